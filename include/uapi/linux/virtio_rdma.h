@@ -1,0 +1,768 @@
+/* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR Linux-OpenIB */
+/*
+ * virtio-rdma: the device ABI, virtio device ID 42.
+ *
+ * This header is the one truth of what driver and device say to each other:
+ * the driver, the device and the tests generate their definitions from it.
+ * Documentation/specification.md explains what it only lays out.
+ *
+ * Rules that hold for every structure:
+ *  - little-endian, natural C alignment, padding written out as @reserved
+ *    members that the writer sets to zero and the reader ignores;
+ *  - a value that IBA or the kernel's uAPI numbers has that same number here;
+ *  - fields that the wire carries in network byte order keep that order: GIDs,
+ *    MAC addresses, GUIDs and immediate data are copied, never swapped.
+ */
+#ifndef _UAPI_LINUX_VIRTIO_RDMA_H
+#define _UAPI_LINUX_VIRTIO_RDMA_H
+
+#include <linux/types.h>
+
+#define VIRTIO_RDMA_DEVICE_ID		42
+
+/* Page tables list pages of 4 KiB. */
+#define VIRTIO_RDMA_PAGE_SHIFT		12
+
+/* Ports count from 1; there is one. */
+#define VIRTIO_RDMA_PORT		1
+
+/* The QP number that CREATE_QP answers for a QP of type GSI. */
+#define VIRTIO_RDMA_GSI_QPN		1
+
+/* ---- Feature bits ------------------------------------------------------ */
+
+/* The event virtqueue exists, behind the last receive queue. */
+#define VIRTIO_RDMA_F_EVENTS		0
+/* config.mac names the paired network interface. */
+#define VIRTIO_RDMA_F_MAC		1
+
+/* ---- Configuration space ----------------------------------------------- */
+
+/* enum ib_device_cap_flags, as far as this device uses it */
+#define VIRTIO_RDMA_CAP_BAD_PKEY_CNTR		(1ULL << 1)
+#define VIRTIO_RDMA_CAP_BAD_QKEY_CNTR		(1ULL << 2)
+#define VIRTIO_RDMA_CAP_CHANGE_PHY_PORT		(1ULL << 5)
+#define VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE	(1ULL << 6)
+#define VIRTIO_RDMA_CAP_SYS_IMAGE_GUID		(1ULL << 11)
+#define VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN		(1ULL << 12)
+#define VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS	(1ULL << 21)
+#define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
+#define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
+
+/* How far atomic operations are atomic, enum ib_atomic_cap. */
+enum virtio_rdma_atomic_cap {
+	VIRTIO_RDMA_ATOMIC_NONE		= 0,
+	/* against other QPs of this device */
+	VIRTIO_RDMA_ATOMIC_HCA		= 1,
+	/* against the CPUs of the guest as well */
+	VIRTIO_RDMA_ATOMIC_GLOB		= 2,
+};
+
+/**
+ * struct virtio_rdma_config - the configuration space, read-only
+ * @phys_port_cnt: number of ports, 1
+ * @sys_image_guid: GUID of the system image, network byte order
+ * @vendor_id: IEEE OUI of the vendor
+ * @vendor_part_id: part number given by the vendor
+ * @hw_ver: version of the device
+ * @max_mr_size: largest memory region, in bytes
+ * @page_size_cap: mask of page sizes, bit n for 2^n bytes; bit 12 is set
+ * @max_qp: number of QPs; M in the numbering of virtqueues
+ * @max_qp_wr: most outstanding work requests of one send or receive queue
+ * @device_cap_flags: VIRTIO_RDMA_CAP_*
+ * @max_send_sge: most SGEs of a send work request
+ * @max_recv_sge: most SGEs of a receive work request
+ * @max_sge_rd: most SGEs of an RDMA READ work request
+ * @max_cq: number of CQs; N in the numbering of virtqueues
+ * @max_cqe: most CQEs of one CQ
+ * @max_mr: number of MRs
+ * @max_pd: number of PDs
+ * @max_qp_rd_atom: most READs and atomics a QP serves as the responder
+ * @max_res_rd_atom: most READs and atomics the device serves in all
+ * @max_qp_init_rd_atom: most READs and atomics a QP has under way
+ * @atomic_cap: enum virtio_rdma_atomic_cap
+ * @max_mw: number of memory windows
+ * @max_mcast_grp: number of multicast groups
+ * @max_mcast_qp_attach: most QPs of one multicast group
+ * @max_total_mcast_qp_attach: most attachments in all groups
+ * @max_ah: number of address handles
+ * @max_fast_reg_page_list_len: most pages of a fast registration
+ * @max_pi_fast_reg_page_list_len: the same for protection information
+ * @max_pkeys: entries of the P_Key table
+ * @local_ca_ack_delay: IBA's Local CA ACK Delay, 4.096 us * 2^n
+ * @features: device-specific feature bits 0..63 that the device implements,
+ *	for transports that carry only the generic ones
+ * @mac: MAC address of the paired network interface (VIRTIO_RDMA_F_MAC)
+ *
+ * The fields up to @local_ca_ack_delay are the RFC's; its reserved tail is cut
+ * so that the whole stays within the 256 bytes that vhost-user carries.
+ */
+struct virtio_rdma_config {
+	__le32 phys_port_cnt;
+	__le32 reserved_04;
+	__le64 sys_image_guid;
+	__le32 vendor_id;
+	__le32 vendor_part_id;
+	__le32 hw_ver;
+	__le32 reserved_1c;
+	__le64 max_mr_size;
+	__le64 page_size_cap;
+	__le32 max_qp;
+	__le32 max_qp_wr;
+	__le64 device_cap_flags;
+	__le32 max_send_sge;
+	__le32 max_recv_sge;
+	__le32 max_sge_rd;
+	__le32 max_cq;
+	__le32 max_cqe;
+	__le32 max_mr;
+	__le32 max_pd;
+	__le32 max_qp_rd_atom;
+	__le32 max_res_rd_atom;
+	__le32 max_qp_init_rd_atom;
+	__u8   atomic_cap;
+	__u8   reserved_69[3];
+	__le32 max_mw;
+	__le32 max_mcast_grp;
+	__le32 max_mcast_qp_attach;
+	__le32 max_total_mcast_qp_attach;
+	__le32 max_ah;
+	__le32 max_fast_reg_page_list_len;
+	__le32 max_pi_fast_reg_page_list_len;
+	__le16 max_pkeys;
+	__u8   local_ca_ack_delay;
+	__u8   reserved_8b[5];
+	__le64 features;
+	__u8   mac[6];
+	__u8   reserved_9e[98];
+};
+
+/* ---- Control virtqueue (index 0) --------------------------------------- */
+
+/*
+ * A request is one descriptor chain. Its device-readable bytes are the command
+ * (1 byte) followed by the command's request structure; its device-writable
+ * bytes are the status (1 byte) followed by the command's reply structure.
+ * How the bytes are spread over descriptors has no meaning.
+ */
+enum virtio_rdma_cmd {
+	VIRTIO_RDMA_CMD_QUERY_PORT	= 1,
+	VIRTIO_RDMA_CMD_CREATE_CQ	= 2,
+	VIRTIO_RDMA_CMD_DESTROY_CQ	= 3,
+	VIRTIO_RDMA_CMD_CREATE_PD	= 4,
+	VIRTIO_RDMA_CMD_DESTROY_PD	= 5,
+	VIRTIO_RDMA_CMD_GET_DMA_MR	= 6,
+	VIRTIO_RDMA_CMD_CREATE_MR	= 7,
+	VIRTIO_RDMA_CMD_MAP_MR_SG	= 8,
+	VIRTIO_RDMA_CMD_REG_USER_MR	= 9,
+	VIRTIO_RDMA_CMD_DEREG_MR	= 10,
+	VIRTIO_RDMA_CMD_CREATE_QP	= 11,
+	VIRTIO_RDMA_CMD_MODIFY_QP	= 12,
+	VIRTIO_RDMA_CMD_QUERY_QP	= 13,
+	VIRTIO_RDMA_CMD_DESTROY_QP	= 14,
+	VIRTIO_RDMA_CMD_QUERY_PKEY	= 15,
+	VIRTIO_RDMA_CMD_ADD_GID		= 16,
+	VIRTIO_RDMA_CMD_DEL_GID		= 17,
+	VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ	= 18,
+};
+
+/*
+ * The status byte of a reply. The errno behind each is what the driver gives
+ * its caller; a value not listed here means EIO.
+ */
+enum virtio_rdma_status {
+	VIRTIO_RDMA_STATUS_OK		= 0,
+	/* EIO: the device failed in a way of its own */
+	VIRTIO_RDMA_STATUS_ERR		= 1,
+	/* EINVAL: a field has a value that is never valid */
+	VIRTIO_RDMA_STATUS_INVAL	= 2,
+	/* ENOENT: no object has this handle */
+	VIRTIO_RDMA_STATUS_NO_OBJECT	= 3,
+	/* ENOMEM: all objects of this kind are taken */
+	VIRTIO_RDMA_STATUS_NO_RESOURCE	= 4,
+	/* EBUSY: another object still uses this one */
+	VIRTIO_RDMA_STATUS_BUSY		= 5,
+	/* EOPNOTSUPP: command, QP type or capability not implemented */
+	VIRTIO_RDMA_STATUS_UNSUPPORTED	= 6,
+	/* EPERM: the object belongs to another PD, or access rights forbid it */
+	VIRTIO_RDMA_STATUS_PERM		= 7,
+	/* EFAULT: an address is not memory of the guest */
+	VIRTIO_RDMA_STATUS_FAULT	= 8,
+	/* EMSGSIZE: request or reply shorter than the command's structures */
+	VIRTIO_RDMA_STATUS_LENGTH	= 9,
+	/* EPROTO: not allowed in the object's present state */
+	VIRTIO_RDMA_STATUS_STATE	= 10,
+	/* EEXIST: the GID is in use by another guest */
+	VIRTIO_RDMA_STATUS_EXISTS	= 11,
+};
+
+/* QUERY_PORT */
+
+struct virtio_rdma_cmd_query_port {
+	__u8   port;
+};
+
+/* enum ib_port_capability_mask_bits */
+#define VIRTIO_RDMA_PORT_CM_SUP		(1U << 16)
+
+/**
+ * struct virtio_rdma_rsp_query_port - attributes of a port
+ * @state: enum ib_port_state
+ * @max_mtu: enum ib_mtu, the largest
+ * @active_mtu: enum ib_mtu, in use
+ * @phys_mtu: MTU in bytes
+ * @gid_tbl_len: entries of the GID table
+ * @port_cap_flags: VIRTIO_RDMA_PORT_CM_SUP
+ * @max_msg_sz: largest message in bytes
+ * @bad_pkey_cntr: packets dropped for their P_Key
+ * @qkey_viol_cntr: packets dropped for their Q_Key
+ * @pkey_tbl_len: entries of the P_Key table
+ * @active_width: enum ib_port_width
+ * @active_speed: enum ib_port_speed
+ * @phys_state: enum ib_port_phys_state
+ */
+struct virtio_rdma_rsp_query_port {
+	__u8   state;
+	__u8   max_mtu;
+	__u8   active_mtu;
+	__u8   reserved_03;
+	__le32 phys_mtu;
+	__le32 gid_tbl_len;
+	__le32 port_cap_flags;
+	__le32 max_msg_sz;
+	__le32 bad_pkey_cntr;
+	__le32 qkey_viol_cntr;
+	__le16 pkey_tbl_len;
+	__u8   active_width;
+	__u8   reserved_1f;
+	__le16 active_speed;
+	__u8   phys_state;
+	__u8   reserved_23;
+	__le32 reserved[32];
+};
+
+/* CREATE_CQ, DESTROY_CQ: CQ number c is virtqueue 1 + c */
+
+struct virtio_rdma_cmd_create_cq {
+	__le32 cqe;
+};
+
+struct virtio_rdma_rsp_create_cq {
+	__le32 cqn;
+};
+
+struct virtio_rdma_cmd_destroy_cq {
+	__le32 cqn;
+};
+
+/* CREATE_PD, DESTROY_PD */
+
+struct virtio_rdma_rsp_create_pd {
+	__le32 pdn;
+};
+
+struct virtio_rdma_cmd_destroy_pd {
+	__le32 pdn;
+};
+
+/* Memory regions */
+
+/* enum ib_access_flags */
+#define VIRTIO_RDMA_ACCESS_LOCAL_WRITE		(1U << 0)
+#define VIRTIO_RDMA_ACCESS_REMOTE_WRITE		(1U << 1)
+#define VIRTIO_RDMA_ACCESS_REMOTE_READ		(1U << 2)
+#define VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC	(1U << 3)
+#define VIRTIO_RDMA_ACCESS_MW_BIND		(1U << 4)
+#define VIRTIO_RDMA_ACCESS_ZERO_BASED		(1U << 5)
+#define VIRTIO_RDMA_ACCESS_ON_DEMAND		(1U << 6)
+#define VIRTIO_RDMA_ACCESS_HUGETLB		(1U << 7)
+#define VIRTIO_RDMA_ACCESS_RELAXED_ORDERING	(1U << 20)
+
+struct virtio_rdma_cmd_get_dma_mr {
+	__le32 pdn;
+	__le32 access_flags;
+};
+
+/* The reply of every command that makes an MR. */
+struct virtio_rdma_rsp_mr {
+	__le32 mrn;
+	__le32 lkey;
+	__le32 rkey;
+};
+
+struct virtio_rdma_cmd_create_mr {
+	__le32 pdn;
+	__le32 access_flags;
+	__le32 max_num_sg;
+};
+
+/**
+ * struct virtio_rdma_cmd_map_mr_sg - give a CREATE_MR region its pages
+ * @mrn: the MR
+ * @npages: entries of the page table
+ * @start: address by which work requests name the first byte
+ * @length: bytes
+ * @pages: address of the page table: @npages times a __le64 page address
+ */
+struct virtio_rdma_cmd_map_mr_sg {
+	__le32 mrn;
+	__le32 npages;
+	__le64 start;
+	__le64 length;
+	__le64 pages;
+};
+
+struct virtio_rdma_rsp_map_mr_sg {
+	__le32 npages;
+};
+
+/**
+ * struct virtio_rdma_cmd_reg_user_mr - register pinned memory
+ * @pdn: the PD
+ * @access_flags: VIRTIO_RDMA_ACCESS_*
+ * @start: address of the first byte in the program; its offset within a 4 KiB
+ *	page is the offset of the first byte within the first page
+ * @length: bytes
+ * @virt_addr: address by which work requests name the first byte (IOVA)
+ * @pages: address of the page table: @npages times a __le64 page address, in
+ *	one contiguous block that the device reads before it replies
+ * @npages: entries of the page table; the pages of 4 KiB that
+ *	[@start, @start + @length) touches
+ */
+struct virtio_rdma_cmd_reg_user_mr {
+	__le32 pdn;
+	__le32 access_flags;
+	__le64 start;
+	__le64 length;
+	__le64 virt_addr;
+	__le64 pages;
+	__le32 npages;
+	__le32 reserved_2c;
+};
+
+struct virtio_rdma_cmd_dereg_mr {
+	__le32 mrn;
+};
+
+/* Queue pairs: QP number q is virtqueues 1 + N + 2 * (q - 1) and the next */
+
+/* enum ib_qp_type */
+enum virtio_rdma_qp_type {
+	VIRTIO_RDMA_QPT_GSI	= 1,
+	VIRTIO_RDMA_QPT_RC	= 2,
+	VIRTIO_RDMA_QPT_UC	= 3,
+	VIRTIO_RDMA_QPT_UD	= 4,
+};
+
+/* enum ib_sig_type */
+enum virtio_rdma_sig_type {
+	VIRTIO_RDMA_SIGNAL_ALL_WR	= 0,
+	VIRTIO_RDMA_SIGNAL_REQ_WR	= 1,
+};
+
+struct virtio_rdma_cmd_create_qp {
+	__le32 pdn;
+	__u8   qp_type;
+	__u8   sq_sig_type;
+	__u8   reserved_06[2];
+	__le32 max_send_wr;
+	__le32 max_send_sge;
+	__le32 send_cqn;
+	__le32 max_recv_wr;
+	__le32 max_recv_sge;
+	__le32 recv_cqn;
+	__le32 max_inline_data;
+	__le32 reserved[8];
+};
+
+struct virtio_rdma_rsp_create_qp {
+	__le32 qpn;
+};
+
+/* enum ib_qp_state */
+enum virtio_rdma_qp_state {
+	VIRTIO_RDMA_QPS_RESET	= 0,
+	VIRTIO_RDMA_QPS_INIT	= 1,
+	VIRTIO_RDMA_QPS_RTR	= 2,
+	VIRTIO_RDMA_QPS_RTS	= 3,
+	VIRTIO_RDMA_QPS_SQD	= 4,
+	VIRTIO_RDMA_QPS_SQE	= 5,
+	VIRTIO_RDMA_QPS_ERR	= 6,
+};
+
+struct virtio_rdma_global_route {
+	__u8   dgid[16];
+	__le32 flow_label;
+	__u8   sgid_index;
+	__u8   hop_limit;
+	__u8   traffic_class;
+	__u8   reserved_17;
+};
+
+/* virtio_rdma_ah_attr.ah_flags */
+#define VIRTIO_RDMA_AH_GRH	1
+
+struct virtio_rdma_ah_attr {
+	struct virtio_rdma_global_route grh;
+	__u8   sl;
+	__u8   static_rate;
+	__u8   port_num;
+	__u8   ah_flags;
+	__u8   dmac[6];
+	__u8   reserved_22[6];
+};
+
+struct virtio_rdma_qp_cap {
+	__le32 max_send_wr;
+	__le32 max_recv_wr;
+	__le32 max_send_sge;
+	__le32 max_recv_sge;
+	__le32 max_inline_data;
+};
+
+/* The attributes of ibv_modify_qp(3), each with the same meaning and unit. */
+struct virtio_rdma_qp_attr {
+	__u8   qp_state;
+	__u8   cur_qp_state;
+	__u8   path_mtu;
+	__u8   path_mig_state;
+	__le32 qkey;
+	__le32 rq_psn;
+	__le32 sq_psn;
+	__le32 dest_qp_num;
+	__le32 qp_access_flags;
+	__le16 pkey_index;
+	__le16 alt_pkey_index;
+	__u8   en_sqd_async_notify;
+	__u8   sq_draining;
+	__u8   max_rd_atomic;
+	__u8   max_dest_rd_atomic;
+	__u8   min_rnr_timer;
+	__u8   port_num;
+	__u8   timeout;
+	__u8   retry_cnt;
+	__u8   rnr_retry;
+	__u8   alt_port_num;
+	__u8   alt_timeout;
+	__u8   reserved_27;
+	__le32 rate_limit;
+	struct virtio_rdma_qp_cap cap;
+	struct virtio_rdma_ah_attr ah_attr;
+	struct virtio_rdma_ah_attr alt_ah_attr;
+};
+
+/* enum ib_qp_attr_mask */
+#define VIRTIO_RDMA_QP_STATE			(1U << 0)
+#define VIRTIO_RDMA_QP_CUR_STATE		(1U << 1)
+#define VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY	(1U << 2)
+#define VIRTIO_RDMA_QP_ACCESS_FLAGS		(1U << 3)
+#define VIRTIO_RDMA_QP_PKEY_INDEX		(1U << 4)
+#define VIRTIO_RDMA_QP_PORT			(1U << 5)
+#define VIRTIO_RDMA_QP_QKEY			(1U << 6)
+#define VIRTIO_RDMA_QP_AV			(1U << 7)
+#define VIRTIO_RDMA_QP_PATH_MTU			(1U << 8)
+#define VIRTIO_RDMA_QP_TIMEOUT			(1U << 9)
+#define VIRTIO_RDMA_QP_RETRY_CNT		(1U << 10)
+#define VIRTIO_RDMA_QP_RNR_RETRY		(1U << 11)
+#define VIRTIO_RDMA_QP_RQ_PSN			(1U << 12)
+#define VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC		(1U << 13)
+#define VIRTIO_RDMA_QP_ALT_PATH			(1U << 14)
+#define VIRTIO_RDMA_QP_MIN_RNR_TIMER		(1U << 15)
+#define VIRTIO_RDMA_QP_SQ_PSN			(1U << 16)
+#define VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC	(1U << 17)
+#define VIRTIO_RDMA_QP_PATH_MIG_STATE		(1U << 18)
+#define VIRTIO_RDMA_QP_CAP			(1U << 19)
+#define VIRTIO_RDMA_QP_DEST_QPN			(1U << 20)
+#define VIRTIO_RDMA_QP_RATE_LIMIT		(1U << 25)
+
+struct virtio_rdma_cmd_modify_qp {
+	__le32 qpn;
+	__le32 attr_mask;
+	struct virtio_rdma_qp_attr attr;
+};
+
+struct virtio_rdma_cmd_query_qp {
+	__le32 qpn;
+	__le32 attr_mask;
+};
+
+struct virtio_rdma_rsp_query_qp {
+	struct virtio_rdma_qp_attr attr;
+};
+
+struct virtio_rdma_cmd_destroy_qp {
+	__le32 qpn;
+};
+
+/* P_Keys and GIDs */
+
+struct virtio_rdma_cmd_query_pkey {
+	__le32 port;
+	__le16 index;
+	__le16 reserved_06;
+};
+
+struct virtio_rdma_rsp_query_pkey {
+	__le16 pkey;
+};
+
+/* enum ib_gid_type of the kernel; UDP encapsulation is RoCE v2 */
+enum virtio_rdma_gid_type {
+	VIRTIO_RDMA_GID_TYPE_IB			= 0,
+	VIRTIO_RDMA_GID_TYPE_ROCE		= 1,
+	VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP	= 2,
+};
+
+struct virtio_rdma_cmd_add_gid {
+	__u8   gid[16];
+	__le32 gid_type;
+	__le16 index;
+	__le16 reserved_16;
+	__le32 port_num;
+};
+
+struct virtio_rdma_cmd_del_gid {
+	__le16 index;
+	__le16 reserved_02;
+	__le32 port;
+};
+
+/* REQ_NOTIFY_CQ */
+
+#define VIRTIO_RDMA_NOTIFY_SOLICITED		(1U << 0)
+#define VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION	(1U << 1)
+
+struct virtio_rdma_cmd_req_notify {
+	__le32 cqn;
+	__le32 flags;
+};
+
+/* ---- Send and receive virtqueues --------------------------------------- */
+
+/* enum ib_wr_opcode */
+enum virtio_rdma_wr_opcode {
+	VIRTIO_RDMA_WR_RDMA_WRITE		= 0,
+	VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM	= 1,
+	VIRTIO_RDMA_WR_SEND			= 2,
+	VIRTIO_RDMA_WR_SEND_WITH_IMM		= 3,
+	VIRTIO_RDMA_WR_RDMA_READ		= 4,
+	VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP	= 5,
+	VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD	= 6,
+	VIRTIO_RDMA_WR_LOCAL_INV		= 7,
+	VIRTIO_RDMA_WR_SEND_WITH_INV		= 9,
+	VIRTIO_RDMA_WR_RDMA_READ_WITH_INV	= 11,
+	VIRTIO_RDMA_WR_REG_MR			= 0x20,
+};
+
+/* enum ib_send_flags */
+#define VIRTIO_RDMA_SEND_FENCE		(1U << 0)
+#define VIRTIO_RDMA_SEND_SIGNALED	(1U << 1)
+#define VIRTIO_RDMA_SEND_SOLICITED	(1U << 2)
+#define VIRTIO_RDMA_SEND_INLINE		(1U << 3)
+#define VIRTIO_RDMA_SEND_IP_CSUM	(1U << 4)
+
+struct virtio_rdma_sge {
+	__le64 addr;
+	__le32 length;
+	__le32 lkey;
+};
+
+/**
+ * struct virtio_rdma_av - address vector of an unreliable datagram
+ * @port: port, 1
+ * @pdn: PD of the address handle
+ * @sl_tclass_flowlabel: SL in bits 31:28, traffic class in 27:20, flow label
+ *	in 19:0
+ * @dgid: destination GID
+ * @gid_index: index of the source GID
+ * @static_rate: enum ib_rate
+ * @hop_limit: hop limit or TTL
+ * @dmac: destination MAC address
+ */
+struct virtio_rdma_av {
+	__le32 port;
+	__le32 pdn;
+	__le32 sl_tclass_flowlabel;
+	__u8   dgid[16];
+	__u8   gid_index;
+	__u8   static_rate;
+	__u8   hop_limit;
+	__u8   dmac[6];
+	__u8   reserved[7];
+};
+
+/**
+ * struct virtio_rdma_sq_wqe - header of a send work request
+ * @num_sge: number of struct virtio_rdma_sge that follow the header
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @opcode: enum virtio_rdma_wr_opcode
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @imm_data: immediate data, network byte order
+ * @invalidate_rkey: key to invalidate
+ *
+ * Header and SGEs are the device-readable bytes of one descriptor chain.
+ */
+struct virtio_rdma_sq_wqe {
+	__le32 num_sge;
+	__le32 send_flags;
+	__le32 opcode;
+	__le32 reserved_0c;
+	__le64 wr_id;
+	union {
+		__be32 imm_data;
+		__le32 invalidate_rkey;
+	} ex;
+	__le32 reserved_1c;
+	union {
+		struct {
+			__le64 remote_addr;
+			__le32 rkey;
+			__le32 reserved_0c;
+		} rdma;
+		struct {
+			__le64 remote_addr;
+			__le64 compare_add;
+			__le64 swap;
+			__le32 rkey;
+			__le32 reserved_1c;
+		} atomic;
+		struct {
+			__le32 remote_qpn;
+			__le32 remote_qkey;
+			struct virtio_rdma_av av;
+		} ud;
+		struct {
+			__le32 mrn;
+			__le32 key;
+			__le32 access;
+		} reg;
+		__u8 raw[56];
+	} wr;
+};
+
+/**
+ * struct virtio_rdma_rq_wqe - header of a receive work request
+ * @num_sge: number of struct virtio_rdma_sge that follow the header
+ * @wr_id: opaque to the device, comes back in the CQE
+ */
+struct virtio_rdma_rq_wqe {
+	__le32 num_sge;
+	__le32 reserved_04;
+	__le64 wr_id;
+};
+
+/* ---- Completion virtqueues --------------------------------------------- */
+
+/* enum ib_wc_status */
+enum virtio_rdma_wc_status {
+	VIRTIO_RDMA_WC_SUCCESS			= 0,
+	VIRTIO_RDMA_WC_LOC_LEN_ERR		= 1,
+	VIRTIO_RDMA_WC_LOC_QP_OP_ERR		= 2,
+	VIRTIO_RDMA_WC_LOC_EEC_OP_ERR		= 3,
+	VIRTIO_RDMA_WC_LOC_PROT_ERR		= 4,
+	VIRTIO_RDMA_WC_WR_FLUSH_ERR		= 5,
+	VIRTIO_RDMA_WC_MW_BIND_ERR		= 6,
+	VIRTIO_RDMA_WC_BAD_RESP_ERR		= 7,
+	VIRTIO_RDMA_WC_LOC_ACCESS_ERR		= 8,
+	VIRTIO_RDMA_WC_REM_INV_REQ_ERR		= 9,
+	VIRTIO_RDMA_WC_REM_ACCESS_ERR		= 10,
+	VIRTIO_RDMA_WC_REM_OP_ERR		= 11,
+	VIRTIO_RDMA_WC_RETRY_EXC_ERR		= 12,
+	VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR	= 13,
+	VIRTIO_RDMA_WC_LOC_RDD_VIOL_ERR		= 14,
+	VIRTIO_RDMA_WC_REM_INV_RD_REQ_ERR	= 15,
+	VIRTIO_RDMA_WC_REM_ABORT_ERR		= 16,
+	VIRTIO_RDMA_WC_INV_EECN_ERR		= 17,
+	VIRTIO_RDMA_WC_INV_EEC_STATE_ERR	= 18,
+	VIRTIO_RDMA_WC_FATAL_ERR		= 19,
+	VIRTIO_RDMA_WC_RESP_TIMEOUT_ERR		= 20,
+	VIRTIO_RDMA_WC_GENERAL_ERR		= 21,
+};
+
+/* enum ib_wc_opcode; bit 7 says that a receive work request completed */
+enum virtio_rdma_wc_opcode {
+	VIRTIO_RDMA_WC_SEND			= 0,
+	VIRTIO_RDMA_WC_RDMA_WRITE		= 1,
+	VIRTIO_RDMA_WC_RDMA_READ		= 2,
+	VIRTIO_RDMA_WC_COMP_SWAP		= 3,
+	VIRTIO_RDMA_WC_FETCH_ADD		= 4,
+	VIRTIO_RDMA_WC_BIND_MW			= 5,
+	VIRTIO_RDMA_WC_LOCAL_INV		= 6,
+	VIRTIO_RDMA_WC_REG_MR			= 64,
+	VIRTIO_RDMA_WC_RECV			= 128,
+	VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM	= 129,
+};
+
+/* enum ib_wc_flags */
+#define VIRTIO_RDMA_WC_GRH		(1U << 0)
+#define VIRTIO_RDMA_WC_WITH_IMM		(1U << 1)
+#define VIRTIO_RDMA_WC_WITH_INVALIDATE	(1U << 2)
+#define VIRTIO_RDMA_WC_IP_CSUM_OK	(1U << 3)
+
+/**
+ * struct virtio_rdma_cqe - a completion
+ * @wr_id: of the work request
+ * @status: enum virtio_rdma_wc_status
+ * @opcode: enum virtio_rdma_wc_opcode, valid whatever the status is
+ * @vendor_err: a number that says more of an error, for logs only
+ * @byte_len: bytes received; for READ and atomics, bytes read
+ * @imm_data: immediate data, network byte order (VIRTIO_RDMA_WC_WITH_IMM)
+ * @invalidate_rkey: key that was invalidated (VIRTIO_RDMA_WC_WITH_INVALIDATE)
+ * @qp_num: the QP
+ * @src_qp: the sender's QP (UD, GSI)
+ * @wc_flags: VIRTIO_RDMA_WC_*
+ * @pkey_index: index of the P_Key (GSI)
+ * @sl: service level (UD, GSI)
+ * @port_num: port (UD, GSI)
+ *
+ * The driver posts descriptors of this size to a completion queue, the device
+ * uses one for each completion.
+ */
+struct virtio_rdma_cqe {
+	__le64 wr_id;
+	__u8   status;
+	__u8   opcode;
+	__u8   reserved_0a[2];
+	__le32 vendor_err;
+	__le32 byte_len;
+	union {
+		__be32 imm_data;
+		__le32 invalidate_rkey;
+	} ex;
+	__le32 qp_num;
+	__le32 src_qp;
+	__le32 wc_flags;
+	__le16 pkey_index;
+	__u8   sl;
+	__u8   port_num;
+};
+
+/* ---- Event virtqueue (VIRTIO_RDMA_F_EVENTS) ---------------------------- */
+
+/* enum ib_event_type */
+enum virtio_rdma_event_type {
+	VIRTIO_RDMA_EVENT_CQ_ERR		= 0,
+	VIRTIO_RDMA_EVENT_QP_FATAL		= 1,
+	VIRTIO_RDMA_EVENT_QP_REQ_ERR		= 2,
+	VIRTIO_RDMA_EVENT_QP_ACCESS_ERR		= 3,
+	VIRTIO_RDMA_EVENT_COMM_EST		= 4,
+	VIRTIO_RDMA_EVENT_SQ_DRAINED		= 5,
+	VIRTIO_RDMA_EVENT_DEVICE_FATAL		= 8,
+	VIRTIO_RDMA_EVENT_PORT_ACTIVE		= 9,
+	VIRTIO_RDMA_EVENT_PORT_ERR		= 10,
+	VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED	= 16,
+};
+
+/**
+ * struct virtio_rdma_event - an asynchronous event
+ * @event: enum virtio_rdma_event_type
+ * @handle: CQ number, QP number or port that it concerns
+ *
+ * The driver posts descriptors of this size to the event queue.
+ */
+struct virtio_rdma_event {
+	__le32 event;
+	__le32 handle;
+};
+
+#endif /* _UAPI_LINUX_VIRTIO_RDMA_H */
