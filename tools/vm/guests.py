@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Boots guests and runs commands in them; the library below tools/vm/vm.
+
+Everything here runs inside the build root, in a mount and a network namespace
+of its own, as root of at least a user namespace.
+
+    with Network(Options(vmm="qemu", guests=2, rdma="rxe")) as network:
+        network.boot()
+        job = network.guests[0].start(["ibv_devinfo"])
+        status = job.wait()
+"""
+
+import ctypes
+import dataclasses
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+VM_DIR = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(VM_DIR))
+CACHE = os.environ.get("VR_CACHE", "")
+
+# What a kernel log must not contain. The first kind ends a guest.
+PANIC = re.compile(r"Kernel panic - not syncing")
+REPORT = re.compile(
+    r"\bBUG: |\bWARNING: |\bKASAN: |\bKCSAN: |INFO: (rcu|task|possible|trying)|"
+    r"general protection fault|Oops[: ]|kernel BUG at|suspicious RCU usage|"
+    r"ODEBUG: |DMA-API: .*(error|device driver)|unreferenced object|"
+    r"refcount_t: |possible circular locking|inconsistent lock state|panicked at"
+)
+# How long a guest may take from its start to its first message. A bound on a
+# guest that hangs, not an expectation.
+BOOT_SECONDS = 300
+
+
+class Failure(Exception):
+    """What the user is told, without a traceback."""
+
+
+@dataclasses.dataclass
+class Options:
+    """How to boot.
+
+    vmm: "qemu" or "uml". rdma: "virtio", "rxe" or "none". kernel: "plain" or
+    "debug". memory: MiB a guest. image, kernel_dir: from tools/vm/guest and
+    tools/vm/kernel. share: a directory for /mnt, or "". keep: leave the run
+    directory behind (it is left behind after a failure in any case).
+    """
+
+    vmm: str = "qemu"
+    guests: int = 1
+    rdma: str = "virtio"
+    kernel: str = "plain"
+    image: str = ""
+    kernel_dir: str = ""
+    share: str = ""
+    mtu: int = 1500
+    memory: int = 1024
+    cpus: int = 2
+    keep: bool = False
+
+
+def say(text):
+    print(f"vm: {text}", file=sys.stderr, flush=True)
+
+
+def die_with_parent():
+    """In a child: die when this program dies, however it dies."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    os.setpgid(0, 0)  # Ctrl-C on the terminal is for this program alone
+
+
+class Job:
+    """A command in a guest. `text` is its whole output so far."""
+
+    def __init__(self, guest, number, sink):
+        self.guest = guest
+        self.number = number
+        self.sink = sink
+        self.chunks = []
+        self.status = None
+        self.done = threading.Event()
+
+    @property
+    def text(self):
+        return "".join(self.chunks)
+
+    def output(self, text):
+        self.chunks.append(text)
+        if self.sink:
+            self.sink(text)
+
+    def finish(self, status):
+        self.status = status
+        self.done.set()
+
+    def wait(self, timeout=None):
+        """Its exit status, or 128 + signal. A guest that dies or restarts
+        under it gives 255."""
+        if not self.done.wait(timeout):
+            raise Failure(f"guest {self.guest.number}: command does not end")
+        return self.status
+
+    def kill(self, number=signal.SIGTERM):
+        self.guest.send(id=self.number, kill=int(number))
+
+    def type(self, text):
+        self.guest.send(id=self.number, input=text)
+
+
+class Guest:
+    """One virtual machine: its process, kernel log and agent."""
+
+    def __init__(self, network, number):
+        self.network = network
+        self.options = network.options
+        self.number = number
+        self.name = f"g{number}"
+        self.mac = f"52:54:00:12:34:{number:02x}"
+        self.address = f"10.0.0.{number}"
+        self.dir = os.path.join(network.dir, self.name)
+        self.log = os.path.join(network.dir, f"guest{number}.log")
+        self.rdma_socket = os.path.join(network.dir, f"{self.name}.sock")
+        self.process = None
+        self.channel = None
+        self.jobs = {}
+        self.next_id = 1
+        self.lock = threading.Lock()
+        self.boots = 0
+        self.booted = threading.Condition()
+        self.panicked = False
+        self.reader = None
+
+    def prepare(self):
+        """Fill the directory that the guest sees as /run/vr."""
+        os.makedirs(self.dir)
+        for name in ("init", "agent.py", "rdma-up"):
+            shutil.copy(os.path.join(VM_DIR, "guest.d", name), self.dir)
+        shutil.copy("/proc/cpuinfo", os.path.join(self.dir, "cpuinfo"))
+        self.network.install_built(self.dir)
+        hosts = "".join(
+            f"10.0.0.{n} guest{n}\\n" for n in range(1, self.options.guests + 1)
+        )
+        env = {
+            "GUEST": self.number,
+            "MAC": self.mac,
+            "MTU": self.options.mtu,
+            "HOSTS": hosts,
+            **self.channel_env(),
+        }
+        with open(os.path.join(self.dir, "guest.env"), "w", encoding="ascii") as file:
+            for key, value in env.items():
+                file.write(f"{key}='{value}'\n")
+
+    def start_process(self):
+        self.channel, theirs = socket.socketpair()
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                preexec_fn=die_with_parent,
+                env={**os.environ, "TMPDIR": self.network.memory_dir},
+            )
+        theirs.close()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        threading.Thread(target=self.watch_log, daemon=True).start()
+
+    def read(self):
+        """Thread: messages of the agent, until the guest is gone."""
+        try:
+            with self.channel.makefile("rb") as stream:
+                for line in stream:
+                    self.message(line)
+        except OSError:
+            pass
+        self.abandon()
+        with self.booted:
+            self.booted.notify_all()
+
+    def message(self, line):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return  # what the terminal echoed before the agent made it raw
+        if "ready" in message:
+            self.abandon()
+            with self.booted:
+                self.boots += 1
+                self.booted.notify_all()
+            return
+        with self.lock:
+            job = self.jobs.get(message["id"])
+        if not job:
+            return
+        if "out" in message:
+            job.output(message["out"])
+        else:
+            with self.lock:
+                self.jobs.pop(message["id"], None)
+            job.finish(message["exit"])
+
+    def abandon(self):
+        """The jobs of a guest that died or restarted will not answer."""
+        with self.lock:
+            jobs, self.jobs = self.jobs, {}
+        for job in jobs.values():
+            job.finish(255)
+
+    def watch_log(self):
+        """Thread: a panic ends the guest (it would hang for ever)."""
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            while self.process.poll() is None:
+                line = file.readline()
+                if not line:
+                    time.sleep(0.2)
+                elif PANIC.search(line):
+                    self.panicked = True
+                    time.sleep(1)  # the rest of its report
+                    self.process.kill()
+
+    def wait_ready(self, boots):
+        """Wait until the agent has answered for the boots-th time."""
+        deadline = time.monotonic() + BOOT_SECONDS
+        with self.booted:
+            while self.boots < boots:
+                if self.process.poll() is not None:
+                    raise Failure(f"guest {self.number} died while booting, see {self.log}")
+                if time.monotonic() > deadline:
+                    raise Failure(f"guest {self.number} does not boot, see {self.log}")
+                self.booted.wait(0.5)
+
+    def send(self, **message):
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            with self.lock:
+                self.channel.sendall(data)
+        except OSError as error:
+            raise Failure(f"guest {self.number} is gone, see {self.log}") from error
+
+    def new_job(self, sink):
+        with self.lock:
+            job = Job(self, self.next_id, sink)
+            self.jobs[job.number] = job
+            self.next_id += 1
+        return job
+
+    def start(self, argv, env=None, sink=None):
+        """Start a command; sink gets its output as it comes."""
+        if isinstance(argv, str):
+            argv = ["bash", "-c", argv]
+        job = self.new_job(sink)
+        self.send(id=job.number, run=argv, env=self.network.env(self) | (env or {}))
+        return job
+
+    def run(self, argv, env=None, sink=None, timeout=None):
+        """Run a command; (status, output)."""
+        job = self.start(argv, env, sink)
+        return job.wait(timeout), job.text
+
+    def check(self, argv, what=None):
+        """Run a command that must succeed; its output."""
+        status, text = self.run(argv)
+        if status:
+            raise Failure(f"guest {self.number}: {what or argv} failed ({status}):\n{text}")
+        return text
+
+    def reboot(self):
+        """Restart the guest from inside, and wait until it is back."""
+        boots = self.boots
+        self.send(end="reboot")
+        self.wait_ready(boots + 1)
+
+    def stop(self):
+        """End the guest: ask it, then insist."""
+        if self.process is None:
+            return
+        if self.process.poll() is None and self.boots:
+            try:
+                self.send(end="off")
+                self.process.wait(20)
+            except (Failure, subprocess.TimeoutExpired):
+                pass
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def reports(self):
+        """Lines of the kernel log that report a defect."""
+        if not os.path.exists(self.log):
+            return []
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return [line.rstrip() for line in file if REPORT.search(line) or PANIC.search(line)]
+
+
+class QemuGuest(Guest):
+    """QEMU, q35, with the device behind a root port. Guest 1's QEMU is the
+    hub of the network: the others connect to it over unix sockets."""
+
+    def channel_env(self):
+        return {
+            "CONTROL": "/dev/vport0p1",
+            "KERNEL_MODULES": "modules",
+            "SHARE": "share" if self.options.share else "",
+        }
+
+    def net_socket(self, number):
+        return os.path.join(self.network.dir, f"net{number}.sock")
+
+    def netdevs(self):
+        if self.number > 1:
+            return ["-netdev", "stream,id=nic,server=off,reconnect-ms=100,"
+                    f"addr.type=unix,addr.path={self.net_socket(self.number)}"]
+        arguments = ["-netdev", "hubport,id=nic,hubid=0"]
+        for number in range(2, self.options.guests + 1):
+            arguments += [
+                "-netdev", f"stream,id=to{number},server=on,addr.type=unix,"
+                f"addr.path={self.net_socket(number)}",
+                "-netdev", f"hubport,id=port{number},hubid=0,netdev=to{number}",
+            ]
+        return arguments
+
+    def directory(self, tag, path, readonly="off"):
+        return ["-fsdev", f"local,id={tag},path={path},security_model=none,readonly={readonly}",
+                "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+
+    def rdma_device(self):
+        if self.options.rdma != "virtio":
+            return []
+        return ["-device", json.dumps({
+            "driver": "vfio-user-pci", "id": "rdma", "bus": "rp0",
+            "socket": {"type": "unix", "path": self.rdma_socket},
+        })]
+
+    def command(self, channel):
+        options = self.options
+        append = "console=ttyS0 root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p quiet loglevel=5"
+        command = [
+            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
+            "-machine", "q35,memory-backend=ram", *accelerator(options),
+            "-smp", str(options.cpus), "-m", str(options.memory),
+            "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on",
+            "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
+            "-serial", f"file:{self.log}",
+            "-qmp", f"unix:{self.network.dir}/qmp{self.number}.sock,server=on,wait=off",
+            "-drive", f"if=none,id=root,format=raw,readonly=on,file={options.image}",
+            "-device", "virtio-blk-pci,drive=root",
+            *self.netdevs(),
+            "-device", f"virtio-net-pci,netdev=nic,mac={self.mac},host_mtu={options.mtu},romfile=",
+            "-device", "virtio-serial-pci",
+            "-chardev", f"socket,id=agent,fd={channel}",
+            "-device", "virtserialport,chardev=agent,name=vr",
+            "-device", "pcie-root-port,id=rp0,chassis=1,slot=1",
+            *self.directory("vr", self.dir),
+            *self.directory("modules", f"{options.kernel_dir}/install/lib/modules", "on"),
+            *self.rdma_device(),
+        ]
+        if options.share:
+            command += self.directory("share", options.share)
+        return command
+
+
+class UmlGuest(Guest):
+    """User-mode Linux, in a process namespace of its own so that nothing of it
+    survives; veth and a bridge in this network namespace."""
+
+    def channel_env(self):
+        return {
+            "CONTROL": "/dev/ttyS0",
+            "KERNEL_MODULES": f"{self.options.kernel_dir}/install/lib/modules",
+            "SHARE": self.options.share,
+        }
+
+    def prepare_network(self):
+        for argv in (
+            f"link add {self.name} mtu {self.options.mtu} type veth peer name {self.name}b",
+            f"link set {self.name}b mtu {self.options.mtu} master bridge up",
+            f"link set {self.name} up",
+        ):
+            subprocess.run(["ip", *argv.split()], check=True)
+
+    def command(self, channel):
+        options = self.options
+        kernel = [
+            f"{options.kernel_dir}/linux", f"mem={options.memory}M", f"ncpus={options.cpus}",
+            "seccomp=on", f"ubd0r={options.image}", "root=/dev/ubda", "ro",
+            "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
+            "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
+            f"vec0:transport=raw,ifname={self.name},depth=128,mac={self.mac}",
+        ]
+        if options.rdma == "virtio":
+            kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
+        # The shell is process 1 of the namespace; the kernel would not take
+        # its own fatal signals there.
+        return ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh", *kernel]
+
+
+class Network:
+    """Guests of one network and, with rdma="virtio", their one device."""
+
+    def __init__(self, options):
+        self.options = options
+        build = os.path.join(TOP, "build")
+        os.makedirs(build, exist_ok=True)
+        self.dir = tempfile.mkdtemp(prefix="vm.", dir=build)
+        self.memory_dir = os.path.join(self.dir, "memory")
+        self.daemon = None
+        self.failed = False
+        kind = QemuGuest if options.vmm == "qemu" else UmlGuest
+        self.guests = [kind(self, number) for number in range(1, options.guests + 1)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        self.close(failed=kind is not None)
+
+    def install_built(self, directory):
+        """What this tree builds, into a guest's run directory."""
+        name = os.path.basename(self.options.kernel_dir).rsplit("-", 1)[0].removeprefix("kernel-")
+        module = os.path.join(TOP, "build", "modules", name, "virtio_rdma.ko")
+        if os.path.exists(module):
+            shutil.copy(module, directory)
+        provider = os.path.join(TOP, "build", "provider")
+        if os.path.isdir(provider):
+            shutil.copytree(provider, os.path.join(directory, "provider"))
+
+    def env(self, guest):
+        """GUEST and PEERS, for every command in a guest."""
+        peers = " ".join(other.address for other in self.guests if other is not guest)
+        return {"GUEST": str(guest.number), "PEERS": peers}
+
+    def start_daemon(self):
+        transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
+        log = os.path.join(self.dir, "virtio-rdmad.log")
+        command = [os.path.join(TOP, "build", "virtio-rdmad"),
+                   "--control", os.path.join(self.dir, "control.sock")]
+        for guest in self.guests:
+            command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}"]
+        with open(log, "wb") as file:
+            self.daemon = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                preexec_fn=die_with_parent)
+        deadline = time.monotonic() + 20
+        while not all(os.path.exists(guest.rdma_socket) for guest in self.guests):
+            if self.daemon.poll() is not None or time.monotonic() > deadline:
+                raise Failure(f"virtio-rdmad does not start, see {log}")
+            time.sleep(0.01)
+
+    def boot(self):
+        """Start everything, and wait until every guest has its RDMA link."""
+        os.mkdir(self.memory_dir)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90%,exec", "tmpfs", self.memory_dir], check=True)
+        if self.options.rdma == "virtio":
+            self.start_daemon()
+        if self.options.vmm == "uml":
+            subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], check=True)
+            subprocess.run(["ip", "link", "set", "bridge", "up"], check=True)
+            for guest in self.guests:
+                guest.prepare_network()
+        for guest in self.guests:
+            guest.prepare()
+            guest.start_process()
+        for guest in self.guests:
+            guest.wait_ready(1)
+        for guest in self.guests:
+            self.rdma_up(guest)
+
+    def rdma_up(self, guest):
+        """Load the driver in a guest and wait for the link and its GIDs."""
+        guest.check(["/run/vr/rdma-up", self.options.rdma], f"setting up {self.options.rdma}")
+
+    def reports(self):
+        """(guest number, line) of every defect in the kernel logs."""
+        return [(guest.number, line) for guest in self.guests for line in guest.reports()]
+
+    def close(self, failed=False):
+        """End all guests, then the device; remove the run directory unless
+        something failed."""
+        stops = [threading.Thread(target=guest.stop) for guest in self.guests]
+        for thread in stops:
+            thread.start()
+        for thread in stops:
+            thread.join()
+        if self.daemon and self.daemon.poll() is None:
+            self.daemon.terminate()
+            try:
+                self.daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+        if os.path.ismount(self.memory_dir):
+            subprocess.run(["umount", "-l", self.memory_dir], check=False)
+        if not (failed or self.failed or self.options.keep):
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def logs(self):
+        """The logs that there are, to be named after a failure."""
+        return sorted(glob.glob(os.path.join(self.dir, "*.log")))
+
+
+def accelerator(options):
+    """KVM where a kernel really boots under it, TCG elsewhere."""
+    if kvm_works(options):
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg,thread=multi", "-cpu", "max"]
+
+
+def kvm_works(options):
+    """Whether a kernel reaches init under KVM: tried once a boot of this
+    machine, because /dev/kvm may exist and still fail."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        answer = os.path.join(CACHE, "kvm-" + file.read().strip())
+    if not os.path.exists(answer):
+        works = try_kvm(options)
+        say("KVM works" if works else "no usable KVM: emulating with TCG")
+        with tempfile.NamedTemporaryFile("w", dir=CACHE, delete=False) as file:
+            file.write("yes" if works else "no")
+        os.rename(file.name, answer)
+    with open(answer, encoding="ascii") as file:
+        return file.read() == "yes"
+
+
+def try_kvm(options):
+    """Boot a kernel whose init returns at once; see whether it got there."""
+    command = [
+        "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "512", "-smp", "2",
+        "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage",
+        "-append", "console=ttyS0 root=/dev/vda ro init=/bin/true panic=-1",
+        "-serial", "stdio",
+        "-drive", f"if=none,id=root,format=raw,readonly=on,file={options.image}",
+        "-device", "virtio-blk-pci,drive=root",
+    ]
+    try:
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
+                                timeout=30, check=False, preexec_fn=die_with_parent)
+    except subprocess.TimeoutExpired:
+        return False
+    return b"Attempted to kill init" in result.stdout
