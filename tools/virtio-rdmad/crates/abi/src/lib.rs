@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The virtio-rdma device ABI.
+//!
+//! Everything here is generated from `include/uapi/linux/virtio_rdma.h`, the one
+//! truth of what driver and device say to each other, and keeps the header's
+//! names; `Documentation/specification.md` explains it. Sizes and offsets are
+//! asserted against the C compiler's at build time. Every structure can be read
+//! from and seen as bytes in safe code (`zerocopy`).
+//!
+//! The header's unions of work requests and completions are plain words here:
+//! `ex` of a CQE and of a work request holds the four bytes of `imm_data` (in
+//! the order of the wire) or `invalidate_rkey`; `wr` is read by means of
+//! [`WrRdma`], [`WrAtomic`] and [`WrUd`].
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("the ABI is little-endian and is used in place");
+
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    unused_qualifications,
+    clippy::all,
+    clippy::pedantic,
+    clippy::undocumented_unsafe_blocks,
+    clippy::multiple_unsafe_ops_per_block
+)]
+mod bindings {
+    type virtio_rdma_cqe__bindgen_ty_1 = u32;
+    type virtio_rdma_sq_wqe__bindgen_ty_1 = u32;
+    type virtio_rdma_sq_wqe__bindgen_ty_2 = [u64; 7];
+
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
+
+pub use bindings::*;
+
+/// `wr.rdma` of a send work request: READ and WRITE.
+pub type WrRdma = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1;
+/// `wr.atomic` of a send work request: compare-and-swap, fetch-and-add.
+pub type WrAtomic = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2;
+/// `wr.ud` of a send work request: datagrams.
+pub type WrUd = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3;
