@@ -138,7 +138,7 @@ class Guest:
         self.boots = 0
         self.booted = threading.Condition()
         self.panicked = False
-        self.reader = None
+        self.threads = []
 
     def prepare(self):
         """Fill the directory that the guest sees as /run/vr."""
@@ -163,20 +163,20 @@ class Guest:
 
     def start_process(self):
         self.channel, theirs = socket.socketpair()
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                self.command(theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                preexec_fn=die_with_parent,
-                env={**os.environ, "TMPDIR": self.network.memory_dir},
-            )
+        self.process = subprocess.Popen(
+            self.command(theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno()],
+            preexec_fn=die_with_parent,
+            env={**os.environ, "TMPDIR": self.network.memory_dir},
+        )
         theirs.close()
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-        threading.Thread(target=self.watch_log, daemon=True).start()
+        self.threads = [threading.Thread(target=self.read, daemon=True),
+                        threading.Thread(target=self.copy_log, daemon=True)]
+        for thread in self.threads:
+            thread.start()
 
     def read(self):
         """Thread: messages of the agent, until the guest is gone."""
@@ -219,17 +219,15 @@ class Guest:
         for job in jobs.values():
             job.finish(255)
 
-    def watch_log(self):
-        """Thread: a panic ends the guest (it would hang for ever)."""
-        with open(self.log, encoding="utf-8", errors="replace") as file:
-            while self.process.poll() is None:
-                line = file.readline()
-                if not line:
-                    time.sleep(0.2)
-                elif PANIC.search(line):
+    def copy_log(self):
+        """Thread: the console into the log. A panic ends the guest, which
+        would otherwise hang for ever."""
+        with open(self.log, "wb", buffering=0) as log:
+            for line in self.process.stdout:
+                log.write(line)
+                if PANIC.search(line.decode("latin-1")):
                     self.panicked = True
-                    time.sleep(1)  # the rest of its report
-                    self.process.kill()
+                    threading.Timer(1, self.process.kill).start()  # after its report
 
     def wait_ready(self, boots):
         """Wait until the agent has answered for the boots-th time."""
@@ -296,6 +294,8 @@ class Guest:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        for thread in self.threads:
+            thread.join()
 
     def reports(self):
         """Lines of the kernel log that report a defect."""
@@ -353,7 +353,7 @@ class QemuGuest(Guest):
             "-smp", str(options.cpus), "-m", str(options.memory),
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on",
             "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
-            "-serial", f"file:{self.log}",
+            "-serial", "stdio",
             "-qmp", f"unix:{self.network.dir}/qmp{self.number}.sock,server=on,wait=off",
             "-drive", f"if=none,id=root,format=raw,readonly=on,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
@@ -398,7 +398,7 @@ class UmlGuest(Guest):
             "seccomp=on", f"ubd0r={options.image}", "root=/dev/ubda", "ro",
             "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
             "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
-            f"vec0:transport=raw,ifname={self.name},depth=128,mac={self.mac}",
+            f"vec0:transport=raw,ifname={self.name},depth=64,mac={self.mac}",
         ]
         if options.rdma == "virtio":
             kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
