@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Generates the bindings of one rdma-core release.
+//!
+//! `RDMA_CORE` names the directory that `rdma-core-headers` made.
+
+use std::{
+    env,
+    fs::{self, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const FUNCTIONS: &str = "ibv_cmd_.*|_verbs_init_and_alloc_context|verbs_uninit_context\
+    |verbs_set_ops|verbs_register_driver_.*|__verbs_log|calloc|free|abort|__errno_location";
+const TYPES: &str = "verbs_(context|context_ops|device|device_ops|match_ent|mr|qp|cq|sysfs_dev)\
+    |ibv_.*|ib_uverbs_.*|rdma_driver_id|virtio_rdma_.*";
+const VARIABLES: &str = "IBV_.*|VERBS_.*|VIRTIO_RDMA_.*|E[A-Z0-9]+";
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=RDMA_CORE");
+    println!("cargo:rustc-link-lib=ibverbs");
+    println!("cargo:rustc-link-lib=c");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs,-z,relro,-z,now");
+
+    let rdma_core = env::var("RDMA_CORE")
+        .map(PathBuf::from)
+        .expect("RDMA_CORE is not set: run make, which prepares the headers of rdma-core");
+    let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap());
+    let uapi = here.join("../../include/uapi");
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("bindings.rs");
+
+    for input in [
+        here.join("build.rs"),
+        here.join("bindings.h"),
+        uapi.join("rdma/virtio_rdma-abi.h"),
+        rdma_core.join("abi"),
+    ] {
+        println!("cargo:rerun-if-changed={}", input.display());
+    }
+    let abi = fs::read_to_string(rdma_core.join("abi")).expect("no file abi in RDMA_CORE");
+    let abi = abi.trim();
+    generate(&here.join("bindings.h"), &rdma_core, &uapi, &out);
+
+    // The one function whose name carries the ABI's number gets one without.
+    let mut file = OpenOptions::new().append(true).open(out).unwrap();
+    writeln!(file, "pub use verbs_register_driver_{abi} as verbs_register_driver;").unwrap();
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvirtio_rdma-rdmav{abi}.so");
+}
+
+/// Runs bindgen.
+fn generate(header: &Path, rdma_core: &Path, uapi: &Path, out: &Path) {
+    let status = Command::new("bindgen")
+        .arg(header)
+        .args(["--output".as_ref(), out.as_os_str()])
+        .args(["--use-core", "--rust-edition", "2024", "--rust-target", "1.85"])
+        .args(["--default-enum-style", "consts", "--no-prepend-enum-name"])
+        .args(["--default-non-copy-union-style", "manually_drop"])
+        .args(["--with-derive-default", "--no-doc-comments"])
+        .args(["--allowlist-function", FUNCTIONS])
+        .args(["--allowlist-type", TYPES])
+        .args(["--allowlist-var", VARIABLES])
+        .arg("--")
+        .arg(format!("-I{}", rdma_core.join("include").display()))
+        .arg(format!("-I{}", uapi.display()))
+        .arg("-D_GNU_SOURCE")
+        .status()
+        .expect("cannot run bindgen");
+    assert!(status.success(), "bindgen failed: {status}");
+}

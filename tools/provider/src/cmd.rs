@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! libibverbs' commands to the kernel (`ibv_cmd_*`, rdma-core
+//! libibverbs/cmd*.c), as safe functions.
+//!
+//! Each is one call of ioctl(2) or write(2) on the context's file, keeps no
+//! state of its own and may run in any number of threads. Each answers the
+//! kernel's error number. Those that destroy a CQ or QP return only after the
+//! program has acknowledged every event of the object.
+
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+    object::Ref,
+};
+use core::{ffi::c_int, mem::MaybeUninit};
+
+/// What GET_CONTEXT answers: the core's part, then the driver's.
+#[repr(C)]
+#[derive(Default)]
+struct GetContextResponse {
+    core: ib_uverbs_get_context_resp,
+    driver: virtio_rdma_uresp_alloc_ucontext,
+}
+
+const _: () = assert!(
+    size_of::<GetContextResponse>()
+        == size_of::<ib_uverbs_get_context_resp>() + size_of::<virtio_rdma_uresp_alloc_ucontext>()
+);
+
+/// Opens the context in the kernel; answers what the driver says of it.
+pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+    let mut cmd = ibv_get_context::default();
+    let mut resp = GetContextResponse::default();
+    // SAFETY: the buffers have the sizes given, and `resp` begins with the
+    // core's structure.
+    Errno::check(unsafe {
+        ibv_cmd_get_context(
+            context.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            (&raw mut resp).cast(),
+            size_of_val(&resp),
+        )
+    })?;
+    Ok(resp.driver)
+}
+
+/// Reads the device's attributes into the `size` bytes at `attr`.
+///
+/// # Safety
+///
+/// `input` is null or points to a valid structure; `attr` points to `size`
+/// bytes that are the caller's to write.
+pub unsafe fn query_device(
+    context: Ref<'_, ibv_context>,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> Result {
+    // SAFETY: `input`, `attr` and `size` are as the function wants them, by
+    // the contract of this one; the response buffer may be null.
+    Errno::check(unsafe {
+        ibv_cmd_query_device_any(
+            context.as_ptr(),
+            input,
+            attr,
+            size,
+            core::ptr::null_mut(),
+            core::ptr::null_mut(),
+        )
+    })
+}
+
+/// Reads the attributes of a port.
+pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_attr) -> Result {
+    let mut cmd = ibv_query_port::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe {
+        ibv_cmd_query_port(context.as_ptr(), port, attr, &mut cmd, size_of_val(&cmd))
+    })
+}
+
+/// Allocates a PD and fills in `pd`.
+pub fn alloc_pd(context: Ref<'_, ibv_context>, pd: Ref<'_, ibv_pd>) -> Result {
+    let mut cmd = ibv_alloc_pd::default();
+    let mut resp = ib_uverbs_alloc_pd_resp::default();
+    // SAFETY: the buffers have the sizes given.
+    Errno::check(unsafe {
+        ibv_cmd_alloc_pd(
+            context.as_ptr(),
+            pd.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Deallocates a PD.
+pub fn dealloc_pd(pd: Ref<'_, ibv_pd>) -> Result {
+    // SAFETY: `pd` is a live PD.
+    Errno::check(unsafe { ibv_cmd_dealloc_pd(pd.as_ptr()) })
+}
+
+/// The memory that an MR is to cover, as in ibv_reg_mr_iova2(3).
+#[derive(Clone, Copy)]
+pub struct Region {
+    /// Address of the first byte in the program.
+    pub start: usize,
+    /// Bytes.
+    pub length: usize,
+    /// Address by which work requests name the first byte.
+    pub iova: u64,
+    /// `IBV_ACCESS_*`
+    pub access: c_int,
+}
+
+/// Registers memory and fills in `mr`. The kernel pins and checks it: an
+/// address that is not the program's ends in EFAULT.
+pub fn reg_mr(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Result {
+    let mut cmd = ibv_reg_mr::default();
+    let mut resp = ib_uverbs_reg_mr_resp::default();
+    // SAFETY: the buffers have the sizes given; the region's address is a
+    // number to this function, which does not follow it.
+    Errno::check(unsafe {
+        ibv_cmd_reg_mr(
+            pd.as_ptr(),
+            core::ptr::without_provenance_mut(region.start),
+            region.length,
+            region.iova,
+            region.access,
+            mr.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Deregisters an MR.
+pub fn dereg_mr(mr: Ref<'_, verbs_mr>) -> Result {
+    // SAFETY: `mr` is a live MR.
+    Errno::check(unsafe { ibv_cmd_dereg_mr(mr.as_ptr()) })
+}
+
+/// Creates an address handle in the kernel and fills in `ah`.
+pub fn create_ah(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr, ah: Ref<'_, ibv_ah>) -> Result {
+    let mut resp = ib_uverbs_create_ah_resp::default();
+    // SAFETY: the buffer has the size given.
+    Errno::check(unsafe {
+        ibv_cmd_create_ah(pd.as_ptr(), ah.as_ptr(), attr, &mut resp, size_of_val(&resp))
+    })
+}
+
+/// Destroys an address handle.
+pub fn destroy_ah(ah: Ref<'_, ibv_ah>) -> Result {
+    // SAFETY: `ah` is a live AH.
+    Errno::check(unsafe { ibv_cmd_destroy_ah(ah.as_ptr()) })
+}
+
+/// Creates a CQ of at least `cqe` entries and fills in `cq`. Its completion
+/// events go to `channel`, if there is one.
+pub fn create_cq(
+    context: Ref<'_, ibv_context>,
+    cqe: c_int,
+    channel: Option<Ref<'_, ibv_comp_channel>>,
+    comp_vector: c_int,
+    cq: Ref<'_, ibv_cq>,
+) -> Result {
+    let mut cmd = ibv_create_cq::default();
+    let mut resp = ib_uverbs_create_cq_resp::default();
+    // SAFETY: the buffers have the sizes given; the channel may be null.
+    Errno::check(unsafe {
+        ibv_cmd_create_cq(
+            context.as_ptr(),
+            cqe,
+            channel.map_or(core::ptr::null_mut(), Ref::as_ptr),
+            comp_vector,
+            cq.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Takes completions off a CQ; answers how many.
+///
+/// `entries` may be too long for one command; see [`crate::cq::poll`].
+pub fn poll_cq(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
+    let room = c_int::try_from(entries.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the function writes at most `room` entries.
+    let polled = unsafe { ibv_cmd_poll_cq(cq.as_ptr(), room, entries.as_mut_ptr().cast()) };
+    usize::try_from(polled).map_err(|_| Errno::last())
+}
+
+/// Arms a CQ: one event for the next completion, or the next solicited one.
+pub fn req_notify_cq(cq: Ref<'_, ibv_cq>, solicited_only: bool) -> Result {
+    // SAFETY: `cq` is a live CQ.
+    Errno::check(unsafe { ibv_cmd_req_notify_cq(cq.as_ptr(), solicited_only.into()) })
+}
+
+/// Destroys a CQ.
+pub fn destroy_cq(cq: Ref<'_, ibv_cq>) -> Result {
+    // SAFETY: `cq` is a live CQ, whose mutex ibv_create_cq() made.
+    Errno::check(unsafe { ibv_cmd_destroy_cq(cq.as_ptr()) })
+}
+
+/// Creates a QP, fills in `qp`, and writes to `attr.cap` what it really has.
+pub fn create_qp(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr, qp: Ref<'_, ibv_qp>) -> Result {
+    let mut cmd = ibv_create_qp::default();
+    let mut resp = ib_uverbs_create_qp_resp::default();
+    // SAFETY: the buffers have the sizes given; the CQs that `attr` names are
+    // live by the contract of ibv_create_qp(3).
+    Errno::check(unsafe {
+        ibv_cmd_create_qp(
+            pd.as_ptr(),
+            qp.as_ptr(),
+            attr,
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Changes the attributes of a QP that `mask` names (`IBV_QP_*`).
+pub fn modify_qp(qp: Ref<'_, ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
+    let mut cmd = ibv_modify_qp::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe { ibv_cmd_modify_qp(qp.as_ptr(), attr, mask, &mut cmd, size_of_val(&cmd)) })
+}
+
+/// Reads the attributes of a QP.
+pub fn query_qp(
+    qp: Ref<'_, ibv_qp>,
+    attr: &mut ibv_qp_attr,
+    mask: c_int,
+    init: &mut ibv_qp_init_attr,
+) -> Result {
+    let mut cmd = ibv_query_qp::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe {
+        ibv_cmd_query_qp(qp.as_ptr(), attr, mask, init, &mut cmd, size_of_val(&cmd))
+    })
+}
+
+/// Destroys a QP.
+pub fn destroy_qp(qp: Ref<'_, ibv_qp>) -> Result {
+    // SAFETY: `qp` is a live QP, whose mutex ibv_cmd_create_qp() made.
+    Errno::check(unsafe { ibv_cmd_destroy_qp(qp.as_ptr()) })
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Registration with libibverbs, and the devices it finds.
+//!
+//! The kernel's list of driver IDs has none for virtio-rdma, so libibverbs
+//! matches by the modalias of the ib_device's parent (rdma-core
+//! libibverbs/init.c, `match_modalias_device`): the virtio device, or the PCI
+//! function below it.
+
+use crate::{
+    bindings::*,
+    context,
+    errno::Errno,
+    object::{Owned, Ref},
+    ops,
+};
+use core::{
+    ffi::{CStr, c_int, c_void},
+    mem::MaybeUninit,
+    ptr,
+};
+
+/// Virtio device 0x2a, any vendor.
+const VIRTIO_MODALIAS: &CStr = c"virtio:d0000002Av*";
+/// PCI function of a modern virtio device: 0x1040 + 0x2a.
+const PCI_MODALIAS: &CStr = c"pci:v00001AF4d0000106Asv*";
+
+/// Read by libibverbs, never written.
+#[repr(transparent)]
+struct Table<T>(T);
+
+// SAFETY: the tables and all that they point to are immutable.
+unsafe impl<T> Sync for Table<T> {}
+
+static MATCHES: Table<[verbs_match_ent; 3]> = Table([
+    modalias(VIRTIO_MODALIAS),
+    modalias(PCI_MODALIAS),
+    // The sentinel.
+    // SAFETY: plain data; kind 0 is VERBS_MATCH_SENTINEL.
+    unsafe { MaybeUninit::zeroed().assume_init() },
+]);
+
+const fn modalias(pattern: &'static CStr) -> verbs_match_ent {
+    verbs_match_ent {
+        driver_data: ptr::null_mut(),
+        u: verbs_match_ent__bindgen_ty_1 { modalias: pattern.as_ptr() },
+        vendor: 0,
+        device: 0,
+        kind: VERBS_MATCH_MODALIAS as u8,
+    }
+}
+
+static DRIVER: Table<verbs_device_ops> = Table(verbs_device_ops {
+    name: c"virtio_rdma".as_ptr(),
+    match_min_abi_version: VIRTIO_RDMA_UVERBS_ABI_VERSION,
+    match_max_abi_version: VIRTIO_RDMA_UVERBS_ABI_VERSION,
+    match_table: (&raw const MATCHES).cast(),
+    alloc_context: Some(alloc_context),
+    alloc_device: Some(alloc_device),
+    uninit_device: Some(uninit_device),
+    // SAFETY: the other fields are optional function pointers and pointers.
+    ..unsafe { MaybeUninit::zeroed().assume_init() }
+});
+
+/// Runs when libibverbs has opened this library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static REGISTER: extern "C" fn() = {
+    extern "C" fn register() {
+        // SAFETY: libibverbs is linked and so initialised first; the table
+        // lives as long as this library, which libibverbs never closes.
+        unsafe { verbs_register_driver((&raw const DRIVER).cast()) }
+    }
+    register
+};
+
+unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {
+    Owned::zeroed().map_or(ptr::null_mut(), Owned::into_raw)
+}
+
+unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
+    // SAFETY: the device is one of `alloc_device`, and libibverbs is done
+    // with it.
+    drop(unsafe { Owned::from_raw(device) });
+}
+
+/// Owns `cmd_fd`, on failure as well: it is closed with the context.
+unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private_data: *mut c_void,
+) -> *mut verbs_context {
+    // SAFETY: libibverbs passes a live device; the context stands at the
+    // beginning of the allocation, so its offset is 0.
+    let raw: *mut verbs_context = unsafe {
+        _verbs_init_and_alloc_context(
+            device,
+            cmd_fd,
+            size_of::<verbs_context>(),
+            ptr::null_mut(),
+            RDMA_DRIVER_UNKNOWN,
+        )
+    }
+    .cast();
+    if raw.is_null() {
+        return raw;
+    }
+    // SAFETY: the context was just allocated, with malloc(), for us alone.
+    let context = unsafe { Owned::from_raw(raw) };
+    if let Err(errno) = context::open(context.as_ref()) {
+        abandon(context, errno);
+        return ptr::null_mut();
+    }
+    // SAFETY: the context is initialised; libibverbs copies the table.
+    unsafe { verbs_set_ops(raw, &ops::OPS) };
+    context.into_raw()
+}
+
+/// Gives up a context that the kernel refused, and says so to whoever asked
+/// libibverbs for a log (`VERBS_LOG_LEVEL`).
+fn abandon(context: Owned<verbs_context>, errno: Errno) {
+    let context: Ref<'_, verbs_context> = context.as_ref();
+    // SAFETY: the context is initialised, the format takes one int; nobody
+    // else has the context, whose memory `Owned` frees afterwards.
+    unsafe {
+        __verbs_log(
+            context.as_ptr(),
+            VERBS_LOG_ERR,
+            c"virtio_rdma: cannot open a context: errno %d\n".as_ptr(),
+            errno.get(),
+        );
+        verbs_uninit_context(context.as_ptr());
+    }
+    errno.set();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ffi::c_char;
+
+    unsafe extern "C" {
+        safe fn fnmatch(pattern: *const c_char, string: *const c_char, flags: c_int) -> c_int;
+    }
+
+    /// Matches as libibverbs does.
+    fn matched(modalias: &CStr) -> bool {
+        [VIRTIO_MODALIAS, PCI_MODALIAS]
+            .iter()
+            .any(|pattern| fnmatch(pattern.as_ptr(), modalias.as_ptr(), 0) == 0)
+    }
+
+    #[test]
+    fn modalias_of_virtio_rdma_alone() {
+        assert!(matched(c"virtio:d0000002Av00001AF4"));
+        assert!(matched(c"virtio:d0000002Av554D4551\n"));
+        assert!(matched(c"pci:v00001AF4d0000106Asv00001AF4sd00001100bc02sc00i00"));
+        assert!(!matched(c"virtio:d00000001v00001AF4"));
+        assert!(!matched(c"virtio:d000000020v00001AF4"));
+        assert!(!matched(c"pci:v00001AF4d00001041sv00001AF4sd00001100bc02sc00i00"));
+        assert!(!matched(c""));
+    }
+}

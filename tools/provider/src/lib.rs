@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! libibverbs provider for virtio-rdma devices.
+//!
+//! libibverbs loads this plug-in, hands it each device that its match table
+//! names, and calls it through `struct verbs_context_ops`. Objects are made
+//! and destroyed through the common uverbs commands, and the kernel posts and
+//! polls on the program's behalf: a virtqueue holds physical addresses, so no
+//! program may write one itself.
+//!
+//! | layer | modules | job |
+//! |---|---|---|
+//! | C interface | [`bindings`], [`driver`], [`ops`] | registration, entry points |
+//! | abstractions | [`object`], [`cmd`], [`wr`] | C objects, commands, work requests |
+//! | verbs | [`context`], [`pd`], [`mr`], [`ah`], [`cq`], [`qp`] | what each verb does, no `unsafe` |
+#![cfg_attr(not(test), no_std)]
+
+pub mod ah;
+pub mod bindings;
+pub mod cmd;
+pub mod context;
+pub mod cq;
+pub mod driver;
+pub mod errno;
+pub mod mr;
+pub mod object;
+pub mod ops;
+pub mod pd;
+pub mod qp;
+pub mod wr;
+
+/// Ends the program: unwinding must not reach the C code that called us, and
+/// no state is left that could be trusted. Nothing here is known to panic.
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: abort() has no preconditions.
+    unsafe { bindings::abort() }
+}

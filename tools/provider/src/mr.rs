@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Memory regions (IBA 10.6).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::{ibv_pd, verbs_mr},
+    cmd::{self, Region},
+    errno::Result,
+    object::{Owned, Ref},
+};
+
+/// ibv_reg_mr_iova2(3).
+pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> {
+    let mr = Owned::zeroed()?;
+    cmd::reg_mr(pd, region, mr.as_ref())?;
+    Ok(mr)
+}
