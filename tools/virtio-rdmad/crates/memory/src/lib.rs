@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guest memory as a device sees it.
+//!
+//! [`GuestMemory`] is an immutable snapshot of a guest's memory map. It is cheap to clone and to
+//! share, and it hands out [`Slice`]s: ranges that are contiguous in this process and that keep
+//! their mapping alive for as long as they exist.
+//!
+//! The guest's processors, and those of other guests, write this memory at any time. So no Rust
+//! reference to it is ever made: everything is copied in or out through raw pointers, and what was
+//! copied once is what the caller checks and uses. A copy that races with the guest delivers
+//! undefined bytes, never undefined behaviour of anything but those bytes.
+//!
+//! All `unsafe` code of the data path lives in this crate.
+
+mod map;
+mod mapping;
+mod slice;
+
+pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
+pub use slice::Slice;

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A descriptor chain and the walk that finds it.
+
+use memory::{GuestMemory, MemoryError, Slice};
+use smallvec::SmallVec;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::RingError;
+
+/// `struct virtq_desc`.
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Descriptor {
+    pub(crate) addr: U64,
+    pub(crate) len: U32,
+    pub(crate) flags: U16,
+    pub(crate) next: U16,
+}
+
+/// Bytes of a descriptor.
+pub(crate) const DESCRIPTOR_SIZE: usize = size_of::<Descriptor>();
+
+/// `VIRTQ_DESC_F_NEXT`: `next` names the descriptor that follows.
+pub(crate) const F_NEXT: u16 = 1;
+/// `VIRTQ_DESC_F_WRITE`: the device writes this buffer, and reads it otherwise.
+pub(crate) const F_WRITE: u16 = 2;
+/// `VIRTQ_DESC_F_INDIRECT`: the buffer is a table of descriptors.
+pub(crate) const F_INDIRECT: u16 = 4;
+
+/// One buffer of a chain; all of it is memory of the guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Buffer {
+    /// Guest address.
+    pub addr: u64,
+    /// Bytes, at least 1.
+    pub len: u32,
+}
+
+/// Buffers that the driver made available together.
+///
+/// It was checked when it was popped: it has no loop, readable buffers come before writable ones,
+/// and each lies in guest memory.
+#[derive(Debug)]
+pub struct Chain {
+    /// Index of its first descriptor, by which it is given back.
+    pub head: u16,
+    memory: GuestMemory,
+    readable: SmallVec<[Buffer; 4]>,
+    writable: SmallVec<[Buffer; 4]>,
+}
+
+impl Chain {
+    /// Buffers that the device reads, in order.
+    pub fn readable(&self) -> &[Buffer] {
+        &self.readable
+    }
+
+    /// Buffers that the device writes, in order.
+    pub fn writable(&self) -> &[Buffer] {
+        &self.writable
+    }
+
+    /// Bytes that the device can read.
+    pub fn readable_len(&self) -> usize {
+        total(&self.readable)
+    }
+
+    /// Bytes that the device can write.
+    pub fn writable_len(&self) -> usize {
+        total(&self.writable)
+    }
+
+    /// Copies readable bytes from the beginning into `to`, and says how many: all of `to`, or
+    /// fewer if the chain has fewer.
+    pub fn read(&self, to: &mut [u8]) -> Result<usize, MemoryError> {
+        let mut done = 0;
+        for buffer in &self.readable {
+            let count = (to.len() - done).min(buffer.len as usize);
+            self.memory.read(buffer.addr, &mut to[done..done + count])?;
+            done += count;
+            if done == to.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies `from` into the writable bytes from the beginning, and says how many: all of `from`,
+    /// or fewer if the chain has fewer.
+    pub fn write(&self, from: &[u8]) -> Result<u32, MemoryError> {
+        let mut rest = from;
+        for buffer in &self.writable {
+            let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
+            self.memory.write(buffer.addr, now)?;
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        // A chain has less than 4 GiB, so what went into it has.
+        Ok(u32::try_from(from.len() - rest.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The only writable buffer, if there is exactly one and it is contiguous in this process.
+    pub fn writable_slice(&self) -> Option<Slice> {
+        let &[buffer] = self.writable.as_slice() else { return None };
+        self.memory.slice(buffer.addr, buffer.len.into()).ok()
+    }
+}
+
+fn total(buffers: &[Buffer]) -> usize {
+    buffers.iter().map(|buffer| buffer.len as usize).sum()
+}
+
+/// The walk along one chain.
+pub(crate) struct Walk<'a> {
+    memory: &'a GuestMemory,
+    chain: Chain,
+    /// Descriptors that a chain may have.
+    limit: usize,
+    /// Descriptors seen.
+    seen: usize,
+    /// Bytes seen.
+    bytes: u64,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that will follow at most `limit` descriptors, the size of the queue.
+    pub(crate) fn new(memory: &'a GuestMemory, head: u16, limit: u16) -> Self {
+        let chain = Chain {
+            head,
+            memory: memory.clone(),
+            readable: SmallVec::new(),
+            writable: SmallVec::new(),
+        };
+        Self { memory, chain, limit: limit.into(), seen: 0, bytes: 0 }
+    }
+
+    /// Follows the chain from `head` through the queue's own table.
+    pub(crate) fn run(mut self, table: &Slice) -> Result<Chain, RingError> {
+        let size = self.limit;
+        let mut index = usize::from(self.chain.head);
+        // A chain that visits more descriptors than the table has visits one twice.
+        for _ in 0..size {
+            if index >= size {
+                return Err(RingError::DescriptorIndex { index, size });
+            }
+            let descriptor: Descriptor = table.read_obj(index * DESCRIPTOR_SIZE)?;
+            let flags = descriptor.flags.get();
+            if flags & F_INDIRECT != 0 {
+                if flags & F_NEXT != 0 {
+                    return Err(RingError::IndirectNext);
+                }
+                self.run_indirect(descriptor)?;
+                return Ok(self.chain);
+            }
+            self.add(descriptor)?;
+            if flags & F_NEXT == 0 {
+                return Ok(self.chain);
+            }
+            index = descriptor.next.get().into();
+        }
+        Err(RingError::Loop)
+    }
+
+    /// Follows the chain through an indirect table, where it begins at the first entry.
+    fn run_indirect(&mut self, table: Descriptor) -> Result<(), RingError> {
+        let (addr, len) = (table.addr.get(), table.len.get());
+        if len == 0 || len as usize % DESCRIPTOR_SIZE != 0 {
+            return Err(RingError::IndirectLength { len });
+        }
+        let size = len as usize / DESCRIPTOR_SIZE;
+        let unmapped = || RingError::IndirectTable { addr, len };
+        let entry = |index: usize| {
+            let addr = addr.checked_add((index * DESCRIPTOR_SIZE) as u64).ok_or_else(unmapped)?;
+            self.memory.read_obj::<Descriptor>(addr).map_err(|_| unmapped())
+        };
+        let mut index = 0;
+        for _ in 0..size {
+            if index >= size {
+                return Err(RingError::DescriptorIndex { index, size });
+            }
+            let descriptor = entry(index)?;
+            let flags = descriptor.flags.get();
+            if flags & F_INDIRECT != 0 {
+                return Err(RingError::IndirectNested);
+            }
+            self.add(descriptor)?;
+            if flags & F_NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next.get().into();
+        }
+        Err(RingError::Loop)
+    }
+
+    /// Adds one buffer. A buffer of no bytes is counted and left out.
+    fn add(&mut self, descriptor: Descriptor) -> Result<(), RingError> {
+        let (addr, len) = (descriptor.addr.get(), descriptor.len.get());
+        let write = descriptor.flags.get() & F_WRITE != 0;
+        self.seen += 1;
+        if self.seen > self.limit {
+            return Err(RingError::TooLong { limit: self.limit });
+        }
+        if !write && !self.chain.writable.is_empty() {
+            return Err(RingError::Order);
+        }
+        self.bytes += u64::from(len);
+        if self.bytes > u32::MAX.into() {
+            return Err(RingError::TooManyBytes);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        if !self.memory.contains(addr, len.into()) {
+            return Err(RingError::Buffer { addr, len });
+        }
+        let side = if write { &mut self.chain.writable } else { &mut self.chain.readable };
+        side.push(Buffer { addr, len });
+        Ok(())
+    }
+}
