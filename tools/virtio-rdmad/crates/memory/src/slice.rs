@@ -242,8 +242,10 @@ unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
     }
     let tail = tail_len(to, len);
     let body = len - tail;
-    // SAFETY: `tail` is at most `len`, so both stay within the ranges that the caller vouches for.
-    let (from_tail, to_tail) = unsafe { (from.add(body), to.add(body)) };
+    // SAFETY: `body` is at most `len`, so this stays within the range that the caller vouches for.
+    let from_tail = unsafe { from.add(body) };
+    // SAFETY: as above.
+    let to_tail = unsafe { to.add(body) };
     match tail {
         // SAFETY: `tail_len` chose the size such that `to_tail` is aligned for it; the ranges are
         // the caller's promise.
@@ -327,7 +329,7 @@ mod tests {
     #[test]
     fn every_length_and_alignment_copies() {
         let memory = slice(4096);
-        let pattern: Vec<u8> = (0..200).map(|i| i as u8 | 1).collect();
+        let pattern: Vec<u8> = (0..200_u8).map(|i| i | 1).collect();
         for (from, to, len) in
             (0..9).flat_map(|f| (0..9).flat_map(move |t| (0..70).map(move |l| (f, t, l))))
         {

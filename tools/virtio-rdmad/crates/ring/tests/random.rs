@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Random operations of driver and device against a model, and random bytes for a ring.
+
+mod driver;
+
+use std::collections::VecDeque;
+
+use driver::{Driver, DATA, DESC, TABLES};
+use proptest::prelude::*;
+use ring::SplitQueue;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// The driver adds a chain: lengths of readable and writable buffers, and whether indirect.
+    Add(Vec<u32>, Vec<u32>, bool),
+    Pop,
+    /// The device completes the n-th chain it holds, modulo how many it has.
+    Push(usize),
+    Publish,
+    /// The driver takes everything used.
+    Take,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let lens = || prop::collection::vec(0..2000_u32, 0..4);
+    prop_oneof![
+        4 => (lens(), lens(), any::<bool>()).prop_map(|(r, w, i)| Op::Add(r, w, i)),
+        3 => Just(Op::Pop),
+        3 => any::<usize>().prop_map(Op::Push),
+        2 => Just(Op::Publish),
+        2 => Just(Op::Take),
+    ]
+}
+
+/// What a chain was made of.
+struct Added {
+    head: u16,
+    readable: usize,
+    writable: usize,
+    payload: Vec<u8>,
+}
+
+fn add(driver: &mut Driver, ops: (&[u32], &[u32], bool), seed: u8) -> Option<Added> {
+    let (readable, writable, indirect) = ops;
+    let mut at = DATA + u64::from(seed) * 0x4000;
+    let mut buffers = Vec::new();
+    let mut payload = Vec::new();
+    for (&len, write) in
+        readable.iter().map(|l| (l, false)).chain(writable.iter().map(|l| (l, true)))
+    {
+        let bytes = vec![seed.wrapping_add(u8::try_from(buffers.len()).unwrap()); len as usize];
+        if !write {
+            driver.memory.write(at, &bytes).unwrap();
+            payload.extend(bytes);
+        }
+        buffers.push((at, len, write));
+        at += u64::from(len);
+    }
+    if buffers.is_empty() {
+        return None;
+    }
+    let head = driver.add(&buffers, indirect)?;
+    let sum = |lens: &[u32]| lens.iter().sum::<u32>() as usize;
+    Some(Added { head, readable: sum(readable), writable: sum(writable), payload })
+}
+
+proptest! {
+    #[test]
+    fn driver_and_device_agree(
+        ops in prop::collection::vec(op(), 1..400),
+        event_idx: bool,
+        size in prop::sample::select(vec![8_u16, 16, 64]),
+    ) {
+        let mut driver = Driver::new(size, event_idx);
+        let mut queue = SplitQueue::new(&driver.memory, driver.layout, 0).unwrap();
+        let mut available = VecDeque::new();
+        let mut held = Vec::new();
+        let mut pushed = VecDeque::new();
+        let mut published = 0;
+        for (n, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Add(r, w, indirect) => {
+                    let seed = u8::try_from(n % 250).unwrap();
+                    if let Some(added) = add(&mut driver, (&r, &w, indirect), seed) {
+                        available.push_back(added);
+                    }
+                }
+                Op::Pop => match (queue.pop().unwrap(), available.pop_front()) {
+                    (None, None) => {}
+                    (Some(chain), Some(added)) => {
+                        prop_assert_eq!(chain.head, added.head);
+                        prop_assert_eq!(chain.readable_len(), added.readable);
+                        prop_assert_eq!(chain.writable_len(), added.writable);
+                        let mut bytes = vec![0; added.readable];
+                        chain.read(&mut bytes).unwrap();
+                        prop_assert_eq!(bytes, added.payload);
+                        held.push(chain);
+                    }
+                    (found, _) => prop_assert!(false, "device saw {found:?}"),
+                },
+                Op::Push(which) if !held.is_empty() => {
+                    let chain = held.swap_remove(which % held.len());
+                    let written = chain.write(&vec![7; chain.writable_len()]).unwrap();
+                    queue.push(chain.head, written).unwrap();
+                    pushed.push_back((chain.head, written));
+                }
+                Op::Push(_) => {}
+                Op::Publish => {
+                    prop_assert_eq!(queue.publish().unwrap(), published < pushed.len());
+                    published = pushed.len();
+                }
+                Op::Take => {
+                    while let Some(entry) = driver.take() {
+                        prop_assert!(published > 0);
+                        prop_assert_eq!(Some(entry), pushed.pop_front());
+                        published -= 1;
+                    }
+                    prop_assert_eq!(published, 0);
+                }
+            }
+            prop_assert_eq!(usize::from(queue.pending().unwrap()), available.len());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(
+        table in prop::collection::vec(any::<[u8; 16]>(), 8),
+        indirect in prop::collection::vec(any::<[u8; 16]>(), 8),
+        heads in prop::collection::vec(0..10_u16, 8),
+        small in any::<bool>(),
+    ) {
+        let mut driver = Driver::new(8, false);
+        let mut queue = SplitQueue::new(&driver.memory, driver.layout, 0).unwrap();
+        let tame = |bytes: &[u8; 16], at: u64| {
+            let mut bytes = *bytes;
+            if small {
+                // Near enough to a real chain that the walk gets far.
+                bytes[..8].copy_from_slice(&at.to_le_bytes());
+                bytes[10..12].fill(0);
+                bytes[12] &= 7;
+                bytes[14] &= 15;
+                bytes[15] = 0;
+            }
+            bytes
+        };
+        for (i, bytes) in (0_u64..).zip(&table) {
+            driver.memory.write(DESC + i * 16, &tame(bytes, TABLES)).unwrap();
+        }
+        for (i, bytes) in (0_u64..).zip(&indirect) {
+            driver.memory.write(TABLES + i * 16, &tame(bytes, DATA)).unwrap();
+        }
+        for head in heads {
+            driver.offer(head);
+            while let Ok(Some(chain)) = queue.pop() {
+                let mut bytes = vec![0; chain.readable_len().min(1 << 20)];
+                chain.read(&mut bytes).unwrap();
+                queue.push(chain.head, 0).unwrap();
+                queue.publish().unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device side against a driver: what must work, and every way to get it wrong.
+
+mod driver;
+
+use driver::{Driver, AVAIL, DATA, DESC, END, F_INDIRECT, F_NEXT, F_WRITE, TABLES, USED};
+use memory::GuestMemory;
+use ring::{Layout, RingError, SplitQueue};
+
+fn queue(driver: &Driver) -> SplitQueue {
+    SplitQueue::new(&driver.memory, driver.layout, 0).unwrap()
+}
+
+#[test]
+fn a_request_and_its_reply() {
+    for indirect in [false, true] {
+        let mut driver = Driver::new(8, false);
+        let mut queue = queue(&driver);
+        assert!(queue.pop().unwrap().is_none());
+        driver.memory.write(DATA, b"request").unwrap();
+        let buffers =
+            [(DATA, 3, false), (DATA + 3, 4, false), (DATA + 64, 2, true), (DATA + 80, 9, true)];
+        let head = driver.add(&buffers, indirect).unwrap();
+
+        assert_eq!(queue.pending(), Ok(1));
+        let chain = queue.pop().unwrap().unwrap();
+        assert_eq!((chain.readable_len(), chain.writable_len()), (7, 11));
+        let mut request = [0; 16];
+        assert_eq!(chain.read(&mut request), Ok(7));
+        assert_eq!(&request[..7], b"request");
+        assert_eq!(chain.write(b"reply"), Ok(5));
+        assert_eq!(chain.write(&[0; 20]), Ok(11));
+        assert_eq!(chain.write(b"reply"), Ok(5));
+
+        queue.push(chain.head, 5).unwrap();
+        assert_eq!(driver.take(), None);
+        assert_eq!(queue.publish(), Ok(true));
+        assert_eq!(queue.publish(), Ok(false));
+        assert_eq!(driver.take(), Some((head, 5)));
+        let mut reply = [0; 3];
+        driver.memory.read(DATA + 80, &mut reply).unwrap();
+        assert_eq!(&reply, b"ply");
+    }
+}
+
+#[test]
+fn signals_follow_the_flag() {
+    let mut driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    for (flag, wanted) in [(0, true), (1, false), (0, true)] {
+        driver.set_u16(AVAIL, flag);
+        let head = driver.add(&[(DATA, 8, true)], false).unwrap();
+        queue.pop().unwrap().unwrap();
+        assert_eq!(queue.signal_needed(), Ok(false));
+        queue.push(head, 8).unwrap();
+        assert_eq!(queue.signal_needed(), Ok(false));
+        queue.publish().unwrap();
+        assert_eq!(queue.signal_needed(), Ok(wanted));
+        assert_eq!(queue.signal_needed(), Ok(false));
+        driver.take().unwrap();
+    }
+}
+
+#[test]
+fn signals_follow_the_event_index() {
+    let mut driver = Driver::new(4, true);
+    let mut queue = queue(&driver);
+    let used_event = AVAIL + 4 + 2 * 4;
+    let mut complete = |driver: &mut Driver, count: u16| {
+        for _ in 0..count {
+            let head = driver.add(&[(DATA, 8, true)], false).unwrap();
+            queue.pop().unwrap().unwrap();
+            queue.push(head, 8).unwrap();
+        }
+        queue.publish().unwrap();
+        while driver.take().is_some() {}
+        queue.signal_needed().unwrap()
+    };
+    assert!(complete(&mut driver, 1));
+    driver.set_u16(used_event, 3);
+    assert!(!complete(&mut driver, 2));
+    assert!(complete(&mut driver, 1));
+    assert!(!complete(&mut driver, 3));
+}
+
+#[test]
+fn notifications_are_asked_for() {
+    let mut driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    queue.disable_notify().unwrap();
+    assert_eq!(driver.get_u16(USED), 1);
+    assert_eq!(queue.enable_notify(), Ok(false));
+    assert_eq!(driver.get_u16(USED), 0);
+    driver.add(&[(DATA, 8, true)], false).unwrap();
+    assert_eq!(queue.enable_notify(), Ok(true));
+
+    let mut driver = Driver::new(4, true);
+    let mut queue = SplitQueue::new(&driver.memory, driver.layout, 0).unwrap();
+    let avail_event = USED + 4 + 8 * 4;
+    queue.disable_notify().unwrap();
+    assert_eq!(driver.get_u16(avail_event), u16::MAX);
+    driver.add(&[(DATA, 8, true)], false).unwrap();
+    queue.pop().unwrap().unwrap();
+    assert_eq!(queue.enable_notify(), Ok(false));
+    assert_eq!(driver.get_u16(avail_event), 1);
+}
+
+#[test]
+fn memory_that_moves_is_followed() {
+    let mut driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    let empty = GuestMemory::default();
+    assert!(matches!(queue.set_memory(&empty), Err(RingError::Part { .. })));
+    driver.memory.write(DATA, b"old").unwrap();
+    driver.add(&[(DATA, 3, false)], false).unwrap();
+    assert!(queue.pop().unwrap().is_some());
+
+    let mut moved = Driver::new(4, false);
+    moved.avail_idx = driver.avail_idx;
+    moved.memory.write(DATA, b"new").unwrap();
+    moved.add(&[(DATA, 3, false)], false).unwrap();
+    queue.set_memory(&moved.memory).unwrap();
+    let mut found = [0; 3];
+    queue.pop().unwrap().unwrap().read(&mut found).unwrap();
+    assert_eq!(&found, b"new");
+}
+
+#[test]
+fn bad_layouts_are_refused() {
+    let driver = Driver::new(4, false);
+    let new = |change: fn(&mut Layout)| {
+        let mut layout = driver.layout;
+        change(&mut layout);
+        SplitQueue::new(&driver.memory, layout, 0).map(|_| ()).unwrap_err()
+    };
+    assert_eq!(new(|l| l.size = 0), RingError::Size { size: 0 });
+    assert_eq!(new(|l| l.size = 3), RingError::Size { size: 3 });
+    assert!(matches!(new(|l| l.desc = 8), RingError::Alignment { .. }));
+    assert!(matches!(new(|l| l.desc = 0), RingError::Part { .. }));
+    assert!(matches!(new(|l| l.avail += 1), RingError::Alignment { .. }));
+    assert!(matches!(new(|l| l.used += 2), RingError::Alignment { .. }));
+    assert!(matches!(new(|l| l.used = END - 4), RingError::Part { .. }));
+    assert!(matches!(new(|l| l.used = u64::MAX - 3), RingError::Part { .. }));
+}
+
+/// What `pop` says of chain 0 of a queue of 4 entries that `write` laid out.
+fn pop(write: impl Fn(&Driver)) -> RingError {
+    let mut driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    write(&driver);
+    driver.offer(0);
+    let error = queue.pop().unwrap_err();
+    assert_eq!(queue.pop().unwrap_err(), error, "nothing was taken");
+    error
+}
+
+#[test]
+fn bad_chains_are_refused() {
+    let next = |d: &Driver, i, n| d.write_desc(DESC, i, DATA, 8, F_NEXT, n);
+    assert_eq!(pop(|d| next(d, 0, 4)), RingError::DescriptorIndex { index: 4, size: 4 });
+    assert_eq!(pop(|d| next(d, 0, 0)), RingError::Loop);
+    assert_eq!(
+        pop(|d| {
+            next(d, 0, 1);
+            next(d, 1, 2);
+            next(d, 2, 1);
+        }),
+        RingError::Loop
+    );
+    assert_eq!(
+        pop(|d| {
+            d.write_desc(DESC, 0, DATA, 8, F_NEXT | F_WRITE, 1);
+            d.write_desc(DESC, 1, DATA, 8, 0, 0);
+        }),
+        RingError::Order
+    );
+    assert_eq!(
+        pop(|d| d.write_desc(DESC, 0, END - 4, 8, 0, 0)),
+        RingError::Buffer { addr: END - 4, len: 8 }
+    );
+    assert_eq!(
+        pop(|d| d.write_desc(DESC, 0, u64::MAX, 8, 0, 0)),
+        RingError::Buffer { addr: u64::MAX, len: 8 }
+    );
+}
+
+#[test]
+fn bad_indirect_tables_are_refused() {
+    let table = |d: &Driver, addr, len| d.write_desc(DESC, 0, addr, len, F_INDIRECT, 0);
+    for len in [0, 8, 17] {
+        assert_eq!(pop(|d| table(d, TABLES, len)), RingError::IndirectLength { len });
+    }
+    let (addr, len) = (END - 16, 32);
+    assert_eq!(
+        pop(|d| {
+            table(d, addr, len);
+            d.write_desc(addr, 0, DATA, 1, F_NEXT, 1);
+        }),
+        RingError::IndirectTable { addr, len }
+    );
+    assert_eq!(
+        pop(|d| d.write_desc(DESC, 0, TABLES, 16, F_INDIRECT | F_NEXT, 1)),
+        RingError::IndirectNext
+    );
+    assert_eq!(
+        pop(|d| {
+            table(d, TABLES, 16);
+            d.write_desc(TABLES, 0, TABLES, 16, F_INDIRECT, 0);
+        }),
+        RingError::IndirectNested
+    );
+    assert_eq!(
+        pop(|d| {
+            table(d, TABLES, 32);
+            d.write_desc(TABLES, 0, DATA, 8, F_NEXT, 2);
+        }),
+        RingError::DescriptorIndex { index: 2, size: 2 }
+    );
+    assert_eq!(
+        pop(|d| {
+            table(d, TABLES, 32);
+            d.write_desc(TABLES, 0, DATA, 8, F_NEXT, 0);
+        }),
+        RingError::Loop
+    );
+    assert_eq!(
+        pop(|d| {
+            table(d, TABLES, 16 * 100);
+            for i in 0..5 {
+                d.write_desc(TABLES, i, DATA, 8, F_NEXT, i + 1);
+            }
+        }),
+        RingError::TooLong { limit: 4 }
+    );
+}
+
+#[test]
+fn four_gigabytes_are_too_many() {
+    let driver = Driver::new(4, false);
+    let mut layout = driver.layout;
+    layout.size = 4;
+    // The lengths are added up before the memory is looked at.
+    driver.write_desc(DESC, 0, DATA, 0, F_NEXT, 1);
+    driver.write_desc(DESC, 1, DATA, u32::MAX, 0, 0);
+    let mut queue = SplitQueue::new(&driver.memory, layout, 0).unwrap();
+    driver.set_u16(AVAIL + 2, 1);
+    assert_eq!(queue.pop().unwrap_err(), RingError::Buffer { addr: DATA, len: u32::MAX });
+    driver.write_desc(DESC, 0, DATA, 1, F_NEXT, 1);
+    assert_eq!(queue.pop().unwrap_err(), RingError::TooManyBytes);
+}
+
+#[test]
+fn a_runaway_index_is_refused() {
+    let driver = Driver::new(4, false);
+    let mut queue = queue(&driver);
+    driver.set_u16(AVAIL + 2, 5);
+    let error = RingError::AvailIndex { idx: 5, next: 0, size: 4 };
+    assert_eq!(queue.pop().unwrap_err(), error);
+    assert_eq!(queue.enable_notify(), Err(error));
+    driver.set_u16(AVAIL + 2, u16::MAX);
+    assert!(matches!(queue.pending(), Err(RingError::AvailIndex { .. })));
+}
