@@ -311,7 +311,7 @@ class QemuGuest(Guest):
 
     def channel_env(self):
         return {
-            "CONTROL": "/dev/vport0p1",
+            "CONTROL": "port:vr",
             "KERNEL_MODULES": "modules",
             "SHARE": "share" if self.options.share else "",
         }
@@ -433,9 +433,11 @@ class Network:
         module = os.path.join(TOP, "build", "modules", name, "virtio_rdma.ko")
         if os.path.exists(module):
             shutil.copy(module, directory)
-        provider = os.path.join(TOP, "build", "provider")
-        if os.path.isdir(provider):
-            shutil.copytree(provider, os.path.join(directory, "provider"))
+        provider = os.path.join(directory, "provider")
+        os.mkdir(provider)
+        for pattern in ("*.so", "*.driver"):
+            for path in glob.glob(os.path.join(TOP, "build", "provider", pattern)):
+                shutil.copy(path, provider)
 
     def env(self, guest):
         """GUEST and PEERS, for every command in a guest."""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+#
+# Everything is built and run inside a build root that tools/vm makes and
+# caches; the machine itself needs make, git and what Debian's apt brings.
+
+top := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+vm := $(top)/tools/vm
+enter := $(vm)/enter
+build := $(top)/build
+kernels := um x86_64 um-debug x86_64-debug
+device := $(top)/tools/virtio-rdmad
+device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
+provider := $(MAKE) -C $(top)/tools/provider
+
+# The suites that "make test" runs.
+T ?= host uml qemu debug
+
+export CARGO_TERM_QUIET ?= true
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+
+.PHONY: all
+all: build/um build/x86_64 ## the module, the device and the provider
+
+# What guests of a kernel need, and nothing for another kernel.
+.PHONY: $(kernels:%=build/%)
+$(kernels:%=build/%): build/%: build/module-% device provider
+
+.PHONY: $(kernels:%=build/module-%)
+$(kernels:%=build/module-%): build/module-%:
+	@$(vm)/module $* >/dev/null
+
+ifdef KDIR
+# A kernel from elsewhere is built against with the tools that built it: this
+# machine's, not the build root's.
+.PHONY: modules modules_install
+modules: ## the module; KDIR=DIR: against any built kernel with CONFIG_RUST
+	@mkdir -p $(build)/modules/kdir
+	$(MAKE) -C $(KDIR) M=$(top) MO=$(build)/modules/kdir modules
+modules_install:
+	$(MAKE) -C $(KDIR) M=$(top) MO=$(build)/modules/kdir modules_install
+else
+.PHONY: modules
+modules: build/module-um build/module-x86_64
+endif
+
+.PHONY: device
+device: ## build/virtio-rdmad
+	@mkdir -p $(build)
+	@$(device_cargo) cargo build --release --locked
+	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdmad $(build)/virtio-rdmad
+
+.PHONY: provider
+provider: ## build/provider/libvirtio_rdma-rdmavNN.so
+	@$(provider)
+
+.PHONY: run
+run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
+	@$(top)/tools/test/run-demo
+
+.PHONY: test
+test: ## all suites; T="host uml qemu debug" some of them
+	@$(top)/tools/test/run $(T)
+
+.PHONY: clippy
+clippy: ## lint all Rust, the kernel part with the kernel's own rules
+	@$(vm)/module x86_64 CLIPPY=1 MO=$(build)/modules/clippy >/dev/null
+	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
+	@$(provider) clippy
+
+.PHONY: rustfmt
+rustfmt: ## format all Rust
+	@$(vm)/rustfmt
+	@$(device_cargo) cargo fmt
+	@$(provider) rustfmt
+
+.PHONY: rustfmtcheck
+rustfmtcheck: ## fail where rustfmt would change something
+	@$(vm)/rustfmt --check
+	@$(device_cargo) cargo fmt --check
+	@$(provider) rustfmtcheck
+
+.PHONY: rustdoc
+rustdoc: ## documentation of all Rust, below build/doc
+	@$(vm)/rustdoc
+	@$(device_cargo) env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
+	@$(provider) rustdoc
+
+.PHONY: clean
+clean: ## remove build/; what is cached for all checkouts stays
+	rm -rf $(build)
+
+.PHONY: help
+help: ## this list
+	@echo 'Targets:'
+	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  \1\t\2/p' $(top)/Makefile | expand -t 18
+	@echo
+	@echo 'tools/vm/vm --help: run a program of your own in guests.'
