@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A pair of RC QPs in loopback on one RoCE device, for the tests beside it.
+
+RDMA_DEVICE in the environment names the device; without it the first one
+with an active port and a RoCE v2 GID is taken.
+"""
+
+import errno
+import os
+
+import ktap
+
+try:
+    import pyverbs.enums as e
+    from pyverbs.addr import AHAttr, GlobalRoute
+    from pyverbs.cq import CQ, CompChannel
+    from pyverbs.device import Context, get_device_list
+    from pyverbs.mr import MR
+    from pyverbs.pd import PD
+    from pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
+    from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+    from pyverbs.wr import SGE, RecvWR, SendWR
+except ImportError as missing:
+    ktap.skip_all(f"pyverbs is not installed ({missing})")
+
+PORT = 1
+ALL_ACCESS = (e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE |
+              e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC)
+SIGNALED = e.IBV_SEND_SIGNALED
+
+STATUS = {getattr(e, name): name[len("IBV_WC_"):] for name in dir(e)
+          if name.startswith("IBV_WC_") and (name.endswith("_ERR") or name == "IBV_WC_SUCCESS")}
+
+
+def status_name(status):
+    """The name of a wc.status."""
+    return STATUS.get(status, str(status))
+
+
+class Device:
+    """An open context and what the tests need to know of its port."""
+
+    def __init__(self, name):
+        self.name = name
+        self.context = Context(name=name)
+        self.attr = self.context.query_device()
+        self.port = self.context.query_port(PORT)
+        self.gid = self._roce_v2_gid()
+        self.is_rxe = name.startswith("rxe")
+
+    def usable(self):
+        """Whether RC QPs can be connected here."""
+        return self.port.state == e.IBV_PORT_ACTIVE and self.gid is not None
+
+    def skip_on_rxe(self, reason):
+        """Skips the test on the kernel's software RoCE, where it deviates from IBA."""
+        if self.is_rxe:
+            raise ktap.Skip(reason)
+
+    def _roce_v2_gid(self):
+        """An entry of the GID table, one with an IPv4 address if there is one."""
+        entries = [entry for entry in self.context.query_gid_table(self.port.gid_tbl_len)
+                   if entry.port_num == PORT and entry.gid_type == e.IBV_GID_TYPE_ROCE_V2]
+        mapped = [entry for entry in entries if ":ffff:" in entry.gid_str()]
+        return next(iter(mapped + entries), None)
+
+
+def open_device():
+    """The device under test; ends the program with a skip if there is none."""
+    wanted = os.environ.get("RDMA_DEVICE")
+    names = [wanted] if wanted else sorted(device.name.decode() for device in get_device_list())
+    for name in names:
+        try:
+            device = Device(name)
+        except PyverbsError as error:
+            ktap.skip_all(f"cannot open {name}: {error}")
+        if device.usable():
+            return device
+    return ktap.skip_all("no RDMA device" if not names else
+                         f"no active port with a RoCE v2 GID on {', '.join(names)}")
+
+
+def fails_with(number, function, *args):
+    """Fails the test unless the call fails with this error number."""
+    try:
+        function(*args)
+    except PyverbsRDMAError as error:
+        ktap.equal(errno.errorcode.get(error.error_code, error.error_code),
+                   errno.errorcode[number], "error")
+        return
+    raise AssertionError(f"no error, expected {errno.errorcode[number]}")
+
+
+def descriptors():
+    """The numbers of this process's open files."""
+    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
+class Endpoint:
+    """One QP with CQs and a PD of its own."""
+
+    def __init__(self, device, depth=64, max_sge=16, sig_all=False, channel=False, vector=0):
+        self.device = device
+        self.pd = PD(device.context)
+        self.channel = self.channel_fd = None
+        if channel:
+            # pyverbs keeps the descriptor to itself: it is the one that is new.
+            before = descriptors()
+            self.channel = CompChannel(device.context)
+            (self.channel_fd,) = descriptors() - before
+        max_sge = min(max_sge, device.attr.max_sge)
+        self.send_cq = CQ(device.context, 2 * depth, None, self.channel, vector)
+        self.recv_cq = CQ(device.context, 2 * depth, None, self.channel, vector)
+        cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge)
+        self.init_attr = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq,
+                                    cap=cap, sq_sig_all=int(sig_all))
+        self.qp = QP(self.pd, self.init_attr)
+        self.mrs = []
+
+    def memory(self, length, access=ALL_ACCESS, data=None, pd=None):
+        """An MR over fresh memory, which holds `data`."""
+        region = MR(pd or self.pd, length, access)
+        if data is not None:
+            region.write(data, len(data))
+        self.mrs.append(region)
+        return region
+
+    def attributes(self, peer, **changes):
+        """Attributes that connect the QP to the QP number `peer`."""
+        attr = QPAttr(port_num=PORT)
+        attr.qp_access_flags = ALL_ACCESS
+        attr.path_mtu = self.device.port.active_mtu
+        attr.dest_qp_num = peer
+        attr.rq_psn = attr.sq_psn = 0x123456
+        attr.max_dest_rd_atomic = min(16, self.device.attr.max_qp_rd_atom)
+        attr.max_rd_atomic = min(16, self.device.attr.max_qp_init_rd_atom)
+        attr.min_rnr_timer = 1
+        attr.timeout = 14
+        attr.retry_cnt = attr.rnr_retry = 7
+        route = GlobalRoute(dgid=self.device.context.query_gid(PORT, self.device.gid.gid_index),
+                            sgid_index=self.device.gid.gid_index, hop_limit=64)
+        attr.ah_attr = AHAttr(port_num=PORT, is_global=1, gr=route)
+        for name, value in changes.items():
+            setattr(attr, name, value)
+        return attr
+
+    def connect(self, peer, **changes):
+        """Brings the QP from RESET to RTS."""
+        self.qp.to_rts(self.attributes(peer, **changes))
+
+    def move(self, state):
+        """Brings the QP to RESET, ERR or SQD."""
+        attr = QPAttr()
+        attr.qp_state = state
+        self.qp.modify(attr, e.IBV_QP_STATE)
+
+    def state(self):
+        """The QP's state as the device reports it."""
+        return self.qp.query(e.IBV_QP_STATE)[0].qp_state
+
+    def post_recv(self, sges, wr_id=0):
+        """Posts one receive request."""
+        wr = RecvWR(wr_id, max(1, len(sges)), sges or [SGE(0, 0, 0)])
+        wr.num_sge = len(sges)
+        try:
+            self.qp.post_recv(wr)
+        finally:
+            wr.close()
+
+    def post_send(self, opcode, sges, wr_id=0, flags=SIGNALED, imm=0, remote=None, atomic=None):
+        """Posts one send request. `remote`: (address, rkey); `atomic`: (compare_add, swap)."""
+        wr = SendWR(wr_id, opcode, max(1, len(sges)), imm, sges or [SGE(0, 0, 0)], flags)
+        wr.num_sge = len(sges)
+        if atomic:
+            wr.set_wr_atomic(remote[1], remote[0], *atomic)
+        elif remote:
+            wr.set_wr_rdma(remote[1], remote[0])
+        try:
+            self.qp.post_send(wr)
+        finally:
+            wr.close()
+
+    def close(self):
+        """Destroys everything, in the order of dependence."""
+        self.qp.close()
+        for region in self.mrs:
+            region.close()
+        for thing in (self.send_cq, self.recv_cq, self.channel, self.pd):
+            if thing:
+                thing.close()
+
+
+class Pair:
+    """Two connected endpoints, `a` and `b`."""
+
+    def __init__(self, device, a=None, b=None, **options):
+        """`a`, `b`: attributes of the QPs that differ from the defaults."""
+        self.a = Endpoint(device, **options)
+        self.b = Endpoint(device, **options)
+        self.attributes = (a or {}, b or {})
+        self.connect()
+
+    def connect(self):
+        """Brings both QPs from RESET to RTS."""
+        self.a.connect(self.b.qp.qp_num, **self.attributes[0])
+        self.b.connect(self.a.qp.qp_num, **self.attributes[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.a.close()
+            self.b.close()
+
+
+def sge(region, offset=0, length=None):
+    """An SGE for a part of an MR, by default for all that follows `offset`."""
+    return SGE(region.buf + offset, region.length - offset if length is None else length, region.lkey)
+
+
+def remote(region, offset=0):
+    """Address and key of a place in an MR, for the peer."""
+    return region.buf + offset, region.rkey
+
+
+def poll(cq, count):
+    """Polls until there are `count` completions, whatever their status."""
+    completions = []
+    while len(completions) < count:
+        polled, more = cq.poll(count - len(completions))
+        completions += more
+        if not polled:
+            os.sched_yield()
+    return completions
+
+
+def complete(cq, count=1, status=e.IBV_WC_SUCCESS):
+    """Polls `count` completions that must all have this status."""
+    completions = poll(cq, count)
+    ktap.equal([status_name(wc.status) for wc in completions], [status_name(status)] * count, "status")
+    return completions
+
+
+def empty(cq):
+    """Fails the test if the CQ holds a completion."""
+    ktap.equal([(wc.wr_id, status_name(wc.status)) for wc in cq.poll(1)[1]], [], "completions")
+
+
+def pieces(rng, length, count):
+    """Cuts `length` into `count` random parts, some perhaps empty."""
+    cuts = sorted(rng.randint(0, length) for _ in range(count - 1))
+    return [end - start for start, end in zip([0] + cuts, cuts + [length])]

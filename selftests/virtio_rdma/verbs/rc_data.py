@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""RC data transfer: every opcode, with the data compared byte by byte."""
+
+import struct
+
+import ktap
+from rc import (ALL_ACCESS, MR, SIGNALED, Pair, complete, e, empty, open_device, pieces, remote, sge)
+
+DEVICE = open_device()
+MTU = 128 << DEVICE.port.active_mtu
+SIZES = [1, 3, MTU - 1, MTU, MTU + 1, 4096, 65536, 3 * 65536 + 5, 1 << 20]
+GUARD = 64
+
+
+def guarded(endpoint, rng, length):
+    """An MR with random bytes around a target of `length`; the MR and its content."""
+    content = rng.randbytes(length + 2 * GUARD)
+    return endpoint.memory(len(content), data=content), bytearray(content)
+
+
+def check(region, content, what):
+    ktap.same_bytes(region.read(len(content), 0), bytes(content), what)
+
+
+def two_sided(rng, imm):
+    opcode = e.IBV_WR_SEND if imm is None else e.IBV_WR_SEND_WITH_IMM
+    with Pair(DEVICE) as pair:
+        for size in SIZES:
+            data = rng.randbytes(size)
+            source = pair.a.memory(size, data=data)
+            target, content = guarded(pair.b, rng, size)
+            pair.b.post_recv([sge(target, GUARD, size)], wr_id=size)
+            pair.a.post_send(opcode, [sge(source)], wr_id=size + 1, imm=imm or 0)
+            sent = complete(pair.a.send_cq)[0]
+            received = complete(pair.b.recv_cq)[0]
+            ktap.equal((sent.wr_id, sent.opcode, sent.qp_num),
+                       (size + 1, e.IBV_WC_SEND, pair.a.qp.qp_num), "send completion")
+            ktap.equal((received.wr_id, received.opcode, received.byte_len, received.qp_num),
+                       (size, e.IBV_WC_RECV, size, pair.b.qp.qp_num), "receive completion")
+            ktap.equal(bool(received.wc_flags & e.IBV_WC_WITH_IMM), imm is not None, "WITH_IMM")
+            if imm is not None:
+                ktap.equal(received.imm_data, imm, "immediate data")
+            content[GUARD:GUARD + size] = data
+            check(target, content, f"{size} bytes")
+        empty(pair.a.send_cq)
+        empty(pair.b.recv_cq)
+
+
+def send(rng):
+    two_sided(rng, None)
+
+
+def send_with_imm(rng):
+    two_sided(rng, rng.getrandbits(32))
+
+
+def send_nothing(_rng):
+    """A message without data and without SGE."""
+    with Pair(DEVICE) as pair:
+        pair.b.post_recv([], wr_id=1)
+        pair.a.post_send(e.IBV_WR_SEND, [])
+        complete(pair.a.send_cq)
+        ktap.equal(complete(pair.b.recv_cq)[0].byte_len, 0, "byte_len")
+
+
+def send_into_larger_receive(rng):
+    """Bytes of the receive buffer behind the message stay as they are."""
+    with Pair(DEVICE) as pair:
+        source = pair.a.memory(1000, data=rng.randbytes(1000))
+        target, content = guarded(pair.b, rng, 5000)
+        pair.b.post_recv([sge(target, GUARD, 5000)])
+        pair.a.post_send(e.IBV_WR_SEND, [sge(source)])
+        complete(pair.a.send_cq)
+        ktap.equal(complete(pair.b.recv_cq)[0].byte_len, 1000, "byte_len")
+        content[GUARD:GUARD + 1000] = source.read(1000, 0)
+        check(target, content, "receive buffer")
+
+
+def rdma_write(rng):
+    with Pair(DEVICE) as pair:
+        for size in SIZES:
+            source = pair.a.memory(size, data=rng.randbytes(size))
+            target, content = guarded(pair.b, rng, size)
+            pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], wr_id=size,
+                             remote=remote(target, GUARD))
+            wc = complete(pair.a.send_cq)[0]
+            ktap.equal((wc.wr_id, wc.opcode), (size, e.IBV_WC_RDMA_WRITE), "completion")
+            content[GUARD:GUARD + size] = source.read(size, 0)
+            check(target, content, f"{size} bytes")
+        empty(pair.b.recv_cq)
+
+
+def rdma_write_with_imm(rng):
+    """The receive request gives the completion only, its memory is not touched."""
+    with Pair(DEVICE) as pair:
+        for size in SIZES:
+            imm = rng.getrandbits(32)
+            source = pair.a.memory(size, data=rng.randbytes(size))
+            target, content = guarded(pair.b, rng, size)
+            bystander, untouched = guarded(pair.b, rng, 16)
+            pair.b.post_recv([sge(bystander)], wr_id=size)
+            pair.a.post_send(e.IBV_WR_RDMA_WRITE_WITH_IMM, [sge(source)], imm=imm,
+                             remote=remote(target, GUARD))
+            complete(pair.a.send_cq)
+            wc = complete(pair.b.recv_cq)[0]
+            ktap.equal((wc.wr_id, wc.opcode, wc.byte_len, wc.imm_data),
+                       (size, e.IBV_WC_RECV_RDMA_WITH_IMM, size, imm), "receive completion")
+            content[GUARD:GUARD + size] = source.read(size, 0)
+            check(target, content, f"{size} bytes")
+            check(bystander, untouched, "memory of the receive request")
+
+
+def rdma_read(rng):
+    with Pair(DEVICE) as pair:
+        for size in SIZES:
+            source = pair.b.memory(size, data=rng.randbytes(size))
+            target, content = guarded(pair.a, rng, size)
+            pair.a.post_send(e.IBV_WR_RDMA_READ, [sge(target, GUARD, size)], wr_id=size,
+                             remote=remote(source))
+            wc = complete(pair.a.send_cq)[0]
+            ktap.equal((wc.wr_id, wc.opcode), (size, e.IBV_WC_RDMA_READ), "completion")
+            content[GUARD:GUARD + size] = source.read(size, 0)
+            check(target, content, f"{size} bytes")
+
+
+def zero_length_rdma(_rng):
+    """No memory is touched, so neither address nor key is looked at (IBA C9-88)."""
+    with Pair(DEVICE) as pair:
+        for opcode in (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ):
+            pair.a.post_send(opcode, [], remote=(0xdeadbeef, 0))
+            complete(pair.a.send_cq)
+
+
+def atomic(pair, opcode, operands, target, offset=0):
+    """Runs one atomic operation; answers the value that it read."""
+    result = pair.a.memory(8, data=b"\xa5" * 8)
+    pair.a.post_send(opcode, [sge(result)], remote=remote(target, offset), atomic=operands)
+    wc = complete(pair.a.send_cq)[0]
+    expected = (e.IBV_WC_COMP_SWAP if opcode == e.IBV_WR_ATOMIC_CMP_AND_SWP else e.IBV_WC_FETCH_ADD)
+    ktap.equal((wc.opcode, wc.byte_len), (expected, 8), "completion")
+    return struct.unpack("=Q", result.read(8, 0))[0]
+
+
+def value(region, offset=0):
+    return struct.unpack("=Q", region.read(8, offset))[0]
+
+
+def compare_and_swap(rng):
+    with Pair(DEVICE) as pair:
+        target = pair.b.memory(4096)
+        for _ in range(64):
+            offset = 8 * rng.randrange(512)
+            before, swap = value(target, offset), rng.getrandbits(64)
+            hit = rng.random() < 0.5
+            compare = before if hit else before ^ (1 << rng.randrange(64))
+            read = atomic(pair, e.IBV_WR_ATOMIC_CMP_AND_SWP, (compare, swap), target, offset)
+            ktap.equal(read, before, "value read")
+            ktap.equal(value(target, offset), swap if hit else before, "value left")
+
+
+def fetch_and_add(rng):
+    """The sum wraps at 64 bits."""
+    with Pair(DEVICE) as pair:
+        target = pair.b.memory(24, data=rng.randbytes(24))
+        before, guards = value(target, 8), (value(target), value(target, 16))
+        for add in [0, 1, (1 << 64) - 1] + [rng.getrandbits(64) for _ in range(61)]:
+            read = atomic(pair, e.IBV_WR_ATOMIC_FETCH_AND_ADD, (add, 0), target, 8)
+            ktap.equal(read, before, "value read")
+            before = (before + add) % (1 << 64)
+            ktap.equal(value(target, 8), before, "value left")
+        ktap.equal((value(target), value(target, 16)), guards, "neighbours")
+
+
+def fetch_and_add_from_both_sides(_rng):
+    """Two QPs add to one counter; every value is seen once."""
+    rounds = 200
+    with Pair(DEVICE) as pair:
+        counter = pair.b.memory(8, data=bytes(8))
+        other = pair.a.memory(8, data=bytes(8))
+        ends = []
+        for end, target in ((pair.a, counter), (pair.b, other)):
+            ends.append((end, target, end.memory(8 * rounds)))
+        for i in range(rounds):
+            for end, target, results in ends:
+                end.post_send(e.IBV_WR_ATOMIC_FETCH_AND_ADD, [sge(results, 8 * i, 8)],
+                              remote=remote(target), atomic=(1, 0))
+            for end, _target, _results in ends:
+                complete(end.send_cq)
+        for _end, target, results in ends:
+            seen = struct.unpack(f"={rounds}Q", results.read(8 * rounds, 0))
+            ktap.equal(list(seen), list(range(rounds)), "values read")
+            ktap.equal(value(target), rounds, "sum")
+
+
+def scattered(rng, endpoint, lengths):
+    """An MR with guarded places of these lengths in random order; the SGEs for them."""
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    offsets, end = {}, GUARD
+    for i in order:
+        offsets[i] = end
+        end += lengths[i] + GUARD
+    content = rng.randbytes(end)
+    region = endpoint.memory(end, data=content)
+    return region, bytearray(content), [(offsets[i], lengths[i]) for i in range(len(lengths))]
+
+
+def sge_lists(rng, opcode):
+    """1..16 SGEs on the local side, some of them empty, and on the receiver's."""
+    limit = min(16, DEVICE.attr.max_sge)
+    reading = opcode == e.IBV_WR_RDMA_READ
+    with Pair(DEVICE, max_sge=limit) as pair:
+        for count in range(1, limit + 1):
+            size = rng.choice([17, 1000, MTU + 3, 20000, 70000])
+            local, local_content, local_places = scattered(rng, pair.a, pieces(rng, size, count))
+            peer_count = rng.randint(1, limit) if opcode == e.IBV_WR_SEND else 1
+            peer, peer_content, peer_places = scattered(rng, pair.b, pieces(rng, size, peer_count))
+            sges = [sge(local, *place) for place in local_places]
+            if opcode == e.IBV_WR_SEND:
+                pair.b.post_recv([sge(peer, *place) for place in peer_places])
+            pair.a.post_send(opcode, sges, remote=remote(peer, peer_places[0][0]))
+            complete(pair.a.send_cq)
+            if opcode == e.IBV_WR_SEND:
+                ktap.equal(complete(pair.b.recv_cq)[0].byte_len, size, "byte_len")
+            ends = [(local_content, local_places), (peer_content, peer_places)]
+            (source, from_places), (target, to_places) = reversed(ends) if reading else ends
+            data = b"".join(bytes(source[o:o + n]) for o, n in from_places)
+            for offset, length in to_places:
+                target[offset:offset + length], data = data[:length], data[length:]
+            what = f"{size} bytes, {count} SGEs to {peer_count}"
+            check(local, local_content, what + ", requester")
+            check(peer, peer_content, what + ", responder")
+
+
+def sge_lists_of_send(rng):
+    sge_lists(rng, e.IBV_WR_SEND)
+
+
+def sge_lists_of_write(rng):
+    sge_lists(rng, e.IBV_WR_RDMA_WRITE)
+
+
+def sge_lists_of_read(rng):
+    sge_lists(rng, e.IBV_WR_RDMA_READ)
+
+
+def fence(rng):
+    """A fenced request sends what the READ before it fetched (IBA 10.8.3.3)."""
+    with Pair(DEVICE) as pair:
+        size = 50000
+        staging = pair.a.memory(size)
+        target = pair.b.memory(size)
+        for opcode in (e.IBV_WR_RDMA_WRITE, e.IBV_WR_SEND):
+            for _ in range(10):
+                source = pair.b.memory(size, data=rng.randbytes(size))
+                staging.write(bytes(size), size)
+                if opcode == e.IBV_WR_SEND:
+                    pair.b.post_recv([sge(target)])
+                pair.a.post_send(e.IBV_WR_RDMA_READ, [sge(staging)], flags=0, remote=remote(source))
+                pair.a.post_send(opcode, [sge(staging)], flags=SIGNALED | e.IBV_SEND_FENCE,
+                                 remote=remote(target))
+                complete(pair.a.send_cq)
+                if opcode == e.IBV_WR_SEND:
+                    complete(pair.b.recv_cq)
+                ktap.same_bytes(target.read(size, 0), source.read(size, 0), "forwarded data")
+
+
+def random_operations(rng):
+    """A sequence of WRITE, READ, atomics and SEND in flight together, against a model.
+
+    Requests of one QP take effect in order at the responder, so the model
+    applies them in order. READs and atomics get a place of their own to write
+    to, and the requests that carry data never use such a place.
+    """
+    depth, size, rounds = 32, 1 << 16, 25
+    with Pair(DEVICE, depth=depth) as pair:
+        data = rng.randbytes(size)
+        local = pair.a.memory(size, data=data)
+        shadow = bytearray(rng.randbytes(size))
+        peer = pair.b.memory(size, data=bytes(shadow))
+        for _ in range(rounds):
+            results, receives = [], []
+            landing = pair.a.memory(depth * 8192)
+            inbox = pair.b.memory(depth * 8192)
+            for slot in range(depth):
+                place = 8192 * slot
+                kind = rng.choice(["write", "read", "cas", "faa", "send"])
+                length = rng.choice([8, 100, MTU, 8192])
+                offset = rng.randrange(size - length)
+                last = SIGNALED if slot == depth - 1 else 0
+                if kind == "write":
+                    start = rng.randrange(size - length)
+                    pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(local, start, length)], flags=last,
+                                     remote=remote(peer, offset))
+                    shadow[offset:offset + length] = data[start:start + length]
+                elif kind == "send":
+                    start = rng.randrange(size - length)
+                    pair.b.post_recv([sge(inbox, place, 8192)])
+                    pair.a.post_send(e.IBV_WR_SEND, [sge(local, start, length)], flags=last)
+                    receives.append((place, data[start:start + length]))
+                elif kind == "read":
+                    pair.a.post_send(e.IBV_WR_RDMA_READ, [sge(landing, place, length)], flags=last,
+                                     remote=remote(peer, offset))
+                    results.append((place, bytes(shadow[offset:offset + length])))
+                else:
+                    offset &= ~7
+                    old = struct.unpack_from("=Q", shadow, offset)[0]
+                    operand = rng.getrandbits(64)
+                    if kind == "cas":
+                        compare = old if rng.random() < 0.5 else old ^ 1
+                        opcode, operands = e.IBV_WR_ATOMIC_CMP_AND_SWP, (compare, operand)
+                        new = operand if compare == old else old
+                    else:
+                        opcode, operands = e.IBV_WR_ATOMIC_FETCH_AND_ADD, (operand, 0)
+                        new = (old + operand) % (1 << 64)
+                    pair.a.post_send(opcode, [sge(landing, place, 8)], flags=last,
+                                     remote=remote(peer, offset), atomic=operands)
+                    results.append((place, struct.pack("=Q", old)))
+                    struct.pack_into("=Q", shadow, offset, new)
+            complete(pair.a.send_cq)
+            for wc, (place, expected) in zip(complete(pair.b.recv_cq, len(receives)), receives):
+                ktap.equal(wc.byte_len, len(expected), "byte_len")
+                ktap.same_bytes(inbox.read(len(expected), place), expected, "message")
+            for place, expected in results:
+                ktap.same_bytes(landing.read(len(expected), place), expected, "value read")
+            check(peer, shadow, "responder's memory")
+
+
+def both_directions(rng):
+    """Messages cross; each side's arrive whole and in order."""
+    depth, rounds = 32, 8
+    with Pair(DEVICE, depth=depth) as pair:
+        ends = (pair.a, pair.b)
+        for _ in range(rounds):
+            lengths = [rng.randint(1, 9000) for _ in range(depth)]
+            boxes = {end: end.memory(9000 * depth, data=rng.randbytes(9000 * depth)) for end in ends}
+            inboxes = {end: end.memory(9000 * depth) for end in ends}
+            for end in ends:
+                for i in range(depth):
+                    end.post_recv([sge(inboxes[end], 9000 * i, 9000)], wr_id=i)
+            for i, length in enumerate(lengths):
+                for end in ends:
+                    end.post_send(e.IBV_WR_SEND, [sge(boxes[end], 9000 * i, length)], wr_id=i)
+            for end, peer in (ends, ends[::-1]):
+                complete(peer.send_cq, depth)
+                received = complete(end.recv_cq, depth)
+                ktap.equal([(wc.wr_id, wc.byte_len) for wc in received], list(enumerate(lengths)),
+                           "receive completions")
+                for i, length in enumerate(lengths):
+                    ktap.same_bytes(inboxes[end].read(length, 9000 * i),
+                                    boxes[peer].read(length, 9000 * i), f"message {i}")
+
+
+def registered_part_of_a_page(rng):
+    """MRs that begin and end within a page, side by side in the same pages."""
+    with Pair(DEVICE) as pair:
+        arena = pair.b.memory(3 * 4096, data=rng.randbytes(3 * 4096))
+        content = bytearray(arena.read(3 * 4096, 0))
+        for offset, length in ((1, 7), (4090, 12), (100, 4096), (8191, 1), (13, 12000)):
+            part = MR(pair.b.pd, length, ALL_ACCESS, address=arena.buf + offset)
+            pair.b.mrs.append(part)
+            source = pair.a.memory(length, data=rng.randbytes(length))
+            pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], remote=(arena.buf + offset, part.rkey))
+            complete(pair.a.send_cq)
+            content[offset:offset + length] = source.read(length, 0)
+            check(arena, content, f"{length} bytes at {offset}")
+
+
+ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_write,
+          rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
+          fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
+          fence, random_operations, both_directions, registered_part_of_a_page])
