@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Generates the bindings of one rdma-core release.
 //!
-//! `RDMA_CORE` names the directory that `rdma-core-headers` made.
+//! `RDMA_CORE` names the directory that `rdma-core-sdk` made.
 
 use std::{
     env,
@@ -25,7 +25,7 @@ fn main() {
 
     let rdma_core = env::var("RDMA_CORE")
         .map(PathBuf::from)
-        .expect("RDMA_CORE is not set: run make, which prepares the headers of rdma-core");
+        .expect("RDMA_CORE is not set: run make, which prepares rdma-core's headers");
     let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap());
     let uapi = here.join("../../include/uapi");
     let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("bindings.rs");
@@ -40,11 +40,17 @@ fn main() {
     }
     let abi = fs::read_to_string(rdma_core.join("abi")).expect("no file abi in RDMA_CORE");
     let abi = abi.trim();
+    println!("cargo:rustc-link-search=native={}", rdma_core.join("lib").display());
     generate(&here.join("bindings.h"), &rdma_core, &uapi, &out);
 
     // The one function whose name carries the ABI's number gets one without.
     let mut file = OpenOptions::new().append(true).open(out).unwrap();
     writeln!(file, "pub use verbs_register_driver_{abi} as verbs_register_driver;").unwrap();
+    println!("cargo:rustc-check-cfg=cfg(get_context_takes_fds)");
+    let driver = fs::read_to_string(rdma_core.join("include/infiniband/driver.h")).unwrap();
+    if driver.contains("struct ibv_fd_arr *fd_arr,") {
+        println!("cargo:rustc-cfg=get_context_takes_fds");
+    }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvirtio_rdma-rdmav{abi}.so");
 }
 

@@ -27,6 +27,25 @@ const _: () = assert!(
         == size_of::<ib_uverbs_get_context_resp>() + size_of::<virtio_rdma_uresp_alloc_ucontext>()
 );
 
+/// Hides that the command takes descriptors for the new context, of which there
+/// are none here, in later releases of rdma-core.
+///
+/// # Safety
+///
+/// As the function of the same name without the descriptors.
+#[cfg(get_context_takes_fds)]
+unsafe fn ibv_cmd_get_context(
+    context: *mut verbs_context,
+    cmd: *mut ibv_get_context,
+    cmd_size: usize,
+    resp: *mut ib_uverbs_get_context_resp,
+    resp_size: usize,
+) -> c_int {
+    let none = core::ptr::null_mut();
+    // SAFETY: by the contract of this function; the descriptors may be null.
+    unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
+}
+
 /// Opens the context in the kernel; answers what the driver says of it.
 pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     let mut cmd = ibv_get_context::default();
