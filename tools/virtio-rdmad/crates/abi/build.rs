@@ -5,9 +5,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use bindgen::callbacks::{
-    DeriveInfo, DeriveTrait, ImplementsTrait, ParseCallbacks, TypeKind,
-};
+use bindgen::callbacks::{DeriveInfo, DeriveTrait, ImplementsTrait, ParseCallbacks, TypeKind};
 
 /// The unions of the ABI. `src/lib.rs` stands plain words of the same size and
 /// alignment in for them, so that every structure can be seen as bytes.
@@ -57,7 +55,5 @@ fn main() {
         .expect("the header is valid C");
 
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
-    bindings
-        .write_to_file(out.join("bindings.rs"))
-        .expect("OUT_DIR is writable");
+    bindings.write_to_file(out.join("bindings.rs")).expect("OUT_DIR is writable");
 }

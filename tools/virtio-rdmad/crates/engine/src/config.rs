@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Limits of a device, its configuration space and its numbering of queues.
+
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
+    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID,
+    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_PAGE_SHIFT,
+};
+use zerocopy::{transmute, FromZeros};
+
+use crate::Wake;
+
+/// SGEs of one work request, at most; bounds what is copied per request.
+pub(crate) const MAX_SGE: usize = 16;
+
+/// Largest message, in bytes.
+pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
+
+/// Vendor and part that the configuration space names: the virtio vendor, and
+/// the device ID.
+const VENDOR_ID: u32 = 0x1af4;
+const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
+
+/// What one guest may use. All of it is fixed before the guest starts.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// QPs, the GSI's among them; M in the numbering of virtqueues.
+    pub max_qp: u16,
+    /// CQs; N in the numbering of virtqueues.
+    pub max_cq: u16,
+    /// Descriptors of the largest send or receive ring, a power of two.
+    pub wq_size: u16,
+    /// Descriptors of the largest completion ring, a power of two.
+    pub cq_size: u16,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Bytes of one memory region.
+    pub max_mr_size: u64,
+    /// Pieces of contiguous memory that all regions together may consist of:
+    /// bounds the memory that a guest can make the device use, 48 bytes each.
+    pub max_extents: usize,
+    /// READs and atomics that one QP has under way or serves.
+    pub max_rd_atomic: u8,
+    /// Address handles (the driver's own; the device only names a number).
+    pub max_ah: u32,
+    /// Entries of the GID table.
+    pub gid_table: u16,
+}
+
+impl Default for Limits {
+    /// Limits for a transport with 256 virtqueues or more.
+    fn default() -> Self {
+        Self {
+            max_qp: 95,
+            max_cq: 64,
+            wq_size: 1024,
+            cq_size: 4096,
+            max_mr: 65536,
+            max_pd: 65536,
+            max_mr_size: 2 << 30,
+            max_extents: 2 << 20,
+            max_rd_atomic: 16,
+            max_ah: 65536,
+            gid_table: 128,
+        }
+    }
+}
+
+impl Limits {
+    /// Limits for a transport with 64 virtqueues.
+    pub fn for_64_queues() -> Self {
+        Self { max_qp: 21, max_cq: 20, ..Self::default() }
+    }
+
+    /// Forces each limit into the range that the engine works with.
+    pub(crate) fn clamped(mut self) -> Self {
+        let ring = |size: u16, most: u16| size.clamp(2, most).next_power_of_two().min(most);
+        self.max_qp = self.max_qp.clamp(1, 16384);
+        self.max_cq = self.max_cq.clamp(1, 16384);
+        self.wq_size = ring(self.wq_size, 1 << 15);
+        self.cq_size = ring(self.cq_size, 1 << 15);
+        self.max_mr = self.max_mr.clamp(1, 1 << 22);
+        self.max_pd = self.max_pd.clamp(1, 1 << 22);
+        self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
+        self.gid_table = self.gid_table.clamp(1, 1024);
+        self
+    }
+}
+
+/// One guest's device.
+pub struct DeviceConfig {
+    /// The guest's name, for logs.
+    pub name: String,
+    /// MAC address of the paired network interface.
+    pub mac: Option<[u8; 6]>,
+    /// What the guest may use.
+    pub limits: Limits,
+    /// Makes the guest's thread call [`crate::Device::run`].
+    pub wake: Arc<dyn Wake>,
+}
+
+/// What a virtqueue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Control.
+    Control,
+    /// Completions of the CQ of this number.
+    Completion(u16),
+    /// Send queue of the QP in this slot (QP number less one).
+    Send(u16),
+    /// Receive queue of the QP in this slot.
+    Receive(u16),
+    /// Asynchronous events.
+    Event,
+}
+
+/// The numbering of virtqueues: control, N completion, M pairs, event.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    cqs: u16,
+    qps: u16,
+}
+
+impl Layout {
+    /// The numbering for these limits.
+    pub fn new(limits: &Limits) -> Self {
+        Self { cqs: limits.max_cq, qps: limits.max_qp }
+    }
+
+    /// How many virtqueues there are.
+    pub fn count(self) -> u16 {
+        self.event() + 1
+    }
+
+    /// Virtqueue of a CQ.
+    pub fn completion(self, cq: u16) -> u16 {
+        1 + cq
+    }
+
+    /// Virtqueue of the send queue of a QP slot.
+    pub fn send(self, slot: u16) -> u16 {
+        1 + self.cqs + 2 * slot
+    }
+
+    /// Virtqueue of the receive queue of a QP slot.
+    pub fn receive(self, slot: u16) -> u16 {
+        self.send(slot) + 1
+    }
+
+    /// The event virtqueue.
+    pub fn event(self) -> u16 {
+        1 + self.cqs + 2 * self.qps
+    }
+
+    /// What the virtqueue of this index is for.
+    pub fn queue(self, index: u16) -> Option<Queue> {
+        if index == 0 {
+            return Some(Queue::Control);
+        }
+        if index <= self.cqs {
+            return Some(Queue::Completion(index - 1));
+        }
+        if index == self.event() {
+            return Some(Queue::Event);
+        }
+        let pair = index - 1 - self.cqs;
+        (pair / 2 < self.qps).then_some(if pair % 2 == 0 {
+            Queue::Send(pair / 2)
+        } else {
+            Queue::Receive(pair / 2)
+        })
+    }
+}
+
+/// Device-specific feature bits of a device.
+pub(crate) fn features(mac: Option<[u8; 6]>) -> u64 {
+    1 << VIRTIO_RDMA_F_EVENTS | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
+}
+
+/// The EUI-64 of a MAC address, as RoCE forms a GUID.
+fn guid(mac: [u8; 6]) -> [u8; 8] {
+    let [a, b, c, d, e, f] = mac;
+    [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}
+
+/// The configuration space.
+pub(crate) fn config_space(limits: &Limits, mac: Option<[u8; 6]>, node: [u8; 6]) -> [u8; 256] {
+    let mut config = virtio_rdma_config::new_zeroed();
+    let rd_atomic = u32::from(limits.max_rd_atomic);
+    let sge = MAX_SGE as u32;
+    config.phys_port_cnt = 1;
+    config.sys_image_guid = u64::from_ne_bytes(guid(node));
+    config.vendor_id = VENDOR_ID;
+    config.vendor_part_id = VENDOR_PART_ID;
+    config.hw_ver = 1;
+    config.max_mr_size = limits.max_mr_size;
+    config.page_size_cap = 1 << VIRTIO_RDMA_PAGE_SHIFT;
+    config.max_qp = limits.max_qp.into();
+    config.max_qp_wr = limits.wq_size.into();
+    config.device_cap_flags = u64::from(
+        VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
+            | VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
+            | VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
+            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
+    );
+    config.max_send_sge = sge;
+    config.max_recv_sge = sge;
+    config.max_sge_rd = sge;
+    config.max_cq = limits.max_cq.into();
+    config.max_cqe = limits.cq_size.into();
+    config.max_mr = limits.max_mr;
+    config.max_pd = limits.max_pd;
+    config.max_qp_rd_atom = rd_atomic;
+    config.max_res_rd_atom = rd_atomic * u32::from(limits.max_qp);
+    config.max_qp_init_rd_atom = rd_atomic;
+    config.atomic_cap = VIRTIO_RDMA_ATOMIC_GLOB as u8;
+    config.max_ah = limits.max_ah;
+    config.max_pkeys = 1;
+    config.local_ca_ack_delay = 15;
+    config.features = features(mac);
+    config.mac = mac.unwrap_or_default();
+    transmute!(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_names_each_queue_once() {
+        let layout = Layout { cqs: 3, qps: 2 };
+        assert_eq!(layout.count(), 9);
+        let all: Vec<_> = (0..layout.count()).map(|i| layout.queue(i).unwrap()).collect();
+        assert_eq!(
+            all,
+            [
+                Queue::Control,
+                Queue::Completion(0),
+                Queue::Completion(1),
+                Queue::Completion(2),
+                Queue::Send(0),
+                Queue::Receive(0),
+                Queue::Send(1),
+                Queue::Receive(1),
+                Queue::Event
+            ]
+        );
+        assert_eq!(layout.queue(9), None);
+    }
+
+    #[test]
+    fn limits_fit_the_transports() {
+        assert_eq!(Layout::new(&Limits::default()).count(), 256);
+        assert_eq!(Layout::new(&Limits::for_64_queues()).count(), 64);
+    }
+
+    #[test]
+    fn guid_is_the_eui64_of_the_mac() {
+        assert_eq!(
+            guid([0x52, 0x54, 0, 0x12, 0x34, 1]),
+            [0x50, 0x54, 0, 0xff, 0xfe, 0x12, 0x34, 1]
+        );
+    }
+}

@@ -1,0 +1,697 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The control queue and its commands (specification, chapter 5).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_cmd_add_gid, virtio_rdma_cmd_create_cq, virtio_rdma_cmd_create_qp,
+    virtio_rdma_cmd_del_gid, virtio_rdma_cmd_dereg_mr, virtio_rdma_cmd_destroy_cq,
+    virtio_rdma_cmd_destroy_pd, virtio_rdma_cmd_destroy_qp, virtio_rdma_cmd_get_dma_mr,
+    virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port, virtio_rdma_cmd_reg_user_mr,
+    virtio_rdma_cmd_req_notify, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd,
+    virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr, virtio_rdma_rsp_query_pkey,
+    virtio_rdma_rsp_query_port, VIRTIO_RDMA_GID_TYPE_ROCE, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
+    VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_SIGNAL_ALL_WR,
+    VIRTIO_RDMA_SIGNAL_REQ_WR,
+};
+use memory::GuestMemory;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::config::{MAX_MSG_SIZE, MAX_SGE};
+use crate::cq::valid_notify_flags;
+use crate::device::Shared;
+use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, Range, ResolveError, PAGE_SIZE};
+use crate::qp::QpConfig;
+use crate::requester::Visit;
+use crate::ring_queue::RingQueue;
+use crate::slab::Slab;
+use crate::state::{QpState, QpType};
+use crate::stats::Counter;
+use crate::sync::{lock, read, write};
+use crate::Limits;
+
+/// Bytes of a request that are looked at; no command has more.
+const MAX_REQUEST: usize = 512;
+/// Bytes of the longest reply.
+const MAX_REPLY: usize = 256;
+/// Entries of a page table that are read at a time.
+const PAGES_AT_ONCE: usize = 512;
+
+/// `enum ib_port_state`: active.
+const PORT_ACTIVE: u8 = 4;
+/// `enum ib_port_phys_state`: link up.
+const PHYS_LINK_UP: u8 = 5;
+/// `enum ib_mtu`: 4096 bytes.
+const MTU_4096: u8 = 5;
+/// `enum ib_port_width`: 4 lanes.
+const WIDTH_4X: u8 = 2;
+/// `enum ib_port_speed`: EDR, 25 Gb/s a lane. Nothing depends on it.
+const SPEED_EDR: u16 = 32;
+/// The only P_Key: the default partition, full member.
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// `enum virtio_rdma_status` without OK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Error = abi::VIRTIO_RDMA_STATUS_ERR as u8,
+    Invalid = abi::VIRTIO_RDMA_STATUS_INVAL as u8,
+    NoObject = abi::VIRTIO_RDMA_STATUS_NO_OBJECT as u8,
+    NoResource = abi::VIRTIO_RDMA_STATUS_NO_RESOURCE as u8,
+    Busy = abi::VIRTIO_RDMA_STATUS_BUSY as u8,
+    Unsupported = abi::VIRTIO_RDMA_STATUS_UNSUPPORTED as u8,
+    Fault = abi::VIRTIO_RDMA_STATUS_FAULT as u8,
+    Length = abi::VIRTIO_RDMA_STATUS_LENGTH as u8,
+    State = abi::VIRTIO_RDMA_STATUS_STATE as u8,
+    Exists = abi::VIRTIO_RDMA_STATUS_EXISTS as u8,
+}
+
+impl Status {
+    fn counter(self) -> Counter {
+        match self {
+            Self::Error => Counter::CommandError,
+            Self::Invalid => Counter::CommandInvalid,
+            Self::NoObject => Counter::CommandNoObject,
+            Self::NoResource => Counter::CommandNoResource,
+            Self::Busy => Counter::CommandBusy,
+            Self::Unsupported => Counter::CommandUnsupported,
+            Self::Fault => Counter::CommandFault,
+            Self::Length => Counter::CommandLength,
+            Self::State => Counter::CommandState,
+            Self::Exists => Counter::CommandExists,
+        }
+    }
+}
+
+/// A memory region as its guest knows it.
+struct MrEntry {
+    attributes: Attributes,
+    /// `None` while its memory is not in the guest's map.
+    live: Option<Arc<Mr>>,
+}
+
+/// What only control commands change.
+pub(crate) struct Control {
+    /// The control queue.
+    pub ring: RingQueue,
+    memory: GuestMemory,
+    /// How many objects belong to each PD.
+    pds: Slab<u32>,
+    mrs: Slab<MrEntry>,
+    /// Upper 24 bits of the keys of regions that are not in memory.
+    invalid_keys: HashSet<u32>,
+    /// Extents of all regions.
+    extents: usize,
+    /// Where the search for a free QP begins, so that numbers come back late.
+    next_slot: u16,
+}
+
+impl Control {
+    /// Nothing.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            ring: RingQueue::default(),
+            memory: GuestMemory::default(),
+            pds: Slab::new(limits.max_pd),
+            mrs: Slab::new(limits.max_mr),
+            invalid_keys: HashSet::new(),
+            extents: 0,
+            next_slot: 1,
+        }
+    }
+
+    /// How many MRs and PDs there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.mrs.len(), self.pds.len())
+    }
+}
+
+/// Takes a request apart, checks the room for its reply, and only then has it
+/// done. Returns the bytes of the reply.
+fn exchange<Q: FromBytes, R: IntoBytes + Immutable>(
+    request: &[u8],
+    reply: &mut [u8],
+    command: impl FnOnce(Q) -> Result<R, Status>,
+) -> Result<usize, Status> {
+    let (request, _) = Q::read_from_prefix(request).map_err(|_| Status::Length)?;
+    let room = reply.get_mut(..size_of::<R>()).ok_or(Status::Length)?;
+    let answer = command(request)?;
+    room.copy_from_slice(answer.as_bytes());
+    Ok(room.len())
+}
+
+impl Shared {
+    /// Serves the control queue.
+    pub(crate) fn service_control(self: &Arc<Self>, budget: &mut u32) -> Visit {
+        let mut control = lock(&self.control);
+        let mut found = false;
+        let visit = loop {
+            if *budget == 0 {
+                break Visit::More;
+            }
+            let chain = match control.ring.pop() {
+                Ok(Some(chain)) => chain,
+                Ok(None) => break if found { Visit::Done } else { Visit::Empty },
+                Err(error) => {
+                    self.complain(Counter::BadControlChain, &error);
+                    self.set_needs_reset();
+                    break Visit::Parked;
+                }
+            };
+            found = true;
+            *budget -= 1;
+            let mut request = [0; MAX_REQUEST];
+            let mut reply = [0; MAX_REPLY];
+            let room = chain.writable_len().min(reply.len());
+            let length = chain.read(&mut request).unwrap_or(0);
+            let written = self.command(&mut control, &request[..length], &mut reply[..room]);
+            let written = chain.write(&reply[..written]).unwrap_or(0);
+            control.ring.give_back(chain.head, written);
+            control.ring.signal_if_needed();
+        };
+        visit
+    }
+
+    /// Handles one request; how many bytes of `reply` it wrote.
+    pub(crate) fn command(
+        self: &Arc<Self>,
+        control: &mut Control,
+        request: &[u8],
+        reply: &mut [u8],
+    ) -> usize {
+        self.stats.add(Counter::Commands, 1);
+        let Some((status, reply)) = reply.split_first_mut() else {
+            self.complain(Counter::CommandNoStatus, &"a request without room for a status");
+            return 0;
+        };
+        let result = match request.split_first() {
+            Some((command, body)) => self
+                .dispatch(control, (*command).into(), body, reply)
+                .map_err(|status| (status, Some(*command))),
+            None => Err((Status::Length, None)),
+        };
+        match result {
+            Ok(length) => {
+                *status = abi::VIRTIO_RDMA_STATUS_OK as u8;
+                1 + length
+            }
+            Err((error, command)) => {
+                let detail = format_args!("control command {command:?} ended in {error:?}");
+                self.complain(error.counter(), &detail);
+                *status = error as u8;
+                1
+            }
+        }
+    }
+
+    fn dispatch(
+        self: &Arc<Self>,
+        control: &mut Control,
+        command: u32,
+        request: &[u8],
+        reply: &mut [u8],
+    ) -> Result<usize, Status> {
+        match command {
+            abi::VIRTIO_RDMA_CMD_QUERY_PORT => {
+                exchange(request, reply, |request| self.query_port(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_CQ => {
+                exchange(request, reply, |request| self.create_cq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_DESTROY_CQ => {
+                exchange(request, reply, |request| self.destroy_cq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_PD => exchange(request, reply, |()| create_pd(control)),
+            abi::VIRTIO_RDMA_CMD_DESTROY_PD => {
+                exchange(request, reply, |request| destroy_pd(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_GET_DMA_MR => {
+                exchange(request, reply, |request| self.get_dma_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
+                exchange(request, reply, |request| self.reg_user_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_DEREG_MR => {
+                exchange(request, reply, |request| self.dereg_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_QP => {
+                exchange(request, reply, |request| self.create_qp(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_MODIFY_QP => {
+                exchange(request, reply, |request| self.modify_qp(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_QP => {
+                exchange(request, reply, |request| self.query_qp(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_DESTROY_QP => {
+                exchange(request, reply, |request| self.destroy_qp(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_PKEY => {
+                exchange(request, reply, |request| query_pkey(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_ADD_GID => {
+                exchange(request, reply, |request| self.add_gid(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_DEL_GID => {
+                exchange(request, reply, |request| self.del_gid(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ => {
+                exchange(request, reply, |request| self.req_notify_cq(&request))
+            }
+            // CREATE_MR and MAP_MR_SG among them: without MEM_MGT_EXTENSIONS.
+            _ => Err(Status::Unsupported),
+        }
+    }
+
+    fn query_port(
+        &self,
+        request: &virtio_rdma_cmd_query_port,
+    ) -> Result<virtio_rdma_rsp_query_port, Status> {
+        if u32::from(request.port) != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        let count = |counter| u32::try_from(self.stats.get(counter)).unwrap_or(u32::MAX);
+        let mut reply = virtio_rdma_rsp_query_port::new_zeroed();
+        reply.state = PORT_ACTIVE;
+        reply.max_mtu = MTU_4096;
+        reply.active_mtu = MTU_4096;
+        reply.phys_mtu = 4096;
+        reply.gid_tbl_len = self.limits.gid_table.into();
+        reply.port_cap_flags = VIRTIO_RDMA_PORT_CM_SUP;
+        reply.max_msg_sz = MAX_MSG_SIZE;
+        reply.qkey_viol_cntr = count(Counter::DropQkey);
+        reply.pkey_tbl_len = 1;
+        reply.active_width = WIDTH_4X;
+        reply.active_speed = SPEED_EDR;
+        reply.phys_state = PHYS_LINK_UP;
+        Ok(reply)
+    }
+
+    fn create_cq(
+        &self,
+        request: &virtio_rdma_cmd_create_cq,
+    ) -> Result<virtio_rdma_rsp_create_cq, Status> {
+        if request.cqe == 0 || request.cqe > self.limits.cq_size.into() {
+            return Err(Status::Invalid);
+        }
+        for (cqn, place) in (0..).zip(&*self.cqs) {
+            let mut cq = lock(place);
+            if cq.is_live() || cq.ring.size() == 0 {
+                continue;
+            }
+            if request.cqe > cq.ring.size().into() {
+                return Err(Status::Invalid);
+            }
+            cq.create();
+            return Ok(virtio_rdma_rsp_create_cq { cqn });
+        }
+        Err(Status::NoResource)
+    }
+
+    /// Calls `f` with a live CQ.
+    fn with_cq<R>(&self, cqn: u32, f: impl FnOnce(&mut crate::cq::Cq) -> R) -> Result<R, Status> {
+        let index = usize::try_from(cqn).map_err(|_| Status::NoObject)?;
+        let mut cq = lock(self.cqs.get(index).ok_or(Status::NoObject)?);
+        if cq.is_live() {
+            Ok(f(&mut cq))
+        } else {
+            Err(Status::NoObject)
+        }
+    }
+
+    fn destroy_cq(&self, request: &virtio_rdma_cmd_destroy_cq) -> Result<(), Status> {
+        self.with_cq(request.cqn, |cq| {
+            if cq.users() != 0 {
+                return Err(Status::Busy);
+            }
+            cq.destroy();
+            Ok(())
+        })?
+    }
+
+    fn req_notify_cq(&self, request: &virtio_rdma_cmd_req_notify) -> Result<(), Status> {
+        self.with_cq(request.cqn, |cq| {
+            if !valid_notify_flags(request.flags) {
+                return Err(Status::Invalid);
+            }
+            cq.arm(request.flags);
+            Ok(())
+        })?
+    }
+
+    fn get_dma_mr(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_get_dma_mr,
+    ) -> Result<virtio_rdma_rsp_mr, Status> {
+        control.pds.get(request.pdn).ok_or(Status::NoObject)?;
+        if !valid_access(request.access_flags) {
+            return Err(Status::Invalid);
+        }
+        let attributes = Attributes {
+            key: 0,
+            pdn: request.pdn,
+            access: request.access_flags,
+            iova: 0,
+            length: u64::MAX,
+            backing: Backing::Dma,
+        };
+        self.register(control, attributes)
+    }
+
+    fn reg_user_mr(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_reg_user_mr,
+    ) -> Result<virtio_rdma_rsp_mr, Status> {
+        control.pds.get(request.pdn).ok_or(Status::NoObject)?;
+        let length = request.length;
+        let offset = request.start % PAGE_SIZE;
+        let in_limits = length != 0 && length <= self.limits.max_mr_size;
+        if !in_limits
+            || !valid_access(request.access_flags)
+            || request.virt_addr.checked_add(length).is_none()
+            || (offset + length).div_ceil(PAGE_SIZE) != request.npages.into()
+        {
+            return Err(Status::Invalid);
+        }
+        if !control.mrs.has_room() {
+            return Err(Status::NoResource);
+        }
+        let ranges = self.read_pages(control, request, offset)?;
+        let attributes = Attributes {
+            key: 0,
+            pdn: request.pdn,
+            access: request.access_flags,
+            iova: request.virt_addr,
+            length,
+            backing: Backing::Ranges(ranges),
+        };
+        self.register(control, attributes)
+    }
+
+    /// Reads a page table, once.
+    fn read_pages(
+        &self,
+        control: &Control,
+        request: &virtio_rdma_cmd_reg_user_mr,
+        offset: u64,
+    ) -> Result<Arc<[Range]>, Status> {
+        let room = self.limits.max_extents.saturating_sub(control.extents);
+        let mut list = PageList::default();
+        let mut table = [0_u64; PAGES_AT_ONCE];
+        let (mut addr, mut left) = (request.pages, request.npages as usize);
+        while left > 0 {
+            let part = &mut table[..left.min(PAGES_AT_ONCE)];
+            control.memory.read(addr, part.as_mut_bytes()).map_err(|_| Status::Fault)?;
+            for page in &*part {
+                if page % PAGE_SIZE != 0 {
+                    return Err(Status::Invalid);
+                }
+                if page.checked_add(PAGE_SIZE).is_none() {
+                    return Err(Status::Fault);
+                }
+                if !list.push(*page, room) {
+                    return Err(Status::NoResource);
+                }
+            }
+            left -= part.len();
+            addr = match addr.checked_add(size_of_val(part) as u64) {
+                Some(next) => next,
+                None if left == 0 => break,
+                None => return Err(Status::Fault),
+            };
+        }
+        Ok(list.cut(offset, request.length))
+    }
+
+    /// Gives a region its key and number.
+    fn register(
+        &self,
+        control: &mut Control,
+        mut attributes: Attributes,
+    ) -> Result<virtio_rdma_rsp_mr, Status> {
+        if !control.mrs.has_room() {
+            return Err(Status::NoResource);
+        }
+        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
+        let key = read(&self.keys).choose_key(taken).ok_or(Status::Error)?;
+        attributes.key = key;
+        let pdn = attributes.pdn;
+        let room = self.limits.max_extents.saturating_sub(control.extents);
+        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(|why| match why {
+            ResolveError::Fault => Status::Fault,
+            ResolveError::TooManyExtents => Status::NoResource,
+        })?;
+        let mr = Arc::new(mr);
+        let entry = MrEntry { attributes, live: Some(Arc::clone(&mr)) };
+        let mrn = control.mrs.insert(entry).map_err(|_| Status::NoResource)?;
+        control.extents += mr.extents();
+        write(&self.keys).insert(mr);
+        use_pd(control, pdn);
+        Ok(virtio_rdma_rsp_mr { mrn, lkey: key, rkey: key })
+    }
+
+    fn dereg_mr(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_dereg_mr,
+    ) -> Result<(), Status> {
+        let entry = control.mrs.remove(request.mrn).ok_or(Status::NoObject)?;
+        write(&self.keys).remove(entry.attributes.key);
+        control.invalid_keys.remove(&(entry.attributes.key >> 8));
+        if let Some(mr) = entry.live {
+            control.extents -= mr.extents();
+            mr.retire();
+        }
+        unuse_pd(control, entry.attributes.pdn);
+        Ok(())
+    }
+
+    /// Resolves every region against a new map of memory.
+    pub(crate) fn remap(&self, control: &mut Control, memory: &GuestMemory) {
+        control.memory = memory.clone();
+        let max_extents = self.limits.max_extents;
+        for entry in control.mrs.values_mut() {
+            let before = entry.live.take();
+            control.extents -= before.as_ref().map_or(0, |mr| mr.extents());
+            let room = max_extents.saturating_sub(control.extents);
+            let key = entry.attributes.key;
+            if let Ok(mr) = Mr::new(memory, entry.attributes.clone(), room) {
+                let mr = Arc::new(mr);
+                control.extents += mr.extents();
+                control.invalid_keys.remove(&(key >> 8));
+                write(&self.keys).insert(Arc::clone(&mr));
+                entry.live = Some(mr);
+            } else {
+                write(&self.keys).remove(key);
+                control.invalid_keys.insert(key >> 8);
+            }
+            if let Some(mr) = before {
+                mr.retire();
+            }
+        }
+    }
+
+    /// Ends all regions and PDs, and forgets the guest's memory.
+    pub(crate) fn remove_all(&self, control: &mut Control) {
+        write(&self.keys).clear();
+        for entry in control.mrs.values_mut() {
+            if let Some(mr) = entry.live.take() {
+                mr.retire();
+            }
+        }
+        control.mrs.clear();
+        control.pds.clear();
+        control.invalid_keys.clear();
+        control.extents = 0;
+        control.next_slot = 1;
+        control.memory = GuestMemory::default();
+    }
+
+    fn create_qp(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_create_qp,
+    ) -> Result<virtio_rdma_rsp_create_qp, Status> {
+        let kind = QpType::from_abi(request.qp_type).ok_or(Status::Unsupported)?;
+        if request.max_inline_data != 0 {
+            return Err(Status::Unsupported);
+        }
+        self.check_capabilities(request)?;
+        control.pds.get(request.pdn).ok_or(Status::NoObject)?;
+        let cq = |cqn| {
+            self.with_cq(cqn, |_| ())?;
+            u16::try_from(cqn).map_err(|_| Status::NoObject)
+        };
+        let config = QpConfig {
+            kind,
+            pdn: request.pdn,
+            send_cq: cq(request.send_cqn)?,
+            recv_cq: cq(request.recv_cqn)?,
+            signal_all: u32::from(request.sq_sig_type) == VIRTIO_RDMA_SIGNAL_ALL_WR,
+            max_send_sge: request.max_send_sge as usize,
+            max_recv_sge: request.max_recv_sge as usize,
+        };
+        let slot = self.free_slot(control, kind)?;
+        self.occupy(slot, request, config)?;
+        for cq in [config.send_cq, config.recv_cq] {
+            lock(&self.cqs[usize::from(cq)]).attach();
+        }
+        use_pd(control, request.pdn);
+        Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
+    }
+
+    fn check_capabilities(&self, request: &virtio_rdma_cmd_create_qp) -> Result<(), Status> {
+        let (wr, sge) = (u32::from(self.limits.wq_size), MAX_SGE as u32);
+        let signal = u32::from(request.sq_sig_type);
+        let valid = (1..=wr).contains(&request.max_send_wr)
+            && (1..=sge).contains(&request.max_send_sge)
+            && request.max_recv_wr <= wr
+            && request.max_recv_sge <= sge
+            && matches!(signal, VIRTIO_RDMA_SIGNAL_ALL_WR | VIRTIO_RDMA_SIGNAL_REQ_WR);
+        if valid {
+            Ok(())
+        } else {
+            Err(Status::Invalid)
+        }
+    }
+
+    /// A place for a QP: the first for the GSI, any other for the rest.
+    fn free_slot(&self, control: &mut Control, kind: QpType) -> Result<u16, Status> {
+        let is_free = |slot: u16| {
+            let requester = lock(&self.qps[usize::from(slot)].requester);
+            requester.config.is_none() && requester.ring.size() != 0
+        };
+        if kind == QpType::Gsi {
+            let taken = lock(&self.qps[0].requester).config.is_some();
+            return match (taken, is_free(0)) {
+                (true, _) => Err(Status::Busy),
+                (false, true) => Ok(0),
+                (false, false) => Err(Status::NoResource),
+            };
+        }
+        let (first, end) = (control.next_slot, self.limits.max_qp);
+        let slot = (first..end).chain(1..first).find(|slot| *slot < end && is_free(*slot));
+        let slot = slot.ok_or(Status::NoResource)?;
+        control.next_slot = slot + 1;
+        Ok(slot)
+    }
+
+    /// Makes a QP in its place.
+    fn occupy(
+        &self,
+        slot: u16,
+        request: &virtio_rdma_cmd_create_qp,
+        config: QpConfig,
+    ) -> Result<(), Status> {
+        let qp = &self.qps[usize::from(slot)];
+        let mut requester = lock(&qp.requester);
+        let mut responder = lock(&qp.responder);
+        if request.max_send_wr > requester.ring.size().into()
+            || request.max_recv_wr > responder.ring.size().into()
+        {
+            return Err(Status::Invalid);
+        }
+        requester.reset();
+        responder.reset();
+        let cap = &mut responder.attr.cap;
+        cap.max_send_wr = request.max_send_wr;
+        cap.max_send_sge = request.max_send_sge;
+        cap.max_recv_wr = request.max_recv_wr;
+        cap.max_recv_sge = request.max_recv_sge;
+        qp.set_state(&mut responder, QpState::Reset);
+        requester.config = Some(config);
+        responder.config = Some(config);
+        // Receives are found when they are needed.
+        responder.notify = false;
+        responder.ring.disable_notify();
+        Ok(())
+    }
+
+    fn destroy_qp(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_destroy_qp,
+    ) -> Result<(), Status> {
+        let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
+        let qp = &self.qps[usize::from(slot)];
+        let mut requester = lock(&qp.requester);
+        let config = requester.config.take().ok_or(Status::NoObject)?;
+        requester.reset();
+        requester.ring.drain();
+        drop(requester);
+        self.set_timer(slot, None);
+        let mut responder = lock(&qp.responder);
+        responder.config = None;
+        responder.reset();
+        qp.set_state(&mut responder, QpState::Reset);
+        responder.ring.drain();
+        drop(responder);
+        for cq in [config.send_cq, config.recv_cq] {
+            lock(&self.cqs[usize::from(cq)]).detach();
+        }
+        unuse_pd(control, config.pdn);
+        Ok(())
+    }
+
+    fn add_gid(self: &Arc<Self>, request: &virtio_rdma_cmd_add_gid) -> Result<(), Status> {
+        let known = matches!(
+            request.gid_type,
+            VIRTIO_RDMA_GID_TYPE_ROCE | VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP
+        );
+        let unicast = request.gid != [0; 16] && request.gid[0] != 0xff;
+        if !known || !unicast || request.port_num != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        match self.set_gid(request.index.into(), Some(request.gid)) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Status::Exists),
+            None => Err(Status::Invalid),
+        }
+    }
+
+    fn del_gid(self: &Arc<Self>, request: &virtio_rdma_cmd_del_gid) -> Result<(), Status> {
+        if request.port != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        self.set_gid(request.index.into(), None).map(|_| ()).ok_or(Status::Invalid)
+    }
+}
+
+fn query_pkey(request: &virtio_rdma_cmd_query_pkey) -> Result<virtio_rdma_rsp_query_pkey, Status> {
+    if request.port != VIRTIO_RDMA_PORT || request.index != 0 {
+        return Err(Status::Invalid);
+    }
+    Ok(virtio_rdma_rsp_query_pkey { pkey: DEFAULT_PKEY })
+}
+
+fn create_pd(control: &mut Control) -> Result<virtio_rdma_rsp_create_pd, Status> {
+    let pdn = control.pds.insert(0).map_err(|_| Status::NoResource)?;
+    Ok(virtio_rdma_rsp_create_pd { pdn })
+}
+
+fn destroy_pd(control: &mut Control, request: &virtio_rdma_cmd_destroy_pd) -> Result<(), Status> {
+    match control.pds.get(request.pdn) {
+        None => Err(Status::NoObject),
+        Some(0) => {
+            control.pds.remove(request.pdn);
+            Ok(())
+        }
+        Some(_) => Err(Status::Busy),
+    }
+}
+
+fn use_pd(control: &mut Control, pdn: u32) {
+    if let Some(users) = control.pds.get_mut(pdn) {
+        *users += 1;
+    }
+}
+
+fn unuse_pd(control: &mut Control, pdn: u32) {
+    if let Some(users) = control.pds.get_mut(pdn) {
+        *users -= 1;
+    }
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Unreliable datagrams, and those of the GSI.
+
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_GRH,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
+};
+
+use crate::device::Shared;
+use crate::mr::{self, Mapping};
+use crate::qp::{QpConfig, Requester, Responder};
+use crate::responder::Received;
+use crate::state::QpType;
+use crate::stats::Counter;
+use crate::sync::{lock, read};
+use crate::wqe::{ReceiveWqe, SendWqe};
+use crate::Gid;
+
+/// The port's MTU: the largest payload of a datagram.
+const MTU: u64 = 4096;
+
+/// Bytes in front of the payload of a received datagram.
+const GRH_LEN: usize = 40;
+
+/// The bit of a Q_Key that only privileged senders set themselves.
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// IANA's number of UDP.
+const PROTOCOL_UDP: u8 = 17;
+
+/// What the wire would carry of a datagram besides its payload.
+struct Datagram<'a> {
+    wqe: &'a SendWqe,
+    sgid: Gid,
+    src_qpn: u32,
+    qkey: u32,
+    payload: &'a [Mapping],
+}
+
+impl Shared {
+    /// Sends the datagram under way; its `enum virtio_rdma_wc_status`. Success
+    /// says nothing of its delivery.
+    pub(crate) fn send_datagram(
+        self: &Arc<Self>,
+        slot: u16,
+        requester: &Requester,
+        config: QpConfig,
+    ) -> u32 {
+        let wqe = &requester.wqe;
+        let av = &wqe.ud.av;
+        if wqe.total > MTU {
+            return VIRTIO_RDMA_WC_LOC_LEN_ERR;
+        }
+        if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        }
+        let Some(sgid) = self.gid(av.gid_index.into()) else {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        };
+        let sges = wqe.sges.as_slice();
+        let payload = read(&self.keys).map_sges(sges, config.pdn, 0, 0, wqe.total);
+        let Ok(payload) = payload else {
+            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+        };
+        let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
+        let datagram = Datagram {
+            wqe,
+            sgid,
+            src_qpn: u32::from(slot) + 1,
+            qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
+            payload: &payload,
+        };
+        if let Err(dropped) = self.deliver(&datagram) {
+            self.stats.add(dropped, 1);
+        }
+        VIRTIO_RDMA_WC_SUCCESS
+    }
+
+    /// Brings a datagram to its destination, or says why it is dropped.
+    fn deliver(&self, datagram: &Datagram<'_>) -> Result<(), Counter> {
+        let ud = &datagram.wqe.ud;
+        let device = self.fabric.find(&ud.av.dgid).ok_or(Counter::DropUnreachable)?;
+        let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
+        let qp = &device.qps[usize::from(slot)];
+        let mut responder = lock(&qp.responder);
+        let kind = responder.config.map(|config| config.kind);
+        if !matches!(kind, Some(QpType::Ud | QpType::Gsi)) || !qp.state().receives() {
+            return Err(Counter::DropUnreachable);
+        }
+        device.receive_datagram(slot, &mut responder, datagram)
+    }
+
+    /// Takes a datagram in. Runs in the sender's thread.
+    fn receive_datagram(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        datagram: &Datagram<'_>,
+    ) -> Result<(), Counter> {
+        if responder.attr.qkey != datagram.qkey {
+            self.stats.add(Counter::DropQkey, 1);
+            return Err(Counter::DropQkey);
+        }
+        let receive =
+            self.take_receive_unreliable(slot, responder).ok_or(Counter::DropNoReceive)?;
+        let len = GRH_LEN as u64 + datagram.wqe.total;
+        if receive.sges.total() < len {
+            responder.current = Some(receive);
+            return Err(Counter::DropRefused);
+        }
+        if self.write_datagram(responder, &receive, datagram).is_err() {
+            self.fail_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            self.fail_responder(slot, responder, None);
+            return Err(Counter::DropRefused);
+        }
+        let received = Received {
+            opcode: VIRTIO_RDMA_WC_RECV,
+            len,
+            immediate: datagram.wqe.immediate,
+            solicited: datagram.wqe.solicited,
+        };
+        self.received(slot, responder, receive.wr_id, received, |cqe| {
+            cqe.src_qp = datagram.src_qpn;
+            cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
+            cqe.sl = (datagram.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
+            cqe.port_num = VIRTIO_RDMA_PORT as u8;
+        });
+        Ok(())
+    }
+
+    /// Writes header and payload into the memory of a receive.
+    fn write_datagram(
+        &self,
+        responder: &Responder,
+        receive: &ReceiveWqe,
+        datagram: &Datagram<'_>,
+    ) -> Result<(), ()> {
+        let pdn = responder.config.ok_or(())?.pdn;
+        let sges = receive.sges.as_slice();
+        let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
+        let keys = read(&self.keys);
+        let header = keys.map_sges(sges, pdn, access, 0, header_len).map_err(|_| ())?;
+        let total = datagram.wqe.total;
+        let payload = keys.map_sges(sges, pdn, access, header_len, total).map_err(|_| ())?;
+        drop(keys);
+        let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
+        mr::write(&header, 0, &grh).map_err(|_| ())?;
+        mr::copy(datagram.payload, &payload).map(|_| ()).map_err(|_| ())
+    }
+}
+
+/// Bytes of the UDP packet that would carry a datagram: UDP, BTH, DETH,
+/// immediate data, payload padded to 4 bytes, ICRC.
+fn packet_len(wqe: &SendWqe) -> u16 {
+    let immediate = if wqe.immediate.is_some() { 4 } else { 0 };
+    let payload = wqe.total.min(MTU).next_multiple_of(4);
+    u16::try_from(8 + 12 + 8 + immediate + payload + 4).unwrap_or(u16::MAX)
+}
+
+/// The IPv4 address that a GID holds.
+fn ipv4(gid: &Gid) -> Option<[u8; 4]> {
+    let prefix = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    let address = gid.strip_prefix(&prefix)?;
+    address.try_into().ok()
+}
+
+/// What stands in front of a received datagram: an IPv6 header, or 20 bytes of
+/// zeros and an IPv4 header (specification, chapter 10).
+fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
+    match (ipv4(sgid), ipv4(&av.dgid)) {
+        (Some(source), Some(target)) => ipv4_header(av, source, target, len),
+        _ => ipv6_header(av, sgid, len),
+    }
+}
+
+fn ipv6_header(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
+    let mut header = [0; GRH_LEN];
+    let first = 6 << 28 | av.sl_tclass_flowlabel & 0x0fff_ffff;
+    header[0..4].copy_from_slice(&first.to_be_bytes());
+    header[4..6].copy_from_slice(&len.to_be_bytes());
+    header[6] = PROTOCOL_UDP;
+    header[7] = av.hop_limit;
+    header[8..24].copy_from_slice(sgid);
+    header[24..40].copy_from_slice(&av.dgid);
+    header
+}
+
+fn ipv4_header(av: &virtio_rdma_av, source: [u8; 4], target: [u8; 4], len: u16) -> [u8; GRH_LEN] {
+    let mut header = [0; GRH_LEN];
+    let ip = &mut header[20..];
+    ip[0] = 0x45;
+    ip[1] = (av.sl_tclass_flowlabel >> 20) as u8;
+    ip[2..4].copy_from_slice(&len.saturating_add(20).to_be_bytes());
+    ip[6] = 0x40;
+    ip[8] = av.hop_limit;
+    ip[9] = PROTOCOL_UDP;
+    ip[12..16].copy_from_slice(&source);
+    ip[16..20].copy_from_slice(&target);
+    let checksum = checksum(ip);
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    header
+}
+
+/// The Internet checksum (RFC 1071) of an even number of bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 =
+        bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn ipv4_header_has_a_valid_checksum() {
+        let mut av = virtio_rdma_av::new_zeroed();
+        av.hop_limit = 64;
+        av.dgid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2];
+        let sgid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
+        let header = grh(&av, &sgid, 300);
+        assert_eq!(header[..20], [0; 20]);
+        assert_eq!(header[20], 0x45);
+        assert_eq!(checksum(&header[20..]), 0);
+        assert_eq!(header[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
+    }
+
+    #[test]
+    fn ipv6_header_names_both_ends() {
+        let mut av = virtio_rdma_av::new_zeroed();
+        av.sl_tclass_flowlabel = 3 << 28 | 0x45 << 20 | 0x12345;
+        av.dgid = [0xfe; 16];
+        let header = grh(&av, &[0xfd; 16], 300);
+        assert_eq!(header[..4], [0x64, 0x51, 0x23, 0x45]);
+        assert_eq!(header[6], PROTOCOL_UDP);
+        assert_eq!(header[8..24], [0xfd; 16]);
+        assert_eq!(header[24..], [0xfe; 16]);
+    }
+}

@@ -1,0 +1,655 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The device of one guest.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Instant;
+
+use abi::{
+    virtio_rdma_cqe, VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
+    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+};
+use memory::GuestMemory;
+use ring::SplitQueue;
+
+use crate::config::{config_space, features, Layout, Queue};
+use crate::control::Control;
+use crate::cq::Cq;
+use crate::event::Events;
+use crate::hot::{Hot, Set};
+use crate::mr::KeyTable;
+use crate::qp::Qp;
+use crate::requester::Visit;
+use crate::ring_queue::RingQueue;
+use crate::state::{QpState, QpType};
+use crate::stats::{Counter, Stats};
+use crate::sync::{lock, write};
+use crate::{Clock, DeviceConfig, DeviceStatus, Fabric, Gid, Limits, QpStatus, Signal, Wake};
+
+/// Chunks that one queue is served for before the next has its turn.
+const BURST: u32 = 32;
+
+/// Visits without work after which a queue is no longer looked at unasked.
+const IDLE_VISITS: u16 = 512;
+
+/// Entries of the control and event rings.
+const CONTROL_SIZE: u16 = 64;
+const EVENT_SIZE: u16 = 256;
+
+/// What [`Device::run`] leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Something was done, or is left: call again.
+    Busy,
+    /// There was nothing to do.
+    Idle,
+    /// There was nothing to do, and will be at this time.
+    At(Instant),
+}
+
+/// When the work requests that wait go on.
+#[derive(Default)]
+struct Timers {
+    by_slot: Vec<Option<Instant>>,
+    order: BTreeSet<(Instant, u16)>,
+}
+
+impl Timers {
+    fn set(&mut self, slot: u16, deadline: Option<Instant>) {
+        let entry = &mut self.by_slot[usize::from(slot)];
+        if let Some(before) = entry.take() {
+            self.order.remove(&(before, slot));
+        }
+        *entry = deadline;
+        if let Some(deadline) = deadline {
+            self.order.insert((deadline, slot));
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.order.first().map(|(deadline, _)| *deadline)
+    }
+
+    fn pop(&mut self, now: Instant) -> Option<u16> {
+        let &(deadline, slot) = self.order.first()?;
+        if deadline > now {
+            return None;
+        }
+        self.set(slot, None);
+        Some(slot)
+    }
+}
+
+/// What [`Device::run`] remembers from one call to the next.
+struct Service {
+    /// Queues that have work.
+    active: Set,
+    /// Queues that had work lately, and ask for no kicks.
+    polled: Set,
+    /// Queues that were asked for no kicks.
+    quiet: Set,
+    /// Visits in vain since a polled queue had work.
+    idle: Box<[u16]>,
+    /// Where the next call begins.
+    cursor: u16,
+}
+
+impl Service {
+    fn new(queues: u16) -> Self {
+        Self {
+            active: Set::new(queues),
+            polled: Set::new(queues),
+            quiet: Set::new(queues),
+            idle: vec![0; queues.into()].into(),
+            cursor: 0,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.active.clear();
+        self.polled.clear();
+        self.quiet.clear();
+        self.cursor = 0;
+    }
+
+    /// The next queue to look at.
+    fn next(&self, from: u16) -> Option<u16> {
+        match (self.active.next(from), self.polled.next(from)) {
+            (Some(active), Some(polled)) => Some(active.min(polled)),
+            (active, polled) => active.or(polled),
+        }
+    }
+
+    /// A queue whose ring is new.
+    fn forget(&mut self, index: u16) {
+        self.polled.remove(index);
+        self.quiet.remove(index);
+    }
+}
+
+/// What the guest's own thread and those of its peers share.
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) limits: Limits,
+    pub(crate) layout: Layout,
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) stats: Stats,
+    pub(crate) cqs: Box<[Mutex<Cq>]>,
+    pub(crate) qps: Box<[Qp]>,
+    pub(crate) keys: RwLock<KeyTable>,
+    pub(crate) control: Mutex<Control>,
+    gids: Mutex<Box<[Option<Gid>]>>,
+    events: Mutex<Events>,
+    timers: Mutex<Timers>,
+    service: Mutex<Service>,
+    hot: Hot,
+    wake: Arc<dyn Wake>,
+    /// The thread was woken and has not looked yet.
+    awake: AtomicBool,
+    started: AtomicBool,
+    needs_reset: AtomicBool,
+}
+
+impl Shared {
+    /// Counts bad input of this guest, and logs it the first time.
+    pub fn complain(&self, counter: Counter, detail: &dyn Display) {
+        self.stats.complain(&self.name, counter, detail);
+    }
+
+    /// The time.
+    pub fn clock(&self) -> &dyn Clock {
+        self.fabric.clock()
+    }
+
+    /// The place of a QP number, if there can be one.
+    pub fn slot_of(&self, qpn: u32) -> Option<u16> {
+        let slot = u16::try_from(qpn.checked_sub(1)?).ok()?;
+        (usize::from(slot) < self.qps.len()).then_some(slot)
+    }
+
+    /// An entry of the GID table.
+    pub fn gid(&self, index: usize) -> Option<Gid> {
+        *lock(&self.gids).get(index)?
+    }
+
+    /// Sets or clears an entry of the GID table; `None` if there is no such
+    /// entry, `Some(false)` if another guest has the GID.
+    pub fn set_gid(self: &Arc<Self>, index: usize, gid: Option<Gid>) -> Option<bool> {
+        let mut gids = lock(&self.gids);
+        let entry = gids.get_mut(index)?;
+        if *entry == gid {
+            return Some(true);
+        }
+        if let Some(gid) = gid {
+            if !self.fabric.claim(gid, self) {
+                return Some(false);
+            }
+        }
+        if let Some(before) = std::mem::replace(entry, gid) {
+            self.fabric.release(before, self);
+        }
+        Some(true)
+    }
+
+    /// Raises an event of an object.
+    pub fn raise(&self, event: u32, handle: u32) {
+        lock(&self.events).raise(event, handle, &self.name, &self.stats);
+    }
+
+    /// Has the guest's thread look at a queue.
+    pub fn make_hot(&self, queue: u16) {
+        self.hot.set(queue);
+        if !self.awake.swap(true, Ordering::SeqCst) {
+            self.wake.wake();
+        }
+    }
+
+    /// When the send queue of a QP goes on.
+    pub fn set_timer(&self, slot: u16, deadline: Option<Instant>) {
+        lock(&self.timers).set(slot, deadline);
+    }
+
+    /// Places a CQE.
+    pub fn complete(&self, cq: u16, cqe: &virtio_rdma_cqe, solicited: bool) {
+        let Some(place) = self.cqs.get(usize::from(cq)) else { return };
+        let result = lock(place).complete(cqe, solicited, &self.name, &self.stats);
+        if result.is_err() {
+            self.raise(VIRTIO_RDMA_EVENT_CQ_ERR, cq.into());
+            self.make_hot(self.layout.completion(cq));
+        }
+    }
+
+    /// Counts a CQE with an error.
+    pub fn count_error(&self, status: u32) {
+        let counter = match status {
+            VIRTIO_RDMA_WC_LOC_LEN_ERR => Counter::LocalLength,
+            VIRTIO_RDMA_WC_LOC_QP_OP_ERR => Counter::LocalQpOperation,
+            VIRTIO_RDMA_WC_LOC_PROT_ERR => Counter::LocalProtection,
+            VIRTIO_RDMA_WC_WR_FLUSH_ERR => Counter::Flushed,
+            VIRTIO_RDMA_WC_REM_INV_REQ_ERR => Counter::RemoteInvalidRequest,
+            VIRTIO_RDMA_WC_REM_ACCESS_ERR => Counter::RemoteAccess,
+            VIRTIO_RDMA_WC_REM_OP_ERR => Counter::RemoteOperation,
+            VIRTIO_RDMA_WC_RETRY_EXC_ERR => Counter::RetryExceeded,
+            VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR => Counter::RnrRetryExceeded,
+            _ => return,
+        };
+        self.stats.add(counter, 1);
+    }
+
+    /// After a CQ has overflowed: every QP that uses it fails.
+    fn service_overflow(&self, cq: u16) {
+        if !lock(&self.cqs[usize::from(cq)]).is_error() {
+            return;
+        }
+        for (slot, qp) in (0..).zip(&*self.qps) {
+            let mut responder = lock(&qp.responder);
+            let uses = responder.config.is_some_and(|c| c.send_cq == cq || c.recv_cq == cq);
+            if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+            }
+        }
+    }
+
+    /// Does what a queue has to do, within `budget`.
+    fn visit(self: &Arc<Self>, queue: Queue, budget: &mut u32) -> Visit {
+        match queue {
+            Queue::Control => self.service_control(budget),
+            Queue::Completion(cq) => {
+                self.service_overflow(cq);
+                Visit::Parked
+            }
+            Queue::Send(slot) => self.service_send(slot, budget),
+            Queue::Receive(slot) => match self.service_receive(slot, budget) {
+                true => Visit::More,
+                false => Visit::Parked,
+            },
+            Queue::Event => {
+                lock(&self.events).deliver(&self.name, &self.stats);
+                Visit::Parked
+            }
+        }
+    }
+
+    /// Calls `f` with the ring of a queue.
+    fn with_ring<R>(&self, queue: Queue, f: impl FnOnce(&mut RingQueue) -> R) -> R {
+        match queue {
+            Queue::Control => f(&mut lock(&self.control).ring),
+            Queue::Completion(cq) => f(&mut lock(&self.cqs[usize::from(cq)]).ring),
+            Queue::Send(slot) => f(&mut lock(&self.qps[usize::from(slot)].requester).ring),
+            Queue::Receive(slot) => f(&mut lock(&self.qps[usize::from(slot)].responder).ring),
+            Queue::Event => f(&mut lock(&self.events).ring),
+        }
+    }
+
+    /// Whether the ring of a queue is looked at without being kicked.
+    fn is_polled(queue: Queue) -> bool {
+        matches!(queue, Queue::Control | Queue::Send(_))
+    }
+
+    /// One turn of [`Device::run`] for one queue; whether work was done.
+    fn turn(self: &Arc<Self>, service: &mut Service, index: u16, left: &mut u32) -> bool {
+        let Some(queue) = self.layout.queue(index) else { return false };
+        if Self::is_polled(queue) && !service.quiet.contains(index) {
+            service.quiet.insert(index);
+            self.with_ring(queue, RingQueue::disable_notify);
+        }
+        let mut budget = BURST.min(*left);
+        let given = budget;
+        let visit = self.visit(queue, &mut budget);
+        *left -= given - budget;
+        service.active.remove(index);
+        match visit {
+            Visit::More => service.active.insert(index),
+            Visit::Done => {
+                service.polled.insert(index);
+                service.idle[usize::from(index)] = 0;
+            }
+            Visit::Parked => service.polled.remove(index),
+            Visit::Empty => {
+                service.polled.insert(index);
+                let idle = &mut service.idle[usize::from(index)];
+                *idle += 1;
+                if *idle >= IDLE_VISITS {
+                    *idle = 0;
+                    self.arm(service, index);
+                }
+            }
+        }
+        given != budget || visit == Visit::More
+    }
+
+    /// Asks for kicks of a polled queue; whether work has come meanwhile.
+    fn arm(&self, service: &mut Service, index: u16) -> bool {
+        let Some(queue) = self.layout.queue(index) else { return false };
+        service.polled.remove(index);
+        service.quiet.remove(index);
+        let more = self.with_ring(queue, RingQueue::enable_notify);
+        if more {
+            service.active.insert(index);
+        }
+        more
+    }
+
+    /// Ends everything that the guest made; touches its memory no more.
+    fn reset(self: &Arc<Self>) {
+        self.started.store(false, Ordering::Release);
+        for index in 0..lock(&self.gids).len() {
+            self.set_gid(index, None);
+        }
+        for qp in &*self.qps {
+            let mut requester = lock(&qp.requester);
+            requester.reset();
+            requester.config = None;
+            requester.ring.set(None, None);
+            drop(requester);
+            let mut responder = lock(&qp.responder);
+            qp.set_state(&mut responder, QpState::Reset);
+            responder.reset();
+            responder.config = None;
+            responder.notify = true;
+            responder.ring.set(None, None);
+        }
+        let mut control = lock(&self.control);
+        control.ring.set(None, None);
+        self.remove_all(&mut control);
+        drop(control);
+        for cq in &*self.cqs {
+            *lock(cq) = Cq::default();
+        }
+        let mut events = lock(&self.events);
+        events.clear();
+        events.ring.set(None, None);
+        drop(events);
+        for slot in 0..self.limits.max_qp {
+            self.set_timer(slot, None);
+        }
+        self.needs_reset.store(false, Ordering::Release);
+    }
+
+    /// The control queue is broken: only a reset helps.
+    pub fn set_needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
+    }
+}
+
+/// The device of one guest: what a transport drives.
+///
+/// All methods but [`Device::status`] are for the one thread that serves the
+/// guest.
+pub struct Device {
+    shared: Arc<Shared>,
+    config_space: [u8; 256],
+    features: u64,
+}
+
+impl Device {
+    pub(crate) fn new(fabric: Arc<Fabric>, config: DeviceConfig) -> Self {
+        let DeviceConfig { name, mac, limits, wake } = config;
+        let limits = limits.clamped();
+        let layout = Layout::new(&limits);
+        let queues = layout.count();
+        let node = mac.unwrap_or_else(random_mac);
+        let config_space = config_space(&limits, mac, node);
+        let timers = Timers { by_slot: vec![None; limits.max_qp.into()], order: BTreeSet::new() };
+        let shared = Shared {
+            name,
+            layout,
+            fabric,
+            stats: Stats::new(),
+            cqs: (0..limits.max_cq).map(|_| Mutex::new(Cq::default())).collect(),
+            qps: (0..limits.max_qp).map(|_| Qp::new()).collect(),
+            keys: RwLock::new(KeyTable::default()),
+            control: Mutex::new(Control::new(&limits)),
+            gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
+            events: Mutex::new(Events::default()),
+            timers: Mutex::new(timers),
+            service: Mutex::new(Service::new(queues)),
+            hot: Hot::new(queues),
+            wake,
+            awake: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            needs_reset: AtomicBool::new(false),
+            limits,
+        };
+        Self { shared: Arc::new(shared), config_space, features: features(mac) }
+    }
+
+    /// The configuration space.
+    pub fn config_space(&self) -> [u8; 256] {
+        self.config_space
+    }
+
+    /// Device-specific feature bits.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// How many virtqueues there are.
+    pub fn queue_count(&self) -> u16 {
+        self.shared.layout.count()
+    }
+
+    /// The largest size of a virtqueue; 0 if there is no such queue.
+    pub fn queue_max_size(&self, index: u16) -> u16 {
+        let limits = &self.shared.limits;
+        match self.shared.layout.queue(index) {
+            Some(Queue::Control) => CONTROL_SIZE,
+            Some(Queue::Completion(_)) => limits.cq_size,
+            Some(Queue::Send(_) | Queue::Receive(_)) => limits.wq_size,
+            Some(Queue::Event) => EVENT_SIZE,
+            None => 0,
+        }
+    }
+
+    /// Starts the device (DRIVER_OK): the guest's memory, and for each queue
+    /// that the guest set up its ring and its interrupt.
+    pub fn start(
+        &self,
+        memory: &GuestMemory,
+        queues: impl IntoIterator<Item = (u16, SplitQueue, Arc<dyn Signal>)>,
+    ) {
+        self.set_memory(memory);
+        for (index, ring, signal) in queues {
+            self.set_queue(index, ring, signal);
+        }
+    }
+
+    /// Puts a queue in place, for transports that bring one at a time. Ignored
+    /// for an index that does not exist.
+    pub fn set_queue(&self, index: u16, ring: SplitQueue, signal: Arc<dyn Signal>) {
+        let shared = &self.shared;
+        let Some(queue) = shared.layout.queue(index) else { return };
+        shared.started.store(true, Ordering::Release);
+        lock(&shared.service).forget(index);
+        shared.with_ring(queue, |place| place.set(Some(ring), Some(signal)));
+        if let Queue::Receive(slot) = queue {
+            lock(&shared.qps[usize::from(slot)].responder).notify = true;
+        }
+        shared.make_hot(index);
+    }
+
+    /// Replaces the interrupt of a queue.
+    pub fn set_signal(&self, index: u16, signal: Arc<dyn Signal>) {
+        if let Some(queue) = self.shared.layout.queue(index) {
+            self.shared.with_ring(queue, |place| place.set_signal(signal));
+        }
+    }
+
+    /// Takes a queue away and returns the available index to go on from;
+    /// `None` if there was none.
+    pub fn stop_queue(&self, index: u16) -> Option<u16> {
+        let queue = self.shared.layout.queue(index)?;
+        lock(&self.shared.service).forget(index);
+        let ring = self.shared.with_ring(queue, RingQueue::take)?;
+        Some(ring.next_avail())
+    }
+
+    /// Follows a change of the guest's memory map: rings and memory regions are
+    /// found anew. A region that is no longer in memory is invalid until a later
+    /// change brings it back. When this returns, nothing of the old map is in use
+    /// but by rings that the new one does not hold.
+    pub fn set_memory(&self, memory: &GuestMemory) {
+        let shared = &self.shared;
+        shared.remap(&mut lock(&shared.control), memory);
+        for index in 0..shared.layout.count() {
+            let Some(queue) = shared.layout.queue(index) else { continue };
+            if let Err(error) = shared.with_ring(queue, |ring| ring.set_memory(memory)) {
+                tracing::debug!(guest = shared.name, index, %error, "a queue is not in memory");
+            }
+        }
+    }
+
+    /// Resets the device (status 0, or the guest has gone): everything that the
+    /// guest made is destroyed. When this returns, no thread touches its memory.
+    pub fn reset(&self) {
+        lock(&self.shared.service).clear();
+        self.shared.reset();
+    }
+
+    /// Whether the guest broke its control queue, so that the status of the
+    /// device shows DEVICE_NEEDS_RESET.
+    pub fn needs_reset(&self) -> bool {
+        self.shared.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// A queue has new buffers. Cheap; [`Device::run`] does the work.
+    pub fn kick(&self, index: u16) {
+        if index < self.shared.layout.count() {
+            self.shared.hot.set(index);
+        }
+    }
+
+    /// Does what there is to do, `budget` messages or chunks at most.
+    ///
+    /// Queues that had work are looked at again by each later call, without
+    /// being kicked, until [`Device::arm`].
+    pub fn run(&self, budget: u32) -> Next {
+        let shared = &self.shared;
+        let mut service = lock(&shared.service);
+        let service = &mut *service;
+        shared.awake.store(false, Ordering::SeqCst);
+        shared.hot.take(&mut service.active);
+        self.expire(service);
+        let mut left = budget;
+        let mut worked = false;
+        let count = shared.layout.count();
+        let start = service.cursor;
+        for (from, to) in [(start, count), (0, start)] {
+            let mut at = from;
+            while let Some(index) = service.next(at).filter(|index| *index < to) {
+                if left == 0 {
+                    service.cursor = index;
+                    return Next::Busy;
+                }
+                worked |= shared.turn(service, index, &mut left);
+                at = index + 1;
+            }
+        }
+        service.cursor = 0;
+        if worked || !service.active.is_empty() || !shared.hot.is_empty() {
+            return Next::Busy;
+        }
+        lock(&shared.timers).next().map_or(Next::Idle, Next::At)
+    }
+
+    /// Makes queues hot whose time has come.
+    fn expire(&self, service: &mut Service) {
+        let shared = &self.shared;
+        let mut timers = lock(&shared.timers);
+        if timers.next().is_none() {
+            return;
+        }
+        let now = shared.clock().now();
+        while let Some(slot) = timers.pop(now) {
+            service.active.insert(shared.layout.send(slot));
+        }
+    }
+
+    /// Prepares for sleep: asks the guest for kicks of every queue. `true`: work
+    /// has come meanwhile, call [`Device::run`] again. `false`: the thread may
+    /// sleep until a kick, a [`Wake`] or the time that `run` named.
+    pub fn arm(&self) -> bool {
+        let shared = &self.shared;
+        let mut service = lock(&shared.service);
+        let mut more = false;
+        let mut at = 0;
+        while let Some(index) = service.polled.next(at) {
+            more |= shared.arm(&mut service, index);
+            at = index + 1;
+        }
+        more || !service.active.is_empty() || !shared.hot.is_empty()
+    }
+
+    /// Handles one control request outside of the control queue: the bytes that
+    /// the device reads, and room for those that it writes. Returns how many it
+    /// wrote; 0 if there was no room for a status.
+    pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
+        self.shared.command(&mut lock(&self.shared.control), request, reply)
+    }
+
+    /// What the device tells of itself. For any thread; waits for a control
+    /// command under way.
+    pub fn status(&self) -> DeviceStatus {
+        let shared = &self.shared;
+        let gids = lock(&shared.gids);
+        let gids = (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?)));
+        let gids = gids.collect();
+        let (mrs, pds) = lock(&shared.control).counts();
+        DeviceStatus {
+            name: shared.name.clone(),
+            started: shared.started.load(Ordering::Acquire),
+            gids,
+            qps: (1..).zip(&*shared.qps).filter_map(|(qpn, qp)| qp_status(qpn, qp)).collect(),
+            cqs: shared.cqs.iter().filter(|cq| lock(cq).is_live()).count(),
+            mrs,
+            pds,
+            counters: Counter::ALL.iter().map(|c| (c.name(), shared.stats.get(*c))).collect(),
+        }
+    }
+
+    /// A counter's value.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.shared.stats.get(counter)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.reset();
+        write(&self.shared.keys).clear();
+    }
+}
+
+fn qp_status(qpn: u32, qp: &Qp) -> Option<QpStatus> {
+    let responder = lock(&qp.responder);
+    let kind = responder.config?.kind;
+    let state = qp.state();
+    let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
+    Some(QpStatus {
+        qpn,
+        service: match kind {
+            QpType::Gsi => "GSI",
+            QpType::Rc => "RC",
+            QpType::Uc => "UC",
+            QpType::Ud => "UD",
+        },
+        state,
+        dest_qpn: peer.then_some(responder.attr.dest_qp_num),
+        dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
+    })
+}
+
+/// A locally administered address, for a device without a network interface.
+fn random_mac() -> [u8; 6] {
+    let mut mac = [0; 6];
+    // Without random numbers all such devices have one GUID, which only
+    // management tools look at.
+    let _ = getrandom::fill(&mut mac);
+    mac[0] = mac[0] & 0xfe | 2;
+    mac
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! One network: which guest has which GID.
+
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, Weak};
+
+use crate::device::{Device, Shared};
+use crate::sync::{read, write};
+use crate::{Clock, DeviceConfig, Gid, SystemClock};
+
+/// One network.
+pub struct FabricConfig {
+    /// Its name, for logs.
+    pub name: String,
+    /// The time for all devices in it.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for FabricConfig {
+    fn default() -> Self {
+        Self { name: "default".into(), clock: Arc::new(SystemClock) }
+    }
+}
+
+/// Who has a GID.
+struct Owner {
+    device: Weak<Shared>,
+    /// In how many entries of its table.
+    entries: u32,
+}
+
+/// A network of guests, who reach each other by GID.
+pub struct Fabric {
+    name: String,
+    clock: Arc<dyn Clock>,
+    owners: RwLock<HashMap<Gid, Owner>>,
+    /// Changes whenever an owner does, so that what was found can be kept.
+    generation: AtomicU64,
+}
+
+impl Fabric {
+    /// A network without guests.
+    pub fn new(config: FabricConfig) -> Arc<Self> {
+        Arc::new(Self {
+            name: config.name,
+            clock: config.clock,
+            owners: RwLock::new(HashMap::new()),
+            generation: AtomicU64::new(0),
+        })
+    }
+
+    /// The network's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds a guest's device. It leaves when the last handle to it is dropped.
+    pub fn add_device(self: &Arc<Self>, config: DeviceConfig) -> Arc<Device> {
+        Arc::new(Device::new(Arc::clone(self), config))
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The device that has a GID.
+    pub(crate) fn find(&self, gid: &Gid) -> Option<Arc<Shared>> {
+        read(&self.owners).get(gid)?.device.upgrade()
+    }
+
+    /// Gives a GID to one more entry of a device's table; `false` if another
+    /// device has it.
+    pub(crate) fn claim(&self, gid: Gid, device: &Arc<Shared>) -> bool {
+        let new = || Owner { device: Arc::downgrade(device), entries: 1 };
+        match write(&self.owners).entry(gid) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(new());
+            }
+            Entry::Occupied(mut occupied) => {
+                let owner = occupied.get_mut();
+                if owner.device.strong_count() == 0 {
+                    *owner = new();
+                } else if std::ptr::eq(owner.device.as_ptr(), Arc::as_ptr(device)) {
+                    owner.entries += 1;
+                } else {
+                    return false;
+                }
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Takes a GID from one entry of a device's table.
+    pub(crate) fn release(&self, gid: Gid, device: &Shared) {
+        let mut owners = write(&self.owners);
+        if let Entry::Occupied(mut occupied) = owners.entry(gid) {
+            let owner = occupied.get_mut();
+            if !std::ptr::eq(owner.device.as_ptr(), device) {
+                return;
+            }
+            owner.entries -= 1;
+            if owner.entries == 0 {
+                occupied.remove();
+            }
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The verbs of the virtio-rdma device.
+//!
+//! A [`Fabric`] is one network; a [`Device`] is the RDMA device of one guest in
+//! it. The engine does no I/O and starts no thread: a transport gives it guest
+//! memory and rings, and calls [`Device::run`] from the one thread that serves
+//! the guest. Messages between two guests of a fabric are one copy from the
+//! memory of the one to the memory of the other, made by the requester's
+//! thread.
+//!
+//! # Concurrency
+//! What only the guest's own thread touches is locked all the same, but never
+//! contended: the service state, the control state and the requester half of
+//! each QP. What a peer's thread touches is under short locks of its own: the
+//! responder half of a QP, a CQ, the event queue, the table of keys.
+//! The order is: service, control, requester half, responder half (one
+//! at a time, of whichever device), then the leaves, never two at once. The
+//! use of a memory region is pinned by a count ([`mr::Mr`]) for one chunk of at most
+//! [`CHUNK`] bytes, within which no lock but a leaf is taken, so deregistration
+//! waits for a bounded time.
+//!
+//! # What a guest wrote
+//! is copied once, then checked. Nothing that a guest, or a peer, writes makes
+//! the engine panic, loop or grow beyond [`Limits`]; each kind of bad input is
+//! counted, and logged the first time.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod control;
+mod cq;
+mod datagram;
+mod device;
+mod event;
+mod fabric;
+mod hot;
+mod modify;
+mod mr;
+mod qp;
+mod requester;
+mod responder;
+mod ring_queue;
+mod slab;
+mod state;
+mod stats;
+mod sync;
+mod wqe;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Instant;
+
+pub use config::{DeviceConfig, Limits};
+pub use device::{Device, Next};
+pub use fabric::{Fabric, FabricConfig};
+pub use state::QpState;
+pub use stats::{Counter, DeviceStatus, QpStatus};
+
+/// Bytes that are copied before other queues have their turn.
+pub const CHUNK: u64 = 256 << 10;
+
+/// A 16-byte global identifier, in network byte order.
+pub type Gid = [u8; 16];
+
+/// The interrupt of one virtqueue.
+pub trait Signal: Send + Sync {
+    /// Interrupts the guest. Called from any thread of the process; must not
+    /// block and must not call into the engine.
+    fn signal(&self);
+}
+
+/// Makes the thread that serves a guest call [`Device::run`].
+pub trait Wake: Send + Sync {
+    /// Wakes the thread. Called from any thread of the process; must not block
+    /// and must not call into the engine.
+    fn wake(&self);
+}
+
+/// A source of time, so that tests have their own.
+pub trait Clock: Send + Sync {
+    /// The time now; never runs backwards.
+    fn now(&self) -> Instant;
+}
+
+/// The clock of the machine.
+#[derive(Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! MODIFY_QP and QUERY_QP.
+
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_ah_attr, virtio_rdma_cmd_modify_qp, virtio_rdma_cmd_query_qp, virtio_rdma_qp_attr,
+    virtio_rdma_rsp_query_qp, VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_PORT, VIRTIO_RDMA_QP_ACCESS_FLAGS,
+    VIRTIO_RDMA_QP_ALT_PATH, VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_CAP, VIRTIO_RDMA_QP_CUR_STATE,
+    VIRTIO_RDMA_QP_DEST_QPN, VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
+    VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MIG_STATE,
+    VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX, VIRTIO_RDMA_QP_PORT, VIRTIO_RDMA_QP_QKEY,
+    VIRTIO_RDMA_QP_RATE_LIMIT, VIRTIO_RDMA_QP_RETRY_CNT, VIRTIO_RDMA_QP_RNR_RETRY,
+    VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
+};
+
+use crate::control::Status;
+use crate::device::Shared;
+use crate::mr::KNOWN_ACCESS;
+use crate::qp::{Requester, Responder};
+use crate::responder::PSN_MASK;
+use crate::state::{check, QpState, Refused};
+use crate::sync::lock;
+use crate::Gid;
+
+/// Largest QP number.
+const MAX_QPN: u32 = 0xff_ffff;
+
+/// What MODIFY_QP changes, apart from the state.
+struct Change {
+    attr: virtio_rdma_qp_attr,
+    sgid: Gid,
+}
+
+impl Shared {
+    /// Handles MODIFY_QP: all attributes or none.
+    pub(crate) fn modify_qp(
+        self: &Arc<Self>,
+        request: &virtio_rdma_cmd_modify_qp,
+    ) -> Result<(), Status> {
+        let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
+        let qp = &self.qps[usize::from(slot)];
+        let mut requester = lock(&qp.requester);
+        let mut responder = lock(&qp.responder);
+        let config = responder.config.ok_or(Status::NoObject)?;
+        let (mask, attr) = (request.attr_mask, &request.attr);
+        let from = qp.state();
+        if mask & VIRTIO_RDMA_QP_CUR_STATE != 0 {
+            let current = QpState::from_abi(attr.cur_qp_state).ok_or(Status::Invalid)?;
+            if current != from {
+                return Err(Status::State);
+            }
+        }
+        let to = match mask & VIRTIO_RDMA_QP_STATE {
+            0 => from,
+            _ => QpState::from_abi(attr.qp_state).ok_or(Status::Invalid)?,
+        };
+        check(from, to, config.kind, mask).map_err(|why| match why {
+            Refused::Transition => Status::State,
+            Refused::Attributes => Status::Invalid,
+        })?;
+        let change = self.change(&requester, &responder, mask, attr)?;
+        requester.notify_drained = to == QpState::Sqd
+            && mask & VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY != 0
+            && attr.en_sqd_async_notify != 0;
+        if mask & (VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_DEST_QPN) != 0 {
+            requester.peer = None;
+        }
+        responder.attr = change.attr;
+        responder.sgid = change.sgid;
+        requester.attr = change.attr;
+        requester.sgid = change.sgid;
+        qp.set_state(&mut responder, to);
+        match to {
+            QpState::Reset => {
+                self.set_timer(slot, None);
+                requester.reset();
+                requester.ring.drain();
+                responder.reset();
+                responder.ring.drain();
+            }
+            QpState::Err => {
+                self.make_hot(self.layout.send(slot));
+                self.make_hot(self.layout.receive(slot));
+            }
+            QpState::Rts | QpState::Sqd | QpState::Sqe => {
+                self.make_hot(self.layout.send(slot));
+            }
+            QpState::Rtr => {
+                responder.established = false;
+                drop(responder);
+                drop(requester);
+                self.invite(config.kind.is_connected(), &change.attr);
+            }
+            QpState::Init => {}
+        }
+        Ok(())
+    }
+
+    /// A QP became ready to receive: its peer may have been waiting for that.
+    fn invite(&self, is_connected: bool, attr: &virtio_rdma_qp_attr) {
+        if !is_connected {
+            return;
+        }
+        let Some(device) = self.fabric.find(&attr.ah_attr.grh.dgid) else { return };
+        if let Some(slot) = device.slot_of(attr.dest_qp_num) {
+            device.make_hot(device.layout.send(slot));
+        }
+    }
+
+    /// Checks each attribute that the mask names, and applies them to a copy.
+    fn change(
+        &self,
+        requester: &Requester,
+        responder: &Responder,
+        mask: u32,
+        new: &virtio_rdma_qp_attr,
+    ) -> Result<Change, Status> {
+        let mut attr = responder.attr;
+        let mut sgid = responder.sgid;
+        // The requester counts on.
+        attr.sq_psn = requester.attr.sq_psn;
+        let has = |bit| mask & bit != 0;
+        let rd_atomic = self.limits.max_rd_atomic;
+        let not_here = VIRTIO_RDMA_QP_CAP | VIRTIO_RDMA_QP_ALT_PATH | VIRTIO_RDMA_QP_RATE_LIMIT;
+        let invalid = has(not_here)
+            || has(VIRTIO_RDMA_QP_PORT) && u32::from(new.port_num) != VIRTIO_RDMA_PORT
+            || has(VIRTIO_RDMA_QP_PKEY_INDEX) && new.pkey_index != 0
+            || has(VIRTIO_RDMA_QP_ACCESS_FLAGS) && new.qp_access_flags & !KNOWN_ACCESS != 0
+            || has(VIRTIO_RDMA_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu)
+            || has(VIRTIO_RDMA_QP_TIMEOUT) && new.timeout > 31
+            || has(VIRTIO_RDMA_QP_RETRY_CNT) && new.retry_cnt > 7
+            || has(VIRTIO_RDMA_QP_RNR_RETRY) && new.rnr_retry > 7
+            || has(VIRTIO_RDMA_QP_MIN_RNR_TIMER) && new.min_rnr_timer > 31
+            || has(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC) && new.max_rd_atomic > rd_atomic
+            || has(VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC) && new.max_dest_rd_atomic > rd_atomic
+            || has(VIRTIO_RDMA_QP_DEST_QPN) && new.dest_qp_num > MAX_QPN
+            // The only path migration state of a QP without alternate path.
+            || has(VIRTIO_RDMA_QP_PATH_MIG_STATE) && new.path_mig_state != 0;
+        if invalid {
+            return Err(Status::Invalid);
+        }
+        if has(VIRTIO_RDMA_QP_AV) {
+            sgid = self.check_av(&new.ah_attr)?;
+            attr.ah_attr = new.ah_attr;
+        }
+        let set8 = |bit, to: &mut u8, value| {
+            if has(bit) {
+                *to = value;
+            }
+        };
+        set8(VIRTIO_RDMA_QP_PORT, &mut attr.port_num, new.port_num);
+        set8(VIRTIO_RDMA_QP_PATH_MTU, &mut attr.path_mtu, new.path_mtu);
+        set8(VIRTIO_RDMA_QP_TIMEOUT, &mut attr.timeout, new.timeout);
+        set8(VIRTIO_RDMA_QP_RETRY_CNT, &mut attr.retry_cnt, new.retry_cnt);
+        set8(VIRTIO_RDMA_QP_RNR_RETRY, &mut attr.rnr_retry, new.rnr_retry);
+        set8(VIRTIO_RDMA_QP_MIN_RNR_TIMER, &mut attr.min_rnr_timer, new.min_rnr_timer);
+        set8(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, &mut attr.max_rd_atomic, new.max_rd_atomic);
+        set8(
+            VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
+            &mut attr.max_dest_rd_atomic,
+            new.max_dest_rd_atomic,
+        );
+        let set32 = |bit, to: &mut u32, value| {
+            if has(bit) {
+                *to = value;
+            }
+        };
+        set32(VIRTIO_RDMA_QP_QKEY, &mut attr.qkey, new.qkey);
+        set32(VIRTIO_RDMA_QP_ACCESS_FLAGS, &mut attr.qp_access_flags, new.qp_access_flags);
+        set32(VIRTIO_RDMA_QP_DEST_QPN, &mut attr.dest_qp_num, new.dest_qp_num);
+        set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
+        set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
+        Ok(Change { attr, sgid })
+    }
+
+    /// The source GID of an address vector that is valid.
+    fn check_av(&self, av: &virtio_rdma_ah_attr) -> Result<Gid, Status> {
+        let with_grh = u32::from(av.ah_flags) & VIRTIO_RDMA_AH_GRH != 0;
+        if !with_grh || u32::from(av.port_num) != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        self.gid(av.grh.sgid_index.into()).ok_or(Status::Invalid)
+    }
+
+    /// Handles QUERY_QP.
+    pub(crate) fn query_qp(
+        &self,
+        request: &virtio_rdma_cmd_query_qp,
+    ) -> Result<virtio_rdma_rsp_query_qp, Status> {
+        let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
+        let qp = &self.qps[usize::from(slot)];
+        let requester = lock(&qp.requester);
+        let responder = lock(&qp.responder);
+        responder.config.ok_or(Status::NoObject)?;
+        let state = qp.state();
+        let mut attr = responder.attr;
+        attr.qp_state = state as u8;
+        attr.cur_qp_state = state as u8;
+        attr.sq_psn = requester.attr.sq_psn;
+        attr.sq_draining = u8::from(state == QpState::Sqd && requester.active);
+        Ok(virtio_rdma_rsp_query_qp { attr })
+    }
+}

@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Memory regions and keys.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use abi::{
+    virtio_rdma_sge, VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    VIRTIO_RDMA_ACCESS_MW_BIND, VIRTIO_RDMA_ACCESS_RELAXED_ORDERING,
+    VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC, VIRTIO_RDMA_ACCESS_REMOTE_READ,
+    VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
+};
+use memory::{GuestMemory, MemoryError, Slice};
+use smallvec::SmallVec;
+
+use crate::config::MAX_SGE;
+use crate::sync::lock;
+
+/// Bytes of a page in a page table.
+pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
+
+/// Access flags that mean something, or may be given without meaning anything.
+pub(crate) const KNOWN_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
+    | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
+    | VIRTIO_RDMA_ACCESS_REMOTE_READ
+    | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC
+    | VIRTIO_RDMA_ACCESS_MW_BIND
+    | VIRTIO_RDMA_ACCESS_HUGETLB
+    | VIRTIO_RDMA_ACCESS_RELAXED_ORDERING;
+
+/// Whether a region may have these access flags: all known, and remote writes
+/// only where local ones are allowed (IBA 10.6.3).
+pub(crate) fn valid_access(flags: u32) -> bool {
+    let remote_write = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+    flags & !KNOWN_ACCESS == 0
+        && (flags & remote_write == 0 || flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0)
+}
+
+/// A range of guest addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// First address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a region is made of, in guest addresses.
+#[derive(Clone)]
+pub(crate) enum Backing {
+    /// All memory of the guest, named by guest address.
+    Dma,
+    /// These ranges one after the other; no two neighbours are adjacent.
+    Ranges(Arc<[Range]>),
+}
+
+/// A contiguous piece of a region.
+struct Extent {
+    /// Offset of its first byte within the region.
+    start: u64,
+    slice: Slice,
+}
+
+/// The same, in addresses of this process.
+enum Map {
+    Dma(GuestMemory),
+    Extents(Box<[Extent]>),
+}
+
+/// What a region is, apart from where its memory lies.
+#[derive(Clone)]
+pub(crate) struct Attributes {
+    /// Its lkey and rkey.
+    pub key: u32,
+    /// Its protection domain.
+    pub pdn: u32,
+    /// `VIRTIO_RDMA_ACCESS_*`.
+    pub access: u32,
+    /// Address by which work requests name the first byte.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Its memory.
+    pub backing: Backing,
+}
+
+/// A memory region, resolved against one map of guest memory.
+///
+/// It does not change. Whoever copies from or to it pins it for the time of one
+/// chunk; [`Mr::retire`] waits for these.
+pub(crate) struct Mr {
+    attributes: Attributes,
+    map: Map,
+    /// [`RETIRED`], and how many pins there are.
+    pins: AtomicU32,
+    /// Only of a retired region whose last pin goes.
+    unpinned: Mutex<()>,
+    last_unpinned: Condvar,
+}
+
+const RETIRED: u32 = 1 << 31;
+
+/// Why a region cannot be resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResolveError {
+    /// A range is not memory of the guest, or is read-only and to be written.
+    Fault,
+    /// More contiguous pieces than the device may keep.
+    TooManyExtents,
+}
+
+impl Mr {
+    /// Resolves a region; `room` is how many extents it may use.
+    pub fn new(
+        memory: &GuestMemory,
+        attributes: Attributes,
+        room: usize,
+    ) -> Result<Self, ResolveError> {
+        let map = match &attributes.backing {
+            Backing::Dma => Map::Dma(memory.clone()),
+            Backing::Ranges(ranges) => {
+                let write = attributes.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
+                Map::Extents(resolve(memory, ranges, write, room)?)
+            }
+        };
+        Ok(Self {
+            attributes,
+            map,
+            pins: AtomicU32::new(0),
+            unpinned: Mutex::new(()),
+            last_unpinned: Condvar::new(),
+        })
+    }
+
+    /// What the region is.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Extents in use.
+    pub fn extents(&self) -> usize {
+        match &self.map {
+            Map::Dma(_) => 0,
+            Map::Extents(extents) => extents.len(),
+        }
+    }
+
+    /// Ends all use: no new pin succeeds, and when this returns none is left.
+    pub fn retire(&self) {
+        self.pins.fetch_or(RETIRED, Ordering::AcqRel);
+        let mut guard = lock(&self.unpinned);
+        while self.pins.load(Ordering::Acquire) != RETIRED {
+            guard = self.last_unpinned.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Keeps [`Mr::retire`] from returning for as long as the pin lives; `None`
+    /// if the region is retired.
+    fn pin(self: Arc<Self>) -> Option<Pin> {
+        let before = self.pins.fetch_add(1, Ordering::Acquire);
+        let pin = Pin(self);
+        (before & RETIRED == 0).then_some(pin)
+    }
+
+    /// Offset in the region of `[addr, addr + len)`, if that lies within.
+    fn offset(&self, addr: u64, len: u64) -> Option<u64> {
+        let offset = match &self.map {
+            Map::Dma(memory) => {
+                return memory.contains(addr, len).then_some(addr);
+            }
+            Map::Extents(_) => addr.checked_sub(self.attributes.iova)?,
+        };
+        (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
+    }
+
+    /// The contiguous memory at `offset`: `len` bytes or fewer, at least one.
+    fn piece(&self, offset: u64, len: u64) -> Result<Piece<'_>, MemoryError> {
+        let unmapped = MemoryError::Unmapped { addr: offset, len };
+        let extents = match &self.map {
+            Map::Dma(memory) => {
+                let slice = memory.prefix(offset, len)?;
+                let len = slice.len();
+                return Ok(Piece { slice: Cow::Owned(slice), offset: 0, len });
+            }
+            Map::Extents(extents) => extents,
+        };
+        let index = match extents.len() {
+            1 => 0,
+            _ => extents.partition_point(|e| e.start <= offset).checked_sub(1).ok_or(unmapped)?,
+        };
+        let extent = extents.get(index).ok_or(unmapped)?;
+        let skip = usize::try_from(offset - extent.start).map_err(|_| unmapped)?;
+        let have = extent.slice.len().checked_sub(skip).filter(|n| *n > 0).ok_or(unmapped)?;
+        let len = usize::try_from(len).map_or(have, |len| have.min(len));
+        Ok(Piece { slice: Cow::Borrowed(&extent.slice), offset: skip, len })
+    }
+}
+
+/// Finds each range in this process.
+fn resolve(
+    memory: &GuestMemory,
+    ranges: &[Range],
+    write: bool,
+    room: usize,
+) -> Result<Box<[Extent]>, ResolveError> {
+    let mut extents = Vec::new();
+    let mut start = 0;
+    for range in ranges {
+        let mut done = 0;
+        while done < range.len {
+            let slice = memory
+                .prefix(range.addr + done, range.len - done)
+                .map_err(|_| ResolveError::Fault)?;
+            if write && !slice.writable() {
+                return Err(ResolveError::Fault);
+            }
+            if extents.len() == room {
+                return Err(ResolveError::TooManyExtents);
+            }
+            done += slice.len() as u64;
+            extents.push(Extent { start: start + done - slice.len() as u64, slice });
+        }
+        start += range.len;
+    }
+    Ok(extents.into())
+}
+
+/// A region that is in use.
+pub(crate) struct Pin(Arc<Mr>);
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if self.0.pins.fetch_sub(1, Ordering::Release) == RETIRED | 1 {
+            drop(lock(&self.0.unpinned));
+            self.0.last_unpinned.notify_all();
+        }
+    }
+}
+
+/// Contiguous memory: `[offset, offset + len)` of `slice`.
+struct Piece<'a> {
+    slice: Cow<'a, Slice>,
+    offset: usize,
+    len: usize,
+}
+
+/// A part of a region that is checked and pinned.
+pub(crate) struct Mapping {
+    pin: Pin,
+    offset: u64,
+    len: u64,
+}
+
+/// What a chunk of a message covers on one side.
+pub(crate) type Mappings = SmallVec<[Mapping; MAX_SGE]>;
+
+/// A key, PD, access right or range that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyError {
+    /// No region has this key.
+    Key,
+    /// The region belongs to another PD.
+    Pd,
+    /// The region does not allow the access.
+    Access,
+    /// The range is not within the region.
+    Range,
+}
+
+/// Mixes the bits of a key; keys are random, and chosen by the device.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32((*byte).into());
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = (self.0 ^ u64::from(value)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// The regions of one device, by key.
+#[derive(Default)]
+pub(crate) struct KeyTable {
+    /// By the upper 24 bits of the key, of which each region has its own.
+    regions: HashMap<u32, Arc<Mr>, BuildHasherDefault<KeyHasher>>,
+}
+
+impl KeyTable {
+    /// A random key whose upper 24 bits no region has, or `None` when the
+    /// machine has no random numbers. `taken` tells of those not in the table.
+    pub fn choose_key(&self, taken: impl Fn(u32) -> bool) -> Option<u32> {
+        loop {
+            let key = getrandom::u32().ok()?;
+            if key >> 8 != 0 && !self.regions.contains_key(&(key >> 8)) && !taken(key) {
+                return Some(key);
+            }
+        }
+    }
+
+    /// Adds a region, or puts it in the place of the one with the same key.
+    pub fn insert(&mut self, mr: Arc<Mr>) {
+        self.regions.insert(mr.attributes.key >> 8, mr);
+    }
+
+    /// Takes a region out; it may still be pinned.
+    pub fn remove(&mut self, key: u32) {
+        self.regions.remove(&(key >> 8));
+    }
+
+    /// Forgets all regions; they may still be pinned.
+    pub fn clear(&mut self) {
+        self.regions.clear();
+    }
+
+    /// Checks `[addr, addr + len)` of the region with this key and pins it.
+    pub fn map(
+        &self,
+        key: u32,
+        pdn: u32,
+        access: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<Mapping, KeyError> {
+        let mr = self.regions.get(&(key >> 8)).ok_or(KeyError::Key)?;
+        let attributes = mr.attributes();
+        if attributes.key != key {
+            return Err(KeyError::Key);
+        }
+        if attributes.pdn != pdn {
+            return Err(KeyError::Pd);
+        }
+        if attributes.access & access != access {
+            return Err(KeyError::Access);
+        }
+        let offset = mr.offset(addr, len).ok_or(KeyError::Range)?;
+        let pin = Arc::clone(mr).pin().ok_or(KeyError::Key)?;
+        Ok(Mapping { pin, offset, len })
+    }
+
+    /// Checks and pins the bytes `[from, from + len)` of what `sges` name in
+    /// turn; `len` is no more than there is.
+    pub fn map_sges(
+        &self,
+        sges: &[virtio_rdma_sge],
+        pdn: u32,
+        access: u32,
+        from: u64,
+        len: u64,
+    ) -> Result<Mappings, KeyError> {
+        let mut mappings = Mappings::new();
+        let (mut skip, mut left) = (from, len);
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if left == 0 {
+                break;
+            }
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let part = (length - skip).min(left);
+            let addr = sge.addr.checked_add(skip).ok_or(KeyError::Range)?;
+            mappings.push(self.map(sge.lkey, pdn, access, addr, part)?);
+            left -= part;
+            skip = 0;
+        }
+        Ok(mappings)
+    }
+}
+
+/// A place in a list of mappings.
+struct Cursor<'a> {
+    mappings: &'a [Mapping],
+    index: usize,
+    offset: u64,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(mappings: &'a [Mapping]) -> Self {
+        Self { mappings, index: 0, offset: 0 }
+    }
+
+    /// The contiguous memory here, at most `len` bytes; `None` at the end.
+    fn piece(&self, len: u64) -> Option<Result<Piece<'a>, MemoryError>> {
+        let mapping = self.mappings.get(self.index)?;
+        let len = len.min(mapping.len - self.offset);
+        Some(mapping.pin.0.piece(mapping.offset + self.offset, len))
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.offset += bytes;
+        if self.mappings.get(self.index).is_some_and(|m| self.offset >= m.len) {
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+}
+
+/// Which side of a copy failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The memory that is read.
+    Source,
+    /// The memory that is written.
+    Target,
+}
+
+/// Copies from one list to another until one of them ends; returns how much.
+///
+/// What was checked when it was mapped fails here only where the guest's own
+/// map of memory is at odds with its region (a DMA region over memory that is
+/// read-only).
+pub(crate) fn copy(source: &[Mapping], target: &[Mapping]) -> Result<u64, Side> {
+    let (mut from, mut to) = (Cursor::new(source), Cursor::new(target));
+    let mut total = 0;
+    loop {
+        let Some(source) = from.piece(u64::MAX) else { return Ok(total) };
+        let source = source.map_err(|_| Side::Source)?;
+        let Some(target) = to.piece(source.len as u64) else { return Ok(total) };
+        let target = target.map_err(|_| Side::Target)?;
+        source
+            .slice
+            .copy_to(source.offset, &target.slice, target.offset, target.len)
+            .map_err(|_| Side::Target)?;
+        from.advance(target.len as u64);
+        to.advance(target.len as u64);
+        total += target.len as u64;
+    }
+}
+
+/// Writes `bytes` into mapped memory, from its `from`th byte on.
+pub(crate) fn write(target: &[Mapping], from: u64, bytes: &[u8]) -> Result<(), Side> {
+    let mut to = Cursor::new(target);
+    let mut skip = from;
+    let mut left = bytes;
+    while !left.is_empty() {
+        let want = skip.max(left.len() as u64);
+        let piece = to.piece(want).ok_or(Side::Target)?.map_err(|_| Side::Target)?;
+        if skip >= piece.len as u64 {
+            skip -= piece.len as u64;
+            to.advance(piece.len as u64);
+            continue;
+        }
+        let skipped = usize::try_from(skip).map_err(|_| Side::Target)?;
+        let now = (piece.len - skipped).min(left.len());
+        let (head, rest) = left.split_at(now);
+        piece.slice.write(piece.offset + skipped, head).map_err(|_| Side::Target)?;
+        to.advance((skipped + now) as u64);
+        skip = 0;
+        left = rest;
+    }
+    Ok(())
+}
+
+/// An atomic operation on a 64-bit word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    /// Replaces `compare` by `swap`.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What is put there.
+        swap: u64,
+    },
+    /// Adds.
+    FetchAdd(u64),
+}
+
+/// Does an atomic operation on a mapped word and returns what was there.
+pub(crate) fn atomic(target: &Mapping, operation: Atomic) -> Result<u64, Side> {
+    let piece = target.pin.0.piece(target.offset, 8).map_err(|_| Side::Target)?;
+    match operation {
+        Atomic::CompareSwap { compare, swap } => {
+            piece.slice.compare_exchange_u64(piece.offset, compare, swap)
+        }
+        Atomic::FetchAdd(add) => piece.slice.fetch_add_u64(piece.offset, add),
+    }
+    .map_err(|_| Side::Target)
+}
+
+/// Collects the pages of a table into ranges, and cuts them to
+/// `[offset, offset + length)`, `offset` being less than a page.
+#[derive(Default)]
+pub(crate) struct PageList {
+    ranges: Vec<Range>,
+}
+
+impl PageList {
+    /// Appends a page; `false` if there would be more than `room` ranges.
+    pub fn push(&mut self, page: u64, room: usize) -> bool {
+        if let Some(last) = self.ranges.last_mut() {
+            if last.addr.checked_add(last.len) == Some(page) {
+                last.len += PAGE_SIZE;
+                return true;
+            }
+        }
+        if self.ranges.len() == room {
+            return false;
+        }
+        self.ranges.push(Range { addr: page, len: PAGE_SIZE });
+        true
+    }
+
+    /// The ranges of the bytes themselves.
+    pub fn cut(mut self, offset: u64, length: u64) -> Arc<[Range]> {
+        let total: u64 = self.ranges.iter().map(|r| r.len).sum();
+        if let Some(first) = self.ranges.first_mut() {
+            first.addr += offset;
+            first.len -= offset;
+        }
+        if let Some(last) = self.ranges.last_mut() {
+            last.len -= total - offset - length;
+        }
+        self.ranges.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(memory: &GuestMemory, key: u32, iova: u64, ranges: &[Range]) -> Arc<Mr> {
+        let attributes = Attributes {
+            key,
+            pdn: 1,
+            access: VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+            iova,
+            length: ranges.iter().map(|r| r.len).sum(),
+            backing: Backing::Ranges(ranges.into()),
+        };
+        Arc::new(Mr::new(memory, attributes, 8).unwrap())
+    }
+
+    #[test]
+    fn pages_coalesce_and_are_cut() {
+        let mut list = PageList::default();
+        for page in [0x1000, 0x2000, 0x5000, 0x3000] {
+            assert!(list.push(page, 3));
+        }
+        assert!(!list.push(0x9000, 3));
+        let ranges = list.cut(0x10, 0x3000);
+        assert_eq!(
+            ranges[..],
+            [
+                Range { addr: 0x1010, len: 0x1ff0 },
+                Range { addr: 0x5000, len: 0x1000 },
+                Range { addr: 0x3000, len: 0x10 }
+            ]
+        );
+    }
+
+    #[test]
+    fn copies_across_extents() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        let data: Vec<u8> = (0..6000_u32).map(|i| (i * 7 % 253) as u8).collect();
+        memory.write(0x4000, &data).unwrap();
+        let mut table = KeyTable::default();
+        let source = [Range { addr: 0x4000, len: 6000 }];
+        let target = [Range { addr: 0x1000, len: 0x1000 }, Range { addr: 0x3000, len: 0x800 }];
+        table.insert(region(&memory, 0x100, 0x10_0000, &source));
+        table.insert(region(&memory, 0x200, 0, &target));
+        let sges = [
+            virtio_rdma_sge { addr: 0x10_0000, length: 1000, lkey: 0x100 },
+            virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
+        ];
+        let from = table.map_sges(&sges, 1, 0, 0, 6000).unwrap();
+        let to = table.map(0x200, 1, 0, 0, 6000).unwrap();
+        assert_eq!(copy(&from, &[to]), Ok(6000));
+        let mut found = vec![0; 6000];
+        memory.read(0x1000, &mut found[..0x1000]).unwrap();
+        memory.read(0x3000, &mut found[0x1000..]).unwrap();
+        assert_eq!(found, data);
+
+        let window = table.map_sges(&sges, 1, 0, 900, 200).unwrap();
+        let to = table.map(0x200, 1, 0, 4000, 200).unwrap();
+        assert_eq!(copy(&window, &[to]), Ok(200));
+        memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
+        assert_eq!(found[..96], data[900..996]);
+
+        let to = table.map(0x200, 1, 0, 0, 6000).unwrap();
+        write(&[to], 4090, b"across the gap").unwrap();
+        memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
+        memory.read(0x3000, &mut found[6..14]).unwrap();
+        assert_eq!(&found[..14], b"across the gap");
+    }
+
+    #[test]
+    fn keys_are_checked() {
+        let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
+        let mut table = KeyTable::default();
+        let mr = region(&memory, 0x1_2345, 0x1000, &[Range { addr: 0, len: 0x1000 }]);
+        table.insert(Arc::clone(&mr));
+        let map =
+            |key, pdn, access, addr, len| table.map(key, pdn, access, addr, len).map(|_| ()).err();
+        assert_eq!(map(0x1_2345, 1, 0, 0x1000, 0x1000), None);
+        assert_eq!(map(0x1_2346, 1, 0, 0x1000, 1), Some(KeyError::Key));
+        assert_eq!(map(0x2_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));
+        assert_eq!(map(0x1_2345, 2, 0, 0x1000, 1), Some(KeyError::Pd));
+        let read = VIRTIO_RDMA_ACCESS_REMOTE_READ;
+        assert_eq!(map(0x1_2345, 1, read, 0x1000, 1), Some(KeyError::Access));
+        assert_eq!(map(0x1_2345, 1, 0, 0xfff, 1), Some(KeyError::Range));
+        assert_eq!(map(0x1_2345, 1, 0, 0x1001, 0x1000), Some(KeyError::Range));
+        assert_eq!(map(0x1_2345, 1, 0, u64::MAX, 2), Some(KeyError::Range));
+        mr.retire();
+        assert_eq!(map(0x1_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));
+    }
+
+    #[test]
+    fn retiring_waits_for_pins() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        let mr = region(&memory, 0x100, 0, &[Range { addr: 0, len: 0x1000 }]);
+        let pin = Arc::clone(&mr).pin().unwrap();
+        let retiring = {
+            let mr = Arc::clone(&mr);
+            std::thread::spawn(move || mr.retire())
+        };
+        while mr.pins.load(Ordering::Acquire) != RETIRED | 1 {
+            std::thread::yield_now();
+        }
+        assert!(!retiring.is_finished());
+        drop(pin);
+        retiring.join().unwrap();
+    }
+}

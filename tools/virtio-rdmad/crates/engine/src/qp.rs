@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Queue pairs: the two halves of each, under a lock of its own.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use abi::virtio_rdma_qp_attr;
+use zerocopy::FromZeros;
+
+use crate::device::Shared;
+use crate::ring_queue::RingQueue;
+use crate::state::{QpState, QpType};
+use crate::wqe::{ReceiveWqe, SendWqe};
+use crate::Gid;
+
+/// The place of a QP; QP number less one. Its virtqueues stay when the QP goes.
+pub(crate) struct Qp {
+    /// Changes only under `responder`'s lock.
+    state: AtomicU8,
+    /// Locked by the guest's own thread only.
+    pub requester: Mutex<Requester>,
+    /// Locked by the guest's own thread and by that of a peer.
+    pub responder: Mutex<Responder>,
+}
+
+impl Qp {
+    /// A place without a QP.
+    pub fn new() -> Self {
+        Self {
+            state: AtomicU8::new(QpState::Reset as u8),
+            requester: Mutex::new(Requester::new()),
+            responder: Mutex::new(Responder::new()),
+        }
+    }
+
+    /// The state, at this moment.
+    pub fn state(&self) -> QpState {
+        QpState::from_abi(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
+    }
+
+    /// Changes the state; the responder is borrowed to show that it is locked.
+    pub fn set_state(&self, _locked: &mut Responder, state: QpState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+}
+
+/// Why the work request under way does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// It does.
+    No,
+    /// The peer had no receive; it is asked again then, or when it has posted one.
+    Receive(Instant),
+    /// The peer did not answer; it is asked again then (never, with a timeout
+    /// of 0), or when it becomes ready to receive.
+    Answer(Option<Instant>),
+}
+
+/// Where the other end of a connection was found.
+pub(crate) struct Peer {
+    /// Its device.
+    pub device: Arc<Shared>,
+    /// Its place there.
+    pub slot: u16,
+    /// The fabric's generation when it was found.
+    pub generation: u64,
+}
+
+/// What a QP was created with.
+#[derive(Clone, Copy)]
+pub(crate) struct QpConfig {
+    /// Transport service.
+    pub kind: QpType,
+    /// Protection domain.
+    pub pdn: u32,
+    /// CQ of the send queue.
+    pub send_cq: u16,
+    /// CQ of the receive queue.
+    pub recv_cq: u16,
+    /// Whether every send work request makes a CQE.
+    pub signal_all: bool,
+    /// SGEs of a send work request.
+    pub max_send_sge: usize,
+    /// SGEs of a receive work request.
+    pub max_recv_sge: usize,
+}
+
+/// The half that sends.
+pub(crate) struct Requester {
+    /// The send queue.
+    pub ring: RingQueue,
+    /// What the QP was created with; `None`: there is none.
+    pub config: Option<QpConfig>,
+    /// Attributes, a copy of the responder's but for `sq_psn`.
+    pub attr: virtio_rdma_qp_attr,
+    /// The source GID.
+    pub sgid: Gid,
+    /// Whether `wqe` is under way.
+    pub active: bool,
+    /// The work request under way.
+    pub wqe: SendWqe,
+    /// Bytes of it that were copied.
+    pub done: u64,
+    /// Why it does not go on.
+    pub wait: Wait,
+    /// How often it is tried again without a receive at the peer.
+    pub rnr_left: u8,
+    /// How often it is tried again without an answer.
+    pub retry_left: u8,
+    /// The other end, where it was last found.
+    pub peer: Option<Peer>,
+    /// SQ_DRAINED is to be raised.
+    pub notify_drained: bool,
+}
+
+impl Requester {
+    fn new() -> Self {
+        Self {
+            ring: RingQueue::default(),
+            config: None,
+            attr: virtio_rdma_qp_attr::new_zeroed(),
+            sgid: Gid::default(),
+            active: false,
+            wqe: SendWqe::empty(),
+            done: 0,
+            wait: Wait::No,
+            rnr_left: 0,
+            retry_left: 0,
+            peer: None,
+            notify_drained: false,
+        }
+    }
+
+    /// Forgets the work under way and the peer, as RESET does.
+    pub fn reset(&mut self) {
+        self.active = false;
+        self.wait = Wait::No;
+        self.peer = None;
+        self.notify_drained = false;
+        self.attr = virtio_rdma_qp_attr::new_zeroed();
+        self.sgid = Gid::default();
+    }
+}
+
+/// The half that receives, and the QP's attributes.
+pub(crate) struct Responder {
+    /// The receive queue.
+    pub ring: RingQueue,
+    /// What the QP was created with; `None`: there is none.
+    pub config: Option<QpConfig>,
+    /// Attributes, in the form of QUERY_QP.
+    pub attr: virtio_rdma_qp_attr,
+    /// The source GID.
+    pub sgid: Gid,
+    /// The receive that a message goes into, or will.
+    pub current: Option<ReceiveWqe>,
+    /// The requester that waits for a receive: its device and place.
+    pub waiter: Option<(Arc<Shared>, u16)>,
+    /// Whether a message has come since RTR.
+    pub established: bool,
+    /// Whether the driver was asked to kick the receive queue.
+    pub notify: bool,
+}
+
+impl Responder {
+    fn new() -> Self {
+        Self {
+            ring: RingQueue::default(),
+            config: None,
+            attr: virtio_rdma_qp_attr::new_zeroed(),
+            sgid: Gid::default(),
+            current: None,
+            waiter: None,
+            established: false,
+            notify: true,
+        }
+    }
+
+    /// Forgets what a connection made, as RESET does; capabilities stay.
+    pub fn reset(&mut self) {
+        let cap = self.attr.cap;
+        self.attr = virtio_rdma_qp_attr::new_zeroed();
+        self.attr.cap = cap;
+        self.sgid = Gid::default();
+        self.current = None;
+        self.waiter = None;
+        self.established = false;
+    }
+
+    /// Whether the QP `qpn` at GID `from` is this one's peer, and names it by
+    /// GID `to` (specification, chapter 8).
+    pub fn is_connected_to(&self, kind: QpType, from: &Gid, qpn: u32, to: &Gid) -> bool {
+        self.config.is_some_and(|config| config.kind == kind)
+            && self.attr.dest_qp_num == qpn
+            && self.attr.ah_attr.grh.dgid == *from
+            && self.sgid == *to
+    }
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The requester: takes work requests from send queues and carries them out.
+//!
+//! A QP does one work request at a time, from its first byte to its CQE, so
+//! they complete in order, and a READ is complete before what is fenced behind
+//! it starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::{
+    virtio_rdma_cqe, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_EVENT_SQ_DRAINED, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+};
+use zerocopy::FromZeros;
+
+use crate::device::Shared;
+use crate::mr::Mappings;
+use crate::qp::{Peer, QpConfig, Requester, Wait};
+use crate::responder::{packets, Answer, Message, PSN_MASK};
+use crate::state::{QpState, QpType};
+use crate::stats::Counter;
+use crate::sync::{lock, read};
+use crate::wqe::{flushed_send, Malformed, Operation, SendWqe};
+use crate::CHUNK;
+
+/// `rnr_retry` that means for ever.
+const RNR_RETRY_INFINITE: u8 = 7;
+
+/// What visiting a queue found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Visit {
+    /// Nothing to do; worth looking again soon.
+    Empty,
+    /// Something was done, and nothing is left.
+    Done,
+    /// Something is left.
+    More,
+    /// Nothing is to be done until somebody says so.
+    Parked,
+}
+
+/// What a step of the work request under way led to.
+enum Step {
+    /// A chunk was copied, others follow.
+    Partial,
+    /// It ends with this `enum virtio_rdma_wc_status`.
+    End(u32),
+    /// It waits.
+    Wait,
+}
+
+/// IBA 9.7.5.2.8, table 45: the RNR timer by its encoding.
+fn rnr_delay(timer: u8) -> Duration {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    Duration::from_micros(u64::from(HUNDREDTHS_OF_MS[usize::from(timer & 31)]) * 10)
+}
+
+/// The time for an answer: 4.096 us * 2^`timeout`; `None` for ever.
+fn answer_delay(timeout: u8) -> Option<Duration> {
+    let exponent = u32::from(timeout & 31);
+    (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
+}
+
+impl Shared {
+    /// Goes on with a send queue, for `budget` chunks at most. Own thread only.
+    pub(crate) fn service_send(self: &Arc<Self>, slot: u16, budget: &mut u32) -> Visit {
+        let qp = &self.qps[usize::from(slot)];
+        let mut requester = lock(&qp.requester);
+        let Some(config) = requester.config else { return Visit::Parked };
+        let before = *budget;
+        let visit = loop {
+            if *budget == 0 {
+                break Visit::More;
+            }
+            match qp.state() {
+                QpState::Rts => {}
+                QpState::Sqd if requester.active => {}
+                QpState::Sqd => {
+                    self.drained(slot, &mut requester);
+                    break Visit::Parked;
+                }
+                QpState::Err | QpState::Sqe => {
+                    break self.flush_send(slot, &mut requester, config, budget)
+                }
+                QpState::Reset | QpState::Init | QpState::Rtr => break Visit::Parked,
+            }
+            if !requester.active && !self.fetch(slot, &mut requester, config, budget) {
+                if qp.state() == QpState::Rts {
+                    break if *budget == before { Visit::Empty } else { Visit::Done };
+                }
+                continue;
+            }
+            *budget = budget.saturating_sub(1);
+            match self.step(slot, &mut requester, config) {
+                Step::Partial => {}
+                Step::End(status) => self.finish(slot, &mut requester, config, status),
+                Step::Wait => break Visit::Parked,
+            }
+        };
+        requester.ring.signal_if_needed();
+        visit
+    }
+
+    /// Takes the next work request; `false` if there is none or it ended at
+    /// once (then the state has changed).
+    fn fetch(
+        &self,
+        slot: u16,
+        requester: &mut Requester,
+        config: QpConfig,
+        budget: &mut u32,
+    ) -> bool {
+        let chain = match requester.ring.pop() {
+            Ok(Some(chain)) => chain,
+            Ok(None) => return false,
+            Err(error) => {
+                self.complain(Counter::BadSendChain, &error);
+                self.raise(VIRTIO_RDMA_EVENT_QP_FATAL, u32::from(slot) + 1);
+                self.fail_requester(slot, QpState::Err);
+                return false;
+            }
+        };
+        let wqe = SendWqe::read(&chain, config.kind, config.max_send_sge);
+        requester.ring.give_back(chain.head, 0);
+        requester.wait = Wait::No;
+        requester.done = 0;
+        requester.rnr_left = requester.attr.rnr_retry;
+        requester.retry_left = requester.attr.retry_cnt;
+        let malformed = match wqe {
+            Ok(Ok(wqe)) => {
+                requester.wqe = wqe;
+                requester.active = true;
+                return true;
+            }
+            Ok(Err(malformed)) => malformed,
+            Err(_) => Malformed {
+                wr_id: 0,
+                wc_opcode: 0,
+                status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+                why: "a send work request that cannot be read",
+            },
+        };
+        *budget = budget.saturating_sub(1);
+        self.complain(Counter::BadSendRequest, &malformed.why);
+        requester.wqe = SendWqe::empty();
+        requester.wqe.wr_id = malformed.wr_id;
+        requester.wqe.wc_opcode = malformed.wc_opcode;
+        self.finish(slot, requester, config, malformed.status);
+        false
+    }
+
+    /// Does the next chunk of the work request under way.
+    fn step(self: &Arc<Self>, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
+        if !config.kind.is_connected() {
+            return Step::End(self.send_datagram(slot, requester, config));
+        }
+        let len = (requester.wqe.total - requester.done).min(CHUNK);
+        let local = match self.map_local(requester, config, len) {
+            Ok(local) => local,
+            Err(status) => return Step::End(status),
+        };
+        let Some(peer) = self.find_peer(requester) else {
+            return self.no_answer(slot, requester, config);
+        };
+        let answer = self.ask(slot, requester, config, &peer, &local, len);
+        requester.peer = Some(peer);
+        match answer {
+            None => self.no_answer(slot, requester, config),
+            Some(Answer::Done) => {
+                requester.done += len;
+                requester.retry_left = requester.attr.retry_cnt;
+                requester.rnr_left = requester.attr.rnr_retry;
+                self.stop_waiting(slot, requester);
+                if requester.done < requester.wqe.total {
+                    return Step::Partial;
+                }
+                Step::End(VIRTIO_RDMA_WC_SUCCESS)
+            }
+            Some(Answer::Restart) => {
+                requester.done = 0;
+                Step::Partial
+            }
+            // Nobody tells the sender of an unreliable message.
+            Some(Answer::NotReady(_)) if config.kind == QpType::Uc => {
+                self.stats.add(Counter::DropNoReceive, 1);
+                Step::End(VIRTIO_RDMA_WC_SUCCESS)
+            }
+            Some(Answer::Failed(_)) if config.kind == QpType::Uc => {
+                Step::End(VIRTIO_RDMA_WC_SUCCESS)
+            }
+            Some(Answer::NotReady(timer)) => self.not_ready(slot, requester, timer),
+            Some(Answer::Failed(status)) => Step::End(status),
+        }
+    }
+
+    /// Checks and pins the local side of a chunk; with the first chunk, all of
+    /// it is checked.
+    fn map_local(
+        &self,
+        requester: &Requester,
+        config: QpConfig,
+        len: u64,
+    ) -> Result<Mappings, u32> {
+        let wqe = &requester.wqe;
+        let fetches = matches!(wqe.operation, Operation::Read | Operation::Atomic(_));
+        if fetches && requester.attr.max_rd_atomic == 0 {
+            return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        }
+        let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
+        let keys = read(&self.keys);
+        let map = |from, len| {
+            keys.map_sges(wqe.sges.as_slice(), config.pdn, access, from, len)
+                .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
+        };
+        if requester.done == 0 && len < wqe.total {
+            map(0, wqe.total)?;
+        }
+        map(requester.done, len)
+    }
+
+    /// The device and place of the other end, if there is a device with the
+    /// destination GID in this fabric.
+    fn find_peer(self: &Arc<Self>, requester: &mut Requester) -> Option<Peer> {
+        let generation = self.fabric.generation();
+        if let Some(peer) = requester.peer.take() {
+            if peer.generation == generation {
+                return Some(peer);
+            }
+        }
+        let attr = &requester.attr;
+        // A device sends from no GID but its own.
+        if !self.fabric.find(&requester.sgid).is_some_and(|own| Arc::ptr_eq(&own, self)) {
+            return None;
+        }
+        let device = self.fabric.find(&attr.ah_attr.grh.dgid)?;
+        let slot = device.slot_of(attr.dest_qp_num)?;
+        Some(Peer { device, slot, generation })
+    }
+
+    /// Has the other end do a chunk; `None` if it is not connected to this QP
+    /// or not ready to receive.
+    fn ask(
+        self: &Arc<Self>,
+        slot: u16,
+        requester: &Requester,
+        config: QpConfig,
+        peer: &Peer,
+        local: &Mappings,
+        len: u64,
+    ) -> Option<Answer> {
+        let qp = &peer.device.qps[usize::from(peer.slot)];
+        let mut responder = lock(&qp.responder);
+        let dgid = &requester.attr.ah_attr.grh.dgid;
+        let own = u32::from(slot) + 1;
+        if !qp.state().receives()
+            || !responder.is_connected_to(config.kind, &requester.sgid, own, dgid)
+        {
+            return None;
+        }
+        let message = Message { wqe: &requester.wqe, done: requester.done, len, local };
+        Some(peer.device.respond(peer.slot, &mut responder, &message, (self, slot)))
+    }
+
+    /// The peer is gone, or not there yet: try again later, as often as the
+    /// QP's attributes say.
+    fn no_answer(&self, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
+        if config.kind == QpType::Uc {
+            self.stats.add(Counter::DropUnreachable, 1);
+            return Step::End(VIRTIO_RDMA_WC_SUCCESS);
+        }
+        if let Wait::Answer(deadline) = requester.wait {
+            let now = self.clock().now();
+            match deadline {
+                // Asked again before its time, by a sign that was none.
+                None => return Step::Wait,
+                Some(deadline) if now < deadline => return Step::Wait,
+                Some(_) if requester.retry_left == 0 => {
+                    return Step::End(VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+                }
+                Some(_) => requester.retry_left -= 1,
+            }
+        }
+        self.stats.add(Counter::Timeouts, 1);
+        let deadline = answer_delay(requester.attr.timeout).map(|delay| self.clock().now() + delay);
+        requester.wait = Wait::Answer(deadline);
+        self.set_timer(slot, deadline);
+        Step::Wait
+    }
+
+    /// The peer has no receive: try again after its timer or when it posts one.
+    fn not_ready(&self, slot: u16, requester: &mut Requester, timer: u8) -> Step {
+        let now = self.clock().now();
+        match requester.wait {
+            Wait::Receive(deadline) if now < deadline => return Step::Wait,
+            _ => {}
+        }
+        if requester.attr.rnr_retry != RNR_RETRY_INFINITE {
+            if requester.rnr_left == 0 {
+                return Step::End(VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR);
+            }
+            requester.rnr_left -= 1;
+        }
+        self.stats.add(Counter::RnrWaits, 1);
+        let deadline = now + rnr_delay(timer);
+        requester.wait = Wait::Receive(deadline);
+        self.set_timer(slot, Some(deadline));
+        Step::Wait
+    }
+
+    fn stop_waiting(&self, slot: u16, requester: &mut Requester) {
+        if requester.wait != Wait::No {
+            requester.wait = Wait::No;
+            self.set_timer(slot, None);
+        }
+    }
+
+    /// Ends the work request under way (or one that was malformed): its CQE, and
+    /// what an error does to the QP.
+    fn finish(&self, slot: u16, requester: &mut Requester, config: QpConfig, status: u32) {
+        requester.active = false;
+        self.stop_waiting(slot, requester);
+        if status != VIRTIO_RDMA_WC_SUCCESS {
+            let next = if config.kind == QpType::Rc { QpState::Err } else { QpState::Sqe };
+            self.fail_requester(slot, next);
+            let wqe = &requester.wqe;
+            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, status, 0);
+            return;
+        }
+        let wqe = &requester.wqe;
+        let count = packets(wqe.total, requester.attr.path_mtu);
+        requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+        self.count_send(config, wqe);
+        if config.signal_all || wqe.signaled {
+            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, status, wqe.total);
+        }
+    }
+
+    fn count_send(&self, config: QpConfig, wqe: &SendWqe) {
+        let (messages, bytes) = match wqe.operation {
+            _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
+            Operation::Send => (Counter::SendMessages, Counter::SendBytes),
+            Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
+            Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
+            Operation::Atomic(_) => {
+                self.stats.add(Counter::AtomicMessages, 1);
+                return;
+            }
+        };
+        self.stats.add(messages, 1);
+        self.stats.add(bytes, wqe.total);
+    }
+
+    fn complete_send(
+        &self,
+        slot: u16,
+        config: QpConfig,
+        wr_id: u64,
+        wc_opcode: u8,
+        status: u32,
+        len: u64,
+    ) {
+        let mut cqe = virtio_rdma_cqe::new_zeroed();
+        cqe.wr_id = wr_id;
+        cqe.status = status as u8;
+        cqe.opcode = wc_opcode;
+        cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
+        cqe.qp_num = u32::from(slot) + 1;
+        self.count_error(status);
+        self.complete(config.send_cq, &cqe, false);
+    }
+
+    /// Moves the QP into ERR or SQE after an error of its own. The responder of
+    /// a peer must not be locked.
+    fn fail_requester(&self, slot: u16, next: QpState) {
+        let qp = &self.qps[usize::from(slot)];
+        let mut responder = lock(&qp.responder);
+        if qp.state() != QpState::Err {
+            qp.set_state(&mut responder, next);
+        }
+        drop(responder);
+        self.make_hot(self.layout.receive(slot));
+    }
+
+    /// Completes posted sends with WR_FLUSH_ERR.
+    fn flush_send(
+        &self,
+        slot: u16,
+        requester: &mut Requester,
+        config: QpConfig,
+        budget: &mut u32,
+    ) -> Visit {
+        let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+        let mut found = false;
+        if requester.active {
+            found = true;
+            requester.active = false;
+            self.stop_waiting(slot, requester);
+            let wqe = &requester.wqe;
+            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, flushed, 0);
+        }
+        loop {
+            if *budget == 0 {
+                return Visit::More;
+            }
+            match requester.ring.pop() {
+                Ok(Some(chain)) => {
+                    found = true;
+                    *budget -= 1;
+                    let (wr_id, wc_opcode) = flushed_send(&chain);
+                    requester.ring.give_back(chain.head, 0);
+                    self.complete_send(slot, config, wr_id, wc_opcode, flushed, 0);
+                }
+                Ok(None) => return if found { Visit::Done } else { Visit::Empty },
+                Err(error) => {
+                    self.complain(Counter::BadSendChain, &error);
+                    self.raise(VIRTIO_RDMA_EVENT_QP_FATAL, u32::from(slot) + 1);
+                    self.fail_requester(slot, QpState::Err);
+                    return Visit::Parked;
+                }
+            }
+        }
+    }
+
+    /// The send queue has drained in SQD.
+    fn drained(&self, slot: u16, requester: &mut Requester) {
+        if requester.notify_drained {
+            requester.notify_drained = false;
+            self.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, u32::from(slot) + 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_are_those_of_iba() {
+        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
+        assert_eq!(rnr_delay(1), Duration::from_micros(10));
+        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
+        assert_eq!(answer_delay(0), None);
+        assert_eq!(answer_delay(14), Some(Duration::from_nanos(67_108_864)));
+    }
+}

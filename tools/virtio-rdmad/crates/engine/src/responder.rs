@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The responder: what a message does at the QP that it arrives at.
+//!
+//! Everything here runs in the requester's thread, with the responder's lock
+//! held, on the device of the responder.
+
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_cqe, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
+    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
+    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
+    VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::device::Shared;
+use crate::mr::{self, Atomic, Mapping, Side};
+use crate::qp::Responder;
+use crate::state::{QpState, QpType};
+use crate::stats::Counter;
+use crate::sync::{lock, read};
+use crate::wqe::{flushed_receive, Operation, ReceiveWqe, SendWqe};
+
+/// A chunk of a message.
+pub(crate) struct Message<'a> {
+    /// The work request.
+    pub wqe: &'a SendWqe,
+    /// Bytes of it that earlier chunks carried.
+    pub done: u64,
+    /// Bytes of this chunk.
+    pub len: u64,
+    /// Their memory at the requester.
+    pub local: &'a [Mapping],
+}
+
+impl Message<'_> {
+    fn is_first(&self) -> bool {
+        self.done == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.done + self.len == self.wqe.total
+    }
+}
+
+/// What the responder answers to a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It is done.
+    Done,
+    /// RNR NAK, with the encoded timer.
+    NotReady(u8),
+    /// The responder knows nothing of the chunks before: begin again.
+    Restart,
+    /// It ends with this `enum virtio_rdma_wc_status` at the requester.
+    Failed(u32),
+}
+
+/// Why no receive was taken.
+enum NoReceive {
+    /// None is posted.
+    Empty,
+    /// One is, but it is none; the QP has failed.
+    Malformed,
+}
+
+/// The completion of a receive, as far as messages differ.
+#[derive(Clone, Copy)]
+pub(crate) struct Received {
+    /// `enum virtio_rdma_wc_opcode`.
+    pub opcode: u32,
+    /// Bytes received.
+    pub len: u64,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// Whether the sender asked for a solicited event.
+    pub solicited: bool,
+}
+
+impl Shared {
+    /// Does what a chunk asks for. `waiter` is the requester, should it have to
+    /// wait for a receive.
+    pub(crate) fn respond(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        waiter: (&Arc<Self>, u16),
+    ) -> Answer {
+        self.establish(slot, responder);
+        let answer = match message.wqe.operation {
+            Operation::Send => self.receive_send(slot, responder, message),
+            Operation::Write => self.receive_write(slot, responder, message),
+            Operation::Read => self.serve_read(slot, responder, message),
+            Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic),
+        };
+        if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
+            self.stats.add(Counter::RnrNaks, 1);
+            responder.waiter = Some((Arc::clone(waiter.0), waiter.1));
+        }
+        answer
+    }
+
+    /// Raises COMM_EST with the first message in RTR.
+    fn establish(&self, slot: u16, responder: &mut Responder) {
+        if !responder.established {
+            responder.established = true;
+            if self.qps[usize::from(slot)].state() == QpState::Rtr {
+                self.raise(VIRTIO_RDMA_EVENT_COMM_EST, u32::from(slot) + 1);
+            }
+        }
+    }
+
+    fn receive_send(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+        if !message.is_first() && responder.current.is_none() {
+            return Answer::Restart;
+        }
+        let receive = match self.take_receive(slot, responder) {
+            Ok(receive) => receive,
+            Err(answer) => return answer,
+        };
+        if message.wqe.total > receive.sges.total() {
+            return self.receive_failed(
+                slot,
+                responder,
+                receive,
+                VIRTIO_RDMA_WC_LOC_LEN_ERR,
+                VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+            );
+        }
+        if self.scatter(responder, &receive, message).is_err() {
+            return self.receive_failed(
+                slot,
+                responder,
+                receive,
+                VIRTIO_RDMA_WC_LOC_PROT_ERR,
+                VIRTIO_RDMA_WC_REM_OP_ERR,
+            );
+        }
+        if message.is_last() {
+            self.complete_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_RECV, message);
+        } else {
+            responder.current = Some(receive);
+        }
+        advance_psn(responder, message);
+        Answer::Done
+    }
+
+    /// Copies a chunk into the memory of a receive.
+    fn scatter(
+        &self,
+        responder: &Responder,
+        receive: &ReceiveWqe,
+        message: &Message<'_>,
+    ) -> Result<(), ()> {
+        let pdn = responder.config.ok_or(())?.pdn;
+        let keys = read(&self.keys);
+        let sges = receive.sges.as_slice();
+        let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
+        if message.is_first() && !message.is_last() {
+            keys.map_sges(sges, pdn, access, 0, message.wqe.total).map_err(|_| ())?;
+        }
+        let target = keys.map_sges(sges, pdn, access, message.done, message.len).map_err(|_| ())?;
+        drop(keys);
+        mr::copy(message.local, &target).map(|_| ()).map_err(|_| ())
+    }
+
+    fn receive_write(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+        let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
+        let target = match self.map_remote(responder, message, access) {
+            Ok(target) => target,
+            Err(()) => return self.access_failed(slot, responder),
+        };
+        let receive = if message.is_last() && message.wqe.takes_receive() {
+            match self.take_receive(slot, responder) {
+                Ok(receive) => Some(receive),
+                Err(answer) => return answer,
+            }
+        } else {
+            None
+        };
+        if mr::copy(message.local, target.as_slice()).is_err() {
+            responder.current = receive;
+            return self.access_failed(slot, responder);
+        }
+        if let Some(receive) = receive {
+            let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
+            self.complete_receive(slot, responder, receive.wr_id, opcode, message);
+        }
+        advance_psn(responder, message);
+        Answer::Done
+    }
+
+    fn serve_read(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+        if responder.attr.max_dest_rd_atomic == 0 {
+            return self.request_failed(slot, responder);
+        }
+        let source = match self.map_remote(responder, message, VIRTIO_RDMA_ACCESS_REMOTE_READ) {
+            Ok(source) => source,
+            Err(()) => return self.access_failed(slot, responder),
+        };
+        match mr::copy(source.as_slice(), message.local) {
+            Ok(_) => {
+                advance_psn(responder, message);
+                Answer::Done
+            }
+            Err(Side::Source) => self.access_failed(slot, responder),
+            Err(Side::Target) => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+        }
+    }
+
+    fn serve_atomic(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        atomic: Atomic,
+    ) -> Answer {
+        if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
+            return self.request_failed(slot, responder);
+        }
+        let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+        let Ok(Some(target)) = self.map_remote(responder, message, access) else {
+            return self.access_failed(slot, responder);
+        };
+        // An address that is aligned only in the region's own numbering fails
+        // here: the word cannot be reached atomically.
+        let Ok(before) = mr::atomic(&target, atomic) else {
+            return self.request_failed(slot, responder);
+        };
+        advance_psn(responder, message);
+        match mr::write(message.local, 0, before.as_bytes()) {
+            Ok(()) => Answer::Done,
+            Err(_) => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+        }
+    }
+
+    /// Checks and pins the remote side of a chunk; with the first chunk, all of
+    /// it is checked. `None` for no bytes, of which no key is asked.
+    fn map_remote(
+        &self,
+        responder: &Responder,
+        message: &Message<'_>,
+        access: u32,
+    ) -> Result<Option<Mapping>, ()> {
+        let wqe = message.wqe;
+        if wqe.total == 0 {
+            return Ok(None);
+        }
+        let pdn = responder.config.ok_or(())?.pdn;
+        if responder.attr.qp_access_flags & access != access {
+            return Err(());
+        }
+        let keys = read(&self.keys);
+        let map = |addr, len| keys.map(wqe.rkey, pdn, access, addr, len).map_err(|_| ());
+        if message.is_first() && !message.is_last() {
+            map(wqe.remote_addr, wqe.total)?;
+        }
+        let addr = wqe.remote_addr.checked_add(message.done).ok_or(())?;
+        map(addr, message.len).map(Some)
+    }
+
+    /// Takes the receive for a message: one that is there already, or the next
+    /// of the queue. The caller puts it back or completes it.
+    fn take_receive(&self, slot: u16, responder: &mut Responder) -> Result<ReceiveWqe, Answer> {
+        self.next_receive(slot, responder).map_err(|why| match why {
+            NoReceive::Empty => Answer::NotReady(responder.attr.min_rnr_timer),
+            NoReceive::Malformed => Answer::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
+        })
+    }
+
+    /// As `take_receive`, for senders that wait for nothing.
+    pub(crate) fn take_receive_unreliable(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+    ) -> Option<ReceiveWqe> {
+        self.next_receive(slot, responder).ok()
+    }
+
+    fn next_receive(&self, slot: u16, responder: &mut Responder) -> Result<ReceiveWqe, NoReceive> {
+        if let Some(receive) = responder.current.take() {
+            return Ok(receive);
+        }
+        let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
+        let chain = loop {
+            match responder.ring.pop() {
+                Ok(Some(chain)) => break chain,
+                Ok(None) if responder.notify || !is_reliable(responder) => {
+                    return Err(NoReceive::Empty);
+                }
+                Ok(None) => {
+                    responder.notify = true;
+                    if !responder.ring.enable_notify() {
+                        return Err(NoReceive::Empty);
+                    }
+                }
+                Err(error) => {
+                    self.complain(Counter::BadReceiveChain, &error);
+                    self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+                    return Err(NoReceive::Malformed);
+                }
+            }
+        };
+        let receive = ReceiveWqe::read(&chain, max_sge);
+        responder.ring.give_back(chain.head, 0);
+        responder.ring.signal_if_needed();
+        if responder.notify {
+            responder.notify = false;
+            responder.ring.disable_notify();
+        }
+        let (wr_id, why) = match receive {
+            Ok(Ok(receive)) => return Ok(receive),
+            Ok(Err(malformed)) => malformed,
+            Err(_) => (0, "a receive work request that cannot be read"),
+        };
+        self.complain(Counter::BadReceiveRequest, &why);
+        self.fail_receive(slot, responder, wr_id, VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        self.fail_responder(slot, responder, None);
+        Err(NoReceive::Malformed)
+    }
+
+    /// The receive of this message fails with `local`, and the QP with it; the
+    /// requester is told `remote`. On an unreliable connection the message is
+    /// dropped instead, and the receive waits for the next.
+    fn receive_failed(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        receive: ReceiveWqe,
+        local: u32,
+        remote: u32,
+    ) -> Answer {
+        if is_reliable(responder) {
+            self.fail_receive(slot, responder, receive.wr_id, local);
+            self.fail_responder(slot, responder, None);
+        } else {
+            self.stats.add(Counter::DropRefused, 1);
+            responder.current = Some(receive);
+        }
+        Answer::Failed(remote)
+    }
+
+    /// The requester asked for memory that it may not have.
+    fn access_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
+        self.stats.add(Counter::AccessViolations, 1);
+        if is_reliable(responder) {
+            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+        }
+        Answer::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
+    }
+
+    /// The requester asked for what the responder does not do.
+    fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
+        self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+        Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
+    }
+
+    /// Moves the QP into ERR, and has its own thread flush it.
+    pub(crate) fn fail_responder(&self, slot: u16, responder: &mut Responder, event: Option<u32>) {
+        self.qps[usize::from(slot)].set_state(responder, QpState::Err);
+        if let Some(event) = event {
+            self.raise(event, u32::from(slot) + 1);
+        }
+        self.make_hot(self.layout.send(slot));
+        self.make_hot(self.layout.receive(slot));
+    }
+
+    /// Completes a receive with success.
+    fn complete_receive(
+        &self,
+        slot: u16,
+        responder: &Responder,
+        wr_id: u64,
+        opcode: u32,
+        message: &Message<'_>,
+    ) {
+        let received = Received {
+            opcode,
+            len: message.wqe.total,
+            immediate: message.wqe.immediate,
+            solicited: message.wqe.solicited,
+        };
+        self.received(slot, responder, wr_id, received, |_| ());
+    }
+
+    /// Completes a receive with success; `fill` sets what datagrams add.
+    pub(crate) fn received(
+        &self,
+        slot: u16,
+        responder: &Responder,
+        wr_id: u64,
+        received: Received,
+        fill: impl FnOnce(&mut virtio_rdma_cqe),
+    ) {
+        let Some(config) = responder.config else { return };
+        let mut cqe = virtio_rdma_cqe::new_zeroed();
+        cqe.wr_id = wr_id;
+        cqe.status = VIRTIO_RDMA_WC_SUCCESS as u8;
+        cqe.opcode = received.opcode as u8;
+        cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
+        cqe.qp_num = u32::from(slot) + 1;
+        if let Some(immediate) = received.immediate {
+            cqe.ex = immediate;
+            cqe.wc_flags = VIRTIO_RDMA_WC_WITH_IMM;
+        }
+        fill(&mut cqe);
+        self.stats.add(Counter::ReceiveMessages, 1);
+        self.stats.add(Counter::ReceiveBytes, received.len);
+        self.complete(config.recv_cq, &cqe, received.solicited);
+    }
+
+    /// Completes a receive with an error.
+    pub(crate) fn fail_receive(&self, slot: u16, responder: &Responder, wr_id: u64, status: u32) {
+        let Some(config) = responder.config else { return };
+        let mut cqe = virtio_rdma_cqe::new_zeroed();
+        cqe.wr_id = wr_id;
+        cqe.status = status as u8;
+        cqe.opcode = VIRTIO_RDMA_WC_RECV as u8;
+        cqe.qp_num = u32::from(slot) + 1;
+        self.count_error(status);
+        self.complete(config.recv_cq, &cqe, false);
+    }
+
+    /// Looks after the receive queue when it was kicked or the QP has failed.
+    /// Whether work is left after `budget` receives. Own thread only.
+    pub(crate) fn service_receive(&self, slot: u16, budget: &mut u32) -> bool {
+        let qp = &self.qps[usize::from(slot)];
+        let mut responder = lock(&qp.responder);
+        if responder.config.is_none() {
+            return false;
+        }
+        if qp.state() == QpState::Err {
+            return self.flush_receive(slot, &mut responder, budget);
+        }
+        if let Some((device, slot)) = responder.waiter.take() {
+            drop(responder);
+            device.make_hot(device.layout.send(slot));
+        }
+        false
+    }
+
+    /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
+    fn flush_receive(&self, slot: u16, responder: &mut Responder, budget: &mut u32) -> bool {
+        responder.waiter = None;
+        if let Some(receive) = responder.current.take() {
+            self.fail_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_WR_FLUSH_ERR);
+        }
+        loop {
+            if *budget == 0 {
+                return true;
+            }
+            match responder.ring.pop() {
+                Ok(Some(chain)) => {
+                    *budget -= 1;
+                    let wr_id = flushed_receive(&chain);
+                    responder.ring.give_back(chain.head, 0);
+                    self.fail_receive(slot, responder, wr_id, VIRTIO_RDMA_WC_WR_FLUSH_ERR);
+                }
+                Ok(None) => {
+                    responder.notify = true;
+                    responder.ring.signal_if_needed();
+                    if !responder.ring.enable_notify() {
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    self.complain(Counter::BadReceiveChain, &error);
+                    self.raise(VIRTIO_RDMA_EVENT_QP_FATAL, u32::from(slot) + 1);
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+fn is_reliable(responder: &Responder) -> bool {
+    responder.config.is_some_and(|config| config.kind == QpType::Rc)
+}
+
+/// Bytes of an `enum ib_mtu`, 4096 for one that is not set.
+pub(crate) fn mtu_bytes(mtu: u8) -> u64 {
+    if (1..=5).contains(&mtu) {
+        128 << mtu
+    } else {
+        4096
+    }
+}
+
+/// How many packets a message of `len` bytes would be.
+pub(crate) fn packets(len: u64, mtu: u8) -> u32 {
+    u32::try_from(len.div_ceil(mtu_bytes(mtu)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// Bits of a packet sequence number.
+pub(crate) const PSN_MASK: u32 = 0xff_ffff;
+
+/// Counts the packets of a message when its last chunk is done.
+fn advance_psn(responder: &mut Responder, message: &Message<'_>) {
+    if message.is_last() {
+        let count = packets(message.wqe.total, responder.attr.path_mtu);
+        responder.attr.rq_psn = responder.attr.rq_psn.wrapping_add(count) & PSN_MASK;
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A virtqueue together with its interrupt.
+
+use std::sync::Arc;
+
+use memory::GuestMemory;
+use ring::{Chain, RingError, SplitQueue};
+
+use crate::Signal;
+
+/// A virtqueue of the guest, or the place for one that the guest did not set
+/// up, which is always empty.
+#[derive(Default)]
+pub(crate) struct RingQueue {
+    ring: Option<SplitQueue>,
+    signal: Option<Arc<dyn Signal>>,
+    /// What made the ring unusable until it is drained or set up anew.
+    broken: Option<RingError>,
+}
+
+impl RingQueue {
+    /// Puts a ring in place, or takes it away.
+    pub fn set(&mut self, ring: Option<SplitQueue>, signal: Option<Arc<dyn Signal>>) {
+        self.ring = ring;
+        self.signal = signal;
+        self.broken = None;
+    }
+
+    /// Replaces the interrupt.
+    pub fn set_signal(&mut self, signal: Arc<dyn Signal>) {
+        self.signal = Some(signal);
+    }
+
+    /// Takes the ring away, for a transport that asks for its indices.
+    pub fn take(&mut self) -> Option<SplitQueue> {
+        self.signal = None;
+        self.ring.take()
+    }
+
+    /// Follows a change of the memory map.
+    pub fn set_memory(&mut self, memory: &GuestMemory) -> Result<(), RingError> {
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.set_memory(memory))
+    }
+
+    /// Descriptors of the ring; 0 if there is none.
+    pub fn size(&self) -> u16 {
+        self.ring.as_ref().map_or(0, SplitQueue::size)
+    }
+
+    /// Takes the next chain. An error is reported once; from then on the ring
+    /// is empty until it is drained.
+    pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
+        match &mut self.ring {
+            Some(ring) if self.broken.is_none() => {
+                ring.pop().inspect_err(|error| self.broken = Some(*error))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives a chain back and shows it to the driver at once.
+    pub fn give_back(&mut self, head: u16, written: u32) {
+        let Some(ring) = &mut self.ring else { return };
+        let result = ring.push(head, written).and_then(|()| ring.publish());
+        if let Err(error) = result {
+            self.broken.get_or_insert(error);
+        }
+    }
+
+    /// Interrupts the guest if the ring says so.
+    pub fn signal_if_needed(&mut self) {
+        if self.ring.as_mut().is_some_and(|ring| ring.signal_needed() == Ok(true)) {
+            self.signal();
+        }
+    }
+
+    /// Interrupts the guest, unless it suppresses that or has seen everything;
+    /// tells whether it did.
+    pub fn signal_unless_seen(&self) -> bool {
+        let wanted = self.ring.as_ref().is_some_and(|ring| ring.wants_signal() == Ok(true));
+        if wanted {
+            self.signal();
+        }
+        wanted
+    }
+
+    fn signal(&self) {
+        if let Some(signal) = &self.signal {
+            signal.signal();
+        }
+    }
+
+    /// Asks for a kick with the next chain; whether one is there already.
+    pub fn enable_notify(&mut self) -> bool {
+        match &mut self.ring {
+            Some(ring) if self.broken.is_none() => ring.enable_notify() != Ok(false),
+            _ => false,
+        }
+    }
+
+    /// Asks for no kicks.
+    pub fn disable_notify(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            // Read-only ring memory: then kicks come, and that is all.
+            let _ = ring.disable_notify();
+        }
+    }
+
+    /// Gives every available chain back unread, as DESTROY and RESET must.
+    ///
+    /// At most as many as the ring holds, in case the driver goes on adding.
+    pub fn drain(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        for _ in 0..ring.size() {
+            match ring.pop_head() {
+                Ok(Some(head)) => {
+                    if ring.push(head, 0).is_err() {
+                        break;
+                    }
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        self.broken = ring.publish().and_then(|_| ring.pending()).err();
+        // The driver waits for the reply of the command, not for these.
+        let _ = ring.signal_needed();
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A table of objects named by small numbers.
+
+/// Objects with numbers from 0 to a fixed limit; the number freed last is given
+/// out first.
+pub(crate) struct Slab<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl<T> Slab<T> {
+    /// An empty table of at most `limit` objects. Memory grows with use.
+    pub fn new(limit: u32) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), limit }
+    }
+
+    /// Whether another object fits.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < self.limit as usize
+    }
+
+    /// Stores an object and names it; gives it back if the table is full.
+    pub fn insert(&mut self, value: T) -> Result<u32, T> {
+        if let Some(number) = self.free.pop() {
+            self.slots[number as usize] = Some(value);
+            return Ok(number);
+        }
+        match u32::try_from(self.slots.len()) {
+            Ok(number) if number < self.limit => {
+                self.slots.push(Some(value));
+                Ok(number)
+            }
+            _ => Err(value),
+        }
+    }
+
+    /// The object of this number.
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.slots.get(number as usize)?.as_ref()
+    }
+
+    /// The object of this number, to change it.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.slots.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Takes the object of this number out.
+    pub fn remove(&mut self, number: u32) -> Option<T> {
+        let value = self.slots.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(value)
+    }
+
+    /// All objects, to change them.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().flatten()
+    }
+
+    /// Forgets all objects.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.free.clear();
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

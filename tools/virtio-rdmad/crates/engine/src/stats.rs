@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Counters of a device, and what it tells of itself.
+
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Gid, QpState};
+
+/// Declares [`Counter`] with a name for each member.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $member:ident = $name:literal,)*) => {
+        /// What a device counts.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter {
+            $($(#[$doc])* $member,)*
+        }
+
+        impl Counter {
+            /// All counters, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$member,)*];
+
+            /// The counter's name in reports.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$member => $name,)*
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// SENDs completed as the requester.
+    SendMessages = "send_messages",
+    /// Bytes of these.
+    SendBytes = "send_bytes",
+    /// RDMA WRITEs completed as the requester.
+    WriteMessages = "write_messages",
+    /// Bytes of these.
+    WriteBytes = "write_bytes",
+    /// RDMA READs completed as the requester.
+    ReadMessages = "read_messages",
+    /// Bytes of these.
+    ReadBytes = "read_bytes",
+    /// Atomics completed as the requester.
+    AtomicMessages = "atomic_messages",
+    /// Datagrams sent, delivered or not.
+    DatagramMessages = "datagram_messages",
+    /// Bytes of these.
+    DatagramBytes = "datagram_bytes",
+    /// Receives completed.
+    ReceiveMessages = "receive_messages",
+    /// Bytes of these.
+    ReceiveBytes = "receive_bytes",
+    /// Times a peer found no receive posted.
+    RnrNaks = "rnr_naks_sent",
+    /// Times a peer had no receive posted.
+    RnrWaits = "rnr_naks_received",
+    /// Times a peer did not answer.
+    Timeouts = "timeouts",
+    /// Work requests flushed.
+    Flushed = "flushed",
+    /// Completions with LOC_LEN_ERR.
+    LocalLength = "local_length_errors",
+    /// Completions with LOC_QP_OP_ERR.
+    LocalQpOperation = "local_qp_operation_errors",
+    /// Completions with LOC_PROT_ERR.
+    LocalProtection = "local_protection_errors",
+    /// Completions with REM_INV_REQ_ERR.
+    RemoteInvalidRequest = "remote_invalid_request_errors",
+    /// Completions with REM_ACCESS_ERR.
+    RemoteAccess = "remote_access_errors",
+    /// Completions with REM_OP_ERR.
+    RemoteOperation = "remote_operation_errors",
+    /// Completions with RETRY_EXC_ERR.
+    RetryExceeded = "retry_exceeded_errors",
+    /// Completions with RNR_RETRY_EXC_ERR.
+    RnrRetryExceeded = "rnr_retry_exceeded_errors",
+    /// Accesses by a peer that a key, a right or a range forbade.
+    AccessViolations = "access_violations",
+    /// Datagrams dropped: nobody has the destination.
+    DropUnreachable = "drop_unreachable",
+    /// Datagrams dropped: wrong Q_Key.
+    DropQkey = "drop_qkey",
+    /// Datagrams and unreliable messages dropped: no receive posted.
+    DropNoReceive = "drop_no_receive",
+    /// Datagrams and unreliable messages dropped: they do not fit the receive,
+    /// or may not be written.
+    DropRefused = "drop_refused",
+    /// Completions that found no buffer.
+    CqOverflows = "cq_overflows",
+    /// Asynchronous events raised.
+    Events = "events",
+    /// Control requests.
+    Commands = "commands",
+    /// Control requests without room for a status.
+    CommandNoStatus = "command_without_status",
+    /// Control requests that ended in INVAL.
+    CommandInvalid = "command_invalid",
+    /// Control requests that ended in NO_OBJECT.
+    CommandNoObject = "command_no_object",
+    /// Control requests that ended in NO_RESOURCE.
+    CommandNoResource = "command_no_resource",
+    /// Control requests that ended in BUSY.
+    CommandBusy = "command_busy",
+    /// Control requests that ended in UNSUPPORTED.
+    CommandUnsupported = "command_unsupported",
+    /// Control requests that ended in PERM.
+    CommandPermission = "command_permission",
+    /// Control requests that ended in FAULT.
+    CommandFault = "command_fault",
+    /// Control requests that ended in LENGTH.
+    CommandLength = "command_length",
+    /// Control requests that ended in STATE.
+    CommandState = "command_state",
+    /// Control requests that ended in EXISTS.
+    CommandExists = "command_exists",
+    /// Control requests that ended in ERR.
+    CommandError = "command_error",
+    /// Malformed chains in the control queue.
+    BadControlChain = "bad_control_chain",
+    /// Malformed chains in a send queue.
+    BadSendChain = "bad_send_chain",
+    /// Malformed chains in a receive queue.
+    BadReceiveChain = "bad_receive_chain",
+    /// Malformed chains in a completion queue, or buffers too small.
+    BadCompletionBuffer = "bad_completion_buffer",
+    /// Malformed chains in the event queue, or buffers too small.
+    BadEventBuffer = "bad_event_buffer",
+    /// Malformed send work requests.
+    BadSendRequest = "bad_send_request",
+    /// Malformed receive work requests.
+    BadReceiveRequest = "bad_receive_request",
+}
+
+/// The counters of one device.
+pub(crate) struct Stats {
+    values: Box<[AtomicU64]>,
+}
+
+impl Stats {
+    /// All zero.
+    pub fn new() -> Self {
+        Self { values: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Adds to a counter and returns what it was.
+    pub fn add(&self, counter: Counter, value: u64) -> u64 {
+        self.values[counter as usize].fetch_add(value, Ordering::Relaxed)
+    }
+
+    /// Counts bad input, and logs it the first time.
+    pub fn complain(&self, device: &str, counter: Counter, detail: impl Display) {
+        if self.add(counter, 1) == 0 {
+            tracing::warn!(
+                guest = device,
+                kind = counter.name(),
+                "{detail} (further ones are only counted)"
+            );
+        }
+    }
+
+    /// A counter's value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.values[counter as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// What a device tells of one QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpStatus {
+    /// Its number.
+    pub qpn: u32,
+    /// "RC", "UC", "UD" or "GSI".
+    pub service: &'static str,
+    /// Its state.
+    pub state: QpState,
+    /// The peer's number, if connected.
+    pub dest_qpn: Option<u32>,
+    /// The peer's GID, if connected.
+    pub dest_gid: Option<Gid>,
+}
+
+/// What a device tells of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    /// The guest's name.
+    pub name: String,
+    /// Whether the guest's driver has started the device.
+    pub started: bool,
+    /// GIDs by index.
+    pub gids: Vec<(u16, Gid)>,
+    /// Live QPs.
+    pub qps: Vec<QpStatus>,
+    /// How many CQs are live.
+    pub cqs: usize,
+    /// How many MRs are live.
+    pub mrs: usize,
+    /// How many PDs are live.
+    pub pds: usize,
+    /// Every counter's name and value.
+    pub counters: Vec<(&'static str, u64)>,
+}
