@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Interrupts: MSI-X vectors and INTx, each an eventfd of the client.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The vector number that means none, VIRTIO 1.3, 4.1.5.1.2.
+pub(crate) const NO_VECTOR: u16 = 0xffff;
+
+/// Bits of the ISR register, VIRTIO 1.3, 4.1.4.5.
+const ISR_QUEUE: u8 = 1 << 0;
+const ISR_CONFIG: u8 = 1 << 1;
+
+#[derive(Debug, Default)]
+struct Eventfds {
+    /// Empty while the guest has MSI-X disabled.
+    msix: Vec<Option<OwnedFd>>,
+    intx: Option<OwnedFd>,
+    intx_masked: bool,
+}
+
+/// The device's interrupt lines, shared by the queues.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupts {
+    eventfds: RwLock<Eventfds>,
+    isr: AtomicU8,
+}
+
+impl Interrupts {
+    /// Sets vectors from `start` on; without file descriptors, `count` of them are unset.
+    pub(crate) fn set_msix(&self, start: usize, count: usize, fds: Vec<OwnedFd>) {
+        let mut eventfds = self.write();
+        let end = start + count;
+        if eventfds.msix.len() < end {
+            eventfds.msix.resize_with(end, || None);
+        }
+        let mut fds = fds.into_iter();
+        for vector in &mut eventfds.msix[start..end] {
+            *vector = fds.next();
+        }
+    }
+
+    /// The guest disabled MSI-X.
+    pub(crate) fn clear_msix(&self) {
+        self.write().msix.clear();
+    }
+
+    pub(crate) fn set_intx(&self, fd: Option<OwnedFd>) {
+        let mut eventfds = self.write();
+        eventfds.intx = fd;
+        eventfds.intx_masked = false;
+    }
+
+    /// Masks or unmasks INTx; what is pending is signalled when it is unmasked.
+    pub(crate) fn mask_intx(&self, masked: bool) {
+        self.write().intx_masked = masked;
+        if !masked && self.isr.load(Ordering::Acquire) != 0 {
+            self.signal_intx();
+        }
+    }
+
+    /// Signals a vector on the client's own demand.
+    pub(crate) fn trigger(&self, vector: usize) {
+        if let Some(Some(fd)) = self.read().msix.get(vector) {
+            signal(fd);
+        }
+    }
+
+    /// Reads the ISR register, which clears it.
+    pub(crate) fn take_isr(&self) -> u8 {
+        self.isr.swap(0, Ordering::AcqRel)
+    }
+
+    fn interrupt(&self, vector: u16, cause: u8) {
+        let eventfds = self.read();
+        if eventfds.msix.is_empty() {
+            drop(eventfds);
+            self.isr.fetch_or(cause, Ordering::AcqRel);
+            self.signal_intx();
+        } else if let Some(Some(fd)) = eventfds.msix.get(usize::from(vector)) {
+            signal(fd);
+        }
+    }
+
+    fn signal_intx(&self) {
+        let eventfds = self.read();
+        if let (Some(fd), false) = (&eventfds.intx, eventfds.intx_masked) {
+            signal(fd);
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Eventfds> {
+        self.eventfds.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Eventfds> {
+        self.eventfds.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds to an eventfd. Failure has no remedy: a full counter is a signal already, and a client that
+/// closed its end gets none.
+fn signal(fd: &OwnedFd) {
+    if let Err(error) = rustix::io::write(fd, &1u64.to_ne_bytes()) {
+        tracing::debug!(%error, "eventfd of an interrupt");
+    }
+}
+
+/// The interrupt of one queue, or of configuration changes. May be signalled from any thread.
+#[derive(Debug)]
+pub struct Signal {
+    interrupts: Arc<Interrupts>,
+    vector: AtomicU16,
+    cause: u8,
+}
+
+impl Signal {
+    pub(crate) fn of_queue(interrupts: &Arc<Interrupts>) -> Self {
+        Self { interrupts: interrupts.clone(), vector: NO_VECTOR.into(), cause: ISR_QUEUE }
+    }
+
+    pub(crate) fn of_config(interrupts: &Arc<Interrupts>) -> Self {
+        Self { interrupts: interrupts.clone(), vector: NO_VECTOR.into(), cause: ISR_CONFIG }
+    }
+
+    pub(crate) fn vector(&self) -> u16 {
+        self.vector.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_vector(&self, vector: u16) {
+        self.vector.store(vector, Ordering::Release);
+    }
+
+    /// Interrupts the guest.
+    pub fn signal(&self) {
+        self.interrupts.interrupt(self.vector(), self.cause);
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The common configuration structure, VIRTIO 1.3, 4.1.4.3: what a driver sets up.
+
+use std::sync::Arc;
+
+use crate::interrupt::{Interrupts, Signal, NO_VECTOR};
+
+/// Feature bits of the transport, VIRTIO 1.3, chapter 6.
+const F_VERSION_1: u64 = 1 << 32;
+/// Addresses are those of DMA_MAP, whatever the guest's IOMMU makes of them.
+const F_ACCESS_PLATFORM: u64 = 1 << 33;
+
+/// Bits of `device_status`, VIRTIO 1.3, 2.1.
+mod status {
+    pub const DRIVER_OK: u8 = 4;
+    pub const FEATURES_OK: u8 = 8;
+    pub const NEEDS_RESET: u8 = 0x40;
+}
+
+/// Offsets of the fields, `linux/virtio_pci.h`.
+mod field {
+    pub const DEVICE_FEATURE_SELECT: usize = 0;
+    pub const DEVICE_FEATURE: usize = 4;
+    pub const DRIVER_FEATURE_SELECT: usize = 8;
+    pub const DRIVER_FEATURE: usize = 12;
+    pub const CONFIG_VECTOR: usize = 16;
+    pub const NUM_QUEUES: usize = 18;
+    pub const STATUS: usize = 20;
+    pub const QUEUE_SELECT: usize = 22;
+    pub const QUEUE_SIZE: usize = 24;
+    pub const QUEUE_VECTOR: usize = 26;
+    pub const QUEUE_ENABLE: usize = 28;
+    pub const QUEUE_NOTIFY_OFF: usize = 30;
+    pub const QUEUE_ADDRESSES: usize = 32;
+    pub const QUEUE_ADDRESSES_END: usize = 56;
+    pub const END: usize = 64;
+}
+
+/// A virtqueue as the driver set it up.
+#[derive(Clone, Debug)]
+pub struct QueueSetup {
+    /// Entries of the ring.
+    pub size: u16,
+    /// Address of the descriptor table.
+    pub desc: u64,
+    /// Address of the available ring.
+    pub avail: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Its interrupt.
+    pub signal: Arc<Signal>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    max_size: u16,
+    size: u16,
+    enabled: bool,
+    /// Descriptor table, available ring, used ring.
+    addresses: [u64; 3],
+    signal: Arc<Signal>,
+}
+
+impl Queue {
+    fn reset(&mut self) {
+        self.size = self.max_size;
+        self.enabled = false;
+        self.addresses = [0; 3];
+        self.signal.set_vector(NO_VECTOR);
+    }
+}
+
+/// What a write to the registers asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Action {
+    /// Nothing beyond the register.
+    None,
+    /// The driver set DRIVER_OK.
+    Start,
+    /// The driver wrote 0 to the status.
+    Reset,
+    /// The value is not one that the register can hold; nothing changed.
+    Refused,
+}
+
+/// The registers.
+#[derive(Debug)]
+pub struct Registers {
+    offered: u64,
+    accepted: u64,
+    device_select: u32,
+    driver_select: u32,
+    status: u8,
+    queue_select: u16,
+    vectors: u16,
+    queues: Vec<Queue>,
+    config: Signal,
+}
+
+impl Registers {
+    /// Registers of a device with these features and these queues, given by their largest sizes.
+    pub fn new(features: u64, max_sizes: &[u16], interrupts: &Arc<Interrupts>) -> Self {
+        let queue = |&max_size| Queue {
+            max_size,
+            size: max_size,
+            enabled: false,
+            addresses: [0; 3],
+            signal: Arc::new(Signal::of_queue(interrupts)),
+        };
+        Self {
+            offered: features | F_VERSION_1 | F_ACCESS_PLATFORM,
+            accepted: 0,
+            device_select: 0,
+            driver_select: 0,
+            status: 0,
+            queue_select: 0,
+            vectors: u16::try_from(max_sizes.len() + 1).unwrap_or(u16::MAX),
+            queues: max_sizes.iter().map(queue).collect(),
+            config: Signal::of_config(interrupts),
+        }
+    }
+
+    /// Number of MSI-X vectors: one a queue and one for configuration changes.
+    pub fn vectors(&self) -> u16 {
+        self.vectors
+    }
+
+    /// The features that driver and device agreed on.
+    pub fn features(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Whether the driver set DRIVER_OK.
+    pub fn running(&self) -> bool {
+        self.status & status::DRIVER_OK != 0
+    }
+
+    /// Whether the driver enabled this queue.
+    pub fn enabled(&self, queue: usize) -> bool {
+        self.queues.get(queue).is_some_and(|queue| queue.enabled)
+    }
+
+    /// The queues as they were set up.
+    pub fn setup(&self) -> Vec<Option<QueueSetup>> {
+        let setup = |queue: &Queue| {
+            let [desc, avail, used] = queue.addresses;
+            let signal = queue.signal.clone();
+            queue.enabled.then_some(QueueSetup { size: queue.size, desc, avail, used, signal })
+        };
+        self.queues.iter().map(setup).collect()
+    }
+
+    /// Back to what they were at first.
+    pub fn reset(&mut self) {
+        self.accepted = 0;
+        self.device_select = 0;
+        self.driver_select = 0;
+        self.status = 0;
+        self.queue_select = 0;
+        self.config.set_vector(NO_VECTOR);
+        self.queues.iter_mut().for_each(Queue::reset);
+    }
+
+    /// Asks the driver for a reset.
+    pub fn needs_reset(&mut self) {
+        self.status |= status::NEEDS_RESET;
+        self.config.signal();
+    }
+
+    /// The bytes at an offset; what is no field reads as zero.
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut image = [0u8; field::END];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(field::DEVICE_FEATURE_SELECT, &self.device_select.to_le_bytes());
+        put(field::DEVICE_FEATURE, &half(self.offered, self.device_select).to_le_bytes());
+        put(field::DRIVER_FEATURE_SELECT, &self.driver_select.to_le_bytes());
+        put(field::DRIVER_FEATURE, &half(self.accepted, self.driver_select).to_le_bytes());
+        put(field::CONFIG_VECTOR, &self.config.vector().to_le_bytes());
+        put(field::NUM_QUEUES, &(self.vectors - 1).to_le_bytes());
+        put(field::STATUS, &[self.status]);
+        put(field::QUEUE_SELECT, &self.queue_select.to_le_bytes());
+        if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
+            put(field::QUEUE_SIZE, &queue.size.to_le_bytes());
+            put(field::QUEUE_VECTOR, &queue.signal.vector().to_le_bytes());
+            put(field::QUEUE_ENABLE, &u16::from(queue.enabled).to_le_bytes());
+            put(field::QUEUE_NOTIFY_OFF, &self.queue_select.to_le_bytes());
+            for (i, address) in queue.addresses.iter().enumerate() {
+                put(field::QUEUE_ADDRESSES + 8 * i, &address.to_le_bytes());
+            }
+        }
+        image.get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
+    }
+
+    /// Writes a register. The access has the register's own width.
+    pub fn write(&mut self, at: usize, data: &[u8]) -> Action {
+        match *data {
+            [value] if at == field::STATUS => self.write_status(value),
+            [a, b] => self.write_16(at, u16::from_le_bytes([a, b])),
+            [a, b, c, d] => self.write_32(at, u32::from_le_bytes([a, b, c, d])),
+            _ => Action::Refused,
+        }
+    }
+
+    fn write_status(&mut self, value: u8) -> Action {
+        if value == 0 {
+            return Action::Reset;
+        }
+        let mut value = value | (self.status & status::NEEDS_RESET);
+        if value & status::FEATURES_OK != 0 && !self.acceptable() {
+            value &= !status::FEATURES_OK;
+        }
+        let starts = value & status::DRIVER_OK != 0 && !self.running();
+        if starts && value & status::FEATURES_OK == 0 {
+            return Action::Refused;
+        }
+        self.status = value;
+        if starts {
+            Action::Start
+        } else {
+            Action::None
+        }
+    }
+
+    fn acceptable(&self) -> bool {
+        self.accepted & !self.offered == 0 && self.accepted & F_VERSION_1 != 0
+    }
+
+    fn write_16(&mut self, at: usize, value: u16) -> Action {
+        let vector = if value < self.vectors { value } else { NO_VECTOR };
+        match at {
+            field::CONFIG_VECTOR => self.config.set_vector(vector),
+            field::QUEUE_SELECT => self.queue_select = value,
+            field::QUEUE_VECTOR => match self.selected() {
+                Some(queue) => queue.signal.set_vector(vector),
+                None => return Action::Refused,
+            },
+            field::QUEUE_SIZE => match self.idle() {
+                Some(queue) if value.is_power_of_two() && value <= queue.max_size => {
+                    queue.size = value;
+                }
+                _ => return Action::Refused,
+            },
+            field::QUEUE_ENABLE => match self.idle() {
+                Some(queue) if value == 1 => queue.enabled = true,
+                _ => return Action::Refused,
+            },
+            _ => return Action::Refused,
+        }
+        Action::None
+    }
+
+    fn write_32(&mut self, at: usize, value: u32) -> Action {
+        match at {
+            field::DEVICE_FEATURE_SELECT => self.device_select = value,
+            field::DRIVER_FEATURE_SELECT => self.driver_select = value,
+            field::DRIVER_FEATURE if self.status & status::FEATURES_OK == 0 => {
+                set_half(&mut self.accepted, self.driver_select, value);
+            }
+            field::QUEUE_ADDRESSES..field::QUEUE_ADDRESSES_END if at % 4 == 0 => {
+                let word = (at - field::QUEUE_ADDRESSES) / 4;
+                let Some(queue) = self.idle() else { return Action::Refused };
+                set_half(&mut queue.addresses[word / 2], u32::from(word % 2 == 1), value);
+            }
+            _ => return Action::Refused,
+        }
+        Action::None
+    }
+
+    fn selected(&mut self) -> Option<&mut Queue> {
+        self.queues.get_mut(usize::from(self.queue_select))
+    }
+
+    /// The selected queue, as long as the driver may change it.
+    fn idle(&mut self) -> Option<&mut Queue> {
+        self.selected().filter(|queue| !queue.enabled)
+    }
+}
+
+/// The low or the high half of a 64-bit register, zero for any other selection.
+fn half(value: u64, select: u32) -> u32 {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    match select {
+        0 => u32::from_le_bytes([a, b, c, d]),
+        1 => u32::from_le_bytes([e, f, g, h]),
+        _ => 0,
+    }
+}
+
+fn set_half(value: &mut u64, select: u32, new: u32) {
+    let new = u64::from(new);
+    match select {
+        0 => *value = (*value & !u64::from(u32::MAX)) | new,
+        1 => *value = (*value & u64::from(u32::MAX)) | (new << 32),
+        _ => {}
+    }
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A client of our own against the server: a driver's set-up, interrupts, and nonsense.
+
+use std::io::{IoSlice, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use memory::GuestMemory;
+use proptest::prelude::*;
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use vfio_user::{Backend, Error, Fault, Server, Setup};
+
+const QUEUES: u16 = 4;
+const EINVAL: u32 = 22;
+const EEXIST: u32 = 17;
+const ENOSYS: u32 = 38;
+
+#[derive(Default)]
+struct Device {
+    started: Option<Setup>,
+    kicks: Vec<u16>,
+    resets: usize,
+    memory: Vec<Vec<(u64, u64)>>,
+}
+
+impl Backend for Device {
+    fn features(&self) -> u64 {
+        0b11
+    }
+    fn config(&self) -> &[u8] {
+        &[7; 256]
+    }
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+    fn queue_max_size(&self, _queue: u16) -> u16 {
+        256
+    }
+    fn start(&mut self, setup: Setup) -> Result<(), String> {
+        self.started = Some(setup);
+        Ok(())
+    }
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        self.memory.push(memory.ranges().collect());
+    }
+    fn kick(&mut self, queue: u16) {
+        self.kicks.push(queue);
+    }
+    fn reset(&mut self) {
+        self.started = None;
+        self.resets += 1;
+    }
+}
+
+struct Client {
+    socket: UnixStream,
+    server: Server,
+    device: Device,
+}
+
+impl Client {
+    fn unnegotiated() -> Self {
+        let (socket, other) = UnixStream::pair().unwrap();
+        let device = Device::default();
+        let server = Server::new(other, 42, &device).unwrap();
+        Self { socket, server, device }
+    }
+
+    fn new() -> Self {
+        let mut client = Self::unnegotiated();
+        let reply = client.ask(1, &[0, 0, 0, 0], &[]).unwrap();
+        assert_eq!(reply[..4], [0, 0, 0, 0], "version 0.0");
+        assert!(reply.ends_with(b"}\0"), "the capabilities are a string");
+        client
+    }
+
+    fn send(&mut self, command: u16, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut message = 7u16.to_le_bytes().to_vec();
+        message.extend(command.to_le_bytes());
+        message.extend((16 + payload.len() as u32).to_le_bytes());
+        message.extend(flags.to_le_bytes());
+        message.extend([0; 4]);
+        message.extend(payload);
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let sent =
+            sendmsg(&self.socket, &[IoSlice::new(&message)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(message.len()));
+    }
+
+    /// Sends a command and returns the reply's payload, or the errno it failed with.
+    fn ask(
+        &mut self,
+        command: u16,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Vec<u8>, u32> {
+        self.send(command, 0, payload, fds);
+        while self.server.process(&mut self.device).unwrap() {}
+        let mut header = [0; 16];
+        self.socket.read_exact(&mut header).unwrap();
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        assert_eq!(header[..2], 7u16.to_le_bytes());
+        assert_eq!(header[2..4], command.to_le_bytes());
+        let mut body = vec![0; word(4) as usize - 16];
+        self.socket.read_exact(&mut body).unwrap();
+        assert_eq!(word(8) & 0xf, 1, "a reply");
+        if word(8) & 0x20 == 0 {
+            Ok(body)
+        } else {
+            Err(word(12))
+        }
+    }
+
+    fn read(&mut self, region: u32, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
+        let reply = self.ask(9, &access(region, offset, len, &[]), &[])?;
+        Ok(reply[16..].to_vec())
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), u32> {
+        self.ask(10, &access(region, offset, data.len() as u32, data), &[]).map(drop)
+    }
+
+    /// Maps `size` bytes of shared memory at `address`.
+    fn map(&mut self, address: u64, size: u64) -> Result<(), u32> {
+        let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, size).unwrap();
+        self.ask(2, &dma_map(address, size), &[fd.as_fd()]).map(drop)
+    }
+
+    fn set_irqs(&mut self, words: [u32; 4], fds: &[BorrowedFd<'_>]) -> Result<(), u32> {
+        let mut payload = 20u32.to_le_bytes().to_vec();
+        words.iter().for_each(|word| payload.extend(word.to_le_bytes()));
+        self.ask(8, &payload, fds).map(drop)
+    }
+
+    /// What a driver does up to DRIVER_OK, with queue 2 enabled on vector 3.
+    fn drive(&mut self) {
+        self.map(0, 0x10_0000).unwrap();
+        for (offset, data) in [
+            (20, &[1][..]),
+            (20, &[3]),
+            (8, &[1, 0, 0, 0]),
+            (12, &[1, 0, 0, 0]),
+            (20, &[0xb]),
+            (22, &[2, 0]),
+            (24, &[128, 0]),
+            (26, &[3, 0]),
+            (32, &[0, 0x10, 0, 0]),
+            (40, &[0, 0x20, 0, 0]),
+            (48, &[0, 0x30, 0, 0]),
+            (28, &[1, 0]),
+            (20, &[0xf]),
+        ] {
+            self.write(0, offset, data).unwrap();
+        }
+    }
+}
+
+fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
+    let mut payload = offset.to_le_bytes().to_vec();
+    payload.extend(region.to_le_bytes());
+    payload.extend(count.to_le_bytes());
+    payload.extend(data);
+    payload
+}
+
+fn dma_map(address: u64, size: u64) -> Vec<u8> {
+    let mut payload = 32u32.to_le_bytes().to_vec();
+    payload.extend(3u32.to_le_bytes());
+    payload.extend(0u64.to_le_bytes());
+    payload.extend(address.to_le_bytes());
+    payload.extend(size.to_le_bytes());
+    payload
+}
+
+fn new_eventfd() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// How often an eventfd was signalled since it was last looked at.
+fn count(fd: &OwnedFd) -> u64 {
+    let mut value = [0; 8];
+    rustix::io::read(fd, &mut value).map_or(0, |_| u64::from_ne_bytes(value))
+}
+
+#[test]
+fn a_driver_sets_up_a_queue_and_kicks_it() {
+    let mut client = Client::new();
+    client.drive();
+    let setup = client.device.started.as_ref().expect("DRIVER_OK starts the device");
+    assert_eq!(setup.features, 1 << 32);
+    assert_eq!(setup.queues.len(), usize::from(QUEUES));
+    let queue = setup.queues[2].as_ref().expect("queue 2 is enabled");
+    assert_eq!((queue.size, queue.desc, queue.avail), (128, 0x1000, 0x2000));
+    assert_eq!(queue.used, 0x3000);
+    assert!(setup.queues[1].is_none());
+
+    client.write(0, 0x3000 + 4 * 2, &[2, 0]).unwrap();
+    assert_eq!(client.write(0, 0x3000 + 4, &[1, 0]), Err(EINVAL), "queue 1 is not enabled");
+    assert_eq!(client.device.kicks, [2]);
+    assert_eq!(client.server.faults().get(Fault::Kick), 1);
+
+    client.write(0, 20, &[0]).unwrap();
+    assert_eq!(client.device.resets, 1);
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0]);
+    assert_eq!(client.read(0, 28, 2).unwrap(), [0, 0], "reset disables the queue");
+}
+
+#[test]
+fn posted_writes_get_no_reply_and_stay_in_order() {
+    let mut client = Client::new();
+    client.drive();
+    // As many as surely fit into the socket while nobody reads.
+    for _ in 0..64 {
+        client.send(10, 0x10, &access(0, 0x3008, 2, &[2, 0]), &[]);
+    }
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0xf]);
+    assert_eq!(client.device.kicks, [2; 64]);
+}
+
+#[test]
+fn features_that_were_not_offered_are_refused() {
+    let mut client = Client::new();
+    client.write(0, 20, &[3]).unwrap();
+    client.write(0, 12, &[4, 0, 0, 0]).unwrap();
+    client.write(0, 20, &[0xb]).unwrap();
+    assert_eq!(client.read(0, 20, 1).unwrap(), [3], "FEATURES_OK does not stick");
+    assert_eq!(client.write(0, 20, &[0xf]), Err(EINVAL), "nor does DRIVER_OK without it");
+    assert!(client.device.started.is_none());
+}
+
+#[test]
+fn every_signal_reaches_the_vector_of_its_queue() {
+    let mut client = Client::new();
+    let fds: Vec<OwnedFd> = (0..5).map(|_| new_eventfd()).collect();
+    for (vector, fd) in fds.iter().enumerate() {
+        client.set_irqs([0x24, 2, vector as u32, 1], &[fd.as_fd()]).unwrap();
+    }
+    client.drive();
+    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    signal.signal();
+    signal.signal();
+    assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), [0, 0, 0, 2, 0]);
+    client.set_irqs([0x21, 2, 0, 0], &[]).unwrap();
+    signal.signal();
+    assert!(fds.iter().all(|fd| count(fd) == 0), "a disabled vector is silent");
+    assert_eq!(client.read(0, 0x1000, 1).unwrap(), [1], "without MSI-X the ISR says so");
+    assert_eq!(client.read(0, 0x1000, 1).unwrap(), [0], "reading clears it");
+}
+
+#[test]
+fn intx_is_held_while_it_is_masked() {
+    let mut client = Client::new();
+    let fd = new_eventfd();
+    client.set_irqs([0x24, 0, 0, 1], &[fd.as_fd()]).unwrap();
+    client.drive();
+    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    client.set_irqs([0x09, 0, 0, 1], &[]).unwrap();
+    signal.signal();
+    assert_eq!(count(&fd), 0);
+    client.set_irqs([0x11, 0, 0, 1], &[]).unwrap();
+    assert_eq!(count(&fd), 1);
+}
+
+#[test]
+fn memory_comes_and_goes() {
+    let mut client = Client::new();
+    client.drive();
+    assert_eq!(client.map(0x8_0000, 0x1000), Err(EEXIST));
+    client.map(0x20_0000, 0x1000).unwrap();
+    let mut unmap = 24u32.to_le_bytes().to_vec();
+    unmap.extend(0u32.to_le_bytes());
+    unmap.extend(0x20_0000u64.to_le_bytes());
+    unmap.extend(0x1000u64.to_le_bytes());
+    assert_eq!(client.ask(3, &unmap, &[]), Ok(unmap.clone()));
+    assert!(client.ask(3, &unmap, &[]).is_err(), "it is gone");
+    let both = vec![(0, 0x10_0000), (0x20_0000, 0x1000)];
+    assert_eq!(client.device.memory, [both, vec![(0, 0x10_0000)]]);
+}
+
+#[test]
+fn private_memory_is_refused_with_needs_reset() {
+    let mut client = Client::new();
+    client.ask(2, &dma_map(0, 0x10_0000), &[]).unwrap();
+    client.write(0, 20, &[3]).unwrap();
+    client.write(0, 8, &[1, 0, 0, 0]).unwrap();
+    client.write(0, 12, &[1, 0, 0, 0]).unwrap();
+    client.write(0, 20, &[0xb]).unwrap();
+    client.write(0, 32, &[0, 0x10, 0, 0]).unwrap();
+    client.write(0, 28, &[1, 0]).unwrap();
+    client.write(0, 20, &[0xf]).unwrap();
+    assert!(client.device.started.is_none());
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0x4f]);
+}
+
+#[test]
+fn each_mistake_has_its_error() {
+    let mut client = Client::new();
+    assert_eq!(client.ask(99, &[], &[]), Err(ENOSYS));
+    assert_eq!(client.ask(5, &[0; 8], &[]), Err(EINVAL));
+    assert_eq!(client.read(0, 0x4000, 1), Err(EINVAL));
+    assert_eq!(client.read(0, u64::MAX, 4), Err(EINVAL));
+    assert_eq!(client.read(99, 0, 4), Err(EINVAL));
+    assert_eq!(client.set_irqs([0x24, 2, 0, 99], &[]), Err(EINVAL));
+    assert_eq!(client.set_irqs([0x24, 2, u32::MAX, u32::MAX], &[]), Err(EINVAL));
+    assert_eq!(client.set_irqs([0x3f, 2, 0, 1], &[]), Err(EINVAL));
+    assert_eq!(client.map(1, 0x1000), Err(EINVAL));
+    let faults = client.server.faults();
+    for fault in [
+        Fault::UnknownCommand,
+        Fault::ShortPayload,
+        Fault::Region,
+        Fault::IrqAction,
+        Fault::DmaInvalid,
+    ] {
+        assert_eq!(faults.get(fault), 1, "{fault}");
+    }
+    assert_eq!((faults.get(Fault::RegionBounds), faults.get(Fault::Irq)), (2, 2));
+}
+
+#[test]
+fn a_connection_without_its_version_ends() {
+    let mut client = Client::unnegotiated();
+    client.send(4, 0, &[0; 16], &[]);
+    assert!(matches!(client.server.process(&mut client.device), Err(Error::NoVersion)));
+}
+
+proptest! {
+    /// Whatever a client sends after its version, the server answers or ends the connection.
+    #[test]
+    fn nonsense_does_no_harm(
+        messages in prop::collection::vec(
+            (2u16..16, 0u32..0x40, prop::collection::vec(any::<u8>(), 0..64)), 1..32)
+    ) {
+        let mut client = Client::new();
+        client.drive();
+        for (command, flags, payload) in messages {
+            client.send(command, flags, &payload, &[]);
+            client.server.process(&mut client.device).unwrap();
+        }
+    }
+
+    /// Any access to any register of a running device is survived.
+    #[test]
+    fn any_register_access_is_survived(
+        accesses in prop::collection::vec((0u32..9, 0u64..0x4100, any::<[u8; 4]>(), 1usize..5), 1..64)
+    ) {
+        let mut client = Client::new();
+        client.drive();
+        for (region, offset, data, len) in accesses {
+            let _ = client.write(region, offset, &data[..len]);
+            let _ = client.read(region, offset, len as u32);
+        }
+    }
+}
