@@ -278,12 +278,12 @@ impl Registers {
 
 /// The low or the high half of a 64-bit register, zero for any other selection.
 fn half(value: u64, select: u32) -> u32 {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    match select {
-        0 => u32::from_le_bytes([a, b, c, d]),
-        1 => u32::from_le_bytes([e, f, g, h]),
+    let word = match select {
+        0 => value & u64::from(u32::MAX),
+        1 => value >> 32,
         _ => 0,
-    }
+    };
+    u32::try_from(word).unwrap_or_default()
 }
 
 fn set_half(value: &mut u64, select: u32, new: u32) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A client of our own against the server: a driver's set-up, interrupts, and nonsense.
 
+#![allow(clippy::cast_possible_truncation)] // Lengths and indices of a test are small.
+
 use std::io::{IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -135,7 +137,7 @@ impl Client {
 
     fn set_irqs(&mut self, words: [u32; 4], fds: &[BorrowedFd<'_>]) -> Result<(), u32> {
         let mut payload = 20u32.to_le_bytes().to_vec();
-        words.iter().for_each(|word| payload.extend(word.to_le_bytes()));
+        payload.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self.ask(8, &payload, fds).map(drop)
     }
 
