@@ -109,8 +109,8 @@ class Endpoint:
             self.channel = CompChannel(device.context)
             (self.channel_fd,) = descriptors() - before
         max_sge = min(max_sge, device.attr.max_sge)
-        self.send_cq = CQ(device.context, 2 * depth, None, self.channel, vector)
-        self.recv_cq = CQ(device.context, 2 * depth, None, self.channel, vector)
+        self.send_cq = CQ(device.context, depth, None, self.channel, vector)
+        self.recv_cq = CQ(device.context, depth, None, self.channel, vector)
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge)
         self.init_attr = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq,
                                     cap=cap, sq_sig_all=int(sig_all))
@@ -160,25 +160,11 @@ class Endpoint:
 
     def post_recv(self, sges, wr_id=0):
         """Posts one receive request."""
-        wr = RecvWR(wr_id, max(1, len(sges)), sges or [SGE(0, 0, 0)])
-        wr.num_sge = len(sges)
-        try:
-            self.qp.post_recv(wr)
-        finally:
-            wr.close()
+        post(self.qp.post_recv, [recv_wr(sges, wr_id)])
 
-    def post_send(self, opcode, sges, wr_id=0, flags=SIGNALED, imm=0, remote=None, atomic=None):
-        """Posts one send request. `remote`: (address, rkey); `atomic`: (compare_add, swap)."""
-        wr = SendWR(wr_id, opcode, max(1, len(sges)), imm, sges or [SGE(0, 0, 0)], flags)
-        wr.num_sge = len(sges)
-        if atomic:
-            wr.set_wr_atomic(remote[1], remote[0], *atomic)
-        elif remote:
-            wr.set_wr_rdma(remote[1], remote[0])
-        try:
-            self.qp.post_send(wr)
-        finally:
-            wr.close()
+    def post_send(self, opcode, sges, wr_id=0, **options):
+        """Posts one send request."""
+        post(self.qp.post_send, [send_wr(opcode, sges, wr_id, **options)])
 
     def close(self):
         """Destroys everything, in the order of dependence."""
@@ -209,9 +195,42 @@ class Pair:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is None:
+        try:
             self.a.close()
             self.b.close()
+        except PyverbsError:
+            # Of a test that failed already, the first error is the one to see.
+            if kind is None:
+                raise
+
+
+def recv_wr(sges, wr_id=0):
+    """A receive request; pyverbs wants an SGE even where there shall be none."""
+    wr = RecvWR(wr_id, max(1, len(sges)), sges or [SGE(0, 0, 0)])
+    wr.num_sge = len(sges)
+    return wr
+
+
+def send_wr(opcode, sges, wr_id=0, flags=SIGNALED, imm=0, remote=None, atomic=None):
+    """A send request. `remote`: (address, rkey); `atomic`: (compare_add, swap)."""
+    wr = SendWR(wr_id, opcode, max(1, len(sges)), imm, sges or [SGE(0, 0, 0)], flags)
+    wr.num_sge = len(sges)
+    if atomic:
+        wr.set_wr_atomic(remote[1], remote[0], *atomic)
+    elif remote:
+        wr.set_wr_rdma(remote[1], remote[0])
+    return wr
+
+
+def post(verb, wrs, bad_wr=None):
+    """Posts requests as one list, and frees them."""
+    for wr, following in zip(wrs, wrs[1:]):
+        wr.next_wr = following
+    try:
+        verb(wrs[0], bad_wr)
+    finally:
+        for wr in wrs:
+            wr.close()
 
 
 def sge(region, offset=0, length=None):

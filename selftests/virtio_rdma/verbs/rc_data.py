@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: GPL-2.0
 """RC data transfer: every opcode, with the data compared byte by byte."""
 
+import errno
 import struct
 
 import ktap
-from rc import (ALL_ACCESS, MR, SIGNALED, Pair, complete, e, empty, open_device, pieces, remote, sge)
+from rc import (ALL_ACCESS, MR, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, open_device,
+                pieces, post, recv_wr, remote, send_wr, sge)
 
 DEVICE = open_device()
 MTU = 128 << DEVICE.port.active_mtu
@@ -327,6 +329,46 @@ def random_operations(rng):
             check(peer, shadow, "responder's memory")
 
 
+def lists_of_requests(rng):
+    """Lists are posted whole and in order, up to the length of the queue."""
+    depth = min(200, DEVICE.attr.max_qp_wr, DEVICE.attr.max_cqe)
+    with Pair(DEVICE, depth=depth) as pair:
+        source, target = pair.a.memory(8 * depth), pair.b.memory(8 * depth)
+        for count in (1, 2, 31, 32, 33, 64, 65, depth):
+            source.write(rng.randbytes(8 * depth), 8 * depth)
+            post(pair.b.qp.post_recv, [recv_wr([sge(target, 8 * i, 8)], i) for i in range(count)])
+            post(pair.a.qp.post_send, [send_wr(e.IBV_WR_SEND, [sge(source, 8 * i, 8)], i)
+                                       for i in range(count)])
+            for cq in (pair.a.send_cq, pair.b.recv_cq):
+                ktap.equal([wc.wr_id for wc in complete(cq, count)], list(range(count)), "wr_ids")
+            ktap.same_bytes(target.read(8 * count, 0), source.read(8 * count, 0), "messages")
+
+
+def list_with_a_bad_request(_rng):
+    """The requests before it are posted, those behind it are not, and bad_wr names it."""
+    depth = 100
+    with Pair(DEVICE, depth=depth, max_sge=2) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        for bad in (0, 1, 31, 32, 33, 99):
+            def sges(region, wr_id, bad=bad):
+                return [sge(region)] * (100 if wr_id == bad else 1)
+            for verb, named, wrs in (
+                    (pair.b.qp.post_recv, recv_wr([]),
+                     [recv_wr(sges(target, i), i) for i in range(depth)]),
+                    (pair.a.qp.post_send, send_wr(e.IBV_WR_SEND, []),
+                     [send_wr(e.IBV_WR_SEND, sges(source, i), i) for i in range(depth)])):
+                try:
+                    post(verb, wrs, named)
+                except PyverbsRDMAError as error:
+                    ktap.equal(error.error_code, errno.EINVAL, "error")
+                else:
+                    raise AssertionError("no error")
+                ktap.equal(named.wr_id, bad, "bad_wr")
+            for cq in (pair.a.send_cq, pair.b.recv_cq):
+                ktap.equal([wc.wr_id for wc in complete(cq, bad)], list(range(bad)), "wr_ids")
+            empty(pair.a.send_cq)
+
+
 def both_directions(rng):
     """Messages cross; each side's arrive whole and in order."""
     depth, rounds = 32, 8
@@ -370,4 +412,5 @@ def registered_part_of_a_page(rng):
 ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_write,
           rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
           fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
-          fence, random_operations, both_directions, registered_part_of_a_page])
+          fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions,
+          registered_part_of_a_page])
