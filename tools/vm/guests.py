@@ -138,6 +138,7 @@ class Guest:
         self.boots = 0
         self.booted = threading.Condition()
         self.panicked = False
+        self.link = None  # (RDMA device, index of its RoCE v2 GID)
         self.threads = []
 
     def prepare(self):
@@ -461,8 +462,9 @@ class Network:
                 raise Failure(f"virtio-rdmad does not start, see {log}")
             time.sleep(0.01)
 
-    def boot(self):
-        """Start everything, and wait until every guest has its RDMA link."""
+    def boot(self, links=True):
+        """Start everything, and wait until every guest has its RDMA link, or
+        without links until every guest takes commands."""
         os.mkdir(self.memory_dir)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90%,exec", "tmpfs", self.memory_dir], check=True)
         if self.options.rdma == "virtio":
@@ -477,12 +479,16 @@ class Network:
             guest.start_process()
         for guest in self.guests:
             guest.wait_ready(1)
-        for guest in self.guests:
-            self.rdma_up(guest)
+        for guest in self.guests if links and self.options.rdma != "none" else []:
+            self.rdma_up(guest, self.options.rdma)
 
-    def rdma_up(self, guest):
-        """Load the driver in a guest and wait for the link and its GIDs."""
-        guest.check(["/run/vr/rdma-up", self.options.rdma], f"setting up {self.options.rdma}")
+    @staticmethod
+    def rdma_up(guest, kind):
+        """Load a driver in a guest and wait for the link and its GIDs: the
+        device's name and the index of its RoCE v2 GID."""
+        device, index = guest.check(["/run/vr/rdma-up", kind], f"setting up {kind}").split()[-2:]
+        guest.link = (device, int(index))
+        return guest.link
 
     def reports(self):
         """(guest number, line) of every defect in the kernel logs."""

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# What the scripts beside this one share. RDMA_DEVICE names the device under
+# test, default the first one of the driver.
+
+. "$(dirname "$0")/../kselftest/ktap_helpers.sh"
+
+DRIVER=/sys/bus/virtio/drivers/virtio_rdma
+DIR=$(cd "$(dirname "$0")" && pwd)
+
+# skip_all REASON: end the program, nothing of it can run.
+skip_all()
+{
+	ktap_print_header
+	ktap_skip_all "$*"
+	exit "$KSFT_SKIP"
+}
+
+# virtio_device: the name of the first bound device (virtioN).
+virtio_device()
+{
+	for path in "$DRIVER"/virtio*; do
+		[ -d "$path/infiniband" ] || continue
+		basename "$path"
+		return
+	done
+	return 1
+}
+
+# need_device: skip everything where the driver has no device; sets VIRTIO (its
+# virtio device), DEVICE, NETDEV and PORT.
+need_device()
+{
+	[ "$(id -u)" = 0 ] || skip_all "must be root"
+	[ -d "$DRIVER" ] || modprobe -q virtio_rdma
+	[ -d "$DRIVER" ] || skip_all "virtio_rdma is not there"
+	wait_for virtio_device >/dev/null || skip_all "no virtio RDMA device"
+	VIRTIO=$(virtio_device)
+	find_device
+}
+
+find_device()
+{
+	DEVICE=${RDMA_DEVICE:-$(ls "$DRIVER/$VIRTIO/infiniband" | head -n 1)}
+	PORT=/sys/class/infiniband/$DEVICE/ports/1
+	NETDEV=$(rdma link show "$DEVICE/1" | sed -n 's/.* netdev \([^ ]*\).*/\1/p')
+}
+
+# wait_for CMD...: until CMD succeeds. What it waits for is an event that has
+# been caused already; the bound is for one that never comes.
+wait_for()
+{
+	tries=0
+	until "$@"; do
+		tries=$((tries + 1))
+		[ $tries -lt 600 ] || return 1
+		sleep 0.05
+	done
+}
+
+active() { grep -q ACTIVE "$PORT/state" 2>/dev/null; }
+inactive() { [ -e "$PORT/state" ] && ! active; }
+
+# has_gid GID: whether the port's table holds it as RoCE v2.
+has_gid()
+{
+	for gid in "$PORT"/gids/*; do
+		[ "$(cat "$gid" 2>/dev/null)" = "$1" ] || continue
+		grep -q 'RoCE v2' "$PORT/gid_attrs/types/${gid##*/}" 2>/dev/null && return 0
+	done
+	return 1
+}
+
+no_gid() { ! has_gid "$1"; }
+
+# mapped A B C D: the GID of an IPv4 address.
+mapped() { printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "$@"; }
+
+# usable: the device is there, active, and moves data.
+usable()
+{
+	wait_for virtio_device >/dev/null || return 1
+	VIRTIO=$(virtio_device)
+	find_device
+	wait_for active || return 1
+	wait_for gid_index >/dev/null || return 1
+	RDMA_DEVICE=$DEVICE python3 "$DIR/verbs/rc_data.py" send rdma_read >/tmp/usable.$$ 2>&1 && return 0
+	sed 's/^/# /' /tmp/usable.$$
+	return 1
+}
+
+# gid_index: of the first RoCE v2 GID of an IPv4 address.
+gid_index()
+{
+	for gid in "$PORT"/gids/*; do
+		case $(cat "$gid" 2>/dev/null) in
+		0000:0000:0000:0000:0000:ffff:*) ;;
+		*) continue ;;
+		esac
+		grep -q 'RoCE v2' "$PORT/gid_attrs/types/${gid##*/}" 2>/dev/null || continue
+		echo "${gid##*/}"
+		return
+	done
+	return 1
+}
+
+gone() { [ ! -e "/sys/class/infiniband/$DEVICE" ]; }
+
+# traffic_start: programs that use the device until it is gone; sets TRAFFIC.
+traffic_start()
+{
+	TRAFFIC=
+	rm -f /tmp/traffic.$$.*
+	for number in 1 2 3; do
+		RDMA_DEVICE=$DEVICE python3 "$DIR/verbs/traffic.py" >/tmp/traffic.$$.$number 2>&1 &
+		TRAFFIC="$TRAFFIC $!"
+	done
+	for number in 1 2 3; do
+		wait_for grep -q running /tmp/traffic.$$.$number || return 1
+	done
+}
+
+# traffic_ended: every program has noticed and ended by itself.
+traffic_ended()
+{
+	failed=0
+	for pid in $TRAFFIC; do
+		wait "$pid" || failed=1
+	done
+	[ $failed = 0 ] || sed 's/^/# /' /tmp/traffic.$$.*
+	return $failed
+}

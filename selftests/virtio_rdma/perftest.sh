@@ -1,0 +1,65 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# The tools that everybody uses, in loopback, or with PEERS between two hosts
+# (GUEST=1 is the server): ibv_rc_pingpong with its data checked, and short
+# runs of perftest with all sizes.
+
+. "$(dirname "$0")/lib.sh"
+
+need_device
+wait_for gid_index >/dev/null || skip_all "$DEVICE has no RoCE v2 GID of an IPv4 address"
+INDEX=$(gid_index)
+TCP=18515
+
+listening() { grep -qi ":$(printf %04X $TCP) [^ ]* 0A " /proc/net/tcp /proc/net/tcp6; }
+ended() { ! kill -0 "$SERVER" 2>/dev/null; }
+started() { listening || ended; }
+
+# pair CMD...: the server and the client, or this host's part of it.
+pair()
+{
+	status=0
+	if [ -z "${PEERS:-}" ] || [ "$GUEST" = 1 ]; then
+		"$@" >/tmp/server.$$ 2>&1 &
+		SERVER=$!
+	fi
+	if [ -z "${PEERS:-}" ]; then
+		wait_for started
+		"$@" 127.0.0.1 >/tmp/client.$$ 2>&1 || status=1
+	elif [ "$GUEST" != 1 ]; then
+		# The server comes up on the other host meanwhile.
+		tries=0
+		until "$@" "${PEERS%% *}" >/tmp/client.$$ 2>&1; do
+			tries=$((tries + 1))
+			grep -qi "couldn't connect" /tmp/client.$$ && [ $tries -lt 600 ] || { status=1; break; }
+			sleep 0.1
+		done
+	fi
+	[ -z "${SERVER:-}" ] || wait "$SERVER" || status=1
+	[ $status = 0 ] || for side in server client; do
+		[ ! -e /tmp/$side.$$ ] || sed "s/^/# $side: /" /tmp/$side.$$
+	done
+	return $status
+}
+
+pingpong() { pair ibv_rc_pingpong -d "$DEVICE" -g "$INDEX" -c "$@"; }
+perf() { tool=$1; shift; pair "$tool" -d "$DEVICE" -x "$INDEX" -F "$@"; }
+
+ktap_print_header
+ktap_set_plan 14
+ktap_test_result "pingpong" pingpong -n 200
+ktap_test_result "pingpong_events" pingpong -n 200 -e
+ktap_test_result "pingpong_sizes_1" pingpong -n 20 -s 1
+ktap_test_result "pingpong_sizes_1M" pingpong -n 20 -s 1048576
+ktap_test_result "ib_send_bw" perf ib_send_bw -n 100
+ktap_test_result "ib_write_bw" perf ib_write_bw -a -n 50
+ktap_test_result "ib_read_bw" perf ib_read_bw -a -n 50
+ktap_test_result "ib_atomic_bw" perf ib_atomic_bw -n 100
+ktap_test_result "ib_write_bw_16_qps" perf ib_write_bw -q 16 -n 50
+ktap_test_result "ib_write_bw_both" perf ib_write_bw -b -n 100
+ktap_test_result "ib_send_lat" perf ib_send_lat -n 100
+ktap_test_result "ib_write_lat" perf ib_write_lat -n 100
+ktap_test_result "ib_read_lat" perf ib_read_lat -n 100
+ktap_test_result "ib_send_bw_events" perf ib_send_bw -e -n 100
+ktap_finished

@@ -1,0 +1,67 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# The device taken from the driver, idle and under programs that use it: unbind
+# from the virtio bus, and removal of its PCI function.
+
+. "$(dirname "$0")/lib.sh"
+
+need_device
+
+unbind() { echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
+bind() { echo "$VIRTIO" >"$DRIVER/bind"; }
+
+unbind_loop()
+{
+	for round in $(seq 10); do
+		unbind && bind || return 1
+	done
+	usable
+}
+
+unbind_under_traffic()
+{
+	for round in $(seq 3); do
+		traffic_start && unbind && traffic_ended && bind || return 1
+		usable || return 1
+	done
+}
+
+pci_function()
+{
+	path=$(readlink -f "$DRIVER/$VIRTIO/..")
+	[ -e "$path/vendor" ] && echo "$path"
+}
+
+remove() { echo 1 >"$FUNCTION/remove" && gone; }
+rescan() { echo 1 >/sys/bus/pci/rescan; }
+
+remove_loop()
+{
+	for round in $(seq 5); do
+		FUNCTION=$(pci_function) && remove && rescan || return 1
+		usable || return 1
+	done
+}
+
+remove_under_traffic()
+{
+	for round in $(seq 2); do
+		traffic_start && FUNCTION=$(pci_function) && remove && traffic_ended && rescan || return 1
+		usable || return 1
+	done
+}
+
+ktap_print_header
+ktap_set_plan 5
+ktap_test_result "usable" usable
+ktap_test_result "unbind_loop" unbind_loop
+ktap_test_result "unbind_under_traffic" unbind_under_traffic
+if pci_function >/dev/null; then
+	ktap_test_result "remove_loop" remove_loop
+	ktap_test_result "remove_under_traffic" remove_under_traffic
+else
+	ktap_test_skip "remove_loop # no PCI device"
+	ktap_test_skip "remove_under_traffic # no PCI device"
+fi
+ktap_finished

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The demonstration behind "make run", inside the build root.
+
+Arguments: the kernel's build directory, the guest image.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
+import guests  # noqa: E402  pylint: disable=wrong-import-position
+
+TCP_PORT = 18515  # of ibv_rc_pingpong and of perftest
+# Name, arguments, unit, and the pattern of the line with the result: bandwidth
+# is the average column, latency the typical one (the median).
+TOOLS = (
+    ("ib_write_bw", ("-s", "65536", "-n", "2000"), 65536, "MiB/s", r"^\s*65536\s+\d+\s+\S+\s+(\S+)"),
+    ("ib_read_bw", ("-s", "65536", "-n", "2000"), 65536, "MiB/s", r"^\s*65536\s+\d+\s+\S+\s+(\S+)"),
+    ("ib_send_lat", ("-s", "2", "-n", "1000"), 2, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
+    ("ib_read_lat", ("-s", "2", "-n", "1000"), 2, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
+)
+
+
+class Demo:
+    def __init__(self, network):
+        self.network = network
+        self.server, self.client = network.guests
+
+    def step(self, title, action, *arguments):
+        """Run one step; say which and how long it took, or that it failed."""
+        print(f"{title:<44}", end="", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        try:
+            result = action(*arguments)
+        except guests.Failure as failure:
+            print("FAILED", file=sys.stderr)
+            raise guests.Failure(f'step "{title}" failed: {failure}') from failure
+        print(f"{time.monotonic() - start:6.1f} s", file=sys.stderr, flush=True)
+        return result
+
+    def links(self, kind):
+        return [self.network.rdma_up(guest, kind) for guest in self.network.guests]
+
+    def both(self, argv):
+        """Run a tool's server in guest 1 and its client in guest 2; the
+        client's output."""
+        server = self.server.start(argv)
+        while self.server.run(f"grep -qi ':{TCP_PORT:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6")[0]:
+            if server.status is not None:
+                raise guests.Failure(f"{' '.join(argv)}: the server ended: {server.text}")
+            time.sleep(0.05)
+        status, text = self.client.run([*argv, self.server.address])
+        if status or server.wait():
+            raise guests.Failure(f"{' '.join(argv)}: exit status {status or server.status}\n"
+                                 f"client:\n{text}\nserver:\n{server.text}")
+        return text
+
+    def show(self, argv):
+        """Run something in guest 1 for the reader."""
+        print(self.server.check(argv).rstrip(), flush=True)
+
+    def pingpong(self, device, index):
+        return self.both(["ibv_rc_pingpong", "-d", device, "-g", str(index), "-c", "-n", "500"])
+
+    def measure(self, tool, arguments, pattern, device, index):
+        """One figure of perftest."""
+        text = self.both([tool, "-d", device, "-x", str(index), "-F", *arguments])
+        match = re.search(pattern, text, re.MULTILINE)
+        if not match:
+            raise guests.Failure(f"{tool} printed no result:\n{text}")
+        return float(match[1])
+
+    def figures(self, kind, link):
+        """Every tool over one driver, after a ping-pong that checks its data."""
+        self.step(f"{kind}: ibv_rc_pingpong -c", self.pingpong, *link)
+        return [self.step(f"{kind}: {tool} {' '.join(arguments)}", self.measure, tool, arguments, pattern, *link)
+                for tool, arguments, _, _, pattern in TOOLS]
+
+    def unload(self):
+        for guest in self.network.guests:
+            guest.check(["rmmod", "virtio_rdma"])
+
+    def run(self):
+        self.step("boot two guests", self.network.boot, False)
+        (link, _) = self.step("insmod virtio_rdma.ko", self.links, "virtio")
+        self.show(["rdma", "link", "show"])
+        self.show(["ibv_devinfo", "-d", link[0]])
+        virtio = self.figures("virtio", link)
+        self.step("rmmod virtio_rdma", self.unload)
+        (link, _) = self.step("rxe on the same guests' NICs", self.links, "rxe")
+        rxe = self.figures("rxe", link)
+        return [
+            {"tool": tool, "size": size, "unit": unit, "virtio": ours, "rxe": theirs,
+             # How many times better: more bandwidth, less latency.
+             "ratio": round(ours / theirs if unit == "MiB/s" else theirs / ours, 2)}
+            for (tool, _, size, unit, _), ours, theirs in zip(TOOLS, virtio, rxe)
+        ]
+
+
+def table(rows):
+    print(f"\n{'':<14}{'size':>8}{'virtio-rdma':>14}{'rxe':>12}{'unit':>8}{'times better':>15}")
+    for row in rows:
+        print(f"{row['tool']:<14}{row['size']:>8}{row['virtio']:>14.2f}{row['rxe']:>12.2f}"
+              f"{row['unit']:>8}{row['ratio']:>15.1f}")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def main(kernel_dir, image):
+    signal.signal(signal.SIGTERM, interrupt)
+    options = guests.Options(vmm="qemu", guests=2, rdma="virtio", kernel_dir=kernel_dir, image=image)
+    network = guests.Network(options)
+    failed = True
+    try:
+        rows = Demo(network).run()
+        table(rows)
+        with open(os.path.join(guests.TOP, "build", "run.json"), "w", encoding="ascii") as file:
+            json.dump({"rows": rows}, file, indent=1)
+        print("\nalso in build/run.json")
+        failed = False
+    except KeyboardInterrupt:
+        return 130
+    except guests.Failure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    finally:
+        network.close(failed)
+        if failed:
+            print("logs: " + " ".join(network.logs()), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

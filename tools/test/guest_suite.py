@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The suites uml, qemu and debug: the selftests inside guests, and what can
+only be seen from outside of them. Runs inside the build root.
+
+Arguments: vmm, kernel (plain or debug), its build directory, the guest image,
+the directory with the selftests and the kernel's helpers.
+"""
+
+import os
+import re
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
+import guests  # noqa: E402  pylint: disable=wrong-import-position
+import ktap  # noqa: E402  pylint: disable=wrong-import-position
+
+# The bound on a program that hangs; none of them takes a tenth of it.
+HANG_SECONDS = 900
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh")
+
+
+def programs(directory):
+    """TEST_PROGS of the selftests' Makefile."""
+    with open(os.path.join(directory, "virtio_rdma", "Makefile"), encoding="ascii") as file:
+        text = file.read().replace("\\\n", " ")
+    return re.search(r"^TEST_PROGS := (.*)$", text, re.MULTILINE)[1].split()
+
+
+class Suite:
+    def __init__(self, options):
+        self.options = options
+        self.report = ktap.Report()
+        self.network = None
+
+    def boot(self, count):
+        """A fresh network of guests with virtio-rdma up."""
+        options = guests.dataclasses.replace(self.options, guests=count)
+        self.network = guests.Network(options)
+        self.network.boot()
+
+    def program(self, path, guest, env, label):
+        """Start a selftest in a guest; its results go to the report."""
+        relay = ktap.Relay(self.report, f"{label}{path}")
+        # No PEERS is one host by itself.
+        job = guest.start(f"cd /mnt/virtio_rdma && exec ./{path}", env, relay.feed)
+        return job, relay
+
+    def finish(self, job, relay):
+        try:
+            relay.end(job.wait(HANG_SECONDS))
+        except guests.Failure as failure:
+            relay.report.note(str(failure))
+            relay.report.note(job.guest.run("dmesg | tail -n 40; ps -ef | tail -n 30")[1])
+            job.kill(signal.SIGKILL)
+            relay.end("hangs")
+
+    def alone(self):
+        """Every selftest in guest 1, one after the other."""
+        guest = self.network.guests[0]
+        for path in programs(self.options.share):
+            if path != "verbs/rc_hosts.py":
+                self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
+
+    def together(self):
+        """The selftests that take two hosts; guest 2's results are counted,
+        guest 1's tell whether it agrees."""
+        for path in BETWEEN_HOSTS:
+            both = [self.program(path, guest, {}, f"guest {guest.number} of 2: ")
+                    for guest in self.network.guests]
+            for job, relay in both:
+                self.finish(job, relay)
+
+    def works(self, name):
+        """Data flows between the two guests."""
+        first, second = self.network.guests
+        command = "ibv_rc_pingpong -d {} -g {} -c -n 50"
+        server = first.start(command.format(*first.link))
+        status, text = second.run(
+            f"until {command.format(*second.link)} {first.address} >/tmp/pingpong 2>&1; do "
+            "grep -q \"Couldn't connect\" /tmp/pingpong || { cat /tmp/pingpong; exit 1; }; sleep 0.1; done",
+            timeout=HANG_SECONDS)
+        passed = status == 0 and server.wait(HANG_SECONDS) == 0
+        if not passed:
+            self.report.note(text + server.text)
+        return self.report.result(name, passed)
+
+    def reboots(self):
+        """A guest restarts, idle and in the middle of traffic."""
+        first, second = self.network.guests
+        self.works("two guests before a reboot")
+        second.reboot()
+        self.network.rdma_up(second, "virtio")
+        self.works("guest 2 restarted")
+        traffic = second.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
+        while "running" not in traffic.text and traffic.status is None:
+            traffic.done.wait(0.1)
+        self.report.result("traffic before a restart", traffic.status is None)
+        second.reboot()
+        self.network.rdma_up(second, "virtio")
+        self.works("guest 2 restarted under its traffic")
+        first.reboot()
+        self.network.rdma_up(first, "virtio")
+        self.works("guest 1 restarted")
+
+    def verdict(self, title):
+        """The kernel logs and the device, after everything else."""
+        for guest in self.network.guests:
+            lines = guest.reports()
+            for line in lines[:20]:
+                self.report.note(line)
+            self.report.result(f"{title}: kernel log of guest {guest.number} has no report", not lines)
+        alive = self.network.daemon.poll() is None
+        self.report.result(f"{title}: the device is alive", alive)
+
+    def part(self, title, count, *actions):
+        """Boot, act, judge, end; a failure names its logs."""
+        before = self.report.failed
+        try:
+            self.boot(count)
+            for action in actions:
+                action()
+            self.verdict(title)
+        except guests.Failure as failure:
+            self.report.note(str(failure))
+            self.report.result(title, False)
+        finally:
+            failed = self.report.failed > before
+            self.network.close(failed)
+            if failed:
+                self.report.note("logs: " + " ".join(self.network.logs()))
+        status = self.network.daemon.returncode if self.network.daemon else None
+        self.report.result(f"{title}: the device ends cleanly", status == 0)
+        left = [guest.rdma_socket for guest in self.network.guests if os.path.exists(guest.rdma_socket)]
+        self.report.result(f"{title}: the device removes its sockets", not left)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def main(arguments):
+    vmm, kernel, kernel_dir, image, share = arguments
+    signal.signal(signal.SIGTERM, interrupt)
+    suite = Suite(guests.Options(vmm=vmm, kernel=kernel, kernel_dir=kernel_dir, image=image, share=share,
+                                 rdma="virtio", memory=2048 if kernel == "debug" else 1024))
+    try:
+        suite.part("one guest", 1, suite.alone)
+        suite.part("two guests", 2, suite.together, suite.reboots)
+    except KeyboardInterrupt:
+        return 130
+    return suite.report.end()
+
+
+if __name__ == "__main__":
+    ktap.main_guard(main)

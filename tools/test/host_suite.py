@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The suite host: unit, property and fuzz tests of the device and the provider,
+and the checks of the sources. Runs inside the build root."""
+
+import os
+import re
+import subprocess
+import sys
+
+import ktap
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
+RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")
+
+
+class Host:
+    def __init__(self):
+        self.report = ktap.Report()
+
+    def command(self, name, argv, directory=TOP, env=None, quiet=False):
+        """One result: the command succeeds, and prints nothing where quiet."""
+        done = subprocess.run(argv, cwd=directory, env={**os.environ, **(env or {})}, check=False,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
+        passed = done.returncode == 0 and not (quiet and done.stdout.strip())
+        if not passed:
+            self.report.note("\n".join(done.stdout.split("\n")[-60:]))
+        self.report.result(name, passed)
+
+    def cargo_test(self, name, argv, directory, env):
+        """Every test of a cargo workspace as a result of its own."""
+        process = subprocess.Popen(argv, cwd=directory, env={**os.environ, **env, "CARGO_TERM_QUIET": "false"},
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
+        binary, tail, before = name, [], self.report.failed
+        for line in process.stdout:
+            running, test = RUNNING.match(line), LIBTEST.match(line)
+            if running:
+                binary = f"{name}: {running[2] or running[1]}"
+            elif test:
+                skip = (test[3] or "no reason given") if test[2] == "ignored" else None
+                self.report.result(f"{binary}: {test[1]}", test[2] != "FAILED", skip)
+            else:
+                tail = tail[-80:] + [line]
+        status = process.wait()
+        if status:
+            self.report.note("".join(tail))
+        if status and self.report.failed == before:
+            self.report.result(f"{name}: cargo test", False)
+
+    def run(self):
+        device = os.path.join(TOP, "tools/virtio-rdmad")
+        target = {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-virtio-rdmad")}
+        self.cargo_test("device", ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], device, target)
+        self.cargo_test("provider", ["make", "-s", "-C", "tools/provider", "test"], TOP, {})
+        self.command("module builds without a warning", ["make", "-s", "build/module-x86_64", "build/module-um"],
+                     quiet=True)
+        self.command("clippy", ["make", "-s", "clippy"])
+        self.command("rustfmt", ["make", "-s", "rustfmtcheck"])
+        self.command("rustdoc", ["make", "-s", "rustdoc"])
+        scripts = subprocess.run(
+            ["git", "-c", f"safe.directory={TOP}", "grep", "-lE", "^#!/bin/(ba)?sh"], cwd=TOP, check=True,
+            stdout=subprocess.PIPE, encoding="utf-8").stdout.split()
+        self.command("shellcheck", ["shellcheck", "-x", "-S", "warning", "-e", "SC1090,SC1091,SC2034,SC2154", *scripts])
+        return self.report.end()
+
+
+if __name__ == "__main__":
+    ktap.main_guard(lambda _: Host().run())

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+# shellcheck shell=bash
+#
+# Steps that name themselves, say how long they took, and leave a log behind.
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
+logs=$top/build/log
+mkdir -p "$logs"
+
+# step NAME TITLE CMD...: the command's result is in $result, its output and
+# errors in the log; its own progress lines are shown as they come.
+step() {
+	local name=$1 title=$2 start=$SECONDS
+	local log=$logs/$name.log
+	shift 2
+	printf '%-44s' "$title" >&2
+	if ! result=$("$@" 2>"$log"); then
+		printf 'FAILED after %s s\n' $((SECONDS - start)) >&2
+		tail -n 20 "$log" | sed 's/^/    /' >&2
+		printf 'step "%s" failed; log: %s\n' "$title" "$log" >&2
+		exit 1
+	fi
+	printf '%4s s\n' $((SECONDS - start)) >&2
+}
+
+# prepare KERNEL: everything that guests of a kernel need; sets kernel_dir and image.
+prepare() {
+	local kernel=$1
+	step buildroot "build root" "$top/tools/vm/buildroot"
+	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
+	kernel_dir=$result
+	step guest "guest image" "$top/tools/vm/guest" --image
+	image=$result
+	step "module-$kernel" "virtio_rdma.ko for $kernel" "$top/tools/vm/module" "$kernel"
+	step device "virtio-rdmad" make -s -C "$top" device
+	step provider "libvirtio_rdma" make -s -C "$top" provider
+}
