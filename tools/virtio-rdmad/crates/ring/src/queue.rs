@@ -254,6 +254,19 @@ impl SplitQueue {
         Ok(Some(chain))
     }
 
+    /// Takes the next available buffer without looking at its descriptors, to give it back.
+    ///
+    /// So a queue is emptied whatever the driver wrote into it.
+    pub fn pop_head(&mut self) -> Result<Option<u16>, RingError> {
+        if self.pending()? == 0 {
+            return Ok(None);
+        }
+        let slot = usize::from(self.next_avail & (self.layout.size - 1));
+        let head = self.parts.avail.load_u16(ENTRIES + slot * AVAIL_ENTRY, Ordering::Relaxed)?;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(Some(head))
+    }
+
     /// Gives back the chain `head`, into which `written` bytes were written from its beginning.
     ///
     /// The driver sees it after [`SplitQueue::publish`].
@@ -289,6 +302,22 @@ impl SplitQueue {
         if self.layout.event_idx {
             let event = self.parts.avail.load_u16(self.layout.used_event(), Ordering::Relaxed)?;
             Ok(passed(event, new, old))
+        } else {
+            let flags = self.parts.avail.load_u16(FLAGS, Ordering::Relaxed)?;
+            Ok(flags & AVAIL_F_NO_INTERRUPT == 0)
+        }
+    }
+
+    /// Whether the driver lets itself be interrupted for something published that it has not taken
+    /// yet, as far as it said: without EVENT_IDX it says only whether it wants interrupts.
+    ///
+    /// Unlike [`SplitQueue::signal_needed`] this remembers nothing, for queues that have a rule of
+    /// their own about when to interrupt.
+    pub fn wants_signal(&self) -> Result<bool, RingError> {
+        fence(Ordering::SeqCst);
+        if self.layout.event_idx {
+            let event = self.parts.avail.load_u16(self.layout.used_event(), Ordering::Relaxed)?;
+            Ok(self.published.wrapping_sub(event).wrapping_sub(1) < self.layout.size)
         } else {
             let flags = self.parts.avail.load_u16(FLAGS, Ordering::Relaxed)?;
             Ok(flags & AVAIL_F_NO_INTERRUPT == 0)

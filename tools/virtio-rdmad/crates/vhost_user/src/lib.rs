@@ -41,8 +41,6 @@ pub trait Backend {
     fn config(&self) -> &[u8];
     /// Number of virtqueues, at most [`MAX_QUEUES`].
     fn queue_count(&self) -> u16;
-    /// Largest ring size of a queue, a power of two.
-    fn queue_max_size(&self, queue: u16) -> u16;
     /// A queue is set up and enabled. The first one that starts begins the device's life.
     fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String>;
     /// The guest's memory changed. What the old map had and the new one lacks is not touched any

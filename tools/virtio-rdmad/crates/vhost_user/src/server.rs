@@ -156,7 +156,7 @@ impl Server {
             request::GET_MAX_MEM_SLOTS => return Ok(Answer::of(&MEM_SLOTS)),
             request::ADD_MEM_REG => self.add_region(&parse(payload)?, &fds, backend)?,
             request::REM_MEM_REG => self.remove_region(&parse(payload)?, backend)?,
-            request::SET_VRING_NUM => self.set_size(parse(payload)?, backend)?,
+            request::SET_VRING_NUM => self.set_size(parse(payload)?)?,
             request::SET_VRING_ADDR => self.set_addr(parse(payload)?, backend)?,
             request::SET_VRING_BASE => self.set_base(parse(payload)?)?,
             request::GET_VRING_BASE => return self.get_base(parse(payload)?, backend),
@@ -280,11 +280,11 @@ impl Server {
         }
     }
 
-    fn set_size(&mut self, state: VringState, backend: &impl Backend) -> Result<(), Fault> {
+    /// Front ends choose the size by themselves, so that only the ring's own limits hold.
+    fn set_size(&mut self, state: VringState) -> Result<(), Fault> {
         let vring = self.idle(state.index.into())?;
         let size = u16::try_from(state.num).map_err(|_| Fault::QueueValue)?;
-        let most = u16::try_from(state.index).map(|index| backend.queue_max_size(index));
-        if !size.is_power_of_two() || most.is_ok_and(|most| size > most) {
+        if !size.is_power_of_two() || size > ring::MAX_SIZE {
             return Err(Fault::QueueValue);
         }
         vring.size = size;

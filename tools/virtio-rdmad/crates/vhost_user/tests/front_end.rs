@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A front end over a socket pair: what virtio_uml does, and what none should.
+
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use memory::GuestMemory;
+use proptest::prelude::*;
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use vhost_user::{Backend, ChannelError, Error, Fault, QueueSetup, Server};
+
+const GUEST: u64 = 0x10_0000;
+const SIZE: u64 = 0x4_0000;
+/// Where the front end says it has the memory.
+const USER: u64 = 0x7f00_0000_0000;
+
+const NEED_REPLY: u32 = 1 << 3;
+
+#[derive(Default)]
+struct Device {
+    started: Vec<(u16, QueueSetup)>,
+    resets: usize,
+    memory: Option<GuestMemory>,
+}
+
+impl Backend for Device {
+    fn features(&self) -> u64 {
+        3
+    }
+    fn config(&self) -> &[u8] {
+        b"configuration"
+    }
+    fn queue_count(&self) -> u16 {
+        4
+    }
+    fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String> {
+        self.started.push((queue, setup));
+        Ok(())
+    }
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        self.memory = Some(memory.clone());
+    }
+    fn reset(&mut self) {
+        self.started.clear();
+        self.resets += 1;
+    }
+}
+
+struct FrontEnd {
+    socket: UnixStream,
+    server: Server,
+    device: Device,
+    memory: OwnedFd,
+}
+
+impl FrontEnd {
+    fn new() -> Self {
+        let (socket, other) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let device = Device::default();
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, SIZE).unwrap();
+        Self { socket, server: Server::new(other, &device), device, memory }
+    }
+
+    /// Up to where queues can be set up, with answers to everything.
+    fn negotiated() -> Self {
+        let mut this = Self::new();
+        this.ask(3, &[], &[], 0);
+        let protocol = this.u64(15);
+        assert_eq!(this.ask(16, &protocol.to_ne_bytes(), &[], 0), None);
+        let features = this.u64(1);
+        assert_eq!(this.ack(2, &features.to_ne_bytes(), &[]), 0);
+        let table = [&1_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
+        let memory = this.memory.try_clone().unwrap();
+        assert_eq!(this.ack(5, &table, &[memory.as_fd()]), 0);
+        this
+    }
+
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    fn serve(&mut self) -> Result<(), Error> {
+        self.server.serve(&mut self.device)
+    }
+
+    /// Sends a request and returns the payload of the answer, if one comes.
+    fn ask(
+        &mut self,
+        request: u32,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        flags: u32,
+    ) -> Option<Vec<u8>> {
+        self.send(&message(request, payload, flags), fds);
+        self.serve().unwrap();
+        let mut header = [0; 12];
+        let read = self.socket.read(&mut header).unwrap_or(0);
+        if read == 0 {
+            return None;
+        }
+        assert_eq!(header[..4], request.to_ne_bytes());
+        assert_eq!(header[4..8], 5_u32.to_ne_bytes());
+        let size = u32::from_ne_bytes(header[8..].try_into().unwrap());
+        let mut payload = vec![0; size as usize];
+        self.socket.read_exact(&mut payload).unwrap();
+        Some(payload)
+    }
+
+    fn u64(&mut self, request: u32) -> u64 {
+        let answer = self.ask(request, &[], &[], 0).expect("an answer");
+        u64::from_ne_bytes(answer.try_into().unwrap())
+    }
+
+    /// What a request is acknowledged with.
+    fn ack(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> u64 {
+        let answer = self.ask(request, payload, fds, NEED_REPLY).expect("an answer");
+        u64::from_ne_bytes(answer.try_into().unwrap())
+    }
+
+    /// Sets up a queue as virtio_uml does, up to the enabling.
+    fn set_up(&mut self, queue: u32, kick: &OwnedFd, call: &OwnedFd) {
+        assert_eq!(self.ack(13, &u64::from(queue).to_ne_bytes(), &[call.as_fd()]), 0);
+        assert_eq!(self.ack(8, &state(queue, 256), &[]), 0);
+        assert_eq!(self.ack(10, &state(queue, 0), &[]), 0);
+        assert_eq!(self.ack(9, &addr(queue, USER), &[]), 0);
+        assert_eq!(self.ack(12, &u64::from(queue).to_ne_bytes(), &[kick.as_fd()]), 0);
+    }
+
+    /// A request that must fail, and the fault that is then counted.
+    fn refused(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>], fault: Fault) {
+        let before = self.server.faults().get(fault);
+        assert_ne!(self.ack(request, payload, fds), 0, "request {request}");
+        assert_eq!(self.server.faults().get(fault), before + 1, "request {request}: {fault}");
+    }
+}
+
+fn message(request: u32, payload: &[u8], flags: u32) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap();
+    let words = [request, 1 | flags, size].map(u32::to_ne_bytes).concat();
+    [words.as_slice(), payload].concat()
+}
+
+fn state(queue: u32, value: u32) -> Vec<u8> {
+    [queue, value].map(u32::to_ne_bytes).concat()
+}
+
+fn addr(queue: u32, desc: u64) -> Vec<u8> {
+    let addresses = [desc, USER + 0x2000, USER + 0x1000, u64::MAX].map(u64::to_ne_bytes).concat();
+    [state(queue, 0), addresses].concat()
+}
+
+fn region_at(guest: u64, size: u64, offset: u64) -> Vec<u8> {
+    [guest, size, USER, offset].map(u64::to_ne_bytes).concat()
+}
+
+fn region() -> Vec<u8> {
+    region_at(GUEST, SIZE, 0)
+}
+
+fn single(region: &[u8]) -> Vec<u8> {
+    [&[0; 8], region].concat()
+}
+
+fn config(offset: u32, size: u32) -> Vec<u8> {
+    let head = [offset, size, 0].map(u32::to_ne_bytes).concat();
+    [head, vec![0; size as usize]].concat()
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+#[test]
+fn features_and_configuration() {
+    let mut front = FrontEnd::new();
+    assert_eq!(front.u64(1), 3 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 32);
+    assert_eq!(front.u64(17), 4);
+    assert_eq!(front.u64(36), 509);
+    // Before REPLY_ACK is negotiated nobody answers.
+    assert_eq!(front.ask(3, &[], &[], NEED_REPLY), None);
+    let answer = front.ask(24, &config(3, 5), &[], 0).unwrap();
+    assert_eq!(answer[12..], *b"figur");
+    let answer = front.ask(24, &config(0, 13), &[], 0).unwrap();
+    assert_eq!(answer[12..], *b"configuration");
+    for (offset, size) in [(0, 14), (13, 1), (u32::MAX, 1)] {
+        assert_eq!(front.ask(24, &config(offset, size), &[], 0), Some(Vec::new()));
+    }
+    assert_eq!(front.server.faults().get(Fault::ConfigBounds), 3);
+}
+
+#[test]
+fn queues_start_signal_and_stop() {
+    let mut front = FrontEnd::negotiated();
+    let (kick, call) = (event(), event());
+    for queue in [0, 3] {
+        front.set_up(queue, &kick, &call);
+        assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
+    }
+    let (index, setup) = &front.device.started[1];
+    assert_eq!((*index, setup.base, setup.layout.size), (3, 0, 256));
+    assert_eq!((setup.layout.desc, setup.layout.avail), (GUEST, GUEST + 0x1000));
+    assert_eq!((setup.layout.used, setup.layout.event_idx), (GUEST + 0x2000, true));
+
+    // The kick is the front end's eventfd, the signal too, and writes to memory arrive.
+    rustix::io::write(&kick, &1_u64.to_ne_bytes()).unwrap();
+    assert!(rustix::io::read(&setup.kick, &mut [0; 8]).is_ok());
+    setup.signal.signal();
+    assert!(rustix::io::read(&call, &mut [0; 8]).is_ok());
+    setup.memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
+
+    // The call may change while the queue runs, or go.
+    let other = event();
+    let signal = setup.signal.clone();
+    assert_eq!(front.ack(13, &3_u64.to_ne_bytes(), &[other.as_fd()]), 0);
+    signal.signal();
+    assert!(rustix::io::read(&call, &mut [0; 8]).is_err());
+    assert!(rustix::io::read(&other, &mut [0; 8]).is_ok());
+    assert_eq!(front.ack(13, &(3_u64 | 1 << 8).to_ne_bytes(), &[]), 0);
+    signal.signal();
+    assert!(rustix::io::read(&other, &mut [0; 8]).is_err());
+
+    // One that stops takes all along; it would go on where the used ring says.
+    let base = front.ask(11, &state(3, 0), &[], 0).unwrap();
+    assert_eq!(base, state(3, 77));
+    assert_eq!((front.device.started.len(), front.device.resets), (0, 1));
+    assert_eq!(front.ack(18, &state(0, 0), &[]), 0);
+    assert_eq!(front.device.resets, 1);
+
+    // And again.
+    front.set_up(0, &kick, &call);
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    assert_eq!(front.device.started.len(), 1);
+    assert_eq!(front.ack(39, &0_u64.to_ne_bytes(), &[]), 0);
+    assert_eq!((front.device.started.len(), front.device.resets), (0, 2));
+}
+
+#[test]
+fn a_full_pipe_does_not_block() {
+    let mut front = FrontEnd::negotiated();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    front.set_up(0, &event(), &write);
+    drop(write);
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    let signal = front.device.started[0].1.signal.clone();
+    for _ in 0..20_000 {
+        signal.signal();
+    }
+    let mut first = [0; 8];
+    assert_eq!(rustix::io::read(&read, &mut first), Ok(8));
+    assert_eq!(u64::from_ne_bytes(first), 1);
+    drop(read);
+    signal.signal();
+}
+
+#[test]
+fn memory_comes_and_goes() {
+    let mut front = FrontEnd::negotiated();
+    front.set_up(0, &event(), &event());
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    let memory = front.memory.try_clone().unwrap();
+    let fd = &[memory.as_fd()];
+    let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
+    assert_eq!(front.ack(37, &more, fd), 0);
+    assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE + 0x1000);
+    assert_eq!(front.ack(38, &more, &[]), 0);
+    assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
+    front.refused(38, &more, &[], Fault::RegionUnknown);
+    front.refused(37, &more, &[], Fault::Descriptors);
+    front.refused(37, &single(&region()), fd, Fault::Region);
+    front.refused(37, &single(&region_at(u64::MAX, 0x1000, 0)), fd, Fault::Region);
+    front.refused(37, &single(&region_at(0, SIZE, 0x1000)), fd, Fault::Region);
+    let table = [&9_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
+    front.refused(5, &table, fd, Fault::RegionCount);
+    let table = [&2_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
+    front.refused(5, &table, fd, Fault::Payload);
+    assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let mut front = FrontEnd::negotiated();
+    let fd = event();
+    let fd = &[fd.as_fd()];
+    front.refused(99, &[], &[], Fault::UnknownRequest);
+    front.refused(2, &[0; 7], &[], Fault::Payload);
+    front.refused(2, &(1_u64 << 26).to_ne_bytes(), &[], Fault::Features);
+    front.refused(16, &u64::MAX.to_ne_bytes(), &[], Fault::Features);
+    front.refused(25, &config(0, 4), &[], Fault::ConfigWrite);
+    front.refused(8, &state(4, 256), &[], Fault::QueueIndex);
+    for size in [0, 3, 1 << 16, u32::MAX] {
+        front.refused(8, &state(0, size), &[], Fault::QueueValue);
+    }
+    front.refused(10, &state(0, 1 << 16), &[], Fault::QueueValue);
+    front.refused(18, &state(0, 2), &[], Fault::QueueValue);
+    front.refused(12, &4_u64.to_ne_bytes(), fd, Fault::QueueIndex);
+    front.refused(12, &0x200_u64.to_ne_bytes(), fd, Fault::QueueIndex);
+    front.refused(12, &0_u64.to_ne_bytes(), &[], Fault::Descriptors);
+    front.refused(13, &0x100_u64.to_ne_bytes(), fd, Fault::Descriptors);
+    front.refused(21, &[], &[], Fault::Descriptors);
+
+    front.set_up(0, &event(), &event());
+    assert_eq!(front.ack(9, &addr(0, USER + SIZE), &[]), 0);
+    front.refused(18, &state(0, 1), &[], Fault::QueueAddress);
+    assert_eq!(front.ack(9, &addr(0, USER), &[]), 0);
+    assert_eq!(front.device.started.len(), 1, "it was enabled before");
+    front.refused(8, &state(0, 128), &[], Fault::QueueRunning);
+    front.refused(9, &addr(0, USER), &[], Fault::QueueRunning);
+    front.refused(12, &0_u64.to_ne_bytes(), fd, Fault::QueueRunning);
+}
+
+#[test]
+fn a_stream_out_of_step_ends() {
+    let end = |bytes: &[u8]| {
+        let mut front = FrontEnd::new();
+        front.send(bytes, &[]);
+        front.serve().unwrap_err()
+    };
+    let error = end(&[1, 1, 4097].map(u32::to_ne_bytes).concat());
+    assert!(matches!(error, Error::Channel(ChannelError::Payload(4097))));
+    for flags in [0, 2, 5] {
+        let error = end(&[1, flags, 0].map(u32::to_ne_bytes).concat());
+        assert!(matches!(error, Error::Channel(ChannelError::Flags(_))));
+    }
+    let error = end(&message(11, &state(9, 0), 0));
+    assert!(matches!(error, Error::Unanswerable { request: 11, fault: Fault::QueueIndex }));
+    let mut front = FrontEnd::new();
+    front.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(front.serve().unwrap_err().is_closed());
+}
+
+#[test]
+fn messages_arrive_in_pieces() {
+    let mut front = FrontEnd::negotiated();
+    for byte in message(8, &state(1, 128), NEED_REPLY) {
+        assert!(front.socket.read(&mut [0; 1]).is_err(), "no answer before the end");
+        front.send(&[byte], &[]);
+        front.serve().unwrap();
+    }
+    let mut answer = [0; 20];
+    front.socket.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[12..], [0; 8]);
+}
+
+#[test]
+fn answers_that_nobody_reads_end_it() {
+    let mut front = FrontEnd::new();
+    let request = message(1, &[], 0);
+    let ended = (0..100_000).find_map(|_| {
+        // What is sent is taken at once, so that this never blocks.
+        front.socket.write_all(&request).unwrap();
+        front.serve().err()
+    });
+    assert!(matches!(ended, Some(Error::Channel(ChannelError::Stuck))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Any messages, well framed so that they are looked at, with and without file descriptors.
+    #[test]
+    fn any_messages_are_survived(
+        messages in prop::collection::vec(
+            (0..48_u32, prop::collection::vec(0..6_u8, 0..48), 0..3_usize), 1..40),
+        negotiate: bool,
+    ) {
+        let mut front = if negotiate { FrontEnd::negotiated() } else { FrontEnd::new() };
+        let memory = front.memory.try_clone().unwrap();
+        for (request, payload, fds) in messages {
+            front.send(&message(request, &payload, NEED_REPLY), &[memory.as_fd(); 3][..fds]);
+            if front.serve().is_err() {
+                break;
+            }
+            let mut answers = [0; 4096];
+            while front.socket.read(&mut answers).is_ok_and(|read| read == answers.len()) {}
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in prop::collection::vec(0..3_u8, 0..600)) {
+        let mut front = FrontEnd::negotiated();
+        front.send(&bytes, &[]);
+        front.send(&[1; 16], &[]);
+        let _ = front.serve();
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest's [`Device`] as its transport sees it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use engine::Device;
+use memory::GuestMemory;
+use ring::{Layout, SplitQueue};
+
+use crate::poller::{Poller, Source};
+
+/// `VIRTIO_F_EVENT_IDX`.
+const F_EVENT_IDX: u64 = 1 << 29;
+
+/// Joins device, transport and poller of one connection.
+pub struct Backend<'a> {
+    device: &'a Device,
+    poller: &'a Poller,
+    config: [u8; 256],
+    /// What is watched for kicks, with vhost-user.
+    kicks: Vec<OwnedFd>,
+    started: bool,
+}
+
+impl<'a> Backend<'a> {
+    /// For a connection that begins.
+    pub fn new(device: &'a Device, poller: &'a Poller) -> Self {
+        let config = device.config_space();
+        Self { device, poller, config, kicks: Vec::new(), started: false }
+    }
+
+    /// Ends the device's life. Guest memory is not touched any more when this returns.
+    pub fn reset(&mut self) {
+        for kick in self.kicks.drain(..) {
+            self.poller.remove(&kick);
+        }
+        self.device.reset();
+        if std::mem::take(&mut self.started) {
+            tracing::info!("the device is reset");
+        }
+    }
+
+    fn mark_started(&mut self) {
+        if !std::mem::replace(&mut self.started, true) {
+            tracing::info!("the driver starts the device");
+        }
+    }
+}
+
+impl Drop for Backend<'_> {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+impl vhost_user::Backend for Backend<'_> {
+    fn features(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn config(&self) -> &[u8] {
+        &self.config
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.device.queue_count()
+    }
+
+    fn start_queue(&mut self, queue: u16, setup: vhost_user::QueueSetup) -> Result<(), String> {
+        let vhost_user::QueueSetup { memory, layout, base, kick, signal } = setup;
+        let ring = SplitQueue::new(&memory, layout, base).map_err(|error| error.to_string())?;
+        let watched = self.poller.add(kick.as_fd(), Source::Kick(queue));
+        watched.map_err(|error| format!("its kick cannot be waited for: {error}"))?;
+        self.kicks.push(kick);
+        if !self.started {
+            self.device.start(&memory, []);
+        }
+        self.mark_started();
+        self.device.set_queue(queue, ring, Arc::new(VhostUserSignal(signal)));
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        self.device.set_memory(memory);
+    }
+
+    fn reset(&mut self) {
+        Backend::reset(self);
+    }
+}
+
+impl vfio_user::Backend for Backend<'_> {
+    fn features(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn config(&self) -> &[u8] {
+        &self.config
+    }
+
+    fn queue_count(&self) -> u16 {
+        self.device.queue_count()
+    }
+
+    fn queue_max_size(&self, queue: u16) -> u16 {
+        self.device.queue_max_size(queue)
+    }
+
+    fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
+        let vfio_user::Setup { features, memory, queues } = setup;
+        let event_idx = features & F_EVENT_IDX != 0;
+        let mut started: Vec<(u16, SplitQueue, Arc<dyn engine::Signal>)> = Vec::new();
+        for (index, queue) in (0..).zip(queues) {
+            let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {
+                continue;
+            };
+            let layout = Layout { size, desc, avail, used, event_idx };
+            let ring = SplitQueue::new(&memory, layout, 0);
+            let ring = ring.map_err(|error| format!("queue {index}: {error}"))?;
+            started.push((index, ring, Arc::new(VfioUserSignal(signal))));
+        }
+        self.device.start(&memory, started);
+        self.mark_started();
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        self.device.set_memory(memory);
+    }
+
+    fn kick(&mut self, queue: u16) {
+        self.device.kick(queue);
+    }
+
+    fn reset(&mut self) {
+        Backend::reset(self);
+    }
+}
+
+struct VhostUserSignal(Arc<vhost_user::Signal>);
+
+impl engine::Signal for VhostUserSignal {
+    fn signal(&self) {
+        self.0.signal();
+    }
+}
+
+struct VfioUserSignal(Arc<vfio_user::Signal>);
+
+impl engine::Signal for VfioUserSignal {
+    fn signal(&self) {
+        self.0.signal();
+    }
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand};
+use engine::Limits;
+
+/// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
+///
+/// Each guest's virtual machine monitor connects to a socket of its own. Guests of one network
+/// reach each other by RDMA; what one sends is copied once, from the memory of the one guest to the
+/// memory of the other.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true, after_long_help = EXAMPLES)]
+pub struct Options {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// A guest to serve; once for each.
+    ///
+    /// SPEC is KEY=VALUE[,KEY=VALUE...]:
+    ///
+    ///   name=NAME         what logs and status call it (needed)
+    ///   vfio-user=PATH    socket for QEMU's vfio-user-pci
+    ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
+    ///   mac=MAC           MAC address of the guest's network interface that RDMA goes with
+    ///   network=NAME      guests of different networks cannot reach each other (default: default)
+    ///   max-qp=N          queue pairs, the one of the connection manager included
+    ///   max-cq=N          completion queues
+    ///
+    /// Exactly one of vfio-user and vhost-user is needed. A queue pair takes two virtqueues and a
+    /// completion queue one; two more are always there. vfio-user carries 1023 virtqueues
+    /// (default: max-qp=95, max-cq=64), vhost-user 256, user-mode Linux 64 of them (default:
+    /// max-qp=21, max-cq=20).
+    #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
+    pub guests: Vec<GuestSpec>,
+
+    /// Socket on which `virtio-rdmad status` finds this process.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+
+    /// How long a guest's thread looks for more work before it sleeps, in microseconds.
+    ///
+    /// Longer answers faster and costs processor time; 0 sleeps at once.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub poll_us: u32,
+
+    /// What to log: error, warn, info, debug or trace; or what RUST_LOG takes, and which wins.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log: String,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Two guests of QEMU:
+    virtio-rdmad --control /run/rdma.sock \\
+        --guest name=g1,vfio-user=/run/g1.sock,mac=52:54:00:12:34:01 \\
+        --guest name=g2,vfio-user=/run/g2.sock,mac=52:54:00:12:34:02
+    qemu-system-x86_64 -machine q35,memory-backend=m \\
+        -object memory-backend-memfd,id=m,size=1G,share=on \\
+        -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/g1.sock\"}}' ...
+  What they do:
+    virtio-rdmad status --control /run/rdma.sock
+
+SIGTERM and SIGINT end it and remove its sockets.";
+
+/// What to do instead of serving guests.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print the guests, queue pairs and counters of a running virtio-rdmad.
+    Status(StatusOptions),
+}
+
+/// Options of `virtio-rdmad status`.
+#[derive(Args, Debug)]
+pub struct StatusOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a guest's monitor attaches the device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Transport {
+    /// vfio-user.
+    VfioUser,
+    /// vhost-user.
+    VhostUser,
+}
+
+impl Transport {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::VfioUser => "vfio-user",
+            Self::VhostUser => "vhost-user",
+        }
+    }
+
+    /// Virtqueues that it carries.
+    fn max_queues(self) -> u16 {
+        match self {
+            Self::VfioUser => vfio_user::MAX_QUEUES,
+            Self::VhostUser => vhost_user::MAX_QUEUES,
+        }
+    }
+
+    fn limits(self) -> Limits {
+        match self {
+            Self::VfioUser => Limits::default(),
+            Self::VhostUser => Limits::for_64_queues(),
+        }
+    }
+}
+
+/// One `--guest`.
+#[derive(Clone, Debug)]
+pub struct GuestSpec {
+    /// What logs and status call it.
+    pub name: String,
+    /// How it attaches.
+    pub transport: Transport,
+    /// Where it attaches.
+    pub path: PathBuf,
+    /// MAC address of the paired network interface.
+    pub mac: Option<[u8; 6]>,
+    /// The network it is in.
+    pub network: String,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+/// What is wrong with a `--guest`.
+#[derive(Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SpecError {
+    /// Not KEY=VALUE.
+    #[error("\"{0}\" is not KEY=VALUE")]
+    NoValue(String),
+    /// A key that does not exist.
+    #[error(
+        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, max-qp, max-cq"
+    )]
+    UnknownKey(String),
+    /// A key that came twice.
+    #[error("\"{0}\" is given twice")]
+    Twice(&'static str),
+    /// A key that is missing.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// Both transports.
+    #[error("vfio-user and vhost-user exclude each other")]
+    TwoTransports,
+    /// A value that its key cannot have.
+    #[error("{key}: \"{value}\" is not {wanted}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be one.
+        wanted: &'static str,
+    },
+    /// More virtqueues than the transport carries.
+    #[error("max-qp={qps} and max-cq={cqs} need {queues} virtqueues; {transport} carries {most}")]
+    Queues {
+        /// QPs asked for.
+        qps: u16,
+        /// CQs asked for.
+        cqs: u16,
+        /// Virtqueues these need.
+        queues: u32,
+        /// The transport.
+        transport: &'static str,
+        /// Virtqueues it carries.
+        most: u16,
+    },
+}
+
+/// The values of a `--guest` as they stand there.
+#[derive(Default)]
+struct Pairs<'a> {
+    name: Option<&'a str>,
+    vfio_user: Option<&'a str>,
+    vhost_user: Option<&'a str>,
+    mac: Option<&'a str>,
+    network: Option<&'a str>,
+    max_qp: Option<&'a str>,
+    max_cq: Option<&'a str>,
+}
+
+impl<'a> Pairs<'a> {
+    fn parse(spec: &'a str) -> Result<Self, SpecError> {
+        let mut pairs = Self::default();
+        for pair in spec.split(',') {
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| SpecError::NoValue(pair.to_owned()))?;
+            let (key, slot) = match key {
+                "name" => ("name", &mut pairs.name),
+                "vfio-user" => ("vfio-user", &mut pairs.vfio_user),
+                "vhost-user" => ("vhost-user", &mut pairs.vhost_user),
+                "mac" => ("mac", &mut pairs.mac),
+                "network" => ("network", &mut pairs.network),
+                "max-qp" => ("max-qp", &mut pairs.max_qp),
+                "max-cq" => ("max-cq", &mut pairs.max_cq),
+                _ => return Err(SpecError::UnknownKey(key.to_owned())),
+            };
+            if value.is_empty() {
+                return Err(SpecError::NoValue(pair.to_owned()));
+            }
+            if slot.replace(value).is_some() {
+                return Err(SpecError::Twice(key));
+            }
+        }
+        Ok(pairs)
+    }
+
+    fn transport(&self) -> Result<(Transport, PathBuf), SpecError> {
+        match (self.vfio_user, self.vhost_user) {
+            (Some(path), None) => Ok((Transport::VfioUser, path.into())),
+            (None, Some(path)) => Ok((Transport::VhostUser, path.into())),
+            (None, None) => Err(SpecError::Missing("vfio-user=PATH or vhost-user=PATH")),
+            (Some(_), Some(_)) => Err(SpecError::TwoTransports),
+        }
+    }
+
+    fn limits(&self, transport: Transport) -> Result<Limits, SpecError> {
+        let mut limits = transport.limits();
+        limits.max_qp = number("max-qp", self.max_qp, limits.max_qp)?;
+        limits.max_cq = number("max-cq", self.max_cq, limits.max_cq)?;
+        // Control and events, one a CQ, two a QP.
+        let queues = 2 + u32::from(limits.max_cq) + 2 * u32::from(limits.max_qp);
+        let most = transport.max_queues();
+        if queues > most.into() {
+            let (qps, cqs) = (limits.max_qp, limits.max_cq);
+            let transport = transport.name();
+            return Err(SpecError::Queues { qps, cqs, queues, transport, most });
+        }
+        Ok(limits)
+    }
+}
+
+impl FromStr for GuestSpec {
+    type Err = SpecError;
+
+    fn from_str(spec: &str) -> Result<Self, SpecError> {
+        let pairs = Pairs::parse(spec)?;
+        let (transport, path) = pairs.transport()?;
+        Ok(Self {
+            name: pairs.name.ok_or(SpecError::Missing("name=NAME"))?.to_owned(),
+            transport,
+            path,
+            mac: pairs.mac.map(mac).transpose()?,
+            network: pairs.network.unwrap_or("default").to_owned(),
+            limits: pairs.limits(transport)?,
+        })
+    }
+}
+
+fn number(key: &'static str, value: Option<&str>, default: u16) -> Result<u16, SpecError> {
+    let Some(value) = value else { return Ok(default) };
+    let wanted = "a number of at least 1";
+    match value.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(SpecError::Value { key, value: value.to_owned(), wanted }),
+    }
+}
+
+/// A unicast MAC address in the usual notation.
+fn mac(value: &str) -> Result<[u8; 6], SpecError> {
+    let error = || {
+        let wanted = "a unicast MAC address such as 52:54:00:12:34:01";
+        SpecError::Value { key: "mac", value: value.to_owned(), wanted }
+    };
+    let digits = |part: &str| match part.len() {
+        1 | 2 if !part.starts_with('+') => u8::from_str_radix(part, 16).map_err(|_| error()),
+        _ => Err(error()),
+    };
+    let bytes = value.split(':').map(digits).collect::<Result<Vec<u8>, _>>()?;
+    let mac = <[u8; 6]>::try_from(bytes).map_err(|_| error())?;
+    if mac[0] & 1 != 0 || mac == [0; 6] {
+        return Err(error());
+    }
+    Ok(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn error(spec: &str) -> SpecError {
+        spec.parse::<GuestSpec>().unwrap_err()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn a_guest_is_understood() {
+        let spec = "name=g1,vhost-user=/a/b,mac=52:54:0:12:34:ff,network=blue,max-qp=3,max-cq=4";
+        let guest: GuestSpec = spec.parse().unwrap();
+        assert_eq!((guest.name.as_str(), guest.network.as_str()), ("g1", "blue"));
+        assert_eq!((guest.transport, guest.path), (Transport::VhostUser, "/a/b".into()));
+        assert_eq!(guest.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0xff]));
+        assert_eq!((guest.limits.max_qp, guest.limits.max_cq), (3, 4));
+        let guest: GuestSpec = "name=g,vfio-user=s".parse().unwrap();
+        assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert_eq!(error("vfio-user=a"), SpecError::Missing("name=NAME"));
+        assert!(matches!(error("name=a"), SpecError::Missing(_)));
+        assert_eq!(error("name"), SpecError::NoValue("name".into()));
+        assert_eq!(error("name="), SpecError::NoValue("name=".into()));
+        assert_eq!(error("name=a,name=b,vfio-user=c"), SpecError::Twice("name"));
+        assert_eq!(error("nome=a"), SpecError::UnknownKey("nome".into()));
+        assert_eq!(error("name=a,vfio-user=b,vhost-user=c"), SpecError::TwoTransports);
+        for value in ["1:2:3:4:5", "01:00:00:00:00:00", "0:0:0:0:0:0", "2:2:3:4:5:+6", "x"] {
+            let spec = format!("name=a,vfio-user=b,mac={value}");
+            assert!(matches!(error(&spec), SpecError::Value { key: "mac", .. }), "{value}");
+        }
+        for value in ["0", "-1", "65536", "many"] {
+            let spec = format!("name=a,vfio-user=b,max-qp={value}");
+            assert!(matches!(error(&spec), SpecError::Value { key: "max-qp", .. }), "{value}");
+        }
+        let queues = error("name=a,vhost-user=b,max-qp=120,max-cq=20");
+        assert!(matches!(queues, SpecError::Queues { queues: 262, most: 256, .. }));
+    }
+}

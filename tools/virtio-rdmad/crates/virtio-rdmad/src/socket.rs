@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Sockets in the file system.
+
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A socket that others connect to; its file goes when this does.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file that was made here.
+    file: (u64, u64),
+}
+
+impl Socket {
+    /// Makes the socket. A file that an earlier process left there is replaced, but nothing that
+    /// somebody still listens on, and nothing that is no socket.
+    pub fn bind(path: &Path) -> Result<Self, Error> {
+        let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
+        remove_stale(path).map_err(named)?;
+        let listener = UnixListener::bind(path).map_err(named)?;
+        listener.set_nonblocking(true).map_err(named)?;
+        let file = identity(path).map_err(named)?;
+        Ok(Self { listener, path: path.to_owned(), file })
+    }
+
+    /// What to wait for.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// The connection of who waits to be accepted, if anybody does.
+    pub fn accept(&self) -> Result<Option<UnixStream>, Error> {
+        match self.listener.accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
+            // Whoever it was has gone again.
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Somebody else's file may be there by now.
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Result<(u64, u64), Error> {
+    let metadata = std::fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Removes a socket that nobody listens on.
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(Error::new(ErrorKind::AlreadyExists, "exists and is no socket"));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) => Err(error),
+        Ok(_) => Err(Error::new(ErrorKind::AddrInUse, "another process listens there")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("rdmad-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        directory
+    }
+
+    #[test]
+    fn files_come_and_go() {
+        let directory = directory("socket");
+        let path = directory.join("a");
+        let socket = Socket::bind(&path).unwrap();
+        assert!(socket.accept().unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(socket.accept().unwrap().is_some());
+        assert_eq!(Socket::bind(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+        drop(socket);
+        assert!(!path.exists());
+
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "nobody listens, but the file is there");
+        let socket = Socket::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "somebody else's").unwrap();
+        drop(socket);
+        assert!(path.exists());
+        assert_eq!(Socket::bind(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}

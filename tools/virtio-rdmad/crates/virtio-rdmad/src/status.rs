@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdmad status`: what a running process tells of its guests.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::Value;
+
+use crate::control::STATUS;
+use crate::options::StatusOptions;
+
+/// Asks the process behind the control socket and prints its answer.
+pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let path = options.control.display();
+    let mut stream =
+        UnixStream::connect(&options.control).map_err(|error| format!("{path}: {error}"))?;
+    writeln!(stream, "{STATUS}")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let answer: Value =
+        serde_json::from_str(&answer).map_err(|error| format!("{path}: {error}"))?;
+    if let Some(error) = answer["error"].as_str() {
+        return Err(error.into());
+    }
+    let text =
+        if options.json { serde_json::to_string_pretty(&answer)? + "\n" } else { text(&answer) };
+    // Nobody may read to the end.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn text(answer: &Value) -> String {
+    answer["guests"].as_array().into_iter().flatten().map(guest).collect::<Vec<_>>().join("\n")
+}
+
+fn guest(guest: &Value) -> String {
+    let mut text = String::new();
+    let state = match (guest["connected"].as_bool(), guest["started"].as_bool()) {
+        (Some(true), Some(true)) => "running",
+        (Some(true), _) => "connected, no driver",
+        _ => "not connected",
+    };
+    let field = |key: &str| plain(&guest[key]);
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "{}: {state}, {} {}, network {}, MAC {}",
+        field("name"),
+        field("transport"),
+        field("socket"),
+        field("network"),
+        field("mac"),
+    );
+    for gid in guest["gids"].as_array().into_iter().flatten() {
+        let _ = writeln!(text, "  GID {} {}", plain(&gid["index"]), plain(&gid["gid"]));
+    }
+    let qps = guest["qps"].as_array().map_or(&[][..], Vec::as_slice);
+    let _ = writeln!(
+        text,
+        "  {} PDs, {} MRs, {} CQs, {} QPs",
+        field("pds"),
+        field("mrs"),
+        field("cqs"),
+        qps.len()
+    );
+    for qp in qps {
+        let field = |key: &str| plain(&qp[key]);
+        let _ = write!(text, "  QP {:<5} {:<4} {:<5}", field("qpn"), field("type"), field("state"));
+        if !qp["dest_qpn"].is_null() {
+            let _ = write!(text, " peer QP {} at {}", field("dest_qpn"), field("dest_gid"));
+        }
+        text.push('\n');
+    }
+    for (name, value) in guest["counters"].as_object().into_iter().flatten() {
+        if value.as_u64() != Some(0) {
+            let _ = writeln!(text, "  {name} {value}");
+        }
+    }
+    text
+}
+
+/// A value without quotes, a dash for none.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_shows_what_matters() {
+        let answer = json!({ "guests": [{
+            "name": "g1", "network": "default", "transport": "vfio-user", "socket": "/s",
+            "mac": null, "connected": true, "started": true, "pds": 1, "mrs": 2, "cqs": 3,
+            "gids": [{ "index": 0, "gid": "fe80::1" }],
+            "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2" },
+                    { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null }],
+            "counters": { "send_messages": 5, "timeouts": 0 },
+        }]});
+        let expected = "\
+g1: running, vfio-user /s, network default, MAC -
+  GID 0 fe80::1
+  1 PDs, 2 MRs, 3 CQs, 2 QPs
+  QP 2     RC   RTS   peer QP 7 at fe80::2
+  QP 1     GSI  RTS  
+  send_messages 5
+";
+        assert_eq!(text(&answer), expected);
+    }
+}

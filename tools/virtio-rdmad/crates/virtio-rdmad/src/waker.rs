@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Waking a guest's thread from another thread.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::io::Errno;
+
+/// The thread runs and nobody wants it to look again.
+const AWAKE: u8 = 0;
+/// The thread sleeps, or is about to.
+const ASLEEP: u8 = 1;
+/// Somebody wants the thread to look again.
+const WANTED: u8 = 2;
+
+/// Wakes one thread. Waking a thread that is awake costs one atomic operation.
+#[derive(Debug)]
+pub struct Waker {
+    state: AtomicU8,
+    stop: AtomicBool,
+    /// Watched edge-triggered by the thread, and never read.
+    eventfd: OwnedFd,
+}
+
+impl Waker {
+    /// A waker whose thread is awake.
+    pub fn new() -> Result<Self, Errno> {
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { state: AtomicU8::new(AWAKE), stop: AtomicBool::new(false), eventfd })
+    }
+
+    /// Becomes readable, as an edge, when the thread is to wake.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        engine::Wake::wake(self);
+    }
+
+    /// Whether the thread is to end.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// The thread is about to sleep, and may if this says so. Otherwise it must look again.
+    pub fn may_sleep(&self) -> bool {
+        let (from, to) = (AWAKE, ASLEEP);
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// The thread runs, and is about to look for work.
+    pub fn awake(&self) {
+        self.state.store(AWAKE, Ordering::SeqCst);
+    }
+}
+
+impl engine::Wake for Waker {
+    fn wake(&self) {
+        if self.state.swap(WANTED, Ordering::SeqCst) == ASLEEP {
+            // A counter that is full is an event that the thread has yet to see.
+            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::Wake;
+
+    use super::*;
+
+    fn written(waker: &Waker) -> bool {
+        rustix::io::read(&waker.eventfd, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn only_a_sleeper_is_written_to() {
+        let waker = Waker::new().unwrap();
+        waker.wake();
+        assert!(!written(&waker));
+        assert!(!waker.may_sleep(), "somebody wanted it meanwhile");
+        waker.awake();
+        assert!(waker.may_sleep());
+        waker.wake();
+        waker.wake();
+        assert!(written(&waker));
+        assert!(!waker.stopped());
+        waker.stop();
+        assert!(waker.stopped());
+    }
+}
