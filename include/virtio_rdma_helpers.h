@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * C functions for what the kernel's headers have as inline functions or macros
+ * only, so that Rust can call them, and for members of struct net_device and
+ * struct pci_dev, which bindgen does not see in every configuration. Each is
+ * named after what it stands for and does nothing else.
+ */
+#ifndef _VIRTIO_RDMA_HELPERS_H
+#define _VIRTIO_RDMA_HELPERS_H
+
+#include <linux/netdevice.h>
+#include <linux/spinlock.h>
+#include <linux/virtio.h>
+#include <linux/virtio_config.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/iter.h>
+
+unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock);
+bool virtio_rdma_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);
+void virtio_rdma_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
+void virtio_rdma_lockdep_assert_held(spinlock_t *lock);
+void virtio_rdma_reinit_completion(struct completion *completion);
+
+bool virtio_rdma_has_feature(const struct virtio_device *vdev,
+			     unsigned int fbit);
+void virtio_rdma_clear_feature(struct virtio_device *vdev, unsigned int fbit);
+int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
+			 struct virtqueue *vqs[], struct virtqueue_info info[]);
+void virtio_rdma_del_vqs(struct virtio_device *vdev);
+void virtio_rdma_device_ready(struct virtio_device *vdev);
+int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu);
+bool virtio_rdma_iommu_mapped(struct device *dev);
+
+void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
+			     unsigned int len);
+
+struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
+				     unsigned long addr, size_t size,
+				     int access);
+size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz);
+void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
+				  struct ib_umem *umem, unsigned long pgsz);
+bool virtio_rdma_block_iter_next(struct ib_block_iter *iter);
+dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter);
+
+int virtio_rdma_copy_to_udata(struct ib_udata *udata, void *src, size_t len);
+
+void virtio_rdma_dev_put(struct net_device *ndev);
+struct net_device *virtio_rdma_notifier_netdev(void *info);
+bool virtio_rdma_netdev_own_mac(const struct net_device *ndev, u8 *mac);
+bool virtio_rdma_netdev_is_pci_sibling(const struct net_device *ndev,
+				       struct device *dev);
+unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev);
+unsigned int virtio_rdma_netdev_port_mtu(const struct net_device *ndev);
+
+unsigned int virtio_rdma_num_online_cpus(void);
+
+#endif /* _VIRTIO_RDMA_HELPERS_H */

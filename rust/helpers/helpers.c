@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The out-of-line bodies of what the kernel's headers offer to C alone.
+ */
+#include <linux/etherdevice.h>
+#include <linux/if_vlan.h>
+#include <linux/iommu.h>
+#include <linux/pci.h>
+#include <net/net_namespace.h>
+#include <rdma/ib_addr.h>
+
+#include "virtio_rdma_helpers.h"
+
+unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(lock, flags);
+	return flags;
+}
+
+bool virtio_rdma_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags)
+{
+	unsigned long saved;
+
+	if (!spin_trylock_irqsave(lock, saved))
+		return false;
+	*flags = saved;
+	return true;
+}
+
+void virtio_rdma_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags)
+{
+	spin_unlock_irqrestore(lock, flags);
+}
+
+void virtio_rdma_lockdep_assert_held(spinlock_t *lock)
+{
+	lockdep_assert_held(lock);
+}
+
+void virtio_rdma_reinit_completion(struct completion *completion)
+{
+	reinit_completion(completion);
+}
+
+bool virtio_rdma_has_feature(const struct virtio_device *vdev,
+			     unsigned int fbit)
+{
+	return virtio_has_feature(vdev, fbit);
+}
+
+void virtio_rdma_clear_feature(struct virtio_device *vdev, unsigned int fbit)
+{
+	__virtio_clear_bit(vdev, fbit);
+}
+
+int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
+			 struct virtqueue *vqs[], struct virtqueue_info info[])
+{
+	return virtio_find_vqs(vdev, nvqs, vqs, info, NULL);
+}
+
+void virtio_rdma_del_vqs(struct virtio_device *vdev)
+{
+	vdev->config->del_vqs(vdev);
+}
+
+void virtio_rdma_device_ready(struct virtio_device *vdev)
+{
+	virtio_device_ready(vdev);
+}
+
+int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu)
+{
+	return virtqueue_set_affinity(vq, cpumask_of(cpu));
+}
+
+bool virtio_rdma_iommu_mapped(struct device *dev)
+{
+	return device_iommu_mapped(dev);
+}
+
+void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
+			     unsigned int len)
+{
+	sg_init_table(sg, 1);
+	sg_dma_address(sg) = addr;
+	sg_dma_len(sg) = len;
+}
+
+struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
+				     unsigned long addr, size_t size,
+				     int access)
+{
+	return ib_umem_get_va(device, addr, size, access);
+}
+
+size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz)
+{
+	return ib_umem_num_dma_blocks(umem, pgsz);
+}
+
+void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
+				  struct ib_umem *umem, unsigned long pgsz)
+{
+	__rdma_umem_block_iter_start(iter, umem, pgsz);
+}
+
+bool virtio_rdma_block_iter_next(struct ib_block_iter *iter)
+{
+	return __rdma_umem_block_iter_next(iter);
+}
+
+dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter)
+{
+	return rdma_block_iter_dma_address(iter);
+}
+
+int virtio_rdma_copy_to_udata(struct ib_udata *udata, void *src, size_t len)
+{
+	return ib_copy_to_udata(udata, src, len);
+}
+
+void virtio_rdma_dev_put(struct net_device *ndev)
+{
+	dev_put(ndev);
+}
+
+struct net_device *virtio_rdma_notifier_netdev(void *info)
+{
+	return netdev_notifier_info_to_dev(info);
+}
+
+bool virtio_rdma_netdev_own_mac(const struct net_device *ndev, u8 *mac)
+{
+	if (!net_eq(dev_net(ndev), &init_net) || ndev->type != ARPHRD_ETHER ||
+	    ndev->addr_len != ETH_ALEN)
+		return false;
+	if (is_vlan_dev(ndev) || netif_is_bridge_master(ndev) ||
+	    netif_is_bond_master(ndev) || netif_is_macvlan(ndev))
+		return false;
+	ether_addr_copy(mac, ndev->dev_addr);
+	return true;
+}
+
+static struct pci_dev *virtio_rdma_pci_dev_of(struct device *dev)
+{
+	if (dev && !dev_is_pci(dev))
+		dev = dev->parent;
+	return dev && dev_is_pci(dev) ? to_pci_dev(dev) : NULL;
+}
+
+bool virtio_rdma_netdev_is_pci_sibling(const struct net_device *ndev,
+				       struct device *dev)
+{
+	struct pci_dev *nic = virtio_rdma_pci_dev_of(ndev->dev.parent);
+	struct pci_dev *rdma = virtio_rdma_pci_dev_of(dev);
+
+	return nic && rdma && nic != rdma && nic->bus == rdma->bus &&
+	       PCI_SLOT(nic->devfn) == PCI_SLOT(rdma->devfn);
+}
+
+unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev)
+{
+	return ib_get_curr_port_state(ndev);
+}
+
+unsigned int virtio_rdma_netdev_port_mtu(const struct net_device *ndev)
+{
+	return iboe_get_mtu(ndev->mtu);
+}
+
+unsigned int virtio_rdma_num_online_cpus(void)
+{
+	return num_online_cpus();
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address handles. They stay in the driver, since they are created and
+//! destroyed in atomic context; each datagram carries the address with it.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    hca::Hca,
+    ib,
+    wire, //
+};
+use kernel::prelude::*;
+
+/// An address handle.
+pub(crate) struct Ah {
+    av: wire::Av,
+}
+
+impl Ah {
+    /// The address as a work request carries it.
+    pub(crate) fn av(&self) -> wire::Av {
+        self.av
+    }
+}
+
+/// SL, traffic class and flow label in one word, as `struct virtio_rdma_av` has them.
+fn pack_flow(sl: u8, traffic_class: u8, flow_label: u32) -> u32 {
+    u32::from(sl & 0xf) << 28 | u32::from(traffic_class) << 20 | flow_label & 0xf_ffff
+}
+
+impl ib::AddressHandle<Hca> for Ah {
+    fn create(pd: &ib::Pd<Hca>, attr: &ib::AhAttr<'_>) -> Result<Self> {
+        let raw = attr.raw();
+        let grh = &raw.grh;
+
+        Ok(Self {
+            av: wire::Av {
+                port: raw.port_num.to_le(),
+                pdn: pd.number().to_le(),
+                sl_tclass_flowlabel: pack_flow(raw.sl, grh.traffic_class, grh.flow_label).to_le(),
+                dgid: attr.dgid(),
+                gid_index: grh.sgid_index,
+                static_rate: raw.static_rate,
+                hop_limit: grh.hop_limit,
+                dmac: attr.dmac(),
+                reserved: [0; 7],
+            },
+        })
+    }
+
+    fn query(&self, attr: &mut bindings::rdma_ah_attr) {
+        let flow = u32::from_le(self.av.sl_tclass_flowlabel);
+
+        ib::AhAttr::write(attr, self.av.dgid, self.av.dmac);
+        attr.port_num = u32::from_le(self.av.port);
+        attr.sl = (flow >> 28) as u8;
+        attr.static_rate = self.av.static_rate;
+        attr.grh.flow_label = flow & 0xf_ffff;
+        attr.grh.traffic_class = (flow >> 20) as u8;
+        attr.grh.sgid_index = self.av.gid_index;
+        attr.grh.hop_limit = self.av.hop_limit;
+    }
+}
+
+/// The address of a connection, for MODIFY_QP.
+pub(crate) fn to_wire(attr: &ib::AhAttr<'_>) -> wire::AhAttr {
+    let raw = attr.raw();
+
+    wire::AhAttr {
+        grh: bindings::virtio_rdma_global_route {
+            dgid: attr.dgid(),
+            flow_label: raw.grh.flow_label.to_le(),
+            sgid_index: raw.grh.sgid_index,
+            hop_limit: raw.grh.hop_limit,
+            traffic_class: raw.grh.traffic_class,
+            reserved_17: 0,
+        },
+        sl: raw.sl,
+        static_rate: raw.static_rate,
+        port_num: raw.port_num as u8,
+        ah_flags: bindings::VIRTIO_RDMA_AH_GRH as u8,
+        dmac: attr.dmac(),
+        reserved_22: [0; 6],
+    }
+}
+
+/// The address of a connection, from QUERY_QP.
+pub(crate) fn from_wire(wire: &wire::AhAttr, attr: &mut bindings::rdma_ah_attr) {
+    ib::AhAttr::write(attr, wire.grh.dgid, wire.dmac);
+    attr.port_num = u32::from(wire.port_num);
+    attr.sl = wire.sl;
+    attr.static_rate = wire.static_rate;
+    attr.grh.flow_label = u32::from_le(wire.grh.flow_label);
+    attr.grh.sgid_index = wire.grh.sgid_index;
+    attr.grh.hop_limit = wire.grh.hop_limit;
+    attr.grh.traffic_class = wire.grh.traffic_class;
+}

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The control queue: typed commands, any number of callers at a time, and the
+//! requests for notification that come from atomic context.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    stats::{
+        Counter,
+        Stats, //
+    },
+    sync::{
+        new_irq_spinlock,
+        Completion,
+        IrqGuard,
+        IrqSpinLock, //
+    },
+    virtio::{
+        Exchange,
+        Queue, //
+    },
+    wire::Nothing,
+};
+use core::time::Duration;
+use kernel::{
+    new_condvar,
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        CondVar,
+        Mutex, //
+    },
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    },
+};
+
+/// A command of the control queue, chapter 5 of the specification.
+pub(crate) trait Command {
+    /// `enum virtio_rdma_cmd`.
+    const OPCODE: u32;
+    /// What follows the opcode.
+    type Request: AsBytes;
+    /// What follows the status, if that is OK.
+    type Reply: FromBytes + AsBytes + Zeroable;
+}
+
+/// Declares commands: name, opcode, request and reply.
+macro_rules! commands {
+    ($($(#[$doc:meta])* $name:ident = $opcode:ident ($request:ty) -> $reply:ty;)*) => {
+        $(
+            $(#[$doc])*
+            pub(crate) struct $name;
+
+            impl Command for $name {
+                const OPCODE: u32 = bindings::$opcode;
+                type Request = $request;
+                type Reply = $reply;
+            }
+        )*
+    };
+}
+
+commands! {
+    /// Reads the attributes of a port.
+    QueryPort = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_PORT
+        (bindings::virtio_rdma_cmd_query_port) -> bindings::virtio_rdma_rsp_query_port;
+    /// Creates a CQ.
+    CreateCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_CQ
+        (bindings::virtio_rdma_cmd_create_cq) -> bindings::virtio_rdma_rsp_create_cq;
+    /// Destroys a CQ.
+    DestroyCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_CQ
+        (bindings::virtio_rdma_cmd_destroy_cq) -> Nothing;
+    /// Creates a PD.
+    CreatePd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_PD
+        (Nothing) -> bindings::virtio_rdma_rsp_create_pd;
+    /// Destroys a PD.
+    DestroyPd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_PD
+        (bindings::virtio_rdma_cmd_destroy_pd) -> Nothing;
+    /// Creates an MR over all memory.
+    GetDmaMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_GET_DMA_MR
+        (bindings::virtio_rdma_cmd_get_dma_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Creates an MR over listed pages.
+    RegUserMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REG_USER_MR
+        (bindings::virtio_rdma_cmd_reg_user_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Destroys an MR.
+    DeregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEREG_MR
+        (bindings::virtio_rdma_cmd_dereg_mr) -> Nothing;
+    /// Creates a QP.
+    CreateQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_QP
+        (bindings::virtio_rdma_cmd_create_qp) -> bindings::virtio_rdma_rsp_create_qp;
+    /// Changes attributes of a QP.
+    ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
+        (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;
+    /// Reads the attributes of a QP.
+    QueryQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_QP
+        (bindings::virtio_rdma_cmd_query_qp) -> bindings::virtio_rdma_rsp_query_qp;
+    /// Destroys a QP.
+    DestroyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_QP
+        (bindings::virtio_rdma_cmd_destroy_qp) -> Nothing;
+    /// Reads an entry of the P_Key table.
+    QueryPkey = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_PKEY
+        (bindings::virtio_rdma_cmd_query_pkey) -> bindings::virtio_rdma_rsp_query_pkey;
+    /// Sets an entry of the GID table.
+    AddGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ADD_GID
+        (bindings::virtio_rdma_cmd_add_gid) -> Nothing;
+    /// Clears an entry of the GID table.
+    DelGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEL_GID
+        (bindings::virtio_rdma_cmd_del_gid) -> Nothing;
+}
+
+/// How many commands may be under way at a time, if the ring has room for them.
+const MAX_SLOTS: u32 = 16;
+
+/// Descriptors of a command: the request and the reply.
+const DESCRIPTORS: u32 = 2;
+
+/// The device has failed if it does not reply for this long. Emulated machines on busy hosts are
+/// slow, and a command may pin and map gigabytes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
+const LIVENESS: Duration = Duration::from_secs(1);
+
+/// The error of a reply with this status, chapter 5 of the specification.
+fn status_to_result(status: u8) -> Result {
+    Err(match u32::from(status) {
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_OK => return Ok(()),
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_INVAL => EINVAL,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_OBJECT => ENOENT,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_RESOURCE => ENOMEM,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_BUSY => EBUSY,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_UNSUPPORTED => crate::errno::unsupported(),
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_PERM => EPERM,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_FAULT => EFAULT,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_LENGTH => EMSGSIZE,
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_STATE => crate::errno::wrong_state(),
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_EXISTS => EEXIST,
+        _ => EIO,
+    })
+}
+
+/// Where a slot is in the life of a command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The caller owns the memory.
+    Idle,
+    /// The device owns the memory.
+    Sent,
+    /// The device replied, and says that it wrote this many bytes.
+    Replied(u32),
+}
+
+struct Slot {
+    exchange: Exchange,
+    state: State,
+}
+
+/// The requests for notification of one CQ: at most one is under way, and what was asked for
+/// meanwhile goes out when that returns.
+struct Notify {
+    exchange: Exchange,
+    sent: bool,
+    wanted: u32,
+}
+
+struct Inner {
+    queue: Option<Queue>,
+    slots: KVec<Slot>,
+    notifies: KVec<Notify>,
+}
+
+/// The control queue of a device.
+#[pin_data]
+pub(crate) struct ControlQueue {
+    broken: Atomic<bool>,
+    /// Wakes the caller of each slot.
+    replies: KVec<Pin<KBox<Completion>>>,
+    #[pin]
+    inner: IrqSpinLock<Inner>,
+    #[pin]
+    free: Mutex<KVec<u32>>,
+    #[pin]
+    freed: CondVar,
+}
+
+/// The device has failed: it did not reply, or the transport broke.
+pub(crate) struct Failed;
+
+impl ControlQueue {
+    /// Allocates what the queue of a device with `cqs` CQs needs. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(cqs: u32) -> Result<impl PinInit<Self, Error>> {
+        let mut replies = KVec::new();
+        let mut slots = KVec::new();
+        for _ in 0..MAX_SLOTS {
+            replies.push(KBox::pin_init(Completion::new(), GFP_KERNEL)?, GFP_KERNEL)?;
+            slots.push(
+                Slot {
+                    exchange: Exchange::new()?,
+                    state: State::Idle,
+                },
+                GFP_KERNEL,
+            )?;
+        }
+        let mut notifies = KVec::new();
+        for _ in 0..cqs {
+            notifies.push(
+                Notify {
+                    exchange: Exchange::new()?,
+                    sent: false,
+                    wanted: 0,
+                },
+                GFP_KERNEL,
+            )?;
+        }
+        let inner = Inner {
+            queue: None,
+            slots,
+            notifies,
+        };
+        let free = KVec::with_capacity(MAX_SLOTS as usize, GFP_KERNEL)?;
+
+        Ok(try_pin_init!(Self {
+            broken: Atomic::new(false),
+            replies,
+            inner <- new_irq_spinlock!(inner, "virtio_rdma::ControlQueue"),
+            free <- new_mutex!(free),
+            freed <- new_condvar!(),
+        }? Error))
+    }
+
+    /// Starts to use `queue`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the ring has no room for a command beside one notification of each CQ.
+    pub(crate) fn attach(&self, queue: Queue) -> Result {
+        let mut inner = self.inner.lock();
+        let reserved = inner.notifies.len() as u32;
+        let slots = (queue.size() / DESCRIPTORS).saturating_sub(reserved).min(MAX_SLOTS);
+        inner.queue = Some(queue);
+        drop(inner);
+
+        if slots == 0 {
+            return Err(EINVAL);
+        }
+        let mut free = self.free.lock();
+        for slot in 0..slots {
+            free.push(slot, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the queue up. The device must have been reset.
+    pub(crate) fn detach(&self) -> Option<Queue> {
+        self.inner.lock().queue.take()
+    }
+
+    /// Fails the commands under way and all later ones. Any context.
+    pub(crate) fn fail(&self) {
+        self.broken.store(true, Relaxed);
+        for reply in &self.replies {
+            reply.complete();
+        }
+        self.freed.notify_all();
+    }
+
+    /// Executes a command. Sleeps until the device replies, uninterruptibly.
+    ///
+    /// # Errors
+    ///
+    /// The error behind the status of the reply; `EIO` if the reply is too short, or if the device
+    /// has failed. `failed` is called if this command is how that was found out.
+    pub(crate) fn execute<C: Command>(
+        &self,
+        stats: &Stats,
+        request: &C::Request,
+        failed: impl FnOnce(Failed),
+    ) -> Result<C::Reply> {
+        let mut reply = C::Reply::zeroed();
+
+        stats.count(Counter::Commands);
+        let result = self
+            .acquire()
+            .and_then(|slot| {
+                self.transact(slot, C::OPCODE as u8, request.as_bytes(), failed)?;
+                let result = self.collect(slot, stats, reply.as_bytes_mut());
+                self.release(slot);
+                result
+            })
+            .inspect_err(|_| stats.count(Counter::CommandErrors));
+        result.map(|()| reply)
+    }
+
+    /// Takes a free slot, or waits for one.
+    fn acquire(&self) -> Result<u32> {
+        let mut free = self.free.lock();
+        loop {
+            if self.broken.load(Relaxed) {
+                return Err(EIO);
+            }
+            if let Some(slot) = free.pop() {
+                return Ok(slot);
+            }
+            self.freed.wait(&mut free);
+        }
+    }
+
+    fn release(&self, slot: u32) {
+        // The capacity is that of all slots, so there is room.
+        let _ = self.free.lock().push_within_capacity(slot);
+        self.freed.notify_one();
+    }
+
+    /// Sends a request and waits until its slot has the reply. A slot whose reply did not come
+    /// stays the device's.
+    fn transact(
+        &self,
+        slot: u32,
+        opcode: u8,
+        request: &[u8],
+        failed: impl FnOnce(Failed),
+    ) -> Result {
+        let reply = self.replies.get(slot as usize).ok_or(EINVAL)?;
+
+        reply.reinit();
+        if self.send(slot, opcode, request).is_err() {
+            failed(Failed);
+            return Err(EIO);
+        }
+        let mut waited = Duration::ZERO;
+        while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
+            waited += LIVENESS;
+            if waited >= TIMEOUT || self.transport_is_broken() {
+                failed(Failed);
+                return Err(EIO);
+            }
+        }
+        if matches!(self.state(slot), State::Replied(_)) {
+            Ok(())
+        } else {
+            Err(EIO)
+        }
+    }
+
+    fn state(&self, slot: u32) -> State {
+        let inner = self.inner.lock();
+        inner.slots.get(slot as usize).map_or(State::Sent, |slot| slot.state)
+    }
+
+    fn transport_is_broken(&self) -> bool {
+        self.inner.lock().queue.as_ref().is_none_or(Queue::is_broken)
+    }
+
+    fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let queue = inner.queue.as_mut().ok_or(ENODEV)?;
+        let entry = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
+
+        entry.exchange.set_request(opcode, request)?;
+        queue.add_exchange(&mut entry.exchange, slot)?;
+        entry.state = State::Sent;
+        queue.kick();
+        Ok(())
+    }
+
+    /// Checks the reply of a slot and copies it out.
+    fn collect(&self, slot: u32, stats: &Stats, body: &mut [u8]) -> Result {
+        let mut inner = self.inner.lock();
+        let entry = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
+        let State::Replied(written) = entry.state else {
+            return Err(EIO);
+        };
+        entry.state = State::Idle;
+        let status = entry.exchange.reply(body)?;
+        let written = written as usize;
+        drop(inner);
+
+        if written < 1 {
+            stats.bad(Counter::BadReplyLength);
+            return Err(EIO);
+        }
+        status_to_result(status)?;
+        if written < 1 + body.len() {
+            stats.bad(Counter::BadReplyLength);
+            return Err(EIO);
+        }
+        Ok(())
+    }
+
+    /// Asks the device to signal CQ `cqn`, with `VIRTIO_RDMA_NOTIFY_*`. Any context.
+    pub(crate) fn notify(&self, cqn: u32, flags: u32) {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+
+        if let Some(entry) = inner.notifies.get_mut(cqn as usize) {
+            entry.wanted |= flags;
+            inner.send_notify(cqn);
+        }
+    }
+
+    /// Forgets what was asked for CQ `cqn` and not sent yet.
+    pub(crate) fn cancel_notify(&self, cqn: u32) {
+        if let Some(entry) = self.inner.lock().notifies.get_mut(cqn as usize) {
+            entry.wanted = 0;
+        }
+    }
+
+    /// Takes replies from the device. Called by the interrupt.
+    pub(crate) fn interrupt(&self, stats: &Stats) {
+        let mut inner = self.inner.lock();
+
+        while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
+            match token.checked_sub(MAX_SLOTS) {
+                None => self.reply_arrived(&mut inner, token, written),
+                Some(cqn) => inner.notify_returned(cqn, written, stats),
+            }
+        }
+    }
+
+    fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
+        let index = slot as usize;
+        if let (Some(entry), Some(reply)) =
+            (inner.slots.get_mut(index), self.replies.get(index))
+        {
+            entry.state = State::Replied(written);
+            reply.complete();
+        }
+    }
+}
+
+impl Inner {
+    /// Sends what is wanted of a CQ's notification, unless one is under way.
+    fn send_notify(&mut self, cqn: u32) {
+        let (Some(queue), Some(entry)) =
+            (self.queue.as_mut(), self.notifies.get_mut(cqn as usize))
+        else {
+            return;
+        };
+        if entry.sent || entry.wanted == 0 {
+            return;
+        }
+        // The wider request covers the narrower.
+        let flags = if entry.wanted & bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION != 0 {
+            bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION
+        } else {
+            bindings::VIRTIO_RDMA_NOTIFY_SOLICITED
+        };
+        let request = bindings::virtio_rdma_cmd_req_notify {
+            cqn: cqn.to_le(),
+            flags: flags.to_le(),
+        };
+        let opcode = bindings::virtio_rdma_cmd_VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ as u8;
+
+        // The ring has room for one of each CQ: it fails only if the queue is broken, which the
+        // next command reports.
+        if entry.exchange.set_request(opcode, request.as_bytes()).is_ok()
+            && queue.add_exchange(&mut entry.exchange, MAX_SLOTS + cqn).is_ok()
+        {
+            entry.sent = true;
+            entry.wanted = 0;
+            queue.kick();
+        }
+    }
+
+    fn notify_returned(&mut self, cqn: u32, written: u32, stats: &Stats) {
+        if let Some(entry) = self.notifies.get_mut(cqn as usize) {
+            entry.sent = false;
+            if written < 1 {
+                stats.bad(Counter::BadReplyLength);
+            } else if !matches!(entry.exchange.reply(&mut []), Ok(0)) {
+                stats.count(Counter::CommandErrors);
+            }
+        }
+        self.send_notify(cqn);
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device's verbs: attributes, and which type implements which object.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    ah::Ah,
+    bindings,
+    cq::Cq,
+    hca::Hca,
+    ib,
+    mr::Mr,
+    pd::Pd,
+    port,
+    qp::Qp,
+    stats,
+    ucontext::Ucontext, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// The capabilities of the device that this driver passes on.
+const CAP_FLAGS: u64 = (bindings::VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
+    | bindings::VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
+    | bindings::VIRTIO_RDMA_CAP_CHANGE_PHY_PORT
+    | bindings::VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE
+    | bindings::VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
+    | bindings::VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN) as u64;
+
+/// A limit as the kernel's attributes hold it.
+fn limit(value: u32) -> c_int {
+    c_int::try_from(value).unwrap_or(c_int::MAX)
+}
+
+impl ib::Driver for Hca {
+    type Ucontext = Ucontext;
+    type Pd = Pd;
+    type Cq = Cq;
+    type Qp = Qp;
+    type Ah = Ah;
+    type Mr = Mr;
+
+    const NAME: &'static CStr = c"virtio_rdma%d";
+    const UVERBS_ABI_VERSION: u32 = bindings::VIRTIO_RDMA_UVERBS_ABI_VERSION;
+    const STATS: &'static [ib::StatDesc] = stats::DESCRIPTIONS;
+
+    fn handles(&self) -> &ib::Handles<Self> {
+        self.objects()
+    }
+
+    fn query_device(self: &Arc<Self>, attr: &mut bindings::ib_device_attr) -> Result {
+        let config = self.config();
+
+        attr.sys_image_guid = u64::from_ne_bytes(config.sys_image_guid);
+        attr.vendor_id = config.vendor_id;
+        attr.vendor_part_id = config.vendor_part_id;
+        attr.hw_ver = config.hw_ver;
+        attr.max_mr_size = config.max_mr_size;
+        attr.page_size_cap = config.page_size_cap;
+        attr.max_qp = limit(config.max_qp);
+        attr.max_qp_wr = limit(self.max_qp_wr());
+        attr.device_cap_flags = config.device_cap_flags & CAP_FLAGS;
+        attr.max_send_sge = limit(config.max_send_sge);
+        attr.max_recv_sge = limit(config.max_recv_sge);
+        // The core divides by it, and targets ask for as many SGEs in any work request.
+        attr.max_sge_rd = limit(
+            config
+                .max_sge_rd
+                .min(config.max_send_sge)
+                .min(config.max_recv_sge)
+                .max(1),
+        );
+        attr.max_cq = limit(config.max_cq);
+        attr.max_cqe = limit(self.max_cqe());
+        attr.max_mr = limit(config.max_mr);
+        attr.max_pd = limit(config.max_pd);
+        attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);
+        attr.max_res_rd_atom = limit(config.max_res_rd_atom);
+        attr.max_qp_init_rd_atom = limit(config.max_qp_init_rd_atom);
+        attr.atomic_cap = u32::from(config.atomic_cap).min(bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
+        attr.max_ah = limit(config.max_ah);
+        attr.max_pkeys = config.max_pkeys;
+        attr.local_ca_ack_delay = config.local_ca_ack_delay;
+        Ok(())
+    }
+
+    fn query_port(
+        dev: &ib::Device<Self>,
+        port: u32,
+        attr: &mut bindings::ib_port_attr,
+    ) -> Result {
+        port::query(dev, port, attr)
+    }
+
+    fn port_immutable(
+        dev: &ib::Device<Self>,
+        port: u32,
+        attr: &mut bindings::ib_port_immutable,
+    ) -> Result {
+        port::immutable(dev, port, attr)
+    }
+
+    fn query_pkey(dev: &ib::Device<Self>, port: u32, index: u16) -> Result<u16> {
+        port::pkey(dev.data(), port, index)
+    }
+
+    fn add_gid(dev: &ib::Device<Self>, gid: &ib::GidAttr<'_>) -> Result {
+        port::add_gid(dev.data(), gid)
+    }
+
+    fn del_gid(dev: &ib::Device<Self>, gid: &ib::GidAttr<'_>) -> Result {
+        port::del_gid(dev.data(), gid)
+    }
+
+    fn stat(&self, index: usize) -> u64 {
+        self.stats().value(index)
+    }
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that driver and device share.
+//!
+//! The device may write it at any time, whatever the protocol says. So nobody
+//! gets a reference into it: values are copied in and out, each word read once.
+
+use crate::bindings;
+use kernel::{
+    device,
+    dma::Coherent,
+    prelude::*,
+    sync::aref::ARef,
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    },
+};
+
+
+/// Bytes of a word, the unit of access and the alignment of every offset.
+const WORD: usize = size_of::<u64>();
+
+/// A range of addresses as the device sees them.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    /// Address of the first byte.
+    pub(crate) addr: u64,
+    /// Number of bytes.
+    pub(crate) len: u32,
+}
+
+/// The device that does the DMA.
+#[derive(Clone)]
+pub(crate) struct Device(ARef<device::Device>);
+
+impl Device {
+    /// Wraps the device whose DMA operations map memory for the virtqueues.
+    ///
+    /// # Safety
+    ///
+    /// [`Device::alloc`] may be called only while `dev` is bound to a driver.
+    pub(crate) unsafe fn new(dev: ARef<device::Device>) -> Self {
+        Self(dev)
+    }
+
+    /// Allocates `len` bytes of zeroed coherent memory, contiguous for the device.
+    ///
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a length of 0, `ENOMEM`.
+    pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
+        // SAFETY: By the contract of `Device::new`, the device is bound.
+        let dev = unsafe { self.0.as_bound() };
+
+        Ok(Buffer(Coherent::<u64>::zeroed_slice(
+            dev,
+            len.div_ceil(WORD),
+            GFP_KERNEL,
+        )?))
+    }
+
+    /// The C structure.
+    pub(crate) fn as_raw(&self) -> *mut bindings::device {
+        device_as_raw(&self.0)
+    }
+}
+
+/// The C structure of a device.
+pub(crate) fn device_as_raw(dev: &device::Device) -> *mut bindings::device {
+    // CAST: `device::Device` is a transparent wrapper of an `Opaque<bindings::device>`.
+    core::ptr::from_ref(dev).cast_mut().cast()
+}
+
+/// A block of coherent memory.
+pub(crate) struct Buffer(Coherent<[u64]>);
+
+impl Buffer {
+    /// The range of `len` bytes at `offset`, as the device sees it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not within the buffer.
+    pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        self.check(offset, len)?;
+        Ok(Span {
+            addr: self.0.dma_handle() + offset as u64,
+            len: u32::try_from(len)?,
+        })
+    }
+
+    /// Copies `value` to `offset`, a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not within the buffer.
+    pub(crate) fn write<T: AsBytes>(&mut self, offset: usize, value: &T) -> Result {
+        let bytes = value.as_bytes();
+        let ptr = self.check(offset, bytes.len())?;
+        let words = bytes.chunks_exact(WORD);
+        let rest = words.remainder();
+        let whole = bytes.len() - rest.len();
+
+        for (i, word) in words.enumerate() {
+            let mut raw = [0; WORD];
+            raw.copy_from_slice(word);
+            // SAFETY: `check` says that the range is within the buffer and `ptr` aligned.
+            unsafe { ptr.add(i).write_volatile(u64::from_ne_bytes(raw)) };
+        }
+        for (i, byte) in rest.iter().enumerate() {
+            // SAFETY: As above; `whole + i` is less than the length.
+            unsafe { ptr.cast::<u8>().add(whole + i).write_volatile(*byte) };
+        }
+        Ok(())
+    }
+
+    /// Copies a value out of `offset`, a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not within the buffer.
+    pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
+        let mut value = T::zeroed();
+        let bytes = value.as_bytes_mut();
+        let ptr = self.check(offset, bytes.len())?;
+        let whole = bytes.len() / WORD * WORD;
+        let (words, rest) = bytes.split_at_mut(whole);
+
+        for (i, word) in words.chunks_exact_mut(WORD).enumerate() {
+            // SAFETY: `check` says that the range is within the buffer and `ptr` aligned.
+            word.copy_from_slice(&unsafe { ptr.add(i).read_volatile() }.to_ne_bytes());
+        }
+        for (i, byte) in rest.iter_mut().enumerate() {
+            // SAFETY: As above; `whole + i` is less than the length.
+            *byte = unsafe { ptr.cast::<u8>().add(whole + i).read_volatile() };
+        }
+        Ok(value)
+    }
+
+    /// The pointer to `offset`, if it is aligned and `len` bytes from there are in the buffer.
+    fn check(&self, offset: usize, len: usize) -> Result<*mut u64> {
+        let end = offset.checked_add(len).ok_or(EINVAL)?;
+        if offset % WORD != 0 || end > self.0.size() {
+            return Err(EINVAL);
+        }
+        Ok(self.0.as_mut_ptr().cast::<u64>().wrapping_add(offset / WORD))
+    }
+}

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device as the verbs see it: its limits, its queues, its objects by
+//! number, and what happens when it fails.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    cmd::{
+        Command,
+        ControlQueue, //
+    },
+    config::Config,
+    dma::{
+        self,
+        Buffer, //
+    },
+    event::EventQueue,
+    ib,
+    stats::{
+        Counter,
+        Stats, //
+    },
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
+    umem::Umem,
+    virtio::{
+        Interrupt,
+        Queue, //
+    },
+};
+use kernel::{
+    device,
+    new_mutex,
+    new_work,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        Arc,
+        Mutex,
+        SetOnce, //
+    },
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    },
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    },
+};
+
+/// A queue that no object uses, and memory that the device may still touch.
+struct Parked {
+    queue: Option<Queue>,
+    memory: Option<Buffer>,
+}
+
+/// Memory of an MR that a failed device may still touch.
+struct Quarantined {
+    _umem: Umem,
+    _table: Option<Buffer>,
+}
+
+/// What is known only when the queues are there.
+struct Attached {
+    dma: dma::Device,
+    max_qp_wr: u32,
+    max_cqe: u32,
+}
+
+/// A virtio RDMA device.
+#[pin_data]
+pub(crate) struct Hca {
+    dev: ARef<device::Device>,
+    config: Config,
+    stats: Stats,
+    handles: ib::Handles<Hca>,
+    broken: Atomic<bool>,
+    attached: SetOnce<Attached>,
+    #[pin]
+    control: ControlQueue,
+    #[pin]
+    events: IrqSpinLock<Option<EventQueue>>,
+    /// By index of the virtqueue.
+    #[pin]
+    queues: Mutex<KVec<Parked>>,
+    #[pin]
+    quarantine: Mutex<KVec<Quarantined>>,
+    #[pin]
+    wake: Work<Hca>,
+}
+
+#[allow(unsafe_code)]
+mod work {
+    use super::Hca;
+
+    kernel::impl_has_work! {
+        impl HasWork<Self> for Hca { self.wake }
+    }
+}
+
+impl WorkItem for Hca {
+    type Pointer = Arc<Self>;
+
+    /// The device has failed: lets the consumers of all CQs poll, so that they find their work
+    /// requests flushed.
+    fn run(this: Arc<Self>) {
+        this.handles.cqs.for_each(|cq| cq.complete());
+    }
+}
+
+impl Hca {
+    /// Makes the device, still without queues. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(dev: ARef<device::Device>, config: Config) -> Result<Arc<Self>> {
+        let handles = ib::Handles::new(config.max_cq as usize, config.max_qp as usize + 1)?;
+        let control = ControlQueue::new(config.max_cq)?;
+        let stats = Stats::new(dev.clone());
+
+        Arc::pin_init(
+            try_pin_init!(Self {
+                dev,
+                config,
+                stats,
+                handles,
+                broken: Atomic::new(false),
+                attached: SetOnce::new(),
+                control <- control,
+                events <- new_irq_spinlock!(None, "virtio_rdma::events"),
+                queues <- new_mutex!(KVec::new()),
+                quarantine <- new_mutex!(KVec::new()),
+                wake <- new_work!("virtio_rdma::wake"),
+            }? Error),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Takes over the queues, in the order of the specification. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are too few, or if the control queue is too small; `ENOMEM`.
+    pub(crate) fn attach(&self, queues: KVec<Queue>, dma: dma::Device) -> Result {
+        let config = &self.config;
+        let first_sq = config.sq_queue(1).ok_or(EINVAL)? as usize;
+        let end_of_rqs = first_sq + 2 * config.max_qp as usize;
+        let smallest = |range: core::ops::Range<usize>| {
+            let sizes = queues.get(range).ok_or(EINVAL)?.iter().map(Queue::size);
+            sizes.min().ok_or(EINVAL)
+        };
+
+        self.attached.populate(Attached {
+            max_qp_wr: config.max_qp_wr.min(smallest(first_sq..end_of_rqs)?),
+            max_cqe: config.max_cqe.min(smallest(1..first_sq)?),
+            dma: dma.clone(),
+        });
+        for (index, queue) in queues.into_iter().enumerate() {
+            let mut parked = Parked {
+                queue: None,
+                memory: None,
+            };
+            if index == 0 {
+                self.control.attach(queue)?;
+            } else if config.event_queue() == Some(index as u32) {
+                *self.events.lock() = Some(EventQueue::new(queue, &dma)?);
+            } else {
+                parked.queue = Some(queue);
+            }
+            self.queues.lock().push(parked, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the queues up, and all memory that the device could touch. It must have been reset,
+    /// and have no objects. May sleep.
+    pub(crate) fn detach(&self) {
+        let mut queues = core::mem::take(&mut *self.queues.lock());
+        let events = self.events.lock().take();
+
+        if let Some(mut queue) = self.control.detach() {
+            queue.detach_all();
+        }
+        if let Some(mut queue) = events.map(EventQueue::into_queue) {
+            queue.detach_all();
+        }
+        for queue in queues.iter_mut().filter_map(|parked| parked.queue.as_mut()) {
+            queue.detach_all();
+        }
+        self.quarantine.lock().clear();
+        crate::sync::flush_work(&self.wake);
+    }
+
+    /// Hands the buffers of the event queue to the device.
+    pub(crate) fn start_events(&self) {
+        if let Some(events) = &mut *self.events.lock() {
+            events.start();
+        }
+    }
+
+    /// The limits.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The counters.
+    pub(crate) fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The objects by number.
+    pub(crate) fn objects(&self) -> &ib::Handles<Hca> {
+        &self.handles
+    }
+
+    /// The control queue.
+    pub(crate) fn control(&self) -> &ControlQueue {
+        &self.control
+    }
+
+    /// The most work requests of a queue.
+    pub(crate) fn max_qp_wr(&self) -> u32 {
+        self.attached.as_ref().map_or(0, |attached| attached.max_qp_wr)
+    }
+
+    /// The most entries of a CQ.
+    pub(crate) fn max_cqe(&self) -> u32 {
+        self.attached.as_ref().map_or(0, |attached| attached.max_cqe)
+    }
+
+    /// Number of completion vectors: one a CPU, as far as there are CQs.
+    pub(crate) fn num_comp_vectors(&self) -> u32 {
+        crate::sync::num_online_cpus().min(self.config.max_cq)
+    }
+
+    /// Allocates memory that the device can reach. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
+        self.attached.as_ref().ok_or(ENODEV)?.dma.alloc(len)
+    }
+
+    /// Whether the device has failed.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Relaxed)
+    }
+
+    /// Takes the device out of service: it does not do what the specification says. Outstanding
+    /// commands fail, outstanding work requests are flushed. Any context.
+    pub(crate) fn fail(self: &Arc<Self>, why: &str) {
+        if self.broken.xchg(true, Full) {
+            return;
+        }
+        dev_err!(self.dev, "the device has failed: {}\n", why);
+        self.control.fail();
+        self.handles
+            .report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+        self.wake_pollers();
+    }
+
+    /// Lets the consumers of all CQs poll, soon. Any context.
+    pub(crate) fn wake_pollers(self: &Arc<Self>) {
+        // If it is queued already, it has yet to run.
+        let _ = workqueue::system().enqueue(self.clone());
+    }
+
+    /// Executes a command. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// The error behind the status of the reply, or `EIO`.
+    pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
+        self.control
+            .execute::<C>(&self.stats, request, |_| self.fail("a command has no reply"))
+    }
+
+    /// Executes a command that destroys an object. A device that has failed, or does not know the
+    /// object, has no more to destroy. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// The error behind the status of the reply.
+    pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result
+    where
+        C::Reply: AsBytes + FromBytes,
+    {
+        match self.execute::<C>(request) {
+            Ok(_) => Ok(()),
+            Err(error) if error == ENOENT || self.is_broken() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the queue with this index for an object of the device, with `memory` for its
+    /// buffers. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if an object has it: the device gave a number twice.
+    pub(crate) fn lease(self: &Arc<Self>, index: Option<u32>, memory: Buffer) -> Result<Lease> {
+        let queue = index.and_then(|index| {
+            let mut queues = self.queues.lock();
+            let queue = queues.get_mut(index as usize)?.queue.take()?;
+            Some((index, queue))
+        });
+        let Some((index, queue)) = queue else {
+            self.stats.bad(Counter::BadHandle);
+            return Err(EIO);
+        };
+        Ok(Lease {
+            hca: self.clone(),
+            index,
+            queue: Some(queue),
+            memory: Some(memory),
+            in_ring: 0,
+        })
+    }
+
+    /// Keeps the memory of an MR until the device has been reset. May sleep.
+    pub(crate) fn quarantine(&self, umem: Umem, table: Option<Buffer>) {
+        let entry = Quarantined {
+            _umem: umem,
+            _table: table,
+        };
+        let mut quarantine = self.quarantine.lock();
+        if quarantine.reserve(1, GFP_KERNEL).is_err() {
+            // Better lost than written to by the device when it is somebody else's.
+            core::mem::forget(entry);
+            return;
+        }
+        let _ = quarantine.push_within_capacity(entry);
+    }
+}
+
+impl Interrupt for Hca {
+    fn interrupt(&self, queue: u32) {
+        if queue == 0 {
+            self.control.interrupt(&self.stats);
+        } else if Some(queue) == self.config.event_queue() {
+            self.event_interrupt();
+        } else {
+            self.handles.cqs.with(queue - 1, |cq| cq.complete());
+        }
+    }
+}
+
+impl Hca {
+    fn event_interrupt(&self) {
+        loop {
+            let mut events = self.events.lock();
+            let event = match &mut *events {
+                Some(queue) => queue.next(&self.stats),
+                None => None,
+            };
+            let Some(event) = event else {
+                break;
+            };
+            drop(events);
+            crate::event::report(self, &event);
+        }
+    }
+}
+
+/// A virtqueue that an object uses, and the memory of the buffers in it. Both go back when it is
+/// dropped.
+pub(crate) struct Lease {
+    hca: Arc<Hca>,
+    index: u32,
+    queue: Option<Queue>,
+    memory: Option<Buffer>,
+    /// Buffers added and not taken.
+    in_ring: u32,
+}
+
+impl Lease {
+    /// Whether the queue does nothing any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.queue.as_ref().is_none_or(Queue::is_broken)
+    }
+
+    /// Lets the interrupt go to `cpu`.
+    pub(crate) fn set_affinity(&mut self, cpu: u32) {
+        if let Some(queue) = self.queue.as_mut() {
+            queue.set_affinity(cpu);
+        }
+    }
+
+    /// Makes `len` bytes at `offset` of the memory available for the device to read. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, `ENOSPC`.
+    pub(crate) fn add_readable(&mut self, offset: usize, len: usize, token: u32) -> Result {
+        let span = self.memory.as_ref().ok_or(EIO)?.span(offset, len)?;
+        self.queue.as_mut().ok_or(EIO)?.add_readable(span, token)?;
+        self.in_ring += 1;
+        Ok(())
+    }
+
+    /// Makes `len` bytes at `offset` of the memory available for the device to write. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, `ENOSPC`.
+    pub(crate) fn add_writable(&mut self, offset: usize, len: usize, token: u32) -> Result {
+        let span = self.memory.as_ref().ok_or(EIO)?.span(offset, len)?;
+        self.queue.as_mut().ok_or(EIO)?.add_writable(span, token)?;
+        self.in_ring += 1;
+        Ok(())
+    }
+
+    /// Takes the next buffer that the device has used: its token and the bytes written.
+    pub(crate) fn get(&mut self) -> Option<(u32, u32)> {
+        let used = self.queue.as_mut()?.get()?;
+        self.in_ring -= 1;
+        Some(used)
+    }
+
+    /// Whether the device has used a buffer that was not taken yet.
+    pub(crate) fn has_used(&mut self) -> bool {
+        self.queue.as_mut().is_some_and(Queue::has_used)
+    }
+
+    /// Tells the device about new buffers.
+    pub(crate) fn kick(&mut self) {
+        if let Some(queue) = self.queue.as_mut() {
+            queue.kick();
+        }
+    }
+
+    /// Copies `value` to `offset` of the memory.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the end.
+    pub(crate) fn write<T: AsBytes>(&mut self, offset: usize, value: &T) -> Result {
+        self.memory.as_mut().ok_or(EIO)?.write(offset, value)
+    }
+
+    /// Copies a value out of `offset` of the memory.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the end.
+    pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
+        self.memory.as_ref().ok_or(EIO)?.read(offset)
+    }
+
+    /// Takes all buffers that the device has used. After a command that makes it return them all,
+    /// the queue is empty then, or the device has failed.
+    pub(crate) fn drain(&mut self) {
+        while self.get().is_some() {}
+        if self.in_ring != 0 {
+            self.hca.fail("it keeps buffers of an object that was destroyed or reset");
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.drain();
+        let memory = self.memory.take().filter(|_| self.hca.is_broken());
+        if let Some(parked) = self.hca.queues.lock().get_mut(self.index as usize) {
+            parked.queue = self.queue.take();
+            parked.memory = memory;
+        }
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Abstractions for drivers of RDMA devices.
+//!
+//! A driver implements [`Driver`] for its device and one trait for each kind of
+//! object. The objects live in the memory that the RDMA core allocates, behind
+//! the C structure ([`Object`]): they are initialised in place when the core
+//! creates them and dropped when it destroys them.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
+
+mod device;
+mod object;
+mod ops;
+mod stats;
+mod wr;
+
+pub(crate) use device::{
+    Config,
+    Device,
+    Handles,
+    Registration,
+    UnregisteredDevice, //
+};
+pub(crate) use object::{
+    AddressHandle,
+    Ah,
+    AhAttr,
+    CompletionQueue,
+    Cq,
+    CqInitAttr,
+    GidAttr,
+    MemoryRegion,
+    Mr,
+    Pd,
+    ProtectionDomain,
+    Qp,
+    QpInitAttr,
+    QueuePair,
+    Table,
+    Udata,
+    UserContext,
+    UserMemory, //
+};
+pub(crate) use stats::StatDesc;
+pub(crate) use wr::{
+    RecvWr,
+    RecvWrs,
+    SendWr,
+    SendWrs,
+    Wc,
+    Wcs, //
+};
+
+use crate::bindings;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// A driver of RDMA devices; the type itself is the driver's data of one device.
+pub(crate) trait Driver: Sized + Send + Sync + 'static {
+    /// The context of a program.
+    type Ucontext: UserContext<Self>;
+    /// A protection domain.
+    type Pd: ProtectionDomain<Self>;
+    /// A completion queue.
+    type Cq: CompletionQueue<Self>;
+    /// A queue pair.
+    type Qp: QueuePair<Self>;
+    /// An address handle.
+    type Ah: AddressHandle<Self>;
+    /// A memory region.
+    type Mr: MemoryRegion<Self>;
+
+    /// The pattern of the device's name, with one `%d`.
+    const NAME: &'static CStr;
+    /// The version of the ABI between this driver and its user-space provider.
+    const UVERBS_ABI_VERSION: u32;
+    /// The counters of a port.
+    const STATS: &'static [StatDesc];
+
+    /// The objects by which the driver finds them: CQs and QPs by number.
+    fn handles(&self) -> &Handles<Self>;
+
+    /// Fills in the attributes of the device.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from it.
+    fn query_device(self: &Arc<Self>, attr: &mut bindings::ib_device_attr) -> Result;
+
+    /// Fills in the attributes of a port, zeroed before. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that does not exist, or what the device says.
+    fn query_port(dev: &Device<Self>, port: u32, attr: &mut bindings::ib_port_attr) -> Result;
+
+    /// Fills in what never changes of a port. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::query_port`].
+    fn port_immutable(
+        dev: &Device<Self>,
+        port: u32,
+        attr: &mut bindings::ib_port_immutable,
+    ) -> Result;
+
+    /// An entry of the P_Key table. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an entry that does not exist, or what the device says.
+    fn query_pkey(dev: &Device<Self>, port: u32, index: u16) -> Result<u16>;
+
+    /// Tells the device a GID. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn add_gid(dev: &Device<Self>, gid: &GidAttr<'_>) -> Result;
+
+    /// Takes a GID away from the device. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn del_gid(dev: &Device<Self>, gid: &GidAttr<'_>) -> Result;
+
+    /// The value of the counter with this index in [`Driver::STATS`].
+    fn stat(&self, index: usize) -> u64;
+}
+
+/// Whether IBA allows a QP of this type to go from one state to another with these attributes.
+pub(crate) fn modify_is_ok(current: u32, next: u32, qp_type: u32, mask: u32) -> bool {
+    // SAFETY: The function only looks at its arguments, and states beyond the known ones are an
+    // error to it.
+    unsafe { bindings::ib_modify_qp_is_ok(current, next, qp_type, mask) }
+}

@@ -1,0 +1,602 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The objects of a device: the C structures with what the driver adds to them.
+
+use super::{
+    Device,
+    Driver,
+    RecvWrs,
+    SendWrs,
+    Wcs, //
+};
+use crate::{
+    bindings,
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
+};
+use core::{
+    marker::PhantomData,
+    ops::Deref,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    transmute::AsBytes,
+    types::Opaque, //
+};
+
+/// A C structure of the RDMA core, and the driver's data behind it.
+///
+/// # Invariants
+///
+/// A reference to an [`Object`] exists only between the initialisation of `data` and its drop.
+#[repr(C)]
+pub(crate) struct Object<C, T> {
+    raw: Opaque<C>,
+    data: T,
+}
+
+// SAFETY: The C part is only read, or handed to the RDMA core, which locks.
+unsafe impl<C, T: Send> Send for Object<C, T> {}
+// SAFETY: As above.
+unsafe impl<C, T: Sync> Sync for Object<C, T> {}
+
+impl<C, T> Object<C, T> {
+    /// Bytes that the RDMA core must allocate for the object.
+    pub(super) const SIZE: usize = {
+        // kmalloc() aligns every size to that of a u64 at least.
+        assert!(core::mem::align_of::<Self>() <= core::mem::align_of::<u64>());
+        core::mem::size_of::<Self>()
+    };
+
+    /// The C structure.
+    pub(crate) fn as_raw(&self) -> *mut C {
+        self.raw.get()
+    }
+
+    /// The object in which `raw` is embedded.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the structure of an object of this type, valid and initialised for `'a`.
+    pub(super) unsafe fn from_raw<'a>(raw: *mut C) -> &'a Self {
+        // SAFETY: `raw` is at offset 0, and the rest follows from the safety requirements.
+        unsafe { &*raw.cast::<Self>() }
+    }
+
+    /// Initialises the driver's data in place.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the first member of [`Object::SIZE`] bytes that stay where they are, the
+    /// driver's data of which is not initialised.
+    pub(super) unsafe fn init<'a>(raw: *mut C, init: impl PinInit<T, Error>) -> Result<&'a Self> {
+        let this = raw.cast::<Self>();
+        // SAFETY: By the safety requirements, `data` is valid for writes and pinned.
+        unsafe { init.__pinned_init(&raw mut (*this).data)? };
+        // SAFETY: `data` has just been initialised.
+        Ok(unsafe { &*this })
+    }
+
+    /// Initialises the driver's data with a value.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::init`].
+    pub(super) unsafe fn write(raw: *mut C, data: T) {
+        // SAFETY: By the safety requirements, `data` is valid for writes.
+        unsafe { (&raw mut (*raw.cast::<Self>()).data).write(data) };
+    }
+
+    /// Makes the object, with the C structure zeroed.
+    pub(super) fn new(data: T) -> Self
+    where
+        C: Default,
+    {
+        Self {
+            raw: Opaque::new(C::default()),
+            data,
+        }
+    }
+
+    /// Drops the driver's data.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the structure of an initialised object, to which there is no reference.
+    pub(super) unsafe fn drop_data(raw: *mut C) {
+        // SAFETY: By the safety requirements.
+        unsafe { core::ptr::drop_in_place(&raw mut (*raw.cast::<Self>()).data) };
+    }
+}
+
+impl<C, T> Deref for Object<C, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+/// A `struct ib_ucontext`.
+pub(crate) type Ucontext<D> = Object<bindings::ib_ucontext, <D as Driver>::Ucontext>;
+/// A `struct ib_pd`.
+pub(crate) type Pd<D> = Object<bindings::ib_pd, <D as Driver>::Pd>;
+/// A `struct ib_cq`.
+pub(crate) type Cq<D> = Object<bindings::ib_cq, <D as Driver>::Cq>;
+/// A `struct ib_qp`.
+pub(crate) type Qp<D> = Object<bindings::ib_qp, <D as Driver>::Qp>;
+/// A `struct ib_ah`.
+pub(crate) type Ah<D> = Object<bindings::ib_ah, <D as Driver>::Ah>;
+/// A `struct ib_mr`.
+pub(crate) type Mr<D> = Object<bindings::ib_mr, <D as Driver>::Mr>;
+
+/// The context of a program that has opened the device.
+pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
+    /// Creates the context; `udata` takes the answer to the provider.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`, or any of the driver's.
+    fn alloc(dev: &Device<D>, udata: &Udata<'_>) -> Result<Self>;
+}
+
+/// A protection domain.
+pub(crate) trait ProtectionDomain<D: Driver>: Sized + Send + Sync {
+    /// Creates the PD. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn alloc(dev: &Device<D>) -> Result<Self>;
+
+    /// Destroys the PD in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn dealloc(&self) -> Result;
+}
+
+/// What a CQ is created with.
+pub(crate) struct CqInitAttr {
+    /// Number of entries.
+    pub(crate) cqe: u32,
+    /// The completion vector.
+    pub(crate) comp_vector: u32,
+    /// Flags of `enum ib_uverbs_ex_create_cq_flags`.
+    pub(crate) flags: u32,
+}
+
+/// A completion queue.
+pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
+    /// Creates the CQ. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for attributes beyond the limits, `ENOMEM`, or what the device says.
+    fn create(dev: &Device<D>, attr: &CqInitAttr) -> Result<impl PinInit<Self, Error>>;
+
+    /// Destroys the CQ in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn destroy(&self) -> Result;
+
+    /// The device's number of the CQ.
+    fn number(&self) -> u32;
+
+    /// The number of entries that the CQ has room for.
+    fn cqe(&self) -> u32;
+
+    /// Moves completions to `wcs` until it is full or there are none. Any context.
+    fn poll(&self, wcs: &mut Wcs<'_>);
+
+    /// Asks for one call of the completion handler, at the next completion or at the next solicited
+    /// one. Any context. True if completions are there already and `report_missed` asked to be told.
+    fn req_notify(&self, solicited: bool, report_missed: bool) -> bool;
+}
+
+/// What a QP is created with.
+pub(crate) struct QpInitAttr<'a, D: Driver> {
+    /// `enum ib_qp_type`.
+    pub(crate) qp_type: u32,
+    /// Whether every send work request completes with a CQE.
+    pub(crate) signal_all: bool,
+    /// The PD.
+    pub(crate) pd: &'a Pd<D>,
+    /// The CQ of sends.
+    pub(crate) send_cq: &'a Cq<D>,
+    /// The CQ of receives.
+    pub(crate) recv_cq: &'a Cq<D>,
+    /// Sizes of the work queues.
+    pub(crate) cap: bindings::ib_qp_cap,
+    /// Flags of `enum ib_qp_create_flags`.
+    pub(crate) create_flags: u32,
+    /// Whether the QP shall receive from a shared receive queue.
+    pub(crate) has_srq: bool,
+}
+
+/// A queue pair.
+pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
+    /// Creates the QP. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for a type or a flag that the driver does not know, `EINVAL` for sizes beyond
+    /// the limits, `ENOMEM`, or what the device says.
+    fn create(dev: &Device<D>, attr: &QpInitAttr<'_, D>) -> Result<impl PinInit<Self, Error>>;
+
+    /// Changes attributes of the QP. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a transition that IBA does not have, or what the device says.
+    fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result;
+
+    /// Reads the attributes of the QP, into a structure zeroed before. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn query(&self, attr: &mut bindings::ib_qp_attr) -> Result;
+
+    /// Destroys the QP in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn destroy(&self) -> Result;
+
+    /// The device's number of the QP.
+    fn number(&self) -> u32;
+
+    /// The sizes that the QP has.
+    fn cap(&self) -> bindings::ib_qp_cap;
+
+    /// Whether every send work request completes with a CQE.
+    fn signals_all(&self) -> bool;
+
+    /// Posts send work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a work request that is malformed or not allowed in the state of the QP,
+    /// `ENOMEM` if the queue is full. Those before the one that `wrs` stopped at are posted.
+    fn post_send(&self, wrs: &mut SendWrs<'_, D>) -> Result;
+
+    /// Posts receive work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`QueuePair::post_send`].
+    fn post_recv(&self, wrs: &mut RecvWrs<'_>) -> Result;
+}
+
+/// An address handle. Its functions come from any context.
+pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
+    /// Creates the address handle.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an address that RoCE cannot have.
+    fn create(pd: &Pd<D>, attr: &AhAttr<'_>) -> Result<Self>;
+
+    /// Reads the address back.
+    fn query(&self, attr: &mut bindings::rdma_ah_attr);
+}
+
+/// Memory of a program that is to be registered.
+pub(crate) struct UserMemory {
+    /// Address of the first byte in the program.
+    pub(crate) start: u64,
+    /// Number of bytes.
+    pub(crate) length: u64,
+    /// Address by which work requests name the first byte.
+    pub(crate) virt_addr: u64,
+    /// `enum ib_access_flags`.
+    pub(crate) access: u32,
+}
+
+/// A memory region.
+pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
+    /// Creates an MR over all memory. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn get_dma(pd: &Pd<D>, access: u32) -> Result<Self>;
+
+    /// Registers memory of the current process. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, `ENOMEM`, `EFAULT`, or what the device says.
+    fn reg_user(dev: &Device<D>, pd: &Pd<D>, memory: &UserMemory) -> Result<Self>;
+
+    /// Destroys the MR in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn dereg(&self) -> Result;
+
+    /// The local and the remote key.
+    fn keys(&self) -> (u32, u32);
+}
+
+impl<T> Object<bindings::ib_cq, T> {
+    /// Calls the completion handler. Any context.
+    pub(crate) fn complete(&self) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants `raw` is a valid CQ, whose handler does not change.
+        unsafe {
+            if let Some(handler) = (*raw).comp_handler {
+                handler(raw, (*raw).cq_context);
+            }
+        }
+    }
+
+    /// Reports an asynchronous event of this CQ. Any context.
+    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants `raw` is a valid CQ.
+        unsafe {
+            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
+            if let Some(handler) = (*raw).event_handler {
+                handler(&raw mut event, (*raw).cq_context);
+            }
+        }
+    }
+}
+
+impl<T> Object<bindings::ib_qp, T> {
+    /// Reports an asynchronous event of this QP. Any context.
+    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants `raw` is a valid QP.
+        unsafe {
+            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
+            if let Some(handler) = (*raw).event_handler {
+                handler(&raw mut event, (*raw).qp_context);
+            }
+        }
+    }
+
+    /// Fills in what the core knows of how the QP was created.
+    pub(crate) fn fill_init_attr(&self, init: &mut bindings::ib_qp_init_attr) {
+        // SAFETY: By the type invariants the QP is valid; the members do not change.
+        let qp = unsafe { &*self.as_raw() };
+        init.event_handler = qp.event_handler;
+        init.qp_context = qp.qp_context;
+        init.send_cq = qp.send_cq;
+        init.recv_cq = qp.recv_cq;
+        init.qp_type = qp.qp_type;
+        init.port_num = qp.port;
+    }
+}
+
+/// What an event concerns.
+pub(super) enum Element {
+    /// A CQ or QP.
+    Object(*mut c_void),
+    /// A port.
+    Port(u32),
+}
+
+/// An event of `device`.
+pub(super) fn new_event(
+    device: *mut bindings::ib_device,
+    event: bindings::ib_event_type,
+    element: Element,
+) -> bindings::ib_event {
+    let mut new = bindings::ib_event {
+        device,
+        event,
+        ..Default::default()
+    };
+    let slot = &raw mut new.element;
+    // SAFETY: The members of the union are pointers to objects, and the number of a port.
+    unsafe {
+        match element {
+            Element::Object(object) => slot.cast::<*mut c_void>().write(object),
+            Element::Port(port) => slot.cast::<u32>().write(port),
+        }
+    }
+    new
+}
+
+/// The way back to a program: `struct ib_udata`.
+pub(crate) struct Udata<'a> {
+    raw: *mut bindings::ib_udata,
+    _lifetime: PhantomData<&'a ()>,
+}
+
+impl Udata<'_> {
+    /// # Safety
+    ///
+    /// `raw` must be null or valid for the lifetime.
+    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_udata) -> Self {
+        Self {
+            raw,
+            _lifetime: PhantomData,
+        }
+    }
+
+    /// Copies as much of `answer` to the program as it has room for. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn respond<T: AsBytes>(&self, answer: &T) -> Result {
+        if self.raw.is_null() {
+            return Ok(());
+        }
+        let bytes = answer.as_bytes();
+        // SAFETY: `raw` is valid, and `bytes` is valid for reads of its length.
+        to_result(unsafe {
+            let len = bytes.len().min((*self.raw).outlen);
+            bindings::virtio_rdma_copy_to_udata(self.raw, bytes.as_ptr().cast_mut().cast(), len)
+        })
+    }
+}
+
+/// A GID and where it belongs: `struct ib_gid_attr`.
+pub(crate) struct GidAttr<'a>(&'a bindings::ib_gid_attr);
+
+impl<'a> GidAttr<'a> {
+    pub(super) fn new(raw: &'a bindings::ib_gid_attr) -> Self {
+        Self(raw)
+    }
+
+    /// The GID, in network order.
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        gid_bytes(&self.0.gid)
+    }
+
+    /// `enum ib_gid_type`.
+    pub(crate) fn gid_type(&self) -> u32 {
+        self.0.gid_type
+    }
+
+    /// The index in the GID table.
+    pub(crate) fn index(&self) -> u16 {
+        self.0.index
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> u32 {
+        self.0.port_num
+    }
+}
+
+fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
+    // SAFETY: All members of the union are 16 bytes without padding.
+    unsafe { *core::ptr::from_ref(gid).cast::<[u8; 16]>() }
+}
+
+/// An address: `struct rdma_ah_attr` of RoCE.
+pub(crate) struct AhAttr<'a>(&'a bindings::rdma_ah_attr);
+
+impl<'a> AhAttr<'a> {
+    /// Wraps an address; `None` if it is not one of RoCE, or has no GRH.
+    pub(crate) fn new(raw: &'a bindings::rdma_ah_attr) -> Option<Self> {
+        let roce = raw.type_ == bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+        let grh = u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
+
+        (roce && grh).then_some(Self(raw))
+    }
+
+    /// The plain members.
+    pub(crate) fn raw(&self) -> &bindings::rdma_ah_attr {
+        self.0
+    }
+
+    /// The destination GID, in network order.
+    pub(crate) fn dgid(&self) -> [u8; 16] {
+        gid_bytes(&self.0.grh.dgid)
+    }
+
+    /// The destination MAC address.
+    pub(crate) fn dmac(&self) -> [u8; 6] {
+        // SAFETY: The type of the address says which member of the union is in use; its only
+        // member is the MAC address.
+        unsafe { *(&raw const self.0.__bindgen_anon_1).cast::<[u8; 6]>() }
+    }
+
+    /// Writes an address of RoCE with a GRH to `attr`.
+    pub(crate) fn write(attr: &mut bindings::rdma_ah_attr, dgid: [u8; 16], dmac: [u8; 6]) {
+        attr.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
+        attr.ah_flags = bindings::ib_ah_flags_IB_AH_GRH as u8;
+        // SAFETY: Both unions are at least as long as what is written, and have room for any bytes.
+        unsafe {
+            (&raw mut attr.grh.dgid).cast::<[u8; 16]>().write(dgid);
+            (&raw mut attr.__bindgen_anon_1).cast::<[u8; 6]>().write(dmac);
+        }
+    }
+}
+
+#[pin_data]
+struct Slot<T> {
+    #[pin]
+    entry: IrqSpinLock<Option<Published<T>>>,
+}
+
+struct Published<T>(NonNull<T>);
+
+// SAFETY: It is a reference in all but its lifetime.
+unsafe impl<T: Sync> Send for Published<T> {}
+
+/// Objects that are found by number, from any context.
+///
+/// # Invariants
+///
+/// An object that is in the table is valid: it is taken out before it is dropped. A lookup holds the
+/// lock of the slot as long as it uses the object.
+pub(crate) struct Table<T> {
+    slots: KVec<Pin<KBox<Slot<T>>>>,
+}
+
+impl<T: Sync> Table<T> {
+    /// Makes a table for the numbers 0 to `len` - 1. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        let mut slots = KVec::with_capacity(len, GFP_KERNEL)?;
+        for _ in 0..len {
+            let slot = pin_init!(Slot {
+                entry <- new_irq_spinlock!(None, "ib::Table"),
+            });
+            slots.push(KBox::pin_init(slot, GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        Ok(Self { slots })
+    }
+
+    /// Calls `f` with the object of this number, if there is one, which stays while `f` runs.
+    /// `f` runs with interrupts off and must not change the table. Any context.
+    pub(crate) fn with<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
+        let entry = self.slots.get(number as usize)?.entry.lock();
+        let object = entry.as_ref()?;
+        // SAFETY: By the type invariants the object is valid as long as the lock is held.
+        Some(f(unsafe { object.0.as_ref() }))
+    }
+
+    /// Calls `f` with each object, as [`Table::with`] does.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&T)) {
+        for number in 0..self.slots.len() {
+            self.with(number as u32, &mut f);
+        }
+    }
+
+    /// Puts an object in the table.
+    ///
+    /// # Safety
+    ///
+    /// [`Table::unpublish`] must be called with this number before the object is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the number is beyond the table, `EEXIST` if it is taken.
+    pub(super) unsafe fn publish(&self, number: u32, object: &T) -> Result {
+        let slot = self.slots.get(number as usize).ok_or(EINVAL)?;
+        let mut entry = slot.entry.lock();
+        if entry.is_some() {
+            return Err(EEXIST);
+        }
+        *entry = Some(Published(NonNull::from(object)));
+        Ok(())
+    }
+
+    /// Takes the object with this number out, and waits until nobody uses it.
+    pub(super) fn unpublish(&self, number: u32) {
+        if let Some(slot) = self.slots.get(number as usize) {
+            *slot.entry.lock() = None;
+        }
+    }
+}

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The operations of a device: what the RDMA core calls, handed to the traits.
+//!
+//! All of these functions have the same contract: the RDMA core calls them with
+//! valid pointers to objects of a device of this driver, which it created
+//! through the functions here and destroys at most once.
+
+use super::{
+    object::Ucontext,
+    stats,
+    AddressHandle,
+    Ah,
+    AhAttr,
+    CompletionQueue,
+    Cq,
+    CqInitAttr,
+    Device,
+    Driver,
+    GidAttr,
+    MemoryRegion,
+    Mr,
+    Pd,
+    ProtectionDomain,
+    Qp,
+    QpInitAttr,
+    QueuePair,
+    RecvWrs,
+    SendWrs,
+    Udata,
+    UserContext,
+    UserMemory,
+    Wcs, //
+};
+use crate::bindings;
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+/// The commands of uverbs by which the kernel posts and polls for a program.
+pub(super) fn uverbs_cmd_mask() -> u64 {
+    [
+        bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND,
+        bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV,
+        bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POLL_CQ,
+        bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,
+    ]
+    .iter()
+    .fold(0, |mask, command| mask | 1 << command)
+}
+
+/// The table of operations of a driver.
+pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
+    bindings::ib_device_ops {
+        driver_id: bindings::rdma_driver_id_RDMA_DRIVER_UNKNOWN,
+        uverbs_abi_ver: D::UVERBS_ABI_VERSION,
+        post_send: Some(post_send::<D>),
+        post_recv: Some(post_recv::<D>),
+        poll_cq: Some(poll_cq::<D>),
+        req_notify_cq: Some(req_notify_cq::<D>),
+        query_device: Some(query_device::<D>),
+        query_port: Some(query_port::<D>),
+        get_port_immutable: Some(get_port_immutable::<D>),
+        get_link_layer: Some(get_link_layer),
+        add_gid: Some(add_gid::<D>),
+        del_gid: Some(del_gid::<D>),
+        query_pkey: Some(query_pkey::<D>),
+        alloc_ucontext: Some(alloc_ucontext::<D>),
+        dealloc_ucontext: Some(dealloc_ucontext::<D>),
+        disassociate_ucontext: Some(disassociate_ucontext),
+        alloc_pd: Some(alloc_pd::<D>),
+        dealloc_pd: Some(dealloc_pd::<D>),
+        create_ah: Some(create_ah::<D>),
+        create_user_ah: Some(create_ah::<D>),
+        query_ah: Some(query_ah::<D>),
+        destroy_ah: Some(destroy_ah::<D>),
+        create_qp: Some(create_qp::<D>),
+        modify_qp: Some(modify_qp::<D>),
+        query_qp: Some(query_qp::<D>),
+        destroy_qp: Some(destroy_qp::<D>),
+        create_cq: Some(create_cq::<D>),
+        destroy_cq: Some(destroy_cq::<D>),
+        get_dma_mr: Some(get_dma_mr::<D>),
+        reg_user_mr: Some(reg_user_mr::<D>),
+        dereg_mr: Some(dereg_mr::<D>),
+        alloc_hw_port_stats: Some(stats::alloc_hw_port_stats::<D>),
+        get_hw_stats: Some(stats::get_hw_stats::<D>),
+        size_ib_ah: Ah::<D>::SIZE,
+        size_ib_cq: Cq::<D>::SIZE,
+        size_ib_pd: Pd::<D>::SIZE,
+        size_ib_qp: Qp::<D>::SIZE,
+        size_ib_ucontext: Ucontext::<D>::SIZE,
+        ..Default::default()
+    }
+}
+
+unsafe extern "C" fn query_device<D: Driver>(
+    dev: *mut bindings::ib_device,
+    attr: *mut bindings::ib_device_attr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
+    *attr = Default::default();
+    from_result(|| dev.data().query_device(attr).map(|()| 0))
+}
+
+unsafe extern "C" fn query_port<D: Driver>(
+    dev: *mut bindings::ib_device,
+    port: u32,
+    attr: *mut bindings::ib_port_attr,
+) -> c_int {
+    // SAFETY: By the contract of this module. The core has zeroed `attr`.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
+    from_result(|| D::query_port(dev, port, attr).map(|()| 0))
+}
+
+unsafe extern "C" fn get_port_immutable<D: Driver>(
+    dev: *mut bindings::ib_device,
+    port: u32,
+    attr: *mut bindings::ib_port_immutable,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
+    from_result(|| D::port_immutable(dev, port, attr).map(|()| 0))
+}
+
+unsafe extern "C" fn get_link_layer(
+    _dev: *mut bindings::ib_device,
+    _port: u32,
+) -> bindings::rdma_link_layer {
+    bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET
+}
+
+unsafe extern "C" fn query_pkey<D: Driver>(
+    dev: *mut bindings::ib_device,
+    port: u32,
+    index: u16,
+    pkey: *mut u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, pkey) = unsafe { (Device::<D>::from_raw(dev), &mut *pkey) };
+    from_result(|| {
+        *pkey = D::query_pkey(dev, port, index)?;
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn add_gid<D: Driver>(
+    attr: *const bindings::ib_gid_attr,
+    _context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw((*attr).device), &*attr) };
+    from_result(|| D::add_gid(dev, &GidAttr::new(attr)).map(|()| 0))
+}
+
+unsafe extern "C" fn del_gid<D: Driver>(
+    attr: *const bindings::ib_gid_attr,
+    _context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw((*attr).device), &*attr) };
+    from_result(|| D::del_gid(dev, &GidAttr::new(attr)).map(|()| 0))
+}
+
+unsafe extern "C" fn alloc_ucontext<D: Driver>(
+    raw: *mut bindings::ib_ucontext,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, udata) = unsafe { (Device::<D>::from_raw((*raw).device), Udata::from_raw(udata)) };
+    from_result(|| {
+        let data = D::Ucontext::alloc(dev, &udata)?;
+        // SAFETY: The core allocated `size_ib_ucontext` bytes, not initialised yet.
+        unsafe { Ucontext::<D>::write(raw, data) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext) {
+    // SAFETY: By the contract of this module.
+    unsafe { Ucontext::<D>::drop_data(raw) };
+}
+
+/// Lets the device go while programs have it open. The core destroys their objects itself, and
+/// nothing of this driver is mapped into them.
+unsafe extern "C" fn disassociate_ucontext(_context: *mut bindings::ib_ucontext) {}
+
+unsafe extern "C" fn alloc_pd<D: Driver>(
+    raw: *mut bindings::ib_pd,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let dev = unsafe { Device::<D>::from_raw((*raw).device) };
+    from_result(|| {
+        let data = D::Pd::alloc(dev)?;
+        // SAFETY: The core allocated `size_ib_pd` bytes, not initialised yet.
+        unsafe { Pd::<D>::write(raw, data) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn dealloc_pd<D: Driver>(
+    raw: *mut bindings::ib_pd,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { Pd::<D>::from_raw(raw) }.dealloc()?;
+        // SAFETY: The core frees the memory next.
+        unsafe { Pd::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn create_ah<D: Driver>(
+    raw: *mut bindings::ib_ah,
+    attr: *mut bindings::rdma_ah_init_attr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (pd, attr) = unsafe { (Pd::<D>::from_raw((*raw).pd), &*(*attr).ah_attr) };
+    from_result(|| {
+        let data = D::Ah::create(pd, &AhAttr::new(attr).ok_or(EINVAL)?)?;
+        // SAFETY: The core allocated `size_ib_ah` bytes, not initialised yet.
+        unsafe { Ah::<D>::write(raw, data) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn query_ah<D: Driver>(
+    raw: *mut bindings::ib_ah,
+    attr: *mut bindings::rdma_ah_attr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (ah, attr) = unsafe { (Ah::<D>::from_raw(raw), &mut *attr) };
+    *attr = Default::default();
+    ah.query(attr);
+    0
+}
+
+unsafe extern "C" fn destroy_ah<D: Driver>(raw: *mut bindings::ib_ah, _flags: u32) -> c_int {
+    // SAFETY: By the contract of this module.
+    unsafe { Ah::<D>::drop_data(raw) };
+    0
+}
+
+unsafe extern "C" fn create_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw((*raw).device), &*attr) };
+    let attr = CqInitAttr {
+        cqe: attr.cqe,
+        comp_vector: attr.comp_vector,
+        flags: attr.flags,
+    };
+    from_result(|| {
+        let data = D::Cq::create(dev, &attr)?;
+        // SAFETY: The core allocated `size_ib_cq` bytes, not initialised yet.
+        let cq = unsafe { Cq::<D>::init(raw, data)? };
+        // SAFETY: `destroy_cq` takes it out before it is dropped.
+        let published = unsafe { dev.handles().cqs.publish(cq.number(), cq) };
+        if let Err(error) = published {
+            // The driver gave a number twice. The device may keep the CQ, the driver does not.
+            let _ = cq.destroy();
+            // SAFETY: The core frees the memory next.
+            unsafe { Cq::<D>::drop_data(raw) };
+            return Err(error);
+        }
+        // SAFETY: By the contract of this module.
+        unsafe { (*raw).cqe = cq.cqe() as c_int };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn destroy_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (cq, dev) = unsafe { (Cq::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
+    from_result(|| {
+        cq.destroy()?;
+        dev.handles().cqs.unpublish(cq.number());
+        // SAFETY: The core frees the memory next.
+        unsafe { Cq::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn poll_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    num: c_int,
+    wc: *mut bindings::ib_wc,
+) -> c_int {
+    let Ok(len) = usize::try_from(num) else {
+        return EINVAL.to_errno();
+    };
+    if len == 0 {
+        return 0;
+    }
+    // SAFETY: By the contract of this module; `wc` has room for `num` completions.
+    let (cq, slots) =
+        unsafe { (Cq::<D>::from_raw(raw), core::slice::from_raw_parts_mut(wc.cast(), len)) };
+    let mut wcs = Wcs::new(slots);
+    cq.poll(&mut wcs);
+    wcs.filled() as c_int
+}
+
+unsafe extern "C" fn req_notify_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    flags: bindings::ib_cq_notify_flags,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let cq = unsafe { Cq::<D>::from_raw(raw) };
+    let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
+        == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
+    let report_missed = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
+
+    c_int::from(cq.req_notify(solicited, report_missed))
+}
+
+unsafe extern "C" fn create_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    init: *mut bindings::ib_qp_init_attr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        let pd = unsafe { (*raw).pd };
+        if pd.is_null() || init.send_cq.is_null() || init.recv_cq.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the contract of this module.
+        let attr = unsafe {
+            QpInitAttr {
+                qp_type: init.qp_type,
+                signal_all: init.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
+                pd: Pd::<D>::from_raw(pd),
+                send_cq: Cq::<D>::from_raw(init.send_cq),
+                recv_cq: Cq::<D>::from_raw(init.recv_cq),
+                cap: init.cap,
+                create_flags: init.create_flags,
+                has_srq: !init.srq.is_null(),
+            }
+        };
+        let data = D::Qp::create(dev, &attr)?;
+        // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet.
+        let qp = unsafe { Qp::<D>::init(raw, data)? };
+        // SAFETY: `destroy_qp` takes it out before it is dropped.
+        let published = unsafe { dev.handles().qps.publish(qp.number(), qp) };
+        if let Err(error) = published {
+            // The driver gave a number twice. The device may keep the QP, the driver does not.
+            let _ = qp.destroy();
+            // SAFETY: The core frees the memory next.
+            unsafe { Qp::<D>::drop_data(raw) };
+            return Err(error);
+        }
+        // SAFETY: By the contract of this module.
+        unsafe { (*raw).qp_num = qp.number() };
+        init.cap = qp.cap();
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn modify_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, attr) = unsafe { (Qp::<D>::from_raw(raw), &*attr) };
+    from_result(|| qp.modify(attr, mask as u32).map(|()| 0))
+}
+
+unsafe extern "C" fn query_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    _mask: c_int,
+    init: *mut bindings::ib_qp_init_attr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, attr, init) = unsafe { (Qp::<D>::from_raw(raw), &mut *attr, &mut *init) };
+    *attr = Default::default();
+    *init = Default::default();
+    qp.fill_init_attr(init);
+    init.cap = qp.cap();
+    init.sq_sig_type = if qp.signals_all() {
+        bindings::ib_sig_type_IB_SIGNAL_ALL_WR
+    } else {
+        bindings::ib_sig_type_IB_SIGNAL_REQ_WR
+    };
+    from_result(|| qp.query(attr).map(|()| 0))
+}
+
+unsafe extern "C" fn destroy_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, dev) = unsafe { (Qp::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
+    from_result(|| {
+        qp.destroy()?;
+        dev.handles().qps.unpublish(qp.number());
+        // SAFETY: The core frees the memory next.
+        unsafe { Qp::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn post_send<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), SendWrs::new(wr, (*raw).qp_type)) };
+    let result = qp.post_send(&mut wrs);
+    if result.is_err() {
+        // SAFETY: By the contract of this module.
+        unsafe { *bad = wrs.current() };
+    }
+    from_result(|| result.map(|()| 0))
+}
+
+unsafe extern "C" fn post_recv<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
+    let result = qp.post_recv(&mut wrs);
+    if result.is_err() {
+        // SAFETY: By the contract of this module.
+        unsafe { *bad = wrs.current() };
+    }
+    from_result(|| result.map(|()| 0))
+}
+
+unsafe extern "C" fn get_dma_mr<D: Driver>(
+    pd: *mut bindings::ib_pd,
+    access: c_int,
+) -> *mut bindings::ib_mr {
+    // SAFETY: By the contract of this module.
+    let pd = unsafe { Pd::<D>::from_raw(pd) };
+    new_mr::<D>(|| D::Mr::get_dma(pd, access as u32))
+}
+
+unsafe extern "C" fn reg_user_mr<D: Driver>(
+    pd: *mut bindings::ib_pd,
+    start: u64,
+    length: u64,
+    virt_addr: u64,
+    access: c_int,
+    dmah: *mut bindings::ib_dmah,
+    _udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // SAFETY: By the contract of this module.
+    let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
+    if !dmah.is_null() {
+        return crate::errno::unsupported().to_ptr();
+    }
+    let memory = UserMemory {
+        start,
+        length,
+        virt_addr,
+        access: access as u32,
+    };
+    new_mr::<D>(|| D::Mr::reg_user(dev, pd, &memory))
+}
+
+/// Allocates an MR, which `dereg_mr` frees.
+fn new_mr<D: Driver>(create: impl FnOnce() -> Result<D::Mr>) -> *mut bindings::ib_mr {
+    // The memory first, so that nothing fails once the device has the MR.
+    let mr = KBox::<Mr<D>>::new_uninit(GFP_KERNEL)
+        .map_err(Error::from)
+        .and_then(|memory| Ok(KBox::write(memory, Mr::<D>::new(create()?))));
+    match mr {
+        Ok(mr) => {
+            let (lkey, rkey) = mr.keys();
+            let raw = mr.as_raw();
+            // SAFETY: The MR is valid, and nobody else knows of it.
+            unsafe {
+                (*raw).lkey = lkey;
+                (*raw).rkey = rkey;
+            }
+            KBox::into_raw(mr);
+            raw
+        }
+        Err(error) => error.to_ptr(),
+    }
+}
+
+unsafe extern "C" fn dereg_mr<D: Driver>(
+    raw: *mut bindings::ib_mr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { Mr::<D>::from_raw(raw) }.dereg()?;
+        // SAFETY: It is from `new_mr`.
+        drop(unsafe { KBox::from_raw(raw.cast::<Mr<D>>()) });
+        Ok(0)
+    })
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests and work completions, as the consumers of verbs give and take them.
+
+use super::{
+    object::Object,
+    Ah,
+    Driver, //
+};
+use crate::bindings;
+use core::{
+    marker::PhantomData,
+    ptr, //
+};
+use kernel::prelude::*;
+
+/// The remote side of RDMA READ and RDMA WRITE.
+pub(crate) struct Rdma {
+    /// The address of the first byte there.
+    pub(crate) remote_addr: u64,
+    /// The key of the memory there.
+    pub(crate) rkey: u32,
+}
+
+/// The remote side and the operands of an atomic operation.
+pub(crate) struct Atomic {
+    /// The address of the 8 bytes there.
+    pub(crate) remote_addr: u64,
+    /// What to compare with, or to add.
+    pub(crate) compare_add: u64,
+    /// What to write if the comparison is true.
+    pub(crate) swap: u64,
+    /// The key of the memory there.
+    pub(crate) rkey: u32,
+}
+
+/// The destination of a datagram.
+pub(crate) struct Datagram<'a, D: Driver> {
+    /// The address.
+    pub(crate) ah: &'a Ah<D>,
+    /// The QP there.
+    pub(crate) remote_qpn: u32,
+    /// Its Q_Key.
+    pub(crate) remote_qkey: u32,
+}
+
+/// A send work request.
+pub(crate) struct SendWr<'a, D: Driver> {
+    raw: &'a bindings::ib_send_wr,
+    datagram: bool,
+    _driver: PhantomData<D>,
+}
+
+impl<'a, D: Driver> SendWr<'a, D> {
+    /// The consumer's name for the work request; may be a pointer of the kernel.
+    pub(crate) fn wr_id(&self) -> u64 {
+        // SAFETY: The members of the union are an integer and a pointer of 64 bits.
+        unsafe { *(&raw const self.raw.__bindgen_anon_1).cast::<u64>() }
+    }
+
+    /// `enum ib_wr_opcode`.
+    pub(crate) fn opcode(&self) -> u32 {
+        self.raw.opcode
+    }
+
+    /// `enum ib_send_flags`.
+    pub(crate) fn send_flags(&self) -> u32 {
+        self.raw.send_flags as u32
+    }
+
+    /// Immediate data or the key to invalidate, as it is in memory.
+    pub(crate) fn ex(&self) -> [u8; 4] {
+        // SAFETY: The members of the union are integers of 32 bits.
+        unsafe { *(&raw const self.raw.ex).cast::<[u8; 4]>() }
+    }
+
+    /// The local memory.
+    pub(crate) fn sges(&self) -> &'a [bindings::ib_sge] {
+        // SAFETY: A work request has as many SGEs as it says.
+        unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
+    }
+
+    /// The remote side, of a work request with an opcode that has one.
+    pub(crate) fn rdma(&self) -> Option<Rdma> {
+        match self.raw.opcode {
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
+            | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ => {
+                // SAFETY: A work request with this opcode is embedded in a `struct ib_rdma_wr`, as
+                // its first member.
+                let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_rdma_wr>() };
+                Some(Rdma {
+                    remote_addr: wr.remote_addr,
+                    rkey: wr.rkey,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The remote side, of a work request with the opcode of an atomic operation.
+    pub(crate) fn atomic(&self) -> Option<Atomic> {
+        match self.raw.opcode {
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
+            | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
+                // SAFETY: A work request with this opcode is embedded in a `struct ib_atomic_wr`,
+                // as its first member.
+                let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_atomic_wr>() };
+                Some(Atomic {
+                    remote_addr: wr.remote_addr,
+                    compare_add: wr.compare_add,
+                    swap: wr.swap,
+                    rkey: wr.rkey,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The destination, of a work request to a QP of datagrams.
+    pub(crate) fn datagram(&self) -> Option<Datagram<'a, D>> {
+        if !self.datagram {
+            return None;
+        }
+        // SAFETY: A work request to a QP of this type is embedded in a `struct ib_ud_wr`, as its
+        // first member.
+        let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_ud_wr>() };
+        if wr.ah.is_null() {
+            return None;
+        }
+        Some(Datagram {
+            // SAFETY: The consumer keeps the AH until the work request is posted, and AHs of this
+            // device are of this driver.
+            ah: unsafe { Ah::<D>::from_raw(wr.ah) },
+            remote_qpn: wr.remote_qpn,
+            remote_qkey: wr.remote_qkey,
+        })
+    }
+}
+
+/// # Safety
+///
+/// `list` must point to `len` SGEs, unless `len` is 0 or less.
+unsafe fn sges<'a>(list: *const bindings::ib_sge, len: c_int) -> &'a [bindings::ib_sge] {
+    match usize::try_from(len) {
+        // SAFETY: By the safety requirements.
+        Ok(len) if len > 0 => unsafe { core::slice::from_raw_parts(list, len) },
+        _ => &[],
+    }
+}
+
+/// A list of send work requests, which remembers how far it got.
+pub(crate) struct SendWrs<'a, D: Driver> {
+    current: *const bindings::ib_send_wr,
+    begun: bool,
+    datagram: bool,
+    _list: PhantomData<&'a D>,
+}
+
+impl<D: Driver> SendWrs<'_, D> {
+    /// # Safety
+    ///
+    /// `head` must be the head of a valid list of work requests for a QP of this type.
+    pub(super) unsafe fn new(head: *const bindings::ib_send_wr, qp_type: u32) -> Self {
+        Self {
+            current: head,
+            begun: false,
+            datagram: qp_type == bindings::ib_qp_type_IB_QPT_UD
+                || qp_type == bindings::ib_qp_type_IB_QPT_GSI,
+            _list: PhantomData,
+        }
+    }
+
+    /// The work request taken last, or the first.
+    pub(super) fn current(&self) -> *const bindings::ib_send_wr {
+        self.current
+    }
+}
+
+impl<'a, D: Driver> Iterator for SendWrs<'a, D> {
+    type Item = SendWr<'a, D>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: By the contract of `new`, the list is valid.
+        let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
+        Some(SendWr {
+            raw,
+            datagram: self.datagram,
+            _driver: PhantomData,
+        })
+    }
+}
+
+/// A receive work request.
+pub(crate) struct RecvWr<'a> {
+    raw: &'a bindings::ib_recv_wr,
+}
+
+impl<'a> RecvWr<'a> {
+    /// The consumer's name for the work request; may be a pointer of the kernel.
+    pub(crate) fn wr_id(&self) -> u64 {
+        // SAFETY: The members of the union are an integer and a pointer of 64 bits.
+        unsafe { *(&raw const self.raw.__bindgen_anon_1).cast::<u64>() }
+    }
+
+    /// The local memory.
+    pub(crate) fn sges(&self) -> &'a [bindings::ib_sge] {
+        // SAFETY: A work request has as many SGEs as it says.
+        unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
+    }
+}
+
+/// A list of receive work requests, which remembers how far it got.
+pub(crate) struct RecvWrs<'a> {
+    current: *const bindings::ib_recv_wr,
+    begun: bool,
+    _list: PhantomData<&'a ()>,
+}
+
+impl RecvWrs<'_> {
+    /// # Safety
+    ///
+    /// `head` must be the head of a valid list of work requests.
+    pub(super) unsafe fn new(head: *const bindings::ib_recv_wr) -> Self {
+        Self {
+            current: head,
+            begun: false,
+            _list: PhantomData,
+        }
+    }
+
+    /// The work request taken last, or the first.
+    pub(super) fn current(&self) -> *const bindings::ib_recv_wr {
+        self.current
+    }
+}
+
+impl<'a> Iterator for RecvWrs<'a> {
+    type Item = RecvWr<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: By the contract of `new`, the list is valid.
+        let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
+        Some(RecvWr { raw })
+    }
+}
+
+/// The next element of a list; `current` stays at the last one.
+///
+/// # Safety
+///
+/// `current` must be null or an element of a valid list.
+unsafe fn next<'a, T>(
+    current: &mut *const T,
+    begun: &mut bool,
+    link: impl FnOnce(&T) -> *mut T,
+) -> Option<&'a T> {
+    // SAFETY: By the safety requirements.
+    let here = unsafe { current.as_ref() }?;
+    if !*begun {
+        *begun = true;
+        return Some(here);
+    }
+    let next: *const T = link(here);
+    // SAFETY: By the safety requirements, the link is null or valid.
+    let element = unsafe { next.as_ref() }?;
+    *current = next;
+    Some(element)
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Wc {
+    /// The consumer's name for the work request.
+    pub(crate) wr_id: u64,
+    /// `enum ib_wc_status`.
+    pub(crate) status: u32,
+    /// `enum ib_wc_opcode`.
+    pub(crate) opcode: u32,
+    /// A number that says more about an error.
+    pub(crate) vendor_err: u32,
+    /// Bytes received or read.
+    pub(crate) byte_len: u32,
+    /// Immediate data or the key that was invalidated, as it is in memory.
+    pub(crate) ex: [u8; 4],
+    /// The sender's QP.
+    pub(crate) src_qp: u32,
+    /// `enum ib_wc_flags`.
+    pub(crate) wc_flags: u32,
+    /// The index of the P_Key.
+    pub(crate) pkey_index: u16,
+    /// The service level.
+    pub(crate) sl: u8,
+    /// The port.
+    pub(crate) port_num: u8,
+}
+
+/// An array of work completions that a poller wants filled.
+pub(crate) struct Wcs<'a> {
+    slots: &'a mut [core::mem::MaybeUninit<bindings::ib_wc>],
+    filled: usize,
+}
+
+impl<'a> Wcs<'a> {
+    pub(super) fn new(slots: &'a mut [core::mem::MaybeUninit<bindings::ib_wc>]) -> Self {
+        Self { slots, filled: 0 }
+    }
+
+    /// How many are filled.
+    pub(super) fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Whether there is no room left.
+    pub(crate) fn is_full(&self) -> bool {
+        self.filled == self.slots.len()
+    }
+
+    /// Appends the completion of a work request of `qp`, if there is room.
+    pub(crate) fn push<T>(&mut self, qp: &Object<bindings::ib_qp, T>, wc: &Wc) {
+        let Some(slot) = self.slots.get_mut(self.filled) else {
+            return;
+        };
+        let mut raw = bindings::ib_wc {
+            status: wc.status,
+            opcode: wc.opcode,
+            vendor_err: wc.vendor_err,
+            byte_len: wc.byte_len,
+            qp: qp.as_raw(),
+            src_qp: wc.src_qp,
+            wc_flags: wc.wc_flags as c_int,
+            pkey_index: wc.pkey_index,
+            sl: wc.sl,
+            port_num: u32::from(wc.port_num),
+            ..Default::default()
+        };
+        // SAFETY: The members of the unions are integers and pointers of 64 and of 32 bits.
+        unsafe {
+            (&raw mut raw.__bindgen_anon_1).cast::<u64>().write(wc.wr_id);
+            (&raw mut raw.ex).cast::<[u8; 4]>().write(wc.ex);
+        }
+        slot.write(raw);
+        self.filled += 1;
+    }
+}

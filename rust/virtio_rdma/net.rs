@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Network interfaces: what pairing an RDMA device with one needs to know.
+//!
+//! C header: [`include/linux/netdevice.h`](srctree/include/linux/netdevice.h)
+
+use crate::{
+    bindings,
+    dma::device_as_raw, //
+};
+use core::pin::Pin;
+use kernel::{
+    container_of,
+    device,
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
+
+/// A `struct net_device`.
+///
+/// # Invariants
+///
+/// A reference to a [`NetDevice`] is one to a valid `struct net_device`.
+#[repr(transparent)]
+pub(crate) struct NetDevice(Opaque<bindings::net_device>);
+
+impl NetDevice {
+    /// The C structure. It also identifies the interface while that is registered.
+    pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
+        self.0.get()
+    }
+
+    /// The interface behind a pointer, unless it is null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be null or valid for `'a`.
+    pub(crate) unsafe fn from_raw<'a>(raw: *mut bindings::net_device) -> Option<&'a Self> {
+        // SAFETY: By the safety requirements; the type is a transparent wrapper.
+        unsafe { raw.cast::<Self>().as_ref() }
+    }
+
+    /// The MAC address, if this is an Ethernet interface of the initial network namespace that
+    /// stands for itself: not a VLAN, bridge, bond or macvlan, which borrow the address of another.
+    pub(crate) fn own_mac(&self) -> Option<[u8; 6]> {
+        let mut mac = [0; 6];
+        // SAFETY: By the type invariants the interface is valid; `mac` has room for an address.
+        unsafe { bindings::virtio_rdma_netdev_own_mac(self.as_raw(), mac.as_mut_ptr()) }
+            .then_some(mac)
+    }
+
+    /// Whether the interface is another PCI function of the slot that `dev` is in, or a virtio
+    /// device on one.
+    pub(crate) fn is_pci_sibling(&self, dev: &device::Device) -> bool {
+        // SAFETY: By the type invariants the interface is valid, and so is `dev`.
+        unsafe { bindings::virtio_rdma_netdev_is_pci_sibling(self.as_raw(), device_as_raw(dev)) }
+    }
+
+    /// The state of an RDMA port over this interface, `enum ib_port_state`.
+    pub(crate) fn port_state(&self) -> u32 {
+        // SAFETY: By the type invariants the interface is valid.
+        unsafe { bindings::virtio_rdma_netdev_port_state(self.as_raw()) }
+    }
+
+    /// The MTU of an RDMA port over this interface, `enum ib_mtu`.
+    pub(crate) fn port_mtu(&self) -> u32 {
+        // SAFETY: By the type invariants the interface is valid.
+        unsafe { bindings::virtio_rdma_netdev_port_mtu(self.as_raw()) }
+    }
+}
+
+/// What happened to a network interface.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// It is there, or its address changed, or it came up.
+    Present,
+    /// It is about to go away.
+    Gone,
+}
+
+/// Receives the events of all network interfaces, one at a time, with the RTNL held. May sleep.
+pub(crate) trait Listener: Send + Sync + 'static {
+    /// Something happened to `netdev`.
+    fn netdev_event(&self, event: Event, netdev: &NetDevice);
+}
+
+/// The registration of a [`Listener`], which first hears of all interfaces that exist.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Notifier<L: Listener> {
+    listener: L,
+    #[pin]
+    block: Opaque<bindings::notifier_block>,
+}
+
+// SAFETY: The block is only used by the notifier chain.
+unsafe impl<L: Listener> Send for Notifier<L> {}
+// SAFETY: There is nothing to do with a shared reference.
+unsafe impl<L: Listener> Sync for Notifier<L> {}
+
+impl<L: Listener> Notifier<L> {
+    /// Registers `listener`. May sleep; takes the RTNL.
+    pub(crate) fn new(listener: L) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            listener,
+            block <- Opaque::try_ffi_init(|slot: *mut bindings::notifier_block| {
+                // SAFETY: `slot` is valid for writes, and stays where it is until `drop`. The
+                // listener is initialised already.
+                unsafe {
+                    slot.write(bindings::notifier_block {
+                        notifier_call: Some(Self::call),
+                        ..Default::default()
+                    });
+                    to_result(bindings::register_netdevice_notifier(slot))
+                }
+            }),
+        })
+    }
+
+    unsafe extern "C" fn call(
+        block: *mut bindings::notifier_block,
+        event: c_ulong,
+        info: *mut c_void,
+    ) -> c_int {
+        let event = match event as u32 {
+            bindings::netdev_cmd_NETDEV_REGISTER
+            | bindings::netdev_cmd_NETDEV_UP
+            | bindings::netdev_cmd_NETDEV_CHANGEADDR => Event::Present,
+            bindings::netdev_cmd_NETDEV_UNREGISTER => Event::Gone,
+            _ => return bindings::NOTIFY_DONE as c_int,
+        };
+        // SAFETY: The chain calls with a registered block, that of a `Notifier` that is there until
+        // it is unregistered, and with the information of an interface that is valid meanwhile.
+        unsafe {
+            let this = container_of!(Opaque::cast_from(block), Self, block);
+            if let Some(netdev) = NetDevice::from_raw(bindings::virtio_rdma_notifier_netdev(info)) {
+                (*this).listener.netdev_event(event, netdev);
+            }
+        }
+        bindings::NOTIFY_DONE as c_int
+    }
+}
+
+#[pinned_drop]
+impl<L: Listener> PinnedDrop for Notifier<L> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: The block is registered. It fails only for one that is not.
+        unsafe { bindings::unregister_netdevice_notifier(self.block.get()) };
+    }
+}

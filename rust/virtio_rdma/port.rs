@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The port: its attributes, its GIDs and P_Keys, and the network interface
+//! that it is paired with.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    cmd,
+    hca::Hca,
+    ib,
+    net::{
+        self,
+        NetDevice, //
+    },
+    wire, //
+};
+use kernel::{
+    device,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+};
+
+/// Asks the device for the attributes of a port.
+fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
+    let request = bindings::virtio_rdma_cmd_query_port {
+        port: u8::try_from(port)?,
+    };
+    hca.execute::<cmd::QueryPort>(&request)
+}
+
+/// The MTU that both the device and the network interface have room for.
+fn active_mtu(device: u8, netdev: Option<u32>) -> u32 {
+    let device = u32::from(device).clamp(
+        bindings::ib_mtu_IB_MTU_256,
+        bindings::ib_mtu_IB_MTU_4096,
+    );
+    netdev.map_or(device, |mtu| mtu.clamp(bindings::ib_mtu_IB_MTU_256, device))
+}
+
+/// Fills in the attributes of a port. The state is that of the network interface, unless the device
+/// is down itself.
+pub(crate) fn query(
+    dev: &ib::Device<Hca>,
+    port: u32,
+    attr: &mut bindings::ib_port_attr,
+) -> Result {
+    let reply = query_device(dev.data(), port)?;
+    let active = bindings::ib_port_state_IB_PORT_ACTIVE;
+    let netdev = dev.with_netdev(|netdev| (netdev.port_state(), netdev.port_mtu()));
+    let netdev_state = netdev.map_or(bindings::ib_port_state_IB_PORT_DOWN, |(state, _)| state);
+    let up = u32::from(reply.state) == active && netdev_state == active;
+
+    attr.state = if up { active } else { bindings::ib_port_state_IB_PORT_DOWN };
+    attr.phys_state = if up {
+        bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP as u8
+    } else {
+        bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED as u8
+    };
+    attr.max_mtu = active_mtu(reply.max_mtu, None);
+    attr.active_mtu = active_mtu(reply.max_mtu, netdev.map(|(_, mtu)| mtu));
+    attr.phys_mtu = u32::from_le(reply.phys_mtu);
+    attr.gid_tbl_len = gid_table_len(&reply);
+    attr.port_cap_flags = u32::from_le(reply.port_cap_flags);
+    attr.max_msg_sz = u32::from_le(reply.max_msg_sz);
+    attr.bad_pkey_cntr = u32::from_le(reply.bad_pkey_cntr);
+    attr.qkey_viol_cntr = u32::from_le(reply.qkey_viol_cntr);
+    attr.pkey_tbl_len = u16::from_le(reply.pkey_tbl_len).max(1);
+    attr.active_width = reply.active_width;
+    attr.active_speed = u16::from_le(reply.active_speed);
+    attr.max_vl_num = 1;
+    Ok(())
+}
+
+/// The most entries of a GID table: an index in an address vector has 8 bits.
+const MAX_GIDS: u32 = 256;
+
+fn gid_table_len(reply: &wire::PortAttr) -> c_int {
+    u32::from_le(reply.gid_tbl_len).clamp(1, MAX_GIDS) as c_int
+}
+
+/// Fills in what never changes of a port.
+pub(crate) fn immutable(
+    dev: &ib::Device<Hca>,
+    port: u32,
+    attr: &mut bindings::ib_port_immutable,
+) -> Result {
+    let reply = query_device(dev.data(), port)?;
+
+    attr.gid_tbl_len = gid_table_len(&reply);
+    attr.pkey_tbl_len = c_int::from(u16::from_le(reply.pkey_tbl_len).max(1));
+    attr.core_cap_flags = bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP
+        | bindings::RDMA_CORE_CAP_IB_MAD
+        | bindings::RDMA_CORE_CAP_IB_CM
+        | bindings::RDMA_CORE_CAP_AF_IB
+        | bindings::RDMA_CORE_CAP_ETH_AH;
+    attr.max_mad_size = bindings::IB_MGMT_MAD_SIZE;
+    Ok(())
+}
+
+/// An entry of the P_Key table.
+pub(crate) fn pkey(hca: &Arc<Hca>, port: u32, index: u16) -> Result<u16> {
+    let request = bindings::virtio_rdma_cmd_query_pkey {
+        port: port.to_le(),
+        index: index.to_le(),
+        reserved_06: 0,
+    };
+    Ok(u16::from_le(hca.execute::<cmd::QueryPkey>(&request)?.pkey))
+}
+
+/// Tells the device a GID.
+pub(crate) fn add_gid(hca: &Arc<Hca>, gid: &ib::GidAttr<'_>) -> Result {
+    let request = bindings::virtio_rdma_cmd_add_gid {
+        gid: gid.gid(),
+        gid_type: gid.gid_type().to_le(),
+        index: gid.index().to_le(),
+        reserved_16: 0,
+        port_num: gid.port().to_le(),
+    };
+    hca.execute::<cmd::AddGid>(&request).map(|_| ())
+}
+
+/// Takes a GID away from the device.
+pub(crate) fn del_gid(hca: &Arc<Hca>, gid: &ib::GidAttr<'_>) -> Result {
+    let request = bindings::virtio_rdma_cmd_del_gid {
+        index: gid.index().to_le(),
+        reserved_02: 0,
+        port: gid.port().to_le(),
+    };
+    hca.execute_destroy::<cmd::DelGid>(&request)
+}
+
+/// Pairs the port with a network interface: the one with the MAC address that the device names, or
+/// else one in the same PCI slot.
+pub(crate) struct Pairing {
+    dev: Arc<ib::UnregisteredDevice<Hca>>,
+    transport: ARef<device::Device>,
+    /// The address of the paired interface's structure, by which it is known again; 0 for none.
+    paired: Atomic<usize>,
+}
+
+impl Pairing {
+    /// Makes the pairing of `dev`; `transport` is the virtio device.
+    pub(crate) fn new(
+        dev: Arc<ib::UnregisteredDevice<Hca>>,
+        transport: ARef<device::Device>,
+    ) -> Self {
+        Self {
+            dev,
+            transport,
+            paired: Atomic::new(0),
+        }
+    }
+
+    fn matches(&self, netdev: &NetDevice) -> bool {
+        let Some(mac) = netdev.own_mac() else {
+            return false;
+        };
+        match self.dev.config().mac {
+            Some(wanted) => mac == wanted,
+            None => netdev.is_pci_sibling(&self.transport),
+        }
+    }
+
+    fn pair(&self, netdev: Option<&NetDevice>) {
+        match self.dev.set_netdev(netdev) {
+            Ok(()) => self
+                .paired
+                .store(netdev.map_or(0, |netdev| netdev.as_raw().addr()), Relaxed),
+            Err(error) => dev_err!(
+                self.transport,
+                "cannot pair with a network interface: {:?}\n",
+                error
+            ),
+        }
+    }
+}
+
+impl net::Listener for Pairing {
+    fn netdev_event(&self, event: net::Event, netdev: &NetDevice) {
+        let paired = self.paired.load(Relaxed);
+        let this = netdev.as_raw().addr();
+
+        match event {
+            net::Event::Present if paired == 0 && self.matches(netdev) => self.pair(Some(netdev)),
+            net::Event::Gone if paired == this => self.pair(None),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs (chapters 6 and 8 of the specification).
+
+#![deny(unsafe_code)]
+
+use crate::{
+    ah,
+    bindings,
+    cmd,
+    hca::Hca,
+    ib,
+    stats::Counter,
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
+    wire::{
+        self,
+        WrBody, //
+    },
+    wq::{
+        self,
+        Entry,
+        WorkQueue, //
+    },
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+};
+
+/// A queue pair.
+#[pin_data]
+pub(crate) struct Qp {
+    hca: Arc<Hca>,
+    qpn: u32,
+    qp_type: u32,
+    signal_all: bool,
+    send_cqn: u32,
+    recv_cqn: u32,
+    cap: bindings::ib_qp_cap,
+    /// The state that MODIFY_QP left the QP in, `enum ib_qp_state`.
+    #[pin]
+    state: Mutex<u32>,
+    #[pin]
+    sq: IrqSpinLock<WorkQueue>,
+    #[pin]
+    rq: IrqSpinLock<WorkQueue>,
+}
+
+/// The flags of a send work request that the device knows.
+const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
+    | bindings::VIRTIO_RDMA_SEND_SIGNALED
+    | bindings::VIRTIO_RDMA_SEND_SOLICITED;
+
+/// Attributes of alternate paths, which RoCE does not have.
+const ALTERNATE_PATH: u32 =
+    bindings::VIRTIO_RDMA_QP_ALT_PATH | bindings::VIRTIO_RDMA_QP_PATH_MIG_STATE;
+
+/// Whether the state lets send work requests be posted.
+fn accepts_sends(state: u32) -> bool {
+    matches!(
+        state,
+        bindings::ib_qp_state_IB_QPS_RTS
+            | bindings::ib_qp_state_IB_QPS_SQD
+            | bindings::ib_qp_state_IB_QPS_SQE
+            | bindings::ib_qp_state_IB_QPS_ERR
+    )
+}
+
+/// Whether the state lets receive work requests be posted.
+fn accepts_recvs(state: u32) -> bool {
+    state != bindings::ib_qp_state_IB_QPS_RESET
+}
+
+/// `enum ib_wc_opcode` of a send work request, by its `enum ib_wr_opcode`.
+fn wc_opcode(opcode: u32) -> u32 {
+    match opcode {
+        bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
+        | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
+            bindings::ib_wc_opcode_IB_WC_RDMA_WRITE
+        }
+        bindings::ib_wr_opcode_IB_WR_RDMA_READ => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
+        bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
+            bindings::ib_wc_opcode_IB_WC_FETCH_ADD
+        }
+        _ => bindings::ib_wc_opcode_IB_WC_SEND,
+    }
+}
+
+/// The completion of a work request that was flushed.
+fn flushed(entry: &Entry, opcode: u32) -> ib::Wc {
+    ib::Wc {
+        wr_id: entry.wr_id,
+        status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+        opcode,
+        ..ib::Wc::default()
+    }
+}
+
+impl Qp {
+    /// Completes the work request that a CQE of CQ `cqn` names. `None` if the CQE makes no sense.
+    /// Any context.
+    pub(crate) fn complete(&self, cqn: u32, cqe: &wire::Cqe) -> Option<ib::Wc> {
+        if u32::from(cqe.status) > bindings::virtio_rdma_wc_status_VIRTIO_RDMA_WC_GENERAL_ERR {
+            self.hca.stats().bad(Counter::BadCqeStatus);
+            return None;
+        }
+        let is_recv =
+            u32::from(cqe.opcode) & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0;
+        if cqn != if is_recv { self.recv_cqn } else { self.send_cqn } {
+            self.hca.stats().bad(Counter::BadCqeQp);
+            return None;
+        }
+        if is_recv {
+            self.complete_recv(cqe)
+        } else {
+            self.complete_send(cqe)
+        }
+    }
+
+    fn complete_send(&self, cqe: &wire::Cqe) -> Option<ib::Wc> {
+        let Some(entry) = self.sq.lock().complete_through(u64::from_le(cqe.wr_id)) else {
+            self.hca.stats().bad(Counter::BadCqeWrId);
+            return None;
+        };
+        Some(ib::Wc {
+            wr_id: entry.wr_id,
+            status: u32::from(cqe.status),
+            opcode: wc_opcode(entry.opcode),
+            vendor_err: u32::from_le(cqe.vendor_err),
+            byte_len: u32::from_le(cqe.byte_len),
+            ..ib::Wc::default()
+        })
+    }
+
+    fn complete_recv(&self, cqe: &wire::Cqe) -> Option<ib::Wc> {
+        let slot = u64::from_le(cqe.wr_id);
+        let byte_len = u32::from_le(cqe.byte_len);
+        let ok = u32::from(cqe.status) == bindings::ib_wc_status_IB_WC_SUCCESS;
+        let opcode = match u32::from(cqe.opcode) {
+            bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV => {
+                bindings::ib_wc_opcode_IB_WC_RECV
+            }
+            bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM => {
+                bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM
+            }
+            _ => {
+                self.hca.stats().bad(Counter::BadCqeOpcode);
+                return None;
+            }
+        };
+
+        let mut rq = self.rq.lock();
+        let Some(entry) = rq.peek(slot) else {
+            self.hca.stats().bad(Counter::BadCqeWrId);
+            return None;
+        };
+        let placed = opcode == bindings::ib_wc_opcode_IB_WC_RECV;
+        if ok && placed && u64::from(byte_len) > entry.length {
+            self.hca.stats().bad(Counter::BadCqeByteLen);
+            return None;
+        }
+        rq.complete_one(slot);
+        drop(rq);
+
+        let flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        Some(ib::Wc {
+            wr_id: entry.wr_id,
+            status: u32::from(cqe.status),
+            opcode,
+            vendor_err: u32::from_le(cqe.vendor_err),
+            byte_len,
+            ex: wire::ex(cqe),
+            src_qp: u32::from_le(cqe.src_qp),
+            wc_flags: if ok { u32::from_le(cqe.wc_flags) & flags } else { 0 },
+            pkey_index: u16::from_le(cqe.pkey_index),
+            sl: cqe.sl,
+            port_num: bindings::VIRTIO_RDMA_PORT as u8,
+        })
+    }
+
+    /// Flushes outstanding work requests that complete to CQ `cqn`, because the device has failed.
+    /// `this` is this QP. Any context.
+    pub(crate) fn flush(&self, cqn: u32, wcs: &mut ib::Wcs<'_>, this: &ib::Qp<Hca>) {
+        while cqn == self.send_cqn && !wcs.is_full() {
+            let Some(entry) = self.sq.lock().flush() else {
+                break;
+            };
+            wcs.push(this, &flushed(&entry, wc_opcode(entry.opcode)));
+        }
+        while cqn == self.recv_cqn && !wcs.is_full() {
+            let Some(entry) = self.rq.lock().flush() else {
+                break;
+            };
+            wcs.push(this, &flushed(&entry, bindings::ib_wc_opcode_IB_WC_RECV));
+        }
+    }
+
+    /// Lets the work queues accept what the state allows.
+    fn accept(&self, state: u32) {
+        self.sq.lock().set_accept(accepts_sends(state));
+        self.rq.lock().set_accept(accepts_recvs(state));
+    }
+
+    /// Forgets what was posted and not completed, after the device did.
+    fn forget(&self) {
+        self.sq.lock().reset();
+        self.rq.lock().reset();
+        for cqn in [self.send_cqn, self.recv_cqn] {
+            self.hca.objects().cqs.with(cqn, |cq| cq.purge(self.qpn));
+        }
+    }
+
+    /// The header of a send work request.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an opcode, a flag or a destination that the QP does not have.
+    fn sq_wqe(&self, wr: &ib::SendWr<'_, Hca>, slot: usize) -> Result<wire::SqWqe> {
+        let mut send_flags = wr.send_flags();
+        if send_flags & !SEND_FLAGS != 0 {
+            return Err(EINVAL);
+        }
+        if self.signal_all {
+            send_flags |= bindings::VIRTIO_RDMA_SEND_SIGNALED;
+        }
+        let mut wqe = wire::SqWqe {
+            num_sge: (wr.sges().len() as u32).to_le(),
+            send_flags: send_flags.to_le(),
+            opcode: wr.opcode().to_le(),
+            wr_id: (slot as u64).to_le(),
+            ..wire::SqWqe::zeroed()
+        };
+        wire::set_ex(&mut wqe, wr.ex());
+        self.body(wr)?.write(&mut wqe);
+        Ok(wqe)
+    }
+
+    fn body(&self, wr: &ib::SendWr<'_, Hca>) -> Result<WrBody> {
+        let rc = self.qp_type == bindings::ib_qp_type_IB_QPT_RC;
+        let connected = rc || self.qp_type == bindings::ib_qp_type_IB_QPT_UC;
+
+        match wr.opcode() {
+            bindings::ib_wr_opcode_IB_WR_SEND | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => {
+                if connected {
+                    return Ok(WrBody::None);
+                }
+                let to = wr.datagram().ok_or(EINVAL)?;
+                Ok(WrBody::Ud {
+                    remote_qpn: to.remote_qpn,
+                    remote_qkey: to.remote_qkey,
+                    av: to.ah.av(),
+                })
+            }
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
+            | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+                if connected =>
+            {
+                Self::rdma_body(wr)
+            }
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ if rc => Self::rdma_body(wr),
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
+            | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD
+                if rc =>
+            {
+                let atomic = wr.atomic().ok_or(EINVAL)?;
+                Ok(WrBody::Atomic {
+                    remote_addr: atomic.remote_addr,
+                    compare_add: atomic.compare_add,
+                    swap: atomic.swap,
+                    rkey: atomic.rkey,
+                })
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn rdma_body(wr: &ib::SendWr<'_, Hca>) -> Result<WrBody> {
+        let rdma = wr.rdma().ok_or(EINVAL)?;
+        Ok(WrBody::Rdma {
+            remote_addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+        })
+    }
+
+    fn post_one_send(&self, sq: &mut WorkQueue, wr: &ib::SendWr<'_, Hca>) -> Result {
+        sq.check(wr.sges())?;
+        let wqe = self.sq_wqe(wr, sq.next_slot())?;
+        let entry = Entry {
+            wr_id: wr.wr_id(),
+            opcode: wr.opcode(),
+            length: 0,
+        };
+        if self.hca.is_broken() {
+            sq.keep(entry);
+            return Ok(());
+        }
+        sq.post(&wqe, wr.sges(), entry)
+    }
+
+    fn post_one_recv(&self, rq: &mut WorkQueue, wr: &ib::RecvWr<'_>) -> Result {
+        let sges = wr.sges();
+        rq.check(sges)?;
+        let wqe = wire::RqWqe {
+            num_sge: (sges.len() as u32).to_le(),
+            reserved_04: 0,
+            wr_id: (rq.next_slot() as u64).to_le(),
+        };
+        let entry = Entry {
+            wr_id: wr.wr_id(),
+            opcode: 0,
+            length: sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        };
+        if self.hca.is_broken() {
+            rq.keep(entry);
+            return Ok(());
+        }
+        rq.post(&wqe, sges, entry)
+    }
+
+    /// What follows after work requests were posted: the device hears of them, or, if it has
+    /// failed, the consumer hears that they are flushed.
+    fn posted(&self, queue: &mut WorkQueue, counter: Counter, count: u64) {
+        self.hca.stats().add(counter, count);
+        if self.hca.is_broken() {
+            self.hca.wake_pollers();
+        } else {
+            queue.kick();
+        }
+    }
+
+    /// Sends MODIFY_QP.
+    fn modify_device(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
+        let request = bindings::virtio_rdma_cmd_modify_qp {
+            qpn: self.qpn.to_le(),
+            attr_mask: mask.to_le(),
+            attr: to_wire(attr, mask)?,
+        };
+        match self.hca.execute::<cmd::ModifyQp>(&request) {
+            // Consumers move their QPs to RESET or ERR to be done with them, and so they are.
+            Err(_) if self.hca.is_broken() => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+}
+
+/// The attributes of MODIFY_QP that `mask` names.
+fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
+    let mut wire = wire::QpAttr {
+        qp_state: attr.qp_state as u8,
+        cur_qp_state: attr.cur_qp_state as u8,
+        path_mtu: attr.path_mtu as u8,
+        qkey: attr.qkey.to_le(),
+        rq_psn: attr.rq_psn.to_le(),
+        sq_psn: attr.sq_psn.to_le(),
+        dest_qp_num: attr.dest_qp_num.to_le(),
+        qp_access_flags: (attr.qp_access_flags as u32).to_le(),
+        pkey_index: attr.pkey_index.to_le(),
+        en_sqd_async_notify: attr.en_sqd_async_notify,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port_num: attr.port_num as u8,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        rate_limit: attr.rate_limit.to_le(),
+        ..wire::QpAttr::zeroed()
+    };
+    if mask & bindings::VIRTIO_RDMA_QP_AV != 0 {
+        wire.ah_attr = ah::to_wire(&ib::AhAttr::new(&attr.ah_attr).ok_or(EINVAL)?);
+    }
+    Ok(wire)
+}
+
+/// The attributes of QUERY_QP.
+fn from_wire(wire: &wire::QpAttr, attr: &mut bindings::ib_qp_attr) {
+    attr.qp_state = u32::from(wire.qp_state);
+    attr.cur_qp_state = u32::from(wire.qp_state);
+    attr.path_mtu = u32::from(wire.path_mtu);
+    attr.path_mig_state = bindings::ib_mig_state_IB_MIG_MIGRATED;
+    attr.qkey = u32::from_le(wire.qkey);
+    attr.rq_psn = u32::from_le(wire.rq_psn);
+    attr.sq_psn = u32::from_le(wire.sq_psn);
+    attr.dest_qp_num = u32::from_le(wire.dest_qp_num);
+    attr.qp_access_flags = u32::from_le(wire.qp_access_flags) as c_int;
+    attr.pkey_index = u16::from_le(wire.pkey_index);
+    attr.en_sqd_async_notify = wire.en_sqd_async_notify;
+    attr.sq_draining = wire.sq_draining;
+    attr.max_rd_atomic = wire.max_rd_atomic;
+    attr.max_dest_rd_atomic = wire.max_dest_rd_atomic;
+    attr.min_rnr_timer = wire.min_rnr_timer;
+    attr.port_num = u32::from(wire.port_num);
+    attr.timeout = wire.timeout;
+    attr.retry_cnt = wire.retry_cnt;
+    attr.rnr_retry = wire.rnr_retry;
+    attr.rate_limit = u32::from_le(wire.rate_limit);
+    ah::from_wire(&wire.ah_attr, &mut attr.ah_attr);
+}
+
+/// The sizes that a QP gets for those that were asked for: at least one of each.
+///
+/// # Errors
+///
+/// `EINVAL` beyond the limits.
+fn check_cap(hca: &Hca, asked: &bindings::ib_qp_cap) -> Result<bindings::ib_qp_cap> {
+    let cap = bindings::ib_qp_cap {
+        max_send_wr: asked.max_send_wr.max(1),
+        max_recv_wr: asked.max_recv_wr.max(1),
+        max_send_sge: asked.max_send_sge.max(1),
+        max_recv_sge: asked.max_recv_sge.max(1),
+        max_inline_data: 0,
+        max_rdma_ctxs: asked.max_rdma_ctxs,
+    };
+    if cap.max_send_wr > hca.max_qp_wr()
+        || cap.max_recv_wr > hca.max_qp_wr()
+        || cap.max_send_sge > hca.config().max_send_sge
+        || cap.max_recv_sge > hca.config().max_recv_sge
+        || asked.max_inline_data != 0
+    {
+        return Err(EINVAL);
+    }
+    Ok(cap)
+}
+
+/// The request of CREATE_QP.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` for a type or a flag that this driver does not know, `EINVAL` for sizes.
+fn create_request(
+    hca: &Hca,
+    attr: &ib::QpInitAttr<'_, Hca>,
+) -> Result<(bindings::virtio_rdma_cmd_create_qp, bindings::ib_qp_cap)> {
+    let known = matches!(
+        attr.qp_type,
+        bindings::ib_qp_type_IB_QPT_GSI
+            | bindings::ib_qp_type_IB_QPT_RC
+            | bindings::ib_qp_type_IB_QPT_UC
+            | bindings::ib_qp_type_IB_QPT_UD
+    );
+    if !known || attr.create_flags != 0 || attr.has_srq {
+        return Err(crate::errno::unsupported());
+    }
+    let cap = check_cap(hca, &attr.cap)?;
+    let request = bindings::virtio_rdma_cmd_create_qp {
+        pdn: attr.pd.number().to_le(),
+        qp_type: attr.qp_type as u8,
+        sq_sig_type: u8::from(!attr.signal_all),
+        max_send_wr: cap.max_send_wr.to_le(),
+        max_send_sge: cap.max_send_sge.to_le(),
+        send_cqn: ib::CompletionQueue::number(&**attr.send_cq).to_le(),
+        max_recv_wr: cap.max_recv_wr.to_le(),
+        max_recv_sge: cap.max_recv_sge.to_le(),
+        recv_cqn: ib::CompletionQueue::number(&**attr.recv_cq).to_le(),
+        ..bindings::virtio_rdma_cmd_create_qp::zeroed()
+    };
+    Ok((request, cap))
+}
+
+/// Takes the queues of a QP.
+fn new_queues(
+    hca: &Arc<Hca>,
+    qpn: u32,
+    cap: &bindings::ib_qp_cap,
+) -> Result<(WorkQueue, WorkQueue)> {
+    let sq_queue = hca.config().sq_queue(qpn);
+    let new = |index: Option<u32>, depth: u32, max_sge: u32, slot_size: usize| {
+        let memory = hca.alloc(depth as usize * slot_size)?;
+        WorkQueue::new(hca.lease(index, memory)?, depth, max_sge, slot_size)
+    };
+    let sq = new(
+        sq_queue,
+        cap.max_send_wr,
+        cap.max_send_sge,
+        wq::send_slot_size(cap.max_send_sge),
+    )?;
+    let rq = new(
+        sq_queue.map(|index| index + 1),
+        cap.max_recv_wr,
+        cap.max_recv_sge,
+        wq::recv_slot_size(cap.max_recv_sge),
+    )?;
+    Ok((sq, rq))
+}
+
+/// Destroys a QP in the device.
+fn destroy(hca: &Arc<Hca>, qpn: u32) -> Result {
+    let request = bindings::virtio_rdma_cmd_destroy_qp { qpn: qpn.to_le() };
+    hca.execute_destroy::<cmd::DestroyQp>(&request)
+}
+
+impl ib::QueuePair<Hca> for Qp {
+    fn create(
+        dev: &ib::Device<Hca>,
+        attr: &ib::QpInitAttr<'_, Hca>,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let hca = dev.data().clone();
+        let (request, cap) = create_request(&hca, attr)?;
+        let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(&request)?.qpn);
+        let (sq, rq) = new_queues(&hca, qpn, &cap).inspect_err(|_| {
+            // There is nothing to do about it, and the first error is the one to tell.
+            let _ = destroy(&hca, qpn);
+        })?;
+        let qp_type = attr.qp_type;
+        let signal_all = attr.signal_all;
+        let send_cqn = u32::from_le(request.send_cqn);
+        let recv_cqn = u32::from_le(request.recv_cqn);
+
+        Ok(try_pin_init!(Self {
+            hca,
+            qpn,
+            qp_type,
+            signal_all,
+            send_cqn,
+            recv_cqn,
+            cap,
+            state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
+            sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
+            rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
+        }? Error))
+    }
+
+    fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
+        let mut state = self.state.lock();
+        let current = if mask & bindings::VIRTIO_RDMA_QP_CUR_STATE != 0 {
+            attr.cur_qp_state
+        } else {
+            *state
+        };
+        let next = if mask & bindings::VIRTIO_RDMA_QP_STATE != 0 {
+            attr.qp_state
+        } else {
+            current
+        };
+        if mask & ALTERNATE_PATH != 0 {
+            return Err(crate::errno::unsupported());
+        }
+        if !ib::modify_is_ok(current, next, self.qp_type, mask) {
+            return Err(EINVAL);
+        }
+
+        let reset = next == bindings::ib_qp_state_IB_QPS_RESET;
+        if reset {
+            // The queues must not change while the device empties them.
+            self.accept(next);
+        }
+        if let Err(error) = self.modify_device(attr, mask) {
+            self.accept(*state);
+            return Err(error);
+        }
+        if reset {
+            self.forget();
+        }
+        *state = next;
+        self.accept(next);
+        Ok(())
+    }
+
+    fn query(&self, attr: &mut bindings::ib_qp_attr) -> Result {
+        let request = bindings::virtio_rdma_cmd_query_qp {
+            qpn: self.qpn.to_le(),
+            attr_mask: u32::MAX,
+        };
+        let reply = self.hca.execute::<cmd::QueryQp>(&request)?;
+        if u32::from(reply.attr.qp_state) > bindings::ib_qp_state_IB_QPS_ERR {
+            return Err(EIO);
+        }
+        from_wire(&reply.attr, attr);
+        attr.cap = self.cap;
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result {
+        let mut state = self.state.lock();
+        self.accept(bindings::ib_qp_state_IB_QPS_RESET);
+        if let Err(error) = destroy(&self.hca, self.qpn) {
+            self.accept(*state);
+            return Err(error);
+        }
+        *state = bindings::ib_qp_state_IB_QPS_RESET;
+        self.forget();
+        Ok(())
+    }
+
+    fn number(&self) -> u32 {
+        self.qpn
+    }
+
+    fn cap(&self) -> bindings::ib_qp_cap {
+        self.cap
+    }
+
+    fn signals_all(&self) -> bool {
+        self.signal_all
+    }
+
+    fn post_send(&self, wrs: &mut ib::SendWrs<'_, Hca>) -> Result {
+        let mut sq = self.sq.lock();
+        let mut count = 0;
+        let result = wrs.try_for_each(|wr| {
+            self.post_one_send(&mut sq, &wr)?;
+            count += 1;
+            Ok(())
+        });
+        if count != 0 {
+            self.posted(&mut sq, Counter::SendsPosted, count);
+        }
+        result
+    }
+
+    fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {
+        let mut rq = self.rq.lock();
+        let mut count = 0;
+        let result = wrs.try_for_each(|wr| {
+            self.post_one_recv(&mut rq, &wr)?;
+            count += 1;
+            Ok(())
+        });
+        if count != 0 {
+            self.posted(&mut rq, Counter::RecvsPosted, count);
+        }
+        result
+    }
+}

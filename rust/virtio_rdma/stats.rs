@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The counters of a device, which `rdma stat` shows. Bad input from the device
+//! is counted by kind, and the first of each kind is logged.
+
+#![deny(unsafe_code)]
+
+use crate::ib::StatDesc;
+use kernel::{
+    device,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+    },
+};
+
+/// Declares the counters: name, what sysfs calls it, and what is logged at the first.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $label:literal, $message:literal;)*) => {
+        /// A counter.
+        #[derive(Clone, Copy)]
+        pub(crate) enum Counter {
+            $($(#[$doc])* $name,)*
+        }
+
+        /// What the counters are called.
+        pub(crate) const DESCRIPTIONS: &[StatDesc] = &[$(StatDesc::new($label),)*];
+
+        const MESSAGES: &[&str] = &[$($message,)*];
+    };
+}
+
+counters! {
+    /// Send work requests posted.
+    SendsPosted: c"sends_posted", "";
+    /// Receive work requests posted.
+    RecvsPosted: c"recvs_posted", "";
+    /// Completions polled.
+    Completions: c"completions", "";
+    /// Of these, with an error.
+    CompletionErrors: c"completion_errors", "";
+    /// Commands executed.
+    Commands: c"commands", "";
+    /// Of these, with an error.
+    CommandErrors: c"command_errors", "";
+    /// Asynchronous events.
+    Events: c"events", "";
+    /// Replies shorter than the command's structure.
+    BadReplyLength: c"bad_reply_length", "a reply is too short";
+    /// Handles out of range, or given twice.
+    BadHandle: c"bad_handle", "a new object has a number that is out of range or taken";
+    /// CQEs of the wrong length.
+    BadCqeLength: c"bad_cqe_length", "a CQE is too short";
+    /// CQEs that name no QP of their CQ.
+    BadCqeQp: c"bad_cqe_qp", "a CQE names no QP of its CQ";
+    /// CQEs that name no outstanding work request.
+    BadCqeWrId: c"bad_cqe_wr_id", "a CQE names no outstanding work request";
+    /// CQEs with an unknown status.
+    BadCqeStatus: c"bad_cqe_status", "a CQE has an unknown status";
+    /// CQEs of receives with an unknown opcode.
+    BadCqeOpcode: c"bad_cqe_opcode", "a CQE has an unknown opcode";
+    /// CQEs of receives with more bytes than the work request had room for.
+    BadCqeByteLen: c"bad_cqe_byte_len", "a CQE claims more bytes than there was room for";
+    /// Events of an unknown kind or length.
+    BadEvent: c"bad_event", "an event is unknown or too short";
+    /// Events of an object that does not exist (any more).
+    StaleEvent: c"stale_events", "";
+}
+
+/// The values of the counters.
+pub(crate) struct Stats {
+    dev: ARef<device::Device>,
+    values: [Atomic<u64>; DESCRIPTIONS.len()],
+}
+
+impl Stats {
+    /// Makes counters that log in the name of `dev`.
+    pub(crate) fn new(dev: ARef<device::Device>) -> Self {
+        Self {
+            dev,
+            values: [const { Atomic::new(0) }; DESCRIPTIONS.len()],
+        }
+    }
+
+    /// Counts one. Any context.
+    pub(crate) fn count(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+
+    /// Counts `n`. Any context.
+    pub(crate) fn add(&self, counter: Counter, n: u64) {
+        self.values[counter as usize].add(n, Relaxed);
+    }
+
+    /// Counts bad input from the device, and logs the first of its kind. Any context.
+    pub(crate) fn bad(&self, counter: Counter) {
+        if self.values[counter as usize].fetch_add(1u64, Relaxed) == 0 {
+            dev_warn!(
+                self.dev,
+                "the device misbehaves: {}; later ones are only counted\n",
+                MESSAGES[counter as usize]
+            );
+        }
+    }
+
+    /// The value of the counter with this index.
+    pub(crate) fn value(&self, index: usize) -> u64 {
+        self.values.get(index).map_or(0, |value| value.load(Relaxed))
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Synchronisation that the `kernel` crate does not have: a spinlock that keeps
+//! interrupts off, and a completion that can be waited for with a timeout.
+//!
+//! Verbs such as `post_send` and `poll_cq` may be called from any context
+//! (`Documentation/infiniband/core_locking.rst`), and virtqueue callbacks come
+//! from hard interrupts, so what they share needs interrupts off.
+
+use crate::bindings;
+use core::time::Duration;
+use kernel::{
+    prelude::*,
+    sync::lock::{
+        Backend,
+        Guard,
+        Lock, //
+    },
+    types::Opaque,
+    workqueue::{
+        Work,
+        WorkItem, //
+    },
+};
+
+/// A spinlock that is held with interrupts off.
+pub(crate) type IrqSpinLock<T> = Lock<T, IrqSpinLockBackend>;
+
+/// The guard of an [`IrqSpinLock`].
+pub(crate) type IrqGuard<'a, T> = Guard<'a, T, IrqSpinLockBackend>;
+
+/// `spin_lock_irqsave()` and `spin_unlock_irqrestore()`.
+pub(crate) struct IrqSpinLockBackend;
+
+// SAFETY: The underlying `spinlock_t` ensures mutual exclusion, and `relock` is the default.
+unsafe impl Backend for IrqSpinLockBackend {
+    type State = bindings::spinlock_t;
+    type GuardState = c_ulong;
+
+    unsafe fn init(
+        ptr: *mut Self::State,
+        name: *const c_char,
+        key: *mut bindings::lock_class_key,
+    ) {
+        // SAFETY: The caller guarantees that `ptr` is valid for writes and that `name` and `key`
+        // stay valid.
+        unsafe { bindings::__spin_lock_init(ptr, name, key) }
+    }
+
+    #[inline]
+    unsafe fn lock(ptr: *mut Self::State) -> Self::GuardState {
+        // SAFETY: The caller guarantees that the lock is initialised.
+        unsafe { bindings::virtio_rdma_spin_lock_irqsave(ptr) }
+    }
+
+    #[inline]
+    unsafe fn try_lock(ptr: *mut Self::State) -> Option<Self::GuardState> {
+        let mut flags = 0;
+        // SAFETY: The caller guarantees that the lock is initialised; `flags` is valid for writes.
+        unsafe { bindings::virtio_rdma_spin_trylock_irqsave(ptr, &raw mut flags) }.then_some(flags)
+    }
+
+    #[inline]
+    unsafe fn unlock(ptr: *mut Self::State, flags: &Self::GuardState) {
+        // SAFETY: The caller guarantees that it holds the lock, and `flags` comes from `lock`.
+        unsafe { bindings::virtio_rdma_spin_unlock_irqrestore(ptr, *flags) }
+    }
+
+    #[inline]
+    unsafe fn assert_is_held(ptr: *mut Self::State) {
+        // SAFETY: The caller guarantees that the lock is initialised.
+        unsafe { bindings::virtio_rdma_lockdep_assert_held(ptr) }
+    }
+}
+
+/// Creates the initialiser of an [`IrqSpinLock`]; each place of use is a lock class.
+macro_rules! new_irq_spinlock {
+    ($inner:expr, $name:literal) => {
+        $crate::sync::IrqSpinLock::new(
+            $inner,
+            ::kernel::c_str!($name),
+            ::kernel::static_lock_class!(),
+        )
+    };
+}
+pub(crate) use new_irq_spinlock;
+
+/// A `struct completion` for one waiter at a time.
+#[pin_data]
+pub(crate) struct Completion {
+    #[pin]
+    inner: Opaque<bindings::completion>,
+}
+
+// SAFETY: A `struct completion` may be used from any thread.
+unsafe impl Send for Completion {}
+// SAFETY: All functions of `struct completion` used here do their own locking.
+unsafe impl Sync for Completion {}
+
+impl Completion {
+    /// Creates a completion that is not complete.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            inner <- Opaque::ffi_init(|slot| {
+                // SAFETY: `slot` is valid for writes.
+                unsafe { bindings::init_completion(slot) }
+            }),
+        })
+    }
+
+    /// Makes the completion incomplete again. Nobody may wait for it meanwhile.
+    pub(crate) fn reinit(&self) {
+        // SAFETY: `inner` is initialised.
+        unsafe { bindings::virtio_rdma_reinit_completion(self.inner.get()) }
+    }
+
+    /// Wakes the waiter, or lets the next wait return at once. Any context.
+    pub(crate) fn complete(&self) {
+        // SAFETY: `inner` is initialised.
+        unsafe { bindings::complete(self.inner.get()) }
+    }
+
+    /// Waits until the completion is complete; false if `timeout` passed first. Sleeps,
+    /// uninterruptibly.
+    #[must_use]
+    pub(crate) fn wait_timeout(&self, timeout: Duration) -> bool {
+        let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        // SAFETY: `inner` is initialised.
+        unsafe {
+            bindings::wait_for_completion_timeout(
+                self.inner.get(),
+                bindings::__msecs_to_jiffies(milliseconds),
+            ) != 0
+        }
+    }
+}
+
+/// Waits until a work item that was enqueued has run. Sleeps.
+pub(crate) fn flush_work<T: WorkItem<ID> + ?Sized, const ID: u64>(work: &Work<T, ID>) {
+    // SAFETY: The reference says that the work item is valid and initialised.
+    unsafe { bindings::flush_work(Work::raw_get(work)) };
+}
+
+/// The number of CPUs that are online.
+pub(crate) fn num_online_cpus() -> u32 {
+    // SAFETY: There are no requirements.
+    unsafe { bindings::virtio_rdma_num_online_cpus() }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Pinned memory of a program.
+//!
+//! C header: [`include/rdma/ib_umem.h`](srctree/include/rdma/ib_umem.h)
+
+use crate::{
+    bindings,
+    ib, //
+};
+use core::{
+    marker::PhantomData,
+    mem::MaybeUninit,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::from_err_ptr,
+    prelude::*, //
+};
+
+/// The size of the blocks that memory is listed in.
+const BLOCK: c_ulong = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
+
+/// A `struct ib_umem`: memory of a program, pinned and mapped for the device.
+pub(crate) struct Umem(NonNull<bindings::ib_umem>);
+
+// SAFETY: A `struct ib_umem` may be released from any thread.
+unsafe impl Send for Umem {}
+// SAFETY: It is not changed after it was made.
+unsafe impl Sync for Umem {}
+
+impl Umem {
+    /// Pins `length` bytes at `start` of the current process. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a range that wraps, `EPERM` beyond RLIMIT_MEMLOCK, `EFAULT`, `ENOMEM`.
+    pub(crate) fn pin<D: ib::Driver>(
+        dev: &ib::Device<D>,
+        start: u64,
+        length: u64,
+        access: u32,
+    ) -> Result<Self> {
+        // SAFETY: The device is valid, and outlives its MRs.
+        let raw = from_err_ptr(unsafe {
+            bindings::virtio_rdma_umem_get(
+                dev.as_raw(),
+                start as c_ulong,
+                length as usize,
+                access as c_int,
+            )
+        })?;
+        Ok(Self(NonNull::new(raw).ok_or(EINVAL)?))
+    }
+
+    /// How many blocks of 4 KiB the memory touches.
+    pub(crate) fn num_blocks(&self) -> usize {
+        // SAFETY: The memory is valid.
+        unsafe { bindings::virtio_rdma_umem_num_blocks(self.0.as_ptr(), BLOCK) }
+    }
+
+    /// The addresses of the blocks, as the device sees them.
+    pub(crate) fn blocks(&self) -> Blocks<'_> {
+        let mut iter = MaybeUninit::uninit();
+        // SAFETY: The memory is valid, and the function initialises the iterator.
+        let iter = unsafe {
+            bindings::virtio_rdma_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), BLOCK);
+            iter.assume_init()
+        };
+        Blocks {
+            iter,
+            _umem: PhantomData,
+        }
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: The memory is valid, and this is its only owner.
+        unsafe { bindings::ib_umem_release(self.0.as_ptr()) };
+    }
+}
+
+/// The blocks of an [`Umem`].
+pub(crate) struct Blocks<'a> {
+    iter: bindings::ib_block_iter,
+    _umem: PhantomData<&'a Umem>,
+}
+
+impl Iterator for Blocks<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        // SAFETY: The iterator is initialised, and holds no pointer into itself.
+        unsafe {
+            bindings::virtio_rdma_block_iter_next(&raw mut self.iter)
+                .then(|| bindings::virtio_rdma_block_iter_address(&raw mut self.iter))
+        }
+    }
+}

@@ -1,0 +1,609 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Abstractions for virtio drivers.
+//!
+//! C headers: [`include/linux/virtio.h`](srctree/include/linux/virtio.h),
+//! [`include/linux/virtio_config.h`](srctree/include/linux/virtio_config.h)
+
+use crate::{
+    bindings,
+    dma::{
+        self,
+        Span, //
+    },
+};
+use core::{
+    marker::PhantomData,
+    ptr::{
+        self,
+        NonNull, //
+    },
+};
+use kernel::{
+    device,
+    device_id::RawDeviceId,
+    driver,
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
+    types::Opaque,
+};
+
+/// An adapter for the registration of virtio drivers.
+pub(crate) struct Adapter<T: Driver>(T);
+
+// SAFETY:
+// - `bindings::virtio_driver` is a C type declared as `repr(C)`.
+// - `T::Data` is the type of the driver's device private data.
+// - `struct virtio_driver` embeds a `struct device_driver` at `DEVICE_DRIVER_OFFSET`.
+unsafe impl<T: Driver> driver::DriverLayout for Adapter<T> {
+    type DriverType = bindings::virtio_driver;
+    type DriverData<'bound> = T::Data;
+    const DEVICE_DRIVER_OFFSET: usize = core::mem::offset_of!(Self::DriverType, driver);
+}
+
+// SAFETY: A call to `unregister` is valid after `register` was successful.
+unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
+    unsafe fn register(
+        vdrv: &Opaque<Self::DriverType>,
+        name: &'static CStr,
+        module: &'static ThisModule,
+    ) -> Result {
+        // SAFETY: It is safe to set the fields of `struct virtio_driver` on initialization.
+        unsafe {
+            (*vdrv.get()).driver.name = name.as_char_ptr();
+            (*vdrv.get()).id_table = T::ID_TABLE.as_ptr();
+            (*vdrv.get()).feature_table = T::FEATURES.as_ptr();
+            (*vdrv.get()).feature_table_size = T::FEATURES.len() as c_uint;
+            (*vdrv.get()).validate = Some(Self::validate_callback);
+            (*vdrv.get()).probe = Some(Self::probe_callback);
+            (*vdrv.get()).remove = Some(Self::remove_callback);
+        }
+
+        // SAFETY: `vdrv` is a valid `struct virtio_driver` until `unregister`.
+        to_result(unsafe { bindings::__register_virtio_driver(vdrv.get(), module.as_ptr()) })
+    }
+
+    unsafe fn unregister(vdrv: &Opaque<Self::DriverType>) {
+        // SAFETY: `vdrv` was registered.
+        unsafe { bindings::unregister_virtio_driver(vdrv.get()) }
+    }
+}
+
+impl<T: Driver> Adapter<T> {
+    extern "C" fn validate_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: The virtio core calls with a valid device.
+        let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
+
+        from_result(|| T::validate(dev).map(|()| 0))
+    }
+
+    extern "C" fn probe_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: The virtio core calls with a valid device.
+        let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
+
+        from_result(|| {
+            let data = T::probe(dev);
+
+            dev.as_ref().set_drvdata(data)?;
+            Ok(0)
+        })
+    }
+
+    extern "C" fn remove_callback(vdev: *mut bindings::virtio_device) {
+        // SAFETY: The virtio core calls with a valid device.
+        let dev = unsafe { &*vdev.cast::<Device<device::CoreInternal<'_>>>() };
+
+        // SAFETY: `remove_callback` comes only after a successful `probe_callback`, which stored a
+        // `Pin<KBox<T::Data>>`.
+        let data = unsafe { dev.as_ref().drvdata_borrow::<T::Data>() };
+
+        T::unbind(dev, data);
+    }
+}
+
+/// An entry of the table of devices that a driver serves.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceId(bindings::virtio_device_id);
+
+impl DeviceId {
+    /// The device with this virtio device ID, of any vendor.
+    pub(crate) const fn new(device: u32) -> Self {
+        Self(bindings::virtio_device_id {
+            device,
+            vendor: bindings::VIRTIO_DEV_ANY_ID,
+        })
+    }
+}
+
+// SAFETY: `DeviceId` is a `#[repr(transparent)]` wrapper of `struct virtio_device_id`.
+unsafe impl RawDeviceId for DeviceId {
+    type RawType = bindings::virtio_device_id;
+}
+
+/// The table of devices that a driver serves.
+pub(crate) type IdTable = &'static dyn kernel::device_id::IdTable<DeviceId, ()>;
+
+/// A virtio driver.
+pub(crate) trait Driver {
+    /// The driver's data of a bound device.
+    type Data: Send + Sync + 'static;
+
+    /// The devices served.
+    const ID_TABLE: IdTable;
+
+    /// The device-specific feature bits that the driver understands.
+    const FEATURES: &'static [c_uint];
+
+    /// Looks at the configuration and the features before they are agreed on.
+    ///
+    /// # Errors
+    ///
+    /// Any; the device is then not bound.
+    fn validate(dev: &Device<device::Core<'_>>) -> Result;
+
+    /// Binds to a device.
+    fn probe(dev: &Device<device::Core<'_>>) -> impl PinInit<Self::Data, Error>;
+
+    /// Unbinds from a device, which must have been reset when this returns. `data` is dropped
+    /// afterwards.
+    fn unbind(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>);
+}
+
+/// A `struct virtio_device`.
+///
+/// # Invariants
+///
+/// A reference to a [`Device`] is one to a valid `struct virtio_device`.
+#[repr(transparent)]
+pub(crate) struct Device<Ctx: device::DeviceContext = device::Normal>(
+    Opaque<bindings::virtio_device>,
+    PhantomData<Ctx>,
+);
+
+// SAFETY: `Device` is a transparent wrapper that does not depend on its generic argument.
+kernel::impl_device_context_deref!(unsafe { Device });
+
+impl<Ctx: device::DeviceContext> AsRef<device::Device<Ctx>> for Device<Ctx> {
+    fn as_ref(&self) -> &device::Device<Ctx> {
+        // SAFETY: By the type invariant the embedded `struct device` is valid.
+        unsafe { device::Device::from_raw(&raw mut (*self.as_raw()).dev) }
+    }
+}
+
+impl<Ctx: device::DeviceContext> Device<Ctx> {
+    fn as_raw(&self) -> *mut bindings::virtio_device {
+        self.0.get()
+    }
+
+    /// Whether the feature bit was agreed on.
+    ///
+    /// A device-specific bit must be in [`Driver::FEATURES`].
+    pub(crate) fn has_feature(&self, bit: c_uint) -> bool {
+        // SAFETY: By the type invariant the device is valid.
+        unsafe { bindings::virtio_rdma_has_feature(self.as_raw(), bit) }
+    }
+}
+
+impl Device<device::Core<'_>> {
+    /// Declines a feature of the transport. For [`Driver::validate`].
+    pub(crate) fn clear_feature(&self, bit: c_uint) {
+        // SAFETY: By the type invariant the device is valid; it is in probing, so nobody else
+        // changes its features.
+        unsafe { bindings::virtio_rdma_clear_feature(self.as_raw(), bit) }
+    }
+
+    /// Reads `N` bytes of the configuration space in one access, as a field of that width.
+    ///
+    /// May sleep.
+    pub(crate) fn config<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let mut value = [0; N];
+
+        // SAFETY: By the type invariant the device is valid, and each transport has `get`. It
+        // writes `N` bytes to `value`.
+        unsafe {
+            if let Some(get) = (*(*self.as_raw()).config).get {
+                get(
+                    self.as_raw(),
+                    offset as c_uint,
+                    value.as_mut_ptr().cast(),
+                    N as c_uint,
+                );
+            }
+        }
+        value
+    }
+
+    /// Sets up the queues of the device, all at once: the virtio core has no later.
+    ///
+    /// `handler` gets the interrupts of the queues that want them, until the last [`Queue`] is
+    /// gone. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the transport says; `ENOENT` usually means that it has fewer queues.
+    pub(crate) fn find_queues<H: Interrupt>(
+        &self,
+        specs: &[QueueSpec],
+        handler: Arc<H>,
+    ) -> Result<KVec<Queue>> {
+        let mut infos = KVec::with_capacity(specs.len(), GFP_KERNEL)?;
+        for spec in specs {
+            infos.push(
+                bindings::virtqueue_info {
+                    name: spec.name.as_char_ptr(),
+                    callback: spec.interrupt.then_some(interrupt_callback::<H>),
+                    ctx: false,
+                },
+                GFP_KERNEL,
+            )?;
+        }
+        let mut raw = KVec::from_elem(ptr::null_mut(), specs.len(), GFP_KERNEL)?;
+        let mut queues = KVec::with_capacity(specs.len(), GFP_KERNEL)?;
+        let found = Arc::new(
+            Found {
+                vdev: self.as_raw(),
+                present: false,
+                release: release_handler::<H>,
+            },
+            GFP_KERNEL,
+        )?;
+        let mut found = Arc::into_unique_or_drop(found).ok_or(ENOMEM)?;
+
+        // SAFETY: By the type invariant the device is valid; `priv` is the driver's, that is ours,
+        // and nobody reads it before there are queues.
+        unsafe { (*self.as_raw()).priv_ = Arc::into_raw(handler).cast_mut().cast() };
+
+        // SAFETY: `raw` and `infos` have `specs.len()` elements, and the names are static.
+        to_result(unsafe {
+            bindings::virtio_rdma_find_vqs(
+                self.as_raw(),
+                specs.len() as c_uint,
+                raw.as_mut_ptr(),
+                infos.as_mut_ptr(),
+            )
+        })?;
+        found.as_mut().get_mut().present = true;
+
+        let found = Arc::from(found);
+        for vq in &raw {
+            queues.push(
+                Queue {
+                    vq: NonNull::new(*vq).ok_or(ENODEV)?,
+                    _found: found.clone(),
+                },
+                GFP_KERNEL,
+            )?;
+        }
+        Ok(queues)
+    }
+
+    /// Tells the device that it may begin (DRIVER_OK).
+    pub(crate) fn ready(&self) {
+        // SAFETY: By the type invariant the device is valid.
+        unsafe { bindings::virtio_rdma_device_ready(self.as_raw()) }
+    }
+
+    /// Resets the device: it touches no memory of the driver afterwards. May sleep.
+    pub(crate) fn reset(&self) {
+        // SAFETY: By the type invariant the device is valid.
+        unsafe { bindings::virtio_reset_device(self.as_raw()) }
+    }
+
+    /// The device whose DMA operations give the addresses that the queues use.
+    ///
+    /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is
+    /// the transport's own device, the addresses of which are then physical.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is none; `EOPNOTSUPP` if an IOMMU translates the transport's device while
+    /// the virtio device expects physical addresses.
+    pub(crate) fn dma_device(&self, queue: &Queue) -> Result<dma::Device> {
+        // SAFETY: By the type invariants queue and device are valid; a device holds a reference to
+        // its parent.
+        let dev = unsafe {
+            let of_queue = bindings::virtqueue_dma_dev(queue.vq.as_ptr());
+            if of_queue.is_null() {
+                let parent = (*self.as_raw()).dev.parent;
+                if parent.is_null() {
+                    return Err(ENODEV);
+                }
+                if bindings::virtio_rdma_iommu_mapped(parent) {
+                    return Err(crate::errno::unsupported());
+                }
+                parent
+            } else {
+                of_queue
+            }
+        };
+
+        // SAFETY: `dev` is valid, as above. It is bound as long as this virtio device is, and the
+        // buffers are allocated by verbs, which end in `Driver::unbind`.
+        Ok(unsafe { dma::Device::new(ARef::from(device::Device::<device::Normal>::from_raw(dev))) })
+    }
+}
+
+/// What a driver wants of a queue.
+pub(crate) struct QueueSpec {
+    /// The name, for interrupts in /proc/interrupts.
+    pub(crate) name: &'static CStr,
+    /// Whether the device's interrupts of this queue are wanted.
+    pub(crate) interrupt: bool,
+}
+
+/// Receives the interrupts of queues.
+pub(crate) trait Interrupt: Send + Sync + 'static {
+    /// The device has used buffers of the queue with this index. Called with interrupts off, or
+    /// from a hard interrupt.
+    fn interrupt(&self, queue: u32);
+}
+
+extern "C" fn interrupt_callback<H: Interrupt>(vq: *mut bindings::virtqueue) {
+    // SAFETY: The virtio core calls with a valid queue of a valid device. `priv` holds an
+    // `Arc<H>` from before the queues were made until after they are deleted.
+    let (handler, index) = unsafe { (&*(*(*vq).vdev).priv_.cast::<H>(), (*vq).index) };
+
+    handler.interrupt(index);
+}
+
+/// # Safety
+///
+/// `ptr` must be from `Arc::<H>::into_raw`, and not be used afterwards.
+unsafe fn release_handler<H>(ptr: *const c_void) {
+    // SAFETY: By the safety requirements.
+    drop(unsafe { Arc::from_raw(ptr.cast::<H>()) });
+}
+
+/// The queues of a device, which are deleted together.
+struct Found {
+    vdev: *mut bindings::virtio_device,
+    present: bool,
+    release: unsafe fn(*const c_void),
+}
+
+// SAFETY: Queues may be deleted from any thread.
+unsafe impl Send for Found {}
+// SAFETY: There is nothing to do with a shared reference.
+unsafe impl Sync for Found {}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // SAFETY: The device outlives its queues: they are dropped before it is unbound. Once the
+        // queues are deleted, no callback runs, so `priv` can go.
+        unsafe {
+            if self.present {
+                bindings::virtio_rdma_del_vqs(self.vdev);
+            }
+            let handler = core::mem::replace(&mut (*self.vdev).priv_, ptr::null_mut());
+            if !handler.is_null() {
+                (self.release)(handler);
+            }
+        }
+    }
+}
+
+/// A virtqueue, with one owner at a time.
+///
+/// Each buffer is named by a token, which comes back when the device has used it. The core of
+/// virtio checks what the device says, and marks the queue as broken if it is none that was added.
+///
+/// # Invariants
+///
+/// `vq` is valid as long as `_found` exists, and no other [`Queue`] has it.
+pub(crate) struct Queue {
+    vq: NonNull<bindings::virtqueue>,
+    _found: Arc<Found>,
+}
+
+// SAFETY: A virtqueue may be used from any thread; `&mut self` serialises.
+unsafe impl Send for Queue {}
+// SAFETY: Functions that take `&self` only look at fields that do not change, or at `broken`.
+unsafe impl Sync for Queue {}
+
+/// No allocation, no sleeping: without indirect descriptors, adding a buffer allocates nothing.
+const ATOMIC: bindings::gfp_t = 0;
+
+impl Queue {
+    fn as_raw(&self) -> *mut bindings::virtqueue {
+        self.vq.as_ptr()
+    }
+
+    /// Number of descriptors.
+    pub(crate) fn size(&self) -> u32 {
+        // SAFETY: By the type invariants `vq` is valid.
+        unsafe { bindings::virtqueue_get_vring_size(self.as_raw()) }
+    }
+
+    /// Whether the device or the transport failed, so that the queue does nothing any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        // SAFETY: By the type invariants `vq` is valid.
+        unsafe { bindings::virtqueue_is_broken(self.as_raw()) }
+    }
+
+    /// Lets the interrupt of this queue go to `cpu`, where the transport can.
+    pub(crate) fn set_affinity(&mut self, cpu: u32) {
+        // SAFETY: By the type invariants `vq` is valid. It is a hint: the result does not matter.
+        unsafe { bindings::virtio_rdma_set_affinity(self.as_raw(), cpu) };
+    }
+
+    /// Adds a buffer that the device reads. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the ring is full, `EIO` if it is broken.
+    pub(crate) fn add_readable(&mut self, span: Span, token: u32) -> Result {
+        let mut sg = sg_of(span);
+        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address.
+        to_result(unsafe {
+            bindings::virtqueue_add_outbuf_premapped(
+                self.as_raw(),
+                &raw mut sg,
+                1,
+                token_to_ptr(token),
+                ATOMIC,
+            )
+        })
+    }
+
+    /// Adds a buffer that the device writes. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the ring is full, `EIO` if it is broken.
+    pub(crate) fn add_writable(&mut self, span: Span, token: u32) -> Result {
+        let mut sg = sg_of(span);
+        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address.
+        to_result(unsafe {
+            bindings::virtqueue_add_inbuf_premapped(
+                self.as_raw(),
+                &raw mut sg,
+                1,
+                token_to_ptr(token),
+                ptr::null_mut(),
+                ATOMIC,
+            )
+        })
+    }
+
+    /// Adds the chain of a request that the device reads and a reply that it writes. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the ring has no two descriptors left, `EIO` if it is broken, `ENOMEM` if the
+    /// memory cannot be mapped.
+    pub(crate) fn add_exchange(&mut self, exchange: &mut Exchange, token: u32) -> Result {
+        let mut request = bindings::scatterlist::default();
+        let mut reply = bindings::scatterlist::default();
+        let mut sgs = [&raw mut request, &raw mut reply];
+
+        // SAFETY: `bytes` are two areas of `Exchange::SIZE` bytes of kmalloc() memory.
+        unsafe {
+            let base = exchange.bytes.as_mut_ptr();
+            bindings::sg_init_one(sgs[0], base.cast(), exchange.request_len);
+            bindings::sg_init_one(
+                sgs[1],
+                base.add(Exchange::SIZE).cast(),
+                Exchange::SIZE as c_uint,
+            );
+        }
+
+        // SAFETY: By the type invariants `vq` is valid; `sgs` are one readable and one writable
+        // entry.
+        to_result(unsafe {
+            bindings::virtqueue_add_sgs(
+                self.as_raw(),
+                sgs.as_mut_ptr(),
+                1,
+                1,
+                token_to_ptr(token),
+                ATOMIC,
+            )
+        })
+    }
+
+    /// Takes the next used buffer: its token and how many bytes the device says it wrote.
+    pub(crate) fn get(&mut self) -> Option<(u32, u32)> {
+        let mut len = 0;
+        // SAFETY: By the type invariants `vq` is valid.
+        let token = unsafe { bindings::virtqueue_get_buf(self.as_raw(), &raw mut len) };
+
+        (!token.is_null()).then(|| (ptr_to_token(token), len))
+    }
+
+    /// Whether the device has used a buffer that was not taken yet.
+    pub(crate) fn has_used(&mut self) -> bool {
+        // SAFETY: By the type invariants `vq` is valid.
+        unsafe { !bindings::virtqueue_enable_cb(self.as_raw()) }
+    }
+
+    /// Tells the device about added buffers, if it wants to know.
+    pub(crate) fn kick(&mut self) {
+        // SAFETY: By the type invariants `vq` is valid. A transport that fails breaks the queue,
+        // which the next call sees.
+        unsafe { bindings::virtqueue_kick(self.as_raw()) };
+    }
+
+    /// Takes back all buffers that the device has not used. The device must have been reset.
+    pub(crate) fn detach_all(&mut self) {
+        // SAFETY: By the type invariants `vq` is valid.
+        while unsafe { !bindings::virtqueue_detach_unused_buf(self.as_raw()).is_null() } {}
+    }
+}
+
+fn sg_of(span: Span) -> bindings::scatterlist {
+    let mut sg = bindings::scatterlist::default();
+    // SAFETY: `sg` is valid for writes.
+    unsafe { bindings::virtio_rdma_sg_init_dma(&raw mut sg, span.addr, span.len) };
+    sg
+}
+
+/// A token as virtio keeps it: a pointer that is never followed, and not null.
+fn token_to_ptr(token: u32) -> *mut c_void {
+    ptr::without_provenance_mut(token as usize + 1)
+}
+
+fn ptr_to_token(ptr: *mut c_void) -> u32 {
+    (ptr.addr() - 1) as u32
+}
+
+/// The memory of one request and its reply.
+///
+/// While it is added to a queue the device owns it, and only [`Queue::get`] gives it back.
+pub(crate) struct Exchange {
+    bytes: KVec<u8>,
+    request_len: c_uint,
+}
+
+impl Exchange {
+    /// The most bytes of a request, and of a reply.
+    pub(crate) const SIZE: usize = 256;
+
+    /// Allocates the memory. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            bytes: KVec::from_elem(0, 2 * Self::SIZE, GFP_KERNEL)?,
+            request_len: 0,
+        })
+    }
+
+    /// Writes a request: a code and what follows it. The reply's area is cleared.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if it is too long.
+    pub(crate) fn set_request(&mut self, code: u8, body: &[u8]) -> Result {
+        let len = body.len() + 1;
+        if len > Self::SIZE {
+            return Err(EMSGSIZE);
+        }
+        let (request, reply) = self.bytes.split_at_mut(Self::SIZE);
+        request[0] = code;
+        request[1..len].copy_from_slice(body);
+        reply.fill(0);
+        self.request_len = len as c_uint;
+        Ok(())
+    }
+
+    /// Copies the reply out: its code, and `body.len()` bytes that follow.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if `body` is longer than a reply can be.
+    pub(crate) fn reply(&self, body: &mut [u8]) -> Result<u8> {
+        let reply = &self.bytes[Self::SIZE..];
+        body.copy_from_slice(reply.get(1..=body.len()).ok_or(EMSGSIZE)?);
+        Ok(reply[0])
+    }
+}

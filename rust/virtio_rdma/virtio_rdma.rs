@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Driver for the virtio RDMA device (virtio device ID 42).
+//!
+//! `Documentation/specification.md` says what the device does,
+//! `include/uapi/linux/virtio_rdma.h` how it is laid out. The driver has layers:
+//! the bindings, safe abstractions over them ([`virtio`], [`ib`], [`dma`],
+//! [`umem`], [`net`], [`sync`], [`wire`]), the typed commands ([`cmd`]) and the
+//! objects, each in its own module. Only the first two have unsafe code.
+
+use kernel::{
+    device as kernel_device,
+    new_mutex,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    },
+    types::ScopeGuard, //
+};
+
+mod ah;
+mod bindings;
+mod cmd;
+mod config;
+mod cq;
+mod device;
+mod dma;
+mod errno;
+mod event;
+mod hca;
+mod ib;
+mod mr;
+mod net;
+mod pd;
+mod port;
+mod qp;
+mod stats;
+mod sync;
+mod ucontext;
+mod umem;
+mod virtio;
+mod wire;
+mod wq;
+
+use config::Config;
+use hca::Hca;
+
+kernel::module_driver!(<T>, virtio::Adapter<T>, {
+    type: VirtioRdma,
+    name: "virtio_rdma",
+    authors: ["The virtio-rdma developers"],
+    description: "Virtio RDMA driver",
+    license: "GPL",
+});
+
+const ID_TABLE: kernel::device_id::IdArray<virtio::DeviceId, (), 1> =
+    kernel::device_id::IdArray::new_without_index([(
+        virtio::DeviceId::new(bindings::VIRTIO_RDMA_DEVICE_ID),
+        (),
+    )]);
+
+kernel::module_device_table!("virtio", MODULE_ID_TABLE, ID_TABLE);
+
+/// The driver.
+struct VirtioRdma;
+
+/// The driver's data of a bound device. What unbinding ends is dropped there, in order.
+#[pin_data]
+struct Data {
+    hca: Arc<Hca>,
+    ibdev: Arc<ib::UnregisteredDevice<Hca>>,
+    #[pin]
+    active: Mutex<Option<Active>>,
+}
+
+/// What makes the device usable: first the registration goes, then the pairing.
+struct Active {
+    _notifier: Pin<KBox<net::Notifier<port::Pairing>>>,
+    _registration: ib::Registration<Hca>,
+}
+
+/// A virtio device in the hands of its driver.
+type Core<'a> = virtio::Device<kernel_device::Core<'a>>;
+
+/// The names of the queues, and which of them interrupt.
+fn queue_specs(config: &Config) -> Result<KVec<virtio::QueueSpec>> {
+    let mut specs = KVec::new();
+    for index in 0..config.queues() {
+        let (name, interrupt) = if index == 0 {
+            (c"control", true)
+        } else if index <= u64::from(config.max_cq) {
+            (c"cq", true)
+        } else if config.event_queue().map(u64::from) == Some(index) {
+            (c"event", true)
+        } else if (index - u64::from(config.max_cq)) % 2 == 1 {
+            (c"sq", false)
+        } else {
+            (c"rq", false)
+        };
+        specs.push(virtio::QueueSpec { name, interrupt }, GFP_KERNEL)?;
+    }
+    Ok(specs)
+}
+
+/// Registers the RDMA device of a virtio device that is ready.
+fn register(
+    dev: &Core<'_>,
+    hca: &Arc<Hca>,
+    dma: &dma::Device,
+) -> Result<(Arc<ib::UnregisteredDevice<Hca>>, Active)> {
+    let transport: &kernel_device::Device = dev.as_ref();
+    let config = ib::Config {
+        parent: transport,
+        node_guid: hca.config().sys_image_guid,
+        num_comp_vectors: hca.num_comp_vectors(),
+    };
+    let ibdev = ib::UnregisteredDevice::new(hca.clone(), &config)?;
+    let pairing = port::Pairing::new(ibdev.clone(), ARef::from(transport));
+    // The interfaces that exist are looked at here: the RDMA core wants to know of the paired one
+    // before the device is registered.
+    let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
+    let registration = ib::Registration::new(ibdev.clone(), dma)?;
+    let active = Active {
+        _notifier: notifier,
+        _registration: registration,
+    };
+    Ok((ibdev, active))
+}
+
+/// Takes a device into service.
+fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, Arc<ib::UnregisteredDevice<Hca>>, Active)> {
+    let transport: &kernel_device::Device = dev.as_ref();
+    let config = Config::read(dev)?;
+    let specs = queue_specs(&config)?;
+    let hca = Hca::new(ARef::from(transport), config)?;
+    let queues = dev.find_queues(&specs, hca.clone()).inspect_err(|error| {
+        dev_err!(
+            transport,
+            "cannot set up {} virtqueues: {:?}\n",
+            specs.len(),
+            error
+        );
+    })?;
+    // From here on, the device has queues: it must be reset before they go.
+    let stop = ScopeGuard::new(|| {
+        dev.reset();
+        hca.detach();
+    });
+    let dma = dev
+        .dma_device(queues.first().ok_or(EINVAL)?)
+        .inspect_err(|error| {
+            dev_err!(
+                transport,
+                "no device to do DMA, or an IOMMU without VIRTIO_F_ACCESS_PLATFORM: {:?}\n",
+                error
+            );
+        })?;
+    hca.attach(queues, dma.clone())?;
+    dev.ready();
+    hca.start_events();
+    let (ibdev, active) = register(dev, &hca, &dma)?;
+    stop.dismiss();
+    Ok((hca, ibdev, active))
+}
+
+impl virtio::Driver for VirtioRdma {
+    type Data = Data;
+
+    const ID_TABLE: virtio::IdTable = &ID_TABLE;
+    const FEATURES: &'static [c_uint] =
+        &[bindings::VIRTIO_RDMA_F_EVENTS, bindings::VIRTIO_RDMA_F_MAC];
+
+    fn validate(dev: &Core<'_>) -> Result {
+        if !dev.has_feature(bindings::VIRTIO_F_VERSION_1) {
+            dev_err!(dev.as_ref(), "the device lacks VIRTIO_F_VERSION_1\n");
+            return Err(ENODEV);
+        }
+        // Chains are one or two descriptors, added where nothing can be allocated.
+        dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
+        // An armed CQ must signal the next completion even if earlier ones were not polled, and the
+        // event index would suppress that.
+        dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);
+        Ok(())
+    }
+
+    fn probe(dev: &Core<'_>) -> impl PinInit<Data, Error> {
+        pin_init::pin_init_scope(move || {
+            let (hca, ibdev, active) = start(dev)?;
+            Ok(try_pin_init!(Data {
+                hca,
+                ibdev,
+                active <- new_mutex!(Some(active)),
+            }? Error))
+        })
+    }
+
+    fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
+        let active = data.active.lock().take();
+        drop(active);
+        dev.reset();
+        data.hca.detach();
+    }
+}
