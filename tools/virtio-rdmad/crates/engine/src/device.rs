@@ -38,7 +38,7 @@ const BURST: u32 = 32;
 const IDLE_VISITS: u16 = 512;
 
 /// Entries of the control and event rings.
-const CONTROL_SIZE: u16 = 64;
+const CONTROL_SIZE: u16 = 256;
 const EVENT_SIZE: u16 = 256;
 
 /// What [`Device::run`] leaves behind.
