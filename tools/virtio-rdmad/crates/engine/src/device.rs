@@ -338,7 +338,7 @@ impl Shared {
     /// Ends everything that the guest made; touches its memory no more.
     fn reset(self: &Arc<Self>) {
         self.started.store(false, Ordering::Release);
-        for index in 0..lock(&self.gids).len() {
+        for index in 0..self.limits.gid_table.into() {
             self.set_gid(index, None);
         }
         for qp in &*self.qps {

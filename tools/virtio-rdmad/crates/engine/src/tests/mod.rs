@@ -1,1 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The engine as a guest's driver sees it: rings written by hand in anonymous
+//! memory, a clock that moves when told.
+
+mod control;
+mod datagram;
+mod driver;
+mod hostile;
+mod random;
+mod rc;
+mod threads;

@@ -1,0 +1,691 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The driver's side, for tests.
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use abi::*;
+use memory::GuestMemory;
+use ring::{Layout, SplitQueue};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::{Clock, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next, Signal, Wake};
+
+/// Guest memory: rings below, data above.
+const MEMORY: u64 = 32 << 20;
+/// Where a test's data begins.
+pub const DATA: u64 = 8 << 20;
+/// Entries of every ring.
+pub const RING: u16 = 64;
+
+pub const READ: u32 = VIRTIO_RDMA_ACCESS_REMOTE_READ;
+pub const WRITE: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
+pub const ATOMIC: u32 = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+pub const LOCAL: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
+pub const ALL: u32 = READ | WRITE | ATOMIC | LOCAL;
+
+/// A clock that moves when told.
+pub struct TestClock {
+    base: Instant,
+    passed: Mutex<Duration>,
+}
+
+impl TestClock {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { base: Instant::now(), passed: Mutex::new(Duration::ZERO) })
+    }
+
+    pub fn advance_to(&self, time: Instant) {
+        let mut passed = self.passed.lock().unwrap();
+        *passed = (*passed).max(time - self.base);
+    }
+
+    pub fn passed(&self) -> Duration {
+        *self.passed.lock().unwrap()
+    }
+}
+
+impl Clock for TestClock {
+    fn now(&self) -> Instant {
+        self.base + self.passed()
+    }
+}
+
+struct NoWake;
+
+impl Wake for NoWake {
+    fn wake(&self) {}
+}
+
+#[derive(Default)]
+pub struct Count(pub AtomicU32);
+
+impl Signal for Count {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The driver's half of a ring.
+pub struct Queue {
+    index: u16,
+    desc: u64,
+    avail: u64,
+    used: u64,
+    next: u16,
+    seen: u16,
+    pub signals: Arc<Count>,
+}
+
+impl Queue {
+    pub fn layout(&self) -> Layout {
+        Layout { size: RING, desc: self.desc, avail: self.avail, used: self.used, event_idx: false }
+    }
+}
+
+/// A buffer: address, bytes, whether the device writes it.
+pub type Buffer = (u64, u32, bool);
+
+pub struct Guest {
+    pub device: Arc<Device>,
+    pub memory: GuestMemory,
+    pub clock: Arc<TestClock>,
+    pub gid: Gid,
+    pub limits: Limits,
+    queues: Vec<Queue>,
+    scratch: u64,
+}
+
+pub fn limits() -> Limits {
+    Limits {
+        max_qp: 6,
+        max_cq: 4,
+        wq_size: RING,
+        cq_size: RING,
+        max_mr: 64,
+        max_pd: 4,
+        gid_table: 4,
+        max_extents: 1024,
+        ..Limits::default()
+    }
+}
+
+pub fn fabric() -> (Arc<Fabric>, Arc<TestClock>) {
+    let clock = TestClock::new();
+    let config = FabricConfig { name: "test".into(), clock: Arc::clone(&clock) as Arc<dyn Clock> };
+    (Fabric::new(config), clock)
+}
+
+pub fn gid(number: u8) -> Gid {
+    let mut gid = [0; 16];
+    gid[10..12].fill(0xff);
+    gid[12..].copy_from_slice(&[10, 0, 0, number]);
+    gid
+}
+
+impl Guest {
+    /// A guest whose driver has started and added its GID at index 0.
+    pub fn new(fabric: &Arc<Fabric>, clock: &Arc<TestClock>, number: u8) -> Self {
+        Self::with_wake(fabric, clock, number, Arc::new(NoWake))
+    }
+
+    pub fn with_wake(
+        fabric: &Arc<Fabric>,
+        clock: &Arc<TestClock>,
+        number: u8,
+        wake: Arc<dyn Wake>,
+    ) -> Self {
+        let limits = limits();
+        let device = fabric.add_device(DeviceConfig {
+            name: format!("guest{number}"),
+            mac: Some([0x52, 0x54, 0, 0, 0, number]),
+            limits: limits.clone(),
+            wake,
+        });
+        let memory = GuestMemory::anonymous(&[(0, MEMORY)]).unwrap();
+        let mut guest = Self {
+            device,
+            memory,
+            clock: Arc::clone(clock),
+            gid: gid(number),
+            limits,
+            queues: Vec::new(),
+            scratch: 0,
+        };
+        guest.start();
+        guest
+    }
+
+    /// Sets up every queue and adds the GID.
+    pub fn start(&mut self) {
+        self.queues.clear();
+        self.scratch = 4 << 20;
+        let mut rings = Vec::new();
+        for index in 0..self.device.queue_count() {
+            let base = 0x1000 + u64::from(index) * 0x3000;
+            let queue = Queue {
+                index,
+                desc: base,
+                avail: base + 0x1000,
+                used: base + 0x2000,
+                next: 0,
+                seen: 0,
+                signals: Arc::new(Count::default()),
+            };
+            self.memory.write(base, &[0; 0x3000]).unwrap();
+            let ring = SplitQueue::new(&self.memory, queue.layout(), 0).unwrap();
+            rings.push((index, ring, Arc::clone(&queue.signals) as Arc<dyn Signal>));
+            self.queues.push(queue);
+        }
+        self.device.start(&self.memory, rings);
+        self.add_gid(0, self.gid, 0).unwrap();
+    }
+
+    pub fn send_queue(&self, qpn: u32) -> u16 {
+        1 + self.limits.max_cq + 2 * (qpn as u16 - 1)
+    }
+
+    pub fn receive_queue(&self, qpn: u32) -> u16 {
+        self.send_queue(qpn) + 1
+    }
+
+    pub fn event_queue(&self) -> u16 {
+        1 + self.limits.max_cq + 2 * self.limits.max_qp
+    }
+
+    pub fn signals(&self, queue: u16) -> u32 {
+        self.queues[usize::from(queue)].signals.0.load(Ordering::Relaxed)
+    }
+
+    /// Makes a chain available whose descriptors begin at `head`.
+    pub fn add_at(&mut self, queue: u16, head: u16, buffers: &[Buffer]) {
+        let queue = &mut self.queues[usize::from(queue)];
+        for (i, &(addr, len, write)) in (0_u16..).zip(buffers) {
+            let last = usize::from(i) + 1 == buffers.len();
+            let flags = u16::from(!last) | u16::from(write) << 1;
+            let index = (head + i) % RING;
+            let at = queue.desc + u64::from(index) * 16;
+            self.memory.write(at, addr.as_bytes()).unwrap();
+            self.memory.write(at + 8, len.as_bytes()).unwrap();
+            self.memory.write(at + 12, flags.as_bytes()).unwrap();
+            let next = (index + 1) % RING;
+            self.memory.write(at + 14, next.as_bytes()).unwrap();
+        }
+        let slot = u64::from(queue.next % RING);
+        self.memory.write(queue.avail + 4 + slot * 2, head.as_bytes()).unwrap();
+        queue.next = queue.next.wrapping_add(1);
+        self.memory.write(queue.avail + 2, queue.next.as_bytes()).unwrap();
+    }
+
+    /// The same where the ring's own position is as good as any, and a kick.
+    pub fn add(&mut self, queue: u16, buffers: &[Buffer]) {
+        let head = self.queues[usize::from(queue)].next % RING;
+        self.add_at(queue, head, buffers);
+        self.device.kick(queue);
+    }
+
+    /// Takes the next used entry: head and length.
+    pub fn used(&mut self, queue: u16) -> Option<(u32, u32)> {
+        let queue = &mut self.queues[usize::from(queue)];
+        let index: u16 = self.memory.read_obj(queue.used + 2).unwrap();
+        if index == queue.seen {
+            return None;
+        }
+        let at = queue.used + 4 + u64::from(queue.seen % RING) * 8;
+        queue.seen = queue.seen.wrapping_add(1);
+        let entry: [u32; 2] = self.memory.read_obj(at).unwrap();
+        Some((entry[0], entry[1]))
+    }
+
+    /// Buffers that the device has taken so far.
+    pub fn used_index(&self, queue: u16) -> u16 {
+        self.memory.read_obj(self.queues[usize::from(queue)].used + 2).unwrap()
+    }
+
+    fn allocate(&mut self, len: u64) -> u64 {
+        let at = self.scratch;
+        self.scratch += len.next_multiple_of(64);
+        if self.scratch > DATA {
+            self.scratch = 4 << 20;
+            return self.allocate(len);
+        }
+        at
+    }
+
+    /// Runs until there is nothing to do now.
+    pub fn run(&self) -> Next {
+        for _ in 0..1_000_000 {
+            match self.device.run(64) {
+                Next::Busy => {}
+                next if !self.device.arm() => return next,
+                _ => {}
+            }
+        }
+        panic!("the device never rests");
+    }
+
+    /// Sends a request through the control queue; its status, and its reply.
+    pub fn request(&mut self, bytes: &[u8], room: usize) -> (u8, Vec<u8>) {
+        let request = self.allocate(bytes.len() as u64);
+        let reply = self.allocate(room as u64);
+        self.memory.write(request, bytes).unwrap();
+        let room = room as u32;
+        self.add(0, &[(request, bytes.len() as u32, false), (reply, room, true)]);
+        self.run();
+        let (_, length) = self.used(0).expect("a reply");
+        let mut reply_bytes = vec![0; length as usize];
+        self.memory.read(reply, &mut reply_bytes).unwrap();
+        (reply_bytes[0], reply_bytes[1..].to_vec())
+    }
+
+    pub fn command<Q: IntoBytes + Immutable, R: FromBytes>(
+        &mut self,
+        command: u32,
+        request: &Q,
+    ) -> Result<R, u32> {
+        let bytes = [&[command as u8], request.as_bytes()].concat();
+        let (status, reply) = self.request(&bytes, 1 + size_of::<R>());
+        if u32::from(status) == VIRTIO_RDMA_STATUS_OK {
+            Ok(R::read_from_bytes(&reply).unwrap())
+        } else {
+            assert!(reply.is_empty());
+            Err(status.into())
+        }
+    }
+
+    pub fn add_gid(&mut self, index: u16, gid: Gid, extra_type: u32) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_add_gid {
+            gid,
+            gid_type: VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP + extra_type,
+            index,
+            reserved_16: 0,
+            port_num: 1,
+        };
+        self.command(VIRTIO_RDMA_CMD_ADD_GID, &request)
+    }
+
+    pub fn del_gid(&mut self, index: u16) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_del_gid { index, reserved_02: 0, port: 1 };
+        self.command(VIRTIO_RDMA_CMD_DEL_GID, &request)
+    }
+
+    pub fn create_pd(&mut self) -> u32 {
+        let reply: virtio_rdma_rsp_create_pd =
+            self.command(VIRTIO_RDMA_CMD_CREATE_PD, &()).unwrap();
+        reply.pdn
+    }
+
+    /// A CQ with `buffers` buffers.
+    pub fn create_cq(&mut self, buffers: u16) -> u32 {
+        let request = virtio_rdma_cmd_create_cq { cqe: RING.into() };
+        let reply: virtio_rdma_rsp_create_cq =
+            self.command(VIRTIO_RDMA_CMD_CREATE_CQ, &request).unwrap();
+        let queue = 1 + reply.cqn as u16;
+        for _ in 0..buffers {
+            self.add_cq_buffer(queue);
+        }
+        reply.cqn
+    }
+
+    fn add_cq_buffer(&mut self, queue: u16) {
+        let head = self.queues[usize::from(queue)].next % RING;
+        let at = self.cqe_at(queue, head);
+        self.add_at(queue, head, &[(at, size_of::<virtio_rdma_cqe>() as u32, true)]);
+    }
+
+    fn cqe_at(&self, queue: u16, head: u16) -> u64 {
+        (3 << 20) + (u64::from(queue) * u64::from(RING) + u64::from(head)) * 64
+    }
+
+    /// Takes a CQE out and gives its buffer back.
+    pub fn poll(&mut self, cqn: u32) -> Option<virtio_rdma_cqe> {
+        let queue = 1 + cqn as u16;
+        let (head, length) = self.used(queue)?;
+        assert_eq!(length as usize, size_of::<virtio_rdma_cqe>());
+        let cqe = self.memory.read_obj(self.cqe_at(queue, head as u16)).unwrap();
+        self.add_cq_buffer(queue);
+        Some(cqe)
+    }
+
+    pub fn arm_cq(&mut self, cqn: u32, flags: u32) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_req_notify { cqn, flags };
+        self.command(VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ, &request)
+    }
+
+    /// Registers `[addr, addr + len)` of guest memory, named by that address.
+    pub fn reg_mr(&mut self, pdn: u32, addr: u64, len: u64, access: u32) -> virtio_rdma_rsp_mr {
+        let first = addr & !0xfff;
+        let npages = (addr + len - first).div_ceil(0x1000);
+        let pages: Vec<u64> = (0..npages).map(|page| first + page * 0x1000).collect();
+        self.reg_pages(pdn, addr, len, access, &pages).unwrap()
+    }
+
+    pub fn reg_pages(
+        &mut self,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        access: u32,
+        pages: &[u64],
+    ) -> Result<virtio_rdma_rsp_mr, u32> {
+        let table = self.allocate(pages.as_bytes().len() as u64);
+        self.memory.write(table, pages.as_bytes()).unwrap();
+        let request = virtio_rdma_cmd_reg_user_mr {
+            pdn,
+            access_flags: access,
+            start: addr,
+            length: len,
+            virt_addr: addr,
+            pages: table,
+            npages: pages.len() as u32,
+            reserved_2c: 0,
+        };
+        self.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request)
+    }
+
+    pub fn dereg_mr(&mut self, mrn: u32) -> Result<(), u32> {
+        self.command(VIRTIO_RDMA_CMD_DEREG_MR, &virtio_rdma_cmd_dereg_mr { mrn })
+    }
+
+    pub fn qp_request(pdn: u32, cqn: u32, kind: u32) -> virtio_rdma_cmd_create_qp {
+        let mut request = virtio_rdma_cmd_create_qp::new_zeroed();
+        request.pdn = pdn;
+        request.qp_type = kind as u8;
+        request.sq_sig_type = VIRTIO_RDMA_SIGNAL_REQ_WR as u8;
+        (request.max_send_wr, request.max_recv_wr) = (16, 16);
+        (request.max_send_sge, request.max_recv_sge) = (16, 16);
+        (request.send_cqn, request.recv_cqn) = (cqn, cqn);
+        request
+    }
+
+    pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
+        let request = Self::qp_request(pdn, cqn, kind);
+        let reply: virtio_rdma_rsp_create_qp =
+            self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request).unwrap();
+        reply.qpn
+    }
+
+    pub fn modify(&mut self, qpn: u32, mask: u32, attr: virtio_rdma_qp_attr) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_modify_qp { qpn, attr_mask: mask, attr };
+        self.command(VIRTIO_RDMA_CMD_MODIFY_QP, &request)
+    }
+
+    pub fn set_state(&mut self, qpn: u32, state: u32) -> Result<(), u32> {
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_state = state as u8;
+        self.modify(qpn, VIRTIO_RDMA_QP_STATE, attr)
+    }
+
+    pub fn query(&mut self, qpn: u32) -> virtio_rdma_qp_attr {
+        let request = virtio_rdma_cmd_query_qp { qpn, attr_mask: 0 };
+        let reply: virtio_rdma_rsp_query_qp =
+            self.command(VIRTIO_RDMA_CMD_QUERY_QP, &request).unwrap();
+        reply.attr
+    }
+
+    pub fn to_init(&mut self, qpn: u32, access: u32) {
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_state = VIRTIO_RDMA_QPS_INIT as u8;
+        attr.port_num = 1;
+        attr.qp_access_flags = access;
+        let mask = VIRTIO_RDMA_QP_STATE
+            | VIRTIO_RDMA_QP_PKEY_INDEX
+            | VIRTIO_RDMA_QP_PORT
+            | VIRTIO_RDMA_QP_ACCESS_FLAGS;
+        self.modify(qpn, mask, attr).unwrap();
+    }
+
+    pub fn to_rtr(&mut self, qpn: u32, dgid: Gid, dest: u32, rc: bool) -> Result<(), u32> {
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
+        attr.path_mtu = 3;
+        attr.dest_qp_num = dest;
+        attr.ah_attr.grh.dgid = dgid;
+        attr.ah_attr.ah_flags = VIRTIO_RDMA_AH_GRH as u8;
+        attr.ah_attr.port_num = 1;
+        let mut mask = VIRTIO_RDMA_QP_STATE
+            | VIRTIO_RDMA_QP_AV
+            | VIRTIO_RDMA_QP_PATH_MTU
+            | VIRTIO_RDMA_QP_DEST_QPN
+            | VIRTIO_RDMA_QP_RQ_PSN;
+        if rc {
+            attr.max_dest_rd_atomic = 4;
+            attr.min_rnr_timer = 12;
+            mask |= VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC | VIRTIO_RDMA_QP_MIN_RNR_TIMER;
+        }
+        self.modify(qpn, mask, attr)
+    }
+
+    pub fn to_rts(&mut self, qpn: u32, rc: bool) -> Result<(), u32> {
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_state = VIRTIO_RDMA_QPS_RTS as u8;
+        let mut mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN;
+        if rc {
+            (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic) = (14, 3, 3, 4);
+            mask |= VIRTIO_RDMA_QP_TIMEOUT
+                | VIRTIO_RDMA_QP_RETRY_CNT
+                | VIRTIO_RDMA_QP_RNR_RETRY
+                | VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC;
+        }
+        self.modify(qpn, mask, attr)
+    }
+
+    pub fn connect(&mut self, qpn: u32, dgid: Gid, dest: u32) {
+        self.to_init(qpn, ALL);
+        self.to_rtr(qpn, dgid, dest, true).unwrap();
+        self.to_rts(qpn, true).unwrap();
+    }
+
+    /// Posts bytes to a work queue, from a buffer of their own.
+    pub fn post(&mut self, queue: u16, bytes: &[u8]) {
+        let at = self.allocate(bytes.len() as u64);
+        self.memory.write(at, bytes).unwrap();
+        self.add(queue, &[(at, bytes.len() as u32, false)]);
+    }
+
+    pub fn post_send(&mut self, qpn: u32, send: &Send) {
+        self.post(self.send_queue(qpn), &send.bytes());
+    }
+
+    pub fn post_recv(&mut self, qpn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
+        let header = virtio_rdma_rq_wqe { num_sge: sges.len() as u32, reserved_04: 0, wr_id };
+        let bytes = [header.as_bytes(), sges.as_bytes()].concat();
+        self.post(self.receive_queue(qpn), &bytes);
+    }
+
+    pub fn add_event_buffer(&mut self) {
+        let queue = self.event_queue();
+        let head = self.queues[usize::from(queue)].next % RING;
+        let at = (2 << 20) + u64::from(head) * 8;
+        self.add_at(queue, head, &[(at, 8, true)]);
+        self.device.kick(queue);
+    }
+
+    pub fn poll_event(&mut self) -> Option<(u32, u32)> {
+        let (head, length) = self.used(self.event_queue())?;
+        assert_eq!(length, 8);
+        let at = (2 << 20) + u64::from(head) * 8;
+        let event: virtio_rdma_event = self.memory.read_obj(at).unwrap();
+        Some((event.event, event.handle))
+    }
+
+    pub fn fill(&self, addr: u64, len: usize, seed: u8) -> Vec<u8> {
+        let data: Vec<u8> =
+            (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        self.memory.write(addr, &data).unwrap();
+        data
+    }
+
+    pub fn bytes(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read(addr, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Runs all guests until none has anything to do now; the earliest timer.
+pub fn settle(guests: &[&Guest]) -> Option<Instant> {
+    for _ in 0..10_000 {
+        let next: Vec<_> = guests.iter().map(|guest| guest.run()).collect();
+        if guests.iter().all(|guest| guest.device.run(64) != Next::Busy) {
+            let times = next.iter().filter_map(|next| match next {
+                Next::At(time) => Some(*time),
+                _ => None,
+            });
+            return times.min();
+        }
+    }
+    panic!("the guests never rest");
+}
+
+/// The same, moving the clock from timer to timer until there is none.
+pub fn settle_in_time(guests: &[&Guest]) {
+    for _ in 0..1000 {
+        match settle(guests) {
+            Some(time) => guests[0].clock.advance_to(time),
+            None => return,
+        }
+    }
+    panic!("the timers never end");
+}
+
+pub fn sge(addr: u64, length: u32, lkey: u32) -> virtio_rdma_sge {
+    virtio_rdma_sge { addr, length, lkey }
+}
+
+/// A send work request.
+#[derive(Clone)]
+pub struct Send {
+    pub wr_id: u64,
+    pub opcode: u32,
+    pub flags: u32,
+    pub imm: u32,
+    pub sges: Vec<virtio_rdma_sge>,
+    pub wr: Vec<u8>,
+}
+
+impl Send {
+    pub fn new(wr_id: u64, opcode: u32, sges: &[virtio_rdma_sge]) -> Self {
+        let flags = VIRTIO_RDMA_SEND_SIGNALED;
+        Self { wr_id, opcode, flags, imm: 0, sges: sges.to_vec(), wr: Vec::new() }
+    }
+
+    pub fn rdma(mut self, remote_addr: u64, rkey: u32) -> Self {
+        self.wr = WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec();
+        self
+    }
+
+    pub fn atomic(mut self, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> Self {
+        let atomic = WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 };
+        self.wr = atomic.as_bytes().to_vec();
+        self
+    }
+
+    pub fn ud(mut self, dgid: Gid, qpn: u32, qkey: u32, pdn: u32) -> Self {
+        let mut ud = WrUd::new_zeroed();
+        (ud.remote_qpn, ud.remote_qkey) = (qpn, qkey);
+        (ud.av.port, ud.av.pdn, ud.av.dgid, ud.av.hop_limit) = (1, pdn, dgid, 64);
+        self.wr = ud.as_bytes().to_vec();
+        self
+    }
+
+    pub fn flags(mut self, flags: u32) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.imm = imm;
+        self
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut header = virtio_rdma_sq_wqe::new_zeroed();
+        header.num_sge = self.sges.len() as u32;
+        header.send_flags = self.flags;
+        header.opcode = self.opcode;
+        header.wr_id = self.wr_id;
+        header.ex = self.imm;
+        let mut bytes = header.as_bytes().to_vec();
+        let at = offset_of!(virtio_rdma_sq_wqe, wr);
+        bytes[at..at + self.wr.len()].copy_from_slice(&self.wr);
+        bytes.extend_from_slice(self.sges.as_bytes());
+        bytes
+    }
+}
+
+/// Two guests with a connected pair of QPs, and all of their data registered.
+pub struct Pair {
+    pub clock: Arc<TestClock>,
+    pub fabric: Arc<Fabric>,
+    pub a: Guest,
+    pub b: Guest,
+    pub ends: [End; 2],
+}
+
+/// What one guest of a pair has.
+#[derive(Clone, Copy)]
+pub struct End {
+    pub pdn: u32,
+    pub cqn: u32,
+    pub qpn: u32,
+    pub key: u32,
+    pub mrn: u32,
+}
+
+impl End {
+    pub fn new(guest: &mut Guest, kind: u32) -> Self {
+        let pdn = guest.create_pd();
+        let cqn = guest.create_cq(RING);
+        let mr = guest.reg_mr(pdn, DATA, MEMORY - DATA, ALL);
+        let qpn = guest.create_qp(pdn, cqn, kind);
+        for _ in 0..8 {
+            guest.add_event_buffer();
+        }
+        Self { pdn, cqn, qpn, key: mr.lkey, mrn: mr.mrn }
+    }
+}
+
+impl Pair {
+    /// Created, in RESET.
+    pub fn unconnected(kind: u32) -> Self {
+        let (fabric, clock) = fabric();
+        let mut a = Guest::new(&fabric, &clock, 1);
+        let mut b = Guest::new(&fabric, &clock, 2);
+        let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
+        Self { clock, fabric, a, b, ends }
+    }
+
+    /// In RTS.
+    pub fn new() -> Self {
+        let mut pair = Self::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+        pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+        pair
+    }
+
+    pub fn settle(&self) -> Option<Instant> {
+        settle(&[&self.a, &self.b])
+    }
+
+    pub fn settle_in_time(&self) {
+        settle_in_time(&[&self.a, &self.b]);
+    }
+
+    pub fn poll_a(&mut self) -> Option<virtio_rdma_cqe> {
+        self.a.poll(self.ends[0].cqn)
+    }
+
+    pub fn poll_b(&mut self) -> Option<virtio_rdma_cqe> {
+        self.b.poll(self.ends[1].cqn)
+    }
+}
+
+/// `wr_id`, status, opcode of a CQE.
+pub fn brief(cqe: Option<virtio_rdma_cqe>) -> Option<(u64, u32, u32)> {
+    cqe.map(|cqe| (cqe.wr_id, cqe.status.into(), cqe.opcode.into()))
+}

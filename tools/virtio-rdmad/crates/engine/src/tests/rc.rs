@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Reliable connections.
+
+use std::time::Duration;
+
+use abi::*;
+use zerocopy::FromZeros;
+
+use super::driver::*;
+use crate::{Counter, Limits};
+
+const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
+const SEND: u32 = VIRTIO_RDMA_WR_SEND;
+const RDMA_WRITE: u32 = VIRTIO_RDMA_WR_RDMA_WRITE;
+const RDMA_READ: u32 = VIRTIO_RDMA_WR_RDMA_READ;
+
+#[test]
+fn send_arrives_in_the_receive() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let data = pair.a.fill(DATA, 5000, 1);
+    let places = [sge(DATA, 100, b.key), sge(DATA + 0x5000, 8000, b.key)];
+    pair.b.post_recv(b.qpn, 70, &places);
+    let parts = [sge(DATA, 4000, a.key), sge(DATA + 4000, 1000, a.key)];
+    let send = Send::new(7, VIRTIO_RDMA_WR_SEND_WITH_IMM, &parts).imm(0x0102_0304);
+    pair.a.post_send(a.qpn, &send);
+    pair.settle();
+    let cqe = pair.poll_b().unwrap();
+    assert_eq!(brief(Some(cqe)), Some((70, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!((cqe.byte_len, cqe.ex, cqe.qp_num), (5000, 0x0102_0304, b.qpn));
+    assert_eq!(cqe.wc_flags, VIRTIO_RDMA_WC_WITH_IMM);
+    assert_eq!(brief(pair.poll_a()), Some((7, OK, VIRTIO_RDMA_WC_SEND)));
+    assert!(pair.poll_a().is_none() && pair.poll_b().is_none());
+    let found = [pair.b.bytes(DATA, 100), pair.b.bytes(DATA + 0x5000, 4900)].concat();
+    assert_eq!(found, data);
+}
+
+#[test]
+fn write_and_read_move_large_messages() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let len = 3 * (256 << 10) + 17;
+    let data = pair.a.fill(DATA, len, 9);
+    let there = DATA + 0x0010_0001;
+    let part = [sge(DATA, len as u32, a.key)];
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &part).rdma(there, b.key));
+    let back = [sge(DATA + (4 << 20), len as u32, a.key)];
+    pair.a.post_send(a.qpn, &Send::new(2, RDMA_READ, &back).rdma(there, b.key));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    let cqe = pair.poll_a().unwrap();
+    assert_eq!(brief(Some(cqe)), Some((2, OK, VIRTIO_RDMA_WC_RDMA_READ)));
+    assert_eq!(cqe.byte_len as usize, len);
+    assert!(pair.b.bytes(there, len) == data);
+    assert!(pair.a.bytes(DATA + (4 << 20), len) == data);
+    assert!(pair.poll_b().is_none());
+    assert_eq!(pair.a.device.counter(Counter::WriteBytes), len as u64);
+    let psn = (len as u32).div_ceil(1024);
+    assert_eq!(pair.a.query(a.qpn).sq_psn, 2 * psn);
+    assert_eq!(pair.b.query(b.qpn).rq_psn, 2 * psn);
+}
+
+#[test]
+fn write_with_immediate_takes_a_receive() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let data = pair.a.fill(DATA, 64, 3);
+    pair.b.post_recv(b.qpn, 5, &[]);
+    let write = VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM;
+    let part = [sge(DATA, 64, a.key)];
+    pair.a.post_send(a.qpn, &Send::new(6, write, &part).rdma(DATA, b.key).imm(9));
+    pair.settle();
+    let cqe = pair.poll_b().unwrap();
+    let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
+    assert_eq!(brief(Some(cqe)), Some((5, OK, opcode)));
+    assert_eq!((cqe.byte_len, cqe.ex), (64, 9));
+    assert_eq!(pair.b.bytes(DATA, 64), data);
+    assert_eq!(brief(pair.poll_a()), Some((6, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+}
+
+#[test]
+fn atomics_answer_what_was_there() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.memory.write(DATA, &40_u64.to_le_bytes()).unwrap();
+    let result = [sge(DATA + 16, 8, a.key)];
+    let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+    let swap = VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP;
+    let word = |guest: &Guest, at| guest.memory.read_obj::<u64>(at).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, add, &result).atomic(DATA, b.key, 2, 0));
+    pair.settle();
+    let cqe = pair.poll_a();
+    assert_eq!(brief(cqe), Some((1, OK, VIRTIO_RDMA_WC_FETCH_ADD)));
+    assert_eq!(cqe.unwrap().byte_len, 8);
+    assert_eq!((word(&pair.a, DATA + 16), word(&pair.b, DATA)), (40, 42));
+    pair.a.post_send(a.qpn, &Send::new(2, swap, &result).atomic(DATA, b.key, 42, 7));
+    pair.a.post_send(a.qpn, &Send::new(3, swap, &result).atomic(DATA, b.key, 42, 8));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_COMP_SWAP)));
+    assert_eq!(brief(pair.poll_a()), Some((3, OK, VIRTIO_RDMA_WC_COMP_SWAP)));
+    assert_eq!((word(&pair.a, DATA + 16), word(&pair.b, DATA)), (7, 7));
+}
+
+#[test]
+fn only_signaled_work_requests_complete() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let part = [sge(DATA, 8, a.key)];
+    let write = |wr_id, flags| Send::new(wr_id, RDMA_WRITE, &part).rdma(DATA, b.key).flags(flags);
+    for wr_id in 1..=3 {
+        let last = if wr_id == 3 { VIRTIO_RDMA_SEND_SIGNALED } else { 0 };
+        pair.a.post_send(a.qpn, &write(wr_id, last | VIRTIO_RDMA_SEND_FENCE));
+    }
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((3, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    assert!(pair.poll_a().is_none());
+    assert_eq!(pair.a.used_index(pair.a.send_queue(a.qpn)), 3);
+}
+
+#[test]
+fn loopback_and_a_qp_connected_to_itself() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
+    let own = guest.gid;
+    guest.connect(end.qpn, own, end.qpn);
+    let other = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+    let third = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+    guest.connect(other, own, third);
+    guest.connect(third, own, other);
+    for (from, to) in [(end.qpn, end.qpn), (other, third), (third, other)] {
+        let data = guest.fill(DATA, 99, from as u8);
+        guest.post_recv(to, 20, &[sge(DATA + 4096, 99, end.key)]);
+        guest.post_send(from, &Send::new(10, SEND, &[sge(DATA, 99, end.key)]));
+        guest.run();
+        let cqe = guest.poll(end.cqn).unwrap();
+        assert_eq!((cqe.wr_id, cqe.qp_num), (20, to));
+        let cqe = guest.poll(end.cqn).unwrap();
+        assert_eq!((cqe.wr_id, cqe.qp_num), (10, from));
+        assert_eq!(guest.bytes(DATA + 4096, 99), data);
+    }
+}
+
+#[test]
+fn a_missing_receive_is_waited_for() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    assert!(pair.settle().is_some());
+    assert!(pair.poll_a().is_none());
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+    // The receive ends the wait; the clock stands still.
+    pair.settle();
+    assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(pair.clock.passed(), Duration::ZERO);
+}
+
+#[test]
+fn rnr_retries_end() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.a.post_send(a.qpn, &Send::new(2, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle_in_time();
+    // Three retries of 0.64 ms.
+    assert_eq!(pair.clock.passed(), Duration::from_micros(1920));
+    let error = VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+    let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((2, flushed, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+    assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
+}
+
+#[test]
+fn no_answer_ends_in_retry_exceeded() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle_in_time();
+    assert_eq!(pair.clock.passed(), 4 * Duration::from_nanos(4096 << 14));
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+}
+
+#[test]
+fn a_peer_that_becomes_ready_is_found() {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    assert!(pair.settle().is_some());
+    pair.b.to_init(b.qpn, ALL);
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+    assert!(pair.settle().is_some());
+    pair.b.to_rtr(b.qpn, pair.a.gid, a.qpn, true).unwrap();
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_COMM_EST, b.qpn)));
+}
+
+/// Posts a work request that must fail, one behind it, and a receive at each
+/// end; checks what becomes of all four.
+fn fails(change: impl FnOnce(&mut Pair) -> Send, status: u32, peer: Option<(u32, u32)>) -> Pair {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let send = change(&mut pair);
+    let opcode = match send.opcode {
+        RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM => VIRTIO_RDMA_WC_RDMA_WRITE,
+        RDMA_READ => VIRTIO_RDMA_WC_RDMA_READ,
+        VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => VIRTIO_RDMA_WC_FETCH_ADD,
+        _ => VIRTIO_RDMA_WC_SEND,
+    };
+    let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+    pair.a.post_recv(a.qpn, 30, &[]);
+    pair.a.post_send(a.qpn, &send.flags(0));
+    pair.a.post_send(a.qpn, &Send::new(2, SEND, &[]).flags(0));
+    pair.settle();
+    let mut found = vec![brief(pair.poll_a()).unwrap(), brief(pair.poll_a()).unwrap()];
+    assert_eq!(found[0], (1, status, opcode));
+    found.push(brief(pair.poll_a()).unwrap());
+    assert!(found.contains(&(2, flushed, VIRTIO_RDMA_WC_SEND)), "{found:?}");
+    assert!(found.contains(&(30, flushed, VIRTIO_RDMA_WC_RECV)), "{found:?}");
+    assert!(pair.poll_a().is_none());
+    let state = u32::from(pair.b.query(b.qpn).qp_state);
+    let Some((local, event)) = peer else {
+        assert_eq!(state, VIRTIO_RDMA_QPS_RTS);
+        return pair;
+    };
+    assert_eq!(state, VIRTIO_RDMA_QPS_ERR);
+    if local != OK {
+        assert_eq!(brief(pair.poll_b()), Some((50, local, VIRTIO_RDMA_WC_RECV)));
+        assert_eq!(brief(pair.poll_b()), Some((51, flushed, VIRTIO_RDMA_WC_RECV)));
+    }
+    let raised = std::iter::from_fn(|| pair.b.poll_event()).any(|e| e == (event, b.qpn));
+    assert_eq!(raised, event != u32::MAX);
+    pair
+}
+
+/// Two receives at `b`, the first as given.
+fn receives(pair: &mut Pair, first: virtio_rdma_sge) {
+    let b = pair.ends[1];
+    pair.b.post_recv(b.qpn, 50, &[first]);
+    pair.b.post_recv(b.qpn, 51, &[sge(DATA, 100, b.key)]);
+}
+
+#[test]
+fn a_receive_that_is_too_small_fails_both_ends() {
+    let remote = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
+    let send = |pair: &mut Pair| {
+        receives(pair, sge(DATA, 7, pair.ends[1].key));
+        Send::new(1, SEND, &[sge(DATA, 8, pair.ends[0].key)])
+    };
+    fails(send, remote, Some((VIRTIO_RDMA_WC_LOC_LEN_ERR, u32::MAX)));
+}
+
+#[test]
+fn a_receive_with_a_bad_key_fails_both_ends() {
+    let remote = VIRTIO_RDMA_WC_REM_OP_ERR;
+    let send = |pair: &mut Pair| {
+        receives(pair, sge(DATA, 8, pair.ends[1].key ^ 1));
+        Send::new(1, SEND, &[sge(DATA, 8, pair.ends[0].key)])
+    };
+    fails(send, remote, Some((VIRTIO_RDMA_WC_LOC_PROT_ERR, u32::MAX)));
+}
+
+#[test]
+fn a_bad_local_key_fails_the_requester_alone() {
+    let prot = VIRTIO_RDMA_WC_LOC_PROT_ERR;
+    let send = |pair: &mut Pair| Send::new(1, SEND, &[sge(DATA, 8, pair.ends[0].key ^ 0x100)]);
+    fails(send, prot, None);
+    let send = |pair: &mut Pair| {
+        let beyond = sge((32 << 20) - 4, 8, pair.ends[0].key);
+        Send::new(1, RDMA_WRITE, &[beyond]).rdma(DATA, pair.ends[1].key)
+    };
+    fails(send, prot, None);
+    let send = |pair: &mut Pair| {
+        let pdn = pair.a.create_pd();
+        let mr = pair.a.reg_mr(pdn, DATA, 4096, ALL);
+        Send::new(1, RDMA_WRITE, &[sge(DATA, 8, mr.lkey)]).rdma(DATA, pair.ends[1].key)
+    };
+    fails(send, prot, None);
+    let send = |pair: &mut Pair| {
+        let mr = pair.a.reg_mr(pair.ends[0].pdn, DATA, 4096, READ);
+        Send::new(1, RDMA_READ, &[sge(DATA, 8, mr.lkey)]).rdma(DATA, pair.ends[1].key)
+    };
+    fails(send, prot, None);
+}
+
+#[test]
+fn a_bad_remote_key_fails_both_ends() {
+    let access = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
+    let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+    for opcode in [RDMA_WRITE, RDMA_READ] {
+        let send = |pair: &mut Pair| {
+            let [a, b] = pair.ends;
+            Send::new(1, opcode, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key ^ 1)
+        };
+        fails(send, access, peer);
+        let send = |pair: &mut Pair| {
+            let [a, b] = pair.ends;
+            Send::new(1, opcode, &[sge(DATA, 8, a.key)]).rdma((32 << 20) - 7, b.key)
+        };
+        fails(send, access, peer);
+        let send = |pair: &mut Pair| {
+            let [a, b] = pair.ends;
+            let other = if opcode == RDMA_READ { WRITE | LOCAL } else { READ | LOCAL };
+            let mr = pair.b.reg_mr(b.pdn, DATA, 4096, other);
+            Send::new(1, opcode, &[sge(DATA, 8, a.key)]).rdma(DATA, mr.rkey)
+        };
+        fails(send, access, peer);
+    }
+}
+
+#[test]
+fn a_remote_range_is_checked_before_the_first_byte() {
+    let access = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
+    let len = 600 << 10;
+    let send = |pair: &mut Pair| {
+        let [a, b] = pair.ends;
+        pair.a.fill(DATA, len, 1);
+        let mr = pair.b.reg_mr(b.pdn, DATA, len as u64 - 1, ALL);
+        Send::new(1, RDMA_WRITE, &[sge(DATA, len as u32, a.key)]).rdma(DATA, mr.rkey)
+    };
+    let pair = fails(send, access, Some((OK, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR)));
+    assert!(pair.b.bytes(DATA, len).iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn an_unaligned_atomic_is_an_invalid_request() {
+    let send = |pair: &mut Pair| {
+        let [a, b] = pair.ends;
+        let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+        Send::new(1, add, &[sge(DATA, 8, a.key)]).atomic(DATA + 4, b.key, 1, 0)
+    };
+    let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+    fails(send, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, peer);
+}
+
+#[test]
+fn malformed_requests_fail_the_requester() {
+    let operation = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+    fails(|_| Send::new(1, VIRTIO_RDMA_WR_LOCAL_INV, &[]), operation, None);
+    let length = VIRTIO_RDMA_WC_LOC_LEN_ERR;
+    let send = |pair: &mut Pair| {
+        let key = pair.ends[0].key;
+        Send::new(1, SEND, &[sge(DATA, 1 << 31, key), sge(DATA, 1, key)])
+    };
+    fails(send, length, None);
+}
+
+#[test]
+fn zero_bytes_ask_for_no_key() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[]).rdma(0, 0));
+    pair.a.post_send(a.qpn, &Send::new(2, RDMA_READ, &[sge(0, 0, 0)]).rdma(0, 0));
+    pair.b.post_recv(b.qpn, 3, &[]);
+    pair.a.post_send(a.qpn, &Send::new(3, SEND, &[]));
+    pair.settle();
+    for wr_id in 1..=3 {
+        let cqe = pair.poll_a().unwrap();
+        assert_eq!((cqe.wr_id, u32::from(cqe.status), cqe.byte_len), (wr_id, OK, 0));
+    }
+}
+
+#[test]
+fn err_flushes_what_is_posted_later() {
+    let mut pair = Pair::new();
+    let a = pair.ends[0];
+    let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+    pair.a.post_recv(a.qpn, 10, &[]);
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((10, flushed, VIRTIO_RDMA_WC_RECV)));
+    for round in 0..100 {
+        pair.a.post_recv(a.qpn, round, &[]);
+        pair.a.post_send(a.qpn, &Send::new(round, RDMA_WRITE, &[]));
+        pair.a.run();
+        let mut found = [pair.poll_a(), pair.poll_a()].map(|cqe| brief(cqe).unwrap());
+        found.sort_unstable_by_key(|cqe| cqe.2);
+        let expected =
+            [VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV].map(|opcode| (round, flushed, opcode));
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn reset_discards_and_the_queues_go_on() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    for round in 0..200 {
+        for wr_id in 0..3 {
+            pair.a.post_send(a.qpn, &Send::new(wr_id, SEND, &[sge(DATA, 8, a.key)]));
+            pair.a.post_recv(a.qpn, wr_id, &[]);
+        }
+        pair.settle();
+        pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        assert!(pair.poll_a().is_none());
+        let total = 4 * round + 3;
+        assert_eq!(u32::from(pair.a.used_index(pair.a.send_queue(a.qpn))), total);
+        pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+        pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+        pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 8, a.key)]));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((4, OK, VIRTIO_RDMA_WC_SEND)));
+        assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    }
+}
+
+#[test]
+fn sqd_drains_and_tells() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle();
+    let mut attr = virtio_rdma_qp_attr::new_zeroed();
+    attr.qp_state = VIRTIO_RDMA_QPS_SQD as u8;
+    attr.en_sqd_async_notify = 1;
+    let mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY;
+    pair.a.modify(a.qpn, mask, attr).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(2, RDMA_WRITE, &[]));
+    pair.settle();
+    assert_eq!(pair.a.query(a.qpn).sq_draining, 1);
+    assert_eq!(pair.a.poll_event(), None);
+    pair.b.post_recv(b.qpn, 3, &[sge(DATA, 8, b.key)]);
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert!(pair.poll_a().is_none());
+    assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_SQ_DRAINED, a.qpn)));
+    assert_eq!(pair.a.query(a.qpn).sq_draining, 0);
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RTS).unwrap();
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+}
+
+#[test]
+fn a_cq_that_overflows_fails_its_qps() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let mut end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
+    end.cqn = guest.create_cq(2);
+    let qpn = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+    let own = guest.gid;
+    guest.connect(qpn, own, qpn);
+    for wr_id in 1..=4 {
+        guest.post_send(qpn, &Send::new(wr_id, RDMA_WRITE, &[]));
+    }
+    guest.run();
+    assert_eq!(guest.poll_event(), Some((VIRTIO_RDMA_EVENT_CQ_ERR, end.cqn)));
+    assert_eq!(guest.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, qpn)));
+    assert_eq!(u32::from(guest.query(qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+    assert_eq!(brief(guest.poll(end.cqn)).unwrap().0, 1);
+    assert_eq!(brief(guest.poll(end.cqn)).unwrap().0, 2);
+    assert!(guest.poll(end.cqn).is_none());
+    assert_eq!(guest.device.counter(Counter::CqOverflows), 1);
+}
+
+#[test]
+fn arming_signals_once_and_misses_nothing() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let next = VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION;
+    let solicited = VIRTIO_RDMA_NOTIFY_SOLICITED;
+    let cq = 1 + b.cqn as u16;
+    let message = |pair: &mut Pair, flags| {
+        pair.b.post_recv(b.qpn, 1, &[]);
+        pair.a.post_send(a.qpn, &Send::new(1, SEND, &[]).flags(flags));
+        pair.settle();
+        pair.poll_b().unwrap();
+    };
+    message(&mut pair, 0);
+    assert_eq!(pair.b.signals(cq), 0);
+    pair.b.arm_cq(b.cqn, next).unwrap();
+    assert_eq!(pair.b.signals(cq), 1, "a CQE was placed before");
+    message(&mut pair, 0);
+    assert_eq!(pair.b.signals(cq), 1, "the signal disarmed");
+    pair.b.arm_cq(b.cqn, solicited).unwrap();
+    message(&mut pair, 0);
+    assert_eq!(pair.b.signals(cq), 1, "not solicited");
+    message(&mut pair, VIRTIO_RDMA_SEND_SOLICITED);
+    assert_eq!(pair.b.signals(cq), 2);
+    pair.b.arm_cq(b.cqn, solicited).unwrap();
+    pair.b.arm_cq(b.cqn, next).unwrap();
+    pair.b.arm_cq(b.cqn, solicited).unwrap();
+    message(&mut pair, 0);
+    assert_eq!(pair.b.signals(cq), 3, "the wider arming holds");
+    assert_eq!(pair.b.arm_cq(b.cqn, 0), Err(VIRTIO_RDMA_STATUS_INVAL));
+    assert_eq!(pair.b.arm_cq(3, next), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+    pair.b.arm_cq(b.cqn, solicited).unwrap();
+    pair.b.post_recv(b.qpn, 1, &[]);
+    pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.settle();
+    assert_eq!(pair.b.signals(cq), 4, "an error is always solicited");
+}
+
+#[test]
+fn events_wait_for_buffers_once_each() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    for _ in 0..20 {
+        pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(0, 1));
+        pair.settle();
+        while pair.poll_a().is_some() {}
+        pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+        pair.a.connect(a.qpn, gid_b, b.qpn);
+        pair.b.connect(b.qpn, gid_a, a.qpn);
+    }
+    let event = (VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, b.qpn);
+    for _ in 0..8 {
+        assert_eq!(pair.b.poll_event(), Some(event));
+    }
+    assert_eq!(pair.b.poll_event(), None);
+    for _ in 0..5 {
+        pair.b.add_event_buffer();
+    }
+    pair.b.run();
+    assert_eq!(pair.b.poll_event(), Some(event));
+    assert_eq!(pair.b.poll_event(), None);
+}
+
+#[test]
+fn a_guest_that_goes_leaves_no_trace() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.device.reset();
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key));
+    pair.settle_in_time();
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    pair.b.start();
+    let b = End::new(&mut pair.b, VIRTIO_RDMA_QPT_RC);
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+    let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+    pair.a.connect(a.qpn, gid_b, b.qpn);
+    pair.b.connect(b.qpn, gid_a, a.qpn);
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+}
+
+#[test]
+fn a_guest_sends_from_its_own_gids_only() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.del_gid(0).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key));
+    pair.settle_in_time();
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_RDMA_WRITE)));
+}
+
+#[test]
+fn a_third_qp_cannot_speak_to_a_connected_one() {
+    let mut pair = Pair::new();
+    let [_, b] = pair.ends;
+    let mut third = Guest::new(&pair.fabric, &pair.clock, 3);
+    let c = End::new(&mut third, VIRTIO_RDMA_QPT_RC);
+    third.connect(c.qpn, pair.b.gid, b.qpn);
+    third.post_send(c.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, c.key)]).rdma(DATA, b.key));
+    settle_in_time(&[&third, &pair.a, &pair.b]);
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(third.poll(c.cqn)), Some((1, error, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    assert!(pair.poll_b().is_none());
+}
+
+#[test]
+fn unreliable_connections_lose_what_finds_no_receive() {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_UC);
+    let [a, b] = pair.ends;
+    let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+    for (guest, qpn, gid, dest) in
+        [(&mut pair.a, a.qpn, gid_b, b.qpn), (&mut pair.b, b.qpn, gid_a, a.qpn)]
+    {
+        guest.to_init(qpn, ALL);
+        guest.to_rtr(qpn, gid, dest, false).unwrap();
+        guest.to_rts(qpn, false).unwrap();
+    }
+    let send = |wr_id| Send::new(wr_id, SEND, &[sge(DATA, 8, a.key)]);
+    pair.a.post_send(a.qpn, &send(1));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+    let bad = Send::new(2, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key ^ 1);
+    pair.a.post_send(a.qpn, &bad);
+    pair.a.post_send(a.qpn, &send(3));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 8, a.key ^ 1)]));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+    assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_SQE);
+}
+
+#[test]
+fn default_limits_are_what_consumers_need() {
+    let limits = Limits::default();
+    assert!(limits.max_rd_atomic >= 16);
+    assert!(limits.wq_size >= 1024 && limits.cq_size >= 4096);
+}
