@@ -10,7 +10,7 @@ build := $(top)/build
 kernels := um x86_64 um-debug x86_64-debug
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
-provider := $(MAKE) -C $(top)/tools/provider
+provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
 # The suites that "make test" runs.
 T ?= host uml qemu debug

@@ -15,6 +15,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import guests  # noqa: E402  pylint: disable=wrong-import-position
 
 TCP_PORT = 18515  # of ibv_rc_pingpong and of perftest
+# The bound on a command that hangs; none of them takes a tenth of it.
+HANG_SECONDS = 600
 # Name, arguments, unit, and the pattern of the line with the result: bandwidth
 # is the average column, latency the typical one (the median).
 TOOLS = (
@@ -53,8 +55,8 @@ class Demo:
             if server.status is not None:
                 raise guests.Failure(f"{' '.join(argv)}: the server ended: {server.text}")
             time.sleep(0.05)
-        status, text = self.client.run([*argv, self.server.address])
-        if status or server.wait():
+        status, text = self.client.run([*argv, self.server.address], timeout=HANG_SECONDS)
+        if status or server.wait(HANG_SECONDS):
             raise guests.Failure(f"{' '.join(argv)}: exit status {status or server.status}\n"
                                  f"client:\n{text}\nserver:\n{server.text}")
         return text
@@ -82,7 +84,7 @@ class Demo:
 
     def unload(self):
         for guest in self.network.guests:
-            guest.check(["rmmod", "virtio_rdma"])
+            guest.check(["rmmod", "virtio_rdma"], timeout=HANG_SECONDS)
 
     def run(self):
         self.step("boot two guests", self.network.boot, False)

@@ -10,6 +10,7 @@ of its own, as root of at least a user namespace.
         status = job.wait()
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import glob
@@ -82,8 +83,9 @@ def die_with_parent():
 class Job:
     """A command in a guest. `text` is its whole output so far."""
 
-    def __init__(self, guest, number, sink):
+    def __init__(self, guest, number, what, sink):
         self.guest = guest
+        self.what = what
         self.number = number
         self.sink = sink
         self.chunks = []
@@ -107,7 +109,7 @@ class Job:
         """Its exit status, or 128 + signal. A guest that dies or restarts
         under it gives 255."""
         if not self.done.wait(timeout):
-            raise Failure(f"guest {self.guest.number}: command does not end")
+            raise Failure(f"guest {self.guest.number}: {self.what} does not end; so far:\n{self.text}")
         return self.status
 
     def kill(self, number=signal.SIGTERM):
@@ -249,9 +251,9 @@ class Guest:
         except OSError as error:
             raise Failure(f"guest {self.number} is gone, see {self.log}") from error
 
-    def new_job(self, sink):
+    def new_job(self, what, sink):
         with self.lock:
-            job = Job(self, self.next_id, sink)
+            job = Job(self, self.next_id, what, sink)
             self.jobs[job.number] = job
             self.next_id += 1
         return job
@@ -260,7 +262,7 @@ class Guest:
         """Start a command; sink gets its output as it comes."""
         if isinstance(argv, str):
             argv = ["bash", "-c", argv]
-        job = self.new_job(sink)
+        job = self.new_job(" ".join(argv), sink)
         self.send(id=job.number, run=argv, env=self.network.env(self) | (env or {}))
         return job
 
@@ -269,9 +271,9 @@ class Guest:
         job = self.start(argv, env, sink)
         return job.wait(timeout), job.text
 
-    def check(self, argv, what=None):
+    def check(self, argv, what=None, timeout=None):
         """Run a command that must succeed; its output."""
-        status, text = self.run(argv)
+        status, text = self.run(argv, timeout=timeout)
         if status:
             raise Failure(f"guest {self.number}: {what or argv} failed ({status}):\n{text}")
         return text
@@ -408,6 +410,18 @@ class UmlGuest(Guest):
         return ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh", *kernel]
 
 
+@contextlib.contextmanager
+def uninterrupted():
+    """Ends what it started, and nobody hurries it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
+
+
 class Network:
     """Guests of one network and, with rdma="virtio", their one device."""
 
@@ -418,7 +432,6 @@ class Network:
         self.dir = tempfile.mkdtemp(prefix="vm.", dir=build)
         self.memory_dir = os.path.join(self.dir, "memory")
         self.daemon = None
-        self.failed = False
         kind = QemuGuest if options.vmm == "qemu" else UmlGuest
         self.guests = [kind(self, number) for number in range(1, options.guests + 1)]
 
@@ -486,7 +499,7 @@ class Network:
     def rdma_up(guest, kind):
         """Load a driver in a guest and wait for the link and its GIDs: the
         device's name and the index of its RoCE v2 GID."""
-        device, index = guest.check(["/run/vr/rdma-up", kind], f"setting up {kind}").split()[-2:]
+        device, index = guest.check(["/run/vr/rdma-up", kind], f"setting up {kind}", 300).split()[-2:]
         guest.link = (device, int(index))
         return guest.link
 
@@ -497,22 +510,28 @@ class Network:
     def close(self, failed=False):
         """End all guests, then the device; remove the run directory unless
         something failed."""
-        stops = [threading.Thread(target=guest.stop) for guest in self.guests]
-        for thread in stops:
-            thread.start()
-        for thread in stops:
-            thread.join()
-        if self.daemon and self.daemon.poll() is None:
-            self.daemon.terminate()
-            try:
-                self.daemon.wait(20)
-            except subprocess.TimeoutExpired:
-                self.daemon.kill()
-                self.daemon.wait()
-        if os.path.ismount(self.memory_dir):
-            subprocess.run(["umount", "-l", self.memory_dir], check=False)
-        if not (failed or self.failed or self.options.keep):
-            shutil.rmtree(self.dir, ignore_errors=True)
+        with uninterrupted():
+            stops = [threading.Thread(target=guest.stop) for guest in self.guests]
+            for thread in stops:
+                thread.start()
+            for thread in stops:
+                thread.join()
+            self.stop_daemon()
+            if os.path.ismount(self.memory_dir):
+                subprocess.run(["umount", "-l", self.memory_dir], check=False)
+            if not (failed or self.options.keep):
+                shutil.rmtree(self.dir, ignore_errors=True)
+
+    def stop_daemon(self):
+        """Ask it to end, then insist."""
+        if not self.daemon or self.daemon.poll() is not None:
+            return
+        self.daemon.terminate()
+        try:
+            self.daemon.wait(20)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            self.daemon.wait()
 
     def logs(self):
         """The logs that there are, to be named after a failure."""

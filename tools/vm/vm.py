@@ -111,7 +111,7 @@ def shell(guest):
     def sink(text):
         os.write(1, text.encode("latin-1"))
 
-    job = guest.new_job(sink)
+    job = guest.new_job("shell", sink)
     guest.send(id=job.number, shell=[size.lines, size.columns])
     tty.setraw(0)
     try:
@@ -161,8 +161,6 @@ def main():
         guests.say(str(failure))
         status = judge(network, 1)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         network.close(failed="status" in locals() and status != 0 and not interactive)
     if status and not interactive:
         guests.say("logs: " + " ".join(network.logs()))
