@@ -1,1 +1,265 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Control commands: each error by its status.
+
+use abi::*;
+use memory::GuestMemory;
+use zerocopy::{FromBytes, FromZeros};
+
+use super::driver::*;
+use crate::Counter;
+
+fn guest() -> Guest {
+    let (fabric, clock) = fabric();
+    Guest::new(&fabric, &clock, 1)
+}
+
+#[test]
+fn configuration_space_names_the_limits() {
+    let guest = guest();
+    let config = virtio_rdma_config::read_from_bytes(&guest.device.config_space()).unwrap();
+    assert_eq!((config.phys_port_cnt, config.max_qp, config.max_cq), (1, 6, 4));
+    assert_eq!(config.features, guest.device.features());
+    assert_eq!(config.mac, [0x52, 0x54, 0, 0, 0, 1]);
+    assert_eq!(config.sys_image_guid.to_ne_bytes(), [0x50, 0x54, 0, 0xff, 0xfe, 0, 0, 1]);
+    assert_eq!(guest.device.queue_count(), 1 + 4 + 12 + 1);
+    assert_eq!(guest.device.queue_max_size(18), 0);
+}
+
+#[test]
+fn lengths_are_checked_before_anything_is_done() {
+    let mut guest = guest();
+    let length = VIRTIO_RDMA_STATUS_LENGTH as u8;
+    let create_pd = VIRTIO_RDMA_CMD_CREATE_PD as u8;
+    for _ in 0..10 {
+        assert_eq!(guest.request(&[create_pd], 4).0, length);
+    }
+    assert_eq!(guest.device.status().pds, 0);
+    assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_QUERY_PORT as u8], 200).0, length);
+    assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_CREATE_MR as u8], 200).0, 6);
+    assert_eq!(guest.request(&[200], 1).0, VIRTIO_RDMA_STATUS_UNSUPPORTED as u8);
+    // Surplus bytes do not matter; a chain without room for a status comes back.
+    assert_eq!(guest.request(&[create_pd, 1, 2, 3], 300).0, 0);
+    guest.memory.write(DATA, &[create_pd]).unwrap();
+    guest.add(0, &[(DATA, 1, false)]);
+    guest.run();
+    assert_eq!(guest.used(0).map(|used| used.1), Some(0));
+    assert_eq!(guest.device.counter(Counter::CommandNoStatus), 1);
+}
+
+#[test]
+fn objects_in_use_are_busy() {
+    let mut guest = guest();
+    let pdn = guest.create_pd();
+    let cqn = guest.create_cq(4);
+    let destroy_pd = virtio_rdma_cmd_destroy_pd { pdn };
+    let destroy_cq = virtio_rdma_cmd_destroy_cq { cqn };
+    let busy = Err(VIRTIO_RDMA_STATUS_BUSY);
+    let qpn = guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &destroy_pd), busy);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_CQ, &destroy_cq), busy);
+    let destroy_qp = virtio_rdma_cmd_destroy_qp { qpn };
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_QP, &destroy_qp), Ok(()));
+    let gone = Err(VIRTIO_RDMA_STATUS_NO_OBJECT);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_QP, &destroy_qp), gone);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_CQ, &destroy_cq), Ok(()));
+    assert_eq!(guest.used_index(1 + cqn as u16), 4, "its buffers came back");
+    let mr = guest.reg_mr(pdn, DATA, 100, ALL);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &destroy_pd), busy);
+    assert_eq!(guest.dereg_mr(mr.mrn), Ok(()));
+    assert_eq!(guest.dereg_mr(mr.mrn), gone);
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &destroy_pd), Ok(()));
+    assert_eq!(guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &destroy_pd), gone);
+}
+
+#[test]
+fn each_kind_of_object_ends_somewhere() {
+    let mut guest = guest();
+    let full = VIRTIO_RDMA_STATUS_NO_RESOURCE;
+    let pdn = guest.create_pd();
+    (0..3).for_each(|_| assert!(guest.create_pd() < 4));
+    let more = guest.command::<_, virtio_rdma_rsp_create_pd>(VIRTIO_RDMA_CMD_CREATE_PD, &());
+    assert_eq!(more.err(), Some(full));
+    let cqn = guest.create_cq(0);
+    (0..3).for_each(|_| assert!(guest.create_cq(0) < 4));
+    let request = virtio_rdma_cmd_create_cq { cqe: 1 };
+    let more = guest.command::<_, virtio_rdma_rsp_create_cq>(VIRTIO_RDMA_CMD_CREATE_CQ, &request);
+    assert_eq!(more.err(), Some(full));
+    for _ in 0..5 {
+        assert!((2..=6).contains(&guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC)));
+    }
+    let create = |guest: &mut Guest, kind| {
+        let request = Guest::qp_request(pdn, cqn, kind);
+        let command = VIRTIO_RDMA_CMD_CREATE_QP;
+        guest.command::<_, virtio_rdma_rsp_create_qp>(command, &request).map(|reply| reply.qpn)
+    };
+    assert_eq!(create(&mut guest, VIRTIO_RDMA_QPT_UD), Err(full));
+    assert_eq!(create(&mut guest, VIRTIO_RDMA_QPT_GSI), Ok(VIRTIO_RDMA_GSI_QPN));
+    assert_eq!(create(&mut guest, VIRTIO_RDMA_QPT_GSI), Err(VIRTIO_RDMA_STATUS_BUSY));
+    for _ in 0..64 {
+        guest.reg_mr(pdn, DATA, 1, ALL);
+    }
+    assert_eq!(guest.reg_pages(pdn, DATA, 1, ALL, &[DATA]).err(), Some(full));
+}
+
+#[test]
+fn capabilities_have_limits() {
+    let mut guest = guest();
+    let pdn = guest.create_pd();
+    let cqn = guest.create_cq(0);
+    let mut refuse = |change: &dyn Fn(&mut virtio_rdma_cmd_create_qp), status| {
+        let mut request = Guest::qp_request(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        change(&mut request);
+        let command = VIRTIO_RDMA_CMD_CREATE_QP;
+        let result = guest.command::<_, virtio_rdma_rsp_create_qp>(command, &request);
+        assert_eq!(result.err(), Some(status));
+    };
+    let invalid = VIRTIO_RDMA_STATUS_INVAL;
+    refuse(&|request| request.max_send_wr = 0, invalid);
+    refuse(&|request| request.max_send_wr = 65, invalid);
+    refuse(&|request| request.max_recv_wr = u32::MAX, invalid);
+    refuse(&|request| request.max_send_sge = 17, invalid);
+    refuse(&|request| request.max_recv_sge = 17, invalid);
+    refuse(&|request| request.sq_sig_type = 2, invalid);
+    refuse(&|request| request.max_inline_data = 1, VIRTIO_RDMA_STATUS_UNSUPPORTED);
+    refuse(&|request| request.qp_type = 9, VIRTIO_RDMA_STATUS_UNSUPPORTED);
+    refuse(&|request| request.pdn = 3, VIRTIO_RDMA_STATUS_NO_OBJECT);
+    refuse(&|request| request.send_cqn = 3, VIRTIO_RDMA_STATUS_NO_OBJECT);
+    refuse(&|request| request.recv_cqn = u32::MAX, VIRTIO_RDMA_STATUS_NO_OBJECT);
+}
+
+#[test]
+fn page_tables_are_checked() {
+    let mut guest = guest();
+    let pdn = guest.create_pd();
+    let invalid = Some(VIRTIO_RDMA_STATUS_INVAL);
+    let fault = Some(VIRTIO_RDMA_STATUS_FAULT);
+    let pages = [DATA, DATA + 0x1000];
+    assert_eq!(guest.reg_pages(pdn, DATA, 0x1001, ALL, &pages).err(), None);
+    assert_eq!(guest.reg_pages(pdn, DATA + 0xfff, 2, ALL, &pages).err(), None);
+    assert_eq!(guest.reg_pages(pdn, DATA, 0x1000, ALL, &pages).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 0, ALL, &[]).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 3 << 30, ALL, &pages).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, u64::MAX - 1, 2, ALL, &pages[..1]).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL, &[DATA + 8]).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 9, WRITE, &[DATA]).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL | 1 << 30, &[DATA]).err(), invalid);
+    assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL, &[1 << 40]).err(), fault);
+    assert_eq!(guest.reg_pages(pdn, DATA, 9, ALL, &[u64::MAX - 0xfff]).err(), fault);
+    assert_eq!(guest.reg_pages(3, DATA, 9, ALL, &[DATA]).err(), Some(3));
+    let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
+    (request.pdn, request.length, request.npages) = (pdn, 0x1000, 1);
+    for pages in [u64::MAX - 3, 1 << 40, (32 << 20) - 4] {
+        request.pages = pages;
+        let command = VIRTIO_RDMA_CMD_REG_USER_MR;
+        assert_eq!(guest.command::<_, virtio_rdma_rsp_mr>(command, &request).err(), fault);
+    }
+    // More pieces than the device keeps: every other page, more than once.
+    let pages: Vec<u64> = (0..600).map(|page| page * 0x2000).collect();
+    assert_eq!(guest.reg_pages(pdn, 0, 600 << 12, ALL, &pages).err(), None);
+    let full = Some(VIRTIO_RDMA_STATUS_NO_RESOURCE);
+    assert_eq!(guest.reg_pages(pdn, 0, 600 << 12, ALL, &pages).err(), full);
+}
+
+#[test]
+fn transitions_and_attributes_are_checked() {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    let guest = &mut pair.a;
+    let state = Err(VIRTIO_RDMA_STATUS_STATE);
+    let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
+    assert_eq!(guest.to_rts(a.qpn, true), state);
+    assert_eq!(guest.set_state(a.qpn, VIRTIO_RDMA_QPS_INIT), invalid);
+    assert_eq!(guest.set_state(a.qpn, 99), invalid);
+    assert_eq!(guest.set_state(6, VIRTIO_RDMA_QPS_ERR), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+    assert_eq!(guest.set_state(0, VIRTIO_RDMA_QPS_ERR), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+    guest.to_init(a.qpn, ALL);
+    guest.del_gid(0).unwrap();
+    assert_eq!(guest.to_rtr(a.qpn, gid(2), b.qpn, true), invalid, "no source GID");
+    assert_eq!(u32::from(guest.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_INIT);
+    guest.add_gid(0, gid(1), 0).unwrap();
+    guest.to_rtr(a.qpn, gid(2), b.qpn, true).unwrap();
+    guest.to_rts(a.qpn, true).unwrap();
+    let attr = guest.query(a.qpn);
+    assert_eq!((attr.timeout, attr.retry_cnt, attr.min_rnr_timer), (14, 3, 12));
+    assert_eq!((attr.dest_qp_num, attr.ah_attr.grh.dgid), (b.qpn, gid(2)));
+    assert_eq!((attr.cap.max_send_wr, attr.cap.max_recv_sge), (16, 16));
+}
+
+#[test]
+fn a_gid_has_one_guest() {
+    let (fabric, clock) = fabric();
+    let mut a = Guest::new(&fabric, &clock, 1);
+    let mut b = Guest::new(&fabric, &clock, 2);
+    let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
+    assert_eq!(b.add_gid(1, gid(1), 0), Err(VIRTIO_RDMA_STATUS_EXISTS));
+    assert_eq!(a.add_gid(1, gid(1), 0), Ok(()), "a second entry of its own");
+    assert_eq!(a.del_gid(0), Ok(()));
+    assert_eq!(a.del_gid(0), Ok(()));
+    assert_eq!(b.add_gid(1, gid(1), 0), Err(VIRTIO_RDMA_STATUS_EXISTS));
+    assert_eq!(a.add_gid(1, gid(7), 0), Ok(()), "in place of the other");
+    assert_eq!(b.add_gid(1, gid(1), 0), Ok(()));
+    assert_eq!(a.add_gid(4, gid(9), 0), invalid);
+    assert_eq!(a.add_gid(0, [0; 16], 0), invalid);
+    assert_eq!(a.add_gid(0, [0xff; 16], 0), invalid);
+    assert_eq!(a.add_gid(0, gid(9), 1), invalid);
+    assert_eq!(a.del_gid(4), invalid);
+    drop(b);
+    assert_eq!(a.add_gid(0, gid(1), 0), Ok(()));
+}
+
+#[test]
+fn regions_follow_the_map_of_memory() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key);
+    let memory = pair.a.memory.clone();
+    // Everything but the data stays.
+    let other = GuestMemory::anonymous(&[(1 << 40, 4096)]).unwrap();
+    pair.a.device.set_memory(&other);
+    pair.a.device.set_memory(&memory);
+    pair.a.post_send(a.qpn, &write);
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_SUCCESS);
+    assert_eq!(pair.a.dereg_mr(a.mrn), Ok(()));
+    pair.a.post_send(a.qpn, &write);
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+}
+
+#[test]
+fn the_dma_region_is_all_of_memory() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let request = virtio_rdma_cmd_get_dma_mr { pdn: a.pdn, access_flags: LOCAL };
+    let mr: virtio_rdma_rsp_mr = pair.a.command(VIRTIO_RDMA_CMD_GET_DMA_MR, &request).unwrap();
+    let data = pair.a.fill(DATA, 300, 4);
+    let part = [sge(DATA, 300, mr.lkey)];
+    let write = |addr| Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[addr]).rdma(DATA, b.key);
+    pair.a.post_send(a.qpn, &write(part[0]));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_SUCCESS);
+    assert_eq!(pair.b.bytes(DATA, 300), data);
+    pair.a.post_send(a.qpn, &write(sge((32 << 20) - 1, 2, mr.lkey)));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+}
+
+#[test]
+fn port_and_pkey() {
+    let mut guest = guest();
+    let port = virtio_rdma_cmd_query_port { port: 1 };
+    let reply: virtio_rdma_rsp_query_port =
+        guest.command(VIRTIO_RDMA_CMD_QUERY_PORT, &port).unwrap();
+    assert_eq!((reply.gid_tbl_len, reply.pkey_tbl_len, reply.max_msg_sz), (4, 1, 1 << 31));
+    let invalid = Some(VIRTIO_RDMA_STATUS_INVAL);
+    let port = virtio_rdma_cmd_query_port { port: 2 };
+    let reply = guest.command::<_, virtio_rdma_rsp_query_port>(1, &port);
+    assert_eq!(reply.err(), invalid);
+    let pkey = |index| virtio_rdma_cmd_query_pkey { port: 1, index, reserved_06: 0 };
+    let command = VIRTIO_RDMA_CMD_QUERY_PKEY;
+    let reply = guest.command::<_, virtio_rdma_rsp_query_pkey>(command, &pkey(0));
+    assert_eq!(reply.unwrap().pkey, 0xffff);
+    let reply = guest.command::<_, virtio_rdma_rsp_query_pkey>(command, &pkey(1));
+    assert_eq!(reply.err(), invalid);
+}

@@ -60,18 +60,21 @@ impl Wake for NoWake {
     fn wake(&self) {}
 }
 
-#[derive(Default)]
-pub struct Count(pub AtomicU32);
+/// An interrupt that is counted, and wakes whoever waits for it.
+pub struct Count {
+    count: AtomicU32,
+    wake: Arc<dyn Wake>,
+}
 
 impl Signal for Count {
     fn signal(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.wake.wake();
     }
 }
 
 /// The driver's half of a ring.
 pub struct Queue {
-    index: u16,
     desc: u64,
     avail: u64,
     used: u64,
@@ -97,6 +100,7 @@ pub struct Guest {
     pub limits: Limits,
     queues: Vec<Queue>,
     scratch: u64,
+    wake: Arc<dyn Wake>,
 }
 
 pub fn limits() -> Limits {
@@ -143,7 +147,7 @@ impl Guest {
             name: format!("guest{number}"),
             mac: Some([0x52, 0x54, 0, 0, 0, number]),
             limits: limits.clone(),
-            wake,
+            wake: Arc::clone(&wake),
         });
         let memory = GuestMemory::anonymous(&[(0, MEMORY)]).unwrap();
         let mut guest = Self {
@@ -154,6 +158,7 @@ impl Guest {
             limits,
             queues: Vec::new(),
             scratch: 0,
+            wake,
         };
         guest.start();
         guest
@@ -167,13 +172,12 @@ impl Guest {
         for index in 0..self.device.queue_count() {
             let base = 0x1000 + u64::from(index) * 0x3000;
             let queue = Queue {
-                index,
                 desc: base,
                 avail: base + 0x1000,
                 used: base + 0x2000,
                 next: 0,
                 seen: 0,
-                signals: Arc::new(Count::default()),
+                signals: Arc::new(Count { count: AtomicU32::new(0), wake: Arc::clone(&self.wake) }),
             };
             self.memory.write(base, &[0; 0x3000]).unwrap();
             let ring = SplitQueue::new(&self.memory, queue.layout(), 0).unwrap();
@@ -196,8 +200,13 @@ impl Guest {
         1 + self.limits.max_cq + 2 * self.limits.max_qp
     }
 
+    /// Address of a queue's descriptor table.
+    pub fn descriptors(&self, queue: u16) -> u64 {
+        self.queues[usize::from(queue)].desc
+    }
+
     pub fn signals(&self, queue: u16) -> u32 {
-        self.queues[usize::from(queue)].signals.0.load(Ordering::Relaxed)
+        self.queues[usize::from(queue)].signals.count.load(Ordering::Relaxed)
     }
 
     /// Makes a chain available whose descriptors begin at `head`.

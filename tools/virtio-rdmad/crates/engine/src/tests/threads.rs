@@ -1,1 +1,152 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Guests on threads of their own, as in the daemon.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use abi::*;
+
+use super::driver::*;
+use crate::{Next, Wake};
+
+/// Wakes a thread that sleeps.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    ring: Condvar,
+}
+
+impl Bell {
+    fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.ring.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+impl Wake for Bell {
+    fn wake(&self) {
+        *self.rung.lock().unwrap() = true;
+        self.ring.notify_all();
+    }
+}
+
+/// Waits for a CQE as a program does: polls, arms, polls again, and sleeps
+/// until an interrupt. The clock stands still, so only a peer ends a wait.
+fn next_cqe(guest: &mut Guest, cqn: u32, bell: &Bell) -> virtio_rdma_cqe {
+    loop {
+        if let Some(cqe) = guest.poll(cqn) {
+            return cqe;
+        }
+        let before = guest.signals(1 + cqn as u16);
+        guest.arm_cq(cqn, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION).unwrap();
+        if let Some(cqe) = guest.poll(cqn) {
+            return cqe;
+        }
+        while guest.signals(1 + cqn as u16) == before {
+            if guest.device.run(64) != Next::Busy && !guest.device.arm() {
+                bell.wait();
+            }
+        }
+    }
+}
+
+const ROUNDS: u64 = 2000;
+const LEN: usize = 2048;
+
+/// Posts a receive, sends, and checks what came, again and again; the region
+/// of the send is new each time.
+fn converse(mut guest: Guest, end: End, bell: &Bell, own: u8, peer: u8) {
+    for round in 0..ROUNDS {
+        let place = DATA + 0x10000;
+        guest.post_recv(end.qpn, round, &[sge(place, LEN as u32, end.key)]);
+        guest.fill(DATA, LEN, own.wrapping_add(round as u8));
+        let mr = guest.reg_mr(end.pdn, DATA, LEN as u64, READ);
+        let send = Send::new(round, VIRTIO_RDMA_WR_SEND, &[sge(DATA, LEN as u32, mr.lkey)]);
+        guest.post_send(end.qpn, &send);
+        let mut seen = 0;
+        while seen < 2 {
+            let cqe = next_cqe(&mut guest, end.cqn, bell);
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (round, VIRTIO_RDMA_WC_SUCCESS));
+            seen += 1;
+            if u32::from(cqe.opcode) == VIRTIO_RDMA_WC_RECV {
+                let found = guest.bytes(place, LEN);
+                let expected = guest.fill(place, LEN, peer.wrapping_add(round as u8));
+                assert!(found == expected, "round {round}");
+            }
+        }
+        guest.dereg_mr(mr.mrn).unwrap();
+    }
+}
+
+fn pair_of_threads() -> (Pair, [Arc<Bell>; 2]) {
+    let (fabric, clock) = fabric();
+    let bells = [Arc::new(Bell::default()), Arc::new(Bell::default())];
+    let guest = |number: u8| {
+        let bell = Arc::clone(&bells[usize::from(number) - 1]) as Arc<dyn Wake>;
+        Guest::with_wake(&fabric, &clock, number, bell)
+    };
+    let (mut a, mut b) = (guest(1), guest(2));
+    let kind = VIRTIO_RDMA_QPT_RC;
+    let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
+    a.connect(ends[0].qpn, gid(2), ends[1].qpn);
+    b.connect(ends[1].qpn, gid(1), ends[0].qpn);
+    (Pair { clock, fabric, a, b, ends }, bells)
+}
+
+#[test]
+fn two_guests_converse() {
+    let (pair, [bell_a, bell_b]) = pair_of_threads();
+    let Pair { a, b, ends, .. } = pair;
+    let other = thread::spawn(move || converse(b, ends[1], &bell_b, 100, 50));
+    converse(a, ends[0], &bell_a, 50, 100);
+    other.join().unwrap();
+}
+
+#[test]
+fn a_guest_comes_and_goes_under_traffic() {
+    let (pair, _) = pair_of_threads();
+    let Pair { mut a, mut b, ends, .. } = pair;
+    let key = Arc::new(AtomicU32::new(ends[1].key));
+    let new_key = Arc::clone(&key);
+    // The victim's memory after a reset is not written any more.
+    let other = thread::spawn(move || {
+        for round in 0..50_u8 {
+            for _ in 0..20 {
+                b.device.run(64);
+                thread::yield_now();
+            }
+            b.device.reset();
+            let before = b.fill(DATA, 1 << 20, round);
+            thread::yield_now();
+            assert!(b.bytes(DATA, 1 << 20) == before);
+            b.start();
+            let end = End::new(&mut b, VIRTIO_RDMA_QPT_RC);
+            new_key.store(end.key, Ordering::Release);
+            b.to_init(end.qpn, ALL);
+            // A write with the old key may come any time, and fail the QP.
+            if b.to_rtr(end.qpn, gid(1), ends[0].qpn, true).is_ok() {
+                let _ = b.to_rts(end.qpn, true);
+            }
+        }
+    });
+    let end = ends[0];
+    let mut wr_id = 0;
+    while !other.is_finished() {
+        wr_id += 1;
+        let part = [sge(DATA, 1 << 20, end.key)];
+        let write = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &part);
+        a.post_send(end.qpn, &write.rdma(DATA, key.load(Ordering::Acquire)));
+        for _ in 0..10 {
+            a.device.run(64);
+        }
+        while a.poll(end.cqn).is_some() {}
+        a.set_state(end.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        a.connect(end.qpn, gid(2), ends[1].qpn);
+    }
+    other.join().unwrap();
+}
