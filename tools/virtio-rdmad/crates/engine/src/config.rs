@@ -138,6 +138,7 @@ impl Layout {
     }
 
     /// Virtqueue of a CQ.
+    #[allow(clippy::unused_self)] // as its neighbours are called
     pub fn completion(self, cq: u16) -> u16 {
         1 + cq
     }
@@ -184,8 +185,8 @@ pub(crate) fn features(mac: Option<[u8; 6]>) -> u64 {
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
 fn guid(mac: [u8; 6]) -> [u8; 8] {
-    let [a, b, c, d, e, f] = mac;
-    [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+    let [oui @ .., m3, m4, m5] = mac;
+    [oui[0] ^ 2, oui[1], oui[2], 0xff, 0xfe, m3, m4, m5]
 }
 
 /// The configuration space.

@@ -147,7 +147,7 @@ impl Shared {
     pub(crate) fn service_control(self: &Arc<Self>, budget: &mut u32) -> Visit {
         let mut control = lock(&self.control);
         let mut found = false;
-        let visit = loop {
+        loop {
             if *budget == 0 {
                 break Visit::More;
             }
@@ -170,8 +170,7 @@ impl Shared {
             let written = chain.write(&reply[..written]).unwrap_or(0);
             control.ring.give_back(chain.head, written);
             control.ring.signal_if_needed();
-        };
-        visit
+        }
     }
 
     /// Handles one request; how many bytes of `reply` it wrote.

@@ -29,6 +29,7 @@ pub(crate) struct Overflow;
 
 /// A CQ, or the place for one.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Cq {
     /// The virtqueue. It stays when the CQ goes.
     pub ring: RingQueue,

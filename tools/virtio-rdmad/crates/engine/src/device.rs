@@ -264,10 +264,8 @@ impl Shared {
                 Visit::Parked
             }
             Queue::Send(slot) => self.service_send(slot, budget),
-            Queue::Receive(slot) => match self.service_receive(slot, budget) {
-                true => Visit::More,
-                false => Visit::Parked,
-            },
+            Queue::Receive(slot) if self.service_receive(slot, budget) => Visit::More,
+            Queue::Receive(_) => Visit::Parked,
             Queue::Event => {
                 lock(&self.events).deliver(&self.name, &self.stats);
                 Visit::Parked

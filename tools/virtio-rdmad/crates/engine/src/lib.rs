@@ -16,7 +16,7 @@
 //! responder half of a QP, a CQ, the event queue, the table of keys.
 //! The order is: service, control, requester half, responder half (one
 //! at a time, of whichever device), then the leaves, never two at once. The
-//! use of a memory region is pinned by a count ([`mr::Mr`]) for one chunk of at most
+//! use of a memory region is pinned by a count for one chunk of at most
 //! [`CHUNK`] bytes, within which no lock but a leaf is taken, so deregistration
 //! waits for a bounded time.
 //!
@@ -26,6 +26,10 @@
 //! counted, and logged the first time.
 
 #![forbid(unsafe_code)]
+// The header's constants are all 32 bits wide, the fields that hold them often 8.
+#![allow(clippy::cast_possible_truncation)]
+// Requests are passed alike, whatever their size.
+#![allow(clippy::trivially_copy_pass_by_ref)]
 
 mod config;
 mod control;

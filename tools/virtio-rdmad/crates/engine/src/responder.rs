@@ -172,9 +172,8 @@ impl Shared {
 
     fn receive_write(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_remote(responder, message, access) {
-            Ok(target) => target,
-            Err(()) => return self.access_failed(slot, responder),
+        let Ok(target) = self.map_remote(responder, message, access) else {
+            return self.access_failed(slot, responder);
         };
         let receive = if message.is_last() && message.wqe.takes_receive() {
             match self.take_receive(slot, responder) {
@@ -200,9 +199,9 @@ impl Shared {
         if responder.attr.max_dest_rd_atomic == 0 {
             return self.request_failed(slot, responder);
         }
-        let source = match self.map_remote(responder, message, VIRTIO_RDMA_ACCESS_REMOTE_READ) {
-            Ok(source) => source,
-            Err(()) => return self.access_failed(slot, responder),
+        let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
+        let Ok(source) = self.map_remote(responder, message, access) else {
+            return self.access_failed(slot, responder);
         };
         match mr::copy(source.as_slice(), message.local) {
             Ok(_) => {

@@ -106,8 +106,7 @@ fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
         Ud | Gsi => CUR | QKEY,
     };
     Some(match (from, to) {
-        (_, Reset) => (0, 0),
-        (Init | Rtr | Rts | Sqd | Sqe | Err, Err) => (0, 0),
+        (_, Reset) | (Init | Rtr | Rts | Sqd | Sqe | Err, Err) => (0, 0),
         (Reset, Init) => (basic, 0),
         (Init, Init) => (0, basic),
         (Init, Rtr) => match kind {

@@ -19,7 +19,7 @@ fn to_rts(guest: &mut Guest, qpn: u32, qkey: u32, gsi: bool) {
     let mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_PKEY_INDEX | VIRTIO_RDMA_QP_QKEY | port;
     guest.modify(qpn, mask, attr).unwrap();
     guest.set_state(qpn, VIRTIO_RDMA_QPS_RTR).unwrap();
-    guest.to_rts(qpn, false).unwrap();
+    guest.make_rts(qpn, false).unwrap();
 }
 
 fn pair(kind: u32, qkey: u32) -> Pair {

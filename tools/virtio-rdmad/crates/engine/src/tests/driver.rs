@@ -341,12 +341,8 @@ impl Guest {
 
     fn add_cq_buffer(&mut self, queue: u16) {
         let head = self.queues[usize::from(queue)].next % RING;
-        let at = self.cqe_at(queue, head);
+        let at = cqe_at(queue, head);
         self.add_at(queue, head, &[(at, size_of::<virtio_rdma_cqe>() as u32, true)]);
-    }
-
-    fn cqe_at(&self, queue: u16, head: u16) -> u64 {
-        (3 << 20) + (u64::from(queue) * u64::from(RING) + u64::from(head)) * 64
     }
 
     /// Takes a CQE out and gives its buffer back.
@@ -354,7 +350,7 @@ impl Guest {
         let queue = 1 + cqn as u16;
         let (head, length) = self.used(queue)?;
         assert_eq!(length as usize, size_of::<virtio_rdma_cqe>());
-        let cqe = self.memory.read_obj(self.cqe_at(queue, head as u16)).unwrap();
+        let cqe = self.memory.read_obj(cqe_at(queue, head as u16)).unwrap();
         self.add_cq_buffer(queue);
         Some(cqe)
     }
@@ -435,7 +431,7 @@ impl Guest {
         reply.attr
     }
 
-    pub fn to_init(&mut self, qpn: u32, access: u32) {
+    pub fn make_init(&mut self, qpn: u32, access: u32) {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_INIT as u8;
         attr.port_num = 1;
@@ -447,7 +443,7 @@ impl Guest {
         self.modify(qpn, mask, attr).unwrap();
     }
 
-    pub fn to_rtr(&mut self, qpn: u32, dgid: Gid, dest: u32, rc: bool) -> Result<(), u32> {
+    pub fn make_rtr(&mut self, qpn: u32, dgid: Gid, dest: u32, rc: bool) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
         attr.path_mtu = 3;
@@ -468,7 +464,7 @@ impl Guest {
         self.modify(qpn, mask, attr)
     }
 
-    pub fn to_rts(&mut self, qpn: u32, rc: bool) -> Result<(), u32> {
+    pub fn make_rts(&mut self, qpn: u32, rc: bool) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTS as u8;
         let mut mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN;
@@ -483,9 +479,9 @@ impl Guest {
     }
 
     pub fn connect(&mut self, qpn: u32, dgid: Gid, dest: u32) {
-        self.to_init(qpn, ALL);
-        self.to_rtr(qpn, dgid, dest, true).unwrap();
-        self.to_rts(qpn, true).unwrap();
+        self.make_init(qpn, ALL);
+        self.make_rtr(qpn, dgid, dest, true).unwrap();
+        self.make_rts(qpn, true).unwrap();
     }
 
     /// Posts bytes to a work queue, from a buffer of their own.
@@ -533,6 +529,11 @@ impl Guest {
         self.memory.read(addr, &mut bytes).unwrap();
         bytes
     }
+}
+
+/// Where the CQE of a buffer is.
+fn cqe_at(queue: u16, head: u16) -> u64 {
+    (3 << 20) + (u64::from(queue) * u64::from(RING) + u64::from(head)) * 64
 }
 
 /// Runs all guests until none has anything to do now; the earliest timer.

@@ -117,10 +117,10 @@ impl World {
     }
 
     /// Posts a send work request and checks its CQE, and no other comes there.
-    fn complete(&mut self, who: usize, send: Send, opcode: u32) {
+    fn complete(&mut self, who: usize, send: &Send, opcode: u32) {
         let qpn = self.pair.ends[who].qpn;
         let wr_id = send.wr_id;
-        self.guest(who).post_send(qpn, &send);
+        self.guest(who).post_send(qpn, send);
         self.pair.settle();
         let found = brief(self.poll(who));
         assert_eq!(found, Some((wr_id, VIRTIO_RDMA_WC_SUCCESS, opcode)));
@@ -155,7 +155,7 @@ impl World {
                 let Some((_, place)) = self.models[peer].receives.front() else { return };
                 part.len = part.len.min(place.len);
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &part.sges(end.key));
-                self.complete(who, send, VIRTIO_RDMA_WC_SEND);
+                self.complete(who, &send, VIRTIO_RDMA_WC_SEND);
                 let place = self.received(peer, part.len, VIRTIO_RDMA_WC_RECV);
                 let bytes = self.models[who].memory[part.at..part.at + part.len].to_vec();
                 self.models[peer].memory[place.at..place.at + part.len].copy_from_slice(&bytes);
@@ -170,7 +170,7 @@ impl World {
                 };
                 let send = Send::new(wr_id, opcode, &part.sges(end.key));
                 let send = send.rdma(remote_addr(to), remote.key);
-                self.complete(who, send, VIRTIO_RDMA_WC_RDMA_WRITE);
+                self.complete(who, &send, VIRTIO_RDMA_WC_RDMA_WRITE);
                 if immediate {
                     self.received(peer, part.len, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM);
                 }
@@ -181,7 +181,7 @@ impl World {
                 part.len = part.len.min(AREA - from);
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_READ, &part.sges(end.key));
                 let send = send.rdma(remote_addr(from), remote.key);
-                self.complete(who, send, VIRTIO_RDMA_WC_RDMA_READ);
+                self.complete(who, &send, VIRTIO_RDMA_WC_RDMA_READ);
                 let bytes = self.models[peer].memory[from..from + part.len].to_vec();
                 self.models[who].memory[part.at..part.at + part.len].copy_from_slice(&bytes);
             }
@@ -189,7 +189,7 @@ impl World {
                 let place = [sge(remote_addr(result), 8, end.key)];
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, &place);
                 let send = send.atomic(remote_addr(word), remote.key, value, 0);
-                self.complete(who, send, VIRTIO_RDMA_WC_FETCH_ADD);
+                self.complete(who, &send, VIRTIO_RDMA_WC_FETCH_ADD);
                 let before = self.models[peer].word(word);
                 self.models[peer].set_word(word, before.wrapping_add(value));
                 self.models[who].set_word(result, before);
@@ -201,7 +201,7 @@ impl World {
                 let place = [sge(remote_addr(result), 8, end.key)];
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, &place);
                 let send = send.atomic(remote_addr(word), remote.key, compare, value);
-                self.complete(who, send, VIRTIO_RDMA_WC_COMP_SWAP);
+                self.complete(who, &send, VIRTIO_RDMA_WC_COMP_SWAP);
                 if before == compare {
                     self.models[peer].set_word(word, value);
                 }

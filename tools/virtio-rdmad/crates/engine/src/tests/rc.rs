@@ -193,10 +193,10 @@ fn a_peer_that_becomes_ready_is_found() {
     pair.a.connect(a.qpn, pair.b.gid, b.qpn);
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
     assert!(pair.settle().is_some());
-    pair.b.to_init(b.qpn, ALL);
+    pair.b.make_init(b.qpn, ALL);
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
     assert!(pair.settle().is_some());
-    pair.b.to_rtr(b.qpn, pair.a.gid, a.qpn, true).unwrap();
+    pair.b.make_rtr(b.qpn, pair.a.gid, a.qpn, true).unwrap();
     pair.settle();
     assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
     assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
@@ -578,9 +578,9 @@ fn unreliable_connections_lose_what_finds_no_receive() {
     for (guest, qpn, gid, dest) in
         [(&mut pair.a, a.qpn, gid_b, b.qpn), (&mut pair.b, b.qpn, gid_a, a.qpn)]
     {
-        guest.to_init(qpn, ALL);
-        guest.to_rtr(qpn, gid, dest, false).unwrap();
-        guest.to_rts(qpn, false).unwrap();
+        guest.make_init(qpn, ALL);
+        guest.make_rtr(qpn, gid, dest, false).unwrap();
+        guest.make_rts(qpn, false).unwrap();
     }
     let send = |wr_id| Send::new(wr_id, SEND, &[sge(DATA, 8, a.key)]);
     pair.a.post_send(a.qpn, &send(1));

@@ -127,10 +127,10 @@ fn a_guest_comes_and_goes_under_traffic() {
             b.start();
             let end = End::new(&mut b, VIRTIO_RDMA_QPT_RC);
             new_key.store(end.key, Ordering::Release);
-            b.to_init(end.qpn, ALL);
+            b.make_init(end.qpn, ALL);
             // A write with the old key may come any time, and fail the QP.
-            if b.to_rtr(end.qpn, gid(1), ends[0].qpn, true).is_ok() {
-                let _ = b.to_rts(end.qpn, true);
+            if b.make_rtr(end.qpn, gid(1), ends[0].qpn, true).is_ok() {
+                let _ = b.make_rts(end.qpn, true);
             }
         }
     });
