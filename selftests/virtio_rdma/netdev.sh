@@ -40,7 +40,7 @@ address_ipv6()
 address_flood()
 {
 	for last in $(seq 1 254); do echo "addr add 198.51.100.$last/24 dev $NETDEV"; done | ip -batch - || return 1
-	for last in $(seq 1 254); do echo "addr del 198.51.100.$last/24 dev $NETDEV"; done | ip -batch - || return 1
+	ip addr flush dev "$NETDEV" to 198.51.100.0/24 || return 1
 	wait_for no_gid "$(mapped 198 51 100 1)" && usable
 }
 

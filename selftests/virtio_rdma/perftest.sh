@@ -11,6 +11,8 @@ need_device
 wait_for gid_index >/dev/null || skip_all "$DEVICE has no RoCE v2 GID of an IPv4 address"
 INDEX=$(gid_index)
 TCP=18515
+# None of these tools ends by itself when a completion is lost.
+GUARD="timeout 120"
 
 listening() { grep -qi ":$(printf %04X $TCP) [^ ]* 0A " /proc/net/tcp /proc/net/tcp6; }
 ended() { ! kill -0 "$SERVER" 2>/dev/null; }
@@ -20,17 +22,18 @@ started() { listening || ended; }
 pair()
 {
 	status=0
+	rm -f /tmp/server.$$ /tmp/client.$$
 	if [ -z "${PEERS:-}" ] || [ "$GUEST" = 1 ]; then
-		"$@" >/tmp/server.$$ 2>&1 &
+		$GUARD "$@" >/tmp/server.$$ 2>&1 &
 		SERVER=$!
 	fi
 	if [ -z "${PEERS:-}" ]; then
 		wait_for started
-		"$@" 127.0.0.1 >/tmp/client.$$ 2>&1 || status=1
+		$GUARD "$@" 127.0.0.1 >/tmp/client.$$ 2>&1 || status=1
 	elif [ "$GUEST" != 1 ]; then
 		# The server comes up on the other host meanwhile.
 		tries=0
-		until "$@" "${PEERS%% *}" >/tmp/client.$$ 2>&1; do
+		until $GUARD "$@" "${PEERS%% *}" >/tmp/client.$$ 2>&1; do
 			tries=$((tries + 1))
 			grep -qi "couldn't connect" /tmp/client.$$ && [ $tries -lt 600 ] || { status=1; break; }
 			sleep 0.1

@@ -358,7 +358,7 @@ class QemuGuest(Guest):
             "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
             "-serial", "stdio",
             "-qmp", f"unix:{self.network.dir}/qmp{self.number}.sock,server=on,wait=off",
-            "-drive", f"if=none,id=root,format=raw,readonly=on,file={options.image}",
+            "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
             *self.netdevs(),
             "-device", f"virtio-net-pci,netdev=nic,mac={self.mac},host_mtu={options.mtu},romfile=",
@@ -570,7 +570,7 @@ def try_kvm(options):
         "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage",
         "-append", "console=ttyS0 root=/dev/vda ro init=/bin/true panic=-1",
         "-serial", "stdio",
-        "-drive", f"if=none,id=root,format=raw,readonly=on,file={options.image}",
+        "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
         "-device", "virtio-blk-pci,drive=root",
     ]
     try:
