@@ -61,6 +61,7 @@ def send_queue_full(_rng):
         for _ in range(capacity):
             pair.b.post_recv([sge(target)])
         ktap.equal(wr_ids(complete(pair.a.send_cq, capacity)), list(range(capacity)), "wr_ids")
+        complete(pair.b.recv_cq, capacity)
         # With the completions polled there is room again.
         pair.b.post_recv([sge(target)])
         pair.a.post_send(e.IBV_WR_SEND, [sge(source)])

@@ -185,12 +185,12 @@ def short_receive(rng):
 def receive_into_wrong_memory(_rng):
     """The receiver's own mistake: LOC_PROT_ERR there, REM_OP_ERR at the sender."""
     DEVICE.skip_on_rxe("rxe completes the receive with LOC_QP_OP_ERR")
-    makers = (lambda end: SGE(end.memory(64).buf, 64, 0xdead00),
-              lambda end: sge(end.memory(64, access=0)),
+    makers = (lambda end: SGE(end.memory(65).buf, 65, 0xdead00),
+              lambda end: sge(end.memory(65, access=0)),
               lambda end: sge(end.memory(64), 0, 65))
     for make in makers:
         with Pair(DEVICE) as pair:
-            source = pair.a.memory(64)
+            source = pair.a.memory(65)
             pair.b.post_recv([make(pair.b)])
             pair.a.post_send(SEND, [sge(source)])
             complete(pair.b.recv_cq, status=e.IBV_WC_LOC_PROT_ERR)
