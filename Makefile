@@ -64,7 +64,7 @@ test: ## all suites; T="host uml qemu debug" some of them
 
 .PHONY: clippy
 clippy: ## lint all Rust, the kernel part with the kernel's own rules
-	@$(vm)/module x86_64 CLIPPY=1 MO=$(build)/modules/clippy >/dev/null
+	@$(vm)/module x86_64 CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
 	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(provider) clippy
 
