@@ -25,8 +25,7 @@ use crate::{
 };
 use core::time::Duration;
 use kernel::{
-    new_condvar,
-    new_mutex,
+    new_condvar, new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -248,7 +247,9 @@ impl ControlQueue {
     pub(crate) fn attach(&self, queue: Queue) -> Result {
         let mut inner = self.inner.lock();
         let reserved = inner.notifies.len() as u32;
-        let slots = (queue.size() / DESCRIPTORS).saturating_sub(reserved).min(MAX_SLOTS);
+        let slots = (queue.size() / DESCRIPTORS)
+            .saturating_sub(reserved)
+            .min(MAX_SLOTS);
         inner.queue = Some(queue);
         drop(inner);
 
@@ -356,11 +357,18 @@ impl ControlQueue {
 
     fn state(&self, slot: u32) -> State {
         let inner = self.inner.lock();
-        inner.slots.get(slot as usize).map_or(State::Sent, |slot| slot.state)
+        inner
+            .slots
+            .get(slot as usize)
+            .map_or(State::Sent, |slot| slot.state)
     }
 
     fn transport_is_broken(&self) -> bool {
-        self.inner.lock().queue.as_ref().is_none_or(Queue::is_broken)
+        self.inner
+            .lock()
+            .queue
+            .as_ref()
+            .is_none_or(Queue::is_broken)
     }
 
     fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
@@ -432,9 +440,7 @@ impl ControlQueue {
 
     fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
         let index = slot as usize;
-        if let (Some(entry), Some(reply)) =
-            (inner.slots.get_mut(index), self.replies.get(index))
-        {
+        if let (Some(entry), Some(reply)) = (inner.slots.get_mut(index), self.replies.get(index)) {
             entry.state = State::Replied(written);
             reply.complete();
         }
@@ -444,8 +450,7 @@ impl ControlQueue {
 impl Inner {
     /// Sends what is wanted of a CQ's notification, unless one is under way.
     fn send_notify(&mut self, cqn: u32) {
-        let (Some(queue), Some(entry)) =
-            (self.queue.as_mut(), self.notifies.get_mut(cqn as usize))
+        let (Some(queue), Some(entry)) = (self.queue.as_mut(), self.notifies.get_mut(cqn as usize))
         else {
             return;
         };
@@ -466,8 +471,13 @@ impl Inner {
 
         // The ring has room for one of each CQ: it fails only if the queue is broken, which the
         // next command reports.
-        if entry.exchange.set_request(opcode, request.as_bytes()).is_ok()
-            && queue.add_exchange(&mut entry.exchange, MAX_SLOTS + cqn).is_ok()
+        if entry
+            .exchange
+            .set_request(opcode, request.as_bytes())
+            .is_ok()
+            && queue
+                .add_exchange(&mut entry.exchange, MAX_SLOTS + cqn)
+                .is_ok()
         {
             entry.sent = true;
             entry.wanted = 0;

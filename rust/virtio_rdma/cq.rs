@@ -40,6 +40,8 @@ struct Ring {
     held: KVec<Held>,
     /// How many of `held` were polled.
     polled: usize,
+    /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
+    armed: u32,
 }
 
 /// A completion queue.
@@ -53,6 +55,11 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
+    /// Whether the consumer wants to hear of completions. That holds once. Any context.
+    pub(crate) fn take_armed(&self) -> bool {
+        core::mem::take(&mut self.ring.lock().armed) != 0
+    }
+
     /// Drops the completions of a QP that has none to come. Any context.
     pub(crate) fn purge(&self, qpn: u32) {
         let mut ring = self.ring.lock();
@@ -167,6 +174,7 @@ fn new_ring(hca: &Arc<Hca>, cqn: u32, attr: &ib::CqInitAttr) -> Result<Ring> {
         lease,
         held,
         polled: 0,
+        armed: 0,
     };
     ring.lease.set_affinity(attr.comp_vector);
     for buffer in 0..attr.cqe {
@@ -177,10 +185,7 @@ fn new_ring(hca: &Arc<Hca>, cqn: u32, attr: &ib::CqInitAttr) -> Result<Ring> {
 }
 
 impl ib::CompletionQueue<Hca> for Cq {
-    fn create(
-        dev: &ib::Device<Hca>,
-        attr: &ib::CqInitAttr,
-    ) -> Result<impl PinInit<Self, Error>> {
+    fn create(dev: &ib::Device<Hca>, attr: &ib::CqInitAttr) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data();
         if attr.flags != 0 {
             return Err(crate::errno::unsupported());
@@ -236,6 +241,11 @@ impl ib::CompletionQueue<Hca> for Cq {
         if taken != 0 {
             hca.stats().add(Counter::Completions, taken);
             ring.lease.kick();
+            // The interrupt of one of these may be under way, and `vring_interrupt()` drops it if it
+            // finds the ring empty, while the device takes the CQ for disarmed: arm it again.
+            if ring.armed != 0 {
+                hca.control().notify(self.cqn, ring.armed);
+            }
         }
         if wcs.is_full() {
             return;
@@ -254,7 +264,9 @@ impl ib::CompletionQueue<Hca> for Cq {
         } else {
             bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION
         };
-        self.hca.control().notify(self.cqn, flags);
-        report_missed && self.ring.lock().has_completions()
+        let mut ring = self.ring.lock();
+        ring.armed |= flags;
+        self.hca.control().notify(self.cqn, ring.armed);
+        report_missed && ring.has_completions()
     }
 }

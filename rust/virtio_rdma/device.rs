@@ -87,11 +87,7 @@ impl ib::Driver for Hca {
         Ok(())
     }
 
-    fn query_port(
-        dev: &ib::Device<Self>,
-        port: u32,
-        attr: &mut bindings::ib_port_attr,
-    ) -> Result {
+    fn query_port(dev: &ib::Device<Self>, port: u32, attr: &mut bindings::ib_port_attr) -> Result {
         port::query(dev, port, attr)
     }
 

@@ -17,7 +17,6 @@ use kernel::{
     },
 };
 
-
 /// Bytes of a word, the unit of access and the alignment of every offset.
 const WORD: usize = size_of::<u64>();
 
@@ -145,6 +144,10 @@ impl Buffer {
         if offset % WORD != 0 || end > self.0.size() {
             return Err(EINVAL);
         }
-        Ok(self.0.as_mut_ptr().cast::<u64>().wrapping_add(offset / WORD))
+        Ok(self
+            .0
+            .as_mut_ptr()
+            .cast::<u64>()
+            .wrapping_add(offset / WORD))
     }
 }

@@ -33,9 +33,7 @@ use crate::{
     },
 };
 use kernel::{
-    device,
-    new_mutex,
-    new_work,
+    device, new_mutex, new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -232,12 +230,16 @@ impl Hca {
 
     /// The most work requests of a queue.
     pub(crate) fn max_qp_wr(&self) -> u32 {
-        self.attached.as_ref().map_or(0, |attached| attached.max_qp_wr)
+        self.attached
+            .as_ref()
+            .map_or(0, |attached| attached.max_qp_wr)
     }
 
     /// The most entries of a CQ.
     pub(crate) fn max_cqe(&self) -> u32 {
-        self.attached.as_ref().map_or(0, |attached| attached.max_cqe)
+        self.attached
+            .as_ref()
+            .map_or(0, |attached| attached.max_cqe)
     }
 
     /// Number of completion vectors: one a CPU, as far as there are CQs.
@@ -284,8 +286,9 @@ impl Hca {
     ///
     /// The error behind the status of the reply, or `EIO`.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
-        self.control
-            .execute::<C>(&self.stats, request, |_| self.fail("a command has no reply"))
+        self.control.execute::<C>(&self.stats, request, |_| {
+            self.fail("a command has no reply")
+        })
     }
 
     /// Executes a command that destroys an object. A device that has failed, or does not know the
@@ -353,7 +356,11 @@ impl Interrupt for Hca {
         } else if Some(queue) == self.config.event_queue() {
             self.event_interrupt();
         } else {
-            self.handles.cqs.with(queue - 1, |cq| cq.complete());
+            self.handles.cqs.with(queue - 1, |cq| {
+                if cq.take_armed() {
+                    cq.complete();
+                }
+            });
         }
     }
 }
@@ -465,7 +472,8 @@ impl Lease {
     pub(crate) fn drain(&mut self) {
         while self.get().is_some() {}
         if self.in_ring != 0 {
-            self.hca.fail("it keeps buffers of an object that was destroyed or reset");
+            self.hca
+                .fail("it keeps buffers of an object that was destroyed or reset");
         }
     }
 }

@@ -101,11 +101,7 @@ impl ib::MemoryRegion<Hca> for Mr {
         Ok(Self::new(pd.hca(), &reply, None))
     }
 
-    fn reg_user(
-        dev: &ib::Device<Hca>,
-        pd: &ib::Pd<Hca>,
-        memory: &ib::UserMemory,
-    ) -> Result<Self> {
+    fn reg_user(dev: &ib::Device<Hca>, pd: &ib::Pd<Hca>, memory: &ib::UserMemory) -> Result<Self> {
         let hca = dev.data();
         let access_flags = check_access(memory.access)?;
         if memory.length == 0 || memory.length > hca.config().max_mr_size {

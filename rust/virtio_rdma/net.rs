@@ -117,6 +117,11 @@ impl<L: Listener> Notifier<L> {
         })
     }
 
+    /// The function of the notifier chain.
+    ///
+    /// # Safety
+    ///
+    /// Only the notifier chain may call it.
     unsafe extern "C" fn call(
         block: *mut bindings::notifier_block,
         event: c_ulong,

@@ -39,27 +39,24 @@ fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
 
 /// The MTU that both the device and the network interface have room for.
 fn active_mtu(device: u8, netdev: Option<u32>) -> u32 {
-    let device = u32::from(device).clamp(
-        bindings::ib_mtu_IB_MTU_256,
-        bindings::ib_mtu_IB_MTU_4096,
-    );
+    let device = u32::from(device).clamp(bindings::ib_mtu_IB_MTU_256, bindings::ib_mtu_IB_MTU_4096);
     netdev.map_or(device, |mtu| mtu.clamp(bindings::ib_mtu_IB_MTU_256, device))
 }
 
 /// Fills in the attributes of a port. The state is that of the network interface, unless the device
 /// is down itself.
-pub(crate) fn query(
-    dev: &ib::Device<Hca>,
-    port: u32,
-    attr: &mut bindings::ib_port_attr,
-) -> Result {
+pub(crate) fn query(dev: &ib::Device<Hca>, port: u32, attr: &mut bindings::ib_port_attr) -> Result {
     let reply = query_device(dev.data(), port)?;
     let active = bindings::ib_port_state_IB_PORT_ACTIVE;
     let netdev = dev.with_netdev(|netdev| (netdev.port_state(), netdev.port_mtu()));
     let netdev_state = netdev.map_or(bindings::ib_port_state_IB_PORT_DOWN, |(state, _)| state);
     let up = u32::from(reply.state) == active && netdev_state == active;
 
-    attr.state = if up { active } else { bindings::ib_port_state_IB_PORT_DOWN };
+    attr.state = if up {
+        active
+    } else {
+        bindings::ib_port_state_IB_PORT_DOWN
+    };
     attr.phys_state = if up {
         bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP as u8
     } else {

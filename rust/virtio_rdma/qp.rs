@@ -5,9 +5,7 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    ah,
-    bindings,
-    cmd,
+    ah, bindings, cmd,
     hca::Hca,
     ib,
     stats::Counter,
@@ -87,9 +85,7 @@ fn wc_opcode(opcode: u32) -> u32 {
         }
         bindings::ib_wr_opcode_IB_WR_RDMA_READ => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
-        bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
-            bindings::ib_wc_opcode_IB_WC_FETCH_ADD
-        }
+        bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
         _ => bindings::ib_wc_opcode_IB_WC_SEND,
     }
 }
@@ -114,7 +110,13 @@ impl Qp {
         }
         let is_recv =
             u32::from(cqe.opcode) & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0;
-        if cqn != if is_recv { self.recv_cqn } else { self.send_cqn } {
+        if cqn
+            != if is_recv {
+                self.recv_cqn
+            } else {
+                self.send_cqn
+            }
+        {
             self.hca.stats().bad(Counter::BadCqeQp);
             return None;
         }
@@ -179,7 +181,11 @@ impl Qp {
             byte_len,
             ex: wire::ex(cqe),
             src_qp: u32::from_le(cqe.src_qp),
-            wc_flags: if ok { u32::from_le(cqe.wc_flags) & flags } else { 0 },
+            wc_flags: if ok {
+                u32::from_le(cqe.wc_flags) & flags
+            } else {
+                0
+            },
             pkey_index: u16::from_le(cqe.pkey_index),
             sl: cqe.sl,
             port_num: bindings::VIRTIO_RDMA_PORT as u8,

@@ -109,6 +109,8 @@ impl Stats {
 
     /// The value of the counter with this index.
     pub(crate) fn value(&self, index: usize) -> u64 {
-        self.values.get(index).map_or(0, |value| value.load(Relaxed))
+        self.values
+            .get(index)
+            .map_or(0, |value| value.load(Relaxed))
     }
 }

@@ -37,11 +37,7 @@ unsafe impl Backend for IrqSpinLockBackend {
     type State = bindings::spinlock_t;
     type GuardState = c_ulong;
 
-    unsafe fn init(
-        ptr: *mut Self::State,
-        name: *const c_char,
-        key: *mut bindings::lock_class_key,
-    ) {
+    unsafe fn init(ptr: *mut Self::State, name: *const c_char, key: *mut bindings::lock_class_key) {
         // SAFETY: The caller guarantees that `ptr` is valid for writes and that `name` and `key`
         // stay valid.
         unsafe { bindings::__spin_lock_init(ptr, name, key) }

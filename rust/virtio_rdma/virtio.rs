@@ -327,7 +327,11 @@ impl Device<device::Core<'_>> {
 
         // SAFETY: `dev` is valid, as above. It is bound as long as this virtio device is, and the
         // buffers are allocated by verbs, which end in `Driver::unbind`.
-        Ok(unsafe { dma::Device::new(ARef::from(device::Device::<device::Normal>::from_raw(dev))) })
+        Ok(
+            unsafe {
+                dma::Device::new(ARef::from(device::Device::<device::Normal>::from_raw(dev)))
+            },
+        )
     }
 }
 

@@ -122,21 +122,36 @@ impl WrBody {
         match *self {
             WrBody::Rdma { remote_addr, rkey } => {
                 // SAFETY: All variants lie within the union, which has room for any bytes.
-                let rdma = unsafe { &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1>() };
+                let rdma = unsafe {
+                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1>()
+                };
                 rdma.remote_addr = remote_addr.to_le();
                 rdma.rkey = rkey.to_le();
             }
-            WrBody::Atomic { remote_addr, compare_add, swap, rkey } => {
+            WrBody::Atomic {
+                remote_addr,
+                compare_add,
+                swap,
+                rkey,
+            } => {
                 // SAFETY: As above.
-                let atomic = unsafe { &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2>() };
+                let atomic = unsafe {
+                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2>()
+                };
                 atomic.remote_addr = remote_addr.to_le();
                 atomic.compare_add = compare_add.to_le();
                 atomic.swap = swap.to_le();
                 atomic.rkey = rkey.to_le();
             }
-            WrBody::Ud { remote_qpn, remote_qkey, av } => {
+            WrBody::Ud {
+                remote_qpn,
+                remote_qkey,
+                av,
+            } => {
                 // SAFETY: As above.
-                let ud = unsafe { &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3>() };
+                let ud = unsafe {
+                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3>()
+                };
                 ud.remote_qpn = remote_qpn.to_le();
                 ud.remote_qkey = remote_qkey.to_le();
                 ud.av = av;

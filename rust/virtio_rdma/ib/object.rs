@@ -515,7 +515,9 @@ impl<'a> AhAttr<'a> {
         // SAFETY: Both unions are at least as long as what is written, and have room for any bytes.
         unsafe {
             (&raw mut attr.grh.dgid).cast::<[u8; 16]>().write(dgid);
-            (&raw mut attr.__bindgen_anon_1).cast::<[u8; 6]>().write(dmac);
+            (&raw mut attr.__bindgen_anon_1)
+                .cast::<[u8; 6]>()
+                .write(dmac);
         }
     }
 }

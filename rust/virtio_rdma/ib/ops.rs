@@ -95,6 +95,11 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
     }
 }
 
+/// The operation `query_device`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn query_device<D: Driver>(
     dev: *mut bindings::ib_device,
     attr: *mut bindings::ib_device_attr,
@@ -106,6 +111,11 @@ unsafe extern "C" fn query_device<D: Driver>(
     from_result(|| dev.data().query_device(attr).map(|()| 0))
 }
 
+/// The operation `query_port`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn query_port<D: Driver>(
     dev: *mut bindings::ib_device,
     port: u32,
@@ -116,6 +126,11 @@ unsafe extern "C" fn query_port<D: Driver>(
     from_result(|| D::query_port(dev, port, attr).map(|()| 0))
 }
 
+/// The operation `get_port_immutable`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn get_port_immutable<D: Driver>(
     dev: *mut bindings::ib_device,
     port: u32,
@@ -126,6 +141,11 @@ unsafe extern "C" fn get_port_immutable<D: Driver>(
     from_result(|| D::port_immutable(dev, port, attr).map(|()| 0))
 }
 
+/// The operation `get_link_layer`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn get_link_layer(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -133,6 +153,11 @@ unsafe extern "C" fn get_link_layer(
     bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET
 }
 
+/// The operation `query_pkey`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn query_pkey<D: Driver>(
     dev: *mut bindings::ib_device,
     port: u32,
@@ -147,6 +172,11 @@ unsafe extern "C" fn query_pkey<D: Driver>(
     })
 }
 
+/// The operation `add_gid`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn add_gid<D: Driver>(
     attr: *const bindings::ib_gid_attr,
     _context: *mut *mut c_void,
@@ -156,6 +186,11 @@ unsafe extern "C" fn add_gid<D: Driver>(
     from_result(|| D::add_gid(dev, &GidAttr::new(attr)).map(|()| 0))
 }
 
+/// The operation `del_gid`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn del_gid<D: Driver>(
     attr: *const bindings::ib_gid_attr,
     _context: *mut *mut c_void,
@@ -165,6 +200,11 @@ unsafe extern "C" fn del_gid<D: Driver>(
     from_result(|| D::del_gid(dev, &GidAttr::new(attr)).map(|()| 0))
 }
 
+/// The operation `alloc_ucontext`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn alloc_ucontext<D: Driver>(
     raw: *mut bindings::ib_ucontext,
     udata: *mut bindings::ib_udata,
@@ -179,6 +219,11 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
     })
 }
 
+/// The operation `dealloc_ucontext`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext) {
     // SAFETY: By the contract of this module.
     unsafe { Ucontext::<D>::drop_data(raw) };
@@ -186,8 +231,17 @@ unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext
 
 /// Lets the device go while programs have it open. The core destroys their objects itself, and
 /// nothing of this driver is mapped into them.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn disassociate_ucontext(_context: *mut bindings::ib_ucontext) {}
 
+/// The operation `alloc_pd`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn alloc_pd<D: Driver>(
     raw: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
@@ -202,6 +256,11 @@ unsafe extern "C" fn alloc_pd<D: Driver>(
     })
 }
 
+/// The operation `dealloc_pd`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_pd<D: Driver>(
     raw: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
@@ -215,6 +274,11 @@ unsafe extern "C" fn dealloc_pd<D: Driver>(
     })
 }
 
+/// The operation `create_ah`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn create_ah<D: Driver>(
     raw: *mut bindings::ib_ah,
     attr: *mut bindings::rdma_ah_init_attr,
@@ -230,6 +294,11 @@ unsafe extern "C" fn create_ah<D: Driver>(
     })
 }
 
+/// The operation `query_ah`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn query_ah<D: Driver>(
     raw: *mut bindings::ib_ah,
     attr: *mut bindings::rdma_ah_attr,
@@ -241,12 +310,22 @@ unsafe extern "C" fn query_ah<D: Driver>(
     0
 }
 
+/// The operation `destroy_ah`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_ah<D: Driver>(raw: *mut bindings::ib_ah, _flags: u32) -> c_int {
     // SAFETY: By the contract of this module.
     unsafe { Ah::<D>::drop_data(raw) };
     0
 }
 
+/// The operation `create_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn create_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     attr: *const bindings::ib_cq_init_attr,
@@ -278,6 +357,11 @@ unsafe extern "C" fn create_cq<D: Driver>(
     })
 }
 
+/// The operation `destroy_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     _udata: *mut bindings::ib_udata,
@@ -293,6 +377,11 @@ unsafe extern "C" fn destroy_cq<D: Driver>(
     })
 }
 
+/// The operation `poll_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn poll_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     num: c_int,
@@ -305,13 +394,22 @@ unsafe extern "C" fn poll_cq<D: Driver>(
         return 0;
     }
     // SAFETY: By the contract of this module; `wc` has room for `num` completions.
-    let (cq, slots) =
-        unsafe { (Cq::<D>::from_raw(raw), core::slice::from_raw_parts_mut(wc.cast(), len)) };
+    let (cq, slots) = unsafe {
+        (
+            Cq::<D>::from_raw(raw),
+            core::slice::from_raw_parts_mut(wc.cast(), len),
+        )
+    };
     let mut wcs = Wcs::new(slots);
     cq.poll(&mut wcs);
     wcs.filled() as c_int
 }
 
+/// The operation `req_notify_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn req_notify_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
@@ -325,6 +423,11 @@ unsafe extern "C" fn req_notify_cq<D: Driver>(
     c_int::from(cq.req_notify(solicited, report_missed))
 }
 
+/// The operation `create_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn create_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     init: *mut bindings::ib_qp_init_attr,
@@ -370,6 +473,11 @@ unsafe extern "C" fn create_qp<D: Driver>(
     })
 }
 
+/// The operation `modify_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn modify_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -381,6 +489,11 @@ unsafe extern "C" fn modify_qp<D: Driver>(
     from_result(|| qp.modify(attr, mask as u32).map(|()| 0))
 }
 
+/// The operation `query_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn query_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -401,6 +514,11 @@ unsafe extern "C" fn query_qp<D: Driver>(
     from_result(|| qp.query(attr).map(|()| 0))
 }
 
+/// The operation `destroy_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     _udata: *mut bindings::ib_udata,
@@ -416,6 +534,11 @@ unsafe extern "C" fn destroy_qp<D: Driver>(
     })
 }
 
+/// The operation `post_send`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn post_send<D: Driver>(
     raw: *mut bindings::ib_qp,
     wr: *const bindings::ib_send_wr,
@@ -431,6 +554,11 @@ unsafe extern "C" fn post_send<D: Driver>(
     from_result(|| result.map(|()| 0))
 }
 
+/// The operation `post_recv`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn post_recv<D: Driver>(
     raw: *mut bindings::ib_qp,
     wr: *const bindings::ib_recv_wr,
@@ -446,6 +574,11 @@ unsafe extern "C" fn post_recv<D: Driver>(
     from_result(|| result.map(|()| 0))
 }
 
+/// The operation `get_dma_mr`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn get_dma_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     access: c_int,
@@ -455,6 +588,11 @@ unsafe extern "C" fn get_dma_mr<D: Driver>(
     new_mr::<D>(|| D::Mr::get_dma(pd, access as u32))
 }
 
+/// The operation `reg_user_mr`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn reg_user_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     start: u64,
@@ -500,6 +638,11 @@ fn new_mr<D: Driver>(create: impl FnOnce() -> Result<D::Mr>) -> *mut bindings::i
     }
 }
 
+/// The operation `dereg_mr`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dereg_mr<D: Driver>(
     raw: *mut bindings::ib_mr,
     _udata: *mut bindings::ib_udata,

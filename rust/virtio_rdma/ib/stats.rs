@@ -30,6 +30,11 @@ impl StatDesc {
 /// How long the core may show a value without asking again, in milliseconds.
 const LIFESPAN_MS: c_ulong = 10;
 
+/// The operation `alloc_hw_port_stats`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 pub(super) unsafe extern "C" fn alloc_hw_port_stats<D: Driver>(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -44,6 +49,11 @@ pub(super) unsafe extern "C" fn alloc_hw_port_stats<D: Driver>(
     }
 }
 
+/// The operation `get_hw_stats`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
 pub(super) unsafe extern "C" fn get_hw_stats<D: Driver>(
     dev: *mut bindings::ib_device,
     stats: *mut bindings::rdma_hw_stats,

@@ -336,7 +336,9 @@ impl<'a> Wcs<'a> {
         };
         // SAFETY: The members of the unions are integers and pointers of 64 and of 32 bits.
         unsafe {
-            (&raw mut raw.__bindgen_anon_1).cast::<u64>().write(wc.wr_id);
+            (&raw mut raw.__bindgen_anon_1)
+                .cast::<u64>()
+                .write(wc.wr_id);
             (&raw mut raw.ex).cast::<[u8; 4]>().write(wc.ex);
         }
         slot.write(raw);
