@@ -113,8 +113,8 @@ impl Cq {
             Armed::Solicited => wakes,
             Armed::Next => true,
         };
-        if due {
-            self.signal();
+        if due && self.signal() {
+            self.armed = Armed::No;
         }
         Ok(())
     }
@@ -135,18 +135,22 @@ impl Cq {
         Ok(())
     }
 
-    /// Signals and disarms. A driver that suppresses interrupts, or says that
-    /// it has taken everything, leaves the CQ armed.
-    fn signal(&mut self) {
-        if self.ring.signal_unless_seen() {
-            self.armed = Armed::No;
+    /// Signals; tells whether it did, which it does not if the driver
+    /// suppresses interrupts, or says that it has taken everything.
+    fn signal(&mut self) -> bool {
+        let signalled = self.ring.signal_unless_seen();
+        if signalled {
             self.placed = false;
             self.placed_solicited = false;
         }
+        signalled
     }
 
     /// REQ_NOTIFY_CQ with valid flags: arms the CQ, and signals at once if a CQE
     /// of the asked kind was placed since it last did.
+    ///
+    /// This signal leaves the CQ armed: the driver may have taken all these
+    /// CQEs, and then its virtio core drops the interrupt.
     pub fn arm(&mut self, flags: u32) {
         let next = flags & VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION != 0;
         let asked = if next { Armed::Next } else { Armed::Solicited };

@@ -48,6 +48,14 @@ impl Message<'_> {
     }
 }
 
+/// Why the remote side of an RDMA operation was refused.
+enum Refusal {
+    /// The QP does not let its peer do this at all.
+    Operation,
+    /// The key does not give this access to this range.
+    Memory,
+}
+
 /// What the responder answers to a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -172,8 +180,9 @@ impl Shared {
 
     fn receive_write(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let Ok(target) = self.map_remote(responder, message, access) else {
-            return self.access_failed(slot, responder);
+        let target = match self.map_remote(responder, message, access) {
+            Ok(target) => target,
+            Err(refusal) => return self.refuse(slot, responder, refusal),
         };
         let receive = if message.is_last() && message.wqe.takes_receive() {
             match self.take_receive(slot, responder) {
@@ -200,8 +209,9 @@ impl Shared {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
-        let Ok(source) = self.map_remote(responder, message, access) else {
-            return self.access_failed(slot, responder);
+        let source = match self.map_remote(responder, message, access) {
+            Ok(source) => source,
+            Err(refusal) => return self.refuse(slot, responder, refusal),
         };
         match mr::copy(source.as_slice(), message.local) {
             Ok(_) => {
@@ -224,8 +234,10 @@ impl Shared {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-        let Ok(Some(target)) = self.map_remote(responder, message, access) else {
-            return self.access_failed(slot, responder);
+        let target = match self.map_remote(responder, message, access) {
+            Ok(Some(target)) => target,
+            Ok(None) => return self.request_failed(slot, responder),
+            Err(refusal) => return self.refuse(slot, responder, refusal),
         };
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
@@ -246,21 +258,22 @@ impl Shared {
         responder: &Responder,
         message: &Message<'_>,
         access: u32,
-    ) -> Result<Option<Mapping>, ()> {
+    ) -> Result<Option<Mapping>, Refusal> {
         let wqe = message.wqe;
+        if responder.attr.qp_access_flags & access != access {
+            return Err(Refusal::Operation);
+        }
         if wqe.total == 0 {
             return Ok(None);
         }
-        let pdn = responder.config.ok_or(())?.pdn;
-        if responder.attr.qp_access_flags & access != access {
-            return Err(());
-        }
+        let pdn = responder.config.ok_or(Refusal::Memory)?.pdn;
         let keys = read(&self.keys);
-        let map = |addr, len| keys.map(wqe.rkey, pdn, access, addr, len).map_err(|_| ());
+        let map =
+            |addr, len| keys.map(wqe.rkey, pdn, access, addr, len).map_err(|_| Refusal::Memory);
         if message.is_first() && !message.is_last() {
             map(wqe.remote_addr, wqe.total)?;
         }
-        let addr = wqe.remote_addr.checked_add(message.done).ok_or(())?;
+        let addr = wqe.remote_addr.checked_add(message.done).ok_or(Refusal::Memory)?;
         map(addr, message.len).map(Some)
     }
 
@@ -345,6 +358,13 @@ impl Shared {
         Answer::Failed(remote)
     }
 
+    fn refuse(&self, slot: u16, responder: &mut Responder, refusal: Refusal) -> Answer {
+        match refusal {
+            Refusal::Operation => self.request_failed(slot, responder),
+            Refusal::Memory => self.access_failed(slot, responder),
+        }
+    }
+
     /// The requester asked for memory that it may not have.
     fn access_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
         self.stats.add(Counter::AccessViolations, 1);
@@ -356,7 +376,9 @@ impl Shared {
 
     /// The requester asked for what the responder does not do.
     fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
-        self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+        if is_reliable(responder) {
+            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+        }
         Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
     }
 

@@ -317,6 +317,21 @@ fn a_bad_remote_key_fails_both_ends() {
 }
 
 #[test]
+fn a_qp_without_remote_access_refuses_the_request() {
+    for opcode in [RDMA_WRITE, RDMA_READ] {
+        let send = |pair: &mut Pair| {
+            let [a, b] = pair.ends;
+            let mut attr = virtio_rdma_qp_attr::new_zeroed();
+            attr.qp_access_flags = LOCAL;
+            assert_eq!(pair.b.modify(b.qpn, VIRTIO_RDMA_QP_ACCESS_FLAGS, attr), Ok(()));
+            Send::new(1, opcode, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key)
+        };
+        let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_REQ_ERR));
+        fails(send, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, peer);
+    }
+}
+
+#[test]
 fn a_remote_range_is_checked_before_the_first_byte() {
     let access = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
     let len = 600 << 10;
@@ -478,24 +493,26 @@ fn arming_signals_once_and_misses_nothing() {
     pair.b.arm_cq(b.cqn, next).unwrap();
     assert_eq!(pair.b.signals(cq), 1, "a CQE was placed before");
     message(&mut pair, 0);
-    assert_eq!(pair.b.signals(cq), 1, "the signal disarmed");
+    assert_eq!(pair.b.signals(cq), 2, "that signal left the CQ armed: the CQE was polled already");
+    message(&mut pair, 0);
+    assert_eq!(pair.b.signals(cq), 2, "the signal of a new CQE disarmed");
     pair.b.arm_cq(b.cqn, solicited).unwrap();
     message(&mut pair, 0);
-    assert_eq!(pair.b.signals(cq), 1, "not solicited");
+    assert_eq!(pair.b.signals(cq), 2, "not solicited");
     message(&mut pair, VIRTIO_RDMA_SEND_SOLICITED);
-    assert_eq!(pair.b.signals(cq), 2);
+    assert_eq!(pair.b.signals(cq), 3);
     pair.b.arm_cq(b.cqn, solicited).unwrap();
     pair.b.arm_cq(b.cqn, next).unwrap();
     pair.b.arm_cq(b.cqn, solicited).unwrap();
     message(&mut pair, 0);
-    assert_eq!(pair.b.signals(cq), 3, "the wider arming holds");
+    assert_eq!(pair.b.signals(cq), 4, "the wider arming holds");
     assert_eq!(pair.b.arm_cq(b.cqn, 0), Err(VIRTIO_RDMA_STATUS_INVAL));
     assert_eq!(pair.b.arm_cq(3, next), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
     pair.b.arm_cq(b.cqn, solicited).unwrap();
     pair.b.post_recv(b.qpn, 1, &[]);
     pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
     pair.settle();
-    assert_eq!(pair.b.signals(cq), 4, "an error is always solicited");
+    assert_eq!(pair.b.signals(cq), 5, "an error is always solicited");
 }
 
 #[test]
