@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::options::{GuestSpec, Transport};
 use crate::poller::{Poller, Source};
 use crate::socket::Socket;
+use crate::spin::Spin;
 use crate::waker::Waker;
 
 /// Work requests that [`Device::run`] does before the socket has its turn.
@@ -187,8 +188,7 @@ impl Guest {
         backend: &mut Backend<'_>,
         poller: &Poller,
     ) -> Result<(), Ended> {
-        // Since when there was nothing to do.
-        let mut idle = None;
+        let mut spin = Spin::new(self.poll);
         let mut unread = true;
         let mut needs_reset = false;
         let mut events = Vec::new();
@@ -208,18 +208,13 @@ impl Guest {
                     server.needs_reset();
                 }
             }
-            if next == Next::Busy {
-                idle = None;
+            let busy = unread || next == Next::Busy;
+            if busy {
+                spin.restart();
             }
-            let patience = idle.is_none_or(|since: Instant| since.elapsed() < self.poll);
-            events = if unread || next == Next::Busy {
-                poller.wait(Some(Duration::ZERO))?
-            } else if patience {
-                idle.get_or_insert_with(Instant::now);
-                std::thread::yield_now();
+            events = if busy || spin.again() {
                 poller.wait(Some(Duration::ZERO))?
             } else {
-                idle = None;
                 self.sleep_idle(poller, next)?
             };
         }

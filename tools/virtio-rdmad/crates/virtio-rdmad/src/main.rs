@@ -14,6 +14,7 @@ mod guest;
 mod options;
 mod poller;
 mod socket;
+mod spin;
 mod status;
 mod waker;
 

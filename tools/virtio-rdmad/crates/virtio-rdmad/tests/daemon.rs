@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The process from outside: sockets, connections that come and go, status, signals.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use serde_json::Value;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
+
+struct Daemon {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    directory: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one with a guest of each transport and waits until it is ready.
+    fn start(test: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = |name: &str| directory.join(name).display().to_string();
+        let mut child = Command::new(BINARY)
+            .args(["--control", &path("control")])
+            .args(["--guest", &format!("name=a,vhost-user={},mac=52:54:00:00:00:01", path("a"))])
+            .args(["--guest", &format!("name=b,vfio-user={}", path("b"))])
+            .env_remove("RUST_LOG")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut daemon = Self { child, stderr, directory };
+        daemon.wait_for("ready");
+        daemon
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Reads the log up to a line that contains `text`.
+    fn wait_for(&mut self, text: &str) {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "no \"{text}\" in the log");
+        }
+    }
+
+    fn status(&self) -> Value {
+        let control = self.path("control");
+        let output = Command::new(BINARY)
+            .args(["status", "--json", "--control"])
+            .arg(&control)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Ends it by SIGTERM; nothing may be left.
+    fn end(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(&self.directory).unwrap().count(), 0);
+        std::fs::remove_dir(&self.directory).unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    /// After a failed test.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A vhost-user request and the payload of its answer.
+fn vhost_user(socket: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(payload.len()).unwrap();
+    socket.write_all(&[request, 1, size].map(u32::to_ne_bytes).concat()).unwrap();
+    socket.write_all(payload).unwrap();
+    let mut header = [0; 12];
+    socket.read_exact(&mut header).unwrap();
+    let size = u32::from_ne_bytes(header[8..].try_into().unwrap());
+    let mut answer = vec![0; size as usize];
+    socket.read_exact(&mut answer).unwrap();
+    answer
+}
+
+fn connect(path: &Path) -> UnixStream {
+    UnixStream::connect(path).unwrap()
+}
+
+#[test]
+fn a_front_end_finds_the_device() {
+    let daemon = Daemon::start("config");
+    let mut socket = connect(&daemon.path("a"));
+    let features = u64::from_ne_bytes(vhost_user(&mut socket, 1, &[]).try_into().unwrap());
+    assert_eq!(features & 3, 3, "events and MAC");
+    let queues = u64::from_ne_bytes(vhost_user(&mut socket, 17, &[]).try_into().unwrap());
+    assert_eq!(queues, 64);
+    let request = [&[0_u32, 256, 0].map(u32::to_ne_bytes).concat()[..], &[0; 256]].concat();
+    let config = vhost_user(&mut socket, 24, &request);
+    assert_eq!(config.len(), 12 + 256);
+    assert_eq!(config[12..16], [1, 0, 0, 0], "one port");
+
+    let status = daemon.status();
+    let guest = &status["guests"][0];
+    assert_eq!((guest["name"].as_str(), guest["connected"].as_bool()), (Some("a"), Some(true)));
+    assert_eq!(
+        (guest["started"].as_bool(), guest["mac"].as_str()),
+        (Some(false), Some("52:54:00:00:00:01"))
+    );
+    assert_eq!(status["guests"][1]["connected"].as_bool(), Some(false));
+    daemon.end();
+}
+
+#[test]
+fn connections_come_and_go() {
+    let mut daemon = Daemon::start("again");
+    for _ in 0..3 {
+        let mut socket = connect(&daemon.path("a"));
+        vhost_user(&mut socket, 1, &[]);
+        drop(socket);
+        daemon.wait_for("disconnected");
+    }
+    for (name, bytes) in [("a", [0xff; 64]), ("b", [0xff; 64]), ("b", [0; 64])] {
+        let mut socket = connect(&daemon.path(name));
+        socket.write_all(&bytes).unwrap();
+        assert_eq!(socket.read(&mut [0; 16]).unwrap_or(0), 0, "the connection ends");
+        daemon.wait_for("disconnected");
+    }
+    let mut socket = connect(&daemon.path("a"));
+    vhost_user(&mut socket, 1, &[]);
+    daemon.end();
+}
+
+#[test]
+fn the_control_socket_refuses_nonsense() {
+    let daemon = Daemon::start("control");
+    let mut socket = connect(&daemon.path("control"));
+    socket.write_all(b"reboot\n").unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert!(answer["error"].is_string());
+    // Whoever says nothing is given up.
+    let silent = connect(&daemon.path("control"));
+    assert!(daemon.status()["guests"].is_array());
+    drop(silent);
+    daemon.end();
+}
+
+#[test]
+fn two_processes_do_not_share_a_socket() {
+    let daemon = Daemon::start("busy");
+    let spec = format!("name=a,vhost-user={}", daemon.path("a").display());
+    let output = Command::new(BINARY).args(["--guest", &spec]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another process listens there"));
+    assert!(daemon.path("a").exists());
+    daemon.end();
+}
