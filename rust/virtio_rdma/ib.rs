@@ -4,7 +4,7 @@
 //!
 //! A driver implements [`Driver`] for its device and one trait for each kind of
 //! object. The objects live in the memory that the RDMA core allocates, behind
-//! the C structure ([`Object`]): they are initialised in place when the core
+//! the C structure ([`object::Object`]): they are initialised in place when the core
 //! creates them and dropped when it destroys them.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)

@@ -8,6 +8,9 @@
 //! [`umem`], [`net`], [`sync`], [`wire`]), the typed commands ([`cmd`]) and the
 //! objects, each in its own module. Only the first two have unsafe code.
 
+// Nothing in a module is public, and its documentation is that of private items.
+#![allow(rustdoc::private_intra_doc_links)]
+
 use kernel::{
     device as kernel_device,
     new_mutex,
