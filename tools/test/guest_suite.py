@@ -95,6 +95,8 @@ class Suite:
         traffic = second.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
         while "running" not in traffic.text and traffic.status is None:
             traffic.done.wait(0.1)
+        if traffic.status is not None:
+            self.report.note(traffic.text)
         self.report.result("traffic before a restart", traffic.status is None)
         second.reboot()
         self.network.rdma_up(second, "virtio")
