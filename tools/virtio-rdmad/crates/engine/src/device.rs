@@ -624,6 +624,7 @@ impl Drop for Device {
 }
 
 fn qp_status(qpn: u32, qp: &Qp) -> Option<QpStatus> {
+    let sends = lock(&qp.requester).ring.waiting();
     let responder = lock(&qp.responder);
     let kind = responder.config?.kind;
     let state = qp.state();
@@ -639,6 +640,8 @@ fn qp_status(qpn: u32, qp: &Qp) -> Option<QpStatus> {
         state,
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
+        sends,
+        receives: responder.ring.waiting(),
     })
 }
 

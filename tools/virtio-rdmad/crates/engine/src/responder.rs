@@ -49,6 +49,7 @@ impl Message<'_> {
 }
 
 /// Why the remote side of an RDMA operation was refused.
+#[derive(Clone, Copy)]
 enum Refusal {
     /// The QP does not let its peer do this at all.
     Operation,

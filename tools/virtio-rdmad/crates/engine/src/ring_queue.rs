@@ -48,6 +48,11 @@ impl RingQueue {
         self.ring.as_ref().map_or(0, SplitQueue::size)
     }
 
+    /// Chains that wait to be taken.
+    pub fn waiting(&self) -> u16 {
+        self.ring.as_ref().and_then(|ring| ring.pending().ok()).unwrap_or(0)
+    }
+
     /// Takes the next chain. An error is reported once; from then on the ring
     /// is empty until it is drained.
     pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {

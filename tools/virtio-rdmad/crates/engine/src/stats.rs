@@ -181,6 +181,10 @@ pub struct QpStatus {
     pub dest_qpn: Option<u32>,
     /// The peer's GID, if connected.
     pub dest_gid: Option<Gid>,
+    /// Send work requests that the device has yet to take.
+    pub sends: u16,
+    /// Receive work requests likewise.
+    pub receives: u16,
 }
 
 /// What a device tells of itself.

@@ -13,8 +13,8 @@ use crate::channel::{Channel, ChannelError, Message};
 use crate::vring::{QueueSetup, Vring};
 use crate::wire::{
     flags, request, ConfigHead, Header, MemRegion, MemTable, SingleRegion, VringAddr, VringState,
-    F_EVENT_IDX, F_INDIRECT_DESC, F_PROTOCOL_FEATURES, F_VERSION_1, MEM_SLOTS, PROTOCOL_FEATURES,
-    PROTOCOL_F_REPLY_ACK, TABLE_REGIONS, VRING_INDEX, VRING_NO_FD,
+    F_PROTOCOL_FEATURES, F_VERSION_1, MEM_SLOTS, PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK,
+    TABLE_REGIONS, VRING_INDEX, VRING_NO_FD,
 };
 use crate::{Backend, Fault, Faults};
 
@@ -353,7 +353,6 @@ impl Server {
     }
 
     fn start_if_ready(&mut self, index: usize, backend: &mut impl Backend) -> Result<(), Fault> {
-        let event_idx = self.features & F_EVENT_IDX != 0;
         let vring = &mut self.vrings[index];
         let (true, Some(addr)) = (vring.ready(), vring.addr) else { return Ok(()) };
         let guest = |addr| translate(&self.regions, addr).ok_or(Fault::QueueAddress);
@@ -362,7 +361,7 @@ impl Server {
             desc: guest(addr.desc)?,
             avail: guest(addr.avail)?,
             used: guest(addr.used)?,
-            event_idx,
+            event_idx: false,
         };
         let kick = vring.kick.take().ok_or(Fault::QueueSetup)?;
         let (memory, signal) = (self.memory.clone(), Arc::clone(&vring.signal));
@@ -392,8 +391,12 @@ impl Server {
 }
 
 /// The feature bits that the device and this transport have together.
+///
+/// Not the event index: it would keep an armed CQ that holds CQEs already from signalling the next.
+/// Not indirect descriptors: no chain of this device has more than two. And a driver that declines a
+/// bit while it validates makes user-mode Linux forget that it negotiated protocol features.
 fn offered(backend: &impl Backend) -> u64 {
-    backend.features() | F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_PROTOCOL_FEATURES
+    backend.features() | F_VERSION_1 | F_PROTOCOL_FEATURES
 }
 
 /// Whether the answer to a request has a payload of its own.

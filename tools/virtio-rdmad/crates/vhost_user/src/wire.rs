@@ -63,10 +63,6 @@ pub mod request {
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`, in the feature bits: there are protocol features.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// `VIRTIO_F_INDIRECT_DESC`.
-pub const F_INDIRECT_DESC: u64 = 1 << 28;
-/// `VIRTIO_F_EVENT_IDX`.
-pub const F_EVENT_IDX: u64 = 1 << 29;
 /// `VIRTIO_F_VERSION_1`.
 pub const F_VERSION_1: u64 = 1 << 32;
 

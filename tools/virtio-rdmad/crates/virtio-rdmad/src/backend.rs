@@ -10,9 +10,6 @@ use ring::{Layout, SplitQueue};
 
 use crate::poller::{Poller, Source};
 
-/// `VIRTIO_F_EVENT_IDX`.
-const F_EVENT_IDX: u64 = 1 << 29;
-
 /// Joins device, transport and poller of one connection.
 pub struct Backend<'a> {
     device: &'a Device,
@@ -108,14 +105,13 @@ impl vfio_user::Backend for Backend<'_> {
     }
 
     fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
-        let vfio_user::Setup { features, memory, queues } = setup;
-        let event_idx = features & F_EVENT_IDX != 0;
+        let vfio_user::Setup { memory, queues, .. } = setup;
         let mut started: Vec<(u16, SplitQueue, Arc<dyn engine::Signal>)> = Vec::new();
         for (index, queue) in (0..).zip(queues) {
             let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {
                 continue;
             };
-            let layout = Layout { size, desc, avail, used, event_idx };
+            let layout = Layout { size, desc, avail, used, event_idx: false };
             let ring = SplitQueue::new(&memory, layout, 0);
             let ring = ring.map_err(|error| format!("queue {index}: {error}"))?;
             started.push((index, ring, Arc::new(VfioUserSignal(signal))));

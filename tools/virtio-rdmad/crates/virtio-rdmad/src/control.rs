@@ -84,6 +84,8 @@ fn of_qp(qp: &QpStatus) -> Value {
         "state": format!("{:?}", qp.state).to_uppercase(),
         "dest_qpn": qp.dest_qpn,
         "dest_gid": qp.dest_gid.map(|gid| Ipv6Addr::from(gid).to_string()),
+        "sends": qp.sends,
+        "receives": qp.receives,
     })
 }
 

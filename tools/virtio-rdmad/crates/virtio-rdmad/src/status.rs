@@ -70,7 +70,7 @@ fn guest(guest: &Value) -> String {
         if !qp["dest_qpn"].is_null() {
             let _ = write!(text, " peer QP {} at {}", field("dest_qpn"), field("dest_gid"));
         }
-        text.push('\n');
+        let _ = writeln!(text, " sends {} receives {}", field("sends"), field("receives"));
     }
     for (name, value) in guest["counters"].as_object().into_iter().flatten() {
         if value.as_u64() != Some(0) {
@@ -101,16 +101,18 @@ mod tests {
             "name": "g1", "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true, "pds": 1, "mrs": 2, "cqs": 3,
             "gids": [{ "index": 0, "gid": "fe80::1" }],
-            "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2" },
-                    { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null }],
+            "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
+                      "sends": 0, "receives": 100 },
+                    { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null,
+                      "sends": 0, "receives": 512 }],
             "counters": { "send_messages": 5, "timeouts": 0 },
         }]});
         let expected = "\
 g1: running, vfio-user /s, network default, MAC -
   GID 0 fe80::1
   1 PDs, 2 MRs, 3 CQs, 2 QPs
-  QP 2     RC   RTS   peer QP 7 at fe80::2
-  QP 1     GSI  RTS  
+  QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100
+  QP 1     GSI  RTS   sends 0 receives 512
   send_messages 5
 ";
         assert_eq!(text(&answer), expected);
