@@ -387,6 +387,7 @@ class UmlGuest(Guest):
         }
 
     def prepare_network(self):
+        subprocess.run(["ip", "link", "delete", self.name], check=False, stderr=subprocess.DEVNULL)
         for argv in (
             f"link add {self.name} mtu {self.options.mtu} type veth peer name {self.name}b",
             f"link set {self.name}b mtu {self.options.mtu} master bridge up",
@@ -483,6 +484,8 @@ class Network:
         if self.options.rdma == "virtio":
             self.start_daemon()
         if self.options.vmm == "uml":
+            # There may be one of an earlier network in this namespace.
+            subprocess.run(["ip", "link", "delete", "bridge"], check=False, stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], check=True)
             subprocess.run(["ip", "link", "set", "bridge", "up"], check=True)
             for guest in self.guests:

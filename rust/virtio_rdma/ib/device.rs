@@ -29,6 +29,7 @@ use kernel::{
     device,
     error::to_result,
     prelude::*,
+    static_lock_class,
     sync::Arc,
     types::Opaque, //
 };
@@ -57,9 +58,9 @@ impl<D: Driver> Handles<D> {
     /// `ENOMEM`.
     pub(crate) fn new(cqs: usize, qps: usize) -> Result<Self> {
         Ok(Self {
-            cqs: Table::new(cqs)?,
-            qps: Table::new(qps)?,
-            device: Table::new(1)?,
+            cqs: Table::new(cqs, c"ib::Handles::cqs", static_lock_class!())?,
+            qps: Table::new(qps, c"ib::Handles::qps", static_lock_class!())?,
+            device: Table::new(1, c"ib::Handles::device", static_lock_class!())?,
         })
     }
 

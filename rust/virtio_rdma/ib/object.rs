@@ -11,10 +11,7 @@ use super::{
 };
 use crate::{
     bindings,
-    sync::{
-        new_irq_spinlock,
-        IrqSpinLock, //
-    },
+    sync::IrqSpinLock, //
 };
 use core::{
     marker::PhantomData,
@@ -24,6 +21,7 @@ use core::{
 use kernel::{
     error::to_result,
     prelude::*,
+    sync::LockClassKey,
     transmute::AsBytes,
     types::Opaque, //
 };
@@ -544,16 +542,23 @@ pub(crate) struct Table<T> {
 }
 
 impl<T: Sync> Table<T> {
-    /// Makes a table for the numbers 0 to `len` - 1. May sleep.
+    /// Makes a table for the numbers 0 to `len` - 1, whose locks are of class `class`. May sleep.
+    ///
+    /// Tables of different objects need different classes: a CQ's entry is locked outside of the CQ
+    /// (an interrupt finds the CQ by its number), a QP's inside (a poll finds the QP of a CQE).
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(len: usize) -> Result<Self> {
+    pub(crate) fn new(
+        len: usize,
+        name: &'static CStr,
+        class: Pin<&'static LockClassKey>,
+    ) -> Result<Self> {
         let mut slots = KVec::with_capacity(len, GFP_KERNEL)?;
         for _ in 0..len {
             let slot = pin_init!(Slot {
-                entry <- new_irq_spinlock!(None, "ib::Table"),
+                entry <- IrqSpinLock::new(None, name, class),
             });
             slots.push(KBox::pin_init(slot, GFP_KERNEL)?, GFP_KERNEL)?;
         }
