@@ -12,7 +12,7 @@ from rc import e, remote, sge
 
 def main():
     device = rc.open_device()
-    limits = device.query_device()
+    limits = device.attr
     # Three of these run at a time, and a transport may have few queues.
     count = min(4, limits.max_qp // 2 // 3, limits.max_cq // 4 // 3)
     pairs = [rc.Pair(device, depth=32) for _ in range(count)]
