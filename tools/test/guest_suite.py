@@ -74,7 +74,7 @@ class Suite:
     def works(self, name):
         """Data flows between the two guests."""
         first, second = self.network.guests
-        command = "ibv_rc_pingpong -d {} -g {} -c -n 50"
+        command = "ibv_rc_pingpong -d {} -g {} -r 100 -c -n 50"
         server = first.start(command.format(*first.link))
         status, text = second.run(
             f"until {command.format(*second.link)} {first.address} >/tmp/pingpong 2>&1; do "
