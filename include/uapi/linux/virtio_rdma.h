@@ -35,6 +35,11 @@
 #define VIRTIO_RDMA_F_EVENTS		0
 /* config.mac names the paired network interface. */
 #define VIRTIO_RDMA_F_MAC		1
+/*
+ * Work and completion queues are rings in guest memory instead of virtqueues,
+ * and the virtqueues are numbered anew: specification, chapter 13.
+ */
+#define VIRTIO_RDMA_F_RINGS		2
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -93,6 +98,13 @@ enum virtio_rdma_atomic_cap {
  * @features: device-specific feature bits 0..63 that the device implements,
  *	for transports that carry only the generic ones
  * @mac: MAC address of the paired network interface (VIRTIO_RDMA_F_MAC)
+ * @num_comp_vectors: completion event virtqueues (VIRTIO_RDMA_F_RINGS); V in
+ *	the numbering of virtqueues
+ * @ring_max_qp: number of QPs with rings
+ * @ring_max_cq: number of CQs with rings
+ * @ring_max_qp_wr: most entries of a send or receive ring, a power of two
+ * @ring_max_cqe: most entries of a completion ring, a power of two
+ * @ring_max_inline_data: most bytes of inline data of a send work request
  *
  * The fields up to @local_ca_ack_delay are the RFC's; its reserved tail is cut
  * so that the whole stays within the 256 bytes that vhost-user carries.
@@ -134,7 +146,14 @@ struct virtio_rdma_config {
 	__u8   reserved_8b[5];
 	__le64 features;
 	__u8   mac[6];
-	__u8   reserved_9e[98];
+	__u8   reserved_9e[2];
+	__le32 num_comp_vectors;
+	__le32 ring_max_qp;
+	__le32 ring_max_cq;
+	__le32 ring_max_qp_wr;
+	__le32 ring_max_cqe;
+	__le32 ring_max_inline_data;
+	__u8   reserved_b8[72];
 };
 
 /* ---- Control virtqueue (index 0) --------------------------------------- */
@@ -164,6 +183,10 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_ADD_GID		= 16,
 	VIRTIO_RDMA_CMD_DEL_GID		= 17,
 	VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ	= 18,
+	/* with VIRTIO_RDMA_F_RINGS, in place of 2, 11 and 18 */
+	VIRTIO_RDMA_CMD_CREATE_RING_CQ	= 32,
+	VIRTIO_RDMA_CMD_RESIZE_CQ	= 33,
+	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
 };
 
 /*
@@ -537,6 +560,87 @@ struct virtio_rdma_cmd_req_notify {
 	__le32 flags;
 };
 
+/* CREATE_RING_CQ, RESIZE_CQ, CREATE_RING_QP (VIRTIO_RDMA_F_RINGS) */
+
+/**
+ * struct virtio_rdma_ring_region - the memory that holds an object's rings
+ * @pages: address of the page table: @npages times a __le64 page address, in
+ *	one contiguous block that the device reads before it replies
+ * @npages: entries of the page table
+ *
+ * The region begins at the first byte of its first page. The driver keeps it
+ * in memory until the object is destroyed, or the region replaced.
+ */
+struct virtio_rdma_ring_region {
+	__le64 pages;
+	__le32 npages;
+	__le32 reserved_0c;
+};
+
+/**
+ * struct virtio_rdma_cmd_create_ring_cq - create a CQ
+ * @region: struct virtio_rdma_cq_ring, then @cqe CQEs; zeroed
+ * @cqe: number of CQEs, a power of two
+ * @comp_vector: completion event virtqueue, 0 to num_comp_vectors - 1
+ *
+ * The reply is struct virtio_rdma_rsp_create_cq.
+ */
+struct virtio_rdma_cmd_create_ring_cq {
+	struct virtio_rdma_ring_region region;
+	__le32 cqe;
+	__le32 comp_vector;
+};
+
+/**
+ * struct virtio_rdma_cmd_resize_cq - move a CQ to another ring
+ * @region: as for CREATE_RING_CQ
+ * @cqe: number of CQEs of the new ring, a power of two
+ * @cqn: the CQ
+ */
+struct virtio_rdma_cmd_resize_cq {
+	struct virtio_rdma_ring_region region;
+	__le32 cqe;
+	__le32 cqn;
+};
+
+/**
+ * struct virtio_rdma_rsp_resize_cq - the ring is in use
+ * @moved: CQEs that were not consumed and stand in the new ring, from index 0
+ */
+struct virtio_rdma_rsp_resize_cq {
+	__le32 moved;
+};
+
+/**
+ * struct virtio_rdma_ring_shape - where a send or receive ring lies
+ * @depth: number of entries, a power of two; 0: there is no such ring
+ * @stride: bytes of an entry, a power of two, 32 to 4096
+ * @offset: of the first entry in the region, a multiple of @stride
+ */
+struct virtio_rdma_ring_shape {
+	__le32 depth;
+	__le32 stride;
+	__le32 offset;
+	__le32 reserved_0c;
+};
+
+/**
+ * struct virtio_rdma_cmd_create_ring_qp - create a QP
+ * @base: as for CREATE_QP
+ * @region: struct virtio_rdma_qp_ring, then the entries; zeroed
+ * @sq: the send ring; its depth is at least @base.max_send_wr
+ * @rq: the receive ring; its depth is at least @base.max_recv_wr
+ *
+ * The reply is struct virtio_rdma_rsp_create_qp.
+ */
+struct virtio_rdma_cmd_create_ring_qp {
+	struct virtio_rdma_cmd_create_qp base;
+	struct virtio_rdma_ring_region region;
+	struct virtio_rdma_ring_shape sq;
+	struct virtio_rdma_ring_shape rq;
+	__le32 reserved[8];
+};
+
 /* ---- Send and receive virtqueues --------------------------------------- */
 
 /* enum ib_wr_opcode */
@@ -763,6 +867,179 @@ enum virtio_rdma_event_type {
 struct virtio_rdma_event {
 	__le32 event;
 	__le32 handle;
+};
+
+/* ---- Rings (VIRTIO_RDMA_F_RINGS) --------------------------------------- */
+
+/**
+ * struct virtio_rdma_qp_ring - head of the region of a QP
+ * @sq_producer: number of send work requests posted since RESET, modulo 2^32;
+ *	written by the driver or the program with release semantics
+ * @rq_producer: the same for receive work requests
+ * @sq_wake: written by the device: not 0 if it does not look at @sq_producer
+ *	and wants a doorbell
+ * @rq_wake: the same for @rq_producer
+ *
+ * Each group stands in a cache line of its own. Entry i of a ring is at
+ * offset + (i modulo depth) * stride of the region.
+ */
+struct virtio_rdma_qp_ring {
+	__le32 sq_producer;
+	__u8   reserved_04[60];
+	__le32 rq_producer;
+	__u8   reserved_44[60];
+	__le32 sq_wake;
+	__le32 rq_wake;
+	__u8   reserved_88[120];
+};
+
+/**
+ * struct virtio_rdma_cq_ring - head of the region of a CQ
+ * @consumer: number of CQEs taken, modulo 2^32; written by the driver or the
+ *	program with release semantics
+ * @arm_next: a number that the driver or the program changes to ask for an
+ *	event at the next CQE
+ * @arm_solicited: the same for the next CQE that is solicited or an error
+ *
+ * The CQEs follow: CQE i is at offset 128 + (i modulo depth) * 64.
+ */
+struct virtio_rdma_cq_ring {
+	__le32 consumer;
+	__le32 reserved_04;
+	__le32 arm_next;
+	__le32 arm_solicited;
+	__u8   reserved_10[112];
+};
+
+/**
+ * struct virtio_rdma_ring_sq_wqe - send work request of an RC or UC QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: enum virtio_rdma_wr_opcode
+ * @num_sge: number of struct virtio_rdma_sge that follow; 0 with SEND_INLINE
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @ex: immediate data, network byte order, or the key to invalidate
+ * @inline_len: bytes of data that follow, with SEND_INLINE
+ * @rkey: key of the remote side (RDMA, atomics)
+ * @remote_addr: address of the remote side (RDMA, atomics)
+ * @compare_add: operand of an atomic
+ * @swap: operand of compare and swap
+ */
+struct virtio_rdma_ring_sq_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	union {
+		__be32 imm_data;
+		__le32 invalidate_rkey;
+	} ex;
+	__le16 inline_len;
+	__le16 reserved_12;
+	__le32 rkey;
+	__le64 remote_addr;
+	__le64 compare_add;
+	__le64 swap;
+};
+
+/**
+ * struct virtio_rdma_ring_ud_wqe - send work request of a UD or GSI QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: enum virtio_rdma_wr_opcode
+ * @num_sge: number of struct virtio_rdma_sge that follow; 0 with SEND_INLINE
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @ex: immediate data, network byte order
+ * @inline_len: bytes of data that follow, with SEND_INLINE
+ * @remote_qpn: destination QP
+ * @remote_qkey: Q_Key
+ * @av: destination
+ */
+struct virtio_rdma_ring_ud_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	union {
+		__be32 imm_data;
+		__le32 invalidate_rkey;
+	} ex;
+	__le16 inline_len;
+	__le16 reserved_12;
+	__le32 remote_qpn;
+	__le32 remote_qkey;
+	struct virtio_rdma_av av;
+	__u8   reserved_48[8];
+};
+
+/* A receive work request is a struct virtio_rdma_rq_wqe and its SGEs. */
+
+/**
+ * struct virtio_rdma_ring_cqe - a completion
+ * @wr_id: of the work request
+ * @status: enum virtio_rdma_wc_status
+ * @opcode: enum virtio_rdma_wc_opcode, valid whatever the status is
+ * @sl: service level (UD, GSI)
+ * @port_num: port (UD, GSI)
+ * @vendor_err: a number that says more of an error, for logs only
+ * @byte_len: bytes received; for READ and atomics, bytes read
+ * @ex: immediate data, network byte order, or the key that was invalidated
+ * @qp_num: the QP
+ * @src_qp: the sender's QP (UD, GSI)
+ * @wc_flags: VIRTIO_RDMA_WC_*
+ * @pkey_index: index of the P_Key (GSI)
+ * @wqe_index: index of the work request in its ring, modulo 2^32: what the
+ *	producer was before it was posted
+ * @timestamp: nanoseconds of the device's clock, 0 if it keeps none
+ * @lap: written last, with release semantics: (i / depth) + 1 modulo 2^32 of
+ *	CQE i, so that a consumer need not read anything else to find it
+ */
+struct virtio_rdma_ring_cqe {
+	__le64 wr_id;
+	__u8   status;
+	__u8   opcode;
+	__u8   sl;
+	__u8   port_num;
+	__le32 vendor_err;
+	__le32 byte_len;
+	union {
+		__be32 imm_data;
+		__le32 invalidate_rkey;
+	} ex;
+	__le32 qp_num;
+	__le32 src_qp;
+	__le32 wc_flags;
+	__le16 pkey_index;
+	__le16 reserved_26;
+	__le32 wqe_index;
+	__le32 reserved_2c;
+	__le64 timestamp;
+	__le32 reserved_38;
+	__le32 lap;
+};
+
+/* Which ring a doorbell is for. */
+enum virtio_rdma_doorbell_queue {
+	VIRTIO_RDMA_DOORBELL_SQ		= 0,
+	VIRTIO_RDMA_DOORBELL_RQ		= 1,
+};
+
+/**
+ * struct virtio_rdma_doorbell - an entry of the doorbell virtqueue
+ * @number: QP number
+ * @queue: enum virtio_rdma_doorbell_queue
+ */
+struct virtio_rdma_doorbell {
+	__le32 number;
+	__le32 queue;
+};
+
+/**
+ * struct virtio_rdma_comp_event - an entry of a completion event virtqueue
+ * @cqn: the CQ
+ * @reserved_04: zero
+ */
+struct virtio_rdma_comp_event {
+	__le32 cqn;
+	__le32 reserved_04;
 };
 
 #endif /* _UAPI_LINUX_VIRTIO_RDMA_H */

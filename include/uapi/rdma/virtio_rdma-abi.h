@@ -19,6 +19,12 @@
  * commands POST_SEND, POST_RECV, POLL_CQ and REQ_NOTIFY_CQ.
  */
 #define VIRTIO_RDMA_UDATA_PATH_KERNEL	0
+/*
+ * The program owns the rings of its QPs and CQs (struct virtio_rdma_qp_ring
+ * and struct virtio_rdma_cq_ring of <linux/virtio_rdma.h>). POST_SEND and
+ * POST_RECV without work requests ring the doorbell of the QP.
+ */
+#define VIRTIO_RDMA_UDATA_PATH_RINGS	1
 
 /**
  * struct virtio_rdma_uresp_alloc_ucontext - driver data of GET_CONTEXT
@@ -28,6 +34,60 @@
 struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 data_path;
 	__u32 reserved_04;
+};
+
+/**
+ * struct virtio_rdma_ureq_create_cq - driver data of CREATE_CQ and RESIZE_CQ
+ * @buf_addr: the ring, page-aligned and zeroed: struct virtio_rdma_cq_ring and
+ *	the CQEs, the number of which is the command's cqe, a power of two
+ * @buf_len: bytes of the buffer, a multiple of the page size
+ */
+struct virtio_rdma_ureq_create_cq {
+	__aligned_u64 buf_addr;
+	__aligned_u64 buf_len;
+};
+
+/**
+ * struct virtio_rdma_uresp_resize_cq - answer of RESIZE_CQ
+ * @moved: CQEs that were not consumed and stand in the new ring, from index 0
+ * @reserved_04: zero
+ */
+struct virtio_rdma_uresp_resize_cq {
+	__u32 moved;
+	__u32 reserved_04;
+};
+
+/**
+ * struct virtio_rdma_ureq_create_qp - driver data of CREATE_QP
+ * @buf_addr: the rings, page-aligned and zeroed: struct virtio_rdma_qp_ring
+ *	and the entries
+ * @buf_len: bytes of the buffer, a multiple of the page size
+ * @sq_depth: entries of the send ring, a power of two
+ * @sq_stride: bytes of an entry, a power of two, 32 to 4096
+ * @sq_offset: of the first entry, a multiple of @sq_stride
+ * @rq_depth: the same for the receive ring; 0 if there is none
+ * @rq_stride: the same
+ * @rq_offset: the same
+ */
+struct virtio_rdma_ureq_create_qp {
+	__aligned_u64 buf_addr;
+	__aligned_u64 buf_len;
+	__u32 sq_depth;
+	__u32 sq_stride;
+	__u32 sq_offset;
+	__u32 rq_depth;
+	__u32 rq_stride;
+	__u32 rq_offset;
+};
+
+/**
+ * struct virtio_rdma_uresp_create_ah - answer of CREATE_AH
+ * @av: struct virtio_rdma_av of <linux/virtio_rdma.h>, for work requests
+ * @reserved_2c: zero
+ */
+struct virtio_rdma_uresp_create_ah {
+	__u8  av[44];
+	__u32 reserved_2c;
 };
 
 #endif /* VIRTIO_RDMA_ABI_USER_H */
