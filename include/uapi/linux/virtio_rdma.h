@@ -635,6 +635,7 @@ struct virtio_rdma_ring_shape {
  */
 struct virtio_rdma_cmd_create_ring_qp {
 	struct virtio_rdma_cmd_create_qp base;
+	__le32 reserved_44;
 	struct virtio_rdma_ring_region region;
 	struct virtio_rdma_ring_shape sq;
 	struct virtio_rdma_ring_shape rq;
@@ -989,8 +990,8 @@ struct virtio_rdma_ring_ud_wqe {
  * @wqe_index: index of the work request in its ring, modulo 2^32: what the
  *	producer was before it was posted
  * @timestamp: nanoseconds of the device's clock, 0 if it keeps none
- * @lap: written last, with release semantics: (i / depth) + 1 modulo 2^32 of
- *	CQE i, so that a consumer need not read anything else to find it
+ * @lap: written last, with release semantics: (i modulo 2^32) / depth + 1 of
+ *	CQE i, so that a consumer need not read anything else to find it; never 0
  */
 struct virtio_rdma_ring_cqe {
 	__le64 wr_id;
