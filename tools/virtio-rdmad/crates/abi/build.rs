@@ -9,7 +9,7 @@ use bindgen::callbacks::{DeriveInfo, DeriveTrait, ImplementsTrait, ParseCallback
 
 /// The unions of the ABI. `src/lib.rs` stands plain words of the same size and
 /// alignment in for them, so that every structure can be seen as bytes.
-const UNIONS: &str = "virtio_rdma_(cqe|sq_wqe)__bindgen_ty_[12]";
+const UNIONS: &str = "virtio_rdma_(cqe|sq_wqe|ring_cqe|ring_sq_wqe|ring_ud_wqe)__bindgen_ty_[12]";
 
 /// Has every structure derive what lets safe code turn bytes into it and back.
 #[derive(Debug)]

@@ -29,6 +29,9 @@ mod bindings {
     type virtio_rdma_cqe__bindgen_ty_1 = u32;
     type virtio_rdma_sq_wqe__bindgen_ty_1 = u32;
     type virtio_rdma_sq_wqe__bindgen_ty_2 = [u64; 7];
+    type virtio_rdma_ring_cqe__bindgen_ty_1 = u32;
+    type virtio_rdma_ring_sq_wqe__bindgen_ty_1 = u32;
+    type virtio_rdma_ring_ud_wqe__bindgen_ty_1 = u32;
 
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
