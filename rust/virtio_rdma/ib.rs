@@ -13,6 +13,7 @@ mod device;
 mod object;
 mod ops;
 mod stats;
+mod table;
 mod wr;
 
 pub(crate) use device::{
@@ -37,12 +38,12 @@ pub(crate) use object::{
     Qp,
     QpInitAttr,
     QueuePair,
-    Table,
     Udata,
     UserContext,
     UserMemory, //
 };
 pub(crate) use stats::StatDesc;
+use table::Table;
 pub(crate) use wr::{
     RecvWr,
     RecvWrs,

@@ -9,19 +9,14 @@ use super::{
     SendWrs,
     Wcs, //
 };
-use crate::{
-    bindings,
-    sync::IrqSpinLock, //
-};
+use crate::bindings;
 use core::{
     marker::PhantomData,
-    ops::Deref,
-    ptr::NonNull, //
+    ops::Deref, //
 };
 use kernel::{
     error::to_result,
     prelude::*,
-    sync::LockClassKey,
     transmute::AsBytes,
     types::Opaque, //
 };
@@ -516,94 +511,6 @@ impl<'a> AhAttr<'a> {
             (&raw mut attr.__bindgen_anon_1)
                 .cast::<[u8; 6]>()
                 .write(dmac);
-        }
-    }
-}
-
-#[pin_data]
-struct Slot<T> {
-    #[pin]
-    entry: IrqSpinLock<Option<Published<T>>>,
-}
-
-struct Published<T>(NonNull<T>);
-
-// SAFETY: It is a reference in all but its lifetime.
-unsafe impl<T: Sync> Send for Published<T> {}
-
-/// Objects that are found by number, from any context.
-///
-/// # Invariants
-///
-/// An object that is in the table is valid: it is taken out before it is dropped. A lookup holds the
-/// lock of the slot as long as it uses the object.
-pub(crate) struct Table<T> {
-    slots: KVec<Pin<KBox<Slot<T>>>>,
-}
-
-impl<T: Sync> Table<T> {
-    /// Makes a table for the numbers 0 to `len` - 1, whose locks are of class `class`. May sleep.
-    ///
-    /// Tables of different objects need different classes: a CQ's entry is locked outside of the CQ
-    /// (an interrupt finds the CQ by its number), a QP's inside (a poll finds the QP of a CQE).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub(crate) fn new(
-        len: usize,
-        name: &'static CStr,
-        class: Pin<&'static LockClassKey>,
-    ) -> Result<Self> {
-        let mut slots = KVec::with_capacity(len, GFP_KERNEL)?;
-        for _ in 0..len {
-            let slot = pin_init!(Slot {
-                entry <- IrqSpinLock::new(None, name, class),
-            });
-            slots.push(KBox::pin_init(slot, GFP_KERNEL)?, GFP_KERNEL)?;
-        }
-        Ok(Self { slots })
-    }
-
-    /// Calls `f` with the object of this number, if there is one, which stays while `f` runs.
-    /// `f` runs with interrupts off and must not change the table. Any context.
-    pub(crate) fn with<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
-        let entry = self.slots.get(number as usize)?.entry.lock();
-        let object = entry.as_ref()?;
-        // SAFETY: By the type invariants the object is valid as long as the lock is held.
-        Some(f(unsafe { object.0.as_ref() }))
-    }
-
-    /// Calls `f` with each object, as [`Table::with`] does.
-    pub(crate) fn for_each(&self, mut f: impl FnMut(&T)) {
-        for number in 0..self.slots.len() {
-            self.with(number as u32, &mut f);
-        }
-    }
-
-    /// Puts an object in the table.
-    ///
-    /// # Safety
-    ///
-    /// [`Table::unpublish`] must be called with this number before the object is dropped.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the number is beyond the table, `EEXIST` if it is taken.
-    pub(super) unsafe fn publish(&self, number: u32, object: &T) -> Result {
-        let slot = self.slots.get(number as usize).ok_or(EINVAL)?;
-        let mut entry = slot.entry.lock();
-        if entry.is_some() {
-            return Err(EEXIST);
-        }
-        *entry = Some(Published(NonNull::from(object)));
-        Ok(())
-    }
-
-    /// Takes the object with this number out, and waits until nobody uses it.
-    pub(super) fn unpublish(&self, number: u32) {
-        if let Some(slot) = self.slots.get(number as usize) {
-            *slot.entry.lock() = None;
         }
     }
 }

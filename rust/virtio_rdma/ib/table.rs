@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Tables of the objects of a device, by number.
+
+use crate::sync::IrqSpinLock;
+use core::ptr::{
+    self,
+    NonNull, //
+};
+use kernel::{
+    alloc::KVVec,
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        LockClassKey, //
+    },
+};
+
+/// Slots that are allocated together, when the first of them is needed.
+const CHUNK: usize = 256;
+
+struct Published<T>(NonNull<T>);
+
+// SAFETY: It is a reference in all but its lifetime.
+unsafe impl<T: Sync> Send for Published<T> {}
+
+type Slot<T> = IrqSpinLock<Option<Published<T>>>;
+
+#[pin_data]
+struct Chunk<T> {
+    #[pin]
+    slots: [Slot<T>; CHUNK],
+}
+
+/// Objects that are found by number, from any context.
+///
+/// # Invariants
+///
+/// - An object that is in the table is valid: it is taken out before it is dropped. A lookup holds
+///   the lock of the slot as long as it uses the object.
+/// - An element of `chunks` is null, or from [`KBox::into_raw`] and never changed again.
+pub(crate) struct Table<T: Sync> {
+    chunks: KVVec<Atomic<*mut Chunk<T>>>,
+    len: usize,
+    name: &'static CStr,
+    class: Pin<&'static LockClassKey>,
+}
+
+// SAFETY: The chunks are shared between threads, each slot of them behind its lock.
+unsafe impl<T: Sync> Send for Table<T> {}
+// SAFETY: As above.
+unsafe impl<T: Sync> Sync for Table<T> {}
+
+impl<T: Sync> Table<T> {
+    /// Makes a table for the numbers 0 to `len` - 1, whose locks are of class `class`. It takes
+    /// memory as objects need it. May sleep.
+    ///
+    /// Tables of different objects need different classes: a CQ's entry is locked outside of the CQ
+    /// (an interrupt finds the CQ by its number), a QP's inside (a poll finds the QP of a CQE).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(
+        len: usize,
+        name: &'static CStr,
+        class: Pin<&'static LockClassKey>,
+    ) -> Result<Self> {
+        let mut chunks = KVVec::with_capacity(len.div_ceil(CHUNK), GFP_KERNEL)?;
+        for _ in 0..len.div_ceil(CHUNK) {
+            chunks.push(Atomic::new(ptr::null_mut()), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            chunks,
+            len,
+            name,
+            class,
+        })
+    }
+
+    /// The slot of this number, if it was ever needed.
+    fn slot(&self, number: u32) -> Option<&Slot<T>> {
+        let number = number as usize;
+        let chunk = self.chunks.get(number / CHUNK)?.load(Acquire);
+        // SAFETY: By the type invariants the chunk is null, or valid as long as the table.
+        let chunk = unsafe { chunk.as_ref() }?;
+        chunk.slots.get(number % CHUNK)
+    }
+
+    /// Makes sure that the slot of this number is there. May sleep.
+    fn grow(&self, number: u32) -> Result {
+        if number as usize >= self.len {
+            return Err(EINVAL);
+        }
+        let place = self.chunks.get(number as usize / CHUNK).ok_or(EINVAL)?;
+        if !place.load(Relaxed).is_null() {
+            return Ok(());
+        }
+        let (name, class) = (self.name, self.class);
+        let chunk = KBox::pin_init(
+            try_pin_init!(Chunk {
+                slots <- pin_init::pin_init_array_from_fn(|_| {
+                    Slot::<T>::new(None, name, class)
+                }),
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The chunk stays where it is, and is not moved out of when it is freed.
+        let chunk = KBox::into_raw(unsafe { Pin::into_inner_unchecked(chunk) });
+        // INVARIANT: The element was null, and is now from `into_raw`.
+        if place.cmpxchg(ptr::null_mut(), chunk, Full).is_err() {
+            // Another thread was faster.
+            // SAFETY: It is from `into_raw`, and nobody else has seen it.
+            drop(unsafe { KBox::from_raw(chunk) });
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with the object of this number, if there is one, which stays while `f` runs.
+    /// `f` runs with interrupts off and must not change the table. Any context.
+    pub(crate) fn with<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
+        let entry = self.slot(number)?.lock();
+        let object = entry.as_ref()?;
+        // SAFETY: By the type invariants the object is valid as long as the lock is held.
+        Some(f(unsafe { object.0.as_ref() }))
+    }
+
+    /// Calls `f` with each object, as [`Table::with`] does.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&T)) {
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            if chunk.load(Relaxed).is_null() {
+                continue;
+            }
+            for number in 0..CHUNK {
+                self.with((index * CHUNK + number) as u32, &mut f);
+            }
+        }
+    }
+
+    /// Puts an object in the table. May sleep.
+    ///
+    /// # Safety
+    ///
+    /// [`Table::unpublish`] must be called with this number before the object is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the number is beyond the table, `EEXIST` if it is taken, `ENOMEM`.
+    pub(super) unsafe fn publish(&self, number: u32, object: &T) -> Result {
+        self.grow(number)?;
+        let mut entry = self.slot(number).ok_or(EINVAL)?.lock();
+        if entry.is_some() {
+            return Err(EEXIST);
+        }
+        *entry = Some(Published(NonNull::from(object)));
+        Ok(())
+    }
+
+    /// Takes the object with this number out, and waits until nobody uses it.
+    pub(super) fn unpublish(&self, number: u32) {
+        if let Some(slot) = self.slot(number) {
+            *slot.lock() = None;
+        }
+    }
+}
+
+impl<T: Sync> Drop for Table<T> {
+    fn drop(&mut self) {
+        for chunk in self.chunks.iter().map(|chunk| chunk.load(Relaxed)) {
+            if !chunk.is_null() {
+                // SAFETY: By the type invariants it is from `into_raw`; nobody uses it any more.
+                drop(unsafe { KBox::from_raw(chunk) });
+            }
+        }
+    }
+}
