@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! memcpy between two mappings of shared memory files, as a device has the memory of two guests.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::path::Path;
+use std::time::Duration;
+
+use memmap2::MmapMut;
+use rustix::fs::{ftruncate, memfd_create, open, MemfdFlags, Mode, OFlags};
+
+use crate::samples::typical;
+use crate::Error;
+
+/// perftest walks through so many bytes with messages smaller than that, and sends larger ones
+/// from one place to one place.
+const CYCLE: usize = 4096;
+/// perftest's steps are multiples of this.
+const LINE: usize = 64;
+
+/// MiB a second of copies of `size` bytes, with the working set of perftest. The files are in
+/// `dir`, for instance where a guest's memory is, or memfds.
+pub fn bandwidth(size: usize, time: Duration, dir: Option<&Path>) -> Result<f64, Error> {
+    let len = size.max(CYCLE);
+    let (source, mut target) = (filled(len, dir)?, filled(len, dir)?);
+    let places: Vec<usize> = (0..=len - size).step_by(size.next_multiple_of(LINE)).collect();
+    let mut place = places.iter().cycle();
+    let seconds = typical(time, |count| {
+        for &at in place.by_ref().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+            let source = black_box(&source[at..at + size]);
+            black_box(&mut target[at..at + size]).copy_from_slice(source);
+        }
+        Ok::<_, Error>(())
+    })?;
+    Ok(size as f64 / seconds / f64::from(1 << 20))
+}
+
+/// A mapping whose pages are all there.
+fn filled(len: usize, dir: Option<&Path>) -> Result<MmapMut, Error> {
+    let file = shared_file(len, dir)?;
+    // SAFETY: the file has no name and its descriptor does not leave this function, so nobody
+    // truncates it or writes to it behind the mapping's back.
+    let mut map = unsafe { MmapMut::map_mut(&file) }.map_err(Error::system("mmap"))?;
+    map.fill(0x5a);
+    Ok(map)
+}
+
+fn shared_file(len: usize, dir: Option<&Path>) -> Result<File, Error> {
+    let file = match dir {
+        Some(dir) => {
+            open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+        }
+        None => memfd_create("limits", MemfdFlags::CLOEXEC),
+    }
+    .map_err(Error::system("making a memory file"))?;
+    ftruncate(&file, len as u64).map_err(Error::system("ftruncate"))?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_odd_and_large() {
+        for size in [1, 2, 4095, 4096, 100_001] {
+            let rate = bandwidth(size, Duration::ZERO, None);
+            assert!(rate.is_ok_and(|rate| rate > 0.0), "{size}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `limits`: what the machine itself does at most, and TCP between two guests.
+//!
+//! Each invocation measures one thing for a given time and prints one number, so that the
+//! benchmark can set it between two measurements of the same size over RDMA:
+//!
+//! ```text
+//! limits memcpy SIZE SECONDS [DIR]       MiB/s from one shared memory file to another
+//! limits cacheline SECONDS               µs a round trip of a polled cache line
+//! limits eventfd SECONDS [pinned]        µs a round trip of two blocking eventfds
+//! limits tcp-serve                       the other end of the next two
+//! limits tcp-bw ADDRESS SIZE SECONDS     MiB/s, one write(2) a message
+//! limits tcp-lat ADDRESS SIZE SECONDS    µs one way, half of a round trip
+//! ```
+
+mod copy;
+mod pingpong;
+mod samples;
+mod tcp;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+const USAGE: &str = "usage: limits memcpy SIZE SECONDS [DIR] | cacheline SECONDS | \
+                     eventfd SECONDS [pinned] | tcp-serve | tcp-bw ADDRESS SIZE SECONDS | \
+                     tcp-lat ADDRESS SIZE SECONDS";
+
+/// Why there is no number.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line.
+    #[error("{USAGE}")]
+    Usage,
+    /// A system call.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] std::io::Error),
+    /// Two threads that poll need a processor each.
+    #[error("one processor only: nobody to poll with")]
+    OneProcessor,
+    /// The other thread is gone.
+    #[error("the other thread panicked")]
+    Thread,
+    /// The other end of a TCP connection said something else than expected.
+    #[error("the peer answered {0} instead of {1} bytes")]
+    Peer(u64, u64),
+}
+
+impl Error {
+    /// For `map_err`: an error of a system call, with its name.
+    pub fn system<E: Into<std::io::Error>>(call: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::System(call, error.into())
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match measure(&arguments) {
+        Ok(value) => {
+            println!("{value:.6}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("limits: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(arguments: &[&str]) -> Result<f64, Error> {
+    match *arguments {
+        ["memcpy", size, time] => copy::bandwidth(message_size(size)?, seconds(time)?, None),
+        ["memcpy", size, time, dir] => {
+            copy::bandwidth(message_size(size)?, seconds(time)?, Some(Path::new(dir)))
+        }
+        ["cacheline", time] => pingpong::cacheline(seconds(time)?),
+        ["eventfd", time] => pingpong::eventfd(seconds(time)?, false),
+        ["eventfd", time, "pinned"] => pingpong::eventfd(seconds(time)?, true),
+        ["tcp-serve"] => tcp::serve(),
+        ["tcp-bw", peer, size, time] => {
+            tcp::bandwidth(parse::<IpAddr>(peer)?, message_size(size)?, seconds(time)?)
+        }
+        ["tcp-lat", peer, size, time] => {
+            tcp::latency(parse::<IpAddr>(peer)?, message_size(size)?, seconds(time)?)
+        }
+        _ => Err(Error::Usage),
+    }
+}
+
+fn parse<T: FromStr>(text: &str) -> Result<T, Error> {
+    text.parse().map_err(|_| Error::Usage)
+}
+
+/// 1 byte to 1 GiB.
+fn message_size(text: &str) -> Result<usize, Error> {
+    let size = parse(text)?;
+    if (1..=1 << 30).contains(&size) {
+        Ok(size)
+    } else {
+        Err(Error::Usage)
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, Error> {
+    Duration::try_from_secs_f64(parse(text)?).map_err(|_| Error::Usage)
+}
