@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /* What bindgen translates for src/bindings.rs: see build.rs. */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <infiniband/driver.h>
+#include <linux/virtio_rdma.h>
 #include <rdma/virtio_rdma-abi.h>

@@ -3,16 +3,23 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::{ibv_ah, ibv_ah_attr, ibv_pd},
+    bindings::{ibv_ah_attr, ibv_pd, virtio_rdma_av},
     cmd,
     errno::Result,
-    object::{Owned, Ref},
+    object::{Ah, Blank, Owned, Ref},
 };
 
-/// ibv_create_ah(3). The kernel keeps the address vector, and resolves the
+/// What the provider adds to an AH.
+pub struct Private {
+    /// The address vector, for work requests in rings; zero if the kernel
+    /// posts, which keeps its own.
+    pub av: virtio_rdma_av,
+}
+
+/// ibv_create_ah(3). The kernel makes the address vector, and resolves the
 /// destination's MAC address from its GID.
-pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr) -> Result<Owned<ibv_ah>> {
-    let ah = Owned::zeroed()?;
-    cmd::create_ah(pd, attr, ah.as_ref())?;
-    Ok(ah)
+pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr) -> Result<Owned<Ah>> {
+    let ah = Blank::new()?;
+    let av = cmd::create_ah(pd, attr, ah.verbs())?;
+    Ok(ah.finish(Private { av }))
 }

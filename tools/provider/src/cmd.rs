@@ -12,20 +12,27 @@ use crate::{
     errno::{Errno, Result},
     object::Ref,
 };
-use core::{ffi::c_int, mem::MaybeUninit};
+use core::{
+    ffi::c_int,
+    mem::{self, MaybeUninit},
+    ptr,
+};
 
-/// What GET_CONTEXT answers: the core's part, then the driver's.
+/// A command or its answer: the core's part, then the driver's.
 #[repr(C)]
 #[derive(Default)]
-struct GetContextResponse {
-    core: ib_uverbs_get_context_resp,
-    driver: virtio_rdma_uresp_alloc_ucontext,
+struct Message<C, D> {
+    core: C,
+    driver: D,
 }
 
-const _: () = assert!(
-    size_of::<GetContextResponse>()
-        == size_of::<ib_uverbs_get_context_resp>() + size_of::<virtio_rdma_uresp_alloc_ucontext>()
-);
+impl<C, D> Message<C, D> {
+    /// Bytes; those of the driver's part only if there is one.
+    fn len(&self, driver: bool) -> usize {
+        const { assert!(size_of::<Self>() == size_of::<C>() + size_of::<D>()) };
+        if driver { size_of::<Self>() } else { size_of::<C>() }
+    }
+}
 
 /// Hides that the command takes descriptors for the new context, of which there
 /// are none here, in later releases of rdma-core.
@@ -41,7 +48,7 @@ unsafe fn ibv_cmd_get_context(
     resp: *mut ib_uverbs_get_context_resp,
     resp_size: usize,
 ) -> c_int {
-    let none = core::ptr::null_mut();
+    let none = ptr::null_mut();
     // SAFETY: by the contract of this function; the descriptors may be null.
     unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
 }
@@ -49,7 +56,8 @@ unsafe fn ibv_cmd_get_context(
 /// Opens the context in the kernel; answers what the driver says of it.
 pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     let mut cmd = ibv_get_context::default();
-    let mut resp = GetContextResponse::default();
+    let mut resp =
+        Message::<ib_uverbs_get_context_resp, virtio_rdma_uresp_alloc_ucontext>::default();
     // SAFETY: the buffers have the sizes given, and `resp` begins with the
     // core's structure.
     Errno::check(unsafe {
@@ -58,7 +66,7 @@ pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_
             &mut cmd,
             size_of_val(&cmd),
             (&raw mut resp).cast(),
-            size_of_val(&resp),
+            resp.len(true),
         )
     })?;
     Ok(resp.driver)
@@ -84,8 +92,8 @@ pub unsafe fn query_device(
             input,
             attr,
             size,
-            core::ptr::null_mut(),
-            core::ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
         )
     })
 }
@@ -145,7 +153,7 @@ pub fn reg_mr(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Res
     Errno::check(unsafe {
         ibv_cmd_reg_mr(
             pd.as_ptr(),
-            core::ptr::without_provenance_mut(region.start),
+            ptr::without_provenance_mut(region.start),
             region.length,
             region.iova,
             region.access,
@@ -164,12 +172,22 @@ pub fn dereg_mr(mr: Ref<'_, verbs_mr>) -> Result {
     Errno::check(unsafe { ibv_cmd_dereg_mr(mr.as_ptr()) })
 }
 
-/// Creates an address handle in the kernel and fills in `ah`.
-pub fn create_ah(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr, ah: Ref<'_, ibv_ah>) -> Result {
-    let mut resp = ib_uverbs_create_ah_resp::default();
-    // SAFETY: the buffer has the size given.
+/// Creates an address handle in the kernel and fills in `ah`; answers its
+/// address vector, or zeros if the driver keeps it.
+pub fn create_ah(
+    pd: Ref<'_, ibv_pd>,
+    attr: &mut ibv_ah_attr,
+    ah: Ref<'_, ibv_ah>,
+) -> Result<virtio_rdma_av> {
+    let mut resp = Message::<ib_uverbs_create_ah_resp, virtio_rdma_uresp_create_ah>::default();
+    // SAFETY: the buffer has the size given, and begins with the core's
+    // structure.
     Errno::check(unsafe {
-        ibv_cmd_create_ah(pd.as_ptr(), ah.as_ptr(), attr, &mut resp, size_of_val(&resp))
+        ibv_cmd_create_ah(pd.as_ptr(), ah.as_ptr(), attr, (&raw mut resp).cast(), resp.len(true))
+    })?;
+    // SAFETY: an address vector is made of integers.
+    Ok(unsafe {
+        mem::transmute::<[u8; size_of::<virtio_rdma_av>()], virtio_rdma_av>(resp.driver.av)
     })
 }
 
@@ -180,28 +198,55 @@ pub fn destroy_ah(ah: Ref<'_, ibv_ah>) -> Result {
 }
 
 /// Creates a CQ of at least `cqe` entries and fills in `cq`. Its completion
-/// events go to `channel`, if there is one.
+/// events go to `channel`, if there is one. With `ring`, the program has the
+/// CQE ring, and `cqe` is its depth.
 pub fn create_cq(
     context: Ref<'_, ibv_context>,
     cqe: c_int,
     channel: Option<Ref<'_, ibv_comp_channel>>,
     comp_vector: c_int,
     cq: Ref<'_, ibv_cq>,
+    ring: Option<virtio_rdma_ureq_create_cq>,
 ) -> Result {
-    let mut cmd = ibv_create_cq::default();
+    let mut cmd = Message::<ibv_create_cq, virtio_rdma_ureq_create_cq> {
+        core: Default::default(),
+        driver: ring.unwrap_or_default(),
+    };
     let mut resp = ib_uverbs_create_cq_resp::default();
-    // SAFETY: the buffers have the sizes given; the channel may be null.
+    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
+    // core's structure; the channel may be null.
     Errno::check(unsafe {
         ibv_cmd_create_cq(
             context.as_ptr(),
             cqe,
-            channel.map_or(core::ptr::null_mut(), Ref::as_ptr),
+            channel.map_or(ptr::null_mut(), Ref::as_ptr),
             comp_vector,
             cq.as_ptr(),
-            &mut cmd,
-            size_of_val(&cmd),
+            (&raw mut cmd).cast(),
+            cmd.len(ring.is_some()),
             &mut resp,
             size_of_val(&resp),
+        )
+    })
+}
+
+/// Moves a CQ to another ring of `cqe` entries, and sets `cqe` of `cq`.
+pub fn resize_cq(cq: Ref<'_, ibv_cq>, cqe: c_int, ring: virtio_rdma_ureq_create_cq) -> Result {
+    let mut cmd = Message::<ibv_resize_cq, virtio_rdma_ureq_create_cq> {
+        core: Default::default(),
+        driver: ring,
+    };
+    let mut resp = Message::<ib_uverbs_resize_cq_resp, virtio_rdma_uresp_resize_cq>::default();
+    // SAFETY: the buffers have the sizes given, and begin with the core's
+    // structures.
+    Errno::check(unsafe {
+        ibv_cmd_resize_cq(
+            cq.as_ptr(),
+            cqe,
+            (&raw mut cmd).cast(),
+            cmd.len(true),
+            (&raw mut resp).cast(),
+            resp.len(true),
         )
     })
 }
@@ -229,18 +274,28 @@ pub fn destroy_cq(cq: Ref<'_, ibv_cq>) -> Result {
 }
 
 /// Creates a QP, fills in `qp`, and writes to `attr.cap` what it really has.
-pub fn create_qp(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr, qp: Ref<'_, ibv_qp>) -> Result {
-    let mut cmd = ibv_create_qp::default();
+/// With `rings`, the program has its rings.
+pub fn create_qp(
+    pd: Ref<'_, ibv_pd>,
+    attr: &mut ibv_qp_init_attr,
+    qp: Ref<'_, ibv_qp>,
+    rings: Option<virtio_rdma_ureq_create_qp>,
+) -> Result {
+    let mut cmd = Message::<ibv_create_qp, virtio_rdma_ureq_create_qp> {
+        core: Default::default(),
+        driver: rings.unwrap_or_default(),
+    };
     let mut resp = ib_uverbs_create_qp_resp::default();
-    // SAFETY: the buffers have the sizes given; the CQs that `attr` names are
-    // live by the contract of ibv_create_qp(3).
+    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
+    // core's structure; the CQs that `attr` names are live by the contract of
+    // ibv_create_qp(3).
     Errno::check(unsafe {
         ibv_cmd_create_qp(
             pd.as_ptr(),
             qp.as_ptr(),
             attr,
-            &mut cmd,
-            size_of_val(&cmd),
+            (&raw mut cmd).cast(),
+            cmd.len(rings.is_some()),
             &mut resp,
             size_of_val(&resp),
         )
@@ -272,4 +327,18 @@ pub fn query_qp(
 pub fn destroy_qp(qp: Ref<'_, ibv_qp>) -> Result {
     // SAFETY: `qp` is a live QP, whose mutex ibv_cmd_create_qp() made.
     Errno::check(unsafe { ibv_cmd_destroy_qp(qp.as_ptr()) })
+}
+
+/// Wakes the device for the send ring of a QP: POST_SEND without requests.
+pub fn ring_send_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
+    let mut bad_wr = ptr::null_mut();
+    // SAFETY: `qp` is a live QP, and an empty list is valid.
+    Errno::check(unsafe { ibv_cmd_post_send(qp.as_ptr(), ptr::null_mut(), &mut bad_wr) })
+}
+
+/// Wakes the device for the receive ring of a QP: POST_RECV without requests.
+pub fn ring_recv_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
+    let mut bad_wr = ptr::null_mut();
+    // SAFETY: as above.
+    Errno::check(unsafe { ibv_cmd_post_recv(qp.as_ptr(), ptr::null_mut(), &mut bad_wr) })
 }

@@ -5,8 +5,10 @@
 use crate::{
     bindings::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, verbs_cq},
     cmd,
-    errno::Result,
-    object::{Owned, Ref},
+    cq_ring::CqRing,
+    errno::{Errno, Result},
+    lock::Lock,
+    object::{Blank, Cq, Owned, Ref},
 };
 use core::{ffi::c_int, mem::MaybeUninit};
 
@@ -14,24 +16,87 @@ use core::{ffi::c_int, mem::MaybeUninit};
 /// libibverbs allocates for the kernel's answer.
 const POLL_BATCH: usize = 256;
 
+/// What the provider adds to a CQ.
+pub struct Private {
+    /// The ring, if the program has it.
+    pub ring: Option<Lock<CqRing>>,
+}
+
 /// ibv_create_cq(3).
+///
+/// # Errors
+///
+/// EINVAL for a number of CQEs that no CQ has; ENOMEM; the kernel's.
 pub fn create(
     context: Ref<'_, ibv_context>,
     cqe: c_int,
     channel: Option<Ref<'_, ibv_comp_channel>>,
     comp_vector: c_int,
-) -> Result<Owned<verbs_cq>> {
-    let cq = Owned::zeroed()?;
-    cmd::create_cq(context, cqe, channel, comp_vector, cq.as_ref().cq())?;
-    Ok(cq)
+) -> Result<Owned<Cq>> {
+    let cq = Blank::<verbs_cq, Private>::new()?;
+    if context.whole().private().numbers.is_none() {
+        cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
+        return Ok(cq.finish(Private { ring: None }));
+    }
+    let (ring, cqe) = new_ring(cqe)?;
+    cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
+    Ok(cq.finish(Private { ring: Some(Lock::new(ring)) }))
 }
 
-/// ibv_poll_cq(3): fills `entries` from the front; answers how many.
+/// A ring of at least `cqe` CQEs, and how many it has.
+fn new_ring(cqe: c_int) -> Result<(CqRing, c_int)> {
+    let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
+    let ring = CqRing::new(depth)?;
+    let depth = c_int::try_from(ring.depth()).map_err(|_| Errno::EINVAL)?;
+    Ok((ring, depth))
+}
+
+/// ibv_resize_cq(3). CQEs that were not polled stay, in order.
+///
+/// # Errors
+///
+/// EINVAL for fewer CQEs than the CQ holds, and as [`create`].
+pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
+    let lock = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let (mut ring, cqe) = new_ring(cqe)?;
+    let mut old = lock.lock();
+    ring.arm_as(&old);
+    cmd::resize_cq(cq.cq(), cqe, ring.request())?;
+    *old = ring;
+    Ok(())
+}
+
+/// ibv_poll_cq(3) on a ring: fills `entries` from the front; answers how many.
+pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
+    let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let numbers = cq.cq().context().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    Ok(ring.lock().poll(numbers, entries))
+}
+
+/// ibv_req_notify_cq(3) on a ring; no system call.
+pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
+    let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    ring.lock().arm(solicited_only);
+    Ok(())
+}
+
+/// Drops the CQEs of a QP that is destroyed or reset from its CQs.
+pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, number: u32) {
+    let same = send_cq.as_ptr() == recv_cq.as_ptr();
+    for cq in [send_cq, recv_cq].into_iter().take(if same { 1 } else { 2 }) {
+        if let Some(ring) = &cq.private().ring {
+            ring.lock().purge(number);
+        }
+    }
+}
+
+/// ibv_poll_cq(3) through the kernel: fills `entries` from the front; answers
+/// how many.
 ///
 /// Fewer than there is room for means that the CQ was empty. Completions that
 /// an earlier command took are not lost when a later one fails: they are
 /// answered, and the error comes back with the next call.
-pub fn poll(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
+pub fn poll_kernel(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
     poll_batches(entries, |batch| cmd::poll_cq(cq, batch))
 }
 
@@ -57,7 +122,6 @@ fn poll_batches<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errno::Errno;
 
     /// Polls a CQ that holds `held` completions and fails at the n-th command.
     fn run(room: usize, mut held: usize, fail: usize) -> (Result<usize>, Vec<usize>) {

@@ -10,7 +10,7 @@ use crate::{
     bindings::*,
     context,
     errno::Errno,
-    object::{Owned, Ref},
+    object::{Blank, Context, Owned},
     ops,
 };
 use core::{
@@ -95,7 +95,7 @@ unsafe extern "C" fn alloc_context(
         _verbs_init_and_alloc_context(
             device,
             cmd_fd,
-            size_of::<verbs_context>(),
+            size_of::<Context>(),
             ptr::null_mut(),
             RDMA_DRIVER_UNKNOWN,
         )
@@ -105,30 +105,38 @@ unsafe extern "C" fn alloc_context(
         return raw;
     }
     // SAFETY: the context was just allocated, with malloc(), for us alone.
-    let context = unsafe { Owned::from_raw(raw) };
-    if let Err(errno) = context::open(context.as_ref()) {
-        abandon(context, errno);
-        return ptr::null_mut();
+    let context = unsafe { Blank::from_raw(raw) };
+    match context::open(context.verbs()) {
+        Ok(private) => {
+            let path = if private.numbers.is_some() { &ops::RINGS } else { &ops::KERNEL };
+            // SAFETY: the context is initialised; libibverbs copies the tables.
+            unsafe {
+                verbs_set_ops(raw, &ops::COMMON);
+                verbs_set_ops(raw, path);
+            }
+            context.finish(private).into_raw().cast()
+        }
+        Err(errno) => {
+            abandon(context, errno);
+            ptr::null_mut()
+        }
     }
-    // SAFETY: the context is initialised; libibverbs copies the table.
-    unsafe { verbs_set_ops(raw, &ops::OPS) };
-    context.into_raw()
 }
 
 /// Gives up a context that the kernel refused, and says so to whoever asked
 /// libibverbs for a log (`VERBS_LOG_LEVEL`).
-fn abandon(context: Owned<verbs_context>, errno: Errno) {
-    let context: Ref<'_, verbs_context> = context.as_ref();
+fn abandon(context: Blank<verbs_context, context::Private>, errno: Errno) {
+    let verbs = context.verbs();
     // SAFETY: the context is initialised, the format takes one int; nobody
-    // else has the context, whose memory `Owned` frees afterwards.
+    // else has the context, whose memory `Blank` frees afterwards.
     unsafe {
         __verbs_log(
-            context.as_ptr(),
+            verbs.as_ptr(),
             VERBS_LOG_ERR,
             c"virtio_rdma: cannot open a context: errno %d\n".as_ptr(),
             errno.get(),
         );
-        verbs_uninit_context(context.as_ptr());
+        verbs_uninit_context(verbs.as_ptr());
     }
     errno.set();
 }

@@ -20,6 +20,8 @@ impl Errno {
     pub const EINVAL: Self = Self::constant(bindings::EINVAL);
     /// No memory left.
     pub const ENOMEM: Self = Self::constant(bindings::ENOMEM);
+    /// The object cannot do it.
+    pub const EOPNOTSUPP: Self = Self::constant(bindings::EOPNOTSUPP);
     /// The kernel speaks an ABI that this provider does not know.
     pub const EPROTONOSUPPORT: Self = Self::constant(bindings::EPROTONOSUPPORT);
 

@@ -3,14 +3,19 @@
 //!
 //! libibverbs loads this plug-in, hands it each device that its match table
 //! names, and calls it through `struct verbs_context_ops`. Objects are made
-//! and destroyed through the common uverbs commands, and the kernel posts and
-//! polls on the program's behalf: a virtqueue holds physical addresses, so no
-//! program may write one itself.
+//! and destroyed through the common uverbs commands. There are two data paths,
+//! and the driver says which one a device has:
+//!
+//! - rings: the program writes its work requests where the device reads them,
+//!   and reads its completions where the device writes them;
+//! - the kernel posts and polls on the program's behalf: a virtqueue holds
+//!   physical addresses, so no program may write one itself.
 //!
 //! | layer | modules | job |
 //! |---|---|---|
 //! | C interface | [`bindings`], [`driver`], [`ops`] | registration, entry points |
-//! | abstractions | [`object`], [`cmd`], [`wr`] | C objects, commands, work requests |
+//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`] | C objects, commands, work requests, shared memory |
+//! | rings | [`wq`], [`wqe`], [`cq_ring`] | posting and polling, no `unsafe` |
 //! | verbs | [`context`], [`pd`], [`mr`], [`ah`], [`cq`], [`qp`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
@@ -19,13 +24,21 @@ pub mod bindings;
 pub mod cmd;
 pub mod context;
 pub mod cq;
+pub mod cq_ring;
 pub mod driver;
 pub mod errno;
+pub mod lock;
+#[cfg(test)]
+mod model;
 pub mod mr;
 pub mod object;
 pub mod ops;
 pub mod pd;
 pub mod qp;
+pub mod qpn;
+pub mod ring;
+pub mod wq;
+pub mod wqe;
 pub mod wr;
 
 /// Ends the program: unwinding must not reach the C code that called us, and

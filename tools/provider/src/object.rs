@@ -4,14 +4,21 @@
 //! The provider allocates an object, libibverbs and the program hold pointers
 //! to it, and the provider frees it when its verb of destruction succeeds. In
 //! between threads use it at the same time, and libibverbs writes to it under
-//! its own mutexes, so no Rust reference to an object is ever made.
+//! its own mutexes, so no Rust reference to its part of an object is ever made.
+//! What the provider adds to an object stands behind that part, is complete
+//! before the object is handed out, and changes only by its own locks and
+//! atomics from then on.
 
 use crate::{
-    bindings,
+    ah, bindings, context, cq,
     errno::{Errno, Result},
-    qp::{Limits, Qp},
+    qp,
 };
-use core::{marker::PhantomData, mem::ManuallyDrop, ptr::NonNull};
+use core::{
+    marker::PhantomData,
+    mem::{ManuallyDrop, offset_of},
+    ptr::NonNull,
+};
 
 /// A C object that lives for at least `'a`.
 pub struct Ref<'a, T> {
@@ -64,22 +71,26 @@ impl<'a, T> Ref<'a, T> {
 /// All bytes zero are a valid value of the type.
 pub unsafe trait Zeroable {}
 
+/// A C object, and what the provider adds to it.
+#[repr(C)]
+pub struct Object<V, P> {
+    /// What libibverbs knows; first, because it hands out its address.
+    verbs: V,
+    /// The provider's own.
+    private: P,
+}
+
+/// A context: `struct verbs_context` and the provider's part.
+pub type Context = Object<bindings::verbs_context, context::Private>;
+/// A CQ: `struct verbs_cq` and the provider's part.
+pub type Cq = Object<bindings::verbs_cq, cq::Private>;
+/// A QP: `struct verbs_qp` and the provider's part.
+pub type Qp = Object<bindings::verbs_qp, qp::Private>;
+/// An AH: `struct ibv_ah` and the provider's part.
+pub type Ah = Object<bindings::ibv_ah, ah::Private>;
+
 /// A C object on the heap that the provider owns.
 pub struct Owned<T>(NonNull<T>);
-
-impl<T: Zeroable> Owned<T> {
-    /// Allocates a zeroed object.
-    ///
-    /// # Errors
-    ///
-    /// ENOMEM.
-    pub fn zeroed() -> Result<Self> {
-        const { assert!(size_of::<T>() != 0 && align_of::<T>() <= 16) };
-        // SAFETY: calloc() has no preconditions.
-        let object = unsafe { bindings::calloc(1, size_of::<T>() as _) };
-        NonNull::new(object.cast()).map(Self).ok_or(Errno::ENOMEM)
-    }
-}
 
 impl<T> Owned<T> {
     /// Takes back what [`Self::into_raw`] gave away.
@@ -105,11 +116,95 @@ impl<T> Owned<T> {
     }
 }
 
+impl<T: Zeroable> Owned<T> {
+    /// Allocates a zeroed object.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub fn zeroed() -> Result<Self> {
+        allocate().map(Self)
+    }
+}
+
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: the object came from calloc() and is owned by `self` alone.
+        // SAFETY: the object came from malloc() and is owned by `self` alone.
+        unsafe {
+            self.0.drop_in_place();
+            bindings::free(self.0.as_ptr().cast());
+        }
+    }
+}
+
+/// An object in the making: its C part is there, the provider's is not.
+pub struct Blank<V, P>(NonNull<Object<V, P>>);
+
+impl<V: Zeroable, P> Blank<V, P> {
+    /// Allocates an object whose C part is zeroed.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub fn new() -> Result<Self> {
+        allocate().map(Self)
+    }
+}
+
+impl<V, P> Blank<V, P> {
+    /// Takes an object that libibverbs allocated and initialised.
+    ///
+    /// # Safety
+    ///
+    /// `object` came from malloc(), has room for the whole object, and is the
+    /// caller's alone.
+    pub unsafe fn from_raw(object: *mut V) -> Self {
+        const { assert!(align_of::<Object<V, P>>() <= MALLOC_ALIGN) };
+        // SAFETY: by the contract of this function.
+        Self(unsafe { NonNull::new_unchecked(object.cast()) })
+    }
+
+    /// What libibverbs knows of the object.
+    pub fn verbs(&self) -> Ref<'_, V> {
+        // SAFETY: the C part is initialised, and lives as long as `self`.
+        unsafe { Ref::new(&raw mut (*self.0.as_ptr()).verbs) }
+    }
+
+    /// Completes the object.
+    pub fn finish(self, private: P) -> Owned<Object<V, P>> {
+        let object = ManuallyDrop::new(self).0;
+        // SAFETY: the memory is there, and nobody else uses it yet.
+        unsafe { (&raw mut (*object.as_ptr()).private).write(private) };
+        Owned(object)
+    }
+}
+
+impl<V, P> Drop for Blank<V, P> {
+    fn drop(&mut self) {
+        // SAFETY: the object came from malloc(), is owned by `self` alone, and
+        // its C part is plain data.
         unsafe { bindings::free(self.0.as_ptr().cast()) };
     }
+}
+
+/// What any memory of malloc() is aligned to.
+const MALLOC_ALIGN: usize = 16;
+
+/// Allocates zeroed memory for a `T`.
+fn allocate<T>() -> Result<NonNull<T>> {
+    let (align, len) = const { (align_of::<T>(), size_of::<T>()) };
+    const { assert!(size_of::<T>() != 0) };
+    if align <= MALLOC_ALIGN {
+        // SAFETY: calloc() has no preconditions.
+        let object = unsafe { bindings::calloc(1, len as _) };
+        return NonNull::new(object.cast()).ok_or(Errno::ENOMEM);
+    }
+    // SAFETY: the alignment is a power of two that divides the length.
+    let object = unsafe { bindings::aligned_alloc(align as _, len as _) };
+    let object = NonNull::new(object.cast::<T>()).ok_or(Errno::ENOMEM)?;
+    // SAFETY: the memory has room for a `T`.
+    unsafe { object.write_bytes(0, 1) };
+    Ok(object)
 }
 
 // SAFETY: plain C structures of integers, pointers and pthread types, which
@@ -124,7 +219,24 @@ unsafe impl Zeroable for bindings::verbs_mr {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_cq {}
 // SAFETY: as above.
-unsafe impl Zeroable for Qp {}
+unsafe impl Zeroable for bindings::verbs_qp {}
+
+impl<'a, V, P> Ref<'a, Object<V, P>> {
+    /// What libibverbs knows of the object.
+    pub fn verbs(self) -> Ref<'a, V> {
+        // SAFETY: the field is initialised.
+        unsafe { self.project(|object| &raw mut (*object).verbs) }
+    }
+}
+
+impl<'a, V, P: Sync> Ref<'a, Object<V, P>> {
+    /// What the provider added to the object.
+    pub fn private(self) -> &'a P {
+        // SAFETY: the field is initialised, and not written to since the
+        // object was handed out.
+        unsafe { &*(&raw const (*self.as_ptr()).private) }
+    }
+}
 
 impl<'a> Ref<'a, bindings::verbs_cq> {
     /// The CQ as libibverbs hands it out.
@@ -134,25 +246,86 @@ impl<'a> Ref<'a, bindings::verbs_cq> {
     }
 }
 
-impl<'a> Ref<'a, Qp> {
-    /// The QP as libibverbs hands it out.
-    pub fn qp(self) -> Ref<'a, bindings::ibv_qp> {
-        // SAFETY: every variant of the union in `Qp::verbs` begins with the QP.
-        unsafe { self.project(|qp| (&raw mut (*qp).verbs).cast()) }
-    }
-
-    /// What a work request may ask for.
-    pub fn limits(self) -> Limits {
-        // SAFETY: the field is written before the QP is handed out, and only
-        // read from then on.
-        unsafe { (&raw const (*self.as_ptr()).limits).read() }
+impl<'a> Ref<'a, Cq> {
+    /// The CQ as libibverbs hands it out.
+    pub fn cq(self) -> Ref<'a, bindings::ibv_cq> {
+        self.verbs().cq()
     }
 }
 
-impl Owned<Qp> {
-    /// Sets what a work request may ask for, before the QP is handed out.
-    pub fn set_limits(&mut self, limits: Limits) {
-        // SAFETY: the object is live, and nobody else has it yet.
-        unsafe { (&raw mut (*self.as_ref().as_ptr()).limits).write(limits) };
+impl<'a> Ref<'a, bindings::verbs_qp> {
+    /// The QP as libibverbs hands it out.
+    pub fn qp(self) -> Ref<'a, bindings::ibv_qp> {
+        // SAFETY: every variant of the union begins with the QP.
+        unsafe { self.project(|qp| qp.cast()) }
     }
+}
+
+impl<'a> Ref<'a, Qp> {
+    /// The QP as libibverbs hands it out.
+    pub fn qp(self) -> Ref<'a, bindings::ibv_qp> {
+        self.verbs().qp()
+    }
+}
+
+impl<'a> Ref<'a, bindings::ibv_qp> {
+    /// The QP's state, as the program last set it.
+    pub fn state(self) -> bindings::ibv_qp_state {
+        // SAFETY: the field is initialised; libibverbs writes it when the
+        // program changes the state, and then the program does not post.
+        unsafe { (&raw const (*self.as_ptr()).state).read_volatile() }
+    }
+
+    /// The QP's number.
+    pub fn number(self) -> u32 {
+        // SAFETY: the field is initialised, and constant from then on.
+        unsafe { (&raw const (*self.as_ptr()).qp_num).read() }
+    }
+}
+
+impl<'a> Ref<'a, bindings::ibv_pd> {
+    /// The context that the PD is part of.
+    pub fn context(self) -> Ref<'a, Context> {
+        // SAFETY: a PD of this provider has a context of this provider, which
+        // the program closes after it deallocated the PD.
+        unsafe { context_of((&raw const (*self.as_ptr()).context).read()) }
+    }
+}
+
+impl<'a> Ref<'a, bindings::ibv_cq> {
+    /// The context that the CQ is part of.
+    pub fn context(self) -> Ref<'a, Context> {
+        // SAFETY: as for a PD.
+        unsafe { context_of((&raw const (*self.as_ptr()).context).read()) }
+    }
+}
+
+impl<'a> Ref<'a, bindings::ibv_context> {
+    /// The whole context.
+    pub fn whole(self) -> Ref<'a, Context> {
+        // SAFETY: libibverbs passes contexts of this provider.
+        unsafe { context_of(self.as_ptr()) }
+    }
+}
+
+/// The whole context around what libibverbs hands out.
+///
+/// # Safety
+///
+/// `context` is part of a context that this provider opened and that lives for
+/// all of `'a`.
+unsafe fn context_of<'a>(context: *mut bindings::ibv_context) -> Ref<'a, Context> {
+    // SAFETY: by the contract of this function.
+    unsafe {
+        Ref::new(context.byte_sub(offset_of!(bindings::verbs_context, context)).cast::<Context>())
+    }
+}
+
+/// The CQs that a new QP completes to, or `None` if one is missing.
+pub fn cqs(attr: &bindings::ibv_qp_init_attr) -> Option<(Ref<'_, Cq>, Ref<'_, Cq>)> {
+    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+        return None;
+    }
+    // SAFETY: the program passes live CQs, which are this provider's.
+    Some(unsafe { (Ref::new(attr.send_cq.cast()), Ref::new(attr.recv_cq.cast())) })
 }

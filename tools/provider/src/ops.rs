@@ -15,19 +15,18 @@ use crate::{
     cq,
     errno::{Errno, Result, code},
     mr,
-    object::{Owned, Ref},
-    pd,
-    qp::{self, Qp},
+    object::{Ah, Cq, Owned, Qp, Ref},
+    pd, qp,
     wr::{List, PostError},
 };
 use core::{
     ffi::{c_int, c_void},
-    mem::{MaybeUninit, offset_of},
+    mem::MaybeUninit,
     ptr, slice,
 };
 
-/// The verbs of this provider.
-pub const OPS: verbs_context_ops = verbs_context_ops {
+/// The verbs whatever the data path is.
+pub static COMMON: verbs_context_ops = verbs_context_ops {
     alloc_pd: Some(alloc_pd),
     create_ah: Some(create_ah),
     create_cq: Some(create_cq),
@@ -39,17 +38,34 @@ pub const OPS: verbs_context_ops = verbs_context_ops {
     destroy_qp: Some(destroy_qp),
     free_context: Some(free_context),
     modify_qp: Some(modify_qp),
-    poll_cq: Some(poll_cq),
-    post_recv: Some(post_recv),
-    post_send: Some(post_send),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
     query_qp: Some(query_qp),
     reg_mr: Some(reg_mr),
-    req_notify_cq: Some(req_notify_cq),
-    // SAFETY: all fields are optional function pointers.
-    ..unsafe { MaybeUninit::zeroed().assume_init() }
+    ..NONE
 };
+
+/// The verbs of the data path where the program has the rings.
+pub static RINGS: verbs_context_ops = verbs_context_ops {
+    poll_cq: Some(poll_cq),
+    post_recv: Some(post_recv),
+    post_send: Some(post_send),
+    req_notify_cq: Some(req_notify_cq),
+    resize_cq: Some(resize_cq),
+    ..NONE
+};
+
+/// The verbs of the data path where the kernel has them.
+pub static KERNEL: verbs_context_ops = verbs_context_ops {
+    poll_cq: Some(poll_cq_kernel),
+    post_recv: Some(post_recv_kernel),
+    post_send: Some(post_send_kernel),
+    req_notify_cq: Some(req_notify_cq_kernel),
+    ..NONE
+};
+
+// SAFETY: all fields are optional function pointers.
+const NONE: verbs_context_ops = unsafe { MaybeUninit::zeroed().assume_init() };
 
 /// Answers a verb that creates: the object, or NULL and `errno`.
 fn created<T, U>(result: Result<Owned<T>>) -> *mut U {
@@ -82,9 +98,8 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
     // SAFETY: the context is part of a `verbs_context` that libibverbs
     // allocated for `driver::alloc_context`, and nobody uses it any more.
     unsafe {
-        let context = context.byte_sub(offset_of!(verbs_context, context)).cast();
-        verbs_uninit_context(context);
-        drop(Owned::from_raw(context));
+        let context = Owned::from_raw(Ref::<'_, ibv_context>::new(context).whole().as_ptr());
+        verbs_uninit_context(context.as_ref().verbs().as_ptr());
     }
 }
 
@@ -142,8 +157,9 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
 }
 
 unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: see the head of this file.
-    unsafe { destroyed(ah, cmd::destroy_ah) }
+    // SAFETY: see the head of this file; the AH is the first member of what
+    // `create_ah` made.
+    unsafe { destroyed(ah.cast::<Ah>(), |ah| cmd::destroy_ah(ah.verbs())) }
 }
 
 unsafe extern "C" fn create_cq(
@@ -158,18 +174,24 @@ unsafe extern "C" fn create_cq(
     created(cq::create(context, cqe, channel, comp_vector))
 }
 
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    let entries: &mut [MaybeUninit<ibv_wc>] = match usize::try_from(num_entries) {
-        Err(_) => {
-            Errno::EINVAL.set();
-            return -1;
-        }
-        Ok(0) => return 0,
-        // SAFETY: the program lends an array of `num_entries` entries.
-        Ok(room) => unsafe { slice::from_raw_parts_mut(wc.cast(), room) },
+/// Answers a verb that polls a CQ.
+///
+/// # Safety
+///
+/// The program lends an array of `num_entries` entries at `wc`.
+#[inline]
+unsafe fn polled(
+    num_entries: c_int,
+    wc: *mut ibv_wc,
+    poll: impl FnOnce(&mut [MaybeUninit<ibv_wc>]) -> Result<usize>,
+) -> c_int {
+    let result = match usize::try_from(num_entries) {
+        Err(_) => Err(Errno::EINVAL),
+        Ok(0) => Ok(0),
+        // SAFETY: by the contract of this function.
+        Ok(room) => poll(unsafe { slice::from_raw_parts_mut(wc.cast(), room) }),
     };
-    // SAFETY: see the head of this file.
-    match cq::poll(unsafe { Ref::new(cq) }, entries) {
+    match result {
         Ok(polled) => polled as c_int,
         Err(errno) => {
             errno.set();
@@ -178,15 +200,38 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
     }
 }
 
+unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: see the head of this file; the CQ is the first member of what
+    // `create_cq` made.
+    unsafe { polled(num_entries, wc, |entries| cq::poll(Ref::new(cq.cast()), entries)) }
+}
+
+unsafe extern "C" fn poll_cq_kernel(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: see the head of this file.
+    unsafe { polled(num_entries, wc, |entries| cq::poll_kernel(Ref::new(cq), entries)) }
+}
+
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: see the head of this file; the CQ is the first member of what
+    // `create_cq` made.
+    code(cq::req_notify(unsafe { Ref::new(cq.cast()) }, solicited_only != 0))
+}
+
+unsafe extern "C" fn req_notify_cq_kernel(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: see the head of this file.
     code(cmd::req_notify_cq(unsafe { Ref::new(cq) }, solicited_only != 0))
+}
+
+unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: see the head of this file; the CQ is the first member of what
+    // `create_cq` made.
+    code(cq::resize(unsafe { Ref::new(cq.cast()) }, cqe))
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: see the head of this file; the CQ is the first member of what
     // `create_cq` made.
-    unsafe { destroyed(cq.cast::<verbs_cq>(), |cq| cmd::destroy_cq(cq.cq())) }
+    unsafe { destroyed(cq.cast::<Cq>(), |cq| cmd::destroy_cq(cq.cq())) }
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -197,8 +242,8 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
     // SAFETY: see the head of this file.
-    let (qp, attr) = unsafe { (Ref::new(qp), &mut *attr) };
-    code(cmd::modify_qp(qp, attr, attr_mask))
+    let (qp, attr) = unsafe { (Ref::new(qp.cast()), &mut *attr) };
+    code(qp::modify(qp, attr, attr_mask))
 }
 
 unsafe extern "C" fn query_qp(
@@ -208,8 +253,8 @@ unsafe extern "C" fn query_qp(
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: see the head of this file.
-    let (qp, attr, init) = unsafe { (Ref::new(qp), &mut *attr, &mut *init_attr) };
-    code(cmd::query_qp(qp, attr, attr_mask, init))
+    let (qp, attr, init) = unsafe { (Ref::new(qp.cast()), &mut *attr, &mut *init_attr) };
+    code(qp::query(qp, attr, attr_mask, init))
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
@@ -251,4 +296,22 @@ unsafe extern "C" fn post_recv(
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
     unsafe { posted(qp::post_recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+}
+
+unsafe extern "C" fn post_send_kernel(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe { posted(qp::post_send_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+}
+
+unsafe extern "C" fn post_recv_kernel(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as for `post_recv`.
+    unsafe { posted(qp::post_recv_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }

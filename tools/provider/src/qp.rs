@@ -3,27 +3,27 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::{
-        IBV_QPT_UD, IBV_SEND_INLINE, ibv_pd, ibv_qp_init_attr, ibv_qp_type, ibv_recv_wr,
-        ibv_send_wr, verbs_qp,
-    },
+    bindings::*,
     cmd,
     errno::{Errno, Result},
-    object::{Owned, Ref},
-    wr::{self, PostError, WorkRequest},
+    object::{self, Blank, Owned, Qp, Ref},
+    qpn::Registration,
+    ring::{Region, Ring},
+    wq::{self, Posted, WorkQueue},
+    wqe,
+    wr::{self, List, PostError},
 };
+use core::ffi::c_int;
 
-/// A QP: libibverbs' part, then what does not change after creation.
-#[repr(C)]
-pub struct Qp {
-    /// What libibverbs knows; first, because it hands out its address.
-    pub verbs: verbs_qp,
+/// What the provider adds to a QP.
+pub struct Private {
     /// What a work request may ask for.
-    pub limits: Limits,
+    limits: Limits,
+    /// The rings, if the program has them.
+    rings: Option<Rings>,
 }
 
 /// What a work request on a QP may ask for.
-#[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Limits {
     /// Type of the QP.
@@ -32,42 +32,234 @@ pub struct Limits {
     pub max_send_sge: u32,
     /// SGEs of a receive work request.
     pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
 }
 
-/// ibv_create_qp(3).
+impl Limits {
+    fn new(attr: &ibv_qp_init_attr) -> Self {
+        Self {
+            qp_type: attr.qp_type,
+            max_send_sge: attr.cap.max_send_sge,
+            max_recv_sge: attr.cap.max_recv_sge,
+            max_inline_data: attr.cap.max_inline_data,
+        }
+    }
+}
+
+/// The queues of a QP before it has a number.
+struct Queues {
+    region: Region,
+    send: WorkQueue,
+    /// `None` with an SRQ, or for a QP that receives nothing.
+    recv: Option<WorkQueue>,
+}
+
+/// The queues of a QP whose rings the program has.
+struct Rings {
+    queues: Queues,
+    registration: Registration,
+}
+
+impl Queues {
+    /// Rings for the queues that `attr` asks for.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for what no ring can hold; ENOMEM.
+    fn new(attr: &ibv_qp_init_attr) -> Result<Self> {
+        let cap = &attr.cap;
+        let data = sges(cap.max_send_sge).max(cap.max_inline_data as usize);
+        let stride = wqe::send_header(attr.qp_type).saturating_add(data);
+        let send = Ring::new(size_of::<virtio_rdma_qp_ring>(), cap.max_send_wr, stride)?;
+        let mut end = send.end();
+        let mut recv = None;
+        if cap.max_recv_wr != 0 && attr.srq.is_null() {
+            let stride = wqe::RECV_HEADER.saturating_add(sges(cap.max_recv_sge));
+            let ring = Ring::new(end, cap.max_recv_wr, stride)?;
+            end = ring.end();
+            recv = Some(WorkQueue::new(ring));
+        }
+        Ok(Self { region: Region::new(end)?, send: WorkQueue::new(send), recv })
+    }
+
+    /// What the driver wants to know of the rings.
+    fn request(&self) -> virtio_rdma_ureq_create_qp {
+        let send = self.send.ring();
+        let mut request = virtio_rdma_ureq_create_qp {
+            buf_addr: self.region.addr(),
+            buf_len: self.region.len() as u64,
+            sq_depth: send.depth(),
+            sq_stride: send.stride() as u32,
+            sq_offset: send.offset(),
+            ..Default::default()
+        };
+        if let Some(recv) = self.recv.as_ref().map(WorkQueue::ring) {
+            request.rq_depth = recv.depth();
+            request.rq_stride = recv.stride() as u32;
+            request.rq_offset = recv.offset();
+        }
+        request
+    }
+
+    /// What the QP has of what `cap` asks for.
+    fn cap(&self, cap: ibv_qp_cap) -> ibv_qp_cap {
+        ibv_qp_cap {
+            max_send_wr: self.send.ring().depth(),
+            max_recv_wr: self.recv.as_ref().map_or(0, |recv| recv.ring().depth()),
+            ..cap
+        }
+    }
+}
+
+/// Bytes of an SGE list.
+fn sges(count: u32) -> usize {
+    (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
+}
+
+/// ibv_create_qp(3). `attr.cap` becomes what the QP really has.
+///
+/// # Errors
+///
+/// EINVAL for queues that no QP has, or without a CQ; ENOMEM; the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
-    let mut qp = Owned::<Qp>::zeroed()?;
-    cmd::create_qp(pd, attr, qp.as_ref().qp())?;
-    qp.set_limits(Limits {
-        qp_type: attr.qp_type,
-        max_send_sge: attr.cap.max_send_sge,
-        max_recv_sge: attr.cap.max_recv_sge,
-    });
-    Ok(qp)
+    let qp = Blank::<verbs_qp, Private>::new()?;
+    let context = pd.context();
+    let Some(numbers) = &context.private().numbers else {
+        cmd::create_qp(pd, attr, qp.verbs().qp(), None)?;
+        return Ok(qp.finish(Private { limits: Limits::new(attr), rings: None }));
+    };
+    let queues = Queues::new(attr)?;
+    let mut got = ibv_qp_init_attr { cap: queues.cap(attr.cap), ..*attr };
+    let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
+    cmd::create_qp(pd, &mut got, qp.verbs().qp(), Some(queues.request()))?;
+    let number = qp.verbs().qp().number();
+    match Registration::new(numbers, number, send_cq, recv_cq) {
+        Ok(registration) => {
+            attr.cap = queues.cap(attr.cap);
+            let rings = Some(Rings { queues, registration });
+            Ok(qp.finish(Private { limits: Limits::new(attr), rings }))
+        }
+        Err(errno) => {
+            // The error that counts is the first.
+            let _ = cmd::destroy_qp(qp.verbs().qp());
+            Err(errno)
+        }
+    }
 }
 
-/// ibv_post_send(3).
+/// ibv_modify_qp(3). A QP that comes to RESET has empty queues, and no CQEs.
+pub fn modify(qp: Ref<'_, Qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
+    cmd::modify_qp(qp.qp(), attr, mask)?;
+    let reset = mask & IBV_QP_STATE as c_int != 0 && attr.qp_state == IBV_QPS_RESET;
+    if let (true, Some(rings)) = (reset, &qp.private().rings) {
+        let Rings { queues, registration } = rings;
+        registration.reset();
+        queues.send.reset(&queues.region, wq::SEND);
+        if let Some(recv) = &queues.recv {
+            recv.reset(&queues.region, wq::RECV);
+        }
+    }
+    Ok(())
+}
+
+/// ibv_query_qp(3).
+pub fn query(
+    qp: Ref<'_, Qp>,
+    attr: &mut ibv_qp_attr,
+    mask: c_int,
+    init: &mut ibv_qp_init_attr,
+) -> Result {
+    cmd::query_qp(qp.qp(), attr, mask, init)?;
+    let Private { limits, rings } = qp.private();
+    if let Some(rings) = rings {
+        attr.cap = rings.queues.cap(ibv_qp_cap {
+            max_send_sge: limits.max_send_sge,
+            max_recv_sge: limits.max_recv_sge,
+            max_inline_data: limits.max_inline_data,
+            ..Default::default()
+        });
+        init.cap = attr.cap;
+    }
+    Ok(())
+}
+
+/// ibv_post_send(3) on a ring; a system call only if the device sleeps.
+///
+/// # Errors
+///
+/// EINVAL for a request that the QP cannot carry, or a QP that is not in a
+/// state to send; ENOMEM for a full queue. The requests before the one that
+/// the error names are posted. What the kernel answers to a doorbell, with the
+/// list's first request.
+pub fn post_send(
+    qp: Ref<'_, Qp>,
+    list: List<'_, ibv_send_wr>,
+) -> Result<(), PostError<ibv_send_wr>> {
+    let first = list.first();
+    let refuse = |errno| Err(PostError { errno, bad_wr: first });
+    let Private { limits, rings } = qp.private();
+    let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
+    if !matches!(qp.qp().state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
+        return refuse(Errno::EINVAL);
+    }
+    let done = registration.progress().send();
+    let Posted { result, doorbell } =
+        queues.send.post(&queues.region, wq::SEND, done, list, |request, entry| {
+            wqe::send(limits, request, entry)
+        });
+    match doorbell {
+        true => result.and(cmd::ring_send_doorbell(qp.qp()).or_else(refuse)),
+        false => result,
+    }
+}
+
+/// ibv_post_recv(3) on a ring. Errors as [`post_send`].
+pub fn post_recv(
+    qp: Ref<'_, Qp>,
+    list: List<'_, ibv_recv_wr>,
+) -> Result<(), PostError<ibv_recv_wr>> {
+    let first = list.first();
+    let refuse = |errno| Err(PostError { errno, bad_wr: first });
+    let Private { limits, rings } = qp.private();
+    let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
+    let Some(recv) = &queues.recv else { return refuse(Errno::EINVAL) };
+    if qp.qp().state() == IBV_QPS_RESET {
+        return refuse(Errno::EINVAL);
+    }
+    let done = registration.progress().recv();
+    let Posted { result, doorbell } =
+        recv.post(&queues.region, wq::RECV, done, list, |request, entry| {
+            wqe::recv(limits, request, entry)
+        });
+    match doorbell {
+        true => result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(refuse)),
+        false => result,
+    }
+}
+
+/// ibv_post_send(3) through the kernel.
 ///
 /// # Errors
 ///
 /// EINVAL for a request that the QP cannot carry; what the kernel answers
 /// otherwise, among it ENOMEM for a full queue. The requests before the one
 /// that the error names are posted.
-pub fn post_send(
+pub fn post_send_kernel(
     qp: Ref<'_, Qp>,
-    list: wr::List<'_, ibv_send_wr>,
+    list: List<'_, ibv_send_wr>,
 ) -> Result<(), PostError<ibv_send_wr>> {
-    let limits = qp.limits();
-    wr::post(list, |wr| check_send(limits, wr), |first| first.post(qp.qp()))
+    let limits = &qp.private().limits;
+    wr::post(list, |request| check_send(limits, request), |first| first.post(qp.qp()))
 }
 
-/// ibv_post_recv(3). Errors as [`post_send`].
-pub fn post_recv(
+/// ibv_post_recv(3) through the kernel. Errors as [`post_send_kernel`].
+pub fn post_recv_kernel(
     qp: Ref<'_, Qp>,
-    list: wr::List<'_, ibv_recv_wr>,
+    list: List<'_, ibv_recv_wr>,
 ) -> Result<(), PostError<ibv_recv_wr>> {
-    let limits = qp.limits();
-    wr::post(list, |wr| check_sge(wr, limits.max_recv_sge), |first| first.post(qp.qp()))
+    let max_sge = qp.private().limits.max_recv_sge;
+    wr::post(list, |request| request.sges(max_sge).map(|_| ()), |first| first.post(qp.qp()))
 }
 
 /// Checks a send work request for what would make libibverbs or the kernel
@@ -76,34 +268,27 @@ pub fn post_recv(
 /// Inline data would have to be copied while posting, which the kernel's
 /// command has no room for: a QP has `max_inline_data` 0. A message without
 /// data may carry the flag all the same; it has no meaning then.
-fn check_send(limits: Limits, wr: &mut ibv_send_wr) -> Result {
-    check_sge(wr, limits.max_send_sge)?;
-    if wr.send_flags & IBV_SEND_INLINE != 0 {
-        if !wr::is_empty(wr) {
+fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Result {
+    let sges = request.sges(limits.max_send_sge)?;
+    if request.wr().send_flags & IBV_SEND_INLINE != 0 {
+        if sges.iter().any(|sge| sge.length != 0) {
             return Err(Errno::EINVAL);
         }
-        wr.send_flags &= !IBV_SEND_INLINE;
+        request.wr_mut().send_flags &= !IBV_SEND_INLINE;
     }
-    if limits.qp_type == IBV_QPT_UD && !wr::has_ah(wr) {
+    if limits.qp_type == IBV_QPT_UD && request.ah().is_none() {
         return Err(Errno::EINVAL);
     }
     Ok(())
 }
 
-/// Checks the length of a request's SGE list.
-fn check_sge<W: WorkRequest>(wr: &W, max: u32) -> Result {
-    let within = u32::try_from(wr.num_sge()).is_ok_and(|count| count <= max);
-    let present = wr.num_sge() == 0 || wr.has_sg_list();
-    if within && present { Ok(()) } else { Err(Errno::EINVAL) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bindings::{IBV_QPT_RC, IBV_SEND_SIGNALED, ibv_ah, ibv_sge};
     use core::ptr;
 
-    const RC: Limits = Limits { qp_type: IBV_QPT_RC, max_send_sge: 4, max_recv_sge: 2 };
+    const RC: Limits =
+        Limits { qp_type: IBV_QPT_RC, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 0 };
 
     fn send(sge: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
         ibv_send_wr {
@@ -114,37 +299,84 @@ mod tests {
         }
     }
 
+    /// Checks a request; answers it as the kernel gets it.
+    fn check(limits: &Limits, wr: &mut ibv_send_wr) -> Result<ibv_send_wr> {
+        let mut request = wr::tests::list(wr).next().unwrap();
+        check_send(limits, &mut request).map(|()| *request.wr())
+    }
+
     #[test]
     fn sge_count_within_the_qp() {
         let mut sge = [ibv_sge { addr: 0, length: 8, lkey: 0 }; 5];
         for count in 0..=4 {
-            assert_eq!(check_send(RC, &mut send(&mut sge[..count], 0)), Ok(()));
+            assert!(check(&RC, &mut send(&mut sge[..count], 0)).is_ok());
         }
-        assert_eq!(check_send(RC, &mut send(&mut sge, 0)), Err(Errno::EINVAL));
+        assert_eq!(check(&RC, &mut send(&mut sge, 0)).err(), Some(Errno::EINVAL));
         for num_sge in [-1, i32::MIN, i32::MAX, 1] {
             let mut wr = ibv_send_wr { num_sge, ..Default::default() };
-            assert_eq!(check_send(RC, &mut wr), Err(Errno::EINVAL));
-            let wr = ibv_recv_wr { num_sge, ..Default::default() };
-            assert_eq!(check_sge(&wr, RC.max_recv_sge), Err(Errno::EINVAL));
+            assert_eq!(check(&RC, &mut wr).err(), Some(Errno::EINVAL));
         }
     }
 
     #[test]
-    fn inline_without_data_only() {
+    fn inline_without_data_only_through_the_kernel() {
         let mut sge = [ibv_sge { addr: 0, length: 0, lkey: 0 }; 2];
         let mut wr = send(&mut sge, IBV_SEND_INLINE | IBV_SEND_SIGNALED);
-        assert_eq!(check_send(RC, &mut wr), Ok(()));
-        assert_eq!(wr.send_flags, IBV_SEND_SIGNALED);
+        assert_eq!(check(&RC, &mut wr).unwrap().send_flags, IBV_SEND_SIGNALED);
         sge[1].length = 1;
-        assert_eq!(check_send(RC, &mut send(&mut sge, IBV_SEND_INLINE)), Err(Errno::EINVAL));
+        assert_eq!(check(&RC, &mut send(&mut sge, IBV_SEND_INLINE)).err(), Some(Errno::EINVAL));
     }
 
     #[test]
     fn datagram_needs_an_address_handle() {
         let ud = Limits { qp_type: IBV_QPT_UD, ..RC };
         let mut wr = send(&mut [], 0);
-        assert_eq!(check_send(ud, &mut wr), Err(Errno::EINVAL));
+        assert_eq!(check(&ud, &mut wr).err(), Some(Errno::EINVAL));
         wr.wr.ud.ah = ptr::dangling_mut::<ibv_ah>();
-        assert_eq!(check_send(ud, &mut wr), Ok(()));
+        assert!(check(&ud, &mut wr).is_ok());
+    }
+
+    fn init(qp_type: ibv_qp_type, cap: [u32; 5]) -> ibv_qp_init_attr {
+        let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = cap;
+        let cap =
+            ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+        ibv_qp_init_attr { qp_type, cap, ..Default::default() }
+    }
+
+    #[test]
+    fn rings_hold_what_was_asked_for() {
+        for (qp_type, cap, send, recv) in [
+            (IBV_QPT_RC, [128, 128, 1, 1, 0], (128, 64, 256), (128, 32, 8448)),
+            (IBV_QPT_RC, [100, 0, 4, 9, 236], (128, 512, 512), (0, 0, 0)),
+            (IBV_QPT_UD, [0, 1, 0, 0, 0], (1, 128, 256), (1, 32, 384)),
+            (IBV_QPT_UC, [3, 3, 253, 255, 0], (4, 4096, 4096), (4, 4096, 20480)),
+        ] {
+            let queues = Queues::new(&init(qp_type, cap)).unwrap();
+            let request = queues.request();
+            assert_eq!((request.sq_depth, request.sq_stride, request.sq_offset), send);
+            assert_eq!((request.rq_depth, request.rq_stride, request.rq_offset), recv);
+            let end = u64::from(request.sq_offset + request.sq_depth * request.sq_stride)
+                .max(u64::from(request.rq_offset + request.rq_depth * request.rq_stride));
+            assert!(request.buf_len >= end && request.buf_len.is_multiple_of(4096));
+            assert!(request.buf_addr.is_multiple_of(4096));
+            let got = queues.cap(init(qp_type, cap).cap);
+            assert_eq!((got.max_send_wr, got.max_recv_wr), (send.0, recv.0));
+        }
+    }
+
+    #[test]
+    fn rings_that_cannot_be_are_refused() {
+        for cap in [
+            [u32::MAX, 0, 1, 1, 0],
+            [1, u32::MAX, 1, 1, 0],
+            [1 << 31, 1 << 31, 1, 1, 0],
+            [1, 1, 254, 1, 0],
+            [1, 1, 1, 256, 0],
+            [1, 1, 1, 1, u32::MAX],
+            [1, 1, u32::MAX, u32::MAX, 0],
+        ] {
+            let queues = Queues::new(&init(IBV_QPT_RC, cap));
+            assert_eq!(queues.err(), Some(Errno::EINVAL), "{cap:?}");
+        }
     }
 }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! The program's lists of work requests.
 //!
-//! ibv_cmd_post_send() and its sibling marshal a whole list on the stack and
+//! In rings, each request is encoded where the list has it ([`crate::wq`]).
+//! Through the kernel: ibv_cmd_post_send() and its sibling marshal a whole list on the stack and
 //! believe every count in it. So a list is posted in batches of a few copied,
 //! checked requests, whose stack is bounded whatever the program passes.
 
 use crate::{
     bindings::{self, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge},
     errno::{Errno, Result},
-    object::Ref,
+    object::{Ah, Ref},
+    ring::Writer,
 };
-use core::{ffi::c_int, marker::PhantomData, mem::MaybeUninit, ptr};
+use core::{ffi::c_int, marker::PhantomData, mem::MaybeUninit, ptr, slice};
 
 /// Requests of one command.
 const BATCH: usize = 32;
@@ -23,8 +25,8 @@ pub trait WorkRequest: Copy {
     fn set_next(&mut self, next: *mut Self);
     /// Length of the SGE list as the program gave it.
     fn num_sge(&self) -> c_int;
-    /// Whether there is an SGE list.
-    fn has_sg_list(&self) -> bool;
+    /// The SGE list as the program gave it.
+    fn sg_list(&self) -> *mut ibv_sge;
 }
 
 macro_rules! work_request {
@@ -39,8 +41,8 @@ macro_rules! work_request {
             fn num_sge(&self) -> c_int {
                 self.num_sge
             }
-            fn has_sg_list(&self) -> bool {
-                !self.sg_list.is_null()
+            fn sg_list(&self) -> *mut ibv_sge {
+                self.sg_list
             }
         }
     };
@@ -67,10 +69,17 @@ impl<W> List<'_, W> {
     }
 }
 
-impl<W: WorkRequest> Iterator for List<'_, W> {
-    /// Where the program has the request, and a copy.
-    type Item = (*mut W, W);
+impl<W> List<'_, W> {
+    /// The first request, or null.
+    pub fn first(&self) -> *mut W {
+        self.next
+    }
+}
 
+impl<'a, W: WorkRequest> Iterator for List<'a, W> {
+    type Item = Request<'a, W>;
+
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.next.is_null() {
             return None;
@@ -80,25 +89,113 @@ impl<W: WorkRequest> Iterator for List<'_, W> {
         // null points to a request.
         let wr = unsafe { origin.read() };
         self.next = wr.next();
-        Some((origin, wr))
+        Some(Request { origin, wr, lifetime: PhantomData })
     }
 }
 
-/// Whether a request carries no data at all.
-///
-/// `wr` comes from a [`List`], and its `num_sge` was found valid.
-pub fn is_empty(wr: &ibv_send_wr) -> bool {
-    (0..usize::try_from(wr.num_sge).unwrap_or(0)).all(|i| {
-        // SAFETY: the SGE list has `num_sge` entries: ibv_post_send(3).
-        let sge: ibv_sge = unsafe { wr.sg_list.add(i).read() };
-        sge.length == 0
-    })
+/// A copy of a request of the program's list. What it points to is still the
+/// program's, and stays as it is for `'a`.
+pub struct Request<'a, W> {
+    origin: *mut W,
+    wr: W,
+    lifetime: PhantomData<&'a W>,
 }
 
-/// Whether a request on a UD QP names an address handle.
-pub fn has_ah(wr: &ibv_send_wr) -> bool {
-    // SAFETY: every byte pattern is a valid pointer to compare with null.
-    !unsafe { wr.wr.ud.ah }.is_null()
+/// The remote side of RDMA operations.
+pub type Rdma = bindings::ibv_send_wr__bindgen_ty_2__bindgen_ty_1;
+/// The remote side and the operands of atomics.
+pub type Atomic = bindings::ibv_send_wr__bindgen_ty_2__bindgen_ty_2;
+/// The destination of a datagram.
+pub type Datagram = bindings::ibv_send_wr__bindgen_ty_2__bindgen_ty_3;
+
+impl<'a, W: WorkRequest> Request<'a, W> {
+    /// Where the program has the request.
+    pub fn origin(&self) -> *mut W {
+        self.origin
+    }
+
+    /// The request.
+    pub fn wr(&self) -> &W {
+        &self.wr
+    }
+
+    /// The request, to change the copy.
+    pub fn wr_mut(&mut self) -> &mut W {
+        &mut self.wr
+    }
+
+    /// The SGE list.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if it has more than `max` entries, or none but a length.
+    #[inline]
+    pub fn sges(&self, max: u32) -> Result<&'a [ibv_sge]> {
+        let len = self.wr.num_sge();
+        if len == 0 {
+            return Ok(&[]);
+        }
+        if len < 0 || len.unsigned_abs() > max || self.wr.sg_list().is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the list has `num_sge` entries: ibv_post_send(3).
+        Ok(unsafe { slice::from_raw_parts(self.wr.sg_list(), len.unsigned_abs() as usize) })
+    }
+}
+
+impl<'a> Request<'a, ibv_send_wr> {
+    /// The remote side of an RDMA operation.
+    pub fn rdma(&self) -> Rdma {
+        // SAFETY: integers, for which all bytes are valid.
+        unsafe { self.wr.wr.rdma }
+    }
+
+    /// The remote side and the operands of an atomic.
+    pub fn atomic(&self) -> Atomic {
+        // SAFETY: as above.
+        unsafe { self.wr.wr.atomic }
+    }
+
+    /// The destination of a datagram.
+    pub fn ud(&self) -> Datagram {
+        // SAFETY: as above, and a pointer, which is not followed.
+        unsafe { self.wr.wr.ud }
+    }
+
+    /// The immediate data, network byte order.
+    pub fn imm_data(&self) -> u32 {
+        // SAFETY: an integer.
+        unsafe { self.wr.__bindgen_anon_1.imm_data }
+    }
+
+    /// The key to invalidate.
+    pub fn invalidate_rkey(&self) -> u32 {
+        // SAFETY: an integer.
+        unsafe { self.wr.__bindgen_anon_1.invalidate_rkey }
+    }
+
+    /// The address handle of a request on a UD QP.
+    pub fn ah(&self) -> Option<Ref<'a, Ah>> {
+        let ah = self.ud().ah;
+        // SAFETY: the program names a live AH, which is this provider's:
+        // ibv_post_send(3).
+        (!ah.is_null()).then(|| unsafe { Ref::new(ah.cast()) })
+    }
+
+    /// Copies the data that the SGEs of this request name.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if it does not fit, or as [`Self::sges`].
+    #[inline]
+    pub fn put_inline(&self, max_sge: u32, entry: &mut Writer<'_>) -> Result {
+        self.sges(max_sge)?.iter().filter(|sge| sge.length != 0).try_for_each(|sge| {
+            let from = ptr::with_exposed_provenance(sge.addr as usize);
+            // SAFETY: with IBV_SEND_INLINE, the program's SGEs name memory of
+            // its own that it may read: ibv_post_send(3).
+            unsafe { entry.put_bytes(from, sge.length as usize) }
+        })
+    }
 }
 
 /// Why a list was not posted to its end.
@@ -205,16 +302,16 @@ impl Linked<'_, ibv_recv_wr> {
 /// The first error of `check` or `post`, with the request that it concerns.
 pub fn post<W: WorkRequest>(
     list: List<'_, W>,
-    check: impl Fn(&mut W) -> Result,
+    check: impl Fn(&mut Request<'_, W>) -> Result,
     post: impl Fn(Linked<'_, W>) -> Result<(), PostError<W>>,
 ) -> Result<(), PostError<W>> {
     let mut batch = Batch::new();
-    for (origin, mut wr) in list {
-        if let Err(errno) = check(&mut wr) {
+    for mut request in list {
+        if let Err(errno) = check(&mut request) {
             batch.flush(&post)?;
-            return Err(PostError { errno, bad_wr: origin });
+            return Err(PostError { errno, bad_wr: request.origin });
         }
-        if !batch.push(origin, wr) {
+        if !batch.push(request.origin, request.wr) {
             batch.flush(&post)?;
         }
     }
@@ -222,9 +319,15 @@ pub fn post<W: WorkRequest>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::cell::RefCell;
+
+    /// The list that begins with a request.
+    pub fn list<W: WorkRequest>(first: &mut W) -> List<'_, W> {
+        // SAFETY: the tests' requests are as ibv_post_send(3) describes them.
+        unsafe { List::new(first) }
+    }
 
     #[derive(Clone, Copy)]
     struct Request {
@@ -242,8 +345,8 @@ mod tests {
         fn num_sge(&self) -> c_int {
             0
         }
-        fn has_sg_list(&self) -> bool {
-            false
+        fn sg_list(&self) -> *mut ibv_sge {
+            ptr::null_mut()
         }
     }
 
@@ -280,7 +383,9 @@ mod tests {
             commands.borrow_mut().push(taken);
             result
         };
-        let check = |wr: &mut Request| if wr.id == invalid { Err(Errno::EINVAL) } else { Ok(()) };
+        let check = |request: &mut super::Request<'_, Request>| {
+            if request.wr.id == invalid { Err(Errno::EINVAL) } else { Ok(()) }
+        };
         let first = if count == 0 { ptr::null_mut() } else { base };
         // SAFETY: the list is valid and outlives the call.
         let result = post(unsafe { List::new(first) }, check, kernel);

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Completion queues in rings (specification, 13.4 and 13.5).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::*,
+    errno::Result,
+    qpn::Numbers,
+    ring::{Region, Ring, Word},
+};
+use core::{
+    mem::{MaybeUninit, offset_of},
+    sync::atomic::{Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence},
+};
+
+const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_cq_ring, consumer));
+const ARM_NEXT: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_next));
+const ARM_SOLICITED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_solicited));
+
+/// A ring of CQEs. Whoever has it holds the lock of the CQ.
+pub struct CqRing {
+    region: Region,
+    ring: Ring,
+    /// CQEs that were taken, modulo 2^32.
+    consumer: u32,
+    /// What the head's word of the same name is.
+    arm_next: u32,
+    /// The same.
+    arm_solicited: u32,
+}
+
+impl CqRing {
+    /// A ring of at least `depth` CQEs.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for a depth that no ring has; ENOMEM.
+    pub fn new(depth: u32) -> Result<Self> {
+        let (head, stride) =
+            const { (size_of::<virtio_rdma_cq_ring>(), size_of::<virtio_rdma_ring_cqe>()) };
+        let ring = Ring::new(head, depth, stride)?;
+        let region = Region::new(ring.end())?;
+        Ok(Self { region, ring, consumer: 0, arm_next: 0, arm_solicited: 0 })
+    }
+
+    /// Number of CQEs.
+    pub fn depth(&self) -> u32 {
+        self.ring.depth()
+    }
+
+    /// What the driver wants to know of the ring.
+    pub fn request(&self) -> virtio_rdma_ureq_create_cq {
+        virtio_rdma_ureq_create_cq {
+            buf_addr: self.region.addr(),
+            buf_len: self.region.len() as u64,
+        }
+    }
+
+    /// Arms the CQ as another ring of it is armed.
+    pub fn arm_as(&mut self, other: &Self) {
+        self.arm_next = other.arm_next;
+        self.arm_solicited = other.arm_solicited;
+        self.region.store(ARM_NEXT, self.arm_next, Relaxed);
+        self.region.store(ARM_SOLICITED, self.arm_solicited, Relaxed);
+    }
+
+    /// Asks for an event at the next CQE, or the next that is solicited or an
+    /// error. CQEs that are there already raise none: the program polls once
+    /// more, and finds each CQE whose writer did not see the request.
+    pub fn arm(&mut self, solicited_only: bool) {
+        let (word, number) = match solicited_only {
+            true => (ARM_SOLICITED, &mut self.arm_solicited),
+            false => (ARM_NEXT, &mut self.arm_next),
+        };
+        *number = number.wrapping_add(1);
+        self.region.store(word, *number, Release);
+        fence(SeqCst);
+    }
+
+    /// Takes CQEs, and notes for each how far its QP is; answers how many.
+    pub fn poll(&mut self, numbers: &Numbers, entries: &mut [MaybeUninit<ibv_wc>]) -> usize {
+        let first = self.consumer;
+        let mut polled = 0;
+        // CQEs that no QP here has are dropped: bounded, should they not end.
+        let mut budget = self.depth();
+        while polled < entries.len() && budget > 0 {
+            let Some(cqe) = self.region.cqe(self.ring, self.consumer) else { break };
+            self.consumer = self.consumer.wrapping_add(1);
+            budget -= 1;
+            let Some(progress) = numbers.get(u32::from_le(cqe.qp_num)) else { continue };
+            progress.complete(&cqe);
+            if let Some(entry) = entries.get_mut(polled) {
+                completion(&cqe, entry);
+                polled += 1;
+            }
+        }
+        if self.consumer != first {
+            self.region.store(CONSUMER, self.consumer, Release);
+        }
+        polled
+    }
+
+    /// Drops the CQEs of a QP that is destroyed or reset, and so makes no more.
+    /// The others move up, in order, to the end of what the device has
+    /// written, which it does not read.
+    pub fn purge(&mut self, number: u32) {
+        let first = self.consumer;
+        let held = (0..self.depth())
+            .take_while(|&i| self.region.cqe(self.ring, first.wrapping_add(i)).is_some())
+            .count() as u32;
+        let end = first.wrapping_add(held);
+        let mut kept = end;
+        for i in (0..held).rev() {
+            let from = first.wrapping_add(i);
+            let Some(cqe) = self.region.cqe(self.ring, from) else { continue };
+            if u32::from_le(cqe.qp_num) == number {
+                continue;
+            }
+            kept = kept.wrapping_sub(1);
+            if kept != from {
+                self.replace(kept, cqe);
+            }
+        }
+        if kept != first {
+            self.consumer = kept;
+            self.region.store(CONSUMER, kept, Release);
+        }
+    }
+
+    /// Writes over a CQE that was not taken yet.
+    fn replace(&self, index: u32, cqe: virtio_rdma_ring_cqe) {
+        if let Ok(mut entry) = self.region.writer(self.ring, index) {
+            // A CQE has the size of its entry.
+            let _ = entry.put(virtio_rdma_ring_cqe { lap: self.ring.lap(index).to_le(), ..cqe });
+        }
+    }
+}
+
+/// Translates a CQE.
+fn completion(cqe: &virtio_rdma_ring_cqe, entry: &mut MaybeUninit<ibv_wc>) {
+    let flags = u32::from_le(cqe.wc_flags);
+    let ex = match flags & VIRTIO_RDMA_WC_WITH_INVALIDATE {
+        0 => cqe.ex(),
+        _ => u32::from_le(cqe.ex()),
+    };
+    entry.write(ibv_wc {
+        wr_id: u64::from_le(cqe.wr_id),
+        status: status(cqe.status),
+        opcode: cqe.opcode.into(),
+        vendor_err: u32::from_le(cqe.vendor_err),
+        byte_len: u32::from_le(cqe.byte_len),
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: ex },
+        qp_num: u32::from_le(cqe.qp_num),
+        src_qp: u32::from_le(cqe.src_qp),
+        wc_flags: wc_flags(flags),
+        pkey_index: u16::from_le(cqe.pkey_index),
+        slid: 0,
+        sl: cqe.sl,
+        dlid_path_bits: 0,
+    });
+}
+
+/// The numbers are those of `enum ibv_wc_status`; others are none of its.
+fn status(status: u8) -> ibv_wc_status {
+    if u32::from(status) <= IBV_WC_GENERAL_ERR { status.into() } else { IBV_WC_GENERAL_ERR }
+}
+
+/// `enum ibv_wc_flags` has the last two the other way round.
+fn wc_flags(flags: u32) -> u32 {
+    let mut wc_flags = flags & (VIRTIO_RDMA_WC_GRH | VIRTIO_RDMA_WC_WITH_IMM);
+    if flags & VIRTIO_RDMA_WC_WITH_INVALIDATE != 0 {
+        wc_flags |= IBV_WC_WITH_INV;
+    }
+    if flags & VIRTIO_RDMA_WC_IP_CSUM_OK != 0 {
+        wc_flags |= IBV_WC_IP_CSUM_OK;
+    }
+    wc_flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{self, Completer, Harness};
+    use std::thread;
+
+    fn cqe(qp_num: u32, wqe_index: u32) -> virtio_rdma_ring_cqe {
+        let wr_id = u64::from(qp_num) << 32 | u64::from(wqe_index);
+        virtio_rdma_ring_cqe { wr_id, qp_num, wqe_index, ..Default::default() }
+    }
+
+    /// Polls for at most `room`; the work requests.
+    fn poll(ring: &mut CqRing, numbers: &Numbers, room: usize) -> Vec<u64> {
+        model::poll(ring, numbers, room).iter().map(|wc| wc.wr_id).collect()
+    }
+
+    #[test]
+    fn order_over_many_laps() {
+        for depth in [1, 2, 64] {
+            let harness = Harness::new(&[7]);
+            let mut ring = CqRing::new(depth).unwrap();
+            let mut device = Completer::new(&ring);
+            let mut expected = 0;
+            for round in 0..1000u32 {
+                for _ in 0..round % (depth + 1) {
+                    assert!(device.complete(cqe(7, device.producer)));
+                }
+                for wr_id in poll(&mut ring, &harness.numbers, 3 + round as usize % 80) {
+                    assert_eq!(wr_id as u32, expected);
+                    expected += 1;
+                }
+                while expected != device.producer {
+                    expected += poll(&mut ring, &harness.numbers, 1).len() as u32;
+                }
+                assert_eq!(device.consumer(), expected);
+            }
+            assert!(poll(&mut ring, &harness.numbers, 9).is_empty());
+        }
+    }
+
+    #[test]
+    fn indices_wrap() {
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(4).unwrap();
+        let mut device = Completer::new(&ring);
+        (ring.consumer, device.producer) = (u32::MAX - 1, u32::MAX - 1);
+        ring.region.store(CONSUMER, ring.consumer, Relaxed);
+        for i in 0..100 {
+            assert!(device.complete(cqe(7, i)));
+            assert_eq!(poll(&mut ring, &harness.numbers, 4), [7 << 32 | u64::from(i)]);
+        }
+    }
+
+    #[test]
+    fn full_ring_is_not_written_over() {
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(4).unwrap();
+        let mut device = Completer::new(&ring);
+        assert_eq!((0..9).filter(|&i| device.complete(cqe(7, i))).count(), 4);
+        assert_eq!(poll(&mut ring, &harness.numbers, 2).len(), 2);
+        assert_eq!((4..9).filter(|&i| device.complete(cqe(7, i))).count(), 2);
+        assert_eq!(poll(&mut ring, &harness.numbers, 9).len(), 4);
+    }
+
+    #[test]
+    fn completion_says_how_far_the_queue_is() {
+        let harness = Harness::new(&[7, 9]);
+        let mut ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        device.complete(cqe(7, 41));
+        device.complete(virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, 5) });
+        device.complete(virtio_rdma_ring_cqe { opcode: 129, status: 5, ..cqe(9, 0) });
+        device.complete(virtio_rdma_ring_cqe { status: 12, ..cqe(9, u32::MAX) });
+        assert_eq!(poll(&mut ring, &harness.numbers, 8).len(), 4);
+        assert_eq!(harness.progress(7), (42, 6));
+        assert_eq!(harness.progress(9), (0, 1));
+    }
+
+    #[test]
+    fn unknown_qp_is_dropped() {
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        for number in [0, 8, 1 << 24, u32::MAX, 7, 1023, 1024] {
+            device.complete(cqe(number, 1));
+        }
+        assert_eq!(poll(&mut ring, &harness.numbers, 8), [7 << 32 | 1]);
+        assert_eq!(device.consumer(), 7);
+    }
+
+    #[test]
+    fn purge_keeps_the_others_in_order() {
+        for pattern in 0..256u32 {
+            let harness = Harness::new(&[7, 9]);
+            let mut ring = CqRing::new(8).unwrap();
+            let mut device = Completer::new(&ring);
+            // Somewhere in the middle of a lap.
+            (0..5).for_each(|i| assert!(device.complete(cqe(7, i))));
+            poll(&mut ring, &harness.numbers, 5);
+            let number = |i| if pattern >> i & 1 != 0 { 9 } else { 7 };
+            (0..8).for_each(|i| assert!(device.complete(cqe(number(i), i))));
+            ring.purge(9);
+            assert_eq!(device.consumer(), 5 + pattern.count_ones());
+            // What was freed can be used.
+            (0..pattern.count_ones()).for_each(|i| assert!(device.complete(cqe(7, 100 + i))));
+            assert!(!device.complete(cqe(7, 0)));
+            let expected: Vec<_> = (0..8)
+                .filter(|&i| number(i) == 7)
+                .chain(100..100 + pattern.count_ones())
+                .map(|i| 7 << 32 | u64::from(i))
+                .collect();
+            assert_eq!(poll(&mut ring, &harness.numbers, 9), expected);
+        }
+    }
+
+    #[test]
+    fn one_event_disarms() {
+        let mut ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        assert!(!device.event(true));
+        ring.arm(true);
+        assert!(!device.event(false));
+        assert!(device.event(true));
+        assert!(!device.event(true));
+        ring.arm(true);
+        ring.arm(false);
+        assert!(device.event(false));
+        assert!(!device.event(true));
+        let mut other = CqRing::new(16).unwrap();
+        other.arm_as(&ring);
+        assert_eq!((other.arm_next, other.arm_solicited), (1, 2));
+    }
+
+    #[test]
+    fn translation() {
+        let cqe = virtio_rdma_ring_cqe {
+            wr_id: 1,
+            status: 0,
+            opcode: 128,
+            sl: 3,
+            vendor_err: 4,
+            byte_len: 5,
+            ex: virtio_rdma_ring_cqe__bindgen_ty_1 { imm_data: 6 },
+            qp_num: 7,
+            src_qp: 8,
+            wc_flags: VIRTIO_RDMA_WC_GRH | VIRTIO_RDMA_WC_WITH_INVALIDATE | 1 << 20,
+            pkey_index: 9,
+            ..Default::default()
+        };
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(1).unwrap();
+        Completer::new(&ring).complete(cqe);
+        let wc = model::poll(&mut ring, &harness.numbers, 1)[0];
+        let ex = model::ex(&wc);
+        assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, IBV_WC_SUCCESS, IBV_WC_RECV));
+        assert_eq!((wc.sl, wc.vendor_err, wc.byte_len, ex), (3, 4, 5, 6));
+        assert_eq!((wc.qp_num, wc.src_qp, wc.pkey_index), (7, 8, 9));
+        assert_eq!(wc.wc_flags, IBV_WC_GRH | IBV_WC_WITH_INV);
+        assert_eq!(status(21), IBV_WC_GENERAL_ERR);
+        assert_eq!(status(12), IBV_WC_RETRY_EXC_ERR);
+        assert_eq!(status(255), IBV_WC_GENERAL_ERR);
+    }
+
+    #[test]
+    fn device_and_program_at_the_same_time() {
+        const COUNT: u32 = 200_000;
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(32).unwrap();
+        let mut device = Completer::new(&ring);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..COUNT {
+                    while !device.complete(cqe(7, i)) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let mut expected = 0;
+            while expected < COUNT {
+                for wr_id in poll(&mut ring, &harness.numbers, 16) {
+                    assert_eq!(wr_id, 7 << 32 | u64::from(expected));
+                    expected += 1;
+                }
+                thread::yield_now();
+            }
+        });
+    }
+}

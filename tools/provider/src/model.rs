@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! A device for tests: the other side of the rings, as the specification has
+//! it, in as few lines as it takes.
+
+use crate::{
+    bindings::*,
+    cq,
+    cq_ring::CqRing,
+    object::{Blank, Cq, Owned},
+    qpn::{Numbers, Registration},
+    ring::{Region, Ring},
+};
+use std::{
+    mem::{MaybeUninit, offset_of},
+    ptr, slice,
+    sync::atomic::*,
+};
+
+/// QPs of a context, and a CQ that they complete to, without a kernel.
+pub struct Harness {
+    pub registrations: Vec<Registration>,
+    pub numbers: Box<Numbers>,
+    pub cq: Owned<Cq>,
+}
+
+impl Harness {
+    /// QPs with these numbers.
+    pub fn new(numbers: &[u32]) -> Self {
+        Self::with_cq(numbers, cq(None))
+    }
+
+    /// QPs with these numbers that complete to a CQ.
+    pub fn with_cq(numbers: &[u32], cq: Owned<Cq>) -> Self {
+        let table = Box::new(Numbers::new().unwrap());
+        let register = |&number| Registration::new(&table, number, cq.as_ref(), cq.as_ref());
+        let registrations = numbers.iter().map(register).collect::<Result<_, _>>().unwrap();
+        Self { registrations, numbers: table, cq }
+    }
+
+    /// Send and receive requests of a QP that are done.
+    pub fn progress(&self, number: u32) -> (u32, u32) {
+        let progress = self.numbers.get(number).unwrap();
+        (progress.send().load(Ordering::Acquire), progress.recv().load(Ordering::Acquire))
+    }
+}
+
+/// A CQ that the kernel does not know.
+pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
+    let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
+    blank.finish(cq::Private { ring: ring.map(crate::lock::Lock::new) })
+}
+
+/// Polls a ring for at most `room` completions.
+pub fn poll(ring: &mut CqRing, numbers: &Numbers, room: usize) -> Vec<ibv_wc> {
+    let mut entries = vec![MaybeUninit::uninit(); room];
+    let polled = ring.poll(numbers, &mut entries);
+    // SAFETY: the first `polled` entries were written.
+    entries.iter().take(polled).map(|wc| unsafe { wc.assume_init() }).collect()
+}
+
+/// Immediate data or key of a completion.
+pub fn ex(wc: &ibv_wc) -> u32 {
+    // SAFETY: both are integers.
+    unsafe { wc.__bindgen_anon_1.imm_data }
+}
+
+/// The other side of a region.
+#[derive(Clone, Copy)]
+pub struct Memory(*mut u8);
+
+// SAFETY: the device is another thread, if not another process.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// The memory of a region, as the device maps it.
+    pub fn new(region: &Region) -> Self {
+        Self(ptr::with_exposed_provenance_mut(region.addr() as usize))
+    }
+
+    /// A word of the head or of an entry.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: the tests name words of live regions.
+        unsafe { AtomicU32::from_ptr(self.0.add(offset).cast()) }
+    }
+
+    /// Copies a structure out of an entry.
+    pub fn read<T: Copy>(&self, ring: Ring, index: u32, offset: usize) -> T {
+        let at = self.entry(ring, index) + offset;
+        // SAFETY: the tests name entries of live regions.
+        unsafe { self.0.add(at).cast::<T>().read_unaligned() }
+    }
+
+    /// Copies bytes out of an entry.
+    pub fn bytes(&self, ring: Ring, index: u32, offset: usize, len: usize) -> Vec<u8> {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts(self.0.add(self.entry(ring, index) + offset), len).to_vec() }
+    }
+
+    fn entry(&self, ring: Ring, index: u32) -> usize {
+        ring.offset() as usize + (index % ring.depth()) as usize * ring.stride()
+    }
+}
+
+/// The device's side of a CQ.
+pub struct Completer {
+    memory: Memory,
+    depth: u32,
+    /// CQEs that were written.
+    pub producer: u32,
+    /// The numbers at the last event.
+    armed: (u32, u32),
+}
+
+impl Completer {
+    /// The other side of a ring.
+    pub fn new(ring: &CqRing) -> Self {
+        let request = ring.request();
+        let memory = Memory(ptr::with_exposed_provenance_mut(request.buf_addr as usize));
+        Self { memory, depth: ring.depth(), producer: 0, armed: (0, 0) }
+    }
+
+    /// Writes a CQE, if there is room; answers whether there was.
+    pub fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
+        let consumer = self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer));
+        if self.producer.wrapping_sub(consumer.load(Ordering::Acquire)) >= self.depth {
+            return false;
+        }
+        let offset = 128 + (self.producer % self.depth) as usize * 64;
+        let lap = offset_of!(virtio_rdma_ring_cqe, lap);
+        // SAFETY: the entry is in the region, and the device's to write; its
+        // last word is written last.
+        unsafe { ptr::copy((&raw const cqe).cast(), self.memory.0.add(offset), lap) };
+        self.memory
+            .word(offset + lap)
+            .store((self.producer / self.depth).wrapping_add(1), Ordering::Release);
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
+    /// Whether the CQEs since the last call raise an event.
+    pub fn event(&mut self, solicited: bool) -> bool {
+        fence(Ordering::SeqCst);
+        let next = self.memory.word(offset_of!(virtio_rdma_cq_ring, arm_next));
+        let arm = self.memory.word(offset_of!(virtio_rdma_cq_ring, arm_solicited));
+        let now = (next.load(Ordering::Relaxed), arm.load(Ordering::Relaxed));
+        let event = now.0 != self.armed.0 || (solicited && now.1 != self.armed.1);
+        if event {
+            self.armed = now;
+        }
+        event
+    }
+
+    /// What the program says that it took.
+    pub fn consumer(&self) -> u32 {
+        self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer)).load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! The QP numbers of a context, and how far each QP's work requests are done.
+//!
+//! A CQE names its QP by number. What polling then writes stands here and not
+//! in the QP, and is freed with the context: whatever number a CQE has, and
+//! whatever another thread destroys meanwhile, polling finds valid memory and
+//! takes no lock but the CQ's.
+
+use crate::{
+    bindings::{VIRTIO_RDMA_WC_RECV, virtio_rdma_ring_cqe},
+    cq,
+    errno::{Errno, Result},
+    lock::Lock,
+    object::{Cq, Owned, Ref, Zeroable},
+};
+use core::{
+    ptr::{self, NonNull},
+    sync::atomic::{
+        AtomicPtr, AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+/// QP numbers have 24 bits.
+const NUMBERS: usize = 1 << 24;
+/// Numbers of one chunk.
+const CHUNK: usize = 1 << 10;
+
+/// How far the work requests of a QP are done.
+///
+/// Written by who holds the lock of the CQ that it belongs to; read by who
+/// posts.
+#[repr(C, align(64))]
+pub struct Progress {
+    /// The registration of the QP that has the number, 0 for none.
+    owner: AtomicU64,
+    /// The CQ of its send queue; as `owner`, written under [`Numbers::owners`].
+    send_cq: AtomicPtr<Cq>,
+    /// The CQ of its receive queue.
+    recv_cq: AtomicPtr<Cq>,
+    /// Send work requests that are no longer outstanding, modulo 2^32.
+    send: AtomicU32,
+    /// The same for receive work requests.
+    recv: AtomicU32,
+}
+
+impl Progress {
+    /// Send work requests that are no longer outstanding, modulo 2^32.
+    pub fn send(&self) -> &AtomicU32 {
+        &self.send
+    }
+
+    /// Receive work requests that are no longer outstanding, modulo 2^32.
+    pub fn recv(&self) -> &AtomicU32 {
+        &self.recv
+    }
+
+    /// Notes a completion: its work request, and all before it in the same
+    /// queue, are no longer outstanding.
+    ///
+    /// The index is the device's word. A wrong one leaves a full queue or lets
+    /// the program write over entries of its own, see [`crate::wq`].
+    pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) {
+        let done = u32::from_le(cqe.wqe_index).wrapping_add(1);
+        let receive = u32::from(cqe.opcode) & VIRTIO_RDMA_WC_RECV != 0;
+        if receive { &self.recv } else { &self.send }.store(done, Release);
+    }
+
+    /// The CQs of the QP.
+    ///
+    /// # Safety
+    ///
+    /// They are live.
+    unsafe fn cqs(&self) -> (Ref<'_, Cq>, Ref<'_, Cq>) {
+        // SAFETY: by the contract of this function.
+        unsafe { (Ref::new(self.send_cq.load(Relaxed)), Ref::new(self.recv_cq.load(Relaxed))) }
+    }
+
+    /// Nothing was posted yet.
+    fn reset(&self) {
+        self.send.store(0, Relaxed);
+        self.recv.store(0, Relaxed);
+    }
+}
+
+type Chunk = [Progress; CHUNK];
+type Directory = [AtomicPtr<Chunk>; NUMBERS / CHUNK];
+
+// SAFETY: zero is a valid atomic.
+unsafe impl Zeroable for Chunk {}
+// SAFETY: null is a valid pointer.
+unsafe impl Zeroable for Directory {}
+
+/// The QP numbers of a context.
+pub struct Numbers {
+    directory: Owned<Directory>,
+    /// Taken by those that take and give back numbers; counts registrations.
+    owners: Lock<u64>,
+}
+
+// SAFETY: all of it is atomic or under a lock, and what it points to is.
+unsafe impl Send for Numbers {}
+// SAFETY: as above.
+unsafe impl Sync for Numbers {}
+
+impl Numbers {
+    /// No numbers.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub fn new() -> Result<Self> {
+        Ok(Self { directory: Owned::zeroed()?, owners: Lock::new(0) })
+    }
+
+    /// The progress of the QP that has a number.
+    pub fn get(&self, number: u32) -> Option<&Progress> {
+        self.slot(number).filter(|slot| slot.owner.load(Acquire) != 0)
+    }
+
+    /// The place of a number, if one of its chunk was ever taken.
+    fn slot(&self, number: u32) -> Option<&Progress> {
+        let index = number as usize;
+        let chunk = NonNull::new(self.chunk(index)?.load(Acquire))?;
+        // SAFETY: a chunk that is in the directory stays there, and is freed
+        // with it.
+        let chunk: &Chunk = unsafe { chunk.as_ref() };
+        chunk.get(index % CHUNK)
+    }
+
+    fn chunk(&self, index: usize) -> Option<&AtomicPtr<Chunk>> {
+        // SAFETY: the directory is live, and its elements are atomics.
+        let directory: &Directory = unsafe { &*self.directory.as_ref().as_ptr() };
+        directory.get(index / CHUNK)
+    }
+
+    /// The place of a number, which gets its memory if it has none. The caller
+    /// holds [`Self::owners`].
+    fn slot_or_new(&self, number: u32) -> Result<&Progress> {
+        let chunk = self.chunk(number as usize).ok_or(Errno::EINVAL)?;
+        if chunk.load(Relaxed).is_null() {
+            chunk.store(Owned::<Chunk>::zeroed()?.into_raw(), Release);
+        }
+        self.slot(number).ok_or(Errno::EINVAL)
+    }
+
+    /// Ends a registration: the CQEs of its QP leave their CQs. The caller
+    /// holds [`Self::owners`].
+    fn retire(slot: &Progress, number: u32) {
+        slot.owner.store(0, Release);
+        // SAFETY: the CQs of a QP are live until ibv_destroy_qp() returns,
+        // which needs the lock first: ibv_destroy_cq(3) refuses before.
+        let (send_cq, recv_cq) = unsafe { slot.cqs() };
+        cq::purge(send_cq, recv_cq, number);
+    }
+}
+
+impl Drop for Numbers {
+    fn drop(&mut self) {
+        for index in (0..NUMBERS).step_by(CHUNK) {
+            let chunk = self.chunk(index).map_or(ptr::null_mut(), |chunk| chunk.load(Acquire));
+            if !chunk.is_null() {
+                // SAFETY: the chunk came from `slot_or_new`, and nobody has a
+                // number any more.
+                drop(unsafe { Owned::from_raw(chunk) });
+            }
+        }
+    }
+}
+
+/// A QP's hold on its number, from the reply to CREATE to that to DESTROY.
+///
+/// The kernel gives a number out again as soon as its QP is destroyed there.
+/// Another thread may so register the number of a QP that is on its way out;
+/// it then purges that QP's CQEs first, before it can have any of its own.
+pub struct Registration {
+    numbers: NonNull<Numbers>,
+    progress: NonNull<Progress>,
+    number: u32,
+    id: u64,
+}
+
+// SAFETY: what it points to may be used by any thread.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Registers a QP that the kernel has created.
+    ///
+    /// The program keeps the context and the CQs until the QP is destroyed, as
+    /// ibv_close_device(3) and ibv_destroy_cq(3) demand of it.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM; EINVAL for what is no QP number.
+    pub fn new(
+        numbers: &Numbers,
+        number: u32,
+        send_cq: Ref<'_, Cq>,
+        recv_cq: Ref<'_, Cq>,
+    ) -> Result<Self> {
+        let mut owners = numbers.owners.lock();
+        let slot = numbers.slot_or_new(number)?;
+        if slot.owner.load(Relaxed) != 0 {
+            Numbers::retire(slot, number);
+        }
+        *owners += 1;
+        slot.reset();
+        slot.send_cq.store(send_cq.as_ptr(), Relaxed);
+        slot.recv_cq.store(recv_cq.as_ptr(), Relaxed);
+        slot.owner.store(*owners, Release);
+        Ok(Self { numbers: numbers.into(), progress: slot.into(), number, id: *owners })
+    }
+
+    /// Drops the CQEs of the QP, which is in RESET.
+    pub fn reset(&self) {
+        // SAFETY: the QP is live, and so are its CQs.
+        let (send_cq, recv_cq) = unsafe { self.progress().cqs() };
+        cq::purge(send_cq, recv_cq, self.number);
+        self.progress().reset();
+    }
+
+    /// How far the QP's work requests are done.
+    pub fn progress(&self) -> &Progress {
+        // SAFETY: the memory is freed with the numbers, which live longer.
+        unsafe { self.progress.as_ref() }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: the numbers live longer.
+        let numbers = unsafe { self.numbers.as_ref() };
+        let _owners = numbers.owners.lock();
+        let slot = self.progress();
+        if slot.owner.load(Relaxed) == self.id {
+            Numbers::retire(slot, self.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cq_ring::CqRing,
+        model::{self, Completer, Harness},
+    };
+
+    fn complete(device: &mut Completer, numbers: &[u32]) {
+        for (index, &qp_num) in numbers.iter().enumerate() {
+            let wqe_index = index as u32;
+            assert!(device.complete(virtio_rdma_ring_cqe {
+                qp_num,
+                wqe_index,
+                ..Default::default()
+            }));
+        }
+    }
+
+    fn poll(harness: &Harness) -> Vec<u32> {
+        let mut ring = harness.cq.as_ref().private().ring.as_ref().unwrap().lock();
+        model::poll(&mut ring, &harness.numbers, 99).iter().map(|wc| wc.qp_num).collect()
+    }
+
+    #[test]
+    fn every_number_has_a_place() {
+        let numbers = [0, 1, 1023, 1024, 65537, (1 << 24) - 1];
+        let harness = Harness::new(&numbers);
+        for number in numbers {
+            assert_eq!(harness.progress(number), (0, 0));
+        }
+        for number in [2, 1025, 1 << 24, u32::MAX] {
+            assert!(harness.numbers.get(number).is_none());
+        }
+        let cq = harness.cq.as_ref();
+        let result = Registration::new(&harness.numbers, 1 << 24, cq, cq);
+        assert_eq!(result.err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn destroyed_qp_takes_its_completions_along() {
+        let ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        let mut harness = Harness::with_cq(&[3, 4], model::cq(Some(ring)));
+        complete(&mut device, &[3, 4, 4, 3]);
+        drop(harness.registrations.remove(1));
+        assert!(harness.numbers.get(4).is_none());
+        assert_eq!(poll(&harness), [3, 3]);
+    }
+
+    #[test]
+    fn reset_qp_starts_anew() {
+        let ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        let harness = Harness::with_cq(&[3], model::cq(Some(ring)));
+        complete(&mut device, &[3, 3]);
+        assert_eq!(poll(&harness), [3, 3]);
+        assert_eq!(harness.progress(3), (2, 0));
+        complete(&mut device, &[3]);
+        harness.registrations[0].reset();
+        assert_eq!(poll(&harness), []);
+        assert_eq!(harness.progress(3), (0, 0));
+    }
+
+    #[test]
+    fn number_given_out_again_before_its_qp_is_gone() {
+        let ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        let mut harness = Harness::with_cq(&[3], model::cq(Some(ring)));
+        complete(&mut device, &[3, 3]);
+        let cq = harness.cq.as_ref();
+        let next = Registration::new(&harness.numbers, 3, cq, cq).unwrap();
+        complete(&mut device, &[3]);
+        // The old one no longer has a say.
+        harness.registrations.clear();
+        assert_eq!(poll(&harness), [3]);
+        drop(next);
+        assert!(harness.numbers.get(3).is_none());
+    }
+}

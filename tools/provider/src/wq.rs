@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Work queues in rings: posting (specification, 13.3).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::virtio_rdma_qp_ring,
+    errno::{Errno, Result},
+    lock::Lock,
+    ring::{Region, Ring, Word, Writer},
+    wr::{List, PostError, Request, WorkRequest},
+};
+use core::{
+    mem::offset_of,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{Acquire, Relaxed, SeqCst},
+    },
+};
+
+/// The words of the head that belong to one queue.
+#[derive(Clone, Copy)]
+pub struct Head {
+    producer: Word,
+    wake: Word,
+}
+
+/// The head's words of the send queue.
+pub const SEND: Head = Head {
+    producer: Word::at(offset_of!(virtio_rdma_qp_ring, sq_producer)),
+    wake: Word::at(offset_of!(virtio_rdma_qp_ring, sq_wake)),
+};
+/// The head's words of the receive queue.
+pub const RECV: Head = Head {
+    producer: Word::at(offset_of!(virtio_rdma_qp_ring, rq_producer)),
+    wake: Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
+};
+
+/// Indices of a ring, modulo 2^32.
+struct Indices {
+    /// Entries that were written since RESET.
+    producer: u32,
+    /// What `producer` may become; may be more by now.
+    limit: u32,
+}
+
+/// A send or receive queue. In a cache line of its own, so that threads that
+/// send and threads that post receives do not slow each other down.
+#[repr(align(64))]
+pub struct WorkQueue {
+    indices: Lock<Indices>,
+    ring: Ring,
+}
+
+/// What posting a list came to.
+#[must_use]
+pub struct Posted<W> {
+    /// The first request that was not posted, and why.
+    pub result: Result<(), PostError<W>>,
+    /// The device sleeps and wants a doorbell.
+    pub doorbell: bool,
+}
+
+impl WorkQueue {
+    /// An empty queue.
+    pub fn new(ring: Ring) -> Self {
+        Self { indices: Lock::new(Indices { producer: 0, limit: ring.depth() }), ring }
+    }
+
+    /// Where the queue's ring lies.
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
+    /// Posts a list; `encode` writes a request to its entry.
+    ///
+    /// `done` counts the work requests that are no longer outstanding. It is
+    /// what the device said: a number that cannot be leaves the queue full.
+    pub fn post<W: WorkRequest>(
+        &self,
+        region: &Region,
+        head: Head,
+        done: &AtomicU32,
+        list: List<'_, W>,
+        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
+    ) -> Posted<W> {
+        let mut indices = self.indices.lock();
+        let first = indices.producer;
+        let mut result = Ok(());
+        for request in list {
+            let posted = self
+                .reserve(&mut indices, done)
+                .and_then(|()| region.writer(self.ring, indices.producer))
+                .and_then(|entry| encode(&request, entry));
+            if let Err(errno) = posted {
+                result = Err(PostError { errno, bad_wr: request.origin() });
+                break;
+            }
+            indices.producer = indices.producer.wrapping_add(1);
+        }
+        if indices.producer == first {
+            return Posted { result, doorbell: false };
+        }
+        // Sequentially consistent: either the device sees the index, or this
+        // sees that the device sleeps.
+        region.store(head.producer, indices.producer, SeqCst);
+        Posted { result, doorbell: region.load(head.wake, SeqCst) != 0 }
+    }
+
+    /// Ensures that there is a free entry.
+    fn reserve(&self, indices: &mut Indices, done: &AtomicU32) -> Result {
+        if indices.producer != indices.limit {
+            return Ok(());
+        }
+        let done = done.load(Acquire);
+        if indices.producer.wrapping_sub(done) >= self.ring.depth() {
+            return Err(Errno::ENOMEM);
+        }
+        indices.limit = done.wrapping_add(self.ring.depth());
+        Ok(())
+    }
+
+    /// Starts anew, after the QP came to RESET.
+    pub fn reset(&self, region: &Region, head: Head) {
+        let mut indices = self.indices.lock();
+        *indices = Indices { producer: 0, limit: self.ring.depth() };
+        region.store(head.producer, 0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bindings::ibv_recv_wr, model::Memory, wr::tests::list};
+    use std::ptr;
+
+    const DEPTH: u32 = 8;
+
+    /// A receive queue, and what the device sees of it.
+    struct Bench {
+        region: Region,
+        queue: WorkQueue,
+        done: AtomicU32,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
+            let region = Region::new(ring.end()).unwrap();
+            Self { region, queue: WorkQueue::new(ring), done: AtomicU32::new(0) }
+        }
+
+        /// Posts requests of which `invalid` cannot be encoded; answers the
+        /// error, the request that it names, and whether a doorbell is due.
+        fn post(&self, ids: &[u64], invalid: u64) -> (Option<(Errno, u64)>, bool) {
+            let mut requests: Vec<ibv_recv_wr> =
+                ids.iter().map(|&wr_id| ibv_recv_wr { wr_id, ..Default::default() }).collect();
+            let mut next = ptr::null_mut();
+            for wr in requests.iter_mut().rev() {
+                wr.next = next;
+                next = wr;
+            }
+            let base = requests.as_ptr().addr();
+            let list = list(&mut requests[0]);
+            let posted =
+                self.queue.post(&self.region, RECV, &self.done, list, |request, mut entry| {
+                    if request.wr().wr_id == invalid {
+                        return Err(Errno::EINVAL);
+                    }
+                    entry.put(crate::bindings::virtio_rdma_rq_wqe {
+                        wr_id: request.wr().wr_id,
+                        ..Default::default()
+                    })
+                });
+            let error = posted.result.err().map(|error| {
+                let index = (error.bad_wr.addr() - base) / size_of::<ibv_recv_wr>();
+                (error.errno, ids[index])
+            });
+            (error, posted.doorbell)
+        }
+
+        fn memory(&self) -> Memory {
+            Memory::new(&self.region)
+        }
+
+        fn producer(&self) -> u32 {
+            self.memory().word(64).load(Acquire)
+        }
+
+        fn posted(&self, index: u32) -> u64 {
+            self.memory().read(self.queue.ring(), index, 8)
+        }
+    }
+
+    #[test]
+    fn full_queue() {
+        let bench = Bench::new();
+        let ids: Vec<u64> = (0..10).collect();
+        assert_eq!(bench.post(&ids, 99), (Some((Errno::ENOMEM, 8)), false));
+        assert_eq!(bench.producer(), 8);
+        bench.done.store(3, Relaxed);
+        assert_eq!(bench.post(&[8, 9], 99), (None, false));
+        assert_eq!(bench.post(&[10, 11], 99), (Some((Errno::ENOMEM, 11)), false));
+        assert_eq!(bench.producer(), 11);
+        assert_eq!(
+            (3..11).map(|i| bench.posted(i)).collect::<Vec<_>>(),
+            (3..11).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn invalid_request_stops_behind_its_predecessors() {
+        let bench = Bench::new();
+        assert_eq!(bench.post(&[1], 1), (Some((Errno::EINVAL, 1)), false));
+        assert_eq!(bench.producer(), 0);
+        assert_eq!(bench.post(&[1, 2, 3], 3), (Some((Errno::EINVAL, 3)), false));
+        assert_eq!(bench.producer(), 2);
+    }
+
+    #[test]
+    fn doorbell_if_the_device_sleeps() {
+        let bench = Bench::new();
+        bench.memory().word(132).store(1, SeqCst);
+        assert_eq!(bench.post(&[1], 99), (None, true));
+        assert_eq!(bench.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
+        // Nothing new, nobody to wake.
+        assert_eq!(bench.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
+        bench.memory().word(132).store(0, SeqCst);
+        bench.memory().word(128).store(1, SeqCst);
+        assert_eq!(bench.post(&[4], 99), (None, false));
+    }
+
+    #[test]
+    fn wrong_word_of_the_device_leaves_the_queue_full() {
+        let bench = Bench::new();
+        let ids: Vec<u64> = (0..8).collect();
+        assert_eq!(bench.post(&ids, 99), (None, false));
+        for wrong in [9, 100, u32::MAX, 1 << 31] {
+            bench.done.store(wrong, Relaxed);
+            assert_eq!(bench.post(&[8], 99), (Some((Errno::ENOMEM, 8)), false));
+        }
+        bench.done.store(8, Relaxed);
+        assert_eq!(bench.post(&ids, 99), (None, false));
+    }
+
+    #[test]
+    fn indices_wrap() {
+        let bench = Bench::new();
+        *bench.queue.indices.lock() = Indices { producer: u32::MAX - 2, limit: u32::MAX };
+        bench.done.store(u32::MAX - 2, Relaxed);
+        assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
+        assert_eq!(bench.producer(), 5);
+        assert_eq!(bench.posted(4), 7);
+    }
+
+    #[test]
+    fn reset_empties() {
+        let bench = Bench::new();
+        assert_eq!(bench.post(&(0..8).collect::<Vec<_>>(), 99), (None, false));
+        bench.queue.reset(&bench.region, RECV);
+        assert_eq!(bench.producer(), 0);
+        assert_eq!(bench.post(&(10..18).collect::<Vec<_>>(), 99), (None, false));
+        assert_eq!((bench.producer(), bench.posted(0)), (8, 10));
+    }
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Work requests as ring entries (specification, 13.3).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+    qp::Limits,
+    ring::Writer,
+    wr::Request,
+};
+
+/// Flags of a send work request that have a meaning here.
+const FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+
+/// Opcodes that may carry inline data.
+const INLINE: u32 = 1 << IBV_WR_SEND
+    | 1 << IBV_WR_SEND_WITH_IMM
+    | 1 << IBV_WR_SEND_WITH_INV
+    | 1 << IBV_WR_RDMA_WRITE
+    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+
+/// Bytes of an entry before its SGEs or inline data.
+pub const fn send_header(qp_type: ibv_qp_type) -> usize {
+    match qp_type {
+        IBV_QPT_UD => size_of::<virtio_rdma_ring_ud_wqe>(),
+        _ => size_of::<virtio_rdma_ring_sq_wqe>(),
+    }
+}
+
+/// Bytes of a receive entry before its SGEs.
+pub const RECV_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
+
+/// Opcodes that a QP's send queue takes, as bits (IBA table 41).
+const fn opcodes(qp_type: ibv_qp_type) -> u32 {
+    const UD: u32 = 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM;
+    const UC: u32 = UD | 1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+    const RC: u32 = UC
+        | 1 << IBV_WR_RDMA_READ
+        | 1 << IBV_WR_ATOMIC_CMP_AND_SWP
+        | 1 << IBV_WR_ATOMIC_FETCH_AND_ADD
+        | 1 << IBV_WR_LOCAL_INV
+        | 1 << IBV_WR_SEND_WITH_INV;
+    match qp_type {
+        IBV_QPT_RC => RC,
+        IBV_QPT_UC => UC,
+        _ => UD,
+    }
+}
+
+/// What a send entry says of its data.
+struct Data {
+    num_sge: u8,
+    inline_len: u16,
+}
+
+/// Writes a send work request to its entry.
+///
+/// # Errors
+///
+/// EINVAL for a request that the QP cannot carry.
+pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writer<'_>) -> Result {
+    let wr = request.wr();
+    let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
+    if opcode & opcodes(limits.qp_type) == 0 || wr.send_flags & !FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+    if inline && opcode & INLINE == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let sges = request.sges(limits.max_send_sge)?;
+    let data = data(sges, inline.then_some(limits.max_inline_data))?;
+    if limits.qp_type == IBV_QPT_UD {
+        entry.put(datagram(request, data)?)?;
+    } else {
+        entry.put(connected(request, data))?;
+    }
+    match inline {
+        true => request.put_inline(limits.max_send_sge, &mut entry),
+        false => put_sges(sges, &mut entry),
+    }
+}
+
+/// Writes a receive work request to its entry. Errors as [`send`].
+pub fn recv(limits: &Limits, request: &Request<'_, ibv_recv_wr>, mut entry: Writer<'_>) -> Result {
+    let sges = request.sges(limits.max_recv_sge)?;
+    entry.put(virtio_rdma_rq_wqe {
+        num_sge: (sges.len() as u32).to_le(),
+        reserved_04: 0,
+        wr_id: request.wr().wr_id.to_le(),
+    })?;
+    put_sges(sges, &mut entry)
+}
+
+/// What the entry says of the data that the SGEs name. With `max_inline`, it
+/// holds the data, as many bytes at most.
+fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data> {
+    let Some(max) = max_inline else {
+        let num_sge = u8::try_from(sges.len()).map_err(|_| Errno::EINVAL)?;
+        return Ok(Data { num_sge, inline_len: 0 });
+    };
+    let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+    if len > u64::from(max) {
+        return Err(Errno::EINVAL);
+    }
+    let inline_len = u16::try_from(len).map_err(|_| Errno::EINVAL)?;
+    Ok(Data { num_sge: 0, inline_len })
+}
+
+/// The header of an entry of an RC or UC QP.
+fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring_sq_wqe {
+    let wr = request.wr();
+    let mut wqe = virtio_rdma_ring_sq_wqe {
+        wr_id: wr.wr_id.to_le(),
+        opcode: wr.opcode as u8,
+        num_sge: data.num_sge,
+        send_flags: (wr.send_flags as u16).to_le(),
+        inline_len: data.inline_len.to_le(),
+        ..Default::default()
+    };
+    match wr.opcode {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+            let remote = request.rdma();
+            wqe.remote_addr = remote.remote_addr.to_le();
+            wqe.rkey = remote.rkey.to_le();
+        }
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            let remote = request.atomic();
+            wqe.remote_addr = remote.remote_addr.to_le();
+            wqe.rkey = remote.rkey.to_le();
+            wqe.compare_add = remote.compare_add.to_le();
+            wqe.swap = remote.swap.to_le();
+        }
+        _ => {}
+    }
+    match wr.opcode {
+        IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => {
+            wqe.ex.imm_data = request.imm_data();
+        }
+        IBV_WR_SEND_WITH_INV | IBV_WR_LOCAL_INV => {
+            wqe.ex.invalidate_rkey = request.invalidate_rkey().to_le();
+        }
+        _ => {}
+    }
+    wqe
+}
+
+/// The header of an entry of a UD QP.
+fn datagram(request: &Request<'_, ibv_send_wr>, data: Data) -> Result<virtio_rdma_ring_ud_wqe> {
+    let wr = request.wr();
+    let remote = request.ud();
+    let ah = request.ah().ok_or(Errno::EINVAL)?;
+    let mut wqe = virtio_rdma_ring_ud_wqe {
+        wr_id: wr.wr_id.to_le(),
+        opcode: wr.opcode as u8,
+        num_sge: data.num_sge,
+        send_flags: (wr.send_flags as u16).to_le(),
+        inline_len: data.inline_len.to_le(),
+        remote_qpn: remote.remote_qpn.to_le(),
+        remote_qkey: remote.remote_qkey.to_le(),
+        av: ah.private().av,
+        ..Default::default()
+    };
+    if wr.opcode == IBV_WR_SEND_WITH_IMM {
+        wqe.ex.imm_data = request.imm_data();
+    }
+    Ok(wqe)
+}
+
+/// Appends an SGE list.
+fn put_sges(sges: &[ibv_sge], entry: &mut Writer<'_>) -> Result {
+    sges.iter().try_for_each(|sge| {
+        entry.put(virtio_rdma_sge {
+            addr: sge.addr.to_le(),
+            length: sge.length.to_le(),
+            lkey: sge.lkey.to_le(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ah,
+        model::Memory,
+        object::{Ah, Blank, Owned},
+        ring::{Region, Ring},
+        wr::tests::list,
+    };
+
+    const LIMITS: Limits =
+        Limits { qp_type: IBV_QPT_RC, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 64 };
+
+    /// Encodes one request to an entry of its own; the entry.
+    struct Entry(Region, Ring);
+
+    impl Entry {
+        fn send(limits: &Limits, wr: &mut ibv_send_wr) -> Result<Self> {
+            let ring = Ring::new(256, 4, send_header(limits.qp_type) + 64).unwrap();
+            let region = Region::new(ring.end()).unwrap();
+            send(limits, &list(wr).next().unwrap(), region.writer(ring, 6).unwrap())?;
+            Ok(Self(region, ring))
+        }
+
+        fn read<T: Copy>(&self, offset: usize) -> T {
+            Memory::new(&self.0).read(self.1, 6, offset)
+        }
+
+        fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+            Memory::new(&self.0).bytes(self.1, 6, offset, len)
+        }
+    }
+
+    fn wr(opcode: ibv_wr_opcode, flags: u32, sges: &mut [ibv_sge]) -> ibv_send_wr {
+        ibv_send_wr {
+            wr_id: 0x1122_3344_5566_7788,
+            opcode,
+            send_flags: flags,
+            sg_list: sges.as_mut_ptr(),
+            num_sge: sges.len() as _,
+            ..Default::default()
+        }
+    }
+
+    fn refused(limits: &Limits, mut wr: ibv_send_wr) -> bool {
+        Entry::send(limits, &mut wr).err() == Some(Errno::EINVAL)
+    }
+
+    #[test]
+    fn write_with_imm_and_sges() {
+        let mut sges = [1, 2, 3].map(|i| ibv_sge { addr: i << 40, length: i as _, lkey: 9 });
+        let mut wr = wr(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);
+        wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: 7 << 33, rkey: 8 };
+        wr.__bindgen_anon_1.imm_data = 0xaabbccdd;
+        let entry = Entry::send(&LIMITS, &mut wr).unwrap();
+        assert_eq!(entry.read::<u64>(0), wr.wr_id);
+        assert_eq!(entry.read::<[u8; 4]>(8), [1, 3, 2, 0]);
+        assert_eq!(entry.read::<[u32; 3]>(12), [0xaabbccdd, 0, 8]);
+        assert_eq!(entry.read::<[u64; 3]>(24), [7 << 33, 0, 0]);
+        for (i, sge) in sges.iter().enumerate() {
+            let sges: (u64, u32, u32) =
+                (entry.read(48 + 16 * i), entry.read(56 + 16 * i), entry.read(60 + 16 * i));
+            assert_eq!(sges, (sge.addr, sge.length, sge.lkey));
+        }
+    }
+
+    #[test]
+    fn atomics() {
+        let mut sges = [ibv_sge { addr: 16, length: 8, lkey: 9 }];
+        let mut wr = wr(IBV_WR_ATOMIC_CMP_AND_SWP, IBV_SEND_FENCE, &mut sges);
+        wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: 24,
+            compare_add: 5,
+            swap: 6,
+            rkey: 8,
+        };
+        let entry = Entry::send(&LIMITS, &mut wr).unwrap();
+        assert_eq!(entry.read::<[u8; 4]>(8), [5, 1, 1, 0]);
+        assert_eq!(entry.read::<u32>(20), 8);
+        assert_eq!(entry.read::<[u64; 3]>(24), [24, 5, 6]);
+        wr.send_flags = IBV_SEND_INLINE;
+        assert!(refused(&LIMITS, wr));
+    }
+
+    #[test]
+    fn inline_data_is_gathered() {
+        let data: Vec<u8> = (0..65).collect();
+        let at = |offset, length| ibv_sge {
+            addr: data.as_ptr().expose_provenance() as u64 + offset,
+            length,
+            lkey: 0,
+        };
+        let mut sges = [at(0, 3), at(60, 0), at(3, 61)];
+        let mut request = wr(IBV_WR_SEND, IBV_SEND_INLINE | IBV_SEND_SOLICITED, &mut sges);
+        let entry = Entry::send(&LIMITS, &mut request).unwrap();
+        assert_eq!(entry.read::<[u8; 4]>(8), [2, 0, 12, 0]);
+        assert_eq!(entry.read::<u16>(16), 64);
+        assert_eq!(entry.bytes(48, 64), data[..64]);
+        sges[2].length = 62;
+        assert!(refused(&LIMITS, wr(IBV_WR_SEND, IBV_SEND_INLINE, &mut sges)));
+        let mut huge = [at(0, u32::MAX), at(0, u32::MAX), at(0, 66)];
+        assert!(refused(&LIMITS, wr(IBV_WR_SEND, IBV_SEND_INLINE, &mut huge)));
+        let entry = Entry::send(&LIMITS, &mut wr(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, &mut []));
+        assert_eq!(entry.unwrap().read::<u16>(16), 0);
+    }
+
+    #[test]
+    fn opcodes_of_each_type() {
+        let ah = ah();
+        for (qp_type, allowed) in [
+            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 9][..]),
+            (IBV_QPT_UC, &[0, 1, 2, 3]),
+            (IBV_QPT_UD, &[2, 3]),
+        ] {
+            for opcode in (0..40).chain([u32::MAX]) {
+                let mut wr = wr(opcode, 0, &mut []);
+                wr.wr.ud.ah = ah.as_ref().verbs().as_ptr();
+                let limits = Limits { qp_type, ..LIMITS };
+                assert_eq!(refused(&limits, wr), !allowed.contains(&opcode), "{opcode}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_request_may_not_ask_for() {
+        let mut sges = [ibv_sge { addr: 0, length: 8, lkey: 0 }; 5];
+        assert!(!refused(&LIMITS, wr(IBV_WR_SEND, 0, &mut sges[..4])));
+        assert!(refused(&LIMITS, wr(IBV_WR_SEND, 0, &mut sges)));
+        assert!(refused(&LIMITS, wr(IBV_WR_SEND, 1 << 5, &mut [])));
+        assert!(refused(&LIMITS, wr(IBV_WR_SEND, IBV_SEND_IP_CSUM, &mut [])));
+        for num_sge in [-1, i32::MIN, i32::MAX, 1] {
+            assert!(refused(&LIMITS, ibv_send_wr { num_sge, opcode: 2, ..Default::default() }));
+        }
+    }
+
+    fn ah() -> Owned<Ah> {
+        let mut av = virtio_rdma_av { port: 1, pdn: 77, ..Default::default() };
+        av.dgid = [5; 16];
+        av.dmac = [1, 2, 3, 4, 5, 6];
+        Blank::<ibv_ah, ah::Private>::new().unwrap().finish(ah::Private { av })
+    }
+
+    #[test]
+    fn datagram_carries_the_address_vector() {
+        let limits = Limits { qp_type: IBV_QPT_UD, ..LIMITS };
+        let ah = ah();
+        let mut sges = [ibv_sge { addr: 16, length: 8, lkey: 9 }];
+        let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);
+        wr.__bindgen_anon_1.imm_data = 5;
+        wr.wr.ud.remote_qpn = 10;
+        wr.wr.ud.remote_qkey = 11;
+        assert!(refused(&limits, wr));
+        wr.wr.ud.ah = ah.as_ref().verbs().as_ptr();
+        let entry = Entry::send(&limits, &mut wr).unwrap();
+        assert_eq!(entry.read::<[u8; 4]>(8), [3, 1, 2, 0]);
+        assert_eq!(entry.read::<[u32; 6]>(12), [5, 0, 10, 11, 1, 77]);
+        assert_eq!(entry.read::<[u8; 16]>(40), [5; 16]);
+        assert_eq!(entry.read::<[u8; 6]>(59), [1, 2, 3, 4, 5, 6]);
+        assert_eq!((entry.read::<u64>(80), entry.read::<u32>(88)), (16, 8));
+    }
+
+    #[test]
+    fn receive() {
+        let mut sges = [1, 2].map(|i| ibv_sge { addr: i, length: i as _, lkey: 3 });
+        let mut wr =
+            ibv_recv_wr { wr_id: 4, sg_list: &raw mut sges[0], num_sge: 2, ..Default::default() };
+        let ring = Ring::new(256, 1, RECV_HEADER + 32).unwrap();
+        let region = Region::new(ring.end()).unwrap();
+        let writer = || region.writer(ring, 0).unwrap();
+        recv(&LIMITS, &list(&mut wr).next().unwrap(), writer()).unwrap();
+        let entry: [u64; 6] = Memory::new(&region).read(ring, 0, 0);
+        assert_eq!(entry, [2, 4, 1, 3 << 32 | 1, 2, 3 << 32 | 2]);
+        wr.num_sge = 3;
+        let result = recv(&LIMITS, &list(&mut wr).next().unwrap(), writer());
+        assert_eq!(result, Err(Errno::EINVAL));
+    }
+}
