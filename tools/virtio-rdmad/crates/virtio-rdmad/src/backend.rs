@@ -8,23 +8,27 @@ use engine::Device;
 use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 
+use crate::guest::Guest;
 use crate::poller::{Poller, Source};
 
 /// Joins device, transport and poller of one connection.
-pub struct Backend<'a> {
-    device: &'a Device,
-    poller: &'a Poller,
+pub struct Backend {
+    device: Arc<Device>,
+    poller: Arc<Poller>,
+    /// Index of the guest.
+    guest: u32,
     config: [u8; 256],
     /// What is watched for kicks, with vhost-user.
     kicks: Vec<OwnedFd>,
     started: bool,
 }
 
-impl<'a> Backend<'a> {
+impl Backend {
     /// For a connection that begins.
-    pub fn new(device: &'a Device, poller: &'a Poller) -> Self {
+    pub fn new(guest: &Guest, poller: &Arc<Poller>) -> Self {
+        let (device, poller) = (guest.device.clone(), poller.clone());
         let config = device.config_space();
-        Self { device, poller, config, kicks: Vec::new(), started: false }
+        Self { device, poller, guest: guest.index, config, kicks: Vec::new(), started: false }
     }
 
     /// Ends the device's life. Guest memory is not touched any more when this returns.
@@ -45,13 +49,13 @@ impl<'a> Backend<'a> {
     }
 }
 
-impl Drop for Backend<'_> {
+impl Drop for Backend {
     fn drop(&mut self) {
         self.reset();
     }
 }
 
-impl vhost_user::Backend for Backend<'_> {
+impl vhost_user::Backend for Backend {
     fn features(&self) -> u64 {
         self.device.features()
     }
@@ -67,7 +71,7 @@ impl vhost_user::Backend for Backend<'_> {
     fn start_queue(&mut self, queue: u16, setup: vhost_user::QueueSetup) -> Result<(), String> {
         let vhost_user::QueueSetup { memory, layout, base, kick, signal } = setup;
         let ring = SplitQueue::new(&memory, layout, base).map_err(|error| error.to_string())?;
-        let watched = self.poller.add(kick.as_fd(), Source::Kick(queue));
+        let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest, queue));
         watched.map_err(|error| format!("its kick cannot be waited for: {error}"))?;
         self.kicks.push(kick);
         if !self.started {
@@ -87,7 +91,7 @@ impl vhost_user::Backend for Backend<'_> {
     }
 }
 
-impl vfio_user::Backend for Backend<'_> {
+impl vfio_user::Backend for Backend {
     fn features(&self) -> u64 {
         self.device.features()
     }

@@ -8,10 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{DeviceStatus, QpStatus};
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::io::Errno;
 use serde_json::{json, Map, Value};
 
 use crate::guest::Guest;
 use crate::socket::Socket;
+use crate::times::Reading;
+use crate::worker::Shared;
 
 /// The only request.
 pub const STATUS: &str = "status";
@@ -21,33 +25,58 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest request.
 const MAX_REQUEST: u64 = 64;
 
-/// Answers whoever connected.
-pub fn answer(socket: &Socket, guests: &[Arc<Guest>]) {
-    let result = match socket.accept() {
-        Ok(Some(stream)) => converse(stream, guests),
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "control socket");
+/// Answers who connects, one after the other, until the other end of `end` is closed.
+pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[Shared]) {
+    loop {
+        let mut fds =
+            [PollFd::new(end, PollFlags::empty()), PollFd::new(socket.listener(), PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => {
+                tracing::error!(%error, "the control socket is served no longer");
+                return;
+            }
+        }
+        if !fds[0].revents().is_empty() {
+            return;
+        }
+        if let Err(error) = answer(socket, guests, workers) {
+            tracing::debug!(%error, "control socket");
+        }
     }
 }
 
-fn converse(mut stream: UnixStream, guests: &[Arc<Guest>]) -> Result<(), Error> {
+fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[Shared]) -> Result<(), Error> {
+    let Some(mut stream) = socket.accept()? else { return Ok(()) };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = String::new();
     BufReader::new(&stream).take(MAX_REQUEST).read_line(&mut request)?;
     let answer = match request.trim_end() {
-        STATUS => status(guests),
+        STATUS => status(guests, workers),
         _ => json!({ "error": format!("unknown request; there is \"{STATUS}\"") }),
     };
     writeln!(stream, "{answer}")
 }
 
-fn status(guests: &[Arc<Guest>]) -> Value {
+fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
     let guests: Vec<Value> = guests.iter().map(|guest| of_guest(guest)).collect();
-    json!({ "version": env!("CARGO_PKG_VERSION"), "guests": guests })
+    let workers: Vec<Value> = workers.iter().map(of_worker).collect();
+    json!({ "version": env!("CARGO_PKG_VERSION"), "workers": workers, "guests": guests })
+}
+
+fn of_worker(worker: &Shared) -> Value {
+    let Reading { work, poll, sleep, rounds, sleeps, asleep } = worker.times.read();
+    json!({
+        "guests": worker.guests(),
+        "asleep": asleep,
+        "work_seconds": work.as_secs_f64(),
+        "poll_seconds": poll.as_secs_f64(),
+        "sleep_seconds": sleep.as_secs_f64(),
+        "rounds": rounds,
+        "sleeps": sleeps,
+    })
 }
 
 fn of_guest(guest: &Guest) -> Value {
@@ -66,7 +95,8 @@ fn of_guest(guest: &Guest) -> Value {
         "transport": spec.transport.name(),
         "socket": spec.path.to_string_lossy(),
         "mac": spec.mac.map(format_mac),
-        "connected": guest.connected(),
+        "connected": guest.link.worker().is_some(),
+        "worker": guest.link.worker(),
         "started": started,
         "gids": gids,
         "pds": pds,

@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process: guests, their threads, signals.
+//! The process: guests, workers, signals.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
-use rustix::event::{poll, PollFd, PollFlags};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::thread::{sched_setaffinity, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control;
-use crate::guest::Guest;
+use crate::guest::{Guest, Link};
 use crate::options::{GuestSpec, Options};
 use crate::socket::Socket;
-use crate::waker::Waker;
+use crate::worker::{Shared, Worker};
+
+/// How long to wait when no connection can be accepted, for lack of file descriptors say.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why the process does not start, or ends.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +38,22 @@ pub enum DaemonError {
     /// Two guests of a network with one MAC address.
     #[error("two guests of network \"{0}\" have the same MAC address")]
     Mac(String),
+    /// More workers than CPUs to pin them to.
+    #[error("{workers} workers and only {cpus} CPUs to pin them to")]
+    Cpus {
+        /// Workers asked for.
+        workers: usize,
+        /// CPUs given.
+        cpus: usize,
+    },
+    /// A worker does not start.
+    #[error("worker {index}: {error}")]
+    Worker {
+        /// Which one.
+        index: usize,
+        /// Why.
+        error: String,
+    },
     /// The operating system refused something.
     #[error("{0}")]
     Os(#[from] Error),
@@ -42,19 +65,37 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     // Caught from here on, so that no socket stays behind.
     let signals = signals()?;
     let control = options.control.as_deref().map(Socket::bind).transpose()?;
-    let guests = guests(options)?;
-    let threads = start(&guests)?;
-    tracing::info!(guests = guests.len(), "ready");
-    let result = wait(&signals, control.as_ref(), &guests);
-    for guest in &guests {
-        guest.waker.stop();
-    }
-    for thread in threads {
+    let workers: Arc<[Shared]> = (0..worker_count(options)?)
+        .map(|_| Shared::new(options.guests.len()))
+        .collect::<Result<_, _>>()
+        .map_err(Error::from)?;
+    let guests: Arc<[_]> = guests(options, &workers)?.into();
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
+    let threads = start(options, &workers, &departures)?;
+    let (end, control_thread) = start_control(control, &guests, &workers)?;
+    tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
+    let result = wait(&signals, &departures, &guests, &workers);
+    drop(end);
+    workers.iter().for_each(Shared::stop);
+    for thread in threads.into_iter().chain(control_thread) {
         // A thread that panicked has said so itself.
         let _ = thread.join();
     }
     tracing::info!("ends");
     Ok(result?)
+}
+
+/// How many workers there are.
+fn worker_count(options: &Options) -> Result<usize, DaemonError> {
+    let cpus = options.cpus.as_ref().map(|cpus| cpus.0.len());
+    let most = || cpus.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+    let workers = options.workers.map_or_else(|| most().unwrap_or(1), usize::from);
+    let workers = workers.clamp(1, options.guests.len().max(1));
+    match cpus {
+        Some(cpus) if workers > cpus => Err(DaemonError::Cpus { workers, cpus }),
+        _ => Ok(workers),
+    }
 }
 
 /// Refuses guests that would be taken for each other.
@@ -84,59 +125,136 @@ fn signals() -> Result<UnixStream, Error> {
     Ok(read)
 }
 
-fn guests(options: &Options) -> Result<Vec<Arc<Guest>>, DaemonError> {
+fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>, DaemonError> {
     let mut fabrics = HashMap::new();
-    let poll = Duration::from_micros(options.poll_us.into());
     let mut guests = Vec::with_capacity(options.guests.len());
-    for spec in &options.guests {
+    for (index, spec) in (0..).zip(&options.guests) {
         let fabric = fabrics.entry(&spec.network).or_insert_with(|| {
             let name = spec.network.clone();
             Fabric::new(FabricConfig { name, ..FabricConfig::default() })
         });
-        let waker = Arc::new(Waker::new().map_err(Error::from)?);
+        let link = Arc::new(Link::new(workers.clone(), index));
         let device = fabric.add_device(DeviceConfig {
             name: spec.name.clone(),
             mac: spec.mac,
             limits: spec.limits.clone(),
-            wake: waker.clone(),
+            wake: link.clone(),
         });
         let socket = Socket::bind(&spec.path)?;
-        guests.push(Arc::new(Guest::new(spec.clone(), device, waker, socket, poll)));
+        guests.push(Arc::new(Guest { spec: spec.clone(), index, device, link, socket }));
     }
     Ok(guests)
 }
 
-fn start(guests: &[Arc<Guest>]) -> Result<Vec<JoinHandle<()>>, Error> {
-    let spawn = |guest: &Arc<Guest>| {
-        let guest = guest.clone();
-        // The kernel cuts a thread's name at 15 bytes.
-        std::thread::Builder::new()
-            .name(format!("guest {}", guest.spec.name))
-            .spawn(move || guest.run())
-    };
-    guests.iter().map(spawn).collect()
+/// Starts the workers; all of them are ready when this returns.
+fn start(
+    options: &Options,
+    workers: &Arc<[Shared]>,
+    departures: &Arc<OwnedFd>,
+) -> Result<Vec<JoinHandle<()>>, DaemonError> {
+    let poll = Duration::from_micros(options.poll_us.into());
+    let mut threads = Vec::with_capacity(workers.len());
+    for index in 0..workers.len() {
+        let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
+        let worker = Worker::new(workers.clone(), index, poll, departures.clone());
+        let worker = worker.map_err(Error::from)?;
+        let (ready, is_ready) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("worker {index}"));
+        threads.push(thread.spawn(move || {
+            let prepared = prepare(cpu);
+            let serves = prepared.is_ok();
+            // The other end waits for it.
+            let _ = ready.send(prepared);
+            if serves {
+                worker.run();
+            }
+        })?);
+        let gone = || Err("its thread ended".to_owned());
+        let prepared = is_ready.recv().unwrap_or_else(|_| gone());
+        prepared.map_err(|error| DaemonError::Worker { index, error })?;
+    }
+    Ok(threads)
 }
 
-/// Answers on the control socket until a signal comes.
+/// Makes the calling thread fit for a worker.
+fn prepare(cpu: Option<u16>) -> Result<(), String> {
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu.into());
+        sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Starts the thread of the control socket, if there is one. It ends when the stream is dropped.
+fn start_control(
+    socket: Option<Socket>,
+    guests: &Arc<[Arc<Guest>]>,
+    workers: &Arc<[Shared]>,
+) -> Result<(UnixStream, Option<JoinHandle<()>>), Error> {
+    let (end, ended) = UnixStream::pair()?;
+    let Some(socket) = socket else { return Ok((end, None)) };
+    let (guests, workers) = (guests.clone(), workers.clone());
+    let thread = std::thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || control::run(&socket, &ended, &guests, &workers))?;
+    Ok((end, Some(thread)))
+}
+
+/// Hands monitors that connect to workers until a signal comes.
 fn wait(
     signals: &UnixStream,
-    control: Option<&Socket>,
+    departures: &OwnedFd,
     guests: &[Arc<Guest>],
+    workers: &[Shared],
 ) -> Result<(), Error> {
+    let mut pause: Option<Instant> = None;
     loop {
-        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
-        fds.extend(control.map(|socket| PollFd::new(socket.listener(), PollFlags::IN)));
-        match poll(&mut fds, None) {
+        let paused = pause.map(|until| until.saturating_duration_since(Instant::now()));
+        if paused == Some(Duration::ZERO) {
+            pause = None;
+        }
+        // While one monitor of a guest is connected, others wait.
+        let free = |guest: &&Arc<Guest>| pause.is_none() && guest.link.worker().is_none();
+        let free: Vec<&Arc<Guest>> = guests.iter().filter(free).collect();
+        let mut fds =
+            vec![PollFd::new(signals, PollFlags::IN), PollFd::new(departures, PollFlags::IN)];
+        fds.extend(free.iter().map(|g| PollFd::new(g.socket.listener(), PollFlags::IN)));
+        let timeout = paused.map(|time| Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno.into()),
         }
-        let readable = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
-        if readable(fds.first()) {
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[0] {
             return Ok(());
         }
-        if let (Some(socket), true) = (control, readable(fds.get(1))) {
-            control::answer(socket, guests);
+        if ready[1] {
+            // What it counts is found by looking at all guests.
+            let _ = rustix::io::read(departures, &mut [0; 8]);
         }
+        for (guest, _) in free.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
+            match guest.socket.accept() {
+                Ok(Some(stream)) => assign(guest, stream, workers),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
+                    pause = Some(Instant::now() + ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// Gives a guest to the worker that has the fewest.
+fn assign(guest: &Arc<Guest>, stream: UnixStream, workers: &[Shared]) {
+    let least = workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
+    if let Some((index, worker)) = least {
+        guest.link.set_worker(Some(index));
+        worker.serve(guest.clone(), stream);
     }
 }

@@ -2,12 +2,13 @@
 //! `virtio-rdmad`: the virtio-rdma device, one process for many guests.
 //!
 //! The main thread reads the command line, makes one [`engine::Fabric`] a network and one
-//! [`engine::Device`] a guest, starts a thread for each guest ([`guest`]), and then waits for
-//! signals and for questions on the control socket ([`control`]).
+//! [`engine::Device`] a guest, starts the workers ([`worker`]), hands the monitors that connect to
+//! them, and waits for signals. Another thread answers on the control socket ([`control`]).
 
 #![forbid(unsafe_code)]
 
 mod backend;
+mod connection;
 mod control;
 mod daemon;
 mod guest;
@@ -16,7 +17,9 @@ mod poller;
 mod socket;
 mod spin;
 mod status;
+mod times;
 mod waker;
+mod worker;
 
 use std::process::ExitCode;
 

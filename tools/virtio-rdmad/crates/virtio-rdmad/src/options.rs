@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 use engine::Limits;
+use rustix::thread::CpuSet;
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
 ///
@@ -41,10 +42,23 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
-    /// How long a guest's thread looks for more work before it sleeps, in microseconds.
+    /// Threads that serve guests; at most one a guest (default: one a CPU).
     ///
-    /// Longer answers faster and costs processor time; 0 sleeps at once.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    /// A guest is served by the worker that has the fewest when its monitor connects.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub workers: Option<u16>,
+
+    /// CPUs that the workers are pinned to, in their order, such as 2,4-7.
+    ///
+    /// Without --workers there is one worker a CPU listed.
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+
+    /// How long a worker looks for work of a guest in vain, in microseconds, at most.
+    ///
+    /// It looks that long only as long as work tends to come in that time, and then sleeps. Longer
+    /// answers faster and costs processor time; 0 sleeps at once.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub poll_us: u32,
 
     /// What to log: error, warn, info, debug or trace; or what RUST_LOG takes, and which wins.
@@ -65,6 +79,48 @@ Examples:
     virtio-rdmad status --control /run/rdma.sock
 
 SIGTERM and SIGINT end it and remove its sockets.";
+
+/// CPUs, in the order given, none twice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CpuList(pub Vec<u16>);
+
+/// What is wrong with a list of CPUs.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum CpuListError {
+    /// Neither a number nor a range.
+    #[error("\"{0}\" is no CPU and no range of CPUs such as 4-7")]
+    Entry(String),
+    /// A CPU that came twice.
+    #[error("CPU {0} is listed twice")]
+    Twice(u16),
+}
+
+impl FromStr for CpuList {
+    type Err = CpuListError;
+
+    fn from_str(list: &str) -> Result<Self, CpuListError> {
+        let mut cpus = Vec::new();
+        for entry in list.split(',') {
+            let error = || CpuListError::Entry(entry.to_owned());
+            let number = |digits: &str| match digits.parse::<u16>() {
+                Ok(cpu) if usize::from(cpu) < CpuSet::MAX_CPU => Ok(cpu),
+                _ => Err(error()),
+            };
+            let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(error());
+            }
+            for cpu in first..=last {
+                if cpus.contains(&cpu) {
+                    return Err(CpuListError::Twice(cpu));
+                }
+                cpus.push(cpu);
+            }
+        }
+        Ok(Self(cpus))
+    }
+}
 
 /// What to do instead of serving guests.
 #[derive(Debug, Subcommand)]
@@ -314,6 +370,17 @@ mod tests {
         assert_eq!((guest.limits.max_qp, guest.limits.max_cq), (3, 4));
         let guest: GuestSpec = "name=g,vfio-user=s".parse().unwrap();
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
+    }
+
+    #[test]
+    fn cpus_are_listed() {
+        let list = |text: &str| text.parse::<CpuList>().map(|list| list.0);
+        assert_eq!(list("3"), Ok(vec![3]));
+        assert_eq!(list("3,0-2,1000"), Ok(vec![3, 0, 1, 2, 1000]));
+        assert_eq!(list("0-2,1"), Err(CpuListError::Twice(1)));
+        for text in ["", "1,", "a", "-1", "1-", "2-1", "1-2-3", "1024", "70000"] {
+            assert!(matches!(list(text), Err(CpuListError::Entry(_))), "{text}");
+        }
     }
 
     #[test]

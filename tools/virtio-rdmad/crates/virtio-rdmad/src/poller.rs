@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a guest's thread waits for.
+//! What a worker waits for.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -7,33 +7,41 @@ use std::time::Duration;
 use rustix::event::{epoll, Timespec};
 use rustix::io::Errno;
 
-/// Something that a thread waits for.
+/// Something that a worker waits for. Guests are named by their index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// The guest's waker.
+    /// The worker's waker.
     Wake,
-    /// A connection to accept, or a message of the one there is.
-    Socket,
-    /// The driver made buffers available in a queue.
-    Kick(u16),
+    /// A message of a guest's monitor.
+    Socket(u32),
+    /// A guest's driver made buffers available in a queue.
+    Kick(u32, u16),
 }
 
 impl Source {
-    const KICKS: u64 = 2;
+    const WAKE: u64 = 0;
+    const SOCKET: u64 = 1;
+    const KICK: u64 = 2;
 
+    /// Kind, guest and queue, from the lowest bits on in 16, 32 and 16 bits.
     fn token(self) -> u64 {
         match self {
-            Self::Wake => 0,
-            Self::Socket => 1,
-            Self::Kick(queue) => Self::KICKS + u64::from(queue),
+            Self::Wake => Self::WAKE,
+            Self::Socket(guest) => Self::SOCKET | u64::from(guest) << 16,
+            Self::Kick(guest, queue) => {
+                Self::KICK | u64::from(guest) << 16 | u64::from(queue) << 48
+            }
         }
     }
 
+    #[allow(clippy::cast_possible_truncation)] // that is how the parts are told apart
     fn of(token: u64) -> Option<Self> {
-        match token {
-            0 => Some(Self::Wake),
-            1 => Some(Self::Socket),
-            token => u16::try_from(token - Self::KICKS).ok().map(Self::Kick),
+        let (guest, queue) = ((token >> 16) as u32, (token >> 48) as u16);
+        match token & 0xffff {
+            Self::WAKE => Some(Self::Wake),
+            Self::SOCKET => Some(Self::Socket(guest)),
+            Self::KICK => Some(Self::Kick(guest, queue)),
+            _ => None,
         }
     }
 }
@@ -44,7 +52,7 @@ pub struct Poller {
     epoll: OwnedFd,
 }
 
-/// Events taken at once; others wait for the next time.
+/// Events taken at once; others wait for the next time, when it is their turn.
 const EVENTS: usize = 64;
 
 impl Poller {
@@ -57,8 +65,8 @@ impl Poller {
     /// each time they are written to.
     pub fn add(&self, fd: impl AsFd, source: Source) -> Result<(), Errno> {
         let flags = match source {
-            Source::Socket => epoll::EventFlags::IN,
-            Source::Wake | Source::Kick(_) => epoll::EventFlags::IN | epoll::EventFlags::ET,
+            Source::Socket(_) => epoll::EventFlags::IN,
+            Source::Wake | Source::Kick(..) => epoll::EventFlags::IN | epoll::EventFlags::ET,
         };
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.token()), flags)
     }
@@ -84,5 +92,20 @@ impl Poller {
             Err(errno) => return Err(errno),
         };
         Ok(events[..count].iter().filter_map(|event| Source::of(event.data.u64())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_tell_sources_apart() {
+        let kicks = [Source::Kick(0, 0), Source::Kick(u32::MAX, u16::MAX), Source::Kick(1, 2)];
+        for source in
+            [Source::Wake, Source::Socket(0), Source::Socket(u32::MAX)].iter().chain(&kicks)
+        {
+            assert_eq!(Source::of(source.token()), Some(*source));
+        }
     }
 }

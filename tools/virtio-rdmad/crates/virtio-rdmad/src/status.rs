@@ -31,7 +31,19 @@ pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> 
 }
 
 fn text(answer: &Value) -> String {
-    answer["guests"].as_array().into_iter().flatten().map(guest).collect::<Vec<_>>().join("\n")
+    let workers = answer["workers"].as_array().into_iter().flatten();
+    let workers: String = workers.enumerate().map(|(index, value)| worker(index, value)).collect();
+    let guests = answer["guests"].as_array().into_iter().flatten();
+    std::iter::once(workers).chain(guests.map(guest)).collect::<Vec<_>>().join("\n")
+}
+
+fn worker(index: usize, worker: &Value) -> String {
+    let seconds = |key: &str| worker[key].as_f64().unwrap_or(0.0);
+    let parts = ["work_seconds", "poll_seconds", "sleep_seconds"].map(seconds);
+    let all = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let [work, poll, sleep] = parts.map(|part| 100.0 * part / all);
+    let guests = plain(&worker["guests"]);
+    format!("worker {index}: {guests} guests, works {work:.1} %, polls {poll:.1} %, sleeps {sleep:.1} %\n")
 }
 
 fn guest(guest: &Value) -> String {
@@ -45,8 +57,9 @@ fn guest(guest: &Value) -> String {
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "{}: {state}, {} {}, network {}, MAC {}",
+        "{}: {state}, worker {}, {} {}, network {}, MAC {}",
         field("name"),
+        field("worker"),
         field("transport"),
         field("socket"),
         field("network"),
@@ -97,8 +110,9 @@ mod tests {
 
     #[test]
     fn text_shows_what_matters() {
-        let answer = json!({ "guests": [{
-            "name": "g1", "network": "default", "transport": "vfio-user", "socket": "/s",
+        let answer = json!({ "workers": [{ "guests": 1, "work_seconds": 1.0, "poll_seconds": 2.0,
+            "sleep_seconds": 5.0 }], "guests": [{
+            "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true, "pds": 1, "mrs": 2, "cqs": 3,
             "gids": [{ "index": 0, "gid": "fe80::1" }],
             "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
@@ -108,7 +122,9 @@ mod tests {
             "counters": { "send_messages": 5, "timeouts": 0 },
         }]});
         let expected = "\
-g1: running, vfio-user /s, network default, MAC -
+worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
+
+g1: running, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1
   1 PDs, 2 MRs, 3 CQs, 2 QPs
   QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waking a guest's thread from another thread.
+//! Waking a thread from another thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
@@ -18,7 +18,6 @@ const WANTED: u8 = 2;
 #[derive(Debug)]
 pub struct Waker {
     state: AtomicU8,
-    stop: AtomicBool,
     /// Watched edge-triggered by the thread, and never read.
     eventfd: OwnedFd,
 }
@@ -27,7 +26,7 @@ impl Waker {
     /// A waker whose thread is awake.
     pub fn new() -> Result<Self, Errno> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { state: AtomicU8::new(AWAKE), stop: AtomicBool::new(false), eventfd })
+        Ok(Self { state: AtomicU8::new(AWAKE), eventfd })
     }
 
     /// Becomes readable, as an edge, when the thread is to wake.
@@ -35,15 +34,18 @@ impl Waker {
         self.eventfd.as_fd()
     }
 
-    /// Ends the thread.
-    pub fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        engine::Wake::wake(self);
+    /// Makes the thread look again; what the caller wrote before is seen by it then.
+    pub fn wake(&self) {
+        if self.state.swap(WANTED, Ordering::SeqCst) == ASLEEP {
+            // A counter that is full is an event that the thread has yet to see.
+            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+        }
     }
 
-    /// Whether the thread is to end.
-    pub fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
+    /// The thread runs; whether somebody wanted it to look since it last asked.
+    pub fn take(&self) -> bool {
+        self.state.load(Ordering::SeqCst) != AWAKE
+            && self.state.swap(AWAKE, Ordering::SeqCst) == WANTED
     }
 
     /// The thread is about to sleep, and may if this says so. Otherwise it must look again.
@@ -51,26 +53,10 @@ impl Waker {
         let (from, to) = (AWAKE, ASLEEP);
         self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
-
-    /// The thread runs, and is about to look for work.
-    pub fn awake(&self) {
-        self.state.store(AWAKE, Ordering::SeqCst);
-    }
-}
-
-impl engine::Wake for Waker {
-    fn wake(&self) {
-        if self.state.swap(WANTED, Ordering::SeqCst) == ASLEEP {
-            // A counter that is full is an event that the thread has yet to see.
-            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use engine::Wake;
-
     use super::*;
 
     fn written(waker: &Waker) -> bool {
@@ -80,16 +66,18 @@ mod tests {
     #[test]
     fn only_a_sleeper_is_written_to() {
         let waker = Waker::new().unwrap();
+        assert!(!waker.take());
         waker.wake();
         assert!(!written(&waker));
         assert!(!waker.may_sleep(), "somebody wanted it meanwhile");
-        waker.awake();
+        assert!(waker.take());
+        assert!(!waker.take());
         assert!(waker.may_sleep());
         waker.wake();
         waker.wake();
         assert!(written(&waker));
-        assert!(!waker.stopped());
-        waker.stop();
-        assert!(waker.stopped());
+        assert!(waker.take());
+        assert!(waker.may_sleep());
+        assert!(!waker.take(), "it woke for another reason");
     }
 }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a worker does with its time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What time is spent on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Doing {
+    /// Turns that had work.
+    Work,
+    /// Looking for work in vain.
+    Poll,
+}
+
+/// The times and counts of one worker. Only the worker writes them, so that nothing is lost without
+/// atomic additions.
+#[derive(Debug)]
+pub struct Times {
+    begin: Instant,
+    work: AtomicU64,
+    poll: AtomicU64,
+    rounds: AtomicU64,
+    sleeps: AtomicU64,
+    asleep: AtomicBool,
+}
+
+/// A reading of [`Times`].
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Time in turns that had work.
+    pub work: Duration,
+    /// Time spent in looking for work in vain.
+    pub poll: Duration,
+    /// All other time since the worker was made.
+    pub sleep: Duration,
+    /// Rounds over all guests.
+    pub rounds: u64,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Whether it sleeps now.
+    pub asleep: bool,
+}
+
+impl Times {
+    /// All zero.
+    pub fn new() -> Self {
+        Self {
+            begin: Instant::now(),
+            work: AtomicU64::new(0),
+            poll: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
+        }
+    }
+
+    /// Time was spent on something; what is spent on nothing is sleep.
+    pub fn add(&self, doing: Doing, time: Duration) {
+        let counter = match doing {
+            Doing::Work => &self.work,
+            Doing::Poll => &self.poll,
+        };
+        add(counter, u64::try_from(time.as_nanos()).unwrap_or(0));
+    }
+
+    /// One more round.
+    pub fn count_round(&self) {
+        add(&self.rounds, 1);
+    }
+
+    /// The worker goes to sleep, or woke.
+    pub fn sleeps(&self, asleep: bool) {
+        if asleep {
+            add(&self.sleeps, 1);
+        }
+        self.asleep.store(asleep, Ordering::Release);
+    }
+
+    /// What they are now.
+    pub fn read(&self) -> Reading {
+        let asleep = self.asleep.load(Ordering::Acquire);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (work, poll) =
+            (Duration::from_nanos(get(&self.work)), Duration::from_nanos(get(&self.poll)));
+        let sleep = self.begin.elapsed().saturating_sub(work + poll);
+        let (rounds, sleeps) = (get(&self.rounds), get(&self.sleeps));
+        Reading { work, poll, sleep, rounds, sleeps, asleep }
+    }
+}
+
+/// Adds to a counter of which this thread is the only writer.
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
