@@ -16,6 +16,10 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 
+void virtio_rdma_store_release(u32 *word, u32 value);
+u32 virtio_rdma_load_acquire(const u32 *word);
+void virtio_rdma_mb(void);
+
 unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock);
 bool virtio_rdma_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);
 void virtio_rdma_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
@@ -43,8 +47,6 @@ void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
 				  struct ib_umem *umem, unsigned long pgsz);
 bool virtio_rdma_block_iter_next(struct ib_block_iter *iter);
 dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter);
-
-int virtio_rdma_copy_to_udata(struct ib_udata *udata, void *src, size_t len);
 
 void virtio_rdma_dev_put(struct net_device *ndev);
 struct net_device *virtio_rdma_notifier_netdev(void *info);

@@ -11,6 +11,22 @@
 
 #include "virtio_rdma_helpers.h"
 
+/* The other side is a device, also where the kernel has one CPU only. */
+void virtio_rdma_store_release(u32 *word, u32 value)
+{
+	virt_store_release(word, value);
+}
+
+u32 virtio_rdma_load_acquire(const u32 *word)
+{
+	return virt_load_acquire(word);
+}
+
+void virtio_rdma_mb(void)
+{
+	virt_mb();
+}
+
 unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock)
 {
 	unsigned long flags;
@@ -115,11 +131,6 @@ bool virtio_rdma_block_iter_next(struct ib_block_iter *iter)
 dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter)
 {
 	return rdma_block_iter_dma_address(iter);
-}
-
-int virtio_rdma_copy_to_udata(struct ib_udata *udata, void *src, size_t len)
-{
-	return ib_copy_to_udata(udata, src, len);
 }
 
 void virtio_rdma_dev_put(struct net_device *ndev)

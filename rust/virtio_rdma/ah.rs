@@ -31,11 +31,14 @@ fn pack_flow(sl: u8, traffic_class: u8, flow_label: u32) -> u32 {
 }
 
 impl ib::AddressHandle<Hca> for Ah {
-    fn create(pd: &ib::Pd<Hca>, attr: &ib::AhAttr<'_>) -> Result<Self> {
+    fn create(
+        pd: &ib::Pd<Hca>,
+        attr: &ib::AhAttr<'_>,
+        udata: Option<&ib::Udata<'_>>,
+    ) -> Result<Self> {
         let raw = attr.raw();
         let grh = &raw.grh;
-
-        Ok(Self {
+        let this = Self {
             av: wire::Av {
                 port: raw.port_num.to_le(),
                 pdn: pd.number().to_le(),
@@ -47,7 +50,14 @@ impl ib::AddressHandle<Hca> for Ah {
                 dmac: attr.dmac(),
                 reserved: [0; 7],
             },
-        })
+        };
+        if let Some(udata) = udata {
+            udata.respond(&bindings::virtio_rdma_uresp_create_ah {
+                av: wire::av_bytes(&this.av),
+                reserved_2c: 0,
+            })?;
+        }
+        Ok(this)
     }
 
     fn query(&self, attr: &mut bindings::rdma_ah_attr) {

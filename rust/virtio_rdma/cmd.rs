@@ -95,6 +95,15 @@ commands! {
     /// Creates a QP.
     CreateQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_QP
         (bindings::virtio_rdma_cmd_create_qp) -> bindings::virtio_rdma_rsp_create_qp;
+    /// Creates a CQ with a ring.
+    CreateRingCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_CQ
+        (bindings::virtio_rdma_cmd_create_ring_cq) -> bindings::virtio_rdma_rsp_create_cq;
+    /// Moves a CQ to another ring.
+    ResizeCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_CQ
+        (bindings::virtio_rdma_cmd_resize_cq) -> bindings::virtio_rdma_rsp_resize_cq;
+    /// Creates a QP with rings.
+    CreateRingQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_QP
+        (bindings::virtio_rdma_cmd_create_ring_qp) -> bindings::virtio_rdma_rsp_create_qp;
     /// Changes attributes of a QP.
     ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
         (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;
@@ -194,7 +203,7 @@ pub(crate) struct ControlQueue {
 pub(crate) struct Failed;
 
 impl ControlQueue {
-    /// Allocates what the queue of a device with `cqs` CQs needs. May sleep.
+    /// Allocates what the queue of a device needs that notifies of `cqs` CQs by command. May sleep.
     ///
     /// # Errors
     ///

@@ -7,6 +7,7 @@
 
 use crate::{
     bindings,
+    ring,
     virtio, //
 };
 use core::mem::offset_of;
@@ -20,6 +21,33 @@ const MAX_SGE: u32 = 32;
 
 /// The most queues that virtio can number.
 const MAX_QUEUES: u64 = u16::MAX as u64 + 1;
+
+/// The most QPs and CQs with rings that the driver keeps track of.
+const MAX_RING_OBJECTS: u32 = 1 << 20;
+
+/// The most entries of a send or receive ring, and of a completion ring, that the driver uses: the
+/// rings of an object are at most a few hundred MiB then.
+const MAX_RING_WR: u32 = 1 << 16;
+const MAX_RING_CQE: u32 = 1 << 22;
+
+/// What a virtqueue is for, chapters 2 and 13.1 of the specification.
+#[derive(Clone, Copy)]
+pub(crate) enum Role {
+    /// Commands.
+    Control,
+    /// Completions of the CQ with this number.
+    Completions(u32),
+    /// Send work requests of a QP.
+    Sends,
+    /// Receive work requests of a QP.
+    Receives,
+    /// Completion events of this vector.
+    CompletionEvents(u32),
+    /// Doorbells.
+    Doorbells,
+    /// Asynchronous events.
+    Events,
+}
 
 /// The limits and attributes of a device, all of them checked.
 pub(crate) struct Config {
@@ -37,7 +65,7 @@ pub(crate) struct Config {
     pub(crate) page_size_cap: u64,
     /// Number of QPs.
     pub(crate) max_qp: u32,
-    /// Work requests of one queue; clamped to the rings when these are known.
+    /// Work requests of one queue; with virtqueues, clamped to their sizes when these are known.
     pub(crate) max_qp_wr: u32,
     /// `VIRTIO_RDMA_CAP_*`.
     pub(crate) device_cap_flags: u64,
@@ -49,8 +77,10 @@ pub(crate) struct Config {
     pub(crate) max_sge_rd: u32,
     /// Number of CQs.
     pub(crate) max_cq: u32,
-    /// Entries of a CQ; clamped to the rings when these are known.
+    /// Entries of a CQ; with virtqueues, clamped to their sizes when these are known.
     pub(crate) max_cqe: u32,
+    /// Bytes of inline data of a send work request.
+    pub(crate) max_inline_data: u32,
     /// Number of MRs.
     pub(crate) max_mr: u32,
     /// Number of PDs.
@@ -73,6 +103,9 @@ pub(crate) struct Config {
     pub(crate) mac: Option<[u8; 6]>,
     /// Whether there is an event queue.
     pub(crate) has_events: bool,
+    /// The number of completion event queues if work and completion queues are rings in memory;
+    /// `None` if they are virtqueues.
+    pub(crate) rings: Option<u32>,
 }
 
 /// Reads a field of the configuration in one access of its width.
@@ -90,21 +123,37 @@ impl Config {
     /// `EINVAL` for a configuration that cannot work; the log says why.
     pub(crate) fn read(dev: &virtio::Device<device::Core<'_>>) -> Result<Self> {
         Self::check_port(dev)?;
-        let config = Self {
+        let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
+        // The limit of the path that was agreed on.
+        macro_rules! by_path {
+            ($virtqueues:ident: $rings:ident) => {
+                if rings {
+                    field!(dev, $rings: u32)
+                } else {
+                    field!(dev, $virtqueues: u32)
+                }
+            };
+        }
+        let mut config = Self {
             sys_image_guid: dev.config(offset_of!(bindings::virtio_rdma_config, sys_image_guid)),
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),
             hw_ver: field!(dev, hw_ver: u32),
             max_mr_size: field!(dev, max_mr_size: u64),
             page_size_cap: field!(dev, page_size_cap: u64),
-            max_qp: field!(dev, max_qp: u32),
-            max_qp_wr: field!(dev, max_qp_wr: u32),
+            max_qp: by_path!(max_qp: ring_max_qp),
+            max_qp_wr: by_path!(max_qp_wr: ring_max_qp_wr),
             device_cap_flags: field!(dev, device_cap_flags: u64),
             max_send_sge: field!(dev, max_send_sge: u32).min(MAX_SGE),
             max_recv_sge: field!(dev, max_recv_sge: u32).min(MAX_SGE),
             max_sge_rd: field!(dev, max_sge_rd: u32),
-            max_cq: field!(dev, max_cq: u32),
-            max_cqe: field!(dev, max_cqe: u32),
+            max_cq: by_path!(max_cq: ring_max_cq),
+            max_cqe: by_path!(max_cqe: ring_max_cqe),
+            max_inline_data: if rings {
+                field!(dev, ring_max_inline_data: u32)
+            } else {
+                0
+            },
             max_mr: field!(dev, max_mr: u32),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
@@ -117,9 +166,14 @@ impl Config {
             mac: dev
                 .has_feature(bindings::VIRTIO_RDMA_F_MAC)
                 .then(|| Self::read_mac(dev)),
-            has_events: dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
+            has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
+            rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;
+        if rings {
+            config.check_rings(dev)?;
+            config.clamp_rings();
+        }
         Ok(config)
     }
 
@@ -164,18 +218,67 @@ impl Config {
         if self.queues() > MAX_QUEUES {
             dev_err!(
                 dev.as_ref(),
-                "{} CQs and {} QPs need more virtqueues than there can be\n",
-                self.max_cq,
-                self.max_qp
+                "the device's configuration asks for {} virtqueues, more than there can be\n",
+                self.queues()
             );
             return Err(EINVAL);
         }
         Ok(())
     }
 
-    /// The number of virtqueues, chapter 2 of the specification.
+    /// Checks what only rings have.
+    fn check_rings(&self, dev: &virtio::Device<device::Core<'_>>) -> Result {
+        for (name, value) in [
+            ("ring_max_qp_wr", self.max_qp_wr),
+            ("ring_max_cqe", self.max_cqe),
+        ] {
+            if !value.is_power_of_two() {
+                dev_err!(
+                    dev.as_ref(),
+                    "the device's configuration has {} {}, no power of two\n",
+                    name,
+                    value
+                );
+                return Err(EINVAL);
+            }
+        }
+        if self.rings == Some(0) {
+            dev_err!(dev.as_ref(), "the device has no completion vector\n");
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+
+    fn clamp_rings(&mut self) {
+        self.max_qp = self.max_qp.min(MAX_RING_OBJECTS);
+        self.max_cq = self.max_cq.min(MAX_RING_OBJECTS);
+        self.max_qp_wr = self.max_qp_wr.min(MAX_RING_WR);
+        self.max_cqe = self.max_cqe.min(MAX_RING_CQE);
+        self.max_inline_data = self.max_inline_data.min(ring::MAX_INLINE_DATA);
+    }
+
+    /// The number of virtqueues, chapters 2 and 13.1 of the specification.
     pub(crate) fn queues(&self) -> u64 {
-        1 + u64::from(self.max_cq) + 2 * u64::from(self.max_qp) + u64::from(self.has_events)
+        match self.rings {
+            Some(vectors) => 3 + u64::from(vectors),
+            None => {
+                1 + u64::from(self.max_cq) + 2 * u64::from(self.max_qp) + u64::from(self.has_events)
+            }
+        }
+    }
+
+    /// What the virtqueue with this index is for.
+    pub(crate) fn role(&self, index: u32) -> Role {
+        match (index, self.rings) {
+            (0, _) => Role::Control,
+            (_, Some(vectors)) if index <= vectors => Role::CompletionEvents(index - 1),
+            (_, Some(vectors)) if index == 1 + vectors => Role::Doorbells,
+            (_, Some(_)) => Role::Events,
+            (_, None) if index <= self.max_cq => Role::Completions(index - 1),
+            (_, None) if index > self.max_cq + 2 * self.max_qp => Role::Events,
+            (_, None) if (index - self.max_cq) % 2 == 1 => Role::Sends,
+            (_, None) => Role::Receives,
+        }
     }
 
     /// The virtqueue of CQ `cqn`; `None` if there is no such CQ.
@@ -189,10 +292,5 @@ impl Config {
         (1..=self.max_qp)
             .contains(&qpn)
             .then(|| 1 + self.max_cq + 2 * (qpn - 1))
-    }
-
-    /// The event queue, if there is one.
-    pub(crate) fn event_queue(&self) -> Option<u32> {
-        self.has_events.then(|| 1 + self.max_cq + 2 * self.max_qp)
     }
 }

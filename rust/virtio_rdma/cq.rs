@@ -1,45 +1,50 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues (chapter 7 of the specification).
+//! Completion queues (chapters 7 and 13 of the specification).
 
 #![deny(unsafe_code)]
 
+mod virtqueue;
+
 use crate::{
-    bindings,
-    cmd,
-    hca::{
-        Hca,
-        Lease, //
-    },
+    bindings, cmd,
+    dma::PAGE_SIZE,
+    hca::Hca,
     ib,
+    region::Region,
+    ring::{
+        self,
+        CompletionRing, //
+    },
     stats::Counter,
     sync::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
-    wire, //
+    wire::Completion,
 };
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    },
 };
 
-const CQE_SIZE: usize = size_of::<wire::Cqe>();
-
-/// A CQE that was taken out of the ring, and whose buffer is not available again yet.
-#[derive(Clone, Copy)]
-struct Held {
-    buffer: u32,
-    cqe: wire::Cqe,
+/// Where completions come from.
+enum Queue {
+    /// A virtqueue.
+    Virtqueue(virtqueue::CompletionQueue),
+    /// A ring of the kernel.
+    Ring(CompletionRing),
+    /// A ring of a program, which polls and arms it itself.
+    Program,
 }
 
 /// What the lock of a CQ protects.
-struct Ring {
-    lease: Lease,
-    /// CQEs taken out of the ring when a QP was purged, in order.
-    held: KVec<Held>,
-    /// How many of `held` were polled.
-    polled: usize,
+struct State {
+    queue: Queue,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
 }
@@ -51,28 +56,39 @@ pub(crate) struct Cq {
     cqn: u32,
     cqe: u32,
     #[pin]
-    ring: IrqSpinLock<Ring>,
+    state: IrqSpinLock<State>,
+    /// The memory of the ring, if it is one.
+    #[pin]
+    region: Mutex<Option<Region>>,
 }
 
 impl Cq {
-    /// Whether the consumer wants to hear of completions. That holds once. Any context.
-    pub(crate) fn take_armed(&self) -> bool {
-        core::mem::take(&mut self.ring.lock().armed) != 0
+    /// Calls the completion handler, if the consumer wants to hear of completions. That holds once.
+    /// `this` is this CQ. Any context.
+    pub(crate) fn notify(&self, this: &ib::Cq<Hca>) {
+        let mut state = self.state.lock();
+        // Whether a program wants to hear, the device knows alone.
+        let armed = core::mem::take(&mut state.armed) != 0 || matches!(state.queue, Queue::Program);
+        drop(state);
+        if armed {
+            this.complete();
+        }
     }
 
     /// Drops the completions of a QP that has none to come. Any context.
     pub(crate) fn purge(&self, qpn: u32) {
-        let mut ring = self.ring.lock();
-        ring.hold_all(&self.hca);
-        ring.drop_held(qpn);
+        match &mut self.state.lock().queue {
+            Queue::Virtqueue(queue) => queue.drop_qp(&self.hca, qpn),
+            Queue::Ring(ring) => ring.drop_qp(qpn),
+            Queue::Program => {}
+        }
     }
 
     /// Tells what a CQE says to the QP that it names. `None` if it makes no sense.
-    fn dispatch(&self, cqe: &wire::Cqe, wcs: &mut ib::Wcs<'_>) -> Option<()> {
+    fn dispatch(&self, completion: &Completion, wcs: &mut ib::Wcs<'_>) -> Option<()> {
         let hca = &self.hca;
-        let qpn = u32::from_le(cqe.qp_num);
-        let found = hca.objects().qps.with(qpn, |qp| {
-            let wc = qp.complete(self.cqn, cqe)?;
+        let found = hca.objects().qps.with(completion.qpn, |qp| {
+            let wc = qp.complete(self.cqn, completion)?;
             if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
                 hca.stats().count(Counter::CompletionErrors);
             }
@@ -86,136 +102,173 @@ impl Cq {
     }
 }
 
-impl Ring {
-    /// Makes a buffer available to the device.
-    fn recycle(&mut self, buffer: u32) {
-        // It fails only if the queue is broken.
-        let _ = self
-            .lease
-            .add_writable(buffer as usize * CQE_SIZE, CQE_SIZE, buffer);
+impl State {
+    /// Takes the next CQE.
+    fn next(&mut self, hca: &Hca) -> Option<Completion> {
+        match &mut self.queue {
+            Queue::Virtqueue(queue) => queue.next(hca).map(|cqe| Completion::from(&cqe)),
+            Queue::Ring(ring) => ring.next().map(|cqe| Completion::from(&cqe)),
+            Queue::Program => None,
+        }
     }
 
-    /// Takes the next CQE out of the ring. Those of the wrong length are skipped.
-    fn take(&mut self, hca: &Hca) -> Option<Held> {
-        while let Some((buffer, written)) = self.lease.get() {
-            match self.lease.read(buffer as usize * CQE_SIZE) {
-                Ok(cqe) if written as usize >= CQE_SIZE => return Some(Held { buffer, cqe }),
-                _ => {
-                    hca.stats().bad(Counter::BadCqeLength);
-                    self.recycle(buffer);
+    /// Follows CQEs that were taken: the device hears that there is room again.
+    fn taken(&mut self, hca: &Hca, cqn: u32) {
+        match &mut self.queue {
+            Queue::Virtqueue(queue) => {
+                queue.release();
+                // The interrupt of one of these may be under way, and `vring_interrupt()` drops it
+                // if it finds the ring empty, while the device takes the CQ for disarmed: arm it
+                // again.
+                if self.armed != 0 {
+                    hca.control().notify(cqn, self.armed);
                 }
             }
-        }
-        None
-    }
-
-    /// The next CQE, in order; its buffer is available again.
-    fn next(&mut self, hca: &Hca) -> Option<wire::Cqe> {
-        let held = match self.held.get(self.polled) {
-            Some(held) => {
-                self.polled += 1;
-                *held
-            }
-            None => {
-                self.held.clear();
-                self.polled = 0;
-                self.take(hca)?
-            }
-        };
-        self.recycle(held.buffer);
-        Some(held.cqe)
-    }
-
-    /// Moves all CQEs from the ring to `held`, which has room for as many as there are buffers.
-    fn hold_all(&mut self, hca: &Hca) {
-        let mut polled = core::mem::take(&mut self.polled);
-        self.held.retain(|_| {
-            let keep = polled == 0;
-            polled = polled.saturating_sub(1);
-            keep
-        });
-        while let Some(held) = self.take(hca) {
-            let _ = self.held.push_within_capacity(held);
+            Queue::Ring(ring) => ring.release(),
+            Queue::Program => {}
         }
     }
 
-    /// Drops the CQEs of a QP from `held`.
-    fn drop_held(&mut self, qpn: u32) {
-        let mut index = 0;
-        while let Some(held) = self.held.get(index).copied() {
-            if u32::from_le(held.cqe.qp_num) == qpn {
-                let _ = self.held.remove(index);
-                self.recycle(held.buffer);
-            } else {
-                index += 1;
-            }
-        }
-        self.lease.kick();
-    }
-
-    fn has_completions(&mut self) -> bool {
-        self.polled < self.held.len() || self.lease.has_used()
+    fn is_broken(&self) -> bool {
+        matches!(&self.queue, Queue::Virtqueue(queue) if queue.is_broken())
     }
 }
 
-/// Destroys a CQ that was only half made.
-fn undo(hca: &Arc<Hca>, cqn: u32) {
+/// Destroys a CQ in the device.
+fn destroy(hca: &Arc<Hca>, cqn: u32) -> Result {
     let request = bindings::virtio_rdma_cmd_destroy_cq { cqn: cqn.to_le() };
-    // There is nothing to do about it, and the first error is the one to tell.
-    let _ = hca.execute_destroy::<cmd::DestroyCq>(&request);
+    hca.execute_destroy::<cmd::DestroyCq>(&request)
 }
 
-/// Takes the CQ's queue and fills it with buffers.
-fn new_ring(hca: &Arc<Hca>, cqn: u32, attr: &ib::CqInitAttr) -> Result<Ring> {
-    let memory = hca.alloc(attr.cqe as usize * CQE_SIZE)?;
-    let held = KVec::with_capacity(attr.cqe as usize, GFP_KERNEL)?;
-    let lease = hca.lease(hca.config().cq_queue(cqn), memory)?;
-    let mut ring = Ring {
-        lease,
-        held,
-        polled: 0,
-        armed: 0,
+/// What a new CQ consists of.
+struct Parts {
+    cqn: u32,
+    cqe: u32,
+    queue: Queue,
+    region: Option<Region>,
+}
+
+fn new_virtqueue(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
+    let request = bindings::virtio_rdma_cmd_create_cq {
+        cqe: attr.cqe.to_le(),
     };
-    ring.lease.set_affinity(attr.comp_vector);
-    for buffer in 0..attr.cqe {
-        ring.recycle(buffer);
+    let cqn = u32::from_le(hca.execute::<cmd::CreateCq>(&request)?.cqn);
+    let queue = virtqueue::CompletionQueue::new(hca, cqn, attr.cqe, attr.comp_vector).inspect_err(
+        |_| {
+            // There is nothing to do about it, and the first error is the one to tell.
+            let _ = destroy(hca, cqn);
+        },
+    )?;
+    Ok(Parts {
+        cqn,
+        cqe: attr.cqe,
+        queue: Queue::Virtqueue(queue),
+        region: None,
+    })
+}
+
+/// Sends CREATE_RING_CQ.
+fn create_ring(hca: &Arc<Hca>, region: &Region, cqe: u32, comp_vector: u32) -> Result<u32> {
+    let table = region.page_table()?;
+    let request = bindings::virtio_rdma_cmd_create_ring_cq {
+        region: table.to_wire(),
+        cqe: cqe.to_le(),
+        comp_vector: (comp_vector % hca.num_comp_vectors()).to_le(),
+    };
+    Ok(u32::from_le(
+        hca.execute::<cmd::CreateRingCq>(&request)?.cqn,
+    ))
+}
+
+fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
+    // No more than `max_cqe`, which is a power of two.
+    let cqe = attr.cqe.next_power_of_two();
+    let pages = Arc::new(hca.alloc_pages(ring::cq_len(cqe))?, GFP_KERNEL)?;
+    let ring = CompletionRing::new(pages.clone(), cqe)?;
+    let region = Region::of_kernel(hca, pages);
+    Ok(Parts {
+        cqn: create_ring(hca, &region, cqe, attr.comp_vector)?,
+        cqe,
+        queue: Queue::Ring(ring),
+        region: Some(region),
+    })
+}
+
+/// Pins the ring that a program gives a CQ of `cqe` entries.
+///
+/// # Errors
+///
+/// `EINVAL` for a number of entries that is no power of two, or a buffer that is not made of whole
+/// pages or too small; those of [`Region::pin`].
+fn pin_ring(dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result<Region> {
+    let asked: bindings::virtio_rdma_ureq_create_cq = udata.request()?;
+    if !cqe.is_power_of_two()
+        || asked.buf_addr % PAGE_SIZE as u64 != 0
+        || asked.buf_len % PAGE_SIZE as u64 != 0
+        || asked.buf_len < ring::cq_len(cqe) as u64
+        || asked.buf_len > ring::MAX_REGION
+    {
+        return Err(EINVAL);
     }
-    ring.lease.kick();
-    Ok(ring)
+    Region::pin(
+        dev,
+        asked.buf_addr,
+        asked.buf_len,
+        bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    )
+}
+
+fn new_program_ring(
+    dev: &ib::Device<Hca>,
+    attr: &ib::CqInitAttr<'_>,
+    udata: &ib::Udata<'_>,
+) -> Result<Parts> {
+    let region = pin_ring(dev, attr.cqe, udata)?;
+    Ok(Parts {
+        cqn: create_ring(dev.data(), &region, attr.cqe, attr.comp_vector)?,
+        cqe: attr.cqe,
+        queue: Queue::Program,
+        region: Some(region),
+    })
 }
 
 impl ib::CompletionQueue<Hca> for Cq {
-    fn create(dev: &ib::Device<Hca>, attr: &ib::CqInitAttr) -> Result<impl PinInit<Self, Error>> {
-        let hca = dev.data();
+    fn create(
+        dev: &ib::Device<Hca>,
+        attr: &ib::CqInitAttr<'_>,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let hca = dev.data().clone();
         if attr.flags != 0 {
             return Err(crate::errno::unsupported());
         }
         if attr.cqe == 0 || attr.cqe > hca.max_cqe() {
             return Err(EINVAL);
         }
-
-        let request = bindings::virtio_rdma_cmd_create_cq {
-            cqe: attr.cqe.to_le(),
+        let parts = match &attr.udata {
+            _ if hca.config().rings.is_none() => new_virtqueue(&hca, attr)?,
+            None => new_ring(&hca, attr)?,
+            Some(udata) => new_program_ring(dev, attr, udata)?,
         };
-        let cqn = u32::from_le(hca.execute::<cmd::CreateCq>(&request)?.cqn);
-        let ring = new_ring(hca, cqn, attr).inspect_err(|_| undo(hca, cqn))?;
-        let hca = hca.clone();
-        let cqe = attr.cqe;
+        let Parts {
+            cqn,
+            cqe,
+            queue,
+            region,
+        } = parts;
+        let state = State { queue, armed: 0 };
 
         Ok(try_pin_init!(Self {
             hca,
             cqn,
             cqe,
-            ring <- new_irq_spinlock!(ring, "virtio_rdma::Cq"),
+            state <- new_irq_spinlock!(state, "virtio_rdma::Cq"),
+            region <- new_mutex!(region),
         }? Error))
     }
 
     fn destroy(&self) -> Result {
         self.hca.control().cancel_notify(self.cqn);
-        let request = bindings::virtio_rdma_cmd_destroy_cq {
-            cqn: self.cqn.to_le(),
-        };
-        self.hca.execute_destroy::<cmd::DestroyCq>(&request)
+        destroy(&self.hca, self.cqn)
     }
 
     fn number(&self) -> u32 {
@@ -226,36 +279,59 @@ impl ib::CompletionQueue<Hca> for Cq {
         self.cqe
     }
 
-    fn poll(&self, wcs: &mut ib::Wcs<'_>) {
+    fn resize(&self, dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result {
+        let mut region = self.region.lock();
+        if !matches!(self.state.lock().queue, Queue::Program) {
+            return Err(crate::errno::unsupported());
+        }
+        if cqe > self.hca.max_cqe() {
+            return Err(EINVAL);
+        }
+        let new = pin_ring(dev, cqe, udata)?;
+        let table = new.page_table()?;
+        let request = bindings::virtio_rdma_cmd_resize_cq {
+            region: table.to_wire(),
+            cqe: cqe.to_le(),
+            cqn: self.cqn.to_le(),
+        };
+        let reply = self.hca.execute::<cmd::ResizeCq>(&request)?;
+        *region = Some(new);
+        udata.respond(&bindings::virtio_rdma_uresp_resize_cq {
+            moved: u32::from_le(reply.moved),
+            reserved_04: 0,
+        })
+    }
+
+    fn poll(&self, wcs: &mut ib::Wcs<'_>) -> Result {
         let hca = &self.hca;
-        let mut ring = self.ring.lock();
+        let mut state = self.state.lock();
         let mut taken = 0;
 
-        while !wcs.is_full() {
-            let Some(cqe) = ring.next(hca) else {
+        if matches!(state.queue, Queue::Program) {
+            return Err(crate::errno::unsupported());
+        }
+        // A device that has always one more CQE of no work request must not hold up the caller.
+        while !wcs.is_full() && taken < u64::from(self.cqe) {
+            let Some(completion) = state.next(hca) else {
                 break;
             };
             taken += 1;
-            self.dispatch(&cqe, wcs);
+            self.dispatch(&completion, wcs);
         }
         if taken != 0 {
             hca.stats().add(Counter::Completions, taken);
-            ring.lease.kick();
-            // The interrupt of one of these may be under way, and `vring_interrupt()` drops it if it
-            // finds the ring empty, while the device takes the CQ for disarmed: arm it again.
-            if ring.armed != 0 {
-                hca.control().notify(self.cqn, ring.armed);
-            }
+            state.taken(hca, self.cqn);
         }
         if wcs.is_full() {
-            return;
+            return Ok(());
         }
-        if ring.lease.is_broken() {
+        if state.is_broken() {
             hca.fail("a completion queue broke");
         }
         if hca.is_broken() {
             hca.objects().qps.for_each(|qp| qp.flush(self.cqn, wcs, qp));
         }
+        Ok(())
     }
 
     fn req_notify(&self, solicited: bool, report_missed: bool) -> bool {
@@ -264,9 +340,19 @@ impl ib::CompletionQueue<Hca> for Cq {
         } else {
             bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION
         };
-        let mut ring = self.ring.lock();
-        ring.armed |= flags;
-        self.hca.control().notify(self.cqn, ring.armed);
-        report_missed && ring.has_completions()
+        let mut state = self.state.lock();
+        state.armed |= flags;
+        let armed = state.armed;
+        match &mut state.queue {
+            Queue::Virtqueue(queue) => {
+                self.hca.control().notify(self.cqn, armed);
+                report_missed && queue.has_completions()
+            }
+            Queue::Ring(ring) => {
+                ring.arm(solicited);
+                report_missed && ring.has_completions()
+            }
+            Queue::Program => false,
+        }
     }
 }

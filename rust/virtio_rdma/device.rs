@@ -47,6 +47,10 @@ impl ib::Driver for Hca {
     const UVERBS_ABI_VERSION: u32 = bindings::VIRTIO_RDMA_UVERBS_ABI_VERSION;
     const STATS: &'static [ib::StatDesc] = stats::DESCRIPTIONS;
 
+    fn bad_number(self: &Arc<Self>) {
+        Hca::bad_number(self);
+    }
+
     fn handles(&self) -> &ib::Handles<Self> {
         self.objects()
     }

@@ -90,12 +90,13 @@ impl Buffer {
         })
     }
 
-    /// Copies `value` to `offset`, a multiple of 8.
+    /// Copies `value` to `offset`, a multiple of 8, word by word: whoever reads meanwhile may see
+    /// some words of it only.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the range is not within the buffer.
-    pub(crate) fn write<T: AsBytes>(&mut self, offset: usize, value: &T) -> Result {
+    pub(crate) fn write<T: AsBytes>(&self, offset: usize, value: &T) -> Result {
         let bytes = value.as_bytes();
         let ptr = self.check(offset, bytes.len())?;
         let words = bytes.chunks_exact(WORD);
@@ -138,6 +139,15 @@ impl Buffer {
         Ok(value)
     }
 
+    /// The pointer to the 32 bits at `offset`, a multiple of 4.
+    fn word(&self, offset: usize) -> Result<*mut u32> {
+        let word = self.check(offset / WORD * WORD, WORD)?;
+        if offset % size_of::<u32>() != 0 {
+            return Err(EINVAL);
+        }
+        Ok(word.cast::<u32>().wrapping_byte_add(offset % WORD))
+    }
+
     /// The pointer to `offset`, if it is aligned and `len` bytes from there are in the buffer.
     fn check(&self, offset: usize, len: usize) -> Result<*mut u64> {
         let end = offset.checked_add(len).ok_or(EINVAL)?;
@@ -150,4 +160,109 @@ impl Buffer {
             .cast::<u64>()
             .wrapping_add(offset / WORD))
     }
+}
+
+/// Bytes of a page, as page tables list them.
+pub(crate) const PAGE_SIZE: usize = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
+
+/// The most bytes that [`Pages`] has in one piece: large blocks may not be there when memory is
+/// fragmented.
+const PIECE: usize = 16 * PAGE_SIZE;
+
+/// Coherent memory that the device knows as a list of pages.
+///
+/// Several threads may use it at a time; who uses which bytes is theirs to agree on.
+pub(crate) struct Pages {
+    /// All of [`PIECE`] bytes, but for the last.
+    pieces: KVec<Buffer>,
+}
+
+impl Pages {
+    /// Allocates `len` bytes, rounded up to whole pages, zeroed. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a length of 0, `ENOMEM`.
+    pub(crate) fn new(dma: &Device, len: usize) -> Result<Self> {
+        let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(EINVAL)?;
+        let mut pieces = KVec::with_capacity(len.div_ceil(PIECE), GFP_KERNEL)?;
+        let mut rest = len;
+        loop {
+            let piece = rest.min(PIECE);
+            pieces.push(dma.alloc(piece)?, GFP_KERNEL)?;
+            rest -= piece;
+            if rest == 0 {
+                return Ok(Self { pieces });
+            }
+        }
+    }
+
+    /// The number of pages.
+    pub(crate) fn num_pages(&self) -> usize {
+        let bytes: usize = self.pieces.iter().map(|piece| piece.0.size()).sum();
+        bytes / PAGE_SIZE
+    }
+
+    /// The addresses of the pages, as the device sees them.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        self.pieces.iter().flat_map(|piece| {
+            (0..piece.0.size())
+                .step_by(PAGE_SIZE)
+                .map(|offset| piece.0.dma_handle() + offset as u64)
+        })
+    }
+
+    fn piece(&self, offset: usize) -> Result<&Buffer> {
+        self.pieces.get(offset / PIECE).ok_or(EINVAL)
+    }
+
+    /// Copies `value` to `offset`, a multiple of 8, word by word.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not within the memory, or not in one page.
+    pub(crate) fn write<T: AsBytes>(&self, offset: usize, value: &T) -> Result {
+        self.piece(offset)?.write(offset % PIECE, value)
+    }
+
+    /// Copies a value out of `offset`, a multiple of 8, word by word.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pages::write`].
+    pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
+        self.piece(offset)?.read(offset % PIECE)
+    }
+
+    /// Writes the 32 bits at `offset`, a multiple of 4, after everything that was written before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pages::write`].
+    pub(crate) fn store_release(&self, offset: usize, value: u32) -> Result {
+        let word = self.piece(offset)?.word(offset % PIECE)?;
+        // SAFETY: `word` says that the range is within the buffer and aligned.
+        unsafe { bindings::virtio_rdma_store_release(word, value.to_le()) };
+        Ok(())
+    }
+
+    /// Reads the 32 bits at `offset`, a multiple of 4, before everything that is read afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pages::write`].
+    pub(crate) fn load_acquire(&self, offset: usize) -> Result<u32> {
+        let word = self.piece(offset)?.word(offset % PIECE)?;
+        // SAFETY: `word` says that the range is within the buffer and aligned.
+        Ok(u32::from_le(unsafe {
+            bindings::virtio_rdma_load_acquire(word)
+        }))
+    }
+}
+
+/// A full barrier between this CPU and the device: neither sees what is on one side of it after
+/// what is on the other.
+pub(crate) fn barrier() {
+    // SAFETY: There are no requirements.
+    unsafe { bindings::virtio_rdma_mb() };
 }

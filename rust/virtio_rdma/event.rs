@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Asynchronous events: the event queue, and whom each event is reported to
-//! (chapter 9 of the specification).
+//! Event queues, and the asynchronous events: whom each is reported to (chapter
+//! 9 of the specification).
 
 #![deny(unsafe_code)]
 
@@ -16,23 +16,36 @@ use crate::{
         Counter,
         Stats, //
     },
+    sync::IrqSpinLock,
     virtio::Queue,
     wire, //
 };
-use kernel::prelude::*;
+use core::marker::PhantomData;
+use kernel::{
+    prelude::*,
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    },
+};
 
-/// Buffers in the event queue, as far as the ring has room.
+/// Buffers in an event queue, as far as the ring has room.
 const BUFFERS: u32 = 64;
 
-const EVENT_SIZE: usize = size_of::<wire::Event>();
-
-/// The queue of events and its buffers.
-pub(crate) struct EventQueue {
+/// A queue of events of one kind, and its buffers.
+///
+/// The buffers of events that were taken go back together ([`EventQueue::recycle`]), so that a
+/// device which has always one more event cannot hold up whoever takes them.
+pub(crate) struct EventQueue<E> {
     queue: Queue,
     events: Buffer,
+    taken: KVec<u32>,
+    _event: PhantomData<fn() -> E>,
 }
 
-impl EventQueue {
+impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
+    const SIZE: usize = size_of::<E>();
+
     /// Allocates the buffers. May sleep.
     ///
     /// # Errors
@@ -41,7 +54,9 @@ impl EventQueue {
     pub(crate) fn new(queue: Queue, dma: &dma::Device) -> Result<Self> {
         Ok(Self {
             queue,
-            events: dma.alloc(BUFFERS as usize * EVENT_SIZE)?,
+            events: dma.alloc(BUFFERS as usize * Self::SIZE)?,
+            taken: KVec::with_capacity(BUFFERS as usize, GFP_KERNEL)?,
+            _event: PhantomData,
         })
     }
 
@@ -53,6 +68,11 @@ impl EventQueue {
         self.queue.kick();
     }
 
+    /// Lets the interrupt go to `cpu`.
+    pub(crate) fn set_affinity(&mut self, cpu: u32) {
+        self.queue.set_affinity(cpu);
+    }
+
     /// Gives the queue back. The device must have been reset.
     pub(crate) fn into_queue(self) -> Queue {
         self.queue
@@ -60,23 +80,56 @@ impl EventQueue {
 
     fn add(&mut self, index: u32) {
         // A ring that takes no buffer back is broken, and there are no more events.
-        if let Ok(span) = self.events.span(index as usize * EVENT_SIZE, EVENT_SIZE) {
+        if let Ok(span) = self.events.span(index as usize * Self::SIZE, Self::SIZE) {
             let _ = self.queue.add_writable(span, index);
         }
     }
 
-    /// The next event, if there is one; its buffer is available again.
-    pub(crate) fn next(&mut self, stats: &Stats) -> Option<wire::Event> {
+    /// The next event, if there is one; those that are too short are skipped.
+    pub(crate) fn next(&mut self, stats: &Stats) -> Option<E> {
         while let Some((index, written)) = self.queue.get() {
-            let event = self.events.read(index as usize * EVENT_SIZE);
-            self.add(index);
-            self.queue.kick();
-            match event {
-                Ok(event) if written as usize >= EVENT_SIZE => return Some(event),
+            let _ = self.taken.push_within_capacity(index);
+            match self.events.read(index as usize * Self::SIZE) {
+                Ok(event) if written as usize >= Self::SIZE => return Some(event),
                 _ => stats.bad(Counter::BadEvent),
             }
         }
         None
+    }
+
+    /// Makes the buffers of all events that were taken available again.
+    pub(crate) fn recycle(&mut self) {
+        if self.taken.is_empty() {
+            return;
+        }
+        while let Some(index) = self.taken.pop() {
+            self.add(index);
+        }
+        self.queue.kick();
+    }
+}
+
+/// An event queue with its lock; empty before there are queues, and after.
+pub(crate) type Locked<E> = IrqSpinLock<Option<EventQueue<E>>>;
+
+/// Takes all events that are there, and gives each to `handle`, without the lock. Called by the
+/// interrupt.
+pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
+    queue: &Locked<E>,
+    stats: &Stats,
+    mut handle: impl FnMut(&E),
+) {
+    loop {
+        let mut guard = queue.lock();
+        let Some(events) = &mut *guard else {
+            return;
+        };
+        let Some(event) = events.next(stats) else {
+            events.recycle();
+            return;
+        };
+        drop(guard);
+        handle(&event);
     }
 }
 

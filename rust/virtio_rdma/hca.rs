@@ -11,26 +11,35 @@ use crate::{
         Command,
         ControlQueue, //
     },
-    config::Config,
+    config::{
+        Config,
+        Role, //
+    },
     dma::{
         self,
-        Buffer, //
+        Buffer,
+        Pages, //
     },
-    event::EventQueue,
+    doorbell::{
+        self,
+        DoorbellQueue, //
+    },
+    event::{
+        self,
+        EventQueue, //
+    },
     ib,
+    region::Memory,
     stats::{
         Counter,
         Stats, //
     },
-    sync::{
-        new_irq_spinlock,
-        IrqSpinLock, //
-    },
-    umem::Umem,
+    sync::new_irq_spinlock,
     virtio::{
         Interrupt,
         Queue, //
     },
+    wire, //
 };
 use kernel::{
     device, new_mutex, new_work,
@@ -63,12 +72,6 @@ struct Parked {
     memory: Option<Buffer>,
 }
 
-/// Memory of an MR that a failed device may still touch.
-struct Quarantined {
-    _umem: Umem,
-    _table: Option<Buffer>,
-}
-
 /// What is known only when the queues are there.
 struct Attached {
     dma: dma::Device,
@@ -88,12 +91,17 @@ pub(crate) struct Hca {
     #[pin]
     control: ControlQueue,
     #[pin]
-    events: IrqSpinLock<Option<EventQueue>>,
-    /// By index of the virtqueue.
+    doorbells: DoorbellQueue,
+    #[pin]
+    events: event::Locked<wire::Event>,
+    /// By completion vector.
+    completion_events: KVec<Pin<KBox<event::Locked<wire::CompEvent>>>>,
+    /// By index of the virtqueue; of those that objects use.
     #[pin]
     queues: Mutex<KVec<Parked>>,
+    /// Memory that a failed device may still touch.
     #[pin]
-    quarantine: Mutex<KVec<Quarantined>>,
+    quarantine: Mutex<KVec<Memory>>,
     #[pin]
     wake: Work<Hca>,
 }
@@ -125,7 +133,19 @@ impl Hca {
     /// `ENOMEM`.
     pub(crate) fn new(dev: ARef<device::Device>, config: Config) -> Result<Arc<Self>> {
         let handles = ib::Handles::new(config.max_cq as usize, config.max_qp as usize + 1)?;
-        let control = ControlQueue::new(config.max_cq)?;
+        let rings = config.rings.is_some();
+        let control = ControlQueue::new(if rings { 0 } else { config.max_cq })?;
+        let doorbells = DoorbellQueue::new(if rings { config.max_qp + 1 } else { 0 })?;
+        let mut completion_events = KVec::new();
+        for _ in 0..config.rings.unwrap_or(0) {
+            completion_events.push(
+                KBox::pin_init(
+                    new_irq_spinlock!(None, "virtio_rdma::completion_events"),
+                    GFP_KERNEL,
+                )?,
+                GFP_KERNEL,
+            )?;
+        }
         let stats = Stats::new(dev.clone());
 
         Arc::pin_init(
@@ -137,6 +157,8 @@ impl Hca {
                 broken: Atomic::new(false),
                 attached: SetOnce::new(),
                 control <- control,
+                doorbells <- doorbells,
+                completion_events,
                 events <- new_irq_spinlock!(None, "virtio_rdma::events"),
                 queues <- new_mutex!(KVec::new()),
                 quarantine <- new_mutex!(KVec::new()),
@@ -153,32 +175,44 @@ impl Hca {
     /// `EINVAL` if there are too few, or if the control queue is too small; `ENOMEM`.
     pub(crate) fn attach(&self, queues: KVec<Queue>, dma: dma::Device) -> Result {
         let config = &self.config;
-        let first_sq = config.sq_queue(1).ok_or(EINVAL)? as usize;
-        let end_of_rqs = first_sq + 2 * config.max_qp as usize;
-        let smallest = |range: core::ops::Range<usize>| {
-            let sizes = queues.get(range).ok_or(EINVAL)?.iter().map(Queue::size);
-            sizes.min().ok_or(EINVAL)
-        };
-
-        self.attached.populate(Attached {
-            max_qp_wr: config.max_qp_wr.min(smallest(first_sq..end_of_rqs)?),
-            max_cqe: config.max_cqe.min(smallest(1..first_sq)?),
+        let mut attached = Attached {
+            max_qp_wr: config.max_qp_wr,
+            max_cqe: config.max_cqe,
             dma: dma.clone(),
-        });
+        };
         for (index, queue) in queues.into_iter().enumerate() {
             let mut parked = Parked {
                 queue: None,
                 memory: None,
             };
-            if index == 0 {
-                self.control.attach(queue)?;
-            } else if config.event_queue() == Some(index as u32) {
-                *self.events.lock() = Some(EventQueue::new(queue, &dma)?);
-            } else {
-                parked.queue = Some(queue);
+            match config.role(index as u32) {
+                Role::Control => self.control.attach(queue)?,
+                Role::Events => *self.events.lock() = Some(EventQueue::new(queue, &dma)?),
+                Role::Doorbells => self.doorbells.attach(queue, &dma)?,
+                Role::CompletionEvents(vector) => self.attach_vector(vector, queue, &dma)?,
+                Role::Completions(_) => {
+                    attached.max_cqe = attached.max_cqe.min(queue.size());
+                    parked.queue = Some(queue);
+                }
+                Role::Sends | Role::Receives => {
+                    attached.max_qp_wr = attached.max_qp_wr.min(queue.size());
+                    parked.queue = Some(queue);
+                }
             }
-            self.queues.lock().push(parked, GFP_KERNEL)?;
+            if config.rings.is_none() {
+                self.queues.lock().push(parked, GFP_KERNEL)?;
+            }
         }
+        self.attached.populate(attached);
+        Ok(())
+    }
+
+    /// Takes over the queue of a completion vector. The vectors are spread over the CPUs.
+    fn attach_vector(&self, vector: u32, queue: Queue, dma: &dma::Device) -> Result {
+        let mut events = EventQueue::new(queue, dma)?;
+        events.set_affinity(vector % crate::sync::num_online_cpus());
+        let place = self.completion_events.get(vector as usize).ok_or(EINVAL)?;
+        *place.lock() = Some(events);
         Ok(())
     }
 
@@ -191,8 +225,17 @@ impl Hca {
         if let Some(mut queue) = self.control.detach() {
             queue.detach_all();
         }
+        if let Some(mut queue) = self.doorbells.detach() {
+            queue.detach_all();
+        }
         if let Some(mut queue) = events.map(EventQueue::into_queue) {
             queue.detach_all();
+        }
+        for place in &self.completion_events {
+            let events = place.lock().take();
+            if let Some(mut queue) = events.map(EventQueue::into_queue) {
+                queue.detach_all();
+            }
         }
         for queue in queues.iter_mut().filter_map(|parked| parked.queue.as_mut()) {
             queue.detach_all();
@@ -201,10 +244,15 @@ impl Hca {
         crate::sync::flush_work(&self.wake);
     }
 
-    /// Hands the buffers of the event queue to the device.
+    /// Hands the buffers of the event queues to the device.
     pub(crate) fn start_events(&self) {
         if let Some(events) = &mut *self.events.lock() {
             events.start();
+        }
+        for place in &self.completion_events {
+            if let Some(events) = &mut *place.lock() {
+                events.start();
+            }
         }
     }
 
@@ -242,9 +290,11 @@ impl Hca {
             .map_or(0, |attached| attached.max_cqe)
     }
 
-    /// Number of completion vectors: one a CPU, as far as there are CQs.
+    /// Number of completion vectors: with virtqueues, one a CPU, as far as there are CQs.
     pub(crate) fn num_comp_vectors(&self) -> u32 {
-        crate::sync::num_online_cpus().min(self.config.max_cq)
+        self.config
+            .rings
+            .unwrap_or_else(|| crate::sync::num_online_cpus().min(self.config.max_cq))
     }
 
     /// Allocates memory that the device can reach. May sleep.
@@ -254,6 +304,35 @@ impl Hca {
     /// `ENOMEM`.
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
         self.attached.as_ref().ok_or(ENODEV)?.dma.alloc(len)
+    }
+
+    /// Allocates memory that the device knows as a list of pages. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn alloc_pages(&self, len: usize) -> Result<Pages> {
+        Pages::new(&self.attached.as_ref().ok_or(ENODEV)?.dma, len)
+    }
+
+    /// Rings the doorbell of a QP. Any context.
+    pub(crate) fn ring_doorbell(self: &Arc<Self>, qpn: u32, ring: doorbell::Ring) {
+        self.stats.count(Counter::Doorbells);
+        if self.doorbells.ring(qpn, ring).is_err() {
+            self.fail("the doorbell queue broke");
+        }
+    }
+
+    /// Forgets the doorbells of a QP that is gone. Any context.
+    pub(crate) fn cancel_doorbell(&self, qpn: u32) {
+        self.doorbells.cancel(qpn);
+    }
+
+    /// The device gave a new object a number that is out of range or taken. Which memory it takes
+    /// for whose is anybody's guess, so it is out of service. Any context.
+    pub(crate) fn bad_number(self: &Arc<Self>) {
+        self.stats.bad(Counter::BadHandle);
+        self.fail("it gives objects wrong numbers");
     }
 
     /// Whether the device has failed.
@@ -333,51 +412,43 @@ impl Hca {
         })
     }
 
-    /// Keeps the memory of an MR until the device has been reset. May sleep.
-    pub(crate) fn quarantine(&self, umem: Umem, table: Option<Buffer>) {
-        let entry = Quarantined {
-            _umem: umem,
-            _table: table,
-        };
+    /// Keeps memory until the device has been reset. May sleep.
+    pub(crate) fn quarantine(&self, memory: Memory) {
         let mut quarantine = self.quarantine.lock();
         if quarantine.reserve(1, GFP_KERNEL).is_err() {
             // Better lost than written to by the device when it is somebody else's.
-            core::mem::forget(entry);
+            core::mem::forget(memory);
             return;
         }
-        let _ = quarantine.push_within_capacity(entry);
+        let _ = quarantine.push_within_capacity(memory);
     }
 }
 
 impl Interrupt for Hca {
     fn interrupt(&self, queue: u32) {
-        if queue == 0 {
-            self.control.interrupt(&self.stats);
-        } else if Some(queue) == self.config.event_queue() {
-            self.event_interrupt();
-        } else {
-            self.handles.cqs.with(queue - 1, |cq| {
-                if cq.take_armed() {
-                    cq.complete();
+        match self.config.role(queue) {
+            Role::Control => self.control.interrupt(&self.stats),
+            Role::Events => event::interrupt(&self.events, &self.stats, |event| {
+                event::report(self, event);
+            }),
+            Role::CompletionEvents(vector) => {
+                if let Some(events) = self.completion_events.get(vector as usize) {
+                    event::interrupt(events, &self.stats, |event: &wire::CompEvent| {
+                        self.notify_cq(u32::from_le(event.cqn));
+                    });
                 }
-            });
+            }
+            Role::Doorbells => self.doorbells.interrupt(),
+            Role::Completions(cqn) => self.notify_cq(cqn),
+            Role::Sends | Role::Receives => {}
         }
     }
 }
 
 impl Hca {
-    fn event_interrupt(&self) {
-        loop {
-            let mut events = self.events.lock();
-            let event = match &mut *events {
-                Some(queue) => queue.next(&self.stats),
-                None => None,
-            };
-            let Some(event) = event else {
-                break;
-            };
-            drop(events);
-            crate::event::report(self, &event);
+    fn notify_cq(&self, cqn: u32) {
+        if self.handles.cqs.with(cqn, |cq| cq.notify(cq)).is_none() {
+            self.stats.count(Counter::StaleEvent);
         }
     }
 }

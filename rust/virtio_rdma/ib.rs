@@ -84,6 +84,9 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// The objects by which the driver finds them: CQs and QPs by number.
     fn handles(&self) -> &Handles<Self>;
 
+    /// The device gave a new object a number that is out of range or taken. Any context.
+    fn bad_number(self: &Arc<Self>);
+
     /// Fills in the attributes of the device.
     ///
     /// # Errors

@@ -7,10 +7,9 @@
 use crate::{
     bindings,
     cmd,
-    dma::Buffer,
     hca::Hca,
     ib,
-    umem::Umem, //
+    region::Region, //
 };
 use kernel::{
     prelude::*,
@@ -28,36 +27,23 @@ const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
     | bindings::VIRTIO_RDMA_ACCESS_HUGETLB;
 
-/// Bytes of an entry of a page table.
-const ENTRY: usize = size_of::<u64>();
-
 /// A memory region.
 pub(crate) struct Mr {
     hca: Arc<Hca>,
     mrn: u32,
     lkey: u32,
     rkey: u32,
-    umem: Option<Umem>,
+    _region: Option<Region>,
 }
 
 impl Mr {
-    fn new(hca: &Arc<Hca>, reply: &bindings::virtio_rdma_rsp_mr, umem: Option<Umem>) -> Self {
+    fn new(hca: &Arc<Hca>, reply: &bindings::virtio_rdma_rsp_mr, region: Option<Region>) -> Self {
         Self {
             hca: hca.clone(),
             mrn: u32::from_le(reply.mrn),
             lkey: u32::from_le(reply.lkey),
             rkey: u32::from_le(reply.rkey),
-            umem,
-        }
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if self.hca.is_broken() {
-            if let Some(umem) = self.umem.take() {
-                self.hca.quarantine(umem, None);
-            }
+            _region: region,
         }
     }
 }
@@ -72,22 +58,6 @@ fn check_access(access: u32) -> Result<u32> {
         return Err(crate::errno::unsupported());
     }
     Ok(access & ACCESS)
-}
-
-/// Writes the addresses of the memory's blocks to a new table.
-fn page_table(hca: &Hca, umem: &Umem) -> Result<(Buffer, u32)> {
-    let npages = umem.num_blocks();
-    let mut table = hca.alloc(npages.checked_mul(ENTRY).ok_or(EINVAL)?)?;
-    let mut count = 0;
-
-    for block in umem.blocks() {
-        table.write(count * ENTRY, &block.to_le())?;
-        count += 1;
-    }
-    if count != npages {
-        return Err(EINVAL);
-    }
-    Ok((table, u32::try_from(npages)?))
 }
 
 impl ib::MemoryRegion<Hca> for Mr {
@@ -108,27 +78,20 @@ impl ib::MemoryRegion<Hca> for Mr {
             return Err(EINVAL);
         }
 
-        let umem = Umem::pin(dev, memory.start, memory.length, memory.access)?;
-        let (table, npages) = page_table(hca, &umem)?;
+        let region = Region::pin(dev, memory.start, memory.length, memory.access)?;
+        let table = region.page_table()?;
         let request = bindings::virtio_rdma_cmd_reg_user_mr {
             pdn: pd.number().to_le(),
             access_flags: access_flags.to_le(),
             start: memory.start.to_le(),
             length: memory.length.to_le(),
             virt_addr: memory.virt_addr.to_le(),
-            pages: table.span(0, npages as usize * ENTRY)?.addr.to_le(),
-            npages: npages.to_le(),
+            pages: table.addr().to_le(),
+            npages: table.npages().to_le(),
             reserved_2c: 0,
         };
-        match hca.execute::<cmd::RegUserMr>(&request) {
-            Ok(reply) => Ok(Self::new(hca, &reply, Some(umem))),
-            Err(error) => {
-                if hca.is_broken() {
-                    hca.quarantine(umem, Some(table));
-                }
-                Err(error)
-            }
-        }
+        let reply = hca.execute::<cmd::RegUserMr>(&request)?;
+        Ok(Self::new(hca, &reply, Some(region)))
     }
 
     fn dereg(&self) -> Result {

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs (chapters 6 and 8 of the specification).
+//! Queue pairs (chapters 6, 8 and 13 of the specification).
 
 #![deny(unsafe_code)]
 
 use crate::{
     ah, bindings, cmd,
+    dma::PAGE_SIZE,
+    doorbell,
     hca::Hca,
     ib,
+    region::Region,
+    ring::{
+        self,
+        QpLayout,
+        WorkRing, //
+    },
     stats::Counter,
     sync::{
         new_irq_spinlock,
@@ -15,11 +23,14 @@ use crate::{
     },
     wire::{
         self,
+        Completion,
+        SendRequest,
         WrBody, //
     },
     wq::{
         self,
         Entry,
+        Transport,
         WorkQueue, //
     },
 };
@@ -49,6 +60,8 @@ pub(crate) struct Qp {
     sq: IrqSpinLock<WorkQueue>,
     #[pin]
     rq: IrqSpinLock<WorkQueue>,
+    /// The memory of the rings, if the queues are rings.
+    _region: Option<Region>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -103,13 +116,12 @@ fn flushed(entry: &Entry, opcode: u32) -> ib::Wc {
 impl Qp {
     /// Completes the work request that a CQE of CQ `cqn` names. `None` if the CQE makes no sense.
     /// Any context.
-    pub(crate) fn complete(&self, cqn: u32, cqe: &wire::Cqe) -> Option<ib::Wc> {
-        if u32::from(cqe.status) > bindings::virtio_rdma_wc_status_VIRTIO_RDMA_WC_GENERAL_ERR {
+    pub(crate) fn complete(&self, cqn: u32, cqe: &Completion) -> Option<ib::Wc> {
+        if cqe.status > bindings::virtio_rdma_wc_status_VIRTIO_RDMA_WC_GENERAL_ERR {
             self.hca.stats().bad(Counter::BadCqeStatus);
             return None;
         }
-        let is_recv =
-            u32::from(cqe.opcode) & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0;
+        let is_recv = cqe.opcode & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0;
         if cqn
             != if is_recv {
                 self.recv_cqn
@@ -127,26 +139,25 @@ impl Qp {
         }
     }
 
-    fn complete_send(&self, cqe: &wire::Cqe) -> Option<ib::Wc> {
-        let Some(entry) = self.sq.lock().complete_through(u64::from_le(cqe.wr_id)) else {
+    fn complete_send(&self, cqe: &Completion) -> Option<ib::Wc> {
+        let Some(entry) = self.sq.lock().complete_through(cqe.request) else {
             self.hca.stats().bad(Counter::BadCqeWrId);
             return None;
         };
         Some(ib::Wc {
             wr_id: entry.wr_id,
-            status: u32::from(cqe.status),
+            status: cqe.status,
             opcode: wc_opcode(entry.opcode),
-            vendor_err: u32::from_le(cqe.vendor_err),
-            byte_len: u32::from_le(cqe.byte_len),
+            vendor_err: cqe.vendor_err,
+            byte_len: cqe.byte_len,
             ..ib::Wc::default()
         })
     }
 
-    fn complete_recv(&self, cqe: &wire::Cqe) -> Option<ib::Wc> {
-        let slot = u64::from_le(cqe.wr_id);
-        let byte_len = u32::from_le(cqe.byte_len);
-        let ok = u32::from(cqe.status) == bindings::ib_wc_status_IB_WC_SUCCESS;
-        let opcode = match u32::from(cqe.opcode) {
+    fn complete_recv(&self, cqe: &Completion) -> Option<ib::Wc> {
+        let byte_len = cqe.byte_len;
+        let ok = cqe.status == bindings::ib_wc_status_IB_WC_SUCCESS;
+        let opcode = match cqe.opcode {
             bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV => {
                 bindings::ib_wc_opcode_IB_WC_RECV
             }
@@ -160,7 +171,7 @@ impl Qp {
         };
 
         let mut rq = self.rq.lock();
-        let Some(entry) = rq.peek(slot) else {
+        let Some(entry) = rq.peek(cqe.request) else {
             self.hca.stats().bad(Counter::BadCqeWrId);
             return None;
         };
@@ -169,24 +180,20 @@ impl Qp {
             self.hca.stats().bad(Counter::BadCqeByteLen);
             return None;
         }
-        rq.complete_one(slot);
+        rq.complete_one(cqe.request);
         drop(rq);
 
         let flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
         Some(ib::Wc {
             wr_id: entry.wr_id,
-            status: u32::from(cqe.status),
+            status: cqe.status,
             opcode,
-            vendor_err: u32::from_le(cqe.vendor_err),
+            vendor_err: cqe.vendor_err,
             byte_len,
-            ex: wire::ex(cqe),
-            src_qp: u32::from_le(cqe.src_qp),
-            wc_flags: if ok {
-                u32::from_le(cqe.wc_flags) & flags
-            } else {
-                0
-            },
-            pkey_index: u16::from_le(cqe.pkey_index),
+            ex: cqe.ex,
+            src_qp: cqe.src_qp,
+            wc_flags: if ok { cqe.wc_flags & flags } else { 0 },
+            pkey_index: cqe.pkey_index,
             sl: cqe.sl,
             port_num: bindings::VIRTIO_RDMA_PORT as u8,
         })
@@ -224,12 +231,12 @@ impl Qp {
         }
     }
 
-    /// The header of a send work request.
+    /// A send work request as the device gets it.
     ///
     /// # Errors
     ///
     /// `EINVAL` for an opcode, a flag or a destination that the QP does not have.
-    fn sq_wqe(&self, wr: &ib::SendWr<'_, Hca>, slot: usize) -> Result<wire::SqWqe> {
+    fn send_request(&self, wr: &ib::SendWr<'_, Hca>) -> Result<SendRequest> {
         let mut send_flags = wr.send_flags();
         if send_flags & !SEND_FLAGS != 0 {
             return Err(EINVAL);
@@ -237,16 +244,12 @@ impl Qp {
         if self.signal_all {
             send_flags |= bindings::VIRTIO_RDMA_SEND_SIGNALED;
         }
-        let mut wqe = wire::SqWqe {
-            num_sge: (wr.sges().len() as u32).to_le(),
-            send_flags: send_flags.to_le(),
-            opcode: wr.opcode().to_le(),
-            wr_id: (slot as u64).to_le(),
-            ..wire::SqWqe::zeroed()
-        };
-        wire::set_ex(&mut wqe, wr.ex());
-        self.body(wr)?.write(&mut wqe);
-        Ok(wqe)
+        Ok(SendRequest {
+            opcode: wr.opcode(),
+            send_flags,
+            ex: wr.ex(),
+            body: self.body(wr)?,
+        })
     }
 
     fn body(&self, wr: &ib::SendWr<'_, Hca>) -> Result<WrBody> {
@@ -298,7 +301,7 @@ impl Qp {
 
     fn post_one_send(&self, sq: &mut WorkQueue, wr: &ib::SendWr<'_, Hca>) -> Result {
         sq.check(wr.sges())?;
-        let wqe = self.sq_wqe(wr, sq.next_slot())?;
+        let request = self.send_request(wr)?;
         let entry = Entry {
             wr_id: wr.wr_id(),
             opcode: wr.opcode(),
@@ -308,17 +311,12 @@ impl Qp {
             sq.keep(entry);
             return Ok(());
         }
-        sq.post(&wqe, wr.sges(), entry)
+        sq.post_send(&request, wr.sges(), entry)
     }
 
     fn post_one_recv(&self, rq: &mut WorkQueue, wr: &ib::RecvWr<'_>) -> Result {
         let sges = wr.sges();
         rq.check(sges)?;
-        let wqe = wire::RqWqe {
-            num_sge: (sges.len() as u32).to_le(),
-            reserved_04: 0,
-            wr_id: (rq.next_slot() as u64).to_le(),
-        };
         let entry = Entry {
             wr_id: wr.wr_id(),
             opcode: 0,
@@ -328,17 +326,21 @@ impl Qp {
             rq.keep(entry);
             return Ok(());
         }
-        rq.post(&wqe, sges, entry)
+        rq.post_recv(sges, entry)
     }
 
     /// What follows after work requests were posted: the device hears of them, or, if it has
     /// failed, the consumer hears that they are flushed.
-    fn posted(&self, queue: &mut WorkQueue, counter: Counter, count: u64) {
+    fn posted(&self, queue: &mut WorkQueue, ring: doorbell::Ring, count: u64) {
+        let counter = match ring {
+            doorbell::Ring::Send => Counter::SendsPosted,
+            doorbell::Ring::Receive => Counter::RecvsPosted,
+        };
         self.hca.stats().add(counter, count);
         if self.hca.is_broken() {
             self.hca.wake_pollers();
-        } else {
-            queue.kick();
+        } else if queue.publish() {
+            self.hca.ring_doorbell(self.qpn, ring);
         }
     }
 
@@ -422,21 +424,21 @@ fn check_cap(hca: &Hca, asked: &bindings::ib_qp_cap) -> Result<bindings::ib_qp_c
         max_recv_wr: asked.max_recv_wr.max(1),
         max_send_sge: asked.max_send_sge.max(1),
         max_recv_sge: asked.max_recv_sge.max(1),
-        max_inline_data: 0,
+        max_inline_data: asked.max_inline_data,
         max_rdma_ctxs: asked.max_rdma_ctxs,
     };
     if cap.max_send_wr > hca.max_qp_wr()
         || cap.max_recv_wr > hca.max_qp_wr()
         || cap.max_send_sge > hca.config().max_send_sge
         || cap.max_recv_sge > hca.config().max_recv_sge
-        || asked.max_inline_data != 0
+        || cap.max_inline_data > hca.config().max_inline_data
     {
         return Err(EINVAL);
     }
     Ok(cap)
 }
 
-/// The request of CREATE_QP.
+/// The request of CREATE_QP, and what CREATE_RING_QP has of it.
 ///
 /// # Errors
 ///
@@ -466,13 +468,28 @@ fn create_request(
         max_recv_wr: cap.max_recv_wr.to_le(),
         max_recv_sge: cap.max_recv_sge.to_le(),
         recv_cqn: ib::CompletionQueue::number(&**attr.recv_cq).to_le(),
+        max_inline_data: cap.max_inline_data.to_le(),
         ..bindings::virtio_rdma_cmd_create_qp::zeroed()
     };
     Ok((request, cap))
 }
 
-/// Takes the queues of a QP.
-fn new_queues(
+/// Destroys a QP in the device.
+fn destroy(hca: &Arc<Hca>, qpn: u32) -> Result {
+    let request = bindings::virtio_rdma_cmd_destroy_qp { qpn: qpn.to_le() };
+    hca.execute_destroy::<cmd::DestroyQp>(&request)
+}
+
+/// What a new QP consists of.
+struct Parts {
+    qpn: u32,
+    sq: WorkQueue,
+    rq: WorkQueue,
+    region: Option<Region>,
+}
+
+/// Takes the virtqueues of a QP.
+fn lease_queues(
     hca: &Arc<Hca>,
     qpn: u32,
     cap: &bindings::ib_qp_cap,
@@ -480,7 +497,8 @@ fn new_queues(
     let sq_queue = hca.config().sq_queue(qpn);
     let new = |index: Option<u32>, depth: u32, max_sge: u32, slot_size: usize| {
         let memory = hca.alloc(depth as usize * slot_size)?;
-        WorkQueue::new(hca.lease(index, memory)?, depth, max_sge, slot_size)
+        let lease = hca.lease(index, memory)?;
+        WorkQueue::new(Transport::Virtqueue(lease), depth, max_sge, slot_size)
     };
     let sq = new(
         sq_queue,
@@ -497,10 +515,142 @@ fn new_queues(
     Ok((sq, rq))
 }
 
-/// Destroys a QP in the device.
-fn destroy(hca: &Arc<Hca>, qpn: u32) -> Result {
-    let request = bindings::virtio_rdma_cmd_destroy_qp { qpn: qpn.to_le() };
-    hca.execute_destroy::<cmd::DestroyQp>(&request)
+/// Creates a QP with virtqueues.
+fn new_virtqueues(
+    hca: &Arc<Hca>,
+    request: &bindings::virtio_rdma_cmd_create_qp,
+    cap: &bindings::ib_qp_cap,
+) -> Result<Parts> {
+    let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(request)?.qpn);
+    let (sq, rq) = lease_queues(hca, qpn, cap).inspect_err(|_| {
+        // There is nothing to do about it, and the first error is the one to tell.
+        let _ = destroy(hca, qpn);
+    })?;
+    Ok(Parts {
+        qpn,
+        sq,
+        rq,
+        region: None,
+    })
+}
+
+/// Bytes of the entries of a QP's send and receive ring.
+fn entry_sizes(qp_type: u32, cap: &bindings::ib_qp_cap) -> (u32, u32) {
+    (
+        ring::send_entry_size(qp_type, cap.max_send_sge, cap.max_inline_data),
+        ring::recv_entry_size(cap.max_recv_sge),
+    )
+}
+
+/// Sends CREATE_RING_QP. The QP may have as many work requests outstanding as its rings hold.
+fn create_rings(
+    hca: &Arc<Hca>,
+    base: &bindings::virtio_rdma_cmd_create_qp,
+    region: &Region,
+    layout: &QpLayout,
+) -> Result<u32> {
+    let table = region.page_table()?;
+    let (sq, rq) = layout.to_wire();
+    let request = bindings::virtio_rdma_cmd_create_ring_qp {
+        base: bindings::virtio_rdma_cmd_create_qp {
+            max_send_wr: sq.depth,
+            max_recv_wr: rq.depth,
+            ..*base
+        },
+        region: table.to_wire(),
+        sq,
+        rq,
+        ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
+    };
+    let qpn = u32::from_le(hca.execute::<cmd::CreateRingQp>(&request)?.qpn);
+    let gsi = u32::from(base.qp_type) == bindings::virtio_rdma_qp_type_VIRTIO_RDMA_QPT_GSI;
+    if qpn == 0 || gsi != (qpn == bindings::VIRTIO_RDMA_GSI_QPN) {
+        hca.bad_number();
+        return Err(EIO);
+    }
+    Ok(qpn)
+}
+
+/// Creates a QP with rings of the kernel.
+fn new_rings(
+    hca: &Arc<Hca>,
+    base: &bindings::virtio_rdma_cmd_create_qp,
+    cap: &mut bindings::ib_qp_cap,
+) -> Result<Parts> {
+    if cap.max_inline_data != 0 {
+        return Err(EINVAL);
+    }
+    // No more than `max_qp_wr`, which is a power of two.
+    cap.max_send_wr = cap.max_send_wr.next_power_of_two();
+    cap.max_recv_wr = cap.max_recv_wr.next_power_of_two();
+    let layout = QpLayout::new(
+        (cap.max_send_wr, cap.max_recv_wr),
+        entry_sizes(u32::from(base.qp_type), cap),
+    );
+    let pages = Arc::new(hca.alloc_pages(layout.len())?, GFP_KERNEL)?;
+    let sq = WorkQueue::new(
+        Transport::Ring(WorkRing::send(pages.clone(), &layout)),
+        cap.max_send_wr,
+        cap.max_send_sge,
+        0,
+    )?;
+    let rq = WorkQueue::new(
+        Transport::Ring(WorkRing::recv(pages.clone(), &layout)),
+        cap.max_recv_wr,
+        cap.max_recv_sge,
+        0,
+    )?;
+    let region = Region::of_kernel(hca, pages);
+    Ok(Parts {
+        qpn: create_rings(hca, base, &region, &layout)?,
+        sq,
+        rq,
+        region: Some(region),
+    })
+}
+
+/// Creates a QP with rings of a program.
+///
+/// # Errors
+///
+/// `EINVAL` for rings that are smaller than the sizes asked for or do not lie within the buffer, or
+/// a buffer that is not made of whole pages; those of [`Region::pin`]; what the device says.
+fn new_program_rings(
+    dev: &ib::Device<Hca>,
+    base: &bindings::virtio_rdma_cmd_create_qp,
+    cap: &mut bindings::ib_qp_cap,
+    udata: &ib::Udata<'_>,
+) -> Result<Parts> {
+    let hca = dev.data();
+    let asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
+    let layout = QpLayout::of_program(&asked, entry_sizes(u32::from(base.qp_type), cap))?;
+    let depths = [
+        (layout.sq.depth, cap.max_send_wr),
+        (layout.rq.depth, cap.max_recv_wr),
+    ];
+    if depths
+        .iter()
+        .any(|(depth, wr)| depth < wr || *depth > hca.max_qp_wr())
+        || asked.buf_addr % PAGE_SIZE as u64 != 0
+        || asked.buf_len % PAGE_SIZE as u64 != 0
+        || asked.buf_len > ring::MAX_REGION
+    {
+        return Err(EINVAL);
+    }
+    cap.max_send_wr = layout.sq.depth;
+    cap.max_recv_wr = layout.rq.depth;
+    let region = Region::pin(
+        dev,
+        asked.buf_addr,
+        asked.buf_len,
+        bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    )?;
+    Ok(Parts {
+        qpn: create_rings(hca, base, &region, &layout)?,
+        sq: WorkQueue::of_program(),
+        rq: WorkQueue::of_program(),
+        region: Some(region),
+    })
 }
 
 impl ib::QueuePair<Hca> for Qp {
@@ -509,12 +659,18 @@ impl ib::QueuePair<Hca> for Qp {
         attr: &ib::QpInitAttr<'_, Hca>,
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
-        let (request, cap) = create_request(&hca, attr)?;
-        let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(&request)?.qpn);
-        let (sq, rq) = new_queues(&hca, qpn, &cap).inspect_err(|_| {
-            // There is nothing to do about it, and the first error is the one to tell.
-            let _ = destroy(&hca, qpn);
-        })?;
+        let (request, mut cap) = create_request(&hca, attr)?;
+        let parts = match &attr.udata {
+            _ if hca.config().rings.is_none() => new_virtqueues(&hca, &request, &cap)?,
+            None => new_rings(&hca, &request, &mut cap)?,
+            Some(udata) => new_program_rings(dev, &request, &mut cap, udata)?,
+        };
+        let Parts {
+            qpn,
+            sq,
+            rq,
+            region,
+        } = parts;
         let qp_type = attr.qp_type;
         let signal_all = attr.signal_all;
         let send_cqn = u32::from_le(request.send_cqn);
@@ -531,6 +687,7 @@ impl ib::QueuePair<Hca> for Qp {
             state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
+            _region: region,
         }? Error))
     }
 
@@ -592,6 +749,7 @@ impl ib::QueuePair<Hca> for Qp {
             return Err(error);
         }
         *state = bindings::ib_qp_state_IB_QPS_RESET;
+        self.hca.cancel_doorbell(self.qpn);
         self.forget();
         Ok(())
     }
@@ -617,7 +775,7 @@ impl ib::QueuePair<Hca> for Qp {
             Ok(())
         });
         if count != 0 {
-            self.posted(&mut sq, Counter::SendsPosted, count);
+            self.posted(&mut sq, doorbell::Ring::Send, count);
         }
         result
     }
@@ -631,8 +789,19 @@ impl ib::QueuePair<Hca> for Qp {
             Ok(())
         });
         if count != 0 {
-            self.posted(&mut rq, Counter::RecvsPosted, count);
+            self.posted(&mut rq, doorbell::Ring::Receive, count);
         }
         result
+    }
+
+    fn doorbell(&self, ring: doorbell::Ring) -> Result {
+        if self.hca.config().rings.is_none() {
+            return Ok(());
+        }
+        if self.hca.is_broken() {
+            return Err(EIO);
+        }
+        self.hca.ring_doorbell(self.qpn, ring);
+        Ok(())
     }
 }

@@ -47,6 +47,8 @@ counters! {
     Commands: c"commands", "";
     /// Of these, with an error.
     CommandErrors: c"command_errors", "";
+    /// Doorbells rung.
+    Doorbells: c"doorbells", "";
     /// Asynchronous events.
     Events: c"events", "";
     /// Replies shorter than the command's structure.

@@ -11,14 +11,16 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// The context of a program that has opened the device. The kernel posts and polls for it, so there
-/// is nothing to keep.
+/// The context of a program that has opened the device. Its objects keep all that it has.
 pub(crate) struct Ucontext;
 
 impl ib::UserContext<Hca> for Ucontext {
-    fn alloc(_dev: &ib::Device<Hca>, udata: &ib::Udata<'_>) -> Result<Self> {
+    fn alloc(dev: &ib::Device<Hca>, udata: &ib::Udata<'_>) -> Result<Self> {
         udata.respond(&bindings::virtio_rdma_uresp_alloc_ucontext {
-            data_path: bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
+            data_path: match dev.config().rings {
+                Some(_) => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS,
+                None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
+            },
             reserved_04: 0,
         })?;
         Ok(Self)

@@ -522,10 +522,16 @@ impl Queue {
         (!token.is_null()).then(|| (ptr_to_token(token), len))
     }
 
-    /// Whether the device has used a buffer that was not taken yet.
+    /// Whether the device has used a buffer that was not taken yet. Interrupts are on afterwards.
     pub(crate) fn has_used(&mut self) -> bool {
         // SAFETY: By the type invariants `vq` is valid.
         unsafe { !bindings::virtqueue_enable_cb(self.as_raw()) }
+    }
+
+    /// Tells the device that interrupts are not wanted; some may come nevertheless.
+    pub(crate) fn disable_interrupt(&mut self) {
+        // SAFETY: By the type invariants `vq` is valid.
+        unsafe { bindings::virtqueue_disable_cb(self.as_raw()) };
     }
 
     /// Tells the device about added buffers, if it wants to know.

@@ -30,6 +30,7 @@ mod config;
 mod cq;
 mod device;
 mod dma;
+mod doorbell;
 mod errno;
 mod event;
 mod hca;
@@ -39,6 +40,8 @@ mod net;
 mod pd;
 mod port;
 mod qp;
+mod region;
+mod ring;
 mod stats;
 mod sync;
 mod ucontext;
@@ -47,7 +50,10 @@ mod virtio;
 mod wire;
 mod wq;
 
-use config::Config;
+use config::{
+    Config,
+    Role, //
+};
 use hca::Hca;
 
 kernel::module_driver!(<T>, virtio::Adapter<T>, {
@@ -91,16 +97,14 @@ type Core<'a> = virtio::Device<kernel_device::Core<'a>>;
 fn queue_specs(config: &Config) -> Result<KVec<virtio::QueueSpec>> {
     let mut specs = KVec::new();
     for index in 0..config.queues() {
-        let (name, interrupt) = if index == 0 {
-            (c"control", true)
-        } else if index <= u64::from(config.max_cq) {
-            (c"cq", true)
-        } else if config.event_queue().map(u64::from) == Some(index) {
-            (c"event", true)
-        } else if (index - u64::from(config.max_cq)) % 2 == 1 {
-            (c"sq", false)
-        } else {
-            (c"rq", false)
+        let (name, interrupt) = match config.role(index as u32) {
+            Role::Control => (c"control", true),
+            Role::Completions(_) => (c"cq", true),
+            Role::Sends => (c"sq", false),
+            Role::Receives => (c"rq", false),
+            Role::CompletionEvents(_) => (c"completions", true),
+            Role::Doorbells => (c"doorbell", true),
+            Role::Events => (c"event", true),
         };
         specs.push(virtio::QueueSpec { name, interrupt }, GFP_KERNEL)?;
     }
@@ -172,8 +176,11 @@ impl virtio::Driver for VirtioRdma {
     type Data = Data;
 
     const ID_TABLE: virtio::IdTable = &ID_TABLE;
-    const FEATURES: &'static [c_uint] =
-        &[bindings::VIRTIO_RDMA_F_EVENTS, bindings::VIRTIO_RDMA_F_MAC];
+    const FEATURES: &'static [c_uint] = &[
+        bindings::VIRTIO_RDMA_F_EVENTS,
+        bindings::VIRTIO_RDMA_F_MAC,
+        bindings::VIRTIO_RDMA_F_RINGS,
+    ];
 
     fn validate(dev: &Core<'_>) -> Result {
         if !dev.has_feature(bindings::VIRTIO_F_VERSION_1) {

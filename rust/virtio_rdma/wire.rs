@@ -15,9 +15,16 @@ use kernel::{
 pub(crate) use bindings::{
     virtio_rdma_ah_attr as AhAttr,
     virtio_rdma_av as Av,
+    virtio_rdma_comp_event as CompEvent,
+    virtio_rdma_cq_ring as CqRing,
     virtio_rdma_cqe as Cqe,
+    virtio_rdma_doorbell as Doorbell,
     virtio_rdma_event as Event,
     virtio_rdma_qp_attr as QpAttr,
+    virtio_rdma_qp_ring as QpRing,
+    virtio_rdma_ring_cqe as RingCqe,
+    virtio_rdma_ring_sq_wqe as RingSqWqe,
+    virtio_rdma_ring_ud_wqe as RingUdWqe,
     virtio_rdma_rq_wqe as RqWqe,
     virtio_rdma_rsp_query_port as PortAttr,
     virtio_rdma_sge as Sge,
@@ -61,16 +68,41 @@ wire! {
     virtio_rdma_cmd_add_gid: 28,
     virtio_rdma_cmd_del_gid: 8,
     virtio_rdma_cmd_req_notify: 8,
+    virtio_rdma_cmd_create_ring_cq: 24,
+    virtio_rdma_cmd_resize_cq: 24,
+    virtio_rdma_rsp_resize_cq: 4,
+    virtio_rdma_cmd_create_ring_qp: 152,
     virtio_rdma_sge: 16,
     virtio_rdma_sq_wqe: 88,
     virtio_rdma_rq_wqe: 16,
     virtio_rdma_cqe: 40,
     virtio_rdma_event: 8,
+    virtio_rdma_ring_sq_wqe: 48,
+    virtio_rdma_ring_ud_wqe: 80,
+    virtio_rdma_ring_cqe: 64,
+    virtio_rdma_doorbell: 8,
+    virtio_rdma_comp_event: 8,
     virtio_rdma_uresp_alloc_ucontext: 8,
+    virtio_rdma_ureq_create_cq: 16,
+    virtio_rdma_uresp_resize_cq: 8,
+    virtio_rdma_ureq_create_qp: 40,
+    virtio_rdma_uresp_create_ah: 48,
 }
 
 const _: () = assert!(size_of::<bindings::virtio_rdma_config>() == 256);
 const _: () = assert!(size_of::<Av>() == 44);
+const _: () = assert!(size_of::<QpRing>() == 256);
+const _: () = assert!(size_of::<CqRing>() == 128);
+
+// SAFETY: The structure consists of integers, and its padding is written out.
+unsafe impl AsBytes for Av {}
+
+/// An address vector as the bytes that programs get.
+pub(crate) fn av_bytes(av: &Av) -> [u8; size_of::<Av>()] {
+    let mut bytes = [0; size_of::<Av>()];
+    bytes.copy_from_slice(av.as_bytes());
+    bytes
+}
 
 /// A request or reply without a structure.
 #[repr(C)]
@@ -82,7 +114,7 @@ unsafe impl AsBytes for Nothing {}
 // SAFETY: There are no bytes.
 unsafe impl FromBytes for Nothing {}
 
-/// What follows the header of a send work request, by its opcode. See `virtio_rdma_sq_wqe.wr`.
+/// What a send work request does, by its opcode.
 pub(crate) enum WrBody {
     /// RDMA READ and RDMA WRITE.
     Rdma {
@@ -117,7 +149,7 @@ pub(crate) enum WrBody {
 
 impl WrBody {
     /// Writes the variant to the union of a work request.
-    pub(crate) fn write(&self, wqe: &mut SqWqe) {
+    fn write(&self, wqe: &mut SqWqe) {
         let body = &raw mut wqe.wr;
         match *self {
             WrBody::Rdma { remote_addr, rkey } => {
@@ -159,16 +191,158 @@ impl WrBody {
             WrBody::None => {}
         }
     }
+
+    /// Writes the variant to the header of a work request in the send ring of a connected QP.
+    fn write_ring(&self, wqe: &mut RingSqWqe) {
+        match *self {
+            WrBody::Rdma { remote_addr, rkey } => {
+                wqe.remote_addr = remote_addr.to_le();
+                wqe.rkey = rkey.to_le();
+            }
+            WrBody::Atomic {
+                remote_addr,
+                compare_add,
+                swap,
+                rkey,
+            } => {
+                wqe.remote_addr = remote_addr.to_le();
+                wqe.compare_add = compare_add.to_le();
+                wqe.swap = swap.to_le();
+                wqe.rkey = rkey.to_le();
+            }
+            WrBody::Ud { .. } | WrBody::None => {}
+        }
+    }
 }
 
-/// Sets immediate data or the key to invalidate of a send work request, as it is in memory.
-pub(crate) fn set_ex(wqe: &mut SqWqe, ex: [u8; 4]) {
-    // SAFETY: All variants of the union are integers of 32 bits.
-    unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(ex) };
+/// A send work request without its SGEs.
+pub(crate) struct SendRequest {
+    /// `enum virtio_rdma_wr_opcode`.
+    pub(crate) opcode: u32,
+    /// `VIRTIO_RDMA_SEND_*`.
+    pub(crate) send_flags: u32,
+    /// Immediate data or the key to invalidate, as it is in memory.
+    pub(crate) ex: [u8; 4],
+    /// The rest.
+    pub(crate) body: WrBody,
 }
 
-/// Immediate data or the invalidated key of a completion, as it is in memory.
-pub(crate) fn ex(cqe: &Cqe) -> [u8; 4] {
-    // SAFETY: All variants of the union are integers of 32 bits.
-    unsafe { *(&raw const cqe.ex).cast::<[u8; 4]>() }
+/// The header of a work request in a send ring.
+pub(crate) enum RingHeader {
+    /// Of a connected QP.
+    Connected(RingSqWqe),
+    /// Of a QP of datagrams.
+    Datagram(RingUdWqe),
+}
+
+impl SendRequest {
+    /// The header for a virtqueue.
+    pub(crate) fn to_virtqueue(&self, num_sge: usize, wr_id: u64) -> SqWqe {
+        let mut wqe = SqWqe {
+            num_sge: (num_sge as u32).to_le(),
+            send_flags: self.send_flags.to_le(),
+            opcode: self.opcode.to_le(),
+            wr_id: wr_id.to_le(),
+            ..SqWqe::zeroed()
+        };
+        // SAFETY: All variants of the union are integers of 32 bits.
+        unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+        self.body.write(&mut wqe);
+        wqe
+    }
+
+    /// The header for a ring. The driver's limits keep all numbers within the fields.
+    pub(crate) fn to_ring(&self, num_sge: usize, wr_id: u64) -> RingHeader {
+        if let WrBody::Ud {
+            remote_qpn,
+            remote_qkey,
+            av,
+        } = self.body
+        {
+            let mut wqe = RingUdWqe {
+                wr_id: wr_id.to_le(),
+                opcode: self.opcode as u8,
+                num_sge: num_sge as u8,
+                send_flags: (self.send_flags as u16).to_le(),
+                remote_qpn: remote_qpn.to_le(),
+                remote_qkey: remote_qkey.to_le(),
+                av,
+                ..RingUdWqe::zeroed()
+            };
+            // SAFETY: All variants of the union are integers of 32 bits.
+            unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+            return RingHeader::Datagram(wqe);
+        }
+        let mut wqe = RingSqWqe {
+            wr_id: wr_id.to_le(),
+            opcode: self.opcode as u8,
+            num_sge: num_sge as u8,
+            send_flags: (self.send_flags as u16).to_le(),
+            ..RingSqWqe::zeroed()
+        };
+        // SAFETY: All variants of the union are integers of 32 bits.
+        unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+        self.body.write_ring(&mut wqe);
+        RingHeader::Connected(wqe)
+    }
+}
+
+/// A completion, as the device says, from either kind of CQ.
+#[derive(Clone, Copy)]
+pub(crate) struct Completion {
+    /// The name that the driver gave the work request: its slot in a virtqueue's memory, or its
+    /// index in a ring.
+    pub(crate) request: u64,
+    /// `enum virtio_rdma_wc_status`.
+    pub(crate) status: u32,
+    /// `enum virtio_rdma_wc_opcode`.
+    pub(crate) opcode: u32,
+    /// A number that says more of an error.
+    pub(crate) vendor_err: u32,
+    /// Bytes received or read.
+    pub(crate) byte_len: u32,
+    /// Immediate data or the invalidated key, as it is in memory.
+    pub(crate) ex: [u8; 4],
+    /// The QP.
+    pub(crate) qpn: u32,
+    /// The sender's QP.
+    pub(crate) src_qp: u32,
+    /// `VIRTIO_RDMA_WC_*`.
+    pub(crate) wc_flags: u32,
+    /// The index of the P_Key.
+    pub(crate) pkey_index: u16,
+    /// The service level.
+    pub(crate) sl: u8,
+}
+
+/// The members that both kinds of CQE have by the same name.
+macro_rules! completion {
+    ($cqe:ident, $request:expr) => {
+        Completion {
+            request: $request,
+            status: u32::from($cqe.status),
+            opcode: u32::from($cqe.opcode),
+            vendor_err: u32::from_le($cqe.vendor_err),
+            byte_len: u32::from_le($cqe.byte_len),
+            // SAFETY: All variants of the union are integers of 32 bits.
+            ex: unsafe { *(&raw const $cqe.ex).cast::<[u8; 4]>() },
+            qpn: u32::from_le($cqe.qp_num),
+            src_qp: u32::from_le($cqe.src_qp),
+            wc_flags: u32::from_le($cqe.wc_flags),
+            pkey_index: u16::from_le($cqe.pkey_index),
+            sl: $cqe.sl,
+        }
+    };
+}
+
+impl From<&Cqe> for Completion {
+    fn from(cqe: &Cqe) -> Self {
+        completion!(cqe, u64::from_le(cqe.wr_id))
+    }
+}
+
+impl From<&RingCqe> for Completion {
+    fn from(cqe: &RingCqe) -> Self {
+        completion!(cqe, u64::from(u32::from_le(cqe.wqe_index)))
+    }
 }

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work queues: the send and the receive queue of a QP (chapter 6 of the
+//! Work queues: the send and the receive queue of a QP (chapters 6 and 13 of the
 //! specification).
 //!
 //! Each work request has a slot: a fixed place in the memory of the queue, and
 //! an entry that keeps what the consumer gave. The device gets the number of the
-//! slot as its `wr_id`, so what comes back is checked and never trusted.
+//! slot, or the index in the ring, as its `wr_id`, so what comes back is checked
+//! and never trusted.
 
 #![deny(unsafe_code)]
 
 use crate::{
     bindings,
     hca::Lease,
-    wire, //
+    ring::WorkRing,
+    wire::{
+        self,
+        RingHeader,
+        SendRequest, //
+    },
 };
 use kernel::{
     prelude::*,
@@ -42,9 +48,30 @@ pub(crate) struct Entry {
     pub(crate) length: u64,
 }
 
+/// How work requests reach the device.
+pub(crate) enum Transport {
+    /// By a virtqueue.
+    Virtqueue(Lease),
+    /// By a ring of the kernel.
+    Ring(WorkRing),
+    /// By a ring of a program, which the kernel knows nothing of.
+    Program,
+}
+
+impl Transport {
+    /// Copies `value` to `offset` of the slot with this number, the next one.
+    fn write<T: AsBytes>(&mut self, base: usize, offset: usize, value: &T) -> Result {
+        match self {
+            Self::Virtqueue(lease) => lease.write(base + offset, value),
+            Self::Ring(ring) => ring.write(offset, value),
+            Self::Program => Err(EINVAL),
+        }
+    }
+}
+
 /// A work queue: a ring of slots, of which `count` from `tail` on are in use.
 pub(crate) struct WorkQueue {
-    lease: Lease,
+    transport: Transport,
     entries: KVec<Option<Entry>>,
     slot_size: usize,
     max_sge: u32,
@@ -54,14 +81,20 @@ pub(crate) struct WorkQueue {
 }
 
 impl WorkQueue {
-    /// Makes a queue of `depth` slots over the memory of `lease`. It accepts nothing yet. May sleep.
+    /// Makes a queue of `depth` slots of `slot_size` bytes each. It accepts nothing yet. May sleep.
+    /// The depth is that of the ring; one of a program has none here.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(lease: Lease, depth: u32, max_sge: u32, slot_size: usize) -> Result<Self> {
+    pub(crate) fn new(
+        transport: Transport,
+        depth: u32,
+        max_sge: u32,
+        slot_size: usize,
+    ) -> Result<Self> {
         Ok(Self {
-            lease,
+            transport,
             entries: KVec::from_elem(None, depth as usize, GFP_KERNEL)?,
             slot_size,
             max_sge,
@@ -69,6 +102,19 @@ impl WorkQueue {
             count: 0,
             accept: false,
         })
+    }
+
+    /// The queue of a program.
+    pub(crate) fn of_program() -> Self {
+        Self {
+            transport: Transport::Program,
+            entries: KVec::new(),
+            slot_size: 0,
+            max_sge: 0,
+            tail: 0,
+            count: 0,
+            accept: false,
+        }
     }
 
     /// Lets the queue accept work requests, or not.
@@ -80,9 +126,12 @@ impl WorkQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the state of the QP forbids it, or for too many SGEs; `ENOMEM` if the queue is
-    /// full.
+    /// `EOPNOTSUPP` if a program owns the queue; `EINVAL` if the state of the QP forbids it, or for
+    /// too many SGEs; `ENOMEM` if the queue is full.
     pub(crate) fn check(&self, sges: &[bindings::ib_sge]) -> Result {
+        if matches!(self.transport, Transport::Program) {
+            return Err(crate::errno::unsupported());
+        }
         if !self.accept || sges.len() > self.max_sge as usize {
             return Err(EINVAL);
         }
@@ -92,62 +141,131 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// The slot of the next work request.
-    pub(crate) fn next_slot(&self) -> usize {
+    /// The slot of the next work request. There is at least one slot.
+    fn next_slot(&self) -> usize {
         (self.tail + self.count) % self.entries.len()
     }
 
-    /// Posts a work request that [`WorkQueue::check`] found good.
+    /// The name by which the device knows the next work request.
+    fn next_name(&self) -> u64 {
+        match &self.transport {
+            Transport::Ring(ring) => u64::from(ring.producer()),
+            _ => self.next_slot() as u64,
+        }
+    }
+
+    /// Posts a send work request that [`WorkQueue::check`] found good.
     ///
     /// # Errors
     ///
     /// `EIO` or `ENOSPC` if the device failed.
-    pub(crate) fn post<T: AsBytes>(
+    pub(crate) fn post_send(
         &mut self,
-        header: &T,
+        request: &SendRequest,
         sges: &[bindings::ib_sge],
         entry: Entry,
     ) -> Result {
+        let name = self.next_name();
+        if let Transport::Ring(_) = self.transport {
+            match request.to_ring(sges.len(), name) {
+                RingHeader::Connected(header) => self.post(&header, sges, entry),
+                RingHeader::Datagram(header) => self.post(&header, sges, entry),
+            }
+        } else {
+            self.post(&request.to_virtqueue(sges.len(), name), sges, entry)
+        }
+    }
+
+    /// Posts a receive work request that [`WorkQueue::check`] found good.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` or `ENOSPC` if the device failed.
+    pub(crate) fn post_recv(&mut self, sges: &[bindings::ib_sge], entry: Entry) -> Result {
+        let header = wire::RqWqe {
+            num_sge: (sges.len() as u32).to_le(),
+            reserved_04: 0,
+            wr_id: self.next_name().to_le(),
+        };
+        self.post(&header, sges, entry)
+    }
+
+    fn post<T: AsBytes>(&mut self, header: &T, sges: &[bindings::ib_sge], entry: Entry) -> Result {
         let slot = self.next_slot();
         let base = slot * self.slot_size;
-        let mut end = base + size_of::<T>();
+        let mut end = size_of::<T>();
 
-        // The device returns descriptors before it completes their work requests, so there is one.
-        while self.lease.get().is_some() {}
-        self.lease.write(base, header)?;
+        self.transport.write(base, 0, header)?;
         for sge in sges {
             let sge = wire::Sge {
                 addr: sge.addr.to_le(),
                 length: sge.length.to_le(),
                 lkey: sge.lkey.to_le(),
             };
-            self.lease.write(end, &sge)?;
+            self.transport.write(base, end, &sge)?;
             end += SGE_SIZE;
         }
-        self.lease.add_readable(base, end - base, slot as u32)?;
-        self.keep(entry);
+        match &mut self.transport {
+            Transport::Virtqueue(lease) => {
+                // The device returns descriptors before it completes their work requests, so there
+                // is one.
+                while lease.get().is_some() {}
+                lease.add_readable(base, end, slot as u32)?;
+            }
+            Transport::Ring(ring) => ring.advance(),
+            Transport::Program => return Err(EINVAL),
+        }
+        self.record(entry);
         Ok(())
     }
 
     /// Keeps a work request that the device never sees, to be flushed.
     pub(crate) fn keep(&mut self, entry: Entry) {
+        if let Transport::Ring(ring) = &mut self.transport {
+            ring.advance();
+        }
+        self.record(entry);
+    }
+
+    fn record(&mut self, entry: Entry) {
         let slot = self.next_slot();
         self.entries[slot] = Some(entry);
         self.count += 1;
     }
 
-    /// Tells the device about new work requests.
-    pub(crate) fn kick(&mut self) {
-        self.lease.kick();
+    /// Makes new work requests visible to the device. True if it wants a doorbell besides.
+    pub(crate) fn publish(&mut self) -> bool {
+        match &mut self.transport {
+            Transport::Virtqueue(lease) => {
+                lease.kick();
+                false
+            }
+            // The head of a region is within its memory.
+            Transport::Ring(ring) => ring.publish().unwrap_or(false),
+            Transport::Program => false,
+        }
     }
 
-    /// How many slots `slot` is behind the oldest one; `None` if it is not outstanding.
-    fn position(&self, slot: u64) -> Option<usize> {
+    /// How many slots the work request with this name is behind the oldest one, and its slot;
+    /// `None` if it is not outstanding.
+    fn position(&self, name: u64) -> Option<(usize, usize)> {
         let depth = self.entries.len();
-        let slot = usize::try_from(slot).ok().filter(|slot| *slot < depth)?;
-        let position = (slot + depth - self.tail) % depth;
-
-        (position < self.count && self.entries[slot].is_some()).then_some(position)
+        let position = match &self.transport {
+            Transport::Virtqueue(_) => {
+                let slot = usize::try_from(name).ok().filter(|slot| *slot < depth)?;
+                (slot + depth - self.tail) % depth
+            }
+            Transport::Ring(ring) => {
+                let oldest = ring.producer().wrapping_sub(self.count as u32);
+                u32::try_from(name).ok()?.wrapping_sub(oldest) as usize
+            }
+            Transport::Program => return None,
+        };
+        if position >= self.count {
+            return None;
+        }
+        let slot = (self.tail + position) % depth;
+        self.entries[slot].is_some().then_some((position, slot))
     }
 
     /// Frees the oldest slot.
@@ -161,26 +279,26 @@ impl WorkQueue {
         entry
     }
 
-    /// Completes a send work request, and with it all that were posted before it. `None` if the slot
-    /// is not outstanding.
-    pub(crate) fn complete_through(&mut self, slot: u64) -> Option<Entry> {
-        let position = self.position(slot)?;
+    /// Completes a send work request, and with it all that were posted before it. `None` if it is
+    /// not outstanding.
+    pub(crate) fn complete_through(&mut self, name: u64) -> Option<Entry> {
+        let (position, _) = self.position(name)?;
         for _ in 0..position {
             self.pop();
         }
         self.pop()
     }
 
-    /// What the driver remembers of the work request in `slot`. `None` if it is not outstanding.
-    pub(crate) fn peek(&self, slot: u64) -> Option<Entry> {
-        self.position(slot)?;
-        self.entries[slot as usize]
+    /// What the driver remembers of a work request. `None` if it is not outstanding.
+    pub(crate) fn peek(&self, name: u64) -> Option<Entry> {
+        let (_, slot) = self.position(name)?;
+        self.entries[slot]
     }
 
-    /// Completes a receive work request, alone. `None` if the slot is not outstanding.
-    pub(crate) fn complete_one(&mut self, slot: u64) -> Option<Entry> {
-        self.position(slot)?;
-        let entry = self.entries[slot as usize].take();
+    /// Completes a receive work request, alone. `None` if it is not outstanding.
+    pub(crate) fn complete_one(&mut self, name: u64) -> Option<Entry> {
+        let (_, slot) = self.position(name)?;
+        let entry = self.entries[slot].take();
         while self.count != 0 && self.entries[self.tail].is_none() {
             self.pop();
         }
@@ -199,7 +317,14 @@ impl WorkQueue {
 
     /// Forgets all work requests, after the device did.
     pub(crate) fn reset(&mut self) {
-        self.lease.drain();
+        match &mut self.transport {
+            Transport::Virtqueue(lease) => lease.drain(),
+            Transport::Ring(ring) => {
+                // The head of a region is within its memory.
+                let _ = ring.reset();
+            }
+            Transport::Program => {}
+        }
         while self.pop().is_some() || self.count != 0 {}
     }
 }

@@ -9,15 +9,22 @@ use super::{
     SendWrs,
     Wcs, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    doorbell, //
+};
 use core::{
     marker::PhantomData,
-    ops::Deref, //
+    ops::Deref,
+    ptr::NonNull, //
 };
 use kernel::{
     error::to_result,
     prelude::*,
-    transmute::AsBytes,
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    },
     types::Opaque, //
 };
 
@@ -155,13 +162,15 @@ pub(crate) trait ProtectionDomain<D: Driver>: Sized + Send + Sync {
 }
 
 /// What a CQ is created with.
-pub(crate) struct CqInitAttr {
+pub(crate) struct CqInitAttr<'a> {
     /// Number of entries.
     pub(crate) cqe: u32,
     /// The completion vector.
     pub(crate) comp_vector: u32,
     /// Flags of `enum ib_uverbs_ex_create_cq_flags`.
     pub(crate) flags: u32,
+    /// The way back to the program, if it is for one.
+    pub(crate) udata: Option<Udata<'a>>,
 }
 
 /// A completion queue.
@@ -171,7 +180,7 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// # Errors
     ///
     /// `EINVAL` for attributes beyond the limits, `ENOMEM`, or what the device says.
-    fn create(dev: &Device<D>, attr: &CqInitAttr) -> Result<impl PinInit<Self, Error>>;
+    fn create(dev: &Device<D>, attr: &CqInitAttr<'_>) -> Result<impl PinInit<Self, Error>>;
 
     /// Destroys the CQ in the device. May sleep. It is dropped afterwards, unless this fails.
     ///
@@ -186,8 +195,19 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// The number of entries that the CQ has room for.
     fn cqe(&self) -> u32;
 
+    /// Gives a program's CQ room for `cqe` entries. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the CQ cannot be resized, `EINVAL` for sizes, or what the device says.
+    fn resize(&self, dev: &Device<D>, cqe: u32, udata: &Udata<'_>) -> Result;
+
     /// Moves completions to `wcs` until it is full or there are none. Any context.
-    fn poll(&self, wcs: &mut Wcs<'_>);
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if a program polls the CQ itself.
+    fn poll(&self, wcs: &mut Wcs<'_>) -> Result;
 
     /// Asks for one call of the completion handler, at the next completion or at the next solicited
     /// one. Any context. True if completions are there already and `report_missed` asked to be told.
@@ -212,6 +232,8 @@ pub(crate) struct QpInitAttr<'a, D: Driver> {
     pub(crate) create_flags: u32,
     /// Whether the QP shall receive from a shared receive queue.
     pub(crate) has_srq: bool,
+    /// The way back to the program, if it is for one.
+    pub(crate) udata: Option<Udata<'a>>,
 }
 
 /// A queue pair.
@@ -268,16 +290,24 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// As [`QueuePair::post_send`].
     fn post_recv(&self, wrs: &mut RecvWrs<'_>) -> Result;
+
+    /// Tells the device that a program has posted to a ring of its own: POST_SEND or POST_RECV
+    /// without work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device has failed.
+    fn doorbell(&self, ring: doorbell::Ring) -> Result;
 }
 
 /// An address handle. Its functions come from any context.
 pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
-    /// Creates the address handle.
+    /// Creates the address handle. With the way back to a program, it may sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an address that RoCE cannot have.
-    fn create(pd: &Pd<D>, attr: &AhAttr<'_>) -> Result<Self>;
+    /// `EINVAL` for an address that RoCE cannot have, `EFAULT`.
+    fn create(pd: &Pd<D>, attr: &AhAttr<'_>, udata: Option<&Udata<'_>>) -> Result<Self>;
 
     /// Reads the address back.
     fn query(&self, attr: &mut bindings::rdma_ah_attr);
@@ -403,37 +433,57 @@ pub(super) fn new_event(
     new
 }
 
-/// The way back to a program: `struct ib_udata`.
+/// What a program sent to the driver, and the way back to it: `struct ib_udata`.
 pub(crate) struct Udata<'a> {
-    raw: *mut bindings::ib_udata,
+    raw: NonNull<bindings::ib_udata>,
     _lifetime: PhantomData<&'a ()>,
 }
 
 impl Udata<'_> {
+    /// `None` for a null pointer: there is no program.
+    ///
     /// # Safety
     ///
-    /// `raw` must be null or valid for the lifetime.
-    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_udata) -> Self {
-        Self {
-            raw,
+    /// `raw` must be null, or that of the current system call and valid for the lifetime.
+    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_udata) -> Option<Self> {
+        Some(Self {
+            raw: NonNull::new(raw)?,
             _lifetime: PhantomData,
-        }
+        })
     }
 
-    /// Copies as much of `answer` to the program as it has room for. May sleep.
+    /// Copies what the program sent. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is too short, `EOPNOTSUPP` if bytes beyond `T` are not zero, `EFAULT`.
+    pub(crate) fn request<T: FromBytes + AsBytes + Zeroable>(&self) -> Result<T> {
+        let mut request = T::zeroed();
+        let bytes = request.as_bytes_mut();
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` has room for `T`.
+        to_result(unsafe {
+            bindings::_ib_copy_validate_udata_in(
+                self.raw.as_ptr(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                bytes.len(),
+            )
+        })?;
+        Ok(request)
+    }
+
+    /// Copies as much of `answer` to the program as it has room for, and zeros behind it. May
+    /// sleep.
     ///
     /// # Errors
     ///
     /// `EFAULT`.
     pub(crate) fn respond<T: AsBytes>(&self, answer: &T) -> Result {
-        if self.raw.is_null() {
-            return Ok(());
-        }
         let bytes = answer.as_bytes();
-        // SAFETY: `raw` is valid, and `bytes` is valid for reads of its length.
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` is valid for reads of its
+        // length.
         to_result(unsafe {
-            let len = bytes.len().min((*self.raw).outlen);
-            bindings::virtio_rdma_copy_to_udata(self.raw, bytes.as_ptr().cast_mut().cast(), len)
+            bindings::_ib_respond_udata(self.raw.as_ptr(), bytes.as_ptr().cast(), bytes.len())
         })
     }
 }

@@ -32,7 +32,10 @@ use super::{
     UserMemory,
     Wcs, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    doorbell, //
+};
 use kernel::{
     error::from_result,
     prelude::*, //
@@ -81,6 +84,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         destroy_qp: Some(destroy_qp::<D>),
         create_cq: Some(create_cq::<D>),
         destroy_cq: Some(destroy_cq::<D>),
+        resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
         dereg_mr: Some(dereg_mr::<D>),
@@ -212,7 +216,7 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
     // SAFETY: By the contract of this module.
     let (dev, udata) = unsafe { (Device::<D>::from_raw((*raw).device), Udata::from_raw(udata)) };
     from_result(|| {
-        let data = D::Ucontext::alloc(dev, &udata)?;
+        let data = D::Ucontext::alloc(dev, &udata.ok_or(EINVAL)?)?;
         // SAFETY: The core allocated `size_ib_ucontext` bytes, not initialised yet.
         unsafe { Ucontext::<D>::write(raw, data) };
         Ok(0)
@@ -282,12 +286,18 @@ unsafe extern "C" fn dealloc_pd<D: Driver>(
 unsafe extern "C" fn create_ah<D: Driver>(
     raw: *mut bindings::ib_ah,
     attr: *mut bindings::rdma_ah_init_attr,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
-    let (pd, attr) = unsafe { (Pd::<D>::from_raw((*raw).pd), &*(*attr).ah_attr) };
+    let (pd, attr, udata) = unsafe {
+        (
+            Pd::<D>::from_raw((*raw).pd),
+            &*(*attr).ah_attr,
+            Udata::from_raw(udata),
+        )
+    };
     from_result(|| {
-        let data = D::Ah::create(pd, &AhAttr::new(attr).ok_or(EINVAL)?)?;
+        let data = D::Ah::create(pd, &AhAttr::new(attr).ok_or(EINVAL)?, udata.as_ref())?;
         // SAFETY: The core allocated `size_ib_ah` bytes, not initialised yet.
         unsafe { Ah::<D>::write(raw, data) };
         Ok(0)
@@ -329,7 +339,7 @@ unsafe extern "C" fn destroy_ah<D: Driver>(raw: *mut bindings::ib_ah, _flags: u3
 unsafe extern "C" fn create_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     attr: *const bindings::ib_cq_init_attr,
-    _attrs: *mut bindings::uverbs_attr_bundle,
+    attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (dev, attr) = unsafe { (Device::<D>::from_raw((*raw).device), &*attr) };
@@ -337,6 +347,9 @@ unsafe extern "C" fn create_cq<D: Driver>(
         cqe: attr.cqe,
         comp_vector: attr.comp_vector,
         flags: attr.flags,
+        // SAFETY: `driver_udata` is the first member. By the contract of this module, the
+        // attributes are null or those of the system call.
+        udata: unsafe { Udata::from_raw(attrs.cast()) },
     };
     from_result(|| {
         let data = D::Cq::create(dev, &attr)?;
@@ -345,7 +358,10 @@ unsafe extern "C" fn create_cq<D: Driver>(
         // SAFETY: `destroy_cq` takes it out before it is dropped.
         let published = unsafe { dev.handles().cqs.publish(cq.number(), cq) };
         if let Err(error) = published {
-            // The driver gave a number twice. The device may keep the CQ, the driver does not.
+            if error != ENOMEM {
+                dev.data().bad_number();
+            }
+            // The device may keep the CQ, the driver does not.
             let _ = cq.destroy();
             // SAFETY: The core frees the memory next.
             unsafe { Cq::<D>::drop_data(raw) };
@@ -377,6 +393,32 @@ unsafe extern "C" fn destroy_cq<D: Driver>(
     })
 }
 
+/// The operation `resize_user_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn resize_user_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    cqe: c_uint,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (cq, dev, udata) = unsafe {
+        (
+            Cq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
+            Udata::from_raw(udata),
+        )
+    };
+    from_result(|| {
+        cq.resize(dev, cqe, &udata.ok_or(EINVAL)?)?;
+        // SAFETY: By the contract of this module. Whoever reads it meanwhile gets either number.
+        unsafe { (&raw mut (*raw).cqe).write_volatile(cqe as c_int) };
+        Ok(0)
+    })
+}
+
 /// The operation `poll_cq`.
 ///
 /// # Safety
@@ -401,8 +443,7 @@ unsafe extern "C" fn poll_cq<D: Driver>(
         )
     };
     let mut wcs = Wcs::new(slots);
-    cq.poll(&mut wcs);
-    wcs.filled() as c_int
+    from_result(|| cq.poll(&mut wcs).map(|()| wcs.filled() as c_int))
 }
 
 /// The operation `req_notify_cq`.
@@ -431,7 +472,7 @@ unsafe extern "C" fn req_notify_cq<D: Driver>(
 unsafe extern "C" fn create_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     init: *mut bindings::ib_qp_init_attr,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
@@ -452,6 +493,7 @@ unsafe extern "C" fn create_qp<D: Driver>(
                 cap: init.cap,
                 create_flags: init.create_flags,
                 has_srq: !init.srq.is_null(),
+                udata: Udata::from_raw(udata),
             }
         };
         let data = D::Qp::create(dev, &attr)?;
@@ -460,7 +502,10 @@ unsafe extern "C" fn create_qp<D: Driver>(
         // SAFETY: `destroy_qp` takes it out before it is dropped.
         let published = unsafe { dev.handles().qps.publish(qp.number(), qp) };
         if let Err(error) = published {
-            // The driver gave a number twice. The device may keep the QP, the driver does not.
+            if error != ENOMEM {
+                dev.data().bad_number();
+            }
+            // The device may keep the QP, the driver does not.
             let _ = qp.destroy();
             // SAFETY: The core frees the memory next.
             unsafe { Qp::<D>::drop_data(raw) };
@@ -546,7 +591,11 @@ unsafe extern "C" fn post_send<D: Driver>(
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), SendWrs::new(wr, (*raw).qp_type)) };
-    let result = qp.post_send(&mut wrs);
+    let result = if wr.is_null() {
+        qp.doorbell(doorbell::Ring::Send)
+    } else {
+        qp.post_send(&mut wrs)
+    };
     if result.is_err() {
         // SAFETY: By the contract of this module.
         unsafe { *bad = wrs.current() };
@@ -566,7 +615,11 @@ unsafe extern "C" fn post_recv<D: Driver>(
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
-    let result = qp.post_recv(&mut wrs);
+    let result = if wr.is_null() {
+        qp.doorbell(doorbell::Ring::Receive)
+    } else {
+        qp.post_recv(&mut wrs)
+    };
     if result.is_err() {
         // SAFETY: By the contract of this module.
         unsafe { *bad = wrs.current() };

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The virtqueue of a CQ (chapter 7 of the specification).
+
+#![deny(unsafe_code)]
+
+use crate::{
+    hca::{
+        Hca,
+        Lease, //
+    },
+    stats::Counter,
+    wire, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+const CQE_SIZE: usize = size_of::<wire::Cqe>();
+
+/// A CQE that was taken out of the ring, and whose buffer is not available again yet.
+#[derive(Clone, Copy)]
+struct Held {
+    buffer: u32,
+    cqe: wire::Cqe,
+}
+
+/// The virtqueue of a CQ and the buffers in it.
+pub(super) struct CompletionQueue {
+    lease: Lease,
+    /// CQEs taken out of the ring when a QP was purged, in order.
+    held: KVec<Held>,
+    /// How many of `held` were polled.
+    polled: usize,
+}
+
+impl CompletionQueue {
+    /// Takes the queue of CQ `cqn` and fills it with `depth` buffers. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if an object has this queue, `ENOMEM`.
+    pub(super) fn new(hca: &Arc<Hca>, cqn: u32, depth: u32, cpu: u32) -> Result<Self> {
+        let memory = hca.alloc(depth as usize * CQE_SIZE)?;
+        let held = KVec::with_capacity(depth as usize, GFP_KERNEL)?;
+        let lease = hca.lease(hca.config().cq_queue(cqn), memory)?;
+        let mut this = Self {
+            lease,
+            held,
+            polled: 0,
+        };
+        this.lease.set_affinity(cpu);
+        for buffer in 0..depth {
+            this.recycle(buffer);
+        }
+        this.lease.kick();
+        Ok(this)
+    }
+
+    /// Tells the device about the buffers that are available again.
+    pub(super) fn release(&mut self) {
+        self.lease.kick();
+    }
+
+    /// Whether the queue does nothing any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.lease.is_broken()
+    }
+
+    /// Makes a buffer available to the device.
+    fn recycle(&mut self, buffer: u32) {
+        // It fails only if the queue is broken.
+        let _ = self
+            .lease
+            .add_writable(buffer as usize * CQE_SIZE, CQE_SIZE, buffer);
+    }
+
+    /// Takes the next CQE out of the ring. Those of the wrong length are skipped.
+    fn take(&mut self, hca: &Hca) -> Option<Held> {
+        while let Some((buffer, written)) = self.lease.get() {
+            match self.lease.read(buffer as usize * CQE_SIZE) {
+                Ok(cqe) if written as usize >= CQE_SIZE => return Some(Held { buffer, cqe }),
+                _ => {
+                    hca.stats().bad(Counter::BadCqeLength);
+                    self.recycle(buffer);
+                }
+            }
+        }
+        None
+    }
+
+    /// The next CQE, in order; its buffer is available again.
+    pub(super) fn next(&mut self, hca: &Hca) -> Option<wire::Cqe> {
+        let held = match self.held.get(self.polled) {
+            Some(held) => {
+                self.polled += 1;
+                *held
+            }
+            None => {
+                self.held.clear();
+                self.polled = 0;
+                self.take(hca)?
+            }
+        };
+        self.recycle(held.buffer);
+        Some(held.cqe)
+    }
+
+    /// Moves all CQEs from the ring to `held`, which has room for as many as there are buffers.
+    fn hold_all(&mut self, hca: &Hca) {
+        let mut polled = core::mem::take(&mut self.polled);
+        self.held.retain(|_| {
+            let keep = polled == 0;
+            polled = polled.saturating_sub(1);
+            keep
+        });
+        while let Some(held) = self.take(hca) {
+            let _ = self.held.push_within_capacity(held);
+        }
+    }
+
+    /// Drops the CQEs of a QP that are there.
+    pub(super) fn drop_qp(&mut self, hca: &Hca, qpn: u32) {
+        self.hold_all(hca);
+        let mut index = 0;
+        while let Some(held) = self.held.get(index).copied() {
+            if u32::from_le(held.cqe.qp_num) == qpn {
+                let _ = self.held.remove(index);
+                self.recycle(held.buffer);
+            } else {
+                index += 1;
+            }
+        }
+        self.lease.kick();
+    }
+
+    /// Whether a CQE is there.
+    pub(super) fn has_completions(&mut self) -> bool {
+        self.polled < self.held.len() || self.lease.has_used()
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The doorbell queue: tells the device that there are new work requests in a
+//! ring that it does not look at (chapter 13.3 of the specification).
+//!
+//! When the queue is full, a doorbell is remembered and goes out when the device
+//! returns a buffer. Only then are interrupts on.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    dma::{
+        self,
+        Buffer, //
+    },
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
+    virtio::Queue,
+    wire, //
+};
+use kernel::{
+    bitmap::BitmapVec,
+    prelude::*, //
+};
+
+/// Which ring of a QP a doorbell is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ring {
+    /// The send ring.
+    Send = bindings::virtio_rdma_doorbell_queue_VIRTIO_RDMA_DOORBELL_SQ as isize,
+    /// The receive ring.
+    Receive = bindings::virtio_rdma_doorbell_queue_VIRTIO_RDMA_DOORBELL_RQ as isize,
+}
+
+const DOORBELL_SIZE: usize = size_of::<wire::Doorbell>();
+
+/// Rings of a QP.
+const RINGS: usize = 2;
+
+struct Inner {
+    queue: Option<Queue>,
+    doorbells: Option<Buffer>,
+    /// Buffers that the device does not have.
+    free: KVec<u32>,
+    /// Doorbells that found no buffer: bit `RINGS` * QPN + `Ring`.
+    pending: BitmapVec,
+    /// The first bit of `pending` to go out next, so that each has its turn.
+    next: usize,
+}
+
+/// The doorbell queue of a device.
+#[pin_data]
+pub(crate) struct DoorbellQueue {
+    #[pin]
+    inner: IrqSpinLock<Inner>,
+}
+
+impl DoorbellQueue {
+    /// Allocates what a device with QP numbers below `qps` needs. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(qps: u32) -> Result<impl PinInit<Self>> {
+        let inner = Inner {
+            queue: None,
+            doorbells: None,
+            free: KVec::new(),
+            pending: BitmapVec::new(qps as usize * RINGS, GFP_KERNEL)?,
+            next: 0,
+        };
+        Ok(pin_init!(Self {
+            inner <- new_irq_spinlock!(inner, "virtio_rdma::DoorbellQueue"),
+        }))
+    }
+
+    /// Starts to use `queue`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn attach(&self, mut queue: Queue, dma: &dma::Device) -> Result {
+        let size = queue.size();
+        let doorbells = dma.alloc(size as usize * DOORBELL_SIZE)?;
+        let mut free = KVec::with_capacity(size as usize, GFP_KERNEL)?;
+        for buffer in 0..size {
+            free.push(buffer, GFP_KERNEL)?;
+        }
+        queue.disable_interrupt();
+
+        let mut inner = self.inner.lock();
+        inner.free = free;
+        inner.doorbells = Some(doorbells);
+        inner.queue = Some(queue);
+        Ok(())
+    }
+
+    /// Gives the queue up. The device must have been reset.
+    pub(crate) fn detach(&self) -> Option<Queue> {
+        self.inner.lock().queue.take()
+    }
+
+    /// Rings the doorbell of a QP: now, or when the device has returned a buffer. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the queue is broken.
+    pub(crate) fn ring(&self, qpn: u32, ring: Ring) -> Result {
+        let mut inner = self.inner.lock();
+        let bit = qpn as usize * RINGS + ring as usize;
+        if bit >= inner.pending.len() {
+            return Err(EINVAL);
+        }
+        inner.reclaim();
+        if !inner.free.is_empty() {
+            return inner.send(bit);
+        }
+        inner.pending.set_bit(bit);
+        inner.send_pending()
+    }
+
+    /// Forgets the doorbells of a QP that is gone. Any context.
+    pub(crate) fn cancel(&self, qpn: u32) {
+        let mut inner = self.inner.lock();
+        for bit in (qpn as usize * RINGS..).take(RINGS) {
+            if bit < inner.pending.len() {
+                inner.pending.clear_bit(bit);
+            }
+        }
+    }
+
+    /// The device has returned buffers. Called by the interrupt.
+    pub(crate) fn interrupt(&self) {
+        // It fails only if the queue is broken, which whoever rings next hears.
+        let _ = self.inner.lock().send_pending();
+    }
+}
+
+impl Inner {
+    /// Takes the buffers that the device has returned.
+    fn reclaim(&mut self) {
+        while let Some((buffer, _)) = self.queue.as_mut().and_then(Queue::get) {
+            // There is room for all buffers that there are.
+            let _ = self.free.push_within_capacity(buffer);
+        }
+    }
+
+    /// Sends the doorbell with this number. There is a free buffer.
+    fn send(&mut self, bit: usize) -> Result {
+        let (Some(queue), Some(doorbells)) = (&mut self.queue, &self.doorbells) else {
+            return Err(EIO);
+        };
+        let buffer = self.free.pop().ok_or(EIO)?;
+        let offset = buffer as usize * DOORBELL_SIZE;
+        let doorbell = wire::Doorbell {
+            number: ((bit / RINGS) as u32).to_le(),
+            queue: ((bit % RINGS) as u32).to_le(),
+        };
+
+        doorbells.write(offset, &doorbell)?;
+        queue.add_readable(doorbells.span(offset, DOORBELL_SIZE)?, buffer)?;
+        queue.kick();
+        Ok(())
+    }
+
+    /// Sends the doorbells that wait, as far as there are buffers. The interrupt is on afterwards if
+    /// any are left.
+    fn send_pending(&mut self) -> Result {
+        loop {
+            self.reclaim();
+            while !self.free.is_empty() {
+                let Some(bit) = self.next_pending() else {
+                    if let Some(queue) = &mut self.queue {
+                        queue.disable_interrupt();
+                    }
+                    return Ok(());
+                };
+                self.pending.clear_bit(bit);
+                self.next = bit + 1;
+                self.send(bit)?;
+            }
+            // The device may have returned buffers before it could see that interrupts are wanted.
+            if !self.queue.as_mut().is_some_and(Queue::has_used) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next doorbell that waits.
+    fn next_pending(&self) -> Option<usize> {
+        let next = if self.next < self.pending.len() {
+            self.pending.next_bit(self.next)
+        } else {
+            None
+        };
+        next.or_else(|| self.pending.next_bit(0))
+    }
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Regions: memory that the device knows as a list of pages, of an MR or of the
+//! rings of a QP or CQ.
+//!
+//! The device may touch such memory until it has said that it does not any more.
+//! If it fails before, the memory is kept until the device has been reset.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    dma::{
+        Buffer,
+        Pages, //
+    },
+    hca::Hca,
+    ib,
+    umem::Umem, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// Bytes of an entry of a page table.
+const ENTRY: usize = size_of::<u64>();
+
+/// Memory that the device can reach.
+pub(crate) enum Memory {
+    /// Memory of a program.
+    Program(Umem),
+    /// Memory of the kernel.
+    Kernel(Arc<Pages>),
+    /// A page table.
+    Table(#[expect(dead_code, reason = "only kept")] Buffer),
+}
+
+/// A region. Nobody may drop it while an object of the device has it, unless the device has failed.
+pub(crate) struct Region {
+    hca: Arc<Hca>,
+    memory: Option<Memory>,
+}
+
+impl Region {
+    /// Pins memory of the current process. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Umem::pin`].
+    pub(crate) fn pin(dev: &ib::Device<Hca>, start: u64, length: u64, access: u32) -> Result<Self> {
+        let umem = Umem::pin(dev, start, length, access)?;
+        Ok(Self {
+            hca: dev.data().clone(),
+            memory: Some(Memory::Program(umem)),
+        })
+    }
+
+    /// Wraps memory of the kernel.
+    pub(crate) fn of_kernel(hca: &Arc<Hca>, pages: Arc<Pages>) -> Self {
+        Self {
+            hca: hca.clone(),
+            memory: Some(Memory::Kernel(pages)),
+        }
+    }
+
+    /// Lists the pages for a command. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `EINVAL` if there are more than a command can say.
+    pub(crate) fn page_table(&self) -> Result<PageTable> {
+        match &self.memory {
+            Some(Memory::Program(umem)) => {
+                PageTable::new(&self.hca, umem.num_blocks(), umem.blocks())
+            }
+            Some(Memory::Kernel(pages)) => {
+                PageTable::new(&self.hca, pages.num_pages(), pages.addresses())
+            }
+            _ => Err(EINVAL),
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take().filter(|_| self.hca.is_broken()) {
+            self.hca.quarantine(memory);
+        }
+    }
+}
+
+/// A page table. It is needed for as long as the command that names it.
+pub(crate) struct PageTable {
+    hca: Arc<Hca>,
+    table: Option<Buffer>,
+    addr: u64,
+    npages: u32,
+}
+
+impl PageTable {
+    fn new(hca: &Arc<Hca>, npages: usize, pages: impl Iterator<Item = u64>) -> Result<Self> {
+        let table = hca.alloc(npages.checked_mul(ENTRY).ok_or(EINVAL)?)?;
+        let mut count = 0;
+
+        for page in pages {
+            table.write(count * ENTRY, &page.to_le())?;
+            count += 1;
+        }
+        if count != npages {
+            return Err(EINVAL);
+        }
+        Ok(Self {
+            hca: hca.clone(),
+            addr: table.span(0, count * ENTRY)?.addr,
+            npages: u32::try_from(npages)?,
+            table: Some(table),
+        })
+    }
+
+    /// The address of the table, as the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The number of pages.
+    pub(crate) fn npages(&self) -> u32 {
+        self.npages
+    }
+
+    /// The region of rings as a command has it.
+    pub(crate) fn to_wire(&self) -> bindings::virtio_rdma_ring_region {
+        bindings::virtio_rdma_ring_region {
+            pages: self.addr.to_le(),
+            npages: self.npages.to_le(),
+            reserved_0c: 0,
+        }
+    }
+}
+
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        if let Some(table) = self.table.take().filter(|_| self.hca.is_broken()) {
+            self.hca.quarantine(Memory::Table(table));
+        }
+    }
+}

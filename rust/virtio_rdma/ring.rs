@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rings in guest memory: their layout, and the producer and the consumer that
+//! the kernel is for its own QPs and CQs (chapter 13 of the specification).
+//!
+//! The device reads and writes this memory as it likes. The kernel keeps every
+//! index itself and never reads one back.
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    dma::{
+        self,
+        Pages,
+        PAGE_SIZE, //
+    },
+    wire, //
+};
+use core::mem::offset_of;
+use kernel::{
+    bitmap::BitmapVec,
+    prelude::*,
+    sync::Arc,
+    transmute::AsBytes, //
+};
+
+/// Bytes of the smallest entry of a work queue, and of the largest.
+const MIN_STRIDE: u32 = 32;
+const MAX_STRIDE: u32 = PAGE_SIZE as u32;
+
+/// Bytes of the head of a QP's region.
+const QP_HEAD: u32 = size_of::<wire::QpRing>() as u32;
+
+/// Bytes of the head of a CQ's region, and of a CQE.
+const CQ_HEAD: usize = size_of::<wire::CqRing>();
+const CQE_SIZE: usize = size_of::<wire::RingCqe>();
+
+/// The most bytes of a region that a program may give: that of the largest rings, and no more than
+/// a page table of two MiB can list.
+pub(crate) const MAX_REGION: u64 = 1 << 30;
+
+/// The most bytes of inline data that the largest entry has room for.
+pub(crate) const MAX_INLINE_DATA: u32 = MAX_STRIDE - size_of::<wire::RingUdWqe>() as u32;
+
+/// Bytes of an entry of a send ring.
+pub(crate) fn send_entry_size(qp_type: u32, max_sge: u32, max_inline_data: u32) -> u32 {
+    let datagram = matches!(
+        qp_type,
+        bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
+    );
+    let header = if datagram {
+        size_of::<wire::RingUdWqe>()
+    } else {
+        size_of::<wire::RingSqWqe>()
+    };
+    let payload = (max_sge * size_of::<wire::Sge>() as u32).max(max_inline_data);
+    header as u32 + payload
+}
+
+/// Bytes of an entry of a receive ring.
+pub(crate) fn recv_entry_size(max_sge: u32) -> u32 {
+    size_of::<wire::RqWqe>() as u32 + max_sge * size_of::<wire::Sge>() as u32
+}
+
+/// Where a send or receive ring lies in the region of its QP.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// Number of entries, a power of two, or 0 if there is no such ring.
+    pub(crate) depth: u32,
+    /// Bytes of an entry, a power of two.
+    pub(crate) stride: u32,
+    /// Offset of the first entry, a multiple of the stride.
+    pub(crate) offset: u32,
+}
+
+impl Shape {
+    /// A ring that begins at the first multiple of its stride behind `offset`.
+    fn at(offset: u32, depth: u32, entry_size: u32) -> Self {
+        let stride = entry_size.next_power_of_two().max(MIN_STRIDE);
+        Self {
+            depth,
+            stride,
+            offset: offset.next_multiple_of(stride),
+        }
+    }
+
+    /// The offset behind the last entry.
+    fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.depth) * u64::from(self.stride)
+    }
+
+    /// Whether the ring lies within `len` bytes and has entries of `entry_size` bytes.
+    fn is_sound(&self, entry_size: u32, len: u64) -> bool {
+        self.depth == 0
+            || self.depth.is_power_of_two()
+                && self.stride.is_power_of_two()
+                && (MIN_STRIDE..=MAX_STRIDE).contains(&self.stride)
+                && self.stride >= entry_size
+                && self.offset % self.stride == 0
+                && self.offset >= QP_HEAD
+                && self.end() <= len
+    }
+
+    fn to_wire(self) -> bindings::virtio_rdma_ring_shape {
+        bindings::virtio_rdma_ring_shape {
+            depth: self.depth.to_le(),
+            stride: self.stride.to_le(),
+            offset: self.offset.to_le(),
+            reserved_0c: 0,
+        }
+    }
+}
+
+/// The layout of a QP's region.
+#[derive(Clone, Copy)]
+pub(crate) struct QpLayout {
+    /// The send ring.
+    pub(crate) sq: Shape,
+    /// The receive ring.
+    pub(crate) rq: Shape,
+}
+
+impl QpLayout {
+    /// Lays out rings of these depths and entry sizes, one behind the other.
+    pub(crate) fn new(depths: (u32, u32), entry_sizes: (u32, u32)) -> Self {
+        let sq = Shape::at(QP_HEAD, depths.0, entry_sizes.0);
+        // The limits of the configuration keep this within 32 bits.
+        let rq = Shape::at(sq.end() as u32, depths.1, entry_sizes.1);
+        Self { sq, rq }
+    }
+
+    /// The layout that a program asks for, if its entries are large enough.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for one that the device would refuse.
+    pub(crate) fn of_program(
+        asked: &bindings::virtio_rdma_ureq_create_qp,
+        entry_sizes: (u32, u32),
+    ) -> Result<Self> {
+        let layout = Self {
+            sq: Shape {
+                depth: asked.sq_depth,
+                stride: asked.sq_stride,
+                offset: asked.sq_offset,
+            },
+            rq: Shape {
+                depth: asked.rq_depth,
+                stride: asked.rq_stride,
+                offset: asked.rq_offset,
+            },
+        };
+        if !layout.sq.is_sound(entry_sizes.0, asked.buf_len)
+            || !layout.rq.is_sound(entry_sizes.1, asked.buf_len)
+            || asked.buf_len < u64::from(QP_HEAD)
+        {
+            return Err(EINVAL);
+        }
+        Ok(layout)
+    }
+
+    /// Bytes of the region.
+    pub(crate) fn len(&self) -> usize {
+        self.sq.end().max(self.rq.end()) as usize
+    }
+
+    /// The rings as CREATE_RING_QP has them.
+    pub(crate) fn to_wire(
+        self,
+    ) -> (
+        bindings::virtio_rdma_ring_shape,
+        bindings::virtio_rdma_ring_shape,
+    ) {
+        (self.sq.to_wire(), self.rq.to_wire())
+    }
+}
+
+/// Bytes of the region of a CQ with `depth` entries.
+pub(crate) fn cq_len(depth: u32) -> usize {
+    CQ_HEAD + depth as usize * CQE_SIZE
+}
+
+/// A send or receive ring that the kernel posts to.
+pub(crate) struct WorkRing {
+    memory: Arc<Pages>,
+    shape: Shape,
+    producer_at: usize,
+    wake_at: usize,
+    producer: u32,
+}
+
+impl WorkRing {
+    /// The send ring of a region.
+    pub(crate) fn send(memory: Arc<Pages>, layout: &QpLayout) -> Self {
+        Self {
+            memory,
+            shape: layout.sq,
+            producer_at: offset_of!(wire::QpRing, sq_producer),
+            wake_at: offset_of!(wire::QpRing, sq_wake),
+            producer: 0,
+        }
+    }
+
+    /// The receive ring of a region.
+    pub(crate) fn recv(memory: Arc<Pages>, layout: &QpLayout) -> Self {
+        Self {
+            memory,
+            shape: layout.rq,
+            producer_at: offset_of!(wire::QpRing, rq_producer),
+            wake_at: offset_of!(wire::QpRing, rq_wake),
+            producer: 0,
+        }
+    }
+
+    /// The index of the next entry.
+    pub(crate) fn producer(&self) -> u32 {
+        self.producer
+    }
+
+    /// Copies `value` to `offset` of the next entry.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the end of the entry.
+    pub(crate) fn write<T: AsBytes>(&mut self, offset: usize, value: &T) -> Result {
+        let stride = self.shape.stride as usize;
+        if offset + size_of::<T>() > stride {
+            return Err(EINVAL);
+        }
+        let place = (self.producer & (self.shape.depth - 1)) as usize * stride;
+        self.memory
+            .write(self.shape.offset as usize + place + offset, value)
+    }
+
+    /// Goes on to the next entry. The device does not see it yet.
+    pub(crate) fn advance(&mut self) {
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// Lets the device see all entries. True if it wants a doorbell.
+    ///
+    /// # Errors
+    ///
+    /// None: the head is within the memory.
+    pub(crate) fn publish(&mut self) -> Result<bool> {
+        self.memory.store_release(self.producer_at, self.producer)?;
+        dma::barrier();
+        Ok(self.memory.load_acquire(self.wake_at)? != 0)
+    }
+
+    /// Starts again at entry 0. The QP is in RESET.
+    ///
+    /// # Errors
+    ///
+    /// None: the head is within the memory.
+    pub(crate) fn reset(&mut self) -> Result {
+        self.producer = 0;
+        self.memory.store_release(self.producer_at, 0)
+    }
+}
+
+/// A completion ring that the kernel polls.
+pub(crate) struct CompletionRing {
+    memory: Arc<Pages>,
+    depth: u32,
+    consumer: u32,
+    /// The arming words, as they were written last.
+    arm_next: u32,
+    arm_solicited: u32,
+    /// The places of CQEs that were dropped before they were polled, and how many these are.
+    dropped: BitmapVec,
+    num_dropped: u32,
+}
+
+impl CompletionRing {
+    /// The ring of a region of [`cq_len`] bytes. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(memory: Arc<Pages>, depth: u32) -> Result<Self> {
+        Ok(Self {
+            memory,
+            depth,
+            consumer: 0,
+            arm_next: 0,
+            arm_solicited: 0,
+            dropped: BitmapVec::new(depth as usize, GFP_KERNEL)?,
+            num_dropped: 0,
+        })
+    }
+
+    fn place(&self, index: u32) -> usize {
+        (index & (self.depth - 1)) as usize
+    }
+
+    /// CQE `index`, if the device has written it.
+    fn read(&self, index: u32) -> Option<wire::RingCqe> {
+        let at = CQ_HEAD + self.place(index) * CQE_SIZE;
+        let lap = self
+            .memory
+            .load_acquire(at + offset_of!(wire::RingCqe, lap))
+            .ok()?;
+        if lap != index / self.depth + 1 {
+            return None;
+        }
+        self.memory.read(at).ok()
+    }
+
+    fn is_dropped(&self, place: usize) -> bool {
+        self.num_dropped != 0 && self.dropped.next_bit(place) == Some(place)
+    }
+
+    /// Takes the next CQE. The device does not see yet that its place is free.
+    pub(crate) fn next(&mut self) -> Option<wire::RingCqe> {
+        loop {
+            let cqe = self.read(self.consumer)?;
+            let place = self.place(self.consumer);
+            self.consumer = self.consumer.wrapping_add(1);
+            if !self.is_dropped(place) {
+                return Some(cqe);
+            }
+            self.dropped.clear_bit(place);
+            self.num_dropped -= 1;
+        }
+    }
+
+    /// Lets the device see which places are free.
+    pub(crate) fn release(&mut self) {
+        // It cannot fail: the head is within the memory.
+        let _ = self
+            .memory
+            .store_release(offset_of!(wire::CqRing, consumer), self.consumer);
+    }
+
+    /// Asks for an event at the next CQE, or at the next solicited one.
+    pub(crate) fn arm(&mut self, solicited: bool) {
+        let (offset, word) = if solicited {
+            (
+                offset_of!(wire::CqRing, arm_solicited),
+                &mut self.arm_solicited,
+            )
+        } else {
+            (offset_of!(wire::CqRing, arm_next), &mut self.arm_next)
+        };
+        *word = word.wrapping_add(1);
+        // It cannot fail: the head is within the memory.
+        let _ = self.memory.store_release(offset, *word);
+        dma::barrier();
+    }
+
+    /// Whether a CQE is there.
+    pub(crate) fn has_completions(&self) -> bool {
+        self.read(self.consumer).is_some()
+    }
+
+    /// Drops the CQEs of a QP that are there.
+    pub(crate) fn drop_qp(&mut self, qpn: u32) {
+        for ahead in 0..self.depth {
+            let index = self.consumer.wrapping_add(ahead);
+            let Some(cqe) = self.read(index) else {
+                break;
+            };
+            let place = self.place(index);
+            if u32::from_le(cqe.qp_num) == qpn && !self.is_dropped(place) {
+                self.dropped.set_bit(place);
+                self.num_dropped += 1;
+            }
+        }
+    }
+}
