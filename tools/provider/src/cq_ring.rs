@@ -52,7 +52,7 @@ impl CqRing {
     pub fn request(&self) -> virtio_rdma_ureq_create_cq {
         virtio_rdma_ureq_create_cq {
             buf_addr: self.region.addr(),
-            buf_len: self.region.len() as u64,
+            buf_len: self.region.size() as u64,
         }
     }
 

@@ -6,7 +6,8 @@ use crate::{
     bindings::*,
     cq,
     cq_ring::CqRing,
-    object::{Blank, Cq, Owned},
+    object::{Blank, Cq, Owned, Qp},
+    qp,
     qpn::{Numbers, Registration},
     ring::{Region, Ring},
 };
@@ -48,6 +49,16 @@ impl Harness {
 pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
     blank.finish(cq::Private { ring: ring.map(crate::lock::Lock::new) })
+}
+
+/// A QP of a harness with the number and caps given, in RTS.
+pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr, number: u32) -> Owned<Qp> {
+    let cq = harness.cq.as_ref();
+    let registration = Registration::new(&harness.numbers, number, cq, cq).unwrap();
+    let qp = Blank::<verbs_qp, qp::Private>::new().unwrap();
+    // SAFETY: the object is the caller's alone.
+    unsafe { (*qp.verbs().qp().as_ptr()).state = IBV_QPS_RTS };
+    qp.finish(qp::Private::without_kernel(attr, registration))
 }
 
 /// Polls a ring for at most `room` completions.
@@ -153,5 +164,101 @@ impl Completer {
     /// What the program says that it took.
     pub fn consumer(&self) -> u32 {
         self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer)).load(Ordering::Acquire)
+    }
+}
+
+/// What posting and polling cost, in a release build:
+/// `cargo test --release -- --ignored --nocapture cost`.
+mod cost {
+    use super::*;
+    use crate::{object::Ref, wr::List};
+    use std::{hint::black_box, time::Instant};
+
+    const ROUNDS: u32 = 2_000;
+    const DEPTH: u32 = 128;
+
+    fn attr() -> ibv_qp_init_attr {
+        let cap = ibv_qp_cap {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_send_sge: 4,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        };
+        ibv_qp_init_attr { qp_type: IBV_QPT_RC, cap, ..Default::default() }
+    }
+
+    /// The median of the rounds, in nanoseconds of one of `DEPTH`.
+    fn each(mut rounds: Vec<u128>) -> f64 {
+        rounds.sort_unstable();
+        rounds[rounds.len() / 2] as f64 / f64::from(DEPTH)
+    }
+
+    /// Posts a request again and again; nanoseconds of each.
+    fn post(qp: Ref<'_, Qp>, send: &AtomicU32, wr: &mut ibv_send_wr) -> f64 {
+        let round = |_| {
+            let start = Instant::now();
+            for _ in 0..DEPTH {
+                // SAFETY: one valid request.
+                let list = unsafe { List::new(black_box(&raw mut *wr)) };
+                assert!(qp::post_send(qp, list).is_ok());
+            }
+            let spent = start.elapsed().as_nanos();
+            send.fetch_add(DEPTH, Ordering::AcqRel);
+            spent
+        };
+        each((0..ROUNDS).map(round).collect())
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost_of_post_send() {
+        let mut harness = Harness::new(&[]);
+        let qp = qp(&mut harness, &attr(), 5);
+        let send = harness.numbers.get(5).unwrap().send();
+        let data = [7u8; 64];
+        let addr = data.as_ptr().expose_provenance() as u64;
+        for (name, flags, length) in [
+            ("1 SGE", IBV_SEND_SIGNALED, 64),
+            ("inline, 2 bytes", IBV_SEND_SIGNALED | IBV_SEND_INLINE, 2),
+            ("inline, 64 bytes", IBV_SEND_SIGNALED | IBV_SEND_INLINE, 64),
+        ] {
+            let mut sge = ibv_sge { addr, length, lkey: 1 };
+            let mut wr = ibv_send_wr {
+                opcode: IBV_WR_RDMA_WRITE,
+                send_flags: flags,
+                sg_list: &raw mut sge,
+                num_sge: 1,
+                ..Default::default()
+            };
+            println!("post_send, {name}: {:.1} ns", post(qp.as_ref(), send, &mut wr));
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost_of_poll_cq() {
+        let harness = Harness::new(&[5]);
+        let cq = cq(Some(CqRing::new(DEPTH).unwrap()));
+        let lock = cq.as_ref().private().ring.as_ref().unwrap();
+        let mut device = Completer::new(&lock.lock());
+        for batch in [1, 16] {
+            let mut entries = [MaybeUninit::<ibv_wc>::uninit(); 16];
+            let round = |_| {
+                for wqe_index in 0..DEPTH {
+                    let cqe = virtio_rdma_ring_cqe { qp_num: 5, wqe_index, ..Default::default() };
+                    assert!(device.complete(cqe));
+                }
+                let start = Instant::now();
+                let mut polled = 0;
+                while polled < DEPTH as usize {
+                    let entries = black_box(&mut entries[..batch]);
+                    polled += lock.lock().poll(&harness.numbers, entries);
+                }
+                start.elapsed().as_nanos()
+            };
+            let each = each((0..ROUNDS).map(round).collect());
+            println!("poll_cq, {batch} at a time: {each:.1} ns");
+        }
     }
 }

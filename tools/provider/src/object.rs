@@ -234,7 +234,7 @@ impl<'a, V, P: Sync> Ref<'a, Object<V, P>> {
     pub fn private(self) -> &'a P {
         // SAFETY: the field is initialised, and not written to since the
         // object was handed out.
-        unsafe { &*(&raw const (*self.as_ptr()).private) }
+        unsafe { &(*self.as_ptr()).private }
     }
 }
 

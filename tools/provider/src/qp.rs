@@ -88,7 +88,7 @@ impl Queues {
         let send = self.send.ring();
         let mut request = virtio_rdma_ureq_create_qp {
             buf_addr: self.region.addr(),
-            buf_len: self.region.len() as u64,
+            buf_len: self.region.size() as u64,
             sq_depth: send.depth(),
             sq_stride: send.stride() as u32,
             sq_offset: send.offset(),
@@ -280,6 +280,20 @@ fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Re
         return Err(Errno::EINVAL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+impl Private {
+    /// A QP that the kernel does not know.
+    pub fn without_kernel(attr: &ibv_qp_init_attr, registration: Registration) -> Self {
+        let queues = Queues::new(attr).unwrap();
+        Self { limits: Limits::new(attr), rings: Some(Rings { queues, registration }) }
+    }
+
+    /// What the driver is told of the rings.
+    pub fn request(&self) -> virtio_rdma_ureq_create_qp {
+        self.rings.as_ref().unwrap().queues.request()
+    }
 }
 
 #[cfg(test)]

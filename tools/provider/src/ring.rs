@@ -64,7 +64,7 @@ impl Region {
     }
 
     /// Bytes, a multiple of the page size.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 
