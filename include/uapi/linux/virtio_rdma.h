@@ -898,6 +898,9 @@ struct virtio_rdma_qp_ring {
  * struct virtio_rdma_cq_ring - head of the region of a CQ
  * @consumer: number of CQEs taken, modulo 2^32; written by the driver or the
  *	program with release semantics
+ * @closed: written by a driver to the ring of a program: not 0 when no more CQEs
+ *	come, because the device failed or is taken away; no concern of the
+ *	device
  * @arm_next: a number that the driver or the program changes to ask for an
  *	event at the next CQE
  * @arm_solicited: the same for the next CQE that is solicited or an error
@@ -906,7 +909,7 @@ struct virtio_rdma_qp_ring {
  */
 struct virtio_rdma_cq_ring {
 	__le32 consumer;
-	__le32 reserved_04;
+	__le32 closed;
 	__le32 arm_next;
 	__le32 arm_solicited;
 	__u8   reserved_10[112];

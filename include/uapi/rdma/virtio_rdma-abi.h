@@ -23,6 +23,10 @@
  * The program owns the rings of its QPs and CQs (struct virtio_rdma_qp_ring
  * and struct virtio_rdma_cq_ring of <linux/virtio_rdma.h>). POST_SEND and
  * POST_RECV without work requests ring the doorbell of the QP.
+ *
+ * When the device fails or is taken away under the program, the driver sets
+ * @closed of each CQ's ring and the wake words of each QP: whoever polls sees
+ * the one behind the last CQE, and whoever posts has an error from the doorbell.
  */
 #define VIRTIO_RDMA_UDATA_PATH_RINGS	1
 
