@@ -67,10 +67,18 @@ pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
 }
 
 /// ibv_poll_cq(3) on a ring: fills `entries` from the front; answers how many.
+///
+/// # Errors
+///
+/// EIO if the CQ is empty and the device gone.
 pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
     let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
     let numbers = cq.cq().context().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    Ok(ring.lock().poll(numbers, entries))
+    let mut ring = ring.lock();
+    match ring.poll(numbers, entries) {
+        0 if ring.is_closed() => Err(Errno::EIO),
+        polled => Ok(polled),
+    }
 }
 
 /// ibv_req_notify_cq(3) on a ring; no system call.

@@ -14,6 +14,7 @@ use core::{
 };
 
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_cq_ring, consumer));
+const CLOSED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, closed));
 const ARM_NEXT: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_next));
 const ARM_SOLICITED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_solicited));
 
@@ -98,6 +99,11 @@ impl CqRing {
             self.region.store(CONSUMER, self.consumer, Release);
         }
         polled
+    }
+
+    /// Whether no more CQEs come: the driver says that the device is gone.
+    pub fn is_closed(&self) -> bool {
+        self.region.load(CLOSED, Relaxed) != 0
     }
 
     /// Drops the CQEs of a QP that is destroyed or reset, and so makes no more.
@@ -215,6 +221,18 @@ mod tests {
             }
             assert!(poll(&mut ring, &harness.numbers, 9).is_empty());
         }
+    }
+
+    #[test]
+    fn closed_behind_the_last_cqe() {
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(4).unwrap();
+        let mut device = Completer::new(&ring);
+        device.complete(cqe(7, 0));
+        assert!(!ring.is_closed());
+        ring.region.store(CLOSED, 1, Relaxed);
+        assert_eq!(poll(&mut ring, &harness.numbers, 4).len(), 1);
+        assert!(ring.is_closed());
     }
 
     #[test]

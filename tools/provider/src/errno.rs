@@ -18,6 +18,8 @@ pub type Result<T = (), E = Errno> = core::result::Result<T, E>;
 impl Errno {
     /// An argument is not valid.
     pub const EINVAL: Self = Self::constant(bindings::EINVAL);
+    /// The device is gone.
+    pub const EIO: Self = Self::constant(bindings::EIO);
     /// No memory left.
     pub const ENOMEM: Self = Self::constant(bindings::ENOMEM);
     /// The object cannot do it.
