@@ -3,6 +3,7 @@
  * The out-of-line bodies of what the kernel's headers offer to C alone.
  */
 #include <linux/etherdevice.h>
+#include <linux/highmem.h>
 #include <linux/if_vlan.h>
 #include <linux/iommu.h>
 #include <linux/pci.h>
@@ -110,6 +111,19 @@ struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     int access)
 {
 	return ib_umem_get_va(device, addr, size, access);
+}
+
+bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value)
+{
+	void *page;
+
+	offset += offset_in_page(umem->address);
+	if (!umem->writable || offset > PAGE_SIZE - sizeof(value))
+		return false;
+	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
+	WRITE_ONCE(*(u32 *)(page + offset), value);
+	kunmap_local(page);
+	return true;
 }
 
 size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz)

@@ -21,8 +21,12 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
-    wire::Completion,
+    wire::{
+        self,
+        Completion, //
+    },
 };
+use core::mem::offset_of;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -45,6 +49,8 @@ enum Queue {
 /// What the lock of a CQ protects.
 struct State {
     queue: Queue,
+    /// The memory of the ring, if it is one.
+    region: Option<Region>,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
 }
@@ -57,9 +63,9 @@ pub(crate) struct Cq {
     cqe: u32,
     #[pin]
     state: IrqSpinLock<State>,
-    /// The memory of the ring, if it is one.
+    /// Held while the CQ is resized.
     #[pin]
-    region: Mutex<Option<Region>>,
+    resizing: Mutex<()>,
 }
 
 impl Cq {
@@ -72,6 +78,13 @@ impl Cq {
         drop(state);
         if armed {
             this.complete();
+        }
+    }
+
+    /// Tells the program that polls the CQ that no more completions come. Any context.
+    pub(crate) fn close(&self) {
+        if let Some(region) = &self.state.lock().region {
+            region.tell_program(offset_of!(wire::CqRing, closed), 1);
         }
     }
 
@@ -255,20 +268,27 @@ impl ib::CompletionQueue<Hca> for Cq {
             queue,
             region,
         } = parts;
-        let state = State { queue, armed: 0 };
+        let state = State {
+            queue,
+            region,
+            armed: 0,
+        };
 
         Ok(try_pin_init!(Self {
             hca,
             cqn,
             cqe,
             state <- new_irq_spinlock!(state, "virtio_rdma::Cq"),
-            region <- new_mutex!(region),
+            resizing <- new_mutex!(()),
         }? Error))
     }
 
     fn destroy(&self) -> Result {
         self.hca.control().cancel_notify(self.cqn);
-        destroy(&self.hca, self.cqn)
+        destroy(&self.hca, self.cqn)?;
+        // The program need not have asked for it: its device may be taken away.
+        self.close();
+        Ok(())
     }
 
     fn number(&self) -> u32 {
@@ -280,7 +300,7 @@ impl ib::CompletionQueue<Hca> for Cq {
     }
 
     fn resize(&self, dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result {
-        let mut region = self.region.lock();
+        let _resizing = self.resizing.lock();
         if !matches!(self.state.lock().queue, Queue::Program) {
             return Err(crate::errno::unsupported());
         }
@@ -295,7 +315,9 @@ impl ib::CompletionQueue<Hca> for Cq {
             cqn: self.cqn.to_le(),
         };
         let reply = self.hca.execute::<cmd::ResizeCq>(&request)?;
-        *region = Some(new);
+        // The lock is not held when the old ring goes, which may sleep.
+        let old = self.state.lock().region.replace(new);
+        drop(old);
         udata.respond(&bindings::virtio_rdma_uresp_resize_cq {
             moved: u32::from_le(reply.moved),
             reserved_04: 0,

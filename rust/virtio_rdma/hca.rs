@@ -119,9 +119,13 @@ impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
     /// The device has failed: lets the consumers of all CQs poll, so that they find their work
-    /// requests flushed.
+    /// requests flushed, or a ring that is closed.
     fn run(this: Arc<Self>) {
-        this.handles.cqs.for_each(|cq| cq.complete());
+        this.handles.qps.for_each(|qp| qp.close());
+        this.handles.cqs.for_each(|cq| {
+            cq.close();
+            cq.complete();
+        });
     }
 }
 

@@ -34,6 +34,7 @@ use crate::{
         WorkQueue, //
     },
 };
+use core::mem::offset_of;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -61,7 +62,7 @@ pub(crate) struct Qp {
     #[pin]
     rq: IrqSpinLock<WorkQueue>,
     /// The memory of the rings, if the queues are rings.
-    _region: Option<Region>,
+    region: Option<Region>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -213,6 +214,15 @@ impl Qp {
                 break;
             };
             wcs.push(this, &flushed(&entry, bindings::ib_wc_opcode_IB_WC_RECV));
+        }
+    }
+
+    /// Lets the program that posts to the QP ask for a doorbell with its next work request, and so
+    /// hear that there is nobody to hear it. Any context.
+    pub(crate) fn close(&self) {
+        if let Some(region) = &self.region {
+            region.tell_program(offset_of!(wire::QpRing, sq_wake), 1);
+            region.tell_program(offset_of!(wire::QpRing, rq_wake), 1);
         }
     }
 
@@ -617,6 +627,7 @@ fn new_rings(
 /// a buffer that is not made of whole pages; those of [`Region::pin`]; what the device says.
 fn new_program_rings(
     dev: &ib::Device<Hca>,
+    attr: &ib::QpInitAttr<'_, Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
     cap: &mut bindings::ib_qp_cap,
     udata: &ib::Udata<'_>,
@@ -624,13 +635,11 @@ fn new_program_rings(
     let hca = dev.data();
     let asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
     let layout = QpLayout::of_program(&asked, entry_sizes(u32::from(base.qp_type), cap))?;
-    let depths = [
-        (layout.sq.depth, cap.max_send_wr),
-        (layout.rq.depth, cap.max_recv_wr),
-    ];
-    if depths
-        .iter()
-        .any(|(depth, wr)| depth < wr || *depth > hca.max_qp_wr())
+    // A QP that receives nothing has no receive ring.
+    let no_rq = attr.cap.max_recv_wr == 0 && layout.rq.depth == 0;
+    if layout.sq.depth < cap.max_send_wr
+        || layout.rq.depth < cap.max_recv_wr && !no_rq
+        || layout.sq.depth.max(layout.rq.depth) > hca.max_qp_wr()
         || asked.buf_addr % PAGE_SIZE as u64 != 0
         || asked.buf_len % PAGE_SIZE as u64 != 0
         || asked.buf_len > ring::MAX_REGION
@@ -663,7 +672,7 @@ impl ib::QueuePair<Hca> for Qp {
         let parts = match &attr.udata {
             _ if hca.config().rings.is_none() => new_virtqueues(&hca, &request, &cap)?,
             None => new_rings(&hca, &request, &mut cap)?,
-            Some(udata) => new_program_rings(dev, &request, &mut cap, udata)?,
+            Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
         };
         let Parts {
             qpn,
@@ -687,7 +696,7 @@ impl ib::QueuePair<Hca> for Qp {
             state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
-            _region: region,
+            region,
         }? Error))
     }
 
@@ -750,6 +759,7 @@ impl ib::QueuePair<Hca> for Qp {
         }
         *state = bindings::ib_qp_state_IB_QPS_RESET;
         self.hca.cancel_doorbell(self.qpn);
+        self.close();
         self.forget();
         Ok(())
     }

@@ -64,6 +64,14 @@ impl Region {
         }
     }
 
+    /// Writes 32 bits to the head of a program's ring. Any context.
+    pub(crate) fn tell_program(&self, offset: usize, value: u32) {
+        if let Some(Memory::Program(umem)) = &self.memory {
+            // The head of a ring is in the first page, and rings are pinned to be written to.
+            let _ = umem.store(offset, value);
+        }
+    }
+
     /// Lists the pages for a command. May sleep.
     ///
     /// # Errors

@@ -53,6 +53,22 @@ impl Umem {
         Ok(Self(NonNull::new(raw).ok_or(EINVAL)?))
     }
 
+    /// Writes the 32 bits at `offset`, a multiple of 4 in the first page, of memory that was pinned
+    /// to be written to. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not.
+    pub(crate) fn store(&self, offset: usize, value: u32) -> Result {
+        if offset % size_of::<u32>() != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: The memory is valid; the function checks the offset.
+        let stored =
+            unsafe { bindings::virtio_rdma_umem_store(self.0.as_ptr(), offset, value.to_le()) };
+        stored.then_some(()).ok_or(EINVAL)
+    }
+
     /// How many blocks of 4 KiB the memory touches.
     pub(crate) fn num_blocks(&self) -> usize {
         // SAFETY: The memory is valid.
