@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Rings of programs: what the driver accepts of them, and what it refuses with
+which error. The commands are written as they are, without a library."""
+
+import errno
+import mmap
+import struct
+
+import ktap
+import rc
+import uverbs
+from uverbs import POST_RECV, POST_SEND, address, zeros
+
+PAGE = mmap.PAGESIZE
+DEVICE = rc.open_device()
+HEAD, CQ_HEAD, CQE = 256, 128, 64
+# The opcode SEND without data; see struct ib_uverbs_send_wr.
+SEND = struct.pack("QIII", 1, 0, 2, 0) + bytes(uverbs.SEND_WR_SIZE - 20)
+RECV = bytes(uverbs.RECV_WR_SIZE)
+
+
+def fails(number, function, *args, **options):
+    """Fails the test unless the call fails with this error number."""
+    try:
+        function(*args, **options)
+    except OSError as error:
+        ktap.equal(errno.errorcode.get(error.errno), errno.errorcode[number], "error")
+        return
+    raise AssertionError(f"no error, expected {errno.errorcode[number]}")
+
+
+class Ring:
+    """The memory of a CQ's ring, and what the driver is told of it."""
+
+    def __init__(self, cqe, size=None):
+        self.memory = zeros(CQ_HEAD + cqe * CQE if size is None else size)
+
+    def request(self, offset=0, more=0):
+        """struct virtio_rdma_ureq_create_cq."""
+        return struct.pack("QQ", address(self.memory) + offset, len(self.memory) + more)
+
+
+class Rings:
+    """The same of a QP."""
+
+    def __init__(self, sq=(8, 64, HEAD), rq=(8, 32, 1024), size=2 * PAGE):
+        self.memory, self.sq, self.rq = zeros(size), sq, rq
+
+    def request(self, offset=0, more=0):
+        """struct virtio_rdma_ureq_create_qp."""
+        return struct.pack("QQ6I", address(self.memory) + offset, len(self.memory) + more,
+                           *self.sq, *self.rq)
+
+
+class Program:
+    """An open device with a PD and a CQ."""
+
+    def __enter__(self):
+        self.verbs = uverbs.Uverbs(DEVICE.name)
+        if self.verbs.path != uverbs.PATH_RINGS:
+            self.verbs.close()
+            raise ktap.Skip("the device has no rings")
+        self.pd = self.verbs.alloc_pd()
+        self.ring = Ring(16)
+        self.cq, _ = self.verbs.create_cq(16, self.ring.request())
+        return self
+
+    def __exit__(self, *_):
+        self.verbs.close()
+
+    def qp(self, rings, **options):
+        """A QP with these rings."""
+        return self.verbs.create_qp(self.pd, self.cq, rings.request(), **options)
+
+
+def create_and_destroy(_rng):
+    """Objects with rings come and go; their sizes are those of the rings."""
+    with Program() as program:
+        rings = Rings()
+        qp, number, sizes = program.qp(rings, send_wr=5, recv_wr=7)
+        ktap.equal(number > 1, True, "QP number above the GSI's")
+        ktap.equal(sizes[:2], (8, 8), "work requests")
+        fails(errno.EBUSY, program.verbs.destroy_cq, program.cq)
+        program.verbs.destroy_qp(qp)
+        program.verbs.destroy_cq(program.cq)
+
+
+def qp_without_receives(_rng):
+    """A QP that receives nothing needs no receive ring."""
+    with Program() as program:
+        rings = Rings(rq=(0, 0, 0))
+        fails(errno.EINVAL, program.qp, rings)
+        program.qp(rings, recv_wr=0)
+
+
+def bad_cq_rings(_rng):
+    """Completion rings that the driver refuses."""
+    with Program() as program:
+        create = program.verbs.create_cq
+        ring = Ring(64)
+        for cqe in 0, 63, 128, 1 << 31, 0xffffffff:
+            fails(errno.EINVAL, create, cqe, ring.request())
+        fails(errno.EINVAL, create, 16, ring.request(offset=8))
+        fails(errno.EINVAL, create, 16, ring.request(more=8))
+        fails(errno.EINVAL, create, 64, ring.request()[:8])
+        fails(errno.EINVAL, create, 64, b"")
+        fails(errno.EOPNOTSUPP, create, 64, ring.request() + b"\1" + bytes(7))
+        fails(errno.EINVAL, create, 64, ring.request(), vector=10000)
+        fails(errno.EFAULT, create, 16, struct.pack("QQ", PAGE, 16 * PAGE))
+        fails(errno.EINVAL, create, 16, struct.pack("QQ", address(ring.memory), 1 << 40))
+        create(64, ring.request() + bytes(8))
+
+
+def bad_qp_rings(_rng):
+    """Work rings that the driver refuses."""
+    with Program() as program:
+        def refused(number=errno.EINVAL, options=None, **rings):
+            fails(number, program.qp, Rings(**rings), **(options or {}))
+
+        for depth in 0, 7, 1 << 31, 0xffffffff:
+            refused(sq=(depth, 64, HEAD))
+            refused(rq=(depth, 32, 1024))
+        for stride in 0, 16, 48, 8192, 1 << 31:
+            refused(sq=(8, stride, 8192))
+            refused(rq=(8, stride, 8192))
+        for offset in 0, 192, HEAD + 32, 2 * PAGE, 0xffffffc0:
+            refused(sq=(8, 64, offset))
+        refused(sq=(256, 64, HEAD))
+        # Entries too small for what the QP may post.
+        refused(options={"sge": 2})
+        refused(options={"inline": 17})
+        refused(options={"type": uverbs.QPT_UD})
+        # More work requests than entries.
+        refused(options={"send_wr": 9})
+        refused(options={"recv_wr": 9})
+        rings = Rings()
+        create = program.verbs.create_qp
+        fails(errno.EINVAL, create, program.pd, program.cq, rings.request(offset=64))
+        fails(errno.EINVAL, create, program.pd, program.cq, rings.request(more=1))
+        fails(errno.EINVAL, create, program.pd, program.cq, rings.request()[:32])
+        fails(errno.EOPNOTSUPP, create, program.pd, program.cq, rings.request() + b"\0" * 7 + b"\1")
+
+
+def inline_data(_rng):
+    """A QP has the inline data that it asked for and its entries hold."""
+    with Program() as program:
+        _, _, sizes = program.qp(Rings(sq=(8, 128, HEAD), rq=(8, 32, 2048)), inline=80)
+        ktap.equal(sizes[4], 80, "inline data")
+
+
+def kernel_does_not_post(_rng):
+    """The kernel leaves a program's rings alone; without requests it rings the doorbell."""
+    with Program() as program:
+        rings = Rings()
+        qp, _, _ = program.qp(rings)
+        before = bytes(rings.memory)
+        fails(errno.EOPNOTSUPP, program.verbs.post, POST_SEND, qp, [SEND])
+        fails(errno.EOPNOTSUPP, program.verbs.post, POST_RECV, qp, [RECV])
+        fails(errno.EOPNOTSUPP, program.verbs.poll_cq, program.cq)
+        ktap.same_bytes(bytes(rings.memory)[:128], before[:128], "the program's part of the head")
+        for _ in range(1000):
+            program.verbs.post(POST_SEND, qp, [])
+            program.verbs.post(POST_RECV, qp, [])
+
+
+def resize(_rng):
+    """A CQ moves to another ring, and back to a small one."""
+    with Program() as program:
+        large, small, tiny = Ring(256), Ring(16), Ring(1)
+        verbs = program.verbs
+        ktap.equal(verbs.resize_cq(program.cq, 256, large.request()), (256, 0), "larger")
+        ktap.equal(verbs.resize_cq(program.cq, 16, small.request()), (16, 0), "smaller")
+        fails(errno.EINVAL, verbs.resize_cq, program.cq, 17, large.request())
+        fails(errno.EINVAL, verbs.resize_cq, program.cq, 4096, large.request())
+        fails(errno.EINVAL, verbs.resize_cq, program.cq, 16, b"")
+        ktap.equal(verbs.resize_cq(program.cq, 1, tiny.request()), (1, 0), "one CQE")
+
+
+def many_and_killed(_rng):
+    """A program that ends without destroying anything leaves nothing behind."""
+    for _ in range(3):
+        with Program() as program:
+            keep = [Rings() for _ in range(64)]
+            for rings in keep:
+                program.qp(rings)
+
+
+if __name__ == "__main__":
+    ktap.run([create_and_destroy, qp_without_receives, bad_cq_rings, bad_qp_rings, inline_data,
+              kernel_does_not_post, resize, many_and_killed])

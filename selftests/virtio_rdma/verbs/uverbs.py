@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The commands of /dev/infiniband/uverbsN as they are, without a library in
+between: for what a library would not send."""
+
+import ctypes
+import mmap
+import os
+import struct
+
+GET_CONTEXT, ALLOC_PD, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 18, 19, 20, 21
+CREATE_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 27, 28, 29
+QPT_RC, QPT_UD = 2, 4
+PATH_KERNEL, PATH_RINGS = 0, 1
+SEND_WR_SIZE, RECV_WR_SIZE = 56, 16
+
+
+def zeros(size):
+    """Zeroed memory in whole pages."""
+    return mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
+def address(memory):
+    """Where memory of zeros() is."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Uverbs:
+    """An open device. Commands raise OSError."""
+
+    def __init__(self, device):
+        name, = os.listdir(f"/sys/class/infiniband/{device}/device/infiniband_verbs")
+        self.fd = os.open(f"/dev/infiniband/{name}", os.O_RDWR | os.O_CLOEXEC)
+        _, _, self.path, _ = struct.unpack("IIII", self.command(GET_CONTEXT, b"", 16))
+
+    def close(self):
+        """Ends all that was created here."""
+        os.close(self.fd)
+
+    def command(self, number, body, answer=0):
+        """Sends a command whose first member is the address of the answer."""
+        out = ctypes.create_string_buffer(max(answer, 1))
+        size = 8 + (8 if answer else 0) + len(body)
+        assert size % 4 == 0
+        head = struct.pack("IHH", number, size // 4, answer // 4)
+        if answer:
+            head += struct.pack("Q", ctypes.addressof(out))
+        os.write(self.fd, head + body)
+        return out.raw[:answer]
+
+    def alloc_pd(self):
+        """A PD; its handle."""
+        return struct.unpack("I", self.command(ALLOC_PD, b"", 4))[0]
+
+    def create_cq(self, cqe, driver, vector=0):
+        """A CQ; its handle and its size."""
+        body = struct.pack("QIIiI", 0, cqe, vector, -1, 0)
+        return struct.unpack("II", self.command(CREATE_CQ, body + driver, 8))
+
+    def resize_cq(self, cq, cqe, driver):
+        """Gives a CQ another ring; its size, and how many CQEs moved."""
+        answer = self.command(RESIZE_CQ, struct.pack("II", cq, cqe) + driver, 16)
+        size, _, moved, _ = struct.unpack("IIII", answer)
+        return size, moved
+
+    def create_qp(self, pd, cq, driver, **options):
+        """A QP; its handle, its number and its sizes."""
+        o = {"send_wr": 8, "recv_wr": 8, "sge": 1, "inline": 0, "type": QPT_RC, **options}
+        body = struct.pack("QIIIIIIIIIBBBB", 0, pd, cq, cq, 0, o["send_wr"], o["recv_wr"],
+                           o["sge"], o["sge"], o["inline"], 0, o["type"], 0, 0)
+        answer = struct.unpack("8I", self.command(CREATE_QP, body + driver, 32))
+        return answer[0], answer[1], answer[2:7]
+
+    def destroy_qp(self, qp):
+        """Destroys a QP."""
+        self.command(DESTROY_QP, struct.pack("II", qp, 0), 4)
+
+    def destroy_cq(self, cq):
+        """Destroys a CQ."""
+        self.command(DESTROY_CQ, struct.pack("II", cq, 0), 8)
+
+    def poll_cq(self, cq):
+        """Asks the kernel for a completion; how many there were."""
+        answer = self.command(POLL_CQ, struct.pack("II", cq, 1), 8 + 56)
+        return struct.unpack_from("I", answer)[0]
+
+    def post(self, command, qp, requests):
+        """POST_SEND or POST_RECV of requests without SGEs."""
+        size = SEND_WR_SIZE if command == POST_SEND else RECV_WR_SIZE
+        body = struct.pack("IIII", qp, len(requests), 0, size)
+        self.command(command, body + b"".join(requests), 4)
