@@ -262,3 +262,132 @@ mod cost {
         }
     }
 }
+
+/// A QP between several threads of a program and the device.
+mod traffic {
+    use super::*;
+    use crate::{
+        errno::Errno,
+        object::Ref,
+        wr::{List, tests::list},
+    };
+    use std::{collections::BTreeSet, sync::Mutex, thread};
+
+    /// Many threads use an object.
+    struct Shared<'a, T>(Ref<'a, T>);
+
+    // SAFETY: verbs may be called from any thread.
+    unsafe impl<T> Sync for Shared<'_, T> {}
+
+    const SENDERS: u64 = 3;
+    const EACH: u64 = 20_000;
+    const DEPTH: u32 = 16;
+
+    /// Whether a request asks for a completion.
+    fn signaled(wr_id: u64) -> bool {
+        wr_id.is_multiple_of(3)
+    }
+
+    /// Posts a request as soon as there is room.
+    fn post(qp: Ref<'_, Qp>, wr_id: u64) {
+        let send_flags = if signaled(wr_id) { IBV_SEND_SIGNALED } else { 0 };
+        let mut wr = ibv_send_wr { wr_id, opcode: IBV_WR_SEND, send_flags, ..Default::default() };
+        while let Err(error) = qp::post_send(qp, list(&mut wr)) {
+            assert_eq!((error.errno, error.bad_wr), (Errno::ENOMEM, &raw mut wr));
+            thread::yield_now();
+        }
+    }
+
+    /// Carries out what is posted: completes what asks for it, and the last of
+    /// each batch, without which a queue of unsignalled requests stays full.
+    fn device(memory: Memory, ring: Ring, mut cq: Completer) {
+        let mut done = 0u32;
+        while u64::from(done) < SENDERS * EACH {
+            let producer = memory.word(0).load(Ordering::Acquire);
+            assert!(producer.wrapping_sub(done) <= DEPTH);
+            for index in done..producer {
+                let wr_id: u64 = memory.read(ring, index, 0);
+                if signaled(wr_id) || index + 1 == producer {
+                    let cqe = virtio_rdma_ring_cqe {
+                        wr_id,
+                        qp_num: 5,
+                        wqe_index: index,
+                        ..Default::default()
+                    };
+                    while !cq.complete(cqe) {
+                        thread::yield_now();
+                    }
+                }
+            }
+            done = producer;
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn threads_share_a_qp() {
+        let cq = CqRing::new(DEPTH).unwrap();
+        let completer = Completer::new(&cq);
+        let mut harness = Harness::with_cq(&[], self::cq(Some(cq)));
+        let cap = ibv_qp_cap { max_send_wr: DEPTH, ..Default::default() };
+        let attr = ibv_qp_init_attr { qp_type: IBV_QPT_RC, cap, ..Default::default() };
+        let qp = qp(&mut harness, &attr, 5);
+        let request = qp.as_ref().private().request();
+        let memory = Memory(ptr::with_exposed_provenance_mut(request.buf_addr as usize));
+        let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 48).unwrap();
+        assert_eq!((ring.offset(), ring.stride() as u32), (request.sq_offset, request.sq_stride));
+
+        let seen = Mutex::new(BTreeSet::new());
+        let numbers = &harness.numbers;
+        let cq = harness.cq.as_ref().private().ring.as_ref().unwrap();
+        let shared = &Shared(qp.as_ref());
+        let stop = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    loop {
+                        let last = stop.load(Ordering::Acquire);
+                        let polled = poll(&mut cq.lock(), numbers, 5);
+                        for wc in &polled {
+                            assert!(seen.lock().unwrap().insert(wc.wr_id), "twice");
+                        }
+                        if last && polled.is_empty() {
+                            break;
+                        }
+                        thread::yield_now();
+                    }
+                });
+            }
+            let device = scope.spawn(move || device(memory, ring, completer));
+            for sender in 0..SENDERS {
+                scope.spawn(move || {
+                    (sender * EACH..(sender + 1) * EACH).for_each(|wr_id| post(shared.0, wr_id));
+                });
+            }
+            device.join().unwrap();
+            stop.store(true, Ordering::Release);
+        });
+        let seen = seen.into_inner().unwrap();
+        assert!((0..SENDERS * EACH).filter(|&id| signaled(id)).all(|id| seen.contains(&id)));
+    }
+
+    #[test]
+    fn post_in_a_state_that_cannot() {
+        let mut harness = Harness::new(&[]);
+        let cap = ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, ..Default::default() };
+        let attr = ibv_qp_init_attr { qp_type: IBV_QPT_UC, cap, ..Default::default() };
+        let qp = qp(&mut harness, &attr, 5);
+        let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
+        let mut recv = ibv_recv_wr::default();
+        for state in IBV_QPS_RESET..=IBV_QPS_RTR {
+            // SAFETY: the object is the caller's alone.
+            unsafe { (*qp.as_ref().qp().as_ptr()).state = state };
+            let error = qp::post_send(qp.as_ref(), list(&mut send)).unwrap_err();
+            assert_eq!((error.errno, error.bad_wr), (Errno::EINVAL, &raw mut send));
+            let posted = qp::post_recv(qp.as_ref(), list(&mut recv));
+            assert_eq!(posted.is_ok(), state == IBV_QPS_INIT);
+        }
+        // SAFETY: no request is a valid list.
+        assert!(qp::post_send(qp.as_ref(), unsafe { List::new(ptr::null_mut()) }).is_err());
+    }
+}
