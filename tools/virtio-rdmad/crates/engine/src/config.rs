@@ -7,7 +7,7 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID,
-    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -15,6 +15,15 @@ use crate::Wake;
 
 /// SGEs of one work request, at most; bounds what is copied per request.
 pub(crate) const MAX_SGE: usize = 16;
+
+/// QPs or CQs with rings, at most: bounds the numbers of [`Jobs`].
+const MAX_RING_OBJECTS: u16 = 16384;
+/// Completion event virtqueues, at most.
+const MAX_VECTORS: u16 = 64;
+/// Entries of a send or receive ring, at most.
+const MAX_RING_WR: u32 = 32768;
+/// Bytes of inline data, at most; with the header they fit the largest stride.
+const MAX_INLINE: u16 = 2048;
 
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
@@ -27,22 +36,35 @@ const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
 /// What one guest may use. All of it is fixed before the guest starts.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// QPs, the GSI's among them; M in the numbering of virtqueues.
+    /// QPs on virtqueues, the GSI's among them; M in the numbering of virtqueues.
     pub max_qp: u16,
-    /// CQs; N in the numbering of virtqueues.
+    /// CQs on virtqueues; N in the numbering of virtqueues.
     pub max_cq: u16,
     /// Descriptors of the largest send or receive ring, a power of two.
     pub wq_size: u16,
     /// Descriptors of the largest completion ring, a power of two.
     pub cq_size: u16,
+    /// Completion event virtqueues, with rings.
+    pub comp_vectors: u16,
+    /// QPs with rings, the GSI's among them.
+    pub ring_qp: u16,
+    /// CQs with rings.
+    pub ring_cq: u16,
+    /// Entries of the largest send or receive ring, a power of two.
+    pub ring_wr: u32,
+    /// Entries of the largest completion ring, a power of two.
+    pub ring_cqe: u32,
+    /// Bytes of inline data of a work request, with rings.
+    pub inline_data: u16,
     /// Memory regions.
     pub max_mr: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// Bytes of one memory region.
     pub max_mr_size: u64,
-    /// Pieces of contiguous memory that all regions together may consist of:
-    /// bounds the memory that a guest can make the device use, 48 bytes each.
+    /// Pieces of contiguous memory that all regions together may consist of, and
+    /// pages of rings: bounds the memory that a guest can make the device use, 48
+    /// bytes each.
     pub max_extents: usize,
     /// READs and atomics that one QP has under way or serves.
     pub max_rd_atomic: u8,
@@ -60,7 +82,13 @@ impl Default for Limits {
             max_cq: 64,
             wq_size: 1024,
             cq_size: 4096,
-            max_mr: 65536,
+            comp_vectors: 8,
+            ring_qp: MAX_RING_OBJECTS,
+            ring_cq: MAX_RING_OBJECTS,
+            ring_wr: MAX_RING_WR,
+            ring_cqe: 1 << 18,
+            inline_data: 512,
+            max_mr: 1 << 18,
             max_pd: 65536,
             max_mr_size: 2 << 30,
             max_extents: 2 << 20,
@@ -74,7 +102,7 @@ impl Default for Limits {
 impl Limits {
     /// Limits for a transport with 64 virtqueues.
     pub fn for_64_queues() -> Self {
-        Self { max_qp: 21, max_cq: 20, ..Self::default() }
+        Self { max_qp: 21, max_cq: 20, comp_vectors: 4, ..Self::default() }
     }
 
     /// Forces each limit into the range that the engine works with.
@@ -84,6 +112,16 @@ impl Limits {
         self.max_cq = self.max_cq.clamp(1, 16384);
         self.wq_size = ring(self.wq_size, 1 << 15);
         self.cq_size = ring(self.cq_size, 1 << 15);
+        let entries = |entries: u32, most: u32| match entries.clamp(2, most) {
+            entries if entries.is_power_of_two() => entries,
+            entries => entries.next_power_of_two() / 2,
+        };
+        self.comp_vectors = self.comp_vectors.clamp(1, MAX_VECTORS);
+        self.ring_qp = self.ring_qp.clamp(1, MAX_RING_OBJECTS);
+        self.ring_cq = self.ring_cq.clamp(1, MAX_RING_OBJECTS);
+        self.ring_wr = entries(self.ring_wr, MAX_RING_WR);
+        self.ring_cqe = entries(self.ring_cqe, 1 << 22);
+        self.inline_data = self.inline_data.min(MAX_INLINE);
         self.max_mr = self.max_mr.clamp(1, 1 << 22);
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
         self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
@@ -100,62 +138,65 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
+    /// Whether VIRTIO_RDMA_F_RINGS is offered.
+    pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
 }
 
-/// What a virtqueue is for.
+/// What the device looks after: virtqueues and, with rings, what lies in guest
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     /// Control.
     Control,
-    /// Completions of the CQ of this number.
+    /// Asynchronous events.
+    Event,
+    /// Doorbells of rings.
+    Doorbell,
+    /// Completion events of this vector.
+    CompletionEvents(u16),
+    /// The CQ of this number.
     Completion(u16),
     /// Send queue of the QP in this slot (QP number less one).
     Send(u16),
     /// Receive queue of the QP in this slot.
     Receive(u16),
-    /// Asynchronous events.
-    Event,
 }
 
-/// The numbering of virtqueues: control, N completion, M pairs, event.
-#[derive(Clone, Copy)]
-pub(crate) struct Layout {
-    cqs: u16,
-    qps: u16,
+/// The numbering of virtqueues, which depends on the features agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Control, N completion, M pairs, event (specification, chapter 2).
+    Virtqueues {
+        /// N.
+        cqs: u16,
+        /// M.
+        qps: u16,
+    },
+    /// Control, V completion events, doorbells, event (chapter 13).
+    Rings {
+        /// V.
+        vectors: u16,
+    },
 }
 
 impl Layout {
     /// The numbering for these limits.
-    pub fn new(limits: &Limits) -> Self {
-        Self { cqs: limits.max_cq, qps: limits.max_qp }
+    pub fn new(limits: &Limits, rings: bool) -> Self {
+        if rings {
+            Self::Rings { vectors: limits.comp_vectors }
+        } else {
+            Self::Virtqueues { cqs: limits.max_cq, qps: limits.max_qp }
+        }
     }
 
     /// How many virtqueues there are.
     pub fn count(self) -> u16 {
-        self.event() + 1
-    }
-
-    /// Virtqueue of a CQ.
-    #[allow(clippy::unused_self)] // as its neighbours are called
-    pub fn completion(self, cq: u16) -> u16 {
-        1 + cq
-    }
-
-    /// Virtqueue of the send queue of a QP slot.
-    pub fn send(self, slot: u16) -> u16 {
-        1 + self.cqs + 2 * slot
-    }
-
-    /// Virtqueue of the receive queue of a QP slot.
-    pub fn receive(self, slot: u16) -> u16 {
-        self.send(slot) + 1
-    }
-
-    /// The event virtqueue.
-    pub fn event(self) -> u16 {
-        1 + self.cqs + 2 * self.qps
+        match self {
+            Self::Virtqueues { cqs, qps } => 2 + cqs + 2 * qps,
+            Self::Rings { vectors } => 3 + vectors,
+        }
     }
 
     /// What the virtqueue of this index is for.
@@ -163,24 +204,105 @@ impl Layout {
         if index == 0 {
             return Some(Queue::Control);
         }
-        if index <= self.cqs {
-            return Some(Queue::Completion(index - 1));
+        if index >= self.count() {
+            return None;
         }
-        if index == self.event() {
+        if index == self.count() - 1 {
             return Some(Queue::Event);
         }
-        let pair = index - 1 - self.cqs;
-        (pair / 2 < self.qps).then_some(if pair % 2 == 0 {
-            Queue::Send(pair / 2)
-        } else {
-            Queue::Receive(pair / 2)
+        Some(match self {
+            Self::Virtqueues { cqs, .. } if index <= cqs => Queue::Completion(index - 1),
+            Self::Virtqueues { cqs, .. } => {
+                let pair = index - 1 - cqs;
+                if pair % 2 == 0 {
+                    Queue::Send(pair / 2)
+                } else {
+                    Queue::Receive(pair / 2)
+                }
+            }
+            Self::Rings { vectors } if index <= vectors => Queue::CompletionEvents(index - 1),
+            Self::Rings { .. } => Queue::Doorbell,
+        })
+    }
+}
+
+/// A number for each [`Queue`], the same in both layouts.
+#[derive(Clone, Copy)]
+pub(crate) struct Jobs {
+    vectors: u16,
+    cqs: u16,
+    qps: u16,
+}
+
+impl Jobs {
+    /// The numbering for these limits.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            vectors: limits.comp_vectors,
+            cqs: limits.max_cq.max(limits.ring_cq),
+            qps: limits.max_qp.max(limits.ring_qp),
+        }
+    }
+
+    /// How many numbers there are.
+    pub fn count(self) -> u16 {
+        self.send(self.qps)
+    }
+
+    /// The CQ of this number.
+    pub fn completion(self, cq: u16) -> u16 {
+        3 + self.vectors + cq
+    }
+
+    /// The send queue of a QP slot.
+    pub fn send(self, slot: u16) -> u16 {
+        self.completion(self.cqs) + 2 * slot
+    }
+
+    /// The receive queue of a QP slot.
+    pub fn receive(self, slot: u16) -> u16 {
+        self.send(slot) + 1
+    }
+
+    /// The number of a queue.
+    pub fn number(self, queue: Queue) -> u16 {
+        match queue {
+            Queue::Control => 0,
+            Queue::Event => 1,
+            Queue::Doorbell => 2,
+            Queue::CompletionEvents(vector) => 3 + vector,
+            Queue::Completion(cq) => self.completion(cq),
+            Queue::Send(slot) => self.send(slot),
+            Queue::Receive(slot) => self.receive(slot),
+        }
+    }
+
+    /// The queue of a number.
+    pub fn queue(self, number: u16) -> Option<Queue> {
+        Some(match number {
+            0 => Queue::Control,
+            1 => Queue::Event,
+            2 => Queue::Doorbell,
+            _ if number < self.completion(0) => Queue::CompletionEvents(number - 3),
+            _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
+            _ if number >= self.count() => return None,
+            _ => {
+                let pair = number - self.send(0);
+                if pair % 2 == 0 {
+                    Queue::Send(pair / 2)
+                } else {
+                    Queue::Receive(pair / 2)
+                }
+            }
         })
     }
 }
 
 /// Device-specific feature bits of a device.
-pub(crate) fn features(mac: Option<[u8; 6]>) -> u64 {
-    1 << VIRTIO_RDMA_F_EVENTS | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
+pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
+    1 << VIRTIO_RDMA_F_EVENTS
+        | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
+        | u64::from(rings) << VIRTIO_RDMA_F_RINGS
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -190,7 +312,12 @@ fn guid(mac: [u8; 6]) -> [u8; 8] {
 }
 
 /// The configuration space.
-pub(crate) fn config_space(limits: &Limits, mac: Option<[u8; 6]>, node: [u8; 6]) -> [u8; 256] {
+pub(crate) fn config_space(
+    limits: &Limits,
+    rings: bool,
+    mac: Option<[u8; 6]>,
+    node: [u8; 6],
+) -> [u8; 256] {
     let mut config = virtio_rdma_config::new_zeroed();
     let rd_atomic = u32::from(limits.max_rd_atomic);
     let sge = MAX_SGE as u32;
@@ -217,14 +344,23 @@ pub(crate) fn config_space(limits: &Limits, mac: Option<[u8; 6]>, node: [u8; 6])
     config.max_mr = limits.max_mr;
     config.max_pd = limits.max_pd;
     config.max_qp_rd_atom = rd_atomic;
-    config.max_res_rd_atom = rd_atomic * u32::from(limits.max_qp);
+    let qps = if rings { limits.max_qp.max(limits.ring_qp) } else { limits.max_qp };
+    config.max_res_rd_atom = rd_atomic * u32::from(qps);
     config.max_qp_init_rd_atom = rd_atomic;
     config.atomic_cap = VIRTIO_RDMA_ATOMIC_GLOB as u8;
     config.max_ah = limits.max_ah;
     config.max_pkeys = 1;
     config.local_ca_ack_delay = 15;
-    config.features = features(mac);
+    config.features = features(mac, rings);
     config.mac = mac.unwrap_or_default();
+    if rings {
+        config.num_comp_vectors = limits.comp_vectors.into();
+        config.ring_max_qp = limits.ring_qp.into();
+        config.ring_max_cq = limits.ring_cq.into();
+        config.ring_max_qp_wr = limits.ring_wr;
+        config.ring_max_cqe = limits.ring_cqe;
+        config.ring_max_inline_data = limits.inline_data.into();
+    }
     transmute!(config)
 }
 
@@ -232,13 +368,15 @@ pub(crate) fn config_space(limits: &Limits, mac: Option<[u8; 6]>, node: [u8; 6])
 mod tests {
     use super::*;
 
+    fn queues(layout: Layout) -> Vec<Queue> {
+        assert_eq!(layout.queue(layout.count()), None);
+        (0..layout.count()).map(|i| layout.queue(i).unwrap()).collect()
+    }
+
     #[test]
-    fn layout_names_each_queue_once() {
-        let layout = Layout { cqs: 3, qps: 2 };
-        assert_eq!(layout.count(), 9);
-        let all: Vec<_> = (0..layout.count()).map(|i| layout.queue(i).unwrap()).collect();
+    fn layouts_name_each_queue_once() {
         assert_eq!(
-            all,
+            queues(Layout::Virtqueues { cqs: 3, qps: 2 }),
             [
                 Queue::Control,
                 Queue::Completion(0),
@@ -251,13 +389,35 @@ mod tests {
                 Queue::Event
             ]
         );
-        assert_eq!(layout.queue(9), None);
+        assert_eq!(
+            queues(Layout::Rings { vectors: 2 }),
+            [
+                Queue::Control,
+                Queue::CompletionEvents(0),
+                Queue::CompletionEvents(1),
+                Queue::Doorbell,
+                Queue::Event
+            ]
+        );
+    }
+
+    #[test]
+    fn every_queue_has_a_number_of_its_own() {
+        let limits = Limits { comp_vectors: MAX_VECTORS, ..Limits::default() };
+        let jobs = Jobs::new(&limits);
+        for number in 0..jobs.count() {
+            assert_eq!(jobs.number(jobs.queue(number).unwrap()), number);
+        }
+        assert_eq!(jobs.queue(jobs.count()), None);
+        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Receive(16383)));
     }
 
     #[test]
     fn limits_fit_the_transports() {
-        assert_eq!(Layout::new(&Limits::default()).count(), 256);
-        assert_eq!(Layout::new(&Limits::for_64_queues()).count(), 64);
+        for (limits, queues) in [(Limits::default(), 256), (Limits::for_64_queues(), 64)] {
+            assert_eq!(Layout::new(&limits, false).count(), queues);
+            assert!(Layout::new(&limits, true).count() <= queues);
+        }
     }
 
     #[test]

@@ -22,14 +22,17 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
-use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, Range, ResolveError, PAGE_SIZE};
+use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
 use crate::qp::QpConfig;
 use crate::requester::Visit;
+use crate::ring_commands::{pages_of, QpRings};
 use crate::ring_queue::RingQueue;
 use crate::slab::Slab;
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::{lock, read, write};
+use crate::table::Numbers;
+use crate::turn::Turn;
 use crate::Limits;
 
 /// Bytes of a request that are looked at; no command has more.
@@ -96,16 +99,22 @@ struct MrEntry {
 pub(crate) struct Control {
     /// The control queue.
     pub ring: RingQueue,
-    memory: GuestMemory,
+    /// The guest's memory.
+    pub memory: GuestMemory,
     /// How many objects belong to each PD.
     pds: Slab<u32>,
     mrs: Slab<MrEntry>,
     /// Upper 24 bits of the keys of regions that are not in memory.
     invalid_keys: HashSet<u32>,
-    /// Extents of all regions.
-    extents: usize,
-    /// Where the search for a free QP begins, so that numbers come back late.
+    /// Extents of all regions, and pages of rings.
+    pub extents: usize,
+    /// Where the search for a free QP on virtqueues begins, so that numbers come
+    /// back late.
     next_slot: u16,
+    /// Numbers of CQs with rings.
+    pub ring_cqs: Numbers,
+    /// Places of QPs with rings, without the GSI's.
+    pub ring_slots: Numbers,
 }
 
 impl Control {
@@ -119,6 +128,8 @@ impl Control {
             invalid_keys: HashSet::new(),
             extents: 0,
             next_slot: 1,
+            ring_cqs: Numbers::new(0, limits.ring_cq),
+            ring_slots: Numbers::new(1, limits.ring_qp),
         }
     }
 
@@ -144,11 +155,11 @@ fn exchange<Q: FromBytes, R: IntoBytes + Immutable>(
 
 impl Shared {
     /// Serves the control queue.
-    pub(crate) fn service_control(self: &Arc<Self>, budget: &mut u32) -> Visit {
+    pub(crate) fn service_control(self: &Arc<Self>, turn: &mut Turn) -> Visit {
         let mut control = lock(&self.control);
         let mut found = false;
         loop {
-            if *budget == 0 {
+            if turn.is_over() {
                 break Visit::More;
             }
             let chain = match control.ring.pop() {
@@ -161,7 +172,7 @@ impl Shared {
                 }
             };
             found = true;
-            *budget -= 1;
+            turn.spend(0);
             let mut request = [0; MAX_REQUEST];
             let mut reply = [0; MAX_REPLY];
             let room = chain.writable_len().min(reply.len());
@@ -212,6 +223,21 @@ impl Shared {
         request: &[u8],
         reply: &mut [u8],
     ) -> Result<usize, Status> {
+        let with_rings = matches!(
+            command,
+            abi::VIRTIO_RDMA_CMD_CREATE_RING_CQ
+                | abi::VIRTIO_RDMA_CMD_RESIZE_CQ
+                | abi::VIRTIO_RDMA_CMD_CREATE_RING_QP
+        );
+        let without = matches!(
+            command,
+            abi::VIRTIO_RDMA_CMD_CREATE_CQ
+                | abi::VIRTIO_RDMA_CMD_CREATE_QP
+                | abi::VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ
+        );
+        if with_rings != self.has_rings() && (with_rings || without) {
+            return Err(Status::Unsupported);
+        }
         match command {
             abi::VIRTIO_RDMA_CMD_QUERY_PORT => {
                 exchange(request, reply, |request| self.query_port(&request))
@@ -220,7 +246,7 @@ impl Shared {
                 exchange(request, reply, |request| self.create_cq(&request))
             }
             abi::VIRTIO_RDMA_CMD_DESTROY_CQ => {
-                exchange(request, reply, |request| self.destroy_cq(&request))
+                exchange(request, reply, |request| self.destroy_cq(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_CREATE_PD => exchange(request, reply, |()| create_pd(control)),
             abi::VIRTIO_RDMA_CMD_DESTROY_PD => {
@@ -259,6 +285,15 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ => {
                 exchange(request, reply, |request| self.req_notify_cq(&request))
             }
+            abi::VIRTIO_RDMA_CMD_CREATE_RING_CQ => {
+                exchange(request, reply, |request| self.create_ring_cq(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_RESIZE_CQ => {
+                exchange(request, reply, |request| self.resize_cq(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
+                exchange(request, reply, |request| self.create_ring_qp(control, &request))
+            }
             // CREATE_MR and MAP_MR_SG among them: without MEM_MGT_EXTENSIONS.
             _ => Err(Status::Unsupported),
         }
@@ -295,23 +330,27 @@ impl Shared {
         if request.cqe == 0 || request.cqe > self.limits.cq_size.into() {
             return Err(Status::Invalid);
         }
-        for (cqn, place) in (0..).zip(&*self.cqs) {
+        for (cqn, place) in self.cqs.iter() {
             let mut cq = lock(place);
-            if cq.is_live() || cq.ring.size() == 0 {
+            if cq.is_live() || cq.size() == 0 {
                 continue;
             }
-            if request.cqe > cq.ring.size().into() {
+            if request.cqe > cq.size().into() {
                 return Err(Status::Invalid);
             }
-            cq.create();
-            return Ok(virtio_rdma_rsp_create_cq { cqn });
+            cq.create(None);
+            return Ok(virtio_rdma_rsp_create_cq { cqn: cqn.into() });
         }
         Err(Status::NoResource)
     }
 
     /// Calls `f` with a live CQ.
-    fn with_cq<R>(&self, cqn: u32, f: impl FnOnce(&mut crate::cq::Cq) -> R) -> Result<R, Status> {
-        let index = usize::try_from(cqn).map_err(|_| Status::NoObject)?;
+    pub(crate) fn with_cq<R>(
+        &self,
+        cqn: u32,
+        f: impl FnOnce(&mut crate::cq::Cq) -> R,
+    ) -> Result<R, Status> {
+        let index = u16::try_from(cqn).map_err(|_| Status::NoObject)?;
         let mut cq = lock(self.cqs.get(index).ok_or(Status::NoObject)?);
         if cq.is_live() {
             Ok(f(&mut cq))
@@ -320,14 +359,24 @@ impl Shared {
         }
     }
 
-    fn destroy_cq(&self, request: &virtio_rdma_cmd_destroy_cq) -> Result<(), Status> {
-        self.with_cq(request.cqn, |cq| {
+    fn destroy_cq(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_destroy_cq,
+    ) -> Result<(), Status> {
+        let pages = self.with_cq(request.cqn, |cq| {
             if cq.users() != 0 {
                 return Err(Status::Busy);
             }
+            let pages = cq.ring().map(|ring| ring.pages_len());
             cq.destroy();
-            Ok(())
-        })?
+            Ok(pages)
+        })??;
+        if let (Some(pages), Ok(cqn)) = (pages, u16::try_from(request.cqn)) {
+            control.extents -= pages;
+            control.ring_cqs.give_back(cqn);
+        }
+        Ok(())
     }
 
     fn req_notify_cq(&self, request: &virtio_rdma_cmd_req_notify) -> Result<(), Status> {
@@ -379,7 +428,8 @@ impl Shared {
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let ranges = self.read_pages(control, request, offset)?;
+        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
+        let ranges = pages.cut(offset, length);
         let attributes = Attributes {
             key: 0,
             pdn: request.pdn,
@@ -391,17 +441,17 @@ impl Shared {
         self.register(control, attributes)
     }
 
-    /// Reads a page table, once.
-    fn read_pages(
+    /// Reads a page table of `count` entries at `addr`, once.
+    pub(crate) fn read_pages(
         &self,
         control: &Control,
-        request: &virtio_rdma_cmd_reg_user_mr,
-        offset: u64,
-    ) -> Result<Arc<[Range]>, Status> {
+        mut addr: u64,
+        count: usize,
+    ) -> Result<PageList, Status> {
         let room = self.limits.max_extents.saturating_sub(control.extents);
         let mut list = PageList::default();
         let mut table = [0_u64; PAGES_AT_ONCE];
-        let (mut addr, mut left) = (request.pages, request.npages as usize);
+        let mut left = count;
         while left > 0 {
             let part = &mut table[..left.min(PAGES_AT_ONCE)];
             control.memory.read(addr, part.as_mut_bytes()).map_err(|_| Status::Fault)?;
@@ -423,7 +473,7 @@ impl Shared {
                 None => return Err(Status::Fault),
             };
         }
-        Ok(list.cut(offset, request.length))
+        Ok(list)
     }
 
     /// Gives a region its key and number.
@@ -507,6 +557,8 @@ impl Shared {
         control.invalid_keys.clear();
         control.extents = 0;
         control.next_slot = 1;
+        control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
+        control.ring_slots = Numbers::new(1, self.limits.ring_qp);
         control.memory = GuestMemory::default();
     }
 
@@ -519,13 +571,28 @@ impl Shared {
         if request.max_inline_data != 0 {
             return Err(Status::Unsupported);
         }
-        self.check_capabilities(request)?;
+        self.check_capabilities(request, self.limits.wq_size.into())?;
+        let config = self.qp_config(control, kind, request)?;
+        let slot = self.free_slot(control, kind)?;
+        self.check_virtqueues(slot, request)?;
+        self.occupy(slot, request, config, None);
+        self.attach(control, config);
+        Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
+    }
+
+    /// What a QP is created with, if its PD and CQs exist.
+    pub(crate) fn qp_config(
+        &self,
+        control: &Control,
+        kind: QpType,
+        request: &virtio_rdma_cmd_create_qp,
+    ) -> Result<QpConfig, Status> {
         control.pds.get(request.pdn).ok_or(Status::NoObject)?;
         let cq = |cqn| {
             self.with_cq(cqn, |_| ())?;
             u16::try_from(cqn).map_err(|_| Status::NoObject)
         };
-        let config = QpConfig {
+        Ok(QpConfig {
             kind,
             pdn: request.pdn,
             send_cq: cq(request.send_cqn)?,
@@ -533,18 +600,24 @@ impl Shared {
             signal_all: u32::from(request.sq_sig_type) == VIRTIO_RDMA_SIGNAL_ALL_WR,
             max_send_sge: request.max_send_sge as usize,
             max_recv_sge: request.max_recv_sge as usize,
-        };
-        let slot = self.free_slot(control, kind)?;
-        self.occupy(slot, request, config)?;
-        for cq in [config.send_cq, config.recv_cq] {
-            lock(&self.cqs[usize::from(cq)]).attach();
-        }
-        use_pd(control, request.pdn);
-        Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
+            max_inline: request.max_inline_data as usize,
+        })
     }
 
-    fn check_capabilities(&self, request: &virtio_rdma_cmd_create_qp) -> Result<(), Status> {
-        let (wr, sge) = (u32::from(self.limits.wq_size), MAX_SGE as u32);
+    /// A new QP uses its PD and CQs.
+    pub(crate) fn attach(&self, control: &mut Control, config: QpConfig) {
+        for cq in [config.send_cq, config.recv_cq] {
+            lock(self.cqs.take(cq)).attach();
+        }
+        use_pd(control, config.pdn);
+    }
+
+    pub(crate) fn check_capabilities(
+        &self,
+        request: &virtio_rdma_cmd_create_qp,
+        wr: u32,
+    ) -> Result<(), Status> {
+        let sge = MAX_SGE as u32;
         let signal = u32::from(request.sq_sig_type);
         let valid = (1..=wr).contains(&request.max_send_wr)
             && (1..=sge).contains(&request.max_send_sge)
@@ -558,14 +631,15 @@ impl Shared {
         }
     }
 
-    /// A place for a QP: the first for the GSI, any other for the rest.
+    /// A place for a QP on virtqueues: the first for the GSI, any other for the
+    /// rest.
     fn free_slot(&self, control: &mut Control, kind: QpType) -> Result<u16, Status> {
         let is_free = |slot: u16| {
-            let requester = lock(&self.qps[usize::from(slot)].requester);
-            requester.config.is_none() && requester.ring.size() != 0
+            let requester = lock(&self.qps.take(slot).requester);
+            requester.config.is_none() && requester.queue.size() != 0
         };
         if kind == QpType::Gsi {
-            let taken = lock(&self.qps[0].requester).config.is_some();
+            let taken = lock(&self.qps.take(0).requester).config.is_some();
             return match (taken, is_free(0)) {
                 (true, _) => Err(Status::Busy),
                 (false, true) => Ok(0),
@@ -579,20 +653,35 @@ impl Shared {
         Ok(slot)
     }
 
+    /// Whether the virtqueues of a place are as long as the QP needs.
+    fn check_virtqueues(
+        &self,
+        slot: u16,
+        request: &virtio_rdma_cmd_create_qp,
+    ) -> Result<(), Status> {
+        let qp = self.qps.take(slot);
+        if request.max_send_wr > lock(&qp.requester).queue.size().into()
+            || request.max_recv_wr > lock(&qp.responder).queue.size().into()
+        {
+            return Err(Status::Invalid);
+        }
+        Ok(())
+    }
+
     /// Makes a QP in its place.
-    fn occupy(
+    pub(crate) fn occupy(
         &self,
         slot: u16,
         request: &virtio_rdma_cmd_create_qp,
         config: QpConfig,
-    ) -> Result<(), Status> {
-        let qp = &self.qps[usize::from(slot)];
+        rings: Option<QpRings>,
+    ) {
+        let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
         let mut responder = lock(&qp.responder);
-        if request.max_send_wr > requester.ring.size().into()
-            || request.max_recv_wr > responder.ring.size().into()
-        {
-            return Err(Status::Invalid);
+        if let Some(rings) = rings {
+            let (send, receive, region) = rings.into_queues();
+            (requester.queue, requester.region, responder.queue) = (send, region, receive);
         }
         requester.reset();
         responder.reset();
@@ -601,13 +690,13 @@ impl Shared {
         cap.max_send_sge = request.max_send_sge;
         cap.max_recv_wr = request.max_recv_wr;
         cap.max_recv_sge = request.max_recv_sge;
+        cap.max_inline_data = request.max_inline_data;
         qp.set_state(&mut responder, QpState::Reset);
         requester.config = Some(config);
         responder.config = Some(config);
         // Receives are found when they are needed.
         responder.notify = false;
-        responder.ring.disable_notify();
-        Ok(())
+        responder.queue.disable_notify();
     }
 
     fn destroy_qp(
@@ -616,21 +705,28 @@ impl Shared {
         request: &virtio_rdma_cmd_destroy_qp,
     ) -> Result<(), Status> {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
-        let qp = &self.qps[usize::from(slot)];
+        let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
         let config = requester.config.take().ok_or(Status::NoObject)?;
         requester.reset();
-        requester.ring.drain();
+        let region = std::mem::take(&mut requester.region);
+        requester.queue.drain();
+        requester.queue.remove_ring();
         drop(requester);
         self.set_timer(slot, None);
         let mut responder = lock(&qp.responder);
         responder.config = None;
         responder.reset();
         qp.set_state(&mut responder, QpState::Reset);
-        responder.ring.drain();
+        responder.queue.drain();
+        responder.queue.remove_ring();
         drop(responder);
+        control.extents -= pages_of(&region);
+        if !region.is_empty() && slot != 0 {
+            control.ring_slots.give_back(slot);
+        }
         for cq in [config.send_cq, config.recv_cq] {
-            lock(&self.cqs[usize::from(cq)]).detach();
+            lock(self.cqs.take(cq)).detach();
         }
         unuse_pd(control, config.pdn);
         Ok(())

@@ -3,13 +3,51 @@
 //! Completion queues.
 
 use abi::{
-    virtio_rdma_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION, VIRTIO_RDMA_NOTIFY_SOLICITED,
-    VIRTIO_RDMA_WC_SUCCESS,
+    virtio_rdma_cqe, virtio_rdma_ring_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION,
+    VIRTIO_RDMA_NOTIFY_SOLICITED, VIRTIO_RDMA_WC_SUCCESS,
 };
+use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
+use crate::cq_ring::{CqRing, NotPlaced};
 use crate::ring_queue::RingQueue;
 use crate::stats::{Counter, Stats};
+
+/// A completion, in the form that says most.
+pub(crate) type Cqe = virtio_rdma_ring_cqe;
+
+/// What a virtqueue carries of a completion.
+fn short(cqe: &Cqe) -> virtio_rdma_cqe {
+    virtio_rdma_cqe {
+        wr_id: cqe.wr_id,
+        status: cqe.status,
+        opcode: cqe.opcode,
+        reserved_0a: [0; 2],
+        vendor_err: cqe.vendor_err,
+        byte_len: cqe.byte_len,
+        ex: cqe.ex,
+        qp_num: cqe.qp_num,
+        src_qp: cqe.src_qp,
+        wc_flags: cqe.wc_flags,
+        pkey_index: cqe.pkey_index,
+        sl: cqe.sl,
+        port_num: cqe.port_num,
+    }
+}
+
+/// Where the completions of a CQ go.
+pub(crate) enum CqQueue {
+    /// A virtqueue, or the place for one. It stays when the CQ goes.
+    Virtqueue(RingQueue),
+    /// A ring in guest memory.
+    Ring(Box<CqRing>),
+}
+
+impl Default for CqQueue {
+    fn default() -> Self {
+        Self::Virtqueue(RingQueue::default())
+    }
+}
 
 /// What a CQ signals, in order of width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,8 +69,7 @@ pub(crate) struct Overflow;
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Cq {
-    /// The virtqueue. It stays when the CQ goes.
-    pub ring: RingQueue,
+    queue: CqQueue,
     live: bool,
     error: bool,
     armed: Armed,
@@ -45,22 +82,66 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// Makes a CQ in this place.
-    pub fn create(&mut self) {
+    /// The virtqueue, unless the CQ is a ring.
+    pub fn virtqueue(&mut self) -> Option<&mut RingQueue> {
+        match &mut self.queue {
+            CqQueue::Virtqueue(queue) => Some(queue),
+            CqQueue::Ring(_) => None,
+        }
+    }
+
+    /// The ring, unless the CQ is a virtqueue.
+    pub fn ring(&mut self) -> Option<&mut CqRing> {
+        match &mut self.queue {
+            CqQueue::Virtqueue(_) => None,
+            CqQueue::Ring(ring) => Some(ring),
+        }
+    }
+
+    /// Descriptors of the virtqueue; 0 if there is none.
+    pub fn size(&self) -> u16 {
+        match &self.queue {
+            CqQueue::Virtqueue(queue) => queue.size(),
+            CqQueue::Ring(_) => 0,
+        }
+    }
+
+    /// Makes a CQ in this place, on its virtqueue or on a ring.
+    pub fn create(&mut self, ring: Option<CqRing>) {
         self.live = true;
         self.error = false;
         self.armed = Armed::No;
         self.placed = false;
         self.placed_solicited = false;
         self.users = 0;
-        // Buffers that the driver adds are found when they are needed.
-        self.ring.disable_notify();
+        if let Some(ring) = ring {
+            self.queue = CqQueue::Ring(Box::new(ring));
+        }
+        if let CqQueue::Virtqueue(queue) = &mut self.queue {
+            // Buffers that the driver adds are found when they are needed.
+            queue.disable_notify();
+        }
     }
 
-    /// Ends the CQ and gives its buffers back.
+    /// Ends the CQ: gives its buffers back, and touches its ring no more.
     pub fn destroy(&mut self) {
         self.live = false;
-        self.ring.drain();
+        match &mut self.queue {
+            CqQueue::Virtqueue(queue) => queue.drain(),
+            CqQueue::Ring(_) => self.queue = CqQueue::default(),
+        }
+    }
+
+    /// Follows a change of the memory map; `Err` if the CQ has failed by that.
+    pub fn set_memory(&mut self, memory: &GuestMemory) -> Result<(), Overflow> {
+        let in_memory = match &mut self.queue {
+            CqQueue::Virtqueue(_) => true,
+            CqQueue::Ring(ring) => ring.set_memory(memory),
+        };
+        if in_memory || std::mem::replace(&mut self.error, true) {
+            return Ok(());
+        }
+        Err(Overflow)
     }
 
     /// Whether there is a CQ in this place.
@@ -88,11 +169,12 @@ impl Cq {
         self.users = self.users.saturating_sub(1);
     }
 
-    /// Places a CQE, and signals if the CQ is armed for it. An error is
-    /// returned once; later CQEs of a CQ in error are dropped.
+    /// Places a CQE. A virtqueue signals if it is armed for it; a ring waits for
+    /// `take_event`. An error is returned once; later CQEs of a CQ in error are
+    /// dropped.
     pub fn complete(
         &mut self,
-        cqe: &virtio_rdma_cqe,
+        cqe: &Cqe,
         solicited: bool,
         name: &str,
         stats: &Stats,
@@ -100,12 +182,28 @@ impl Cq {
         if !self.live || self.error {
             return Ok(());
         }
-        if let Err(why) = self.place(cqe) {
+        let wakes = solicited || u32::from(cqe.status) != VIRTIO_RDMA_WC_SUCCESS;
+        let result = match &mut self.queue {
+            CqQueue::Ring(ring) => ring.place(cqe, wakes).map_err(|why| match why {
+                NotPlaced::Overflow => (Counter::CqOverflows, OVERFLOW.into()),
+                NotPlaced::Lost => {
+                    (Counter::LostRings, "a completion ring is not in memory".into())
+                }
+            }),
+            CqQueue::Virtqueue(queue) => place(queue, &short(cqe)),
+        };
+        if let Err((counter, detail)) = result {
             self.error = true;
-            stats.complain(name, why.0, why.1);
+            stats.complain(name, counter, detail);
             return Err(Overflow);
         }
-        let wakes = solicited || u32::from(cqe.status) != VIRTIO_RDMA_WC_SUCCESS;
+        if let CqQueue::Virtqueue(_) = self.queue {
+            self.signal_if_armed(wakes);
+        }
+        Ok(())
+    }
+
+    fn signal_if_armed(&mut self, wakes: bool) {
         self.placed = true;
         self.placed_solicited |= wakes;
         let due = match self.armed {
@@ -116,29 +214,20 @@ impl Cq {
         if due && self.signal() {
             self.armed = Armed::No;
         }
-        Ok(())
     }
 
-    fn place(&mut self, cqe: &virtio_rdma_cqe) -> Result<(), (Counter, String)> {
-        let chain = match self.ring.pop() {
-            Ok(Some(chain)) => chain,
-            Ok(None) => return Err((Counter::CqOverflows, "a completion queue overflowed".into())),
-            Err(error) => return Err((Counter::BadCompletionBuffer, error.to_string())),
-        };
-        let bytes = cqe.as_bytes();
-        let fits = chain.writable_len() >= bytes.len();
-        let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
-        self.ring.give_back(chain.head, written);
-        if written == 0 {
-            return Err((Counter::BadCompletionBuffer, "a completion buffer is too small".into()));
-        }
-        Ok(())
+    /// After the CQEs of a turn: the vector in which the ring's owner wants an
+    /// event.
+    pub fn take_event(&mut self) -> Option<u16> {
+        let ring = self.ring()?;
+        ring.take_event().then_some(ring.vector)
     }
 
     /// Signals; tells whether it did, which it does not if the driver
     /// suppresses interrupts, or says that it has taken everything.
     fn signal(&mut self) -> bool {
-        let signalled = self.ring.signal_unless_seen();
+        let CqQueue::Virtqueue(queue) = &self.queue else { return false };
+        let signalled = queue.signal_unless_seen();
         if signalled {
             self.placed = false;
             self.placed_solicited = false;
@@ -161,6 +250,25 @@ impl Cq {
         }
     }
 }
+
+/// Puts a CQE into the next buffer of a virtqueue.
+fn place(queue: &mut RingQueue, cqe: &virtio_rdma_cqe) -> Result<(), (Counter, String)> {
+    let chain = match queue.pop() {
+        Ok(Some(chain)) => chain,
+        Ok(None) => return Err((Counter::CqOverflows, OVERFLOW.into())),
+        Err(error) => return Err((Counter::BadCompletionBuffer, error.to_string())),
+    };
+    let bytes = cqe.as_bytes();
+    let fits = chain.writable_len() >= bytes.len();
+    let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
+    queue.give_back(chain.head, written);
+    if written == 0 {
+        return Err((Counter::BadCompletionBuffer, "a completion buffer is too small".into()));
+    }
+    Ok(())
+}
+
+const OVERFLOW: &str = "a completion queue overflowed";
 
 /// Whether REQ_NOTIFY_CQ takes these flags: one kind, or both.
 pub(crate) fn valid_notify_flags(flags: u32) -> bool {

@@ -11,12 +11,14 @@ use abi::{
 };
 
 use crate::device::Shared;
-use crate::mr::{self, Mapping};
+use crate::mr::{self, Data, View};
+use crate::pins::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
 use crate::responder::Received;
 use crate::state::QpType;
 use crate::stats::Counter;
-use crate::sync::{lock, read};
+use crate::sync::lock;
+use crate::turn::{Outbox, Turn};
 use crate::wqe::{ReceiveWqe, SendWqe};
 use crate::Gid;
 
@@ -38,7 +40,7 @@ struct Datagram<'a> {
     sgid: Gid,
     src_qpn: u32,
     qkey: u32,
-    payload: &'a [Mapping],
+    payload: Data<'a>,
 }
 
 impl Shared {
@@ -49,6 +51,7 @@ impl Shared {
         slot: u16,
         requester: &Requester,
         config: QpConfig,
+        turn: &mut Turn,
     ) -> u32 {
         let wqe = &requester.wqe;
         let av = &wqe.ud.av;
@@ -61,10 +64,18 @@ impl Shared {
         let Some(sgid) = self.gid(av.gid_index.into()) else {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         };
-        let sges = wqe.sges.as_slice();
-        let payload = read(&self.keys).map_sges(sges, config.pdn, 0, 0, wqe.total);
-        let Ok(payload) = payload else {
+        let Turn { local, remote, outbox, .. } = turn;
+        local.begin(&**self);
+        // Inline data has no SGEs.
+        let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
+        let mappings = local.map_sges(&self.keys, sges, config.pdn, 0, 0, wqe.total);
+        let Ok(mappings) = mappings else {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+        };
+        let payload = if wqe.is_inline {
+            Data::Inline(&wqe.inline)
+        } else {
+            Data::Mapped(View { pins: local, mappings: &mappings })
         };
         let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
         let datagram = Datagram {
@@ -72,48 +83,58 @@ impl Shared {
             sgid,
             src_qpn: u32::from(slot) + 1,
             qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
-            payload: &payload,
+            payload,
         };
-        if let Err(dropped) = self.deliver(&datagram) {
+        if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
             self.stats.add(dropped, 1);
         }
         VIRTIO_RDMA_WC_SUCCESS
     }
 
     /// Brings a datagram to its destination, or says why it is dropped.
-    fn deliver(&self, datagram: &Datagram<'_>) -> Result<(), Counter> {
+    fn deliver(
+        &self,
+        datagram: &Datagram<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
+    ) -> Result<(), Counter> {
         let ud = &datagram.wqe.ud;
         let device = self.fabric.find(&ud.av.dgid).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
-        let qp = &device.qps[usize::from(slot)];
+        let qp = device.qps.get(slot).ok_or(Counter::DropUnreachable)?;
         let mut responder = lock(&qp.responder);
         let kind = responder.config.map(|config| config.kind);
         if !matches!(kind, Some(QpType::Ud | QpType::Gsi)) || !qp.state().receives() {
             return Err(Counter::DropUnreachable);
         }
-        device.receive_datagram(slot, &mut responder, datagram)
+        device.receive_datagram(slot, &mut responder, datagram, pins, outbox)
     }
 
     /// Takes a datagram in. Runs in the sender's thread.
     fn receive_datagram(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
         datagram: &Datagram<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
     ) -> Result<(), Counter> {
         if responder.attr.qkey != datagram.qkey {
             self.stats.add(Counter::DropQkey, 1);
             return Err(Counter::DropQkey);
         }
-        let receive =
-            self.take_receive_unreliable(slot, responder).ok_or(Counter::DropNoReceive)?;
+        let receive = self
+            .take_receive_unreliable(slot, responder, outbox)
+            .ok_or(Counter::DropNoReceive)?;
         let len = GRH_LEN as u64 + datagram.wqe.total;
         if receive.sges.total() < len {
             responder.current = Some(receive);
             return Err(Counter::DropRefused);
         }
-        if self.write_datagram(responder, &receive, datagram).is_err() {
-            self.fail_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        pins.begin(&**self);
+        if self.write_datagram(responder, &receive, datagram, pins).is_err() {
+            let status = VIRTIO_RDMA_WC_LOC_PROT_ERR;
+            self.fail_receive(slot, responder, receive.failed(), status, outbox);
             self.fail_responder(slot, responder, None);
             return Err(Counter::DropRefused);
         }
@@ -123,7 +144,7 @@ impl Shared {
             immediate: datagram.wqe.immediate,
             solicited: datagram.wqe.solicited,
         };
-        self.received(slot, responder, receive.wr_id, received, |cqe| {
+        self.received(slot, responder, &receive, received, outbox, |cqe| {
             cqe.src_qp = datagram.src_qpn;
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
             cqe.sl = (datagram.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
@@ -138,18 +159,20 @@ impl Shared {
         responder: &Responder,
         receive: &ReceiveWqe,
         datagram: &Datagram<'_>,
+        pins: &mut PinSet,
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.pdn;
         let sges = receive.sges.as_slice();
         let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
-        let keys = read(&self.keys);
-        let header = keys.map_sges(sges, pdn, access, 0, header_len).map_err(|_| ())?;
-        let total = datagram.wqe.total;
-        let payload = keys.map_sges(sges, pdn, access, header_len, total).map_err(|_| ())?;
-        drop(keys);
+        let mut map = |from, len| {
+            pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())
+        };
+        let header = map(0, header_len)?;
+        let payload = map(header_len, datagram.wqe.total)?;
+        let view = |mappings| View { pins, mappings };
         let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
-        mr::write(&header, 0, &grh).map_err(|_| ())?;
-        mr::copy(datagram.payload, &payload).map(|_| ()).map_err(|_| ())
+        mr::write(view(&header), 0, &grh).map_err(|_| ())?;
+        mr::scatter(datagram.payload, view(&payload)).map_err(|_| ())
     }
 }
 

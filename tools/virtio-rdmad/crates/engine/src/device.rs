@@ -2,25 +2,25 @@
 
 //! The device of one guest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use abi::{
-    virtio_rdma_cqe, VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS,
     VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
     VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
     VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
-use memory::GuestMemory;
+use memory::{GuestMemory, Pages};
 use ring::SplitQueue;
 
-use crate::config::{config_space, features, Layout, Queue};
+use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
-use crate::cq::Cq;
-use crate::event::Events;
+use crate::cq::{Cq, Cqe};
+use crate::event::{asynchronous, completion, Events};
 use crate::hot::{Hot, Set};
 use crate::mr::KeyTable;
 use crate::qp::Qp;
@@ -29,17 +29,22 @@ use crate::ring_queue::RingQueue;
 use crate::state::{QpState, QpType};
 use crate::stats::{Counter, Stats};
 use crate::sync::{lock, write};
+use crate::table::Table;
+use crate::turn::Turn;
+use crate::work_queue::WorkQueue;
 use crate::{Clock, DeviceConfig, DeviceStatus, Fabric, Gid, Limits, QpStatus, Signal, Wake};
 
-/// Chunks that one queue is served for before the next has its turn.
-const BURST: u32 = 32;
+/// Visits without work, of all queues that are looked at unasked together, after
+/// which one of them no longer is; and the fewest and most of one queue.
+const IDLE_VISITS: usize = 4096;
+const FEWEST_VISITS: usize = 8;
+const MOST_VISITS: usize = 512;
 
-/// Visits without work after which a queue is no longer looked at unasked.
-const IDLE_VISITS: u16 = 512;
-
-/// Entries of the control and event rings.
+/// Entries of the virtqueues that are no QP's or CQ's.
 const CONTROL_SIZE: u16 = 256;
 const EVENT_SIZE: u16 = 256;
+const COMPLETION_EVENT_SIZE: u16 = 1024;
+const DOORBELL_SIZE: u16 = 1024;
 
 /// What [`Device::run`] leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,20 +60,27 @@ pub enum Next {
 /// When the work requests that wait go on.
 #[derive(Default)]
 struct Timers {
-    by_slot: Vec<Option<Instant>>,
+    by_slot: HashMap<u16, Instant>,
     order: BTreeSet<(Instant, u16)>,
 }
 
 impl Timers {
     fn set(&mut self, slot: u16, deadline: Option<Instant>) {
-        let entry = &mut self.by_slot[usize::from(slot)];
-        if let Some(before) = entry.take() {
+        let before = match deadline {
+            Some(deadline) => {
+                self.order.insert((deadline, slot));
+                self.by_slot.insert(slot, deadline)
+            }
+            None => self.by_slot.remove(&slot),
+        };
+        if let Some(before) = before.filter(|before| Some(*before) != deadline) {
             self.order.remove(&(before, slot));
         }
-        *entry = deadline;
-        if let Some(deadline) = deadline {
-            self.order.insert((deadline, slot));
-        }
+    }
+
+    fn clear(&mut self) {
+        self.by_slot.clear();
+        self.order.clear();
     }
 
     fn next(&self) -> Option<Instant> {
@@ -136,18 +148,22 @@ impl Service {
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) limits: Limits,
-    pub(crate) layout: Layout,
+    pub(crate) jobs: Jobs,
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) stats: Stats,
-    pub(crate) cqs: Box<[Mutex<Cq>]>,
-    pub(crate) qps: Box<[Qp]>,
+    pub(crate) cqs: Table<Mutex<Cq>>,
+    pub(crate) qps: Table<Qp>,
     pub(crate) keys: RwLock<KeyTable>,
     pub(crate) control: Mutex<Control>,
+    pub(crate) doorbells: Mutex<RingQueue>,
+    /// VIRTIO_RDMA_F_RINGS is agreed on.
+    rings: AtomicBool,
     gids: Mutex<Box<[Option<Gid>]>>,
     events: Mutex<Events>,
+    completion_events: Box<[Mutex<Events>]>,
     timers: Mutex<Timers>,
     service: Mutex<Service>,
-    hot: Hot,
+    pub(crate) hot: Hot,
     wake: Arc<dyn Wake>,
     /// The thread was woken and has not looked yet.
     awake: AtomicBool,
@@ -166,10 +182,20 @@ impl Shared {
         self.fabric.clock()
     }
 
-    /// The place of a QP number, if there can be one.
+    /// Whether queues are rings in guest memory.
+    pub fn has_rings(&self) -> bool {
+        self.rings.load(Ordering::Acquire)
+    }
+
+    /// The numbering of virtqueues that was agreed on.
+    fn layout(&self) -> Layout {
+        Layout::new(&self.limits, self.has_rings())
+    }
+
+    /// The place of a QP number, if there was one ever.
     pub fn slot_of(&self, qpn: u32) -> Option<u16> {
         let slot = u16::try_from(qpn.checked_sub(1)?).ok()?;
-        (usize::from(slot) < self.qps.len()).then_some(slot)
+        self.qps.get(slot).map(|_| slot)
     }
 
     /// An entry of the GID table.
@@ -198,7 +224,19 @@ impl Shared {
 
     /// Raises an event of an object.
     pub fn raise(&self, event: u32, handle: u32) {
-        lock(&self.events).raise(event, handle, &self.name, &self.stats);
+        self.stats.add(Counter::Events, 1);
+        lock(&self.events).raise(asynchronous(event, handle), &self.name, &self.stats);
+    }
+
+    /// Tells the guest of completions that were placed, if it wants to know.
+    pub fn announce(&self, cq: u16) {
+        let Some(vector) = self.cqs.get(cq).and_then(|place| lock(place).take_event()) else {
+            return;
+        };
+        if let Some(events) = self.completion_events.get(usize::from(vector)) {
+            self.stats.add(Counter::CompletionEvents, 1);
+            lock(events).raise(completion(cq.into()), &self.name, &self.stats);
+        }
     }
 
     /// Has the guest's thread look at a queue.
@@ -215,13 +253,18 @@ impl Shared {
     }
 
     /// Places a CQE.
-    pub fn complete(&self, cq: u16, cqe: &virtio_rdma_cqe, solicited: bool) {
-        let Some(place) = self.cqs.get(usize::from(cq)) else { return };
+    pub fn complete(&self, cq: u16, cqe: &Cqe, solicited: bool) {
+        let Some(place) = self.cqs.get(cq) else { return };
         let result = lock(place).complete(cqe, solicited, &self.name, &self.stats);
         if result.is_err() {
-            self.raise(VIRTIO_RDMA_EVENT_CQ_ERR, cq.into());
-            self.make_hot(self.layout.completion(cq));
+            self.fail_cq(cq);
         }
+    }
+
+    /// A CQ has come to be in error.
+    fn fail_cq(&self, cq: u16) {
+        self.raise(VIRTIO_RDMA_EVENT_CQ_ERR, cq.into());
+        self.make_hot(self.jobs.completion(cq));
     }
 
     /// Counts a CQE with an error.
@@ -243,10 +286,10 @@ impl Shared {
 
     /// After a CQ has overflowed: every QP that uses it fails.
     fn service_overflow(&self, cq: u16) {
-        if !lock(&self.cqs[usize::from(cq)]).is_error() {
+        if !self.cqs.get(cq).is_some_and(|place| lock(place).is_error()) {
             return;
         }
-        for (slot, qp) in (0..).zip(&*self.qps) {
+        for (slot, qp) in self.qps.iter() {
             let mut responder = lock(&qp.responder);
             let uses = responder.config.is_some_and(|c| c.send_cq == cq || c.recv_cq == cq);
             if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
@@ -255,80 +298,128 @@ impl Shared {
         }
     }
 
-    /// Does what a queue has to do, within `budget`.
-    fn visit(self: &Arc<Self>, queue: Queue, budget: &mut u32) -> Visit {
+    /// Does what a queue has to do in its turn.
+    fn visit(self: &Arc<Self>, queue: Queue, turn: &mut Turn) -> Visit {
         match queue {
-            Queue::Control => self.service_control(budget),
+            Queue::Control => self.service_control(turn),
             Queue::Completion(cq) => {
                 self.service_overflow(cq);
                 Visit::Parked
             }
-            Queue::Send(slot) => self.service_send(slot, budget),
-            Queue::Receive(slot) if self.service_receive(slot, budget) => Visit::More,
+            Queue::Send(slot) => self.service_send(slot, turn),
+            Queue::Receive(slot) if self.service_receive(slot, turn) => Visit::More,
             Queue::Receive(_) => Visit::Parked,
             Queue::Event => {
                 lock(&self.events).deliver(&self.name, &self.stats);
                 Visit::Parked
             }
+            Queue::CompletionEvents(vector) => {
+                if let Some(events) = self.completion_events.get(usize::from(vector)) {
+                    lock(events).deliver(&self.name, &self.stats);
+                }
+                Visit::Parked
+            }
+            Queue::Doorbell => self.service_doorbells(turn),
         }
     }
 
-    /// Calls `f` with the ring of a queue.
-    fn with_ring<R>(&self, queue: Queue, f: impl FnOnce(&mut RingQueue) -> R) -> R {
-        match queue {
+    /// Calls `f` with the virtqueue of a queue; `None` if it is none.
+    fn with_virtqueue<R>(&self, queue: Queue, f: impl FnOnce(&mut RingQueue) -> R) -> Option<R> {
+        Some(match queue {
             Queue::Control => f(&mut lock(&self.control).ring),
-            Queue::Completion(cq) => f(&mut lock(&self.cqs[usize::from(cq)]).ring),
-            Queue::Send(slot) => f(&mut lock(&self.qps[usize::from(slot)].requester).ring),
-            Queue::Receive(slot) => f(&mut lock(&self.qps[usize::from(slot)].responder).ring),
+            Queue::Completion(cq) => f(lock(self.cqs.take(cq)).virtqueue()?),
+            Queue::Send(slot) => f(lock(&self.qps.take(slot).requester).queue.virtqueue()?),
+            Queue::Receive(slot) => f(lock(&self.qps.take(slot).responder).queue.virtqueue()?),
             Queue::Event => f(&mut lock(&self.events).ring),
+            Queue::CompletionEvents(vector) => {
+                f(&mut lock(self.completion_events.get(usize::from(vector))?).ring)
+            }
+            Queue::Doorbell => f(&mut lock(&self.doorbells)),
+        })
+    }
+
+    /// Asks to be told of the next work in a queue that is looked at; whether
+    /// there is some already.
+    fn enable_notify(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::Send(slot) => {
+                let Some(qp) = self.qps.get(slot) else { return false };
+                lock(&qp.requester).queue.enable_notify()
+            }
+            queue => self.with_virtqueue(queue, RingQueue::enable_notify).unwrap_or(false),
         }
     }
 
-    /// Whether the ring of a queue is looked at without being kicked.
+    /// Asks not to be told, as the queue is looked at.
+    fn disable_notify(&self, queue: Queue) {
+        match queue {
+            Queue::Send(slot) => {
+                if let Some(qp) = self.qps.get(slot) {
+                    lock(&qp.requester).queue.disable_notify();
+                }
+            }
+            queue => {
+                self.with_virtqueue(queue, RingQueue::disable_notify);
+            }
+        }
+    }
+
+    /// Whether a queue is looked at without being kicked.
     fn is_polled(queue: Queue) -> bool {
-        matches!(queue, Queue::Control | Queue::Send(_))
+        matches!(queue, Queue::Control | Queue::Doorbell | Queue::Send(_))
     }
 
     /// One turn of [`Device::run`] for one queue; whether work was done.
-    fn turn(self: &Arc<Self>, service: &mut Service, index: u16, left: &mut u32) -> bool {
-        let Some(queue) = self.layout.queue(index) else { return false };
-        if Self::is_polled(queue) && !service.quiet.contains(index) {
-            service.quiet.insert(index);
-            self.with_ring(queue, RingQueue::disable_notify);
+    fn turn(
+        self: &Arc<Self>,
+        service: &mut Service,
+        number: u16,
+        turn: &mut Turn,
+        left: &mut u32,
+    ) -> bool {
+        let Some(queue) = self.jobs.queue(number) else { return false };
+        if Self::is_polled(queue) && !service.quiet.contains(number) {
+            service.quiet.insert(number);
+            self.disable_notify(queue);
         }
-        let mut budget = BURST.min(*left);
-        let given = budget;
-        let visit = self.visit(queue, &mut budget);
-        *left -= given - budget;
-        service.active.remove(index);
+        let given = turn.begin(*left);
+        let visit = self.visit(queue, turn);
+        turn.finish(self);
+        let spent = given - turn.left();
+        *left -= spent;
+        service.active.remove(number);
         match visit {
-            Visit::More => service.active.insert(index),
+            Visit::More => service.active.insert(number),
             Visit::Done => {
-                service.polled.insert(index);
-                service.idle[usize::from(index)] = 0;
+                service.polled.insert(number);
+                service.idle[usize::from(number)] = 0;
             }
-            Visit::Parked => service.polled.remove(index),
-            Visit::Empty => {
-                service.polled.insert(index);
-                let idle = &mut service.idle[usize::from(index)];
-                *idle += 1;
-                if *idle >= IDLE_VISITS {
-                    *idle = 0;
-                    self.arm(service, index);
-                }
-            }
+            Visit::Parked => service.polled.remove(number),
+            Visit::Empty => self.found_empty(service, number),
         }
-        given != budget || visit == Visit::More
+        spent != 0 || visit == Visit::More
+    }
+
+    /// Counts a visit in vain: after a while the queue is not looked at unasked.
+    fn found_empty(&self, service: &mut Service, number: u16) {
+        service.polled.insert(number);
+        let most = (IDLE_VISITS / service.polled.len()).clamp(FEWEST_VISITS, MOST_VISITS);
+        let idle = &mut service.idle[usize::from(number)];
+        *idle += 1;
+        if usize::from(*idle) >= most {
+            *idle = 0;
+            self.arm(service, number);
+        }
     }
 
     /// Asks for kicks of a polled queue; whether work has come meanwhile.
-    fn arm(&self, service: &mut Service, index: u16) -> bool {
-        let Some(queue) = self.layout.queue(index) else { return false };
-        service.polled.remove(index);
-        service.quiet.remove(index);
-        let more = self.with_ring(queue, RingQueue::enable_notify);
+    fn arm(&self, service: &mut Service, number: u16) -> bool {
+        let Some(queue) = self.jobs.queue(number) else { return false };
+        service.polled.remove(number);
+        service.quiet.remove(number);
+        let more = self.enable_notify(queue);
         if more {
-            service.active.insert(index);
+            service.active.insert(number);
         }
         more
     }
@@ -339,34 +430,63 @@ impl Shared {
         for index in 0..self.limits.gid_table.into() {
             self.set_gid(index, None);
         }
-        for qp in &*self.qps {
+        for (_, qp) in self.qps.iter() {
             let mut requester = lock(&qp.requester);
             requester.reset();
             requester.config = None;
-            requester.ring.set(None, None);
+            requester.region = Box::default();
+            requester.queue = WorkQueue::default();
             drop(requester);
             let mut responder = lock(&qp.responder);
             qp.set_state(&mut responder, QpState::Reset);
             responder.reset();
             responder.config = None;
             responder.notify = true;
-            responder.ring.set(None, None);
+            responder.queue = WorkQueue::default();
         }
         let mut control = lock(&self.control);
         control.ring.set(None, None);
         self.remove_all(&mut control);
         drop(control);
-        for cq in &*self.cqs {
+        for (_, cq) in self.cqs.iter() {
             *lock(cq) = Cq::default();
         }
-        let mut events = lock(&self.events);
-        events.clear();
-        events.ring.set(None, None);
-        drop(events);
-        for slot in 0..self.limits.max_qp {
-            self.set_timer(slot, None);
+        for events in self.completion_events.iter().chain([&self.events]) {
+            *lock(events) = Events::default();
         }
+        *lock(&self.doorbells) = RingQueue::default();
+        lock(&self.timers).clear();
         self.needs_reset.store(false, Ordering::Release);
+    }
+
+    /// Finds the rings anew after a change of the memory map. What is no longer
+    /// in memory fails.
+    fn remap_rings(&self, memory: &GuestMemory) {
+        for (cqn, cq) in self.cqs.iter() {
+            if lock(cq).set_memory(memory).is_err() {
+                self.complain(Counter::LostRings, &"a completion ring is not in memory");
+                self.fail_cq(cqn);
+            }
+        }
+        for (slot, qp) in self.qps.iter() {
+            let mut requester = lock(&qp.requester);
+            if requester.queue.ring().is_none() {
+                continue;
+            }
+            let ranges = requester.region.iter().map(|range| (range.addr, range.len));
+            let pages = Pages::new(memory, ranges).ok().map(Arc::new);
+            let mut responder = lock(&qp.responder);
+            let lost = pages.is_none();
+            for queue in [&mut requester.queue, &mut responder.queue] {
+                if let Some(ring) = queue.ring() {
+                    ring.set_pages(pages.clone());
+                }
+            }
+            if lost && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+                self.complain(Counter::LostRings, &"the rings of a QP are not in memory");
+                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+            }
+        }
     }
 
     /// The control queue is broken: only a reset helps.
@@ -387,34 +507,35 @@ pub struct Device {
 
 impl Device {
     pub(crate) fn new(fabric: Arc<Fabric>, config: DeviceConfig) -> Self {
-        let DeviceConfig { name, mac, limits, wake } = config;
+        let DeviceConfig { name, mac, limits, rings, wake } = config;
         let limits = limits.clamped();
-        let layout = Layout::new(&limits);
-        let queues = layout.count();
+        let jobs = Jobs::new(&limits);
         let node = mac.unwrap_or_else(random_mac);
-        let config_space = config_space(&limits, mac, node);
-        let timers = Timers { by_slot: vec![None; limits.max_qp.into()], order: BTreeSet::new() };
+        let config_space = config_space(&limits, rings, mac, node);
         let shared = Shared {
             name,
-            layout,
+            jobs,
             fabric,
             stats: Stats::new(),
-            cqs: (0..limits.max_cq).map(|_| Mutex::new(Cq::default())).collect(),
-            qps: (0..limits.max_qp).map(|_| Qp::new()).collect(),
+            cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
+            qps: Table::new(limits.max_qp.max(limits.ring_qp)),
             keys: RwLock::new(KeyTable::default()),
             control: Mutex::new(Control::new(&limits)),
+            doorbells: Mutex::new(RingQueue::default()),
+            rings: AtomicBool::new(false),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
             events: Mutex::new(Events::default()),
-            timers: Mutex::new(timers),
-            service: Mutex::new(Service::new(queues)),
-            hot: Hot::new(queues),
+            completion_events: (0..limits.comp_vectors).map(|_| Mutex::default()).collect(),
+            timers: Mutex::new(Timers::default()),
+            service: Mutex::new(Service::new(jobs.count())),
+            hot: Hot::new(jobs.count()),
             wake,
             awake: AtomicBool::new(false),
             started: AtomicBool::new(false),
             needs_reset: AtomicBool::new(false),
             limits,
         };
-        Self { shared: Arc::new(shared), config_space, features: features(mac) }
+        Self { shared: Arc::new(shared), config_space, features: features(mac, rings) }
     }
 
     /// The configuration space.
@@ -427,21 +548,45 @@ impl Device {
         self.features
     }
 
-    /// How many virtqueues there are.
-    pub fn queue_count(&self) -> u16 {
-        self.shared.layout.count()
+    /// What driver and device agreed on (FEATURES_OK): the device-specific bits
+    /// among `features`, all of which were offered. It decides what the
+    /// virtqueues are for, so it comes before the first of them, and changes
+    /// nothing afterwards; it stays over a reset until the next call.
+    pub fn set_driver_features(&self, features: u64) {
+        if self.shared.started.load(Ordering::Acquire) {
+            return;
+        }
+        let rings = self.features & features & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        self.shared.rings.store(rings, Ordering::Release);
     }
 
-    /// The largest size of a virtqueue; 0 if there is no such queue.
+    /// How many virtqueues there are, whatever the driver agrees on.
+    pub fn queue_count(&self) -> u16 {
+        self.layouts().map(Layout::count).max().unwrap_or(0)
+    }
+
+    /// The largest size of a virtqueue, whatever the driver agrees on; 0 if there
+    /// is no such queue.
     pub fn queue_max_size(&self, index: u16) -> u16 {
         let limits = &self.shared.limits;
-        match self.shared.layout.queue(index) {
-            Some(Queue::Control) => CONTROL_SIZE,
-            Some(Queue::Completion(_)) => limits.cq_size,
-            Some(Queue::Send(_) | Queue::Receive(_)) => limits.wq_size,
-            Some(Queue::Event) => EVENT_SIZE,
-            None => 0,
-        }
+        let size = |queue| match queue {
+            Queue::Control => CONTROL_SIZE,
+            Queue::Completion(_) => limits.cq_size,
+            Queue::Send(_) | Queue::Receive(_) => limits.wq_size,
+            Queue::Event => EVENT_SIZE,
+            Queue::CompletionEvents(_) => COMPLETION_EVENT_SIZE,
+            Queue::Doorbell => DOORBELL_SIZE,
+        };
+        self.layouts().filter_map(|layout| layout.queue(index)).map(size).max().unwrap_or(0)
+    }
+
+    /// The numberings of virtqueues that the driver may agree on.
+    fn layouts(&self) -> impl Iterator<Item = Layout> {
+        let limits = self.shared.limits.clone();
+        let rings = self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        [false, true].into_iter().filter(move |with| !with || rings).map(move |with| {
+            Layout::new(&limits, with)
+        })
     }
 
     /// Starts the device (DRIVER_OK): the guest's memory, and for each queue
@@ -461,29 +606,30 @@ impl Device {
     /// for an index that does not exist.
     pub fn set_queue(&self, index: u16, ring: SplitQueue, signal: Arc<dyn Signal>) {
         let shared = &self.shared;
-        let Some(queue) = shared.layout.queue(index) else { return };
+        let Some(queue) = shared.layout().queue(index) else { return };
+        let number = shared.jobs.number(queue);
         shared.started.store(true, Ordering::Release);
-        lock(&shared.service).forget(index);
-        shared.with_ring(queue, |place| place.set(Some(ring), Some(signal)));
+        lock(&shared.service).forget(number);
+        shared.with_virtqueue(queue, |place| place.set(Some(ring), Some(signal)));
         if let Queue::Receive(slot) = queue {
-            lock(&shared.qps[usize::from(slot)].responder).notify = true;
+            lock(&shared.qps.take(slot).responder).notify = true;
         }
-        shared.make_hot(index);
+        shared.make_hot(number);
     }
 
     /// Replaces the interrupt of a queue.
     pub fn set_signal(&self, index: u16, signal: Arc<dyn Signal>) {
-        if let Some(queue) = self.shared.layout.queue(index) {
-            self.shared.with_ring(queue, |place| place.set_signal(signal));
+        if let Some(queue) = self.shared.layout().queue(index) {
+            self.shared.with_virtqueue(queue, |place| place.set_signal(signal));
         }
     }
 
     /// Takes a queue away and returns the available index to go on from;
     /// `None` if there was none.
     pub fn stop_queue(&self, index: u16) -> Option<u16> {
-        let queue = self.shared.layout.queue(index)?;
-        lock(&self.shared.service).forget(index);
-        let ring = self.shared.with_ring(queue, RingQueue::take)?;
+        let queue = self.shared.layout().queue(index)?;
+        lock(&self.shared.service).forget(self.shared.jobs.number(queue));
+        let ring = self.shared.with_virtqueue(queue, RingQueue::take)??;
         Some(ring.next_avail())
     }
 
@@ -494,9 +640,12 @@ impl Device {
     pub fn set_memory(&self, memory: &GuestMemory) {
         let shared = &self.shared;
         shared.remap(&mut lock(&shared.control), memory);
-        for index in 0..shared.layout.count() {
-            let Some(queue) = shared.layout.queue(index) else { continue };
-            if let Err(error) = shared.with_ring(queue, |ring| ring.set_memory(memory)) {
+        shared.remap_rings(memory);
+        let layout = shared.layout();
+        for index in 0..layout.count() {
+            let Some(queue) = layout.queue(index) else { continue };
+            let result = shared.with_virtqueue(queue, |ring| ring.set_memory(memory));
+            if let Some(Err(error)) = result {
                 tracing::debug!(guest = shared.name, index, %error, "a queue is not in memory");
             }
         }
@@ -517,8 +666,8 @@ impl Device {
 
     /// A queue has new buffers. Cheap; [`Device::run`] does the work.
     pub fn kick(&self, index: u16) {
-        if index < self.shared.layout.count() {
-            self.shared.hot.set(index);
+        if let Some(queue) = self.shared.layout().queue(index) {
+            self.shared.hot.set(self.shared.jobs.number(queue));
         }
     }
 
@@ -535,7 +684,8 @@ impl Device {
         self.expire(service);
         let mut left = budget;
         let mut worked = false;
-        let count = shared.layout.count();
+        let mut turn = Turn::default();
+        let count = shared.jobs.count();
         let start = service.cursor;
         for (from, to) in [(start, count), (0, start)] {
             let mut at = from;
@@ -544,7 +694,7 @@ impl Device {
                     service.cursor = index;
                     return Next::Busy;
                 }
-                worked |= shared.turn(service, index, &mut left);
+                worked |= shared.turn(service, index, &mut turn, &mut left);
                 at = index + 1;
             }
         }
@@ -564,7 +714,7 @@ impl Device {
         }
         let now = shared.clock().now();
         while let Some(slot) = timers.pop(now) {
-            service.active.insert(shared.layout.send(slot));
+            service.active.insert(shared.jobs.send(slot));
         }
     }
 
@@ -602,8 +752,8 @@ impl Device {
             name: shared.name.clone(),
             started: shared.started.load(Ordering::Acquire),
             gids,
-            qps: (1..).zip(&*shared.qps).filter_map(|(qpn, qp)| qp_status(qpn, qp)).collect(),
-            cqs: shared.cqs.iter().filter(|cq| lock(cq).is_live()).count(),
+            qps: shared.qps.iter().filter_map(|(slot, qp)| qp_status(slot, qp)).collect(),
+            cqs: shared.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
             mrs,
             pds,
             counters: Counter::ALL.iter().map(|c| (c.name(), shared.stats.get(*c))).collect(),
@@ -623,14 +773,14 @@ impl Drop for Device {
     }
 }
 
-fn qp_status(qpn: u32, qp: &Qp) -> Option<QpStatus> {
-    let sends = lock(&qp.requester).ring.waiting();
+fn qp_status(slot: u16, qp: &Qp) -> Option<QpStatus> {
+    let sends = lock(&qp.requester).queue.waiting();
     let responder = lock(&qp.responder);
     let kind = responder.config?.kind;
     let state = qp.state();
     let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
     Some(QpStatus {
-        qpn,
+        qpn: u32::from(slot) + 1,
         service: match kind {
             QpType::Gsi => "GSI",
             QpType::Rc => "RC",
@@ -641,7 +791,7 @@ fn qp_status(qpn: u32, qp: &Qp) -> Option<QpStatus> {
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
         sends,
-        receives: responder.ring.waiting(),
+        receives: responder.queue.waiting(),
     })
 }
 

@@ -1,16 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Asynchronous events.
+//! Asynchronous events, and completion events.
 
 use std::collections::{HashSet, VecDeque};
 
-use abi::virtio_rdma_event;
+use abi::{virtio_rdma_comp_event, virtio_rdma_event};
 use zerocopy::IntoBytes;
 
 use crate::ring_queue::RingQueue;
 use crate::stats::{Counter, Stats};
 
-/// The event queue, and the events for which the driver has posted no buffer.
+/// An event as the driver's buffer holds it; all are of 8 bytes.
+pub(crate) type Event = [u32; 2];
+
+const _: () = assert!(size_of::<Event>() == size_of::<virtio_rdma_event>());
+const _: () = assert!(size_of::<Event>() == size_of::<virtio_rdma_comp_event>());
+
+/// A `virtio_rdma_event`: an `enum virtio_rdma_event_type` and its object.
+pub(crate) fn asynchronous(event: u32, handle: u32) -> Event {
+    [event, handle]
+}
+
+/// A `virtio_rdma_comp_event`.
+pub(crate) fn completion(cqn: u32) -> Event {
+    [cqn, 0]
+}
+
+/// A virtqueue of events, and the events for which the driver has posted no
+/// buffer.
 ///
 /// Each kind of event of one object waits once, so there are never more than
 /// the objects of the device allow.
@@ -18,23 +35,22 @@ use crate::stats::{Counter, Stats};
 pub(crate) struct Events {
     /// The virtqueue.
     pub ring: RingQueue,
-    waiting: VecDeque<(u32, u32)>,
-    known: HashSet<(u32, u32)>,
+    waiting: VecDeque<Event>,
+    known: HashSet<Event>,
 }
 
 impl Events {
-    /// Raises an event (`enum virtio_rdma_event_type`) of an object.
-    pub fn raise(&mut self, event: u32, handle: u32, name: &str, stats: &Stats) {
-        stats.add(Counter::Events, 1);
-        if self.known.insert((event, handle)) {
-            self.waiting.push_back((event, handle));
+    /// Raises an event.
+    pub fn raise(&mut self, event: Event, name: &str, stats: &Stats) {
+        if self.known.insert(event) {
+            self.waiting.push_back(event);
         }
         self.deliver(name, stats);
     }
 
     /// Writes waiting events into the buffers that are there.
     pub fn deliver(&mut self, name: &str, stats: &Stats) {
-        while let Some(&(event, handle)) = self.waiting.front() {
+        while let Some(&event) = self.waiting.front() {
             let chain = match self.ring.pop() {
                 Ok(Some(chain)) => chain,
                 Ok(None) => break,
@@ -43,23 +59,17 @@ impl Events {
                     break;
                 }
             };
-            let bytes = virtio_rdma_event { event, handle };
-            let fits = chain.writable_len() >= bytes.as_bytes().len();
-            let written = if fits { chain.write(bytes.as_bytes()).unwrap_or(0) } else { 0 };
+            let bytes = event.as_bytes();
+            let fits = chain.writable_len() >= bytes.len();
+            let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
             self.ring.give_back(chain.head, written);
             if written == 0 {
                 stats.complain(name, Counter::BadEventBuffer, "an event buffer is too small");
                 continue;
             }
             self.waiting.pop_front();
-            self.known.remove(&(event, handle));
+            self.known.remove(&event);
         }
         self.ring.signal_if_needed();
-    }
-
-    /// Forgets what waits.
-    pub fn clear(&mut self) {
-        self.waiting.clear();
-        self.known.clear();
     }
 }

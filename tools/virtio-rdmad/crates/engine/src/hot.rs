@@ -1,61 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which virtqueues have work: one bit each.
+//! Which queues have work: one bit each, and one for each word of these.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits that any thread sets and the guest's own thread takes.
 pub(crate) struct Hot {
     words: Box<[AtomicU64]>,
+    /// Words that may have bits.
+    summary: Box<[AtomicU64]>,
 }
 
 impl Hot {
     /// All bits clear.
     pub fn new(queues: u16) -> Self {
-        Self { words: (0..words(queues)).map(|_| AtomicU64::new(0)).collect() }
+        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let count = words(queues.into());
+        Self { words: zeros(count), summary: zeros(words(count)) }
     }
 
     /// Sets a queue's bit; what the caller wrote before is seen by whoever
     /// takes it.
     pub fn set(&self, queue: u16) {
-        self.words[usize::from(queue / 64)].fetch_or(1 << (queue % 64), Ordering::Release);
+        let word = usize::from(queue / 64);
+        self.words[word].fetch_or(1 << (queue % 64), Ordering::SeqCst);
+        // After the bit: whoever takes the summary finds it.
+        self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
     }
 
     /// Moves all bits into `set`.
     pub fn take(&self, set: &mut Set) {
-        for (word, to) in self.words.iter().zip(set.words.iter_mut()) {
-            if word.load(Ordering::Relaxed) != 0 {
-                *to |= word.swap(0, Ordering::Acquire);
+        for (at, summary) in self.summary.iter().enumerate() {
+            if summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            for bit in bits(summary.swap(0, Ordering::SeqCst)) {
+                let word = at * 64 + bit;
+                let taken = self.words[word].swap(0, Ordering::SeqCst);
+                set.insert_word(word, taken);
             }
         }
     }
 
     /// Whether no bit is set.
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|w| w.load(Ordering::Acquire) == 0)
+        self.summary.iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
 }
 
 /// The same of one thread.
-#[derive(Clone)]
 pub(crate) struct Set {
     words: Box<[u64]>,
+    /// Words that have bits.
+    summary: Box<[u64]>,
+    count: usize,
 }
 
 impl Set {
     /// All bits clear.
     pub fn new(queues: u16) -> Self {
-        Self { words: vec![0; words(queues)].into() }
+        let count = words(queues.into());
+        Self { words: vec![0; count].into(), summary: vec![0; words(count)].into(), count: 0 }
     }
 
     /// Sets a queue's bit.
     pub fn insert(&mut self, queue: u16) {
-        self.words[usize::from(queue / 64)] |= 1 << (queue % 64);
+        self.insert_word(usize::from(queue / 64), 1 << (queue % 64));
+    }
+
+    fn insert_word(&mut self, word: usize, bits: u64) {
+        let before = self.words[word];
+        self.words[word] = before | bits;
+        self.count += (bits & !before).count_ones() as usize;
+        if before | bits != 0 {
+            self.summary[word / 64] |= 1 << (word % 64);
+        }
     }
 
     /// Clears a queue's bit.
     pub fn remove(&mut self, queue: u16) {
-        self.words[usize::from(queue / 64)] &= !(1 << (queue % 64));
+        let word = usize::from(queue / 64);
+        let before = self.words[word];
+        let after = before & !(1 << (queue % 64));
+        self.words[word] = after;
+        self.count -= usize::from(before != after);
+        if after == 0 {
+            self.summary[word / 64] &= !(1 << (word % 64));
+        }
     }
 
     /// Whether a queue's bit is set.
@@ -66,49 +97,96 @@ impl Set {
     /// Clears all bits.
     pub fn clear(&mut self) {
         self.words.fill(0);
+        self.summary.fill(0);
+        self.count = 0;
     }
 
     /// The first queue at or after `from` whose bit is set.
     pub fn next(&self, from: u16) -> Option<u16> {
-        let mut index = usize::from(from / 64);
-        let mut word = self.words.get(index)? & (u64::MAX << (from % 64));
-        while word == 0 {
-            index += 1;
-            word = *self.words.get(index)?;
+        let index = usize::from(from / 64);
+        let word = self.words.get(index)? & (u64::MAX << (from % 64));
+        if word != 0 {
+            return number(index, word);
         }
-        u16::try_from(index * 64 + word.trailing_zeros() as usize).ok()
+        let from = index + 1;
+        let mut at = from / 64;
+        let mut summary = self.summary.get(at)? & (u64::MAX << (from % 64));
+        while summary == 0 {
+            at += 1;
+            summary = *self.summary.get(at)?;
+        }
+        let index = at * 64 + summary.trailing_zeros() as usize;
+        number(index, self.words[index])
+    }
+
+    /// How many bits are set.
+    pub fn len(&self) -> usize {
+        self.count
     }
 
     /// Whether no bit is set.
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|w| *w == 0)
+        self.count == 0
     }
 }
 
-fn words(queues: u16) -> usize {
-    usize::from(queues).div_ceil(64)
+/// The queue of the lowest bit of a word.
+fn number(index: usize, word: u64) -> Option<u16> {
+    u16::try_from(index * 64 + word.trailing_zeros() as usize).ok()
+}
+
+fn words(bits: usize) -> usize {
+    bits.div_ceil(64)
+}
+
+/// The numbers of the bits that are set.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn finds_each_bit_in_turn() {
-        let hot = Hot::new(200);
-        for queue in [0, 63, 64, 130, 199] {
-            hot.set(queue);
-        }
-        let mut set = Set::new(200);
-        hot.take(&mut set);
-        assert!(hot.is_empty());
+    fn all(set: &Set) -> Vec<u16> {
         let mut found = Vec::new();
         let mut from = 0;
         while let Some(queue) = set.next(from) {
             found.push(queue);
             from = queue + 1;
         }
-        assert_eq!(found, [0, 63, 64, 130, 199]);
-        assert_eq!(set.next(200), None);
+        found
+    }
+
+    #[test]
+    fn finds_each_bit_in_turn() {
+        let hot = Hot::new(50_000);
+        let queues = [0, 63, 64, 130, 4095, 4096, 12_345, 49_999];
+        for queue in queues {
+            hot.set(queue);
+        }
+        let mut set = Set::new(50_000);
+        hot.take(&mut set);
+        assert!(hot.is_empty());
+        assert_eq!(all(&set), queues);
+        assert_eq!(set.next(50_000), None);
+    }
+
+    #[test]
+    fn bits_come_and_go() {
+        let mut set = Set::new(50_000);
+        for queue in [7, 70, 70, 40_000] {
+            set.insert(queue);
+        }
+        set.remove(70);
+        set.remove(71);
+        assert_eq!((all(&set), set.len()), (vec![7, 40_000], 2));
+        assert!(set.contains(7) && !set.contains(70));
+        set.clear();
+        assert!(set.is_empty() && set.next(0).is_none());
     }
 }

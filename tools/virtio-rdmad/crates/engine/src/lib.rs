@@ -16,9 +16,9 @@
 //! responder half of a QP, a CQ, the event queue, the table of keys.
 //! The order is: service, control, requester half, responder half (one
 //! at a time, of whichever device), then the leaves, never two at once. The
-//! use of a memory region is pinned by a count for one chunk of at most
-//! [`CHUNK`] bytes, within which no lock but a leaf is taken, so deregistration
-//! waits for a bounded time.
+//! use of a memory region is pinned by a count for one turn of a queue, which is
+//! bounded in messages and bytes, and within which no control or service lock is
+//! taken, so deregistration waits for a bounded time.
 //!
 //! # What a guest wrote
 //! is copied once, then checked. Nothing that a guest, or a peer, writes makes
@@ -34,21 +34,29 @@
 mod config;
 mod control;
 mod cq;
+mod cq_ring;
 mod datagram;
 mod device;
+mod doorbell;
 mod event;
 mod fabric;
 mod hot;
 mod modify;
 mod mr;
+mod pins;
 mod qp;
 mod requester;
 mod responder;
+mod ring_commands;
 mod ring_queue;
 mod slab;
 mod state;
 mod stats;
 mod sync;
+mod table;
+mod turn;
+mod work_queue;
+mod wq_ring;
 mod wqe;
 
 #[cfg(test)]
@@ -63,7 +71,7 @@ pub use state::QpState;
 pub use stats::{Counter, DeviceStatus, QpStatus};
 
 /// Bytes that are copied before other queues have their turn.
-pub const CHUNK: u64 = 256 << 10;
+pub const CHUNK: u64 = 64 << 10;
 
 /// A 16-byte global identifier, in network byte order.
 pub type Gid = [u8; 16];

@@ -40,7 +40,7 @@ impl Shared {
         request: &virtio_rdma_cmd_modify_qp,
     ) -> Result<(), Status> {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
-        let qp = &self.qps[usize::from(slot)];
+        let qp = self.qps.get(slot).ok_or(Status::NoObject)?;
         let mut requester = lock(&qp.requester);
         let mut responder = lock(&qp.responder);
         let config = responder.config.ok_or(Status::NoObject)?;
@@ -76,16 +76,16 @@ impl Shared {
             QpState::Reset => {
                 self.set_timer(slot, None);
                 requester.reset();
-                requester.ring.drain();
+                requester.queue.drain();
                 responder.reset();
-                responder.ring.drain();
+                responder.queue.drain();
             }
             QpState::Err => {
-                self.make_hot(self.layout.send(slot));
-                self.make_hot(self.layout.receive(slot));
+                self.make_hot(self.jobs.send(slot));
+                self.make_hot(self.jobs.receive(slot));
             }
             QpState::Rts | QpState::Sqd | QpState::Sqe => {
-                self.make_hot(self.layout.send(slot));
+                self.make_hot(self.jobs.send(slot));
             }
             QpState::Rtr => {
                 responder.established = false;
@@ -105,7 +105,7 @@ impl Shared {
         }
         let Some(device) = self.fabric.find(&attr.ah_attr.grh.dgid) else { return };
         if let Some(slot) = device.slot_of(attr.dest_qp_num) {
-            device.make_hot(device.layout.send(slot));
+            device.make_hot(device.jobs.send(slot));
         }
     }
 
@@ -190,7 +190,7 @@ impl Shared {
         request: &virtio_rdma_cmd_query_qp,
     ) -> Result<virtio_rdma_rsp_query_qp, Status> {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
-        let qp = &self.qps[usize::from(slot)];
+        let qp = self.qps.get(slot).ok_or(Status::NoObject)?;
         let requester = lock(&qp.requester);
         let responder = lock(&qp.responder);
         responder.config.ok_or(Status::NoObject)?;

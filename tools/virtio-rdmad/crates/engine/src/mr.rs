@@ -9,15 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use abi::{
-    virtio_rdma_sge, VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
-    VIRTIO_RDMA_ACCESS_MW_BIND, VIRTIO_RDMA_ACCESS_RELAXED_ORDERING,
-    VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC, VIRTIO_RDMA_ACCESS_REMOTE_READ,
-    VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_MW_BIND,
+    VIRTIO_RDMA_ACCESS_RELAXED_ORDERING, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
+    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use memory::{GuestMemory, MemoryError, Slice};
 use smallvec::SmallVec;
 
-use crate::config::MAX_SGE;
+use crate::pins::PinSet;
 use crate::sync::lock;
 
 /// Bytes of a page in a page table.
@@ -47,6 +46,13 @@ pub(crate) struct Range {
     pub addr: u64,
     /// Bytes.
     pub len: u64,
+}
+
+impl Range {
+    /// Pages of a range of whole pages.
+    pub fn pages(&self) -> usize {
+        usize::try_from(self.len / PAGE_SIZE).unwrap_or(usize::MAX)
+    }
 }
 
 /// What a region is made of, in guest addresses.
@@ -90,8 +96,8 @@ pub(crate) struct Attributes {
 
 /// A memory region, resolved against one map of guest memory.
 ///
-/// It does not change. Whoever copies from or to it pins it for the time of one
-/// chunk; [`Mr::retire`] waits for these.
+/// It does not change. Whoever copies from or to it pins it for one turn of its
+/// queue; [`Mr::retire`] waits for these.
 pub(crate) struct Mr {
     attributes: Attributes,
     map: Map,
@@ -166,6 +172,18 @@ impl Mr {
         (before & RETIRED == 0).then_some(pin)
     }
 
+    /// Checks `[addr, addr + len)`; its offset in the region.
+    #[inline]
+    pub fn check(&self, pdn: u32, access: u32, addr: u64, len: u64) -> Result<u64, KeyError> {
+        if self.attributes.pdn != pdn {
+            return Err(KeyError::Pd);
+        }
+        if self.attributes.access & access != access {
+            return Err(KeyError::Access);
+        }
+        self.offset(addr, len).ok_or(KeyError::Range)
+    }
+
     /// Offset in the region of `[addr, addr + len)`, if that lies within.
     fn offset(&self, addr: u64, len: u64) -> Option<u64> {
         let offset = match &self.map {
@@ -232,6 +250,13 @@ fn resolve(
 /// A region that is in use.
 pub(crate) struct Pin(Arc<Mr>);
 
+impl Pin {
+    /// The region.
+    pub fn region(&self) -> &Mr {
+        &self.0
+    }
+}
+
 impl Drop for Pin {
     fn drop(&mut self) {
         if self.0.pins.fetch_sub(1, Ordering::Release) == RETIRED | 1 {
@@ -248,15 +273,36 @@ struct Piece<'a> {
     len: usize,
 }
 
-/// A part of a region that is checked and pinned.
+/// A part of a region that is checked, and pinned in a [`PinSet`].
 pub(crate) struct Mapping {
-    pin: Pin,
-    offset: u64,
-    len: u64,
+    /// Which of the set.
+    pub pin: usize,
+    /// Of the first byte in the region.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 /// What a chunk of a message covers on one side.
-pub(crate) type Mappings = SmallVec<[Mapping; MAX_SGE]>;
+pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
+
+/// Mappings and where their regions are.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    /// The regions.
+    pub pins: &'a PinSet,
+    /// Parts of them, in turn.
+    pub mappings: &'a [Mapping],
+}
+
+/// What a message carries.
+#[derive(Clone, Copy)]
+pub(crate) enum Data<'a> {
+    /// Memory of a guest.
+    Mapped(View<'a>),
+    /// Inline data, already copied out of guest memory.
+    Inline(&'a [u8]),
+}
 
 /// A key, PD, access right or range that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,84 +371,38 @@ impl KeyTable {
         self.regions.clear();
     }
 
-    /// Checks `[addr, addr + len)` of the region with this key and pins it.
-    pub fn map(
-        &self,
-        key: u32,
-        pdn: u32,
-        access: u32,
-        addr: u64,
-        len: u64,
-    ) -> Result<Mapping, KeyError> {
+    /// Pins the region with this key.
+    pub fn pin(&self, key: u32) -> Result<Pin, KeyError> {
         let mr = self.regions.get(&(key >> 8)).ok_or(KeyError::Key)?;
-        let attributes = mr.attributes();
-        if attributes.key != key {
+        if mr.attributes.key != key {
             return Err(KeyError::Key);
         }
-        if attributes.pdn != pdn {
-            return Err(KeyError::Pd);
-        }
-        if attributes.access & access != access {
-            return Err(KeyError::Access);
-        }
-        let offset = mr.offset(addr, len).ok_or(KeyError::Range)?;
-        let pin = Arc::clone(mr).pin().ok_or(KeyError::Key)?;
-        Ok(Mapping { pin, offset, len })
-    }
-
-    /// Checks and pins the bytes `[from, from + len)` of what `sges` name in
-    /// turn; `len` is no more than there is.
-    pub fn map_sges(
-        &self,
-        sges: &[virtio_rdma_sge],
-        pdn: u32,
-        access: u32,
-        from: u64,
-        len: u64,
-    ) -> Result<Mappings, KeyError> {
-        let mut mappings = Mappings::new();
-        let (mut skip, mut left) = (from, len);
-        for sge in sges {
-            let length = u64::from(sge.length);
-            if left == 0 {
-                break;
-            }
-            if skip >= length {
-                skip -= length;
-                continue;
-            }
-            let part = (length - skip).min(left);
-            let addr = sge.addr.checked_add(skip).ok_or(KeyError::Range)?;
-            mappings.push(self.map(sge.lkey, pdn, access, addr, part)?);
-            left -= part;
-            skip = 0;
-        }
-        Ok(mappings)
+        Arc::clone(mr).pin().ok_or(KeyError::Key)
     }
 }
 
 /// A place in a list of mappings.
 struct Cursor<'a> {
-    mappings: &'a [Mapping],
+    view: View<'a>,
     index: usize,
     offset: u64,
 }
 
 impl<'a> Cursor<'a> {
-    fn new(mappings: &'a [Mapping]) -> Self {
-        Self { mappings, index: 0, offset: 0 }
+    fn new(view: View<'a>) -> Self {
+        Self { view, index: 0, offset: 0 }
     }
 
     /// The contiguous memory here, at most `len` bytes; `None` at the end.
     fn piece(&self, len: u64) -> Option<Result<Piece<'a>, MemoryError>> {
-        let mapping = self.mappings.get(self.index)?;
+        let mapping = self.view.mappings.get(self.index)?;
         let len = len.min(mapping.len - self.offset);
-        Some(mapping.pin.0.piece(mapping.offset + self.offset, len))
+        Some(self.view.pins.region(mapping).piece(mapping.offset + self.offset, len))
     }
 
     fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
-        if self.mappings.get(self.index).is_some_and(|m| self.offset >= m.len) {
+        if self.view.mappings.get(self.index).is_some_and(|m| self.offset >= m.len) {
             self.index += 1;
             self.offset = 0;
         }
@@ -418,12 +418,20 @@ pub(crate) enum Side {
     Target,
 }
 
+/// Writes what a message carries; as [`copy`].
+pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
+    match source {
+        Data::Mapped(source) => copy(source, target).map(|_| ()),
+        Data::Inline(bytes) => write(target, 0, bytes),
+    }
+}
+
 /// Copies from one list to another until one of them ends; returns how much.
 ///
 /// What was checked when it was mapped fails here only where the guest's own
 /// map of memory is at odds with its region (a DMA region over memory that is
 /// read-only).
-pub(crate) fn copy(source: &[Mapping], target: &[Mapping]) -> Result<u64, Side> {
+pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
     let (mut from, mut to) = (Cursor::new(source), Cursor::new(target));
     let mut total = 0;
     loop {
@@ -442,7 +450,7 @@ pub(crate) fn copy(source: &[Mapping], target: &[Mapping]) -> Result<u64, Side> 
 }
 
 /// Writes `bytes` into mapped memory, from its `from`th byte on.
-pub(crate) fn write(target: &[Mapping], from: u64, bytes: &[u8]) -> Result<(), Side> {
+pub(crate) fn write(target: View<'_>, from: u64, bytes: &[u8]) -> Result<(), Side> {
     let mut to = Cursor::new(target);
     let mut skip = from;
     let mut left = bytes;
@@ -480,8 +488,12 @@ pub(crate) enum Atomic {
 }
 
 /// Does an atomic operation on a mapped word and returns what was there.
-pub(crate) fn atomic(target: &Mapping, operation: Atomic) -> Result<u64, Side> {
-    let piece = target.pin.0.piece(target.offset, 8).map_err(|_| Side::Target)?;
+pub(crate) fn atomic(
+    pins: &PinSet,
+    target: &Mapping,
+    operation: Atomic,
+) -> Result<u64, Side> {
+    let piece = pins.region(target).piece(target.offset, 8).map_err(|_| Side::Target)?;
     match operation {
         Atomic::CompareSwap { compare, swap } => {
             piece.slice.compare_exchange_u64(piece.offset, compare, swap)
@@ -499,6 +511,11 @@ pub(crate) struct PageList {
 }
 
 impl PageList {
+    /// The ranges of the whole pages.
+    pub fn ranges(self) -> Box<[Range]> {
+        self.ranges.into()
+    }
+
     /// Appends a page; `false` if there would be more than `room` ranges.
     pub fn push(&mut self, page: u64, room: usize) -> bool {
         if let Some(last) = self.ranges.last_mut() {
@@ -530,6 +547,10 @@ impl PageList {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::RwLock;
+
+    use abi::virtio_rdma_sge;
+
     use super::*;
 
     fn region(memory: &GuestMemory, key: u32, iova: u64, ranges: &[Range]) -> Arc<Mr> {
@@ -572,26 +593,28 @@ mod tests {
         let target = [Range { addr: 0x1000, len: 0x1000 }, Range { addr: 0x3000, len: 0x800 }];
         table.insert(region(&memory, 0x100, 0x10_0000, &source));
         table.insert(region(&memory, 0x200, 0, &target));
+        let table = RwLock::new(table);
         let sges = [
             virtio_rdma_sge { addr: 0x10_0000, length: 1000, lkey: 0x100 },
             virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
         ];
-        let from = table.map_sges(&sges, 1, 0, 0, 6000).unwrap();
-        let to = table.map(0x200, 1, 0, 0, 6000).unwrap();
-        assert_eq!(copy(&from, &[to]), Ok(6000));
+        let mut pins = PinSet::default();
+        let all = pins.map_sges(&table, &sges, 1, 0, 0, 6000).unwrap();
+        let window = pins.map_sges(&table, &sges, 1, 0, 900, 200).unwrap();
+        let to_all = [pins.map(&table, 0x200, 1, 0, 0, 6000).unwrap()];
+        let to_window = [pins.map(&table, 0x200, 1, 0, 4000, 200).unwrap()];
+        let view = |mappings| View { pins: &pins, mappings };
+        assert_eq!(copy(view(&all), view(&to_all)), Ok(6000));
         let mut found = vec![0; 6000];
         memory.read(0x1000, &mut found[..0x1000]).unwrap();
         memory.read(0x3000, &mut found[0x1000..]).unwrap();
         assert_eq!(found, data);
 
-        let window = table.map_sges(&sges, 1, 0, 900, 200).unwrap();
-        let to = table.map(0x200, 1, 0, 4000, 200).unwrap();
-        assert_eq!(copy(&window, &[to]), Ok(200));
+        assert_eq!(copy(view(&window), view(&to_window)), Ok(200));
         memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
         assert_eq!(found[..96], data[900..996]);
 
-        let to = table.map(0x200, 1, 0, 0, 6000).unwrap();
-        write(&[to], 4090, b"across the gap").unwrap();
+        write(view(&to_all), 4090, b"across the gap").unwrap();
         memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
         memory.read(0x3000, &mut found[6..14]).unwrap();
         assert_eq!(&found[..14], b"across the gap");
@@ -603,8 +626,10 @@ mod tests {
         let mut table = KeyTable::default();
         let mr = region(&memory, 0x1_2345, 0x1000, &[Range { addr: 0, len: 0x1000 }]);
         table.insert(Arc::clone(&mr));
-        let map =
-            |key, pdn, access, addr, len| table.map(key, pdn, access, addr, len).map(|_| ()).err();
+        let table = RwLock::new(table);
+        let map = |key, pdn, access, addr, len| {
+            PinSet::default().map(&table, key, pdn, access, addr, len).map(|_| ()).err()
+        };
         assert_eq!(map(0x1_2345, 1, 0, 0x1000, 0x1000), None);
         assert_eq!(map(0x1_2346, 1, 0, 0x1000, 1), Some(KeyError::Key));
         assert_eq!(map(0x2_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));

@@ -10,12 +10,14 @@ use abi::virtio_rdma_qp_attr;
 use zerocopy::FromZeros;
 
 use crate::device::Shared;
-use crate::ring_queue::RingQueue;
+use crate::mr::Range;
 use crate::state::{QpState, QpType};
+use crate::work_queue::WorkQueue;
 use crate::wqe::{ReceiveWqe, SendWqe};
 use crate::Gid;
 
-/// The place of a QP; QP number less one. Its virtqueues stay when the QP goes.
+/// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,
+/// its rings go with it.
 pub(crate) struct Qp {
     /// Changes only under `responder`'s lock.
     state: AtomicU8,
@@ -25,16 +27,18 @@ pub(crate) struct Qp {
     pub responder: Mutex<Responder>,
 }
 
-impl Qp {
+impl Default for Qp {
     /// A place without a QP.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             state: AtomicU8::new(QpState::Reset as u8),
             requester: Mutex::new(Requester::new()),
             responder: Mutex::new(Responder::new()),
         }
     }
+}
 
+impl Qp {
     /// The state, at this moment.
     pub fn state(&self) -> QpState {
         QpState::from_abi(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
@@ -85,12 +89,16 @@ pub(crate) struct QpConfig {
     pub max_send_sge: usize,
     /// SGEs of a receive work request.
     pub max_recv_sge: usize,
+    /// Bytes of inline data.
+    pub max_inline: usize,
 }
 
 /// The half that sends.
 pub(crate) struct Requester {
     /// The send queue.
-    pub ring: RingQueue,
+    pub queue: WorkQueue,
+    /// The region of both rings, if the QP has rings.
+    pub region: Box<[Range]>,
     /// What the QP was created with; `None`: there is none.
     pub config: Option<QpConfig>,
     /// Attributes, a copy of the responder's but for `sq_psn`.
@@ -118,7 +126,8 @@ pub(crate) struct Requester {
 impl Requester {
     fn new() -> Self {
         Self {
-            ring: RingQueue::default(),
+            queue: WorkQueue::default(),
+            region: Box::default(),
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
             sgid: Gid::default(),
@@ -141,13 +150,14 @@ impl Requester {
         self.notify_drained = false;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.sgid = Gid::default();
+        self.wqe = SendWqe::empty();
     }
 }
 
 /// The half that receives, and the QP's attributes.
 pub(crate) struct Responder {
     /// The receive queue.
-    pub ring: RingQueue,
+    pub queue: WorkQueue,
     /// What the QP was created with; `None`: there is none.
     pub config: Option<QpConfig>,
     /// Attributes, in the form of QUERY_QP.
@@ -167,7 +177,7 @@ pub(crate) struct Responder {
 impl Responder {
     fn new() -> Self {
         Self {
-            ring: RingQueue::default(),
+            queue: WorkQueue::default(),
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
             sgid: Gid::default(),

@@ -10,21 +10,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::{
-    virtio_rdma_cqe, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_SQ_DRAINED, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::FromZeros;
 
+use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::mr::Mappings;
+use crate::mr::{Data, Mappings, View};
+use crate::pins::PinSet;
 use crate::qp::{Peer, QpConfig, Requester, Wait};
 use crate::responder::{packets, Answer, Message, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
-use crate::sync::{lock, read};
-use crate::wqe::{flushed_send, Malformed, Operation, SendWqe};
+use crate::sync::lock;
+use crate::turn::{Outbox, Turn};
+use crate::work_queue::Flushed;
+use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
 
 /// `rnr_retry` that means for ever.
@@ -69,14 +72,14 @@ fn answer_delay(timeout: u8) -> Option<Duration> {
 }
 
 impl Shared {
-    /// Goes on with a send queue, for `budget` chunks at most. Own thread only.
-    pub(crate) fn service_send(self: &Arc<Self>, slot: u16, budget: &mut u32) -> Visit {
-        let qp = &self.qps[usize::from(slot)];
+    /// Goes on with a send queue until the turn is over. Own thread only.
+    pub(crate) fn service_send(self: &Arc<Self>, slot: u16, turn: &mut Turn) -> Visit {
+        let Some(qp) = self.qps.get(slot) else { return Visit::Parked };
         let mut requester = lock(&qp.requester);
         let Some(config) = requester.config else { return Visit::Parked };
-        let before = *budget;
+        let before = turn.left();
         let visit = loop {
-            if *budget == 0 {
+            if turn.is_over() {
                 break Visit::More;
             }
             match qp.state() {
@@ -87,38 +90,40 @@ impl Shared {
                     break Visit::Parked;
                 }
                 QpState::Err | QpState::Sqe => {
-                    break self.flush_send(slot, &mut requester, config, budget)
+                    break self.flush_send(slot, &mut requester, config, turn)
                 }
                 QpState::Reset | QpState::Init | QpState::Rtr => break Visit::Parked,
             }
-            if !requester.active && !self.fetch(slot, &mut requester, config, budget) {
+            if !requester.active && !self.fetch(slot, &mut requester, config, turn) {
                 if qp.state() == QpState::Rts {
-                    break if *budget == before { Visit::Empty } else { Visit::Done };
+                    break if turn.left() == before { Visit::Empty } else { Visit::Done };
                 }
                 continue;
             }
-            *budget = budget.saturating_sub(1);
-            match self.step(slot, &mut requester, config) {
+            match self.step(slot, &mut requester, config, turn) {
                 Step::Partial => {}
-                Step::End(status) => self.finish(slot, &mut requester, config, status),
+                Step::End(status) => {
+                    self.finish(slot, &mut requester, config, status, &mut turn.outbox);
+                }
                 Step::Wait => break Visit::Parked,
             }
         };
-        requester.ring.signal_if_needed();
+        requester.queue.signal_if_needed();
         visit
     }
 
     /// Takes the next work request; `false` if there is none or it ended at
     /// once (then the state has changed).
     fn fetch(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
         config: QpConfig,
-        budget: &mut u32,
+        turn: &mut Turn,
     ) -> bool {
-        let chain = match requester.ring.pop() {
-            Ok(Some(chain)) => chain,
+        let malformed = match requester.queue.pop_send(&mut requester.wqe, &config) {
+            Ok(Some(Ok(()))) => None,
+            Ok(Some(Err(malformed))) => Some(malformed),
             Ok(None) => return false,
             Err(error) => {
                 self.complain(Counter::BadSendChain, &error);
@@ -127,49 +132,46 @@ impl Shared {
                 return false;
             }
         };
-        let wqe = SendWqe::read(&chain, config.kind, config.max_send_sge);
-        requester.ring.give_back(chain.head, 0);
         requester.wait = Wait::No;
         requester.done = 0;
         requester.rnr_left = requester.attr.rnr_retry;
         requester.retry_left = requester.attr.retry_cnt;
-        let malformed = match wqe {
-            Ok(Ok(wqe)) => {
-                requester.wqe = wqe;
-                requester.active = true;
-                return true;
-            }
-            Ok(Err(malformed)) => malformed,
-            Err(_) => Malformed {
-                wr_id: 0,
-                wc_opcode: 0,
-                status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-                why: "a send work request that cannot be read",
-            },
+        let Some(malformed) = malformed else {
+            requester.active = true;
+            return true;
         };
-        *budget = budget.saturating_sub(1);
+        turn.spend(0);
         self.complain(Counter::BadSendRequest, &malformed.why);
         requester.wqe = SendWqe::empty();
+        requester.wqe.index = malformed.index;
         requester.wqe.wr_id = malformed.wr_id;
         requester.wqe.wc_opcode = malformed.wc_opcode;
-        self.finish(slot, requester, config, malformed.status);
+        self.finish(slot, requester, config, malformed.status, &mut turn.outbox);
         false
     }
 
     /// Does the next chunk of the work request under way.
-    fn step(self: &Arc<Self>, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
+    fn step(
+        self: &Arc<Self>,
+        slot: u16,
+        requester: &mut Requester,
+        config: QpConfig,
+        turn: &mut Turn,
+    ) -> Step {
         if !config.kind.is_connected() {
-            return Step::End(self.send_datagram(slot, requester, config));
+            turn.spend(requester.wqe.total);
+            return Step::End(self.send_datagram(slot, requester, config, turn));
         }
         let len = (requester.wqe.total - requester.done).min(CHUNK);
-        let local = match self.map_local(requester, config, len) {
+        turn.spend(len);
+        let local = match self.map_local(requester, config, len, &mut turn.local) {
             Ok(local) => local,
             Err(status) => return Step::End(status),
         };
         let Some(peer) = self.find_peer(requester) else {
             return self.no_answer(slot, requester, config);
         };
-        let answer = self.ask(slot, requester, config, &peer, &local, len);
+        let answer = self.ask(slot, requester, config, &peer, &local, len, turn);
         requester.peer = Some(peer);
         match answer {
             None => self.no_answer(slot, requester, config),
@@ -207,16 +209,20 @@ impl Shared {
         requester: &Requester,
         config: QpConfig,
         len: u64,
+        pins: &mut PinSet,
     ) -> Result<Mappings, u32> {
         let wqe = &requester.wqe;
         let fetches = matches!(wqe.operation, Operation::Read | Operation::Atomic(_));
         if fetches && requester.attr.max_rd_atomic == 0 {
             return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
+        if wqe.is_inline {
+            return Ok(Mappings::new());
+        }
         let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
-        let keys = read(&self.keys);
-        let map = |from, len| {
-            keys.map_sges(wqe.sges.as_slice(), config.pdn, access, from, len)
+        pins.begin(self);
+        let mut map = |from, len| {
+            pins.map_sges(&self.keys, wqe.sges.as_slice(), config.pdn, access, from, len)
                 .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
         };
         if requester.done == 0 && len < wqe.total {
@@ -246,6 +252,7 @@ impl Shared {
 
     /// Has the other end do a chunk; `None` if it is not connected to this QP
     /// or not ready to receive.
+    #[allow(clippy::too_many_arguments)] // a message and its two ends
     fn ask(
         self: &Arc<Self>,
         slot: u16,
@@ -254,8 +261,9 @@ impl Shared {
         peer: &Peer,
         local: &Mappings,
         len: u64,
+        turn: &mut Turn,
     ) -> Option<Answer> {
-        let qp = &peer.device.qps[usize::from(peer.slot)];
+        let qp = peer.device.qps.get(peer.slot)?;
         let mut responder = lock(&qp.responder);
         let dgid = &requester.attr.ah_attr.grh.dgid;
         let own = u32::from(slot) + 1;
@@ -264,8 +272,16 @@ impl Shared {
         {
             return None;
         }
-        let message = Message { wqe: &requester.wqe, done: requester.done, len, local };
-        Some(peer.device.respond(peer.slot, &mut responder, &message, (self, slot)))
+        let Turn { local: pins, remote, outbox, .. } = turn;
+        let wqe = &requester.wqe;
+        let local = if wqe.is_inline {
+            Data::Inline(&wqe.inline)
+        } else {
+            Data::Mapped(View { pins, mappings: local })
+        };
+        let message = Message { wqe, done: requester.done, len, local };
+        let waiter = (self, slot);
+        Some(peer.device.respond(peer.slot, &mut responder, &message, waiter, remote, outbox))
     }
 
     /// The peer is gone, or not there yet: try again later, as often as the
@@ -323,99 +339,92 @@ impl Shared {
 
     /// Ends the work request under way (or one that was malformed): its CQE, and
     /// what an error does to the QP.
-    fn finish(&self, slot: u16, requester: &mut Requester, config: QpConfig, status: u32) {
+    fn finish(
+        self: &Arc<Self>,
+        slot: u16,
+        requester: &mut Requester,
+        config: QpConfig,
+        status: u32,
+        outbox: &mut Outbox,
+    ) {
         requester.active = false;
         self.stop_waiting(slot, requester);
+        let wqe = &requester.wqe;
+        let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
         if status != VIRTIO_RDMA_WC_SUCCESS {
             let next = if config.kind == QpType::Rc { QpState::Err } else { QpState::Sqe };
             self.fail_requester(slot, next);
-            let wqe = &requester.wqe;
-            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, status, 0);
+            self.complete_send(slot, config, done, status, 0, outbox);
             return;
         }
-        let wqe = &requester.wqe;
         let count = packets(wqe.total, requester.attr.path_mtu);
         requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
-        self.count_send(config, wqe);
+        count_send(config, wqe, outbox);
         if config.signal_all || wqe.signaled {
-            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, status, wqe.total);
+            self.complete_send(slot, config, done, status, wqe.total, outbox);
         }
-    }
-
-    fn count_send(&self, config: QpConfig, wqe: &SendWqe) {
-        let (messages, bytes) = match wqe.operation {
-            _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
-            Operation::Send => (Counter::SendMessages, Counter::SendBytes),
-            Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
-            Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
-            Operation::Atomic(_) => {
-                self.stats.add(Counter::AtomicMessages, 1);
-                return;
-            }
-        };
-        self.stats.add(messages, 1);
-        self.stats.add(bytes, wqe.total);
     }
 
     fn complete_send(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         config: QpConfig,
-        wr_id: u64,
-        wc_opcode: u8,
+        done: Flushed,
         status: u32,
         len: u64,
+        outbox: &mut Outbox,
     ) {
-        let mut cqe = virtio_rdma_cqe::new_zeroed();
-        cqe.wr_id = wr_id;
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = done.wr_id;
         cqe.status = status as u8;
-        cqe.opcode = wc_opcode;
+        cqe.opcode = done.wc_opcode;
+        cqe.wqe_index = done.index;
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = u32::from(slot) + 1;
         self.count_error(status);
         self.complete(config.send_cq, &cqe, false);
+        outbox.touch(self, config.send_cq);
     }
 
     /// Moves the QP into ERR or SQE after an error of its own. The responder of
     /// a peer must not be locked.
     fn fail_requester(&self, slot: u16, next: QpState) {
-        let qp = &self.qps[usize::from(slot)];
+        let qp = self.qps.take(slot);
         let mut responder = lock(&qp.responder);
         if qp.state() != QpState::Err {
             qp.set_state(&mut responder, next);
         }
         drop(responder);
-        self.make_hot(self.layout.receive(slot));
+        self.make_hot(self.jobs.receive(slot));
     }
 
     /// Completes posted sends with WR_FLUSH_ERR.
     fn flush_send(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
         config: QpConfig,
-        budget: &mut u32,
+        turn: &mut Turn,
     ) -> Visit {
-        let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+        let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         let mut found = false;
         if requester.active {
             found = true;
             requester.active = false;
             self.stop_waiting(slot, requester);
             let wqe = &requester.wqe;
-            self.complete_send(slot, config, wqe.wr_id, wqe.wc_opcode, flushed, 0);
+            let flushed = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
+            self.complete_send(slot, config, flushed, status, 0, &mut turn.outbox);
         }
         loop {
-            if *budget == 0 {
+            if turn.is_over() {
                 return Visit::More;
             }
-            match requester.ring.pop() {
-                Ok(Some(chain)) => {
+            match requester.queue.pop_flushed_send() {
+                Ok(Some(flushed)) => {
                     found = true;
-                    *budget -= 1;
-                    let (wr_id, wc_opcode) = flushed_send(&chain);
-                    requester.ring.give_back(chain.head, 0);
-                    self.complete_send(slot, config, wr_id, wc_opcode, flushed, 0);
+                    turn.spend(0);
+                    self.complete_send(slot, config, flushed, status, 0, &mut turn.outbox);
                 }
                 Ok(None) => return if found { Visit::Done } else { Visit::Empty },
                 Err(error) => {
@@ -435,6 +444,19 @@ impl Shared {
             self.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, u32::from(slot) + 1);
         }
     }
+}
+
+/// Counts a message that was sent.
+fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
+    let (messages, bytes) = match wqe.operation {
+        _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
+        Operation::Send => (Counter::SendMessages, Counter::SendBytes),
+        Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
+        Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
+        Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
+    };
+    outbox.count(messages, 1);
+    outbox.count(bytes, wqe.total);
 }
 
 #[cfg(test)]

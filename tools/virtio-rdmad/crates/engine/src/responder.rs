@@ -8,23 +8,27 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_cqe, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
+    VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
     VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::mr::{self, Atomic, Mapping, Side};
+use crate::mr::{self, Atomic, Data, Mapping, Side, View};
+use crate::pins::PinSet;
 use crate::qp::Responder;
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
-use crate::sync::{lock, read};
-use crate::wqe::{flushed_receive, Operation, ReceiveWqe, SendWqe};
+use crate::sync::lock;
+use crate::turn::{Outbox, Turn};
+use crate::work_queue::Flushed;
+use crate::wqe::{Malformed, Operation, ReceiveWqe, SendWqe};
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {
@@ -34,8 +38,8 @@ pub(crate) struct Message<'a> {
     pub done: u64,
     /// Bytes of this chunk.
     pub len: u64,
-    /// Their memory at the requester.
-    pub local: &'a [Mapping],
+    /// What they are, or where they go, at the requester.
+    pub local: Data<'a>,
 }
 
 impl Message<'_> {
@@ -95,18 +99,21 @@ impl Shared {
     /// Does what a chunk asks for. `waiter` is the requester, should it have to
     /// wait for a receive.
     pub(crate) fn respond(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
         message: &Message<'_>,
         waiter: (&Arc<Self>, u16),
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
     ) -> Answer {
         self.establish(slot, responder);
+        pins.begin(&**self);
         let answer = match message.wqe.operation {
-            Operation::Send => self.receive_send(slot, responder, message),
-            Operation::Write => self.receive_write(slot, responder, message),
-            Operation::Read => self.serve_read(slot, responder, message),
-            Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic),
+            Operation::Send => self.receive_send(slot, responder, message, pins, outbox),
+            Operation::Write => self.receive_write(slot, responder, message, pins, outbox),
+            Operation::Read => self.serve_read(slot, responder, message, pins),
+            Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic, pins),
         };
         if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
             self.stats.add(Counter::RnrNaks, 1);
@@ -119,40 +126,38 @@ impl Shared {
     fn establish(&self, slot: u16, responder: &mut Responder) {
         if !responder.established {
             responder.established = true;
-            if self.qps[usize::from(slot)].state() == QpState::Rtr {
+            if self.qps.take(slot).state() == QpState::Rtr {
                 self.raise(VIRTIO_RDMA_EVENT_COMM_EST, u32::from(slot) + 1);
             }
         }
     }
 
-    fn receive_send(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+    fn receive_send(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
+    ) -> Answer {
         if !message.is_first() && responder.current.is_none() {
             return Answer::Restart;
         }
-        let receive = match self.take_receive(slot, responder) {
+        let receive = match self.take_receive(slot, responder, outbox) {
             Ok(receive) => receive,
             Err(answer) => return answer,
         };
         if message.wqe.total > receive.sges.total() {
-            return self.receive_failed(
-                slot,
-                responder,
-                receive,
-                VIRTIO_RDMA_WC_LOC_LEN_ERR,
-                VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
-            );
+            let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+            return self.receive_failed(slot, responder, receive, statuses, outbox);
         }
-        if self.scatter(responder, &receive, message).is_err() {
-            return self.receive_failed(
-                slot,
-                responder,
-                receive,
-                VIRTIO_RDMA_WC_LOC_PROT_ERR,
-                VIRTIO_RDMA_WC_REM_OP_ERR,
-            );
+        if self.scatter(responder, &receive, message, pins).is_err() {
+            let statuses = (VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_REM_OP_ERR);
+            return self.receive_failed(slot, responder, receive, statuses, outbox);
         }
         if message.is_last() {
-            self.complete_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_RECV, message);
+            let opcode = VIRTIO_RDMA_WC_RECV;
+            self.complete_receive(slot, responder, &receive, opcode, message, outbox);
         } else {
             responder.current = Some(receive);
         }
@@ -166,55 +171,73 @@ impl Shared {
         responder: &Responder,
         receive: &ReceiveWqe,
         message: &Message<'_>,
+        pins: &mut PinSet,
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.pdn;
-        let keys = read(&self.keys);
         let sges = receive.sges.as_slice();
         let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
+        let mut map = |from, len| {
+            pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())
+        };
         if message.is_first() && !message.is_last() {
-            keys.map_sges(sges, pdn, access, 0, message.wqe.total).map_err(|_| ())?;
+            map(0, message.wqe.total)?;
         }
-        let target = keys.map_sges(sges, pdn, access, message.done, message.len).map_err(|_| ())?;
-        drop(keys);
-        mr::copy(message.local, &target).map(|_| ()).map_err(|_| ())
+        let target = map(message.done, message.len)?;
+        mr::scatter(message.local, View { pins, mappings: &target }).map_err(|_| ())
     }
 
-    fn receive_write(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+    fn receive_write(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
+    ) -> Answer {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_remote(responder, message, access) {
+        let target = match self.map_remote(responder, message, access, pins) {
             Ok(target) => target,
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
         let receive = if message.is_last() && message.wqe.takes_receive() {
-            match self.take_receive(slot, responder) {
+            match self.take_receive(slot, responder, outbox) {
                 Ok(receive) => Some(receive),
                 Err(answer) => return answer,
             }
         } else {
             None
         };
-        if mr::copy(message.local, target.as_slice()).is_err() {
+        if mr::scatter(message.local, View { pins, mappings: target.as_slice() }).is_err() {
             responder.current = receive;
             return self.access_failed(slot, responder);
         }
         if let Some(receive) = receive {
             let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
-            self.complete_receive(slot, responder, receive.wr_id, opcode, message);
+            self.complete_receive(slot, responder, &receive, opcode, message, outbox);
         }
         advance_psn(responder, message);
         Answer::Done
     }
 
-    fn serve_read(&self, slot: u16, responder: &mut Responder, message: &Message<'_>) -> Answer {
+    fn serve_read(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        pins: &mut PinSet,
+    ) -> Answer {
         if responder.attr.max_dest_rd_atomic == 0 {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
-        let source = match self.map_remote(responder, message, access) {
+        let source = match self.map_remote(responder, message, access, pins) {
             Ok(source) => source,
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
-        match mr::copy(source.as_slice(), message.local) {
+        let Data::Mapped(local) = message.local else {
+            return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        };
+        match mr::copy(View { pins, mappings: source.as_slice() }, local) {
             Ok(_) => {
                 advance_psn(responder, message);
                 Answer::Done
@@ -230,25 +253,26 @@ impl Shared {
         responder: &mut Responder,
         message: &Message<'_>,
         atomic: Atomic,
+        pins: &mut PinSet,
     ) -> Answer {
         if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-        let target = match self.map_remote(responder, message, access) {
+        let target = match self.map_remote(responder, message, access, pins) {
             Ok(Some(target)) => target,
             Ok(None) => return self.request_failed(slot, responder),
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
-        let Ok(before) = mr::atomic(&target, atomic) else {
+        let Ok(before) = mr::atomic(pins, &target, atomic) else {
             return self.request_failed(slot, responder);
         };
         advance_psn(responder, message);
-        match mr::write(message.local, 0, before.as_bytes()) {
-            Ok(()) => Answer::Done,
-            Err(_) => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+        match message.local {
+            Data::Mapped(local) if mr::write(local, 0, before.as_bytes()).is_ok() => Answer::Done,
+            _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
         }
     }
 
@@ -259,6 +283,7 @@ impl Shared {
         responder: &Responder,
         message: &Message<'_>,
         access: u32,
+        pins: &mut PinSet,
     ) -> Result<Option<Mapping>, Refusal> {
         let wqe = message.wqe;
         if responder.attr.qp_access_flags & access != access {
@@ -268,9 +293,9 @@ impl Shared {
             return Ok(None);
         }
         let pdn = responder.config.ok_or(Refusal::Memory)?.pdn;
-        let keys = read(&self.keys);
-        let map =
-            |addr, len| keys.map(wqe.rkey, pdn, access, addr, len).map_err(|_| Refusal::Memory);
+        let mut map = |addr, len| {
+            pins.map(&self.keys, wqe.rkey, pdn, access, addr, len).map_err(|_| Refusal::Memory)
+        };
         if message.is_first() && !message.is_last() {
             map(wqe.remote_addr, wqe.total)?;
         }
@@ -280,8 +305,13 @@ impl Shared {
 
     /// Takes the receive for a message: one that is there already, or the next
     /// of the queue. The caller puts it back or completes it.
-    fn take_receive(&self, slot: u16, responder: &mut Responder) -> Result<ReceiveWqe, Answer> {
-        self.next_receive(slot, responder).map_err(|why| match why {
+    fn take_receive(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        outbox: &mut Outbox,
+    ) -> Result<ReceiveWqe, Answer> {
+        self.next_receive(slot, responder, outbox).map_err(|why| match why {
             NoReceive::Empty => Answer::NotReady(responder.attr.min_rnr_timer),
             NoReceive::Malformed => Answer::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
         })
@@ -289,27 +319,33 @@ impl Shared {
 
     /// As `take_receive`, for senders that wait for nothing.
     pub(crate) fn take_receive_unreliable(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
+        outbox: &mut Outbox,
     ) -> Option<ReceiveWqe> {
-        self.next_receive(slot, responder).ok()
+        self.next_receive(slot, responder, outbox).ok()
     }
 
-    fn next_receive(&self, slot: u16, responder: &mut Responder) -> Result<ReceiveWqe, NoReceive> {
+    fn next_receive(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        outbox: &mut Outbox,
+    ) -> Result<ReceiveWqe, NoReceive> {
         if let Some(receive) = responder.current.take() {
             return Ok(receive);
         }
         let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
-        let chain = loop {
-            match responder.ring.pop() {
-                Ok(Some(chain)) => break chain,
+        let receive = loop {
+            match responder.queue.pop_receive(max_sge) {
+                Ok(Some(receive)) => break receive,
                 Ok(None) if responder.notify || !is_reliable(responder) => {
                     return Err(NoReceive::Empty);
                 }
                 Ok(None) => {
                     responder.notify = true;
-                    if !responder.ring.enable_notify() {
+                    if !responder.queue.enable_notify() {
                         return Err(NoReceive::Empty);
                     }
                 }
@@ -320,37 +356,33 @@ impl Shared {
                 }
             }
         };
-        let receive = ReceiveWqe::read(&chain, max_sge);
-        responder.ring.give_back(chain.head, 0);
-        responder.ring.signal_if_needed();
         if responder.notify {
             responder.notify = false;
-            responder.ring.disable_notify();
+            responder.queue.disable_notify();
         }
-        let (wr_id, why) = match receive {
-            Ok(Ok(receive)) => return Ok(receive),
-            Ok(Err(malformed)) => malformed,
-            Err(_) => (0, "a receive work request that cannot be read"),
-        };
-        self.complain(Counter::BadReceiveRequest, &why);
-        self.fail_receive(slot, responder, wr_id, VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
-        self.fail_responder(slot, responder, None);
-        Err(NoReceive::Malformed)
+        receive.map_err(|malformed| {
+            self.complain(Counter::BadReceiveRequest, &malformed.why);
+            let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
+            let failed = Flushed { wr_id, wc_opcode, index };
+            self.fail_receive(slot, responder, failed, status, outbox);
+            self.fail_responder(slot, responder, None);
+            NoReceive::Malformed
+        })
     }
 
-    /// The receive of this message fails with `local`, and the QP with it; the
-    /// requester is told `remote`. On an unreliable connection the message is
-    /// dropped instead, and the receive waits for the next.
+    /// The receive of this message fails with the first status, and the QP with
+    /// it; the requester is told the second. On an unreliable connection the
+    /// message is dropped instead, and the receive waits for the next.
     fn receive_failed(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
         receive: ReceiveWqe,
-        local: u32,
-        remote: u32,
+        (local, remote): (u32, u32),
+        outbox: &mut Outbox,
     ) -> Answer {
         if is_reliable(responder) {
-            self.fail_receive(slot, responder, receive.wr_id, local);
+            self.fail_receive(slot, responder, receive.failed(), local, outbox);
             self.fail_responder(slot, responder, None);
         } else {
             self.stats.add(Counter::DropRefused, 1);
@@ -385,22 +417,23 @@ impl Shared {
 
     /// Moves the QP into ERR, and has its own thread flush it.
     pub(crate) fn fail_responder(&self, slot: u16, responder: &mut Responder, event: Option<u32>) {
-        self.qps[usize::from(slot)].set_state(responder, QpState::Err);
+        self.qps.take(slot).set_state(responder, QpState::Err);
         if let Some(event) = event {
             self.raise(event, u32::from(slot) + 1);
         }
-        self.make_hot(self.layout.send(slot));
-        self.make_hot(self.layout.receive(slot));
+        self.make_hot(self.jobs.send(slot));
+        self.make_hot(self.jobs.receive(slot));
     }
 
     /// Completes a receive with success.
     fn complete_receive(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &Responder,
-        wr_id: u64,
+        receive: &ReceiveWqe,
         opcode: u32,
         message: &Message<'_>,
+        outbox: &mut Outbox,
     ) {
         let received = Received {
             opcode,
@@ -408,21 +441,23 @@ impl Shared {
             immediate: message.wqe.immediate,
             solicited: message.wqe.solicited,
         };
-        self.received(slot, responder, wr_id, received, |_| ());
+        self.received(slot, responder, receive, received, outbox, |_| ());
     }
 
     /// Completes a receive with success; `fill` sets what datagrams add.
     pub(crate) fn received(
-        &self,
+        self: &Arc<Self>,
         slot: u16,
         responder: &Responder,
-        wr_id: u64,
+        receive: &ReceiveWqe,
         received: Received,
-        fill: impl FnOnce(&mut virtio_rdma_cqe),
+        outbox: &mut Outbox,
+        fill: impl FnOnce(&mut Cqe),
     ) {
         let Some(config) = responder.config else { return };
-        let mut cqe = virtio_rdma_cqe::new_zeroed();
-        cqe.wr_id = wr_id;
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = receive.wr_id;
+        cqe.wqe_index = receive.index;
         cqe.status = VIRTIO_RDMA_WC_SUCCESS as u8;
         cqe.opcode = received.opcode as u8;
         cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
@@ -432,62 +467,74 @@ impl Shared {
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_IMM;
         }
         fill(&mut cqe);
-        self.stats.add(Counter::ReceiveMessages, 1);
-        self.stats.add(Counter::ReceiveBytes, received.len);
         self.complete(config.recv_cq, &cqe, received.solicited);
+        outbox.receive(self, config.recv_cq, received.len);
     }
 
     /// Completes a receive with an error.
-    pub(crate) fn fail_receive(&self, slot: u16, responder: &Responder, wr_id: u64, status: u32) {
+    pub(crate) fn fail_receive(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &Responder,
+        failed: Flushed,
+        status: u32,
+        outbox: &mut Outbox,
+    ) {
         let Some(config) = responder.config else { return };
-        let mut cqe = virtio_rdma_cqe::new_zeroed();
-        cqe.wr_id = wr_id;
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = failed.wr_id;
+        cqe.wqe_index = failed.index;
         cqe.status = status as u8;
-        cqe.opcode = VIRTIO_RDMA_WC_RECV as u8;
+        cqe.opcode = failed.wc_opcode;
         cqe.qp_num = u32::from(slot) + 1;
         self.count_error(status);
         self.complete(config.recv_cq, &cqe, false);
+        outbox.touch(self, config.recv_cq);
     }
 
     /// Looks after the receive queue when it was kicked or the QP has failed.
-    /// Whether work is left after `budget` receives. Own thread only.
-    pub(crate) fn service_receive(&self, slot: u16, budget: &mut u32) -> bool {
-        let qp = &self.qps[usize::from(slot)];
+    /// Whether work is left at the end of the turn. Own thread only.
+    pub(crate) fn service_receive(self: &Arc<Self>, slot: u16, turn: &mut Turn) -> bool {
+        let Some(qp) = self.qps.get(slot) else { return false };
         let mut responder = lock(&qp.responder);
         if responder.config.is_none() {
             return false;
         }
         if qp.state() == QpState::Err {
-            return self.flush_receive(slot, &mut responder, budget);
+            return self.flush_receive(slot, &mut responder, turn);
         }
         if let Some((device, slot)) = responder.waiter.take() {
             drop(responder);
-            device.make_hot(device.layout.send(slot));
+            device.make_hot(device.jobs.send(slot));
         }
         false
     }
 
     /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
-    fn flush_receive(&self, slot: u16, responder: &mut Responder, budget: &mut u32) -> bool {
+    fn flush_receive(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        turn: &mut Turn,
+    ) -> bool {
+        let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         responder.waiter = None;
         if let Some(receive) = responder.current.take() {
-            self.fail_receive(slot, responder, receive.wr_id, VIRTIO_RDMA_WC_WR_FLUSH_ERR);
+            self.fail_receive(slot, responder, receive.failed(), status, &mut turn.outbox);
         }
         loop {
-            if *budget == 0 {
+            if turn.is_over() {
                 return true;
             }
-            match responder.ring.pop() {
-                Ok(Some(chain)) => {
-                    *budget -= 1;
-                    let wr_id = flushed_receive(&chain);
-                    responder.ring.give_back(chain.head, 0);
-                    self.fail_receive(slot, responder, wr_id, VIRTIO_RDMA_WC_WR_FLUSH_ERR);
+            match responder.queue.pop_flushed_receive() {
+                Ok(Some(flushed)) => {
+                    turn.spend(0);
+                    self.fail_receive(slot, responder, flushed, status, &mut turn.outbox);
                 }
                 Ok(None) => {
                     responder.notify = true;
-                    responder.ring.signal_if_needed();
-                    if !responder.ring.enable_notify() {
+                    responder.queue.signal_if_needed();
+                    if !responder.queue.enable_notify() {
                         return false;
                     }
                 }

@@ -93,6 +93,14 @@ counters! {
     CqOverflows = "cq_overflows",
     /// Asynchronous events raised.
     Events = "events",
+    /// Completion events raised.
+    CompletionEvents = "completion_events",
+    /// Doorbells rung.
+    Doorbells = "doorbells",
+    /// Doorbells for a queue that does not exist.
+    BadDoorbell = "bad_doorbell",
+    /// Rings that a change of the memory map took away.
+    LostRings = "lost_rings",
     /// Control requests.
     Commands = "commands",
     /// Control requests without room for a status.
@@ -121,9 +129,11 @@ counters! {
     CommandError = "command_error",
     /// Malformed chains in the control queue.
     BadControlChain = "bad_control_chain",
-    /// Malformed chains in a send queue.
+    /// Malformed chains in the doorbell queue.
+    BadDoorbellChain = "bad_doorbell_chain",
+    /// Malformed chains in a send queue, or producers that ran away.
     BadSendChain = "bad_send_chain",
-    /// Malformed chains in a receive queue.
+    /// Malformed chains in a receive queue, or producers that ran away.
     BadReceiveChain = "bad_receive_chain",
     /// Malformed chains in a completion queue, or buffers too small.
     BadCompletionBuffer = "bad_completion_buffer",

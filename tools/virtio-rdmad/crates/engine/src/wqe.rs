@@ -5,30 +5,45 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd,
-    VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
+    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd,
+    VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
     VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOC_LEN_ERR,
     VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
-    VIRTIO_RDMA_WC_SEND, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SEND, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
     VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
     VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM,
 };
-use memory::MemoryError;
 use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::mr::Atomic;
+use crate::qp::QpConfig;
 use crate::state::QpType;
+use crate::work_queue::Flushed;
+use crate::wq_ring::Entry;
 
 const SGES: usize = MAX_SGE * size_of::<virtio_rdma_sge>();
 const SEND_HEADER: usize = size_of::<virtio_rdma_sq_wqe>();
 const RECEIVE_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
+const RING_HEADER: usize = size_of::<virtio_rdma_ring_sq_wqe>();
+const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 
 /// Send flags that mean something here. FENCE asks for what always holds:
 /// work requests of a queue are done one after the other.
 const KNOWN_FLAGS: u32 =
     VIRTIO_RDMA_SEND_FENCE | VIRTIO_RDMA_SEND_SIGNALED | VIRTIO_RDMA_SEND_SOLICITED;
+
+/// Bytes of an entry of a send ring with this many SGEs, or bytes of inline data.
+pub(crate) fn send_entry_len(kind: QpType, max_sge: usize, max_inline: usize) -> usize {
+    let header = if kind.is_connected() { RING_HEADER } else { RING_UD_HEADER };
+    header + max_inline.max(max_sge * size_of::<virtio_rdma_sge>())
+}
+
+/// Bytes of an entry of a receive ring with this many SGEs.
+pub(crate) fn receive_entry_len(max_sge: usize) -> usize {
+    RECEIVE_HEADER + max_sge * size_of::<virtio_rdma_sge>()
+}
 
 /// SGEs of a work request.
 #[derive(Clone)]
@@ -44,6 +59,14 @@ impl SgeList {
     /// The SGEs.
     pub fn as_slice(&self) -> &[virtio_rdma_sge] {
         self.sges.get(..self.count).unwrap_or_default()
+    }
+
+    /// Takes `count` SGEs from an entry; `false` if they cannot be read. The rest
+    /// stays what it was.
+    fn read_entry(&mut self, entry: Entry<'_>, at: usize, count: usize) -> bool {
+        self.count = count;
+        let to = self.sges.get_mut(..count).unwrap_or_default();
+        entry.read(at, to.as_mut_bytes()).is_ok()
     }
 
     /// Bytes that they name in all.
@@ -74,8 +97,9 @@ pub(crate) enum Operation {
 }
 
 /// A send work request.
-#[derive(Clone)]
 pub(crate) struct SendWqe {
+    /// Index in its ring; 0 from a virtqueue.
+    pub index: u32,
     /// Comes back in the CQE.
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode` of its CQE.
@@ -88,8 +112,12 @@ pub(crate) struct SendWqe {
     pub solicited: bool,
     /// Immediate data, in the order of the wire.
     pub immediate: Option<u32>,
-    /// The local side.
+    /// The local side, unless the data is inline.
     pub sges: SgeList,
+    /// Whether the data is inline.
+    pub is_inline: bool,
+    /// Inline data.
+    pub inline: Vec<u8>,
     /// Bytes of the local side.
     pub total: u64,
     /// The remote side of WRITE, READ and atomics.
@@ -103,6 +131,8 @@ pub(crate) struct SendWqe {
 /// A work request that is not one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
+    /// Its index in the ring; 0 from a virtqueue.
+    pub index: u32,
     /// Its `wr_id`, 0 if it is too short to have one.
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode` for its CQE.
@@ -145,6 +175,7 @@ impl SendWqe {
     /// Nothing.
     pub fn empty() -> Self {
         Self {
+            index: 0,
             wr_id: 0,
             wc_opcode: 0,
             operation: Operation::Send,
@@ -152,6 +183,8 @@ impl SendWqe {
             solicited: false,
             immediate: None,
             sges: SgeList::EMPTY,
+            is_inline: false,
+            inline: Vec::new(),
             total: 0,
             remote_addr: 0,
             rkey: 0,
@@ -161,14 +194,100 @@ impl SendWqe {
 
     /// Copies a work request out of its chain, once, and checks what does not
     /// depend on anything but the QP's type and its limit of SGEs.
-    pub fn read(
-        chain: &Chain,
-        kind: QpType,
-        max_sge: usize,
-    ) -> Result<Result<Self, Malformed>, MemoryError> {
+    pub fn read(chain: &Chain, kind: QpType, max_sge: usize) -> Result<Self, Malformed> {
         let mut bytes = [0; SEND_HEADER + SGES];
-        let count = chain.read(&mut bytes)?;
-        Ok(Self::parse(&bytes[..count], kind, max_sge))
+        let count = chain.read(&mut bytes).map_err(|_| Malformed {
+            index: 0,
+            wr_id: 0,
+            wc_opcode: 0,
+            status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+            why: "a send work request that cannot be read",
+        })?;
+        Self::parse(&bytes[..count], kind, max_sge)
+    }
+
+    /// Copies a work request out of its ring, once, in place of the one before,
+    /// and checks what does not depend on anything but the QP.
+    pub fn read_entry(
+        &mut self,
+        index: u32,
+        entry: Entry<'_>,
+        config: &QpConfig,
+    ) -> Result<(), Malformed> {
+        let mut header = [0; RING_UD_HEADER];
+        let len = if config.kind.is_connected() { RING_HEADER } else { RING_UD_HEADER };
+        // The entry has room for it, checked at creation.
+        let read = entry.read(0, &mut header[..len]);
+        let common: virtio_rdma_ring_sq_wqe = prefix(&header);
+        let opcode = u32::from(common.opcode);
+        let flags = u32::from(common.send_flags);
+        self.index = index;
+        self.wr_id = common.wr_id;
+        self.wc_opcode = wc_opcode(opcode);
+        let (wr_id, wc_opcode) = (self.wr_id, self.wc_opcode);
+        let refuse = |status, why| Err(Malformed { index, wr_id, wc_opcode, status, why });
+        let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        if read.is_err() {
+            return refuse(operation_error, "a send work request that cannot be read");
+        }
+        if !allows(config.kind, opcode) {
+            return refuse(operation_error, "a send opcode that the QP does not do");
+        }
+        if flags & !(KNOWN_FLAGS | VIRTIO_RDMA_SEND_INLINE) != 0 {
+            return refuse(operation_error, "an unknown send flag");
+        }
+        self.is_inline = flags & VIRTIO_RDMA_SEND_INLINE != 0;
+        self.signaled = flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
+        self.solicited = flags & VIRTIO_RDMA_SEND_SOLICITED != 0;
+        let with_immediate =
+            matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
+        self.immediate = with_immediate.then_some(common.ex);
+        let count = usize::from(common.num_sge);
+        if self.is_inline {
+            let bytes = usize::from(common.inline_len);
+            if count != 0 {
+                return refuse(operation_error, "inline data and SGEs");
+            }
+            if !may_be_inline(opcode) || bytes > config.max_inline {
+                return refuse(operation_error, "inline data where there may be none");
+            }
+            self.inline.resize(bytes, 0);
+            if entry.read(len, &mut self.inline).is_err() {
+                return refuse(operation_error, "inline data that cannot be read");
+            }
+            self.total = bytes as u64;
+        } else {
+            if count > config.max_send_sge.min(MAX_SGE) {
+                return refuse(operation_error, "more SGEs than the QP's limit");
+            }
+            if !self.sges.read_entry(entry, len, count) {
+                return refuse(operation_error, "SGEs that cannot be read");
+            }
+            self.total = self.sges.total();
+            if self.total > MAX_MSG_SIZE.into() {
+                return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "a message longer than the largest");
+            }
+        }
+        (self.remote_addr, self.rkey) = (common.remote_addr, common.rkey);
+        let (compare, swap) = (common.compare_add, common.swap);
+        self.operation = match opcode {
+            VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => {
+                Operation::Atomic(Atomic::CompareSwap { compare, swap })
+            }
+            VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => Operation::Atomic(Atomic::FetchAdd(compare)),
+            VIRTIO_RDMA_WR_RDMA_READ => Operation::Read,
+            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM => Operation::Send,
+            _ => Operation::Write,
+        };
+        if matches!(self.operation, Operation::Atomic(_)) && self.total != 8 {
+            return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
+        }
+        if !config.kind.is_connected() {
+            let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
+            self.ud =
+                WrUd { remote_qpn: ud.remote_qpn, remote_qkey: ud.remote_qkey, av: ud.av };
+        }
+        Ok(())
     }
 
     /// The same for bytes that were copied.
@@ -176,11 +295,12 @@ impl SendWqe {
         let Ok((header, rest)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
             let why = "a send work request is shorter than its header";
             let status = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-            return Err(Malformed { wr_id: 0, wc_opcode: 0, status, why });
+            return Err(Malformed { index: 0, wr_id: 0, wc_opcode: 0, status, why });
         };
         let opcode = header.opcode;
         let wc_opcode = wc_opcode(opcode);
-        let refuse = |status, why| Err(Malformed { wr_id: header.wr_id, wc_opcode, status, why });
+        let wr_id = header.wr_id;
+        let refuse = |status, why| Err(Malformed { index: 0, wr_id, wc_opcode, status, why });
         let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         if !allows(kind, opcode) {
             return refuse(operation_error, "a send opcode that the QP does not do");
@@ -258,60 +378,118 @@ fn prefix<T: FromBytes>(bytes: &[u8]) -> T {
     T::read_from_prefix(bytes).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
 }
 
-/// `wr_id` and `enum virtio_rdma_wc_opcode` of a send work request that is
-/// flushed, whatever else is in it.
-pub(crate) fn flushed_send(chain: &Chain) -> (u64, u8) {
-    let mut bytes = [0; SEND_HEADER];
-    let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
-    let header = if whole { prefix(&bytes) } else { virtio_rdma_sq_wqe::new_zeroed() };
-    (header.wr_id, wc_opcode(header.opcode))
+/// Whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
+fn may_be_inline(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        VIRTIO_RDMA_WR_SEND
+            | VIRTIO_RDMA_WR_SEND_WITH_IMM
+            | VIRTIO_RDMA_WR_RDMA_WRITE
+            | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM
+    )
+}
+
+impl Flushed {
+    /// What is flushed of a send work request, whatever else is in it.
+    pub fn send(chain: &Chain) -> Self {
+        let mut bytes = [0; SEND_HEADER];
+        let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
+        let header = if whole { prefix(&bytes) } else { virtio_rdma_sq_wqe::new_zeroed() };
+        Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode), index: 0 }
+    }
+
+    /// The same of a ring.
+    pub fn send_entry(index: u32, entry: Entry<'_>) -> Self {
+        let mut bytes = [0; RING_HEADER];
+        // What cannot be read is zeros.
+        let _ = entry.read(0, &mut bytes);
+        let header: virtio_rdma_ring_sq_wqe = prefix(&bytes);
+        Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode.into()), index }
+    }
+
+    /// What is flushed of a receive work request, whatever else is in it.
+    pub fn receive(chain: &Chain) -> Self {
+        let mut bytes = [0; RECEIVE_HEADER];
+        let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
+        let wr_id = if whole { prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id } else { 0 };
+        Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: 0 }
+    }
+
+    /// The same of a ring.
+    pub fn receive_entry(index: u32, entry: Entry<'_>) -> Self {
+        let mut bytes = [0; RECEIVE_HEADER];
+        // What cannot be read is zeros.
+        let _ = entry.read(0, &mut bytes);
+        let wr_id = prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id;
+        Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index }
+    }
 }
 
 /// A receive work request.
 #[derive(Clone)]
 pub(crate) struct ReceiveWqe {
+    /// Index in its ring; 0 from a virtqueue.
+    pub index: u32,
     /// Comes back in the CQE.
     pub wr_id: u64,
     /// Where the message goes.
     pub sges: SgeList,
 }
 
+/// A receive work request that is not one.
+fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
+    let wc_opcode = VIRTIO_RDMA_WC_RECV as u8;
+    Malformed { index, wr_id, wc_opcode, status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR, why }
+}
+
 impl ReceiveWqe {
-    /// Copies a work request out of its chain, once, and checks its form; of a
-    /// malformed one gives the `wr_id`, and what is wrong.
-    pub fn read(
-        chain: &Chain,
-        max_sge: usize,
-    ) -> Result<Result<Self, (u64, &'static str)>, MemoryError> {
+    /// What its CQE says if it fails.
+    pub fn failed(&self) -> Flushed {
+        Flushed { wr_id: self.wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: self.index }
+    }
+
+    /// Copies a work request out of its chain, once, and checks its form.
+    pub fn read(chain: &Chain, max_sge: usize) -> Result<Self, Malformed> {
         let mut bytes = [0; RECEIVE_HEADER + SGES];
-        let count = chain.read(&mut bytes)?;
-        Ok(Self::parse(&bytes[..count], max_sge))
+        let count = chain.read(&mut bytes).map_err(|_| {
+            malformed_receive(0, 0, "a receive work request that cannot be read")
+        })?;
+        Self::parse(&bytes[..count], max_sge)
     }
 
     /// The same for bytes that were copied.
-    pub fn parse(bytes: &[u8], max_sge: usize) -> Result<Self, (u64, &'static str)> {
+    pub fn parse(bytes: &[u8], max_sge: usize) -> Result<Self, Malformed> {
+        let refuse = |wr_id, why| Err(malformed_receive(0, wr_id, why));
         let Ok((header, rest)) = virtio_rdma_rq_wqe::read_from_prefix(bytes) else {
-            return Err((0, "a receive work request is shorter than its header"));
+            return refuse(0, "a receive work request is shorter than its header");
         };
         let count = header.num_sge as usize;
         if count > max_sge.min(MAX_SGE) {
-            return Err((header.wr_id, "more SGEs than the QP's limit"));
+            return refuse(header.wr_id, "more SGEs than the QP's limit");
         }
         if rest.len() < count * size_of::<virtio_rdma_sge>() {
-            return Err((header.wr_id, "a receive work request is shorter than its SGEs"));
+            return refuse(header.wr_id, "a receive work request is shorter than its SGEs");
         }
-        Ok(Self { wr_id: header.wr_id, sges: SgeList::parse(rest, count) })
+        Ok(Self { index: 0, wr_id: header.wr_id, sges: SgeList::parse(rest, count) })
     }
-}
 
-/// `wr_id` of a receive work request that is flushed.
-pub(crate) fn flushed_receive(chain: &Chain) -> u64 {
-    let mut bytes = [0; RECEIVE_HEADER];
-    let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
-    if whole {
-        prefix::<virtio_rdma_rq_wqe>(&bytes).wr_id
-    } else {
-        0
+    /// The same for an entry of a ring.
+    pub fn read_entry(index: u32, entry: Entry<'_>, max_sge: usize) -> Result<Self, Malformed> {
+        let mut header = virtio_rdma_rq_wqe::new_zeroed();
+        let read = entry.read(0, header.as_mut_bytes());
+        let refuse = |why| Err(malformed_receive(index, header.wr_id, why));
+        if read.is_err() {
+            return refuse("a receive work request that cannot be read");
+        }
+        let count = header.num_sge as usize;
+        if count > max_sge.min(MAX_SGE) {
+            return refuse("more SGEs than the QP's limit");
+        }
+        let mut wqe = Self { index, wr_id: header.wr_id, sges: SgeList::EMPTY };
+        if !wqe.sges.read_entry(entry, RECEIVE_HEADER, count) {
+            return refuse("SGEs that cannot be read");
+        }
+        Ok(wqe)
     }
 }
 

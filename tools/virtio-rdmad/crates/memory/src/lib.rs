@@ -14,7 +14,9 @@
 
 mod map;
 mod mapping;
+mod pages;
 mod slice;
 
 pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
+pub use pages::{Pages, PAGE_SIZE};
 pub use slice::Slice;

@@ -2,6 +2,7 @@
 //! The map from guest addresses to this process.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -198,6 +199,22 @@ impl GuestMemory {
         let bytes =
             usize::try_from(have.min(len)).map_err(|_| MemoryError::Unmapped { addr, len })?;
         Slice::new(&region.mapping, region.offset + skip, bytes)
+    }
+
+    /// The page of [`crate::PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
+    /// written, and the mapping that it is in.
+    pub(crate) fn page(&self, addr: u64) -> Result<(NonNull<u8>, &Arc<Mapping>), MemoryError> {
+        let len = crate::PAGE_SIZE as u64;
+        let (region, skip, have) = self.find(addr, len)?;
+        if have < len {
+            return Err(MemoryError::Unmapped { addr, len });
+        }
+        if !region.mapping.writable() {
+            return Err(MemoryError::ReadOnly);
+        }
+        // `Slice` checks the place against the mapping.
+        let slice = Slice::new(&region.mapping, region.offset + skip, crate::PAGE_SIZE)?;
+        Ok((slice.addr(), &region.mapping))
     }
 
     /// Whether all of `[addr, addr + len)` is memory, in one region or several.

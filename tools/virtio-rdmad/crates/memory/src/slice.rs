@@ -39,6 +39,11 @@ impl Slice {
         Ok(Self { addr, len, mapping: Arc::clone(mapping) })
     }
 
+    /// First byte.
+    pub(crate) fn addr(&self) -> NonNull<u8> {
+        self.addr
+    }
+
     /// Bytes in this range.
     pub fn len(&self) -> usize {
         self.len

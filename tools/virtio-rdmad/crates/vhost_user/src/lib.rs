@@ -37,6 +37,9 @@ pub const MAX_QUEUES: u16 = 256;
 pub trait Backend {
     /// The device-specific feature bits that the device offers; the transport adds its own.
     fn features(&self) -> u64;
+
+    /// Takes the feature bits that the driver agreed on, before the first queue starts.
+    fn set_features(&mut self, features: u64);
     /// The device-specific configuration space.
     fn config(&self) -> &[u8];
     /// Number of virtqueues, at most [`MAX_QUEUES`].

@@ -173,11 +173,12 @@ impl Server {
         Ok(Answer::Done)
     }
 
-    fn set_features(&mut self, features: u64, backend: &impl Backend) -> Result<(), Fault> {
+    fn set_features(&mut self, features: u64, backend: &mut impl Backend) -> Result<(), Fault> {
         if features & !offered(backend) != 0 {
             return Err(Fault::Features);
         }
         self.features = features;
+        backend.set_features(features);
         Ok(())
     }
 

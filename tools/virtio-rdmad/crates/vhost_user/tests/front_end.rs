@@ -29,6 +29,9 @@ impl Backend for Device {
     fn features(&self) -> u64 {
         3
     }
+    fn set_features(&mut self, features: u64) {
+        assert_eq!(features & !self.features(), 1 << 30 & features | 1 << 32 & features);
+    }
     fn config(&self) -> &[u8] {
         b"configuration"
     }

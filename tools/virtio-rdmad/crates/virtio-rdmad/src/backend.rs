@@ -60,6 +60,10 @@ impl vhost_user::Backend for Backend {
         self.device.features()
     }
 
+    fn set_features(&mut self, features: u64) {
+        self.device.set_driver_features(features);
+    }
+
     fn config(&self) -> &[u8] {
         &self.config
     }
@@ -109,7 +113,8 @@ impl vfio_user::Backend for Backend {
     }
 
     fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
-        let vfio_user::Setup { memory, queues, .. } = setup;
+        let vfio_user::Setup { features, memory, queues } = setup;
+        self.device.set_driver_features(features);
         let mut started: Vec<(u16, SplitQueue, Arc<dyn engine::Signal>)> = Vec::new();
         for (index, queue) in (0..).zip(queues) {
             let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {

@@ -138,6 +138,7 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
             name: spec.name.clone(),
             mac: spec.mac,
             limits: spec.limits.clone(),
+            rings: true,
             wake: link.clone(),
         });
         let socket = Socket::bind(&spec.path)?;

@@ -32,7 +32,7 @@ fn pair(kind: u32, qkey: u32) -> Pair {
 }
 
 #[test]
-fn a_datagram_arrives_behind_its_header() {
+pub fn a_datagram_arrives_behind_its_header() {
     let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
     let [a, b] = pair.ends;
     let data = pair.a.fill(DATA, 200, 5);
@@ -52,7 +52,7 @@ fn a_datagram_arrives_behind_its_header() {
 }
 
 #[test]
-fn the_gsi_sends_its_own_qkey() {
+pub fn the_gsi_sends_its_own_qkey() {
     let mut pair = pair(VIRTIO_RDMA_QPT_GSI, 0x8001_0000);
     let [a, b] = pair.ends;
     assert_eq!((a.qpn, b.qpn), (1, 1));
@@ -64,7 +64,7 @@ fn the_gsi_sends_its_own_qkey() {
 }
 
 #[test]
-fn what_cannot_be_delivered_is_dropped() {
+pub fn what_cannot_be_delivered_is_dropped() {
     let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
     let [a, b] = pair.ends;
     let part = [sge(DATA, 100, a.key)];
@@ -90,7 +90,7 @@ fn what_cannot_be_delivered_is_dropped() {
 }
 
 #[test]
-fn errors_stop_the_send_queue_alone() {
+pub fn errors_stop_the_send_queue_alone() {
     let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
     let [a, b] = pair.ends;
     let mut fail = |send: Send, status| {

@@ -2,8 +2,10 @@
 
 //! The driver's side, for tests.
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{fence, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,27 @@ const MEMORY: u64 = 32 << 20;
 pub const DATA: u64 = 8 << 20;
 /// Entries of every ring.
 pub const RING: u16 = 64;
+
+/// Completion event vectors of a device with rings.
+pub const VECTORS: u16 = 2;
+/// Bytes of an entry of a send or receive ring.
+pub const STRIDE: u32 = 512;
+/// Most bytes of inline data.
+pub const INLINE: u32 = 256;
+/// Where the regions of rings are, and bytes for each.
+pub const REGIONS: u64 = 1 << 20;
+const REGION: u64 = 0x1_4000;
+
+thread_local! {
+    static RINGS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test whose guests agree on VIRTIO_RDMA_F_RINGS.
+pub fn with_rings(test: impl FnOnce()) {
+    RINGS.set(true);
+    test();
+    RINGS.set(false);
+}
 
 pub const READ: u32 = VIRTIO_RDMA_ACCESS_REMOTE_READ;
 pub const WRITE: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
@@ -89,6 +112,22 @@ impl Queue {
     }
 }
 
+/// The owner's side of the rings of a QP.
+pub struct QpRings {
+    pub region: u64,
+    pub producers: [u32; 2],
+}
+
+/// Of a CQ.
+pub struct CqRing {
+    pub region: u64,
+    pub depth: u32,
+    pub consumer: u32,
+    arms: [u32; 2],
+    vector: u16,
+    events: u32,
+}
+
 /// A buffer: address, bytes, whether the device writes it.
 pub type Buffer = (u64, u32, bool);
 
@@ -98,6 +137,11 @@ pub struct Guest {
     pub clock: Arc<TestClock>,
     pub gid: Gid,
     pub limits: Limits,
+    /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
+    pub rings: bool,
+    pub qp_rings: HashMap<u32, QpRings>,
+    pub cq_rings: HashMap<u32, CqRing>,
+    regions: Vec<u64>,
     queues: Vec<Queue>,
     scratch: u64,
     wake: Arc<dyn Wake>,
@@ -113,6 +157,12 @@ pub fn limits() -> Limits {
         max_pd: 4,
         gid_table: 4,
         max_extents: 1024,
+        comp_vectors: VECTORS,
+        ring_qp: 6,
+        ring_cq: 4,
+        ring_wr: RING.into(),
+        ring_cqe: 256,
+        inline_data: INLINE as u16,
         ..Limits::default()
     }
 }
@@ -147,6 +197,7 @@ impl Guest {
             name: format!("guest{number}"),
             mac: Some([0x52, 0x54, 0, 0, 0, number]),
             limits: limits.clone(),
+            rings: true,
             wake: Arc::clone(&wake),
         });
         let memory = GuestMemory::anonymous(&[(0, MEMORY)]).unwrap();
@@ -156,6 +207,10 @@ impl Guest {
             clock: Arc::clone(clock),
             gid: gid(number),
             limits,
+            rings: RINGS.get(),
+            qp_rings: HashMap::new(),
+            cq_rings: HashMap::new(),
+            regions: Vec::new(),
             queues: Vec::new(),
             scratch: 0,
             wake,
@@ -167,9 +222,14 @@ impl Guest {
     /// Sets up every queue and adds the GID.
     pub fn start(&mut self) {
         self.queues.clear();
+        self.qp_rings.clear();
+        self.cq_rings.clear();
+        self.regions = (0..12).rev().map(|index| REGIONS + index * REGION).collect();
+        self.device.set_driver_features(if self.rings { self.device.features() } else { 0 });
         self.scratch = 4 << 20;
         let mut rings = Vec::new();
-        for index in 0..self.device.queue_count() {
+        let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
+        for index in 0..count {
             let base = 0x1000 + u64::from(index) * 0x3000;
             let queue = Queue {
                 desc: base,
@@ -185,6 +245,13 @@ impl Guest {
             self.queues.push(queue);
         }
         self.device.start(&self.memory, rings);
+        if self.rings {
+            for vector in 0..VECTORS {
+                for _ in 0..RING {
+                    self.add_completion_event_buffer(vector);
+                }
+            }
+        }
         self.add_gid(0, self.gid, 0).unwrap();
     }
 
@@ -197,6 +264,9 @@ impl Guest {
     }
 
     pub fn event_queue(&self) -> u16 {
+        if self.rings {
+            return 2 + VECTORS;
+        }
         1 + self.limits.max_cq + 2 * self.limits.max_qp
     }
 
@@ -327,8 +397,102 @@ impl Guest {
         reply.pdn
     }
 
+    /// A region of zeros that nobody uses.
+    fn take_region(&mut self) -> u64 {
+        let region = self.regions.pop().expect("a region");
+        self.memory.write(region, &[0; REGION as usize]).unwrap();
+        region
+    }
+
+    /// Describes a region in scrambled order of pages, but the first.
+    pub fn describe(&mut self, region: u64) -> virtio_rdma_ring_region {
+        let pages: Vec<u64> = (0..REGION).step_by(0x1000).map(|at| region + at).collect();
+        let table = self.allocate(pages.as_bytes().len() as u64);
+        self.memory.write(table, pages.as_bytes()).unwrap();
+        virtio_rdma_ring_region { pages: table, npages: pages.len() as u32, reserved_0c: 0 }
+    }
+
+    pub fn cq_ring_request(&mut self, region: u64, cqe: u32) -> virtio_rdma_cmd_create_ring_cq {
+        let region = self.describe(region);
+        virtio_rdma_cmd_create_ring_cq { region, cqe, comp_vector: 1 }
+    }
+
+    fn create_ring_cq(&mut self, depth: u32) -> u32 {
+        let region = self.take_region();
+        let request = self.cq_ring_request(region, depth);
+        let reply: virtio_rdma_rsp_create_cq =
+            self.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request).unwrap();
+        let ring = CqRing { region, depth, consumer: 0, arms: [0; 2], vector: 1, events: 0 };
+        self.cq_rings.insert(reply.cqn, ring);
+        reply.cqn
+    }
+
+    pub fn resize_cq(&mut self, cqn: u32, depth: u32) -> Result<u32, u32> {
+        let new = self.take_region();
+        let region = self.describe(new);
+        let request = virtio_rdma_cmd_resize_cq { region, cqe: depth, cqn };
+        let result = self.command(VIRTIO_RDMA_CMD_RESIZE_CQ, &request);
+        let reply: virtio_rdma_rsp_resize_cq = result.inspect_err(|_| self.regions.push(new))?;
+        let ring = self.cq_rings.get_mut(&cqn).unwrap();
+        (ring.depth, ring.consumer) = (depth, 0);
+        self.regions.push(std::mem::replace(&mut ring.region, new));
+        Ok(reply.moved)
+    }
+
+    pub fn destroy_cq(&mut self, cqn: u32) -> Result<(), u32> {
+        self.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_CQ, &virtio_rdma_cmd_destroy_cq { cqn })?;
+        if let Some(ring) = self.cq_rings.remove(&cqn) {
+            self.regions.insert(0, ring.region);
+        }
+        Ok(())
+    }
+
+    pub fn destroy_qp(&mut self, qpn: u32) -> Result<(), u32> {
+        self.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_QP, &virtio_rdma_cmd_destroy_qp { qpn })?;
+        if let Some(rings) = self.qp_rings.remove(&qpn) {
+            self.regions.insert(0, rings.region);
+        }
+        Ok(())
+    }
+
+    fn add_completion_event_buffer(&mut self, vector: u16) {
+        let queue = 1 + vector;
+        let head = self.queues[usize::from(queue)].next % RING;
+        let at = completion_event_at(vector, head);
+        self.add_at(queue, head, &[(at, 8, true)]);
+        self.device.kick(queue);
+    }
+
+    /// Takes completion events, and counts them for their CQs.
+    fn take_completion_events(&mut self, vector: u16) {
+        while let Some((head, length)) = self.used(1 + vector) {
+            assert_eq!(length, 8);
+            let at = completion_event_at(vector, head as u16);
+            let event: virtio_rdma_comp_event = self.memory.read_obj(at).unwrap();
+            if let Some(ring) = self.cq_rings.get_mut(&event.cqn) {
+                assert_eq!(ring.vector, vector);
+                ring.events += 1;
+            }
+            self.add_completion_event_buffer(vector);
+        }
+    }
+
+    /// How often the guest was told of completions in a CQ.
+    pub fn cq_signals(&mut self, cqn: u32) -> u32 {
+        if !self.rings {
+            return self.signals(1 + cqn as u16);
+        }
+        for vector in 0..VECTORS {
+            self.take_completion_events(vector);
+        }
+        self.cq_rings[&cqn].events
+    }
+
     /// A CQ with `buffers` buffers.
     pub fn create_cq(&mut self, buffers: u16) -> u32 {
+        if self.rings {
+            return self.create_ring_cq(buffers.next_power_of_two().into());
+        }
         let request = virtio_rdma_cmd_create_cq { cqe: RING.into() };
         let reply: virtio_rdma_rsp_create_cq =
             self.command(VIRTIO_RDMA_CMD_CREATE_CQ, &request).unwrap();
@@ -345,8 +509,32 @@ impl Guest {
         self.add_at(queue, head, &[(at, size_of::<virtio_rdma_cqe>() as u32, true)]);
     }
 
+    /// Takes a CQE out of a ring.
+    pub fn poll_ring(&mut self, cqn: u32) -> Option<virtio_rdma_ring_cqe> {
+        let ring = self.cq_rings.get_mut(&cqn)?;
+        let at = ring.region + 128 + u64::from(ring.consumer % ring.depth) * 64;
+        let lap: u32 = self.memory.read_obj(at + 60).unwrap();
+        if lap != ring.consumer / ring.depth + 1 {
+            return None;
+        }
+        fence(Ordering::Acquire);
+        let cqe = self.memory.read_obj(at).unwrap();
+        ring.consumer = ring.consumer.wrapping_add(1);
+        self.memory.write(ring.region, &ring.consumer.to_le_bytes()).unwrap();
+        Some(cqe)
+    }
+
     /// Takes a CQE out and gives its buffer back.
     pub fn poll(&mut self, cqn: u32) -> Option<virtio_rdma_cqe> {
+        if self.rings {
+            let cqe = self.poll_ring(cqn)?;
+            let mut short = virtio_rdma_cqe::new_zeroed();
+            (short.wr_id, short.status, short.opcode) = (cqe.wr_id, cqe.status, cqe.opcode);
+            (short.byte_len, short.ex, short.qp_num) = (cqe.byte_len, cqe.ex, cqe.qp_num);
+            (short.src_qp, short.wc_flags) = (cqe.src_qp, cqe.wc_flags);
+            (short.pkey_index, short.sl, short.port_num) = (cqe.pkey_index, cqe.sl, cqe.port_num);
+            return Some(short);
+        }
         let queue = 1 + cqn as u16;
         let (head, length) = self.used(queue)?;
         assert_eq!(length as usize, size_of::<virtio_rdma_cqe>());
@@ -356,6 +544,15 @@ impl Guest {
     }
 
     pub fn arm_cq(&mut self, cqn: u32, flags: u32) -> Result<(), u32> {
+        if self.rings {
+            let which = usize::from(flags & VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION == 0);
+            let ring = self.cq_rings.get_mut(&cqn).unwrap();
+            ring.arms[which] = ring.arms[which].wrapping_add(1);
+            let at = ring.region + 8 + 4 * which as u64;
+            self.memory.write(at, &ring.arms[which].to_le_bytes()).unwrap();
+            fence(Ordering::SeqCst);
+            return Ok(());
+        }
         let request = virtio_rdma_cmd_req_notify { cqn, flags };
         self.command(VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ, &request)
     }
@@ -406,8 +603,40 @@ impl Guest {
         request
     }
 
+    pub fn qp_ring_request(
+        &mut self,
+        region: u64,
+        mut base: virtio_rdma_cmd_create_qp,
+    ) -> virtio_rdma_cmd_create_ring_qp {
+        base.max_inline_data = INLINE;
+        let region = self.describe(region);
+        let shape = |offset| virtio_rdma_ring_shape {
+            depth: RING.into(),
+            stride: STRIDE,
+            offset,
+            reserved_0c: 0,
+        };
+        let (sq, rq) = (shape(STRIDE), shape(STRIDE * (1 + u32::from(RING))));
+        virtio_rdma_cmd_create_ring_qp {
+            base,
+            reserved_44: 0,
+            region,
+            sq,
+            rq,
+            reserved: [0; 8],
+        }
+    }
+
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
         let request = Self::qp_request(pdn, cqn, kind);
+        if self.rings {
+            let region = self.take_region();
+            let request = self.qp_ring_request(region, request);
+            let reply: virtio_rdma_rsp_create_qp =
+                self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request).unwrap();
+            self.qp_rings.insert(reply.qpn, QpRings { region, producers: [0; 2] });
+            return reply.qpn;
+        }
         let reply: virtio_rdma_rsp_create_qp =
             self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request).unwrap();
         reply.qpn
@@ -421,7 +650,39 @@ impl Guest {
     pub fn set_state(&mut self, qpn: u32, state: u32) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = state as u8;
-        self.modify(qpn, VIRTIO_RDMA_QP_STATE, attr)
+        self.modify(qpn, VIRTIO_RDMA_QP_STATE, attr)?;
+        if let (VIRTIO_RDMA_QPS_RESET, Some(rings)) = (state, self.qp_rings.get_mut(&qpn)) {
+            rings.producers = [0; 2];
+            for at in [0, 64] {
+                self.memory.write(rings.region + at, &[0; 4]).unwrap();
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts an entry to a ring of a QP, and rings the doorbell if asked to.
+    pub fn post_entry(&mut self, qpn: u32, queue: u32, bytes: &[u8]) {
+        let which = queue as usize;
+        let rings = self.qp_rings.get_mut(&qpn).unwrap();
+        let index = rings.producers[which];
+        rings.producers[which] = index.wrapping_add(1);
+        let entry = u64::from(1 + u32::from(RING) * queue + index % u32::from(RING));
+        let region = rings.region;
+        self.memory.write(region + entry * u64::from(STRIDE), bytes).unwrap();
+        fence(Ordering::Release);
+        let producer = index.wrapping_add(1).to_le_bytes();
+        self.memory.write(region + 64 * u64::from(queue), &producer).unwrap();
+        fence(Ordering::SeqCst);
+        let wake: u32 = self.memory.read_obj(region + 128 + 4 * u64::from(queue)).unwrap();
+        if wake != 0 {
+            self.ring_doorbell(qpn, queue);
+        }
+    }
+
+    pub fn ring_doorbell(&mut self, number: u32, queue: u32) {
+        let bell = virtio_rdma_doorbell { number, queue };
+        while self.used(1 + VECTORS).is_some() {}
+        self.post(1 + VECTORS, bell.as_bytes());
     }
 
     pub fn query(&mut self, qpn: u32) -> virtio_rdma_qp_attr {
@@ -492,12 +753,18 @@ impl Guest {
     }
 
     pub fn post_send(&mut self, qpn: u32, send: &Send) {
+        if self.rings {
+            return self.post_entry(qpn, VIRTIO_RDMA_DOORBELL_SQ, &send.entry());
+        }
         self.post(self.send_queue(qpn), &send.bytes());
     }
 
     pub fn post_recv(&mut self, qpn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
         let header = virtio_rdma_rq_wqe { num_sge: sges.len() as u32, reserved_04: 0, wr_id };
         let bytes = [header.as_bytes(), sges.as_bytes()].concat();
+        if self.rings {
+            return self.post_entry(qpn, VIRTIO_RDMA_DOORBELL_RQ, &bytes);
+        }
         self.post(self.receive_queue(qpn), &bytes);
     }
 
@@ -529,6 +796,11 @@ impl Guest {
         self.memory.read(addr, &mut bytes).unwrap();
         bytes
     }
+}
+
+/// Where the completion event of a buffer is.
+fn completion_event_at(vector: u16, head: u16) -> u64 {
+    (2 << 20) + (u64::from(vector + 1) * u64::from(RING) + u64::from(head)) * 8
 }
 
 /// Where the CQE of a buffer is.
@@ -575,12 +847,13 @@ pub struct Send {
     pub imm: u32,
     pub sges: Vec<virtio_rdma_sge>,
     pub wr: Vec<u8>,
+    pub inline: Option<Vec<u8>>,
 }
 
 impl Send {
     pub fn new(wr_id: u64, opcode: u32, sges: &[virtio_rdma_sge]) -> Self {
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
-        Self { wr_id, opcode, flags, imm: 0, sges: sges.to_vec(), wr: Vec::new() }
+        Self { wr_id, opcode, flags, imm: 0, sges: sges.to_vec(), wr: Vec::new(), inline: None }
     }
 
     pub fn rdma(mut self, remote_addr: u64, rkey: u32) -> Self {
@@ -600,6 +873,47 @@ impl Send {
         (ud.av.port, ud.av.pdn, ud.av.dgid, ud.av.hop_limit) = (1, pdn, dgid, 64);
         self.wr = ud.as_bytes().to_vec();
         self
+    }
+
+    /// Carries these bytes in place of SGEs; with rings only.
+    pub fn inline(mut self, bytes: &[u8]) -> Self {
+        self.flags |= VIRTIO_RDMA_SEND_INLINE;
+        self.inline = Some(bytes.to_vec());
+        self
+    }
+
+    /// As an entry of a ring.
+    pub fn entry(&self) -> Vec<u8> {
+        let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
+        header.wr_id = self.wr_id;
+        header.opcode = self.opcode as u8;
+        header.num_sge = self.sges.len() as u8;
+        header.send_flags = self.flags as u16;
+        header.ex = self.imm;
+        header.inline_len = self.inline.as_ref().map_or(0, |bytes| bytes.len() as u16);
+        let mut bytes = Vec::new();
+        if self.wr.len() == size_of::<WrUd>() {
+            let wr = WrUd::read_from_bytes(&self.wr).unwrap();
+            let mut ud = virtio_rdma_ring_ud_wqe::read_from_prefix(
+                &[header.as_bytes(), &[0; 64]].concat(),
+            )
+            .unwrap()
+            .0;
+            (ud.remote_qpn, ud.remote_qkey, ud.av) = (wr.remote_qpn, wr.remote_qkey, wr.av);
+            bytes.extend_from_slice(ud.as_bytes());
+        } else {
+            if self.wr.len() == size_of::<WrAtomic>() {
+                let wr = WrAtomic::read_from_bytes(&self.wr).unwrap();
+                (header.remote_addr, header.rkey) = (wr.remote_addr, wr.rkey);
+                (header.compare_add, header.swap) = (wr.compare_add, wr.swap);
+            } else if let Ok(wr) = WrRdma::read_from_bytes(&self.wr) {
+                (header.remote_addr, header.rkey) = (wr.remote_addr, wr.rkey);
+            }
+            bytes.extend_from_slice(header.as_bytes());
+        }
+        bytes.extend_from_slice(self.sges.as_bytes());
+        bytes.extend_from_slice(self.inline.as_deref().unwrap_or_default());
+        bytes
     }
 
     pub fn flags(mut self, flags: u32) -> Self {

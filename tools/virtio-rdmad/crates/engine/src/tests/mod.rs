@@ -9,4 +9,5 @@ mod driver;
 mod hostile;
 mod random;
 mod rc;
+mod rings;
 mod threads;

@@ -16,7 +16,7 @@ const RDMA_WRITE: u32 = VIRTIO_RDMA_WR_RDMA_WRITE;
 const RDMA_READ: u32 = VIRTIO_RDMA_WR_RDMA_READ;
 
 #[test]
-fn send_arrives_in_the_receive() {
+pub fn send_arrives_in_the_receive() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let data = pair.a.fill(DATA, 5000, 1);
@@ -37,7 +37,7 @@ fn send_arrives_in_the_receive() {
 }
 
 #[test]
-fn write_and_read_move_large_messages() {
+pub fn write_and_read_move_large_messages() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let len = 3 * (256 << 10) + 17;
@@ -62,7 +62,7 @@ fn write_and_read_move_large_messages() {
 }
 
 #[test]
-fn write_with_immediate_takes_a_receive() {
+pub fn write_with_immediate_takes_a_receive() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let data = pair.a.fill(DATA, 64, 3);
@@ -80,7 +80,7 @@ fn write_with_immediate_takes_a_receive() {
 }
 
 #[test]
-fn atomics_answer_what_was_there() {
+pub fn atomics_answer_what_was_there() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.b.memory.write(DATA, &40_u64.to_le_bytes()).unwrap();
@@ -103,7 +103,7 @@ fn atomics_answer_what_was_there() {
 }
 
 #[test]
-fn only_signaled_work_requests_complete() {
+pub fn only_signaled_work_requests_complete() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let part = [sge(DATA, 8, a.key)];
@@ -115,11 +115,13 @@ fn only_signaled_work_requests_complete() {
     pair.settle();
     assert_eq!(brief(pair.poll_a()), Some((3, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
     assert!(pair.poll_a().is_none());
-    assert_eq!(pair.a.used_index(pair.a.send_queue(a.qpn)), 3);
+    if !pair.a.rings {
+        assert_eq!(pair.a.used_index(pair.a.send_queue(a.qpn)), 3);
+    }
 }
 
 #[test]
-fn loopback_and_a_qp_connected_to_itself() {
+pub fn loopback_and_a_qp_connected_to_itself() {
     let (fabric, clock) = fabric();
     let mut guest = Guest::new(&fabric, &clock, 1);
     let end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
@@ -143,7 +145,7 @@ fn loopback_and_a_qp_connected_to_itself() {
 }
 
 #[test]
-fn a_missing_receive_is_waited_for() {
+pub fn a_missing_receive_is_waited_for() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
@@ -158,7 +160,7 @@ fn a_missing_receive_is_waited_for() {
 }
 
 #[test]
-fn rnr_retries_end() {
+pub fn rnr_retries_end() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
@@ -175,7 +177,7 @@ fn rnr_retries_end() {
 }
 
 #[test]
-fn no_answer_ends_in_retry_exceeded() {
+pub fn no_answer_ends_in_retry_exceeded() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
@@ -187,7 +189,7 @@ fn no_answer_ends_in_retry_exceeded() {
 }
 
 #[test]
-fn a_peer_that_becomes_ready_is_found() {
+pub fn a_peer_that_becomes_ready_is_found() {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
     let [a, b] = pair.ends;
     pair.a.connect(a.qpn, pair.b.gid, b.qpn);
@@ -249,7 +251,7 @@ fn receives(pair: &mut Pair, first: virtio_rdma_sge) {
 }
 
 #[test]
-fn a_receive_that_is_too_small_fails_both_ends() {
+pub fn a_receive_that_is_too_small_fails_both_ends() {
     let remote = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
     let send = |pair: &mut Pair| {
         receives(pair, sge(DATA, 7, pair.ends[1].key));
@@ -259,7 +261,7 @@ fn a_receive_that_is_too_small_fails_both_ends() {
 }
 
 #[test]
-fn a_receive_with_a_bad_key_fails_both_ends() {
+pub fn a_receive_with_a_bad_key_fails_both_ends() {
     let remote = VIRTIO_RDMA_WC_REM_OP_ERR;
     let send = |pair: &mut Pair| {
         receives(pair, sge(DATA, 8, pair.ends[1].key ^ 1));
@@ -269,7 +271,7 @@ fn a_receive_with_a_bad_key_fails_both_ends() {
 }
 
 #[test]
-fn a_bad_local_key_fails_the_requester_alone() {
+pub fn a_bad_local_key_fails_the_requester_alone() {
     let prot = VIRTIO_RDMA_WC_LOC_PROT_ERR;
     let send = |pair: &mut Pair| Send::new(1, SEND, &[sge(DATA, 8, pair.ends[0].key ^ 0x100)]);
     fails(send, prot, None);
@@ -292,7 +294,7 @@ fn a_bad_local_key_fails_the_requester_alone() {
 }
 
 #[test]
-fn a_bad_remote_key_fails_both_ends() {
+pub fn a_bad_remote_key_fails_both_ends() {
     let access = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
     let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
     for opcode in [RDMA_WRITE, RDMA_READ] {
@@ -317,7 +319,7 @@ fn a_bad_remote_key_fails_both_ends() {
 }
 
 #[test]
-fn a_qp_without_remote_access_refuses_the_request() {
+pub fn a_qp_without_remote_access_refuses_the_request() {
     for opcode in [RDMA_WRITE, RDMA_READ] {
         let send = |pair: &mut Pair| {
             let [a, b] = pair.ends;
@@ -332,7 +334,7 @@ fn a_qp_without_remote_access_refuses_the_request() {
 }
 
 #[test]
-fn a_remote_range_is_checked_before_the_first_byte() {
+pub fn a_remote_range_is_checked_before_the_first_byte() {
     let access = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
     let len = 600 << 10;
     let send = |pair: &mut Pair| {
@@ -346,7 +348,7 @@ fn a_remote_range_is_checked_before_the_first_byte() {
 }
 
 #[test]
-fn an_unaligned_atomic_is_an_invalid_request() {
+pub fn an_unaligned_atomic_is_an_invalid_request() {
     let send = |pair: &mut Pair| {
         let [a, b] = pair.ends;
         let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
@@ -357,7 +359,7 @@ fn an_unaligned_atomic_is_an_invalid_request() {
 }
 
 #[test]
-fn malformed_requests_fail_the_requester() {
+pub fn malformed_requests_fail_the_requester() {
     let operation = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
     fails(|_| Send::new(1, VIRTIO_RDMA_WR_LOCAL_INV, &[]), operation, None);
     let length = VIRTIO_RDMA_WC_LOC_LEN_ERR;
@@ -369,7 +371,7 @@ fn malformed_requests_fail_the_requester() {
 }
 
 #[test]
-fn zero_bytes_ask_for_no_key() {
+pub fn zero_bytes_ask_for_no_key() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[]).rdma(0, 0));
@@ -384,7 +386,7 @@ fn zero_bytes_ask_for_no_key() {
 }
 
 #[test]
-fn err_flushes_what_is_posted_later() {
+pub fn err_flushes_what_is_posted_later() {
     let mut pair = Pair::new();
     let a = pair.ends[0];
     let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
@@ -405,7 +407,7 @@ fn err_flushes_what_is_posted_later() {
 }
 
 #[test]
-fn reset_discards_and_the_queues_go_on() {
+pub fn reset_discards_and_the_queues_go_on() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     for round in 0..200 {
@@ -428,7 +430,7 @@ fn reset_discards_and_the_queues_go_on() {
 }
 
 #[test]
-fn sqd_drains_and_tells() {
+pub fn sqd_drains_and_tells() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
@@ -454,7 +456,7 @@ fn sqd_drains_and_tells() {
 }
 
 #[test]
-fn a_cq_that_overflows_fails_its_qps() {
+pub fn a_cq_that_overflows_fails_its_qps() {
     let (fabric, clock) = fabric();
     let mut guest = Guest::new(&fabric, &clock, 1);
     let mut end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
@@ -476,7 +478,7 @@ fn a_cq_that_overflows_fails_its_qps() {
 }
 
 #[test]
-fn arming_signals_once_and_misses_nothing() {
+pub fn arming_signals_once_and_misses_nothing() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let next = VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION;
@@ -516,7 +518,7 @@ fn arming_signals_once_and_misses_nothing() {
 }
 
 #[test]
-fn events_wait_for_buffers_once_each() {
+pub fn events_wait_for_buffers_once_each() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     for _ in 0..20 {
@@ -543,7 +545,7 @@ fn events_wait_for_buffers_once_each() {
 }
 
 #[test]
-fn a_guest_that_goes_leaves_no_trace() {
+pub fn a_guest_that_goes_leaves_no_trace() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.b.device.reset();
@@ -563,7 +565,7 @@ fn a_guest_that_goes_leaves_no_trace() {
 }
 
 #[test]
-fn a_guest_sends_from_its_own_gids_only() {
+pub fn a_guest_sends_from_its_own_gids_only() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.del_gid(0).unwrap();
@@ -574,7 +576,7 @@ fn a_guest_sends_from_its_own_gids_only() {
 }
 
 #[test]
-fn a_third_qp_cannot_speak_to_a_connected_one() {
+pub fn a_third_qp_cannot_speak_to_a_connected_one() {
     let mut pair = Pair::new();
     let [_, b] = pair.ends;
     let mut third = Guest::new(&pair.fabric, &pair.clock, 3);
@@ -588,7 +590,7 @@ fn a_third_qp_cannot_speak_to_a_connected_one() {
 }
 
 #[test]
-fn unreliable_connections_lose_what_finds_no_receive() {
+pub fn unreliable_connections_lose_what_finds_no_receive() {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_UC);
     let [a, b] = pair.ends;
     let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
@@ -618,7 +620,7 @@ fn unreliable_connections_lose_what_finds_no_receive() {
 }
 
 #[test]
-fn default_limits_are_what_consumers_need() {
+pub fn default_limits_are_what_consumers_need() {
     let limits = Limits::default();
     assert!(limits.max_rd_atomic >= 16);
     assert!(limits.wq_size >= 1024 && limits.cq_size >= 4096);

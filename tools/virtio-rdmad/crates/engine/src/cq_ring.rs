@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Completion rings in guest memory (specification, chapter 13).
+
+use std::mem::offset_of;
+use std::sync::atomic::{fence, Ordering};
+
+use abi::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe};
+use memory::{GuestMemory, MemoryError, Pages};
+use zerocopy::transmute;
+
+use crate::mr::Range;
+
+const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
+const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
+const CONSUMER: usize = offset_of!(virtio_rdma_cq_ring, consumer);
+const ARM_NEXT: usize = offset_of!(virtio_rdma_cq_ring, arm_next);
+const ARM_SOLICITED: usize = offset_of!(virtio_rdma_cq_ring, arm_solicited);
+
+/// Why a CQE was not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotPlaced {
+    /// The owner has not taken as many CQEs as the ring holds, or says so.
+    Overflow,
+    /// The ring is not in the guest's memory.
+    Lost,
+}
+
+impl From<MemoryError> for NotPlaced {
+    fn from(_: MemoryError) -> Self {
+        Self::Lost
+    }
+}
+
+/// Bytes of the region of a CQ with `cqe` entries.
+pub(crate) fn region_len(cqe: u32) -> u64 {
+    HEAD as u64 + u64::from(cqe) * CQE as u64
+}
+
+/// The device's side of a completion ring.
+pub(crate) struct CqRing {
+    /// `None` while the region is not in the guest's memory.
+    pages: Option<Pages>,
+    ranges: Box<[Range]>,
+    /// Entries, as a power of two.
+    depth_log2: u32,
+    /// Index of the next CQE.
+    produced: u32,
+    /// The consumer's index, as it was last read.
+    consumer: u32,
+    /// `arm_next` and `arm_solicited` at the last event.
+    armed: [u32; 2],
+    /// CQEs were placed since the owner's wish was last looked at, and some
+    /// that are solicited, or errors.
+    fresh: [bool; 2],
+    /// Completion event virtqueue.
+    pub vector: u16,
+}
+
+impl CqRing {
+    /// A ring of `cqe` entries, a power of two, in a region that holds them.
+    pub fn new(pages: Pages, ranges: Box<[Range]>, cqe: u32, vector: u16) -> Self {
+        Self {
+            pages: Some(pages),
+            ranges,
+            depth_log2: cqe.ilog2(),
+            produced: 0,
+            consumer: 0,
+            armed: [0; 2],
+            fresh: [false; 2],
+            vector,
+        }
+    }
+
+    /// Pages of the region.
+    pub fn pages_len(&self) -> usize {
+        self.ranges.iter().map(Range::pages).sum()
+    }
+
+    /// Follows a change of the memory map; whether the region is in memory.
+    pub fn set_memory(&mut self, memory: &GuestMemory) -> bool {
+        self.pages = Pages::new(memory, self.ranges.iter().map(|r| (r.addr, r.len))).ok();
+        self.pages.is_some()
+    }
+
+    fn depth(&self) -> u32 {
+        1 << self.depth_log2
+    }
+
+    fn place_of(&self, index: u32) -> usize {
+        HEAD + (index & (self.depth() - 1)) as usize * CQE
+    }
+
+    /// Places a CQE, and remembers whether it is solicited or an error.
+    #[inline]
+    pub fn place(&mut self, cqe: &virtio_rdma_ring_cqe, wakes: bool) -> Result<(), NotPlaced> {
+        let pages = self.pages.as_ref().ok_or(NotPlaced::Lost)?;
+        let index = self.produced;
+        if index.wrapping_sub(self.consumer) >= self.depth() {
+            self.consumer = pages.load_u32(CONSUMER, Ordering::Acquire)?;
+            if index.wrapping_sub(self.consumer) >= self.depth() {
+                return Err(NotPlaced::Overflow);
+            }
+        }
+        let mut cqe = *cqe;
+        cqe.lap = (index >> self.depth_log2).wrapping_add(1);
+        let words: [u64; CQE / 8] = transmute!(cqe);
+        pages.publish(self.place_of(index), &words)?;
+        self.produced = index.wrapping_add(1);
+        self.fresh[0] = true;
+        self.fresh[1] |= wakes;
+        Ok(())
+    }
+
+    /// Looks whether the owner wants an event for what was placed since this
+    /// was last asked. An event disarms.
+    pub fn take_event(&mut self) -> bool {
+        let [fresh, solicited] = std::mem::take(&mut self.fresh);
+        let Some(pages) = self.pages.as_ref().filter(|_| fresh) else { return false };
+        // The owner writes its wish and then looks for CQEs; this side the reverse.
+        fence(Ordering::SeqCst);
+        let load = |at| pages.load_u32(at, Ordering::Relaxed).ok();
+        let (Some(next), Some(on_solicited)) = (load(ARM_NEXT), load(ARM_SOLICITED)) else {
+            return false;
+        };
+        let due = next != self.armed[0] || solicited && on_solicited != self.armed[1];
+        if due {
+            self.armed = [next, on_solicited];
+        }
+        due
+    }
+
+    /// Moves what was not taken to another ring; how many CQEs. `None`, and
+    /// nothing is changed, if they do not fit there.
+    pub fn resize(&mut self, pages: Pages, ranges: Box<[Range]>, cqe: u32) -> Option<u32> {
+        let old = self.pages.as_ref()?;
+        let consumer = old.load_u32(CONSUMER, Ordering::Acquire).ok()?;
+        let count = self.produced.wrapping_sub(consumer);
+        if count > self.depth().min(cqe) {
+            return None;
+        }
+        let arm = |at| old.load_u32(at, Ordering::Relaxed).ok();
+        let (next, solicited) = (arm(ARM_NEXT)?, arm(ARM_SOLICITED)?);
+        let mut new = Self::new(pages, ranges, cqe, self.vector);
+        for index in 0..count {
+            let mut cqe = [0; CQE];
+            old.read(self.place_of(consumer.wrapping_add(index)), &mut cqe).ok()?;
+            new.place(&transmute!(cqe), false).ok()?;
+        }
+        let head = new.pages.as_ref()?;
+        head.store_u32(ARM_NEXT, next, Ordering::Relaxed).ok()?;
+        head.store_u32(ARM_SOLICITED, solicited, Ordering::Relaxed).ok()?;
+        (new.armed, new.fresh) = (self.armed, self.fresh);
+        *self = new;
+        Some(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    const OTHER: u64 = 0x4000;
+
+    fn region(memory: &GuestMemory, addr: u64) -> (Pages, Box<[Range]>) {
+        let pages = Pages::new(memory, [(addr, 0x2000)]).unwrap();
+        (pages, [Range { addr, len: 0x2000 }].into())
+    }
+
+    fn ring(memory: &GuestMemory, cqe: u32) -> CqRing {
+        let (pages, ranges) = region(memory, 0);
+        CqRing::new(pages, ranges, cqe, 0)
+    }
+
+    fn numbered(wr_id: u64) -> virtio_rdma_ring_cqe {
+        let mut cqe = virtio_rdma_ring_cqe::new_zeroed();
+        cqe.wr_id = wr_id;
+        cqe
+    }
+
+    fn read(memory: &GuestMemory, base: u64, index: u32, depth: u32) -> (u64, u32) {
+        let at = base + (HEAD + (index % depth) as usize * CQE) as u64;
+        let cqe: virtio_rdma_ring_cqe = memory.read_obj(at).unwrap();
+        (cqe.wr_id, cqe.lap)
+    }
+
+    #[test]
+    fn laps_count_on_when_the_index_wraps() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        let mut ring = ring(&memory, 4);
+        let start = u32::MAX - 5;
+        (ring.produced, ring.consumer) = (start, start);
+        for step in 0..12_u32 {
+            let index = start.wrapping_add(step);
+            memory.write(0, &index.to_le_bytes()).unwrap();
+            ring.place(&numbered(index.into()), false).unwrap();
+            assert_eq!(read(&memory, 0, index, 4), (index.into(), index / 4 + 1));
+        }
+    }
+
+    #[test]
+    fn overflow_writes_over_nothing() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        for consumer in [0_u32, 5, u32::MAX] {
+            let mut ring = ring(&memory, 4);
+            memory.write(0, &0_u32.to_le_bytes()).unwrap();
+            for index in 0..4 {
+                ring.place(&numbered(index), false).unwrap();
+            }
+            memory.write(0, &consumer.to_le_bytes()).unwrap();
+            assert_eq!(ring.place(&numbered(9), false), Err(NotPlaced::Overflow));
+            assert_eq!(read(&memory, 0, 0, 4), (0, 1));
+        }
+    }
+
+    #[test]
+    fn an_event_disarms() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        let mut ring = ring(&memory, 64);
+        let arm = |at: usize, value: u32| memory.write(at as u64, &value.to_le_bytes()).unwrap();
+        let mut due = |wakes| {
+            ring.place(&numbered(0), wakes).unwrap();
+            ring.take_event()
+        };
+        assert!(!due(true));
+        arm(ARM_NEXT, 1);
+        assert!(due(false) && !due(true));
+        arm(ARM_SOLICITED, 1);
+        assert!(!due(false) && due(true) && !due(true));
+        (arm(ARM_NEXT, 2), arm(ARM_SOLICITED, 2));
+        assert!(due(false) && !due(true));
+        arm(ARM_NEXT, 3);
+        assert!(!ring.take_event(), "nothing was placed");
+    }
+
+    #[test]
+    fn resizing_moves_what_was_not_taken() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        let mut ring = ring(&memory, 8);
+        for index in 0..8 {
+            ring.place(&numbered(index), false).unwrap();
+        }
+        memory.write(0, &3_u32.to_le_bytes()).unwrap();
+        memory.write(ARM_NEXT as u64, &7_u32.to_le_bytes()).unwrap();
+        let (pages, ranges) = region(&memory, OTHER);
+        assert_eq!(ring.resize(pages, ranges, 4), None);
+        let (pages, ranges) = region(&memory, OTHER);
+        assert_eq!(ring.resize(pages, ranges, 16), Some(5));
+        ring.place(&numbered(8), false).unwrap();
+        let found: Vec<_> = (0..6).map(|index| read(&memory, OTHER, index, 16)).collect();
+        assert_eq!(found, [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1)]);
+        assert_eq!(memory.read_obj::<u32>(OTHER + ARM_NEXT as u64), Ok(7));
+        assert!(ring.take_event());
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The memory regions that a turn uses, found once and held to its end.
+
+use std::sync::RwLock;
+
+use abi::virtio_rdma_sge;
+use smallvec::SmallVec;
+
+use crate::mr::{KeyError, KeyTable, Mapping, Mappings, Mr, Pin};
+use crate::sync::read;
+
+/// Regions that are kept from one message to the next.
+const KEPT: usize = 8;
+
+/// Regions of one device, found by key and pinned.
+#[derive(Default)]
+pub(crate) struct PinSet {
+    pins: SmallVec<[Pin; 2]>,
+    /// Whose regions these are, as an address that is only compared.
+    owner: usize,
+}
+
+impl PinSet {
+    /// Ends the use of all regions.
+    pub fn release(&mut self) {
+        self.pins.clear();
+    }
+
+    /// Begins a message to or from `owner`. Indices of earlier mappings are void.
+    pub fn begin<T>(&mut self, owner: &T) {
+        let owner = std::ptr::from_ref(owner) as usize;
+        if self.owner != owner || self.pins.len() > KEPT {
+            self.owner = owner;
+            self.pins.clear();
+        }
+    }
+
+    /// The region of a mapping.
+    pub fn region(&self, mapping: &Mapping) -> &Mr {
+        self.pins[mapping.pin].region()
+    }
+
+    /// The index of the region with this key.
+    fn find(&mut self, keys: &RwLock<KeyTable>, key: u32) -> Result<usize, KeyError> {
+        let has_key = |pin: &Pin| pin.region().attributes().key == key;
+        if let Some(index) = self.pins.iter().position(has_key) {
+            return Ok(index);
+        }
+        self.pins.push(read(keys).pin(key)?);
+        Ok(self.pins.len() - 1)
+    }
+
+    /// Checks `[addr, addr + len)` of the region with this key.
+    pub fn map(
+        &mut self,
+        keys: &RwLock<KeyTable>,
+        key: u32,
+        pdn: u32,
+        access: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<Mapping, KeyError> {
+        let pin = self.find(keys, key)?;
+        let offset = self.pins[pin].region().check(pdn, access, addr, len)?;
+        Ok(Mapping { pin, offset, len })
+    }
+
+    /// Checks the bytes `[from, from + len)` of what `sges` name in turn; `len`
+    /// is no more than there is.
+    pub fn map_sges(
+        &mut self,
+        keys: &RwLock<KeyTable>,
+        sges: &[virtio_rdma_sge],
+        pdn: u32,
+        access: u32,
+        from: u64,
+        len: u64,
+    ) -> Result<Mappings, KeyError> {
+        let mut mappings = Mappings::new();
+        let (mut skip, mut left) = (from, len);
+        for sge in sges {
+            let length = u64::from(sge.length);
+            if left == 0 {
+                break;
+            }
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let part = (length - skip).min(left);
+            let addr = sge.addr.checked_add(skip).ok_or(KeyError::Range)?;
+            mappings.push(self.map(keys, sge.lkey, pdn, access, addr, part)?);
+            left -= part;
+            skip = 0;
+        }
+        Ok(mappings)
+    }
+}

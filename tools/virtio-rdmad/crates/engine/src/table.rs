@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Places for many objects, of which most are never used.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+
+/// A fixed number of places; one takes memory from its first use on.
+pub(crate) struct Table<T> {
+    places: Box<[OnceLock<Box<T>>]>,
+}
+
+impl<T: Default> Table<T> {
+    /// `len` places.
+    pub fn new(len: u16) -> Self {
+        Self { places: (0..len).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// What is in a place that was used.
+    pub fn get(&self, index: u16) -> Option<&T> {
+        self.places.get(usize::from(index))?.get().map(|place| &**place)
+    }
+
+    /// What is in a place, which is one of the table; made on its first use.
+    pub fn take(&self, index: u16) -> &T {
+        self.places[usize::from(index)].get_or_init(Box::default)
+    }
+
+    /// All that were used, with their places.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
+        (0..).zip(&*self.places).filter_map(|(index, place)| Some((index, &**place.get()?)))
+    }
+}
+
+/// Numbers to give out: one that was used comes again when no other was unused
+/// for longer.
+pub(crate) struct Numbers {
+    next: u16,
+    end: u16,
+    freed: VecDeque<u16>,
+}
+
+impl Numbers {
+    /// The numbers from `first` to before `end`.
+    pub fn new(first: u16, end: u16) -> Self {
+        Self { next: first, end, freed: VecDeque::new() }
+    }
+
+    /// A number.
+    pub fn take(&mut self) -> Option<u16> {
+        if self.next < self.end {
+            self.next += 1;
+            return Some(self.next - 1);
+        }
+        self.freed.pop_front()
+    }
+
+    /// Gives a number back.
+    pub fn give_back(&mut self, number: u16) {
+        self.freed.push_back(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_late() {
+        let mut numbers = Numbers::new(1, 4);
+        assert_eq!(numbers.take(), Some(1));
+        numbers.give_back(1);
+        assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(3)]);
+        numbers.give_back(3);
+        assert_eq!([numbers.take(), numbers.take(), numbers.take()], [Some(1), Some(3), None]);
+    }
+
+    #[test]
+    fn places_are_made_when_they_are_used() {
+        let table: Table<u32> = Table::new(3);
+        assert!(table.get(1).is_none() && table.get(3).is_none());
+        assert_eq!(*table.take(1), 0);
+        assert_eq!(table.iter().collect::<Vec<_>>(), [(1, &0)]);
+    }
+}

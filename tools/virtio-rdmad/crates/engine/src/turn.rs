@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What one queue does before the next has its turn.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::device::Shared;
+use crate::pins::PinSet;
+use crate::stats::{Counter, Stats};
+
+/// Messages or chunks that one queue is served for before the next has its turn.
+const BURST: u32 = 32;
+
+/// Bytes likewise. With [`crate::CHUNK`] it bounds how long a small message waits
+/// behind each queue that moves large ones.
+const BURST_BYTES: u64 = 2 * crate::CHUNK;
+
+/// Counters that a turn adds to at its end: those of every message.
+const TALLIED: usize = Counter::DatagramBytes as usize + 1;
+
+/// Completions that went into a CQ, and what was received with them.
+struct Touched {
+    device: Arc<Shared>,
+    cq: u16,
+    messages: u64,
+    bytes: u64,
+}
+
+/// What a turn leaves to be done at its end, once for all of its messages.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    touched: SmallVec<[Touched; 2]>,
+    tally: [u64; TALLIED],
+}
+
+impl Outbox {
+    /// A CQE was placed in a CQ: its guest is told at the end of the turn.
+    pub fn touch(&mut self, device: &Arc<Shared>, cq: u16) {
+        self.place(device, cq);
+    }
+
+    /// The same for a message of `bytes` that was received there.
+    pub fn receive(&mut self, device: &Arc<Shared>, cq: u16, bytes: u64) {
+        let place = self.place(device, cq);
+        place.messages += 1;
+        place.bytes += bytes;
+    }
+
+    fn place(&mut self, device: &Arc<Shared>, cq: u16) -> &mut Touched {
+        let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.device, device);
+        let index = self.touched.iter().position(is_it).unwrap_or_else(|| {
+            let device = Arc::clone(device);
+            self.touched.push(Touched { device, cq, messages: 0, bytes: 0 });
+            self.touched.len() - 1
+        });
+        &mut self.touched[index]
+    }
+
+    /// Adds to a counter of the device whose turn it is; one of those up to
+    /// [`Counter::DatagramBytes`].
+    pub fn count(&mut self, counter: Counter, value: u64) {
+        if let Some(place) = self.tally.get_mut(counter as usize) {
+            *place += value;
+        }
+    }
+
+    fn finish(&mut self, stats: &Stats) {
+        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
+            if *value != 0 {
+                stats.add(*counter, std::mem::take(value));
+            }
+        }
+        for Touched { device, cq, messages, bytes } in self.touched.drain(..) {
+            if messages != 0 {
+                device.stats.add(Counter::ReceiveMessages, messages);
+                device.stats.add(Counter::ReceiveBytes, bytes);
+            }
+            device.announce(cq);
+        }
+    }
+}
+
+/// One queue's turn: how much it may do, and what it keeps while it does.
+#[derive(Default)]
+pub(crate) struct Turn {
+    left: u32,
+    bytes: u64,
+    /// Regions of the device whose turn it is.
+    pub local: PinSet,
+    /// Regions of its peer.
+    pub remote: PinSet,
+    /// What is left for the end.
+    pub outbox: Outbox,
+}
+
+impl Turn {
+    /// Begins a turn of at most `most` messages or chunks; returns how many.
+    pub fn begin(&mut self, most: u32) -> u32 {
+        self.left = BURST.min(most);
+        self.bytes = 0;
+        self.left
+    }
+
+    /// Whether the turn is over.
+    pub fn is_over(&self) -> bool {
+        self.left == 0 || self.bytes >= BURST_BYTES
+    }
+
+    /// Counts a message or chunk of `bytes`.
+    pub fn spend(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(1);
+        self.bytes += bytes;
+    }
+
+    /// Messages and chunks that are left.
+    pub fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// Ends the turn: no region is held, and what waits is told.
+    pub fn finish(&mut self, device: &Shared) {
+        self.local.release();
+        self.remote.release();
+        self.outbox.finish(&device.stats);
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Send and receive queues, wherever they are.
+
+use std::fmt::{self, Display};
+
+use ring::RingError;
+
+use crate::qp::QpConfig;
+use crate::ring_queue::RingQueue;
+use crate::wq_ring::{WqRing, WqRingError};
+use crate::wqe::{Malformed, ReceiveWqe, SendWqe};
+
+/// What makes a queue unusable until it is drained.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WorkQueueError {
+    /// A chain of the virtqueue that cannot be followed.
+    Chain(RingError),
+    /// A ring that is none.
+    Ring(WqRingError),
+}
+
+impl From<RingError> for WorkQueueError {
+    fn from(error: RingError) -> Self {
+        Self::Chain(error)
+    }
+}
+
+impl From<WqRingError> for WorkQueueError {
+    fn from(error: WqRingError) -> Self {
+        Self::Ring(error)
+    }
+}
+
+impl Display for WorkQueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Chain(error) => error.fmt(f),
+            Self::Ring(error) => error.fmt(f),
+        }
+    }
+}
+
+/// What taking a work request gave: none, one, or one that is malformed.
+pub(crate) type Popped<T> = Result<Option<Result<T, Malformed>>, WorkQueueError>;
+
+/// A send or receive queue of a QP: where its work requests come from.
+///
+/// A work request is copied out once and then belongs to the engine.
+pub(crate) enum WorkQueue {
+    /// A virtqueue, or the place for one.
+    Virtqueue(RingQueue),
+    /// A ring in guest memory.
+    Ring(WqRing),
+}
+
+impl Default for WorkQueue {
+    fn default() -> Self {
+        Self::Virtqueue(RingQueue::default())
+    }
+}
+
+impl WorkQueue {
+    /// The virtqueue, unless this is a ring.
+    pub fn virtqueue(&mut self) -> Option<&mut RingQueue> {
+        match self {
+            Self::Virtqueue(queue) => Some(queue),
+            Self::Ring(_) => None,
+        }
+    }
+
+    /// The ring, unless this is a virtqueue.
+    pub fn ring(&mut self) -> Option<&mut WqRing> {
+        match self {
+            Self::Virtqueue(_) => None,
+            Self::Ring(ring) => Some(ring),
+        }
+    }
+
+    /// Descriptors of the virtqueue; 0 if there is none.
+    pub fn size(&self) -> u16 {
+        match self {
+            Self::Virtqueue(queue) => queue.size(),
+            Self::Ring(_) => 0,
+        }
+    }
+
+    /// Takes the next send work request into `wqe`.
+    #[inline]
+    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &QpConfig) -> Popped<()> {
+        match self {
+            Self::Ring(ring) => {
+                let Some((index, entry)) = ring.pop()? else { return Ok(None) };
+                Ok(Some(wqe.read_entry(index, entry, config)))
+            }
+            Self::Virtqueue(queue) => {
+                let Some(chain) = queue.pop()? else { return Ok(None) };
+                let read = SendWqe::read(&chain, config.kind, config.max_send_sge);
+                queue.give_back(chain.head, 0);
+                Ok(Some(read.map(|read| *wqe = read)))
+            }
+        }
+    }
+
+    /// Takes the next receive work request.
+    #[inline]
+    pub fn pop_receive(&mut self, max_sge: usize) -> Popped<ReceiveWqe> {
+        match self {
+            Self::Ring(ring) => {
+                let Some((index, entry)) = ring.pop()? else { return Ok(None) };
+                Ok(Some(ReceiveWqe::read_entry(index, entry, max_sge)))
+            }
+            Self::Virtqueue(queue) => {
+                let Some(chain) = queue.pop()? else { return Ok(None) };
+                let read = ReceiveWqe::read(&chain, max_sge);
+                queue.give_back(chain.head, 0);
+                queue.signal_if_needed();
+                Ok(Some(read))
+            }
+        }
+    }
+
+    /// Takes the next send work request to be flushed, whatever is in it.
+    pub fn pop_flushed_send(&mut self) -> Result<Option<Flushed>, WorkQueueError> {
+        Ok(match self {
+            Self::Ring(ring) => {
+                ring.pop()?.map(|(index, entry)| Flushed::send_entry(index, entry))
+            }
+            Self::Virtqueue(queue) => queue.pop()?.map(|chain| {
+                queue.give_back(chain.head, 0);
+                Flushed::send(&chain)
+            }),
+        })
+    }
+
+    /// Takes the next receive work request to be flushed, whatever is in it.
+    pub fn pop_flushed_receive(&mut self) -> Result<Option<Flushed>, WorkQueueError> {
+        Ok(match self {
+            Self::Ring(ring) => {
+                ring.pop()?.map(|(index, entry)| Flushed::receive_entry(index, entry))
+            }
+            Self::Virtqueue(queue) => queue.pop()?.map(|chain| {
+                queue.give_back(chain.head, 0);
+                Flushed::receive(&chain)
+            }),
+        })
+    }
+
+    /// Work requests that wait to be taken.
+    pub fn waiting(&self) -> u16 {
+        match self {
+            Self::Virtqueue(queue) => queue.waiting(),
+            Self::Ring(ring) => u16::try_from(ring.waiting()).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// Interrupts the guest if its virtqueue says so; rings have no interrupt.
+    pub fn signal_if_needed(&mut self) {
+        if let Self::Virtqueue(queue) = self {
+            queue.signal_if_needed();
+        }
+    }
+
+    /// Asks to be told of the next work request; whether one is there already.
+    pub fn enable_notify(&mut self) -> bool {
+        match self {
+            Self::Virtqueue(queue) => queue.enable_notify(),
+            Self::Ring(ring) => ring.sleep(),
+        }
+    }
+
+    /// Asks not to be told: this side looks.
+    pub fn disable_notify(&mut self) {
+        match self {
+            Self::Virtqueue(queue) => queue.disable_notify(),
+            Self::Ring(ring) => ring.wake_up(),
+        }
+    }
+
+    /// Forgets what is posted, as DESTROY and RESET do.
+    pub fn drain(&mut self) {
+        match self {
+            Self::Virtqueue(queue) => queue.drain(),
+            Self::Ring(ring) => ring.reset(),
+        }
+    }
+
+    /// Takes a ring away; a virtqueue stays when the QP goes.
+    pub fn remove_ring(&mut self) {
+        if let Self::Ring(_) = self {
+            *self = Self::default();
+        }
+    }
+}
+
+/// What the CQE of a flushed work request says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flushed {
+    /// Of the work request.
+    pub wr_id: u64,
+    /// `enum virtio_rdma_wc_opcode`.
+    pub wc_opcode: u8,
+    /// Index in the ring.
+    pub index: u32,
+}

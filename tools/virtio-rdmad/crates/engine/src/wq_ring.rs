@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Send and receive rings in guest memory (specification, chapter 13).
+
+use std::mem::offset_of;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+
+use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape};
+use memory::{MemoryError, Pages};
+
+/// Smallest and largest stride.
+const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
+
+/// Which ring of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The send ring.
+    Send,
+    /// The receive ring.
+    Receive,
+}
+
+/// What is wrong with a ring. Each is the doing of its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WqRingError {
+    /// More is posted than the ring holds, or the index moved back.
+    #[error("the producer index {producer} is not within {depth} of {next}")]
+    Producer {
+        /// The index.
+        producer: u32,
+        /// The next that this side takes.
+        next: u32,
+        /// Entries of the ring.
+        depth: u32,
+    },
+    /// The ring is not where its guest said.
+    #[error("access to the ring: {0}")]
+    Memory(#[from] MemoryError),
+}
+
+/// A ring's place in its region, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Entries; 0 if there is no such ring.
+    pub depth: u32,
+    /// Bytes of an entry, as a power of two.
+    stride_log2: u32,
+    /// Of the first entry.
+    offset: usize,
+}
+
+impl Shape {
+    /// Checks a shape: at least `least` and at most `most` entries, each with
+    /// room for `bytes`. `None` if it is not valid.
+    pub fn check(
+        shape: &virtio_rdma_ring_shape,
+        least: u32,
+        most: u32,
+        bytes: usize,
+    ) -> Option<Self> {
+        let virtio_rdma_ring_shape { depth, stride, offset, .. } = *shape;
+        if depth == 0 {
+            return (least == 0).then_some(Self { depth, stride_log2: 0, offset: 0 });
+        }
+        let head = size_of::<virtio_rdma_qp_ring>();
+        let valid = depth.is_power_of_two()
+            && (least..=most).contains(&depth)
+            && stride.is_power_of_two()
+            && STRIDES.contains(&stride)
+            && stride as usize >= bytes
+            && offset % stride == 0
+            && offset as usize >= head;
+        valid.then_some(Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
+    }
+
+    /// Where the ring ends in the region.
+    pub fn end(&self) -> u64 {
+        self.offset as u64 + (u64::from(self.depth) << self.stride_log2)
+    }
+}
+
+/// The device's side of a send or receive ring.
+pub(crate) struct WqRing {
+    /// `None` while the region is not in the guest's memory.
+    pages: Option<Arc<Pages>>,
+    shape: Shape,
+    kind: Kind,
+    /// Index of the next entry to take.
+    next: u32,
+    /// The producer's index, as it was last read.
+    limit: u32,
+    /// The producer went wrong; the ring is empty until it is reset.
+    broken: bool,
+}
+
+impl WqRing {
+    /// A ring of a QP in RESET.
+    pub fn new(pages: Arc<Pages>, shape: Shape, kind: Kind) -> Self {
+        Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }
+    }
+
+    /// Follows a change of the memory map.
+    pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) {
+        self.pages = pages;
+    }
+
+    fn producer(&self) -> usize {
+        match self.kind {
+            Kind::Send => offset_of!(virtio_rdma_qp_ring, sq_producer),
+            Kind::Receive => offset_of!(virtio_rdma_qp_ring, rq_producer),
+        }
+    }
+
+    fn wake(&self) -> usize {
+        match self.kind {
+            Kind::Send => offset_of!(virtio_rdma_qp_ring, sq_wake),
+            Kind::Receive => offset_of!(virtio_rdma_qp_ring, rq_wake),
+        }
+    }
+
+    /// Takes the next entry: its index and where it is. An error is reported
+    /// once; from then on the ring is empty until it is reset.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<(u32, Entry<'_>)>, WqRingError> {
+        if self.next == self.limit && !self.look()? {
+            return Ok(None);
+        }
+        let Some(pages) = &self.pages else { return Ok(None) };
+        let index = self.next;
+        self.next = index.wrapping_add(1);
+        let place = (index & (self.shape.depth - 1)) as usize;
+        let offset = self.shape.offset + (place << self.shape.stride_log2);
+        Ok(Some((index, Entry { pages, offset })))
+    }
+
+    /// Reads the producer's index; whether there is something to take.
+    fn look(&mut self) -> Result<bool, WqRingError> {
+        let Some(pages) = &self.pages else { return Ok(false) };
+        if self.broken || self.shape.depth == 0 {
+            return Ok(false);
+        }
+        let (next, depth) = (self.next, self.shape.depth);
+        let producer = pages.load_u32(self.producer(), Ordering::Acquire)?;
+        if producer.wrapping_sub(next) > depth {
+            self.broken = true;
+            return Err(WqRingError::Producer { producer, next, depth });
+        }
+        self.limit = producer;
+        Ok(producer != next)
+    }
+
+    /// Entries that wait to be taken.
+    pub fn waiting(&self) -> u32 {
+        let Some(pages) = &self.pages else { return 0 };
+        let producer = pages.load_u32(self.producer(), Ordering::Relaxed).unwrap_or(self.next);
+        producer.wrapping_sub(self.next).min(self.shape.depth)
+    }
+
+    /// Says that this side no longer looks, and looks once more; whether there
+    /// is something to take, or to report.
+    pub fn sleep(&mut self) -> bool {
+        self.set_wake(1);
+        fence(Ordering::SeqCst);
+        !self.broken && (self.next != self.limit || self.look_again())
+    }
+
+    /// Like `look`, but leaves what is wrong to be found by `pop`.
+    fn look_again(&self) -> bool {
+        let Some(pages) = &self.pages else { return false };
+        self.shape.depth != 0
+            && pages.load_u32(self.producer(), Ordering::Acquire) != Ok(self.next)
+    }
+
+    /// Says that this side looks again.
+    pub fn wake_up(&mut self) {
+        self.set_wake(0);
+    }
+
+    fn set_wake(&mut self, value: u32) {
+        if let Some(pages) = &self.pages {
+            // The head is within the region, checked at creation.
+            let _ = pages.store_u32(self.wake(), value, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets what is posted, as RESET does.
+    pub fn reset(&mut self) {
+        self.next = 0;
+        self.limit = 0;
+        self.broken = false;
+        self.wake_up();
+    }
+}
+
+/// An entry of a ring, which its owner may write at any time.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    pages: &'a Pages,
+    offset: usize,
+}
+
+impl Entry<'_> {
+    /// Copies from `at` within the entry.
+    #[inline]
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), MemoryError> {
+        self.pages.read(self.offset + at, to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory::GuestMemory;
+
+    use super::*;
+
+    fn ring(memory: &GuestMemory, depth: u32) -> WqRing {
+        let pages = Arc::new(Pages::new(memory, [(0, 0x1000)]).unwrap());
+        let shape = virtio_rdma_ring_shape { depth, stride: 32, offset: 256, reserved_0c: 0 };
+        let shape = Shape::check(&shape, 1, 64, 32).unwrap();
+        WqRing::new(pages, shape, Kind::Send)
+    }
+
+    fn produce(memory: &GuestMemory, index: u32) {
+        memory.write(0, &index.to_le_bytes()).unwrap();
+    }
+
+    #[test]
+    fn indices_wrap() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        let mut ring = ring(&memory, 4);
+        let start = u32::MAX - 5;
+        (ring.next, ring.limit) = (start, start);
+        produce(&memory, start);
+        for step in 0..12_u32 {
+            let index = start.wrapping_add(step);
+            assert!(matches!(ring.pop(), Ok(None)));
+            memory.write(256 + 32 * u64::from(index % 4), &index.to_le_bytes()).unwrap();
+            produce(&memory, index.wrapping_add(1));
+            let (found, entry) = ring.pop().unwrap().unwrap();
+            let mut bytes = [0; 4];
+            entry.read(0, &mut bytes).unwrap();
+            assert_eq!((found, u32::from_le_bytes(bytes)), (index, index));
+        }
+    }
+
+    #[test]
+    fn a_producer_that_runs_away_is_told_once() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        for (next, producer) in [(0, 5), (3, 2), (0, u32::MAX)] {
+            let mut ring = ring(&memory, 4);
+            (ring.next, ring.limit) = (next, next);
+            produce(&memory, producer);
+            let error = WqRingError::Producer { producer, next, depth: 4 };
+            assert!(ring.sleep());
+            assert_eq!(ring.pop().err(), Some(error));
+            assert!(matches!(ring.pop(), Ok(None)) && !ring.sleep());
+            ring.reset();
+            produce(&memory, 0);
+            assert!(matches!(ring.pop(), Ok(None)));
+        }
+    }
+
+    #[test]
+    fn a_sleeper_is_told_of_what_came() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        let mut ring = ring(&memory, 4);
+        let wake = || memory.read_obj::<u32>(128).unwrap();
+        assert!(!ring.sleep());
+        assert_eq!(wake(), 1);
+        produce(&memory, 1);
+        assert!(ring.sleep());
+        ring.wake_up();
+        assert_eq!((wake(), ring.waiting()), (0, 1));
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        let check = |depth, stride, offset| {
+            let shape = virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
+            Shape::check(&shape, 2, 64, 80).is_some()
+        };
+        assert!(check(64, 128, 256) && check(2, 4096, 4096));
+        for (depth, stride, offset) in [
+            (0, 128, 256),
+            (1, 128, 256),
+            (3, 128, 256),
+            (128, 128, 256),
+            (64, 64, 256),
+            (64, 96, 288),
+            (64, 8192, 8192),
+            (64, 128, 128),
+            (64, 128, 257),
+        ] {
+            assert!(!check(depth, stride, offset), "{depth} {stride} {offset}");
+        }
+        let none = virtio_rdma_ring_shape { depth: 0, stride: 9, offset: 9, reserved_0c: 0 };
+        assert_eq!(Shape::check(&none, 0, 64, 80).map(|shape| shape.end()), Some(0));
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Pages of guest memory that make up one region.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::mapping::Mapping;
+use crate::{GuestMemory, MemoryError};
+
+/// Bytes of a page.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Where the pages are in this process.
+#[derive(Debug)]
+enum Place {
+    /// One behind the other from here on: an address is an addition.
+    Contiguous(NonNull<u8>),
+    /// Each at its own place: an address is a look into this table.
+    Scattered(Box<[NonNull<u8>]>),
+}
+
+/// A region of whole pages, resolved once, with words that the guest and this process share.
+///
+/// It is for rings: an access never goes from one page to the next. The region keeps its mappings
+/// alive, as a [`crate::Slice`] does: after a change of the memory map it still reaches the bytes
+/// that it was made for, and nothing else. Every access is checked against its bounds.
+#[derive(Debug)]
+pub struct Pages {
+    place: Place,
+    len: usize,
+    /// Keeps the mappings alive that `place` points into, each once.
+    _mappings: Box<[Arc<Mapping>]>,
+}
+
+// SAFETY: the pointers lead into `_mappings`, which are `Send` and `Sync`; they are reached by raw
+// copies and atomics only, which are defined from every thread.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Resolves the pages of these ranges, one after the other; each range is whole pages, and all
+    /// of it is memory that may be written.
+    pub fn new(
+        memory: &GuestMemory,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+    ) -> Result<Self, MemoryError> {
+        let mut pages = Vec::new();
+        let mut mappings: Vec<Arc<Mapping>> = Vec::new();
+        for (addr, len) in ranges {
+            if addr % PAGE_SIZE as u64 != 0 || len % PAGE_SIZE as u64 != 0 {
+                return Err(MemoryError::Misaligned { align: PAGE_SIZE });
+            }
+            let mut done = 0;
+            while done < len {
+                let at = addr.checked_add(done).ok_or(MemoryError::Unmapped { addr, len })?;
+                let (page, mapping) = memory.page(at)?;
+                if !mappings.last().is_some_and(|last| Arc::ptr_eq(last, mapping)) {
+                    mappings.push(Arc::clone(mapping));
+                }
+                pages.push(page);
+                done += PAGE_SIZE as u64;
+            }
+        }
+        mappings.sort_unstable_by_key(Arc::as_ptr);
+        mappings.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let len = pages.len() * PAGE_SIZE;
+        let next = |page: &NonNull<u8>| page.as_ptr() as usize + PAGE_SIZE;
+        let place = match pages.first() {
+            Some(first)
+                // Neighbours in this process may be different mappings: no pointer leads from
+                // one to the other.
+                if mappings.len() == 1
+                    && pages.windows(2).all(|pair| next(&pair[0]) == pair[1].as_ptr() as usize) =>
+            {
+                Place::Contiguous(*first)
+            }
+            _ => Place::Scattered(pages.into()),
+        };
+        Ok(Self { place, len, _mappings: mappings.into() })
+    }
+
+    /// Bytes of the region.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no pages.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Entries of the table that the region needs: none if its pages follow each other.
+    pub fn table_len(&self) -> usize {
+        match &self.place {
+            Place::Contiguous(_) => 0,
+            Place::Scattered(pages) => pages.len(),
+        }
+    }
+
+    /// Copies from `offset` into `to`; within a page.
+    #[inline]
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), MemoryError> {
+        let from = self.at(offset, to.len())?;
+        // SAFETY: `at` checked the range; `to` is memory of this process that no guest maps, so
+        // the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies `from` to `offset`; within a page.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
+        let to = self.at(offset, from.len())?;
+        // SAFETY: `at` checked the range; `from` is memory of this process that no guest maps.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    /// Writes `words` from `offset` on, a multiple of 8, within a page: in order, each by one
+    /// store, and the last with release semantics.
+    #[inline]
+    pub fn publish(&self, offset: usize, words: &[u64]) -> Result<(), MemoryError> {
+        let Some((last, body)) = words.split_last() else { return Ok(()) };
+        let to = self.aligned::<u64>(offset, words.len())?;
+        for (index, word) in body.iter().enumerate() {
+            // SAFETY: `aligned` checked the range of all words.
+            let place = unsafe { to.add(index) };
+            // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+            place.store(*word, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        let place = unsafe { to.add(body.len()) };
+        // SAFETY: as above.
+        let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+        place.store(*last, Ordering::Release);
+        Ok(())
+    }
+
+    /// Loads a little-endian 32-bit word from a multiple of 4.
+    ///
+    /// `order` is `Relaxed`, `Acquire` or `SeqCst`, as for an atomic load.
+    #[inline]
+    pub fn load_u32(&self, offset: usize, order: Ordering) -> Result<u32, MemoryError> {
+        let word = self.aligned::<u32>(offset, 1)?;
+        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
+        Ok(u32::from_le(word.load(order)))
+    }
+
+    /// Stores a little-endian 32-bit word at a multiple of 4.
+    ///
+    /// `order` is `Relaxed`, `Release` or `SeqCst`, as for an atomic store.
+    #[inline]
+    pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), MemoryError> {
+        let word = self.aligned::<u32>(offset, 1)?;
+        // SAFETY: as in `load_u32`; all pages may be written.
+        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
+        word.store(value.to_le(), order);
+        Ok(())
+    }
+
+    /// Address of `[offset, offset + len)`, if that lies within one page of the region.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, MemoryError> {
+        let within = offset % PAGE_SIZE;
+        // The length is a whole number of pages, so what begins in it and stays in a page is in it.
+        if offset >= self.len || len > PAGE_SIZE - within {
+            return Err(MemoryError::Bounds { offset, len, have: self.len });
+        }
+        match &self.place {
+            // SAFETY: `offset` is less than the length, all of which is one mapping.
+            Place::Contiguous(base) => Ok(unsafe { base.add(offset) }),
+            // SAFETY: `within` is less than the page that the pointer leads to.
+            Place::Scattered(pages) => Ok(unsafe { pages[offset / PAGE_SIZE].add(within) }),
+        }
+    }
+
+    /// Address of `count` times `T` at `offset`, a multiple of the size of `T`.
+    #[inline]
+    fn aligned<T>(&self, offset: usize, count: usize) -> Result<NonNull<T>, MemoryError> {
+        if offset % size_of::<T>() != 0 {
+            return Err(MemoryError::Misaligned { align: size_of::<T>() });
+        }
+        // A page begins at a multiple of its size in this process too.
+        Ok(self.at(offset, count.saturating_mul(size_of::<T>()))?.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> GuestMemory {
+        GuestMemory::anonymous(&[(0, 0x8000), (0x10000, 0x8000)]).unwrap()
+    }
+
+    #[test]
+    fn one_range_needs_no_table() {
+        let memory = memory();
+        let pages = Pages::new(&memory, [(0x1000, 0x1000), (0x2000, 0x2000)]).unwrap();
+        assert_eq!((pages.len(), pages.table_len()), (0x3000, 0));
+        pages.write(0x2ff0, &[7; 16]).unwrap();
+        assert_eq!(memory.read_obj::<u8>(0x3fff), Ok(7));
+    }
+
+    #[test]
+    fn pages_are_found_wherever_they_are() {
+        let memory = memory();
+        let order = [0x12000, 0x3000, 0x3000, 0x1000, 0x17000];
+        let pages = Pages::new(&memory, order.map(|addr| (addr, 0x1000))).unwrap();
+        assert_eq!(pages.table_len(), 5);
+        for (index, addr) in order.into_iter().enumerate() {
+            let value = index as u32 + 1;
+            pages.store_u32(index * PAGE_SIZE + 8, value, Ordering::Release).unwrap();
+            assert_eq!(memory.read_obj::<u32>(addr + 8), Ok(value));
+        }
+        // One page stands there twice.
+        assert_eq!(pages.load_u32(PAGE_SIZE + 8, Ordering::Acquire), Ok(3));
+    }
+
+    #[test]
+    fn accesses_stay_within_a_page() {
+        let memory = memory();
+        for ranges in [vec![(0x1000, 0x2000)], vec![(0x1000, 0x1000), (0x3000, 0x1000)]] {
+            let pages = Pages::new(&memory, ranges).unwrap();
+            let bounds = |offset, len| Err(MemoryError::Bounds { offset, len, have: 0x2000 });
+            assert_eq!(pages.read(0xfff, &mut [0; 2]), bounds(0xfff, 2));
+            assert_eq!(pages.write(0x1fff, &[0; 2]), bounds(0x1fff, 2));
+            assert_eq!(pages.read(0x2000, &mut []), bounds(0x2000, 0));
+            assert_eq!(pages.read(usize::MAX, &mut [0]), bounds(usize::MAX, 1));
+            assert_eq!(pages.publish(0xff8, &[1, 2]), bounds(0xff8, 16));
+            assert_eq!(pages.publish(4, &[1]), Err(MemoryError::Misaligned { align: 8 }));
+            assert!(pages.load_u32(2, Ordering::Relaxed).is_err());
+            assert!(pages.write(0x1ffc, &[1; 4]).is_ok());
+        }
+    }
+
+    #[test]
+    fn words_are_published_in_order() {
+        let memory = memory();
+        let pages = Pages::new(&memory, [(0x2000, 0x1000)]).unwrap();
+        pages.publish(64, &[1, 2, 3]).unwrap();
+        assert_eq!(memory.read_obj::<[u64; 3]>(0x2040), Ok([1, 2, 3]));
+    }
+
+    #[test]
+    fn only_memory_that_may_be_written_is_taken() {
+        let memory = memory();
+        let new = |addr, len| Pages::new(&memory, [(addr, len)]).map(|_| ()).unwrap_err();
+        assert_eq!(new(0x800, 0x1000), MemoryError::Misaligned { align: PAGE_SIZE });
+        assert!(matches!(new(0x7000, 0x2000), MemoryError::Unmapped { .. }));
+        assert!(matches!(new(u64::MAX - 0xfff, 0x1000), MemoryError::Unmapped { .. }));
+    }
+}
