@@ -54,7 +54,8 @@ class Options:
     vmm: "qemu" or "uml". rdma: "virtio", "rxe" or "none". kernel: "plain" or
     "debug". memory: MiB a guest. image, kernel_dir: from tools/vm/guest and
     tools/vm/kernel. share: a directory for /mnt, or "". keep: leave the run
-    directory behind (it is left behind after a failure in any case).
+    directory behind (it is left behind after a failure in any case). no_rings:
+    numbers of the guests to which the device does not offer rings.
     """
 
     vmm: str = "qemu"
@@ -68,6 +69,7 @@ class Options:
     memory: int = 1024
     cpus: int = 2
     keep: bool = False
+    no_rings: tuple = ()
 
 
 def say(text):
@@ -465,7 +467,8 @@ class Network:
         command = [os.path.join(TOP, "build", "virtio-rdmad"),
                    "--control", os.path.join(self.dir, "control.sock")]
         for guest in self.guests:
-            command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}"]
+            rings = ",rings=off" if guest.number in self.options.no_rings else ""
+            command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}{rings}"]
         with open(log, "wb") as file:
             self.daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,

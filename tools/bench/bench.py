@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The benchmark behind "make bench", inside the build root; tools/bench/bench has its options."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../vm"))
+import guests  # noqa: E402  pylint: disable=wrong-import-position
+import measure  # noqa: E402  pylint: disable=wrong-import-position
+import plan  # noqa: E402  pylint: disable=wrong-import-position
+import report  # noqa: E402  pylint: disable=wrong-import-position
+
+OUT = os.path.join(guests.TOP, "build", "bench")
+HISTORY = os.path.join(guests.CACHE, "bench", "history.jsonl")
+# Seconds of a whole run, by what they are for. Plots and a report come on top; all in all 20 and 2 minutes.
+BUDGET = {False: {"uml": 480, "qemu": 600}, True: {"uml": 60, "qemu": 40}}
+# How long one measurement takes, apart from starting the programs.
+SECONDS = {False: {"uml": 0.3, "qemu": 0.5}, True: {"uml": 0.2, "qemu": 0.3}}
+LIMIT_SECONDS = 0.05
+# Kept of the budget for what comes after the points.
+RESERVE = 10
+ROUNDS = 9
+# A path that fails in this way so often is not tried any more.
+MOST_HANGS = 3
+F_RINGS = 2  # VIRTIO_RDMA_F_RINGS
+VIRTIO_ID_RDMA = 42
+# What a profile is taken of.
+PROFILED = (("ib_write_bw", 65536, 1), ("ib_write_rate", 64, 1), ("ib_read_lat", 2, 1))
+PROFILE_SECONDS = 3
+PERF_HZ = 997
+
+
+class Phase:
+    """All measurements on one kind of guest."""
+
+    def __init__(self, vmm, options, found):
+        self.vmm = vmm
+        self.options = options
+        self.found = found
+        self.seconds = SECONDS[options.quick][vmm]
+        self.deadline = time.monotonic() + BUDGET[options.quick][vmm]
+        self.points = [point for point in plan.by_importance(plan.points(vmm, options.quick))
+                       if not options.only or re.search(options.only, f"{point.tool} {point.size} {point.qps}")]
+        self.paths = []
+        self.broken = {}
+        self.hangs = {}
+        rings = offers_rings()
+        # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
+        self.network = guests.Network(guests.Options(
+            vmm=vmm, guests=4 if rings else 2, rdma="virtio", kernel_dir=options.kernel[vmm], image=options.image,
+            share=os.path.join(OUT, "guest"), no_rings=(3, 4) if rings else ()))
+
+    def run(self):
+        """Measure until there is nothing left or the time is over."""
+        failed = True
+        try:
+            self.step(f"{self.vmm}: boot {len(self.network.guests)} guests")
+            self.network.boot()
+            self.bring_up()
+            self.rounds()
+            if self.options.profile:
+                self.profile()
+            self.rxe_alone()
+            self.judge()
+            failed = False
+        finally:
+            self.network.close(failed)
+            if failed:
+                guests.say("logs: " + " ".join(self.network.logs()))
+
+    def step(self, text):
+        left = max(0, self.deadline - time.monotonic())
+        print(f"{text:<60}{left:6.0f} s left", file=sys.stderr, flush=True)
+
+    # ---- paths
+
+    def bring_up(self):
+        """Find what each pair of guests has; what only the one driver may do comes before the other is there."""
+        pairs = self.network.guests[:2], self.network.guests[2:]
+        links = [pair[1].link for pair in pairs if pair]
+        for pair, link in zip(pairs, links):
+            path = "rings" if all(has_rings(guest) for guest in pair) else "virtqueues"
+            if path in (other.path for other in self.paths):
+                self.found.note(f"{self.vmm}: the device offers rings and the driver does not take them")
+                continue
+            self.paths.append(measure.Pair(path, *pair, link))
+        self.idle()
+        for point in self.points:
+            if point.kind == "cm":
+                for path in self.paths:
+                    self.measure(path, point, 0)
+        server, client = self.network.guests[:2]
+        for guest in (server, client):
+            link = self.network.rdma_up(guest, "rxe")
+            if not link[0].startswith("rxe"):
+                raise guests.Failure(f"{link[0]} came up instead of rxe")
+        self.paths += [measure.Pair("rxe", server, client, link), measure.Tcp(server, client)]
+        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir)
+
+    def idle(self):
+        """What the device costs while nobody asks anything of it."""
+        if self.options.only:
+            return
+        cpu = measure.Processor(self.network.daemon)
+        time.sleep(1)
+        before, start = cpu.seconds(), time.monotonic()
+        time.sleep(2)
+        share = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
+        row = self.found.row(self.vmm, self.paths[0].path, "idle_device", 0, 0, "%")
+        row.samples[(0, row.key)] = share
+
+    def rxe_alone(self):
+        """The connection manager goes by address: rxe has its turn when our driver is gone."""
+        points = [point for point in self.points if point.kind == "cm"]
+        rxe = next(path for path in self.paths if path.path == "rxe")
+        if points and "rxe" not in self.broken:
+            for guest in (rxe.server, rxe.client):
+                guest.check(["rmmod", "virtio_rdma"], timeout=measure.HANG_SECONDS)
+            for point in points:
+                self.measure(rxe, point, 0)
+
+    # ---- points
+
+    def rounds(self):
+        """Every point once, then the goals' until there are three of each, then all again."""
+        points = [point for point in self.points if point.kind != "cm"]
+        for number in range(ROUNDS):
+            chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
+            for point in chosen:
+                if time.monotonic() > self.deadline - RESERVE:
+                    self.out_of_time(points)
+                    return
+                self.step(f"{self.vmm} {number + 1}: {point.tool} {report.size_text(point.size)}"
+                          + (f" x{point.qps}" if point.qps > 1 else ""))
+                self.point(point, number)
+            if self.options.only and number == 2:
+                return
+
+    def point(self, point, number):
+        """One point over every path."""
+        for path in self.paths:
+            if path.path == "tcp" and not point.tcp:
+                continue
+            self.measure(path, point, number)
+            if path is self.paths[0] and point.limit:
+                self.measure_limit(point, number)
+
+    def row(self, path, point):
+        tool, size, qps = report.Report.where(point, path.path)
+        return self.found.row(self.vmm, path.path, tool, size, qps, point.unit)
+
+    def measure(self, path, point, number):
+        """One figure, or the reason why there is none."""
+        row = self.row(path, point)
+        if path.path in self.broken:
+            row.error = row.error or self.broken[path.path]
+            return
+        if number and not row.samples:
+            return  # it had its chance
+        start = time.monotonic()
+        try:
+            row.samples[(number, point.key)] = path.measure(point, self.seconds)
+        except (measure.Refused, guests.Failure) as error:
+            row.error = str(error).split("\n", maxsplit=1)[0]
+            self.failure(path, row, time.monotonic() - start)
+
+    def failure(self, path, row, seconds):
+        """Decide whether the path is worth another try."""
+        print(f"  {path.path}: {row.error}", file=sys.stderr, flush=True)
+        self.hangs[path.path] = self.hangs.get(path.path, 0) + (seconds >= measure.HANG_SECONDS)
+        if self.network.daemon.poll() is not None:
+            lost = "virtio-rdmad died"
+        elif self.hangs[path.path] >= MOST_HANGS:
+            lost = f"given up after {MOST_HANGS} measurements that did not end"
+        else:
+            lost = path.lost()
+        if lost:
+            self.broken[path.path] = lost
+            self.found.note(f"{self.vmm} {path.path}: {lost}")
+
+    def measure_limit(self, point, number):
+        row = self.found.row(self.vmm, *report.limit_key(point), point.unit)
+        try:
+            row.samples[(number, point.key)] = self.limit.measure(point, LIMIT_SECONDS)
+        except measure.Refused as error:
+            row.error = str(error)
+
+    def out_of_time(self, points):
+        for point in points:
+            for path in self.paths:
+                if path.path != "tcp" or point.tcp:
+                    row = self.row(path, point)
+                    row.error = row.error or "no time left"
+
+    def judge(self):
+        """What the guests' kernels complained about belongs to the report."""
+        for number, line in self.network.reports()[:10]:
+            self.found.note(f"{self.vmm}: guest {number} kernel log: {line}")
+
+    # ---- profile
+
+    def profile(self):
+        """perf of the device under the loads that the goals are about."""
+        path = self.paths[0]
+        for key in PROFILED:
+            point = next((point for point in self.points if point.key == key), None)
+            if not point or path.path in self.broken:
+                continue
+            name = f"profile-{self.vmm}-{path.path}-{point.tool}-{point.size}"
+            self.step(f"{self.vmm}: {name}")
+            data = os.path.join(OUT, name + ".data")
+            perf = bench_root(["perf", "record", "-q", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data,
+                               "-p", str(self.network.daemon.pid)])
+            try:
+                path.measure(point, PROFILE_SECONDS)
+            except (measure.Refused, guests.Failure) as error:
+                self.found.note(f"{name}: {error}")
+            perf.send_signal(signal.SIGINT)
+            _, errors = perf.communicate(timeout=measure.HANG_SECONDS)
+            text = bench_root(["perf", "report", "--stdio", "-q", "--sort", "symbol", "-i", data])
+            with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
+                file.write(text.communicate()[0])
+            if text.returncode or not os.path.getsize(file.name):
+                self.found.note(f"no profile: {measure.last_line(errors)}")
+                return
+
+
+def offers_rings():
+    """Whether this virtio-rdmad can be told to offer rings or not."""
+    program = os.path.join(guests.TOP, "build", "virtio-rdmad")
+    return "rings=" in subprocess.run([program, "--help"], capture_output=True, check=True, encoding="utf-8").stdout
+
+
+def has_rings(guest):
+    """Whether driver and device agreed on rings."""
+    text = guest.check(f"""for device in /sys/bus/virtio/devices/*; do
+        [ $(($(cat $device/device))) = {VIRTIO_ID_RDMA} ] && cat $device/features; done""")
+    return text.strip()[F_RINGS:F_RINGS + 1] == "1"
+
+
+def bench_root(argv):
+    """Start a program of the root with perf and matplotlib, with this checkout where it is here."""
+    script = """root=$1; shift
+        for dir in /proc /sys "$TOP"; do mkdir -p "$root$dir"; mount --rbind "$dir" "$root$dir"; done
+        exec chroot "$root" "$@" """
+    return subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", script, "sh", os.environ["BENCH_ROOT"], *argv],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
+        env={**os.environ, "TOP": guests.TOP, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"},
+        preexec_fn=guests.die_with_parent)
+
+
+def stage():
+    """What the guests see as /mnt."""
+    directory = os.path.join(OUT, "guest")
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(os.path.join(HERE, "guest"), directory, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(os.path.join(guests.TOP, "build", "cargo-bench", "release", "limits"), directory)
+
+
+def finish(found, options):
+    """Report, history and plots."""
+    before = report.last_run(HISTORY, found)
+    with open(os.path.join(OUT, "report.json"), "w", encoding="ascii") as file:
+        json.dump(found.json(), file, indent=1)
+    print(found.table(lambda vmm: plan.points(vmm, options.quick), before))
+    if not options.only:
+        report.append_history(HISTORY, found.history())
+    if os.path.exists(HISTORY):
+        shutil.copy(HISTORY, OUT)
+    plots = ""
+    if os.environ.get("BENCH_ROOT"):
+        plot = bench_root(["python3", "-B", os.path.join(HERE, "plot.py"), OUT])
+        plots, errors = plot.communicate()
+        if plot.returncode:
+            guests.say(f"no plots: {measure.last_line(errors)}")
+    print("\nin build/bench: report.json " + " ".join(["history.jsonl", *plots.split()]))
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="bench", allow_abbrev=False)
+    parser.add_argument("--kernel", action="append", required=True, metavar="VMM=DIR")
+    parser.add_argument("--image", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    options.kernel = dict(pair.split("=", 1) for pair in options.kernel)
+    return options
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def main():
+    options = parse()
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    stage()
+    found = report.Report(options.quick)
+    status = 0
+    try:
+        for vmm in options.kernel:
+            try:
+                Phase(vmm, options, found).run()
+            except guests.Failure as failure:
+                found.note(f"{vmm}: {failure}")
+                status = 1
+        finish(found, options)
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

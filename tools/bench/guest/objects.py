@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""In a guest: how fast a device registers memory and makes queue pairs.
+
+    objects.py DEVICE GID_INDEX mr SIZE SECONDS   registrations a second
+    objects.py DEVICE GID_INDEX qp SECONDS        QPs a second, from none to RTS and back to none
+
+The calls are libibverbs', through pyverbs; the microsecond or two that Python takes a call is in the figure.
+"""
+
+import sys
+import time
+
+from pyverbs.addr import AHAttr, GlobalRoute
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+import pyverbs.enums as e
+
+PORT = 1
+
+
+def repeated(action, seconds):
+    """How many a second."""
+    action()  # once for what is loaded or mapped the first time
+    count, start = 0, time.monotonic()
+    while True:
+        action()
+        count += 1
+        elapsed = time.monotonic() - start
+        if elapsed >= seconds:
+            return count / elapsed
+
+
+def registrations(context, size, seconds):
+    """ibv_reg_mr and ibv_dereg_mr of memory that is there already."""
+    with PD(context) as pd:
+        memory = MR(pd, size, e.IBV_ACCESS_LOCAL_WRITE)
+        memory.write(b"\x5a" * size, size)
+        access = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+
+        def one():
+            MR(pd, size, access, address=memory.buf).close()
+
+        return repeated(one, seconds)
+
+
+def queue_pairs(context, index, seconds):
+    """A QP connected to itself: create, INIT, RTR, RTS, destroy."""
+    gid = context.query_gid(PORT, index)
+    with PD(context) as pd, CQ(context, 16) as cq:
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(8, 8, 1, 1))
+
+        def one():
+            qp = QP(pd, init, QPAttr())
+            attr = QPAttr(port_num=PORT)
+            attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+            attr.dest_qp_num = qp.qp_num
+            attr.path_mtu = e.IBV_MTU_1024
+            attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+            attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry, attr.timeout = 12, 7, 7, 14
+            attr.ah_attr = AHAttr(gr=GlobalRoute(dgid=gid, sgid_index=index), is_global=1, port_num=PORT)
+            qp.to_rts(attr)
+            qp.close()
+
+        return repeated(one, seconds)
+
+
+def main(device, index, what, *numbers):
+    with Context(name=device) as context:
+        if what == "mr":
+            print(registrations(context, int(numbers[0]), float(numbers[1])))
+        else:
+            print(queue_pairs(context, int(index), float(numbers[0])))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Runs one measurement: a program of the stock RDMA tools between two guests, or the machine's limit."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import guests
+import plan
+
+PERFTEST_PORT = 18515
+TCP_PORT = 18516
+# A program that takes so long is broken, not slow.
+HANG_SECONDS = 40
+# Bounds of the number of iterations. Fewer say nothing, more do not fit perftest's tables.
+FEWEST, MOST_BW, MOST_LAT = 10, 5_000_000, 200_000
+# Columns of perftest, after the size and the number of iterations.
+BW_RATE = LAT_TYPICAL = 2
+# perftest's depths where nothing bounds them.
+SEND_DEPTH, RECV_DEPTH = 128, 512
+# perftest compares two clocks first, and prints 0 or inf where the scheduler came between.
+CLOCK_TRIES = 3
+ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
+
+
+class Refused(Exception):
+    """A measurement that gives no figure; the text goes into the report."""
+
+
+class Pair:
+    """Two guests and one RDMA device in each: one path of the report."""
+
+    def __init__(self, path, server, client, link):
+        self.path = path
+        self.server = server
+        self.client = client
+        self.device, self.index = link
+        self.limits = self.attributes()
+        # (tool, qps) -> {size: seconds a message takes}
+        self.known = {}
+
+    def attributes(self):
+        """What the device says it can do, by name."""
+        text = self.client.check(["ibv_devinfo", "-v", "-d", self.device])
+        return {name: int(value) for name, value in re.findall(r"^\s*(\w+):\s+(\d+)", text, re.M) if name in ATTRIBUTES}
+
+    def measure(self, point, seconds):
+        """The figure of a point, in its unit."""
+        if point.kind == "perftest":
+            return self.perftest(point, seconds)
+        if point.kind == "objects":
+            what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
+            return self.last_number(self.client, ["python3", "-B", "/mnt/objects.py", self.device, str(self.index),
+                                                  *what, str(seconds)])
+        return self.connections()
+
+    def lost(self):
+        """Why nothing can be measured here any more, or ""."""
+        for guest in (self.server, self.client):
+            if guest.process.poll() is not None:
+                return f"guest {guest.number} died"
+            if guest.run(["ibv_devinfo", "-d", self.device], timeout=HANG_SECONDS)[0]:
+                line = last_line(guest.run(["sh", "-c", "dmesg | grep -i virtio.rdma"])[1])
+                return f"guest {guest.number} has lost its device: {line}"
+        return ""
+
+    # ---- perftest
+
+    def perftest(self, point, seconds):
+        """A run of about so many seconds. The first of a path is a guess, and is repeated where it was short."""
+        depths = self.depths(point)
+        for _ in range(2):
+            count = self.iterations(point, seconds)
+            value, one = self.perftest_once(point, depths, count)
+            self.known.setdefault((point.program, point.qps), {})[point.size] = one
+            if count * point.qps * one >= seconds / 4:
+                break
+        return value
+
+    def perftest_once(self, point, depths, count):
+        """The figure, and the seconds that one message takes."""
+        argv = [point.program, "-F", "-d", self.device, "-x", str(self.index), "-n", str(count), *depths,
+                *point.arguments]
+        if not point.program.startswith("ib_atomic"):
+            argv += ["-s", str(point.size)]
+        if point.qps > 1:
+            argv += ["-q", str(point.qps)]
+        columns = self.columns(argv, point.size)
+        if point.program.endswith("_lat"):
+            value = columns[LAT_TYPICAL]
+            # One way and back, but for what has no way of its own back.
+            return value, value * (2e-6 if point.program in ("ib_send_lat", "ib_write_lat") else 1e-6)
+        rate = 1e6 * columns[BW_RATE]
+        # Of its own column of bandwidth, small messages leave no digits.
+        return rate / 1e6 if point.unit == plan.MPPS else rate * point.size / 2**20, 1 / rate
+
+    def depths(self, point):
+        """perftest's depths, as far as the device has room for them. A bandwidth test has one CQ for all its
+        QPs; where the tool's defaults fit, they stay."""
+        room = max(self.limits["max_cqe"] // point.qps, 1)
+        if point.qps > self.limits["max_qp"] - 1:
+            raise Refused(f"the device has {self.limits['max_qp']} QPs")
+        wanted = min(room, self.limits["max_qp_wr"])
+        arguments = []
+        if point.program.endswith("_bw") and wanted < SEND_DEPTH:
+            arguments += ["-t", str(wanted)]
+        if point.program.startswith("ib_send"):
+            # The send queue's completions and the receive queue's have a CQ each.
+            wanted = min(wanted, self.limits["max_qp_wr"] // 2)
+            if wanted < RECV_DEPTH:
+                arguments += ["-r", str(max(wanted - 1, 1))]
+        return arguments
+
+    def iterations(self, point, seconds):
+        """How many messages take about so long, from what is known of this size or a smaller one."""
+        known = self.known.get((point.program, point.qps), {})
+        smaller = [size for size in known if size <= point.size]
+        if point.size in known:
+            one = known[point.size]
+        elif smaller:
+            size = max(smaller)
+            one = known[size] * point.size / max(size, 4096) if point.size > 4096 else known[size]
+        else:
+            # A first guess, safe for the slowest path: 25 MiB/s and 2 ms a message.
+            one = max(point.size / (25 << 20), 1e-3)
+        most = MOST_LAT if point.program.endswith("_lat") else MOST_BW
+        return max(FEWEST, min(most, int(seconds / max(one, 1e-9) / point.qps)))
+
+    def columns(self, argv, size):
+        """The result line of perftest without size and iterations."""
+        for _ in range(CLOCK_TRIES):
+            text = self.both(argv, PERFTEST_PORT)
+            match = re.search(rf"^[ \t]*{size}[ \t]+\d+((?:[ \t]+[-+\w.]+)+)[ \t]*$", text, re.M)
+            if not match:
+                raise Refused("no result: " + last_line(text))
+            columns = [float(word) for word in match[1].split()]
+            if all(map(math.isfinite, columns)) and columns[LAT_TYPICAL]:
+                return columns
+        raise Refused("perftest cannot measure the processor's clock: the machine is too busy")
+
+    def both(self, argv, port):
+        """Run a tool's server in one guest and its client in the other; the client's output."""
+        ready = threading.Event()
+        server = self.server.start(["/mnt/serve", str(port), "timeout", str(HANG_SECONDS), *argv],
+                                   sink=lambda text: ready.set() if "ready\n" in text else None)
+        end = time.monotonic() + HANG_SECONDS
+        while not ready.wait(0.05):
+            if server.status is not None:
+                raise Refused("server: " + last_line(server.text))
+            if time.monotonic() > end:
+                server.kill(signal.SIGKILL)
+                raise Refused("server: it does not listen")
+        client = self.client.start(["timeout", str(HANG_SECONDS), *argv, self.server.address])
+        status = client.wait(2 * HANG_SECONDS)
+        if status:
+            server.kill(signal.SIGKILL)
+            server.wait(HANG_SECONDS)
+            raise Refused(f"client: {reason(status)}{last_line(client.text)}")
+        if server.wait(2 * HANG_SECONDS):
+            raise Refused(f"server: {reason(server.status)}{last_line(server.text)}")
+        return client.text
+
+    # ---- others
+
+    def connections(self, count=50):
+        """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
+        argv = ["cmtime", "-c", str(count)]
+        server = self.server.start(["timeout", str(HANG_SECONDS), *argv])
+        # It listens on the CM, which has no table to look at: the client comes again while it is refused.
+        loop = " ".join(["for i in $(seq 50); do timeout", str(HANG_SECONDS), *argv, "-s", self.server.address,
+                         "&& exit; sleep 0.1; done; exit 1"])
+        status, text = self.client.run(loop, timeout=2 * HANG_SECONDS)
+        if status:
+            server.kill(signal.SIGKILL)
+        server.wait(2 * HANG_SECONDS)
+        if status:
+            raise Refused(f"client: {reason(status)}{last_line(text)}")
+        return cmtime_rate(text)
+
+    @staticmethod
+    def last_number(guest, argv):
+        status, text = guest.run(["timeout", str(HANG_SECONDS), *argv], timeout=2 * HANG_SECONDS)
+        if status:
+            raise Refused(reason(status) + last_line(text))
+        return float(text.split()[-1])
+
+
+class Tcp:
+    """TCP between the same two guests, by plain system calls."""
+
+    path = "tcp"
+
+    def __init__(self, server, client):
+        self.server = server
+        self.client = client
+        self.job = server.start(["/mnt/limits", "tcp-serve"])
+        while "listening" not in self.job.text:
+            if self.job.status is not None:
+                raise guests.Failure(f"limits tcp-serve: {self.job.text}")
+            time.sleep(0.02)
+
+    def lost(self):
+        """Why nothing can be measured here any more, or ""."""
+        return "" if self.job.status is None else f"limits tcp-serve: {last_line(self.job.text)}"
+
+    def measure(self, point, seconds):
+        return Pair.last_number(self.client, ["/mnt/limits", point.tcp.replace("_", "-"), self.server.address,
+                                              str(point.size), str(seconds)])
+
+
+class Limit:
+    """What the machine does itself."""
+
+    path = "limit"
+
+    def __init__(self, program, memory_dir):
+        self.program = program
+        self.memory_dir = memory_dir
+
+    def measure(self, point, seconds):
+        argv = [self.program, point.limit]
+        if point.limit == "memcpy":
+            argv += [str(point.size), str(seconds), self.memory_dir]
+        else:
+            argv += [str(seconds)]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8",
+                              timeout=HANG_SECONDS, preexec_fn=guests.die_with_parent)
+        if done.returncode:
+            raise Refused(done.stderr.strip())
+        return float(done.stdout)
+
+
+def reason(status):
+    return "does not end: " if status in (124, 137) else f"exit status {status}: "
+
+
+def last_line(text):
+    """What a tool said last, without the frame that perftest draws."""
+    lines = [line.strip() for line in text.split("\n") if line.strip(" -\r")]
+    return lines[-1][:200] if lines else "no output"
+
+
+def cmtime_rate(text):
+    """Connections a second, of cmtime's table of steps: the first is the whole, in us a connection."""
+    match = re.search(r"^full connect\s+(\d+)", text, re.M)
+    if not match or not int(match[1]):
+        raise Refused("no result: " + last_line(text))
+    return 1e6 / int(match[1])
+
+
+class Processor:
+    """Processor time that a process has used, in seconds."""
+
+    def __init__(self, process):
+        self.stat = f"/proc/{process.pid}/stat"
+
+    def seconds(self):
+        with open(self.stat, encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""What the benchmark measures: a list of points.
+
+A point is measured over every path, one path after the other, with the machine's own limit for it in between,
+so that what disturbs the machine disturbs all of them.
+"""
+
+import dataclasses
+
+PATHS = ("rings", "virtqueues", "rxe", "tcp", "limit")
+
+SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
+QUICK_SIZES = (2, 4096, 65536, 1 << 20)
+# What the goals speak of.
+GOAL_SIZES = {"bw": (65536, 1 << 20), "lat": (2,), "rate": (64,)}
+RATE_SIZE = 64
+RATE_QPS = (1, 16, 64, 1000)
+ATOMIC_SIZE = 8
+REGISTRATIONS = (4096, 1 << 20, 64 << 20)
+
+MIBS, US, MPPS, PER_SECOND = "MiB/s", "us", "M/s", "1/s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One line of the report.
+
+    tool: its name there. kind: who runs it ("perftest", "objects", "cm"). size: bytes of a message or a
+    registration. arguments: beyond device, size and count. limit: tool of the limit with the same unit, or "";
+    tcp: whether TCP does the same. goal: repeated until there is a median. quick: part of a short run. vmms:
+    where it is measured.
+    """
+
+    tool: str
+    size: int
+    unit: str
+    qps: int = 1
+    kind: str = "perftest"
+    program: str = ""
+    arguments: tuple = ()
+    limit: str = ""
+    tcp: str = ""
+    goal: bool = False
+    quick: bool = False
+    vmms: tuple = ("uml", "qemu")
+
+    @property
+    def key(self):
+        return (self.tool, self.size, self.qps)
+
+
+def bandwidth():
+    for verb in ("write", "read", "send"):
+        for size in SIZES:
+            goal = size in GOAL_SIZES["bw"] and verb != "send"
+            yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
+                        tcp="tcp_bw" if verb == "send" else "", goal=goal,
+                        quick=goal or (size in QUICK_SIZES and verb == "write") or (verb == "send" and size == 65536))
+    yield Point("ib_atomic_bw", ATOMIC_SIZE, MPPS, program="ib_atomic_bw")
+
+
+def latency():
+    for verb in ("read", "send", "write"):
+        # What one message takes cannot be less than a memcpy of it and one or two cache lines' way.
+        for size in SIZES:
+            small = size in GOAL_SIZES["lat"]
+            yield Point(f"ib_{verb}_lat", size, US, program=f"ib_{verb}_lat",
+                        limit="cacheline" if small else "", tcp="tcp_lat" if verb == "send" else "",
+                        goal=small and verb != "write", quick=small)
+    yield Point("ib_atomic_lat", ATOMIC_SIZE, US, program="ib_atomic_lat", limit="cacheline")
+    for verb in ("send", "read"):
+        yield Point(f"ib_{verb}_lat_events", 2, US, program=f"ib_{verb}_lat", arguments=("-e",), limit="eventfd",
+                    goal=verb == "send", quick=verb == "send")
+
+
+def rates():
+    for verb in ("write", "send"):
+        for qps in RATE_QPS:
+            goal = qps in (1, 1000)
+            # A thousand connections over an emulated guest's TCP take longer than what is to be measured.
+            yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, qps, program=f"ib_{verb}_bw", goal=goal,
+                        quick=goal and verb == "write", vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+        # Many work requests a post: what the device does when the program costs less.
+        yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"))
+
+
+def objects():
+    for size in REGISTRATIONS:
+        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", quick=size == 4096)
+    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", quick=True)
+    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", quick=True)
+
+
+def points(vmm, quick):
+    """The points of a run, in the order of the report."""
+    return [point for group in (bandwidth, latency, rates, objects) for point in group()
+            if vmm in point.vmms and (point.quick or not quick)]
+
+
+def by_importance(every):
+    """In the order in which they are measured: what the goals need in front."""
+    return sorted(every, key=lambda point: (not point.goal, not point.quick))

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""What the benchmark found: rows, goals, a table, JSON and the history."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+
+import guests
+import plan
+
+# Lines of the history that are kept.
+HISTORY = 50
+# A change of a figure between two runs that the table shows: less is the machine's own unrest.
+CHANGE = 0.15
+
+
+@dataclasses.dataclass
+class Row:
+    """One figure. samples: by the moment at which they were taken, so that a ratio can be formed of what was
+    measured side by side."""
+
+    vmm: str
+    path: str
+    tool: str
+    size: int
+    qps: int
+    unit: str
+    samples: dict = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def value(self):
+        return round(statistics.median(self.samples.values()), 6) if self.samples else None
+
+    @property
+    def key(self):
+        return (self.vmm, self.path, self.tool, self.size, self.qps)
+
+    def json(self):
+        row = {"vmm": self.vmm, "path": self.path, "tool": self.tool, "size": self.size, "qps": self.qps,
+               "unit": self.unit, "value": self.value, "samples": list(self.samples.values())}
+        return row | ({"error": self.error} if self.value is None else {})
+
+
+class Report:
+    def __init__(self, quick):
+        self.rows = {}
+        self.quick = quick
+        self.notes = []
+        self.start = time.time()
+        self.machine = machine()
+
+    def row(self, vmm, path, tool, size, qps, unit):
+        row = Row(vmm, path, tool, size, qps, unit)
+        return self.rows.setdefault(row.key, row)
+
+    def get(self, *key):
+        return self.rows.get(key)
+
+    def note(self, text):
+        self.notes.append(text)
+        guests.say(text)
+
+    # ---- goals
+
+    def goals(self):
+        """The goals on user-mode Linux, for the best path of virtio-rdma that was measured."""
+        ours = next((path for path in plan.PATHS[:2] if any(row.path == path and row.vmm == "uml"
+                                                            for row in self.rows.values())), plan.PATHS[0])
+
+        def over(name, target, above, below, least=True):
+            """A ratio of two rows; at least or at most the target."""
+            return self.goal(name, ours, target, self.ratio(above, below), least)
+
+        def figure(name, target, key, least):
+            row = self.get(*key)
+            return self.goal(name, ours, target, row.value if row else None, least)
+
+        def at(tool, size, qps=1, path=ours):
+            return ("uml", path, tool, size, qps)
+
+        result = []
+        for verb in ("write", "read"):
+            for size, text in ((65536, "64 KiB"), (1 << 20, "1 MiB")):
+                result.append(over(f"{verb} of {text}: of memcpy", 0.8, at(f"ib_{verb}_bw", size),
+                                   at("memcpy", size, path="limit")))
+        read = at("ib_read_lat", 2)
+        result += [
+            over("read of 2 bytes: cache line round trips", 10, read, at("cacheline", 0, path="limit"), False),
+            figure("read of 2 bytes: us", 1, read, False),
+        ]
+        for verb in ("write", "send"):
+            result.append(figure(f"64-byte {verb}s, one QP: M/s", 4, at(f"ib_{verb}_rate", 64), True))
+        for verb in ("write", "send"):
+            result.append(over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.8, at(f"ib_{verb}_rate", 64, 1000),
+                               at(f"ib_{verb}_rate", 64)))
+        for verb in ("write", "read"):
+            result.append(over(f"{verb} of 64 KiB: times rxe", 100, at(f"ib_{verb}_bw", 65536),
+                               at(f"ib_{verb}_bw", 65536, path="rxe")))
+        for verb in ("read", "send"):
+            result.append(over(f"{verb} of 2 bytes: times faster than rxe", 10,
+                               at(f"ib_{verb}_lat", 2, path="rxe"), at(f"ib_{verb}_lat", 2)))
+        result.append(over("send of 2 bytes with events: of two eventfd hops", 1.5, at("ib_send_lat_events", 2),
+                           at("eventfd", 0, path="limit"), False))
+        return result
+
+    @staticmethod
+    def goal(name, path, target, value, least):
+        reached = None if value is None else (value >= target if least else value <= target)
+        # How much of the goal there is: 1 and more is reached.
+        ratio = None if not value else round(value / target if least else target / value, 3)
+        return {"goal": name, "vmm": "uml", "path": path, "target": target, "at": "least" if least else "most",
+                "value": None if value is None else round(value, 4), "ratio": ratio, "reached": reached}
+
+    def ratio(self, above, below):
+        """Of two rows: the median of the ratios of what was measured side by side."""
+        above, below = self.get(*above), self.get(*below)
+        if not (above and below and above.samples and below.samples):
+            return None
+        both = above.samples.keys() & below.samples.keys()
+        if both:
+            return statistics.median(above.samples[moment] / below.samples[moment] for moment in both)
+        # Points of different places in the run, such as 1 and 1,000 QPs.
+        return above.value / below.value
+
+    # ---- output
+
+    def json(self):
+        # The "limit" rows once for each size, whatever they were measured beside.
+        return {"machine": self.machine, "quick": self.quick, "seconds": round(time.time() - self.start, 1),
+                "notes": self.notes, "goals": self.goals(), "rows": [row.json() for row in self.rows.values()]}
+
+    def table(self, points, before):
+        """Everything as text. before: what the last comparable run found, by key."""
+        lines = []
+        for vmm in dict.fromkeys(row.vmm for row in self.rows.values()):
+            paths = [path for path in plan.PATHS if path != "limit"
+                     and any(row.vmm == vmm and row.path == path for row in self.rows.values())]
+            lines += ["", f"{vmm:<20}{'size':>9}{'QPs':>6}" + "".join(f"{path:>13}" for path in paths)
+                      + f"{'limit':>13}  {'unit':<6}{'of limit':>9}  change"]
+            lines += filter(None, (self.line(vmm, paths, point, before) for point in points(vmm)))
+        lines += ["", *self.errors(), "", *self.goal_lines(before)]
+        return "\n".join(lines)
+
+    def line(self, vmm, paths, point, before):
+        rows = [self.get(vmm, path, *self.where(point, path)) for path in paths]
+        if not any(rows):
+            return ""
+        limit = self.get(vmm, *limit_key(point)) if point.limit else None
+        text = f"{point.tool:<20}{size_text(point.size):>9}{point.qps or '':>6}"
+        text += "".join(f"{number(row):>13}" for row in [*rows, limit]) + f"  {point.unit:<6}"
+        first = next((row for row in rows if row and row.value and row.path != "tcp"), None)
+        share = ""
+        if first and limit and limit.value:
+            share = f"{self.ratio(first.key, limit.key):.2f}"
+        return text + f"{share:>9}  " + self.change(first, before)
+
+    @staticmethod
+    def where(point, path):
+        return (point.tcp if path == "tcp" else point.tool, point.size, point.qps)
+
+    @staticmethod
+    def change(row, before):
+        """What became of a figure since the last run, where it is worth a look."""
+        old = before.get(" ".join(map(str, row.key))) if row else None
+        if not old or not row.value or abs(row.value / old - 1) < CHANGE:
+            return ""
+        return f"{100 * (row.value / old - 1):+.0f} %"
+
+    def errors(self):
+        """Why there is no figure: a line for each reason."""
+        reasons = {}
+        for row in self.rows.values():
+            if row.value is None:
+                reasons.setdefault((row.vmm, row.path, row.error), []).append(
+                    f"{row.tool} {size_text(row.size)}" + (f" x{row.qps}" if row.qps > 1 else ""))
+        return [f"no figure: {vmm} {path}: {', '.join(dict.fromkeys(which))}: {error}"
+                for (vmm, path, error), which in reasons.items()]
+
+    def goal_lines(self, before):
+        lines = [f"{'goal (user-mode Linux)':<50}{'target':>11}{'reached':>11}{'':>4}before"]
+        for goal in self.goals():
+            word = {True: "yes", False: "NO", None: "-"}[goal["reached"]]
+            sign = {"least": ">=", "most": "<="}[goal["at"]]
+            value = "-" if goal["value"] is None else f"{goal['value']:.3g}"
+            old = before.get("goal " + goal["goal"])
+            lines.append(f"{goal['goal']:<50}{sign + ' ' + format(goal['target'], 'g'):>11}{value:>11} {word:>3}"
+                         + (f"  {old:.3g}" if old else ""))
+        lines.append(f"(path: {self.goals()[0]['path']})")
+        return lines
+
+    def history(self):
+        """What is kept of this run."""
+        figures = {" ".join(map(str, row.key)): row.value for row in self.rows.values() if row.value is not None}
+        figures |= {"goal " + goal["goal"]: goal["value"] for goal in self.goals() if goal["value"] is not None}
+        return {"date": self.machine["date"], "commit": self.machine["commit"], "quick": self.quick,
+                "cpu": self.machine["cpu"], "figures": figures}
+
+
+def limit_key(point):
+    """Where the limit of a point stands: memcpy has a size, the others have none."""
+    return ("limit", point.limit, point.size if point.limit == "memcpy" else 0, 1)
+
+
+def last_run(path, report):
+    """The figures of the last run of the same kind on the same processor."""
+    for run in reversed(read_history(path)):
+        if run["quick"] == report.quick and run["cpu"] == report.machine["cpu"]:
+            return run["figures"]
+    return {}
+
+
+def read_history(path):
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="ascii") as file:
+        return [json.loads(line) for line in file]
+
+
+def append_history(path, run):
+    """Whole or not at all: another run may end at the same time."""
+    runs = [*read_history(path), run][-HISTORY:]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="ascii") as file:
+        file.writelines(json.dumps(run) + "\n" for run in runs)
+    os.rename(temporary, path)
+
+
+def machine():
+    git = ["git", "-c", f"safe.directory={guests.TOP}", "-C", guests.TOP]
+    commit = output([*git, "describe", "--always", "--dirty", "--abbrev=12"])
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit,
+            "cpu": names[0] if names else platform.machine(), "cpus": os.cpu_count(),
+            "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
+            "kernel": platform.release(), "load_before": round(os.getloadavg()[0], 2)}
+
+
+def output(argv):
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8")
+    return done.stdout.strip() or "unknown"
+
+
+def size_text(size):
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size or "")
+
+
+def number(row):
+    """Three digits that count; a dash where there is no figure."""
+    if row is None:
+        return ""
+    if row.value is None:
+        return "-"
+    value = row.value
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
