@@ -6,7 +6,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -17,8 +16,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::{header_flags, Header, MAX_FDS, MAX_MESSAGE};
 
-/// How long a client may leave a reply unread before it is given up.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const HEADER: usize = size_of::<Header>();
 
 /// Why a connection cannot go on.
@@ -33,6 +30,9 @@ pub enum ChannelError {
     /// More file descriptors than a message may have.
     #[error("more than {MAX_FDS} file descriptors with a message")]
     Descriptors,
+    /// The client sends commands and leaves their replies unread.
+    #[error("the client does not read its replies")]
+    Stuck,
     /// The socket failed.
     #[error("socket: {0}")]
     Os(#[from] Errno),
@@ -61,10 +61,9 @@ pub struct Channel {
 }
 
 impl Channel {
-    pub fn new(socket: UnixStream) -> std::io::Result<Self> {
-        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+    pub fn new(socket: UnixStream) -> Self {
         let buffer = vec![0; 2 * MAX_MESSAGE].into_boxed_slice();
-        Ok(Self { socket, buffer, start: 0, end: 0, fds: VecDeque::new() })
+        Self { socket, buffer, start: 0, end: 0, fds: VecDeque::new() }
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
@@ -93,6 +92,7 @@ impl Channel {
         self.send(to, header_flags::REPLY | header_flags::ERROR, errno, &[])
     }
 
+    /// Never waits: a client has one command under way, or a few, and reads each reply.
     fn send(&self, to: &Header, flags: u32, error: u32, body: &[u8]) -> Result<(), ChannelError> {
         let size = HEADER + body.len();
         let header = Header {
@@ -103,17 +103,16 @@ impl Channel {
             error: error.into(),
         };
         let message = [header.as_bytes(), body].concat();
-        let mut done = 0;
-        while done < size {
-            let part = [IoSlice::new(&message[done..])];
-            let mut none = SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &part, &mut none, SendFlags::NOSIGNAL) {
-                Ok(sent) => done += sent,
+        let mut none = SendAncillaryBuffer::default();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match sendmsg(&self.socket, &[IoSlice::new(&message)], &mut none, flags) {
+                Ok(sent) if sent == size => return Ok(()),
+                Ok(_) | Err(Errno::AGAIN) => return Err(ChannelError::Stuck),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Ok(())
     }
 
     /// Takes a complete message out of the buffer.

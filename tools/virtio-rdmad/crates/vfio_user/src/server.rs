@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
+use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::channel::{Channel, ChannelError, Message};
@@ -82,7 +84,7 @@ impl Server {
         let registers = Registers::new(backend.features(), &sizes, &interrupts);
         let config_len = u32::try_from(backend.config().len()).unwrap_or(pci::DEVICE.len);
         Ok(Self {
-            channel: Channel::new(socket).map_err(|error| ChannelError::Os(errno_of(&error)))?,
+            channel: Channel::new(socket),
             negotiated: false,
             config: ConfigSpace::new(id, registers.vectors(), config_len),
             registers,
@@ -277,6 +279,8 @@ impl Server {
         if start.checked_add(count).is_none_or(|end| end > vectors) {
             return Err(Fault::Irq);
         }
+        // A signal is sent by whoever has one for the guest, and must not wait for its monitor.
+        fds.iter().try_for_each(set_nonblocking).map_err(|_| Fault::Descriptors)?;
         let range = start..start + count;
         let msix = set.index.get() == irq::MSIX;
         match set.flags.get() {
@@ -447,8 +451,8 @@ impl Server {
     }
 }
 
-fn errno_of(error: &std::io::Error) -> rustix::io::Errno {
-    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
+fn set_nonblocking(fd: &OwnedFd) -> Result<(), Errno> {
+    fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
 }
 
 fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Fault> {
