@@ -15,8 +15,10 @@
 mod map;
 mod mapping;
 mod pages;
+mod sigbus;
 mod slice;
 
 pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
 pub use pages::{Pages, PAGE_SIZE};
+pub use sigbus::{survive_truncation, truncations};
 pub use slice::Slice;

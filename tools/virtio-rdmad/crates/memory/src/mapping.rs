@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
 
+use crate::sigbus;
+
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -33,7 +35,9 @@ impl Mapping {
         // SAFETY: the kernel chooses the address, so no existing mapping is replaced; the new one
         // is reached through `Mapping` alone.
         let addr = unsafe { mmap(null, len, protection(writable), MapFlags::SHARED, fd, offset) }?;
-        Self::adopt(addr.cast(), len, writable)
+        let mapping = Self::adopt(addr.cast(), len, writable)?;
+        sigbus::register(mapping.addr, len)?;
+        Ok(mapping)
     }
 
     /// Maps `len` bytes of zeros.
@@ -67,6 +71,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        sigbus::unregister(self.addr);
         // SAFETY: this is the range that mmap returned, and whoever could still reach it holds the
         // `Arc` around this mapping, so nobody does.
         let result = unsafe { munmap(self.addr.as_ptr().cast(), self.len) };

@@ -2,6 +2,7 @@
 //! A guest's [`Device`] as its transport sees it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use engine::Device;
@@ -13,10 +14,9 @@ use crate::poller::{Poller, Source};
 
 /// Joins device, transport and poller of one connection.
 pub struct Backend {
+    guest: Arc<Guest>,
     device: Arc<Device>,
     poller: Arc<Poller>,
-    /// Index of the guest.
-    guest: u32,
     config: [u8; 256],
     /// What is watched for kicks, with vhost-user.
     kicks: Vec<OwnedFd>,
@@ -25,10 +25,17 @@ pub struct Backend {
 
 impl Backend {
     /// For a connection that begins.
-    pub fn new(guest: &Guest, poller: &Arc<Poller>) -> Self {
-        let (device, poller) = (guest.device.clone(), poller.clone());
+    pub fn new(guest: &Arc<Guest>, poller: &Arc<Poller>) -> Self {
+        let (guest, device, poller) = (guest.clone(), guest.device.clone(), poller.clone());
         let config = device.config_space();
-        Self { device, poller, guest: guest.index, config, kicks: Vec::new(), started: false }
+        Self { guest, device, poller, config, kicks: Vec::new(), started: false }
+    }
+
+    /// Takes the features that the driver agreed on.
+    fn set_features(&self, features: u64) {
+        let rings = features & 1 << abi::VIRTIO_RDMA_F_RINGS != 0;
+        self.guest.rings.store(rings, Ordering::Relaxed);
+        self.device.set_driver_features(features);
     }
 
     /// Ends the device's life. Guest memory is not touched any more when this returns.
@@ -61,7 +68,7 @@ impl vhost_user::Backend for Backend {
     }
 
     fn set_features(&mut self, features: u64) {
-        self.device.set_driver_features(features);
+        Backend::set_features(self, features);
     }
 
     fn config(&self) -> &[u8] {
@@ -75,7 +82,7 @@ impl vhost_user::Backend for Backend {
     fn start_queue(&mut self, queue: u16, setup: vhost_user::QueueSetup) -> Result<(), String> {
         let vhost_user::QueueSetup { memory, layout, base, kick, signal } = setup;
         let ring = SplitQueue::new(&memory, layout, base).map_err(|error| error.to_string())?;
-        let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest, queue));
+        let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest.index, queue));
         watched.map_err(|error| format!("its kick cannot be waited for: {error}"))?;
         self.kicks.push(kick);
         if !self.started {
@@ -114,7 +121,7 @@ impl vfio_user::Backend for Backend {
 
     fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
         let vfio_user::Setup { features, memory, queues } = setup;
-        self.device.set_driver_features(features);
+        self.set_features(features);
         let mut started: Vec<(u16, SplitQueue, Arc<dyn engine::Signal>)> = Vec::new();
         for (index, queue) in (0..).zip(queues) {
             let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {

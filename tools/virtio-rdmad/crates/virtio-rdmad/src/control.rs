@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Error, Read, Write};
 use std::net::Ipv6Addr;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +64,12 @@ fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[Shared]) -> Result<
 fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
     let guests: Vec<Value> = guests.iter().map(|guest| of_guest(guest)).collect();
     let workers: Vec<Value> = workers.iter().map(of_worker).collect();
-    json!({ "version": env!("CARGO_PKG_VERSION"), "workers": workers, "guests": guests })
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "truncations": memory::truncations(),
+        "workers": workers,
+        "guests": guests,
+    })
 }
 
 fn of_worker(worker: &Shared) -> Value {
@@ -98,6 +104,7 @@ fn of_guest(guest: &Guest) -> Value {
         "connected": guest.link.worker().is_some(),
         "worker": guest.link.worker(),
         "started": started,
+        "queues": started.then(|| if guest.rings.load(Ordering::Relaxed) { "rings" } else { "virtqueues" }),
         "gids": gids,
         "pds": pds,
         "mrs": mrs,

@@ -6,8 +6,8 @@ use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::mpsc;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control;
 use crate::guest::{Guest, Link};
-use crate::options::{GuestSpec, Options};
+use crate::options::{GuestSpec, Options, Switch};
+use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::Socket;
 use crate::worker::{Shared, Worker};
 
@@ -54,6 +55,9 @@ pub enum DaemonError {
         /// Why.
         error: String,
     },
+    /// The process cannot be confined.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// The operating system refused something.
     #[error("{0}")]
     Os(#[from] Error),
@@ -62,6 +66,7 @@ pub enum DaemonError {
 /// Serves guests until SIGTERM or SIGINT.
 pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check(options)?;
+    memory::survive_truncation()?;
     // Caught from here on, so that no socket stays behind.
     let signals = signals()?;
     let control = options.control.as_deref().map(Socket::bind).transpose()?;
@@ -72,8 +77,12 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let guests: Arc<[_]> = guests(options, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
-    let threads = start(options, &workers, &departures)?;
-    let (end, control_thread) = start_control(control, &guests, &workers)?;
+    let filters = confine(options)?;
+    let threads = start(options, &workers, &departures, filters.as_ref())?;
+    let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
+    if let Some(filters) = &filters {
+        filters.confine()?;
+    }
     tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
     let result = wait(&signals, &departures, &guests, &workers);
     drop(end);
@@ -138,13 +147,24 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
             name: spec.name.clone(),
             mac: spec.mac,
             limits: spec.limits.clone(),
-            rings: true,
+            rings: spec.rings,
             wake: link.clone(),
         });
         let socket = Socket::bind(&spec.path)?;
-        guests.push(Arc::new(Guest { spec: spec.clone(), index, device, link, socket }));
+        let (spec, rings) = (spec.clone(), AtomicBool::new(false));
+        guests.push(Arc::new(Guest { spec, index, device, link, rings, socket }));
     }
     Ok(guests)
+}
+
+/// Leaves the file system; what the threads are to be confined with, if they are.
+fn confine(options: &Options) -> Result<Option<Filters>, DaemonError> {
+    if options.sandbox == Switch::Off {
+        return Ok(None);
+    }
+    let sockets = options.guests.iter().map(|guest| &guest.path).chain(&options.control);
+    sandbox::leave_file_system(sockets.map(PathBuf::as_path))?;
+    Ok(Some(Filters::new()?))
 }
 
 /// Starts the workers; all of them are ready when this returns.
@@ -152,6 +172,7 @@ fn start(
     options: &Options,
     workers: &Arc<[Shared]>,
     departures: &Arc<OwnedFd>,
+    filters: Option<&Filters>,
 ) -> Result<Vec<JoinHandle<()>>, DaemonError> {
     let poll = Duration::from_micros(options.poll_us.into());
     let mut threads = Vec::with_capacity(workers.len());
@@ -161,8 +182,9 @@ fn start(
         let worker = worker.map_err(Error::from)?;
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));
+        let filters = filters.cloned();
         threads.push(thread.spawn(move || {
-            let prepared = prepare(cpu);
+            let prepared = prepare(cpu, filters.as_ref());
             let serves = prepared.is_ok();
             // The other end waits for it.
             let _ = ready.send(prepared);
@@ -178,11 +200,14 @@ fn start(
 }
 
 /// Makes the calling thread fit for a worker.
-fn prepare(cpu: Option<u16>) -> Result<(), String> {
+fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();
         set.set(cpu.into());
         sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+    }
+    if let Some(filters) = filters {
+        filters.confine_worker().map_err(|error| error.to_string())?;
     }
     Ok(())
 }
@@ -192,13 +217,19 @@ fn start_control(
     socket: Option<Socket>,
     guests: &Arc<[Arc<Guest>]>,
     workers: &Arc<[Shared]>,
-) -> Result<(UnixStream, Option<JoinHandle<()>>), Error> {
+    filters: Option<&Filters>,
+) -> Result<(UnixStream, Option<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
     let Some(socket) = socket else { return Ok((end, None)) };
-    let (guests, workers) = (guests.clone(), workers.clone());
-    let thread = std::thread::Builder::new()
-        .name("control".to_owned())
-        .spawn(move || control::run(&socket, &ended, &guests, &workers))?;
+    let (guests, workers, filters) = (guests.clone(), workers.clone(), filters.cloned());
+    let serve = move || {
+        if let Some(Err(error)) = filters.map(|filters| filters.confine()) {
+            tracing::error!(%error, "the control socket is not served");
+            return;
+        }
+        control::run(&socket, &ended, &guests, &workers);
+    };
+    let thread = std::thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok((end, Some(thread)))
 }
 

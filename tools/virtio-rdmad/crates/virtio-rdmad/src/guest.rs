@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest: what outlives the connections of its monitor.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use engine::Device;
@@ -59,6 +59,8 @@ pub struct Guest {
     pub device: Arc<Device>,
     /// Who serves it. A guest is served from when its monitor connects until it disconnects.
     pub link: Arc<Link>,
+    /// Whether its driver, if it has started the device, agreed on rings.
+    pub rings: AtomicBool,
     /// Where its monitor connects.
     pub socket: Socket,
 }

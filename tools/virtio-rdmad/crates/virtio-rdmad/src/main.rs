@@ -14,6 +14,7 @@ mod daemon;
 mod guest;
 mod options;
 mod poller;
+mod sandbox;
 mod socket;
 mod spin;
 mod status;

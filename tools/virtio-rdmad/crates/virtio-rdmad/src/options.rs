@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::Limits;
 use rustix::thread::CpuSet;
 
@@ -28,13 +28,16 @@ pub struct Options {
     ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
     ///   mac=MAC           MAC address of the guest's network interface that RDMA goes with
     ///   network=NAME      guests of different networks cannot reach each other (default: default)
-    ///   max-qp=N          queue pairs, the one of the connection manager included
-    ///   max-cq=N          completion queues
+    ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
+    ///   vectors=N         interrupts that completions are spread over, with rings
+    ///   max-qp=N          queue pairs, the one of the connection manager included, without rings
+    ///   max-cq=N          completion queues, without rings
     ///
-    /// Exactly one of vfio-user and vhost-user is needed. A queue pair takes two virtqueues and a
-    /// completion queue one; two more are always there. vfio-user carries 1023 virtqueues
-    /// (default: max-qp=95, max-cq=64), vhost-user 256, user-mode Linux 64 of them (default:
-    /// max-qp=21, max-cq=20).
+    /// Exactly one of vfio-user and vhost-user is needed. A driver that does not know rings uses
+    /// virtqueues even if they are on. Then a queue pair takes two virtqueues and a completion queue
+    /// one; two more are always there. With rings there are vectors and three. vfio-user carries
+    /// 1023 virtqueues (default: max-qp=95, max-cq=64, vectors=8), vhost-user 256, user-mode Linux
+    /// 64 of them (default: max-qp=21, max-cq=20, vectors=4).
     #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
     pub guests: Vec<GuestSpec>,
 
@@ -61,6 +64,12 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub poll_us: u32,
 
+    /// Whether the process gives up what it does not need once its sockets are open.
+    ///
+    /// Off is for systems that do not let it.
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true, default_value_t = Switch::On)]
+    pub sandbox: Switch,
+
     /// What to log: error, warn, info, debug or trace; or what RUST_LOG takes, and which wins.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,
@@ -79,6 +88,15 @@ Examples:
     virtio-rdmad status --control /run/rdma.sock
 
 SIGTERM and SIGINT end it and remove its sockets.";
+
+/// On or off.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
 
 /// CPUs, in the order given, none twice.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -190,6 +208,8 @@ pub struct GuestSpec {
     pub network: String,
     /// What it may use.
     pub limits: Limits,
+    /// Whether it is offered rings.
+    pub rings: bool,
 }
 
 /// What is wrong with a `--guest`.
@@ -200,7 +220,8 @@ pub enum SpecError {
     NoValue(String),
     /// A key that does not exist.
     #[error(
-        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, max-qp, max-cq"
+        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, rings, vectors, \
+         max-qp, max-cq"
     )]
     UnknownKey(String),
     /// A key that came twice.
@@ -236,7 +257,13 @@ pub enum SpecError {
         /// Virtqueues it carries.
         most: u16,
     },
+    /// More completion vectors than there can be.
+    #[error("vectors={0}: at most {MAX_VECTORS} are possible")]
+    Vectors(u16),
 }
+
+/// Most completion vectors of a guest; more than a guest has CPUs to spread them over help nobody.
+const MAX_VECTORS: u16 = 64;
 
 /// The values of a `--guest` as they stand there.
 #[derive(Default)]
@@ -246,6 +273,8 @@ struct Pairs<'a> {
     vhost_user: Option<&'a str>,
     mac: Option<&'a str>,
     network: Option<&'a str>,
+    rings: Option<&'a str>,
+    vectors: Option<&'a str>,
     max_qp: Option<&'a str>,
     max_cq: Option<&'a str>,
 }
@@ -262,6 +291,8 @@ impl<'a> Pairs<'a> {
                 "vhost-user" => ("vhost-user", &mut pairs.vhost_user),
                 "mac" => ("mac", &mut pairs.mac),
                 "network" => ("network", &mut pairs.network),
+                "rings" => ("rings", &mut pairs.rings),
+                "vectors" => ("vectors", &mut pairs.vectors),
                 "max-qp" => ("max-qp", &mut pairs.max_qp),
                 "max-cq" => ("max-cq", &mut pairs.max_cq),
                 _ => return Err(SpecError::UnknownKey(key.to_owned())),
@@ -289,6 +320,10 @@ impl<'a> Pairs<'a> {
         let mut limits = transport.limits();
         limits.max_qp = number("max-qp", self.max_qp, limits.max_qp)?;
         limits.max_cq = number("max-cq", self.max_cq, limits.max_cq)?;
+        limits.comp_vectors = number("vectors", self.vectors, limits.comp_vectors)?;
+        if limits.comp_vectors > MAX_VECTORS {
+            return Err(SpecError::Vectors(limits.comp_vectors));
+        }
         // Control and events, one a CQ, two a QP.
         let queues = 2 + u32::from(limits.max_cq) + 2 * u32::from(limits.max_qp);
         let most = transport.max_queues();
@@ -314,6 +349,7 @@ impl FromStr for GuestSpec {
             mac: pairs.mac.map(mac).transpose()?,
             network: pairs.network.unwrap_or("default").to_owned(),
             limits: pairs.limits(transport)?,
+            rings: switch("rings", pairs.rings, true)?,
         })
     }
 }
@@ -324,6 +360,15 @@ fn number(key: &'static str, value: Option<&str>, default: u16) -> Result<u16, S
     match value.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(SpecError::Value { key, value: value.to_owned(), wanted }),
+    }
+}
+
+fn switch(key: &'static str, value: Option<&str>, default: bool) -> Result<bool, SpecError> {
+    match value {
+        None => Ok(default),
+        Some("on") => Ok(true),
+        Some("off") => Ok(false),
+        Some(value) => Err(SpecError::Value { key, value: value.to_owned(), wanted: "on or off" }),
     }
 }
 
@@ -368,7 +413,9 @@ mod tests {
         assert_eq!((guest.transport, guest.path), (Transport::VhostUser, "/a/b".into()));
         assert_eq!(guest.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0xff]));
         assert_eq!((guest.limits.max_qp, guest.limits.max_cq), (3, 4));
-        let guest: GuestSpec = "name=g,vfio-user=s".parse().unwrap();
+        assert!(guest.rings);
+        let guest: GuestSpec = "name=g,vfio-user=s,rings=off,vectors=64".parse().unwrap();
+        assert_eq!((guest.rings, guest.limits.comp_vectors), (false, 64));
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
     }
 
@@ -396,6 +443,9 @@ mod tests {
             let spec = format!("name=a,vfio-user=b,mac={value}");
             assert!(matches!(error(&spec), SpecError::Value { key: "mac", .. }), "{value}");
         }
+        let rings = error("name=a,vfio-user=b,rings=yes");
+        assert!(matches!(rings, SpecError::Value { key: "rings", wanted: "on or off", .. }));
+        assert_eq!(error("name=a,vfio-user=b,vectors=65"), SpecError::Vectors(65));
         for value in ["0", "-1", "65536", "many"] {
             let spec = format!("name=a,vfio-user=b,max-qp={value}");
             assert!(matches!(error(&spec), SpecError::Value { key: "max-qp", .. }), "{value}");

@@ -49,9 +49,9 @@ fn worker(index: usize, worker: &Value) -> String {
 fn guest(guest: &Value) -> String {
     let mut text = String::new();
     let state = match (guest["connected"].as_bool(), guest["started"].as_bool()) {
-        (Some(true), Some(true)) => "running",
-        (Some(true), _) => "connected, no driver",
-        _ => "not connected",
+        (Some(true), Some(true)) => format!("running on {}", plain(&guest["queues"])),
+        (Some(true), _) => "connected, no driver".to_owned(),
+        _ => "not connected".to_owned(),
     };
     let field = |key: &str| plain(&guest[key]);
     // Writing to a string does not fail.
@@ -113,7 +113,7 @@ mod tests {
         let answer = json!({ "workers": [{ "guests": 1, "work_seconds": 1.0, "poll_seconds": 2.0,
             "sleep_seconds": 5.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
-            "mac": null, "connected": true, "started": true, "pds": 1, "mrs": 2, "cqs": 3,
+            "mac": null, "connected": true, "started": true, "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
             "gids": [{ "index": 0, "gid": "fe80::1" }],
             "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
                       "sends": 0, "receives": 100 },
@@ -124,7 +124,7 @@ mod tests {
         let expected = "\
 worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
 
-g1: running, worker 0, vfio-user /s, network default, MAC -
+g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1
   1 PDs, 2 MRs, 3 CQs, 2 QPs
   QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -36,6 +36,9 @@ const OFFER: Duration = Duration::from_micros(10);
 
 /// Guests of a worker that is not to get any.
 const RETIRED: usize = usize::MAX / 2;
+
+/// Whether the log says that memory was truncated.
+static TRUNCATED: Once = Once::new();
 
 /// A monitor that has connected.
 struct Arrival {
@@ -263,6 +266,11 @@ impl Worker {
         self.now = Instant::now();
         self.crowd.slept();
         self.looked = self.now;
+        if memory::truncations() > 0 {
+            TRUNCATED.call_once(|| {
+                tracing::warn!("a monitor truncated its guest's memory, which is zeros now");
+            });
+        }
         self.dispatch(&events?);
         self.expire();
         Ok(())
@@ -324,6 +332,7 @@ impl Worker {
         let (guest, span) = (connection.guest.clone(), connection.span.clone());
         let _span = span.enter();
         let ends = catch_unwind(AssertUnwindSafe(|| drop(connection)));
+        self.release(&guest);
         match reason {
             Some(ended) if ended.is_closed() => tracing::info!("disconnected"),
             Some(ended) => tracing::warn!(reason = %ended, "disconnected"),
@@ -332,7 +341,6 @@ impl Worker {
         if ends.is_err() {
             report_panic(&guest.spec.name);
         }
-        self.release(&guest);
     }
 
     /// Lets a guest's monitor connect again.
@@ -418,3 +426,6 @@ impl Worker {
 fn report_panic(guest: &str) {
     tracing::error!(guest, "a bug in virtio-rdmad: the service of this guest panicked");
 }
+
+#[cfg(test)]
+mod tests;

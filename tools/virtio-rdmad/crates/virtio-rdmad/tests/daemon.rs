@@ -19,17 +19,26 @@ struct Daemon {
 impl Daemon {
     /// Starts one with a guest of each transport and waits until it is ready.
     fn start(test: &str) -> Self {
+        Self::start_with(
+            test,
+            &[],
+            &["name=a,mac=52:54:00:00:00:01,vhost-user", "name=b,vfio-user"],
+        )
+    }
+
+    /// Starts one with these options and guests, given up to the `=` before their socket, which has
+    /// the guest's name.
+    fn start_with(test: &str, options: &[&str], guests: &[&str]) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let path = |name: &str| directory.join(name).display().to_string();
-        let mut child = Command::new(BINARY)
-            .args(["--control", &path("control")])
-            .args(["--guest", &format!("name=a,vhost-user={},mac=52:54:00:00:00:01", path("a"))])
-            .args(["--guest", &format!("name=b,vfio-user={}", path("b"))])
-            .env_remove("RUST_LOG")
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(BINARY);
+        command.arg("--control").arg(directory.join("control")).args(options);
+        for guest in guests {
+            let (name, _) = guest.strip_prefix("name=").unwrap().split_once(',').unwrap();
+            let path = directory.join(name).display().to_string();
+            command.args(["--guest", &format!("{guest}={path}")]);
+        }
+        let mut child = command.env_remove("RUST_LOG").stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let mut daemon = Self { child, stderr, directory };
         daemon.wait_for("ready");
@@ -58,6 +67,14 @@ impl Daemon {
             .unwrap();
         assert!(output.status.success());
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Rounds and sleeps of every worker, and whether all of them sleep now.
+    fn counts(&self) -> (Vec<[Value; 2]>, bool) {
+        let status = self.status();
+        let workers = status["workers"].as_array().unwrap();
+        let counts = workers.iter().map(|worker| ["rounds", "sleeps"].map(|k| worker[k].clone()));
+        (counts.collect(), workers.iter().all(|worker| worker["asleep"] == true))
     }
 
     /// Ends it by SIGTERM; nothing may be left.
@@ -163,5 +180,110 @@ fn two_processes_do_not_share_a_socket() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("another process listens there"));
     assert!(daemon.path("a").exists());
+    daemon.end();
+}
+
+/// Eight guests and their connections.
+fn eight(test: &str, options: &[&str]) -> (Daemon, Vec<UnixStream>) {
+    let guests: Vec<String> = (0..8).map(|guest| format!("name={guest},vhost-user")).collect();
+    let guests: Vec<&str> = guests.iter().map(String::as_str).collect();
+    let daemon = Daemon::start_with(test, options, &guests);
+    let connect = |guest: i32| {
+        let mut socket = connect(&daemon.path(&guest.to_string()));
+        vhost_user(&mut socket, 1, &[]);
+        socket
+    };
+    let sockets = (0..8).map(connect).collect();
+    (daemon, sockets)
+}
+
+#[test]
+fn guests_are_spread_over_workers() {
+    let (mut daemon, mut sockets) = eight("spread", &["--workers", "3"]);
+    let guests = |daemon: &Daemon| -> Vec<u64> {
+        let status = daemon.status();
+        let workers = status["workers"].as_array().unwrap();
+        workers.iter().map(|worker| worker["guests"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(guests(&daemon), [3, 3, 2]);
+    let status = daemon.status();
+    let workers = status["guests"].as_array().unwrap().iter();
+    assert_eq!(workers.filter(|guest| guest["worker"] == 1).count(), 3);
+    // What connects next goes where others have left.
+    for _ in 0..2 {
+        drop(sockets.remove(0));
+        daemon.wait_for("disconnected");
+    }
+    assert_eq!(guests(&daemon), [2, 2, 2]);
+    assert_eq!(daemon.status()["guests"][0]["connected"], false);
+    daemon.end();
+}
+
+#[test]
+fn idle_workers_do_nothing() {
+    let (daemon, _sockets) = eight("idle", &["--workers", "2", "--poll-us", "1000"]);
+    // Asleep, and not just about to look once more.
+    let mut before = daemon.counts();
+    loop {
+        let now = daemon.counts();
+        if now.1 && now == before {
+            break;
+        }
+        before = now;
+    }
+    for _ in 0..20 {
+        assert_eq!(daemon.counts(), before);
+    }
+    daemon.end();
+}
+
+#[test]
+fn workers_are_pinned() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    // In another order than the kernel's own.
+    let list: Vec<String> = cpus.iter().rev().take(8).map(usize::to_string).collect();
+    let (daemon, _sockets) = eight("pinned", &["--cpus", &list.join(",")]);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap();
+    let mut pinned: Vec<(String, String)> = Vec::new();
+    for task in tasks {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            line.trim().to_owned()
+        };
+        if field("Name:").starts_with("worker") {
+            pinned.push((field("Name:"), field("Cpus_allowed_list:")));
+        }
+    }
+    pinned.sort();
+    let expected: Vec<_> =
+        list.into_iter().enumerate().map(|(index, cpu)| (format!("worker {index}"), cpu)).collect();
+    assert_eq!(pinned, expected);
+    daemon.end();
+}
+
+#[test]
+fn workers_need_a_cpu_each() {
+    let guests = ["--guest", "name=a,vhost-user=/a", "--guest", "name=b,vhost-user=/b"];
+    let output =
+        Command::new(BINARY).args(guests).args(["--workers", "2", "--cpus", "0"]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("only 1 CPUs"));
+}
+
+#[test]
+fn it_also_runs_without_a_sandbox() {
+    let (daemon, mut sockets) = eight("open", &["--sandbox", "off"]);
+    vhost_user(&mut sockets[7], 1, &[]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    assert!(status.contains("Seccomp:\t0"));
+    daemon.end();
+    let (daemon, _sockets) = eight("closed", &[]);
+    for task in std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        assert!(status.contains("Seccomp:\t2"), "{status}");
+    }
     daemon.end();
 }

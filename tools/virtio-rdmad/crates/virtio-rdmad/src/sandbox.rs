@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the process gives up once its sockets are open.
+//!
+//! Landlock takes the file system away, but for removing the process's own sockets when it ends.
+//! Seccomp leaves each thread the system calls of its job: workers get messages, map guest memory
+//! and wait; the main thread and the one of the control socket accept connections as well. Nothing
+//! opens a file, makes a socket, starts a program or makes memory executable. A system call that is
+//! missing fails with EPERM and does not end the process: a guest's device would go with it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use landlock::{
+    Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, ABI,
+};
+use seccompiler::{
+    apply_filter, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// Why the process does not run confined.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// By Landlock; a kernel without it is no error.
+    #[error("sandbox: landlock: {0} (--sandbox=off goes without)")]
+    Landlock(#[from] RulesetError),
+    /// The directory of a socket cannot be opened.
+    #[error("sandbox: landlock: {0} (--sandbox=off goes without)")]
+    Directory(#[from] landlock::PathFdError),
+    /// By seccomp.
+    #[error("sandbox: seccomp: {0} (--sandbox=off goes without)")]
+    Seccomp(#[from] seccompiler::Error),
+}
+
+impl From<seccompiler::BackendError> for SandboxError {
+    fn from(error: seccompiler::BackendError) -> Self {
+        Self::Seccomp(error.into())
+    }
+}
+
+/// System calls of every thread: messages, waiting, memory, the end of a thread and of the process.
+const COMMON: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_close,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_newfstatat,
+    libc::SYS_read,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_sendmsg,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_statx,
+    libc::SYS_tgkill,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// System calls of the threads that accept connections and remove sockets.
+const ACCEPT: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+];
+
+/// Index of the protection among the arguments of mmap and mprotect.
+const PROTECTION: u8 = 2;
+
+/// The filters of the threads.
+#[derive(Clone, Debug)]
+pub struct Filters {
+    worker: BpfProgram,
+    other: BpfProgram,
+}
+
+impl Filters {
+    /// Compiles them for this machine.
+    pub fn new() -> Result<Self, SandboxError> {
+        Ok(Self { worker: compile(&[COMMON])?, other: compile(&[COMMON, ACCEPT])? })
+    }
+
+    /// Confines the calling thread to what a worker needs.
+    pub fn confine_worker(&self) -> Result<(), SandboxError> {
+        Ok(apply_filter(&self.worker)?)
+    }
+
+    /// Confines the calling thread to what the main thread and that of the control socket need.
+    pub fn confine(&self) -> Result<(), SandboxError> {
+        Ok(apply_filter(&self.other)?)
+    }
+}
+
+fn compile(lists: &[&[i64]]) -> Result<BpfProgram, SandboxError> {
+    let calls = lists.iter().copied().flatten();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        calls.map(|call| (*call, Vec::new())).collect();
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
+        let condition = SeccompCondition::new(
+            PROTECTION,
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::MaskedEq(executable),
+            0,
+        )?;
+        rules.insert(call, vec![SeccompRule::new(vec![condition])?]);
+    }
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    Ok(SeccompFilter::new(rules, refused, SeccompAction::Allow, arch)?.try_into()?)
+}
+
+/// Takes the file system and TCP away from the calling thread and those that it starts, but for
+/// removing files in the directories of `sockets`. Says in the log what the kernel cannot enforce.
+pub fn leave_file_system<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<(), SandboxError> {
+    let abi = ABI::V6;
+    let mut ruleset = Ruleset::default()
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
+        .create()?;
+    let directory = |path: &'a Path| match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    for directory in sockets.map(directory).collect::<HashSet<_>>() {
+        let rule = PathBeneath::new(PathFd::new(directory)?, AccessFs::RemoveFile);
+        ruleset = ruleset.add_rule(rule)?;
+    }
+    match ruleset.restrict_self()?.ruleset {
+        RulesetStatus::FullyEnforced => {}
+        RulesetStatus::PartiallyEnforced => {
+            tracing::info!("sandbox: this kernel's landlock is old, and does a part only");
+        }
+        RulesetStatus::NotEnforced => {
+            tracing::warn!("sandbox: this kernel has no landlock: seccomp alone confines it");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    /// Runs `f` in a thread of its own, because there is no way back.
+    fn alone<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+        std::thread::scope(|scope| scope.spawn(f).join().unwrap())
+    }
+
+    #[test]
+    fn a_worker_opens_nothing() {
+        let (one, other) = UnixStream::pair().unwrap();
+        alone(move || {
+            Filters::new().unwrap().confine_worker().unwrap();
+            let denied = |error: std::io::Error| error.kind() == ErrorKind::PermissionDenied;
+            assert!(std::fs::File::open("/").is_err_and(denied));
+            assert!(UnixStream::pair().is_err_and(denied));
+            assert!(std::process::Command::new("true").status().is_err());
+            // It still talks, and has memory.
+            assert_eq!(rustix::io::write(&one, b"x"), Ok(1));
+            assert_eq!(rustix::io::read(&other, &mut [0; 2]), Ok(1));
+            drop(vec![1_u8; 64 << 20]);
+        });
+    }
+
+    #[test]
+    fn the_main_thread_accepts_and_removes() {
+        let directory = std::env::temp_dir().join(format!("rdmad-sandbox-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("a");
+        let listener = UnixListener::bind(&path).unwrap();
+        let _client = UnixStream::connect(&path).unwrap();
+        alone(|| {
+            leave_file_system(std::iter::once(path.as_path())).unwrap();
+            Filters::new().unwrap().confine().unwrap();
+            listener.accept().unwrap();
+            assert!(std::fs::File::open(&path).is_err());
+            std::fs::remove_file(&path).unwrap();
+        });
+        std::fs::remove_dir(directory).unwrap();
+    }
+}
