@@ -10,6 +10,7 @@ build := $(top)/build
 kernels := um x86_64 um-debug x86_64-debug
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
+limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-bench $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
 # The suites that "make test" runs.
@@ -58,6 +59,10 @@ provider: ## build/provider/libvirtio_rdma-rdmavNN.so
 run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 	@$(top)/tools/test/run-demo
 
+.PHONY: bench
+bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: perf of the device
+	@$(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
+
 .PHONY: test
 test: ## all suites; T="host uml qemu debug" some of them
 	@$(top)/tools/test/run $(T)
@@ -66,18 +71,21 @@ test: ## all suites; T="host uml qemu debug" some of them
 clippy: ## lint all Rust, the kernel part with the kernel's own rules
 	@$(vm)/module x86_64 CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
 	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
+	@$(limits_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(provider) clippy
 
 .PHONY: rustfmt
 rustfmt: ## format all Rust
 	@$(vm)/rustfmt
 	@$(device_cargo) cargo fmt
+	@$(limits_cargo) cargo fmt
 	@$(provider) rustfmt
 
 .PHONY: rustfmtcheck
 rustfmtcheck: ## fail where rustfmt would change something
 	@$(vm)/rustfmt --check
 	@$(device_cargo) cargo fmt --check
+	@$(limits_cargo) cargo fmt --check
 	@$(provider) rustfmtcheck
 
 .PHONY: rustdoc

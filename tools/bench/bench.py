@@ -54,6 +54,7 @@ class Phase:
         self.hangs = {}
         rings = offers_rings()
         # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
+        self.hang_seconds = measure.HANG_SECONDS[options.quick]
         self.network = guests.Network(guests.Options(
             vmm=vmm, guests=4 if rings else 2, rdma="virtio", kernel_dir=options.kernel[vmm], image=options.image,
             share=os.path.join(OUT, "guest"), no_rings=(3, 4) if rings else ()))
@@ -66,6 +67,7 @@ class Phase:
             self.network.boot()
             self.bring_up()
             self.rounds()
+            self.out_of_time()
             if self.options.profile:
                 self.profile()
             self.rxe_alone()
@@ -91,7 +93,7 @@ class Phase:
             if path in (other.path for other in self.paths):
                 self.found.note(f"{self.vmm}: the device offers rings and the driver does not take them")
                 continue
-            self.paths.append(measure.Pair(path, *pair, link))
+            self.paths.append(measure.Pair(path, *pair, link, self.hang_seconds))
         self.idle()
         for point in self.points:
             if point.kind == "cm":
@@ -102,8 +104,10 @@ class Phase:
             link = self.network.rdma_up(guest, "rxe")
             if not link[0].startswith("rxe"):
                 raise guests.Failure(f"{link[0]} came up instead of rxe")
-        self.paths += [measure.Pair("rxe", server, client, link), measure.Tcp(server, client)]
-        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir)
+        self.paths += [measure.Pair("rxe", server, client, link, self.hang_seconds),
+                       measure.Tcp(server, client, self.hang_seconds)]
+        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,
+                                   self.hang_seconds)
 
     def idle(self):
         """What the device costs while nobody asks anything of it."""
@@ -123,7 +127,7 @@ class Phase:
         rxe = next(path for path in self.paths if path.path == "rxe")
         if points and "rxe" not in self.broken:
             for guest in (rxe.server, rxe.client):
-                guest.check(["rmmod", "virtio_rdma"], timeout=measure.HANG_SECONDS)
+                guest.check(["rmmod", "virtio_rdma"], timeout=self.hang_seconds)
             for point in points:
                 self.measure(rxe, point, 0)
 
@@ -136,7 +140,6 @@ class Phase:
             chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
             for point in chosen:
                 if time.monotonic() > self.deadline - RESERVE:
-                    self.out_of_time(points)
                     return
                 self.step(f"{self.vmm} {number + 1}: {point.tool} {report.size_text(point.size)}"
                           + (f" x{point.qps}" if point.qps > 1 else ""))
@@ -149,6 +152,8 @@ class Phase:
         for path in self.paths:
             if path.path == "tcp" and not point.tcp:
                 continue
+            if time.monotonic() > self.deadline:
+                return
             self.measure(path, point, number)
             if path is self.paths[0] and point.limit:
                 self.measure_limit(point, number)
@@ -175,7 +180,7 @@ class Phase:
     def failure(self, path, row, seconds):
         """Decide whether the path is worth another try."""
         print(f"  {path.path}: {row.error}", file=sys.stderr, flush=True)
-        self.hangs[path.path] = self.hangs.get(path.path, 0) + (seconds >= measure.HANG_SECONDS)
+        self.hangs[path.path] = self.hangs.get(path.path, 0) + (seconds >= self.hang_seconds)
         if self.network.daemon.poll() is not None:
             lost = "virtio-rdmad died"
         elif self.hangs[path.path] >= MOST_HANGS:
@@ -193,8 +198,9 @@ class Phase:
         except measure.Refused as error:
             row.error = str(error)
 
-    def out_of_time(self, points):
-        for point in points:
+    def out_of_time(self):
+        """Say so where there is neither a figure nor another reason."""
+        for point in self.points:
             for path in self.paths:
                 if path.path != "tcp" or point.tcp:
                     row = self.row(path, point)
@@ -224,7 +230,7 @@ class Phase:
             except (measure.Refused, guests.Failure) as error:
                 self.found.note(f"{name}: {error}")
             perf.send_signal(signal.SIGINT)
-            _, errors = perf.communicate(timeout=measure.HANG_SECONDS)
+            _, errors = perf.communicate(timeout=self.hang_seconds)
             text = bench_root(["perf", "report", "--stdio", "-q", "--sort", "symbol", "-i", data])
             with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
                 file.write(text.communicate()[0])
@@ -259,9 +265,9 @@ def bench_root(argv):
 
 
 def stage():
-    """What the guests see as /mnt."""
+    """What the guests see as /mnt; nothing of an earlier run stays."""
+    shutil.rmtree(OUT, ignore_errors=True)
     directory = os.path.join(OUT, "guest")
-    shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(os.path.join(HERE, "guest"), directory, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(os.path.join(guests.TOP, "build", "cargo-bench", "release", "limits"), directory)
 
@@ -293,6 +299,7 @@ def parse():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
+    # By VMM, in the order in which they come.
     options.kernel = dict(pair.split("=", 1) for pair in options.kernel)
     return options
 

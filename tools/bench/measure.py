@@ -14,10 +14,10 @@ import plan
 
 PERFTEST_PORT = 18515
 TCP_PORT = 18516
-# A program that takes so long is broken, not slow.
-HANG_SECONDS = 40
-# Bounds of the number of iterations. Fewer say nothing, more do not fit perftest's tables.
-FEWEST, MOST_BW, MOST_LAT = 10, 5_000_000, 200_000
+# A program that takes so long is broken, not slow: in a run of 20 minutes, and in one of 2.
+HANG_SECONDS = {False: 40, True: 15}
+# Bounds of the number of iterations. perftest takes no fewer, and more do not fit its tables.
+FEWEST, MOST_BW, MOST_LAT = 5, 5_000_000, 200_000
 # Columns of perftest, after the size and the number of iterations.
 BW_RATE = LAT_TYPICAL = 2
 # perftest's depths where nothing bounds them.
@@ -32,10 +32,12 @@ class Refused(Exception):
 
 
 class Pair:
-    """Two guests and one RDMA device in each: one path of the report."""
+    """Two guests and one RDMA device in each: one path of the report. Nothing may take longer than
+    hang_seconds."""
 
-    def __init__(self, path, server, client, link):
+    def __init__(self, path, server, client, link, hang_seconds):
         self.path = path
+        self.hang_seconds = hang_seconds
         self.server = server
         self.client = client
         self.device, self.index = link
@@ -54,8 +56,8 @@ class Pair:
             return self.perftest(point, seconds)
         if point.kind == "objects":
             what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
-            return self.last_number(self.client, ["python3", "-B", "/mnt/objects.py", self.device, str(self.index),
-                                                  *what, str(seconds)])
+            return last_number(self.client, self.hang_seconds, [
+                "python3", "-B", "/mnt/objects.py", self.device, str(self.index), *what, str(seconds)])
         return self.connections()
 
     def lost(self):
@@ -63,7 +65,7 @@ class Pair:
         for guest in (self.server, self.client):
             if guest.process.poll() is not None:
                 return f"guest {guest.number} died"
-            if guest.run(["ibv_devinfo", "-d", self.device], timeout=HANG_SECONDS)[0]:
+            if guest.run(["ibv_devinfo", "-d", self.device], timeout=self.hang_seconds)[0]:
                 line = last_line(guest.run(["sh", "-c", "dmesg | grep -i virtio.rdma"])[1])
                 return f"guest {guest.number} has lost its device: {line}"
         return ""
@@ -127,6 +129,8 @@ class Pair:
         else:
             # A first guess, safe for the slowest path: 25 MiB/s and 2 ms a message.
             one = max(point.size / (25 << 20), 1e-3)
+        if one * FEWEST * point.qps > self.hang_seconds / 2:
+            raise Refused(f"too slow: a message takes about {one:.1f} s")
         most = MOST_LAT if point.program.endswith("_lat") else MOST_BW
         return max(FEWEST, min(most, int(seconds / max(one, 1e-9) / point.qps)))
 
@@ -145,22 +149,22 @@ class Pair:
     def both(self, argv, port):
         """Run a tool's server in one guest and its client in the other; the client's output."""
         ready = threading.Event()
-        server = self.server.start(["/mnt/serve", str(port), "timeout", str(HANG_SECONDS), *argv],
+        server = self.server.start(["/mnt/serve", str(port), "timeout", str(self.hang_seconds), *argv],
                                    sink=lambda text: ready.set() if "ready\n" in text else None)
-        end = time.monotonic() + HANG_SECONDS
+        end = time.monotonic() + self.hang_seconds
         while not ready.wait(0.05):
             if server.status is not None:
                 raise Refused("server: " + last_line(server.text))
             if time.monotonic() > end:
                 server.kill(signal.SIGKILL)
                 raise Refused("server: it does not listen")
-        client = self.client.start(["timeout", str(HANG_SECONDS), *argv, self.server.address])
-        status = client.wait(2 * HANG_SECONDS)
+        client = self.client.start(["timeout", str(self.hang_seconds), *argv, self.server.address])
+        status = client.wait(2 * self.hang_seconds)
         if status:
             server.kill(signal.SIGKILL)
-            server.wait(HANG_SECONDS)
+            server.wait(self.hang_seconds)
             raise Refused(f"client: {reason(status)}{last_line(client.text)}")
-        if server.wait(2 * HANG_SECONDS):
+        if server.wait(2 * self.hang_seconds):
             raise Refused(f"server: {reason(server.status)}{last_line(server.text)}")
         return client.text
 
@@ -169,24 +173,17 @@ class Pair:
     def connections(self, count=50):
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
         argv = ["cmtime", "-c", str(count)]
-        server = self.server.start(["timeout", str(HANG_SECONDS), *argv])
+        server = self.server.start(["timeout", str(self.hang_seconds), *argv])
         # It listens on the CM, which has no table to look at: the client comes again while it is refused.
-        loop = " ".join(["for i in $(seq 50); do timeout", str(HANG_SECONDS), *argv, "-s", self.server.address,
+        loop = " ".join(["for i in $(seq 50); do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,
                          "&& exit; sleep 0.1; done; exit 1"])
-        status, text = self.client.run(loop, timeout=2 * HANG_SECONDS)
+        status, text = self.client.run(loop, timeout=2 * self.hang_seconds)
         if status:
             server.kill(signal.SIGKILL)
-        server.wait(2 * HANG_SECONDS)
+        server.wait(2 * self.hang_seconds)
         if status:
             raise Refused(f"client: {reason(status)}{last_line(text)}")
         return cmtime_rate(text)
-
-    @staticmethod
-    def last_number(guest, argv):
-        status, text = guest.run(["timeout", str(HANG_SECONDS), *argv], timeout=2 * HANG_SECONDS)
-        if status:
-            raise Refused(reason(status) + last_line(text))
-        return float(text.split()[-1])
 
 
 class Tcp:
@@ -194,9 +191,10 @@ class Tcp:
 
     path = "tcp"
 
-    def __init__(self, server, client):
+    def __init__(self, server, client, hang_seconds):
         self.server = server
         self.client = client
+        self.hang_seconds = hang_seconds
         self.job = server.start(["/mnt/limits", "tcp-serve"])
         while "listening" not in self.job.text:
             if self.job.status is not None:
@@ -208,8 +206,8 @@ class Tcp:
         return "" if self.job.status is None else f"limits tcp-serve: {last_line(self.job.text)}"
 
     def measure(self, point, seconds):
-        return Pair.last_number(self.client, ["/mnt/limits", point.tcp.replace("_", "-"), self.server.address,
-                                              str(point.size), str(seconds)])
+        return last_number(self.client, self.hang_seconds, [
+            "/mnt/limits", point.tcp.replace("_", "-"), self.server.address, str(point.size), str(seconds)])
 
 
 class Limit:
@@ -217,8 +215,9 @@ class Limit:
 
     path = "limit"
 
-    def __init__(self, program, memory_dir):
+    def __init__(self, program, memory_dir, hang_seconds):
         self.program = program
+        self.hang_seconds = hang_seconds
         self.memory_dir = memory_dir
 
     def measure(self, point, seconds):
@@ -228,10 +227,18 @@ class Limit:
         else:
             argv += [str(seconds)]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8",
-                              timeout=HANG_SECONDS, preexec_fn=guests.die_with_parent)
+                              timeout=self.hang_seconds, preexec_fn=guests.die_with_parent)
         if done.returncode:
             raise Refused(done.stderr.strip())
         return float(done.stdout)
+
+
+def last_number(guest, hang_seconds, argv):
+    """What a program in a guest prints last."""
+    status, text = guest.run(["timeout", str(hang_seconds), *argv], timeout=2 * hang_seconds)
+    if status:
+        raise Refused(reason(status) + last_line(text))
+    return float(text.split()[-1])
 
 
 def reason(status):

@@ -54,6 +54,9 @@ class Host:
         target = {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-virtio-rdmad")}
         self.cargo_test("device", ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], device, target)
         self.cargo_test("provider", ["make", "-s", "-C", "tools/provider", "test"], TOP, {})
+        self.cargo_test("limits", ["cargo", "test", "--locked"], os.path.join(TOP, "tools/bench/limits"),
+                        {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-bench")})
+        self.command("bench", ["python3", "-B", "-m", "unittest", "test_bench"], os.path.join(TOP, "tools/bench"))
         self.command("module builds without a warning", ["make", "-s", "build/module-x86_64", "build/module-um"],
                      quiet=True)
         self.command("clippy", ["make", "-s", "clippy"])

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Tests of the benchmark's own arithmetic: python3 -m unittest test_bench, in this directory."""
+
+import os
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
+import measure
+import plan
+import report
+
+BW = """ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
+ 64         100              0.23               0.25               0.003826
+---------------------------------------------------------------------------------------
+"""
+LAT = """ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]
+ 2       300          1.10           9.00         2.50                 2.60             0.10
+"""
+NO_CLOCK = " 2       300          inf            inf          inf               inf         -nan           inf     inf\n"
+
+
+def pair(outputs, **limits):
+    """A pair of guests whose tools print these texts, one a run."""
+    one = measure.Pair.__new__(measure.Pair)
+    one.known, one.hang_seconds, one.device, one.index = {}, 40, "rdma0", 1
+    one.limits = {"max_qp": 21, "max_cqe": 255, "max_qp_wr": 254} | limits
+    one.argv = []
+    texts = iter(outputs)
+
+    def both(argv, _):
+        one.argv.append(argv)
+        return next(texts)
+
+    one.both = both
+    return one
+
+
+def point(tool, size, qps=1):
+    return next(point for point in plan.points("uml", False) if point.key == (tool, size, qps))
+
+
+class Perftest(unittest.TestCase):
+    def test_rate_has_more_digits_than_bandwidth(self):
+        value = pair([BW]).perftest(point("ib_write_bw", 64), 0.01)
+        self.assertAlmostEqual(value, 3826 * 64 / 2**20)
+
+    def test_short_first_run_is_repeated(self):
+        one = pair([BW, BW])
+        self.assertEqual(one.perftest(point("ib_write_rate", 64), 10), 0.003826)
+        self.assertEqual([argv[argv.index("-n") + 1] for argv in one.argv], ["10000", "38260"][:len(one.argv)])
+
+    def test_latency_is_the_typical_one(self):
+        self.assertEqual(pair([LAT]).perftest(point("ib_read_lat", 2), 4e-5), 2.5)
+
+    def test_no_clock(self):
+        self.assertEqual(pair([NO_CLOCK, LAT]).perftest(point("ib_read_lat", 2), 4e-5), 2.5)
+        with self.assertRaisesRegex(measure.Refused, "clock"):
+            pair([NO_CLOCK] * measure.CLOCK_TRIES).perftest(point("ib_read_lat", 2), 4e-5)
+
+    def test_no_result(self):
+        with self.assertRaisesRegex(measure.Refused, "Couldn't"):
+            pair(["---\nCouldn't get context\n"]).perftest(point("ib_read_lat", 2), 1)
+
+    def test_depths_fit_the_device(self):
+        one = pair([])
+        self.assertEqual(one.depths(point("ib_write_bw", 64)), [])
+        self.assertEqual(one.depths(point("ib_write_rate", 64, 16)), ["-t", "15"])
+        self.assertEqual(one.depths(point("ib_send_bw", 64)), ["-r", "126"])
+        with self.assertRaisesRegex(measure.Refused, "21 QPs"):
+            one.depths(point("ib_write_rate", 64, 64))
+
+    def test_too_slow(self):
+        one = pair([])
+        one.known[("ib_write_bw", 1)] = {65536: 1.0}
+        with self.assertRaisesRegex(measure.Refused, "too slow"):
+            one.iterations(point("ib_write_bw", 8 << 20), 0.3)
+
+    def test_connections(self):
+        self.assertEqual(measure.cmtime_rate("step  avg/iter\nfull connect   20000  400000\nfull connect 1 1\n"), 50)
+        with self.assertRaises(measure.Refused):
+            measure.cmtime_rate("rdma_connect: Invalid argument\n")
+
+
+class Report(unittest.TestCase):
+    def setUp(self):
+        self.report = report.Report(False)
+
+    def samples(self, path, tool, size, *values, qps=1):
+        row = self.report.row("uml", path, tool, size, qps, "")
+        row.samples = dict(enumerate(values))
+        return row
+
+    def goal(self, name):
+        return next(goal for goal in self.report.goals() if goal["goal"] == name)
+
+    def test_ratio_of_what_was_side_by_side(self):
+        # The machine was slow in the middle: each ratio is 0.5 all the same.
+        self.samples("rings", "ib_write_bw", 65536, 100, 10, 50)
+        self.samples("limit", "memcpy", 65536, 200, 20, 100)
+        goal = self.goal("write of 64 KiB: of memcpy")
+        self.assertEqual((goal["value"], goal["reached"], goal["ratio"], goal["path"]), (0.5, False, 0.625, "rings"))
+
+    def test_at_most(self):
+        self.samples("rings", "ib_read_lat", 2, 0.5)
+        goal = self.goal("read of 2 bytes: us")
+        self.assertEqual((goal["value"], goal["reached"], goal["ratio"]), (0.5, True, 2.0))
+
+    def test_without_rings(self):
+        self.samples("virtqueues", "ib_read_lat", 2, 20)
+        self.samples("rxe", "ib_read_lat", 2, 400)
+        goal = self.goal("read of 2 bytes: times faster than rxe")
+        self.assertEqual((goal["path"], goal["value"], goal["reached"]), ("virtqueues", 20, True))
+
+    def test_nothing_measured(self):
+        self.assertTrue(all(goal["reached"] is None for goal in self.report.goals()))
+
+    def test_table(self):
+        self.samples("rings", "ib_read_lat", 2, 0.5)
+        self.report.row("uml", "rxe", "ib_read_lat", 2, 1, "us").error = "no time left"
+        before = {"uml rings ib_read_lat 2 1": 1.0}
+        text = self.report.table(lambda vmm: plan.points(vmm, False), before)
+        self.assertIn("-50 %", text)
+        self.assertIn("no figure: uml rxe: ib_read_lat 2: no time left", text)
+
+    def test_history_is_short(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "new", "history.jsonl")
+            self.assertEqual(report.last_run(path, self.report), {})
+            self.samples("rings", "ib_read_lat", 2, 0.5)
+            for _ in range(report.HISTORY + 1):
+                report.append_history(path, self.report.history())
+            self.assertEqual(len(report.read_history(path)), report.HISTORY)
+            self.assertEqual(report.last_run(path, self.report)["uml rings ib_read_lat 2 1"], 0.5)
+
+
+if __name__ == "__main__":
+    unittest.main()
