@@ -238,3 +238,21 @@ fn a_guest_that_fails_takes_nobody_along() {
     bench.settle();
     assert_eq!(again.answered(), 1);
 }
+
+#[test]
+fn a_guest_that_loses_its_memory_takes_nobody_along() {
+    memory::survive_truncation().unwrap();
+    let mut bench = Bench::new("truncated", 2);
+    let lost = FrontEnd::start(bench.connect(0), 1);
+    let other = FrontEnd::start(bench.connect(1), 1);
+    bench.settle();
+    rustix::fs::ftruncate(&lost.memory, 0).unwrap();
+    other.write(AVAIL + 2, &2_u16.to_le_bytes());
+    for front_end in [&lost, &other] {
+        rustix::io::write(&front_end.kick, &1_u64.to_ne_bytes()).unwrap();
+    }
+    bench.worker.rest().unwrap();
+    bench.settle();
+    assert_eq!(other.answered(), 2);
+    assert_ne!(memory::truncations(), 0);
+}
