@@ -100,7 +100,7 @@ class Endpoint:
     """One QP with CQs and a PD of its own."""
 
     def __init__(self, device, depth=64, cqe=None, max_sge=16, sig_all=False, channel=False,
-                 vector=0):
+                 vector=0, inline=0):
         self.device = device
         self.pd = PD(device.context)
         self.channel = self.channel_fd = None
@@ -112,7 +112,8 @@ class Endpoint:
         max_sge = min(max_sge, device.attr.max_sge)
         self.send_cq = CQ(device.context, cqe or depth, None, self.channel, vector)
         self.recv_cq = CQ(device.context, cqe or depth, None, self.channel, vector)
-        cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge)
+        cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge,
+                    max_inline_data=inline)
         self.init_attr = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq,
                                     cap=cap, sq_sig_all=int(sig_all))
         self.qp = QP(self.pd, self.init_attr)

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""What only a data path in rings has: inline data, CQs that are resized, and
+completions that the program itself must forget."""
+
+import ctypes
+import errno
+import os
+
+import ktap
+from rc import (SGE, SIGNALED, Endpoint, Pair, PyverbsError, PyverbsRDMAError, complete, e, empty,
+                fails_with, open_device, pieces, poll, remote, sge)
+
+DEVICE = open_device()
+INLINE = 236
+
+
+def rings():
+    """Whether the device has rings: what posts through the kernel has no inline data."""
+    try:
+        Endpoint(DEVICE, depth=1, inline=1).close()
+    except PyverbsError:
+        return False
+    return True
+
+
+def inline_sges(rng, buffer, length):
+    """SGEs for the first bytes of a buffer, of which no key is ever looked at."""
+    address, sges = ctypes.addressof(buffer), []
+    for piece in pieces(rng, length, rng.randint(1, 4)):
+        sges.append(SGE(address, piece, rng.getrandbits(32)))
+        address += piece
+    return sges
+
+
+def inline_data(rng):
+    """Inline data of all lengths, from memory that is not registered and reused at once."""
+    buffer = ctypes.create_string_buffer(INLINE)
+    with Pair(DEVICE, inline=INLINE) as pair:
+        target = pair.b.memory(INLINE)
+        for length in range(INLINE + 1):
+            for opcode in (e.IBV_WR_SEND, e.IBV_WR_RDMA_WRITE):
+                data = rng.randbytes(length)
+                target.write(bytes(INLINE), INLINE)
+                if opcode == e.IBV_WR_SEND:
+                    pair.b.post_recv([sge(target)])
+                ctypes.memmove(buffer, data, length)
+                pair.a.post_send(opcode, inline_sges(rng, buffer, length), remote=remote(target),
+                                 flags=SIGNALED | e.IBV_SEND_INLINE)
+                ctypes.memset(buffer, 0xaa, INLINE)
+                complete(pair.a.send_cq)
+                if opcode == e.IBV_WR_SEND:
+                    ktap.equal(complete(pair.b.recv_cq)[0].byte_len, length, "bytes")
+                ktap.same_bytes(target.read(INLINE, 0), data + bytes(INLINE - length), f"{length} bytes")
+
+
+def inline_limits(rng):
+    """No more inline data than the QP has, and none to read into."""
+    buffer = ctypes.create_string_buffer(4096)
+    with Pair(DEVICE, inline=INLINE) as pair:
+        limit = pair.a.init_attr.cap.max_inline_data
+        ktap.equal(limit >= INLINE, True, "max_inline_data")
+        ktap.equal(pair.a.qp.query(e.IBV_QP_CAP)[1].cap.max_inline_data, limit, "queried")
+        for opcode, length in ((e.IBV_WR_SEND, limit + 1), (e.IBV_WR_RDMA_READ, 8),
+                               (e.IBV_WR_ATOMIC_FETCH_AND_ADD, 8)):
+            def attempt(opcode=opcode, length=length):
+                pair.a.post_send(opcode, inline_sges(rng, buffer, length), remote=(0, 0),
+                                 flags=SIGNALED | e.IBV_SEND_INLINE)
+            fails_with(errno.EINVAL, attempt)
+        empty(pair.a.send_cq)
+
+
+def resize_under_traffic(rng):
+    """A CQ that is resized again and again loses no completion and keeps their order."""
+    depth, total = 32, 3000
+    with Pair(DEVICE, depth=depth) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        posted = seen = refused = 0
+        while seen < total:
+            while posted < total and posted - seen < depth:
+                pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], posted, remote=remote(target))
+                posted += 1
+            if rng.random() < 0.1:
+                try:
+                    # A CQ that might overflow is never asked for.
+                    pair.a.send_cq.resize(rng.choice((depth, 2 * depth, 300)))
+                except PyverbsRDMAError as error:
+                    ktap.equal(error.error_code, errno.EINVAL, "error")
+                    refused += 1
+            for wc in pair.a.send_cq.poll(rng.randint(1, depth))[1]:
+                ktap.equal((wc.wr_id, wc.status), (seen, e.IBV_WC_SUCCESS), "completion")
+                seen += 1
+        empty(pair.a.send_cq)
+        ktap.equal(refused, 0, "refused")
+
+
+def resized_cq_stays_armed(_rng):
+    """Whether a CQ is armed survives its ring."""
+    with Pair(DEVICE, channel=True) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        cq = pair.b.recv_cq
+        for size in (256, 64, 128):
+            cq.req_notify()
+            cq.resize(size)
+            pair.b.post_recv([sge(target)])
+            pair.a.post_send(e.IBV_WR_SEND, [sge(source)])
+            pair.b.channel.get_cq_event(cq)
+            cq.ack_events(1)
+            complete(cq)
+            complete(pair.a.send_cq)
+
+
+def flushed(end, count):
+    """Receives that were flushed, of which the first was polled: the others are there."""
+    target = end.memory(8)
+    for wr_id in range(count):
+        end.post_recv([sge(target)], wr_id)
+    end.move(e.IBV_QPS_ERR)
+    ktap.equal([wc.wr_id for wc in poll(end.recv_cq, 1)], [0], "wr_id")
+
+
+def destroyed_qp_leaves_no_completion(_rng):
+    """What a QP left in its CQ goes with it."""
+    for _ in range(10):
+        with Pair(DEVICE) as pair:
+            flushed(pair.b, 20)
+            pair.b.qp.close()
+            empty(pair.b.recv_cq)
+
+
+def reset_qp_leaves_no_completion(rng):
+    """After RESET, indices count from 0 on both sides, whatever they were."""
+    with Pair(DEVICE, depth=16) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        for _ in range(20):
+            count = rng.randint(1, 15)
+            for wr_id in range(count):
+                pair.b.post_recv([sge(target)], wr_id)
+                pair.a.post_send(e.IBV_WR_SEND, [sge(source)], wr_id)
+            complete(pair.b.recv_cq, count)
+            flushed(pair.b, 10)
+            for end in (pair.a, pair.b):
+                end.move(e.IBV_QPS_RESET)
+            empty(pair.b.recv_cq)
+            empty(pair.a.send_cq)
+            pair.connect()
+
+
+def rings_over_fork(rng):
+    """A child shares the pages of the rings, and takes none away from its parent."""
+    with Pair(DEVICE) as pair:
+        source, target = pair.a.memory(64), pair.b.memory(64)
+        wait, end = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(end)
+            os.read(wait, 1)
+            os._exit(0)
+        try:
+            for _ in range(200):
+                data = rng.randbytes(64)
+                source.write(data, 64)
+                pair.b.post_recv([sge(target)])
+                pair.a.post_send(e.IBV_WR_SEND, [sge(source)])
+                complete(pair.a.send_cq)
+                complete(pair.b.recv_cq)
+                ktap.same_bytes(target.read(64, 0), data, "message")
+        finally:
+            os.close(end)
+            os.close(wait)
+            os.waitpid(child, 0)
+
+
+def more_qps_than_virtqueues(rng):
+    """More QPs than there are virtqueues, and traffic on the last as on the first."""
+    count = min(200, DEVICE.attr.max_qp // 2 - 1)
+    pairs = [Pair(DEVICE, depth=4, max_sge=1) for _ in range(count)]
+    try:
+        for pair in pairs:
+            source, target = pair.a.memory(8, data=rng.randbytes(8)), pair.b.memory(8)
+            pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], remote=remote(target))
+            complete(pair.a.send_cq)
+            ktap.same_bytes(target.read(8, 0), source.read(8, 0), "memory")
+    finally:
+        for pair in pairs:
+            pair.__exit__(None)
+
+
+if rings():
+    ktap.run([inline_data, inline_limits, resize_under_traffic, resized_cq_stays_armed,
+              destroyed_qp_leaves_no_completion, reset_qp_leaves_no_completion, rings_over_fork,
+              more_qps_than_virtqueues])
+else:
+    ktap.skip_all(f"{DEVICE.name} has no rings")
