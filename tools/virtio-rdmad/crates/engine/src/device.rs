@@ -385,6 +385,10 @@ impl Shared {
         let given = turn.begin(*left);
         let visit = self.visit(queue, turn);
         turn.finish(self);
+        if queue == Queue::Doorbell {
+            // The rings that it named have their turn in this round.
+            self.hot.take(&mut service.active);
+        }
         let spent = given - turn.left();
         *left -= spent;
         service.active.remove(number);

@@ -29,9 +29,39 @@ pub const VECTORS: u16 = 2;
 pub const STRIDE: u32 = 512;
 /// Most bytes of inline data.
 pub const INLINE: u32 = 256;
-/// Where the regions of rings are, and bytes for each.
-pub const REGIONS: u64 = 1 << 20;
-const REGION: u64 = 0x1_4000;
+/// How large everything with rings is.
+#[derive(Clone)]
+pub struct Setup {
+    pub limits: Limits,
+    /// Bytes of guest memory.
+    pub memory: u64,
+    /// Entries of send and receive rings, and of each.
+    pub depth: u32,
+    pub stride: u32,
+    /// SGEs and inline data of a QP.
+    pub sges: u32,
+    pub inline: u32,
+    /// Where the regions of rings are, bytes of each, and how many.
+    pub regions: u64,
+    pub region_len: u64,
+    pub region_count: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            limits: limits(),
+            memory: MEMORY,
+            depth: RING.into(),
+            stride: STRIDE,
+            sges: 16,
+            inline: INLINE,
+            regions: 1 << 20,
+            region_len: 0x1_4000,
+            region_count: 12,
+        }
+    }
+}
 
 thread_local! {
     static RINGS: Cell<bool> = const { Cell::new(false) };
@@ -77,7 +107,7 @@ impl Clock for TestClock {
     }
 }
 
-struct NoWake;
+pub struct NoWake;
 
 impl Wake for NoWake {
     fn wake(&self) {}
@@ -136,7 +166,7 @@ pub struct Guest {
     pub memory: GuestMemory,
     pub clock: Arc<TestClock>,
     pub gid: Gid,
-    pub limits: Limits,
+    pub setup: Setup,
     /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
     pub rings: bool,
     pub qp_rings: HashMap<u32, QpRings>,
@@ -192,21 +222,30 @@ impl Guest {
         number: u8,
         wake: Arc<dyn Wake>,
     ) -> Self {
-        let limits = limits();
+        Self::with_setup(fabric, clock, number, wake, Setup::default())
+    }
+
+    pub fn with_setup(
+        fabric: &Arc<Fabric>,
+        clock: &Arc<TestClock>,
+        number: u8,
+        wake: Arc<dyn Wake>,
+        setup: Setup,
+    ) -> Self {
         let device = fabric.add_device(DeviceConfig {
             name: format!("guest{number}"),
             mac: Some([0x52, 0x54, 0, 0, 0, number]),
-            limits: limits.clone(),
+            limits: setup.limits.clone(),
             rings: true,
             wake: Arc::clone(&wake),
         });
-        let memory = GuestMemory::anonymous(&[(0, MEMORY)]).unwrap();
+        let memory = GuestMemory::anonymous(&[(0, setup.memory)]).unwrap();
         let mut guest = Self {
             device,
             memory,
             clock: Arc::clone(clock),
             gid: gid(number),
-            limits,
+            setup,
             rings: RINGS.get(),
             qp_rings: HashMap::new(),
             cq_rings: HashMap::new(),
@@ -224,7 +263,9 @@ impl Guest {
         self.queues.clear();
         self.qp_rings.clear();
         self.cq_rings.clear();
-        self.regions = (0..12).rev().map(|index| REGIONS + index * REGION).collect();
+        let setup = &self.setup;
+        let region = |index| setup.regions + index * setup.region_len;
+        self.regions = (0..setup.region_count).rev().map(region).collect();
         self.device.set_driver_features(if self.rings { self.device.features() } else { 0 });
         self.scratch = 4 << 20;
         let mut rings = Vec::new();
@@ -256,7 +297,7 @@ impl Guest {
     }
 
     pub fn send_queue(&self, qpn: u32) -> u16 {
-        1 + self.limits.max_cq + 2 * (qpn as u16 - 1)
+        1 + self.setup.limits.max_cq + 2 * (qpn as u16 - 1)
     }
 
     pub fn receive_queue(&self, qpn: u32) -> u16 {
@@ -267,7 +308,7 @@ impl Guest {
         if self.rings {
             return 2 + VECTORS;
         }
-        1 + self.limits.max_cq + 2 * self.limits.max_qp
+        1 + self.setup.limits.max_cq + 2 * self.setup.limits.max_qp
     }
 
     /// Address of a queue's descriptor table.
@@ -400,13 +441,12 @@ impl Guest {
     /// A region of zeros that nobody uses.
     fn take_region(&mut self) -> u64 {
         let region = self.regions.pop().expect("a region");
-        self.memory.write(region, &[0; REGION as usize]).unwrap();
+        self.memory.write(region, &vec![0; self.setup.region_len as usize]).unwrap();
         region
     }
 
-    /// Describes a region in scrambled order of pages, but the first.
     pub fn describe(&mut self, region: u64) -> virtio_rdma_ring_region {
-        let pages: Vec<u64> = (0..REGION).step_by(0x1000).map(|at| region + at).collect();
+        let pages: Vec<u64> = (0..self.setup.region_len).step_by(0x1000).map(|at| region + at).collect();
         let table = self.allocate(pages.as_bytes().len() as u64);
         self.memory.write(table, pages.as_bytes()).unwrap();
         virtio_rdma_ring_region { pages: table, npages: pages.len() as u32, reserved_0c: 0 }
@@ -608,15 +648,13 @@ impl Guest {
         region: u64,
         mut base: virtio_rdma_cmd_create_qp,
     ) -> virtio_rdma_cmd_create_ring_qp {
-        base.max_inline_data = INLINE;
+        base.max_inline_data = self.setup.inline;
+        (base.max_send_sge, base.max_recv_sge) = (self.setup.sges, self.setup.sges);
+        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let first = stride.max(256);
         let region = self.describe(region);
-        let shape = |offset| virtio_rdma_ring_shape {
-            depth: RING.into(),
-            stride: STRIDE,
-            offset,
-            reserved_0c: 0,
-        };
-        let (sq, rq) = (shape(STRIDE), shape(STRIDE * (1 + u32::from(RING))));
+        let shape = |offset| virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
+        let (sq, rq) = (shape(first), shape(first + stride * depth));
         virtio_rdma_cmd_create_ring_qp {
             base,
             reserved_44: 0,
@@ -662,19 +700,30 @@ impl Guest {
 
     /// Posts an entry to a ring of a QP, and rings the doorbell if asked to.
     pub fn post_entry(&mut self, qpn: u32, queue: u32, bytes: &[u8]) {
+        self.write_entry(qpn, queue, bytes);
+        self.ring_if_asleep(qpn, queue);
+    }
+
+    /// The same without the doorbell.
+    pub fn write_entry(&mut self, qpn: u32, queue: u32, bytes: &[u8]) {
         let which = queue as usize;
         let rings = self.qp_rings.get_mut(&qpn).unwrap();
         let index = rings.producers[which];
         rings.producers[which] = index.wrapping_add(1);
-        let entry = u64::from(1 + u32::from(RING) * queue + index % u32::from(RING));
         let region = rings.region;
-        self.memory.write(region + entry * u64::from(STRIDE), bytes).unwrap();
+        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let at = stride.max(256) + (queue * depth + index % depth) * stride;
+        self.memory.write(region + u64::from(at), bytes).unwrap();
         fence(Ordering::Release);
         let producer = index.wrapping_add(1).to_le_bytes();
         self.memory.write(region + 64 * u64::from(queue), &producer).unwrap();
+    }
+
+    /// Rings the doorbell if the device does not look at the ring.
+    pub fn ring_if_asleep(&mut self, qpn: u32, queue: u32) {
         fence(Ordering::SeqCst);
-        let wake: u32 = self.memory.read_obj(region + 128 + 4 * u64::from(queue)).unwrap();
-        if wake != 0 {
+        let at = self.qp_rings[&qpn].region + 128 + 4 * u64::from(queue);
+        if self.memory.read_obj::<u32>(at).unwrap() != 0 {
             self.ring_doorbell(qpn, queue);
         }
     }

@@ -8,6 +8,7 @@ mod datagram;
 mod driver;
 mod hostile;
 mod random;
+mod rate;
 mod rc;
 mod rings;
 mod threads;

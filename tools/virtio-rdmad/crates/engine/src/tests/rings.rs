@@ -2,11 +2,16 @@
 
 //! Rings in guest memory: what holds for virtqueues, and what is their own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
 use abi::*;
+use memory::GuestMemory;
 
 use super::driver::*;
-use super::{datagram, rc, threads};
-use crate::Counter;
+use super::hostile::Random;
+use super::{datagram, hostile, rc, threads};
+use crate::{Counter, Limits, Next};
 
 /// The tests of the other layout, once more.
 macro_rules! again {
@@ -44,6 +49,7 @@ again! {
         err_flushes_what_is_posted_later
         sqd_drains_and_tells
         events_wait_for_buffers_once_each
+        a_cq_that_overflows_fails_its_qps
         a_guest_that_goes_leaves_no_trace
         a_guest_sends_from_its_own_gids_only
         a_third_qp_cannot_speak_to_a_connected_one
@@ -53,6 +59,8 @@ again! {
         the_gsi_sends_its_own_qkey
         what_cannot_be_delivered_is_dropped
         errors_stop_the_send_queue_alone;
+    hostile:
+        random_commands_are_answered;
     threads:
         two_guests_converse
         a_guest_comes_and_goes_under_traffic;
@@ -76,5 +84,496 @@ fn inline_data_arrives() {
         assert_eq!(pair.b.bytes(DATA, INLINE as usize), data);
         assert_eq!(pair.b.bytes(DATA + 4096, 99), data[..99]);
         assert_eq!(pair.a.device.counter(Counter::WriteBytes), 99);
+    });
+}
+
+#[test]
+fn inline_data_is_checked() {
+    with_rings(|| {
+        let data = [1; INLINE as usize + 1];
+        let write = Send::new(5, VIRTIO_RDMA_WR_RDMA_WRITE, &[]);
+        let with_sge = Send::new(5, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, 0)]);
+        let read = Send::new(5, VIRTIO_RDMA_WR_RDMA_READ, &[]);
+        for send in [write.inline(&data), with_sge.inline(&data[..8]), read.inline(&data[..8])] {
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        }
+    });
+}
+
+#[test]
+fn every_cqe_names_its_entry() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        // Further than the rings are long.
+        for index in 0..3 * u32::from(RING) {
+            pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
+            let send = Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
+            pair.a.post_send(a.qpn, &send);
+            pair.settle();
+            assert_eq!(pair.a.poll_ring(a.cqn).unwrap().wqe_index, index);
+            assert_eq!(pair.b.poll_ring(b.cqn).unwrap().wqe_index, index);
+        }
+        // Whatever the status is.
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        pair.b.post_recv(b.qpn, 1, &[]);
+        pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        pair.a.post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_SEND, &[]));
+        pair.settle();
+        for cqe in [pair.a.poll_ring(a.cqn), pair.b.poll_ring(b.cqn)] {
+            let cqe = cqe.unwrap();
+            assert_eq!(u32::from(cqe.status), VIRTIO_RDMA_WC_WR_FLUSH_ERR);
+            assert_eq!(cqe.wqe_index, 3 * u32::from(RING));
+        }
+    });
+}
+
+#[test]
+fn reset_begins_the_rings_anew() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        for _ in 0..20 {
+            for wr_id in 0..3 {
+                let send = Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
+                pair.a.post_send(a.qpn, &send);
+                pair.a.post_recv(a.qpn, wr_id, &[]);
+            }
+            pair.settle();
+            pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+            assert!(pair.poll_a().is_none());
+            pair.a.connect(a.qpn, gid(2), b.qpn);
+            pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+            let send = Send::new(4, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
+            pair.a.post_send(a.qpn, &send);
+            pair.settle();
+            assert_eq!(pair.a.poll_ring(a.cqn).map(|cqe| (cqe.wr_id, cqe.wqe_index)), Some((4, 0)));
+            assert_eq!(brief(pair.poll_b()).unwrap().0, 9);
+        }
+    });
+}
+
+#[test]
+fn one_event_disarms() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let message = |pair: &mut Pair, flags, expected| {
+            pair.b.post_recv(b.qpn, 1, &[]);
+            pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[]).flags(flags));
+            pair.settle();
+            pair.poll_b().unwrap();
+            assert_eq!(pair.b.cq_signals(b.cqn), expected);
+        };
+        message(&mut pair, VIRTIO_RDMA_SEND_SOLICITED, 0);
+        pair.b.arm_cq(b.cqn, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION).unwrap();
+        message(&mut pair, 0, 1);
+        message(&mut pair, 0, 1);
+        pair.b.arm_cq(b.cqn, VIRTIO_RDMA_NOTIFY_SOLICITED).unwrap();
+        message(&mut pair, 0, 1);
+        message(&mut pair, VIRTIO_RDMA_SEND_SOLICITED, 2);
+        message(&mut pair, VIRTIO_RDMA_SEND_SOLICITED, 2);
+        pair.b.arm_cq(b.cqn, VIRTIO_RDMA_NOTIFY_SOLICITED).unwrap();
+        pair.b.post_recv(b.qpn, 1, &[]);
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        pair.settle();
+        assert_eq!(pair.b.cq_signals(b.cqn), 3, "an error is always solicited");
+    });
+}
+
+#[test]
+fn a_ring_that_sleeps_wants_a_doorbell() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.settle();
+        let bells = |pair: &Pair| pair.a.device.counter(Counter::Doorbells);
+        let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[]).rdma(DATA, b.key);
+        pair.a.post_send(a.qpn, &write);
+        assert_eq!(pair.a.device.run(64), Next::Busy);
+        assert_eq!(bells(&pair), 1);
+        // It looks by itself for a while.
+        pair.a.post_send(a.qpn, &write);
+        pair.a.device.run(64);
+        assert!(pair.poll_a().is_some() && pair.poll_a().is_some());
+        assert_eq!(bells(&pair), 1);
+        for (number, queue) in [(0, 0), (99, 0), (u32::MAX, 1), (a.qpn, 2)] {
+            pair.a.ring_doorbell(number, queue);
+        }
+        pair.settle();
+        assert_eq!(pair.a.device.counter(Counter::BadDoorbell), 4);
+    });
+}
+
+#[test]
+fn resizing_under_traffic_loses_nothing() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let write = |wr_id| Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &[]).rdma(DATA, b.key);
+        let (mut posted, mut taken) = (0, 0);
+        for round in 0..60 {
+            for _ in 0..7 {
+                pair.a.post_send(a.qpn, &write(posted));
+                posted += 1;
+            }
+            // Some of them before, the others behind it.
+            pair.a.device.run(3);
+            let depth = [128, 64, 256][round % 3];
+            let moved = pair.a.resize_cq(a.cqn, depth).unwrap();
+            assert!(u64::from(moved) <= posted - taken);
+            pair.settle();
+            while posted - taken > round as u64 % 5 {
+                assert_eq!(brief(pair.poll_a()).unwrap(), (taken, 0, VIRTIO_RDMA_WC_RDMA_WRITE));
+                taken += 1;
+            }
+        }
+        // What does not fit stays where it is.
+        for _ in 0..8 {
+            pair.a.post_send(a.qpn, &write(posted));
+            posted += 1;
+        }
+        pair.settle();
+        assert_eq!(pair.a.resize_cq(a.cqn, 4), Err(VIRTIO_RDMA_STATUS_INVAL));
+        while taken < posted {
+            assert_eq!(brief(pair.poll_a()).unwrap().0, taken);
+            taken += 1;
+        }
+    });
+}
+
+#[test]
+fn rings_that_leave_memory_fail_their_objects() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let memory = pair.a.memory.clone();
+        let other = GuestMemory::anonymous(&[(1 << 40, 4096)]).unwrap();
+        pair.a.device.set_memory(&other);
+        pair.a.device.set_memory(&memory);
+        pair.settle();
+        assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_CQ_ERR, a.cqn)));
+        assert_eq!(pair.a.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, a.qpn)));
+        assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+        assert_eq!(pair.a.device.counter(Counter::LostRings), 2);
+        // New objects work.
+        assert_eq!(pair.a.destroy_qp(a.qpn), Ok(()));
+        assert_eq!(pair.a.destroy_cq(a.cqn), Ok(()));
+        let cqn = pair.a.create_cq(8);
+        let qpn = pair.a.create_qp(a.pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        pair.b.connect(b.qpn, gid(1), qpn);
+        pair.a.connect(qpn, gid(2), b.qpn);
+        let part = [sge(DATA, 8, a.key)];
+        pair.a.post_send(qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
+        pair.settle();
+        assert_eq!(pair.a.poll(cqn).map(|cqe| cqe.status), Some(0));
+    });
+}
+
+#[test]
+fn a_producer_that_runs_away_fails_its_qp() {
+    with_rings(|| {
+        for (at, counter) in [(0, Counter::BadSendChain), (64, Counter::BadReceiveChain)] {
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            let region = pair.b.qp_rings[&b.qpn].region;
+            pair.b.memory.write(region + at, &(u32::from(RING) + 1).to_le_bytes()).unwrap();
+            pair.b.ring_doorbell(b.qpn, VIRTIO_RDMA_DOORBELL_SQ);
+            pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[]));
+            pair.settle_in_time();
+            assert_eq!(pair.b.device.counter(counter), 1);
+            assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, b.qpn)));
+            assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+            for (guest, end, dgid, dest) in
+                [(&mut pair.a, a, gid(2), b.qpn), (&mut pair.b, b, gid(1), a.qpn)]
+            {
+                guest.set_state(end.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+                while guest.poll(end.cqn).is_some() {}
+                guest.connect(end.qpn, dgid, dest);
+            }
+            pair.a.post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &[]));
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()), Some((2, 0, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        }
+    });
+}
+
+#[test]
+fn requests_for_rings_are_checked() {
+    with_rings(|| {
+        let (fabric, clock) = fabric();
+        let mut guest = Guest::new(&fabric, &clock, 1);
+        let invalid = VIRTIO_RDMA_STATUS_INVAL;
+        let region = guest.setup.regions;
+        let cq = guest.cq_ring_request(region, 64);
+        let mut create_cq = |change: &dyn Fn(&mut virtio_rdma_cmd_create_ring_cq)| {
+            let mut request = cq;
+            change(&mut request);
+            let command = VIRTIO_RDMA_CMD_CREATE_RING_CQ;
+            guest.command::<_, virtio_rdma_rsp_create_cq>(command, &request).err()
+        };
+        assert_eq!(create_cq(&|r| r.cqe = 0), Some(invalid));
+        assert_eq!(create_cq(&|r| r.cqe = 48), Some(invalid));
+        assert_eq!(create_cq(&|r| r.cqe = 1 << 31), Some(invalid));
+        assert_eq!(create_cq(&|r| r.comp_vector = VECTORS.into()), Some(invalid));
+        assert_eq!(create_cq(&|r| r.comp_vector = u32::MAX), Some(invalid));
+        assert_eq!(create_cq(&|r| r.region.npages = 1), Some(invalid));
+        assert_eq!(create_cq(&|r| r.region.pages = 1 << 40), Some(VIRTIO_RDMA_STATUS_FAULT));
+        assert_eq!(create_cq(&|r| r.region.npages = u32::MAX), None);
+
+        let pdn = guest.create_pd();
+        let base = Guest::qp_request(pdn, 0, VIRTIO_RDMA_QPT_RC);
+        let qp = guest.qp_ring_request(region + 0x10000, base);
+        let no_memory = guest.describe(1 << 41);
+        let mut create_qp = |change: &dyn Fn(&mut virtio_rdma_cmd_create_ring_qp)| {
+            let mut request = qp;
+            change(&mut request);
+            let command = VIRTIO_RDMA_CMD_CREATE_RING_QP;
+            guest.command::<_, virtio_rdma_rsp_create_qp>(command, &request).err()
+        };
+        let no_object = Some(VIRTIO_RDMA_STATUS_NO_OBJECT);
+        assert_eq!(create_qp(&|r| r.base.pdn = 7), no_object);
+        assert_eq!(create_qp(&|r| r.base.recv_cqn = 1), no_object);
+        assert_eq!(create_qp(&|r| r.base.max_send_wr = 0), Some(invalid));
+        assert_eq!(create_qp(&|r| r.base.max_send_wr = 65), Some(invalid));
+        assert_eq!(create_qp(&|r| r.base.max_inline_data = INLINE + 1), Some(invalid));
+        assert_eq!(create_qp(&|r| r.sq.depth = 0), Some(invalid));
+        assert_eq!(create_qp(&|r| r.sq.stride = 256), Some(invalid));
+        assert_eq!(create_qp(&|r| r.rq.stride = 256), Some(invalid));
+        assert_eq!(create_qp(&|r| r.rq.offset = 0), Some(invalid));
+        assert_eq!(create_qp(&|r| r.rq.offset = 1 << 20), Some(invalid));
+        assert_eq!(create_qp(&|r| r.region.npages = 8), Some(invalid));
+        assert_eq!(create_qp(&|r| r.base.qp_type = 9), Some(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+        assert_eq!(create_qp(&|r| r.region = no_memory), Some(VIRTIO_RDMA_STATUS_FAULT));
+        assert_eq!(create_qp(&|r| (r.rq.depth, r.base.max_recv_wr) = (0, 0)), None);
+        assert_eq!(create_qp(&|r| r.base.qp_type = VIRTIO_RDMA_QPT_GSI as u8), None);
+        let busy = Some(VIRTIO_RDMA_STATUS_BUSY);
+        assert_eq!(create_qp(&|r| r.base.qp_type = VIRTIO_RDMA_QPT_GSI as u8), busy);
+        for command in [
+            VIRTIO_RDMA_CMD_CREATE_CQ,
+            VIRTIO_RDMA_CMD_CREATE_QP,
+            VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ,
+        ] {
+            let mut request = vec![command as u8];
+            request.resize(200, 0);
+            let status = u32::from(guest.request(&request, 64).0);
+            assert_eq!(status, VIRTIO_RDMA_STATUS_UNSUPPORTED);
+        }
+    });
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    for command in [
+        VIRTIO_RDMA_CMD_CREATE_RING_CQ,
+        VIRTIO_RDMA_CMD_RESIZE_CQ,
+        VIRTIO_RDMA_CMD_CREATE_RING_QP,
+    ] {
+        let mut request = vec![command as u8];
+        request.resize(300, 0);
+        assert_eq!(u32::from(guest.request(&request, 64).0), VIRTIO_RDMA_STATUS_UNSUPPORTED);
+    }
+}
+
+#[test]
+fn numbers_come_back_late() {
+    with_rings(|| {
+        let (fabric, clock) = fabric();
+        let mut guest = Guest::new(&fabric, &clock, 1);
+        let end = End::new(&mut guest, VIRTIO_RDMA_QPT_RC);
+        let mut numbers = Vec::new();
+        for _ in 0..8 {
+            let qpn = guest.create_qp(end.pdn, end.cqn, VIRTIO_RDMA_QPT_RC);
+            guest.destroy_qp(qpn).unwrap();
+            numbers.push(qpn);
+        }
+        assert_eq!(numbers, [3, 4, 5, 6, 3, 4, 5, 6]);
+    });
+}
+
+/// Writes anything anywhere into a region, mostly into its head.
+fn scribble(guest: &Guest, random: &mut Random, region: u64) {
+    let at = match random.below(3) {
+        0 => random.below(16) * 4,
+        1 => random.below(64) * 4,
+        _ => random.below(guest.setup.region_len / 4) * 4,
+    };
+    let word = match random.below(3) {
+        0 => random.next() as u32,
+        1 => random.below(70) as u32,
+        _ => random.below(0x300) as u32,
+    };
+    guest.memory.write(region + at, &word.to_le_bytes()).unwrap();
+}
+
+#[test]
+fn hostile_rings_harm_their_own_qp_alone() {
+    with_rings(|| {
+        for seed in 1..=12 {
+            let mut random = Random::new(seed * 0x9e37_79b9);
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            // Another program of the same guest: a QP and CQ of its own.
+            let cqn = pair.a.create_cq(RING);
+            let qpn = pair.a.create_qp(a.pdn, cqn, VIRTIO_RDMA_QPT_RC);
+            pair.a.connect(qpn, gid(2), b.qpn);
+            let good_cq = pair.a.create_cq(RING);
+            let good = pair.a.create_qp(a.pdn, good_cq, VIRTIO_RDMA_QPT_RC);
+            let peer_cq = pair.b.create_cq(RING);
+            let peer = pair.b.create_qp(b.pdn, peer_cq, VIRTIO_RDMA_QPT_RC);
+            pair.a.connect(good, gid(2), peer);
+            pair.b.connect(peer, gid(1), good);
+            let regions = [pair.a.qp_rings[&a.qpn].region, pair.a.cq_rings[&a.cqn].region];
+            for round in 0..300_u32 {
+                for _ in 0..random.below(6) {
+                    let region = regions[random.below(2) as usize];
+                    scribble(&pair.a, &mut random, region);
+                }
+                let number = if random.below(2) == 0 { a.qpn } else { random.next() as u32 };
+                pair.a.ring_doorbell(number, random.below(3) as u32);
+                let data = pair.a.fill(DATA + 0x8000, 64, round as u8);
+                let place = DATA + (4 << 20);
+                pair.b.post_recv(peer, round.into(), &[sge(place, 64, b.key)]);
+                let part = [sge(DATA + 0x8000, 64, a.key)];
+                pair.a.post_send(good, &Send::new(round.into(), VIRTIO_RDMA_WR_SEND, &part));
+                pair.settle_in_time();
+                let found = brief(pair.a.poll(good_cq));
+                assert_eq!(found, Some((round.into(), 0, VIRTIO_RDMA_WC_SEND)));
+                let found = brief(pair.b.poll(peer_cq));
+                assert_eq!(found, Some((round.into(), 0, VIRTIO_RDMA_WC_RECV)));
+                assert_eq!(pair.b.bytes(place, 64), data);
+                assert!(pair.a.poll(good_cq).is_none() && pair.b.poll(peer_cq).is_none());
+                if random.below(8) == 0 {
+                    let states = [VIRTIO_RDMA_QPS_RESET, VIRTIO_RDMA_QPS_ERR];
+                    let _ = pair.a.set_state(a.qpn, states[random.below(2) as usize]);
+                    if u32::from(pair.a.query(a.qpn).qp_state) == VIRTIO_RDMA_QPS_RESET {
+                        pair.a.connect(a.qpn, gid(2), b.qpn);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_large_message_holds_nobody_up() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let cqn = pair.a.create_cq(RING);
+        let qpn = pair.a.create_qp(a.pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        let peer = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC);
+        pair.a.connect(qpn, gid(2), peer);
+        pair.b.connect(peer, gid(1), qpn);
+        pair.settle();
+        let large = [sge(DATA, 16 << 20, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &large).rdma(DATA, b.key));
+        let small = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 2, a.key)]);
+        pair.a.device.run(4);
+        for _ in 0..20 {
+            pair.a.post_send(qpn, &small.clone().rdma(DATA, b.key));
+            // A turn of each queue: two chunks of the large one, and the small one.
+            for _ in 0..3 {
+                pair.a.device.run(4);
+            }
+            assert_eq!(pair.a.poll(cqn).map(|cqe| cqe.wr_id), Some(2));
+        }
+        assert!(pair.poll_a().is_none(), "the large one is still under way");
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).unwrap().0, 1);
+    });
+}
+
+#[test]
+fn a_region_is_replaced_while_a_peer_writes_cqes() {
+    let mut made = None;
+    with_rings(|| made = Some(Pair::new()));
+    let Pair { mut a, mut b, ends: [x, y], .. } = made.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    // The receiver resizes its CQ and polls it; the sender's thread writes there.
+    let receiver = std::thread::spawn(move || {
+        let mut next = 0;
+        for round in 0..200 {
+            for _ in 0..8 {
+                b.post_recv(y.qpn, next, &[]);
+                next += 1;
+            }
+            b.resize_cq(y.cqn, [64, 128][round % 2]).unwrap();
+            let mut wanted = next - 8;
+            while wanted < next {
+                b.device.run(64);
+                b.device.arm();
+                if let Some(cqe) = b.poll(y.cqn) {
+                    assert_eq!((cqe.wr_id, cqe.status), (wanted, 0));
+                    wanted += 1;
+                }
+            }
+        }
+        stopped.store(true, Ordering::Release);
+        b
+    });
+    let clock = Arc::clone(&a.clock);
+    while !stop.load(Ordering::Acquire) && !receiver.is_finished() {
+        a.post_send(x.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[]));
+        while a.poll(x.cqn).is_none() && !stop.load(Ordering::Acquire) {
+            if let Next::At(time) = a.device.run(64) {
+                // The receiver is as fast as it is: its timer never runs out here.
+                clock.advance_to(time - std::time::Duration::from_nanos(1));
+            }
+            if receiver.is_finished() {
+                break;
+            }
+        }
+    }
+    receiver.join().unwrap();
+}
+
+#[test]
+fn sixteen_thousand_qps() {
+    with_rings(|| {
+        let (fabric, clock) = fabric();
+        let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
+        let count = u32::from(limits.ring_qp) - 1;
+        let setup = Setup {
+            limits,
+            memory: 256 << 20,
+            depth: 16,
+            stride: 64,
+            sges: 1,
+            inline: 0,
+            regions: 64 << 20,
+            region_len: 0x1000,
+            region_count: 2 * u64::from(count) + 1,
+        };
+        let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
+        let pdn = guest.create_pd();
+        let key = guest.reg_mr(pdn, DATA, 1 << 20, ALL).lkey;
+        let own = guest.gid;
+        let mut pairs = Vec::new();
+        for _ in 0..count {
+            let cqn = guest.create_cq(4);
+            let qpn = guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+            guest.connect(qpn, own, qpn);
+            pairs.push((qpn, cqn));
+        }
+        guest.run();
+        // Nobody looks at what is idle.
+        assert_eq!(guest.device.run(64), Next::Idle);
+        let part = [sge(DATA, 8, key)];
+        for (qpn, _) in &pairs {
+            guest.post_send(*qpn, &Send::new(7, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, key));
+            guest.device.run(64);
+        }
+        guest.run();
+        for (qpn, cqn) in pairs {
+            let cqe = guest.poll(cqn).unwrap();
+            assert_eq!((cqe.wr_id, cqe.status, cqe.qp_num), (7, 0, qpn));
+            guest.destroy_qp(qpn).unwrap();
+            guest.destroy_cq(cqn).unwrap();
+        }
     });
 }

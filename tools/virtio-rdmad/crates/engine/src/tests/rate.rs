@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the engine costs a message, beside bare copies of the same bytes.
+//!
+//! Nothing is asserted; run it with
+//! `cargo test --release -p engine -- --ignored --nocapture rate`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::*;
+
+use super::driver::*;
+use crate::Limits;
+
+const DEPTH: u32 = 64;
+
+fn setup(qps: u16) -> Setup {
+    let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
+    Setup {
+        limits,
+        memory: 128 << 20,
+        depth: DEPTH,
+        stride: 128,
+        sges: 1,
+        inline: 64,
+        regions: 64 << 20,
+        region_len: 0x5000,
+        region_count: u64::from(qps) + 1,
+    }
+}
+
+/// Two guests with this many connected pairs of QPs.
+struct Bench {
+    a: Guest,
+    b: Guest,
+    ends: [End; 2],
+    qpns: Vec<(u32, u32)>,
+}
+
+impl Bench {
+    fn new(qps: u16) -> Self {
+        let (fabric, clock) = fabric();
+        let guest =
+            |number| Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup(qps));
+        let (mut a, mut b) = (guest(1), guest(2));
+        let kind = VIRTIO_RDMA_QPT_RC;
+        let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
+        let mut qpns = vec![(ends[0].qpn, ends[1].qpn)];
+        for _ in 1..qps {
+            let [x, y] = ends;
+            qpns.push((a.create_qp(x.pdn, x.cqn, kind), b.create_qp(y.pdn, y.cqn, kind)));
+        }
+        for (x, y) in &qpns {
+            a.connect(*x, gid(2), *y);
+            b.connect(*y, gid(1), *x);
+        }
+        Self { a, b, ends, qpns }
+    }
+
+    /// Time that the device of `a` takes a message, the median of all rounds:
+    /// `batch` messages on each of `group` QPs in turn.
+    fn measure(&mut self, send: &Send, batch: u32, group: usize, messages: u32) -> f64 {
+        let [a, b] = self.ends;
+        let receives = send.opcode == VIRTIO_RDMA_WR_SEND;
+        let each = send.flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
+        let last = send.clone().flags(send.flags | VIRTIO_RDMA_SEND_SIGNALED);
+        let (entry, last) = (send.entry(), last.entry());
+        let mut times = Vec::new();
+        let qpns = self.qpns.clone();
+        for group in qpns.chunks(group).cycle().take((messages / batch) as usize / group) {
+            for (x, y) in group {
+                for index in 0..batch {
+                    if receives {
+                        self.b.post_recv(*y, 1, &[sge(DATA, 64, b.key)]);
+                    }
+                    let entry = if index == batch - 1 { &last } else { &entry };
+                    self.a.write_entry(*x, VIRTIO_RDMA_DOORBELL_SQ, entry);
+                }
+                self.a.ring_if_asleep(*x, VIRTIO_RDMA_DOORBELL_SQ);
+            }
+            let start = Instant::now();
+            let mut found = 0;
+            let expected = if each { group.len() * batch as usize } else { group.len() };
+            while found < expected {
+                self.a.device.run(64);
+                while self.a.poll_ring(a.cqn).is_some() {
+                    found += 1;
+                }
+                while receives && self.b.poll_ring(b.cqn).is_some() {}
+            }
+            times.push(start.elapsed());
+        }
+        times.sort_unstable();
+        times[times.len() / 2].as_nanos() as f64 / f64::from(batch * group as u32)
+    }
+}
+
+/// Time of a bare copy of `len` bytes between the two guests.
+fn copy(bench: &Bench, len: usize, times: u32) -> f64 {
+    let (from, to) = (&bench.a.memory, &bench.b.memory);
+    let (from, to) = (from.slice(DATA, 16 << 20).unwrap(), to.slice(DATA, 16 << 20).unwrap());
+    let start = Instant::now();
+    for index in 0..times as usize {
+        let at = index * len % (8 << 20);
+        from.copy_to(at, &to, at, len).unwrap();
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(times)
+}
+
+#[test]
+#[ignore = "prints numbers"]
+fn rate() {
+    with_rings(|| {
+        for qps in [1, 1000] {
+            let mut bench = Bench::new(qps);
+            let [a, b] = bench.ends;
+            let part = [sge(DATA, 64, a.key)];
+            let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key).flags(0);
+            let inline = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[]).rdma(DATA, b.key).flags(0);
+            let send = Send::new(1, VIRTIO_RDMA_WR_SEND, &part).flags(0);
+            let read = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &part).rdma(DATA, b.key);
+            let signaled = write.clone().flags(VIRTIO_RDMA_SEND_SIGNALED);
+            let inline = inline.inline(&[1; 64]);
+            println!("{qps} QPs: a copy of 64 bytes takes {:.0} ns", copy(&bench, 64, 1 << 22));
+            for (name, send, batch) in [
+                ("write", &write, 32),
+                ("write, inline", &inline, 32),
+                ("send", &send, 32),
+                ("write, each signaled", &signaled, 32),
+                ("read, each signaled", &read, 32),
+                ("write, one at a time", &write, 1),
+                ("read, one at a time", &read, 1),
+            ] {
+                let each = send.flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
+                let group = usize::from(qps).min(if each { 64 / batch as usize } else { 32 });
+                let ns = bench.measure(send, batch, group, 1 << 19);
+                println!("{qps} QPs, 64 bytes, {name}: {ns:.0} ns, {:.2} M/s", 1e3 / ns);
+            }
+        }
+        let mut bench = Bench::new(1);
+        let [a, b] = bench.ends;
+        for len in [4 << 10, 64 << 10, 1 << 20] {
+            let bare = copy(&bench, len as usize, (1 << 30) / len);
+            let part = [sge(DATA, len, a.key)];
+            let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key).flags(0);
+            let ns = bench.measure(&write, 8, 1, (1 << 30) / len);
+            println!("{len} bytes: {:.2} of a copy ({ns:.0} ns)", bare / ns);
+        }
+    });
+}
