@@ -33,6 +33,9 @@ static REPLACED: AtomicU64 = AtomicU64::new(0);
 
 /// Survives that files behind guest memory are truncated, from now on. Once a process.
 pub fn survive_truncation() -> Result<(), Error> {
+    // The first answer to this is looked up by other system calls than the later ones, which
+    // neither a handler nor a process in a sandbox should make.
+    rustix::param::page_size();
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let place = action.as_mut_ptr();
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK;

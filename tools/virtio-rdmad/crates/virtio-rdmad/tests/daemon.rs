@@ -8,6 +8,10 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 
+mod front_end;
+
+use front_end::FrontEnd;
+
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
 struct Daemon {
@@ -195,6 +199,29 @@ fn eight(test: &str, options: &[&str]) -> (Daemon, Vec<UnixStream>) {
     };
     let sockets = (0..8).map(connect).collect();
     (daemon, sockets)
+}
+
+#[test]
+fn guests_are_served_in_the_sandbox() {
+    let daemon = Daemon::start("served");
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let guest = &daemon.status()["guests"][0];
+    assert_eq!((&guest["started"], &guest["queues"]), (&true.into(), &"virtqueues".into()));
+    assert_eq!((&guest["worker"], &guest["pds"]), (&0.into(), &1.into()));
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+    front_end.truncate();
+    front_end.kick();
+    // Served by the same worker or not, others do not notice.
+    let mut other = connect(&daemon.path("b"));
+    other.write_all(&[0xff; 64]).unwrap();
+    assert_eq!(other.read(&mut [0; 16]).unwrap_or(0), 0, "the connection ends");
+    drop(front_end);
+    let again = FrontEnd::start(connect(&daemon.path("a")), 1);
+    again.wait(1);
+    daemon.end();
 }
 
 #[test]

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vhost-user front end that posts control requests.
+#![allow(dead_code)] // each test uses a part of it
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+/// Where a front end says that it has the memory, and where the control queue is in it.
+const USER: u64 = 0x10_0000;
+const MEMORY: u64 = 0x1_0000;
+const DESC: u64 = 0;
+const AVAIL: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const BUFFERS: u64 = 0x4000;
+/// Control requests that its ring holds, of two descriptors each.
+pub const REQUESTS: u16 = 128;
+const CREATE_PD: u8 = 4;
+
+/// A front end that posts control requests.
+pub struct FrontEnd {
+    socket: UnixStream,
+    memory: OwnedFd,
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+impl FrontEnd {
+    /// Hands over memory and the control queue, with `posted` requests in it.
+    pub fn start(socket: UnixStream, posted: u16) -> Self {
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, MEMORY).unwrap();
+        let this = Self { socket, memory, kick: new_eventfd(), call: new_eventfd() };
+        for request in 0..REQUESTS {
+            this.write_request(request);
+        }
+        this.post(posted);
+        let state = |value: u32| [0, value].map(u32::to_ne_bytes).concat();
+        let words = |words: &[u64]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
+        this.send(5, &words(&[1, 0, MEMORY, USER, 0]), &[this.memory.as_fd()]);
+        this.send(8, &state(256), &[]);
+        this.send(10, &state(0), &[]);
+        this.send(9, &words(&[0, USER + DESC, USER + USED, USER + AVAIL, 0]), &[]);
+        this.send(13, &words(&[0]), &[this.call.as_fd()]);
+        this.send(12, &words(&[0]), &[this.kick.as_fd()]);
+        this
+    }
+
+    /// Makes requests available, so many in all.
+    pub fn post(&self, posted: u16) {
+        self.write(AVAIL + 2, &posted.to_le_bytes());
+    }
+
+    /// Notifies the device of them.
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Takes the memory away.
+    pub fn truncate(&self) {
+        rustix::fs::ftruncate(&self.memory, 0).unwrap();
+    }
+
+    /// Waits for the interrupts of so many answers.
+    pub fn wait(&self, answers: u16) {
+        while self.answered() < answers {
+            poll(&mut [PollFd::new(&self.call, PollFlags::IN)], None).unwrap();
+            let _ = rustix::io::read(&self.call, &mut [0; 8]);
+        }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        rustix::io::pwrite(&self.memory, bytes, at).unwrap();
+    }
+
+    /// CREATE_PD, and room for its reply.
+    fn write_request(&self, number: u16) {
+        let buffer = BUFFERS + u64::from(number) * 16;
+        let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
+            let (addr, len) = (addr.to_le_bytes(), len.to_le_bytes());
+            [&addr[..], &len, &flags.to_le_bytes(), &next.to_le_bytes()].concat()
+        };
+        let head = 2 * number;
+        let chain = [descriptor(buffer, 1, 1, head + 1), descriptor(buffer + 8, 5, 2, 0)].concat();
+        self.write(DESC + u64::from(head) * 16, &chain);
+        self.write(buffer, &[CREATE_PD]);
+        self.write(AVAIL + 4 + u64::from(number) * 2, &head.to_le_bytes());
+    }
+
+    /// Requests that were answered.
+    pub fn answered(&self) -> u16 {
+        let mut index = [0; 2];
+        rustix::io::pread(&self.memory, &mut index, USED + 2).unwrap();
+        u16::from_le_bytes(index)
+    }
+
+    fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let size = u32::try_from(payload.len()).unwrap();
+        let header = [request, 1, size].map(u32::to_ne_bytes).concat();
+        let message = [header.as_slice(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let parts = [IoSlice::new(&message)];
+        assert_eq!(
+            sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL),
+            Ok(message.len())
+        );
+    }
+}
+
+/// An eventfd that does not block.
+pub fn new_eventfd() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
