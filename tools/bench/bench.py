@@ -50,6 +50,7 @@ class Phase:
         self.points = [point for point in plan.by_importance(plan.points(vmm, options.quick))
                        if not options.only or re.search(options.only, f"{point.tool} {point.size} {point.qps}")]
         self.paths = []
+        self.limit = None
         self.broken = {}
         self.hangs = {}
         rings = offers_rings()
@@ -67,12 +68,15 @@ class Phase:
             self.network.boot()
             self.bring_up()
             self.rounds()
-            self.out_of_time()
             if self.options.profile:
                 self.profile()
             self.rxe_alone()
+            self.out_of_time()
             self.judge()
             failed = False
+        except KeyboardInterrupt:
+            failed = False
+            raise
         finally:
             self.network.close(failed)
             if failed:
@@ -111,15 +115,15 @@ class Phase:
 
     def idle(self):
         """What the device costs while nobody asks anything of it."""
-        if self.options.only:
+        point = next((point for point in self.points if point.kind == "idle"), None)
+        if not point:
             return
         cpu = measure.Processor(self.network.daemon)
         time.sleep(1)
         before, start = cpu.seconds(), time.monotonic()
         time.sleep(2)
-        share = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
-        row = self.found.row(self.vmm, self.paths[0].path, "idle_device", 0, 0, "%")
-        row.samples[(0, row.key)] = share
+        row = self.row(self.paths[0], point)
+        row.samples[(0, point.key)] = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
 
     def rxe_alone(self):
         """The connection manager goes by address: rxe has its turn when our driver is gone."""
@@ -135,7 +139,7 @@ class Phase:
 
     def rounds(self):
         """Every point once, then the goals' until there are three of each, then all again."""
-        points = [point for point in self.points if point.kind != "cm"]
+        points = [point for point in self.points if point.kind in ("perftest", "objects")]
         for number in range(ROUNDS):
             chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
             for point in chosen:
@@ -201,7 +205,7 @@ class Phase:
     def out_of_time(self):
         """Say so where there is neither a figure nor another reason."""
         for point in self.points:
-            for path in self.paths:
+            for path in self.paths if point.kind != "idle" else []:
                 if path.path != "tcp" or point.tcp:
                     row = self.row(path, point)
                     row.error = row.error or "no time left"

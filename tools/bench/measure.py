@@ -174,9 +174,9 @@ class Pair:
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
         argv = ["cmtime", "-c", str(count)]
         server = self.server.start(["timeout", str(self.hang_seconds), *argv])
-        # It listens on the CM, which has no table to look at: the client comes again while it is refused.
-        loop = " ".join(["for i in $(seq 50); do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,
-                         "&& exit; sleep 0.1; done; exit 1"])
+        # It listens on the CM, which has no table to look at: the client comes again if it was too early.
+        loop = " ".join(["for i in 1 2 3 4 5; do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,
+                         "&& exit; sleep 0.3; done; exit 1"])
         status, text = self.client.run(loop, timeout=2 * self.hang_seconds)
         if status:
             server.kill(signal.SIGKILL)

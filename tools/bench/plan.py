@@ -18,14 +18,14 @@ RATE_QPS = (1, 16, 64, 1000)
 ATOMIC_SIZE = 8
 REGISTRATIONS = (4096, 1 << 20, 64 << 20)
 
-MIBS, US, MPPS, PER_SECOND = "MiB/s", "us", "M/s", "1/s"
+MIBS, US, MPPS, PER_SECOND, PERCENT = "MiB/s", "us", "M/s", "1/s", "%"
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One line of the report.
 
-    tool: its name there. kind: who runs it ("perftest", "objects", "cm"). size: bytes of a message or a
+    tool: its name there. kind: who runs it ("perftest", "objects", "cm", "idle"). size: bytes of a message or a
     registration. arguments: beyond device, size and count. limit: tool of the limit with the same unit, or "";
     tcp: whether TCP does the same. goal: repeated until there is a median. quick: part of a short run. vmms:
     where it is measured.
@@ -89,6 +89,7 @@ def objects():
         yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", quick=size == 4096)
     yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", quick=True)
     yield Point("rdma_connect", 0, PER_SECOND, kind="cm", quick=True)
+    yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=True)
 
 
 def points(vmm, quick):
