@@ -19,7 +19,7 @@ use crate::state::QpType;
 use crate::stats::Counter;
 use crate::sync::lock;
 use crate::turn::{Outbox, Turn};
-use crate::wqe::{ReceiveWqe, SendWqe};
+use crate::wqe::SendWqe;
 use crate::Gid;
 
 /// The port's MTU: the largest payload of a datagram.
@@ -123,18 +123,18 @@ impl Shared {
             self.stats.add(Counter::DropQkey, 1);
             return Err(Counter::DropQkey);
         }
-        let receive = self
-            .take_receive_unreliable(slot, responder, outbox)
-            .ok_or(Counter::DropNoReceive)?;
+        if !self.take_receive_unreliable(slot, responder, outbox) {
+            return Err(Counter::DropNoReceive);
+        }
         let len = GRH_LEN as u64 + datagram.wqe.total;
-        if receive.sges.total() < len {
-            responder.current = Some(receive);
+        if responder.receive.sges.total() < len {
             return Err(Counter::DropRefused);
         }
         pins.begin(&**self);
-        if self.write_datagram(responder, &receive, datagram, pins).is_err() {
+        if self.write_datagram(responder, datagram, pins).is_err() {
             let status = VIRTIO_RDMA_WC_LOC_PROT_ERR;
-            self.fail_receive(slot, responder, receive.failed(), status, outbox);
+            responder.has_receive = false;
+            self.fail_receive(slot, responder, responder.receive.failed(), status, outbox);
             self.fail_responder(slot, responder, None);
             return Err(Counter::DropRefused);
         }
@@ -144,7 +144,7 @@ impl Shared {
             immediate: datagram.wqe.immediate,
             solicited: datagram.wqe.solicited,
         };
-        self.received(slot, responder, &receive, received, outbox, |cqe| {
+        self.received(slot, responder, received, outbox, |cqe| {
             cqe.src_qp = datagram.src_qpn;
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
             cqe.sl = (datagram.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
@@ -157,12 +157,11 @@ impl Shared {
     fn write_datagram(
         &self,
         responder: &Responder,
-        receive: &ReceiveWqe,
         datagram: &Datagram<'_>,
         pins: &mut PinSet,
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.pdn;
-        let sges = receive.sges.as_slice();
+        let sges = responder.receive.sges.as_slice();
         let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
         let mut map = |from, len| {
             pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())

@@ -369,6 +369,27 @@ impl Shared {
         matches!(queue, Queue::Control | Queue::Doorbell | Queue::Send(_))
     }
 
+    /// One turn for each queue that has work or lately had; whether work was done
+    /// or is left.
+    fn round(self: &Arc<Self>, service: &mut Service, turn: &mut Turn, budget: u32) -> bool {
+        let mut left = budget;
+        let mut worked = false;
+        let start = service.cursor;
+        for (from, to) in [(start, self.jobs.count()), (0, start)] {
+            let mut at = from;
+            while let Some(number) = service.next(at).filter(|number| *number < to) {
+                if left == 0 {
+                    service.cursor = number;
+                    return true;
+                }
+                worked |= self.turn(service, number, turn, &mut left);
+                at = number + 1;
+            }
+        }
+        service.cursor = 0;
+        worked
+    }
+
     /// One turn of [`Device::run`] for one queue; whether work was done.
     fn turn(
         self: &Arc<Self>,
@@ -382,9 +403,13 @@ impl Shared {
             service.quiet.insert(number);
             self.disable_notify(queue);
         }
+        if queue == Queue::Control {
+            // Deregistration waits for whoever holds a region.
+            turn.release();
+        }
         let given = turn.begin(*left);
         let visit = self.visit(queue, turn);
-        turn.finish(self);
+        turn.end();
         if queue == Queue::Doorbell {
             // The rings that it named have their turn in this round.
             self.hot.take(&mut service.active);
@@ -686,23 +711,9 @@ impl Device {
         shared.awake.store(false, Ordering::SeqCst);
         shared.hot.take(&mut service.active);
         self.expire(service);
-        let mut left = budget;
-        let mut worked = false;
         let mut turn = Turn::default();
-        let count = shared.jobs.count();
-        let start = service.cursor;
-        for (from, to) in [(start, count), (0, start)] {
-            let mut at = from;
-            while let Some(index) = service.next(at).filter(|index| *index < to) {
-                if left == 0 {
-                    service.cursor = index;
-                    return Next::Busy;
-                }
-                worked |= shared.turn(service, index, &mut turn, &mut left);
-                at = index + 1;
-            }
-        }
-        service.cursor = 0;
+        let worked = shared.round(service, &mut turn, budget);
+        turn.finish(shared);
         if worked || !service.active.is_empty() || !shared.hot.is_empty() {
             return Next::Busy;
         }

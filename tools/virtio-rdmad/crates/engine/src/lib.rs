@@ -16,9 +16,9 @@
 //! responder half of a QP, a CQ, the event queue, the table of keys.
 //! The order is: service, control, requester half, responder half (one
 //! at a time, of whichever device), then the leaves, never two at once. The
-//! use of a memory region is pinned by a count for one turn of a queue, which is
-//! bounded in messages and bytes, and within which no control or service lock is
-//! taken, so deregistration waits for a bounded time.
+//! use of a memory region is pinned by a count for one call of [`Device::run`] at
+//! most, which is bounded in messages and bytes, and not while the control queue
+//! has its turn, so deregistration waits for a bounded time, and never for itself.
 //!
 //! # What a guest wrote
 //! is copied once, then checked. Nothing that a guest, or a peer, writes makes

@@ -96,8 +96,8 @@ pub(crate) struct Attributes {
 
 /// A memory region, resolved against one map of guest memory.
 ///
-/// It does not change. Whoever copies from or to it pins it for one turn of its
-/// queue; [`Mr::retire`] waits for these.
+/// It does not change. Whoever copies from or to it pins it for one round of
+/// turns; [`Mr::retire`] waits for these.
 pub(crate) struct Mr {
     attributes: Attributes,
     map: Map,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The memory regions that a turn uses, found once and held to its end.
+//! The memory regions that a round of turns uses, found once and held to its end.
 
 use std::sync::RwLock;
 

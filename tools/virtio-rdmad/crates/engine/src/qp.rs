@@ -164,8 +164,10 @@ pub(crate) struct Responder {
     pub attr: virtio_rdma_qp_attr,
     /// The source GID.
     pub sgid: Gid,
+    /// Whether `receive` was taken from the queue, and has no CQE yet.
+    pub has_receive: bool,
     /// The receive that a message goes into, or will.
-    pub current: Option<ReceiveWqe>,
+    pub receive: ReceiveWqe,
     /// The requester that waits for a receive: its device and place.
     pub waiter: Option<(Arc<Shared>, u16)>,
     /// Whether a message has come since RTR.
@@ -181,7 +183,8 @@ impl Responder {
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
             sgid: Gid::default(),
-            current: None,
+            has_receive: false,
+            receive: ReceiveWqe::empty(),
             waiter: None,
             established: false,
             notify: true,
@@ -194,7 +197,7 @@ impl Responder {
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.attr.cap = cap;
         self.sgid = Gid::default();
-        self.current = None;
+        self.has_receive = false;
         self.waiter = None;
         self.established = false;
     }

@@ -28,7 +28,7 @@ use crate::stats::Counter;
 use crate::sync::lock;
 use crate::turn::{Outbox, Turn};
 use crate::work_queue::Flushed;
-use crate::wqe::{Malformed, Operation, ReceiveWqe, SendWqe};
+use crate::wqe::{Malformed, Operation, SendWqe};
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {
@@ -140,26 +140,22 @@ impl Shared {
         pins: &mut PinSet,
         outbox: &mut Outbox,
     ) -> Answer {
-        if !message.is_first() && responder.current.is_none() {
+        if !message.is_first() && !responder.has_receive {
             return Answer::Restart;
         }
-        let receive = match self.take_receive(slot, responder, outbox) {
-            Ok(receive) => receive,
-            Err(answer) => return answer,
-        };
-        if message.wqe.total > receive.sges.total() {
-            let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
-            return self.receive_failed(slot, responder, receive, statuses, outbox);
+        if let Err(answer) = self.take_receive(slot, responder, outbox) {
+            return answer;
         }
-        if self.scatter(responder, &receive, message, pins).is_err() {
+        if message.wqe.total > responder.receive.sges.total() {
+            let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+            return self.receive_failed(slot, responder, statuses, outbox);
+        }
+        if self.scatter(responder, message, pins).is_err() {
             let statuses = (VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_REM_OP_ERR);
-            return self.receive_failed(slot, responder, receive, statuses, outbox);
+            return self.receive_failed(slot, responder, statuses, outbox);
         }
         if message.is_last() {
-            let opcode = VIRTIO_RDMA_WC_RECV;
-            self.complete_receive(slot, responder, &receive, opcode, message, outbox);
-        } else {
-            responder.current = Some(receive);
+            self.complete_receive(slot, responder, VIRTIO_RDMA_WC_RECV, message, outbox);
         }
         advance_psn(responder, message);
         Answer::Done
@@ -169,12 +165,11 @@ impl Shared {
     fn scatter(
         &self,
         responder: &Responder,
-        receive: &ReceiveWqe,
         message: &Message<'_>,
         pins: &mut PinSet,
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.pdn;
-        let sges = receive.sges.as_slice();
+        let sges = responder.receive.sges.as_slice();
         let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
         let mut map = |from, len| {
             pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())
@@ -199,21 +194,18 @@ impl Shared {
             Ok(target) => target,
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
-        let receive = if message.is_last() && message.wqe.takes_receive() {
-            match self.take_receive(slot, responder, outbox) {
-                Ok(receive) => Some(receive),
-                Err(answer) => return answer,
+        let takes_receive = message.is_last() && message.wqe.takes_receive();
+        if takes_receive {
+            if let Err(answer) = self.take_receive(slot, responder, outbox) {
+                return answer;
             }
-        } else {
-            None
-        };
+        }
         if mr::scatter(message.local, View { pins, mappings: target.as_slice() }).is_err() {
-            responder.current = receive;
             return self.access_failed(slot, responder);
         }
-        if let Some(receive) = receive {
+        if takes_receive {
             let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
-            self.complete_receive(slot, responder, &receive, opcode, message, outbox);
+            self.complete_receive(slot, responder, opcode, message, outbox);
         }
         advance_psn(responder, message);
         Answer::Done
@@ -303,28 +295,29 @@ impl Shared {
         map(addr, message.len).map(Some)
     }
 
-    /// Takes the receive for a message: one that is there already, or the next
-    /// of the queue. The caller puts it back or completes it.
+    /// Takes the receive for a message into its place, unless one is there
+    /// already.
     fn take_receive(
         self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
         outbox: &mut Outbox,
-    ) -> Result<ReceiveWqe, Answer> {
+    ) -> Result<(), Answer> {
         self.next_receive(slot, responder, outbox).map_err(|why| match why {
             NoReceive::Empty => Answer::NotReady(responder.attr.min_rnr_timer),
             NoReceive::Malformed => Answer::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
         })
     }
 
-    /// As `take_receive`, for senders that wait for nothing.
+    /// As `take_receive`, for senders that wait for nothing; whether there is
+    /// one.
     pub(crate) fn take_receive_unreliable(
         self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
         outbox: &mut Outbox,
-    ) -> Option<ReceiveWqe> {
-        self.next_receive(slot, responder, outbox).ok()
+    ) -> bool {
+        self.next_receive(slot, responder, outbox).is_ok()
     }
 
     fn next_receive(
@@ -332,13 +325,13 @@ impl Shared {
         slot: u16,
         responder: &mut Responder,
         outbox: &mut Outbox,
-    ) -> Result<ReceiveWqe, NoReceive> {
-        if let Some(receive) = responder.current.take() {
-            return Ok(receive);
+    ) -> Result<(), NoReceive> {
+        if responder.has_receive {
+            return Ok(());
         }
         let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
         let receive = loop {
-            match responder.queue.pop_receive(max_sge) {
+            match responder.queue.pop_receive(&mut responder.receive, max_sge) {
                 Ok(Some(receive)) => break receive,
                 Ok(None) if responder.notify || !is_reliable(responder) => {
                     return Err(NoReceive::Empty);
@@ -360,6 +353,7 @@ impl Shared {
             responder.notify = false;
             responder.queue.disable_notify();
         }
+        responder.has_receive = receive.is_ok();
         receive.map_err(|malformed| {
             self.complain(Counter::BadReceiveRequest, &malformed.why);
             let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
@@ -377,16 +371,15 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
-        receive: ReceiveWqe,
         (local, remote): (u32, u32),
         outbox: &mut Outbox,
     ) -> Answer {
         if is_reliable(responder) {
-            self.fail_receive(slot, responder, receive.failed(), local, outbox);
+            responder.has_receive = false;
+            self.fail_receive(slot, responder, responder.receive.failed(), local, outbox);
             self.fail_responder(slot, responder, None);
         } else {
             self.stats.add(Counter::DropRefused, 1);
-            responder.current = Some(receive);
         }
         Answer::Failed(remote)
     }
@@ -425,12 +418,11 @@ impl Shared {
         self.make_hot(self.jobs.receive(slot));
     }
 
-    /// Completes a receive with success.
+    /// Completes the receive of a message with success.
     fn complete_receive(
         self: &Arc<Self>,
         slot: u16,
-        responder: &Responder,
-        receive: &ReceiveWqe,
+        responder: &mut Responder,
         opcode: u32,
         message: &Message<'_>,
         outbox: &mut Outbox,
@@ -441,23 +433,23 @@ impl Shared {
             immediate: message.wqe.immediate,
             solicited: message.wqe.solicited,
         };
-        self.received(slot, responder, receive, received, outbox, |_| ());
+        self.received(slot, responder, received, outbox, |_| ());
     }
 
     /// Completes a receive with success; `fill` sets what datagrams add.
     pub(crate) fn received(
         self: &Arc<Self>,
         slot: u16,
-        responder: &Responder,
-        receive: &ReceiveWqe,
+        responder: &mut Responder,
         received: Received,
         outbox: &mut Outbox,
         fill: impl FnOnce(&mut Cqe),
     ) {
+        responder.has_receive = false;
         let Some(config) = responder.config else { return };
         let mut cqe = Cqe::new_zeroed();
-        cqe.wr_id = receive.wr_id;
-        cqe.wqe_index = receive.index;
+        cqe.wr_id = responder.receive.wr_id;
+        cqe.wqe_index = responder.receive.index;
         cqe.status = VIRTIO_RDMA_WC_SUCCESS as u8;
         cqe.opcode = received.opcode as u8;
         cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
@@ -519,8 +511,9 @@ impl Shared {
     ) -> bool {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         responder.waiter = None;
-        if let Some(receive) = responder.current.take() {
-            self.fail_receive(slot, responder, receive.failed(), status, &mut turn.outbox);
+        if std::mem::take(&mut responder.has_receive) {
+            let flushed = responder.receive.failed();
+            self.fail_receive(slot, responder, flushed, status, &mut turn.outbox);
         }
         loop {
             if turn.is_over() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What one queue does before the next has its turn.
+//! What one queue does before the next has its turn, and what a round of turns
+//! keeps.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ struct Touched {
     bytes: u64,
 }
 
-/// What a turn leaves to be done at its end, once for all of its messages.
+/// What turns leave to be done later, once for all of their messages.
 #[derive(Default)]
 pub(crate) struct Outbox {
     touched: SmallVec<[Touched; 2]>,
@@ -36,7 +37,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// A CQE was placed in a CQ: its guest is told at the end of the turn.
+    /// A CQE was placed in a CQ: its guest is told later.
     pub fn touch(&mut self, device: &Arc<Shared>, cq: u16) {
         self.place(device, cq);
     }
@@ -66,12 +67,8 @@ impl Outbox {
         }
     }
 
-    fn finish(&mut self, stats: &Stats) {
-        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
-            if *value != 0 {
-                stats.add(*counter, std::mem::take(value));
-            }
-        }
+    /// Tells the guests of completions.
+    fn announce(&mut self) {
         for Touched { device, cq, messages, bytes } in self.touched.drain(..) {
             if messages != 0 {
                 device.stats.add(Counter::ReceiveMessages, messages);
@@ -80,18 +77,29 @@ impl Outbox {
             device.announce(cq);
         }
     }
+
+    /// Adds up what was counted.
+    fn settle(&mut self, stats: &Stats) {
+        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
+            if *value != 0 {
+                stats.add(*counter, std::mem::take(value));
+            }
+        }
+    }
 }
 
-/// One queue's turn: how much it may do, and what it keeps while it does.
+/// How much a queue may do in its turn, and what the turns of a round share.
 #[derive(Default)]
 pub(crate) struct Turn {
     left: u32,
     bytes: u64,
+    /// Bytes since guests were told of completions.
+    untold: u64,
     /// Regions of the device whose turn it is.
     pub local: PinSet,
     /// Regions of its peer.
     pub remote: PinSet,
-    /// What is left for the end.
+    /// What is left for later.
     pub outbox: Outbox,
 }
 
@@ -104,11 +112,13 @@ impl Turn {
     }
 
     /// Whether the turn is over.
+    #[inline]
     pub fn is_over(&self) -> bool {
         self.left == 0 || self.bytes >= BURST_BYTES
     }
 
     /// Counts a message or chunk of `bytes`.
+    #[inline]
     pub fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(1);
         self.bytes += bytes;
@@ -119,10 +129,26 @@ impl Turn {
         self.left
     }
 
-    /// Ends the turn: no region is held, and what waits is told.
-    pub fn finish(&mut self, device: &Shared) {
+    /// Ends a turn. Completions are told with those of the next, unless they have
+    /// waited for many bytes.
+    pub fn end(&mut self) {
+        self.untold += self.bytes;
+        if self.untold >= BURST_BYTES {
+            self.untold = 0;
+            self.outbox.announce();
+        }
+    }
+
+    /// No region is held any more.
+    pub fn release(&mut self) {
         self.local.release();
         self.remote.release();
-        self.outbox.finish(&device.stats);
+    }
+
+    /// Ends a round of turns: no region is held, and what waits is told.
+    pub fn finish(&mut self, device: &Shared) {
+        self.release();
+        self.outbox.announce();
+        self.outbox.settle(&device.stats);
     }
 }

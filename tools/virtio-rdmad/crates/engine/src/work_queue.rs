@@ -42,7 +42,7 @@ impl Display for WorkQueueError {
 }
 
 /// What taking a work request gave: none, one, or one that is malformed.
-pub(crate) type Popped<T> = Result<Option<Result<T, Malformed>>, WorkQueueError>;
+pub(crate) type Popped = Result<Option<Result<(), Malformed>>, WorkQueueError>;
 
 /// A send or receive queue of a QP: where its work requests come from.
 ///
@@ -87,7 +87,7 @@ impl WorkQueue {
 
     /// Takes the next send work request into `wqe`.
     #[inline]
-    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &QpConfig) -> Popped<()> {
+    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &QpConfig) -> Popped {
         match self {
             Self::Ring(ring) => {
                 let Some((index, entry)) = ring.pop()? else { return Ok(None) };
@@ -102,20 +102,20 @@ impl WorkQueue {
         }
     }
 
-    /// Takes the next receive work request.
+    /// Takes the next receive work request into `wqe`.
     #[inline]
-    pub fn pop_receive(&mut self, max_sge: usize) -> Popped<ReceiveWqe> {
+    pub fn pop_receive(&mut self, wqe: &mut ReceiveWqe, max_sge: usize) -> Popped {
         match self {
             Self::Ring(ring) => {
                 let Some((index, entry)) = ring.pop()? else { return Ok(None) };
-                Ok(Some(ReceiveWqe::read_entry(index, entry, max_sge)))
+                Ok(Some(wqe.read_entry(index, entry, max_sge)))
             }
             Self::Virtqueue(queue) => {
                 let Some(chain) = queue.pop()? else { return Ok(None) };
                 let read = ReceiveWqe::read(&chain, max_sge);
                 queue.give_back(chain.head, 0);
                 queue.signal_if_needed();
-                Ok(Some(read))
+                Ok(Some(read.map(|read| *wqe = read)))
             }
         }
     }

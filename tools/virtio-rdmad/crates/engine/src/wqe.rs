@@ -426,7 +426,6 @@ impl Flushed {
 }
 
 /// A receive work request.
-#[derive(Clone)]
 pub(crate) struct ReceiveWqe {
     /// Index in its ring; 0 from a virtqueue.
     pub index: u32,
@@ -443,6 +442,11 @@ fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
 }
 
 impl ReceiveWqe {
+    /// Nothing.
+    pub fn empty() -> Self {
+        Self { index: 0, wr_id: 0, sges: SgeList::EMPTY }
+    }
+
     /// What its CQE says if it fails.
     pub fn failed(&self) -> Flushed {
         Flushed { wr_id: self.wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: self.index }
@@ -473,8 +477,13 @@ impl ReceiveWqe {
         Ok(Self { index: 0, wr_id: header.wr_id, sges: SgeList::parse(rest, count) })
     }
 
-    /// The same for an entry of a ring.
-    pub fn read_entry(index: u32, entry: Entry<'_>, max_sge: usize) -> Result<Self, Malformed> {
+    /// The same for an entry of a ring, in place of the one before.
+    pub fn read_entry(
+        &mut self,
+        index: u32,
+        entry: Entry<'_>,
+        max_sge: usize,
+    ) -> Result<(), Malformed> {
         let mut header = virtio_rdma_rq_wqe::new_zeroed();
         let read = entry.read(0, header.as_mut_bytes());
         let refuse = |why| Err(malformed_receive(index, header.wr_id, why));
@@ -485,11 +494,11 @@ impl ReceiveWqe {
         if count > max_sge.min(MAX_SGE) {
             return refuse("more SGEs than the QP's limit");
         }
-        let mut wqe = Self { index, wr_id: header.wr_id, sges: SgeList::EMPTY };
-        if !wqe.sges.read_entry(entry, RECEIVE_HEADER, count) {
+        (self.index, self.wr_id) = (index, header.wr_id);
+        if !self.sges.read_entry(entry, RECEIVE_HEADER, count) {
             return refuse("SGEs that cannot be read");
         }
-        Ok(wqe)
+        Ok(())
     }
 }
 
