@@ -878,7 +878,7 @@ struct virtio_rdma_event {
  *	written by the driver or the program with release semantics
  * @rq_producer: the same for receive work requests
  * @sq_wake: written by the device: not 0 if it does not look at @sq_producer
- *	and wants a doorbell
+ *	and wants a doorbell; the producer may clear it and then ring
  * @rq_wake: the same for @rq_producer
  *
  * Each group stands in a cache line of its own. Entry i of a ring is at
