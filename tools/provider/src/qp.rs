@@ -208,10 +208,13 @@ pub fn post_send(
         queues.send.post(&queues.region, wq::SEND, done, list, |request, entry| {
             wqe::send(limits, request, entry)
         });
-    match doorbell {
-        true => result.and(cmd::ring_send_doorbell(qp.qp()).or_else(refuse)),
-        false => result,
+    if !doorbell {
+        return result;
     }
+    result.and(cmd::ring_send_doorbell(qp.qp()).or_else(|errno| {
+        queues.send.not_rung(&queues.region, wq::SEND);
+        refuse(errno)
+    }))
 }
 
 /// ibv_post_recv(3) on a ring. Errors as [`post_send`].
@@ -232,10 +235,13 @@ pub fn post_recv(
         recv.post(&queues.region, wq::RECV, done, list, |request, entry| {
             wqe::recv(limits, request, entry)
         });
-    match doorbell {
-        true => result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(refuse)),
-        false => result,
+    if !doorbell {
+        return result;
     }
+    result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(|errno| {
+        recv.not_rung(&queues.region, wq::RECV);
+        refuse(errno)
+    }))
 }
 
 /// ibv_post_send(3) through the kernel.

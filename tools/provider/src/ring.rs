@@ -78,6 +78,11 @@ impl Region {
         self.word(word).store(value.to_le(), order);
     }
 
+    /// Writes a word of the head; answers what it was.
+    pub fn swap(&self, word: Word, value: u32, order: Ordering) -> u32 {
+        u32::from_le(self.word(word).swap(value.to_le(), order))
+    }
+
     fn word(&self, word: Word) -> &AtomicU32 {
         // SAFETY: a `Word` is aligned and lies in the first page of any region;
         // it is used by atomic operations alone, on both sides.

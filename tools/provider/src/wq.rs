@@ -56,7 +56,8 @@ pub struct WorkQueue {
 pub struct Posted<W> {
     /// The first request that was not posted, and why.
     pub result: Result<(), PostError<W>>,
-    /// The device sleeps and wants a doorbell.
+    /// The device sleeps and wants a doorbell; the caller rings it, as the
+    /// device is asked no more until it sleeps again.
     pub doorbell: bool,
 }
 
@@ -103,7 +104,15 @@ impl WorkQueue {
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
         region.store(head.producer, indices.producer, SeqCst);
-        Posted { result, doorbell: region.load(head.wake, SeqCst) != 0 }
+        let asleep = region.load(head.wake, SeqCst) != 0;
+        // One doorbell is enough, however long the device takes to come.
+        let doorbell = asleep && region.swap(head.wake, 0, SeqCst) != 0;
+        Posted { result, doorbell }
+    }
+
+    /// The doorbell was not rung: the next request asks for it again.
+    pub fn not_rung(&self, region: &Region, head: Head) {
+        region.store(head.wake, 1, SeqCst);
     }
 
     /// Ensures that there is a free entry.
@@ -220,11 +229,13 @@ mod tests {
     fn doorbell_if_the_device_sleeps() {
         let bench = Bench::new();
         bench.memory().word(132).store(1, SeqCst);
-        assert_eq!(bench.post(&[1], 99), (None, true));
-        assert_eq!(bench.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
         // Nothing new, nobody to wake.
         assert_eq!(bench.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
-        bench.memory().word(132).store(0, SeqCst);
+        assert_eq!(bench.post(&[1], 99), (None, true));
+        assert_eq!(bench.post(&[1], 99), (None, false));
+        bench.queue.not_rung(&bench.region, RECV);
+        assert_eq!(bench.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
+        assert_eq!(bench.memory().word(132).load(SeqCst), 0);
         bench.memory().word(128).store(1, SeqCst);
         assert_eq!(bench.post(&[4], 99), (None, false));
     }
