@@ -571,7 +571,7 @@ impl Shared {
         if request.max_inline_data != 0 {
             return Err(Status::Unsupported);
         }
-        self.check_capabilities(request, self.limits.wq_size.into())?;
+        check_capabilities(request, self.limits.wq_size.into())?;
         let config = self.qp_config(control, kind, request)?;
         let slot = self.free_slot(control, kind)?;
         self.check_virtqueues(slot, request)?;
@@ -610,25 +610,6 @@ impl Shared {
             lock(self.cqs.take(cq)).attach();
         }
         use_pd(control, config.pdn);
-    }
-
-    pub(crate) fn check_capabilities(
-        &self,
-        request: &virtio_rdma_cmd_create_qp,
-        wr: u32,
-    ) -> Result<(), Status> {
-        let sge = MAX_SGE as u32;
-        let signal = u32::from(request.sq_sig_type);
-        let valid = (1..=wr).contains(&request.max_send_wr)
-            && (1..=sge).contains(&request.max_send_sge)
-            && request.max_recv_wr <= wr
-            && request.max_recv_sge <= sge
-            && matches!(signal, VIRTIO_RDMA_SIGNAL_ALL_WR | VIRTIO_RDMA_SIGNAL_REQ_WR);
-        if valid {
-            Ok(())
-        } else {
-            Err(Status::Invalid)
-        }
     }
 
     /// A place for a QP on virtqueues: the first for the GSI, any other for the
@@ -753,6 +734,25 @@ impl Shared {
             return Err(Status::Invalid);
         }
         self.set_gid(request.index.into(), None).map(|_| ()).ok_or(Status::Invalid)
+    }
+}
+
+/// Checks what a QP is asked to hold; `wr` is the most work requests of a queue.
+pub(crate) fn check_capabilities(
+    request: &virtio_rdma_cmd_create_qp,
+    wr: u32,
+) -> Result<(), Status> {
+    let sge = MAX_SGE as u32;
+    let signal = u32::from(request.sq_sig_type);
+    let valid = (1..=wr).contains(&request.max_send_wr)
+        && (1..=sge).contains(&request.max_send_sge)
+        && request.max_recv_wr <= wr
+        && request.max_recv_sge <= sge
+        && matches!(signal, VIRTIO_RDMA_SIGNAL_ALL_WR | VIRTIO_RDMA_SIGNAL_REQ_WR);
+    if valid {
+        Ok(())
+    } else {
+        Err(Status::Invalid)
     }
 }
 

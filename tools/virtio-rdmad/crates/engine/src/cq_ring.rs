@@ -229,7 +229,8 @@ mod tests {
         assert!(due(false) && !due(true));
         arm(ARM_SOLICITED, 1);
         assert!(!due(false) && due(true) && !due(true));
-        (arm(ARM_NEXT, 2), arm(ARM_SOLICITED, 2));
+        arm(ARM_NEXT, 2);
+        arm(ARM_SOLICITED, 2);
         assert!(due(false) && !due(true));
         arm(ARM_NEXT, 3);
         assert!(!ring.take_event(), "nothing was placed");

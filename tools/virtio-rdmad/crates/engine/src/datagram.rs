@@ -163,9 +163,8 @@ impl Shared {
         let pdn = responder.config.ok_or(())?.pdn;
         let sges = responder.receive.sges.as_slice();
         let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
-        let mut map = |from, len| {
-            pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())
-        };
+        let mut map =
+            |from, len| pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ());
         let header = map(0, header_len)?;
         let payload = map(header_len, datagram.wqe.total)?;
         let view = |mappings| View { pins, mappings };

@@ -613,9 +613,10 @@ impl Device {
     fn layouts(&self) -> impl Iterator<Item = Layout> {
         let limits = self.shared.limits.clone();
         let rings = self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
-        [false, true].into_iter().filter(move |with| !with || rings).map(move |with| {
-            Layout::new(&limits, with)
-        })
+        [false, true]
+            .into_iter()
+            .filter(move |with| !with || rings)
+            .map(move |with| Layout::new(&limits, with))
     }
 
     /// Starts the device (DRIVER_OK): the guest's memory, and for each queue

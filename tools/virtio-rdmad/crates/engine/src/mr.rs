@@ -488,11 +488,7 @@ pub(crate) enum Atomic {
 }
 
 /// Does an atomic operation on a mapped word and returns what was there.
-pub(crate) fn atomic(
-    pins: &PinSet,
-    target: &Mapping,
-    operation: Atomic,
-) -> Result<u64, Side> {
+pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
     let piece = pins.region(target).piece(target.offset, 8).map_err(|_| Side::Target)?;
     match operation {
         Atomic::CompareSwap { compare, swap } => {

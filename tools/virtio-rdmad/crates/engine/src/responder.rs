@@ -11,8 +11,8 @@ use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
+    VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
@@ -171,9 +171,8 @@ impl Shared {
         let pdn = responder.config.ok_or(())?.pdn;
         let sges = responder.receive.sges.as_slice();
         let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
-        let mut map = |from, len| {
-            pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ())
-        };
+        let mut map =
+            |from, len| pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ());
         if message.is_first() && !message.is_last() {
             map(0, message.wqe.total)?;
         }
@@ -330,14 +329,16 @@ impl Shared {
             return Ok(());
         }
         let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
+        // Asked to be told: once, whatever the index does meanwhile.
+        let mut asked = false;
         let receive = loop {
             match responder.queue.pop_receive(&mut responder.receive, max_sge) {
                 Ok(Some(receive)) => break receive,
-                Ok(None) if responder.notify || !is_reliable(responder) => {
+                Ok(None) if asked || !is_reliable(responder) => {
                     return Err(NoReceive::Empty);
                 }
                 Ok(None) => {
-                    responder.notify = true;
+                    (asked, responder.notify) = (true, true);
                     if !responder.queue.enable_notify() {
                         return Err(NoReceive::Empty);
                     }
@@ -525,6 +526,7 @@ impl Shared {
                     self.fail_receive(slot, responder, flushed, status, &mut turn.outbox);
                 }
                 Ok(None) => {
+                    turn.spend(0);
                     responder.notify = true;
                     responder.queue.signal_if_needed();
                     if !responder.queue.enable_notify() {

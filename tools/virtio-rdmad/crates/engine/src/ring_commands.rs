@@ -11,7 +11,7 @@ use abi::{
 };
 use memory::Pages;
 
-use crate::control::{Control, Status};
+use crate::control::{check_capabilities, Control, Status};
 use crate::cq_ring::{region_len, CqRing};
 use crate::device::Shared;
 use crate::mr::{Range, PAGE_SIZE};
@@ -102,7 +102,7 @@ impl Shared {
         if base.max_inline_data > self.limits.inline_data.into() {
             return Err(Status::Invalid);
         }
-        self.check_capabilities(base, self.limits.ring_wr)?;
+        check_capabilities(base, self.limits.ring_wr)?;
         let (sges, inline) = (base.max_send_sge as usize, base.max_inline_data as usize);
         let most = self.limits.ring_wr;
         let send_len = send_entry_len(kind, sges, inline);

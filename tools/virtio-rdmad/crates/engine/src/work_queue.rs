@@ -123,9 +123,7 @@ impl WorkQueue {
     /// Takes the next send work request to be flushed, whatever is in it.
     pub fn pop_flushed_send(&mut self) -> Result<Option<Flushed>, WorkQueueError> {
         Ok(match self {
-            Self::Ring(ring) => {
-                ring.pop()?.map(|(index, entry)| Flushed::send_entry(index, entry))
-            }
+            Self::Ring(ring) => ring.pop()?.map(|(index, entry)| Flushed::send_entry(index, entry)),
             Self::Virtqueue(queue) => queue.pop()?.map(|chain| {
                 queue.give_back(chain.head, 0);
                 Flushed::send(&chain)

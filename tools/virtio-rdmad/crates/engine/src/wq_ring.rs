@@ -168,8 +168,7 @@ impl WqRing {
     /// Like `look`, but leaves what is wrong to be found by `pop`.
     fn look_again(&self) -> bool {
         let Some(pages) = &self.pages else { return false };
-        self.shape.depth != 0
-            && pages.load_u32(self.producer(), Ordering::Acquire) != Ok(self.next)
+        self.shape.depth != 0 && pages.load_u32(self.producer(), Ordering::Acquire) != Ok(self.next)
     }
 
     /// Says that this side looks again.

@@ -5,11 +5,12 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd,
-    VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
-    VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOC_LEN_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SEND, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge,
+    virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_COMP_SWAP,
+    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SEND,
+    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
     VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
     VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM,
 };
@@ -284,8 +285,7 @@ impl SendWqe {
         }
         if !config.kind.is_connected() {
             let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
-            self.ud =
-                WrUd { remote_qpn: ud.remote_qpn, remote_qkey: ud.remote_qkey, av: ud.av };
+            self.ud = WrUd { remote_qpn: ud.remote_qpn, remote_qkey: ud.remote_qkey, av: ud.av };
         }
         Ok(())
     }
@@ -455,9 +455,9 @@ impl ReceiveWqe {
     /// Copies a work request out of its chain, once, and checks its form.
     pub fn read(chain: &Chain, max_sge: usize) -> Result<Self, Malformed> {
         let mut bytes = [0; RECEIVE_HEADER + SGES];
-        let count = chain.read(&mut bytes).map_err(|_| {
-            malformed_receive(0, 0, "a receive work request that cannot be read")
-        })?;
+        let count = chain
+            .read(&mut bytes)
+            .map_err(|_| malformed_receive(0, 0, "a receive work request that cannot be read"))?;
         Self::parse(&bytes[..count], max_sge)
     }
 

@@ -212,8 +212,7 @@ mod tests {
         let order = [0x12000, 0x3000, 0x3000, 0x1000, 0x17000];
         let pages = Pages::new(&memory, order.map(|addr| (addr, 0x1000))).unwrap();
         assert_eq!(pages.table_len(), 5);
-        for (index, addr) in order.into_iter().enumerate() {
-            let value = index as u32 + 1;
+        for (value, (index, addr)) in (1_u32..).zip(order.into_iter().enumerate()) {
             pages.store_u32(index * PAGE_SIZE + 8, value, Ordering::Release).unwrap();
             assert_eq!(memory.read_obj::<u32>(addr + 8), Ok(value));
         }

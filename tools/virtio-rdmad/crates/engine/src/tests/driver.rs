@@ -446,7 +446,8 @@ impl Guest {
     }
 
     pub fn describe(&mut self, region: u64) -> virtio_rdma_ring_region {
-        let pages: Vec<u64> = (0..self.setup.region_len).step_by(0x1000).map(|at| region + at).collect();
+        let pages: Vec<u64> =
+            (0..self.setup.region_len).step_by(0x1000).map(|at| region + at).collect();
         let table = self.allocate(pages.as_bytes().len() as u64);
         self.memory.write(table, pages.as_bytes()).unwrap();
         virtio_rdma_ring_region { pages: table, npages: pages.len() as u32, reserved_0c: 0 }
@@ -655,14 +656,7 @@ impl Guest {
         let region = self.describe(region);
         let shape = |offset| virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
         let (sq, rq) = (shape(first), shape(first + stride * depth));
-        virtio_rdma_cmd_create_ring_qp {
-            base,
-            reserved_44: 0,
-            region,
-            sq,
-            rq,
-            reserved: [0; 8],
-        }
+        virtio_rdma_cmd_create_ring_qp { base, reserved_44: 0, region, sq, rq, reserved: [0; 8] }
     }
 
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
@@ -943,11 +937,10 @@ impl Send {
         let mut bytes = Vec::new();
         if self.wr.len() == size_of::<WrUd>() {
             let wr = WrUd::read_from_bytes(&self.wr).unwrap();
-            let mut ud = virtio_rdma_ring_ud_wqe::read_from_prefix(
-                &[header.as_bytes(), &[0; 64]].concat(),
-            )
-            .unwrap()
-            .0;
+            let mut ud =
+                virtio_rdma_ring_ud_wqe::read_from_prefix(&[header.as_bytes(), &[0; 64]].concat())
+                    .unwrap()
+                    .0;
             (ud.remote_qpn, ud.remote_qkey, ud.av) = (wr.remote_qpn, wr.remote_qkey, wr.av);
             bytes.extend_from_slice(ud.as_bytes());
         } else {

@@ -11,6 +11,9 @@ use std::time::Instant;
 use abi::*;
 
 use super::driver::*;
+use crate::cq::Cq;
+use crate::cq_ring::CqRing;
+use crate::qp::Qp;
 use crate::Limits;
 
 const DEPTH: u32 = 64;
@@ -92,7 +95,7 @@ impl Bench {
             times.push(start.elapsed());
         }
         times.sort_unstable();
-        times[times.len() / 2].as_nanos() as f64 / f64::from(batch * group as u32)
+        times[times.len() / 2].as_secs_f64() * 1e9 / f64::from(batch * group as u32)
     }
 }
 
@@ -105,12 +108,14 @@ fn copy(bench: &Bench, len: usize, times: u32) -> f64 {
         let at = index % 64 * 64;
         from.copy_to(at, &to, at, len).unwrap();
     }
-    start.elapsed().as_nanos() as f64 / f64::from(times)
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(times)
 }
 
 #[test]
 #[ignore = "prints numbers"]
 fn rate() {
+    let cq = size_of::<Cq>() + size_of::<CqRing>();
+    println!("a QP takes {} bytes, a CQ {cq}, without their pages", size_of::<Qp>());
     with_rings(|| {
         for qps in [1, 1000] {
             let mut bench = Bench::new(qps);

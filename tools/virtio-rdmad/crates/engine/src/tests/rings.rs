@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use abi::*;
 use memory::GuestMemory;
@@ -354,11 +355,9 @@ fn requests_for_rings_are_checked() {
         assert_eq!(create_qp(&|r| r.base.qp_type = VIRTIO_RDMA_QPT_GSI as u8), None);
         let busy = Some(VIRTIO_RDMA_STATUS_BUSY);
         assert_eq!(create_qp(&|r| r.base.qp_type = VIRTIO_RDMA_QPT_GSI as u8), busy);
-        for command in [
-            VIRTIO_RDMA_CMD_CREATE_CQ,
-            VIRTIO_RDMA_CMD_CREATE_QP,
-            VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ,
-        ] {
+        for command in
+            [VIRTIO_RDMA_CMD_CREATE_CQ, VIRTIO_RDMA_CMD_CREATE_QP, VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ]
+        {
             let mut request = vec![command as u8];
             request.resize(200, 0);
             let status = u32::from(guest.request(&request, 64).0);
@@ -367,11 +366,9 @@ fn requests_for_rings_are_checked() {
     });
     let (fabric, clock) = fabric();
     let mut guest = Guest::new(&fabric, &clock, 1);
-    for command in [
-        VIRTIO_RDMA_CMD_CREATE_RING_CQ,
-        VIRTIO_RDMA_CMD_RESIZE_CQ,
-        VIRTIO_RDMA_CMD_CREATE_RING_QP,
-    ] {
+    for command in
+        [VIRTIO_RDMA_CMD_CREATE_RING_CQ, VIRTIO_RDMA_CMD_RESIZE_CQ, VIRTIO_RDMA_CMD_CREATE_RING_QP]
+    {
         let mut request = vec![command as u8];
         request.resize(300, 0);
         assert_eq!(u32::from(guest.request(&request, 64).0), VIRTIO_RDMA_STATUS_UNSUPPORTED);
@@ -522,7 +519,8 @@ fn a_region_is_replaced_while_a_peer_writes_cqes() {
         while a.poll(x.cqn).is_none() && !stop.load(Ordering::Acquire) {
             if let Next::At(time) = a.device.run(64) {
                 // The receiver is as fast as it is: its timer never runs out here.
-                clock.advance_to(time - std::time::Duration::from_nanos(1));
+                let before = time.checked_sub(Duration::from_nanos(1)).unwrap();
+                clock.advance_to(before);
             }
             if receiver.is_finished() {
                 break;
