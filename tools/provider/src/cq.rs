@@ -43,10 +43,15 @@ pub fn create(
     Ok(cq.finish(Private { ring: Some(Lock::new(ring)) }))
 }
 
+/// CQEs that a page holds behind the head, and so what the smallest ring has:
+/// more cost nothing, and a program that counts its completions too sparsely
+/// has no overflow.
+const MIN_CQE: u32 = 32;
+
 /// A ring of at least `cqe` CQEs, and how many it has.
 fn new_ring(cqe: c_int) -> Result<(CqRing, c_int)> {
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
-    let ring = CqRing::new(depth)?;
+    let ring = CqRing::new(depth.max(MIN_CQE))?;
     let depth = c_int::try_from(ring.depth()).map_err(|_| Errno::EINVAL)?;
     Ok((ring, depth))
 }
@@ -144,6 +149,18 @@ mod tests {
             Ok(polled)
         });
         (result, asked)
+    }
+
+    #[test]
+    fn depth_of_a_ring() {
+        for (asked, got) in [(1, 32), (32, 32), (33, 64), (1 << 16, 1 << 16)] {
+            assert_eq!(new_ring(asked).map(|(_, depth)| depth), Ok(got));
+        }
+        for asked in [0, -1, c_int::MIN, c_int::MAX] {
+            assert_eq!(new_ring(asked).err(), Some(Errno::EINVAL));
+        }
+        let page = new_ring(1).map(|(ring, _)| ring.request().buf_len);
+        assert_eq!(page, Ok(4096));
     }
 
     #[test]
