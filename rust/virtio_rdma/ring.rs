@@ -246,7 +246,12 @@ impl WorkRing {
     pub(crate) fn publish(&mut self) -> Result<bool> {
         self.memory.store_release(self.producer_at, self.producer)?;
         dma::barrier();
-        Ok(self.memory.load_acquire(self.wake_at)? != 0)
+        if self.memory.load_acquire(self.wake_at)? == 0 {
+            return Ok(false);
+        }
+        // One doorbell is enough until the device goes to sleep once more.
+        self.memory.store_release(self.wake_at, 0)?;
+        Ok(true)
     }
 
     /// Starts again at entry 0. The QP is in RESET.
