@@ -235,7 +235,7 @@ class Phase:
                 self.found.note(f"{name}: {error}")
             perf.send_signal(signal.SIGINT)
             _, errors = perf.communicate(timeout=self.hang_seconds)
-            text = bench_root(["perf", "report", "--stdio", "-q", "--sort", "symbol", "-i", data])
+            text = bench_root(["perf", "report", "--stdio", "-q", "-F", "overhead,dso,symbol", "-i", data])
             with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
                 file.write(text.communicate()[0])
             if text.returncode or not os.path.getsize(file.name):
