@@ -61,7 +61,8 @@ run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 
 .PHONY: bench
 bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: perf of the device
-	@$(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
+	@# Q is the kernel's own variable, and would reach its build.
+	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
 test: ## all suites; T="host uml qemu debug" some of them
