@@ -102,7 +102,8 @@ class Phase:
         for point in self.points:
             if point.kind == "cm":
                 for path in self.paths:
-                    self.measure(path, point, 0)
+                    if self.wanted(path, point):
+                        self.measure(path, point, 0)
         server, client = self.network.guests[:2]
         for guest in (server, client):
             link = self.network.rdma_up(guest, "rxe")
@@ -129,7 +130,7 @@ class Phase:
         """The connection manager goes by address: rxe has its turn when our driver is gone."""
         points = [point for point in self.points if point.kind == "cm"]
         rxe = next(path for path in self.paths if path.path == "rxe")
-        if points and "rxe" not in self.broken:
+        if points and "rxe" not in self.broken and self.wanted(rxe, points[0]):
             for guest in (rxe.server, rxe.client):
                 guest.check(["rmmod", "virtio_rdma"], timeout=self.hang_seconds)
             for point in points:
@@ -154,13 +155,21 @@ class Phase:
     def point(self, point, number):
         """One point over every path."""
         for path in self.paths:
-            if path.path == "tcp" and not point.tcp:
-                continue
             if time.monotonic() > self.deadline:
                 return
+            if not self.wanted(path, point):
+                continue
             self.measure(path, point, number)
             if path is self.paths[0] and point.limit:
                 self.measure_limit(point, number)
+
+    def wanted(self, path, point):
+        """Whether this run has that point over that path."""
+        if path is self.paths[0]:
+            return True
+        if point.kind == "idle" or path.path == "tcp" and not point.tcp:
+            return False
+        return point.compared or not self.options.quick
 
     def row(self, path, point):
         tool, size, qps = report.Report.where(point, path.path)
@@ -205,8 +214,8 @@ class Phase:
     def out_of_time(self):
         """Say so where there is neither a figure nor another reason."""
         for point in self.points:
-            for path in self.paths if point.kind != "idle" else []:
-                if path.path != "tcp" or point.tcp:
+            for path in self.paths:
+                if self.wanted(path, point):
                     row = self.row(path, point)
                     row.error = row.error or "no time left"
 

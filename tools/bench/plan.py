@@ -9,8 +9,10 @@ import dataclasses
 
 PATHS = ("rings", "virtqueues", "rxe", "tcp", "limit")
 
+VMMS = ("uml", "qemu")
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
-QUICK_SIZES = (2, 4096, 65536, 1 << 20)
+# An emulated guest takes seconds to start a program: what adds least to a curve is left out.
+UML_ONLY_SIZES = (64, 512)
 # What the goals speak of.
 GOAL_SIZES = {"bw": (65536, 1 << 20), "lat": (2,), "rate": (64,)}
 RATE_SIZE = 64
@@ -27,8 +29,8 @@ class Point:
 
     tool: its name there. kind: who runs it ("perftest", "objects", "cm", "idle"). size: bytes of a message or a
     registration. arguments: beyond device, size and count. limit: tool of the limit with the same unit, or "";
-    tcp: whether TCP does the same. goal: repeated until there is a median. quick: part of a short run. vmms:
-    where it is measured.
+    tcp: whether TCP does the same. goal: repeated until there is a median. vmms: the guests
+    on which it is measured; quick: those of a short run.
     """
 
     tool: str
@@ -41,12 +43,22 @@ class Point:
     limit: str = ""
     tcp: str = ""
     goal: bool = False
-    quick: bool = False
-    vmms: tuple = ("uml", "qemu")
+    quick: tuple = ()
+    vmms: tuple = VMMS
 
     @property
     def key(self):
         return (self.tool, self.size, self.qps)
+
+    @property
+    def compared(self):
+        """Whether a short run measures it over more than the first path: where the goals compare paths."""
+        return self.goal and self.unit != MPPS and self.size in (2, GOAL_SIZES["bw"][0]) and not self.arguments
+
+
+def sized(size):
+    """Guests on which a curve has a point at this size."""
+    return ("uml",) if size in UML_ONLY_SIZES else VMMS
 
 
 def bandwidth():
@@ -54,8 +66,8 @@ def bandwidth():
         for size in SIZES:
             goal = size in GOAL_SIZES["bw"] and verb != "send"
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
-                        tcp="tcp_bw" if verb == "send" else "", goal=goal,
-                        quick=goal or (size in QUICK_SIZES and verb == "write") or (verb == "send" and size == 65536))
+                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size),
+                        quick=VMMS if (verb, size) == ("write", 65536) else ("uml",) if goal else ())
     yield Point("ib_atomic_bw", ATOMIC_SIZE, MPPS, program="ib_atomic_bw")
 
 
@@ -66,11 +78,12 @@ def latency():
             small = size in GOAL_SIZES["lat"]
             yield Point(f"ib_{verb}_lat", size, US, program=f"ib_{verb}_lat",
                         limit="cacheline" if small else "", tcp="tcp_lat" if verb == "send" else "",
-                        goal=small and verb != "write", quick=small)
+                        goal=small and verb != "write", vmms=sized(size),
+                        quick=VMMS if small and verb == "read" else ("uml",) if small and verb == "send" else ())
     yield Point("ib_atomic_lat", ATOMIC_SIZE, US, program="ib_atomic_lat", limit="cacheline")
     for verb in ("send", "read"):
         yield Point(f"ib_{verb}_lat_events", 2, US, program=f"ib_{verb}_lat", arguments=("-e",), limit="eventfd",
-                    goal=verb == "send", quick=verb == "send")
+                    goal=verb == "send", quick=("uml",) if verb == "send" else ())
 
 
 def rates():
@@ -79,23 +92,23 @@ def rates():
             goal = qps in (1, 1000)
             # A thousand connections over an emulated guest's TCP take longer than what is to be measured.
             yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, qps, program=f"ib_{verb}_bw", goal=goal,
-                        quick=goal and verb == "write", vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+                        quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
         # Many work requests a post: what the device does when the program costs less.
         yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"))
 
 
 def objects():
     for size in REGISTRATIONS:
-        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", quick=size == 4096)
-    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", quick=True)
-    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", quick=True)
-    yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=True)
+        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", quick=VMMS if size == 4096 else ())
+    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", quick=VMMS)
+    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", quick=VMMS)
+    yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)
 
 
 def points(vmm, quick):
     """The points of a run, in the order of the report."""
     return [point for group in (bandwidth, latency, rates, objects) for point in group()
-            if vmm in point.vmms and (point.quick or not quick)]
+            if vmm in (point.quick if quick else point.vmms)]
 
 
 def by_importance(every):
