@@ -73,7 +73,8 @@ class Phase:
             self.rxe_alone()
             self.out_of_time()
             self.judge()
-            failed = False
+            # The logs of a path that broke are wanted.
+            failed = bool(self.broken)
         except KeyboardInterrupt:
             failed = False
             raise
