@@ -299,6 +299,21 @@ fn private_memory_is_refused_with_needs_reset() {
     client.write(0, 20, &[0xf]).unwrap();
     assert!(client.device.started.is_none());
     assert_eq!(client.read(0, 20, 1).unwrap(), [0x4f]);
+    // A device that did not start is neither kicked nor reset.
+    assert_eq!(client.write(0, 0x3000, &[0, 0]), Err(EINVAL));
+    client.write(0, 20, &[0]).unwrap();
+    assert_eq!((client.device.kicks.len(), client.device.resets), (0, 0));
+}
+
+#[test]
+fn only_a_reset_clears_the_status() {
+    let mut client = Client::new();
+    client.drive();
+    assert_eq!(client.write(0, 20, &[3]), Err(EINVAL));
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0xf], "the device goes on");
+    assert_eq!(client.device.resets, 0);
+    client.write(0, 20, &[0]).unwrap();
+    assert_eq!(client.device.resets, 1);
 }
 
 #[test]
