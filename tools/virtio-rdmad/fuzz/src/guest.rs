@@ -24,8 +24,13 @@ pub const RING: u16 = 32;
 /// A guest's memory: two regions with a hole between them. Rings and what the driver itself needs
 /// fill the lower half of the first.
 pub const REGIONS: [(u64, u64); 2] = [(0, 0x1_4000), (0x2_0000, 0x2000)];
-/// Where requests and work requests are written.
-pub const SCRATCH: std::ops::Range<u64> = 0x4000..0x6000;
+/// Where requests are written, one after the other.
+pub const SCRATCH: std::ops::Range<u64> = 0x4000..0x4800;
+/// Where work requests are written, each kind and head in a place of its own, since the device
+/// reads them when it likes.
+const WORK_REQUESTS: u64 = 0x4800;
+/// Bytes of the largest.
+const WORK_REQUEST: u64 = 0xc0;
 /// Buffers for CQEs, 64 bytes each, and for events.
 const CQES: u64 = 0x6000;
 const EVENTS: u64 = 0x7800;
@@ -250,9 +255,12 @@ impl Guest {
         Some(head)
     }
 
-    /// Makes a readable buffer available; whether there was room.
-    pub fn add_readable(&mut self, index: u16, bytes: &[u8]) -> bool {
-        let at = self.place(bytes);
+    /// Posts a work request; whether there was room.
+    pub fn post(&mut self, index: u16, bytes: &[u8]) -> bool {
+        let Some(head) = self.queues[usize::from(index)].free_head() else { return false };
+        let slot = u64::from(index & 1) * u64::from(RING) / 2 + u64::from(head) / 2;
+        let at = WORK_REQUESTS + slot * WORK_REQUEST;
+        self.store(at, &bytes[..bytes.len().min(WORK_REQUEST as usize)]);
         self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0).is_some()
     }
 

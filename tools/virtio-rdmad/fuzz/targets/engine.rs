@@ -384,7 +384,7 @@ impl World {
         let mut bytes = if receive { self.receive(who, program) } else { self.send(who, program) };
         let mut queue = self.work_queue(who, receive);
         if who == 1 {
-            if self.posted[usize::from(receive)].len() < 8 && self.b.add_readable(queue, &bytes) {
+            if self.posted[usize::from(receive)].len() < 8 && self.b.post(queue, &bytes) {
                 self.posted[usize::from(receive)].insert(self.wr_id);
             }
             return;
@@ -395,7 +395,7 @@ impl World {
             254 => queue = 4 + u16::from(program.u8()) % 10,
             _ => {}
         }
-        self.a.add_readable(queue, &bytes);
+        self.a.post(queue, &bytes);
     }
 
     /// A chain of two descriptors of any kind.
@@ -470,7 +470,7 @@ impl World {
         self.wr_id += 1;
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
         let header = send_header(self.wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        if self.b.add_readable(self.work_queue(1, false), &send_bytes(header, &sges)) {
+        if self.b.post(self.work_queue(1, false), &send_bytes(header, &sges)) {
             self.posted[0].insert(self.wr_id);
         }
         self.b.settle();
@@ -548,7 +548,7 @@ impl World {
         self.b.store(GIVEN.start, &[[1; 8], [2; 8]].concat());
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
         let header = send_header(99, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        self.b.add_readable(1 + 3 + 2 * (qpn as u16 - 1), &send_bytes(header, &sges));
+        self.b.post(1 + 3 + 2 * (qpn as u16 - 1), &send_bytes(header, &sges));
         self.b.settle();
         let cqes = self.b.poll(cqn);
         let brief: Vec<_> = cqes.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
