@@ -176,12 +176,10 @@ impl Guest {
         let count = self.device.queue_count();
         self.store(0, &vec![0; usize::from(count) * 0x400]);
         self.queues = (0..count).map(Queue::new).collect();
-        let rings = self.queues.iter().map(|queue| {
+        let rings = (0..).zip(&self.queues).map(|(index, queue)| {
             let ring = SplitQueue::new(&self.memory, queue.layout(), 0).expect("a good layout");
-            ring
+            (index, ring, Arc::new(Nobody) as Arc<dyn Signal>)
         });
-        let rings =
-            (0..).zip(rings).map(|(i, ring)| (i, ring, Arc::new(Nobody) as Arc<dyn Signal>));
         self.device.start(&self.memory, rings);
         let add = abi::virtio_rdma_cmd_add_gid {
             gid: self.gid,

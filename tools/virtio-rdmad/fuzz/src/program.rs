@@ -12,7 +12,7 @@ impl<'a> Program<'a> {
     }
 
     /// The next operation; `None` at the end.
-    pub fn next(&mut self) -> Option<u8> {
+    pub fn operation(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
@@ -20,7 +20,7 @@ impl<'a> Program<'a> {
 
     /// The next byte.
     pub fn u8(&mut self) -> u8 {
-        self.next().unwrap_or(0)
+        self.operation().unwrap_or(0)
     }
 
     /// The next bit, in a byte of its own.

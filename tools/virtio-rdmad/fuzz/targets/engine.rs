@@ -12,14 +12,14 @@
 //! - the peer goes on working.
 
 #![no_main]
-// The header's constants are all 32 bits wide, the fields that hold them often 8.
-#![allow(clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
+// The header's names are unmistakable, and there are many.
+#[allow(clippy::wildcard_imports)]
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
 use fuzz::{command, modify, Clock, Guest, Program, REGIONS, RING, SCRATCH, WINDOW};
@@ -560,7 +560,7 @@ impl World {
 fuzz_target!(|bytes: &[u8]| {
     let mut program = Program::new(bytes);
     let mut world = World::new(&mut program);
-    while let Some(operation) = program.next() {
+    while let Some(operation) = program.operation() {
         world.step(operation, &mut program);
     }
     world.a.settle();

@@ -166,7 +166,7 @@ impl World {
 fuzz_target!(|bytes: &[u8]| {
     let mut program = Program::new(bytes);
     let Some(mut world) = World::new(&mut program) else { return };
-    while let Some(operation) = program.next() {
+    while let Some(operation) = program.operation() {
         world.step(operation, &mut program);
     }
     let _ = world.queue.wants_signal();

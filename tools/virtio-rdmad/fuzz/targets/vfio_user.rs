@@ -246,7 +246,7 @@ fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
 
 fn messages(world: &mut World, program: &mut Program<'_>) {
     world.send(VERSION, 0, &[0; 4], &mut Program::new(&[]));
-    while let Some(operation) = program.next() {
+    while let Some(operation) = program.operation() {
         match operation % 8 {
             0..=4 => world.command(program),
             5 => {
@@ -264,7 +264,7 @@ fn messages(world: &mut World, program: &mut Program<'_>) {
 
 /// Plain bytes, cut as the program says.
 fn stream(world: &mut World, program: &mut Program<'_>) {
-    while let Some(len) = program.next() {
+    while let Some(len) = program.operation() {
         let bytes = program.bytes(len.into());
         let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
         if !bytes.is_empty() {

@@ -239,7 +239,7 @@ fn payload(number: u32, queue: u32, program: &mut Program<'_>) -> Vec<u8> {
 }
 
 fn requests(world: &mut World, program: &mut Program<'_>) {
-    while let Some(operation) = program.next() {
+    while let Some(operation) = program.operation() {
         match operation % 8 {
             0..=4 => world.request(program),
             5 => world.drive(program),
@@ -252,7 +252,7 @@ fn requests(world: &mut World, program: &mut Program<'_>) {
 
 /// Plain bytes, cut as the program says.
 fn stream(world: &mut World, program: &mut Program<'_>) {
-    while let Some(len) = program.next() {
+    while let Some(len) = program.operation() {
         let bytes = program.bytes(len.into());
         let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
         if !bytes.is_empty() {
