@@ -2,6 +2,9 @@
 
 //! The device ABI: the structures of `include/uapi/linux/virtio_rdma.h`, which
 //! may be copied to and from memory as bytes, and their sizes.
+//!
+//! An abstraction: that they may be copied, and what their unions hold, is unsafe
+//! here, so that it is not elsewhere.
 
 use crate::bindings;
 use kernel::{
@@ -30,9 +33,11 @@ macro_rules! wire {
         $(
             const _: () = assert!(size_of::<bindings::$name>() == $size);
 
-            // SAFETY: The structure consists of integers, and its padding is written out.
+            // SAFETY: The structure consists of integers, arrays of them, and unions, and its padding
+            // is written out. All bytes of a union are initialised: it is zeroed, or assigned as a
+            // whole by a member of its full length.
             unsafe impl AsBytes for bindings::$name {}
-            // SAFETY: The structure consists of integers.
+            // SAFETY: Integers, and arrays and unions of them, have no invalid values.
             unsafe impl FromBytes for bindings::$name {}
         )*
     };
@@ -63,6 +68,9 @@ wire! {
     virtio_rdma_cmd_req_notify: 8,
     virtio_rdma_sge: 16,
     virtio_rdma_sq_wqe: 88,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1: 16,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2: 32,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3: 52,
     virtio_rdma_rq_wqe: 16,
     virtio_rdma_cqe: 40,
     virtio_rdma_event: 8,
@@ -116,59 +124,68 @@ pub(crate) enum WrBody {
 }
 
 impl WrBody {
-    /// Writes the variant to the union of a work request.
+    /// Writes the variant to the union of a work request; what is behind it becomes 0.
     pub(crate) fn write(&self, wqe: &mut SqWqe) {
-        let body = &raw mut wqe.wr;
         match *self {
-            WrBody::Rdma { remote_addr, rkey } => {
-                // SAFETY: All variants lie within the union, which has room for any bytes.
-                let rdma = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1>()
-                };
-                rdma.remote_addr = remote_addr.to_le();
-                rdma.rkey = rkey.to_le();
-            }
+            WrBody::Rdma { remote_addr, rkey } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1 {
+                    remote_addr: remote_addr.to_le(),
+                    rkey: rkey.to_le(),
+                    reserved_0c: 0,
+                },
+            ),
             WrBody::Atomic {
                 remote_addr,
                 compare_add,
                 swap,
                 rkey,
-            } => {
-                // SAFETY: As above.
-                let atomic = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2>()
-                };
-                atomic.remote_addr = remote_addr.to_le();
-                atomic.compare_add = compare_add.to_le();
-                atomic.swap = swap.to_le();
-                atomic.rkey = rkey.to_le();
-            }
+            } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2 {
+                    remote_addr: remote_addr.to_le(),
+                    compare_add: compare_add.to_le(),
+                    swap: swap.to_le(),
+                    rkey: rkey.to_le(),
+                    reserved_1c: 0,
+                },
+            ),
             WrBody::Ud {
                 remote_qpn,
                 remote_qkey,
                 av,
-            } => {
-                // SAFETY: As above.
-                let ud = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3>()
-                };
-                ud.remote_qpn = remote_qpn.to_le();
-                ud.remote_qkey = remote_qkey.to_le();
-                ud.av = av;
-            }
+            } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3 {
+                    remote_qpn: remote_qpn.to_le(),
+                    remote_qkey: remote_qkey.to_le(),
+                    av,
+                },
+            ),
             WrBody::None => {}
         }
     }
 }
 
+/// Sets the union of a work request by its longest member, of which `body` is the beginning.
+fn set_wr<T: AsBytes>(wqe: &mut SqWqe, body: &T) {
+    const LEN: usize = size_of::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2>();
+    const { assert!(size_of::<T>() <= LEN) };
+
+    let mut raw = [0; LEN];
+    raw[..size_of::<T>()].copy_from_slice(body.as_bytes());
+    wqe.wr = bindings::virtio_rdma_sq_wqe__bindgen_ty_2 { raw };
+}
+
 /// Sets immediate data or the key to invalidate of a send work request, as it is in memory.
 pub(crate) fn set_ex(wqe: &mut SqWqe, ex: [u8; 4]) {
-    // SAFETY: All variants of the union are integers of 32 bits.
-    unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(ex) };
+    wqe.ex = bindings::virtio_rdma_sq_wqe__bindgen_ty_1 {
+        imm_data: u32::from_ne_bytes(ex),
+    };
 }
 
 /// Immediate data or the invalidated key of a completion, as it is in memory.
 pub(crate) fn ex(cqe: &Cqe) -> [u8; 4] {
-    // SAFETY: All variants of the union are integers of 32 bits.
-    unsafe { *(&raw const cqe.ex).cast::<[u8; 4]>() }
+    // SAFETY: Both members of the union are integers of 32 bits.
+    unsafe { cqe.ex.imm_data }.to_ne_bytes()
 }
