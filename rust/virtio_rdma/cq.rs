@@ -42,6 +42,8 @@ struct Ring {
     polled: usize,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
+    /// Whether the consumer knows that the CQ is in error.
+    reported: bool,
 }
 
 /// A completion queue.
@@ -60,11 +62,27 @@ impl Cq {
         core::mem::take(&mut self.ring.lock().armed) != 0
     }
 
+    /// Reports an event, which a CQ has one of: that it is in error. `this` is this CQ. Any context.
+    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Cq<Hca>) {
+        let reported = core::mem::replace(&mut self.ring.lock().reported, true);
+        if !reported {
+            this.report(event);
+        }
+    }
+
     /// Drops the completions of a QP that has none to come. Any context.
     pub(crate) fn purge(&self, qpn: u32) {
         let mut ring = self.ring.lock();
-        ring.hold_all(&self.hca);
+        ring.hold_all(&self.hca, self.cqe);
         ring.drop_held(qpn);
+    }
+
+    /// Whether a work request that completes here is outstanding. Any context.
+    fn has_outstanding(&self) -> bool {
+        let mut any = false;
+        let qps = &self.hca.objects().qps;
+        qps.for_each(|qp| any |= qp.has_outstanding(self.cqn));
+        any
     }
 
     /// Tells what a CQE says to the QP that it names. `None` if it makes no sense.
@@ -95,11 +113,15 @@ impl Ring {
             .add_writable(buffer as usize * CQE_SIZE, CQE_SIZE, buffer);
     }
 
-    /// Takes the next CQE out of the ring. Those of the wrong length are skipped.
-    fn take(&mut self, hca: &Hca) -> Option<Held> {
-        while let Some((buffer, written)) = self.lease.get() {
+    /// Takes the next CQE out of the ring. Those of the wrong length are skipped. `budget` bounds how
+    /// many buffers are looked at, because the device may fill those that are made available again
+    /// as fast as they are emptied.
+    fn take(&mut self, hca: &Hca, budget: &mut u32) -> Option<Held> {
+        while let Some(left) = budget.checked_sub(1) {
+            *budget = left;
+            let (buffer, written) = self.lease.get()?;
             match self.lease.read(buffer as usize * CQE_SIZE) {
-                Ok(cqe) if written as usize >= CQE_SIZE => return Some(Held { buffer, cqe }),
+                Ok(cqe) if written as usize == CQE_SIZE => return Some(Held { buffer, cqe }),
                 _ => {
                     hca.stats().bad(Counter::BadCqeLength);
                     self.recycle(buffer);
@@ -110,7 +132,7 @@ impl Ring {
     }
 
     /// The next CQE, in order; its buffer is available again.
-    fn next(&mut self, hca: &Hca) -> Option<wire::Cqe> {
+    fn next(&mut self, hca: &Hca, budget: &mut u32) -> Option<wire::Cqe> {
         let held = match self.held.get(self.polled) {
             Some(held) => {
                 self.polled += 1;
@@ -119,7 +141,7 @@ impl Ring {
             None => {
                 self.held.clear();
                 self.polled = 0;
-                self.take(hca)?
+                self.take(hca, budget)?
             }
         };
         self.recycle(held.buffer);
@@ -127,29 +149,29 @@ impl Ring {
     }
 
     /// Moves all CQEs from the ring to `held`, which has room for as many as there are buffers.
-    fn hold_all(&mut self, hca: &Hca) {
+    fn hold_all(&mut self, hca: &Hca, mut buffers: u32) {
         let mut polled = core::mem::take(&mut self.polled);
         self.held.retain(|_| {
             let keep = polled == 0;
             polled = polled.saturating_sub(1);
             keep
         });
-        while let Some(held) = self.take(hca) {
+        while let Some(held) = self.take(hca, &mut buffers) {
             let _ = self.held.push_within_capacity(held);
         }
     }
 
     /// Drops the CQEs of a QP from `held`.
     fn drop_held(&mut self, qpn: u32) {
-        let mut index = 0;
-        while let Some(held) = self.held.get(index).copied() {
-            if u32::from_le(held.cqe.qp_num) == qpn {
-                let _ = self.held.remove(index);
+        let mut held = core::mem::take(&mut self.held);
+        held.retain(|held| {
+            let keep = u32::from_le(held.cqe.qp_num) != qpn;
+            if !keep {
                 self.recycle(held.buffer);
-            } else {
-                index += 1;
             }
-        }
+            keep
+        });
+        self.held = held;
         self.lease.kick();
     }
 
@@ -158,30 +180,28 @@ impl Ring {
     }
 }
 
-/// Destroys a CQ that was only half made.
-fn undo(hca: &Arc<Hca>, cqn: u32) {
-    let request = bindings::virtio_rdma_cmd_destroy_cq { cqn: cqn.to_le() };
-    // There is nothing to do about it, and the first error is the one to tell.
-    let _ = hca.execute_destroy::<cmd::DestroyCq>(&request);
-}
-
-/// Takes the CQ's queue and fills it with buffers.
-fn new_ring(hca: &Arc<Hca>, cqn: u32, attr: &ib::CqInitAttr) -> Result<Ring> {
+/// Creates a CQ in the device, takes its queue and fills that with buffers.
+fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr) -> Result<(u32, Ring)> {
     let memory = hca.alloc(attr.cqe as usize * CQE_SIZE)?;
     let held = KVec::with_capacity(attr.cqe as usize, GFP_KERNEL)?;
+    let request = bindings::virtio_rdma_cmd_create_cq {
+        cqe: attr.cqe.to_le(),
+    };
+    let cqn = u32::from_le(hca.execute::<cmd::CreateCq>(&request)?.cqn);
     let lease = hca.lease(hca.config().cq_queue(cqn), memory)?;
     let mut ring = Ring {
         lease,
         held,
         polled: 0,
         armed: 0,
+        reported: false,
     };
     ring.lease.set_affinity(attr.comp_vector);
     for buffer in 0..attr.cqe {
         ring.recycle(buffer);
     }
     ring.lease.kick();
-    Ok(ring)
+    Ok((cqn, ring))
 }
 
 impl ib::CompletionQueue<Hca> for Cq {
@@ -194,11 +214,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             return Err(EINVAL);
         }
 
-        let request = bindings::virtio_rdma_cmd_create_cq {
-            cqe: attr.cqe.to_le(),
-        };
-        let cqn = u32::from_le(hca.execute::<cmd::CreateCq>(&request)?.cqn);
-        let ring = new_ring(hca, cqn, attr).inspect_err(|_| undo(hca, cqn))?;
+        let (cqn, ring) = new_ring(hca, attr)?;
         let hca = hca.clone();
         let cqe = attr.cqe;
 
@@ -212,10 +228,12 @@ impl ib::CompletionQueue<Hca> for Cq {
 
     fn destroy(&self) -> Result {
         self.hca.control().cancel_notify(self.cqn);
+        self.hca.leave(self.hca.config().cq_queue(self.cqn));
         let request = bindings::virtio_rdma_cmd_destroy_cq {
             cqn: self.cqn.to_le(),
         };
-        self.hca.execute_destroy::<cmd::DestroyCq>(&request)
+        self.hca.execute_destroy::<cmd::DestroyCq>(&request);
+        Ok(())
     }
 
     fn number(&self) -> u32 {
@@ -229,10 +247,11 @@ impl ib::CompletionQueue<Hca> for Cq {
     fn poll(&self, wcs: &mut ib::Wcs<'_>) {
         let hca = &self.hca;
         let mut ring = self.ring.lock();
+        let mut budget = self.cqe;
         let mut taken = 0;
 
         while !wcs.is_full() {
-            let Some(cqe) = ring.next(hca) else {
+            let Some(cqe) = ring.next(hca, &mut budget) else {
                 break;
             };
             taken += 1;
@@ -266,7 +285,15 @@ impl ib::CompletionQueue<Hca> for Cq {
         };
         let mut ring = self.ring.lock();
         ring.armed |= flags;
-        self.hca.control().notify(self.cqn, ring.armed);
-        report_missed && ring.has_completions()
+        if !self.hca.is_broken() {
+            self.hca.control().notify(self.cqn, ring.armed);
+            return report_missed && ring.has_completions();
+        }
+        drop(ring);
+        let waiting = self.has_outstanding();
+        if waiting {
+            self.hca.wake_pollers();
+        }
+        report_missed && waiting
     }
 }

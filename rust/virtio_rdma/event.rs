@@ -19,7 +19,10 @@ use crate::{
     virtio::Queue,
     wire, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Buffers in the event queue, as far as the ring has room.
 const BUFFERS: u32 = 64;
@@ -30,6 +33,8 @@ const EVENT_SIZE: usize = size_of::<wire::Event>();
 pub(crate) struct EventQueue {
     queue: Queue,
     events: Buffer,
+    /// Buffers that the device does not have.
+    free: KVec<u32>,
 }
 
 impl EventQueue {
@@ -39,18 +44,33 @@ impl EventQueue {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(queue: Queue, dma: &dma::Device) -> Result<Self> {
+        let count = BUFFERS.min(queue.size());
+        let mut free = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for index in 0..count {
+            free.push(index, GFP_KERNEL)?;
+        }
         Ok(Self {
             queue,
-            events: dma.alloc(BUFFERS as usize * EVENT_SIZE)?,
+            events: dma.alloc(count as usize * EVENT_SIZE)?,
+            free,
         })
     }
 
-    /// Makes the buffers available.
-    pub(crate) fn start(&mut self) {
-        for index in 0..BUFFERS.min(self.queue.size()) {
-            self.add(index);
+    /// Makes all buffers available that the device does not have. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the queue is broken: there will be no more events.
+    pub(crate) fn refill(&mut self) -> Result {
+        while let Some(index) = self.free.pop() {
+            let span = self.events.span(index as usize * EVENT_SIZE, EVENT_SIZE)?;
+            self.queue.add_writable(span, index)?;
         }
         self.queue.kick();
+        if self.queue.is_broken() {
+            return Err(EIO);
+        }
+        Ok(())
     }
 
     /// Gives the queue back. The device must have been reset.
@@ -58,21 +78,13 @@ impl EventQueue {
         self.queue
     }
 
-    fn add(&mut self, index: u32) {
-        // A ring that takes no buffer back is broken, and there are no more events.
-        if let Ok(span) = self.events.span(index as usize * EVENT_SIZE, EVENT_SIZE) {
-            let _ = self.queue.add_writable(span, index);
-        }
-    }
-
-    /// The next event, if there is one; its buffer is available again.
+    /// The next event, if there is one; its buffer waits for [`EventQueue::refill`]. Any context.
     pub(crate) fn next(&mut self, stats: &Stats) -> Option<wire::Event> {
         while let Some((index, written)) = self.queue.get() {
-            let event = self.events.read(index as usize * EVENT_SIZE);
-            self.add(index);
-            self.queue.kick();
-            match event {
-                Ok(event) if written as usize >= EVENT_SIZE => return Some(event),
+            // The capacity is that of all buffers, so there is room.
+            let _ = self.free.push_within_capacity(index);
+            match self.events.read(index as usize * EVENT_SIZE) {
+                Ok(event) if written as usize == EVENT_SIZE => return Some(event),
                 _ => stats.bad(Counter::BadEvent),
             }
         }
@@ -123,18 +135,25 @@ fn target(event: u32) -> Option<Target> {
     })
 }
 
-/// Reports an event to the object that it names. Any context.
-pub(crate) fn report(hca: &Hca, event: &wire::Event) {
+/// Reports an event to the object that it names, which may leave it at the first of a kind. Any
+/// context.
+pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
     let handle = u32::from_le(event.handle);
     let found = match target(u32::from_le(event.event)) {
         None => {
             hca.stats().bad(Counter::BadEvent);
             return;
         }
-        Some(Target::Cq(kind)) => hca.objects().cqs.with(handle, |cq| cq.report(kind)),
-        Some(Target::Qp(kind)) => hca.objects().qps.with(handle, |qp| qp.report(kind)),
+        Some(Target::Cq(kind)) => hca
+            .objects()
+            .cqs
+            .with(handle, |cq| cq.report_once(kind, cq)),
+        Some(Target::Qp(kind)) => hca
+            .objects()
+            .qps
+            .with(handle, |qp| qp.report_once(kind, qp)),
         Some(Target::Port(kind)) => {
-            hca.objects().report_port(kind);
+            hca.report_port(kind);
             Some(())
         }
     };

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 use kernel::{
-    device, new_mutex, new_work,
+    device, new_condvar, new_mutex, new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -43,6 +43,7 @@ use kernel::{
             Relaxed, //
         },
         Arc,
+        CondVar,
         Mutex,
         SetOnce, //
     },
@@ -61,6 +62,8 @@ use kernel::{
 struct Parked {
     queue: Option<Queue>,
     memory: Option<Buffer>,
+    /// The object that has the queue is being destroyed.
+    leaving: bool,
 }
 
 /// Memory of an MR that a failed device may still touch.
@@ -92,6 +95,12 @@ pub(crate) struct Hca {
     /// By index of the virtqueue.
     #[pin]
     queues: Mutex<KVec<Parked>>,
+    /// A queue has come back to `queues`.
+    #[pin]
+    returned: CondVar,
+    /// Events of the port that are to be reported, a bit for each `enum ib_event_type`.
+    #[pin]
+    port_events: IrqSpinLock<u32>,
     #[pin]
     quarantine: Mutex<KVec<Quarantined>>,
     #[pin]
@@ -110,10 +119,21 @@ mod work {
 impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
-    /// The device has failed: lets the consumers of all CQs poll, so that they find their work
-    /// requests flushed.
+    /// Reports what happened to the port. If the device has failed, ends the waiting for commands,
+    /// and lets the consumers of armed CQs poll, so that they find their work requests flushed.
     fn run(this: Arc<Self>) {
-        this.handles.cqs.for_each(|cq| cq.complete());
+        let events = core::mem::take(&mut *this.port_events.lock());
+        for event in (0..u32::BITS).filter(|event| events & 1 << event != 0) {
+            this.handles.report_port(event);
+        }
+        if this.is_broken() {
+            this.control.wake_all();
+            this.handles.cqs.for_each(|cq| {
+                if cq.take_armed() {
+                    cq.complete();
+                }
+            });
+        }
     }
 }
 
@@ -139,6 +159,8 @@ impl Hca {
                 control <- control,
                 events <- new_irq_spinlock!(None, "virtio_rdma::events"),
                 queues <- new_mutex!(KVec::new()),
+                returned <- new_condvar!(),
+                port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- new_mutex!(KVec::new()),
                 wake <- new_work!("virtio_rdma::wake"),
             }? Error),
@@ -169,6 +191,7 @@ impl Hca {
             let mut parked = Parked {
                 queue: None,
                 memory: None,
+                leaving: false,
             };
             if index == 0 {
                 self.control.attach(queue)?;
@@ -202,10 +225,8 @@ impl Hca {
     }
 
     /// Hands the buffers of the event queue to the device.
-    pub(crate) fn start_events(&self) {
-        if let Some(events) = &mut *self.events.lock() {
-            events.start();
-        }
+    pub(crate) fn start_events(self: &Arc<Self>) {
+        self.event_interrupt();
     }
 
     /// The limits.
@@ -269,15 +290,19 @@ impl Hca {
         }
         dev_err!(self.dev, "the device has failed: {}\n", why);
         self.control.fail();
-        self.handles
-            .report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+        self.report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+    }
+
+    /// Reports an event of the port, soon; the same event twice is once until then. Any context.
+    pub(crate) fn report_port(self: &Arc<Self>, event: bindings::ib_event_type) {
+        *self.port_events.lock() |= 1 << event;
         self.wake_pollers();
     }
 
-    /// Lets the consumers of all CQs poll, soon. Any context.
+    /// Lets the consumers of armed CQs of a failed device poll, soon. Any context.
     pub(crate) fn wake_pollers(self: &Arc<Self>) {
         // If it is queued already, it has yet to run.
-        let _ = workqueue::system().enqueue(self.clone());
+        let _ = workqueue::system_long().enqueue(self.clone());
     }
 
     /// Executes a command. Sleeps.
@@ -291,20 +316,36 @@ impl Hca {
         })
     }
 
-    /// Executes a command that destroys an object. A device that has failed, or does not know the
-    /// object, has no more to destroy. Sleeps.
+    /// Executes a command that destroys an object. Sleeps.
     ///
-    /// # Errors
-    ///
-    /// The error behind the status of the reply.
-    pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result
-    where
-        C::Reply: AsBytes + FromBytes,
-    {
+    /// It cannot fail, because the RDMA core cannot keep an object whose user is gone. A device that
+    /// does not know the object has no more to destroy; one that refuses is taken out of service,
+    /// which keeps from use what it may still touch until it has been reset.
+    pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) {
         match self.execute::<C>(request) {
-            Ok(_) => Ok(()),
-            Err(error) if error == ENOENT || self.is_broken() => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if error != ENOENT => self.fail("it does not destroy an object"),
+            _ => {}
+        }
+    }
+
+    /// Tells that the object that has this queue is about to be destroyed. From the reply on, the
+    /// device may give its number to another. May sleep.
+    pub(crate) fn leave(&self, index: Option<u32>) {
+        let mut queues = self.queues.lock();
+        if let Some(parked) = index.and_then(|index| queues.get_mut(index as usize)) {
+            parked.leaving = true;
+        }
+    }
+
+    /// Takes a queue that no object has, or waits for it if its object is being destroyed.
+    fn take_queue(&self, index: u32) -> Option<Queue> {
+        let mut queues = self.queues.lock();
+        loop {
+            let parked = queues.get_mut(index as usize)?;
+            match parked.queue.take() {
+                None if parked.leaving => self.returned.wait(&mut queues),
+                queue => return queue,
+            }
         }
     }
 
@@ -313,17 +354,11 @@ impl Hca {
     ///
     /// # Errors
     ///
-    /// `EIO` if an object has it: the device gave a number twice.
+    /// `EIO` if there is no such queue or an object has it: the device gave a number that it must
+    /// not.
     pub(crate) fn lease(self: &Arc<Self>, index: Option<u32>, memory: Buffer) -> Result<Lease> {
-        let queue = index.and_then(|index| {
-            let mut queues = self.queues.lock();
-            let queue = queues.get_mut(index as usize)?.queue.take()?;
-            Some((index, queue))
-        });
-        let Some((index, queue)) = queue else {
-            self.stats.bad(Counter::BadHandle);
-            return Err(EIO);
-        };
+        let queue = index.and_then(|index| Some((index, self.take_queue(index)?)));
+        let (index, queue) = queue.ok_or_else(|| self.bad_handle())?;
         Ok(Lease {
             hca: self.clone(),
             index,
@@ -331,6 +366,13 @@ impl Hca {
             memory: Some(memory),
             in_ring: 0,
         })
+    }
+
+    /// Counts a number that the device must not give to a new object. The object is not destroyed:
+    /// its number may be that of another.
+    pub(crate) fn bad_handle(&self) -> Error {
+        self.stats.bad(Counter::BadHandle);
+        EIO
     }
 
     /// Keeps the memory of an MR until the device has been reset. May sleep.
@@ -350,9 +392,11 @@ impl Hca {
 }
 
 impl Interrupt for Hca {
-    fn interrupt(&self, queue: u32) {
+    fn interrupt(self: &Arc<Self>, queue: u32) {
         if queue == 0 {
-            self.control.interrupt(&self.stats);
+            if self.control.interrupt(&self.stats).is_err() {
+                self.fail("the control queue broke");
+            }
         } else if Some(queue) == self.config.event_queue() {
             self.event_interrupt();
         } else {
@@ -366,19 +410,24 @@ impl Interrupt for Hca {
 }
 
 impl Hca {
-    fn event_interrupt(&self) {
-        loop {
-            let mut events = self.events.lock();
-            let event = match &mut *events {
-                Some(queue) => queue.next(&self.stats),
-                None => None,
-            };
-            let Some(event) = event else {
-                break;
-            };
-            drop(events);
+    /// Reports events, at most as many as there are buffers: these are available again only
+    /// afterwards, when new events bring an interrupt of their own.
+    fn event_interrupt(self: &Arc<Self>) {
+        while let Some(event) = self.with_events(|queue| queue.next(&self.stats)).flatten() {
             crate::event::report(self, &event);
         }
+        if self
+            .with_events(EventQueue::refill)
+            .is_some_and(|result| result.is_err())
+        {
+            self.fail("the event queue broke");
+        }
+    }
+
+    fn with_events<R>(&self, f: impl FnOnce(&mut EventQueue) -> R) -> Option<R> {
+        let mut events = self.events.lock();
+        let events: &mut Option<EventQueue> = &mut events;
+        events.as_mut().map(f)
     }
 }
 
@@ -439,7 +488,8 @@ impl Lease {
 
     /// Whether the device has used a buffer that was not taken yet.
     pub(crate) fn has_used(&mut self) -> bool {
-        self.queue.as_mut().is_some_and(Queue::has_used)
+        // The ring of a broken queue may say anything.
+        !self.is_broken() && self.queue.as_mut().is_some_and(Queue::has_used)
     }
 
     /// Tells the device about new buffers.
@@ -485,6 +535,8 @@ impl Drop for Lease {
         if let Some(parked) = self.hca.queues.lock().get_mut(self.index as usize) {
             parked.queue = self.queue.take();
             parked.memory = memory;
+            parked.leaving = false;
         }
+        self.hca.returned.notify_all();
     }
 }

@@ -123,7 +123,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         match hca.execute::<cmd::RegUserMr>(&request) {
             Ok(reply) => Ok(Self::new(hca, &reply, Some(umem))),
             Err(error) => {
-                if hca.is_broken() {
+                // Of a device whose reply makes no sense nobody knows whether it has the MR.
+                if error == EIO || hca.is_broken() {
                     hca.quarantine(umem, Some(table));
                 }
                 Err(error)
@@ -135,7 +136,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         let request = bindings::virtio_rdma_cmd_dereg_mr {
             mrn: self.mrn.to_le(),
         };
-        self.hca.execute_destroy::<cmd::DeregMr>(&request)
+        self.hca.execute_destroy::<cmd::DeregMr>(&request);
+        Ok(())
     }
 
     fn keys(&self) -> (u32, u32) {

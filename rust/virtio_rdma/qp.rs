@@ -49,6 +49,9 @@ pub(crate) struct Qp {
     sq: IrqSpinLock<WorkQueue>,
     #[pin]
     rq: IrqSpinLock<WorkQueue>,
+    /// Events that were reported since the state last changed, a bit for each `enum ib_event_type`.
+    #[pin]
+    reported: IrqSpinLock<u32>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -209,6 +212,24 @@ impl Qp {
         }
     }
 
+    /// Whether a work request that completes to CQ `cqn` is outstanding. Any context.
+    pub(crate) fn has_outstanding(&self, cqn: u32) -> bool {
+        (cqn == self.send_cqn && !self.sq.lock().is_empty())
+            || (cqn == self.recv_cqn && !self.rq.lock().is_empty())
+    }
+
+    /// Reports an event, once between two changes of the state: the core keeps events until a program
+    /// reads them, however many there are. `this` is this QP. Any context.
+    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Qp<Hca>) {
+        let mut reported = self.reported.lock();
+        let first = *reported & 1 << event == 0;
+        *reported |= 1 << event;
+        drop(reported);
+        if first {
+            this.report(event);
+        }
+    }
+
     /// Lets the work queues accept what the state allows.
     fn accept(&self, state: u32) {
         self.sq.lock().set_accept(accepts_sends(state));
@@ -309,6 +330,7 @@ impl Qp {
             return Ok(());
         }
         sq.post(&wqe, wr.sges(), entry)
+            .inspect_err(|error| self.post_failed(*error))
     }
 
     fn post_one_recv(&self, rq: &mut WorkQueue, wr: &ib::RecvWr<'_>) -> Result {
@@ -329,6 +351,16 @@ impl Qp {
             return Ok(());
         }
         rq.post(&wqe, sges, entry)
+            .inspect_err(|error| self.post_failed(*error))
+    }
+
+    /// A work queue had a slot for a work request and the ring did not take it.
+    fn post_failed(&self, error: Error) {
+        self.hca.fail(if error == ENOSPC {
+            "it keeps buffers of work requests that it completed"
+        } else {
+            "a work queue broke"
+        });
     }
 
     /// What follows after work requests were posted: the device hears of them, or, if it has
@@ -471,36 +503,38 @@ fn create_request(
     Ok((request, cap))
 }
 
-/// Takes the queues of a QP.
+/// Creates a QP in the device and takes its queues.
 fn new_queues(
     hca: &Arc<Hca>,
-    qpn: u32,
+    request: &bindings::virtio_rdma_cmd_create_qp,
     cap: &bindings::ib_qp_cap,
-) -> Result<(WorkQueue, WorkQueue)> {
-    let sq_queue = hca.config().sq_queue(qpn);
-    let new = |index: Option<u32>, depth: u32, max_sge: u32, slot_size: usize| {
-        let memory = hca.alloc(depth as usize * slot_size)?;
-        WorkQueue::new(hca.lease(index, memory)?, depth, max_sge, slot_size)
-    };
-    let sq = new(
-        sq_queue,
-        cap.max_send_wr,
-        cap.max_send_sge,
-        wq::send_slot_size(cap.max_send_sge),
-    )?;
-    let rq = new(
-        sq_queue.map(|index| index + 1),
-        cap.max_recv_wr,
-        cap.max_recv_sge,
-        wq::recv_slot_size(cap.max_recv_sge),
-    )?;
-    Ok((sq, rq))
+) -> Result<(u32, WorkQueue, WorkQueue)> {
+    let send_size = wq::send_slot_size(cap.max_send_sge);
+    let recv_size = wq::recv_slot_size(cap.max_recv_sge);
+    let send_memory = hca.alloc(cap.max_send_wr as usize * send_size)?;
+    let recv_memory = hca.alloc(cap.max_recv_wr as usize * recv_size)?;
+    let send_entries = wq::new_entries(cap.max_send_wr)?;
+    let recv_entries = wq::new_entries(cap.max_recv_wr)?;
+
+    let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(request)?.qpn);
+    let is_gsi = u32::from(request.qp_type) == bindings::ib_qp_type_IB_QPT_GSI;
+    if is_gsi != (qpn == bindings::VIRTIO_RDMA_GSI_QPN) {
+        return Err(hca.bad_handle());
+    }
+    let (sq, rq) = queues(hca, qpn);
+    let sq = hca.lease(sq, send_memory)?;
+    let rq = hca.lease(rq, recv_memory)?;
+    Ok((
+        qpn,
+        WorkQueue::new(sq, send_entries, cap.max_send_sge, send_size),
+        WorkQueue::new(rq, recv_entries, cap.max_recv_sge, recv_size),
+    ))
 }
 
-/// Destroys a QP in the device.
-fn destroy(hca: &Arc<Hca>, qpn: u32) -> Result {
-    let request = bindings::virtio_rdma_cmd_destroy_qp { qpn: qpn.to_le() };
-    hca.execute_destroy::<cmd::DestroyQp>(&request)
+/// The virtqueues of a QP: send and receive.
+fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
+    let sq = hca.config().sq_queue(qpn);
+    (sq, sq.map(|sq| sq + 1))
 }
 
 impl ib::QueuePair<Hca> for Qp {
@@ -510,11 +544,7 @@ impl ib::QueuePair<Hca> for Qp {
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
         let (request, cap) = create_request(&hca, attr)?;
-        let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(&request)?.qpn);
-        let (sq, rq) = new_queues(&hca, qpn, &cap).inspect_err(|_| {
-            // There is nothing to do about it, and the first error is the one to tell.
-            let _ = destroy(&hca, qpn);
-        })?;
+        let (qpn, sq, rq) = new_queues(&hca, &request, &cap)?;
         let qp_type = attr.qp_type;
         let signal_all = attr.signal_all;
         let send_cqn = u32::from_le(request.send_cqn);
@@ -531,6 +561,7 @@ impl ib::QueuePair<Hca> for Qp {
             state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
+            reported <- new_irq_spinlock!(0, "virtio_rdma::Qp::reported"),
         }? Error))
     }
 
@@ -566,6 +597,7 @@ impl ib::QueuePair<Hca> for Qp {
             self.forget();
         }
         *state = next;
+        *self.reported.lock() = 0;
         self.accept(next);
         Ok(())
     }
@@ -577,6 +609,7 @@ impl ib::QueuePair<Hca> for Qp {
         };
         let reply = self.hca.execute::<cmd::QueryQp>(&request)?;
         if u32::from(reply.attr.qp_state) > bindings::ib_qp_state_IB_QPS_ERR {
+            self.hca.stats().bad(Counter::BadReplyValue);
             return Err(EIO);
         }
         from_wire(&reply.attr, attr);
@@ -587,10 +620,13 @@ impl ib::QueuePair<Hca> for Qp {
     fn destroy(&self) -> Result {
         let mut state = self.state.lock();
         self.accept(bindings::ib_qp_state_IB_QPS_RESET);
-        if let Err(error) = destroy(&self.hca, self.qpn) {
-            self.accept(*state);
-            return Err(error);
-        }
+        let (sq, rq) = queues(&self.hca, self.qpn);
+        self.hca.leave(sq);
+        self.hca.leave(rq);
+        let request = bindings::virtio_rdma_cmd_destroy_qp {
+            qpn: self.qpn.to_le(),
+        };
+        self.hca.execute_destroy::<cmd::DestroyQp>(&request);
         *state = bindings::ib_qp_state_IB_QPS_RESET;
         self.forget();
         Ok(())

@@ -53,22 +53,33 @@ pub(crate) struct WorkQueue {
     accept: bool,
 }
 
+/// The entries of a queue of `depth` slots. May sleep.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub(crate) fn new_entries(depth: u32) -> Result<KVec<Option<Entry>>> {
+    Ok(KVec::from_elem(None, depth as usize, GFP_KERNEL)?)
+}
+
 impl WorkQueue {
-    /// Makes a queue of `depth` slots over the memory of `lease`. It accepts nothing yet. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub(crate) fn new(lease: Lease, depth: u32, max_sge: u32, slot_size: usize) -> Result<Self> {
-        Ok(Self {
+    /// Makes a queue over the memory of `lease`, with a slot for each of `entries`. It accepts
+    /// nothing yet.
+    pub(crate) fn new(
+        lease: Lease,
+        entries: KVec<Option<Entry>>,
+        max_sge: u32,
+        slot_size: usize,
+    ) -> Self {
+        Self {
             lease,
-            entries: KVec::from_elem(None, depth as usize, GFP_KERNEL)?,
+            entries,
             slot_size,
             max_sge,
             tail: 0,
             count: 0,
             accept: false,
-        })
+        }
     }
 
     /// Lets the queue accept work requests, or not.
@@ -90,6 +101,11 @@ impl WorkQueue {
             return Err(ENOMEM);
         }
         Ok(())
+    }
+
+    /// Whether no work request is outstanding.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// The slot of the next work request.
