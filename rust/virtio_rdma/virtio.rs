@@ -230,14 +230,17 @@ impl Device<device::Core<'_>> {
         unsafe { bindings::virtio_rdma_clear_feature(self.as_raw(), bit) }
     }
 
-    /// Reads `N` bytes of the configuration space in one access, as a field of that width.
+    /// Reads `N` bytes of the configuration space in one access, as a field of that width: 1, 2, 4 or
+    /// 8, others do not compile.
     ///
     /// May sleep.
     pub(crate) fn config<const N: usize>(&self, offset: usize) -> [u8; N] {
+        const { assert!(matches!(N, 1 | 2 | 4 | 8)) };
         let mut value = [0; N];
 
         // SAFETY: By the type invariant the device is valid, and each transport has `get`. It
-        // writes `N` bytes to `value`.
+        // writes `N` bytes to `value`, of a width that all transports know: some call BUG() for
+        // others.
         unsafe {
             if let Some(get) = (*(*self.as_raw()).config).get {
                 get(
@@ -258,12 +261,18 @@ impl Device<device::Core<'_>> {
     ///
     /// # Errors
     ///
-    /// Whatever the transport says; `ENOENT` usually means that it has fewer queues.
+    /// `EBUSY` while the queues of an earlier call exist, `ENOMEM`, or whatever the transport says;
+    /// `ENOENT` usually means that it has fewer queues.
     pub(crate) fn find_queues<H: Interrupt>(
         &self,
         specs: &[QueueSpec],
         handler: Arc<H>,
     ) -> Result<KVec<Queue>> {
+        // SAFETY: By the type invariant the device is valid. `priv` is null but while there are queues,
+        // and changes in the core's context alone.
+        if !unsafe { (*self.as_raw()).priv_ }.is_null() {
+            return Err(EBUSY);
+        }
         let mut infos = KVec::with_capacity(specs.len(), GFP_KERNEL)?;
         for spec in specs {
             infos.push(
