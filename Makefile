@@ -11,10 +11,16 @@ kernels := um x86_64 um-debug x86_64-debug
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
 limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-bench $(enter)
+fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
 # The suites that "make test" runs.
 T ?= host uml qemu debug
+
+# What "make fuzz" runs, for how many seconds each, or one INPUT once again.
+F ?= engine ring vfio_user vhost_user
+S ?= 60
+INPUT ?=
 
 export CARGO_TERM_QUIET ?= true
 .DEFAULT_GOAL := all
@@ -68,11 +74,21 @@ bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: 
 test: ## all suites; T="host uml qemu debug" some of them
 	@$(top)/tools/test/run $(T)
 
+.PHONY: fuzz
+fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
+	@set -e; for target in $(F); do \
+		$(device)/fuzz/corpus/pack -u $$target $(build)/fuzz/$$target; \
+		($(fuzz_cargo) cargo run --release --locked --bin $$target -- $(if $(INPUT),$(abspath $(INPUT)), \
+			-max_total_time=$(S) -timeout=20 -print_final_stats=1 \
+			-artifact_prefix=$(build)/fuzz/$$target- $(build)/fuzz/$$target)); \
+	done
+
 .PHONY: clippy
 clippy: ## lint all Rust, the kernel part with the kernel's own rules
 	@$(vm)/module x86_64 CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
 	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(limits_cargo) cargo clippy --locked --all-targets -- -D warnings
+	@$(fuzz_cargo) cargo clippy --release --locked -- -D warnings
 	@$(provider) clippy
 
 .PHONY: rustfmt
@@ -80,6 +96,7 @@ rustfmt: ## format all Rust
 	@$(vm)/rustfmt
 	@$(device_cargo) cargo fmt
 	@$(limits_cargo) cargo fmt
+	@$(fuzz_cargo) cargo fmt
 	@$(provider) rustfmt
 
 .PHONY: rustfmtcheck
@@ -87,6 +104,7 @@ rustfmtcheck: ## fail where rustfmt would change something
 	@$(vm)/rustfmt --check
 	@$(device_cargo) cargo fmt --check
 	@$(limits_cargo) cargo fmt --check
+	@$(fuzz_cargo) cargo fmt --check
 	@$(provider) rustfmtcheck
 
 .PHONY: rustdoc

@@ -88,6 +88,11 @@ void virtio_rdma_device_ready(struct virtio_device *vdev)
 	virtio_device_ready(vdev);
 }
 
+u8 virtio_rdma_get_status(struct virtio_device *vdev)
+{
+	return vdev->config->get_status(vdev);
+}
+
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu)
 {
 	return virtqueue_set_affinity(vq, cpumask_of(cpu));

@@ -130,17 +130,24 @@ const MAX_SLOTS: u32 = 16;
 /// Descriptors of a command: the request and the reply.
 const DESCRIPTORS: u32 = 2;
 
-/// The device has failed if it does not reply for this long. Emulated machines on busy hosts are
-/// slow, and a command may pin and map gigabytes.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// The device has failed if it does not reply for this long.
+fn timeout() -> Duration {
+    let seconds = *crate::module_parameters::command_timeout.value();
+    Duration::from_secs(seconds.max(1).into())
+}
 
 /// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
 const LIVENESS: Duration = Duration::from_secs(1);
 
 /// The error of a reply with this status, chapter 5 of the specification.
-fn status_to_result(status: u8) -> Result {
-    Err(match u32::from(status) {
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_OK => return Ok(()),
+///
+/// # Errors
+///
+/// `None` for a status that is not defined.
+fn status_to_result(status: u8) -> Option<Result> {
+    Some(Err(match u32::from(status) {
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_OK => return Some(Ok(())),
+        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_ERR => EIO,
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_INVAL => EINVAL,
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_OBJECT => ENOENT,
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_RESOURCE => ENOMEM,
@@ -151,8 +158,8 @@ fn status_to_result(status: u8) -> Result {
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_LENGTH => EMSGSIZE,
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_STATE => crate::errno::wrong_state(),
         bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_EXISTS => EEXIST,
-        _ => EIO,
-    })
+        _ => return None,
+    }))
 }
 
 /// Where a slot is in the life of a command.
@@ -277,21 +284,29 @@ impl ControlQueue {
         self.inner.lock().queue.take()
     }
 
-    /// Fails the commands under way and all later ones. Any context.
+    /// Fails the commands under way and all later ones; [`ControlQueue::wake_all`] has to follow.
+    /// Any context.
     pub(crate) fn fail(&self) {
         self.broken.store(true, Relaxed);
         for reply in &self.replies {
             reply.complete();
         }
+    }
+
+    /// Lets those who wait for a slot find out that the queue has failed. May sleep.
+    pub(crate) fn wake_all(&self) {
+        // Whoever looked at `broken` before it was set waits by the time the lock is free.
+        let free = self.free.lock();
         self.freed.notify_all();
+        drop(free);
     }
 
     /// Executes a command. Sleeps until the device replies, uninterruptibly.
     ///
     /// # Errors
     ///
-    /// The error behind the status of the reply; `EIO` if the reply is too short, or if the device
-    /// has failed. `failed` is called if this command is how that was found out.
+    /// The error behind the status of the reply; `EIO` if that is unknown, if the length of the reply
+    /// is wrong, or if the device has failed. `failed` is called if this command is how that was found out.
     pub(crate) fn execute<C: Command>(
         &self,
         stats: &Stats,
@@ -352,7 +367,7 @@ impl ControlQueue {
         let mut waited = Duration::ZERO;
         while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
             waited += LIVENESS;
-            if waited >= TIMEOUT || self.transport_is_broken() {
+            if waited >= timeout() || self.transport_is_broken() {
                 failed(Failed);
                 return Err(EIO);
             }
@@ -402,17 +417,19 @@ impl ControlQueue {
         };
         entry.state = State::Idle;
         let status = entry.exchange.reply(body)?;
-        let written = written as usize;
         drop(inner);
 
-        if written < 1 {
-            stats.bad(Counter::BadReplyLength);
-            return Err(EIO);
+        let bad = |counter| {
+            stats.bad(counter);
+            EIO
+        };
+        let written = written as usize;
+        if !(1..=Exchange::SIZE).contains(&written) {
+            return Err(bad(Counter::BadReplyLength));
         }
-        status_to_result(status)?;
+        status_to_result(status).ok_or_else(|| bad(Counter::BadReplyStatus))??;
         if written < 1 + body.len() {
-            stats.bad(Counter::BadReplyLength);
-            return Err(EIO);
+            return Err(bad(Counter::BadReplyLength));
         }
         Ok(())
     }
@@ -436,7 +453,11 @@ impl ControlQueue {
     }
 
     /// Takes replies from the device. Called by the interrupt.
-    pub(crate) fn interrupt(&self, stats: &Stats) {
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the queue is broken: there will be no more replies.
+    pub(crate) fn interrupt(&self, stats: &Stats) -> Result {
         let mut inner = self.inner.lock();
 
         while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
@@ -445,6 +466,10 @@ impl ControlQueue {
                 Some(cqn) => inner.notify_returned(cqn, written, stats),
             }
         }
+        if inner.queue.as_ref().is_some_and(Queue::is_broken) {
+            return Err(EIO);
+        }
+        Ok(())
     }
 
     fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
@@ -497,7 +522,7 @@ impl Inner {
     fn notify_returned(&mut self, cqn: u32, written: u32, stats: &Stats) {
         if let Some(entry) = self.notifies.get_mut(cqn as usize) {
             entry.sent = false;
-            if written < 1 {
+            if !(1..=Exchange::SIZE).contains(&(written as usize)) {
                 stats.bad(Counter::BadReplyLength);
             } else if !matches!(entry.exchange.reply(&mut []), Ok(0)) {
                 stats.count(Counter::CommandErrors);

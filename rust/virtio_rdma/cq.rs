@@ -53,6 +53,8 @@ struct State {
     region: Option<Region>,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
+    /// Whether the consumer knows that the CQ is in error.
+    reported: bool,
 }
 
 /// A completion queue.
@@ -88,6 +90,14 @@ impl Cq {
         }
     }
 
+    /// Reports an event, which a CQ has one of: that it is in error. `this` is this CQ. Any context.
+    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Cq<Hca>) {
+        let reported = core::mem::replace(&mut self.state.lock().reported, true);
+        if !reported {
+            this.report(event);
+        }
+    }
+
     /// Drops the completions of a QP that has none to come. Any context.
     pub(crate) fn purge(&self, qpn: u32) {
         match &mut self.state.lock().queue {
@@ -95,6 +105,14 @@ impl Cq {
             Queue::Ring(ring) => ring.drop_qp(qpn),
             Queue::Program => {}
         }
+    }
+
+    /// Whether a work request that completes here is outstanding. Any context.
+    fn has_outstanding(&self) -> bool {
+        let mut any = false;
+        let qps = &self.hca.objects().qps;
+        qps.for_each(|qp| any |= qp.has_outstanding(self.cqn));
+        any
     }
 
     /// Tells what a CQE says to the QP that it names. `None` if it makes no sense.
@@ -116,11 +134,15 @@ impl Cq {
 }
 
 impl State {
-    /// Takes the next CQE.
-    fn next(&mut self, hca: &Hca) -> Option<Completion> {
+    /// Takes the next CQE. `budget` bounds how many places are looked at, because the device may fill
+    /// those that are free again as fast as they are emptied.
+    fn next(&mut self, hca: &Hca, budget: &mut u32) -> Option<Completion> {
         match &mut self.queue {
-            Queue::Virtqueue(queue) => queue.next(hca).map(|cqe| Completion::from(&cqe)),
-            Queue::Ring(ring) => ring.next().map(|cqe| Completion::from(&cqe)),
+            Queue::Virtqueue(queue) => queue.next(hca, budget).map(|cqe| Completion::from(&cqe)),
+            Queue::Ring(ring) => {
+                *budget = budget.checked_sub(1)?;
+                ring.next().map(|cqe| Completion::from(&cqe))
+            }
             Queue::Program => None,
         }
     }
@@ -147,12 +169,6 @@ impl State {
     }
 }
 
-/// Destroys a CQ in the device.
-fn destroy(hca: &Arc<Hca>, cqn: u32) -> Result {
-    let request = bindings::virtio_rdma_cmd_destroy_cq { cqn: cqn.to_le() };
-    hca.execute_destroy::<cmd::DestroyCq>(&request)
-}
-
 /// What a new CQ consists of.
 struct Parts {
     cqn: u32,
@@ -165,13 +181,9 @@ fn new_virtqueue(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
     let request = bindings::virtio_rdma_cmd_create_cq {
         cqe: attr.cqe.to_le(),
     };
+    let buffers = virtqueue::Buffers::new(hca, attr.cqe)?;
     let cqn = u32::from_le(hca.execute::<cmd::CreateCq>(&request)?.cqn);
-    let queue = virtqueue::CompletionQueue::new(hca, cqn, attr.cqe, attr.comp_vector).inspect_err(
-        |_| {
-            // There is nothing to do about it, and the first error is the one to tell.
-            let _ = destroy(hca, cqn);
-        },
-    )?;
+    let queue = virtqueue::CompletionQueue::new(hca, cqn, buffers, attr.comp_vector)?;
     Ok(Parts {
         cqn,
         cqe: attr.cqe,
@@ -181,16 +193,20 @@ fn new_virtqueue(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
 }
 
 /// Sends CREATE_RING_CQ.
-fn create_ring(hca: &Arc<Hca>, region: &Region, cqe: u32, comp_vector: u32) -> Result<u32> {
+fn create_ring(
+    hca: &Arc<Hca>,
+    region: Region,
+    cqe: u32,
+    comp_vector: u32,
+) -> Result<(u32, Region)> {
     let table = region.page_table()?;
     let request = bindings::virtio_rdma_cmd_create_ring_cq {
         region: table.to_wire(),
         cqe: cqe.to_le(),
         comp_vector: (comp_vector % hca.num_comp_vectors()).to_le(),
     };
-    Ok(u32::from_le(
-        hca.execute::<cmd::CreateRingCq>(&request)?.cqn,
-    ))
+    let (reply, region) = region.give::<cmd::CreateRingCq>(table, &request)?;
+    Ok((u32::from_le(reply.cqn), region))
 }
 
 fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
@@ -199,8 +215,9 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
     let pages = Arc::new(hca.alloc_pages(ring::cq_len(cqe))?, GFP_KERNEL)?;
     let ring = CompletionRing::new(pages.clone(), cqe)?;
     let region = Region::of_kernel(hca, pages);
+    let (cqn, region) = create_ring(hca, region, cqe, attr.comp_vector)?;
     Ok(Parts {
-        cqn: create_ring(hca, &region, cqe, attr.comp_vector)?,
+        cqn,
         cqe,
         queue: Queue::Ring(ring),
         region: Some(region),
@@ -237,8 +254,9 @@ fn new_program_ring(
     udata: &ib::Udata<'_>,
 ) -> Result<Parts> {
     let region = pin_ring(dev, attr.cqe, udata)?;
+    let (cqn, region) = create_ring(dev.data(), region, attr.cqe, attr.comp_vector)?;
     Ok(Parts {
-        cqn: create_ring(dev.data(), &region, attr.cqe, attr.comp_vector)?,
+        cqn,
         cqe: attr.cqe,
         queue: Queue::Program,
         region: Some(region),
@@ -272,6 +290,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             queue,
             region,
             armed: 0,
+            reported: false,
         };
 
         Ok(try_pin_init!(Self {
@@ -285,7 +304,11 @@ impl ib::CompletionQueue<Hca> for Cq {
 
     fn destroy(&self) -> Result {
         self.hca.control().cancel_notify(self.cqn);
-        destroy(&self.hca, self.cqn)?;
+        self.hca.leave(self.hca.config().cq_queue(self.cqn));
+        let request = bindings::virtio_rdma_cmd_destroy_cq {
+            cqn: self.cqn.to_le(),
+        };
+        self.hca.execute_destroy::<cmd::DestroyCq>(&request);
         // The program need not have asked for it: its device may be taken away.
         self.close();
         Ok(())
@@ -314,7 +337,11 @@ impl ib::CompletionQueue<Hca> for Cq {
             cqe: cqe.to_le(),
             cqn: self.cqn.to_le(),
         };
-        let reply = self.hca.execute::<cmd::ResizeCq>(&request)?;
+        let (reply, new) = new.give::<cmd::ResizeCq>(table, &request)?;
+        if u32::from_le(reply.moved) > cqe {
+            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca.fail("it moved more CQEs than there is room for");
+        }
         // The lock is not held when the old ring goes, which may sleep.
         let old = self.state.lock().region.replace(new);
         drop(old);
@@ -327,14 +354,14 @@ impl ib::CompletionQueue<Hca> for Cq {
     fn poll(&self, wcs: &mut ib::Wcs<'_>) -> Result {
         let hca = &self.hca;
         let mut state = self.state.lock();
+        let mut budget = self.cqe;
         let mut taken = 0;
 
         if matches!(state.queue, Queue::Program) {
             return Err(crate::errno::unsupported());
         }
-        // A device that has always one more CQE of no work request must not hold up the caller.
-        while !wcs.is_full() && taken < u64::from(self.cqe) {
-            let Some(completion) = state.next(hca) else {
+        while !wcs.is_full() {
+            let Some(completion) = state.next(hca, &mut budget) else {
                 break;
             };
             taken += 1;
@@ -364,17 +391,25 @@ impl ib::CompletionQueue<Hca> for Cq {
         };
         let mut state = self.state.lock();
         state.armed |= flags;
-        let armed = state.armed;
-        match &mut state.queue {
-            Queue::Virtqueue(queue) => {
-                self.hca.control().notify(self.cqn, armed);
-                report_missed && queue.has_completions()
-            }
-            Queue::Ring(ring) => {
-                ring.arm(solicited);
-                report_missed && ring.has_completions()
-            }
-            Queue::Program => false,
+        if !self.hca.is_broken() {
+            let armed = state.armed;
+            return match &mut state.queue {
+                Queue::Virtqueue(queue) => {
+                    self.hca.control().notify(self.cqn, armed);
+                    report_missed && queue.has_completions()
+                }
+                Queue::Ring(ring) => {
+                    ring.arm(solicited);
+                    report_missed && ring.has_completions()
+                }
+                Queue::Program => false,
+            };
         }
+        drop(state);
+        let waiting = self.has_outstanding();
+        if waiting {
+            self.hca.wake_pollers();
+        }
+        report_missed && waiting
     }
 }

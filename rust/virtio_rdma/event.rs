@@ -23,6 +23,7 @@ use crate::{
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
+    sync::Arc,
     transmute::{
         AsBytes,
         FromBytes, //
@@ -34,12 +35,13 @@ const BUFFERS: u32 = 64;
 
 /// A queue of events of one kind, and its buffers.
 ///
-/// The buffers of events that were taken go back together ([`EventQueue::recycle`]), so that a
+/// The buffers of events that were taken go back together ([`EventQueue::refill`]), so that a
 /// device which has always one more event cannot hold up whoever takes them.
 pub(crate) struct EventQueue<E> {
     queue: Queue,
     events: Buffer,
-    taken: KVec<u32>,
+    /// Buffers that the device does not have.
+    free: KVec<u32>,
     _event: PhantomData<fn() -> E>,
 }
 
@@ -52,20 +54,36 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(queue: Queue, dma: &dma::Device) -> Result<Self> {
+        let count = BUFFERS.min(queue.size());
+        let mut free = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for index in 0..count {
+            free.push(index, GFP_KERNEL)?;
+        }
         Ok(Self {
             queue,
-            events: dma.alloc(BUFFERS as usize * Self::SIZE)?,
-            taken: KVec::with_capacity(BUFFERS as usize, GFP_KERNEL)?,
+            events: dma.alloc(count as usize * Self::SIZE)?,
+            free,
             _event: PhantomData,
         })
     }
 
-    /// Makes the buffers available.
-    pub(crate) fn start(&mut self) {
-        for index in 0..BUFFERS.min(self.queue.size()) {
-            self.add(index);
+    /// Makes all buffers available that the device does not have. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the queue is broken: there will be no more events.
+    pub(crate) fn refill(&mut self) -> Result {
+        while let Some(index) = self.free.pop() {
+            let span = self
+                .events
+                .span(index as usize * Self::SIZE, Self::SIZE)?;
+            self.queue.add_writable(span, index)?;
         }
         self.queue.kick();
+        if self.queue.is_broken() {
+            return Err(EIO);
+        }
+        Ok(())
     }
 
     /// Lets the interrupt go to `cpu`.
@@ -78,55 +96,42 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
         self.queue
     }
 
-    fn add(&mut self, index: u32) {
-        // A ring that takes no buffer back is broken, and there are no more events.
-        if let Ok(span) = self.events.span(index as usize * Self::SIZE, Self::SIZE) {
-            let _ = self.queue.add_writable(span, index);
-        }
-    }
-
-    /// The next event, if there is one; those that are too short are skipped.
+    /// The next event, if there is one; its buffer waits for [`EventQueue::refill`]. Any context.
     pub(crate) fn next(&mut self, stats: &Stats) -> Option<E> {
         while let Some((index, written)) = self.queue.get() {
-            let _ = self.taken.push_within_capacity(index);
+            // The capacity is that of all buffers, so there is room.
+            let _ = self.free.push_within_capacity(index);
             match self.events.read(index as usize * Self::SIZE) {
-                Ok(event) if written as usize >= Self::SIZE => return Some(event),
+                Ok(event) if written as usize == Self::SIZE => return Some(event),
                 _ => stats.bad(Counter::BadEvent),
             }
         }
         None
-    }
-
-    /// Makes the buffers of all events that were taken available again.
-    pub(crate) fn recycle(&mut self) {
-        if self.taken.is_empty() {
-            return;
-        }
-        while let Some(index) = self.taken.pop() {
-            self.add(index);
-        }
-        self.queue.kick();
     }
 }
 
 /// An event queue with its lock; empty before there are queues, and after.
 pub(crate) type Locked<E> = IrqSpinLock<Option<EventQueue<E>>>;
 
-/// Takes all events that are there, and gives each to `handle`, without the lock. Called by the
-/// interrupt.
+/// Gives each event that is there to `handle`, without the lock, at most as many as there are buffers:
+/// these are available again only afterwards, when new events bring an interrupt of their own. Any
+/// context.
+///
+/// # Errors
+///
+/// `EIO` if the queue is broken: there will be no more events.
 pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
     queue: &Locked<E>,
     stats: &Stats,
     mut handle: impl FnMut(&E),
-) {
+) -> Result {
     loop {
         let mut guard = queue.lock();
         let Some(events) = &mut *guard else {
-            return;
+            return Ok(());
         };
         let Some(event) = events.next(stats) else {
-            events.recycle();
-            return;
+            return events.refill();
         };
         drop(guard);
         handle(&event);
@@ -176,18 +181,25 @@ fn target(event: u32) -> Option<Target> {
     })
 }
 
-/// Reports an event to the object that it names. Any context.
-pub(crate) fn report(hca: &Hca, event: &wire::Event) {
+/// Reports an event to the object that it names, which may leave it at the first of a kind. Any
+/// context.
+pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
     let handle = u32::from_le(event.handle);
     let found = match target(u32::from_le(event.event)) {
         None => {
             hca.stats().bad(Counter::BadEvent);
             return;
         }
-        Some(Target::Cq(kind)) => hca.objects().cqs.with(handle, |cq| cq.report(kind)),
-        Some(Target::Qp(kind)) => hca.objects().qps.with(handle, |qp| qp.report(kind)),
+        Some(Target::Cq(kind)) => hca
+            .objects()
+            .cqs
+            .with(handle, |cq| cq.report_once(kind, cq)),
+        Some(Target::Qp(kind)) => hca
+            .objects()
+            .qps
+            .with(handle, |qp| qp.report_once(kind, qp)),
         Some(Target::Port(kind)) => {
-            hca.objects().report_port(kind);
+            hca.report_port(kind);
             Some(())
         }
     };

@@ -34,7 +34,10 @@ use crate::{
         Counter,
         Stats, //
     },
-    sync::new_irq_spinlock,
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
     virtio::{
         Interrupt,
         Queue, //
@@ -42,7 +45,7 @@ use crate::{
     wire, //
 };
 use kernel::{
-    device, new_mutex, new_work,
+    device, new_condvar, new_mutex, new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -52,6 +55,7 @@ use kernel::{
             Relaxed, //
         },
         Arc,
+        CondVar,
         Mutex,
         SetOnce, //
     },
@@ -70,6 +74,8 @@ use kernel::{
 struct Parked {
     queue: Option<Queue>,
     memory: Option<Buffer>,
+    /// The object that has the queue is being destroyed.
+    leaving: bool,
 }
 
 /// What is known only when the queues are there.
@@ -99,6 +105,12 @@ pub(crate) struct Hca {
     /// By index of the virtqueue; of those that objects use.
     #[pin]
     queues: Mutex<KVec<Parked>>,
+    /// A queue has come back to `queues`.
+    #[pin]
+    returned: CondVar,
+    /// Events of the port that are to be reported, a bit for each `enum ib_event_type`.
+    #[pin]
+    port_events: IrqSpinLock<u32>,
     /// Memory that a failed device may still touch.
     #[pin]
     quarantine: Mutex<KVec<Memory>>,
@@ -118,14 +130,22 @@ mod work {
 impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
-    /// The device has failed: lets the consumers of all CQs poll, so that they find their work
-    /// requests flushed, or a ring that is closed.
+    /// Reports what happened to the port. If the device has failed, ends the waiting for commands,
+    /// and lets the consumers of armed CQs poll, so that they find their work requests flushed, or a
+    /// ring that is closed.
     fn run(this: Arc<Self>) {
-        this.handles.qps.for_each(|qp| qp.close());
-        this.handles.cqs.for_each(|cq| {
-            cq.close();
-            cq.complete();
-        });
+        let events = core::mem::take(&mut *this.port_events.lock());
+        for event in (0..u32::BITS).filter(|event| events & 1 << event != 0) {
+            this.handles.report_port(event);
+        }
+        if this.is_broken() {
+            this.control.wake_all();
+            this.handles.qps.for_each(|qp| qp.close());
+            this.handles.cqs.for_each(|cq| {
+                cq.close();
+                cq.notify(cq);
+            });
+        }
     }
 }
 
@@ -165,6 +185,8 @@ impl Hca {
                 completion_events,
                 events <- new_irq_spinlock!(None, "virtio_rdma::events"),
                 queues <- new_mutex!(KVec::new()),
+                returned <- new_condvar!(),
+                port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- new_mutex!(KVec::new()),
                 wake <- new_work!("virtio_rdma::wake"),
             }? Error),
@@ -188,6 +210,7 @@ impl Hca {
             let mut parked = Parked {
                 queue: None,
                 memory: None,
+                leaving: false,
             };
             match config.role(index as u32) {
                 Role::Control => self.control.attach(queue)?,
@@ -249,14 +272,10 @@ impl Hca {
     }
 
     /// Hands the buffers of the event queues to the device.
-    pub(crate) fn start_events(&self) {
-        if let Some(events) = &mut *self.events.lock() {
-            events.start();
-        }
-        for place in &self.completion_events {
-            if let Some(events) = &mut *place.lock() {
-                events.start();
-            }
+    pub(crate) fn start_events(self: &Arc<Self>) {
+        self.event_interrupt();
+        for vector in 0..self.completion_events.len() {
+            self.vector_interrupt(vector);
         }
     }
 
@@ -352,15 +371,19 @@ impl Hca {
         }
         dev_err!(self.dev, "the device has failed: {}\n", why);
         self.control.fail();
-        self.handles
-            .report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+        self.report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+    }
+
+    /// Reports an event of the port, soon; the same event twice is once until then. Any context.
+    pub(crate) fn report_port(self: &Arc<Self>, event: bindings::ib_event_type) {
+        *self.port_events.lock() |= 1 << event;
         self.wake_pollers();
     }
 
-    /// Lets the consumers of all CQs poll, soon. Any context.
+    /// Lets the consumers of armed CQs of a failed device poll, soon. Any context.
     pub(crate) fn wake_pollers(self: &Arc<Self>) {
         // If it is queued already, it has yet to run.
-        let _ = workqueue::system().enqueue(self.clone());
+        let _ = workqueue::system_long().enqueue(self.clone());
     }
 
     /// Executes a command. Sleeps.
@@ -374,20 +397,36 @@ impl Hca {
         })
     }
 
-    /// Executes a command that destroys an object. A device that has failed, or does not know the
-    /// object, has no more to destroy. Sleeps.
+    /// Executes a command that destroys an object. Sleeps.
     ///
-    /// # Errors
-    ///
-    /// The error behind the status of the reply.
-    pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result
-    where
-        C::Reply: AsBytes + FromBytes,
-    {
+    /// It cannot fail, because the RDMA core cannot keep an object whose user is gone. A device that
+    /// does not know the object has no more to destroy; one that refuses is taken out of service,
+    /// which keeps from use what it may still touch until it has been reset.
+    pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) {
         match self.execute::<C>(request) {
-            Ok(_) => Ok(()),
-            Err(error) if error == ENOENT || self.is_broken() => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if error != ENOENT => self.fail("it does not destroy an object"),
+            _ => {}
+        }
+    }
+
+    /// Tells that the object that has this queue is about to be destroyed. From the reply on, the
+    /// device may give its number to another. May sleep.
+    pub(crate) fn leave(&self, index: Option<u32>) {
+        let mut queues = self.queues.lock();
+        if let Some(parked) = index.and_then(|index| queues.get_mut(index as usize)) {
+            parked.leaving = true;
+        }
+    }
+
+    /// Takes a queue that no object has, or waits for it if its object is being destroyed.
+    fn take_queue(&self, index: u32) -> Option<Queue> {
+        let mut queues = self.queues.lock();
+        loop {
+            let parked = queues.get_mut(index as usize)?;
+            match parked.queue.take() {
+                None if parked.leaving => self.returned.wait(&mut queues),
+                queue => return queue,
+            }
         }
     }
 
@@ -396,17 +435,11 @@ impl Hca {
     ///
     /// # Errors
     ///
-    /// `EIO` if an object has it: the device gave a number twice.
+    /// `EIO` if there is no such queue or an object has it: the device gave a number that it must
+    /// not.
     pub(crate) fn lease(self: &Arc<Self>, index: Option<u32>, memory: Buffer) -> Result<Lease> {
-        let queue = index.and_then(|index| {
-            let mut queues = self.queues.lock();
-            let queue = queues.get_mut(index as usize)?.queue.take()?;
-            Some((index, queue))
-        });
-        let Some((index, queue)) = queue else {
-            self.stats.bad(Counter::BadHandle);
-            return Err(EIO);
-        };
+        let queue = index.and_then(|index| Some((index, self.take_queue(index)?)));
+        let (index, queue) = queue.ok_or_else(|| self.bad_handle())?;
         Ok(Lease {
             hca: self.clone(),
             index,
@@ -414,6 +447,13 @@ impl Hca {
             memory: Some(memory),
             in_ring: 0,
         })
+    }
+
+    /// Counts a number that the device must not give to a new object. The object is not destroyed:
+    /// its number may be that of another.
+    pub(crate) fn bad_handle(&self) -> Error {
+        self.stats.bad(Counter::BadHandle);
+        EIO
     }
 
     /// Keeps memory until the device has been reset. May sleep.
@@ -429,30 +469,47 @@ impl Hca {
 }
 
 impl Interrupt for Hca {
-    fn interrupt(&self, queue: u32) {
+    fn interrupt(self: &Arc<Self>, queue: u32) {
         match self.config.role(queue) {
-            Role::Control => self.control.interrupt(&self.stats),
-            Role::Events => event::interrupt(&self.events, &self.stats, |event| {
-                event::report(self, event);
-            }),
-            Role::CompletionEvents(vector) => {
-                if let Some(events) = self.completion_events.get(vector as usize) {
-                    event::interrupt(events, &self.stats, |event: &wire::CompEvent| {
-                        self.notify_cq(u32::from_le(event.cqn));
-                    });
+            Role::Control => {
+                if self.control.interrupt(&self.stats).is_err() {
+                    self.fail("the control queue broke");
                 }
             }
+            Role::Events => self.event_interrupt(),
+            Role::CompletionEvents(vector) => self.vector_interrupt(vector as usize),
             Role::Doorbells => self.doorbells.interrupt(),
-            Role::Completions(cqn) => self.notify_cq(cqn),
+            Role::Completions(cqn) => {
+                // Of a CQ that is being destroyed.
+                let _ = self.handles.cqs.with(cqn, |cq| cq.notify(cq));
+            }
             Role::Sends | Role::Receives => {}
         }
     }
 }
 
 impl Hca {
-    fn notify_cq(&self, cqn: u32) {
-        if self.handles.cqs.with(cqn, |cq| cq.notify(cq)).is_none() {
-            self.stats.count(Counter::StaleEvent);
+    fn event_interrupt(self: &Arc<Self>) {
+        let result = event::interrupt(&self.events, &self.stats, |event| {
+            event::report(self, event);
+        });
+        if result.is_err() {
+            self.fail("the event queue broke");
+        }
+    }
+
+    fn vector_interrupt(self: &Arc<Self>, vector: usize) {
+        let Some(events) = self.completion_events.get(vector) else {
+            return;
+        };
+        let result = event::interrupt(events, &self.stats, |event: &wire::CompEvent| {
+            let cqn = u32::from_le(event.cqn);
+            if self.handles.cqs.with(cqn, |cq| cq.notify(cq)).is_none() {
+                self.stats.count(Counter::StaleEvent);
+            }
+        });
+        if result.is_err() {
+            self.fail("a queue of completion events broke");
         }
     }
 }
@@ -514,7 +571,8 @@ impl Lease {
 
     /// Whether the device has used a buffer that was not taken yet.
     pub(crate) fn has_used(&mut self) -> bool {
-        self.queue.as_mut().is_some_and(Queue::has_used)
+        // The ring of a broken queue may say anything.
+        !self.is_broken() && self.queue.as_mut().is_some_and(Queue::has_used)
     }
 
     /// Tells the device about new buffers.
@@ -560,6 +618,8 @@ impl Drop for Lease {
         if let Some(parked) = self.hca.queues.lock().get_mut(self.index as usize) {
             parked.queue = self.queue.take();
             parked.memory = memory;
+            parked.leaving = false;
         }
+        self.hca.returned.notify_all();
     }
 }

@@ -90,7 +90,7 @@ impl ib::MemoryRegion<Hca> for Mr {
             npages: table.npages().to_le(),
             reserved_2c: 0,
         };
-        let reply = hca.execute::<cmd::RegUserMr>(&request)?;
+        let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
         Ok(Self::new(hca, &reply, Some(region)))
     }
 
@@ -98,7 +98,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         let request = bindings::virtio_rdma_cmd_dereg_mr {
             mrn: self.mrn.to_le(),
         };
-        self.hca.execute_destroy::<cmd::DeregMr>(&request)
+        self.hca.execute_destroy::<cmd::DeregMr>(&request);
+        Ok(())
     }
 
     fn keys(&self) -> (u32, u32) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Network interfaces: what pairing an RDMA device with one needs to know.
+//! Abstractions for network interfaces: what pairing an RDMA device with one
+//! needs to know.
 //!
 //! C header: [`include/linux/netdevice.h`](srctree/include/linux/netdevice.h)
 
@@ -93,9 +94,10 @@ pub(crate) struct Notifier<L: Listener> {
     block: Opaque<bindings::notifier_block>,
 }
 
-// SAFETY: The block is only used by the notifier chain.
+// SAFETY: A `Listener` is `Send`. The block is the notifier chain's alone, and may be unregistered
+// by any thread.
 unsafe impl<L: Listener> Send for Notifier<L> {}
-// SAFETY: There is nothing to do with a shared reference.
+// SAFETY: There is nothing to do with a shared reference; a `Listener` is `Sync`.
 unsafe impl<L: Listener> Sync for Notifier<L> {}
 
 impl<L: Listener> Notifier<L> {
@@ -104,8 +106,10 @@ impl<L: Listener> Notifier<L> {
         try_pin_init!(Self {
             listener,
             block <- Opaque::try_ffi_init(|slot: *mut bindings::notifier_block| {
-                // SAFETY: `slot` is valid for writes, and stays where it is until `drop`. The
-                // listener is initialised already.
+                // SAFETY: `slot` is valid for writes, and stays where it is until `drop`. The chain
+                // calls before this returns already: `listener`, all that `call` looks at, is the
+                // field before this one and so initialised. Where this fails, the core has taken
+                // the block out.
                 unsafe {
                     slot.write(bindings::notifier_block {
                         notifier_call: Some(Self::call),
@@ -149,7 +153,8 @@ impl<L: Listener> Notifier<L> {
 #[pinned_drop]
 impl<L: Listener> PinnedDrop for Notifier<L> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The block is registered. It fails only for one that is not.
+        // SAFETY: The block is registered, and the chain does not call it after this. It fails only
+        // for one that is not registered.
         unsafe { bindings::unregister_netdevice_notifier(self.block.get()) };
     }
 }

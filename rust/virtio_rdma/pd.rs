@@ -48,6 +48,7 @@ impl ib::ProtectionDomain<Hca> for Pd {
         let request = bindings::virtio_rdma_cmd_destroy_pd {
             pdn: self.pdn.to_le(),
         };
-        self.hca.execute_destroy::<cmd::DestroyPd>(&request)
+        self.hca.execute_destroy::<cmd::DestroyPd>(&request);
+        Ok(())
     }
 }

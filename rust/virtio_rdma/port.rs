@@ -14,6 +14,7 @@ use crate::{
         self,
         NetDevice, //
     },
+    stats::Counter,
     wire, //
 };
 use kernel::{
@@ -29,12 +30,21 @@ use kernel::{
     },
 };
 
-/// Asks the device for the attributes of a port.
+/// Asks the device for the attributes of a port. What cannot be is counted here, and put right where
+/// it is used.
 fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
     let request = bindings::virtio_rdma_cmd_query_port {
         port: u8::try_from(port)?,
     };
-    hca.execute::<cmd::QueryPort>(&request)
+    let reply = hca.execute::<cmd::QueryPort>(&request)?;
+    let mtus = bindings::ib_mtu_IB_MTU_256..=bindings::ib_mtu_IB_MTU_4096;
+    if !mtus.contains(&u32::from(reply.max_mtu))
+        || reply.gid_tbl_len == 0
+        || reply.pkey_tbl_len == 0
+    {
+        hca.stats().bad(Counter::BadReplyValue);
+    }
+    Ok(reply)
 }
 
 /// The MTU that both the device and the network interface have room for.
@@ -66,11 +76,11 @@ pub(crate) fn query(dev: &ib::Device<Hca>, port: u32, attr: &mut bindings::ib_po
     attr.active_mtu = active_mtu(reply.max_mtu, netdev.map(|(_, mtu)| mtu));
     attr.phys_mtu = u32::from_le(reply.phys_mtu);
     attr.gid_tbl_len = gid_table_len(&reply);
-    attr.port_cap_flags = u32::from_le(reply.port_cap_flags);
+    attr.port_cap_flags = u32::from_le(reply.port_cap_flags) & bindings::VIRTIO_RDMA_PORT_CM_SUP;
     attr.max_msg_sz = u32::from_le(reply.max_msg_sz);
     attr.bad_pkey_cntr = u32::from_le(reply.bad_pkey_cntr);
     attr.qkey_viol_cntr = u32::from_le(reply.qkey_viol_cntr);
-    attr.pkey_tbl_len = u16::from_le(reply.pkey_tbl_len).max(1);
+    attr.pkey_tbl_len = pkey_table_len(&reply);
     attr.active_width = reply.active_width;
     attr.active_speed = u16::from_le(reply.active_speed);
     attr.max_vl_num = 1;
@@ -84,6 +94,14 @@ fn gid_table_len(reply: &wire::PortAttr) -> c_int {
     u32::from_le(reply.gid_tbl_len).clamp(1, MAX_GIDS) as c_int
 }
 
+/// The most entries of a P_Key table. RoCE needs one, and the core reads them all, each by a
+/// command, whenever something of the port changes.
+const MAX_PKEYS: u16 = 128;
+
+fn pkey_table_len(reply: &wire::PortAttr) -> u16 {
+    u16::from_le(reply.pkey_tbl_len).clamp(1, MAX_PKEYS)
+}
+
 /// Fills in what never changes of a port.
 pub(crate) fn immutable(
     dev: &ib::Device<Hca>,
@@ -93,7 +111,7 @@ pub(crate) fn immutable(
     let reply = query_device(dev.data(), port)?;
 
     attr.gid_tbl_len = gid_table_len(&reply);
-    attr.pkey_tbl_len = c_int::from(u16::from_le(reply.pkey_tbl_len).max(1));
+    attr.pkey_tbl_len = c_int::from(pkey_table_len(&reply));
     attr.core_cap_flags = bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP
         | bindings::RDMA_CORE_CAP_IB_MAD
         | bindings::RDMA_CORE_CAP_IB_CM
@@ -132,7 +150,7 @@ pub(crate) fn del_gid(hca: &Arc<Hca>, gid: &ib::GidAttr<'_>) -> Result {
         reserved_02: 0,
         port: gid.port().to_le(),
     };
-    hca.execute_destroy::<cmd::DelGid>(&request)
+    hca.execute::<cmd::DelGid>(&request).map(|_| ())
 }
 
 /// Pairs the port with a network interface: the one with the MAC address that the device names, or

@@ -63,6 +63,9 @@ pub(crate) struct Qp {
     rq: IrqSpinLock<WorkQueue>,
     /// The memory of the rings, if the queues are rings.
     region: Option<Region>,
+    /// Events that were reported since the state last changed, a bit for each `enum ib_event_type`.
+    #[pin]
+    reported: IrqSpinLock<u32>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -226,6 +229,24 @@ impl Qp {
         }
     }
 
+    /// Whether a work request that completes to CQ `cqn` is outstanding. Any context.
+    pub(crate) fn has_outstanding(&self, cqn: u32) -> bool {
+        (cqn == self.send_cqn && !self.sq.lock().is_empty())
+            || (cqn == self.recv_cqn && !self.rq.lock().is_empty())
+    }
+
+    /// Reports an event, once between two changes of the state: the core keeps events until a program
+    /// reads them, however many there are. `this` is this QP. Any context.
+    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Qp<Hca>) {
+        let mut reported = self.reported.lock();
+        let first = *reported & 1 << event == 0;
+        *reported |= 1 << event;
+        drop(reported);
+        if first {
+            this.report(event);
+        }
+    }
+
     /// Lets the work queues accept what the state allows.
     fn accept(&self, state: u32) {
         self.sq.lock().set_accept(accepts_sends(state));
@@ -322,6 +343,7 @@ impl Qp {
             return Ok(());
         }
         sq.post_send(&request, wr.sges(), entry)
+            .inspect_err(|error| self.post_failed(*error))
     }
 
     fn post_one_recv(&self, rq: &mut WorkQueue, wr: &ib::RecvWr<'_>) -> Result {
@@ -337,6 +359,16 @@ impl Qp {
             return Ok(());
         }
         rq.post_recv(sges, entry)
+            .inspect_err(|error| self.post_failed(*error))
+    }
+
+    /// A work queue had a slot for a work request and the ring did not take it.
+    fn post_failed(&self, error: Error) {
+        self.hca.fail(if error == ENOSPC {
+            "it keeps buffers of work requests that it completed"
+        } else {
+            "a work queue broke"
+        });
     }
 
     /// What follows after work requests were posted: the device hears of them, or, if it has
@@ -484,12 +516,6 @@ fn create_request(
     Ok((request, cap))
 }
 
-/// Destroys a QP in the device.
-fn destroy(hca: &Arc<Hca>, qpn: u32) -> Result {
-    let request = bindings::virtio_rdma_cmd_destroy_qp { qpn: qpn.to_le() };
-    hca.execute_destroy::<cmd::DestroyQp>(&request)
-}
-
 /// What a new QP consists of.
 struct Parts {
     qpn: u32,
@@ -498,31 +524,17 @@ struct Parts {
     region: Option<Region>,
 }
 
-/// Takes the virtqueues of a QP.
-fn lease_queues(
-    hca: &Arc<Hca>,
-    qpn: u32,
-    cap: &bindings::ib_qp_cap,
-) -> Result<(WorkQueue, WorkQueue)> {
-    let sq_queue = hca.config().sq_queue(qpn);
-    let new = |index: Option<u32>, depth: u32, max_sge: u32, slot_size: usize| {
-        let memory = hca.alloc(depth as usize * slot_size)?;
-        let lease = hca.lease(index, memory)?;
-        WorkQueue::new(Transport::Virtqueue(lease), depth, max_sge, slot_size)
-    };
-    let sq = new(
-        sq_queue,
-        cap.max_send_wr,
-        cap.max_send_sge,
-        wq::send_slot_size(cap.max_send_sge),
-    )?;
-    let rq = new(
-        sq_queue.map(|index| index + 1),
-        cap.max_recv_wr,
-        cap.max_recv_sge,
-        wq::recv_slot_size(cap.max_recv_sge),
-    )?;
-    Ok((sq, rq))
+/// Checks the number that the device gave a QP: that of the GSI's is given to no other.
+///
+/// # Errors
+///
+/// `EIO`.
+fn check_number(qp_type: u8, qpn: u32) -> Result<u32> {
+    let is_gsi = u32::from(qp_type) == bindings::ib_qp_type_IB_QPT_GSI;
+    if qpn == 0 || is_gsi != (qpn == bindings::VIRTIO_RDMA_GSI_QPN) {
+        return Err(EIO);
+    }
+    Ok(qpn)
 }
 
 /// Creates a QP with virtqueues.
@@ -531,17 +543,31 @@ fn new_virtqueues(
     request: &bindings::virtio_rdma_cmd_create_qp,
     cap: &bindings::ib_qp_cap,
 ) -> Result<Parts> {
-    let qpn = u32::from_le(hca.execute::<cmd::CreateQp>(request)?.qpn);
-    let (sq, rq) = lease_queues(hca, qpn, cap).inspect_err(|_| {
-        // There is nothing to do about it, and the first error is the one to tell.
-        let _ = destroy(hca, qpn);
-    })?;
+    let send_size = wq::send_slot_size(cap.max_send_sge);
+    let recv_size = wq::recv_slot_size(cap.max_recv_sge);
+    let send_memory = hca.alloc(cap.max_send_wr as usize * send_size)?;
+    let recv_memory = hca.alloc(cap.max_recv_wr as usize * recv_size)?;
+    let send_entries = wq::new_entries(cap.max_send_wr)?;
+    let recv_entries = wq::new_entries(cap.max_recv_wr)?;
+
+    let reply = hca.execute::<cmd::CreateQp>(request)?;
+    let qpn = check_number(request.qp_type, u32::from_le(reply.qpn))
+        .map_err(|_| hca.bad_handle())?;
+    let (sq, rq) = queues(hca, qpn);
+    let sq = Transport::Virtqueue(hca.lease(sq, send_memory)?);
+    let rq = Transport::Virtqueue(hca.lease(rq, recv_memory)?);
     Ok(Parts {
         qpn,
-        sq,
-        rq,
+        sq: WorkQueue::new(sq, send_entries, cap.max_send_sge, send_size),
+        rq: WorkQueue::new(rq, recv_entries, cap.max_recv_sge, recv_size),
         region: None,
     })
+}
+
+/// The virtqueues of a QP: send and receive; `None` if it has rings.
+fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
+    let sq = hca.config().sq_queue(qpn).filter(|_| hca.config().rings.is_none());
+    (sq, sq.map(|sq| sq + 1))
 }
 
 /// Bytes of the entries of a QP's send and receive ring.
@@ -556,9 +582,9 @@ fn entry_sizes(qp_type: u32, cap: &bindings::ib_qp_cap) -> (u32, u32) {
 fn create_rings(
     hca: &Arc<Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
-    region: &Region,
+    region: Region,
     layout: &QpLayout,
-) -> Result<u32> {
+) -> Result<(u32, Region)> {
     let table = region.page_table()?;
     let (sq, rq) = layout.to_wire();
     let request = bindings::virtio_rdma_cmd_create_ring_qp {
@@ -572,13 +598,10 @@ fn create_rings(
         rq,
         ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
     };
-    let qpn = u32::from_le(hca.execute::<cmd::CreateRingQp>(&request)?.qpn);
-    let gsi = u32::from(base.qp_type) == bindings::virtio_rdma_qp_type_VIRTIO_RDMA_QPT_GSI;
-    if qpn == 0 || gsi != (qpn == bindings::VIRTIO_RDMA_GSI_QPN) {
-        hca.bad_number();
-        return Err(EIO);
-    }
-    Ok(qpn)
+    let (reply, region) = region.give::<cmd::CreateRingQp>(table, &request)?;
+    let qpn = check_number(base.qp_type, u32::from_le(reply.qpn))
+        .inspect_err(|_| hca.bad_number())?;
+    Ok((qpn, region))
 }
 
 /// Creates a QP with rings of the kernel.
@@ -600,19 +623,20 @@ fn new_rings(
     let pages = Arc::new(hca.alloc_pages(layout.len())?, GFP_KERNEL)?;
     let sq = WorkQueue::new(
         Transport::Ring(WorkRing::send(pages.clone(), &layout)),
-        cap.max_send_wr,
+        wq::new_entries(cap.max_send_wr)?,
         cap.max_send_sge,
         0,
-    )?;
+    );
     let rq = WorkQueue::new(
         Transport::Ring(WorkRing::recv(pages.clone(), &layout)),
-        cap.max_recv_wr,
+        wq::new_entries(cap.max_recv_wr)?,
         cap.max_recv_sge,
         0,
-    )?;
+    );
     let region = Region::of_kernel(hca, pages);
+    let (qpn, region) = create_rings(hca, base, region, &layout)?;
     Ok(Parts {
-        qpn: create_rings(hca, base, &region, &layout)?,
+        qpn,
         sq,
         rq,
         region: Some(region),
@@ -654,8 +678,9 @@ fn new_program_rings(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
+    let (qpn, region) = create_rings(hca, base, region, &layout)?;
     Ok(Parts {
-        qpn: create_rings(hca, base, &region, &layout)?,
+        qpn,
         sq: WorkQueue::of_program(),
         rq: WorkQueue::of_program(),
         region: Some(region),
@@ -697,6 +722,7 @@ impl ib::QueuePair<Hca> for Qp {
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
+            reported <- new_irq_spinlock!(0, "virtio_rdma::Qp::reported"),
         }? Error))
     }
 
@@ -732,6 +758,7 @@ impl ib::QueuePair<Hca> for Qp {
             self.forget();
         }
         *state = next;
+        *self.reported.lock() = 0;
         self.accept(next);
         Ok(())
     }
@@ -743,6 +770,7 @@ impl ib::QueuePair<Hca> for Qp {
         };
         let reply = self.hca.execute::<cmd::QueryQp>(&request)?;
         if u32::from(reply.attr.qp_state) > bindings::ib_qp_state_IB_QPS_ERR {
+            self.hca.stats().bad(Counter::BadReplyValue);
             return Err(EIO);
         }
         from_wire(&reply.attr, attr);
@@ -753,10 +781,13 @@ impl ib::QueuePair<Hca> for Qp {
     fn destroy(&self) -> Result {
         let mut state = self.state.lock();
         self.accept(bindings::ib_qp_state_IB_QPS_RESET);
-        if let Err(error) = destroy(&self.hca, self.qpn) {
-            self.accept(*state);
-            return Err(error);
-        }
+        let (sq, rq) = queues(&self.hca, self.qpn);
+        self.hca.leave(sq);
+        self.hca.leave(rq);
+        let request = bindings::virtio_rdma_cmd_destroy_qp {
+            qpn: self.qpn.to_le(),
+        };
+        self.hca.execute_destroy::<cmd::DestroyQp>(&request);
         *state = bindings::ib_qp_state_IB_QPS_RESET;
         self.hca.cancel_doorbell(self.qpn);
         self.close();

@@ -10,6 +10,7 @@
 
 use crate::{
     bindings,
+    cmd::Command,
     dma::{
         Buffer,
         Pages, //
@@ -88,12 +89,42 @@ impl Region {
             _ => Err(EINVAL),
         }
     }
+
+    /// Executes the command that gives the region, listed in `table`, to the device. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hca::execute`]. Of a device whose reply makes no sense nobody knows whether it uses
+    /// the region: it is kept until the device has been reset.
+    pub(crate) fn give<C: Command>(
+        mut self,
+        mut table: PageTable,
+        request: &C::Request,
+    ) -> Result<(C::Reply, Self)> {
+        match self.hca.execute::<C>(request) {
+            Ok(reply) => Ok((reply, self)),
+            Err(error) => {
+                if error == EIO {
+                    self.keep();
+                    table.keep();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the memory until the device has been reset. May sleep.
+    pub(crate) fn keep(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.hca.quarantine(memory);
+        }
+    }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take().filter(|_| self.hca.is_broken()) {
-            self.hca.quarantine(memory);
+        if self.hca.is_broken() {
+            self.keep();
         }
     }
 }
@@ -136,6 +167,13 @@ impl PageTable {
         self.npages
     }
 
+    /// Keeps the table until the device has been reset. May sleep.
+    fn keep(&mut self) {
+        if let Some(table) = self.table.take() {
+            self.hca.quarantine(Memory::Table(table));
+        }
+    }
+
     /// The region of rings as a command has it.
     pub(crate) fn to_wire(&self) -> bindings::virtio_rdma_ring_region {
         bindings::virtio_rdma_ring_region {
@@ -148,8 +186,8 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        if let Some(table) = self.table.take().filter(|_| self.hca.is_broken()) {
-            self.hca.quarantine(Memory::Table(table));
+        if self.hca.is_broken() {
+            self.keep();
         }
     }
 }

@@ -51,12 +51,16 @@ counters! {
     Doorbells: c"doorbells", "";
     /// Asynchronous events.
     Events: c"events", "";
-    /// Replies shorter than the command's structure.
-    BadReplyLength: c"bad_reply_length", "a reply is too short";
+    /// Replies shorter than the command's structure, or longer than their buffer.
+    BadReplyLength: c"bad_reply_length", "a reply has a wrong length";
+    /// Replies with a status that is not defined.
+    BadReplyStatus: c"bad_reply_status", "a reply has an unknown status";
+    /// Replies with a value that cannot be.
+    BadReplyValue: c"bad_reply_value", "a reply has a value out of range";
     /// Handles out of range, or given twice.
     BadHandle: c"bad_handle", "a new object has a number that is out of range or taken";
     /// CQEs of the wrong length.
-    BadCqeLength: c"bad_cqe_length", "a CQE is too short";
+    BadCqeLength: c"bad_cqe_length", "a CQE has a wrong length";
     /// CQEs that name no QP of their CQ.
     BadCqeQp: c"bad_cqe_qp", "a CQE names no QP of its CQ";
     /// CQEs that name no outstanding work request.
@@ -67,8 +71,8 @@ counters! {
     BadCqeOpcode: c"bad_cqe_opcode", "a CQE has an unknown opcode";
     /// CQEs of receives with more bytes than the work request had room for.
     BadCqeByteLen: c"bad_cqe_byte_len", "a CQE claims more bytes than there was room for";
-    /// Events of an unknown kind or length.
-    BadEvent: c"bad_event", "an event is unknown or too short";
+    /// Events of an unknown kind or of the wrong length.
+    BadEvent: c"bad_event", "an event is unknown or has a wrong length";
     /// Events of an object that does not exist (any more).
     StaleEvent: c"stale_events", "";
 }

@@ -24,6 +24,9 @@ use kernel::{
 };
 
 /// A spinlock that is held with interrupts off.
+///
+/// Guards of several are to be dropped in the reverse order: each restores the interrupts as they
+/// were when it was made.
 pub(crate) type IrqSpinLock<T> = Lock<T, IrqSpinLockBackend>;
 
 /// The guard of an [`IrqSpinLock`].

@@ -24,7 +24,8 @@ const BLOCK: c_ulong = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 /// A `struct ib_umem`: memory of a program, pinned and mapped for the device.
 pub(crate) struct Umem(NonNull<bindings::ib_umem>);
 
-// SAFETY: A `struct ib_umem` may be released from any thread.
+// SAFETY: A `struct ib_umem` may be released from any thread: it holds a reference to the address
+// space that it accounts to.
 unsafe impl Send for Umem {}
 // SAFETY: It is not changed after it was made.
 unsafe impl Sync for Umem {}
@@ -34,14 +35,16 @@ impl Umem {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a range that wraps, `EPERM` beyond RLIMIT_MEMLOCK, `EFAULT`, `ENOMEM`.
+    /// `EINVAL` for a range that wraps or a thread of the kernel, `EPERM` beyond RLIMIT_MEMLOCK, `EFAULT`, `ENOMEM`.
     pub(crate) fn pin<D: ib::Driver>(
         dev: &ib::Device<D>,
         start: u64,
         length: u64,
         access: u32,
     ) -> Result<Self> {
-        // SAFETY: The device is valid, and outlives its MRs.
+        // The C function does not ask whether there is an address space.
+        kernel::current!().mm().ok_or(EINVAL)?;
+        // SAFETY: The device is valid, and outlives its MRs; the current task has an address space.
         let raw = from_err_ptr(unsafe {
             bindings::virtio_rdma_umem_get(
                 dev.as_raw(),
@@ -78,7 +81,7 @@ impl Umem {
     /// The addresses of the blocks, as the device sees them.
     pub(crate) fn blocks(&self) -> Blocks<'_> {
         let mut iter = MaybeUninit::uninit();
-        // SAFETY: The memory is valid, and the function initialises the iterator.
+        // SAFETY: The memory is valid, and the function zeroes the iterator and sets it up.
         let iter = unsafe {
             bindings::virtio_rdma_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), BLOCK);
             iter.assume_init()
@@ -107,7 +110,8 @@ impl Iterator for Blocks<'_> {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
-        // SAFETY: The iterator is initialised, and holds no pointer into itself.
+        // SAFETY: The iterator is initialised, and holds no pointer into itself. What it points to,
+        // the list of pages, lives as long as the borrowed `Umem`. It has an address once it advanced.
         unsafe {
             bindings::virtio_rdma_block_iter_next(&raw mut self.iter)
                 .then(|| bindings::virtio_rdma_block_iter_address(&raw mut self.iter))

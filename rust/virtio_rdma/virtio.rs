@@ -30,7 +30,8 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
-        Arc, //
+        Arc,
+        ArcBorrow, //
     },
     types::Opaque,
 };
@@ -64,6 +65,7 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*vdrv.get()).validate = Some(Self::validate_callback);
             (*vdrv.get()).probe = Some(Self::probe_callback);
             (*vdrv.get()).remove = Some(Self::remove_callback);
+            (*vdrv.get()).config_changed = Some(Self::config_changed_callback);
         }
 
         // SAFETY: `vdrv` is a valid `struct virtio_driver` until `unregister`.
@@ -105,6 +107,22 @@ impl<T: Driver> Adapter<T> {
         let data = unsafe { dev.as_ref().drvdata_borrow::<T::Data>() };
 
         T::unbind(dev, data);
+    }
+}
+
+impl<T: Driver> Adapter<T> {
+    extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
+        // SAFETY: The virtio core calls with a valid device, and only while it is bound: the data
+        // was stored by `probe_callback`, after which the core enables these calls, and stays until
+        // `remove_callback` is through, before which it disables them.
+        let (needs_reset, data) = unsafe {
+            let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
+            (dev.needs_reset(), dev.as_ref().drvdata_borrow::<T::Data>())
+        };
+
+        if needs_reset {
+            T::needs_reset(data);
+        }
     }
 }
 
@@ -152,6 +170,10 @@ pub(crate) trait Driver {
     /// Binds to a device.
     fn probe(dev: &Device<device::Core<'_>>) -> impl PinInit<Self::Data, Error>;
 
+    /// The device asks for a reset (DEVICE_NEEDS_RESET): it does nothing any more. Called with
+    /// interrupts off, or from a hard interrupt, perhaps more than once.
+    fn needs_reset(data: Pin<&Self::Data>);
+
     /// Unbinds from a device, which must have been reset when this returns. `data` is dropped
     /// afterwards.
     fn unbind(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>);
@@ -193,6 +215,14 @@ impl<Ctx: device::DeviceContext> Device<Ctx> {
 }
 
 impl Device<device::Core<'_>> {
+    /// Whether the device asks for a reset. Any context.
+    fn needs_reset(&self) -> bool {
+        // SAFETY: By the type invariant the device is valid, and each transport has `get_status`.
+        let status = unsafe { bindings::virtio_rdma_get_status(self.as_raw()) };
+
+        u32::from(status) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
+    }
+
     /// Declines a feature of the transport. For [`Driver::validate`].
     pub(crate) fn clear_feature(&self, bit: c_uint) {
         // SAFETY: By the type invariant the device is valid; it is in probing, so nobody else
@@ -200,14 +230,17 @@ impl Device<device::Core<'_>> {
         unsafe { bindings::virtio_rdma_clear_feature(self.as_raw(), bit) }
     }
 
-    /// Reads `N` bytes of the configuration space in one access, as a field of that width.
+    /// Reads `N` bytes of the configuration space in one access, as a field of that width: 1, 2, 4 or
+    /// 8, others do not compile.
     ///
     /// May sleep.
     pub(crate) fn config<const N: usize>(&self, offset: usize) -> [u8; N] {
+        const { assert!(matches!(N, 1 | 2 | 4 | 8)) };
         let mut value = [0; N];
 
         // SAFETY: By the type invariant the device is valid, and each transport has `get`. It
-        // writes `N` bytes to `value`.
+        // writes `N` bytes to `value`, of a width that all transports know: some call BUG() for
+        // others.
         unsafe {
             if let Some(get) = (*(*self.as_raw()).config).get {
                 get(
@@ -228,12 +261,18 @@ impl Device<device::Core<'_>> {
     ///
     /// # Errors
     ///
-    /// Whatever the transport says; `ENOENT` usually means that it has fewer queues.
+    /// `EBUSY` while the queues of an earlier call exist, `ENOMEM`, or whatever the transport says;
+    /// `ENOENT` usually means that it has fewer queues.
     pub(crate) fn find_queues<H: Interrupt>(
         &self,
         specs: &[QueueSpec],
         handler: Arc<H>,
     ) -> Result<KVec<Queue>> {
+        // SAFETY: By the type invariant the device is valid. `priv` is null but while there are queues,
+        // and changes in the core's context alone.
+        if !unsafe { (*self.as_raw()).priv_ }.is_null() {
+            return Err(EBUSY);
+        }
         let mut infos = KVec::with_capacity(specs.len(), GFP_KERNEL)?;
         for spec in specs {
             infos.push(
@@ -347,15 +386,18 @@ pub(crate) struct QueueSpec {
 pub(crate) trait Interrupt: Send + Sync + 'static {
     /// The device has used buffers of the queue with this index. Called with interrupts off, or
     /// from a hard interrupt.
-    fn interrupt(&self, queue: u32);
+    fn interrupt(self: &Arc<Self>, queue: u32);
 }
 
 extern "C" fn interrupt_callback<H: Interrupt>(vq: *mut bindings::virtqueue) {
-    // SAFETY: The virtio core calls with a valid queue of a valid device. `priv` holds an
-    // `Arc<H>` from before the queues were made until after they are deleted.
-    let (handler, index) = unsafe { (&*(*(*vq).vdev).priv_.cast::<H>(), (*vq).index) };
+    // SAFETY: The virtio core calls with a valid queue of a valid device. `priv` is an `Arc<H>` from
+    // before the queues were made until after they are deleted.
+    let (handler, index) = unsafe {
+        let raw = (*(*vq).vdev).priv_.cast::<H>();
+        (ArcBorrow::from_raw(raw), (*vq).index)
+    };
 
-    handler.interrupt(index);
+    H::interrupt(&handler.into(), index);
 }
 
 /// # Safety

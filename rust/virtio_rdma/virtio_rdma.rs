@@ -62,6 +62,12 @@ kernel::module_driver!(<T>, virtio::Adapter<T>, {
     authors: ["The virtio-rdma developers"],
     description: "Virtio RDMA driver",
     license: "GPL",
+    params: {
+        command_timeout: u32 {
+            default: 60,
+            description: "Seconds until a device that does not reply to a command has failed",
+        },
+    },
 });
 
 const ID_TABLE: kernel::device_id::IdArray<virtio::DeviceId, (), 1> =
@@ -204,6 +210,10 @@ impl virtio::Driver for VirtioRdma {
                 active <- new_mutex!(Some(active)),
             }? Error))
         })
+    }
+
+    fn needs_reset(data: Pin<&Data>) {
+        data.hca.fail("it asks for a reset");
     }
 
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {

@@ -2,6 +2,9 @@
 
 //! The device ABI: the structures of `include/uapi/linux/virtio_rdma.h`, which
 //! may be copied to and from memory as bytes, and their sizes.
+//!
+//! An abstraction: that they may be copied, and what their unions hold, is unsafe
+//! here, so that it is not elsewhere.
 
 use crate::bindings;
 use kernel::{
@@ -37,9 +40,11 @@ macro_rules! wire {
         $(
             const _: () = assert!(size_of::<bindings::$name>() == $size);
 
-            // SAFETY: The structure consists of integers, and its padding is written out.
+            // SAFETY: The structure consists of integers, arrays of them, and unions, and its padding
+            // is written out. All bytes of a union are initialised: it is zeroed, or assigned as a
+            // whole by a member of its full length.
             unsafe impl AsBytes for bindings::$name {}
-            // SAFETY: The structure consists of integers.
+            // SAFETY: Integers, and arrays and unions of them, have no invalid values.
             unsafe impl FromBytes for bindings::$name {}
         )*
     };
@@ -74,6 +79,9 @@ wire! {
     virtio_rdma_cmd_create_ring_qp: 152,
     virtio_rdma_sge: 16,
     virtio_rdma_sq_wqe: 88,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1: 16,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2: 32,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3: 52,
     virtio_rdma_rq_wqe: 16,
     virtio_rdma_cqe: 40,
     virtio_rdma_event: 8,
@@ -148,46 +156,44 @@ pub(crate) enum WrBody {
 }
 
 impl WrBody {
-    /// Writes the variant to the union of a work request.
+    /// Writes the variant to the union of a work request; what is behind it becomes 0.
     fn write(&self, wqe: &mut SqWqe) {
-        let body = &raw mut wqe.wr;
         match *self {
-            WrBody::Rdma { remote_addr, rkey } => {
-                // SAFETY: All variants lie within the union, which has room for any bytes.
-                let rdma = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1>()
-                };
-                rdma.remote_addr = remote_addr.to_le();
-                rdma.rkey = rkey.to_le();
-            }
+            WrBody::Rdma { remote_addr, rkey } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1 {
+                    remote_addr: remote_addr.to_le(),
+                    rkey: rkey.to_le(),
+                    reserved_0c: 0,
+                },
+            ),
             WrBody::Atomic {
                 remote_addr,
                 compare_add,
                 swap,
                 rkey,
-            } => {
-                // SAFETY: As above.
-                let atomic = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2>()
-                };
-                atomic.remote_addr = remote_addr.to_le();
-                atomic.compare_add = compare_add.to_le();
-                atomic.swap = swap.to_le();
-                atomic.rkey = rkey.to_le();
-            }
+            } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2 {
+                    remote_addr: remote_addr.to_le(),
+                    compare_add: compare_add.to_le(),
+                    swap: swap.to_le(),
+                    rkey: rkey.to_le(),
+                    reserved_1c: 0,
+                },
+            ),
             WrBody::Ud {
                 remote_qpn,
                 remote_qkey,
                 av,
-            } => {
-                // SAFETY: As above.
-                let ud = unsafe {
-                    &mut *body.cast::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3>()
-                };
-                ud.remote_qpn = remote_qpn.to_le();
-                ud.remote_qkey = remote_qkey.to_le();
-                ud.av = av;
-            }
+            } => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3 {
+                    remote_qpn: remote_qpn.to_le(),
+                    remote_qkey: remote_qkey.to_le(),
+                    av,
+                },
+            ),
             WrBody::None => {}
         }
     }
@@ -245,8 +251,7 @@ impl SendRequest {
             wr_id: wr_id.to_le(),
             ..SqWqe::zeroed()
         };
-        // SAFETY: All variants of the union are integers of 32 bits.
-        unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+        wqe.ex.imm_data = u32::from_ne_bytes(self.ex);
         self.body.write(&mut wqe);
         wqe
     }
@@ -269,8 +274,7 @@ impl SendRequest {
                 av,
                 ..RingUdWqe::zeroed()
             };
-            // SAFETY: All variants of the union are integers of 32 bits.
-            unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+            wqe.ex.imm_data = u32::from_ne_bytes(self.ex);
             return RingHeader::Datagram(wqe);
         }
         let mut wqe = RingSqWqe {
@@ -280,8 +284,7 @@ impl SendRequest {
             send_flags: (self.send_flags as u16).to_le(),
             ..RingSqWqe::zeroed()
         };
-        // SAFETY: All variants of the union are integers of 32 bits.
-        unsafe { (&raw mut wqe.ex).cast::<[u8; 4]>().write(self.ex) };
+        wqe.ex.imm_data = u32::from_ne_bytes(self.ex);
         self.body.write_ring(&mut wqe);
         RingHeader::Connected(wqe)
     }
@@ -324,8 +327,8 @@ macro_rules! completion {
             opcode: u32::from($cqe.opcode),
             vendor_err: u32::from_le($cqe.vendor_err),
             byte_len: u32::from_le($cqe.byte_len),
-            // SAFETY: All variants of the union are integers of 32 bits.
-            ex: unsafe { *(&raw const $cqe.ex).cast::<[u8; 4]>() },
+            // SAFETY: Both members of the union are integers of 32 bits.
+            ex: unsafe { $cqe.ex.imm_data }.to_ne_bytes(),
             qpn: u32::from_le($cqe.qp_num),
             src_qp: u32::from_le($cqe.src_qp),
             wc_flags: u32::from_le($cqe.wc_flags),
@@ -345,4 +348,14 @@ impl From<&RingCqe> for Completion {
     fn from(cqe: &RingCqe) -> Self {
         completion!(cqe, u64::from(u32::from_le(cqe.wqe_index)))
     }
+}
+
+/// Sets the union of a work request by its longest member, of which `body` is the beginning.
+fn set_wr<T: AsBytes>(wqe: &mut SqWqe, body: &T) {
+    const LEN: usize = size_of::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2>();
+    const { assert!(size_of::<T>() <= LEN) };
+
+    let mut raw = [0; LEN];
+    raw[..size_of::<T>()].copy_from_slice(body.as_bytes());
+    wqe.wr = bindings::virtio_rdma_sq_wqe__bindgen_ty_2 { raw };
 }

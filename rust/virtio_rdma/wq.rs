@@ -80,28 +80,33 @@ pub(crate) struct WorkQueue {
     accept: bool,
 }
 
+/// The entries of a queue of `depth` slots. May sleep.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub(crate) fn new_entries(depth: u32) -> Result<KVec<Option<Entry>>> {
+    Ok(KVec::from_elem(None, depth as usize, GFP_KERNEL)?)
+}
+
 impl WorkQueue {
-    /// Makes a queue of `depth` slots of `slot_size` bytes each. It accepts nothing yet. May sleep.
-    /// The depth is that of the ring; one of a program has none here.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
+    /// Makes a queue with a slot of `slot_size` bytes for each of `entries`, which are as many as the
+    /// ring is deep. It accepts nothing yet.
     pub(crate) fn new(
         transport: Transport,
-        depth: u32,
+        entries: KVec<Option<Entry>>,
         max_sge: u32,
         slot_size: usize,
-    ) -> Result<Self> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             transport,
-            entries: KVec::from_elem(None, depth as usize, GFP_KERNEL)?,
+            entries,
             slot_size,
             max_sge,
             tail: 0,
             count: 0,
             accept: false,
-        })
+        }
     }
 
     /// The queue of a program.
@@ -139,6 +144,11 @@ impl WorkQueue {
             return Err(ENOMEM);
         }
         Ok(())
+    }
+
+    /// Whether no work request is outstanding.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// The slot of the next work request. There is at least one slot.

@@ -6,9 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import ktap
 
+# Fuzz targets, and with how many inputs each is run here: some seconds' worth.
+FUZZ = {"engine": 4000, "ring": 20000, "vfio_user": 12000, "vhost_user": 8000}
+# What the kernel's checkpatch.pl looks at.
+KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
+            "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h"]
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
 RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")
@@ -27,6 +33,7 @@ class Host:
         if not passed:
             self.report.note("\n".join(done.stdout.split("\n")[-60:]))
         self.report.result(name, passed)
+        return passed
 
     def cargo_test(self, name, argv, directory, env):
         """Every test of a cargo workspace as a result of its own."""
@@ -49,6 +56,21 @@ class Host:
         if status and self.report.failed == before:
             self.report.result(f"{name}: cargo test", False)
 
+    def fuzz(self):
+        """Each fuzz target with its corpus and inputs made of it, the same each time."""
+        package = os.path.join(TOP, "tools/virtio-rdmad/fuzz")
+        env = {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-fuzz")}
+        found = os.path.join(TOP, "build/fuzz")
+        os.makedirs(found, exist_ok=True)
+        for target, runs in FUZZ.items():
+            with tempfile.TemporaryDirectory() as corpus:
+                subprocess.run(["corpus/pack", "-u", target, corpus], cwd=package, check=True)
+                passed = self.command(f"fuzz: {target}", [
+                    "cargo", "run", "--release", "--locked", "--bin", target, "--", f"-runs={runs}", "-seed=1",
+                    "-timeout=20", f"-artifact_prefix={found}/{target}-", corpus], package, env)
+            if not passed:
+                self.report.note(f"The input is named above; again: make fuzz F={target} INPUT=build/fuzz/{target}-...")
+
     def run(self):
         device = os.path.join(TOP, "tools/virtio-rdmad")
         target = {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-virtio-rdmad")}
@@ -59,6 +81,12 @@ class Host:
         self.command("bench", ["python3", "-B", "-m", "unittest", "test_bench"], os.path.join(TOP, "tools/bench"))
         self.command("module builds without a warning", ["make", "-s", "build/module-x86_64", "build/module-um"],
                      quiet=True)
+        self.fuzz()
+        kernel = subprocess.run(["tools/vm/kernel", "x86_64"], cwd=TOP, check=True, stdout=subprocess.PIPE,
+                                encoding="utf-8").stdout.strip()
+        self.command("checkpatch", [os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--strict",
+                                    "--quiet", "-f", *KERNEL_C], quiet=True)
+        self.command("the driver in a kernel tree", ["tools/vm/in-tree", "m"])
         self.command("clippy", ["make", "-s", "clippy"])
         self.command("rustfmt", ["make", "-s", "rustfmtcheck"])
         self.command("rustdoc", ["make", "-s", "rustdoc"])

@@ -44,7 +44,7 @@ as_root() {
 		exec "$@"
 	fi
 	need newuidmap uidmap
-	exec unshare --user --map-root-user --map-auto -- "$@"
+	exec unshare --user --map-root-user --map-auto --mount -- "$@"
 }
 
 # need PROGRAM PACKAGE: install PACKAGE when PROGRAM is missing, or say so.
@@ -94,6 +94,16 @@ apt_options() {
 # ca_bundle: the certificates that this machine trusts.
 ca_bundle() { printf '%s\n' "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"; }
 
+# Root of a user namespace cannot make device nodes, so /dev is a directory of
+# files with those of this machine mounted over them, as long as packages are
+# installed.
+devices='full null random tty urandom zero'
+devices_by_mount=(
+	--skip=chroot/mount/dev
+	--extract-hook="for d in $devices; do touch \"\$1/dev/\$d\" && mount --bind /dev/\$d \"\$1/dev/\$d\" || exit; done"
+	--customize-hook="for d in $devices; do umount \"\$1/dev/\$d\" && rm \"\$1/dev/\$d\" || exit; done"
+)
+
 # debootstrap DIR MMDEBSTRAP-ARGUMENT...: make a Debian 13 root file system
 # with its backports suite in DIR.
 debootstrap() {
@@ -102,6 +112,7 @@ debootstrap() {
 	uri=$(mirror)
 	[ -n "$uri" ] || die "the machine's apt has no Debian archive (apt-get update?)"
 	mapfile -t options < <(apt_options)
+	[ "$(id -u)" = 0 ] || options+=("${devices_by_mount[@]}")
 	(as_root mmdebstrap --mode=root --format=directory "${options[@]}" \
 		--keyring=/usr/share/keyrings "$@" trixie "$dir" \
 		"deb $uri trixie main" "deb $uri trixie-updates main" "deb $uri trixie-backports main")

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 use crate::{
+    dma::Buffer,
     hca::{
         Hca,
         Lease, //
@@ -26,9 +27,33 @@ struct Held {
     cqe: wire::Cqe,
 }
 
+/// The buffers of a CQ that is about to be created.
+pub(super) struct Buffers {
+    depth: u32,
+    memory: Buffer,
+    held: KVec<Held>,
+}
+
+impl Buffers {
+    /// Allocates `depth` of them. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(super) fn new(hca: &Hca, depth: u32) -> Result<Self> {
+        Ok(Self {
+            depth,
+            memory: hca.alloc(depth as usize * CQE_SIZE)?,
+            held: KVec::with_capacity(depth as usize, GFP_KERNEL)?,
+        })
+    }
+}
+
 /// The virtqueue of a CQ and the buffers in it.
 pub(super) struct CompletionQueue {
     lease: Lease,
+    /// How many buffers there are.
+    depth: u32,
     /// CQEs taken out of the ring when a QP was purged, in order.
     held: KVec<Held>,
     /// How many of `held` were polled.
@@ -36,17 +61,21 @@ pub(super) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Takes the queue of CQ `cqn` and fills it with `depth` buffers. May sleep.
+    /// Takes the queue of CQ `cqn` and fills it with `buffers`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EIO` if an object has this queue, `ENOMEM`.
-    pub(super) fn new(hca: &Arc<Hca>, cqn: u32, depth: u32, cpu: u32) -> Result<Self> {
-        let memory = hca.alloc(depth as usize * CQE_SIZE)?;
-        let held = KVec::with_capacity(depth as usize, GFP_KERNEL)?;
+    /// `EIO` if an object has this queue, or there is none.
+    pub(super) fn new(hca: &Arc<Hca>, cqn: u32, buffers: Buffers, cpu: u32) -> Result<Self> {
+        let Buffers {
+            depth,
+            memory,
+            held,
+        } = buffers;
         let lease = hca.lease(hca.config().cq_queue(cqn), memory)?;
         let mut this = Self {
             lease,
+            depth,
             held,
             polled: 0,
         };
@@ -76,11 +105,14 @@ impl CompletionQueue {
             .add_writable(buffer as usize * CQE_SIZE, CQE_SIZE, buffer);
     }
 
-    /// Takes the next CQE out of the ring. Those of the wrong length are skipped.
-    fn take(&mut self, hca: &Hca) -> Option<Held> {
-        while let Some((buffer, written)) = self.lease.get() {
+    /// Takes the next CQE out of the ring. Those of the wrong length are skipped. `budget` bounds how
+    /// many buffers are looked at.
+    fn take(&mut self, hca: &Hca, budget: &mut u32) -> Option<Held> {
+        while let Some(left) = budget.checked_sub(1) {
+            *budget = left;
+            let (buffer, written) = self.lease.get()?;
             match self.lease.read(buffer as usize * CQE_SIZE) {
-                Ok(cqe) if written as usize >= CQE_SIZE => return Some(Held { buffer, cqe }),
+                Ok(cqe) if written as usize == CQE_SIZE => return Some(Held { buffer, cqe }),
                 _ => {
                     hca.stats().bad(Counter::BadCqeLength);
                     self.recycle(buffer);
@@ -91,7 +123,7 @@ impl CompletionQueue {
     }
 
     /// The next CQE, in order; its buffer is available again.
-    pub(super) fn next(&mut self, hca: &Hca) -> Option<wire::Cqe> {
+    pub(super) fn next(&mut self, hca: &Hca, budget: &mut u32) -> Option<wire::Cqe> {
         let held = match self.held.get(self.polled) {
             Some(held) => {
                 self.polled += 1;
@@ -100,7 +132,7 @@ impl CompletionQueue {
             None => {
                 self.held.clear();
                 self.polled = 0;
-                self.take(hca)?
+                self.take(hca, budget)?
             }
         };
         self.recycle(held.buffer);
@@ -115,7 +147,8 @@ impl CompletionQueue {
             polled = polled.saturating_sub(1);
             keep
         });
-        while let Some(held) = self.take(hca) {
+        let mut budget = self.depth;
+        while let Some(held) = self.take(hca, &mut budget) {
             let _ = self.held.push_within_capacity(held);
         }
     }
@@ -123,15 +156,15 @@ impl CompletionQueue {
     /// Drops the CQEs of a QP that are there.
     pub(super) fn drop_qp(&mut self, hca: &Hca, qpn: u32) {
         self.hold_all(hca);
-        let mut index = 0;
-        while let Some(held) = self.held.get(index).copied() {
-            if u32::from_le(held.cqe.qp_num) == qpn {
-                let _ = self.held.remove(index);
+        let mut held = core::mem::take(&mut self.held);
+        held.retain(|held| {
+            let keep = u32::from_le(held.cqe.qp_num) != qpn;
+            if !keep {
                 self.recycle(held.buffer);
-            } else {
-                index += 1;
             }
-        }
+            keep
+        });
+        self.held = held;
         self.lease.kick();
     }
 

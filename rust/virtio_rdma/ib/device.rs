@@ -178,7 +178,7 @@ impl<D: Driver> UnregisteredDevice<D> {
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
 
         // SAFETY: `dev` is valid, `data` not yet initialised, and nobody else knows of it. The
-        // operations are copied.
+        // operations are copied. All members of the anonymous union begin with the `struct device`.
         unsafe {
             (&raw mut (*dev.as_ptr()).data).write(data);
             bindings::ib_set_device_ops(raw, &raw const *ops);

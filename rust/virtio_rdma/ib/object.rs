@@ -353,12 +353,14 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
 }
 
 impl<T> Object<bindings::ib_cq, T> {
-    /// Calls the completion handler. Any context.
+    /// Calls the completion handler, if the consumer has set one by now. Any context.
     pub(crate) fn complete(&self) {
         let raw = self.as_raw();
-        // SAFETY: By the type invariants `raw` is a valid CQ, whose handler does not change.
+        // SAFETY: By the type invariants `raw` is a valid CQ. Its context was set before it came to
+        // the driver; `ib_alloc_cq()` sets the handler afterwards, once, and stores one word. So it
+        // is loaded once.
         unsafe {
-            if let Some(handler) = (*raw).comp_handler {
+            if let Some(handler) = (&raw const (*raw).comp_handler).read_volatile() {
                 handler(raw, (*raw).cq_context);
             }
         }
@@ -367,7 +369,8 @@ impl<T> Object<bindings::ib_cq, T> {
     /// Reports an asynchronous event of this CQ. Any context.
     pub(crate) fn report(&self, event: bindings::ib_event_type) {
         let raw = self.as_raw();
-        // SAFETY: By the type invariants `raw` is a valid CQ.
+        // SAFETY: By the type invariants `raw` is a valid CQ; handler and context were set before it
+        // came to the driver.
         unsafe {
             let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
             if let Some(handler) = (*raw).event_handler {
@@ -381,7 +384,8 @@ impl<T> Object<bindings::ib_qp, T> {
     /// Reports an asynchronous event of this QP. Any context.
     pub(crate) fn report(&self, event: bindings::ib_event_type) {
         let raw = self.as_raw();
-        // SAFETY: By the type invariants `raw` is a valid QP.
+        // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it
+        // came to the driver.
         unsafe {
             let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
             if let Some(handler) = (*raw).event_handler {
@@ -392,14 +396,17 @@ impl<T> Object<bindings::ib_qp, T> {
 
     /// Fills in what the core knows of how the QP was created.
     pub(crate) fn fill_init_attr(&self, init: &mut bindings::ib_qp_init_attr) {
-        // SAFETY: By the type invariants the QP is valid; the members do not change.
-        let qp = unsafe { &*self.as_raw() };
-        init.event_handler = qp.event_handler;
-        init.qp_context = qp.qp_context;
-        init.send_cq = qp.send_cq;
-        init.recv_cq = qp.recv_cq;
-        init.qp_type = qp.qp_type;
-        init.port_num = qp.port;
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants the QP is valid, and these members do not change. There is
+        // no reference to the whole, since the core changes others meanwhile.
+        unsafe {
+            init.event_handler = (*raw).event_handler;
+            init.qp_context = (*raw).qp_context;
+            init.send_cq = (*raw).send_cq;
+            init.recv_cq = (*raw).recv_cq;
+            init.qp_type = (*raw).qp_type;
+            init.port_num = (*raw).port;
+        }
     }
 }
 

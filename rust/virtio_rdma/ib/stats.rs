@@ -60,7 +60,8 @@ pub(super) unsafe extern "C" fn get_hw_stats<D: Driver>(
     _port: u32,
     _index: c_int,
 ) -> c_int {
-    // SAFETY: The core calls with a device of this driver and what `alloc_hw_port_stats` made.
+    // SAFETY: The core calls with a device of this driver and what `alloc_hw_port_stats` made, which
+    // has `num_counters` values, zeroed at first, and holds the lock of these.
     let (dev, values) = unsafe {
         (
             Device::<D>::from_raw(dev),

@@ -48,9 +48,11 @@ impl Events {
         self.deliver(name, stats);
     }
 
-    /// Writes waiting events into the buffers that are there.
+    /// Writes waiting events into the buffers that are there: as many as the ring holds, in case the
+    /// driver goes on adding, which brings another kick.
     pub fn deliver(&mut self, name: &str, stats: &Stats) {
-        while let Some(&event) = self.waiting.front() {
+        for _ in 0..self.ring.size() {
+            let Some(&event) = self.waiting.front() else { break };
             let chain = match self.ring.pop() {
                 Ok(Some(chain)) => chain,
                 Ok(None) => break,

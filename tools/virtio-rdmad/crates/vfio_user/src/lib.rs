@@ -53,7 +53,8 @@ pub trait Backend {
     fn queue_count(&self) -> u16;
     /// Largest ring size of a queue, a power of two.
     fn queue_max_size(&self, queue: u16) -> u16;
-    /// The driver set DRIVER_OK. On an error the device asks the driver for a reset.
+    /// The driver set DRIVER_OK. On an error the device asks the driver for a reset; what follows is
+    /// called of a device that has started, until its reset.
     fn start(&mut self, setup: Setup) -> Result<(), String>;
     /// The guest's memory changed. What the old map had and the new one lacks is not touched any
     /// more when this returns.

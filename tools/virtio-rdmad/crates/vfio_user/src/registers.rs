@@ -131,7 +131,7 @@ impl Registers {
     }
 
     /// Whether the driver set DRIVER_OK.
-    pub fn running(&self) -> bool {
+    fn running(&self) -> bool {
         self.status & status::DRIVER_OK != 0
     }
 
@@ -204,6 +204,10 @@ impl Registers {
     fn write_status(&mut self, value: u8) -> Action {
         if value == 0 {
             return Action::Reset;
+        }
+        // Only a reset clears bits: a device that runs would otherwise go on with its driver gone.
+        if self.status & !status::NEEDS_RESET & !value != 0 {
+            return Action::Refused;
         }
         let mut value = value | (self.status & status::NEEDS_RESET);
         if value & status::FEATURES_OK != 0 && !self.acceptable() {

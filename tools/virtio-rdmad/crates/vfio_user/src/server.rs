@@ -63,6 +63,8 @@ impl From<ChannelError> for Error {
 pub struct Server {
     channel: Channel,
     negotiated: bool,
+    /// The backend was started, and not reset since.
+    started: bool,
     config: ConfigSpace,
     registers: Registers,
     interrupts: Arc<Interrupts>,
@@ -86,6 +88,7 @@ impl Server {
         Ok(Self {
             channel: Channel::new(socket),
             negotiated: false,
+            started: false,
             config: ConfigSpace::new(id, registers.vectors(), config_len),
             registers,
             interrupts,
@@ -244,7 +247,7 @@ impl Server {
     }
 
     fn publish_memory(&self, backend: &mut impl Backend) {
-        if self.registers.running() {
+        if self.started {
             backend.set_memory(&self.memory);
         }
     }
@@ -413,7 +416,7 @@ impl Server {
     }
 
     fn kick(&mut self, queue: usize, backend: &mut impl Backend) -> Result<(), Fault> {
-        if !self.registers.running() || !self.registers.enabled(queue) {
+        if !self.started || !self.registers.enabled(queue) {
             return Err(Fault::Kick);
         }
         backend.kick(u16::try_from(queue).map_err(|_| Fault::Kick)?);
@@ -436,6 +439,7 @@ impl Server {
         } else {
             backend.start(Setup { features, memory, queues })
         };
+        self.started = result.is_ok();
         if let Err(error) = result {
             tracing::error!(error, "the device cannot start");
             self.registers.needs_reset();
@@ -443,7 +447,7 @@ impl Server {
     }
 
     fn reset(&mut self, backend: &mut impl Backend) {
-        if self.registers.running() {
+        if std::mem::take(&mut self.started) {
             backend.reset();
         }
         self.registers.reset();

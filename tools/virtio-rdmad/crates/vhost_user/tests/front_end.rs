@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use memory::GuestMemory;
-use proptest::prelude::*;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost_user::{Backend, ChannelError, Error, Fault, QueueSetup, Server};
@@ -363,35 +362,4 @@ fn answers_that_nobody_reads_end_it() {
         front.serve().err()
     });
     assert!(matches!(ended, Some(Error::Channel(ChannelError::Stuck))));
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
-
-    /// Any messages, well framed so that they are looked at, with and without file descriptors.
-    #[test]
-    fn any_messages_are_survived(
-        messages in prop::collection::vec(
-            (0..48_u32, prop::collection::vec(0..6_u8, 0..48), 0..3_usize), 1..40),
-        negotiate: bool,
-    ) {
-        let mut front = if negotiate { FrontEnd::negotiated() } else { FrontEnd::new() };
-        let memory = front.memory.try_clone().unwrap();
-        for (request, payload, fds) in messages {
-            front.send(&message(request, &payload, NEED_REPLY), &[memory.as_fd(); 3][..fds]);
-            if front.serve().is_err() {
-                break;
-            }
-            let mut answers = [0; 4096];
-            while front.socket.read(&mut answers).is_ok_and(|read| read == answers.len()) {}
-        }
-    }
-
-    #[test]
-    fn any_bytes_are_survived(bytes in prop::collection::vec(0..3_u8, 0..600)) {
-        let mut front = FrontEnd::negotiated();
-        front.send(&bytes, &[]);
-        front.send(&[1; 16], &[]);
-        let _ = front.serve();
-    }
 }

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdma-hostile`: a virtio-rdma device that misbehaves when it is told to.
+//!
+//! It tests drivers. Until it is told otherwise it is a device as `virtio-rdmad` has it, for one
+//! guest that talks to itself. Orders come on the control socket, one line a connection ([`rule`]),
+//! and each is answered by a line that says how often a rule has held so far.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod events;
+mod proxy;
+mod rule;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Parser};
+use engine::{Limits, Next};
+
+use device::Hostile;
+use events::{Events, Source};
+use rule::Order;
+
+type Error = Box<dyn std::error::Error>;
+
+/// How long a client may take over its order.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A virtio-rdma device that misbehaves when it is told to, to test drivers.
+#[derive(Debug, Parser)]
+struct Options {
+    #[command(flatten)]
+    socket: Transport,
+
+    /// MAC address of the guest's network interface.
+    #[arg(long, value_parser = parse_mac)]
+    mac: Option<Mac>,
+
+    /// Socket on which it takes orders.
+    #[arg(long)]
+    control: PathBuf,
+}
+
+/// How the monitor attaches the device.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Transport {
+    /// Socket for user-mode Linux.
+    #[arg(long)]
+    vhost_user: Option<PathBuf>,
+
+    /// Socket for QEMU.
+    #[arg(long)]
+    vfio_user: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mac([u8; 6]);
+
+fn parse_mac(text: &str) -> Result<Mac, String> {
+    let bytes: Result<Vec<u8>, _> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect();
+    let bytes = bytes.map_err(|error| error.to_string())?;
+    <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
+}
+
+/// One connection of the monitor.
+enum Server {
+    VhostUser(Box<vhost_user::Server>),
+    VfioUser(Box<vfio_user::Server>),
+}
+
+impl Server {
+    fn new(stream: UnixStream, is_vfio: bool, device: &Hostile) -> Result<Self, Error> {
+        if !is_vfio {
+            return Ok(Self::VhostUser(Box::new(vhost_user::Server::new(stream, device))));
+        }
+        let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID)?;
+        Ok(Self::VfioUser(Box::new(vfio_user::Server::new(stream, id, device)?)))
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::VhostUser(server) => server.as_fd(),
+            Self::VfioUser(server) => server.as_fd(),
+        }
+    }
+
+    fn process(&mut self, device: &mut Hostile) -> Result<bool, Error> {
+        match self {
+            Self::VhostUser(server) => Ok(server.serve(device).map(|()| false)?),
+            Self::VfioUser(server) => Ok(server.process(device)?),
+        }
+    }
+
+    fn needs_reset(&mut self) {
+        match self {
+            // The protocol has no way to say so.
+            Self::VhostUser(_) => {}
+            Self::VfioUser(server) => server.needs_reset(),
+        }
+    }
+}
+
+/// The process.
+struct Process {
+    listener: UnixListener,
+    control: UnixListener,
+    is_vfio: bool,
+    events: Arc<Events>,
+    device: Hostile,
+    server: Option<Server>,
+}
+
+impl Process {
+    fn new(options: &Options) -> Result<Self, Error> {
+        let Transport { vhost_user, vfio_user } = &options.socket;
+        let path = vhost_user.as_ref().or(vfio_user.as_ref()).ok_or("no socket")?;
+        let events = Arc::new(Events::new()?);
+        let is_vfio = vfio_user.is_some();
+        let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
+        let mac = options.mac.map(|Mac(mac)| mac);
+        let device = Hostile::new(limits, mac, events.clone())?;
+        let control = UnixListener::bind(&options.control)?;
+        let listener = UnixListener::bind(path)?;
+        events.add(&listener, Source::Listener)?;
+        events.add(&control, Source::Control)?;
+        Ok(Self { listener, control, is_vfio, events, device, server: None })
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        let mut timeout = None;
+        loop {
+            let mut busy = false;
+            for source in self.events.wait(timeout)? {
+                match source {
+                    Source::Listener => self.accept()?,
+                    Source::Monitor => busy |= self.serve(),
+                    Source::Control => self.obey()?,
+                    Source::Kick => {}
+                }
+            }
+            let (more, next) = self.device.turn();
+            timeout = match next {
+                _ if busy || more => Some(Duration::ZERO),
+                Next::At(time) => Some(time.saturating_duration_since(Instant::now())),
+                Next::Busy | Next::Idle => None,
+            };
+        }
+    }
+
+    fn accept(&mut self) -> Result<(), Error> {
+        let (stream, _) = self.listener.accept()?;
+        self.disconnect();
+        let server = Server::new(stream, self.is_vfio, &self.device)?;
+        self.events.add(server.as_fd(), Source::Monitor)?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.events.remove(server.as_fd());
+        }
+        self.device.end();
+    }
+
+    /// Answers messages; whether there may be more that the socket does not announce.
+    fn serve(&mut self) -> bool {
+        let Some(server) = &mut self.server else { return false };
+        match server.process(&mut self.device) {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::info!(%error, "disconnected");
+                self.disconnect();
+                false
+            }
+        }
+    }
+
+    fn obey(&mut self) -> Result<(), Error> {
+        let (mut stream, _) = self.control.accept()?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line)?;
+        let answer = match Order::parse(&line) {
+            Ok(order) => {
+                tracing::info!(?order);
+                self.device.obey(order);
+                serde_json::json!({ "hits": self.device.hits() })
+            }
+            Err(error) => serde_json::json!({ "error": error }),
+        };
+        if let (true, Some(server)) = (self.device.take_needs_reset(), &mut self.server) {
+            server.needs_reset();
+        }
+        Ok(writeln!(stream, "{answer}")?)
+    }
+}
+
+fn main() -> Result<(), Error> {
+    let options = Options::parse();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    Process::new(&options)?.run()
+}

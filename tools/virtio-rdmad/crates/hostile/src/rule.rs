@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the device is told to do wrong: one line of JSON each.
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `{"on": QUEUE, ...}` | the next buffer that is given back in such a queue is spoilt, see [`Rule`] |
+//! | `{"forge": QUEUE, "bytes": HEX, "used": N, "times": N}` | buffers filled out of nothing |
+//! | `{"interrupt": QUEUE, "times": N}` | interrupts without a cause |
+//! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | the configuration space |
+//! | `{"needs_reset": true}` | DEVICE_NEEDS_RESET, where the transport has it |
+//! | `{"honest": true}` | an end of all this, but for what has happened |
+//!
+//! QUEUE is "control", "cq", "sq", "rq" or "event" and means all queues of that kind.
+
+use serde_json::Value;
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Role {
+    /// The control queue.
+    Control,
+    /// A completion queue.
+    Cq,
+    /// A send queue.
+    Sq,
+    /// A receive queue.
+    Rq,
+    /// The event queue.
+    Event,
+}
+
+/// Buffers filled out of nothing.
+#[derive(Clone, Debug)]
+pub struct Forgery {
+    /// The content; a copy of the buffer before, where there is none.
+    pub bytes: Vec<u8>,
+    /// The used length.
+    pub used: u32,
+    /// How many.
+    pub times: u64,
+}
+
+/// Spoils buffers that are given back.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// In which queues.
+    pub role: Role,
+    /// Of the control queue: the replies to which command.
+    pub command: Option<u8>,
+    /// How many buffers are still to be spoilt.
+    pub times: u64,
+    /// Bytes to write into them, each with its offset.
+    pub write: Vec<(u64, Vec<u8>)>,
+    /// Another used length.
+    pub used: Option<u32>,
+    /// Another id in the used ring.
+    pub id: Option<u32>,
+    /// The buffer is not given back at all.
+    pub keep: bool,
+    /// It is given back twice.
+    pub twice: bool,
+    /// How far the used index jumps afterwards.
+    pub jump: u16,
+    /// What follows in the same queue.
+    pub then: Vec<Forgery>,
+}
+
+/// A line.
+#[derive(Debug)]
+pub enum Order {
+    /// From now on, once or as often as it says.
+    Rule(Rule),
+    /// At once.
+    Forge(Role, Forgery),
+    /// At once.
+    Interrupt(Role, u64),
+    /// From now on: a value for each byte, by offset.
+    Config(Config),
+    /// At once.
+    NeedsReset,
+    /// No rule holds any more.
+    Honest,
+}
+
+/// What becomes of the configuration space.
+#[derive(Debug)]
+pub enum Config {
+    /// Each byte is this one.
+    Fill(u8),
+    /// These bytes, there.
+    Patch(u64, Vec<u8>),
+    /// What it should be.
+    Honest,
+}
+
+impl Order {
+    /// Reads a line; the error says what is wrong with it.
+    pub fn parse(line: &str) -> Result<Self, String> {
+        let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if let Some(queue) = value.get("on") {
+            return Ok(Self::Rule(rule(role(queue)?, &value)?));
+        }
+        if let Some(queue) = value.get("forge") {
+            return Ok(Self::Forge(role(queue)?, forgery(&value)?));
+        }
+        if let Some(queue) = value.get("interrupt") {
+            return Ok(Self::Interrupt(role(queue)?, number(&value, "times")?.unwrap_or(1)));
+        }
+        if let Some(what) = value.get("config") {
+            return config(what).map(Self::Config);
+        }
+        if value.get("needs_reset").is_some() {
+            return Ok(Self::NeedsReset);
+        }
+        if value.get("honest").is_some() {
+            return Ok(Self::Honest);
+        }
+        Err("none of on, forge, interrupt, config, needs_reset, honest".to_owned())
+    }
+}
+
+fn role(value: &Value) -> Result<Role, String> {
+    match value.as_str() {
+        Some("control") => Ok(Role::Control),
+        Some("cq") => Ok(Role::Cq),
+        Some("sq") => Ok(Role::Sq),
+        Some("rq") => Ok(Role::Rq),
+        Some("event") => Ok(Role::Event),
+        _ => Err(format!("no queue is called {value}")),
+    }
+}
+
+fn number<T: TryFrom<u64>>(value: &Value, name: &str) -> Result<Option<T>, String> {
+    let Some(number) = value.get(name) else { return Ok(None) };
+    let fits = number.as_u64().and_then(|number| T::try_from(number).ok());
+    fits.map(Some).ok_or_else(|| format!("{name} cannot be {number}"))
+}
+
+fn hex(value: Option<&Value>) -> Result<Vec<u8>, String> {
+    let text = value.and_then(Value::as_str).unwrap_or_default();
+    let byte = |at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+    bytes.ok_or_else(|| format!("{text} is not hexadecimal"))
+}
+
+/// `[OFFSET, HEX]`
+fn patch(value: &Value) -> Result<(u64, Vec<u8>), String> {
+    let offset = value.get(0).and_then(Value::as_u64);
+    Ok((offset.ok_or_else(|| format!("{value} has no offset"))?, hex(value.get(1))?))
+}
+
+fn list<T>(
+    value: &Value,
+    name: &str,
+    of: impl Fn(&Value) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    value.get(name).and_then(Value::as_array).into_iter().flatten().map(of).collect()
+}
+
+fn rule(role: Role, value: &Value) -> Result<Rule, String> {
+    let says = |name| value.get(name).is_some_and(|value| *value == Value::Bool(true));
+    Ok(Rule {
+        role,
+        command: number(value, "command")?,
+        times: number(value, "times")?.unwrap_or(1),
+        write: list(value, "write", patch)?,
+        used: number(value, "used")?,
+        id: number(value, "id")?,
+        keep: says("keep"),
+        twice: says("twice"),
+        jump: number(value, "jump")?.unwrap_or(0),
+        then: list(value, "then", forgery)?,
+    })
+}
+
+fn forgery(value: &Value) -> Result<Forgery, String> {
+    Ok(Forgery {
+        bytes: hex(value.get("bytes"))?,
+        used: number(value, "used")?.ok_or("a forgery needs its used length")?,
+        times: number(value, "times")?.unwrap_or(1),
+    })
+}
+
+fn config(value: &Value) -> Result<Config, String> {
+    match value.as_str() {
+        Some("ones") => Ok(Config::Fill(0xff)),
+        Some("zeros") => Ok(Config::Fill(0)),
+        Some("honest") => Ok(Config::Honest),
+        _ => patch(value).map(|(offset, bytes)| Config::Patch(offset, bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood_or_refused() {
+        let line = r#"{"on": "cq", "times": 2, "write": [[8, "ff00"]], "then": [{"used": 40}]}"#;
+        let Ok(Order::Rule(rule)) = Order::parse(line) else { panic!("not understood") };
+        assert_eq!((rule.role, rule.times, rule.used), (Role::Cq, 2, None));
+        assert_eq!(rule.write, [(8, vec![0xff, 0])]);
+        assert_eq!((rule.then[0].used, rule.then[0].times), (40, 1));
+        for wrong in [
+            "",
+            "{}",
+            r#"{"on": "srq"}"#,
+            r#"{"on": "cq", "used": -1}"#,
+            r#"{"on": "cq", "write": [[0, "f"]]}"#,
+            r#"{"forge": "event"}"#,
+        ] {
+            assert!(Order::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest's memory and its driver's half of the rings.
+
+use std::cell::OnceCell;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use abi::{
+    virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr, VIRTIO_RDMA_AH_GRH,
+    VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS, VIRTIO_RDMA_QPT_RC,
+    VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_DEST_QPN,
+    VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC, VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC,
+    VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX,
+    VIRTIO_RDMA_QP_PORT, VIRTIO_RDMA_QP_QKEY, VIRTIO_RDMA_QP_RETRY_CNT, VIRTIO_RDMA_QP_RNR_RETRY,
+    VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
+};
+use engine::{Device, DeviceConfig, Fabric, Gid, Limits, Next, Signal, Wake};
+use memory::GuestMemory;
+use ring::{Layout, SplitQueue};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+/// Entries of every ring.
+pub const RING: u16 = 32;
+/// A guest's memory: two regions with a hole between them. Rings and what the driver itself needs
+/// fill the lower half of the first.
+pub const REGIONS: [(u64, u64); 2] = [(0, 0x1_4000), (0x2_0000, 0x2000)];
+/// Where requests are written, one after the other.
+pub const SCRATCH: std::ops::Range<u64> = 0x4000..0x4800;
+/// Where work requests are written, each kind and head in a place of its own, since the device
+/// reads them when it likes.
+const WORK_REQUESTS: u64 = 0x4800;
+/// Bytes of the largest.
+const WORK_REQUEST: u64 = 0xc0;
+/// Buffers for CQEs, 64 bytes each, and for events.
+const CQES: u64 = 0x6000;
+const EVENTS: u64 = 0x7800;
+/// Memory for data, up to the end of the first region.
+pub const WINDOW: std::ops::Range<u64> = 0x8000..0x1_4000;
+
+/// CQs of a guest; their virtqueues are 1 and those that follow.
+const CQS: u16 = 3;
+/// Bytes of one ring with its descriptor table.
+const RING_BYTES: u64 = 0x400;
+const AVAIL: u64 = 0x200;
+const USED: u64 = 0x280;
+/// Flags of a descriptor.
+const F_NEXT: u16 = 1;
+const F_WRITE: u16 = 2;
+/// Rounds of [`Device::run`] after which a device that nobody gives new work must rest.
+const ROUNDS: u32 = 20_000;
+
+/// Time that moves when told.
+#[derive(Debug)]
+pub struct Clock {
+    base: Instant,
+    passed: Mutex<Duration>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { base: Instant::now(), passed: Mutex::default() }
+    }
+}
+
+impl Clock {
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        *self.passed.lock().unwrap_or_else(PoisonError::into_inner) += by;
+    }
+
+    /// Lets time pass until `time`.
+    pub fn advance_to(&self, time: Instant) {
+        let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        *passed = (*passed).max(time.saturating_duration_since(self.base));
+    }
+}
+
+impl engine::Clock for Clock {
+    fn now(&self) -> Instant {
+        self.base + *self.passed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Interrupts and wake-ups, which nobody waits for here.
+struct Nobody;
+
+impl Signal for Nobody {
+    fn signal(&self) {}
+}
+
+impl Wake for Nobody {
+    fn wake(&self) {}
+}
+
+/// The driver's half of a ring.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    base: u64,
+    /// Descriptors of a chain: one in a completion queue, up to two elsewhere.
+    step: u16,
+    next: u16,
+    seen: u16,
+    /// By head: how many bytes the device may write into the chain that it holds.
+    held: [Option<u32>; RING as usize],
+    /// The guest wrote into the ring behind the driver's back: nothing is promised any more.
+    pub wild: bool,
+}
+
+impl Queue {
+    fn new(index: u16) -> Self {
+        let base = u64::from(index) * RING_BYTES;
+        let step = if (1..=CQS).contains(&index) { 1 } else { 2 };
+        Self { base, step, next: 0, seen: 0, held: [None; RING as usize], wild: false }
+    }
+
+    fn layout(&self) -> Layout {
+        let (desc, avail, used) = (self.base, self.base + AVAIL, self.base + USED);
+        Layout { size: RING, desc, avail, used, event_idx: false }
+    }
+
+    /// The head that the next chain gets, if there is room for one.
+    fn free_head(&self) -> Option<u16> {
+        (0..RING).step_by(self.step.into()).find(|head| self.held[usize::from(*head)].is_none())
+    }
+
+    /// Chains that the device holds.
+    fn outstanding(&self) -> usize {
+        self.held.iter().flatten().count()
+    }
+}
+
+/// A guest.
+pub struct Guest {
+    /// Its device.
+    pub device: Arc<Device>,
+    /// Its memory.
+    pub memory: GuestMemory,
+    /// Its only GID.
+    pub gid: Gid,
+    /// Its rings.
+    pub queues: Vec<Queue>,
+    scratch: u64,
+}
+
+impl Guest {
+    /// A guest whose driver has set up every ring and added the GID.
+    pub fn new(fabric: &Arc<Fabric>, number: u8) -> Self {
+        let limits = Limits {
+            max_qp: 5,
+            max_cq: CQS,
+            wq_size: RING,
+            cq_size: RING,
+            max_mr: 16,
+            max_pd: 4,
+            gid_table: 4,
+            max_extents: 256,
+            ..Limits::default()
+        };
+        let mac = Some([2, 0, 0, 0, 0, number]);
+        let device = fabric.add_device(DeviceConfig {
+            name: format!("guest{number}"),
+            mac,
+            limits,
+            rings: false,
+            wake: Arc::new(Nobody),
+        });
+        let memory = zeroed_memory(number);
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, number]);
+        let mut guest = Self { device, memory, gid, queues: Vec::new(), scratch: SCRATCH.start };
+        guest.start();
+        guest
+    }
+
+    /// Sets up every ring anew and adds the GID, as a driver does after a reset.
+    pub fn start(&mut self) {
+        let count = self.device.queue_count();
+        self.store(0, &vec![0; usize::from(count) * 0x400]);
+        self.queues = (0..count).map(Queue::new).collect();
+        let rings = (0..).zip(&self.queues).map(|(index, queue)| {
+            let ring = SplitQueue::new(&self.memory, queue.layout(), 0).expect("a good layout");
+            (index, ring, Arc::new(Nobody) as Arc<dyn Signal>)
+        });
+        self.device.start(&self.memory, rings);
+        let add = abi::virtio_rdma_cmd_add_gid {
+            gid: self.gid,
+            gid_type: abi::VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
+            index: 0,
+            reserved_16: 0,
+            port_num: 1,
+        };
+        // A guest that took another's GID may keep it.
+        let _: Result<(), u8> = command(&self.device, abi::VIRTIO_RDMA_CMD_ADD_GID, &add);
+    }
+
+    /// Sets a ring up again where the device left it.
+    pub fn restart_queue(&mut self, index: u16) {
+        let Some(base) = self.device.stop_queue(index) else { return };
+        let layout = self.queues[usize::from(index)].layout();
+        if let Ok(ring) = SplitQueue::new(&self.memory, layout, base) {
+            self.device.set_queue(index, ring, Arc::new(Nobody));
+        }
+    }
+
+    /// Writes to an address within memory.
+    pub fn store(&self, addr: u64, bytes: &[u8]) {
+        self.memory.write(addr, bytes).expect("an address within memory");
+    }
+
+    /// Bytes of memory.
+    pub fn load(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read(addr, &mut bytes).expect("an address within memory");
+        bytes
+    }
+
+    /// All of memory.
+    pub fn snapshot(&self) -> Vec<u8> {
+        REGIONS.map(|(start, len)| self.load(start, len as usize)).concat()
+    }
+
+    /// Puts bytes where the device may read them.
+    pub fn place(&mut self, bytes: &[u8]) -> u64 {
+        let len = (bytes.len() as u64).next_multiple_of(8);
+        if self.scratch + len > SCRATCH.end {
+            self.scratch = SCRATCH.start;
+        }
+        let at = self.scratch;
+        self.store(at, bytes);
+        self.scratch += len;
+        at
+    }
+
+    /// Makes a chain available, if the ring has room, and says by which head. Each descriptor is an
+    /// address, a length, flags and the next.
+    pub fn add(&mut self, index: u16, chain: &[(u64, u32, u16, u16)], room: u32) -> Option<u16> {
+        let memory = &self.memory;
+        let queue = &mut self.queues[usize::from(index)];
+        let head = queue.free_head()?;
+        let store = |at, bytes: &[u8]| memory.write(at, bytes).expect("a ring in memory");
+        for (i, (addr, len, flags, next)) in (head..head + queue.step).zip(chain) {
+            let at = queue.base + u64::from(i) * 16;
+            store(at, addr.as_bytes());
+            store(at + 8, len.as_bytes());
+            store(at + 12, flags.as_bytes());
+            store(at + 14, next.as_bytes());
+        }
+        let slot = u64::from(queue.next % RING);
+        store(queue.base + AVAIL + 4 + slot * 2, head.as_bytes());
+        queue.next = queue.next.wrapping_add(1);
+        store(queue.base + AVAIL + 2, queue.next.as_bytes());
+        queue.held[usize::from(head)] = Some(room);
+        self.device.kick(index);
+        Some(head)
+    }
+
+    /// Posts a work request; whether there was room.
+    pub fn post(&mut self, index: u16, bytes: &[u8]) -> bool {
+        let Some(head) = self.queues[usize::from(index)].free_head() else { return false };
+        let slot = u64::from(index & 1) * u64::from(RING) / 2 + u64::from(head) / 2;
+        let at = WORK_REQUESTS + slot * WORK_REQUEST;
+        self.store(at, &bytes[..bytes.len().min(WORK_REQUEST as usize)]);
+        self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0).is_some()
+    }
+
+    fn add_writable(&mut self, index: u16, addr: u64, len: u32) {
+        self.add(index, &[(addr, len, F_WRITE, 0)], len);
+    }
+
+    /// Makes a request and room for its reply available.
+    pub fn add_request(&mut self, bytes: &[u8], room: u32) {
+        let Some(head) = self.queues[0].free_head() else { return };
+        let request = self.place(bytes);
+        let reply = self.place(&vec![0; room as usize]);
+        self.add(
+            0,
+            &[(request, bytes.len() as u32, F_NEXT, head + 1), (reply, room, F_WRITE, 0)],
+            room,
+        );
+    }
+
+    /// Gives a CQ as many buffers as fit.
+    pub fn add_cq_buffers(&mut self, cqn: u16) {
+        while let Some(head) = self.queues[usize::from(1 + cqn)].free_head() {
+            self.add_writable(1 + cqn, cqe_at(cqn, head), size_of::<virtio_rdma_cqe>() as u32);
+        }
+    }
+
+    /// Takes the CQEs out of a CQ and gives their buffers back.
+    pub fn poll(&mut self, cqn: u16) -> Vec<virtio_rdma_cqe> {
+        let used = self.take_used(1 + cqn);
+        let cqe = |&(head, len): &(u16, u32)| {
+            assert_eq!(len as usize, size_of::<virtio_rdma_cqe>());
+            self.memory.read_obj(cqe_at(cqn, head)).expect("a CQE in memory")
+        };
+        let cqes = used.iter().map(cqe).collect();
+        self.add_cq_buffers(cqn);
+        cqes
+    }
+
+    /// Gives the event queue a buffer.
+    pub fn add_event_buffer(&mut self) {
+        let index = self.device.queue_count() - 1;
+        self.add_writable(index, EVENTS, size_of::<virtio_rdma_event>() as u32);
+    }
+
+    /// Takes everything that the device gave back; checks that it held it, and wrote no more than
+    /// it might.
+    pub fn take_used(&mut self, index: u16) -> Vec<(u16, u32)> {
+        let memory = &self.memory;
+        let queue = &mut self.queues[usize::from(index)];
+        let used = queue.base + USED;
+        let idx: u16 = memory.read_obj(used + 2).expect("a ring in memory");
+        let count = idx.wrapping_sub(queue.seen);
+        if queue.wild {
+            queue.held = [None; RING as usize];
+            queue.seen = idx;
+            return Vec::new();
+        }
+        assert!(usize::from(count) <= queue.outstanding(), "more returned than was held");
+        let take = |_| {
+            let at = used + 4 + u64::from(queue.seen % RING) * 8;
+            let [head, len]: [u32; 2] = memory.read_obj(at).expect("a ring in memory");
+            let held = queue.held.get_mut(head as usize).and_then(Option::take);
+            assert!(held.is_some_and(|room| len <= room), "queue {index}: {head}, {len} bytes");
+            queue.seen = queue.seen.wrapping_add(1);
+            (head as u16, len)
+        };
+        (0..count).map(take).collect()
+    }
+
+    /// Runs the device until it rests.
+    pub fn settle(&self) -> Next {
+        for _ in 0..ROUNDS {
+            match self.device.run(64) {
+                Next::Busy => {}
+                next if !self.device.arm() => return next,
+                _ => {}
+            }
+        }
+        panic!("the device never rests");
+    }
+}
+
+/// The memory of the guest of this number, which serves one run after the other: mapping it anew
+/// would take most of the time.
+fn zeroed_memory(number: u8) -> GuestMemory {
+    thread_local! {
+        static MEMORY: [OnceCell<GuestMemory>; 2] = const { [const { OnceCell::new() }; 2] };
+    }
+    let new = || GuestMemory::anonymous(&REGIONS).expect("memory for a guest");
+    let memory = MEMORY.with(|all| all[usize::from(number) % 2].get_or_init(new).clone());
+    for (start, len) in REGIONS {
+        memory.write(start, &vec![0; len as usize]).expect("an address within memory");
+    }
+    memory
+}
+
+/// Where the CQE of a buffer is.
+fn cqe_at(cqn: u16, head: u16) -> u64 {
+    CQES + (u64::from(cqn) * u64::from(RING) + u64::from(head)) * 64
+}
+
+/// Has a device handle one request outside of the control queue.
+pub fn command<Q: IntoBytes + Immutable, R: FromBytes>(
+    device: &Device,
+    number: u32,
+    request: &Q,
+) -> Result<R, u8> {
+    let bytes = [&[number as u8], request.as_bytes()].concat();
+    let mut reply = vec![0; 1 + size_of::<R>()];
+    let written = device.command(&bytes, &mut reply);
+    match reply[0] {
+        0 => {
+            assert_eq!(written, reply.len(), "a reply is whole");
+            Ok(R::read_from_bytes(&reply[1..]).expect("a reply of this size"))
+        }
+        status => {
+            assert_eq!(written, 1, "an error has no reply");
+            Err(status)
+        }
+    }
+}
+
+/// Attributes and mask that take a QP of this type to INIT, RTR or RTS.
+pub fn modify(kind: u32, state: u32, dgid: Gid, dest: u32) -> (u32, virtio_rdma_qp_attr) {
+    let mut attr = virtio_rdma_qp_attr::new_zeroed();
+    let connected = matches!(kind, VIRTIO_RDMA_QPT_RC | VIRTIO_RDMA_QPT_UC);
+    let rc = kind == VIRTIO_RDMA_QPT_RC;
+    attr.qp_state = state as u8;
+    attr.port_num = 1;
+    attr.qkey = 0x1111;
+    attr.qp_access_flags = 0xf;
+    attr.path_mtu = 1;
+    attr.dest_qp_num = dest;
+    attr.ah_attr.grh.dgid = dgid;
+    attr.ah_attr.ah_flags = VIRTIO_RDMA_AH_GRH as u8;
+    attr.ah_attr.port_num = 1;
+    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (4, 4);
+    (attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry) = (1, 8, 2, 2);
+    let mut mask = VIRTIO_RDMA_QP_STATE;
+    match state {
+        VIRTIO_RDMA_QPS_INIT => {
+            mask |= VIRTIO_RDMA_QP_PKEY_INDEX | VIRTIO_RDMA_QP_PORT;
+            mask |= if connected { VIRTIO_RDMA_QP_ACCESS_FLAGS } else { VIRTIO_RDMA_QP_QKEY };
+        }
+        VIRTIO_RDMA_QPS_RTR if connected => {
+            mask |= VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_PATH_MTU;
+            mask |= VIRTIO_RDMA_QP_DEST_QPN | VIRTIO_RDMA_QP_RQ_PSN;
+            if rc {
+                mask |= VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC | VIRTIO_RDMA_QP_MIN_RNR_TIMER;
+            }
+        }
+        VIRTIO_RDMA_QPS_RTS => {
+            mask |= VIRTIO_RDMA_QP_SQ_PSN;
+            if rc {
+                mask |= VIRTIO_RDMA_QP_TIMEOUT | VIRTIO_RDMA_QP_RETRY_CNT;
+                mask |= VIRTIO_RDMA_QP_RNR_RETRY | VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC;
+            }
+        }
+        _ => {}
+    }
+    (mask, attr)
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the fuzz targets share.
+//!
+//! Each target reads the fuzzer's bytes as a [`Program`]: operations that a guest, its driver or
+//! its VMM could do, right ones with wrong details among them, and plain bytes. "make fuzz" runs
+//! them; a panic or a failed assertion is a finding.
+
+mod guest;
+mod program;
+mod socket;
+
+pub use guest::{command, modify, Clock, Guest, Queue, REGIONS, RING, SCRATCH, WINDOW};
+pub use program::Program;
+pub use socket::{open_files, Peer};

@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Two guests in one network: one does whatever the fuzzer says, the other is its peer and keeps
+//! to the rules.
+//!
+//! What must hold, whatever the first does:
+//! - every device comes to rest when nobody gives it work;
+//! - a descriptor is returned once, to a queue that held it, with no more bytes than it has room
+//!   for, and a work request of the peer completes once;
+//! - of the peer's memory nothing changes but what it gave out, and nothing that it did not give
+//!   out shows in the memory of the first;
+//! - after a reset no object is left and the guest's memory is not touched;
+//! - the peer goes on working.
+
+#![no_main]
+
+use std::collections::HashSet;
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::time::Duration;
+
+// The header's names are unmistakable, and there are many.
+#[allow(clippy::wildcard_imports)]
+use abi::*;
+use engine::{Counter, Fabric, FabricConfig, Next};
+use fuzz::{command, modify, Clock, Guest, Program, REGIONS, RING, SCRATCH, WINDOW};
+use libfuzzer_sys::fuzz_target;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// What the peer registered, with its access flags, and whether in the QP's own PD. Only what
+/// remote writes may reach may change, and only what they may reach or read may be seen.
+const GIVEN: std::ops::Range<u64> = 0x8000..0xc000;
+const LOCAL: std::ops::Range<u64> = 0xc000..0xd000;
+const OTHER_PD: std::ops::Range<u64> = 0xd000..0xe000;
+const READ: std::ops::Range<u64> = 0xe000..0xf000;
+const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
+    | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
+    | VIRTIO_RDMA_ACCESS_REMOTE_READ
+    | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+/// What the peer's memory is full of where nobody else may read.
+const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
+
+/// A number that tells whether a word is the secret, while the secret itself is never compared:
+/// the fuzzer learns from comparisons and would write it itself.
+const fn trace(word: u64) -> u64 {
+    let mixed = word.rotate_left(23) ^ (word >> 7);
+    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (mixed >> 31)
+}
+
+/// Whether the secret stands anywhere in these bytes.
+fn has_secret(bytes: &[u8]) -> bool {
+    const PART: usize = 512;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let starts = (0..bytes.len()).step_by(PART);
+    let parts = starts.map(|at| &bytes[at..(at + PART + 7).min(bytes.len())]);
+    // Most of memory is zeros, and one comparison of many bytes takes less time than many.
+    parts
+        .filter(|part| **part != [0; PART + 7][..part.len()])
+        .any(|part| part.windows(8).any(|bytes| trace(word(bytes)) == const { trace(SECRET) }))
+}
+
+/// What one guest has to talk with.
+#[derive(Clone, Default)]
+struct End {
+    pdn: u32,
+    cqn: u16,
+    qpn: u32,
+    keys: Vec<u32>,
+}
+
+struct World {
+    clock: Arc<Clock>,
+    kind: u32,
+    a: Guest,
+    b: Guest,
+    ends: [End; 2],
+    /// The peer's work requests that have no CQE yet: sends and receives.
+    posted: [HashSet<u64>; 2],
+    wr_id: u64,
+    /// The peer's memory from [`GIVEN`]'s end on.
+    kept: Vec<u8>,
+}
+
+fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32) -> u32 {
+    let pages: Vec<u64> = range.clone().step_by(0x1000).collect();
+    let request = virtio_rdma_cmd_reg_user_mr {
+        pdn,
+        access_flags: access,
+        start: range.start,
+        length: range.end - range.start,
+        virt_addr: range.start,
+        pages: guest.place(pages.as_bytes()),
+        npages: pages.len() as u32,
+        reserved_2c: 0,
+    };
+    let mr: virtio_rdma_rsp_mr =
+        command(&guest.device, VIRTIO_RDMA_CMD_REG_USER_MR, &request).expect("a good region");
+    mr.lkey
+}
+
+fn create_cq(guest: &mut Guest) -> u16 {
+    let request = virtio_rdma_cmd_create_cq { cqe: RING.into() };
+    let cq: virtio_rdma_rsp_create_cq =
+        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_CQ, &request).expect("room for a CQ");
+    let cqn = cq.cqn as u16;
+    guest.add_cq_buffers(cqn);
+    cqn
+}
+
+fn create_pd(guest: &Guest) -> u32 {
+    let pd: virtio_rdma_rsp_create_pd =
+        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_PD, &()).expect("room for a PD");
+    pd.pdn
+}
+
+fn qp_request(pdn: u32, cqn: u16, kind: u32) -> virtio_rdma_cmd_create_qp {
+    let mut request = virtio_rdma_cmd_create_qp::new_zeroed();
+    (request.pdn, request.qp_type) = (pdn, kind as u8);
+    (request.max_send_wr, request.max_recv_wr) = (16, 16);
+    (request.max_send_sge, request.max_recv_sge) = (4, 4);
+    (request.send_cqn, request.recv_cqn) = (cqn.into(), cqn.into());
+    request
+}
+
+fn create_qp(guest: &Guest, pdn: u32, cqn: u16, kind: u32) -> u32 {
+    let request = qp_request(pdn, cqn, kind);
+    let qp: virtio_rdma_rsp_create_qp =
+        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_QP, &request).expect("room for a QP");
+    qp.qpn
+}
+
+fn set_state(guest: &Guest, qpn: u32, mask: u32, attr: virtio_rdma_qp_attr) -> Result<(), u8> {
+    let request = virtio_rdma_cmd_modify_qp { qpn, attr_mask: mask, attr };
+    command(&guest.device, VIRTIO_RDMA_CMD_MODIFY_QP, &request)
+}
+
+/// Takes a QP from RESET to RTS.
+fn connect(guest: &Guest, kind: u32, qpn: u32, dgid: engine::Gid, dest: u32) {
+    for state in [VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS] {
+        let (mask, attr) = modify(kind, state, dgid, dest);
+        set_state(guest, qpn, mask, attr).expect("a good transition");
+    }
+}
+
+impl End {
+    /// PD, CQ and QP, and the first MR.
+    fn new(guest: &mut Guest, kind: u32, range: std::ops::Range<u64>) -> Self {
+        let (pdn, cqn) = (create_pd(guest), create_cq(guest));
+        let keys = vec![reg_mr(guest, pdn, range, ALL_ACCESS)];
+        let qpn = create_qp(guest, pdn, cqn, kind);
+        for _ in 0..4 {
+            guest.add_event_buffer();
+        }
+        Self { pdn, cqn, qpn, keys }
+    }
+}
+
+/// A send work request without SGEs.
+fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq_wqe {
+    let mut header = virtio_rdma_sq_wqe::new_zeroed();
+    (header.wr_id, header.opcode, header.send_flags) = (wr_id, opcode, flags);
+    let at = offset_of!(virtio_rdma_sq_wqe, wr);
+    header.as_mut_bytes()[at..at + wr.len()].copy_from_slice(wr);
+    header
+}
+
+fn send_bytes(mut header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
+    header.num_sge = sges.len() as u32;
+    [header.as_bytes(), sges.as_bytes()].concat()
+}
+
+impl World {
+    fn new(program: &mut Program<'_>) -> Self {
+        let kind = program.pick(&[VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QPT_UD]);
+        let clock = Arc::new(Clock::default());
+        let config = FabricConfig { name: "fuzz".into(), clock: Arc::clone(&clock) as _ };
+        let fabric = Fabric::new(config);
+        let (mut a, mut b) = (Guest::new(&fabric, 1), Guest::new(&fabric, 2));
+        let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);
+        b.store(LOCAL.start, &secret[..0x2000]);
+        b.store(READ.end, &secret);
+        b.store(REGIONS[1].0, &secret[..0x2000]);
+        let mut peer = End::new(&mut b, kind, GIVEN);
+        let other_pd = create_pd(&b);
+        peer.keys.push(reg_mr(&mut b, peer.pdn, LOCAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE));
+        peer.keys.push(reg_mr(&mut b, other_pd, OTHER_PD, ALL_ACCESS));
+        peer.keys.push(reg_mr(&mut b, peer.pdn, READ, VIRTIO_RDMA_ACCESS_REMOTE_READ));
+        let mut own = End::new(&mut a, kind, WINDOW);
+        own.keys.extend(&peer.keys);
+        connect(&a, kind, own.qpn, b.gid, peer.qpn);
+        connect(&b, kind, peer.qpn, a.gid, own.qpn);
+        let kept = b.load(LOCAL.start, (WINDOW.end - LOCAL.start) as usize);
+        let posted = Default::default();
+        Self { clock, kind, a, b, ends: [own, peer], posted, wr_id: 0, kept }
+    }
+
+    /// An address in or near memory.
+    fn addr(program: &mut Program<'_>) -> u64 {
+        let anchors = [
+            GIVEN.start,
+            GIVEN.end - 8,
+            LOCAL.start,
+            OTHER_PD.start,
+            READ.start,
+            READ.end,
+            WINDOW.end - 16,
+            REGIONS[1].0,
+            SCRATCH.start,
+            0,
+            0u64.wrapping_sub(16),
+        ];
+        program.pick(&anchors).wrapping_add(u64::from(program.u8()))
+    }
+
+    fn length(program: &mut Program<'_>) -> u32 {
+        program.pick(&[8, 0, 1, 40, 200, 0x400, 0x1000, 0x4000, 0xc000, 1 << 31, u32::MAX])
+    }
+
+    fn key(&self, who: usize, program: &mut Program<'_>) -> u32 {
+        match program.u8() {
+            255 => program.u32(),
+            index => {
+                let keys = &self.ends[who].keys;
+                keys[usize::from(index) % keys.len()]
+            }
+        }
+    }
+
+    /// A number of an object.
+    fn handle(program: &mut Program<'_>) -> u32 {
+        match program.u8() {
+            255 => program.u32(),
+            small => u32::from(small % 6),
+        }
+    }
+
+    /// The bytes of a control request that is right but for what the program changes.
+    fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
+        let number = program.u8() % 20;
+        let mut bytes = vec![number];
+        let handle = Self::handle(program);
+        let access = program.pick(&[0xf, 1, 4, 2, 0, 7, 0x1f, u32::MAX]);
+        match u32::from(number) {
+            VIRTIO_RDMA_CMD_QUERY_PORT => bytes.push(1),
+            VIRTIO_RDMA_CMD_CREATE_CQ => bytes.extend(handle.wrapping_mul(8).as_bytes()),
+            VIRTIO_RDMA_CMD_GET_DMA_MR => bytes.extend([handle, access].as_bytes()),
+            VIRTIO_RDMA_CMD_REG_USER_MR => bytes.extend(self.mr_request(program, access)),
+            VIRTIO_RDMA_CMD_CREATE_QP => {
+                let request = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
+                bytes.extend(request.as_bytes());
+            }
+            VIRTIO_RDMA_CMD_MODIFY_QP => bytes.extend(self.modify_request(program, handle)),
+            VIRTIO_RDMA_CMD_QUERY_PKEY => bytes.extend([1, 0_u32].as_bytes()),
+            VIRTIO_RDMA_CMD_ADD_GID => {
+                let gid = program.pick(&[self.a.gid, self.b.gid, [0xfe; 16], [0; 16]]);
+                bytes.extend(gid);
+                bytes.extend([2, handle, 1].as_bytes());
+            }
+            VIRTIO_RDMA_CMD_DEL_GID => bytes.extend([handle, 1].as_bytes()),
+            _ => bytes.extend([handle, 3 & program.u32(), 0, 0].as_bytes()),
+        }
+        program.patch(&mut bytes);
+        if program.u8() == 255 {
+            bytes.truncate(program.u8().into());
+        }
+        bytes
+    }
+
+    fn mr_request(&mut self, program: &mut Program<'_>, access: u32) -> Vec<u8> {
+        let count = program.below(24);
+        let page = |program: &mut Program<'_>| Self::addr(program) & !0xfff;
+        let pages: Vec<u64> = (0..count).map(|_| page(program)).collect();
+        let start = u64::from(program.u8());
+        let length = (count as u64 * 0x1000).saturating_sub(start + u64::from(program.u8()));
+        let request = virtio_rdma_cmd_reg_user_mr {
+            pdn: self.ends[0].pdn,
+            access_flags: access,
+            start,
+            length,
+            virt_addr: Self::addr(program),
+            pages: self.a.place(pages.as_bytes()),
+            npages: count as u32,
+            reserved_2c: 0,
+        };
+        request.as_bytes().to_vec()
+    }
+
+    fn modify_request(&self, program: &mut Program<'_>, handle: u32) -> Vec<u8> {
+        let qpn = if handle == 0 { self.ends[0].qpn } else { handle };
+        let state = u32::from(program.u8() % 8);
+        let kind = match program.u8() % 5 {
+            0 => self.kind,
+            kind => kind.into(),
+        };
+        // Mostly the other guest, sometimes itself.
+        let (gid, dest) = match program.u8() {
+            255 => (self.a.gid, qpn),
+            _ => (self.b.gid, self.ends[1].qpn),
+        };
+        let (mask, mut attr) = modify(kind, state, gid, dest);
+        if program.flag() {
+            (attr.timeout, attr.rnr_retry) = (program.u8() & 31, program.u8() & 7);
+        }
+        let other = match program.u8() {
+            bit @ ..32 => 1 << bit,
+            _ => 0,
+        };
+        let request = virtio_rdma_cmd_modify_qp { qpn, attr_mask: mask ^ other, attr };
+        request.as_bytes().to_vec()
+    }
+
+    /// A request of the first guest: through its control queue, or so that it learns a new key.
+    fn control(&mut self, program: &mut Program<'_>) {
+        let bytes = self.request(program);
+        let room = u32::from(program.u8()) + 1;
+        if program.flag() {
+            self.a.add_request(&bytes, room);
+            return;
+        }
+        let mut reply = vec![0; room as usize];
+        let written = self.a.device.command(&bytes, &mut reply);
+        assert!((1..=reply.len()).contains(&written));
+        let is_mr = matches!(
+            bytes.first().copied().map(u32::from),
+            Some(VIRTIO_RDMA_CMD_GET_DMA_MR | VIRTIO_RDMA_CMD_REG_USER_MR)
+        );
+        if let (true, 0, Ok((mr, _))) =
+            (is_mr, reply[0], virtio_rdma_rsp_mr::read_from_prefix(&reply[1..]))
+        {
+            self.ends[0].keys.push(mr.lkey);
+        }
+    }
+
+    fn sges(&self, who: usize, program: &mut Program<'_>) -> Vec<virtio_rdma_sge> {
+        let sge = |program: &mut Program<'_>| virtio_rdma_sge {
+            addr: Self::addr(program),
+            length: Self::length(program),
+            // The peer names no memory but what it gives out.
+            lkey: if who == 0 { self.key(who, program) } else { self.ends[1].keys[0] },
+        };
+        (0..program.below(if who == 0 { 6 } else { 4 })).map(|_| sge(program)).collect()
+    }
+
+    /// The bytes of a send work request.
+    fn send(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
+        let opcode = match program.u8() {
+            255 if who == 0 => program.u32(),
+            small => u32::from(small % 7),
+        };
+        let sges = self.sges(who, program);
+        let (remote_addr, rkey) = (Self::addr(program), self.key(0, program));
+        let wr = match opcode {
+            _ if self.kind == VIRTIO_RDMA_QPT_UD => {
+                let mut ud = WrUd::new_zeroed();
+                let other = &self.ends[1 - who];
+                (ud.remote_qpn, ud.remote_qkey) = (other.qpn, 0x1111);
+                (ud.av.port, ud.av.pdn, ud.av.hop_limit) = (1, self.ends[who].pdn, 64);
+                ud.av.dgid = if who == 0 { self.b.gid } else { self.a.gid };
+                ud.as_bytes().to_vec()
+            }
+            VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => {
+                let (compare_add, swap) = (program.u64(), 7);
+                WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 }.as_bytes().into()
+            }
+            _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
+        };
+        let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(program.u8() & 5);
+        send_bytes(send_header(self.wr_id, opcode, flags, &wr), &sges)
+    }
+
+    fn receive(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
+        let sges = self.sges(who, program);
+        let (num_sge, wr_id) = (sges.len() as u32, self.wr_id);
+        let header = virtio_rdma_rq_wqe { num_sge, reserved_04: 0, wr_id };
+        [header.as_bytes(), sges.as_bytes()].concat()
+    }
+
+    fn work_queue(&self, who: usize, receive: bool) -> u16 {
+        1 + 3 + 2 * (self.ends[who].qpn as u16 - 1) + u16::from(receive)
+    }
+
+    /// Posts a work request of either guest; what the first posts may be damaged.
+    fn post(&mut self, who: usize, receive: bool, program: &mut Program<'_>) {
+        self.wr_id += 1;
+        let mut bytes = if receive { self.receive(who, program) } else { self.send(who, program) };
+        let mut queue = self.work_queue(who, receive);
+        if who == 1 {
+            if self.posted[usize::from(receive)].len() < 8 && self.b.post(queue, &bytes) {
+                self.posted[usize::from(receive)].insert(self.wr_id);
+            }
+            return;
+        }
+        program.patch(&mut bytes);
+        match program.u8() {
+            255 => bytes.truncate(program.u8().into()),
+            254 => queue = 4 + u16::from(program.u8()) % 10,
+            _ => {}
+        }
+        self.a.post(queue, &bytes);
+    }
+
+    /// A chain of two descriptors of any kind.
+    fn chain(&mut self, program: &mut Program<'_>) {
+        let queue = u16::try_from(program.below(self.a.queues.len())).expect("a few queues");
+        let mut descriptor = || {
+            let (addr, len) = (Self::addr(program), Self::length(program));
+            (addr, len, u16::from(program.u8() & 7), u16::from(program.u8() % 40))
+        };
+        let chain = [descriptor(), descriptor()];
+        self.a.add(queue, &chain, u32::MAX);
+    }
+
+    /// Bytes anywhere in the first guest's memory; what rings they hit are no longer checked.
+    fn scribble(&mut self, program: &mut Program<'_>) {
+        let at = u64::from(program.u16());
+        let bytes = program.bytes(64);
+        let len = bytes.len().min((WINDOW.end - at) as usize);
+        self.a.store(at, &bytes[..len]);
+        for (base, queue) in (0..).step_by(0x400).zip(&mut self.a.queues) {
+            queue.wild |= at < base + 0x400 && at + len as u64 > base;
+        }
+    }
+
+    /// Other memory for the first guest: all, the first region alone, or none.
+    fn remap(&mut self, program: &mut Program<'_>) {
+        let all = &self.a.memory;
+        let (start, len) = program.pick(&[(0, 0), REGIONS[1], REGIONS[0], (0, u64::MAX)]);
+        self.a.device.set_memory(&all.without(start, len).0);
+    }
+
+    /// Takes the peer's completions; each is of a work request that it posted.
+    fn poll(&mut self) {
+        let end = &self.ends[1];
+        for cqe in self.b.poll(end.cqn) {
+            let receive = cqe.opcode & 0x80 != 0;
+            assert!(self.posted[usize::from(receive)].remove(&cqe.wr_id), "not posted");
+            assert_eq!(cqe.qp_num, end.qpn);
+            assert!(u32::from(cqe.status) <= VIRTIO_RDMA_WC_GENERAL_ERR);
+        }
+        for receive in [false, true] {
+            self.b.take_used(self.work_queue(1, receive));
+        }
+        self.b.take_used(self.b.device.queue_count() - 1);
+        self.b.add_event_buffer();
+    }
+
+    /// The peer starts over with its QP.
+    fn reconnect(&mut self) {
+        let (gid, dest, qpn) = (self.a.gid, self.ends[0].qpn, self.ends[1].qpn);
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_state = VIRTIO_RDMA_QPS_RESET as u8;
+        set_state(&self.b, qpn, VIRTIO_RDMA_QP_STATE, attr).expect("any state goes to RESET");
+        self.poll();
+        self.posted = Default::default();
+        connect(&self.b, self.kind, qpn, gid, dest);
+    }
+
+    /// The first guest is reset; nothing is left of it and its memory stays as it is.
+    fn reset(&mut self) {
+        let device = Arc::clone(&self.a.device);
+        device.reset();
+        let status = device.status();
+        assert!(!status.started && !device.needs_reset());
+        let left = (status.gids.len(), status.qps.len(), status.cqs, status.mrs, status.pds);
+        assert_eq!(left, (0, 0, 0, 0, 0), "left behind by a reset");
+        let before = self.a.snapshot();
+        let rkey = self.ends[0].keys[0];
+        let wr = WrRdma { remote_addr: WINDOW.start, rkey, reserved_0c: 0 };
+        let (addr, lkey) = (GIVEN.start, self.ends[1].keys[0]);
+        let sges = [virtio_rdma_sge { addr, length: 8, lkey }];
+        self.wr_id += 1;
+        let flags = VIRTIO_RDMA_SEND_SIGNALED;
+        let header = send_header(self.wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
+        if self.b.post(self.work_queue(1, false), &send_bytes(header, &sges)) {
+            self.posted[0].insert(self.wr_id);
+        }
+        self.b.settle();
+        device.run(64);
+        assert!(before == self.a.snapshot(), "memory written after a reset");
+    }
+
+    fn restart(&mut self) {
+        self.reset();
+        self.a.start();
+        let keys = self.ends[1].keys.clone();
+        self.ends[0] = End::new(&mut self.a, self.kind, WINDOW);
+        self.ends[0].keys.extend(keys);
+        connect(&self.a, self.kind, self.ends[0].qpn, self.b.gid, self.ends[1].qpn);
+    }
+
+    fn step(&mut self, operation: u8, program: &mut Program<'_>) {
+        match operation % 24 {
+            0..=3 => self.control(program),
+            4..=6 => self.post(0, false, program),
+            7 | 8 => self.post(0, true, program),
+            9 => self.post(1, false, program),
+            10 => self.post(1, true, program),
+            11 => self.chain(program),
+            12 => drop(self.a.device.run(program.u8().into())),
+            13 => drop(self.b.device.run(program.u8().into())),
+            14 => self.poll(),
+            15 => {
+                for queue in 0..self.a.device.queue_count() {
+                    self.a.take_used(queue);
+                }
+                self.a.add_cq_buffers(self.ends[0].cqn);
+                self.a.add_event_buffer();
+            }
+            16 => {
+                let both = [self.a.settle(), self.b.settle()];
+                for next in both {
+                    if let Next::At(time) = next {
+                        self.clock.advance_to(time);
+                    }
+                }
+            }
+            17 => self.clock.advance(Duration::from_micros(1 << (program.u8() & 31))),
+            18 => self.a.device.kick(program.u8().into()),
+            19 => self.scribble(program),
+            20 => self.remap(program),
+            21 => self.a.restart_queue(program.u8().into()),
+            22 => self.reconnect(),
+            _ => self.restart(),
+        }
+    }
+
+    fn check_memory(&self) {
+        let now = self.b.load(LOCAL.start, self.kept.len());
+        assert!(now == self.kept, "memory of the peer that it did not give out was written");
+        let (start, len) = REGIONS[1];
+        let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
+        assert!(self.b.load(start, len as usize) == secret, "its second region was written");
+        assert!(!has_secret(&self.a.snapshot()), "memory of the peer was read");
+    }
+
+    /// The peer connects a QP to itself and writes from one place to another.
+    fn check_peer(&mut self) {
+        assert!(!self.b.device.needs_reset());
+        assert_eq!(self.b.device.status().gids, [(0, self.b.gid)]);
+        for counter in [Counter::BadSendChain, Counter::BadControlChain, Counter::BadEventBuffer] {
+            assert_eq!(self.b.device.counter(counter), 0);
+        }
+        let end = self.ends[1].clone();
+        let cqn = create_cq(&mut self.b);
+        let qpn = create_qp(&self.b, end.pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        connect(&self.b, VIRTIO_RDMA_QPT_RC, qpn, self.b.gid, qpn);
+        let wr = WrRdma { remote_addr: GIVEN.start, rkey: end.keys[0], reserved_0c: 0 };
+        let sges = [virtio_rdma_sge { addr: GIVEN.start + 8, length: 8, lkey: end.keys[0] }];
+        self.b.store(GIVEN.start, &[[1; 8], [2; 8]].concat());
+        let flags = VIRTIO_RDMA_SEND_SIGNALED;
+        let header = send_header(99, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
+        self.b.post(1 + 3 + 2 * (qpn as u16 - 1), &send_bytes(header, &sges));
+        self.b.settle();
+        let cqes = self.b.poll(cqn);
+        let brief: Vec<_> = cqes.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        assert_eq!(brief, [(99, VIRTIO_RDMA_WC_SUCCESS as u8)]);
+        assert_eq!(self.b.load(GIVEN.start, 8), [2; 8]);
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut program = Program::new(bytes);
+    let mut world = World::new(&mut program);
+    while let Some(operation) = program.operation() {
+        world.step(operation, &mut program);
+    }
+    world.a.settle();
+    world.b.settle();
+    world.poll();
+    world.reset();
+    world.poll();
+    world.check_memory();
+    world.check_peer();
+});

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vfio-user client that sends what the fuzzer says: messages with wrong details, or bytes.
+//!
+//! What must hold: every command is answered once and in order unless it asked for no reply; the
+//! device is started, kicked, reset in an order that makes sense; no file descriptor is left open.
+
+#![no_main]
+
+use std::collections::VecDeque;
+
+use fuzz::{open_files, Peer, Program};
+use libfuzzer_sys::fuzz_target;
+use memory::GuestMemory;
+use ring::{Layout, SplitQueue};
+use vfio_user::{Backend, Server, Setup};
+
+const QUEUES: u16 = 5;
+const HEADER: usize = 16;
+
+/// Commands.
+const VERSION: u16 = 1;
+const DMA_MAP: u16 = 2;
+const DMA_UNMAP: u16 = 3;
+const SET_IRQS: u16 = 8;
+const REGION_READ: u16 = 9;
+const REGION_WRITE: u16 = 10;
+/// Bits of a header's flags.
+const TYPE: u32 = 0xf;
+const NO_REPLY: u32 = 1 << 4;
+/// The region of PCI configuration space.
+const CONFIG: u32 = 7;
+
+/// The virtio device, which keeps account of how it is treated.
+#[derive(Default)]
+struct Device {
+    rings: Option<Vec<(SplitQueue, std::sync::Arc<vfio_user::Signal>)>>,
+}
+
+impl Backend for Device {
+    fn features(&self) -> u64 {
+        3
+    }
+
+    fn config(&self) -> &[u8] {
+        &[0xc5; 256]
+    }
+
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+
+    fn queue_max_size(&self, queue: u16) -> u16 {
+        16 << queue
+    }
+
+    fn start(&mut self, setup: Setup) -> Result<(), String> {
+        assert!(self.rings.is_none(), "started twice");
+        assert_eq!(setup.queues.len(), usize::from(QUEUES));
+        let mut rings = Vec::new();
+        for (index, queue) in (0..).zip(setup.queues) {
+            let Some(queue) = queue else { continue };
+            assert!(queue.size.is_power_of_two() && queue.size <= 16 << index);
+            let vfio_user::QueueSetup { size, desc, avail, used, signal } = queue;
+            let layout = Layout { size, desc, avail, used, event_idx: false };
+            let ring = SplitQueue::new(&setup.memory, layout, 0).map_err(|e| e.to_string())?;
+            rings.push((ring, signal));
+        }
+        self.rings = Some(rings);
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        for (ring, _) in self.rings.as_mut().expect("a running device") {
+            let _ = ring.set_memory(memory);
+        }
+    }
+
+    fn kick(&mut self, queue: u16) {
+        assert!(queue < QUEUES);
+        for (ring, signal) in self.rings.as_mut().expect("a running device") {
+            if let Ok(Some(chain)) = ring.pop() {
+                let _ = ring.push(chain.head, 0);
+                let _ = ring.publish();
+            }
+            signal.signal();
+        }
+    }
+
+    fn reset(&mut self) {
+        assert!(self.rings.take().is_some(), "reset of a device that does not run");
+    }
+}
+
+/// Both ends of a connection.
+struct World {
+    peer: Peer,
+    server: Server,
+    device: Device,
+    /// Id and command of the messages that are to be answered.
+    asked: VecDeque<(u16, u16)>,
+    id: u16,
+}
+
+impl World {
+    fn new() -> Self {
+        let (peer, socket) = Peer::new();
+        let device = Device::default();
+        let server = Server::new(socket, 42, &device).expect("few queues");
+        Self { peer, server, device, asked: VecDeque::new(), id: 0 }
+    }
+
+    fn send(&mut self, command: u16, flags: u32, payload: &[u8], program: &mut Program<'_>) {
+        self.id = self.id.wrapping_add(1);
+        let mut message = self.id.to_le_bytes().to_vec();
+        message.extend(command.to_le_bytes());
+        message.extend(u32::try_from(HEADER + payload.len()).expect("a short one").to_le_bytes());
+        message.extend(flags.to_le_bytes());
+        message.extend([0; 4]);
+        message.extend(payload);
+        let fds = match program.u8() {
+            255 => self.peer.fds(program),
+            _ if command == DMA_MAP => vec![self.peer.memory()],
+            _ if command == SET_IRQS => vec![self.peer.event(); program.below(4)],
+            _ => Vec::new(),
+        };
+        let sent = self.peer.send(&message, &fds);
+        if sent && flags & TYPE == 0 && flags & NO_REPLY == 0 {
+            self.asked.push_back((self.id, command));
+        }
+    }
+
+    /// A command that is right but for what the program changes.
+    fn command(&mut self, program: &mut Program<'_>) {
+        let command = u16::from(program.u8() % 15);
+        let mut payload = match command {
+            DMA_MAP | DMA_UNMAP => dma(command, program),
+            REGION_READ => {
+                let (region, offset, len) = place(program);
+                access(region, offset, len.into(), &[])
+            }
+            REGION_WRITE => {
+                let (region, offset, len) = place(program);
+                access(region, offset, len.into(), &program.array::<8>()[..len.min(8).into()])
+            }
+            SET_IRQS => {
+                let flags = program.pick(&[0x24, 0x21, 0x22, 9, 17, 0x3f]);
+                words(&[20, flags, program.pick(&[2, 0, 1]), program.u8().into(), 2, 0x0101_0101])
+            }
+            _ => words(&[program.pick(&[32, 16, 0]), 0, program.u8().into(), 0, 0, 0, 0, 0]),
+        };
+        program.patch(&mut payload);
+        if program.u8() == 255 {
+            payload.truncate(program.u8().into());
+        }
+        let flags = program.pick(&[0, 0, 0, NO_REPLY, 1, 0x21]);
+        self.send(command, flags, &payload, program);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], program: &mut Program<'_>) {
+        let len = u32::try_from(data.len()).expect("a register");
+        self.send(REGION_WRITE, NO_REPLY, &access(0, offset, len, data), program);
+    }
+
+    /// What a driver does up to DRIVER_OK, with one queue or all.
+    fn drive(&mut self, program: &mut Program<'_>) {
+        for status in [0, 1, 3] {
+            self.write(20, &[status], program);
+        }
+        self.write(8, &[1, 0, 0, 0], program);
+        self.write(12, &[1, 0, 0, 0], program);
+        self.write(20, &[0xb], program);
+        for queue in 0..=u8::try_from(program.below(QUEUES.into())).expect("a few") {
+            self.write(22, &[queue, 0], program);
+            self.write(26, &[queue, 0], program);
+            for (register, addr) in [(32, 0), (40, 0x1000), (48, 0x2000)] {
+                let shift = program.pick(&[0, 0, 2, 0x8000]);
+                self.write(register, &u32::to_le_bytes(addr + shift), program);
+            }
+            self.write(28, &[1, 0], program);
+        }
+        self.write(20, &[0xf], program);
+    }
+
+    /// Lets the server answer, and checks the answers; `false`: the connection is over.
+    fn process(&mut self, plain: bool) -> bool {
+        let going = loop {
+            match self.server.process(&mut self.device) {
+                Ok(true) => {}
+                Ok(false) => break true,
+                Err(_) => break false,
+            }
+        };
+        let received = self.peer.received();
+        while let Some(header) = received.get(..HEADER) {
+            let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+            let size = usize::from(half(4));
+            let message = (half(0), half(2));
+            assert!(size >= HEADER && header[8] & 0xf == 1, "no reply");
+            assert!(received.len() >= size, "half a reply");
+            if !plain {
+                assert_eq!(self.asked.pop_front(), Some(message), "answered out of order");
+            }
+            received.drain(..size);
+        }
+        assert!(plain || !going || self.asked.is_empty(), "not answered");
+        going
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
+    let mut payload = offset.to_le_bytes().to_vec();
+    payload.extend(words(&[region, count]));
+    payload.extend(data);
+    payload
+}
+
+/// A region, an offset in it and a length of an access.
+fn place(program: &mut Program<'_>) -> (u32, u64, u8) {
+    let len = program.pick(&[1, 2, 4, 8, 3, 0, 64]);
+    match program.u8() % 6 {
+        0 => (CONFIG, program.u8().into(), len),
+        1 => (0, 0x3000 + u64::from(program.u8() % 32), len),
+        2 => (0, program.pick(&[0x1000, 0x2000, 0x20f8, 0x3ffc]), len),
+        3 => (program.u8().into(), program.u64(), len),
+        _ => (0, u64::from(program.u8() & 63), len),
+    }
+}
+
+fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
+    let page = |program: &mut Program<'_>| u64::from(program.u8() & 15) << 12;
+    let flags = program.pick(&[3, 1, 2, 0]);
+    let mut payload = words(&[if command == DMA_MAP { 32 } else { 24 }, flags]);
+    if command == DMA_MAP {
+        payload.extend(page(program).to_le_bytes());
+    }
+    let (address, size) = (page(program), page(program));
+    let address = program.pick(&[0, address, 0u64.wrapping_sub(0x2000)]);
+    let size = program.pick(&[0x1_0000, size, u64::MAX]);
+    payload.extend([address.to_le_bytes(), size.to_le_bytes()].concat());
+    payload
+}
+
+fn messages(world: &mut World, program: &mut Program<'_>) {
+    world.send(VERSION, 0, &[0; 4], &mut Program::new(&[]));
+    while let Some(operation) = program.operation() {
+        match operation % 8 {
+            0..=4 => world.command(program),
+            5 => {
+                let map = [words(&[32, 3, 0, 0, 0, 0]), words(&[0x1_0000, 0])].concat();
+                world.send(DMA_MAP, 0, &map, program);
+                world.drive(program);
+            }
+            6 => world.server.needs_reset(),
+            _ if !world.process(false) => return,
+            _ => {}
+        }
+    }
+    world.process(false);
+}
+
+/// Plain bytes, cut as the program says.
+fn stream(world: &mut World, program: &mut Program<'_>) {
+    while let Some(len) = program.operation() {
+        let bytes = program.bytes(len.into());
+        let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
+        if !bytes.is_empty() {
+            world.peer.send(bytes, &fds);
+        }
+        if !world.process(true) {
+            return;
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let before = open_files();
+    let mut program = Program::new(bytes);
+    let mut world = World::new();
+    if program.u8() & 7 == 7 {
+        stream(&mut world, &mut program);
+    } else {
+        messages(&mut world, &mut program);
+    }
+    drop(world);
+    assert_eq!(open_files(), before, "file descriptors left open");
+});

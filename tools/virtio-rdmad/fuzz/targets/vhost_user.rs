@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A vhost-user front end that sends what the fuzzer says: requests with wrong details, or bytes.
+//!
+//! What must hold: the answers are those to the requests, in order; a queue is started once until
+//! the device is reset, with the memory that there is; no file descriptor is left open.
+
+#![no_main]
+
+use std::collections::VecDeque;
+
+use fuzz::{open_files, Peer, Program};
+use libfuzzer_sys::fuzz_target;
+use memory::GuestMemory;
+use ring::SplitQueue;
+use vhost_user::{Backend, QueueSetup, Server};
+
+const QUEUES: u16 = 4;
+const HEADER: usize = 12;
+/// Bits of a header's flags.
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 1 << 3;
+/// Requests.
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+const GET_VRING_BASE: u32 = 11;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const GET_QUEUE_NUM: u32 = 17;
+const SET_VRING_ENABLE: u32 = 18;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
+const GET_MAX_MEM_SLOTS: u32 = 36;
+const ADD_MEM_REG: u32 = 37;
+const REM_MEM_REG: u32 = 38;
+const SET_STATUS: u32 = 39;
+const GET_STATUS: u32 = 40;
+/// Where the front end says that it has the guest's memory.
+const USER: u64 = 0x7000_0000_0000;
+/// All feature and protocol feature bits that are offered.
+const FEATURES: u64 = 3 | 1 << 30 | 1 << 32;
+const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+
+/// The virtio device, which keeps account of how it is treated.
+#[derive(Default)]
+struct Device {
+    rings: [Option<(SplitQueue, QueueSetup)>; QUEUES as usize],
+}
+
+impl Backend for Device {
+    fn features(&self) -> u64 {
+        3
+    }
+
+    fn config(&self) -> &[u8] {
+        &[0xc5; 256]
+    }
+
+    fn queue_count(&self) -> u16 {
+        QUEUES
+    }
+
+    fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String> {
+        let place = &mut self.rings[usize::from(queue)];
+        assert!(place.is_none(), "started twice");
+        let ring = SplitQueue::new(&setup.memory, setup.layout, setup.base);
+        *place = Some((ring.map_err(|error| error.to_string())?, setup));
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemory) {
+        assert!(self.rings.iter().any(Option::is_some), "memory for nobody");
+        for (ring, _) in self.rings.iter_mut().flatten() {
+            let _ = ring.set_memory(memory);
+            if let Ok(Some(chain)) = ring.pop() {
+                let _ = ring.push(chain.head, 0);
+                let _ = ring.publish();
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        assert!(self.rings.iter().any(Option::is_some), "reset of a device that does not run");
+        self.rings = Default::default();
+    }
+}
+
+/// Both ends of a connection.
+struct World {
+    peer: Peer,
+    server: Server,
+    device: Device,
+    /// Requests that may be answered.
+    asked: VecDeque<u32>,
+}
+
+impl World {
+    fn new() -> Self {
+        let (peer, socket) = Peer::new();
+        let device = Device::default();
+        let server = Server::new(socket, &device);
+        Self { peer, server, device, asked: VecDeque::new() }
+    }
+
+    fn send(&mut self, request: u32, flags: u32, payload: &[u8], program: &mut Program<'_>) {
+        let size = u32::try_from(payload.len()).expect("a short one");
+        let message = [&words(&[request, flags, size]), payload].concat();
+        let fds = match program.u8() {
+            255 => self.peer.fds(program),
+            _ => match request {
+                SET_MEM_TABLE | ADD_MEM_REG => vec![self.peer.memory()],
+                SET_VRING_KICK | SET_VRING_CALL | SET_BACKEND_REQ_FD => vec![self.peer.event()],
+                _ => Vec::new(),
+            },
+        };
+        if self.peer.send(&message, &fds) {
+            self.asked.push_back(request);
+        }
+    }
+
+    /// A request that is right but for what the program changes.
+    fn request(&mut self, program: &mut Program<'_>) {
+        let number = match program.u8() {
+            255 => program.u32(),
+            small => u32::from(small % 42),
+        };
+        let queue = u32::from(program.u8() % 5);
+        let mut payload = payload(number, queue, program);
+        program.patch(&mut payload);
+        if program.u8() == 255 {
+            payload.truncate(program.u8().into());
+        }
+        let flags = VERSION | program.pick(&[0, NEED_REPLY, NEED_REPLY, 2, 4]);
+        self.send(number, flags, &payload, program);
+    }
+
+    /// What a front end does until a queue runs.
+    fn drive(&mut self, program: &mut Program<'_>) {
+        let queue = u32::from(program.u8() % 4);
+        for number in [
+            SET_FEATURES,
+            SET_PROTOCOL_FEATURES,
+            ADD_MEM_REG,
+            SET_VRING_NUM,
+            SET_VRING_BASE,
+            SET_VRING_ADDR,
+            SET_VRING_CALL,
+            SET_VRING_KICK,
+            SET_VRING_ENABLE,
+        ] {
+            let payload = payload(number, queue, &mut Program::new(&[]));
+            self.send(number, VERSION | NEED_REPLY, &payload, program);
+        }
+    }
+
+    /// Lets the server answer, and checks the answers; `false`: the connection is over.
+    fn process(&mut self, plain: bool) -> bool {
+        let mut going = true;
+        // More calls than a batch can need for what a socket holds.
+        for _ in 0..64 {
+            if self.server.serve(&mut self.device).is_err() {
+                going = false;
+                break;
+            }
+        }
+        let received = self.peer.received();
+        while let Some(header) = received.get(..HEADER) {
+            let word =
+                |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+            let (request, size) = (word(0), word(8) as usize);
+            assert_eq!(word(4), VERSION | 4, "no reply");
+            assert!(received.len() >= HEADER + size, "half a reply");
+            if !plain {
+                assert!(self.asked.iter().any(|asked| *asked == request), "not asked");
+                // Requests before it had no answer.
+                while self.asked.pop_front() != Some(request) {}
+            }
+            received.drain(..HEADER + size);
+        }
+        if going && !plain {
+            let unanswered = |request: &u32| matches!(*request, GET_FEATURES | GET_QUEUE_NUM);
+            assert!(!self.asked.iter().any(unanswered), "not answered");
+        }
+        self.asked.clear();
+        going
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn longs(longs: &[u64]) -> Vec<u8> {
+    longs.iter().flat_map(|long| long.to_le_bytes()).collect()
+}
+
+/// The payload that a request has.
+fn payload(number: u32, queue: u32, program: &mut Program<'_>) -> Vec<u8> {
+    let page = |program: &mut Program<'_>| u64::from(program.u8() & 15) << 12;
+    match number {
+        SET_FEATURES => longs(&[program.pick(&[FEATURES, FEATURES & !(1 << 30), u64::MAX])]),
+        SET_PROTOCOL_FEATURES => longs(&[program.pick(&[PROTOCOL_FEATURES, 1, 0])]),
+        SET_MEM_TABLE => {
+            let region = [page(program), 0x1_0000, USER + page(program), page(program)];
+            [words(&[program.pick(&[1, 2, 0, 9]), 0]), longs(&region), longs(&region)].concat()
+        }
+        ADD_MEM_REG | REM_MEM_REG => {
+            let size = program.pick(&[0x1_0000, 0x1000, 0, u64::MAX]);
+            longs(&[0, page(program), size, USER + page(program), page(program)])
+        }
+        SET_VRING_NUM => words(&[queue, program.pick(&[16, 1, 256, 0, 3, 0x8000, 0x1_0000])]),
+        SET_VRING_BASE => words(&[queue, program.pick(&[0, 1, 0xffff, 0x1_0000])]),
+        SET_VRING_ENABLE => words(&[queue, program.pick(&[1, 0, 2])]),
+        SET_VRING_ADDR => {
+            let (desc, used, avail) = (page(program), 0x1000 + page(program), page(program));
+            [words(&[queue, 0]), longs(&[USER + desc, USER + used, USER + 0x2000 + avail, 0])]
+                .concat()
+        }
+        SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR => {
+            longs(&[u64::from(queue) | program.pick(&[0, 0x100, 0x200])])
+        }
+        GET_CONFIG => {
+            let (offset, size) = (program.pick(&[0, 200, 256]), program.pick(&[256, 8, 56, 0]));
+            [words(&[offset, size, 0]), vec![0; size as usize]].concat()
+        }
+        SET_STATUS => longs(&[program.pick(&[0, 1, 15])]),
+        GET_VRING_BASE => words(&[queue, 0]),
+        GET_FEATURES | GET_PROTOCOL_FEATURES | GET_QUEUE_NUM | GET_MAX_MEM_SLOTS | GET_STATUS => {
+            Vec::new()
+        }
+        _ => program.bytes(16).to_vec(),
+    }
+}
+
+fn requests(world: &mut World, program: &mut Program<'_>) {
+    while let Some(operation) = program.operation() {
+        match operation % 8 {
+            0..=4 => world.request(program),
+            5 => world.drive(program),
+            _ if !world.process(false) => return,
+            _ => {}
+        }
+    }
+    world.process(false);
+}
+
+/// Plain bytes, cut as the program says.
+fn stream(world: &mut World, program: &mut Program<'_>) {
+    while let Some(len) = program.operation() {
+        let bytes = program.bytes(len.into());
+        let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
+        if !bytes.is_empty() {
+            world.peer.send(bytes, &fds);
+        }
+        if !world.process(true) {
+            return;
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let before = open_files();
+    let mut program = Program::new(bytes);
+    let mut world = World::new();
+    if program.u8() & 7 == 7 {
+        stream(&mut world, &mut program);
+    } else {
+        requests(&mut world, &mut program);
+    }
+    drop(world);
+    assert_eq!(open_files(), before, "file descriptors left open");
+});
