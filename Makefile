@@ -54,8 +54,15 @@ endif
 .PHONY: device
 device: ## build/virtio-rdmad
 	@mkdir -p $(build)
-	@$(device_cargo) cargo build --release --locked
+	@$(device_cargo) cargo build --release --locked -p virtio-rdmad
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdmad $(build)/virtio-rdmad
+
+# A device for tests of the driver, which does what a device must not.
+.PHONY: hostile
+hostile:
+	@mkdir -p $(build)
+	@$(device_cargo) cargo build --locked -p hostile
+	@$(vm)/install-new $(build)/cargo-virtio-rdmad/debug/virtio-rdma-hostile $(build)/virtio-rdma-hostile
 
 .PHONY: provider
 provider: ## build/provider/libvirtio_rdma-rdmavNN.so

@@ -13,6 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
 import guests  # noqa: E402  pylint: disable=wrong-import-position
+import hostile  # noqa: E402  pylint: disable=wrong-import-position
 import ktap  # noqa: E402  pylint: disable=wrong-import-position
 
 # The bound on a program that hangs; none of them takes a tenth of it.
@@ -33,10 +34,11 @@ class Suite:
         self.report = ktap.Report()
         self.network = None
 
-    def boot(self, count):
+    def boot(self, count, kind, rings):
         """A fresh network of guests with virtio-rdma up."""
-        options = guests.dataclasses.replace(self.options, guests=count)
-        self.network = guests.Network(options)
+        no_rings = () if rings else tuple(range(1, count + 1))
+        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings)
+        self.network = kind(options)
         self.network.boot()
 
     def program(self, path, guest, env, label):
@@ -62,11 +64,29 @@ class Suite:
             if path != "verbs/rc_hosts.py":
                 self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
 
+    def data_path(self):
+        """The selftests that post and poll, in guest 1, one after the other."""
+        (guest,) = self.network.guests
+        for path in programs(self.options.share):
+            if path.startswith("verbs/rc_") and path not in BETWEEN_HOSTS:
+                self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
+
+    def misbehaves(self):
+        """The selftest that tells the device what to do wrong."""
+        (guest,) = self.network.guests
+        relay = ktap.Relay(self.report, "verbs/hostile.py")
+        orders = hostile.Orders(self.network, relay.feed)
+        transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
+        command = f"cd /mnt/virtio_rdma && HOSTILE_TRANSPORT={transport} exec ./verbs/hostile.py"
+        orders.job = guest.start(command, {"PEERS": ""}, orders.feed, typed=True)
+        self.finish(orders.job, relay)
+
     def together(self):
         """The selftests that take two hosts; guest 2's results are counted,
         guest 1's tell whether it agrees."""
         for path in BETWEEN_HOSTS:
-            both = [self.program(path, guest, {}, f"guest {guest.number} of 2: ")
+            path_of = "virtqueues: " if self.network.options.no_rings else ""
+            both = [self.program(path, guest, {}, f"{path_of}guest {guest.number} of 2: ")
                     for guest in self.network.guests]
             for job, relay in both:
                 self.finish(job, relay)
@@ -115,11 +135,11 @@ class Suite:
         alive = self.network.daemon.poll() is None
         self.report.result(f"{title}: the device is alive", alive)
 
-    def part(self, title, count, *actions):
+    def part(self, title, count, *actions, kind=guests.Network, rings=True):
         """Boot, act, judge, end; a failure names its logs."""
         before = self.report.failed
         try:
-            self.boot(count)
+            self.boot(count, kind, rings)
             for action in actions:
                 action()
             self.verdict(title)
@@ -149,6 +169,9 @@ def main(arguments):
     try:
         suite.part("one guest", 1, suite.alone)
         suite.part("two guests", 2, suite.together, suite.reboots)
+        suite.part("one guest, virtqueues", 1, suite.data_path, rings=False)
+        suite.part("two guests, virtqueues", 2, suite.together, rings=False)
+        suite.part("a hostile device", 1, suite.misbehaves, kind=hostile.Network)
     except KeyboardInterrupt:
         return 130
     return suite.report.end()

@@ -260,12 +260,13 @@ class Guest:
             self.next_id += 1
         return job
 
-    def start(self, argv, env=None, sink=None):
-        """Start a command; sink gets its output as it comes."""
+    def start(self, argv, env=None, sink=None, typed=False):
+        """Start a command; sink gets its output as it comes. Typed: it reads
+        what Job.type() gives it."""
         if isinstance(argv, str):
             argv = ["bash", "-c", argv]
         job = self.new_job(" ".join(argv), sink)
-        self.send(id=job.number, run=argv, env=self.network.env(self) | (env or {}))
+        self.send(id=job.number, run=argv, env=self.network.env(self) | (env or {}), typed=typed)
         return job
 
     def run(self, argv, env=None, sink=None, timeout=None):
@@ -461,17 +462,20 @@ class Network:
         peers = " ".join(other.address for other in self.guests if other is not guest)
         return {"GUEST": str(guest.number), "PEERS": peers}
 
-    def start_daemon(self):
+    def device_command(self):
         transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
-        log = os.path.join(self.dir, "virtio-rdmad.log")
         command = [os.path.join(TOP, "build", "virtio-rdmad"),
                    "--control", os.path.join(self.dir, "control.sock")]
         for guest in self.guests:
             rings = ",rings=off" if guest.number in self.options.no_rings else ""
             command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}{rings}"]
+        return command
+
+    def start_daemon(self):
+        log = os.path.join(self.dir, "virtio-rdmad.log")
         with open(log, "wb") as file:
             self.daemon = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                self.device_command(), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 preexec_fn=die_with_parent)
         deadline = time.monotonic() + 20
         while not all(os.path.exists(guest.rdma_socket) for guest in self.guests):

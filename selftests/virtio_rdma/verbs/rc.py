@@ -44,9 +44,13 @@ class Device:
         self.name = name
         self.context = Context(name=name)
         self.attr = self.context.query_device()
+        self.is_rxe = name.startswith("rxe")
+        self.refresh()
+
+    def refresh(self):
+        """Reads what may change: the port and its GIDs."""
         self.port = self.context.query_port(PORT)
         self.gid = self._roce_v2_gid()
-        self.is_rxe = name.startswith("rxe")
 
     def usable(self):
         """Whether RC QPs can be connected here."""

@@ -6,9 +6,10 @@ One JSON object a line in both directions on a character device (a virtio
 serial port, or a terminal of user-mode Linux in raw mode).
 
 Host to guest:
-  {"id": N, "run": [ARGV], "env": {...}}    start a command
+  {"id": N, "run": [ARGV], "env": {...}}    start a command; with "typed": true
+                                            it reads what is typed
   {"id": N, "shell": [ROWS, COLS]}          start an interactive shell
-  {"id": N, "input": TEXT}                  what its terminal shall read
+  {"id": N, "input": TEXT}                  what it shall read
   {"id": N, "kill": SIGNAL}                 signal a command and its children
   {"end": "off" | "reboot"}                 end this guest, or restart it
 Guest to host:
@@ -24,6 +25,7 @@ import os
 import pty
 import selectors
 import signal
+import socket
 import struct
 import sys
 import termios
@@ -60,13 +62,16 @@ class Agent:
         while data:
             data = data[os.write(self.control, data):]
 
-    def start(self, number, argv, env):
-        read, write = os.pipe()
+    def start(self, number, argv, env, typed):
+        if typed:
+            read, write = (end.detach() for end in socket.socketpair())
+        else:
+            read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.setsid()
             null = os.open("/dev/null", os.O_RDWR)
-            os.dup2(null, 0)
+            os.dup2(write if typed else null, 0)
             os.dup2(write, 1)
             os.dup2(write, 2)
             self.become(argv, env)
@@ -149,7 +154,7 @@ class Agent:
         number = message["id"]
         job = self.jobs.get(number)
         if "run" in message:
-            self.start(number, message["run"], message.get("env", {}))
+            self.start(number, message["run"], message.get("env", {}), message.get("typed", False))
         elif "shell" in message:
             self.shell(number, message["shell"])
         elif job and "input" in message:

@@ -18,10 +18,12 @@ pub enum Source {
     Control,
     /// The driver made buffers available.
     Kick,
+    /// The process is to end.
+    End,
 }
 
 impl Source {
-    const ALL: [Self; 4] = [Self::Listener, Self::Monitor, Self::Control, Self::Kick];
+    const ALL: [Self; 5] = [Self::Listener, Self::Monitor, Self::Control, Self::Kick, Self::End];
 
     fn token(self) -> u64 {
         self as u64

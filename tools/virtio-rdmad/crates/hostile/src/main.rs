@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser};
 use engine::{Limits, Next};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use device::Hostile;
 use events::{Events, Source};
@@ -114,6 +115,8 @@ struct Process {
     events: Arc<Events>,
     device: Hostile,
     server: Option<Server>,
+    /// Becomes readable when the process is to end.
+    _signals: UnixStream,
 }
 
 impl Process {
@@ -125,11 +128,16 @@ impl Process {
         let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
         let mac = options.mac.map(|Mac(mac)| mac);
         let device = Hostile::new(limits, mac, events.clone())?;
+        let (signals, write) = UnixStream::pair()?;
+        signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
+        signal_hook::low_level::pipe::register(SIGINT, write)?;
+        events.add(&signals, Source::End)?;
         let control = UnixListener::bind(&options.control)?;
         let listener = UnixListener::bind(path)?;
         events.add(&listener, Source::Listener)?;
         events.add(&control, Source::Control)?;
-        Ok(Self { listener, control, is_vfio, events, device, server: None })
+        let _signals = signals;
+        Ok(Self { listener, control, is_vfio, events, device, server: None, _signals })
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -142,6 +150,7 @@ impl Process {
                     Source::Monitor => busy |= self.serve(),
                     Source::Control => self.obey()?,
                     Source::Kick => {}
+                    Source::End => return Ok(()),
                 }
             }
             let (more, next) = self.device.turn();
@@ -205,5 +214,10 @@ impl Process {
 fn main() -> Result<(), Error> {
     let options = Options::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    Process::new(&options)?.run()
+    let result = Process::new(&options)?.run();
+    let Transport { vhost_user, vfio_user } = &options.socket;
+    for path in [vhost_user, vfio_user].into_iter().flatten().chain([&options.control]) {
+        std::fs::remove_file(path)?;
+    }
+    result
 }

@@ -1,0 +1,794 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""The driver in front of a device that misbehaves: each kind of it ends in an
+error and a counter of its own, at most one line in the log, and a device that
+works again after it was bound anew.
+
+The device is virtio-rdma-hostile. This program asks for a misbehaviour by a
+line of JSON behind "@" on its standard output, and reads the answer from its
+standard input; who runs it passes both on. HOSTILE_TRANSPORT is "vfio-user" or
+"vhost-user".
+"""
+
+import errno
+import functools
+import glob
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+
+import ktap
+import rc
+from rc import (CQ, MR, PD, QP, ALL_ACCESS, Pair, QPCap, QPInitAttr, complete, e, empty, fails_with,
+                remote, sge)
+
+DRIVER = "/sys/bus/virtio/drivers/virtio_rdma"
+MODULE = "/run/vr/virtio_rdma.ko"
+VFIO = os.environ.get("HOSTILE_TRANSPORT") == "vfio-user"
+WRITE, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_SEND
+
+# enum virtio_rdma_cmd
+QUERY_PORT, CREATE_CQ, CREATE_PD, DESTROY_PD, REG_USER_MR, DEREG_MR = 1, 2, 4, 5, 9, 10
+CREATE_QP, QUERY_QP, DESTROY_QP, QUERY_PKEY, REQ_NOTIFY_CQ = 11, 13, 14, 15, 18
+# Offsets in struct virtio_rdma_config.
+PHYS_PORT_CNT, PAGE_SIZE_CAP, MAX_QP, MAX_QP_WR, MAX_SEND_SGE, MAX_CQ, MAX_CQE = 0, 40, 48, 52, 64, 76, 80
+# Offsets in struct virtio_rdma_cqe, and its size.
+WR_ID, STATUS, OPCODE, BYTE_LEN, QP_NUM, CQE_SIZE = 0, 8, 9, 16, 24, 40
+# enum virtio_rdma_event_type
+QP_FATAL, PORT_ACTIVE = 1, 9
+EVENT_SIZE = 8
+
+
+def u32(value):
+    return struct.pack("<I", value).hex()
+
+
+def u64(value):
+    return struct.pack("<Q", value).hex()
+
+
+def order(**what):
+    """Tells the device what to do wrong; how often a rule has held so far."""
+    print("@" + json.dumps(what), flush=True)
+    answer = json.loads(sys.stdin.readline())
+    if "error" in answer:
+        raise AssertionError(f"the device does not understand {what}: {answer['error']}")
+    return answer["hits"]
+
+
+def honest():
+    return order(honest=True)
+
+
+def reply(command, **what):
+    """Spoils replies to a command."""
+    return order(on="control", command=command, **what)
+
+
+def virtio_device():
+    """The virtio device that is bound, or was."""
+    bound = glob.glob(DRIVER + "/virtio*")
+    return os.path.basename(bound[0]) if bound else None
+
+
+NAME = virtio_device()
+
+
+def ctl(file, name=NAME):
+    """Writes to a file of the driver in sysfs."""
+    handle = os.open(f"{DRIVER}/{file}", os.O_WRONLY)
+    try:
+        os.write(handle, name.encode())
+    finally:
+        os.close(handle)
+
+
+def bind():
+    ctl("bind")
+
+
+def unbind():
+    ctl("unbind")
+
+
+def rebind():
+    """A fresh device."""
+    if virtio_device():
+        unbind()
+    honest()
+    bind()
+
+
+def device():
+    """The device under test, once its port and its GID are there: the network interface brings
+    these, after the device is registered."""
+    (name,) = os.listdir(f"{DRIVER}/{NAME}/infiniband")
+    found = rc.Device(name)
+    while not found.usable():
+        os.sched_yield()
+        found.refresh()
+    return found
+
+
+def counters():
+    links = json.loads(subprocess.run(["rdma", "-j", "statistic", "show"], check=True,
+                                      stdout=subprocess.PIPE).stdout)
+    return links[0]
+
+
+def kernel_log():
+    return subprocess.run(["dmesg"], check=True, stdout=subprocess.PIPE,
+                          encoding="utf-8", errors="replace").stdout.splitlines()
+
+
+class Watch:
+    """What the driver counts and logs while a test runs."""
+
+    def __init__(self):
+        self.log = len(kernel_log())
+        self.before = counters() if virtio_device() else {}
+
+    def lines(self, pattern):
+        return [line for line in kernel_log()[self.log:] if re.search(pattern, line)]
+
+    def counted(self, name, times=None):
+        """The counter went up (by this much), and the first was logged, once."""
+        now = counters()
+        difference = now[name] - self.before[name]
+        if times is None:
+            ktap.equal(difference > 0, True, f"{name} goes up")
+        else:
+            ktap.equal(difference, times, f"{name} goes up by")
+        expected = 0 if self.before[name] else 1
+        logged = self.lines("the device misbehaves")
+        ktap.equal(len(logged) <= max(expected, 1), True, f"at most one line: {logged}")
+        others = [key for key, value in now.items() if key.startswith("bad_")
+                  and key != name and value != self.before[key]]
+        ktap.equal(others, [], "other counters that went up")
+
+    def failed(self, why):
+        """The device was taken out of service, with one line that says why."""
+        lines = self.lines("the device has failed")
+        ktap.equal(len(lines), 1, f"lines that say so: {lines}")
+        ktap.equal(why in lines[0], True, f"{lines[0]} says: {why}")
+
+
+def data_flows():
+    """A fresh pair moves data."""
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(8192, data=bytes(range(256)) * 32), pair.b.memory(8192)
+        pair.b.post_recv([sge(there, 0, 4096)])
+        pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+        pair.a.post_send(SEND, [sge(here, 0, 4096)])
+        complete(pair.a.send_cq, 2)
+        complete(pair.b.recv_cq)
+        ktap.same_bytes(there.read(8192, 0), bytes(range(256)) * 32, "data")
+
+
+def recovers():
+    """The device can be unbound, and works when it is bound again."""
+    rebind()
+    data_flows()
+
+
+def isolated(test):
+    """A test that fails leaves the next one a fresh device."""
+    @functools.wraps(test)
+    def run(rng):
+        try:
+            test(rng)
+        except (Exception, ktap.Stuck):
+            rebind()
+            raise
+    return run
+
+
+# ---- configuration ---------------------------------------------------------
+
+def fails(number, function):
+    """A file of sysfs cannot be written to."""
+    try:
+        function()
+    except OSError as error:
+        ktap.equal(errno.errorcode[error.errno], errno.errorcode[number], "error")
+        return
+    raise AssertionError(f"no error, expected {errno.errorcode[number]}")
+
+
+def refused(why, number=errno.EINVAL):
+    """The driver does not bind, and one line says why."""
+    watch = Watch()
+    fails(number, bind)
+    ktap.equal(os.path.exists(f"{DRIVER}/{NAME}/infiniband"), False, "there is an RDMA device")
+    lines = watch.lines(r"virtio_rdma|virtio\d+:")
+    said = [line for line in lines if why in line]
+    ktap.equal(len(said), 1, f"lines that say {why}: {lines}")
+
+
+def config(why, *patches):
+    unbind()
+    honest()
+    for patch in patches:
+        order(config=patch)
+    refused(why)
+    recovers()
+
+
+def config_of_ones(_rng):
+    config("has 4294967295 ports", "ones")
+
+
+def config_of_zeros(_rng):
+    config("has 0 ports", "zeros")
+
+
+def config_of_ones_but_ports(_rng):
+    config("need more virtqueues", "ones", [PHYS_PORT_CNT, u32(1)])
+
+
+def config_without_objects(_rng):
+    for name, offset in (("max_qp 0", MAX_QP), ("max_cq 0", MAX_CQ), ("max_qp_wr 0", MAX_QP_WR),
+                         ("max_cqe 0", MAX_CQE), ("max_send_sge 0", MAX_SEND_SGE)):
+        config(name, [offset, u32(0)])
+    config("no pages of 4 KiB", [PAGE_SIZE_CAP, u64(1 << 13)])
+
+
+def config_with_queues_that_do_not_exist(_rng):
+    if not VFIO:
+        raise ktap.Skip("user-mode Linux itself warns about it")
+    config("cannot set up", [MAX_QP, u32(100)])
+    config("cannot set up", [MAX_CQ, u32(1000)])
+
+
+def config_with_huge_queues(_rng):
+    """The sizes of the rings count."""
+    unbind()
+    honest()
+    order(config=[MAX_CQE, u32(2**32 - 1)])
+    order(config=[MAX_QP_WR, u32(2**32 - 1)])
+    order(config=[MAX_SEND_SGE, u32(2**32 - 1)])
+    bind()
+    attr = device().attr
+    ktap.equal((attr.max_cqe <= 32768, attr.max_qp_wr <= 32768, attr.max_sge <= 32), (True,) * 3,
+               "limits are sane")
+    data_flows()
+    recovers()
+
+
+# ---- replies ---------------------------------------------------------------
+
+def spoilt_create(command, create, number, counter, **what):
+    """A command that creates fails with this error and is counted; then it works."""
+    watch = Watch()
+    before = reply(command, **what)
+    fails_with(number, create)
+    ktap.equal(honest() - before, 1, "spoilt replies")
+    watch.counted(counter, 1)
+    create().close()
+
+
+def reply_of_no_length(_rng):
+    context = device().context
+    spoilt_create(CREATE_PD, lambda: PD(context), errno.EIO, "bad_reply_length", used=0)
+
+
+def reply_of_a_status_alone(_rng):
+    context = device().context
+    spoilt_create(CREATE_PD, lambda: PD(context), errno.EIO, "bad_reply_length", used=1)
+    spoilt_create(CREATE_CQ, lambda: CQ(context, 4), errno.EIO, "bad_reply_length", used=4)
+
+
+def reply_longer_than_its_buffer(_rng):
+    context = device().context
+    for used in (257, 2**31, 2**32 - 1):
+        spoilt_create(CREATE_PD, lambda: PD(context), errno.EIO, "bad_reply_length", used=used)
+
+
+def reply_with_an_unknown_status(_rng):
+    context = device().context
+    for status in ("0c", "80", "ff"):
+        spoilt_create(CREATE_PD, lambda: PD(context), errno.EIO, "bad_reply_status",
+                      write=[[0, status]], used=1)
+
+
+def each_status_has_its_errno(_rng):
+    context = device().context
+    numbers = (errno.EIO, errno.EINVAL, errno.ENOENT, errno.ENOMEM, errno.EBUSY, errno.EOPNOTSUPP,
+               errno.EPERM, errno.EFAULT, errno.EMSGSIZE, errno.EPROTO, errno.EEXIST)
+    for status, number in enumerate(numbers, 1):
+        reply(CREATE_PD, write=[[0, f"{status:02x}"]], used=1)
+        fails_with(number, lambda: PD(context))
+    honest()
+
+
+def handles_that_cannot_be(_rng):
+    """CQ and QP numbers out of range or taken; the objects that have them are not harmed."""
+    rebind()
+    found = device()
+    with Pair(found) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        pd = PD(found.context)
+        cq = CQ(found.context, 16)
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(4, 4, 1, 1))
+        for number in (pair.a.qp.qp_num, 0, 1, 1000, 2**32 - 1):
+            spoilt_create(CREATE_QP, lambda: QP(pd, init), errno.EIO, "bad_handle", write=[[1, u32(number)]])
+        # The first CQ is the pair's, or the GSI's.
+        for number in (0, 1000, 2**31, 2**32 - 1):
+            spoilt_create(CREATE_CQ, lambda: CQ(found.context, 4), errno.EIO, "bad_handle", write=[[1, u32(number)]])
+        pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+        complete(pair.a.send_cq)
+        pd.close()
+    recovers()
+
+
+def mr_handles_mean_nothing(_rng):
+    """The number of an MR is the device's own business: the driver keeps no table of them."""
+    found = device()
+    pd = PD(found.context)
+    for number in (0, 1, 2**32 - 1):
+        reply(REG_USER_MR, write=[[1, u32(number)]])
+        region = MR(pd, 4096, ALL_ACCESS)
+        region.close()
+    pd.close()
+    recovers()
+
+
+def port_that_cannot_be(_rng):
+    """MTU 0, tables of 2^32 - 1 and 0 entries, a speed and a width that do not exist."""
+    found = device()
+    watch = Watch()
+    before = honest()
+    ones = "ff" * 0x24
+    reply(QUERY_PORT, times=3, write=[[1, ones]])
+    port = found.context.query_port(1)
+    ktap.equal((port.gid_tbl_len <= 256, port.pkey_tbl_len <= 128, port.active_mtu <= e.IBV_MTU_4096),
+               (True,) * 3, "limits of the port")
+    reply(QUERY_PORT, times=3, write=[[1, "00" * 0x24]])
+    port = found.context.query_port(1)
+    ktap.equal(honest() > before, True, "spoilt replies")
+    watch.counted("bad_reply_value")
+    found.context.close()
+    # The tables of the core are made while the device is bound.
+    unbind()
+    reply(QUERY_PORT, times=100, write=[[2, "ff" * 26]])
+    bind()
+    recovers()
+    # P_Keys that are said to be there and then are not.
+    unbind()
+    reply(QUERY_PORT, times=100, write=[[29, "ffff"]])
+    fails(errno.EINVAL, bind)
+    recovers()
+
+
+def qp_state_that_cannot_be(_rng):
+    with Pair(device()) as pair:
+        watch = Watch()
+        reply(QUERY_QP, write=[[1, "ff"]])
+        fails_with(errno.EIO, pair.a.state)
+        watch.counted("bad_reply_value", 1)
+        reply(QUERY_QP, write=[[2, "ff" * 200]])
+        pair.a.state()
+        ktap.equal(pair.a.state(), e.IBV_QPS_RTS, "state")
+        honest()
+
+
+def objects_that_are_not_destroyed(_rng):
+    """The device refuses to destroy: it is taken out of service, and what it may still touch is
+    kept until it has been reset."""
+    for command in (DESTROY_QP, DEREG_MR, DESTROY_PD):
+        watch = Watch()
+        pair = Pair(device())
+        pair.a.memory(65536)
+        reply(command, write=[[0, "05"]], used=1)
+        pair.a.close()
+        pair.b.close()
+        watch.failed("does not destroy")
+        pair.a.device.context.close()
+        recovers()
+
+
+# ---- the used ring ---------------------------------------------------------
+
+def breaks_control(why="the control queue broke", **what):
+    """The control queue breaks: the command fails, and so do all others."""
+    found = device()
+    watch = Watch()
+    reply(CREATE_PD, **what)
+    try:
+        PD(found.context).close()
+    except rc.PyverbsRDMAError as error:
+        ktap.equal(errno.errorcode[error.error_code], "EIO", "error")
+    fails_with(errno.EIO, lambda: PD(found.context))
+    fails_with(errno.EIO, lambda: CQ(found.context, 4))
+    watch.failed(why)
+    ktap.equal(len(watch.lines("id .* is not a head|id .* out of range")) <= 1, True, "lines of virtio")
+    found.context.close()
+    recovers()
+
+
+def reply_twice(_rng):
+    breaks_control(twice=True)
+
+
+def used_id_out_of_range(_rng):
+    breaks_control(id=0xffff)
+    breaks_control(id=2**32 - 1)
+
+
+def used_id_never_posted(_rng):
+    breaks_control(id=100)
+
+
+def used_index_jumps(_rng):
+    breaks_control(jump=5000)
+
+
+def cq_breaks(_rng):
+    """A CQ whose ring breaks takes the device out of service: what is outstanding is flushed."""
+    for what in ({"id": 0xffff}, {"id": 200}):
+        watch = Watch()
+        found = device()
+        pair = Pair(found)
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        for wr_id in (1, 2):
+            pair.b.post_recv([sge(there)], wr_id=wr_id)
+        order(on="cq", **what)
+        pair.a.post_send(WRITE, [sge(here)], wr_id=3, remote=remote(there))
+        rc.poll(pair.a.send_cq, 1)
+        while not watch.lines("the device has failed"):
+            pair.a.send_cq.poll(1)
+        watch.failed("a completion queue broke")
+        flushed = complete(pair.b.recv_cq, 2, e.IBV_WC_WR_FLUSH_ERR)
+        ktap.equal([wc.wr_id for wc in flushed], [1, 2], "flushed")
+        pair.a.close()
+        pair.b.close()
+        found.context.close()
+        recovers()
+
+
+def cq_index_jumps(_rng):
+    """The old entries that the jump uncovers name a buffer that is available: they are CQEs, if bad
+    ones."""
+    found = device()
+    watch = Watch()
+    pair = Pair(found)
+    here, there = pair.a.memory(64), pair.b.memory(64)
+    order(on="cq", jump=3000)
+    pair.a.post_send(WRITE, [sge(here)], wr_id=3, remote=remote(there))
+    complete(pair.a.send_cq)
+    for _ in range(3000):
+        empty(pair.a.send_cq)
+    ktap.equal(len(watch.lines("misbehaves: a CQE has a wrong length")), 1, "lines")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+
+
+def send_descriptor_twice(_rng):
+    watch = Watch()
+    found = device()
+    pair = Pair(found)
+    here, there = pair.a.memory(64), pair.b.memory(64)
+    order(on="sq", twice=True)
+    try:
+        while True:
+            pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+            rc.poll(pair.a.send_cq, 1)
+            if watch.lines("the device has failed"):
+                break
+    except rc.PyverbsError:
+        pass
+    watch.failed("a work queue broke")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+
+
+def descriptors_kept_after_completion(_rng):
+    """Work requests complete, and their descriptors do not come back: the ring is full then."""
+    watch = Watch()
+    found = device()
+    pair = Pair(found, depth=256)
+    here, there = pair.a.memory(64), pair.b.memory(64)
+    order(on="sq", keep=True, times=2**40)
+    try:
+        # The largest ring of this driver's limits has fewer entries.
+        for _ in range(5000):
+            pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+            rc.poll(pair.a.send_cq, 1)
+    except rc.PyverbsError:
+        pass
+    watch.failed("keeps buffers of work requests that it completed")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+
+
+def descriptors_kept_at_destroy(_rng):
+    for queue in ("sq", "rq"):
+        watch = Watch()
+        found = device()
+        pair = Pair(found)
+        region = pair.a.memory(64)
+        order(on=queue, keep=True, times=2**40)
+        pair.a.post_recv([sge(region)])
+        pair.b.move(e.IBV_QPS_ERR)
+        pair.b.post_send(SEND, [])
+        pair.a.close()
+        pair.b.close()
+        watch.failed("keeps buffers of an object")
+        found.context.close()
+        recovers()
+
+
+def descriptors_kept_at_reset(_rng):
+    watch = Watch()
+    found = device()
+    pair = Pair(found)
+    region = pair.a.memory(64)
+    order(on="rq", keep=True, times=2**40)
+    pair.a.post_recv([sge(region)])
+    pair.a.move(e.IBV_QPS_RESET)
+    watch.failed("keeps buffers of an object")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+
+
+# ---- CQEs ------------------------------------------------------------------
+
+def bad_cqe(counter, write=(), receive=False, times=1, **what):
+    """A CQE that makes no sense is counted and dropped; the CQ goes on."""
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        pair.b.post_recv([sge(there)], wr_id=7)
+        watch = Watch()
+        if receive:
+            # The CQE of the receive is placed before that of the send.
+            order(on="cq", times=times, write=list(write), **what)
+            pair.a.post_send(SEND, [sge(here)])
+            complete(pair.a.send_cq)
+            empty(pair.b.recv_cq)
+            watch.counted(counter, times)
+            # For the device it is done; others complete, and this one goes with the QP.
+            pair.b.post_recv([sge(there)], wr_id=6)
+            pair.a.post_send(SEND, [sge(here)])
+            complete(pair.a.send_cq)
+            ktap.equal(complete(pair.b.recv_cq)[0].wr_id, 6, "wr_id")
+        else:
+            order(on="cq", times=times, write=list(write), **what)
+            pair.a.post_send(WRITE, [sge(here)], wr_id=8, remote=remote(there))
+            pair.a.post_send(WRITE, [sge(here)], wr_id=9, remote=remote(there))
+            # Completing the second completes the first.
+            ktap.equal(complete(pair.a.send_cq)[0].wr_id, 9, "wr_id")
+            empty(pair.a.send_cq)
+            watch.counted(counter, times)
+        honest()
+    data_flows()
+
+
+def cqe_of_a_wrong_length(_rng):
+    for used in (0, 39, 41, 2**32 - 1):
+        bad_cqe("bad_cqe_length", used=used)
+
+
+def cqe_of_no_qp(_rng):
+    for number in (0, 5, 1000, 2**32 - 1):
+        bad_cqe("bad_cqe_qp", [[QP_NUM, u32(number)]])
+
+
+def cqe_of_no_work_request(_rng):
+    for number in (5, 63, 64, 1000, 2**32, 2**64 - 1):
+        bad_cqe("bad_cqe_wr_id", [[WR_ID, u64(number)]])
+        bad_cqe("bad_cqe_wr_id", [[WR_ID, u64(number)]], receive=True)
+
+
+def cqe_of_an_unknown_status(_rng):
+    bad_cqe("bad_cqe_status", [[STATUS, "ff"]])
+    bad_cqe("bad_cqe_status", [[STATUS, "ff"]], receive=True)
+
+
+def cqe_of_an_unknown_opcode(_rng):
+    bad_cqe("bad_cqe_opcode", [[OPCODE, "ff"]], receive=True)
+
+
+def cqe_of_the_other_kind(_rng):
+    """A receive's in the place of a send's and the reverse: the CQ is not that queue's."""
+    bad_cqe("bad_cqe_qp", [[OPCODE, "80"]])
+    bad_cqe("bad_cqe_qp", [[OPCODE, "00"]], receive=True)
+
+
+def cqe_of_too_many_bytes(_rng):
+    for number in (65, 2**31, 2**32 - 1):
+        bad_cqe("bad_cqe_byte_len", [[BYTE_LEN, u32(number)]], receive=True)
+
+
+def cqe_again(_rng):
+    """The copies of a CQE name nothing that is outstanding any more. A buffer that is given back
+    twice is a copy too: the driver has made it available again by then."""
+    for times, what in ((1, {"twice": True}), (10, {"then": [{"used": CQE_SIZE, "times": 10}]})):
+        copies_of_a_cqe(times, what)
+        recovers()
+
+
+def copies_of_a_cqe(times, what):
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        watch = Watch()
+        order(on="cq", **what)
+        pair.a.post_send(WRITE, [sge(here)], wr_id=1, remote=remote(there))
+        ktap.equal(complete(pair.a.send_cq)[0].wr_id, 1, "wr_id")
+        empty(pair.a.send_cq)
+        watch.counted("bad_cqe_wr_id", times)
+        honest()
+
+
+def flood_of_cqes(_rng):
+    """Without an end. A poll ends nevertheless, and so does the CQ."""
+    for counter, forgery in (("bad_cqe_qp", {"bytes": "ff" * CQE_SIZE, "used": CQE_SIZE}),
+                             ("bad_cqe_length", {"used": 0})):
+        found = device()
+        pair = Pair(found)
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        watch = Watch()
+        order(on="cq", then=[{**forgery, "times": 2**60}])
+        pair.a.post_send(WRITE, [sge(here)], wr_id=1, remote=remote(there))
+        ktap.equal(complete(pair.a.send_cq)[0].wr_id, 1, "wr_id")
+        for _ in range(1000):
+            empty(pair.a.send_cq)
+        watch.counted(counter)
+        pair.a.close()
+        pair.b.close()
+        honest()
+        found.context.close()
+        data_flows()
+
+
+# ---- events and interrupts -------------------------------------------------
+
+def forge_event(event, handle=0, used=EVENT_SIZE, times=1):
+    order(forge="event", bytes=u32(event) + u32(handle), used=used, times=times)
+
+
+def wait_counted(watch, name, times):
+    """Until a counter that the interrupt increments has gone up so far."""
+    while counters()[name] - watch.before[name] < times:
+        os.sched_yield()
+
+
+def event_of_an_unknown_kind(_rng):
+    watch = Watch()
+    for event in (6, 17, 0xffff, 2**32 - 1):
+        forge_event(event)
+    wait_counted(watch, "bad_event", 4)
+    watch.counted("bad_event", 4)
+
+
+def event_of_a_wrong_length(_rng):
+    watch = Watch()
+    for used in (0, 7, 9, 2**32 - 1):
+        forge_event(PORT_ACTIVE, used=used)
+    wait_counted(watch, "bad_event", 4)
+    watch.counted("bad_event", 4)
+
+
+def event_of_no_object(_rng):
+    watch = Watch()
+    for handle in (0, 19, 1000, 2**32 - 1):
+        forge_event(QP_FATAL, handle)
+    wait_counted(watch, "stale_events", 4)
+    ktap.equal(watch.lines("virtio_rdma|misbehaves"), [], "log")
+
+
+def flood_of_events(_rng):
+    """Each is counted; of those of an object, the program that has it keeps one."""
+    with Pair(device()) as pair:
+        watch = Watch()
+        forge_event(0x55, times=20000)
+        forge_event(QP_FATAL, pair.a.qp.qp_num, times=20000)
+        wait_counted(watch, "events", 20000)
+        watch.counted("bad_event", 20000)
+        event = pair.a.device.context.get_async_event()
+        ktap.equal(event.event_type, e.IBV_EVENT_QP_FATAL, "event")
+        event.ack()
+    honest()
+    data_flows()
+
+
+def interrupts_without_a_cause(_rng):
+    for queue in ("control", "cq", "event"):
+        order(interrupt=queue, times=1000)
+    data_flows()
+
+
+def asks_for_a_reset(_rng):
+    if not VFIO:
+        raise ktap.Skip("vhost-user cannot say it")
+    found = device()
+    watch = Watch()
+    pair = Pair(found)
+    region = pair.a.memory(64)
+    pair.a.post_recv([sge(region)], wr_id=5)
+    order(needs_reset=True)
+    ktap.equal(complete(pair.a.recv_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 5, "wr_id")
+    watch.failed("asks for a reset")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+
+
+# ---- no reply --------------------------------------------------------------
+
+def no_reply(_rng):
+    """A command times out: the device has failed. What is outstanding is flushed, what is posted
+    then too, and memory that the device may still write to stays pinned until it was reset."""
+    reload_module("command_timeout=3")
+    found = device()
+    watch = Watch()
+    pair = Pair(found, channel=True)
+    region = pair.a.memory(1 << 20)
+    for wr_id in range(8):
+        pair.a.post_recv([sge(region, 0, 64)], wr_id=wr_id)
+    pair.a.recv_cq.req_notify()
+    reply(CREATE_PD, keep=True)
+    fails_with(errno.EIO, lambda: PD(found.context))
+    watch.failed("a command has no reply")
+    pair.a.channel.get_cq_event(pair.a.recv_cq)
+    pair.a.recv_cq.ack_events(1)
+    flushed = complete(pair.a.recv_cq, 8, e.IBV_WC_WR_FLUSH_ERR)
+    ktap.equal([wc.wr_id for wc in flushed], list(range(8)), "flushed")
+    pair.a.post_send(SEND, [sge(region, 0, 64)], wr_id=9)
+    ktap.equal(complete(pair.a.send_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 9, "wr_id")
+    pair.a.close()
+    pair.b.close()
+    found.context.close()
+    recovers()
+    honest()
+    reload_module()
+    data_flows()
+
+
+def reload_module(*parameters):
+    """Loads the module anew."""
+    honest()
+    subprocess.run(["rmmod", "virtio_rdma"], check=True)
+    subprocess.run(["insmod", MODULE, *parameters], check=True)
+
+
+def module_unloads_from_a_failed_device(_rng):
+    found = device()
+    reply(CREATE_PD, id=0xffff)
+    fails_with(errno.EIO, lambda: PD(found.context))
+    found.context.close()
+    reload_module()
+    data_flows()
+
+
+if __name__ == "__main__":
+    if not VFIO and os.environ.get("HOSTILE_TRANSPORT") != "vhost-user":
+        ktap.skip_all("the device is not hostile")
+    ktap.run([isolated(test) for test in [
+        config_of_ones, config_of_zeros, config_of_ones_but_ports, config_without_objects,
+        config_with_queues_that_do_not_exist, config_with_huge_queues,
+        reply_of_no_length, reply_of_a_status_alone, reply_longer_than_its_buffer,
+        reply_with_an_unknown_status, each_status_has_its_errno, handles_that_cannot_be,
+        mr_handles_mean_nothing, port_that_cannot_be, qp_state_that_cannot_be,
+        objects_that_are_not_destroyed,
+        reply_twice, used_id_out_of_range, used_id_never_posted, used_index_jumps, cq_breaks,
+        cq_index_jumps,
+        send_descriptor_twice, descriptors_kept_after_completion, descriptors_kept_at_destroy,
+        descriptors_kept_at_reset,
+        cqe_of_a_wrong_length, cqe_of_no_qp, cqe_of_no_work_request, cqe_of_an_unknown_status,
+        cqe_of_an_unknown_opcode, cqe_of_the_other_kind, cqe_of_too_many_bytes, cqe_again, flood_of_cqes,
+        event_of_an_unknown_kind, event_of_a_wrong_length, event_of_no_object, flood_of_events,
+        interrupts_without_a_cause, asks_for_a_reset,
+        no_reply, module_unloads_from_a_failed_device,
+    ]])
