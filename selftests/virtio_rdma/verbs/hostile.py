@@ -226,7 +226,7 @@ def config_of_zeros(_rng):
 
 
 def config_of_ones_but_ports(_rng):
-    config("need more virtqueues", "ones", [PHYS_PORT_CNT, u32(1)])
+    config("virtqueues, more than there can be", "ones", [PHYS_PORT_CNT, u32(1)])
 
 
 def config_without_objects(_rng):
