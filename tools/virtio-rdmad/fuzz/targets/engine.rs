@@ -215,14 +215,19 @@ impl World {
         program.pick(&[8, 0, 1, 40, 200, 0x400, 0x1000, 0x4000, 0xc000, 1 << 31, u32::MAX])
     }
 
-    fn key(&self, who: usize, program: &mut Program<'_>) -> u32 {
-        match program.u8() {
+    /// Memory that the first guest can name: an address and a key, mostly two that belong together.
+    fn place(&self, program: &mut Program<'_>) -> (u64, u32) {
+        let starts = [WINDOW, GIVEN, LOCAL, OTHER_PD, READ].map(|range| range.start);
+        let keys = &self.ends[0].keys;
+        let (choice, shift) = (program.u8(), program.u8());
+        let key = match program.u8() {
             255 => program.u32(),
-            index => {
-                let keys = &self.ends[who].keys;
-                keys[usize::from(index) % keys.len()]
-            }
-        }
+            other @ 128.. => keys[usize::from(other) % keys.len()],
+            _ => keys[usize::from(choice) % keys.len()],
+        };
+        let start = starts.get(usize::from(choice) % keys.len());
+        let addr = start.map_or_else(|| Self::addr(program), |start| start + u64::from(shift));
+        (addr, key)
     }
 
     /// A number of an object.
@@ -331,11 +336,13 @@ impl World {
     }
 
     fn sges(&self, who: usize, program: &mut Program<'_>) -> Vec<virtio_rdma_sge> {
-        let sge = |program: &mut Program<'_>| virtio_rdma_sge {
-            addr: Self::addr(program),
-            length: Self::length(program),
+        let sge = |program: &mut Program<'_>| {
             // The peer names no memory but what it gives out.
-            lkey: if who == 0 { self.key(who, program) } else { self.ends[1].keys[0] },
+            let (addr, lkey) = match who {
+                0 => self.place(program),
+                _ => (Self::addr(program), self.ends[1].keys[0]),
+            };
+            virtio_rdma_sge { addr, length: Self::length(program), lkey }
         };
         (0..program.below(if who == 0 { 6 } else { 4 })).map(|_| sge(program)).collect()
     }
@@ -347,7 +354,7 @@ impl World {
             small => u32::from(small % 7),
         };
         let sges = self.sges(who, program);
-        let (remote_addr, rkey) = (Self::addr(program), self.key(0, program));
+        let (remote_addr, rkey) = self.place(program);
         let wr = match opcode {
             _ if self.kind == VIRTIO_RDMA_QPT_UD => {
                 let mut ud = WrUd::new_zeroed();

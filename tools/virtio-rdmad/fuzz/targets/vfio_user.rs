@@ -247,8 +247,12 @@ fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
 fn messages(world: &mut World, program: &mut Program<'_>) {
     world.send(VERSION, 0, &[0; 4], &mut Program::new(&[]));
     while let Some(operation) = program.operation() {
-        match operation % 8 {
+        match operation % 9 {
             0..=4 => world.command(program),
+            8 => {
+                let status = program.pick(&[0, 1, 3, 0xb, 0xf, 0x83, 0x40]);
+                world.write(20, &[status], program);
+            }
             5 => {
                 let map = [words(&[32, 3, 0, 0, 0, 0]), words(&[0x1_0000, 0])].concat();
                 world.send(DMA_MAP, 0, &map, program);
