@@ -136,8 +136,7 @@ impl Process {
         let listener = UnixListener::bind(path)?;
         events.add(&listener, Source::Listener)?;
         events.add(&control, Source::Control)?;
-        let _signals = signals;
-        Ok(Self { listener, control, is_vfio, events, device, server: None, _signals })
+        Ok(Self { listener, control, is_vfio, events, device, server: None, _signals: signals })
     }
 
     fn run(&mut self) -> Result<(), Error> {
