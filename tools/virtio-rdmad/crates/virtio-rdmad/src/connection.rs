@@ -210,10 +210,10 @@ impl Connection {
         self.spin.worked(now);
     }
 
-    /// Whether it was looked at in vain for long enough; `dense`: by a worker that should not do
-    /// that at all.
+    /// Whether it was looked at in vain for long enough; `dense`: by a worker that should do that for
+    /// a moment only.
     pub fn is_tired(&mut self, now: Instant, dense: bool) -> bool {
-        self.state == State::Hot && !self.busy && (!self.spin.again(now) || dense)
+        self.state == State::Hot && !self.busy && !self.spin.again(now, dense)
     }
 
     /// Stops the turns, unless work has come meanwhile.

@@ -48,10 +48,13 @@ impl Spin {
         self.since = now;
     }
 
-    /// There was none: whether to look again.
-    pub fn again(&mut self, now: Instant) -> bool {
+    /// There was none: whether to look again. Where the processor is crowded (`dense`) it pays for a
+    /// moment alone: who posts a batch rings at its first work request, and is through with the rest
+    /// before a sleeper that took only that one is asleep again.
+    pub fn again(&mut self, now: Instant, dense: bool) -> bool {
         self.idle = true;
-        now.saturating_duration_since(self.since) < self.window()
+        let window = if dense { LEAST.min(self.limit) } else { self.window() };
+        now.saturating_duration_since(self.since) < window
     }
 
     /// How long it is worth to look.
@@ -117,9 +120,9 @@ mod tests {
     /// Work, a gap of `gap` and work again; whether the guest was still looked at by then.
     fn pause(spin: &mut Spin, now: &mut Instant, gap: Duration) -> bool {
         spin.worked(*now);
-        spin.again(*now);
+        spin.again(*now, false);
         *now += gap;
-        let looked = spin.again(*now);
+        let looked = spin.again(*now, false);
         spin.worked(*now);
         looked
     }
@@ -128,9 +131,9 @@ mod tests {
     fn no_time_means_sleep() {
         let now = Instant::now();
         let mut spin = Spin::new(Duration::ZERO, now);
-        assert!(!spin.again(now));
+        assert!(!spin.again(now, false));
         spin.worked(now);
-        assert!(!spin.again(now));
+        assert!(!spin.again(now, false));
     }
 
     #[test]
@@ -145,11 +148,21 @@ mod tests {
         for _ in 0..32 {
             pause(&mut spin, &mut now, 10 * LIMIT);
         }
-        assert!(!spin.again(now), "work does not come in time: no look at all");
+        assert!(!spin.again(now, false), "work does not come in time: no look at all");
         for _ in 0..32 {
             pause(&mut spin, &mut now, short);
         }
         assert!(pause(&mut spin, &mut now, short), "it comes in time again");
+    }
+
+    #[test]
+    fn a_crowded_processor_is_left_soon() {
+        let now = Instant::now();
+        let mut spin = Spin::new(LIMIT, now);
+        spin.worked(now);
+        assert!(spin.again(now + LEAST / 2, true));
+        assert!(!spin.again(now + LEAST, true));
+        assert!(spin.again(now + LEAST, false));
     }
 
     #[test]

@@ -379,7 +379,9 @@ impl Worker {
             }
             let time = self.pass(Doing::Poll);
             self.crowd.looked(time);
-            self.offer();
+            if !self.crowd.is_dense() {
+                self.offer();
+            }
         }
         let (now, dense) = (self.now, self.crowd.is_dense());
         for at in (0..self.connections.len()).rev() {
