@@ -141,12 +141,15 @@ impl Process {
 
     fn run(&mut self) -> Result<(), Error> {
         let mut timeout = None;
+        let mut unread = false;
         loop {
-            let mut busy = false;
+            if unread {
+                unread = self.serve();
+            }
             for source in self.events.wait(timeout)? {
                 match source {
                     Source::Listener => self.accept()?,
-                    Source::Monitor => busy |= self.serve(),
+                    Source::Monitor => unread = self.serve(),
                     Source::Control => self.obey()?,
                     Source::Kick => {}
                     Source::End => return Ok(()),
@@ -154,7 +157,7 @@ impl Process {
             }
             let (more, next) = self.device.turn();
             timeout = match next {
-                _ if busy || more => Some(Duration::ZERO),
+                _ if unread || more => Some(Duration::ZERO),
                 Next::At(time) => Some(time.saturating_duration_since(Instant::now())),
                 Next::Busy | Next::Idle => None,
             };
