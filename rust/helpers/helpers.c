@@ -15,16 +15,19 @@
 /* The other side is a device, also where the kernel has one CPU only. */
 void virtio_rdma_store_release(u32 *word, u32 value)
 {
+	/* What was written before is seen by whoever sees this. */
 	virt_store_release(word, value);
 }
 
 u32 virtio_rdma_load_acquire(const u32 *word)
 {
+	/* What is read afterwards is at least as new as this. */
 	return virt_load_acquire(word);
 }
 
 void virtio_rdma_mb(void)
 {
+	/* Orders an index that was written before a word that is read. */
 	virt_mb();
 }
 

@@ -74,9 +74,7 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     /// `EIO` if the queue is broken: there will be no more events.
     pub(crate) fn refill(&mut self) -> Result {
         while let Some(index) = self.free.pop() {
-            let span = self
-                .events
-                .span(index as usize * Self::SIZE, Self::SIZE)?;
+            let span = self.events.span(index as usize * Self::SIZE, Self::SIZE)?;
             self.queue.add_writable(span, index)?;
         }
         self.queue.kick();

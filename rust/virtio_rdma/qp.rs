@@ -551,8 +551,8 @@ fn new_virtqueues(
     let recv_entries = wq::new_entries(cap.max_recv_wr)?;
 
     let reply = hca.execute::<cmd::CreateQp>(request)?;
-    let qpn = check_number(request.qp_type, u32::from_le(reply.qpn))
-        .map_err(|_| hca.bad_handle())?;
+    let qpn =
+        check_number(request.qp_type, u32::from_le(reply.qpn)).map_err(|_| hca.bad_handle())?;
     let (sq, rq) = queues(hca, qpn);
     let sq = Transport::Virtqueue(hca.lease(sq, send_memory)?);
     let rq = Transport::Virtqueue(hca.lease(rq, recv_memory)?);
@@ -566,7 +566,10 @@ fn new_virtqueues(
 
 /// The virtqueues of a QP: send and receive; `None` if it has rings.
 fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
-    let sq = hca.config().sq_queue(qpn).filter(|_| hca.config().rings.is_none());
+    let sq = hca
+        .config()
+        .sq_queue(qpn)
+        .filter(|_| hca.config().rings.is_none());
     (sq, sq.map(|sq| sq + 1))
 }
 
@@ -599,8 +602,8 @@ fn create_rings(
         ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
     };
     let (reply, region) = region.give::<cmd::CreateRingQp>(table, &request)?;
-    let qpn = check_number(base.qp_type, u32::from_le(reply.qpn))
-        .inspect_err(|_| hca.bad_number())?;
+    let qpn =
+        check_number(base.qp_type, u32::from_le(reply.qpn)).inspect_err(|_| hca.bad_number())?;
     Ok((qpn, region))
 }
 
