@@ -405,7 +405,7 @@ class UmlGuest(Guest):
             "seccomp=on", f"ubd0r={options.image}", "root=/dev/ubda", "ro",
             "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
             "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
-            f"vec0:transport=raw,ifname={self.name},depth=64,mac={self.mac}",
+            f"vec0:transport=raw,ifname={self.name},depth=64,mtu={self.options.mtu},mac={self.mac}",
         ]
         if options.rdma == "virtio":
             kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
