@@ -66,7 +66,7 @@ class Pair:
             if guest.process.poll() is not None:
                 return f"guest {guest.number} died"
             if guest.run(["ibv_devinfo", "-d", self.device], timeout=self.hang_seconds)[0]:
-                line = last_line(guest.run(["sh", "-c", "dmesg | grep -i virtio.rdma"])[1])
+                line = last_line(guest.run(["sh", "-c", "dmesg | grep 'virtio_rdma virtio.*failed'"])[1])
                 return f"guest {guest.number} has lost its device: {line}"
         return ""
 
