@@ -27,6 +27,11 @@ def programs(directory):
         text = file.read().replace("\\\n", " ")
     return re.search(r"^TEST_PROGS := (.*)$", text, re.MULTILINE)[1].split()
 
+# virtio_uml takes the end of the file of interrupts for an interrupt, over and
+# over, and warns of each, and again of each queue that it tells a dead device
+# to disable.
+DEAD_TRANSPORT = re.compile(r"WARNING: arch/um/drivers/virtio_uml\.c:\d+ at vu_(interrupt|del_vqs)\+")
+
 
 class Suite:
     def __init__(self, options):
@@ -105,6 +110,35 @@ class Suite:
             self.report.note(text + server.text)
         return self.report.result(name, passed)
 
+    def traffic(self, guest, name):
+        """A program that uses the device until that is gone, under way."""
+        job = guest.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
+        while "running" not in job.text and job.status is None:
+            job.done.wait(0.1)
+        if job.status is not None:
+            self.report.note(job.text)
+        self.report.result(name, job.status is None)
+        return job
+
+    def dies(self):
+        """The device's process is killed in the middle of traffic."""
+        jobs = [self.traffic(guest, f"guest {guest.number}: traffic before the device dies")
+                for guest in self.network.guests]
+        self.network.daemon.kill()
+        self.network.daemon.wait()
+        for job in jobs:
+            label = f"guest {job.guest.number}"
+            self.report.result(f"{label}: traffic ends when the device dies", job.wait(HANG_SECONDS) == 0)
+            status, text = job.guest.run("rmmod virtio_rdma", timeout=HANG_SECONDS)
+            if status:
+                self.report.note(text)
+            self.report.result(f"{label}: the module unloads after that", status == 0)
+        self.network.start_daemon()
+        for guest in self.network.guests:
+            guest.reboot()
+            self.network.rdma_up(guest, "virtio")
+        self.works("two guests and another device")
+
     def reboots(self):
         """A guest restarts, idle and in the middle of traffic."""
         first, second = self.network.guests
@@ -112,12 +146,7 @@ class Suite:
         second.reboot()
         self.network.rdma_up(second, "virtio")
         self.works("guest 2 restarted")
-        traffic = second.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
-        while "running" not in traffic.text and traffic.status is None:
-            traffic.done.wait(0.1)
-        if traffic.status is not None:
-            self.report.note(traffic.text)
-        self.report.result("traffic before a restart", traffic.status is None)
+        self.traffic(second, "traffic before a restart")
         second.reboot()
         self.network.rdma_up(second, "virtio")
         self.works("guest 2 restarted under its traffic")
@@ -125,24 +154,27 @@ class Suite:
         self.network.rdma_up(first, "virtio")
         self.works("guest 1 restarted")
 
-    def verdict(self, title):
+    def verdict(self, title, transport):
         """The kernel logs and the device, after everything else."""
         for guest in self.network.guests:
-            lines = guest.reports()
-            for line in lines[:20]:
+            lines = [line for line in guest.reports() if not (transport and transport.search(line))]
+            for line in lines[1:20]:
+                self.report.note(line)
+            for line in guest.log_after(lines[0], 60) if lines else []:
                 self.report.note(line)
             self.report.result(f"{title}: kernel log of guest {guest.number} has no report", not lines)
         alive = self.network.daemon.poll() is None
         self.report.result(f"{title}: the device is alive", alive)
 
-    def part(self, title, count, *actions, kind=guests.Network, rings=True):
-        """Boot, act, judge, end; a failure names its logs."""
+    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None):
+        """Boot, act, judge, end; a failure names its logs. Lines that match
+        transport are reports of a defect of the guest's transport."""
         before = self.report.failed
         try:
             self.boot(count, kind, rings)
             for action in actions:
                 action()
-            self.verdict(title)
+            self.verdict(title, transport)
         except guests.Failure as failure:
             self.report.note(str(failure))
             self.report.result(title, False)
@@ -172,6 +204,10 @@ def main(arguments):
         suite.part("one guest, virtqueues", 1, suite.data_path, rings=False)
         suite.part("two guests, virtqueues", 2, suite.together, rings=False)
         suite.part("a hostile device", 1, suite.misbehaves, kind=hostile.Network)
+        if vmm == "uml":
+            # QEMU lets its guest wait for ever.
+            suite.part("a device that dies", 2, suite.dies, transport=DEAD_TRANSPORT)
+            suite.part("a device that dies, virtqueues", 2, suite.dies, transport=DEAD_TRANSPORT, rings=False)
     except KeyboardInterrupt:
         return 130
     return suite.report.end()

@@ -119,6 +119,13 @@ def counters():
     return links[0]
 
 
+def pinned():
+    """Pages of programs that the kernel keeps in place for somebody."""
+    with open("/proc/vmstat", encoding="ascii") as file:
+        values = dict(line.split() for line in file)
+    return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
+
+
 def kernel_log():
     return subprocess.run(["dmesg"], check=True, stdout=subprocess.PIPE,
                           encoding="utf-8", errors="replace").stdout.splitlines()
@@ -733,6 +740,7 @@ def no_reply(_rng):
     reload_module("command_timeout=3")
     found = device()
     watch = Watch()
+    before = pinned()
     pair = Pair(found, channel=True)
     region = pair.a.memory(1 << 20)
     for wr_id in range(8):
@@ -750,8 +758,10 @@ def no_reply(_rng):
     pair.a.close()
     pair.b.close()
     found.context.close()
+    ktap.equal(pinned() - before >= 256, True, "1 MiB is still pinned")
+    unbind()
+    ktap.equal(pinned() - before, 0, "pages that are pinned after a reset")
     recovers()
-    honest()
     reload_module()
     data_flows()
 

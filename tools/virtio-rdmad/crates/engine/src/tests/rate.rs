@@ -145,12 +145,22 @@ fn rate() {
         }
         let mut bench = Bench::new(1);
         let [a, b] = bench.ends;
+        let scattered = [scattered(&mut bench.a, a.pdn), scattered(&mut bench.b, b.pdn)];
         for len in [4 << 10, 64 << 10, 1 << 20] {
             let bare = copy(&bench, len as usize, (1 << 30) / len);
-            let part = [sge(DATA, len, a.key)];
-            let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key).flags(0);
-            let ns = bench.measure(&write, 8, 1, (1 << 30) / len);
-            println!("{len} bytes: {:.2} of a copy ({ns:.0} ns)", bare / ns);
+            for (name, [from, to]) in [("one extent", [a.key, b.key]), ("pages", scattered)] {
+                let part = [sge(DATA, len, from)];
+                let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, to).flags(0);
+                let ns = bench.measure(&write, 8, 1, (1 << 30) / len);
+                println!("{len} bytes, {name}: {:.2} of a copy ({ns:.0} ns)", bare / ns);
+            }
         }
     });
+}
+
+/// The key of a region at [`DATA`] whose pages do not follow each other, as those of a program do
+/// not.
+fn scattered(guest: &mut Guest, pdn: u32) -> u32 {
+    let pages: Vec<u64> = (0..256).rev().map(|page| DATA + page * 4096).collect();
+    guest.reg_pages(pdn, DATA, 1 << 20, ALL, &pages).unwrap().lkey
 }
