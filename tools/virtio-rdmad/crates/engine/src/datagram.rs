@@ -169,7 +169,7 @@ impl Shared {
         let payload = map(header_len, datagram.wqe.total)?;
         let view = |mappings| View { pins, mappings };
         let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
-        mr::write(view(&header), 0, &grh).map_err(|_| ())?;
+        mr::write(view(&header), &grh).map_err(|_| ())?;
         mr::scatter(datagram.payload, view(&payload)).map_err(|_| ())
     }
 }

@@ -2,7 +2,6 @@
 
 //! Memory regions and keys.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +12,7 @@ use abi::{
     VIRTIO_RDMA_ACCESS_RELAXED_ORDERING, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
 };
-use memory::{GuestMemory, MemoryError, Slice};
+use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
 use crate::pins::PinSet;
@@ -69,6 +68,15 @@ struct Extent {
     /// Offset of its first byte within the region.
     start: u64,
     slice: Slice,
+}
+
+impl Extent {
+    /// Where in this extent the region's byte `offset` is, if it is there.
+    #[inline]
+    fn skip(&self, offset: u64) -> Option<usize> {
+        let skip = usize::try_from(offset.checked_sub(self.start)?).ok()?;
+        (skip < self.slice.len()).then_some(skip)
+    }
 }
 
 /// The same, in addresses of this process.
@@ -196,26 +204,32 @@ impl Mr {
     }
 
     /// The contiguous memory at `offset`: `len` bytes or fewer, at least one.
-    fn piece(&self, offset: u64, len: u64) -> Result<Piece<'_>, MemoryError> {
-        let unmapped = MemoryError::Unmapped { addr: offset, len };
+    /// `extent` is where it was found last time, and where it is looked for first.
+    #[inline]
+    fn chunk(&self, offset: u64, len: u64, extent: &mut usize) -> Option<Chunk<'_>> {
         let extents = match &self.map {
-            Map::Dma(memory) => {
-                let slice = memory.prefix(offset, len)?;
-                let len = slice.len();
-                return Ok(Piece { slice: Cow::Owned(slice), offset: 0, len });
-            }
+            Map::Dma(memory) => return memory.chunk(offset, len).ok(),
             Map::Extents(extents) => extents,
         };
-        let index = match extents.len() {
-            1 => 0,
-            _ => extents.partition_point(|e| e.start <= offset).checked_sub(1).ok_or(unmapped)?,
-        };
-        let extent = extents.get(index).ok_or(unmapped)?;
-        let skip = usize::try_from(offset - extent.start).map_err(|_| unmapped)?;
-        let have = extent.slice.len().checked_sub(skip).filter(|n| *n > 0).ok_or(unmapped)?;
-        let len = usize::try_from(len).map_or(have, |len| have.min(len));
-        Ok(Piece { slice: Cow::Borrowed(&extent.slice), offset: skip, len })
+        let (at, skip) = find(extents, *extent, offset)?;
+        *extent = at;
+        let slice = &extents[at].slice;
+        let have = slice.len() - skip;
+        slice.chunk(skip, usize::try_from(len).map_or(have, |len| have.min(len))).ok()
     }
+}
+
+/// The extent with the region's byte `offset`, and where in it that is. It is
+/// looked for at `hint` first, then behind that, then everywhere.
+#[inline]
+fn find(extents: &[Extent], hint: usize, offset: u64) -> Option<(usize, usize)> {
+    for at in [hint, hint + 1] {
+        if let Some(skip) = extents.get(at).and_then(|e| e.skip(offset)) {
+            return Some((at, skip));
+        }
+    }
+    let at = extents.partition_point(|e| e.start <= offset).checked_sub(1)?;
+    Some((at, extents[at].skip(offset)?))
 }
 
 /// Finds each range in this process.
@@ -266,13 +280,6 @@ impl Drop for Pin {
     }
 }
 
-/// Contiguous memory: `[offset, offset + len)` of `slice`.
-struct Piece<'a> {
-    slice: Cow<'a, Slice>,
-    offset: usize,
-    len: usize,
-}
-
 /// A part of a region that is checked, and pinned in a [`PinSet`].
 pub(crate) struct Mapping {
     /// Which of the set.
@@ -293,6 +300,13 @@ pub(crate) struct View<'a> {
     pub pins: &'a PinSet,
     /// Parts of them, in turn.
     pub mappings: &'a [Mapping],
+}
+
+impl View<'_> {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.mappings.iter().map(|mapping| mapping.len).sum()
+    }
 }
 
 /// What a message carries.
@@ -386,25 +400,32 @@ struct Cursor<'a> {
     view: View<'a>,
     index: usize,
     offset: u64,
+    /// Where in the region it is, as far as [`Mr::chunk`] knows.
+    extent: usize,
 }
 
 impl<'a> Cursor<'a> {
     fn new(view: View<'a>) -> Self {
-        Self { view, index: 0, offset: 0 }
+        Self { view, index: 0, offset: 0, extent: 0 }
     }
 
-    /// The contiguous memory here, at most `len` bytes; `None` at the end.
-    fn piece(&self, len: u64) -> Option<Result<Piece<'a>, MemoryError>> {
+    /// The contiguous memory here, at most `len` bytes; `None` at the end, or
+    /// where the guest has no memory any more.
+    #[inline]
+    fn chunk(&mut self, len: u64) -> Option<Chunk<'a>> {
         let mapping = self.view.mappings.get(self.index)?;
         let len = len.min(mapping.len - self.offset);
-        Some(self.view.pins.region(mapping).piece(mapping.offset + self.offset, len))
+        let region = self.view.pins.region(mapping);
+        region.chunk(mapping.offset + self.offset, len, &mut self.extent)
     }
 
+    #[inline]
     fn advance(&mut self, bytes: u64) {
         self.offset += bytes;
         if self.view.mappings.get(self.index).is_some_and(|m| self.offset >= m.len) {
             self.index += 1;
             self.offset = 0;
+            self.extent = 0;
         }
     }
 }
@@ -422,7 +443,7 @@ pub(crate) enum Side {
 pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
     match source {
         Data::Mapped(source) => copy(source, target).map(|_| ()),
-        Data::Inline(bytes) => write(target, 0, bytes),
+        Data::Inline(bytes) => write(target, bytes),
     }
 }
 
@@ -432,42 +453,32 @@ pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
 /// map of memory is at odds with its region (a DMA region over memory that is
 /// read-only).
 pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
+    let total = source.len().min(target.len());
     let (mut from, mut to) = (Cursor::new(source), Cursor::new(target));
-    let mut total = 0;
-    loop {
-        let Some(source) = from.piece(u64::MAX) else { return Ok(total) };
-        let source = source.map_err(|_| Side::Source)?;
-        let Some(target) = to.piece(source.len as u64) else { return Ok(total) };
-        let target = target.map_err(|_| Side::Target)?;
-        source
-            .slice
-            .copy_to(source.offset, &target.slice, target.offset, target.len)
-            .map_err(|_| Side::Target)?;
-        from.advance(target.len as u64);
-        to.advance(target.len as u64);
-        total += target.len as u64;
+    let mut left = total;
+    while left > 0 {
+        let source = from.chunk(left).ok_or(Side::Source)?;
+        let target = to.chunk(left).ok_or(Side::Target)?;
+        // Only the end of a message is what programs poll.
+        let is_last = source.len().min(target.len()) as u64 == left;
+        let copied = if is_last { source.copy_to(target) } else { source.copy_part_to(target) };
+        let copied = copied.map_err(|_| Side::Target)? as u64;
+        from.advance(copied);
+        to.advance(copied);
+        left -= copied;
     }
+    Ok(total)
 }
 
-/// Writes `bytes` into mapped memory, from its `from`th byte on.
-pub(crate) fn write(target: View<'_>, from: u64, bytes: &[u8]) -> Result<(), Side> {
+/// Writes `bytes` to the beginning of mapped memory.
+pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
     let mut to = Cursor::new(target);
-    let mut skip = from;
     let mut left = bytes;
     while !left.is_empty() {
-        let want = skip.max(left.len() as u64);
-        let piece = to.piece(want).ok_or(Side::Target)?.map_err(|_| Side::Target)?;
-        if skip >= piece.len as u64 {
-            skip -= piece.len as u64;
-            to.advance(piece.len as u64);
-            continue;
-        }
-        let skipped = usize::try_from(skip).map_err(|_| Side::Target)?;
-        let now = (piece.len - skipped).min(left.len());
-        let (head, rest) = left.split_at(now);
-        piece.slice.write(piece.offset + skipped, head).map_err(|_| Side::Target)?;
-        to.advance((skipped + now) as u64);
-        skip = 0;
+        let chunk = to.chunk(left.len() as u64).ok_or(Side::Target)?;
+        let (now, rest) = left.split_at(chunk.len());
+        chunk.write(now).map_err(|_| Side::Target)?;
+        to.advance(now.len() as u64);
         left = rest;
     }
     Ok(())
@@ -489,12 +500,10 @@ pub(crate) enum Atomic {
 
 /// Does an atomic operation on a mapped word and returns what was there.
 pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
-    let piece = pins.region(target).piece(target.offset, 8).map_err(|_| Side::Target)?;
+    let word = pins.region(target).chunk(target.offset, 8, &mut 0).ok_or(Side::Target)?;
     match operation {
-        Atomic::CompareSwap { compare, swap } => {
-            piece.slice.compare_exchange_u64(piece.offset, compare, swap)
-        }
-        Atomic::FetchAdd(add) => piece.slice.fetch_add_u64(piece.offset, add),
+        Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
+        Atomic::FetchAdd(add) => word.fetch_add_u64(add),
     }
     .map_err(|_| Side::Target)
 }
@@ -610,7 +619,8 @@ mod tests {
         memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
         assert_eq!(found[..96], data[900..996]);
 
-        write(view(&to_all), 4090, b"across the gap").unwrap();
+        let to_gap = [pins.map(&table, 0x200, 1, 0, 4090, 14).unwrap()];
+        write(View { pins: &pins, mappings: &to_gap }, b"across the gap").unwrap();
         memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
         memory.read(0x3000, &mut found[6..14]).unwrap();
         assert_eq!(&found[..14], b"across the gap");

@@ -262,7 +262,7 @@ impl Shared {
         };
         advance_psn(responder, message);
         match message.local {
-            Data::Mapped(local) if mr::write(local, 0, before.as_bytes()).is_ok() => Answer::Done,
+            Data::Mapped(local) if mr::write(local, before.as_bytes()).is_ok() => Answer::Done,
             _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
         }
     }

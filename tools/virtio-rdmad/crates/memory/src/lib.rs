@@ -3,7 +3,7 @@
 //!
 //! [`GuestMemory`] is an immutable snapshot of a guest's memory map. It is cheap to clone and to
 //! share, and it hands out [`Slice`]s: ranges that are contiguous in this process and that keep
-//! their mapping alive for as long as they exist.
+//! their mapping alive for as long as they exist; a [`Chunk`] is a part of one, borrowed for a copy.
 //!
 //! The guest's processors, and those of other guests, write this memory at any time. So no Rust
 //! reference to it is ever made: everything is copied in or out through raw pointers, and what was
@@ -12,12 +12,14 @@
 //!
 //! All `unsafe` code of the data path lives in this crate.
 
+mod chunk;
 mod map;
 mod mapping;
 mod pages;
 mod sigbus;
 mod slice;
 
+pub use chunk::Chunk;
 pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
 pub use pages::{Pages, PAGE_SIZE};
 pub use sigbus::{survive_truncation, truncations};

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mapping::Mapping;
-use crate::Slice;
+use crate::{Chunk, Slice};
 
 /// Most regions of one guest; bounds what a front end can make this process map.
 pub const MAX_REGIONS: usize = 1024;
@@ -201,6 +201,14 @@ impl GuestMemory {
         Slice::new(&region.mapping, region.offset + skip, bytes)
     }
 
+    /// As [`GuestMemory::prefix`], borrowed.
+    pub fn chunk(&self, addr: u64, len: u64) -> Result<Chunk<'_>, MemoryError> {
+        let (region, skip, have) = self.find(addr, len)?;
+        let len =
+            usize::try_from(have.min(len)).map_err(|_| MemoryError::Unmapped { addr, len })?;
+        region.mapping.chunk(region.offset + skip, len)
+    }
+
     /// The page of [`crate::PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
     /// written, and the mapping that it is in.
     pub(crate) fn page(&self, addr: u64) -> Result<(NonNull<u8>, &Arc<Mapping>), MemoryError> {
@@ -376,12 +384,13 @@ mod tests {
         let memory = GuestMemory::default().with_region(&region).unwrap();
         let slice = memory.slice(0, 16).unwrap();
         assert_eq!(memory.write(0, &[1]), Err(MemoryError::ReadOnly));
-        assert_eq!(slice.fetch_add_u64(0, 1), Err(MemoryError::ReadOnly));
+        let word = slice.chunk(0, 8).unwrap();
+        assert_eq!(word.fetch_add_u64(1), Err(MemoryError::ReadOnly));
         assert_eq!(
             slice.store_u16(0, 1, std::sync::atomic::Ordering::Relaxed),
             Err(MemoryError::ReadOnly)
         );
-        assert_eq!(slice.copy_to(0, &slice, 8, 8), Err(MemoryError::ReadOnly));
+        assert_eq!(word.copy_to(word), Err(MemoryError::ReadOnly));
         assert_eq!(slice.read_obj::<u64>(0), Ok(0));
     }
 

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
 
-use crate::sigbus;
+use crate::{sigbus, slice, Chunk, MemoryError};
 
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
@@ -56,6 +56,15 @@ impl Mapping {
     /// First byte.
     pub(crate) fn addr(&self) -> NonNull<u8> {
         self.addr
+    }
+
+    /// The part `[offset, offset + len)`.
+    pub(crate) fn chunk(&self, offset: usize, len: usize) -> Result<Chunk<'_>, MemoryError> {
+        slice::check(self.len, offset, len)?;
+        // SAFETY: `offset` is at most the length of the mapping.
+        let addr = unsafe { self.addr.add(offset) };
+        // SAFETY: the range was checked.
+        Ok(unsafe { Chunk::new(addr, len, self.writable) })
     }
 
     /// Bytes mapped.

@@ -2,13 +2,13 @@
 //! A contiguous range of guest memory.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{fence, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::mapping::Mapping;
-use crate::MemoryError;
+use crate::{Chunk, MemoryError};
 
 /// A range of guest memory that is contiguous in this process.
 ///
@@ -74,6 +74,14 @@ impl Slice {
         adjacent.then(|| Self { len: self.len + next.len, ..self.clone() })
     }
 
+    /// The part `[offset, offset + len)`, borrowed.
+    #[inline]
+    pub fn chunk(&self, offset: usize, len: usize) -> Result<Chunk<'_>, MemoryError> {
+        let addr = self.at(offset, len)?;
+        // SAFETY: `at` checked that the range lies within this one, which lies within its mapping.
+        Ok(unsafe { Chunk::new(addr, len, self.writable()) })
+    }
+
     /// Copies from `offset` into `to`.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.at(offset, to.len())?;
@@ -83,31 +91,9 @@ impl Slice {
         Ok(())
     }
 
-    /// Copies `from` to `offset`. The last bytes are written last, as [`Slice::copy_to`] does.
+    /// Copies `from` to `offset`, the last bytes last, as [`Chunk::copy_to`] does.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
-        let to = self.at_writable(offset, from.len())?;
-        // SAFETY: `at_writable` checked the target; the source is a live slice.
-        unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), from.len()) };
-        Ok(())
-    }
-
-    /// Copies `len` bytes from `offset` to `to_offset` of `to`; the two may overlap.
-    ///
-    /// The last naturally aligned word of the target (up to 8 bytes) is written by one store and
-    /// after everything before it: programs poll the last byte of an RDMA WRITE, and words that
-    /// they use as flags must not tear.
-    pub fn copy_to(
-        &self,
-        offset: usize,
-        to: &Self,
-        to_offset: usize,
-        len: usize,
-    ) -> Result<(), MemoryError> {
-        let from = self.at(offset, len)?;
-        let to = to.at_writable(to_offset, len)?;
-        // SAFETY: both ranges were checked.
-        unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
-        Ok(())
+        self.chunk(offset, from.len())?.write(from)
     }
 
     /// Reads a value; the copy is the caller's own.
@@ -166,42 +152,12 @@ impl Slice {
         Ok(())
     }
 
-    /// Adds to the 64-bit word of the host's byte order at a multiple of 8, atomically against the
-    /// guest's processors too, and returns what was there.
-    pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64, MemoryError> {
-        let word = self.aligned::<u64>(offset)?;
-        self.check_writable()?;
-        // SAFETY: as in `store_u16`.
-        let word = unsafe { AtomicU64::from_ptr(word.as_ptr()) };
-        Ok(word.fetch_add(add, Ordering::SeqCst))
-    }
-
-    /// Replaces the 64-bit word at a multiple of 8 by `swap` if it is `compare`, atomically against
-    /// the guest's processors too, and returns what was there.
-    pub fn compare_exchange_u64(
-        &self,
-        offset: usize,
-        compare: u64,
-        swap: u64,
-    ) -> Result<u64, MemoryError> {
-        let word = self.aligned::<u64>(offset)?;
-        self.check_writable()?;
-        // SAFETY: as in `store_u16`.
-        let word = unsafe { AtomicU64::from_ptr(word.as_ptr()) };
-        let result = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
-        Ok(result.unwrap_or_else(|found| found))
-    }
-
     /// Address of `[offset, offset + len)`, if that lies within.
+    #[inline]
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, MemoryError> {
         check(self.len, offset, len)?;
         // SAFETY: `offset` is at most the length of this range.
         Ok(unsafe { self.addr.add(offset) })
-    }
-
-    fn at_writable(&self, offset: usize, len: usize) -> Result<NonNull<u8>, MemoryError> {
-        self.check_writable()?;
-        self.at(offset, len)
     }
 
     fn check_writable(&self) -> Result<(), MemoryError> {
@@ -223,70 +179,13 @@ impl Slice {
     }
 }
 
-fn check(have: usize, offset: usize, len: usize) -> Result<(), MemoryError> {
+/// Whether `[offset, offset + len)` lies within so many bytes.
+#[inline]
+pub(crate) fn check(have: usize, offset: usize, len: usize) -> Result<(), MemoryError> {
     match offset.checked_add(len) {
         Some(end) if end <= have => Ok(()),
         _ => Err(MemoryError::Bounds { offset, len, have }),
     }
-}
-
-/// Largest naturally aligned word, in bytes, that ends where `[to, to + len)` ends.
-fn tail_len(to: *const u8, len: usize) -> usize {
-    let end = (to as usize).wrapping_add(len);
-    [8, 4, 2].into_iter().find(|&size| len >= size && end % size == 0).unwrap_or(1)
-}
-
-/// Copies `len` bytes, the last aligned word of the target by one store and after the rest.
-///
-/// # Safety
-///
-/// `from` is valid for reads and `to` for writes of `len` bytes; they may overlap.
-unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
-    if len == 0 {
-        return;
-    }
-    let tail = tail_len(to, len);
-    let body = len - tail;
-    // SAFETY: `body` is at most `len`, so this stays within the range that the caller vouches for.
-    let from_tail = unsafe { from.add(body) };
-    // SAFETY: as above.
-    let to_tail = unsafe { to.add(body) };
-    match tail {
-        // SAFETY: `tail_len` chose the size such that `to_tail` is aligned for it; the ranges are
-        // the caller's promise.
-        8 => unsafe { copy_with_tail::<u64>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
-        4 => unsafe { copy_with_tail::<u32>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
-        2 => unsafe { copy_with_tail::<u16>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
-        _ => unsafe { copy_with_tail::<u8>(from, to, body, from_tail, to_tail) },
-    }
-}
-
-/// Copies `body` bytes, then one `T`.
-///
-/// # Safety
-///
-/// As for [`copy_in_order`]; the tail pointers follow the body, and `to_tail` is aligned for `T`.
-#[inline]
-unsafe fn copy_with_tail<T: Copy>(
-    from: *const u8,
-    to: *mut u8,
-    body: usize,
-    from_tail: *const u8,
-    to_tail: *mut u8,
-) {
-    // The tail is read first: in an overlapping copy the body may write over it.
-    // SAFETY: `from_tail` is readable for a `T`; no alignment is assumed.
-    let last = unsafe { from_tail.cast::<T>().read_unaligned() };
-    if body > 0 {
-        // SAFETY: both ranges hold `body` bytes; `copy` allows them to overlap.
-        unsafe { std::ptr::copy(from, to, body) };
-        fence(Ordering::Release);
-    }
-    // SAFETY: `to_tail` is writable and aligned for a `T`; volatile makes it one store.
-    unsafe { to_tail.cast::<T>().write_volatile(last) };
 }
 
 #[cfg(test)]
@@ -305,7 +204,7 @@ mod tests {
         assert_eq!(slice.read(9, &mut [0; 8]), bounds(9, 8));
         assert_eq!(slice.write(usize::MAX, &[0; 2]), bounds(usize::MAX, 2));
         assert_eq!(slice.sub(17, 0).map(|_| ()), bounds(17, 0));
-        assert_eq!(slice.copy_to(0, &slice, 9, 8), bounds(9, 8));
+        assert_eq!(slice.chunk(9, 8).map(|_| ()), bounds(9, 8));
         assert_eq!(slice.load_u32(13, Ordering::Relaxed), Err(bounds(13, 4).unwrap_err()));
         assert!(slice.read(16, &mut []).is_ok());
     }
@@ -313,12 +212,9 @@ mod tests {
     #[test]
     fn words_are_aligned() {
         let slice = slice(64).sub(4, 32).unwrap();
-        assert_eq!(slice.fetch_add_u64(0, 1), Err(MemoryError::Misaligned { align: 8 }));
-        assert_eq!(slice.fetch_add_u64(4, 7), Ok(0));
-        assert_eq!(slice.fetch_add_u64(4, 1), Ok(7));
-        assert_eq!(slice.compare_exchange_u64(4, 9, 1), Ok(8));
-        assert_eq!(slice.compare_exchange_u64(4, 8, 1), Ok(8));
-        assert_eq!(slice.read_obj::<u64>(4), Ok(1));
+        slice.store_u32(4, 7, Ordering::Relaxed).unwrap();
+        assert_eq!(slice.load_u32(4, Ordering::Relaxed), Ok(7));
+        assert_eq!(slice.read_obj::<u64>(4), Ok(7));
         assert!(slice.load_u16(1, Ordering::Relaxed).is_err());
     }
 
@@ -329,35 +225,5 @@ mod tests {
         assert_eq!(a.join(&b).map(|joined| joined.len()), Some(64));
         assert!(b.join(&a).is_none());
         assert!(a.join(&slice(16)).is_none());
-    }
-
-    #[test]
-    fn every_length_and_alignment_copies() {
-        let memory = slice(4096);
-        let pattern: Vec<u8> = (0..200_u8).map(|i| i | 1).collect();
-        for (from, to, len) in
-            (0..9).flat_map(|f| (0..9).flat_map(move |t| (0..70).map(move |l| (f, t, l))))
-        {
-            memory.write(0, &[0; 1024]).unwrap();
-            memory.write(from, &pattern).unwrap();
-            memory.copy_to(from, &memory, 512 + to, len).unwrap();
-            let mut found = vec![0; len + 2];
-            memory.read(511 + to, &mut found).unwrap();
-            assert_eq!(found[1..=len], pattern[..len]);
-            assert_eq!((found[0], found[len + 1]), (0, 0));
-        }
-    }
-
-    #[test]
-    fn overlapping_copies_move() {
-        for (from, to) in [(0, 5), (5, 0), (0, 1), (8, 0), (3, 3)] {
-            let memory = slice(4096);
-            let pattern: Vec<u8> = (0..64).collect();
-            memory.write(from, &pattern).unwrap();
-            memory.copy_to(from, &memory, to, 64).unwrap();
-            let mut found = [0; 64];
-            memory.read(to, &mut found).unwrap();
-            assert_eq!(found[..], pattern[..]);
-        }
     }
 }

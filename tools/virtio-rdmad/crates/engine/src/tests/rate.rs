@@ -106,7 +106,7 @@ fn copy(bench: &Bench, len: usize, times: u32) -> f64 {
     let start = Instant::now();
     for index in 0..times as usize {
         let at = index % 64 * 64;
-        from.copy_to(at, &to, at, len).unwrap();
+        from.chunk(at, len).unwrap().copy_to(to.chunk(at, len).unwrap()).unwrap();
     }
     start.elapsed().as_secs_f64() * 1e9 / f64::from(times)
 }

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A contiguous range of guest memory for the time of one copy.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{fence, AtomicU64, Ordering};
+
+use crate::mapping::Mapping;
+use crate::MemoryError;
+
+/// A part of a [`crate::Slice`], borrowed: what data is copied from and to.
+///
+/// It is a few words that stay in registers, and its bounds were checked when it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk<'a> {
+    addr: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    mapping: PhantomData<&'a Mapping>,
+}
+
+impl Chunk<'_> {
+    /// The `len` bytes at `addr`, which may be written or not.
+    ///
+    /// # Safety
+    ///
+    /// They lie within a mapping that lives for `'a` and may be written if this says so.
+    #[inline]
+    pub(crate) unsafe fn new(addr: NonNull<u8>, len: usize, writable: bool) -> Self {
+        Self { addr, len, writable, mapping: PhantomData }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies to the beginning of `to` what fits there; returns how much. The two may overlap.
+    ///
+    /// The last naturally aligned word of what is written (up to 8 bytes) is written by one store
+    /// and after everything before it: programs poll the last byte of an RDMA WRITE, and words that
+    /// they use as flags must not tear.
+    #[inline]
+    pub fn copy_to(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
+        let len = self.fit(to)?;
+        // SAFETY: both have `len` bytes or more, and `to` may be written.
+        unsafe { copy_in_order(self.addr.as_ptr(), to.addr.as_ptr(), len) };
+        Ok(len)
+    }
+
+    /// As [`Chunk::copy_to`], in any order: for a part of a message that more follows.
+    #[inline]
+    pub fn copy_part_to(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
+        let len = self.fit(to)?;
+        // SAFETY: as above; `copy` allows the two to overlap.
+        unsafe { std::ptr::copy(self.addr.as_ptr(), to.addr.as_ptr(), len) };
+        Ok(len)
+    }
+
+    /// Copies `from` to its beginning, the last bytes last, as [`Chunk::copy_to`] does.
+    pub fn write(self, from: &[u8]) -> Result<(), MemoryError> {
+        let (len, have) = (from.len(), self.len);
+        if len > have {
+            return Err(MemoryError::Bounds { offset: 0, len, have });
+        }
+        self.check_writable()?;
+        // SAFETY: this has `len` bytes or more and may be written; the source is a live slice.
+        unsafe { copy_in_order(from.as_ptr(), self.addr.as_ptr(), len) };
+        Ok(())
+    }
+
+    /// Adds to the 64-bit word of the host's byte order that it begins with, atomically against the
+    /// guest's processors too, and returns what was there.
+    pub fn fetch_add_u64(self, add: u64) -> Result<u64, MemoryError> {
+        Ok(self.word()?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// Replaces the 64-bit word that it begins with by `swap` if it is `compare`, atomically against
+    /// the guest's processors too, and returns what was there.
+    pub fn compare_exchange_u64(self, compare: u64, swap: u64) -> Result<u64, MemoryError> {
+        let result =
+            self.word()?.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+        Ok(result.unwrap_or_else(|found| found))
+    }
+
+    /// The word that it begins with.
+    fn word(&self) -> Result<&AtomicU64, MemoryError> {
+        let align = size_of::<u64>();
+        if self.len < align {
+            return Err(MemoryError::Bounds { offset: 0, len: align, have: self.len });
+        }
+        let word = self.addr.cast::<u64>();
+        if !word.is_aligned() {
+            return Err(MemoryError::Misaligned { align });
+        }
+        self.check_writable()?;
+        // SAFETY: in bounds, aligned and writable; atomics may be shared with whoever else maps the
+        // page.
+        Ok(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
+    }
+
+    /// How much of this fits into `to`, which may be written.
+    #[inline]
+    fn fit(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
+        to.check_writable()?;
+        Ok(self.len.min(to.len))
+    }
+
+    #[inline]
+    fn check_writable(self) -> Result<(), MemoryError> {
+        if self.writable {
+            Ok(())
+        } else {
+            Err(MemoryError::ReadOnly)
+        }
+    }
+}
+
+/// Largest naturally aligned word, in bytes, that ends where `[to, to + len)` ends.
+fn tail_len(to: *const u8, len: usize) -> usize {
+    let end = (to as usize).wrapping_add(len);
+    [8, 4, 2].into_iter().find(|&size| len >= size && end % size == 0).unwrap_or(1)
+}
+
+/// Copies `len` bytes, the last aligned word of the target by one store and after the rest.
+///
+/// # Safety
+///
+/// `from` is valid for reads and `to` for writes of `len` bytes; they may overlap.
+unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
+    if len == 0 {
+        return;
+    }
+    let tail = tail_len(to, len);
+    let body = len - tail;
+    // SAFETY: `body` is at most `len`, so this stays within the range that the caller vouches for.
+    let from_tail = unsafe { from.add(body) };
+    // SAFETY: as above.
+    let to_tail = unsafe { to.add(body) };
+    match tail {
+        // SAFETY: `tail_len` chose the size such that `to_tail` is aligned for it; the ranges are
+        // the caller's promise.
+        8 => unsafe { copy_with_tail::<u64>(from, to, body, from_tail, to_tail) },
+        // SAFETY: as above.
+        4 => unsafe { copy_with_tail::<u32>(from, to, body, from_tail, to_tail) },
+        // SAFETY: as above.
+        2 => unsafe { copy_with_tail::<u16>(from, to, body, from_tail, to_tail) },
+        // SAFETY: as above.
+        _ => unsafe { copy_with_tail::<u8>(from, to, body, from_tail, to_tail) },
+    }
+}
+
+/// Copies `body` bytes, then one `T`.
+///
+/// # Safety
+///
+/// As for [`copy_in_order`]; the tail pointers follow the body, and `to_tail` is aligned for `T`.
+#[inline]
+unsafe fn copy_with_tail<T: Copy>(
+    from: *const u8,
+    to: *mut u8,
+    body: usize,
+    from_tail: *const u8,
+    to_tail: *mut u8,
+) {
+    // The tail is read first: in an overlapping copy the body may write over it.
+    // SAFETY: `from_tail` is readable for a `T`; no alignment is assumed.
+    let last = unsafe { from_tail.cast::<T>().read_unaligned() };
+    if body > 0 {
+        // SAFETY: both ranges hold `body` bytes; `copy` allows them to overlap.
+        unsafe { std::ptr::copy(from, to, body) };
+    }
+    // What was copied before by `copy_part_to` is in front of it too.
+    fence(Ordering::Release);
+    // SAFETY: `to_tail` is writable and aligned for a `T`; volatile makes it one store.
+    unsafe { to_tail.cast::<T>().write_volatile(last) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GuestMemory, Slice};
+
+    fn slice(len: u64) -> Slice {
+        GuestMemory::anonymous(&[(0, 4096)]).unwrap().slice(0, len).unwrap()
+    }
+
+    fn copy(memory: &Slice, from: usize, to: usize, len: usize) {
+        let (from, to) = (memory.chunk(from, len).unwrap(), memory.chunk(to, len).unwrap());
+        assert_eq!(from.copy_to(to), Ok(len));
+    }
+
+    #[test]
+    fn the_shorter_one_decides() {
+        let memory = slice(64);
+        memory.write(0, &[7; 16]).unwrap();
+        let (from, to) = (memory.chunk(0, 16).unwrap(), memory.chunk(32, 8).unwrap());
+        assert_eq!(from.copy_to(to), Ok(8));
+        assert_eq!(to.copy_part_to(from), Ok(8));
+        assert_eq!(memory.read_obj::<[u64; 2]>(32), Ok([u64::from_ne_bytes([7; 8]), 0]));
+        assert!(to.write(&[0; 9]).is_err());
+    }
+
+    #[test]
+    fn words_are_aligned() {
+        let slice = slice(64).sub(4, 32).unwrap();
+        let word = |offset| slice.chunk(offset, 8).unwrap();
+        assert_eq!(word(0).fetch_add_u64(1), Err(MemoryError::Misaligned { align: 8 }));
+        assert!(slice.chunk(4, 7).unwrap().fetch_add_u64(1).is_err());
+        assert_eq!(word(4).fetch_add_u64(7), Ok(0));
+        assert_eq!(word(4).fetch_add_u64(1), Ok(7));
+        assert_eq!(word(4).compare_exchange_u64(9, 1), Ok(8));
+        assert_eq!(word(4).compare_exchange_u64(8, 1), Ok(8));
+        assert_eq!(slice.read_obj::<u64>(4), Ok(1));
+    }
+
+    #[test]
+    fn every_length_and_alignment_copies() {
+        let memory = slice(4096);
+        let pattern: Vec<u8> = (0..200_u8).map(|i| i | 1).collect();
+        for (from, to, len) in
+            (0..9).flat_map(|f| (0..9).flat_map(move |t| (0..70).map(move |l| (f, t, l))))
+        {
+            memory.write(0, &[0; 1024]).unwrap();
+            memory.write(from, &pattern).unwrap();
+            copy(&memory, from, 512 + to, len);
+            let mut found = vec![0; len + 2];
+            memory.read(511 + to, &mut found).unwrap();
+            assert_eq!(found[1..=len], pattern[..len]);
+            assert_eq!((found[0], found[len + 1]), (0, 0));
+        }
+    }
+
+    #[test]
+    fn overlapping_copies_move() {
+        for (from, to) in [(0, 5), (5, 0), (0, 1), (8, 0), (3, 3)] {
+            let memory = slice(4096);
+            let pattern: Vec<u8> = (0..64).collect();
+            memory.write(from, &pattern).unwrap();
+            copy(&memory, from, to, 64);
+            let mut found = [0; 64];
+            memory.read(to, &mut found).unwrap();
+            assert_eq!(found[..], pattern[..]);
+        }
+    }
+}
