@@ -98,7 +98,8 @@ class Phase:
             if path in (other.path for other in self.paths):
                 self.found.note(f"{self.vmm}: the device offers rings and the driver does not take them")
                 continue
-            self.paths.append(measure.Pair(path, *pair, link, self.hang_seconds))
+            self.paths.append(measure.Pair(path, *pair, link, self.hang_seconds,
+                                           measure.Daemon(os.path.join(self.network.dir, "control.sock"))))
         self.idle()
         for point in self.points:
             if point.kind == "cm":
@@ -170,6 +171,8 @@ class Phase:
             return True
         if point.kind == "idle" or path.path == "tcp" and not point.tcp:
             return False
+        if point.kind == "core" and path.path not in ("rings", "virtqueues"):
+            return False
         return point.compared or not self.options.quick
 
     def row(self, path, point):
@@ -186,10 +189,18 @@ class Phase:
             return  # it had its chance
         start = time.monotonic()
         try:
-            row.samples[(number, point.key)] = path.measure(point, self.seconds)
+            row.samples[(number, point.key)] = path.measure(point, self.seconds * point.longer)
+            self.record_core(path, point, number)
         except (measure.Refused, guests.Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
             self.failure(path, row, time.monotonic() - start)
+
+    def record_core(self, path, point, number):
+        """The figure that came with another, by the second that the device worked."""
+        tool = point.tool + plan.CORE
+        core = next((other for other in self.points if other.key == (tool, point.size, point.qps)), None)
+        if core and getattr(path, "core_rate", None):
+            self.row(path, core).samples[(number, core.key)] = path.core_rate / 1e6
 
     def failure(self, path, row, seconds):
         """Decide whether the path is worth another try."""

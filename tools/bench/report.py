@@ -97,10 +97,11 @@ class Report:
             figure("read of 2 bytes: us", 1, read, False),
         ]
         for verb in ("write", "send"):
-            result.append(figure(f"64-byte {verb}s, one QP: M/s", 4, at(f"ib_{verb}_rate", 64), True))
+            result.append(figure(f"64-byte {verb}s, one QP: M/s a device core", 4,
+                                 at(f"ib_{verb}_rate{plan.CORE}", 64), True))
         for verb in ("write", "send"):
-            result.append(over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.8, at(f"ib_{verb}_rate", 64, 1000),
-                               at(f"ib_{verb}_rate", 64)))
+            result.append(over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.8, at(f"ib_{verb}_rate{plan.CORE}", 64, 1000),
+                               at(f"ib_{verb}_rate{plan.CORE}", 64)))
         for verb in ("write", "read"):
             result.append(over(f"{verb} of 64 KiB: times rxe", 100, at(f"ib_{verb}_bw", 65536),
                                at(f"ib_{verb}_bw", 65536, path="rxe")))

@@ -25,6 +25,7 @@ def pair(outputs, **limits):
     """A pair of guests whose tools print these texts, one a run."""
     one = measure.Pair.__new__(measure.Pair)
     one.known, one.hang_seconds, one.device, one.index = {}, 40, "rdma0", 1
+    one.daemon = None
     one.limits = {"max_qp": 21, "max_cqe": 255, "max_qp_wr": 254} | limits
     one.argv = []
     texts = iter(outputs)
@@ -50,6 +51,13 @@ class Perftest(unittest.TestCase):
         one = pair([BW, BW])
         self.assertEqual(one.perftest(point("ib_write_rate", 64), 10), 0.003826)
         self.assertEqual([argv[argv.index("-n") + 1] for argv in one.argv], ["10000", "38260"][:len(one.argv)])
+
+    def test_messages_by_the_second_of_work(self):
+        observer = measure.Observer(None)
+        self.assertIsNone(observer.rate())
+        # Setting up, four looks under way, and two after the end.
+        observer.samples = [(0, 0.0), (0, 0.5), (10, 0.6), (30, 0.8), (50, 1.0), (70, 1.2), (70, 1.2), (70, 1.3)]
+        self.assertAlmostEqual(observer.rate(), 100)
 
     def test_latency_is_the_typical_one(self):
         self.assertEqual(pair([LAT]).perftest(point("ib_read_lat", 2), 4e-5), 2.5)

@@ -284,6 +284,13 @@ impl Shared {
         self.stats.add(counter, 1);
     }
 
+    /// The GIDs that are set, by index. No lock is held when it returns: commands take this one with
+    /// that of the control queue held.
+    fn gids(&self) -> Vec<(u16, Gid)> {
+        let gids = lock(&self.gids);
+        (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?))).collect()
+    }
+
     /// After a CQ has overflowed: every QP that uses it fails.
     fn service_overflow(&self, cq: u16) {
         if !self.cqs.get(cq).is_some_and(|place| lock(place).is_error()) {
@@ -760,9 +767,7 @@ impl Device {
     /// command under way.
     pub fn status(&self) -> DeviceStatus {
         let shared = &self.shared;
-        let gids = lock(&shared.gids);
-        let gids = (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?)));
-        let gids = gids.collect();
+        let gids = shared.gids();
         let (mrs, pds) = lock(&shared.control).counts();
         DeviceStatus {
             name: shared.name.clone(),

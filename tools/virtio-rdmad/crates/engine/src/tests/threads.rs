@@ -150,3 +150,22 @@ pub fn a_guest_comes_and_goes_under_traffic() {
     }
     other.join().unwrap();
 }
+
+/// Who asks what a device does, and the commands of its guest, take the same
+/// locks, and none waits for the other for ever.
+#[test]
+fn status_beside_commands() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    let device = Arc::clone(&guest.device);
+    let asking = thread::spawn(move || {
+        for _ in 0..20 * ROUNDS {
+            assert!(device.status().gids.len() <= 2);
+        }
+    });
+    while !asking.is_finished() {
+        guest.add_gid(1, gid(9), 0).unwrap();
+        guest.del_gid(1).unwrap();
+    }
+    asking.join().unwrap();
+}
