@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
 import guests  # noqa: E402  pylint: disable=wrong-import-position
@@ -169,7 +170,7 @@ class Suite:
     def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None):
         """Boot, act, judge, end; a failure names its logs. Lines that match
         transport are reports of a defect of the guest's transport."""
-        before = self.report.failed
+        before, start = self.report.failed, time.monotonic()
         try:
             self.boot(count, kind, rings)
             for action in actions:
@@ -187,6 +188,7 @@ class Suite:
         self.report.result(f"{title}: the device ends cleanly", status == 0)
         left = [guest.rdma_socket for guest in self.network.guests if os.path.exists(guest.rdma_socket)]
         self.report.result(f"{title}: the device removes its sockets", not left)
+        self.report.note(f"{title}: {time.monotonic() - start:.0f} s")
 
 
 def interrupt(*_):
