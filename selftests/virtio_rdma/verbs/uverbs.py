@@ -7,10 +7,17 @@ import mmap
 import os
 import struct
 
-GET_CONTEXT, ALLOC_PD, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 18, 19, 20, 21
-CREATE_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 27, 28, 29
+GET_CONTEXT, ALLOC_PD, REG_MR, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 9, 18, 19, 20, 21
+CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
 QPT_RC, QPT_UD = 2, 4
 PATH_KERNEL, PATH_RINGS = 0, 1
+ALL_ACCESS = 15
+# enum ibv_qp_state, and what each step on the way to RTS names (enum ibv_qp_attr_mask).
+RESET, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6
+STATE = 1
+TO_INIT = STATE | 1 << 3 | 1 << 4 | 1 << 5
+TO_RTR = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20
+TO_RTS = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16
 SEND_WR_SIZE, RECV_WR_SIZE = 56, 16
 
 
@@ -51,6 +58,12 @@ class Uverbs:
         """A PD; its handle."""
         return struct.unpack("I", self.command(ALLOC_PD, b"", 4))[0]
 
+    def reg_mr(self, pd, start, length, access=ALL_ACCESS):
+        """Registers memory; lkey and rkey."""
+        body = struct.pack("QQQII", start, length, start, pd, access)
+        _, lkey, rkey = struct.unpack("III", self.command(REG_MR, body, 12))
+        return lkey, rkey
+
     def create_cq(self, cqe, driver, vector=0):
         """A CQ; its handle and its size."""
         body = struct.pack("QIIiI", 0, cqe, vector, -1, 0)
@@ -69,6 +82,19 @@ class Uverbs:
                            o["sge"], o["sge"], o["inline"], 0, o["type"], 0, 0)
         answer = struct.unpack("8I", self.command(CREATE_QP, body + driver, 32))
         return answer[0], answer[1], answer[2:7]
+
+    def modify_qp(self, qp, state, mask, gid=bytes(16), gid_index=0, peer=0, mtu=3):
+        """Moves an RC QP to a state, with the attributes of the mask."""
+        path = struct.pack("16sIHHBBBBBBBB", gid, 0, 0, 0, gid_index, 64, 0, 0, 0, 0, 1, 1)
+        body = path + bytes(32) + struct.pack("7I", qp, mask, 0, 0, 0, peer, ALL_ACCESS)
+        body += struct.pack("HH4B8B4B", 0, 0, state, 0, mtu, 0, 0, 16, 16, 1, 1, 14, 7, 7, 0, 0, 0, 0)
+        self.command(MODIFY_QP, body)
+
+    def connect(self, qp, gid, gid_index, peer, mtu):
+        """Brings an RC QP from RESET to RTS."""
+        self.modify_qp(qp, INIT, TO_INIT)
+        self.modify_qp(qp, RTR, TO_RTR, gid, gid_index, peer, mtu)
+        self.modify_qp(qp, RTS, TO_RTS)
 
     def destroy_qp(self, qp):
         """Destroys a QP."""

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""A program that abuses its own rings harms only its own QPs.
+
+rings_wild.py abuses, in a process of its own and in one way a test. This one
+is its victim: the same device, other QPs, data that is checked all the while,
+and memory that nobody gave to anyone. ROUNDS in the environment says how much
+abuse there is.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import ktap
+import rc
+import rings_wild
+import uverbs
+from rc import e, complete, empty, remote, sge
+
+DEVICE = rc.open_device()
+ROUNDS = int(os.environ.get("ROUNDS", "200"))
+LENGTH = 4096
+# Lines of the kernel log that one test may add: each cause is logged once.
+LINES = 20
+
+
+def has_rings():
+    """Whether programs own the rings of their QPs here."""
+    verbs = uverbs.Uverbs(DEVICE.name)
+    path = verbs.path
+    verbs.close()
+    return path == uverbs.PATH_RINGS
+
+
+class Victim:
+    """A pair of QPs between which data flows, and memory that must not change."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.pair = rc.Pair(DEVICE, depth=16)
+        self.source, self.target = self.pair.a.memory(LENGTH), self.pair.b.memory(LENGTH)
+        self.inbox = self.pair.b.memory(LENGTH)
+        # Registered, but nobody was told of it; and not registered at all.
+        self.pattern = rng.randbytes(LENGTH)
+        self.kept = self.pair.b.memory(LENGTH, data=self.pattern)
+        self.canary = uverbs.zeros(LENGTH)
+        self.canary[:] = self.pattern
+
+    def tells(self):
+        """What a hostile program may know."""
+        return {"qpn": self.pair.b.qp.qp_num, "lkey": self.kept.lkey, "rkey": self.kept.rkey,
+                "address": self.kept.buf, "canary": uverbs.address(self.canary)}
+
+    def round(self):
+        """Data goes out and comes back."""
+        a, b, data = self.pair.a, self.pair.b, self.rng.randbytes(LENGTH)
+        self.source.write(data, LENGTH)
+        b.post_recv([sge(self.inbox)])
+        a.post_send(e.IBV_WR_RDMA_WRITE, [sge(self.source)], remote=remote(self.target))
+        a.post_send(e.IBV_WR_SEND, [sge(self.source)])
+        complete(a.send_cq, 2)
+        complete(b.recv_cq)
+        for region in (self.target, self.inbox):
+            ktap.same_bytes(region.read(LENGTH, 0), data, "data")
+
+    def check(self):
+        """Nothing is there that did not come from here."""
+        self.round()
+        for cq in (self.pair.a.send_cq, self.pair.b.recv_cq):
+            empty(cq)
+        ktap.same_bytes(self.kept.read(LENGTH, 0), self.pattern, "memory that nobody was told of")
+        ktap.same_bytes(bytes(self.canary), self.pattern, "memory that is not registered")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.pair.__exit__(*error)
+
+
+def objects():
+    """How many objects there are of each kind, the kernel's own among them."""
+    text = subprocess.run(["rdma", "-j", "resource", "show"], check=True, stdout=subprocess.PIPE).stdout
+    link, = [link for link in json.loads(text) if link["ifname"] == DEVICE.name]
+    return {kind: link[kind] for kind in ("pd", "cq", "qp", "mr", "ctx")}
+
+
+def lines():
+    """Lines of the kernel log that are the driver's."""
+    log = subprocess.run(["dmesg"], check=True, stdout=subprocess.PIPE, encoding="utf-8", errors="replace").stdout
+    return sum("virtio_rdma" in line for line in log.splitlines())
+
+
+def start(way, rng, victim):
+    """The hostile program."""
+    order = {"way": way, "seed": rng.getrandbits(32), "rounds": ROUNDS, "device": DEVICE.name,
+             "gid": DEVICE.context.query_gid(rc.PORT, DEVICE.gid.gid_index).gid.replace(":", ""),
+             "gid_index": DEVICE.gid.gid_index, "mtu": DEVICE.port.active_mtu, "victim": victim.tells()}
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rings_wild.py")
+    return subprocess.Popen([sys.executable, program, json.dumps(order)],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+
+
+def abuse(way, rng, victim):
+    """Lets it run to its end while data flows."""
+    program = start(way, rng, victim)
+    try:
+        while program.poll() is None:
+            victim.round()
+        _, errors = program.communicate()
+        ktap.equal((program.returncode, errors), (0, ""), "end of the hostile program")
+    finally:
+        program.kill()
+        program.wait()
+
+
+def kill(way, rng, victim):
+    """Kills it in the middle, several times."""
+    for _ in range(8):
+        program = start(way, rng, victim)
+        ktap.equal(program.stdout.readline(), "running\n", "hostile program")
+        for _ in range(rng.randint(1, 50)):
+            victim.round()
+        program.kill()
+        program.communicate()
+
+
+def test(way):
+    """The test of one way of abuse."""
+    def run(rng):
+        before, said = objects(), lines()
+        with Victim(rng) as victim:
+            (kill if way is rings_wild.until_killed else abuse)(way.__name__, rng, victim)
+            victim.check()
+        with Victim(rng) as another:
+            another.check()
+        ktap.equal(objects(), before, "objects that are left")
+        ktap.equal(lines() - said <= LINES, True, "few lines in the kernel log")
+    run.__name__, run.__doc__ = way.__name__, way.__doc__
+    return run
+
+
+if __name__ == "__main__":
+    if not has_rings():
+        ktap.skip_all("the device has no rings")
+    ktap.run([test(way) for way in rings_wild.WAYS])

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A program that abuses its own rings: rings_hostile.py runs it.
+
+Its argument is JSON: what to do (a name of WAYS), seed, rounds, the device,
+its GID, and what a victim has told of itself. It ends with status 0 when it
+is through, whatever became of its QPs.
+"""
+
+import json
+import mmap
+import os
+import random
+import struct
+import sys
+import time
+
+import uverbs
+from uverbs import ERR, POST_RECV, POST_SEND, RESET, STATE, address, zeros
+
+# Sizes of the rings: depth, stride and offset of each, as the driver is told.
+SQ, RQ, REGION = (16, 128, 256), (16, 128, 2304), 8192
+CQ_HEAD, CQE, CQ_DEPTH = 128, 64, 64
+SGES, INLINE, MEMORY = 4, 64, 65536
+# Of struct virtio_rdma_qp_ring and struct virtio_rdma_cq_ring.
+SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
+CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
+WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
+SIGNALED, INLINED = 2, 8
+
+
+def ordered(memory, at, value):
+    """Writes a word of a head."""
+    struct.pack_into("<I", memory, at, value & 0xffffffff)
+
+
+class Qp:
+    """An RC QP on rings of this program."""
+
+    def __init__(self, program):
+        self.program = program
+        self.memory = zeros(REGION)
+        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *RQ)
+        self.handle, self.number, _ = program.verbs.create_qp(
+            program.pd, program.cq, request, send_wr=SQ[0], recv_wr=RQ[0], sge=SGES, inline=INLINE)
+        self.sent = self.received = 0
+
+    def connect(self, peer):
+        """Brings it to RTS."""
+        at = self.program.order
+        self.program.verbs.connect(self.handle, bytes.fromhex(at["gid"]), at["gid_index"], peer, at["mtu"])
+
+    def reset(self):
+        """Forgets all work, as the specification wants it: RESET, and zeroed heads."""
+        self.program.verbs.modify_qp(self.handle, RESET, STATE)
+        for at in (SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE):
+            ordered(self.memory, at, 0)
+        self.sent = self.received = 0
+
+    def ring(self):
+        """Both doorbells."""
+        for command in (POST_SEND, POST_RECV):
+            try:
+                self.program.verbs.post(command, self.handle, [])
+            except OSError:
+                pass  # a QP that is gone, or a device that is
+
+    def entry(self, ring, index):
+        """Where an entry is."""
+        return ring[2] + index % ring[0] * ring[1]
+
+    def post_send(self, wqe):
+        """Puts an entry where the next belongs."""
+        at = self.entry(SQ, self.sent)
+        self.memory[at:at + len(wqe)] = wqe
+        self.sent += 1
+        ordered(self.memory, SQ_PRODUCER, self.sent)
+
+    def post_recv(self, wqe):
+        """The same of a receive."""
+        at = self.entry(RQ, self.received)
+        self.memory[at:at + len(wqe)] = wqe
+        self.received += 1
+        ordered(self.memory, RQ_PRODUCER, self.received)
+
+
+class Program:
+    """An open device, a region of memory, a CQ and two QPs that talk to each other."""
+
+    def __init__(self, order):
+        self.order = order
+        self.rng = random.Random(order["seed"])
+        self.verbs = uverbs.Uverbs(order["device"])
+        self.pd = self.verbs.alloc_pd()
+        self.cq_memory = zeros(CQ_HEAD + CQ_DEPTH * CQE)
+        self.cq, _ = self.verbs.create_cq(CQ_DEPTH, self.cq_request(self.cq_memory))
+        self.data = zeros(MEMORY)
+        self.lkey, self.rkey = self.verbs.reg_mr(self.pd, address(self.data), MEMORY)
+        self.qps = [Qp(self), Qp(self)]
+        self.connect()
+
+    @staticmethod
+    def cq_request(memory):
+        return struct.pack("QQ", address(memory), len(memory))
+
+    def connect(self):
+        for qp, peer in zip(self.qps, self.qps[::-1]):
+            qp.connect(peer.number)
+
+    def again(self):
+        """Everything as at the beginning, but for the CQ, which may be beyond help."""
+        for qp in self.qps:
+            qp.reset()
+        self.connect()
+
+    def rounds(self):
+        return range(self.order["rounds"])
+
+    def consume(self):
+        """Says that all completions were taken; how many there were is not looked at."""
+        ordered(self.cq_memory, CONSUMER, self.rng.getrandbits(32))
+
+    def spray(self, memory, longest=256):
+        """Random bytes at a random place."""
+        length = self.rng.randint(1, min(longest, len(memory)))
+        at = self.rng.randrange(len(memory) - length + 1)
+        memory[at:at + length] = self.rng.randbytes(length)
+
+    # ---- requests
+
+    def sge(self):
+        """One that is right."""
+        length = self.rng.choice((0, 1, 8, 100, 4096))
+        return struct.pack("<QII", address(self.data) + self.rng.randrange(MEMORY - length), length, self.lkey)
+
+    def bad_sge(self):
+        """One that is not: the victim's key, a key at random, or a place outside."""
+        rng, victim = self.rng, self.order["victim"]
+        lkey = rng.choice((self.lkey, victim["lkey"], victim["rkey"], rng.getrandbits(32)))
+        place = rng.choice((victim["address"], victim["canary"], address(self.data) + MEMORY - 4,
+                            rng.getrandbits(64), (1 << 64) - 8))
+        return struct.pack("<QII", place, rng.choice((1, 64, 1 << 31, 0xffffffff)), lkey)
+
+    def wqe(self, opcode=None, flags=SIGNALED, sges=None, count=None, inline=0, remote=None):
+        """A send request, as right as its arguments."""
+        rng = self.rng
+        opcode = rng.choice((WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD)) if opcode is None else opcode
+        sges = [self.sge() for _ in range(rng.randint(1, SGES))] if sges is None else sges
+        if opcode in (SWAP, ADD) and count is None and not flags & INLINED:
+            sges = [struct.pack("<QII", address(self.data), 8, self.lkey)]
+        place, key = remote or (address(self.data) + 8 * rng.randrange(1000), self.rkey)
+        head = struct.pack("<QBBHIHHIQQQ", rng.getrandbits(64), opcode, len(sges) if count is None else count,
+                           flags, rng.getrandbits(32), inline, 0, key, place, rng.getrandbits(64),
+                           rng.getrandbits(64))
+        return (head + b"".join(sges))[:SQ[1]]
+
+    def receive(self, sges=None, count=None):
+        """A receive request."""
+        sges = [self.sge() for _ in range(SGES)] if sges is None else sges
+        count = len(sges) if count is None else count
+        return (struct.pack("<IIQ", count, 0, self.rng.getrandbits(64)) + b"".join(sges))[:RQ[1]]
+
+    def spoiled(self):
+        """A send request with one thing wrong."""
+        rng, victim = self.rng, self.order["victim"]
+        there = rng.choice((victim["address"], victim["canary"], rng.getrandbits(64)))
+        key = rng.choice((victim["rkey"], victim["lkey"], self.rkey, rng.getrandbits(32)))
+        return rng.choice((
+            lambda: self.wqe(opcode=rng.randrange(7, 256)),
+            lambda: self.wqe(flags=rng.getrandbits(16)),
+            lambda: self.wqe(count=rng.randrange(SGES + 1, 256)),
+            lambda: self.wqe(sges=[self.bad_sge() for _ in range(rng.randint(1, SGES))]),
+            lambda: self.wqe(flags=SIGNALED | INLINED, sges=[], count=0, inline=rng.randrange(INLINE + 1, 65536)),
+            lambda: self.wqe(flags=SIGNALED | INLINED),
+            lambda: self.wqe(opcode=rng.choice((WRITE, READ, SWAP, ADD)), remote=(there, key)),
+            lambda: self.wqe(opcode=ADD, remote=(address(self.data) + rng.randrange(1, 8), self.rkey)),
+            lambda: rng.randbytes(SQ[1]),
+        ))()
+
+
+# ---- ways of abuse
+
+def qp_bytes(program):
+    """Random bytes all over the regions of its QPs."""
+    for number in program.rounds():
+        for qp in program.qps:
+            for _ in range(program.rng.randint(1, 8)):
+                program.spray(qp.memory, REGION)
+            qp.ring()
+        if number % 8 == 7:
+            program.consume()
+            program.again()
+
+
+def cq_bytes(program):
+    """The same over its CQ, with work that completes there."""
+    for number in program.rounds():
+        for _ in range(program.rng.randint(1, 4)):
+            program.spray(program.cq_memory, len(program.cq_memory))
+        work(program)
+        if number % 8 == 7:
+            program.again()
+
+
+def work(program):
+    """A few requests, right but for what the CQ makes of them."""
+    for qp in program.qps:
+        for _ in range(4):
+            qp.post_recv(program.receive())
+            qp.post_send(program.wqe())
+        qp.ring()
+
+
+def indices(program):
+    """Producers and consumers that jump: far ahead, back, and around."""
+    steps = (1, 15, 16, 17, 31, 1 << 16, 1 << 31, -1, -16, -(1 << 20))
+    for number in program.rounds():
+        qp = program.rng.choice(program.qps)
+        work(program)
+        for at in program.rng.sample((SQ_PRODUCER, RQ_PRODUCER), program.rng.randint(1, 2)):
+            before, = struct.unpack_from("<I", qp.memory, at)
+            ordered(qp.memory, at, before + program.rng.choice(steps))
+        program.consume()
+        qp.ring()
+        if number % 4 == 3:
+            program.again()
+
+
+def requests(program):
+    """Requests with one thing wrong, and right ones behind them."""
+    for number in program.rounds():
+        for qp in program.qps:
+            qp.post_recv(program.receive() if number % 2 else
+                         program.receive([program.bad_sge()], program.rng.choice((1, 5, 1 << 16))))
+            qp.post_send(program.spoiled())
+            qp.post_send(program.wqe())
+            qp.ring()
+        program.consume()
+        program.again()
+
+
+def moving(program):
+    """Bytes that change while the device reads them."""
+    child = os.fork()
+    if not child:
+        memories = [qp.memory for qp in program.qps] + [program.cq_memory]
+        while os.getppid() == program.order["pid"]:
+            program.spray(program.rng.choice(memories), 128)
+        os._exit(0)
+    for number in program.rounds():
+        work(program)
+        if number % 16 == 15:
+            program.again()
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+
+
+def states(program):
+    """Doorbells and work in each state, and for a QP that is no more."""
+    for _ in program.rounds():
+        state = program.rng.choice((RESET, ERR))
+        for qp in program.qps:
+            program.verbs.modify_qp(qp.handle, state, STATE)
+            qp.ring()
+        work(program)
+        if program.rng.random() < 0.2:
+            gone = program.qps.pop(0)
+            program.verbs.destroy_qp(gone.handle)
+            gone.ring()
+            program.qps.append(Qp(program))
+        program.consume()
+        program.again()
+
+
+def overflow(program):
+    """A CQ whose program takes nothing; then its QPs fail, and nobody else's."""
+    for _ in range(max(2, program.order["rounds"] // 40)):
+        for _ in range(2 * CQ_DEPTH // 16 + 2):
+            work(program)
+        memory = zeros(CQ_HEAD + 4 * CQE)
+        program.cq, _ = program.verbs.create_cq(4, program.cq_request(memory))
+        program.cq_memory = memory
+        program.qps = [Qp(program), Qp(program)]
+        program.connect()
+
+
+def memory_goes(program):
+    """The program gives its rings' and its data's pages back while the device uses them."""
+    for number in program.rounds():
+        work(program)
+        if number % 8 == 0:
+            for memory in [qp.memory for qp in program.qps] + [program.cq_memory, program.data]:
+                memory.madvise(mmap.MADV_REMOVE if number % 16 else mmap.MADV_DONTNEED)
+            program.again()
+
+
+def resizes(program):
+    """CQs that are resized while their bytes are random."""
+    for number in program.rounds():
+        work(program)
+        program.spray(program.cq_memory, len(program.cq_memory))
+        depth = program.rng.choice((1, 4, 64, 256))
+        memory = zeros(CQ_HEAD + depth * CQE)
+        try:
+            program.verbs.resize_cq(program.cq, depth, program.cq_request(memory))
+            program.cq_memory = memory
+        except OSError:
+            pass  # what it holds does not fit, or it is in error
+        if number % 8 == 7:
+            program.again()
+
+
+def other_peer(program):
+    """A QP that says it is connected to the victim's, which is connected to another."""
+    qp = program.qps[0]
+    victim = program.order["victim"]
+    for _ in program.rounds():
+        qp.reset()
+        qp.connect(victim["qpn"])
+        for opcode in (WRITE, SEND, READ, ADD):
+            qp.post_send(program.wqe(opcode=opcode, remote=(victim["address"], victim["rkey"])))
+        qp.ring()
+        program.consume()
+
+
+def until_killed(program):
+    """Everything at once, for ever."""
+    print("running", flush=True)
+    while True:
+        for qp in program.qps:
+            program.spray(qp.memory, REGION)
+            program.spray(program.cq_memory)
+            qp.ring()
+        work(program)
+        if program.rng.random() < 0.1:
+            program.again()
+        time.sleep(0)
+
+
+WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, other_peer,
+        until_killed)
+
+
+def main():
+    order = json.loads(sys.argv[1])
+    order["pid"] = os.getpid()
+    way = {way.__name__: way for way in WAYS}[order["way"]]
+    way(Program(order))
+
+
+if __name__ == "__main__":
+    main()
