@@ -71,7 +71,7 @@ impl Shape {
             && stride as usize >= bytes
             && offset % stride == 0
             && offset as usize >= head;
-        valid.then_some(Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
+        valid.then(|| Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
     }
 
     /// Where the ring ends in the region.
@@ -285,6 +285,8 @@ mod tests {
             (1, 128, 256),
             (3, 128, 256),
             (128, 128, 256),
+            (64, 0, 0),
+            (64, 0, 256),
             (64, 64, 256),
             (64, 96, 288),
             (64, 8192, 8192),
