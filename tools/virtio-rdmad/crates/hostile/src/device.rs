@@ -243,7 +243,7 @@ impl Hostile {
     /// Passes CQEs on to rings; whether any have to wait.
     fn pass_rings(&mut self) -> bool {
         let Some(mut rings) = self.rings.take() else { return false };
-        rings.pass(|| self.rule_for(Role::Cq, None));
+        rings.pass(|cqn| self.rule_for(Role::Cq, |rule| rule.cqn.is_none_or(|wanted| wanted == cqn)));
         let waiting = rings.is_waiting();
         self.rings = Some(rings);
         waiting
@@ -292,7 +292,10 @@ impl Hostile {
         chain: &Chain,
         written: u32,
     ) -> Result<(), memory::MemoryError> {
-        match self.rule_for(role, Some(chain)) {
+        let mut command = [0];
+        let read = chain.read(&mut command);
+        let is_it = |wanted| read == Ok(1) && command[0] == wanted;
+        match self.rule_for(role, |rule| rule.command.is_none_or(is_it)) {
             Some(rule) => self.spoil(&rule, place, chain, written),
             None => place.proxy.push(chain.head.into(), written),
         }
@@ -313,13 +316,8 @@ impl Hostile {
     }
 
     /// The rule that holds for a buffer, or a CQE in a ring, which is then used up by one.
-    fn rule_for(&mut self, role: Role, chain: Option<&Chain>) -> Option<Rule> {
-        let mut command = [0];
-        let read = chain.map_or(Ok(0), |chain| chain.read(&mut command));
-        let holds = |rule: &&mut Rule| {
-            let this = rule.command.is_none_or(|wanted| read == Ok(1) && command[0] == wanted);
-            rule.role == role && rule.times > 0 && this
-        };
+    fn rule_for(&mut self, role: Role, here: impl Fn(&Rule) -> bool) -> Option<Rule> {
+        let holds = |rule: &&mut Rule| rule.role == role && rule.times > 0 && here(rule);
         let rule = self.rules.iter_mut().find(holds)?;
         rule.times -= 1;
         self.hits += 1;

@@ -387,11 +387,12 @@ impl Rings {
     }
 
     /// Takes what the engine has placed, as the rules say, and hands it on; whether that was anything.
-    pub fn pass(&mut self, mut rule: impl FnMut() -> Option<Rule>) -> bool {
+    pub fn pass(&mut self, mut rule: impl FnMut(u32) -> Option<Rule>) -> bool {
         let mut any = false;
-        for cq in self.cqs.values_mut() {
+        // The receiver's CQ is mostly made after that of the sender, and has its CQE first.
+        for (cqn, cq) in self.cqs.iter_mut().rev() {
             while let Some(bytes) = cq.next() {
-                match rule() {
+                match rule(*cqn) {
                     Some(rule) => cq.spoil(&rule, bytes),
                     None => cq.waiting.push_back(Cqe { bytes, has_lap: false, jump: 0 }),
                 }

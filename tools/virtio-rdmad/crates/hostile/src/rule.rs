@@ -12,7 +12,8 @@
 //! | `{"honest": true}` | an end of all this, but for what has happened |
 //!
 //! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means
-//! all queues of that kind. A CQ in a ring has no buffers: there, the CQE itself is spoilt, an `id` and
+//! all queues of that kind. A CQ in a ring has no buffers: there, the CQE itself is spoilt, in one CQ alone
+//! if there is a `cqn`, an `id` and
 //! a used length mean nothing, `jump` goes over places, and CQEs that say nothing of their `lap` have
 //! the right one. Send and receive rings have nothing to spoil but their heads.
 
@@ -64,6 +65,8 @@ pub struct Rule {
     pub role: Role,
     /// Of the control queue: the replies to which command.
     pub command: Option<u8>,
+    /// Of CQs in rings: of which one.
+    pub cqn: Option<u32>,
     /// How many buffers are still to be spoilt.
     pub times: u64,
     /// Bytes to write into them, each with its offset.
@@ -195,6 +198,7 @@ fn rule(role: Role, value: &Value) -> Result<Rule, String> {
     Ok(Rule {
         role,
         command: number(value, "command")?,
+        cqn: number(value, "cqn")?,
         times: number(value, "times")?.unwrap_or(1),
         write: list(value, "write", patch)?,
         used: number(value, "used")?,
