@@ -100,9 +100,11 @@ impl WqRing {
         Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }
     }
 
-    /// Follows a change of the memory map.
-    pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) {
+    /// Follows a change of the memory map; whether the ring is back in memory by that.
+    pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) -> bool {
+        let was_lost = self.pages.is_none();
         self.pages = pages;
+        was_lost && self.pages.is_some()
     }
 
     fn producer(&self) -> usize {
@@ -162,7 +164,8 @@ impl WqRing {
     pub fn sleep(&mut self) -> bool {
         self.set_wake(1);
         fence(Ordering::SeqCst);
-        !self.broken && (self.next != self.limit || self.look_again())
+        let may_pop = !self.broken && self.pages.is_some();
+        may_pop && (self.next != self.limit || self.look_again())
     }
 
     /// Like `look`, but leaves what is wrong to be found by `pop`.
@@ -271,6 +274,27 @@ mod tests {
         assert!(ring.sleep());
         ring.wake_up();
         assert_eq!((wake(), ring.waiting()), (0, 1));
+    }
+
+    #[test]
+    fn a_ring_that_is_not_in_memory_is_empty() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        let mut ring = ring(&memory, 4);
+        produce(&memory, 3);
+        assert!(matches!(ring.pop(), Ok(Some((0, _)))));
+        let pages = ring.pages.clone();
+        // There are two that were seen already.
+        assert!(!ring.set_pages(None));
+        assert!(matches!(ring.pop(), Ok(None)));
+        assert!(!ring.sleep());
+        assert_eq!(ring.waiting(), 0);
+        assert!(ring.set_pages(pages.clone()) && !ring.set_pages(pages));
+        assert!(ring.sleep());
+        let mut found = Vec::new();
+        while let Ok(Some((index, _))) = ring.pop() {
+            found.push(index);
+        }
+        assert_eq!((found, ring.sleep()), (vec![1, 2], false));
     }
 
     #[test]
