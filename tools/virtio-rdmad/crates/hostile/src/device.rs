@@ -243,7 +243,9 @@ impl Hostile {
     /// Passes CQEs on to rings; whether any have to wait.
     fn pass_rings(&mut self) -> bool {
         let Some(mut rings) = self.rings.take() else { return false };
-        rings.pass(|cqn| self.rule_for(Role::Cq, |rule| rule.cqn.is_none_or(|wanted| wanted == cqn)));
+        rings.pass(|cqn| {
+            self.rule_for(Role::Cq, |rule| rule.cqn.is_none_or(|wanted| wanted == cqn))
+        });
         let waiting = rings.is_waiting();
         self.rings = Some(rings);
         waiting

@@ -34,6 +34,7 @@ const PAGE: u64 = 4096;
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
 const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
 const LAP: usize = offset_of!(virtio_rdma_ring_cqe, lap);
+const OPCODE: usize = offset_of!(virtio_rdma_ring_cqe, opcode);
 const QP_NUM: usize = offset_of!(virtio_rdma_ring_cqe, qp_num);
 const CONSUMER: usize = offset_of!(virtio_rdma_cq_ring, consumer);
 const ARM: [usize; 2] =
@@ -386,23 +387,32 @@ impl Rings {
         }
     }
 
-    /// Takes what the engine has placed, as the rules say, and hands it on; whether that was anything.
-    pub fn pass(&mut self, mut rule: impl FnMut(u32) -> Option<Rule>) -> bool {
-        let mut any = false;
-        // The receiver's CQ is mostly made after that of the sender, and has its CQE first.
-        for (cqn, cq) in self.cqs.iter_mut().rev() {
-            while let Some(bytes) = cq.next() {
-                match rule(*cqn) {
-                    Some(rule) => cq.spoil(&rule, bytes),
-                    None => cq.waiting.push_back(Cqe { bytes, has_lap: false, jump: 0 }),
-                }
+    /// Takes what the engine has placed, as the rules say, and hands it on.
+    ///
+    /// In the engine the CQE of a receive comes before that of its send, and so do the rules for it.
+    pub fn pass(&mut self, mut rule: impl FnMut(u32) -> Option<Rule>) {
+        let mut placed = Vec::new();
+        for (cqn, cq) in &mut self.cqs {
+            placed.extend(std::iter::from_fn(|| cq.next()).map(|bytes| (*cqn, bytes, None)));
+        }
+        for receives in [true, false] {
+            let of_kind = |bytes: &[u8; CQE]| (bytes[OPCODE] & 0x80 != 0) == receives;
+            for (cqn, _, found) in placed.iter_mut().filter(|(_, bytes, _)| of_kind(bytes)) {
+                *found = rule(*cqn);
             }
+        }
+        for (cqn, bytes, rule) in placed {
+            let Some(cq) = self.cqs.get_mut(&cqn) else { continue };
+            match rule {
+                Some(rule) => cq.spoil(&rule, bytes),
+                None => cq.waiting.push_back(Cqe { bytes, has_lap: false, jump: 0 }),
+            }
+        }
+        for cq in self.cqs.values_mut() {
             if cq.deliver() {
-                any = true;
                 cq.due |= cq.wants_event();
             }
         }
-        any
     }
 
     /// The CQs of this vector of which an event is due.
