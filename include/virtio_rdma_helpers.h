@@ -44,6 +44,7 @@ struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access);
 bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value);
+bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value);
 size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz);
 void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
 				  struct ib_umem *umem, unsigned long pgsz);

@@ -134,6 +134,19 @@ bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value)
 	return true;
 }
 
+bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value)
+{
+	void *page;
+
+	offset += offset_in_page(umem->address);
+	if (offset > PAGE_SIZE - sizeof(*value))
+		return false;
+	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
+	*value = READ_ONCE(*(u32 *)(page + offset));
+	kunmap_local(page);
+	return true;
+}
+
 size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz)
 {
 	return ib_umem_num_dma_blocks(umem, pgsz);

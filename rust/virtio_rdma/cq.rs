@@ -46,6 +46,36 @@ enum Queue {
     Program,
 }
 
+/// How often the program that polls a CQ asked for an event, and was not told.
+///
+/// The core keeps events until the program reads them, however many there are, so the device may raise
+/// no more than were asked for. A program counts its arming words up by one each time.
+#[derive(Default)]
+struct Asked {
+    /// The arming words, as they were seen last.
+    words: [u32; 2],
+    /// Events that may still come.
+    left: u32,
+}
+
+impl Asked {
+    /// Whether an event was asked for, which that is then no longer.
+    fn take(&mut self, region: &Region) -> bool {
+        let offsets = [
+            offset_of!(wire::CqRing, arm_next),
+            offset_of!(wire::CqRing, arm_solicited),
+        ];
+        for (seen, offset) in self.words.iter_mut().zip(offsets) {
+            let word = region.ask_program(offset);
+            let more = word.wrapping_sub(core::mem::replace(seen, word));
+            self.left = self.left.saturating_add(more);
+        }
+        let is_asked = self.left != 0;
+        self.left = self.left.saturating_sub(1);
+        is_asked
+    }
+}
+
 /// What the lock of a CQ protects.
 struct State {
     queue: Queue,
@@ -53,6 +83,8 @@ struct State {
     region: Option<Region>,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
+    /// The same of a program.
+    asked: Asked,
     /// Whether the consumer knows that the CQ is in error.
     reported: bool,
 }
@@ -74,8 +106,22 @@ impl Cq {
     /// Calls the completion handler, if the consumer wants to hear of completions. That holds once.
     /// `this` is this CQ. Any context.
     pub(crate) fn notify(&self, this: &ib::Cq<Hca>) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let armed = match (&state.queue, &state.region) {
+            (Queue::Program, Some(region)) => state.asked.take(region),
+            _ => core::mem::take(&mut state.armed) != 0,
+        };
+        drop(guard);
+        if armed {
+            this.complete();
+        }
+    }
+
+    /// Calls the completion handler of a CQ that is polled by a program, or armed: the device has
+    /// failed. `this` is this CQ. Any context.
+    pub(crate) fn wake(&self, this: &ib::Cq<Hca>) {
         let mut state = self.state.lock();
-        // Whether a program wants to hear, the device knows alone.
         let armed = core::mem::take(&mut state.armed) != 0 || matches!(state.queue, Queue::Program);
         drop(state);
         if armed {
@@ -290,6 +336,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             queue,
             region,
             armed: 0,
+            asked: Asked::default(),
             reported: false,
         };
 

@@ -143,7 +143,7 @@ impl WorkItem for Hca {
             this.handles.qps.for_each(|qp| qp.close());
             this.handles.cqs.for_each(|cq| {
                 cq.close();
-                cq.notify(cq);
+                cq.wake(cq);
             });
         }
     }

@@ -73,6 +73,15 @@ impl Region {
         }
     }
 
+    /// Reads 32 bits of the head of a program's ring; 0 if it is none. Any context.
+    pub(crate) fn ask_program(&self, offset: usize) -> u32 {
+        match &self.memory {
+            // The head of a ring is in the first page.
+            Some(Memory::Program(umem)) => umem.load(offset).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     /// Lists the pages for a command. May sleep.
     ///
     /// # Errors

@@ -307,7 +307,7 @@ impl CompletionRing {
             .memory
             .load_acquire(at + offset_of!(wire::RingCqe, lap))
             .ok()?;
-        if lap != index / self.depth + 1 {
+        if lap != (index / self.depth).wrapping_add(1) {
             return None;
         }
         self.memory.read(at).ok()

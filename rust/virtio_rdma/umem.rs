@@ -72,6 +72,22 @@ impl Umem {
         stored.then_some(()).ok_or(EINVAL)
     }
 
+    /// Reads the 32 bits at `offset`, a multiple of 4 in the first page. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not.
+    pub(crate) fn load(&self, offset: usize) -> Result<u32> {
+        if offset % size_of::<u32>() != 0 {
+            return Err(EINVAL);
+        }
+        let mut value = 0;
+        // SAFETY: The memory is valid; the function checks the offset.
+        let loaded =
+            unsafe { bindings::virtio_rdma_umem_load(self.0.as_ptr(), offset, &raw mut value) };
+        loaded.then_some(u32::from_le(value)).ok_or(EINVAL)
+    }
+
     /// How many blocks of 4 KiB the memory touches.
     pub(crate) fn num_blocks(&self) -> usize {
         // SAFETY: The memory is valid.

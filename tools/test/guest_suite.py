@@ -80,7 +80,8 @@ class Suite:
     def misbehaves(self):
         """The selftest that tells the device what to do wrong."""
         (guest,) = self.network.guests
-        relay = ktap.Relay(self.report, "verbs/hostile.py")
+        label = "virtqueues: " if self.network.options.no_rings else ""
+        relay = ktap.Relay(self.report, f"{label}verbs/hostile.py")
         orders = hostile.Orders(self.network, relay.feed)
         transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
         command = f"cd /mnt/virtio_rdma && HOSTILE_TRANSPORT={transport} exec ./verbs/hostile.py"
@@ -206,6 +207,7 @@ def main(arguments):
         suite.part("one guest, virtqueues", 1, suite.data_path, rings=False)
         suite.part("two guests, virtqueues", 2, suite.together, rings=False)
         suite.part("a hostile device", 1, suite.misbehaves, kind=hostile.Network)
+        suite.part("a hostile device, virtqueues", 1, suite.misbehaves, kind=hostile.Network, rings=False)
         if vmm == "uml":
             # QEMU lets its guest wait for ever.
             suite.part("a device that dies", 2, suite.dies, transport=DEAD_TRANSPORT)

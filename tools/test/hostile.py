@@ -21,7 +21,8 @@ class Network(guests.Network):
     def device_command(self):
         (guest,) = self.guests
         transport = "--vfio-user" if self.options.vmm == "qemu" else "--vhost-user"
-        return [PROGRAM, transport, guest.rdma_socket, "--mac", guest.mac, "--control", self.orders]
+        command = [PROGRAM, transport, guest.rdma_socket, "--mac", guest.mac, "--control", self.orders]
+        return command + ["--no-rings"] * (guest.number in self.options.no_rings)
 
     def order(self, line):
         """Pass a line to the device; its answer, a line as well."""

@@ -357,9 +357,10 @@ unsafe extern "C" fn create_cq<D: Driver>(
         let cq = unsafe { Cq::<D>::init(raw, data)? };
         // SAFETY: `destroy_cq` takes it out before it is dropped.
         let published = unsafe { dev.handles().cqs.publish(cq.number(), cq) };
-        if let Err(error) = published {
+        if let Err(mut error) = published {
             if error != ENOMEM {
                 dev.data().bad_number();
+                error = EIO;
             }
             // The device may keep the CQ, the driver does not.
             let _ = cq.destroy();
@@ -501,9 +502,10 @@ unsafe extern "C" fn create_qp<D: Driver>(
         let qp = unsafe { Qp::<D>::init(raw, data)? };
         // SAFETY: `destroy_qp` takes it out before it is dropped.
         let published = unsafe { dev.handles().qps.publish(qp.number(), qp) };
-        if let Err(error) = published {
+        if let Err(mut error) = published {
             if error != ENOMEM {
                 dev.data().bad_number();
+                error = EIO;
             }
             // The device may keep the QP, the driver does not.
             let _ = qp.destroy();

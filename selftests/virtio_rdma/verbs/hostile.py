@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The driver in front of a device that misbehaves: each kind of it ends in an
 error and a counter of its own, at most one line in the log, and a device that
-works again after it was bound anew.
+works again after it was bound anew. With rings, programs take their CQEs
+themselves: the library in front of them gives out none that makes no sense.
 
 The device is virtio-rdma-hostile. This program asks for a misbehaviour by a
 line of JSON behind "@" on its standard output, and reads the answer from its
@@ -16,14 +17,16 @@ import glob
 import json
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
 
 import ktap
 import rc
-from rc import (CQ, MR, PD, QP, ALL_ACCESS, Pair, QPCap, QPInitAttr, complete, e, empty, fails_with,
-                remote, sge)
+import uverbs
+from rc import (CQ, MR, PD, QP, ALL_ACCESS, AHAttr, GlobalRoute, Pair, QPAttr, QPCap, QPInitAttr, complete,
+                e, empty, fails_with, post, remote, send_wr, sge)
 
 DRIVER = "/sys/bus/virtio/drivers/virtio_rdma"
 MODULE = "/run/vr/virtio_rdma.ko"
@@ -31,12 +34,20 @@ VFIO = os.environ.get("HOSTILE_TRANSPORT") == "vfio-user"
 WRITE, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_SEND
 
 # enum virtio_rdma_cmd
-QUERY_PORT, CREATE_CQ, CREATE_PD, DESTROY_PD, REG_USER_MR, DEREG_MR = 1, 2, 4, 5, 9, 10
-CREATE_QP, QUERY_QP, DESTROY_QP, QUERY_PKEY, REQ_NOTIFY_CQ = 11, 13, 14, 15, 18
+QUERY_PORT, CREATE_CQ, DESTROY_CQ, CREATE_PD, DESTROY_PD, REG_USER_MR, DEREG_MR = 1, 2, 3, 4, 5, 9, 10
+CREATE_QP, MODIFY_QP, QUERY_QP, DESTROY_QP, QUERY_PKEY, REQ_NOTIFY_CQ = 11, 12, 13, 14, 15, 18
+CREATE_RING_CQ, RESIZE_CQ, CREATE_RING_QP = 32, 33, 34
 # Offsets in struct virtio_rdma_config.
 PHYS_PORT_CNT, PAGE_SIZE_CAP, MAX_QP, MAX_QP_WR, MAX_SEND_SGE, MAX_CQ, MAX_CQE = 0, 40, 48, 52, 64, 76, 80
+COMP_VECTORS, RING_MAX_QP, RING_MAX_CQ, RING_MAX_QP_WR, RING_MAX_CQE = range(160, 180, 4)
 # Offsets in struct virtio_rdma_cqe, and its size.
 WR_ID, STATUS, OPCODE, BYTE_LEN, QP_NUM, CQE_SIZE = 0, 8, 9, 16, 24, 40
+# The same where they are in struct virtio_rdma_ring_cqe, and others; its index of the work request is
+# what names it.
+WQE_INDEX, LAP = 40, 60
+# Offsets in struct virtio_rdma_qp_ring and struct virtio_rdma_cq_ring.
+SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
+CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
 # enum virtio_rdma_event_type
 QP_FATAL, PORT_ACTIVE = 1, 9
 EVENT_SIZE = 8
@@ -102,6 +113,19 @@ def rebind():
     bind()
 
 
+def has_rings():
+    """Whether driver and device agreed on VIRTIO_RDMA_F_RINGS."""
+    (name,) = os.listdir(f"{DRIVER}/{NAME}/infiniband")
+    verbs = uverbs.Uverbs(name)
+    verbs.close()
+    return verbs.path == uverbs.PATH_RINGS
+
+
+RINGS = bool(NAME) and has_rings()
+if RINGS:
+    CREATE_CQ, CREATE_QP = CREATE_RING_CQ, CREATE_RING_QP
+
+
 def device():
     """The device under test, once its port and its GID are there: the network interface brings
     these, after the device is registered."""
@@ -121,6 +145,9 @@ def counters():
 
 def pinned():
     """Pages of programs that the kernel keeps in place for somebody."""
+    # Each CPU keeps a part of the numbers to itself.
+    with open("/proc/sys/vm/stat_refresh", encoding="ascii") as file:
+        file.read()
     with open("/proc/vmstat", encoding="ascii") as file:
         values = dict(line.split() for line in file)
     return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
@@ -140,6 +167,12 @@ class Watch:
 
     def lines(self, pattern):
         return [line for line in kernel_log()[self.log:] if re.search(pattern, line)]
+
+    def silent(self):
+        """Nothing was counted or logged that is bad."""
+        now = counters()
+        ktap.equal([key for key in now if key.startswith("bad_") and now[key] != self.before[key]], [], "counters")
+        ktap.equal(self.lines("misbehaves|has failed"), [], "lines")
 
     def counted(self, name, times=None):
         """The counter went up (by this much), and the first was logged, once."""
@@ -237,9 +270,16 @@ def config_of_ones_but_ports(_rng):
 
 
 def config_without_objects(_rng):
-    for name, offset in (("max_qp 0", MAX_QP), ("max_cq 0", MAX_CQ), ("max_qp_wr 0", MAX_QP_WR),
-                         ("max_cqe 0", MAX_CQE), ("max_send_sge 0", MAX_SEND_SGE)):
+    names = ("max_qp 0", "max_cq 0", "max_qp_wr 0", "max_cqe 0")
+    offsets = (RING_MAX_QP, RING_MAX_CQ, RING_MAX_QP_WR, RING_MAX_CQE) if RINGS else (
+        MAX_QP, MAX_CQ, MAX_QP_WR, MAX_CQE)
+    for name, offset in zip(names, offsets):
         config(name, [offset, u32(0)])
+    config("max_send_sge 0", [MAX_SEND_SGE, u32(0)])
+    if RINGS:
+        config("no completion vector", [COMP_VECTORS, u32(0)])
+        config("no power of two", [RING_MAX_QP_WR, u32(100)])
+        config("no power of two", [RING_MAX_CQE, u32(2**32 - 1)])
     config("no pages of 4 KiB", [PAGE_SIZE_CAP, u64(1 << 13)])
 
 
@@ -254,13 +294,16 @@ def config_with_huge_queues(_rng):
     """The sizes of the rings count."""
     unbind()
     honest()
-    order(config=[MAX_CQE, u32(2**32 - 1)])
-    order(config=[MAX_QP_WR, u32(2**32 - 1)])
+    for offset in (RING_MAX_CQE, RING_MAX_QP_WR) if RINGS else (MAX_CQE, MAX_QP_WR):
+        order(config=[offset, u32(2**31 if RINGS else 2**32 - 1)])
+    if RINGS:
+        order(config=[RING_MAX_QP, u32(2**32 - 1)])
+        order(config=[RING_MAX_CQ, u32(2**32 - 1)])
     order(config=[MAX_SEND_SGE, u32(2**32 - 1)])
     bind()
     attr = device().attr
-    ktap.equal((attr.max_cqe <= 32768, attr.max_qp_wr <= 32768, attr.max_sge <= 32), (True,) * 3,
-               "limits are sane")
+    ktap.equal((attr.max_cqe <= (1 << 22 if RINGS else 32768), attr.max_qp_wr <= (1 << 16 if RINGS else 32768), attr.max_sge <= 32),
+               (True,) * 3, "limits are sane")
     data_flows()
     recovers()
 
@@ -309,6 +352,67 @@ def each_status_has_its_errno(_rng):
         reply(CREATE_PD, write=[[0, f"{status:02x}"]], used=1)
         fails_with(number, lambda: PD(context))
     honest()
+
+
+def numbers_that_cannot_be(_rng):
+    """CQ and QP numbers out of range or taken, for objects with rings: the device may take the memory
+    of one for that of another, so it is out of service."""
+    def wrong(command, create, number):
+        watch = Watch()
+        reply(command, write=[[1, u32(number)]])
+        fails_with(errno.EIO, create)
+        watch.counted("bad_handle", 1)
+        watch.failed("it gives objects wrong numbers")
+
+    for number in (1, 0, 2, 1000, 2**24, 2**32 - 1):
+        found = device()
+        with Pair(found) as pair:
+            pd = PD(found.context)
+            cq = CQ(found.context, 16)
+            init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(4, 4, 1, 1))
+            if number == 2:
+                number = pair.a.qp.qp_num
+            wrong(CREATE_QP, lambda: QP(pd, init), number)
+            cq.close()
+            pd.close()
+        found.context.close()
+        recovers()
+    # The first CQ is the GSI's.
+    for number in (0, 1000, 2**31, 2**32 - 1):
+        found = device()
+        wrong(CREATE_CQ, lambda: CQ(found.context, 4), number)
+        found.context.close()
+        recovers()
+
+
+def resize_of_too_many_cqes(_rng):
+    """The device says that it moved more CQEs than the new ring holds."""
+    for number in (65, 2**31, 2**32 - 1):
+        found = device()
+        cq = CQ(found.context, 32)
+        watch = Watch()
+        reply(RESIZE_CQ, write=[[1, u32(number)]])
+        cq.resize(64)
+        watch.failed("it moved more CQEs than there is room for")
+        cq.close()
+        found.context.close()
+        recovers()
+
+
+def resize_that_fails(_rng):
+    """The old ring is in use then; memory that the device may use nevertheless stays where it is."""
+    found = device()
+    with Pair(found) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        for what, number in (({"write": [[0, "04"]]}, errno.ENOMEM), ({"used": 0}, errno.EIO)):
+            before = pinned()
+            reply(RESIZE_CQ, **{"used": 1, **what})
+            fails_with(number, lambda: pair.a.send_cq.resize(4096))
+            ktap.equal(pinned() - before > 0, number == errno.EIO, "the new ring is still pinned")
+        honest()
+    del here, there
+    found.context.close()
+    recovers()
 
 
 def handles_that_cannot_be(_rng):
@@ -552,7 +656,8 @@ def descriptors_kept_at_reset(_rng):
 # ---- CQEs ------------------------------------------------------------------
 
 def bad_cqe(counter, write=(), receive=False, times=1, **what):
-    """A CQE that makes no sense is counted and dropped; the CQ goes on."""
+    """A CQE that makes no sense is counted and dropped; the CQ goes on. In the ring of a program it is
+    dropped as well, and only the library sees it."""
     with Pair(device()) as pair:
         here, there = pair.a.memory(64), pair.b.memory(64)
         pair.b.post_recv([sge(there)], wr_id=7)
@@ -563,7 +668,7 @@ def bad_cqe(counter, write=(), receive=False, times=1, **what):
             pair.a.post_send(SEND, [sge(here)])
             complete(pair.a.send_cq)
             empty(pair.b.recv_cq)
-            watch.counted(counter, times)
+            watch.silent() if RINGS else watch.counted(counter, times)
             # For the device it is done; others complete, and this one goes with the QP.
             pair.b.post_recv([sge(there)], wr_id=6)
             pair.a.post_send(SEND, [sge(here)])
@@ -576,7 +681,7 @@ def bad_cqe(counter, write=(), receive=False, times=1, **what):
             # Completing the second completes the first.
             ktap.equal(complete(pair.a.send_cq)[0].wr_id, 9, "wr_id")
             empty(pair.a.send_cq)
-            watch.counted(counter, times)
+            watch.silent() if RINGS else watch.counted(counter, times)
         honest()
     data_flows()
 
@@ -592,6 +697,11 @@ def cqe_of_no_qp(_rng):
 
 
 def cqe_of_no_work_request(_rng):
+    if RINGS:
+        for number in (5, 64, 1000, 2**31, 2**32 - 1):
+            bad_cqe("", [[WQE_INDEX, u32(number)]])
+            bad_cqe("", [[WQE_INDEX, u32(number)]], receive=True)
+        return
     for number in (5, 63, 64, 1000, 2**32, 2**64 - 1):
         bad_cqe("bad_cqe_wr_id", [[WR_ID, u64(number)]])
         bad_cqe("bad_cqe_wr_id", [[WR_ID, u64(number)]], receive=True)
@@ -633,14 +743,209 @@ def copies_of_a_cqe(times, what):
         pair.a.post_send(WRITE, [sge(here)], wr_id=1, remote=remote(there))
         ktap.equal(complete(pair.a.send_cq)[0].wr_id, 1, "wr_id")
         empty(pair.a.send_cq)
-        watch.counted("bad_cqe_wr_id", times)
+        watch.silent() if RINGS else watch.counted("bad_cqe_wr_id", times)
         honest()
+
+
+def wrong_cqe(write, receive=False):
+    """What a CQE says of its work request cannot be: the program hears of an error of it."""
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        pair.b.post_recv([sge(there)], wr_id=7)
+        order(on="cq", write=write)
+        if receive:
+            pair.a.post_send(SEND, [sge(here)])
+            complete(pair.a.send_cq)
+            cq = pair.b.recv_cq
+        else:
+            pair.a.post_send(WRITE, [sge(here)], wr_id=7, remote=remote(there))
+            cq = pair.a.send_cq
+        ktap.equal(complete(cq, 1, e.IBV_WC_GENERAL_ERR)[0].wr_id, 7, "wr_id")
+        honest()
+    data_flows()
+
+
+def wrong_cqes_in_a_ring(_rng):
+    for status in ("16", "80", "ff"):
+        wrong_cqe([[STATUS, status]])
+        wrong_cqe([[STATUS, status]], receive=True)
+    for opcode in ("82", "ff"):
+        wrong_cqe([[OPCODE, opcode]], receive=True)
+    for opcode in ("05", "40", "7f"):
+        wrong_cqe([[OPCODE, opcode]])
+
+
+def cqe_that_never_comes(_rng):
+    """A later one completes what was before it."""
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        order(on="cq", keep=True)
+        for wr_id in (8, 9):
+            pair.a.post_send(WRITE, [sge(here)], wr_id=wr_id, remote=remote(there))
+        ktap.equal(complete(pair.a.send_cq)[0].wr_id, 9, "wr_id")
+        empty(pair.a.send_cq)
+    data_flows()
+
+
+def cqes_out_of_place(_rng):
+    """A lap that is wrong, an index that jumps: nothing is seen of that CQ any more, and nobody hangs."""
+    for what in ({"write": [[LAP, u32(0)]]}, {"write": [[LAP, u32(2)]]}, {"write": [[LAP, u32(2**32 - 1)]]},
+                 {"keep": True, "times": 2**40}):
+        with Pair(device(), channel=True) as pair:
+            here, there = pair.a.memory(64), pair.b.memory(64)
+            pair.a.send_cq.req_notify()
+            order(on="cq", **what)
+            for _ in range(4):
+                pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+            for _ in range(1000):
+                empty(pair.a.send_cq)
+            honest()
+        data_flows()
+    with Pair(device()) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        order(on="cq", jump=3)
+        for wr_id in range(4):
+            pair.a.post_send(WRITE, [sge(here)], wr_id=wr_id, remote=remote(there))
+        ktap.equal(complete(pair.a.send_cq)[0].wr_id, 0, "wr_id")
+        for _ in range(1000):
+            empty(pair.a.send_cq)
+    data_flows()
+
+
+def poke(what, offset, number):
+    order(poke=what, at=offset, bytes=u32(number))
+
+
+def heads_that_change(_rng):
+    """What the device writes into the heads of rings harms their objects alone, at most."""
+    words = (1, 0, 2**31, 2**32 - 1)
+    for what, offset in [("qp", SQ_WAKE), ("qp", RQ_WAKE), ("cq", CONSUMER), ("cq", ARM_NEXT), ("cq", ARM_SOLICITED),
+                         ("qp", SQ_PRODUCER), ("qp", RQ_PRODUCER)]:
+        for number in words:
+            found = device()
+            with Pair(found) as pair:
+                here, there = pair.a.memory(64), pair.b.memory(64)
+                for _ in range(3):
+                    poke(what, offset, number)
+                    try:
+                        pair.b.post_recv([sge(there)])
+                        pair.a.post_send(SEND, [sge(here)])
+                    except rc.PyverbsError:
+                        break
+                    pair.a.send_cq.poll(4)
+                    pair.b.recv_cq.poll(4)
+            found.context.close()
+    # The GSI's CQ and QP were among them.
+    recovers()
+
+
+def ring_that_says_it_is_closed(_rng):
+    """The device cannot keep CQEs from the program by that; without any, the program hears an error."""
+    found = device()
+    with Pair(found) as pair:
+        here, there = pair.a.memory(64), pair.b.memory(64)
+        poke("cq", CLOSED, 1)
+        pair.a.post_send(WRITE, [sge(here)], wr_id=3, remote=remote(there))
+        while True:
+            try:
+                (wc,) = pair.a.send_cq.poll(1)[1]
+                break
+            except rc.PyverbsError:
+                os.sched_yield()
+        ktap.equal(wc.wr_id, 3, "wr_id")
+    found.context.close()
+    recovers()
+
+
+# ---- CQEs of the kernel ----------------------------------------------------
+
+QKEY = 0x80010000
+MAD = 256
+
+
+class Mads:
+    """A QP that sends datagrams to the GSI, where the kernel takes them."""
+
+    def __enter__(self):
+        self.device = device()
+        context = self.device.context
+        self.pd = PD(context)
+        self.cq = CQ(context, 64)
+        init = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.cq, rcq=self.cq, cap=QPCap(64, 1, 1, 1))
+        attr = QPAttr(port_num=rc.PORT)
+        attr.qkey = QKEY
+        self.qp = QP(self.pd, init, attr)
+        gid = self.device.gid.gid_index
+        route = GlobalRoute(dgid=context.query_gid(rc.PORT, gid), sgid_index=gid, hop_limit=64)
+        self.ah = rc.AH(self.pd, attr=AHAttr(port_num=rc.PORT, is_global=1, gr=route))
+        self.region = MR(self.pd, MAD, ALL_ACCESS)
+        return self
+
+    def __exit__(self, *_):
+        for thing in (self.qp, self.region, self.ah, self.cq, self.pd):
+            thing.close()
+        self.device.context.close()
+
+    def send(self, count=1):
+        """Sends MADs of no class that anybody serves."""
+        for _ in range(count):
+            wr = send_wr(SEND, [sge(self.region)])
+            wr.set_wr_ud(self.ah, 1, QKEY)
+            post(self.qp.post_send, [wr])
+            complete(self.cq)
+
+
+def bad_cqe_of_kernel(counter, times=1, **what):
+    """The CQ of the GSI is the first."""
+    with Mads() as mads:
+        watch = Watch()
+        order(on="cq", cqn=0, **what)
+        mads.send(2)
+        wait_counted(watch, counter, times)
+        watch.counted(counter, times)
+    recovers()
+
+
+def bad_cqes_of_the_kernel(_rng):
+    for number in (0, 5, 1000, 2**32 - 1):
+        bad_cqe_of_kernel("bad_cqe_qp", write=[[QP_NUM, u32(number)]])
+    for number in (5000, 2**31, 2**32 - 1):
+        bad_cqe_of_kernel("bad_cqe_wr_id", write=[[WQE_INDEX, u32(number)]])
+    bad_cqe_of_kernel("bad_cqe_status", write=[[STATUS, "ff"]])
+    bad_cqe_of_kernel("bad_cqe_opcode", write=[[OPCODE, "ff"]])
+    bad_cqe_of_kernel("bad_cqe_byte_len", write=[[BYTE_LEN, u32(2**32 - 1)]])
+    bad_cqe_of_kernel("bad_cqe_wr_id", twice=True)
+    bad_cqe_of_kernel("bad_cqe_wr_id", times=10, then=[{"used": 64, "times": 10}])
+
+
+def cqes_of_the_kernel_out_of_place(_rng):
+    """The kernel polls a CQ that shows nothing any more; it can be destroyed."""
+    for what in ({"write": [[LAP, u32(0)]]}, {"write": [[LAP, u32(2**32 - 1)]]}, {"jump": 5}, {"keep": True}):
+        with Mads() as mads:
+            watch = Watch()
+            order(on="cq", cqn=0, **what)
+            mads.send(5)
+            watch.silent()
+        recovers()
+
+
+def flood_of_cqes_of_the_kernel(_rng):
+    """Those of no QP, without an end, on every CQ: the kernel goes on."""
+    with Mads() as mads:
+        watch = Watch()
+        order(on="cq", cqn=0, then=[{"bytes": "ff" * (LAP - 1), "used": 64, "times": 2**60}])
+        mads.send()
+        wait_counted(watch, "bad_cqe_qp", 100000)
+        watch.counted("bad_cqe_qp")
+        honest()
+    recovers()
 
 
 def flood_of_cqes(_rng):
     """Without an end. A poll ends nevertheless, and so does the CQ."""
-    for counter, forgery in (("bad_cqe_qp", {"bytes": "ff" * CQE_SIZE, "used": CQE_SIZE}),
-                             ("bad_cqe_length", {"used": 0})):
+    floods = (("", {"bytes": "ff" * (LAP - 1), "used": 0}), ("", {"used": 0})) if RINGS else (("bad_cqe_qp", {"bytes": "ff" * CQE_SIZE, "used": CQE_SIZE}),
+                             ("bad_cqe_length", {"used": 0}))
+    for counter, forgery in floods:
         found = device()
         pair = Pair(found)
         here, there = pair.a.memory(64), pair.b.memory(64)
@@ -650,7 +955,7 @@ def flood_of_cqes(_rng):
         ktap.equal(complete(pair.a.send_cq)[0].wr_id, 1, "wr_id")
         for _ in range(1000):
             empty(pair.a.send_cq)
-        watch.counted(counter)
+        watch.silent() if RINGS else watch.counted(counter)
         pair.a.close()
         pair.b.close()
         honest()
@@ -709,10 +1014,167 @@ def flood_of_events(_rng):
     data_flows()
 
 
+# What the device has of these.
+VECTORS, CQS = 8 if VFIO else 4, 64
+
+
+def forge_completion_event(cqn, used=EVENT_SIZE, times=1):
+    order(forge="comp", bytes=u32(cqn) + u32(0), used=used, times=times)
+
+
+def completion_event_of_no_cq(_rng):
+    """Each order is for all vectors."""
+    watch = Watch()
+    numbers = (63, 64, 1000, 2**31, 2**32 - 1)
+    for number in numbers:
+        forge_completion_event(number)
+    wait_counted(watch, "stale_events", VECTORS * len(numbers))
+    watch.silent()
+
+
+def completion_event_of_a_wrong_length(_rng):
+    watch = Watch()
+    for used in (0, 7, 9, 2**32 - 1):
+        forge_completion_event(0, used)
+    wait_counted(watch, "bad_event", VECTORS * 4)
+    watch.counted("bad_event", VECTORS * 4)
+    data_flows()
+
+
+def waiting_events(end):
+    """Takes the events of the send CQ that are there; how many."""
+    count = 0
+    while select.select([end.channel_fd], [], [], 0)[0]:
+        end.channel.get_cq_event(end.send_cq)
+        end.send_cq.ack_events(1)
+        count += 1
+    return count
+
+
+def flood_of_completion_events(_rng):
+    """The kernel keeps events until a program reads them: a CQ has no more than it asked for."""
+    with Pair(device(), channel=True) as pair:
+        region, there = pair.a.memory(64), pair.b.memory(64)
+        pair.a.send_cq.req_notify()
+        watch = Watch()
+        live = json.loads(subprocess.run(["rdma", "-j", "resource", "show", "cq"], check=True,
+                                         stdout=subprocess.PIPE).stdout)
+        for number in range(CQS):
+            forge_completion_event(number, times=500)
+        # The last of each vector.
+        forge_completion_event(CQS)
+        wait_counted(watch, "stale_events", VECTORS * (500 * (CQS - len(live)) + 1))
+        ktap.equal(waiting_events(pair.a), 1, "events that wait")
+        watch.silent()
+        honest()
+        # What is asked for comes.
+        for _ in range(10):
+            pair.a.send_cq.req_notify()
+            pair.a.post_send(WRITE, [sge(region)], remote=remote(there))
+            complete(pair.a.send_cq)
+            while not waiting_events(pair.a):
+                os.sched_yield()
+    data_flows()
+
+
+def completion_events_break(_rng):
+    for what in ({"id": 0xffff}, {"id": 2**32 - 1}, {"twice": True}, {"jump": 5000}):
+        found = device()
+        pair = Pair(found, channel=True)
+        region, there = pair.a.memory(64), pair.b.memory(64)
+        watch = Watch()
+        order(on="comp", **what)
+        pair.b.post_recv([sge(there)], wr_id=5)
+        pair.a.send_cq.req_notify()
+        pair.a.post_send(WRITE, [sge(region)], remote=remote(there))
+        while not watch.lines("the device has failed"):
+            # The queue is looked at with the next event, at the latest.
+            pair.a.send_cq.req_notify()
+            try:
+                pair.a.post_send(WRITE, [sge(region)], remote=remote(there))
+                pair.a.send_cq.poll(4)
+            except rc.PyverbsError:
+                pass
+        watch.failed("a queue of completion events broke")
+        honest()
+        pair.a.close()
+        pair.b.close()
+        found.context.close()
+        recovers()
+
+
+# ---- doorbells -------------------------------------------------------------
+
+def doorbells(pair, count):
+    """Rings the doorbell of a QP, each time that it sends."""
+    here, there = pair.a.memory(64), pair.b.memory(64)
+    for _ in range(count):
+        poke("qp", SQ_WAKE, 1)
+        try:
+            pair.a.post_send(WRITE, [sge(here)], remote=remote(there))
+            pair.a.send_cq.poll(8)
+        except rc.PyverbsError:
+            return
+
+
+def doorbell_queue_breaks(_rng):
+    for what in ({"id": 0xffff}, {"id": 2**32 - 1}, {"twice": True}, {"jump": 5000}):
+        found = device()
+        pair = Pair(found)
+        watch = Watch()
+        order(on="doorbell", **what)
+        while not watch.lines("the device has failed"):
+            doorbells(pair, 8)
+        watch.failed("the doorbell queue broke")
+        pair.a.close()
+        pair.b.close()
+        found.context.close()
+        recovers()
+
+
+def doorbells_kept(_rng):
+    """The queue is full for ever: doorbells wait, and go with their QPs."""
+    found = device()
+    watch = Watch()
+    verbs = uverbs.Uverbs(found.name)
+    pd = verbs.alloc_pd()
+    memory = uverbs.zeros(8192)
+    cq, _ = verbs.create_cq(16, struct.pack("QQ", uverbs.address(memory), 4096))
+    rings = struct.pack("QQ6I", uverbs.address(memory) + 4096, 4096, 8, 64, 256, 8, 32, 1024)
+    order(on="doorbell", keep=True, times=2**40)
+    for _ in range(3):
+        qp, _, _ = verbs.create_qp(pd, cq, rings)
+        for _ in range(2000):
+            verbs.post(uverbs.POST_SEND, qp, [])
+            verbs.post(uverbs.POST_RECV, qp, [])
+        verbs.destroy_qp(qp)
+    watch.silent()
+    verbs.close()
+    honest()
+    found.context.close()
+    recovers()
+
+
 def interrupts_without_a_cause(_rng):
-    for queue in ("control", "cq", "event"):
+    for queue in ("control", "comp", "doorbell", "event") if RINGS else ("control", "cq", "event"):
         order(interrupt=queue, times=1000)
     data_flows()
+
+
+def closed(end, region):
+    """The program that has the rings of a failed device hears errors: when it polls, and when it posts."""
+    for cq in (end.send_cq, end.recv_cq):
+        try:
+            while True:
+                empty(cq)
+                os.sched_yield()
+        except rc.PyverbsError:
+            pass
+    try:
+        end.post_send(SEND, [sge(region, 0, 64)])
+    except rc.PyverbsError:
+        return
+    raise AssertionError("a work request was posted")
 
 
 def asks_for_a_reset(_rng):
@@ -724,7 +1186,10 @@ def asks_for_a_reset(_rng):
     region = pair.a.memory(64)
     pair.a.post_recv([sge(region)], wr_id=5)
     order(needs_reset=True)
-    ktap.equal(complete(pair.a.recv_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 5, "wr_id")
+    if RINGS:
+        closed(pair.a, region)
+    else:
+        ktap.equal(complete(pair.a.recv_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 5, "wr_id")
     watch.failed("asks for a reset")
     pair.a.close()
     pair.b.close()
@@ -749,12 +1214,17 @@ def no_reply(_rng):
     reply(CREATE_PD, keep=True)
     fails_with(errno.EIO, lambda: PD(found.context))
     watch.failed("a command has no reply")
-    pair.a.channel.get_cq_event(pair.a.recv_cq)
-    pair.a.recv_cq.ack_events(1)
-    flushed = complete(pair.a.recv_cq, 8, e.IBV_WC_WR_FLUSH_ERR)
-    ktap.equal([wc.wr_id for wc in flushed], list(range(8)), "flushed")
-    pair.a.post_send(SEND, [sge(region, 0, 64)], wr_id=9)
-    ktap.equal(complete(pair.a.send_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 9, "wr_id")
+    if RINGS:
+        # Whoever waits is woken.
+        select.select([pair.a.channel_fd], [], [])
+        closed(pair.a, region)
+    else:
+        pair.a.channel.get_cq_event(pair.a.recv_cq)
+        pair.a.recv_cq.ack_events(1)
+        flushed = complete(pair.a.recv_cq, 8, e.IBV_WC_WR_FLUSH_ERR)
+        ktap.equal([wc.wr_id for wc in flushed], list(range(8)), "flushed")
+        pair.a.post_send(SEND, [sge(region, 0, 64)], wr_id=9)
+        ktap.equal(complete(pair.a.send_cq, 1, e.IBV_WC_WR_FLUSH_ERR)[0].wr_id, 9, "wr_id")
     pair.a.close()
     pair.b.close()
     found.context.close()
@@ -766,11 +1236,56 @@ def no_reply(_rng):
     data_flows()
 
 
+def no_reply_to_destroy(_rng):
+    """The rings of objects that may still be in use stay pinned until the device was reset."""
+    for command in (DESTROY_QP, DESTROY_CQ):
+        reload_module("command_timeout=3")
+        found = device()
+        watch = Watch()
+        context = found.context
+        pd = PD(context)
+        cq = CQ(context, 32)
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(512, 512, 1, 1))
+        before = pinned()
+        objects = [QP(pd, init)] if command == DESTROY_QP else [CQ(context, 1024)]
+        size = pinned() - before
+        ktap.equal(size > 8, True, f"{size} pages of rings are pinned")
+        reply(command, keep=True)
+        for thing in objects:
+            thing.close()
+        watch.failed("a command has no reply")
+        ktap.equal(pinned() - before >= size, True, "the rings are still pinned")
+        cq.close()
+        pd.close()
+        context.close()
+        unbind()
+        ktap.equal(pinned() - before <= 0, True, "pages that are pinned after a reset")
+        recovers()
+    reload_module()
+    data_flows()
+
+
 def reload_module(*parameters):
     """Loads the module anew."""
     honest()
     subprocess.run(["rmmod", "virtio_rdma"], check=True)
     subprocess.run(["insmod", MODULE, *parameters], check=True)
+
+
+def unbound_under_a_program(_rng):
+    """A failed device goes while a program has objects of it."""
+    found = device()
+    pair = Pair(found, channel=True)
+    region = pair.a.memory(65536)
+    pair.a.recv_cq.req_notify()
+    pair.a.post_recv([sge(region, 0, 64)])
+    reply(CREATE_PD, id=0xffff)
+    fails_with(errno.EIO, lambda: PD(found.context))
+    rebind()
+    data_flows()
+    for end in (pair.a, pair.b):
+        end.close()
+    found.context.close()
 
 
 def module_unloads_from_a_failed_device(_rng):
@@ -785,20 +1300,33 @@ def module_unloads_from_a_failed_device(_rng):
 if __name__ == "__main__":
     if not VFIO and os.environ.get("HOSTILE_TRANSPORT") != "vhost-user":
         ktap.skip_all("the device is not hostile")
+    virtqueues = [
+        handles_that_cannot_be,
+        cq_breaks, cq_index_jumps, send_descriptor_twice, descriptors_kept_after_completion,
+        descriptors_kept_at_destroy, descriptors_kept_at_reset,
+        cqe_of_a_wrong_length, cqe_of_an_unknown_status, cqe_of_an_unknown_opcode, cqe_of_too_many_bytes,
+    ]
+    rings = [
+        numbers_that_cannot_be, resize_of_too_many_cqes, resize_that_fails,
+        wrong_cqes_in_a_ring, cqe_that_never_comes, cqes_out_of_place, heads_that_change,
+        ring_that_says_it_is_closed,
+        bad_cqes_of_the_kernel, cqes_of_the_kernel_out_of_place, flood_of_cqes_of_the_kernel,
+        completion_event_of_no_cq, completion_event_of_a_wrong_length, flood_of_completion_events,
+        completion_events_break,
+        doorbell_queue_breaks, doorbells_kept,
+        no_reply_to_destroy,
+    ]
     ktap.run([isolated(test) for test in [
         config_of_ones, config_of_zeros, config_of_ones_but_ports, config_without_objects,
         config_with_queues_that_do_not_exist, config_with_huge_queues,
         reply_of_no_length, reply_of_a_status_alone, reply_longer_than_its_buffer,
-        reply_with_an_unknown_status, each_status_has_its_errno, handles_that_cannot_be,
+        reply_with_an_unknown_status, each_status_has_its_errno,
         mr_handles_mean_nothing, port_that_cannot_be, qp_state_that_cannot_be,
         objects_that_are_not_destroyed,
-        reply_twice, used_id_out_of_range, used_id_never_posted, used_index_jumps, cq_breaks,
-        cq_index_jumps,
-        send_descriptor_twice, descriptors_kept_after_completion, descriptors_kept_at_destroy,
-        descriptors_kept_at_reset,
-        cqe_of_a_wrong_length, cqe_of_no_qp, cqe_of_no_work_request, cqe_of_an_unknown_status,
-        cqe_of_an_unknown_opcode, cqe_of_the_other_kind, cqe_of_too_many_bytes, cqe_again, flood_of_cqes,
+        reply_twice, used_id_out_of_range, used_id_never_posted, used_index_jumps,
+        cqe_of_no_qp, cqe_of_no_work_request, cqe_of_the_other_kind, cqe_again, flood_of_cqes,
         event_of_an_unknown_kind, event_of_a_wrong_length, event_of_no_object, flood_of_events,
         interrupts_without_a_cause, asks_for_a_reset,
-        no_reply, module_unloads_from_a_failed_device,
+        *(rings if RINGS else virtqueues),
+        no_reply, unbound_under_a_program, module_unloads_from_a_failed_device,
     ]])

@@ -12,7 +12,7 @@ import ktap
 
 try:
     import pyverbs.enums as e
-    from pyverbs.addr import AHAttr, GlobalRoute
+    from pyverbs.addr import AH, AHAttr, GlobalRoute
     from pyverbs.cq import CQ, CompChannel
     from pyverbs.device import Context, get_device_list
     from pyverbs.mr import MR

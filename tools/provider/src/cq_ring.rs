@@ -82,14 +82,17 @@ impl CqRing {
     pub fn poll(&mut self, numbers: &Numbers, entries: &mut [MaybeUninit<ibv_wc>]) -> usize {
         let first = self.consumer;
         let mut polled = 0;
-        // CQEs that no QP here has are dropped: bounded, should they not end.
+        // CQEs that make no sense are dropped: bounded, should they not end.
         let mut budget = self.depth();
         while polled < entries.len() && budget > 0 {
             let Some(cqe) = self.region.cqe(self.ring, self.consumer) else { break };
             self.consumer = self.consumer.wrapping_add(1);
             budget -= 1;
+            // Of no QP here, or of no work request that is outstanding: the device misbehaves.
             let Some(progress) = numbers.get(u32::from_le(cqe.qp_num)) else { continue };
-            progress.complete(&cqe);
+            if !progress.complete(&cqe) {
+                continue;
+            }
             if let Some(entry) = entries.get_mut(polled) {
                 completion(&cqe, entry);
                 polled += 1;
@@ -151,7 +154,7 @@ fn completion(cqe: &virtio_rdma_ring_cqe, entry: &mut MaybeUninit<ibv_wc>) {
     };
     entry.write(ibv_wc {
         wr_id: u64::from_le(cqe.wr_id),
-        status: status(cqe.status),
+        status: status(cqe),
         opcode: cqe.opcode.into(),
         vendor_err: u32::from_le(cqe.vendor_err),
         byte_len: u32::from_le(cqe.byte_len),
@@ -166,9 +169,29 @@ fn completion(cqe: &virtio_rdma_ring_cqe, entry: &mut MaybeUninit<ibv_wc>) {
     });
 }
 
-/// The numbers are those of `enum ibv_wc_status`; others are none of its.
-fn status(status: u8) -> ibv_wc_status {
-    if u32::from(status) <= IBV_WC_GENERAL_ERR { status.into() } else { IBV_WC_GENERAL_ERR }
+/// The numbers are those of `enum ibv_wc_status`; others are none of its, and
+/// what says that it did something unknown did not succeed.
+fn status(cqe: &virtio_rdma_ring_cqe) -> ibv_wc_status {
+    let status = u32::from(cqe.status);
+    if status > IBV_WC_GENERAL_ERR || status == IBV_WC_SUCCESS && !is_known(cqe.opcode) {
+        return IBV_WC_GENERAL_ERR;
+    }
+    status
+}
+
+/// Whether an opcode is one of those that work requests of this provider have.
+fn is_known(opcode: u8) -> bool {
+    matches!(
+        opcode.into(),
+        IBV_WC_SEND
+            | IBV_WC_RDMA_WRITE
+            | IBV_WC_RDMA_READ
+            | IBV_WC_COMP_SWAP
+            | IBV_WC_FETCH_ADD
+            | IBV_WC_LOCAL_INV
+            | IBV_WC_RECV
+            | IBV_WC_RECV_RDMA_WITH_IMM
+    )
 }
 
 /// `enum ibv_wc_flags` has the last two the other way round.
@@ -208,7 +231,7 @@ mod tests {
             let mut expected = 0;
             for round in 0..1000u32 {
                 for _ in 0..round % (depth + 1) {
-                    assert!(device.complete(cqe(7, device.producer)));
+                    assert!(device.complete_posted(&harness.numbers, cqe(7, device.producer)));
                 }
                 for wr_id in poll(&mut ring, &harness.numbers, 3 + round as usize % 80) {
                     assert_eq!(wr_id as u32, expected);
@@ -228,7 +251,7 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(4).unwrap();
         let mut device = Completer::new(&ring);
-        device.complete(cqe(7, 0));
+        device.complete_posted(&harness.numbers, cqe(7, 0));
         assert!(!ring.is_closed());
         ring.region.store(CLOSED, 1, Relaxed);
         assert_eq!(poll(&mut ring, &harness.numbers, 4).len(), 1);
@@ -243,7 +266,7 @@ mod tests {
         (ring.consumer, device.producer) = (u32::MAX - 1, u32::MAX - 1);
         ring.region.store(CONSUMER, ring.consumer, Relaxed);
         for i in 0..100 {
-            assert!(device.complete(cqe(7, i)));
+            assert!(device.complete_posted(&harness.numbers, cqe(7, i)));
             assert_eq!(poll(&mut ring, &harness.numbers, 4), [7 << 32 | u64::from(i)]);
         }
     }
@@ -253,9 +276,15 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(4).unwrap();
         let mut device = Completer::new(&ring);
-        assert_eq!((0..9).filter(|&i| device.complete(cqe(7, i))).count(), 4);
+        assert_eq!(
+            (0..9).filter(|&i| device.complete_posted(&harness.numbers, cqe(7, i))).count(),
+            4
+        );
         assert_eq!(poll(&mut ring, &harness.numbers, 2).len(), 2);
-        assert_eq!((4..9).filter(|&i| device.complete(cqe(7, i))).count(), 2);
+        assert_eq!(
+            (4..9).filter(|&i| device.complete_posted(&harness.numbers, cqe(7, i))).count(),
+            2
+        );
         assert_eq!(poll(&mut ring, &harness.numbers, 9).len(), 4);
     }
 
@@ -264,13 +293,40 @@ mod tests {
         let harness = Harness::new(&[7, 9]);
         let mut ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        device.complete(cqe(7, 41));
-        device.complete(virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, 5) });
-        device.complete(virtio_rdma_ring_cqe { opcode: 129, status: 5, ..cqe(9, 0) });
-        device.complete(virtio_rdma_ring_cqe { status: 12, ..cqe(9, u32::MAX) });
+        device.complete_posted(&harness.numbers, cqe(7, 41));
+        device.complete_posted(&harness.numbers, virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, 5) });
+        device.complete_posted(
+            &harness.numbers,
+            virtio_rdma_ring_cqe { opcode: 129, status: 5, ..cqe(9, 0) },
+        );
+        device.complete_posted(
+            &harness.numbers,
+            virtio_rdma_ring_cqe { status: 12, ..cqe(9, u32::MAX) },
+        );
         assert_eq!(poll(&mut ring, &harness.numbers, 8).len(), 4);
         assert_eq!(harness.progress(7), (42, 6));
         assert_eq!(harness.progress(9), (0, 1));
+    }
+
+    #[test]
+    fn what_is_not_outstanding_is_dropped() {
+        let harness = Harness::new(&[7]);
+        let mut ring = CqRing::new(32).unwrap();
+        let mut device = Completer::new(&ring);
+        let progress = harness.numbers.get(7).unwrap();
+        progress.send().set_done(u32::MAX);
+        progress.send().post(3);
+        let sends = [3, u32::MAX - 1, 0, 0, u32::MAX, 1 << 31, 1, 1, 2, 2, 3];
+        for index in sends {
+            assert!(device.complete(cqe(7, index)));
+        }
+        progress.recv().post(1);
+        for index in [1, 0, 0] {
+            device.complete(virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, index) });
+        }
+        let ids = [0, 1, 2, 0].map(|index| 7 << 32 | index);
+        assert_eq!(poll(&mut ring, &harness.numbers, 32), ids);
+        assert_eq!((harness.progress(7), device.consumer()), ((3, 1), 14));
     }
 
     #[test]
@@ -279,7 +335,7 @@ mod tests {
         let mut ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         for number in [0, 8, 1 << 24, u32::MAX, 7, 1023, 1024] {
-            device.complete(cqe(number, 1));
+            device.complete_posted(&harness.numbers, cqe(number, 1));
         }
         assert_eq!(poll(&mut ring, &harness.numbers, 8), [7 << 32 | 1]);
         assert_eq!(device.consumer(), 7);
@@ -292,14 +348,17 @@ mod tests {
             let mut ring = CqRing::new(8).unwrap();
             let mut device = Completer::new(&ring);
             // Somewhere in the middle of a lap.
-            (0..5).for_each(|i| assert!(device.complete(cqe(7, i))));
+            (0..5).for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(7, i))));
             poll(&mut ring, &harness.numbers, 5);
+            harness.numbers.get(7).unwrap().send().set_done(0);
             let number = |i| if pattern >> i & 1 != 0 { 9 } else { 7 };
-            (0..8).for_each(|i| assert!(device.complete(cqe(number(i), i))));
+            (0..8)
+                .for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(number(i), i))));
             ring.purge(9);
             assert_eq!(device.consumer(), 5 + pattern.count_ones());
             // What was freed can be used.
-            (0..pattern.count_ones()).for_each(|i| assert!(device.complete(cqe(7, 100 + i))));
+            (0..pattern.count_ones())
+                .for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(7, 100 + i))));
             assert!(!device.complete(cqe(7, 0)));
             let expected: Vec<_> = (0..8)
                 .filter(|&i| number(i) == 7)
@@ -346,16 +405,26 @@ mod tests {
         };
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(1).unwrap();
-        Completer::new(&ring).complete(cqe);
+        Completer::new(&ring).complete_posted(&harness.numbers, cqe);
         let wc = model::poll(&mut ring, &harness.numbers, 1)[0];
         let ex = model::ex(&wc);
         assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, IBV_WC_SUCCESS, IBV_WC_RECV));
         assert_eq!((wc.sl, wc.vendor_err, wc.byte_len, ex), (3, 4, 5, 6));
         assert_eq!((wc.qp_num, wc.src_qp, wc.pkey_index), (7, 8, 9));
         assert_eq!(wc.wc_flags, IBV_WC_GRH | IBV_WC_WITH_INV);
-        assert_eq!(status(21), IBV_WC_GENERAL_ERR);
-        assert_eq!(status(12), IBV_WC_RETRY_EXC_ERR);
-        assert_eq!(status(255), IBV_WC_GENERAL_ERR);
+        for (number, opcode, expected) in [
+            (0, 4, IBV_WC_SUCCESS),
+            (12, 0, IBV_WC_RETRY_EXC_ERR),
+            (12, 99, IBV_WC_RETRY_EXC_ERR),
+            (21, 0, IBV_WC_GENERAL_ERR),
+            (255, 0, IBV_WC_GENERAL_ERR),
+            (0, 5, IBV_WC_GENERAL_ERR),
+            (0, 130, IBV_WC_GENERAL_ERR),
+            (0, 255, IBV_WC_GENERAL_ERR),
+        ] {
+            let cqe = virtio_rdma_ring_cqe { status: number, opcode, ..Default::default() };
+            assert_eq!(status(&cqe), expected, "{number} {opcode}");
+        }
     }
 
     #[test]
@@ -364,17 +433,18 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(32).unwrap();
         let mut device = Completer::new(&ring);
+        let numbers = &*harness.numbers;
         thread::scope(|scope| {
             scope.spawn(|| {
                 for i in 0..COUNT {
-                    while !device.complete(cqe(7, i)) {
+                    while !device.complete_posted(numbers, cqe(7, i)) {
                         thread::yield_now();
                     }
                 }
             });
             let mut expected = 0;
             while expected < COUNT {
-                for wr_id in poll(&mut ring, &harness.numbers, 16) {
+                for wr_id in poll(&mut ring, numbers, 16) {
                     assert_eq!(wr_id, 7 << 32 | u64::from(expected));
                     expected += 1;
                 }

@@ -203,9 +203,9 @@ pub fn post_send(
     if !matches!(qp.qp().state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
         return refuse(Errno::EINVAL);
     }
-    let done = registration.progress().send();
+    let side = registration.progress().send();
     let Posted { result, doorbell } =
-        queues.send.post(&queues.region, wq::SEND, done, list, |request, entry| {
+        queues.send.post(&queues.region, wq::SEND, side, list, |request, entry| {
             wqe::send(limits, request, entry)
         });
     if !doorbell {
@@ -230,9 +230,9 @@ pub fn post_recv(
     if qp.qp().state() == IBV_QPS_RESET {
         return refuse(Errno::EINVAL);
     }
-    let done = registration.progress().recv();
+    let side = registration.progress().recv();
     let Posted { result, doorbell } =
-        recv.post(&queues.region, wq::RECV, done, list, |request, entry| {
+        recv.post(&queues.region, wq::RECV, side, list, |request, entry| {
             wqe::recv(limits, request, entry)
         });
     if !doorbell {

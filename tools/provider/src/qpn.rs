@@ -38,32 +38,95 @@ pub struct Progress {
     send_cq: AtomicPtr<Cq>,
     /// The CQ of its receive queue.
     recv_cq: AtomicPtr<Cq>,
-    /// Send work requests that are no longer outstanding, modulo 2^32.
-    send: AtomicU32,
-    /// The same for receive work requests.
-    recv: AtomicU32,
+    /// Its send queue.
+    send: Side,
+    /// Its receive queue.
+    recv: Side,
+}
+
+/// How far the work requests of a queue are: numbers of them since RESET,
+/// modulo 2^32. Those between the two are outstanding.
+#[derive(Default)]
+pub struct Side {
+    /// No longer outstanding. Written by who polls.
+    done: AtomicU32,
+    /// Posted. Written by who posts, before the device hears of it.
+    posted: AtomicU32,
+}
+
+impl Side {
+    /// Work requests that are no longer outstanding.
+    pub fn done(&self) -> u32 {
+        self.done.load(Acquire)
+    }
+
+    /// Work requests were posted, `posted` so far.
+    pub fn post(&self, posted: u32) {
+        self.posted.store(posted, Release);
+    }
+
+    /// Notes that a work request, and all before it, are no longer outstanding.
+    /// False, and nothing noted, if it is not: the index is the device's word.
+    fn complete(&self, index: u32) -> bool {
+        let done = self.done.load(Relaxed);
+        let outstanding = self.posted.load(Acquire).wrapping_sub(done);
+        if index.wrapping_sub(done) >= outstanding {
+            return false;
+        }
+        self.done.store(index.wrapping_add(1), Release);
+        true
+    }
+
+    fn reset(&self) {
+        self.done.store(0, Relaxed);
+        self.posted.store(0, Relaxed);
+    }
+
+    /// Sets the number of those that are no longer outstanding.
+    #[cfg(test)]
+    pub fn set_done(&self, done: u32) {
+        self.done.store(done, Release);
+    }
+
+    /// Makes a work request one that is outstanding.
+    #[cfg(test)]
+    fn expect(&self, index: u32) {
+        let posted = index.wrapping_add(1);
+        if posted == self.done() {
+            self.set_done(index);
+        }
+        self.post(posted);
+    }
 }
 
 impl Progress {
-    /// Send work requests that are no longer outstanding, modulo 2^32.
-    pub fn send(&self) -> &AtomicU32 {
+    /// The send queue.
+    pub fn send(&self) -> &Side {
         &self.send
     }
 
-    /// Receive work requests that are no longer outstanding, modulo 2^32.
-    pub fn recv(&self) -> &AtomicU32 {
+    /// The receive queue.
+    pub fn recv(&self) -> &Side {
         &self.recv
     }
 
-    /// Notes a completion: its work request, and all before it in the same
-    /// queue, are no longer outstanding.
-    ///
-    /// The index is the device's word. A wrong one leaves a full queue or lets
-    /// the program write over entries of its own, see [`crate::wq`].
-    pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) {
-        let done = u32::from_le(cqe.wqe_index).wrapping_add(1);
+    /// The queue that a CQE is of.
+    fn side(&self, cqe: &virtio_rdma_ring_cqe) -> &Side {
         let receive = u32::from(cqe.opcode) & VIRTIO_RDMA_WC_RECV != 0;
-        if receive { &self.recv } else { &self.send }.store(done, Release);
+        if receive { &self.recv } else { &self.send }
+    }
+
+    /// Notes a completion: its work request, and all before it in the same
+    /// queue, are no longer outstanding. False if it was not outstanding: the
+    /// CQE makes no sense, or is one too many.
+    pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
+        self.side(cqe).complete(u32::from_le(cqe.wqe_index))
+    }
+
+    /// Makes the work request of a CQE one that is outstanding.
+    #[cfg(test)]
+    pub fn expect(&self, cqe: &virtio_rdma_ring_cqe) {
+        self.side(cqe).expect(u32::from_le(cqe.wqe_index));
     }
 
     /// The CQs of the QP.
@@ -78,8 +141,8 @@ impl Progress {
 
     /// Nothing was posted yet.
     fn reset(&self) {
-        self.send.store(0, Relaxed);
-        self.recv.store(0, Relaxed);
+        self.send.reset();
+        self.recv.reset();
     }
 }
 
@@ -248,14 +311,11 @@ mod tests {
         model::{self, Completer, Harness},
     };
 
-    fn complete(device: &mut Completer, numbers: &[u32]) {
+    fn complete(device: &mut Completer, harness: &Harness, numbers: &[u32]) {
         for (index, &qp_num) in numbers.iter().enumerate() {
             let wqe_index = index as u32;
-            assert!(device.complete(virtio_rdma_ring_cqe {
-                qp_num,
-                wqe_index,
-                ..Default::default()
-            }));
+            let cqe = virtio_rdma_ring_cqe { qp_num, wqe_index, ..Default::default() };
+            assert!(device.complete_posted(&harness.numbers, cqe));
         }
     }
 
@@ -284,7 +344,7 @@ mod tests {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         let mut harness = Harness::with_cq(&[3, 4], model::cq(Some(ring)));
-        complete(&mut device, &[3, 4, 4, 3]);
+        complete(&mut device, &harness, &[3, 4, 4, 3]);
         drop(harness.registrations.remove(1));
         assert!(harness.numbers.get(4).is_none());
         assert_eq!(poll(&harness), [3, 3]);
@@ -295,10 +355,10 @@ mod tests {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         let harness = Harness::with_cq(&[3], model::cq(Some(ring)));
-        complete(&mut device, &[3, 3]);
+        complete(&mut device, &harness, &[3, 3]);
         assert_eq!(poll(&harness), [3, 3]);
         assert_eq!(harness.progress(3), (2, 0));
-        complete(&mut device, &[3]);
+        complete(&mut device, &harness, &[3]);
         harness.registrations[0].reset();
         assert_eq!(poll(&harness), []);
         assert_eq!(harness.progress(3), (0, 0));
@@ -309,10 +369,10 @@ mod tests {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         let mut harness = Harness::with_cq(&[3], model::cq(Some(ring)));
-        complete(&mut device, &[3, 3]);
+        complete(&mut device, &harness, &[3, 3]);
         let cq = harness.cq.as_ref();
         let next = Registration::new(&harness.numbers, 3, cq, cq).unwrap();
-        complete(&mut device, &[3]);
+        complete(&mut device, &harness, &[3]);
         // The old one no longer has a say.
         harness.registrations.clear();
         assert_eq!(poll(&harness), [3]);

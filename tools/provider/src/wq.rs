@@ -6,15 +6,13 @@ use crate::{
     bindings::virtio_rdma_qp_ring,
     errno::{Errno, Result},
     lock::Lock,
+    qpn::Side,
     ring::{Region, Ring, Word, Writer},
     wr::{List, PostError, Request, WorkRequest},
 };
 use core::{
     mem::offset_of,
-    sync::atomic::{
-        AtomicU32,
-        Ordering::{Acquire, Relaxed, SeqCst},
-    },
+    sync::atomic::Ordering::{Relaxed, SeqCst},
 };
 
 /// The words of the head that belong to one queue.
@@ -74,13 +72,13 @@ impl WorkQueue {
 
     /// Posts a list; `encode` writes a request to its entry.
     ///
-    /// `done` counts the work requests that are no longer outstanding. It is
-    /// what the device said: a number that cannot be leaves the queue full.
+    /// `side` counts the work requests that are no longer outstanding, and
+    /// those that were posted.
     pub fn post<W: WorkRequest>(
         &self,
         region: &Region,
         head: Head,
-        done: &AtomicU32,
+        side: &Side,
         list: List<'_, W>,
         encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
     ) -> Posted<W> {
@@ -89,7 +87,7 @@ impl WorkQueue {
         let mut result = Ok(());
         for request in list {
             let posted = self
-                .reserve(&mut indices, done)
+                .reserve(&mut indices, side)
                 .and_then(|()| region.writer(self.ring, indices.producer))
                 .and_then(|entry| encode(&request, entry));
             if let Err(errno) = posted {
@@ -101,6 +99,7 @@ impl WorkQueue {
         if indices.producer == first {
             return Posted { result, doorbell: false };
         }
+        side.post(indices.producer);
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
         region.store(head.producer, indices.producer, SeqCst);
@@ -116,11 +115,11 @@ impl WorkQueue {
     }
 
     /// Ensures that there is a free entry.
-    fn reserve(&self, indices: &mut Indices, done: &AtomicU32) -> Result {
+    fn reserve(&self, indices: &mut Indices, side: &Side) -> Result {
         if indices.producer != indices.limit {
             return Ok(());
         }
-        let done = done.load(Acquire);
+        let done = side.done();
         if indices.producer.wrapping_sub(done) >= self.ring.depth() {
             return Err(Errno::ENOMEM);
         }
@@ -140,7 +139,7 @@ impl WorkQueue {
 mod tests {
     use super::*;
     use crate::{bindings::ibv_recv_wr, model::Memory, wr::tests::list};
-    use std::ptr;
+    use std::{ptr, sync::atomic::Ordering::Acquire};
 
     const DEPTH: u32 = 8;
 
@@ -148,14 +147,14 @@ mod tests {
     struct Bench {
         region: Region,
         queue: WorkQueue,
-        done: AtomicU32,
+        side: Side,
     }
 
     impl Bench {
         fn new() -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
             let region = Region::new(ring.end()).unwrap();
-            Self { region, queue: WorkQueue::new(ring), done: AtomicU32::new(0) }
+            Self { region, queue: WorkQueue::new(ring), side: Side::default() }
         }
 
         /// Posts requests of which `invalid` cannot be encoded; answers the
@@ -171,7 +170,7 @@ mod tests {
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
             let posted =
-                self.queue.post(&self.region, RECV, &self.done, list, |request, mut entry| {
+                self.queue.post(&self.region, RECV, &self.side, list, |request, mut entry| {
                     if request.wr().wr_id == invalid {
                         return Err(Errno::EINVAL);
                     }
@@ -206,7 +205,7 @@ mod tests {
         let ids: Vec<u64> = (0..10).collect();
         assert_eq!(bench.post(&ids, 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 8);
-        bench.done.store(3, Relaxed);
+        bench.side.set_done(3);
         assert_eq!(bench.post(&[8, 9], 99), (None, false));
         assert_eq!(bench.post(&[10, 11], 99), (Some((Errno::ENOMEM, 11)), false));
         assert_eq!(bench.producer(), 11);
@@ -246,10 +245,10 @@ mod tests {
         let ids: Vec<u64> = (0..8).collect();
         assert_eq!(bench.post(&ids, 99), (None, false));
         for wrong in [9, 100, u32::MAX, 1 << 31] {
-            bench.done.store(wrong, Relaxed);
+            bench.side.set_done(wrong);
             assert_eq!(bench.post(&[8], 99), (Some((Errno::ENOMEM, 8)), false));
         }
-        bench.done.store(8, Relaxed);
+        bench.side.set_done(8);
         assert_eq!(bench.post(&ids, 99), (None, false));
     }
 
@@ -257,7 +256,7 @@ mod tests {
     fn indices_wrap() {
         let bench = Bench::new();
         *bench.queue.indices.lock() = Indices { producer: u32::MAX - 2, limit: u32::MAX };
-        bench.done.store(u32::MAX - 2, Relaxed);
+        bench.side.set_done(u32::MAX - 2);
         assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 5);
         assert_eq!(bench.posted(4), 7);

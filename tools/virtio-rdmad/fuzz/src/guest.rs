@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's memory and its driver's half of the rings.
+//! A guest's memory and its driver's half of the virtqueues.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use abi::{
-    virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr, VIRTIO_RDMA_AH_GRH,
-    VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS, VIRTIO_RDMA_QPT_RC,
-    VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_DEST_QPN,
-    VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC, VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC,
+    virtio_rdma_comp_event, virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr,
+    VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS,
+    VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_AV,
+    VIRTIO_RDMA_QP_DEST_QPN, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC, VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC,
     VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX,
     VIRTIO_RDMA_QP_PORT, VIRTIO_RDMA_QP_QKEY, VIRTIO_RDMA_QP_RETRY_CNT, VIRTIO_RDMA_QP_RNR_RETRY,
     VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
@@ -19,26 +21,36 @@ use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// Entries of every ring.
+use crate::rings::INLINE;
+
+/// Entries of every virtqueue.
 pub const RING: u16 = 32;
-/// A guest's memory: two regions with a hole between them. Rings and what the driver itself needs
-/// fill the lower half of the first.
+/// A guest's memory: two regions with a hole between them. Virtqueues, rings and what the driver itself
+/// needs fill the lower half of the first.
 pub const REGIONS: [(u64, u64); 2] = [(0, 0x1_4000), (0x2_0000, 0x2000)];
 /// Where requests are written, one after the other.
-pub const SCRATCH: std::ops::Range<u64> = 0x4000..0x4800;
+pub const SCRATCH: Range<u64> = 0x4000..0x4800;
 /// Where work requests are written, each kind and head in a place of its own, since the device
 /// reads them when it likes.
 const WORK_REQUESTS: u64 = 0x4800;
 /// Bytes of the largest.
 const WORK_REQUEST: u64 = 0xc0;
-/// Buffers for CQEs, 64 bytes each, and for events.
+/// Buffers for CQEs, 64 bytes each, for events, and for completion events, of a vector each.
 const CQES: u64 = 0x6000;
 const EVENTS: u64 = 0x7800;
+const COMPLETION_EVENTS: u64 = 0x7808;
+/// Doorbells, where each head has its place.
+const DOORBELLS: u64 = 0x7c00;
+/// Most bytes of doorbells in one buffer.
+pub const DOORBELL_BYTES: usize = 0x40;
 /// Memory for data, up to the end of the first region.
-pub const WINDOW: std::ops::Range<u64> = 0x8000..0x1_4000;
+pub const WINDOW: Range<u64> = 0x8000..0x1_4000;
 
 /// CQs of a guest; their virtqueues are 1 and those that follow.
 const CQS: u16 = 3;
+/// Completion event vectors of a guest with rings; their virtqueues are 1 and those that follow, and
+/// then come those of doorbells and of events.
+pub const VECTORS: u16 = 2;
 /// Bytes of one ring with its descriptor table.
 const RING_BYTES: u64 = 0x400;
 const AVAIL: u64 = 0x200;
@@ -96,7 +108,7 @@ impl Wake for Nobody {
 #[derive(Clone, Debug)]
 pub struct Queue {
     base: u64,
-    /// Descriptors of a chain: one in a completion queue, up to two elsewhere.
+    /// Descriptors of a chain: one where the device writes CQEs or their events, up to two elsewhere.
     step: u16,
     next: u16,
     seen: u16,
@@ -107,9 +119,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    fn new(index: u16) -> Self {
+    fn new(index: u16, step: u16) -> Self {
         let base = u64::from(index) * RING_BYTES;
-        let step = if (1..=CQS).contains(&index) { 1 } else { 2 };
         Self { base, step, next: 0, seen: 0, held: [None; RING as usize], wild: false }
     }
 
@@ -137,14 +148,40 @@ pub struct Guest {
     pub memory: GuestMemory,
     /// Its only GID.
     pub gid: Gid,
-    /// Its rings.
+    /// Its virtqueues.
     pub queues: Vec<Queue>,
+    /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
+    pub rings: bool,
+    /// Its rings, by the number of the object.
+    pub(crate) qp_rings: HashMap<u32, crate::rings::QpRings>,
+    pub(crate) cq_rings: HashMap<u32, crate::rings::CqRing>,
     scratch: u64,
+    kept: RefCell<Kept>,
+}
+
+/// What the lower half of memory has to be.
+struct Kept {
+    bytes: Box<[u8]>,
+    /// Whether the device may write here.
+    open: Box<[bool]>,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let len = WINDOW.start as usize;
+        Self { bytes: vec![0; len].into(), open: vec![false; len].into() }
+    }
+
+    /// The part of `[addr, addr + len)` that is in the lower half.
+    fn part(addr: u64, len: u64) -> Range<usize> {
+        let end = addr.saturating_add(len).min(WINDOW.start) as usize;
+        (addr.min(WINDOW.start) as usize).min(end)..end
+    }
 }
 
 impl Guest {
-    /// A guest whose driver has set up every ring and added the GID.
-    pub fn new(fabric: &Arc<Fabric>, number: u8) -> Self {
+    /// A guest whose driver has set up every virtqueue and added the GID.
+    pub fn new(fabric: &Arc<Fabric>, number: u8, rings: bool) -> Self {
         let limits = Limits {
             max_qp: 5,
             max_cq: CQS,
@@ -154,6 +191,12 @@ impl Guest {
             max_pd: 4,
             gid_table: 4,
             max_extents: 256,
+            comp_vectors: VECTORS,
+            ring_qp: 5,
+            ring_cq: 4,
+            ring_wr: 16,
+            ring_cqe: 32,
+            inline_data: INLINE as u16,
             ..Limits::default()
         };
         let mac = Some([2, 0, 0, 0, 0, number]);
@@ -161,22 +204,48 @@ impl Guest {
             name: format!("guest{number}"),
             mac,
             limits,
-            rings: false,
+            rings: true,
             wake: Arc::new(Nobody),
         });
         let memory = zeroed_memory(number);
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, number]);
-        let mut guest = Self { device, memory, gid, queues: Vec::new(), scratch: SCRATCH.start };
+        let mut guest = Self {
+            device,
+            memory,
+            gid,
+            queues: Vec::new(),
+            rings,
+            qp_rings: HashMap::new(),
+            cq_rings: HashMap::new(),
+            scratch: SCRATCH.start,
+            kept: RefCell::new(Kept::new()),
+        };
         guest.start();
         guest
     }
 
-    /// Sets up every ring anew and adds the GID, as a driver does after a reset.
+    /// Descriptors of a chain in this virtqueue.
+    fn step(&self, index: u16) -> u16 {
+        let ones = if self.rings { VECTORS } else { CQS };
+        if (1..=ones).contains(&index) {
+            1
+        } else {
+            2
+        }
+    }
+
+    /// Sets up every virtqueue anew and adds the GID, as a driver does after a reset.
     pub fn start(&mut self) {
-        let count = self.device.queue_count();
+        let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
+        self.qp_rings.clear();
+        self.cq_rings.clear();
+        self.device.set_driver_features(if self.rings { self.device.features() } else { 0 });
         self.store(0, &vec![0; usize::from(count) * 0x400]);
-        self.queues = (0..count).map(Queue::new).collect();
+        self.queues = (0..count).map(|index| Queue::new(index, self.step(index))).collect();
+        for queue in &self.queues {
+            self.open(queue.base + USED, RING_BYTES - USED);
+        }
         let rings = (0..).zip(&self.queues).map(|(index, queue)| {
             let ring = SplitQueue::new(&self.memory, queue.layout(), 0).expect("a good layout");
             (index, ring, Arc::new(Nobody) as Arc<dyn Signal>)
@@ -205,6 +274,23 @@ impl Guest {
     /// Writes to an address within memory.
     pub fn store(&self, addr: u64, bytes: &[u8]) {
         self.memory.write(addr, bytes).expect("an address within memory");
+        let part = Kept::part(addr, bytes.len() as u64);
+        let len = part.len();
+        self.kept.borrow_mut().bytes[part].copy_from_slice(&bytes[..len]);
+    }
+
+    /// The device may write to these bytes from now on.
+    pub fn open(&self, addr: u64, len: u64) {
+        self.kept.borrow_mut().open[Kept::part(addr, len)].fill(true);
+    }
+
+    /// Where the device wrote in the lower half of memory and might not.
+    pub fn written(&self) -> Option<usize> {
+        let kept = self.kept.borrow();
+        let now = self.load(0, kept.bytes.len());
+        let differ = |(i, (now, kept)): (usize, (&u8, &u8))| (now != kept).then_some(i);
+        let mut places = now.iter().zip(kept.bytes.iter()).enumerate().filter_map(differ);
+        places.find(|i| !kept.open[*i])
     }
 
     /// Bytes of memory.
@@ -234,11 +320,13 @@ impl Guest {
     /// Makes a chain available, if the ring has room, and says by which head. Each descriptor is an
     /// address, a length, flags and the next.
     pub fn add(&mut self, index: u16, chain: &[(u64, u32, u16, u16)], room: u32) -> Option<u16> {
-        let memory = &self.memory;
-        let queue = &mut self.queues[usize::from(index)];
+        let queue = &self.queues[usize::from(index)];
         let head = queue.free_head()?;
-        let store = |at, bytes: &[u8]| memory.write(at, bytes).expect("a ring in memory");
+        let store = |at, bytes: &[u8]| self.store(at, bytes);
         for (i, (addr, len, flags, next)) in (head..head + queue.step).zip(chain) {
+            if flags & F_WRITE != 0 {
+                self.open(*addr, (*len).into());
+            }
             let at = queue.base + u64::from(i) * 16;
             store(at, addr.as_bytes());
             store(at + 8, len.as_bytes());
@@ -247,8 +335,10 @@ impl Guest {
         }
         let slot = u64::from(queue.next % RING);
         store(queue.base + AVAIL + 4 + slot * 2, head.as_bytes());
-        queue.next = queue.next.wrapping_add(1);
-        store(queue.base + AVAIL + 2, queue.next.as_bytes());
+        let next = queue.next.wrapping_add(1);
+        store(queue.base + AVAIL + 2, next.as_bytes());
+        let queue = &mut self.queues[usize::from(index)];
+        queue.next = next;
         queue.held[usize::from(head)] = Some(room);
         self.device.kick(index);
         Some(head)
@@ -298,10 +388,39 @@ impl Guest {
         cqes
     }
 
-    /// Gives the event queue a buffer.
-    pub fn add_event_buffer(&mut self) {
-        let index = self.device.queue_count() - 1;
+    /// Gives the event queue a buffer, and those of completion events as many as fit.
+    pub fn add_event_buffers(&mut self) {
+        let index = self.queues.len() as u16 - 1;
         self.add_writable(index, EVENTS, size_of::<virtio_rdma_event>() as u32);
+        for index in 1..=if self.rings { VECTORS } else { 0 } {
+            while let Some(head) = self.queues[usize::from(index)].free_head() {
+                let at = completion_event_at(index, head);
+                self.add_writable(index, at, size_of::<virtio_rdma_comp_event>() as u32);
+            }
+        }
+    }
+
+    /// Takes the completion events of a virtqueue: the CQs that they name.
+    pub fn take_completion_events(&mut self, index: u16) -> Vec<u32> {
+        let used = self.take_used(index);
+        let named = |&(head, len): &(u16, u32)| {
+            let at = completion_event_at(index, head);
+            let event: virtio_rdma_comp_event = self.memory.read_obj(at).expect("an event");
+            assert_eq!(len as usize, size_of::<virtio_rdma_comp_event>());
+            assert_eq!(event.reserved_04, 0);
+            event.cqn
+        };
+        used.iter().map(named).collect()
+    }
+
+    /// Puts bytes into the doorbell queue, if it has room.
+    pub fn ring_doorbell(&mut self, bytes: &[u8]) {
+        let index = 1 + VECTORS;
+        self.take_used(index);
+        let Some(head) = self.queues[usize::from(index)].free_head() else { return };
+        let at = DOORBELLS + u64::from(head) / 2 * DOORBELL_BYTES as u64;
+        self.store(at, &bytes[..bytes.len().min(DOORBELL_BYTES)]);
+        self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0);
     }
 
     /// Takes everything that the device gave back; checks that it held it, and wrote no more than
@@ -354,6 +473,11 @@ fn zeroed_memory(number: u8) -> GuestMemory {
         memory.write(start, &vec![0; len as usize]).expect("an address within memory");
     }
     memory
+}
+
+/// Where the completion event of a buffer is.
+fn completion_event_at(index: u16, head: u16) -> u64 {
+    COMPLETION_EVENTS + (u64::from(index - 1) * u64::from(RING) + u64::from(head)) * 8
 }
 
 /// Where the CQE of a buffer is.

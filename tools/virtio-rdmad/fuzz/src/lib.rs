@@ -7,8 +7,12 @@
 
 mod guest;
 mod program;
+mod rings;
 mod socket;
 
-pub use guest::{command, modify, Clock, Guest, Queue, REGIONS, RING, SCRATCH, WINDOW};
+pub use guest::{
+    command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, SCRATCH, WINDOW,
+};
 pub use program::Program;
+pub use rings::{INLINE, RING_PAGES};
 pub use socket::{open_files, Peer};

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Two guests in one network: one does whatever the fuzzer says, the other is its peer and keeps
-//! to the rules.
+//! to the rules. Both have virtqueues or both have rings.
 //!
 //! What must hold, whatever the first does:
 //! - every device comes to rest when nobody gives it work;
 //! - a descriptor is returned once, to a queue that held it, with no more bytes than it has room
 //!   for, and a work request of the peer completes once;
+//! - below their data, neither guest's memory changes but where it gave the device room: of the rings,
+//!   that is the CQEs and a QP's wake words;
+//! - a CQ of the peer has one event for each time that it asked, at most;
 //! - of the peer's memory nothing changes but what it gave out, and nothing that it did not give
 //!   out shows in the memory of the first;
 //! - after a reset no object is left and the guest's memory is not touched;
@@ -13,7 +16,7 @@
 
 #![no_main]
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +25,10 @@ use std::time::Duration;
 #[allow(clippy::wildcard_imports)]
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
-use fuzz::{command, modify, Clock, Guest, Program, REGIONS, RING, SCRATCH, WINDOW};
+use fuzz::{
+    command, modify, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING, RING_PAGES,
+    SCRATCH, WINDOW,
+};
 use libfuzzer_sys::fuzz_target;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -73,11 +79,13 @@ struct World {
     a: Guest,
     b: Guest,
     ends: [End; 2],
-    /// The peer's work requests that have no CQE yet: sends and receives.
-    posted: [HashSet<u64>; 2],
+    /// The peer's work requests that have no CQE yet, sends and receives, and where in its ring each is.
+    posted: [HashMap<u64, u32>; 2],
     wr_id: u64,
     /// The peer's memory from [`GIVEN`]'s end on.
     kept: Vec<u8>,
+    /// The device may write anywhere in the first guest's memory, for all that is known.
+    exposed: bool,
 }
 
 fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32) -> u32 {
@@ -97,7 +105,16 @@ fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32)
     mr.lkey
 }
 
-fn create_cq(guest: &mut Guest) -> u16 {
+/// A CQ; with rings, on this one of the [`RING_PAGES`].
+fn create_cq(guest: &mut Guest, page: usize) -> u16 {
+    if guest.rings {
+        let request = guest.ring_cq_request(RING_PAGES[page], RING.into());
+        let cq: virtio_rdma_rsp_create_cq =
+            command(&guest.device, VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request)
+                .expect("room for a CQ");
+        guest.has_cq_ring(cq.cqn, RING_PAGES[page], RING.into());
+        return cq.cqn as u16;
+    }
     let request = virtio_rdma_cmd_create_cq { cqe: RING.into() };
     let cq: virtio_rdma_rsp_create_cq =
         command(&guest.device, VIRTIO_RDMA_CMD_CREATE_CQ, &request).expect("room for a CQ");
@@ -121,8 +138,17 @@ fn qp_request(pdn: u32, cqn: u16, kind: u32) -> virtio_rdma_cmd_create_qp {
     request
 }
 
-fn create_qp(guest: &Guest, pdn: u32, cqn: u16, kind: u32) -> u32 {
+/// A QP; with rings, on this one of the [`RING_PAGES`].
+fn create_qp(guest: &mut Guest, pdn: u32, cqn: u16, kind: u32, page: usize) -> u32 {
     let request = qp_request(pdn, cqn, kind);
+    if guest.rings {
+        let request = guest.ring_qp_request(RING_PAGES[page], request);
+        let qp: virtio_rdma_rsp_create_qp =
+            command(&guest.device, VIRTIO_RDMA_CMD_CREATE_RING_QP, &request)
+                .expect("room for a QP");
+        guest.has_qp_rings(qp.qpn, RING_PAGES[page]);
+        return qp.qpn;
+    }
     let qp: virtio_rdma_rsp_create_qp =
         command(&guest.device, VIRTIO_RDMA_CMD_CREATE_QP, &request).expect("room for a QP");
     qp.qpn
@@ -144,11 +170,11 @@ fn connect(guest: &Guest, kind: u32, qpn: u32, dgid: engine::Gid, dest: u32) {
 impl End {
     /// PD, CQ and QP, and the first MR.
     fn new(guest: &mut Guest, kind: u32, range: std::ops::Range<u64>) -> Self {
-        let (pdn, cqn) = (create_pd(guest), create_cq(guest));
+        let (pdn, cqn) = (create_pd(guest), create_cq(guest, 0));
         let keys = vec![reg_mr(guest, pdn, range, ALL_ACCESS)];
-        let qpn = create_qp(guest, pdn, cqn, kind);
+        let qpn = create_qp(guest, pdn, cqn, kind, 1);
         for _ in 0..4 {
-            guest.add_event_buffer();
+            guest.add_event_buffers();
         }
         Self { pdn, cqn, qpn, keys }
     }
@@ -163,18 +189,78 @@ fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq
     header
 }
 
+/// What follows the header of a send work request.
+enum Payload<'a> {
+    Sges(&'a [virtio_rdma_sge]),
+    /// In rings alone.
+    Inline(&'a [u8]),
+}
+
 fn send_bytes(mut header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
     header.num_sge = sges.len() as u32;
     [header.as_bytes(), sges.as_bytes()].concat()
 }
 
+/// The same as an entry of a ring.
+fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec<u8> {
+    let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
+    (header.wr_id, header.opcode, header.send_flags) =
+        (wqe.wr_id, wqe.opcode as u8, wqe.send_flags as u16);
+    header.ex = wqe.ex;
+    let bytes = match payload {
+        Payload::Sges(sges) => {
+            header.num_sge = sges.len() as u8;
+            sges.as_bytes()
+        }
+        Payload::Inline(bytes) => {
+            header.inline_len = bytes.len() as u16;
+            header.send_flags |= VIRTIO_RDMA_SEND_INLINE as u16;
+            bytes
+        }
+    };
+    let wr = wqe.wr.as_bytes();
+    if kind == VIRTIO_RDMA_QPT_UD {
+        let datagram = WrUd::read_from_prefix(wr).expect("a union of this size").0;
+        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_sq_wqe, rkey)];
+        let mut ud = virtio_rdma_ring_ud_wqe::new_zeroed();
+        ud.as_mut_bytes()[..common.len()].copy_from_slice(common);
+        (ud.remote_qpn, ud.remote_qkey) = (datagram.remote_qpn, datagram.remote_qkey);
+        ud.av = datagram.av;
+        return [ud.as_bytes(), bytes].concat();
+    }
+    if matches!(wqe.opcode, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD)
+    {
+        let atomic = WrAtomic::read_from_prefix(wr).expect("a union of this size").0;
+        (header.remote_addr, header.rkey) = (atomic.remote_addr, atomic.rkey);
+        (header.compare_add, header.swap) = (atomic.compare_add, atomic.swap);
+    } else {
+        let rdma = WrRdma::read_from_prefix(wr).expect("a union of this size").0;
+        (header.remote_addr, header.rkey) = (rdma.remote_addr, rdma.rkey);
+    }
+    [header.as_bytes(), bytes].concat()
+}
+
+/// Whether a request lists pages, or names all of them.
+fn names_memory(number: u32) -> bool {
+    matches!(
+        number,
+        VIRTIO_RDMA_CMD_GET_DMA_MR
+            | VIRTIO_RDMA_CMD_REG_USER_MR
+            | VIRTIO_RDMA_CMD_CREATE_RING_CQ
+            | VIRTIO_RDMA_CMD_RESIZE_CQ
+            | VIRTIO_RDMA_CMD_CREATE_RING_QP
+    )
+}
+
 impl World {
     fn new(program: &mut Program<'_>) -> Self {
-        let kind = program.pick(&[VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QPT_UD]);
+        let first = program.u8();
+        let kinds = [VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QPT_UD];
+        let (kind, rings) = (kinds[usize::from(first % 3)], first & 0x80 != 0);
         let clock = Arc::new(Clock::default());
         let config = FabricConfig { name: "fuzz".into(), clock: Arc::clone(&clock) as _ };
         let fabric = Fabric::new(config);
-        let (mut a, mut b) = (Guest::new(&fabric, 1), Guest::new(&fabric, 2));
+        let (mut a, mut b) = (Guest::new(&fabric, 1, rings), Guest::new(&fabric, 2, rings));
         let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);
         b.store(LOCAL.start, &secret[..0x2000]);
         b.store(READ.end, &secret);
@@ -190,7 +276,8 @@ impl World {
         connect(&b, kind, peer.qpn, a.gid, own.qpn);
         let kept = b.load(LOCAL.start, (WINDOW.end - LOCAL.start) as usize);
         let posted = Default::default();
-        Self { clock, kind, a, b, ends: [own, peer], posted, wr_id: 0, kept }
+        let ends = [own, peer];
+        Self { clock, kind, a, b, ends, posted, wr_id: 0, kept, exposed: false }
     }
 
     /// An address in or near memory.
@@ -240,7 +327,10 @@ impl World {
 
     /// The bytes of a control request that is right but for what the program changes.
     fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
-        let number = program.u8() % 20;
+        let number = match program.u8() % 23 {
+            number @ ..20 => number,
+            number => (number - 20) + VIRTIO_RDMA_CMD_CREATE_RING_CQ as u8,
+        };
         let mut bytes = vec![number];
         let handle = Self::handle(program);
         let access = program.pick(&[0xf, 1, 4, 2, 0, 7, 0x1f, u32::MAX]);
@@ -253,6 +343,20 @@ impl World {
                 let request = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
                 bytes.extend(request.as_bytes());
             }
+            VIRTIO_RDMA_CMD_CREATE_RING_CQ => {
+                let request = self.a.ring_cq_request(Self::page(program), Self::cqe(program));
+                bytes.extend(request.as_bytes());
+            }
+            VIRTIO_RDMA_CMD_RESIZE_CQ => {
+                let page = Self::page(program);
+                let request = self.a.resize_request(page, Self::cqe(program), handle);
+                bytes.extend(request.as_bytes());
+            }
+            VIRTIO_RDMA_CMD_CREATE_RING_QP => {
+                let base = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
+                let request = self.a.ring_qp_request(Self::page(program), base);
+                bytes.extend(request.as_bytes());
+            }
             VIRTIO_RDMA_CMD_MODIFY_QP => bytes.extend(self.modify_request(program, handle)),
             VIRTIO_RDMA_CMD_QUERY_PKEY => bytes.extend([1, 0_u32].as_bytes()),
             VIRTIO_RDMA_CMD_ADD_GID => {
@@ -263,17 +367,36 @@ impl World {
             VIRTIO_RDMA_CMD_DEL_GID => bytes.extend([handle, 1].as_bytes()),
             _ => bytes.extend([handle, 3 & program.u32(), 0, 0].as_bytes()),
         }
+        let right = bytes.clone();
         program.patch(&mut bytes);
         if program.u8() == 255 {
             bytes.truncate(program.u8().into());
         }
+        self.exposed |= match bytes.first().copied().map(u32::from) {
+            Some(VIRTIO_RDMA_CMD_GET_DMA_MR) => true,
+            Some(number) if names_memory(number) => bytes != right,
+            _ => false,
+        };
         bytes
+    }
+
+    /// A page for rings.
+    fn page(program: &mut Program<'_>) -> u64 {
+        program.pick(&RING_PAGES)
+    }
+
+    /// A number of CQEs, not all of them good.
+    fn cqe(program: &mut Program<'_>) -> u32 {
+        program.pick(&[32, 16, 4, 1, 2, 8, 0, 3, 64, 1 << 31])
     }
 
     fn mr_request(&mut self, program: &mut Program<'_>, access: u32) -> Vec<u8> {
         let count = program.below(24);
         let page = |program: &mut Program<'_>| Self::addr(program) & !0xfff;
         let pages: Vec<u64> = (0..count).map(|_| page(program)).collect();
+        for page in &pages {
+            self.a.open(*page, 0x1000);
+        }
         let start = u64::from(program.u8());
         let length = (count as u64 * 0x1000).saturating_sub(start + u64::from(program.u8()));
         let request = virtio_rdma_cmd_reg_user_mr {
@@ -318,6 +441,8 @@ impl World {
         let bytes = self.request(program);
         let room = u32::from(program.u8()) + 1;
         if program.flag() {
+            // The tables that it names may have been written over when the device reads them.
+            self.exposed |= bytes.first().is_some_and(|number| names_memory((*number).into()));
             self.a.add_request(&bytes, room);
             return;
         }
@@ -332,6 +457,42 @@ impl World {
             (is_mr, reply[0], virtio_rdma_rsp_mr::read_from_prefix(&reply[1..]))
         {
             self.ends[0].keys.push(mr.lkey);
+        }
+        if reply[0] == 0 {
+            self.learn(&bytes, &reply[1..]);
+        }
+    }
+
+    /// What rings the first guest has by a request that was done.
+    fn learn(&mut self, request: &[u8], reply: &[u8]) {
+        let (number, request) = (u32::from(request[0]), &request[1..]);
+        let first_page = |region: virtio_rdma_ring_region| {
+            let page: u64 = self.a.memory.read_obj(region.pages).ok()?;
+            RING_PAGES.contains(&page).then_some(page)
+        };
+        let first = u32::read_from_prefix(reply).map(|(first, _)| first);
+        match (number, first) {
+            (VIRTIO_RDMA_CMD_CREATE_RING_CQ, Ok(cqn)) => {
+                let cq =
+                    virtio_rdma_cmd_create_ring_cq::read_from_prefix(request).expect("whole").0;
+                if let Some(page) = first_page(cq.region) {
+                    self.a.has_cq_ring(cqn, page, cq.cqe);
+                }
+            }
+            (VIRTIO_RDMA_CMD_RESIZE_CQ, Ok(_)) => {
+                let cq = virtio_rdma_cmd_resize_cq::read_from_prefix(request).expect("whole").0;
+                if let Some(page) = first_page(cq.region) {
+                    self.a.moved_cq_ring(cq.cqn, page, cq.cqe);
+                }
+            }
+            (VIRTIO_RDMA_CMD_CREATE_RING_QP, Ok(qpn)) => {
+                let qp =
+                    virtio_rdma_cmd_create_ring_qp::read_from_prefix(request).expect("whole").0;
+                if let Some(page) = first_page(qp.region) {
+                    self.a.has_qp_rings(qpn, page);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -370,8 +531,30 @@ impl World {
             }
             _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
         };
-        let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(program.u8() & 5);
-        send_bytes(send_header(self.wr_id, opcode, flags, &wr), &sges)
+        let choice = program.u8();
+        let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(choice & 5);
+        let header = send_header(self.wr_id, opcode, flags, &wr);
+        if !self.a.rings {
+            return send_bytes(header, &sges);
+        }
+        let data = [0x5a; INLINE as usize];
+        let payload = match choice {
+            // Only what may carry it, from the peer.
+            0x80.. if who == 0 || opcode < VIRTIO_RDMA_WR_RDMA_READ => {
+                let most = data.len() + usize::from(who == 0);
+                Payload::Inline(&data[..program.below(most).min(data.len())])
+            }
+            _ => Payload::Sges(&sges),
+        };
+        ring_bytes(&header, self.kind, &payload)
+    }
+
+    /// A send work request for whatever queues there are.
+    fn send_as(&self, header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
+        if self.a.rings {
+            return ring_bytes(&header, self.kind, &Payload::Sges(sges));
+        }
+        send_bytes(header, sges)
     }
 
     fn receive(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
@@ -381,6 +564,7 @@ impl World {
         [header.as_bytes(), sges.as_bytes()].concat()
     }
 
+    /// The virtqueue of a work queue, where there are no rings.
     fn work_queue(&self, who: usize, receive: bool) -> u16 {
         1 + 3 + 2 * (self.ends[who].qpn as u16 - 1) + u16::from(receive)
     }
@@ -389,20 +573,75 @@ impl World {
     fn post(&mut self, who: usize, receive: bool, program: &mut Program<'_>) {
         self.wr_id += 1;
         let mut bytes = if receive { self.receive(who, program) } else { self.send(who, program) };
-        let mut queue = self.work_queue(who, receive);
         if who == 1 {
-            if self.posted[usize::from(receive)].len() < 8 && self.b.post(queue, &bytes) {
-                self.posted[usize::from(receive)].insert(self.wr_id);
-            }
+            self.post_peer(receive, &bytes);
             return;
         }
         program.patch(&mut bytes);
-        match program.u8() {
-            255 => bytes.truncate(program.u8().into()),
-            254 => queue = 4 + u16::from(program.u8()) % 10,
-            _ => {}
+        let choice = program.u8();
+        if choice == 255 {
+            bytes.truncate(program.u8().into());
         }
-        self.a.post(queue, &bytes);
+        let other = match choice {
+            254 => Some(program.u8()),
+            _ => None,
+        };
+        if self.a.rings {
+            let qpn = other.map_or(self.ends[0].qpn, |number| u32::from(number % 6));
+            self.a.post_entry(qpn, receive.into(), &bytes);
+            return;
+        }
+        let own = self.work_queue(0, receive);
+        self.a.post(other.map_or(own, |number| 4 + u16::from(number) % 10), &bytes);
+    }
+
+    /// Posts a work request of the peer, which has a limit and keeps to it.
+    fn post_peer(&mut self, receive: bool, bytes: &[u8]) {
+        let which = usize::from(receive);
+        if self.posted[which].len() == 8 {
+            return;
+        }
+        let index = if self.b.rings {
+            self.b.post_entry(self.ends[1].qpn, which, bytes)
+        } else {
+            self.b.post(self.work_queue(1, receive), bytes).then_some(0)
+        };
+        if let Some(index) = index {
+            self.posted[which].insert(self.wr_id, index);
+        }
+    }
+
+    /// Writes a word into the head of a QP or CQ of the first guest, or bytes anywhere into its page.
+    fn write_ring(&mut self, program: &mut Program<'_>) {
+        let page = Self::page(program);
+        if program.flag() {
+            let at = page + u64::from(program.u16() % 0x1000);
+            let bytes = program.bytes(64);
+            let len = bytes.len().min((page + 0x1000 - at) as usize);
+            self.a.store(at, &bytes[..len]);
+            return;
+        }
+        let at = page + program.pick(&[0, 64, 8, 12, 128, 132]);
+        let word: u32 = self.a.memory.read_obj(at).expect("a head in memory");
+        let word = match program.u8() {
+            255 => program.u32(),
+            by @ 128.. => word.wrapping_sub(u32::from(by & 15)),
+            by => word.wrapping_add(u32::from(by & 31)),
+        };
+        self.a.store(at, word.as_bytes());
+    }
+
+    /// Doorbells of the first guest, some of them of no QP.
+    fn doorbells(&mut self, program: &mut Program<'_>) {
+        let mut bells = Vec::new();
+        for _ in 0..program.below(10) {
+            let (number, queue) = (Self::handle(program), u32::from(program.u8() & 3));
+            bells.extend(virtio_rdma_doorbell { number, queue }.as_bytes());
+        }
+        program.patch(&mut bells);
+        bells.truncate(bells.len() - usize::from(program.u8() & 7).min(bells.len()));
+        bells.truncate(DOORBELL_BYTES);
+        self.a.ring_doorbell(&bells);
     }
 
     /// A chain of two descriptors of any kind.
@@ -413,6 +652,8 @@ impl World {
             (addr, len, u16::from(program.u8() & 7), u16::from(program.u8() % 40))
         };
         let chain = [descriptor(), descriptor()];
+        // Indirect descriptors may say anything, and so may requests.
+        self.exposed |= queue == 0 || chain.iter().any(|(_, _, flags, _)| flags & 4 != 0);
         self.a.add(queue, &chain, u32::MAX);
     }
 
@@ -423,8 +664,11 @@ impl World {
         let len = bytes.len().min((WINDOW.end - at) as usize);
         self.a.store(at, &bytes[..len]);
         for (base, queue) in (0..).step_by(0x400).zip(&mut self.a.queues) {
-            queue.wild |= at < base + 0x400 && at + len as u64 > base;
+            let hit = at < base + 0x400 && at + len as u64 > base;
+            queue.wild |= hit;
+            self.exposed |= hit;
         }
+        self.exposed |= at < SCRATCH.end && at + len as u64 > SCRATCH.start;
     }
 
     /// Other memory for the first guest: all, the first region alone, or none.
@@ -437,17 +681,30 @@ impl World {
     /// Takes the peer's completions; each is of a work request that it posted.
     fn poll(&mut self) {
         let end = &self.ends[1];
-        for cqe in self.b.poll(end.cqn) {
-            let receive = cqe.opcode & 0x80 != 0;
-            assert!(self.posted[usize::from(receive)].remove(&cqe.wr_id), "not posted");
-            assert_eq!(cqe.qp_num, end.qpn);
-            assert!(u32::from(cqe.status) <= VIRTIO_RDMA_WC_GENERAL_ERR);
+        // Work request, status, opcode, QP and index of each.
+        let cqes: Vec<_> = if self.b.rings {
+            let cqes = self.b.poll_ring(end.cqn.into());
+            cqes.iter().map(|c| (c.wr_id, c.status, c.opcode, c.qp_num, c.wqe_index)).collect()
+        } else {
+            let cqes = self.b.poll(end.cqn);
+            cqes.iter().map(|c| (c.wr_id, c.status, c.opcode, c.qp_num, 0)).collect()
+        };
+        for (wr_id, status, opcode, qp_num, index) in cqes {
+            let which = usize::from(opcode & 0x80 != 0);
+            assert_eq!(self.posted[which].remove(&wr_id), Some(index), "not posted");
+            assert_eq!(qp_num, end.qpn);
+            assert!(u32::from(status) <= VIRTIO_RDMA_WC_GENERAL_ERR);
         }
-        for receive in [false, true] {
-            self.b.take_used(self.work_queue(1, receive));
+        if self.b.rings {
+            self.b.take_events_of_cqs();
+            self.b.arm_cq(self.ends[1].cqn.into(), self.wr_id % 3 == 0);
+        } else {
+            for receive in [false, true] {
+                self.b.take_used(self.work_queue(1, receive));
+            }
         }
-        self.b.take_used(self.b.device.queue_count() - 1);
-        self.b.add_event_buffer();
+        self.b.take_used(self.b.queues.len() as u16 - 1);
+        self.b.add_event_buffers();
     }
 
     /// The peer starts over with its QP.
@@ -456,6 +713,7 @@ impl World {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RESET as u8;
         set_state(&self.b, qpn, VIRTIO_RDMA_QP_STATE, attr).expect("any state goes to RESET");
+        self.b.reset_qp_rings(qpn);
         self.poll();
         self.posted = Default::default();
         connect(&self.b, self.kind, qpn, gid, dest);
@@ -477,9 +735,7 @@ impl World {
         self.wr_id += 1;
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
         let header = send_header(self.wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        if self.b.post(self.work_queue(1, false), &send_bytes(header, &sges)) {
-            self.posted[0].insert(self.wr_id);
-        }
+        self.post_peer(false, &self.send_as(header, &sges));
         self.b.settle();
         device.run(64);
         assert!(before == self.a.snapshot(), "memory written after a reset");
@@ -494,8 +750,29 @@ impl World {
         connect(&self.a, self.kind, self.ends[0].qpn, self.b.gid, self.ends[1].qpn);
     }
 
+    /// Takes what the device gave back to the first guest, and makes room for more.
+    fn refill(&mut self) {
+        for queue in 0..self.a.queues.len() {
+            self.a.take_used(queue as u16);
+        }
+        if !self.a.rings {
+            self.a.add_cq_buffers(self.ends[0].cqn);
+        }
+        self.a.add_event_buffers();
+    }
+
+    /// What only a guest with rings does.
+    fn ring_step(&mut self, operation: u8, program: &mut Program<'_>) {
+        match operation {
+            0 | 1 => self.write_ring(program),
+            2 => self.doorbells(program),
+            3 => self.a.arm_cq(Self::handle(program), program.flag()),
+            _ => drop(self.a.poll_ring(Self::handle(program))),
+        }
+    }
+
     fn step(&mut self, operation: u8, program: &mut Program<'_>) {
-        match operation % 24 {
+        match operation % 29 {
             0..=3 => self.control(program),
             4..=6 => self.post(0, false, program),
             7 | 8 => self.post(0, true, program),
@@ -505,13 +782,7 @@ impl World {
             12 => drop(self.a.device.run(program.u8().into())),
             13 => drop(self.b.device.run(program.u8().into())),
             14 => self.poll(),
-            15 => {
-                for queue in 0..self.a.device.queue_count() {
-                    self.a.take_used(queue);
-                }
-                self.a.add_cq_buffers(self.ends[0].cqn);
-                self.a.add_event_buffer();
-            }
+            15 => self.refill(),
             16 => {
                 let both = [self.a.settle(), self.b.settle()];
                 for next in both {
@@ -526,7 +797,9 @@ impl World {
             20 => self.remap(program),
             21 => self.a.restart_queue(program.u8().into()),
             22 => self.reconnect(),
-            _ => self.restart(),
+            23 => self.restart(),
+            operation if self.a.rings => self.ring_step(operation - 24, program),
+            _ => {}
         }
     }
 
@@ -537,28 +810,45 @@ impl World {
         let secret = SECRET.to_le_bytes().repeat(len as usize / 8);
         assert!(self.b.load(start, len as usize) == secret, "its second region was written");
         assert!(!has_secret(&self.a.snapshot()), "memory of the peer was read");
+        assert_eq!(self.b.written(), None, "the peer's device wrote where it may not");
+        assert!(self.exposed || self.a.written().is_none(), "the device wrote where it may not");
     }
 
     /// The peer connects a QP to itself and writes from one place to another.
     fn check_peer(&mut self) {
         assert!(!self.b.device.needs_reset());
         assert_eq!(self.b.device.status().gids, [(0, self.b.gid)]);
-        for counter in [Counter::BadSendChain, Counter::BadControlChain, Counter::BadEventBuffer] {
+        for counter in [
+            Counter::BadSendChain,
+            Counter::BadReceiveChain,
+            Counter::BadControlChain,
+            Counter::BadEventBuffer,
+            Counter::BadDoorbell,
+            Counter::BadDoorbellChain,
+            Counter::LostRings,
+        ] {
             assert_eq!(self.b.device.counter(counter), 0);
         }
         let end = self.ends[1].clone();
-        let cqn = create_cq(&mut self.b);
-        let qpn = create_qp(&self.b, end.pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        let cqn = create_cq(&mut self.b, 2);
+        let qpn = create_qp(&mut self.b, end.pdn, cqn, VIRTIO_RDMA_QPT_RC, 3);
+        self.kind = VIRTIO_RDMA_QPT_RC;
         connect(&self.b, VIRTIO_RDMA_QPT_RC, qpn, self.b.gid, qpn);
         let wr = WrRdma { remote_addr: GIVEN.start, rkey: end.keys[0], reserved_0c: 0 };
         let sges = [virtio_rdma_sge { addr: GIVEN.start + 8, length: 8, lkey: end.keys[0] }];
         self.b.store(GIVEN.start, &[[1; 8], [2; 8]].concat());
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
         let header = send_header(99, VIRTIO_RDMA_WR_RDMA_WRITE, flags, wr.as_bytes());
-        self.b.post(1 + 3 + 2 * (qpn as u16 - 1), &send_bytes(header, &sges));
-        self.b.settle();
-        let cqes = self.b.poll(cqn);
-        let brief: Vec<_> = cqes.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        let bytes = self.send_as(header, &sges);
+        let brief: Vec<_> = if self.b.rings {
+            self.b.post_entry(qpn, 0, &bytes);
+            self.b.settle();
+            self.b.poll_ring(cqn.into()).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect()
+        } else {
+            self.b.post(1 + 3 + 2 * (qpn as u16 - 1), &bytes);
+            self.b.settle();
+            self.b.poll(cqn).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect()
+        };
         assert_eq!(brief, [(99, VIRTIO_RDMA_WC_SUCCESS as u8)]);
         assert_eq!(self.b.load(GIVEN.start, 8), [2; 8]);
     }

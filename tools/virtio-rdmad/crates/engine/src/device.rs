@@ -513,9 +513,11 @@ impl Shared {
             let pages = Pages::new(memory, ranges).ok().map(Arc::new);
             let mut responder = lock(&qp.responder);
             let lost = pages.is_none();
-            for queue in [&mut requester.queue, &mut responder.queue] {
-                if let Some(ring) = queue.ring() {
-                    ring.set_pages(pages.clone());
+            let jobs = [self.jobs.send(slot), self.jobs.receive(slot)];
+            for (queue, job) in [&mut requester.queue, &mut responder.queue].into_iter().zip(jobs) {
+                // What is flushed there waited, and nobody rings for it.
+                if queue.ring().is_some_and(|ring| ring.set_pages(pages.clone())) {
+                    self.make_hot(job);
                 }
             }
             if lost && !matches!(qp.state(), QpState::Err | QpState::Reset) {

@@ -71,7 +71,7 @@ impl Shape {
             && stride as usize >= bytes
             && offset % stride == 0
             && offset as usize >= head;
-        valid.then_some(Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
+        valid.then(|| Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
     }
 
     /// Where the ring ends in the region.
@@ -100,9 +100,11 @@ impl WqRing {
         Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }
     }
 
-    /// Follows a change of the memory map.
-    pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) {
+    /// Follows a change of the memory map; whether the ring is back in memory by that.
+    pub fn set_pages(&mut self, pages: Option<Arc<Pages>>) -> bool {
+        let was_lost = self.pages.is_none();
         self.pages = pages;
+        was_lost && self.pages.is_some()
     }
 
     fn producer(&self) -> usize {
@@ -162,7 +164,8 @@ impl WqRing {
     pub fn sleep(&mut self) -> bool {
         self.set_wake(1);
         fence(Ordering::SeqCst);
-        !self.broken && (self.next != self.limit || self.look_again())
+        let may_pop = !self.broken && self.pages.is_some();
+        may_pop && (self.next != self.limit || self.look_again())
     }
 
     /// Like `look`, but leaves what is wrong to be found by `pop`.
@@ -274,6 +277,27 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_that_is_not_in_memory_is_empty() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
+        let mut ring = ring(&memory, 4);
+        produce(&memory, 3);
+        assert!(matches!(ring.pop(), Ok(Some((0, _)))));
+        let pages = ring.pages.clone();
+        // There are two that were seen already.
+        assert!(!ring.set_pages(None));
+        assert!(matches!(ring.pop(), Ok(None)));
+        assert!(!ring.sleep());
+        assert_eq!(ring.waiting(), 0);
+        assert!(ring.set_pages(pages.clone()) && !ring.set_pages(pages));
+        assert!(ring.sleep());
+        let mut found = Vec::new();
+        while let Ok(Some((index, _))) = ring.pop() {
+            found.push(index);
+        }
+        assert_eq!((found, ring.sleep()), (vec![1, 2], false));
+    }
+
+    #[test]
     fn shapes_are_checked() {
         let check = |depth, stride, offset| {
             let shape = virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
@@ -285,6 +309,8 @@ mod tests {
             (1, 128, 256),
             (3, 128, 256),
             (128, 128, 256),
+            (64, 0, 0),
+            (64, 0, 256),
             (64, 64, 256),
             (64, 96, 288),
             (64, 8192, 8192),

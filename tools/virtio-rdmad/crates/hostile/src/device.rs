@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use abi::VIRTIO_RDMA_F_RINGS;
 use engine::{Device, DeviceConfig, Fabric, FabricConfig, Limits, Next};
 use memory::{GuestMemory, Region};
 use ring::{Chain, Layout};
@@ -13,12 +15,15 @@ use rustix::io::Errno;
 
 use crate::events::{Events, Source};
 use crate::proxy::{Proxy, STRIDE};
+use crate::rings::{Rings, SLOT};
 use crate::rule::{Config, Forgery, Order, Role, Rule};
 
 /// Where the engine sees its rings: beyond all memory of any guest.
 const SHADOW: u64 = 1 << 56;
 /// Work requests that the engine does before the rest of the process has its turn.
 const BUDGET: u32 = 64;
+/// How long to wait for a guest that has no room in a ring: it says nothing when it has.
+const PATIENCE: Duration = Duration::from_millis(1);
 /// Buffers of one queue that are filled out of nothing in a turn.
 const FORGERIES: u32 = 1024;
 
@@ -40,6 +45,8 @@ pub struct Hostile {
     engine: Arc<Device>,
     limits: Limits,
     config: [u8; 256],
+    /// The rings of objects, if VIRTIO_RDMA_F_RINGS is agreed on.
+    rings: Option<Rings>,
     /// File behind the engine's rings.
     shadow: OwnedFd,
     events: Arc<Events>,
@@ -54,19 +61,25 @@ pub struct Hostile {
 
 impl Hostile {
     /// A device that behaves.
-    pub fn new(limits: Limits, mac: Option<[u8; 6]>, events: Arc<Events>) -> Result<Self, Errno> {
+    pub fn new(
+        limits: Limits,
+        mac: Option<[u8; 6]>,
+        rings: bool,
+        events: Arc<Events>,
+    ) -> Result<Self, Errno> {
         let fabric = Fabric::new(FabricConfig::default());
         let name = "hostile".to_owned();
         let wake = Arc::new(NoWake);
         let limits_of_engine = limits.clone();
-        let config = DeviceConfig { name, mac, limits: limits_of_engine, rings: false, wake };
+        let config = DeviceConfig { name, mac, limits: limits_of_engine, rings, wake };
         let engine = fabric.add_device(config);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
-        ftruncate(&shadow, STRIDE * u64::from(engine.queue_count()))?;
+        ftruncate(&shadow, shadow_len(&engine, &limits))?;
         Ok(Self {
             config: engine.config_space(),
             engine,
             limits,
+            rings: None,
             shadow,
             events,
             memory: None,
@@ -92,6 +105,9 @@ impl Hostile {
     pub fn obey(&mut self, order: Order) {
         match order {
             Order::Rule(rule) => self.rules.push(rule),
+            Order::Forge(Role::Cq, forgery) if self.rings.is_some() => {
+                self.rings.iter_mut().for_each(|rings| rings.forge(&forgery));
+            }
             Order::Forge(role, forgery) => {
                 for place in self.with_role(role) {
                     place.forgeries.push(forgery.clone());
@@ -100,6 +116,11 @@ impl Hostile {
             Order::Interrupt(role, times) => {
                 for place in self.with_role(role) {
                     (0..times).for_each(|_| place.proxy.interrupt());
+                }
+            }
+            Order::Poke(object, offset, bytes) => {
+                if let (Some(rings), Some(memory)) = (&self.rings, &self.memory) {
+                    rings.poke(memory, object, offset, &bytes);
                 }
             }
             Order::Config(Config::Fill(byte)) => self.config.fill(byte),
@@ -114,12 +135,22 @@ impl Hostile {
             Order::Honest => {
                 self.rules.clear();
                 self.places.values_mut().for_each(|place| place.forgeries.clear());
+                self.rings.iter_mut().for_each(Rings::end_forgeries);
                 self.config = self.engine.config_space();
             }
         }
     }
 
-    fn role(limits: &Limits, index: u16) -> Role {
+    fn role(limits: &Limits, rings: bool, index: u16) -> Role {
+        if rings {
+            let vectors = limits.comp_vectors;
+            return match index {
+                0 => Role::Control,
+                _ if index <= vectors => Role::CompletionEvent,
+                _ if index == 1 + vectors => Role::Doorbell,
+                _ => Role::Event,
+            };
+        }
         let first_sq = 1 + limits.max_cq;
         match index {
             0 => Role::Control,
@@ -131,9 +162,9 @@ impl Hostile {
     }
 
     fn with_role(&mut self, role: Role) -> impl Iterator<Item = &mut Place> {
-        let limits = &self.limits;
+        let (limits, rings) = (&self.limits, self.rings.is_some());
         let places = self.places.iter_mut();
-        places.filter(move |(i, _)| Self::role(limits, **i) == role).map(|(_, place)| place)
+        places.filter(move |(i, _)| Self::role(limits, rings, **i) == role).map(|(_, place)| place)
     }
 
     /// Moves buffers in and out once; whether there may be more to move, and what the engine waits
@@ -142,8 +173,11 @@ impl Hostile {
     /// Commands come in before the work requests that were posted before them, and go out after
     /// the buffers that they make the device return.
     pub fn turn(&mut self) -> (bool, Next) {
-        let mut moved = false;
-        for (index, place) in &mut self.places {
+        let answers = self.commands();
+        let mut moved = !answers.is_empty();
+        // A guest with rings: its commands are done already.
+        let first = usize::from(self.rings.is_some());
+        for (index, place) in self.places.iter_mut().skip(first) {
             match place.proxy.forward() {
                 Ok(true) => {
                     self.engine.kick(*index);
@@ -154,25 +188,126 @@ impl Hostile {
             }
         }
         let next = self.engine.run(BUDGET);
+        let waiting = self.pass_rings();
         let mut places = std::mem::take(&mut self.places);
         for (index, place) in places.iter_mut().rev() {
-            match self.give_back(Self::role(&self.limits, *index), place) {
+            let role = Self::role(&self.limits, self.rings.is_some(), *index);
+            let done = match role {
+                Role::Control => self.answer(place, &answers),
+                Role::CompletionEvent => self.tell(*index - 1, place),
+                _ => Ok(false),
+            };
+            match done.and_then(|done| Ok(done | self.give_back(role, place)?)) {
                 Ok(gave) => moved |= gave,
                 Err(error) => tracing::warn!(index, %error, "giving buffers back"),
             }
         }
         self.places = places;
-        (moved || next == Next::Busy, next)
+        if moved || next == Next::Busy || self.engine.arm() {
+            return (true, next);
+        }
+        let soon = Instant::now() + PATIENCE;
+        match next {
+            Next::At(time) if waiting => (false, Next::At(time.min(soon))),
+            _ if waiting => (false, Next::At(soon)),
+            _ => (false, next),
+        }
+    }
+
+    /// Does the commands of a guest with rings; the replies go back later.
+    fn commands(&mut self) -> Vec<(Chain, u32)> {
+        let mut answers = Vec::new();
+        let (Some(rings), Some(memory), Some(place)) =
+            (&mut self.rings, &self.memory, self.places.get_mut(&0))
+        else {
+            return answers;
+        };
+        loop {
+            let chain = match place.proxy.take() {
+                Ok(Some(chain)) => chain,
+                Ok(None) => return answers,
+                Err(error) => {
+                    tracing::debug!(%error, "taking commands");
+                    return answers;
+                }
+            };
+            let mut request = vec![0; chain.readable_len()];
+            let mut reply = vec![0; chain.writable_len()];
+            let read = chain.read(&mut request).unwrap_or(0);
+            let written = rings.command(&self.engine, memory, &request[..read], &mut reply);
+            let written = chain.write(&reply[..written]).unwrap_or(0);
+            answers.push((chain, written));
+        }
+    }
+
+    /// Passes CQEs on to rings; whether any have to wait.
+    fn pass_rings(&mut self) -> bool {
+        let Some(mut rings) = self.rings.take() else { return false };
+        rings.pass(|cqn| {
+            self.rule_for(Role::Cq, |rule| rule.cqn.is_none_or(|wanted| wanted == cqn))
+        });
+        let waiting = rings.is_waiting();
+        self.rings = Some(rings);
+        waiting
+    }
+
+    /// Gives the replies of commands back.
+    fn answer(
+        &mut self,
+        place: &mut Place,
+        answers: &[(Chain, u32)],
+    ) -> Result<bool, memory::MemoryError> {
+        for (chain, written) in answers {
+            self.give(Role::Control, place, chain, *written)?;
+        }
+        if !answers.is_empty() {
+            place.proxy.interrupt();
+        }
+        Ok(!answers.is_empty())
+    }
+
+    /// Tells the guest of completions in rings, as far as there are buffers.
+    fn tell(&mut self, vector: u16, place: &mut Place) -> Result<bool, memory::MemoryError> {
+        let Some(mut rings) = self.rings.take() else { return Ok(false) };
+        let mut told = Vec::new();
+        for (cqn, due) in rings.due(vector) {
+            let Some(chain) = place.proxy.steal()? else { break };
+            let event = [cqn.to_le_bytes(), [0; 4]].concat();
+            told.push((chain.write(&event)?, chain));
+            *due = false;
+        }
+        self.rings = Some(rings);
+        for (written, chain) in &told {
+            self.give(Role::CompletionEvent, place, chain, *written)?;
+        }
+        if !told.is_empty() {
+            place.proxy.interrupt();
+        }
+        Ok(!told.is_empty())
+    }
+
+    /// Gives one buffer back, as the rules say.
+    fn give(
+        &mut self,
+        role: Role,
+        place: &mut Place,
+        chain: &Chain,
+        written: u32,
+    ) -> Result<(), memory::MemoryError> {
+        let mut command = [0];
+        let read = chain.read(&mut command);
+        let is_it = |wanted| read == Ok(1) && command[0] == wanted;
+        match self.rule_for(role, |rule| rule.command.is_none_or(is_it)) {
+            Some(rule) => self.spoil(&rule, place, chain, written),
+            None => place.proxy.push(chain.head.into(), written),
+        }
     }
 
     fn give_back(&mut self, role: Role, place: &mut Place) -> Result<bool, memory::MemoryError> {
         let mut moved = false;
         while let Some((chain, written)) = place.proxy.next_used()? {
             moved = true;
-            match self.rule_for(role, &chain) {
-                Some(rule) => self.spoil(&rule, place, &chain, written)?,
-                None => place.proxy.push(chain.head.into(), written)?,
-            }
+            self.give(role, place, &chain, written)?;
         }
         let forged = Self::forge(place)?;
         if forged {
@@ -182,14 +317,9 @@ impl Hostile {
         Ok(moved || forged)
     }
 
-    /// The rule that holds for a buffer, which is then used up by one.
-    fn rule_for(&mut self, role: Role, chain: &Chain) -> Option<Rule> {
-        let mut command = [0];
-        let read = chain.read(&mut command);
-        let holds = |rule: &&mut Rule| {
-            let this = rule.command.is_none_or(|wanted| read == Ok(1) && command[0] == wanted);
-            rule.role == role && rule.times > 0 && this
-        };
+    /// The rule that holds for a buffer, or a CQE in a ring, which is then used up by one.
+    fn rule_for(&mut self, role: Role, here: impl Fn(&Rule) -> bool) -> Option<Rule> {
+        let holds = |rule: &&mut Rule| rule.role == role && rule.times > 0 && here(rule);
         let rule = self.rules.iter_mut().find(holds)?;
         rule.times -= 1;
         self.hits += 1;
@@ -251,7 +381,7 @@ impl Hostile {
     fn with_shadow(&self, memory: &GuestMemory) -> Result<GuestMemory, String> {
         let region = Region {
             guest_addr: SHADOW,
-            len: STRIDE * u64::from(self.engine.queue_count()),
+            len: shadow_len(&self.engine, &self.limits),
             fd: self.shadow.as_fd(),
             offset: 0,
             writable: true,
@@ -275,6 +405,14 @@ impl Hostile {
         Ok(())
     }
 
+    /// What driver and device agreed on.
+    fn agree(&mut self, features: u64) {
+        self.engine.set_driver_features(features);
+        let base = SHADOW + queues_len(&self.engine);
+        let rings = features & self.engine.features() & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        self.rings = rings.then(|| Rings::new(self.limits.clone(), base));
+    }
+
     fn begin(&mut self, memory: &GuestMemory) -> Result<(), String> {
         let memory = self.with_shadow(memory)?;
         self.engine.start(&memory, []);
@@ -288,6 +426,7 @@ impl Hostile {
             self.events.remove(&kick);
         }
         self.places.clear();
+        self.rings.iter_mut().for_each(Rings::clear);
         self.engine.reset();
         self.memory = None;
     }
@@ -297,11 +436,22 @@ impl Hostile {
         match self.with_shadow(memory) {
             Ok(memory) => {
                 self.engine.set_memory(&memory);
+                self.rings.iter_mut().for_each(|rings| rings.set_memory(&memory));
                 self.memory = Some(memory);
             }
             Err(error) => tracing::warn!(error, "a change of memory"),
         }
     }
+}
+
+/// Bytes of the engine's virtqueues.
+fn queues_len(engine: &Device) -> u64 {
+    STRIDE * u64::from(engine.queue_count())
+}
+
+/// Bytes of the memory that the engine sees and the guest does not.
+fn shadow_len(engine: &Device, limits: &Limits) -> u64 {
+    queues_len(engine) + SLOT * u64::from(limits.ring_cq)
 }
 
 struct VhostUserSignal(Arc<vhost_user::Signal>);
@@ -314,7 +464,7 @@ impl engine::Signal for VhostUserSignal {
 
 impl vhost_user::Backend for Hostile {
     fn set_features(&mut self, features: u64) {
-        self.engine.set_driver_features(features);
+        self.agree(features);
     }
 
     fn features(&self) -> u64 {
@@ -374,7 +524,8 @@ impl vfio_user::Backend for Hostile {
     }
 
     fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
-        let vfio_user::Setup { memory, queues, .. } = setup;
+        let vfio_user::Setup { features, memory, queues } = setup;
+        self.agree(features);
         self.begin(&memory)?;
         for (index, queue) in (0..).zip(queues) {
             let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {

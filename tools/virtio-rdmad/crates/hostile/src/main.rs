@@ -10,6 +10,7 @@
 mod device;
 mod events;
 mod proxy;
+mod rings;
 mod rule;
 
 use std::io::{BufRead, BufReader, Write};
@@ -41,6 +42,10 @@ struct Options {
     /// MAC address of the guest's network interface.
     #[arg(long, value_parser = parse_mac)]
     mac: Option<Mac>,
+
+    /// Does not offer rings.
+    #[arg(long)]
+    no_rings: bool,
 
     /// Socket on which it takes orders.
     #[arg(long)]
@@ -126,8 +131,9 @@ impl Process {
         let events = Arc::new(Events::new()?);
         let is_vfio = vfio_user.is_some();
         let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
+        let limits = Limits { ring_qp: 95, ring_cq: 64, ring_wr: 1024, ring_cqe: 4096, ..limits };
         let mac = options.mac.map(|Mac(mac)| mac);
-        let device = Hostile::new(limits, mac, events.clone())?;
+        let device = Hostile::new(limits, mac, !options.no_rings, events.clone())?;
         let (signals, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
         signal_hook::low_level::pipe::register(SIGINT, write)?;

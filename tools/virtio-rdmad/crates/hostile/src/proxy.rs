@@ -108,6 +108,11 @@ impl Proxy {
         Ok((proxy, engine, wanted))
     }
 
+    /// Takes a buffer that the driver made available and that the engine is not to see.
+    pub fn take(&mut self) -> Result<Option<Chain>, RingError> {
+        self.guest.pop()
+    }
+
     /// Passes on what the driver made available, and says whether that was anything.
     pub fn forward(&mut self) -> Result<bool, RingError> {
         let mut moved = false;

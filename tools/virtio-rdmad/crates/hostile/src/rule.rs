@@ -7,10 +7,15 @@
 //! | `{"forge": QUEUE, "bytes": HEX, "used": N, "times": N}` | buffers filled out of nothing |
 //! | `{"interrupt": QUEUE, "times": N}` | interrupts without a cause |
 //! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | the configuration space |
+//! | `{"poke": "qp" or "cq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings |
 //! | `{"needs_reset": true}` | DEVICE_NEEDS_RESET, where the transport has it |
 //! | `{"honest": true}` | an end of all this, but for what has happened |
 //!
-//! QUEUE is "control", "cq", "sq", "rq" or "event" and means all queues of that kind.
+//! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means
+//! all queues of that kind. A CQ in a ring has no buffers: there, the CQE itself is spoilt, in one CQ alone
+//! if there is a `cqn`, an `id` and
+//! a used length mean nothing, `jump` goes over places, and CQEs that say nothing of their `lap` have
+//! the right one. Send and receive rings have nothing to spoil but their heads.
 
 use serde_json::Value;
 
@@ -27,6 +32,19 @@ pub enum Role {
     Rq,
     /// The event queue.
     Event,
+    /// A queue of completion events.
+    CompletionEvent,
+    /// The doorbell queue.
+    Doorbell,
+}
+
+/// What has rings.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Object {
+    /// CQs.
+    Cq,
+    /// QPs.
+    Qp,
 }
 
 /// Buffers filled out of nothing.
@@ -47,6 +65,8 @@ pub struct Rule {
     pub role: Role,
     /// Of the control queue: the replies to which command.
     pub command: Option<u8>,
+    /// Of CQs in rings: of which one.
+    pub cqn: Option<u32>,
     /// How many buffers are still to be spoilt.
     pub times: u64,
     /// Bytes to write into them, each with its offset.
@@ -74,6 +94,8 @@ pub enum Order {
     Forge(Role, Forgery),
     /// At once.
     Interrupt(Role, u64),
+    /// At once: bytes, and where in a head they go.
+    Poke(Object, u64, Vec<u8>),
     /// From now on: a value for each byte, by offset.
     Config(Config),
     /// At once.
@@ -106,6 +128,10 @@ impl Order {
         if let Some(queue) = value.get("interrupt") {
             return Ok(Self::Interrupt(role(queue)?, number(&value, "times")?.unwrap_or(1)));
         }
+        if let Some(object) = value.get("poke") {
+            let offset = number(&value, "at")?.ok_or("no place to poke")?;
+            return Ok(Self::Poke(self::object(object)?, offset, hex(value.get("bytes"))?));
+        }
         if let Some(what) = value.get("config") {
             return config(what).map(Self::Config);
         }
@@ -115,7 +141,7 @@ impl Order {
         if value.get("honest").is_some() {
             return Ok(Self::Honest);
         }
-        Err("none of on, forge, interrupt, config, needs_reset, honest".to_owned())
+        Err("none of on, forge, interrupt, poke, config, needs_reset, honest".to_owned())
     }
 }
 
@@ -126,7 +152,17 @@ fn role(value: &Value) -> Result<Role, String> {
         Some("sq") => Ok(Role::Sq),
         Some("rq") => Ok(Role::Rq),
         Some("event") => Ok(Role::Event),
+        Some("comp") => Ok(Role::CompletionEvent),
+        Some("doorbell") => Ok(Role::Doorbell),
         _ => Err(format!("no queue is called {value}")),
+    }
+}
+
+fn object(value: &Value) -> Result<Object, String> {
+    match value.as_str() {
+        Some("cq") => Ok(Object::Cq),
+        Some("qp") => Ok(Object::Qp),
+        _ => Err(format!("no object with rings is called {value}")),
     }
 }
 
@@ -162,6 +198,7 @@ fn rule(role: Role, value: &Value) -> Result<Rule, String> {
     Ok(Rule {
         role,
         command: number(value, "command")?,
+        cqn: number(value, "cqn")?,
         times: number(value, "times")?.unwrap_or(1),
         write: list(value, "write", patch)?,
         used: number(value, "used")?,
@@ -208,6 +245,8 @@ mod tests {
             r#"{"on": "cq", "used": -1}"#,
             r#"{"on": "cq", "write": [[0, "f"]]}"#,
             r#"{"forge": "event"}"#,
+            r#"{"poke": "mr", "at": 0, "bytes": "00"}"#,
+            r#"{"poke": "qp", "bytes": "00"}"#,
         ] {
             assert!(Order::parse(wrong).is_err(), "{wrong}");
         }
