@@ -86,7 +86,7 @@ fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 	@set -e; for target in $(F); do \
 		$(device)/fuzz/corpus/pack -u $$target $(build)/fuzz/$$target; \
 		($(fuzz_cargo) cargo run --release --locked --bin $$target -- $(if $(INPUT),$(abspath $(INPUT)), \
-			-max_total_time=$(S) -timeout=20 -print_final_stats=1 \
+			-max_total_time=$(S) -timeout=120 -print_final_stats=1 \
 			-artifact_prefix=$(build)/fuzz/$$target- $(build)/fuzz/$$target)); \
 	done
 

@@ -67,7 +67,7 @@ class Host:
                 subprocess.run(["corpus/pack", "-u", target, corpus], cwd=package, check=True)
                 passed = self.command(f"fuzz: {target}", [
                     "cargo", "run", "--release", "--locked", "--bin", target, "--", f"-runs={runs}", "-seed=1",
-                    "-timeout=20", f"-artifact_prefix={found}/{target}-", corpus], package, env)
+                    "-timeout=120", f"-artifact_prefix={found}/{target}-", corpus], package, env)
             if not passed:
                 self.report.note(f"The input is named above; again: make fuzz F={target} INPUT=build/fuzz/{target}-...")
 

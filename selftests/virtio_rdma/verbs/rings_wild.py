@@ -6,6 +6,7 @@ its GID, and what a victim has told of itself. It ends with status 0 when it
 is through, whatever became of its QPs.
 """
 
+import errno
 import json
 import mmap
 import os
@@ -91,12 +92,10 @@ class Program:
         self.rng = random.Random(order["seed"])
         self.verbs = uverbs.Uverbs(order["device"])
         self.pd = self.verbs.alloc_pd()
-        self.cq_memory = zeros(CQ_HEAD + CQ_DEPTH * CQE)
-        self.cq, _ = self.verbs.create_cq(CQ_DEPTH, self.cq_request(self.cq_memory))
         self.data = zeros(MEMORY)
         self.lkey, self.rkey = self.verbs.reg_mr(self.pd, address(self.data), MEMORY)
-        self.qps = [Qp(self), Qp(self)]
-        self.connect()
+        self.qps = []
+        self.renew(CQ_DEPTH)
 
     @staticmethod
     def cq_request(memory):
@@ -106,11 +105,26 @@ class Program:
         for qp, peer in zip(self.qps, self.qps[::-1]):
             qp.connect(peer.number)
 
-    def again(self):
-        """Everything as at the beginning, but for the CQ, which may be beyond help."""
+    def renew(self, depth):
+        """Another CQ, and other QPs."""
         for qp in self.qps:
-            qp.reset()
+            self.verbs.destroy_qp(qp.handle)
+        self.cq_memory = zeros(CQ_HEAD + depth * CQE)
+        self.cq, _ = self.verbs.create_cq(depth, self.cq_request(self.cq_memory))
+        self.qps = [Qp(self), Qp(self)]
         self.connect()
+
+    def again(self):
+        """Everything as at the beginning."""
+        try:
+            for qp in self.qps:
+                qp.reset()
+            self.connect()
+        except OSError as error:
+            # The CQ has overflowed, and took its QPs along.
+            if error.errno != errno.EPROTO:
+                raise
+            self.renew(CQ_DEPTH)
 
     def rounds(self):
         return range(self.order["rounds"])
@@ -276,11 +290,7 @@ def overflow(program):
     for _ in range(max(2, program.order["rounds"] // 40)):
         for _ in range(2 * CQ_DEPTH // 16 + 2):
             work(program)
-        memory = zeros(CQ_HEAD + 4 * CQE)
-        program.cq, _ = program.verbs.create_cq(4, program.cq_request(memory))
-        program.cq_memory = memory
-        program.qps = [Qp(program), Qp(program)]
-        program.connect()
+        program.renew(4)
 
 
 def memory_goes(program):
