@@ -145,7 +145,9 @@ class Pair:
         if one * FEWEST * point.qps > self.hang_seconds / 2:
             raise Refused(f"too slow: a message takes about {one:.1f} s")
         most = MOST_LAT if point.program.endswith("_lat") else MOST_BW
-        return max(FEWEST, min(most, int(seconds / max(one, 1e-9) / point.qps)))
+        count = max(FEWEST, min(most, int(seconds / max(one, 1e-9) / point.qps)))
+        # perftest wants whole lists.
+        return -(-count // point.list) * point.list
 
     def columns(self, argv, size):
         """The result line of perftest without size and iterations."""

@@ -33,6 +33,7 @@ class Point:
     tool: its name there. kind: who runs it ("perftest", "objects", "cm", "idle"; "core" comes with another figure). size: bytes of a message or a
     registration. arguments: beyond device, size and count. limit: tool of the limit with the same unit, or "";
     tcp: whether TCP does the same. goal: repeated until there is a median. longer: of the usual time.
+    list: work requests a post.
     vmms: the guests
     on which it is measured; quick: those of a short run.
     """
@@ -48,6 +49,7 @@ class Point:
     tcp: str = ""
     goal: bool = False
     longer: float = 1
+    list: int = 1
     quick: tuple = ()
     vmms: tuple = VMMS
 
@@ -103,7 +105,7 @@ def rates():
             yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, qps, kind="core", goal=goal,
                         quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
         # Many work requests a post: what the device does when the program costs less.
-        yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"))
+        yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"), list=16)
 
 
 def objects():
