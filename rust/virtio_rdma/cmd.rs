@@ -206,8 +206,26 @@ pub(crate) struct ControlQueue {
     freed: CondVar,
 }
 
-/// The device has failed: it did not reply, or the transport broke.
-pub(crate) struct Failed;
+/// How a command came to have no reply: the device has failed.
+pub(crate) enum Failed {
+    /// The transport broke the queue: the device was taken away, or the machine goes down.
+    Broken,
+    /// The device did not reply in time.
+    Silent,
+    /// It did, and no interrupt told of that.
+    Untold,
+}
+
+impl Failed {
+    /// For the log.
+    pub(crate) fn why(&self) -> &'static str {
+        match self {
+            Failed::Broken => "its control queue is broken",
+            Failed::Silent => "a command has no reply",
+            Failed::Untold => "a command's reply came without an interrupt",
+        }
+    }
+}
 
 impl ControlQueue {
     /// Allocates what the queue of a device needs that notifies of `cqs` CQs by command. May sleep.
@@ -319,7 +337,11 @@ impl ControlQueue {
         let result = self
             .acquire()
             .and_then(|slot| {
-                self.transact(slot, C::OPCODE as u8, request.as_bytes(), failed)?;
+                self.transact(slot, C::OPCODE as u8, request.as_bytes(), stats)
+                    .or_else(|why| {
+                        failed(why);
+                        Err(EIO)
+                    })?;
                 let result = self.collect(slot, stats, reply.as_bytes_mut());
                 self.release(slot);
                 result
@@ -350,32 +372,37 @@ impl ControlQueue {
 
     /// Sends a request and waits until its slot has the reply. A slot whose reply did not come
     /// stays the device's.
-    fn transact(
-        &self,
-        slot: u32,
-        opcode: u8,
-        request: &[u8],
-        failed: impl FnOnce(Failed),
-    ) -> Result {
-        let reply = self.replies.get(slot as usize).ok_or(EINVAL)?;
+    fn transact(&self, slot: u32, opcode: u8, request: &[u8], stats: &Stats) -> Result<(), Failed> {
+        let reply = self.replies.get(slot as usize).ok_or(Failed::Broken)?;
 
         reply.reinit();
-        if self.send(slot, opcode, request).is_err() {
-            failed(Failed);
-            return Err(EIO);
-        }
+        self.send(slot, opcode, request)
+            .map_err(|_| Failed::Broken)?;
         let mut waited = Duration::ZERO;
         while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
             waited += LIVENESS;
-            if waited >= timeout() || self.transport_is_broken() {
-                failed(Failed);
-                return Err(EIO);
+            if self.transport_is_broken() {
+                return Err(Failed::Broken);
+            }
+            if waited >= timeout() {
+                return Err(self.silence(slot, stats));
             }
         }
         if matches!(self.state(slot), State::Replied(_)) {
             Ok(())
         } else {
-            Err(EIO)
+            Err(Failed::Silent)
+        }
+    }
+
+    /// Whether the reply that nobody told of is there.
+    fn silence(&self, slot: u32, stats: &Stats) -> Failed {
+        // Its errors are those of a queue that is broken, which is known then.
+        let _ = self.interrupt(stats);
+        if matches!(self.state(slot), State::Replied(_)) {
+            Failed::Untold
+        } else {
+            Failed::Silent
         }
     }
 

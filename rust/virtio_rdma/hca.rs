@@ -392,9 +392,8 @@ impl Hca {
     ///
     /// The error behind the status of the reply, or `EIO`.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
-        self.control.execute::<C>(&self.stats, request, |_| {
-            self.fail("a command has no reply")
-        })
+        self.control
+            .execute::<C>(&self.stats, request, |failed| self.fail(failed.why()))
     }
 
     /// Executes a command that destroys an object. Sleeps.
