@@ -286,8 +286,11 @@ def config_without_objects(_rng):
 def config_with_queues_that_do_not_exist(_rng):
     if not VFIO:
         raise ktap.Skip("user-mode Linux itself warns about it")
-    config("cannot set up", [MAX_QP, u32(100)])
-    config("cannot set up", [MAX_CQ, u32(1000)])
+    if RINGS:
+        config("cannot set up", [COMP_VECTORS, u32(100)])
+    else:
+        config("cannot set up", [MAX_QP, u32(100)])
+        config("cannot set up", [MAX_CQ, u32(1000)])
 
 
 def config_with_huge_queues(_rng):
