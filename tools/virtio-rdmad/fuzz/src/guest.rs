@@ -52,7 +52,7 @@ const CQS: u16 = 3;
 /// then come those of doorbells and of events.
 pub const VECTORS: u16 = 2;
 /// Bytes of one ring with its descriptor table.
-const RING_BYTES: u64 = 0x400;
+pub const RING_BYTES: u64 = 0x400;
 const AVAIL: u64 = 0x200;
 const USED: u64 = 0x280;
 /// Flags of a descriptor.

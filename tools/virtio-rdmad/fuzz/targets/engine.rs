@@ -26,8 +26,8 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
 use fuzz::{
-    command, modify, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING, RING_PAGES,
-    SCRATCH, WINDOW,
+    command, modify, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING, RING_BYTES,
+    RING_PAGES, SCRATCH, WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -280,6 +280,20 @@ impl World {
         Self { clock, kind, a, b, ends, posted, wr_id: 0, kept, exposed: false }
     }
 
+    /// If so, the device may write anywhere in the first guest's memory, for all that is known, its
+    /// virtqueues too.
+    fn expose(&mut self, exposed: bool) {
+        if exposed {
+            self.exposed = true;
+            self.a.queues.iter_mut().for_each(|queue| queue.wild = true);
+        }
+    }
+
+    /// Whether these bytes are those of one of the first guest's virtqueues.
+    fn hits_rings(&self, addr: u64, len: u64) -> bool {
+        addr < RING_BYTES * self.a.queues.len() as u64 && len != 0
+    }
+
     /// An address in or near memory.
     fn addr(program: &mut Program<'_>) -> u64 {
         let anchors = [
@@ -372,11 +386,11 @@ impl World {
         if program.u8() == 255 {
             bytes.truncate(program.u8().into());
         }
-        self.exposed |= match bytes.first().copied().map(u32::from) {
+        self.expose(match bytes.first().copied().map(u32::from) {
             Some(VIRTIO_RDMA_CMD_GET_DMA_MR) => true,
             Some(number) if names_memory(number) => bytes != right,
             _ => false,
-        };
+        });
         bytes
     }
 
@@ -442,7 +456,7 @@ impl World {
         let room = u32::from(program.u8()) + 1;
         if program.flag() {
             // The tables that it names may have been written over when the device reads them.
-            self.exposed |= bytes.first().is_some_and(|number| names_memory((*number).into()));
+            self.expose(bytes.first().is_some_and(|number| names_memory((*number).into())));
             self.a.add_request(&bytes, room);
             return;
         }
@@ -652,8 +666,11 @@ impl World {
             (addr, len, u16::from(program.u8() & 7), u16::from(program.u8() % 40))
         };
         let chain = [descriptor(), descriptor()];
-        // Indirect descriptors may say anything, and so may requests.
-        self.exposed |= queue == 0 || chain.iter().any(|(_, _, flags, _)| flags & 4 != 0);
+        // Indirect descriptors may say anything, and so may requests and rings that are written over.
+        let wild = |&(addr, len, flags, _): &_| {
+            flags & 4 != 0 || flags & 2 != 0 && self.hits_rings(addr, u32::into(len))
+        };
+        self.expose(queue == 0 || chain.iter().any(wild));
         self.a.add(queue, &chain, u32::MAX);
     }
 
@@ -663,12 +680,8 @@ impl World {
         let bytes = program.bytes(64);
         let len = bytes.len().min((WINDOW.end - at) as usize);
         self.a.store(at, &bytes[..len]);
-        for (base, queue) in (0..).step_by(0x400).zip(&mut self.a.queues) {
-            let hit = at < base + 0x400 && at + len as u64 > base;
-            queue.wild |= hit;
-            self.exposed |= hit;
-        }
-        self.exposed |= at < SCRATCH.end && at + len as u64 > SCRATCH.start;
+        let scratch = at < SCRATCH.end && at + len as u64 > SCRATCH.start;
+        self.expose(scratch || self.hits_rings(at, len as u64));
     }
 
     /// Other memory for the first guest: all, the first region alone, or none.
