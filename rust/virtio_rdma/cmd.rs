@@ -338,9 +338,9 @@ impl ControlQueue {
             .acquire()
             .and_then(|slot| {
                 self.transact(slot, C::OPCODE as u8, request.as_bytes(), stats)
-                    .or_else(|why| {
+                    .map_err(|why| {
                         failed(why);
-                        Err(EIO)
+                        EIO
                     })?;
                 let result = self.collect(slot, stats, reply.as_bytes_mut());
                 self.release(slot);
