@@ -102,7 +102,7 @@ class Pair:
             argv.append("--noPeak")
         if point.qps > 1:
             argv += ["-q", str(point.qps)]
-        with Observer(self.daemon) as observer:
+        with Observer(self.daemon if point.unit == plan.MPPS else None) as observer:
             columns = self.columns(argv, point.size)
         self.core_rate = observer.rate()
         if point.program.endswith("_lat"):

@@ -414,7 +414,7 @@ impl Shared {
             // Deregistration waits for whoever holds a region.
             turn.release();
         }
-        let given = turn.begin(*left);
+        let given = turn.begin(*left, service.active.len() <= 1);
         let visit = self.visit(queue, turn);
         turn.end();
         if queue == Queue::Doorbell {

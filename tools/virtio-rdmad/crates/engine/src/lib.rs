@@ -71,7 +71,7 @@ pub use state::QpState;
 pub use stats::{Counter, DeviceStatus, QpStatus};
 
 /// Bytes that are copied before other queues have their turn.
-pub const CHUNK: u64 = 64 << 10;
+pub const CHUNK: u64 = 128 << 10;
 
 /// A 16-byte global identifier, in network byte order.
 pub type Gid = [u8; 16];

@@ -203,33 +203,59 @@ impl Mr {
         (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
     }
 
-    /// The contiguous memory at `offset`: `len` bytes or fewer, at least one.
-    /// `extent` is where it was found last time, and where it is looked for first.
+    /// Where the region's byte `offset` is.
     #[inline]
-    fn chunk(&self, offset: u64, len: u64, extent: &mut usize) -> Option<Chunk<'_>> {
+    fn place(&self, offset: u64) -> Option<Place<'_>> {
         let extents = match &self.map {
-            Map::Dma(memory) => return memory.chunk(offset, len).ok(),
+            Map::Dma(memory) => return Some(Place::Dma { memory, addr: offset }),
             Map::Extents(extents) => extents,
         };
-        let (at, skip) = find(extents, *extent, offset)?;
-        *extent = at;
-        let slice = &extents[at].slice;
-        let have = slice.len() - skip;
-        slice.chunk(skip, usize::try_from(len).map_or(have, |len| have.min(len))).ok()
+        let at = match extents.first() {
+            Some(first) if first.skip(offset).is_some() => 0,
+            _ => extents.partition_point(|e| e.start <= offset).checked_sub(1)?,
+        };
+        let skip = extents[at].skip(offset)?;
+        Some(Place::Extents { extents: &extents[at..], skip })
     }
 }
 
-/// The extent with the region's byte `offset`, and where in it that is. It is
-/// looked for at `hint` first, then behind that, then everywhere.
-#[inline]
-fn find(extents: &[Extent], hint: usize, offset: u64) -> Option<(usize, usize)> {
-    for at in [hint, hint + 1] {
-        if let Some(skip) = extents.get(at).and_then(|e| e.skip(offset)) {
-            return Some((at, skip));
+/// A place in a region.
+enum Place<'a> {
+    /// An address of the guest.
+    Dma { memory: &'a GuestMemory, addr: u64 },
+    /// The byte `skip` of the first extent; the others follow it.
+    Extents { extents: &'a [Extent], skip: usize },
+}
+
+impl<'a> Place<'a> {
+    /// The contiguous memory here: `len` bytes or fewer, at least one. `None` where the guest has no
+    /// memory any more.
+    #[inline]
+    fn chunk(&self, len: u64) -> Option<Chunk<'a>> {
+        match *self {
+            Place::Dma { memory, addr } => memory.chunk(addr, len).ok(),
+            Place::Extents { extents, skip } => {
+                let slice = &extents.first()?.slice;
+                let have = slice.len() - skip;
+                slice.chunk(skip, usize::try_from(len).map_or(have, |len| have.min(len))).ok()
+            }
         }
     }
-    let at = extents.partition_point(|e| e.start <= offset).checked_sub(1)?;
-    Some((at, extents[at].skip(offset)?))
+
+    /// Goes on by as many bytes as a chunk from here had, or fewer.
+    #[inline]
+    fn advance(&mut self, bytes: usize) {
+        match self {
+            Place::Dma { addr, .. } => *addr += bytes as u64,
+            Place::Extents { extents, skip } => {
+                *skip += bytes;
+                if extents.first().is_some_and(|first| *skip >= first.slice.len()) {
+                    *extents = &extents[1..];
+                    *skip = 0;
+                }
+            }
+        }
+    }
 }
 
 /// Finds each range in this process.
@@ -397,35 +423,46 @@ impl KeyTable {
 
 /// A place in a list of mappings.
 struct Cursor<'a> {
-    view: View<'a>,
-    index: usize,
-    offset: u64,
-    /// Where in the region it is, as far as [`Mr::chunk`] knows.
-    extent: usize,
+    pins: &'a PinSet,
+    /// Those that follow the one that it is in.
+    mappings: &'a [Mapping],
+    place: Option<Place<'a>>,
+    /// Bytes to the end of the mapping.
+    left: u64,
 }
 
 impl<'a> Cursor<'a> {
     fn new(view: View<'a>) -> Self {
-        Self { view, index: 0, offset: 0, extent: 0 }
+        let mut cursor = Self { pins: view.pins, mappings: view.mappings, place: None, left: 0 };
+        cursor.enter();
+        cursor
+    }
+
+    /// Goes to the next mapping that is not empty.
+    fn enter(&mut self) {
+        while self.left == 0 {
+            let Some((mapping, rest)) = self.mappings.split_first() else { return };
+            self.mappings = rest;
+            self.place = self.pins.region(mapping).place(mapping.offset);
+            self.left = mapping.len;
+        }
     }
 
     /// The contiguous memory here, at most `len` bytes; `None` at the end, or
     /// where the guest has no memory any more.
     #[inline]
-    fn chunk(&mut self, len: u64) -> Option<Chunk<'a>> {
-        let mapping = self.view.mappings.get(self.index)?;
-        let len = len.min(mapping.len - self.offset);
-        let region = self.view.pins.region(mapping);
-        region.chunk(mapping.offset + self.offset, len, &mut self.extent)
+    fn chunk(&self, len: u64) -> Option<Chunk<'a>> {
+        self.place.as_ref()?.chunk(len.min(self.left))
     }
 
     #[inline]
-    fn advance(&mut self, bytes: u64) {
-        self.offset += bytes;
-        if self.view.mappings.get(self.index).is_some_and(|m| self.offset >= m.len) {
-            self.index += 1;
-            self.offset = 0;
-            self.extent = 0;
+    fn advance(&mut self, bytes: usize) {
+        self.left -= bytes as u64;
+        if let Some(place) = &mut self.place {
+            place.advance(bytes);
+        }
+        if self.left == 0 {
+            self.enter();
         }
     }
 }
@@ -462,10 +499,10 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
         // Only the end of a message is what programs poll.
         let is_last = source.len().min(target.len()) as u64 == left;
         let copied = if is_last { source.copy_to(target) } else { source.copy_part_to(target) };
-        let copied = copied.map_err(|_| Side::Target)? as u64;
+        let copied = copied.map_err(|_| Side::Target)?;
         from.advance(copied);
         to.advance(copied);
-        left -= copied;
+        left -= copied as u64;
     }
     Ok(total)
 }
@@ -478,7 +515,7 @@ pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
         let chunk = to.chunk(left.len() as u64).ok_or(Side::Target)?;
         let (now, rest) = left.split_at(chunk.len());
         chunk.write(now).map_err(|_| Side::Target)?;
-        to.advance(now.len() as u64);
+        to.advance(now.len());
         left = rest;
     }
     Ok(())
@@ -500,7 +537,8 @@ pub(crate) enum Atomic {
 
 /// Does an atomic operation on a mapped word and returns what was there.
 pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
-    let word = pins.region(target).chunk(target.offset, 8, &mut 0).ok_or(Side::Target)?;
+    let place = pins.region(target).place(target.offset);
+    let word = place.and_then(|place| place.chunk(8)).ok_or(Side::Target)?;
     match operation {
         Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
         Atomic::FetchAdd(add) => word.fetch_add_u64(add),

@@ -16,7 +16,10 @@ const BURST: u32 = 32;
 
 /// Bytes likewise. With [`crate::CHUNK`] it bounds how long a small message waits
 /// behind each queue that moves large ones.
-const BURST_BYTES: u64 = 2 * crate::CHUNK;
+const BURST_BYTES: u64 = crate::CHUNK;
+
+/// The same while no other queue of the guest is known to have work: about 10 us.
+const LONE_BURST_BYTES: u64 = 4 * crate::CHUNK;
 
 /// Counters that a turn adds to at its end: those of every message.
 const TALLIED: usize = Counter::DatagramBytes as usize + 1;
@@ -93,6 +96,7 @@ impl Outbox {
 pub(crate) struct Turn {
     left: u32,
     bytes: u64,
+    most_bytes: u64,
     /// Bytes since guests were told of completions.
     untold: u64,
     /// Regions of the device whose turn it is.
@@ -104,17 +108,19 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Begins a turn of at most `most` messages or chunks; returns how many.
-    pub fn begin(&mut self, most: u32) -> u32 {
+    /// Begins a turn of at most `most` messages or chunks, which may be longer if nobody else is
+    /// known to wait for one; returns how many.
+    pub fn begin(&mut self, most: u32, alone: bool) -> u32 {
         self.left = BURST.min(most);
         self.bytes = 0;
+        self.most_bytes = if alone { LONE_BURST_BYTES } else { BURST_BYTES };
         self.left
     }
 
     /// Whether the turn is over.
     #[inline]
     pub fn is_over(&self) -> bool {
-        self.left == 0 || self.bytes >= BURST_BYTES
+        self.left == 0 || self.bytes >= self.most_bytes
     }
 
     /// Counts a message or chunk of `bytes`.
