@@ -3,6 +3,7 @@
 
 import re
 import sys
+import time
 
 RESULT = re.compile(r"^(not )?ok (\d+)(?: -)? ?(.*?)\s*(?:# *(SKIP|XFAIL)\b *(.*))?$")
 
@@ -49,6 +50,7 @@ class Relay:
         self.planned = None
         self.seen = 0
         self.failed = 0
+        self.start = time.monotonic()
 
     def feed(self, text):
         *lines, self.rest = (self.rest + text).split("\n")
@@ -76,6 +78,7 @@ class Relay:
             self.report.note(f"{self.prefix}: {line[2:]}")
 
     def end(self, status):
+        """The program has ended; also says how long it took."""
         if self.rest:
             self.line(self.rest)
             self.rest = ""
@@ -84,6 +87,7 @@ class Relay:
                                f"{self.seen} of {self.planned} results", False)
         elif status not in (0, 4) and not self.failed:
             self.report.result(f"{self.prefix}: exit status {status}", False)
+        self.report.note(f"{self.prefix}: {time.monotonic() - self.start:.0f} s")
 
 
 def main_guard(function):
