@@ -287,7 +287,7 @@ def config_with_queues_that_do_not_exist(_rng):
     if not VFIO:
         raise ktap.Skip("user-mode Linux itself warns about it")
     if RINGS:
-        config("cannot set up", [COMP_VECTORS, u32(100)])
+        config("cannot set up", [COMP_VECTORS, u32(1000)])
     else:
         config("cannot set up", [MAX_QP, u32(100)])
         config("cannot set up", [MAX_CQ, u32(1000)])
