@@ -35,6 +35,8 @@ VIRTIO_ID_RDMA = 42
 # What a profile is taken of.
 PROFILED = (("ib_write_bw", 65536, 1), ("ib_write_rate", 64, 1), ("ib_read_lat", 2, 1))
 PROFILE_SECONDS = 3
+# Lines of a profile that the report keeps.
+SHARES = 6
 PERF_HZ = 997
 
 
@@ -68,8 +70,7 @@ class Phase:
             self.network.boot()
             self.bring_up()
             self.rounds()
-            if self.options.profile:
-                self.profile()
+            self.profile()
             self.rxe_alone()
             self.out_of_time()
             self.judge()
@@ -238,30 +239,54 @@ class Phase:
 
     # ---- profile
 
+    def profiled(self):
+        """Tools, sizes and QPs whose load is to be profiled: those of the goals that were missed, where no time was
+        saved, and what was asked for."""
+        missed = [goal["load"] for goal in self.found.goals() if goal["reached"] is False and goal["vmm"] == self.vmm]
+        asked = self.options.profile
+        chosen = (missed if asked or not self.options.quick else []) + (list(PROFILED) if asked else [])
+        return dict.fromkeys((tool.removesuffix(plan.CORE), size, qps) for tool, size, qps in chosen)
+
     def profile(self):
-        """perf of the device under the loads that the goals are about."""
+        """Where the time of all processors goes under the loads whose goals were missed."""
         path = self.paths[0]
-        for key in PROFILED:
+        for key in self.profiled() if os.environ.get("BENCH_ROOT") else ():
             point = next((point for point in self.points if point.key == key), None)
             if not point or path.path in self.broken:
                 continue
-            name = f"profile-{self.vmm}-{path.path}-{point.tool}-{point.size}"
+            name = f"profile-{self.vmm}-{path.path}-{point.tool}-{point.size}-{point.qps}"
             self.step(f"{self.vmm}: {name}")
             data = os.path.join(OUT, name + ".data")
-            perf = bench_root(["perf", "record", "-q", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data,
-                               "-p", str(self.network.daemon.pid)])
+            perf = bench_root(["perf", "record", "-q", "-a", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data])
             try:
                 path.measure(point, PROFILE_SECONDS)
             except (measure.Refused, guests.Failure) as error:
                 self.found.note(f"{name}: {error}")
             perf.send_signal(signal.SIGINT)
             _, errors = perf.communicate(timeout=self.hang_seconds)
-            text = bench_root(["perf", "report", "--stdio", "-q", "-F", "overhead,dso,symbol", "-i", data])
-            with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
-                file.write(text.communicate()[0])
-            if text.returncode or not os.path.getsize(file.name):
-                self.found.note(f"no profile: {measure.last_line(errors)}")
+            try:
+                self.found.profiles[key] = perf_shares(data)
+                with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
+                    file.write(perf_report(data, "overhead,comm,dso,symbol"))
+            except measure.Refused as error:
+                self.found.note(f"no profile: {error}: {measure.last_line(errors)}")
                 return
+
+
+def perf_report(data, fields, *options):
+    """What perf says of its data."""
+    report_of = bench_root(["perf", "report", "--stdio", "-q", "-F", fields, *options, "-i", data])
+    text, errors = report_of.communicate()
+    if report_of.returncode or not text.strip():
+        raise measure.Refused(f"perf report: {measure.last_line(errors)}")
+    return text
+
+
+def perf_shares(data):
+    """The largest shares of the processors' time: percent, thread, program or library."""
+    rows = (line.split(";") for line in perf_report(data, "overhead,comm,dso", "--field-separator=;").splitlines())
+    shares = [(float(row[0].strip().rstrip("%")), *(field.strip() for field in row[1:])) for row in rows if len(row) == 3]
+    return sorted(shares, reverse=True)[:SHARES]
 
 
 def offers_rings():

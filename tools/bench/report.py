@@ -51,6 +51,8 @@ class Report:
         self.rows = {}
         self.quick = quick
         self.notes = []
+        # Where the processors' time went under a load: percent, thread, program. By tool, size and QPs.
+        self.profiles = {}
         self.start = time.time()
         self.machine = machine()
 
@@ -77,11 +79,12 @@ class Report:
 
         def over(name, target, above, below, least=True):
             """A ratio of two rows; at least or at most the target."""
-            return self.goal(name, ours, target, self.ratio(above, below), least)
+            mine = above if above[1] == ours else below
+            return self.goal(name, mine, target, self.ratio(above, below), least)
 
         def figure(name, target, key, least):
             row = self.get(*key)
-            return self.goal(name, ours, target, row.value if row else None, least)
+            return self.goal(name, key, target, row.value if row else None, least)
 
         def at(tool, size, qps=1, path=ours):
             return ("uml", path, tool, size, qps)
@@ -112,13 +115,17 @@ class Report:
                            at("eventfd", 0, path="limit"), False))
         return result
 
-    @staticmethod
-    def goal(name, path, target, value, least):
+    def goal(self, name, key, target, value, least):
+        """One goal. key: the row of the load that it is about."""
+        vmm, path, *load = key
         reached = None if value is None else (value >= target if least else value <= target)
         # How much of the goal there is: 1 and more is reached.
         ratio = None if not value else round(value / target if least else target / value, 3)
-        return {"goal": name, "vmm": "uml", "path": path, "target": target, "at": "least" if least else "most",
-                "value": None if value is None else round(value, 4), "ratio": ratio, "reached": reached}
+        profile = self.profiles.get((load[0].removesuffix(plan.CORE), *load[1:]), []) if reached is False else []
+        return {"goal": name, "vmm": vmm, "path": path, "load": load, "target": target,
+                "at": "least" if least else "most", "value": None if value is None else round(value, 4),
+                "ratio": ratio, "reached": reached,
+                "profile": [{"percent": percent, "thread": thread, "in": where} for percent, thread, where in profile]}
 
     def ratio(self, above, below):
         """Of two rows: the median of the ratios of what was measured side by side."""
@@ -193,6 +200,9 @@ class Report:
             old = before.get("goal " + goal["goal"])
             lines.append(f"{goal['goal']:<50}{sign + ' ' + format(goal['target'], 'g'):>11}{value:>11} {word:>3}"
                          + (f"  {old:.3g}" if old else ""))
+            if goal["profile"]:
+                lines.append("    time of all processors: " + ", ".join(
+                    f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))
         lines.append(f"(path: {self.goals()[0]['path']})")
         return lines
 
