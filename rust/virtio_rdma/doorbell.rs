@@ -10,10 +10,7 @@
 
 use crate::{
     bindings,
-    dma::{
-        self,
-        Buffer, //
-    },
+    dma,
     sync::{
         new_irq_spinlock,
         IrqSpinLock, //
@@ -42,7 +39,6 @@ const RINGS: usize = 2;
 
 struct Inner {
     queue: Option<Queue>,
-    doorbells: Option<Buffer>,
     /// Buffers that the device does not have.
     free: KVec<u32>,
     /// Doorbells that found no buffer: bit `RINGS` * QPN + `Ring`.
@@ -67,7 +63,6 @@ impl DoorbellQueue {
     pub(crate) fn new(qps: u32) -> Result<impl PinInit<Self>> {
         let inner = Inner {
             queue: None,
-            doorbells: None,
             free: KVec::new(),
             pending: BitmapVec::new(qps as usize * RINGS, GFP_KERNEL)?,
             next: 0,
@@ -84,7 +79,7 @@ impl DoorbellQueue {
     /// `ENOMEM`.
     pub(crate) fn attach(&self, mut queue: Queue, dma: &dma::Device) -> Result {
         let size = queue.size();
-        let doorbells = dma.alloc(size as usize * DOORBELL_SIZE)?;
+        queue.set_memory(dma.alloc(size as usize * DOORBELL_SIZE)?)?;
         let mut free = KVec::with_capacity(size as usize, GFP_KERNEL)?;
         for buffer in 0..size {
             free.push(buffer, GFP_KERNEL)?;
@@ -93,12 +88,11 @@ impl DoorbellQueue {
 
         let mut inner = self.inner.lock();
         inner.free = free;
-        inner.doorbells = Some(doorbells);
         inner.queue = Some(queue);
         Ok(())
     }
 
-    /// Gives the queue up. The device must have been reset.
+    /// Gives the queue up.
     pub(crate) fn detach(&self) -> Option<Queue> {
         self.inner.lock().queue.take()
     }
@@ -150,9 +144,7 @@ impl Inner {
 
     /// Sends the doorbell with this number. There is a free buffer.
     fn send(&mut self, bit: usize) -> Result {
-        let (Some(queue), Some(doorbells)) = (&mut self.queue, &self.doorbells) else {
-            return Err(EIO);
-        };
+        let queue = self.queue.as_mut().ok_or(EIO)?;
         let buffer = self.free.pop().ok_or(EIO)?;
         let offset = buffer as usize * DOORBELL_SIZE;
         let doorbell = wire::Doorbell {
@@ -160,8 +152,8 @@ impl Inner {
             queue: ((bit % RINGS) as u32).to_le(),
         };
 
-        doorbells.write(offset, &doorbell)?;
-        queue.add_readable(doorbells.span(offset, DOORBELL_SIZE)?, buffer)?;
+        queue.memory()?.write(offset, &doorbell)?;
+        queue.add_readable(offset, DOORBELL_SIZE, buffer)?;
         queue.kick();
         Ok(())
     }

@@ -158,8 +158,7 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, Arc<ib::UnregisteredDevice<Hca>>, 
     })?;
     // From here on, the device has queues: it must be reset before they go.
     let stop = ScopeGuard::new(|| {
-        dev.reset();
-        hca.detach();
+        hca.detach(&dev.reset());
     });
     let dma = dev
         .dma_device(queues.first().ok_or(EINVAL)?)
@@ -219,7 +218,6 @@ impl virtio::Driver for VirtioRdma {
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
         let active = data.active.lock().take();
         drop(active);
-        dev.reset();
-        data.hca.detach();
+        data.hca.detach(&dev.reset());
     }
 }
