@@ -86,6 +86,9 @@ commands! {
     /// Creates an MR over all memory.
     GetDmaMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_GET_DMA_MR
         (bindings::virtio_rdma_cmd_get_dma_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Creates an MR for fast registration.
+    CreateMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_MR
+        (bindings::virtio_rdma_cmd_create_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Creates an MR over listed pages.
     RegUserMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REG_USER_MR
         (bindings::virtio_rdma_cmd_reg_user_mr) -> bindings::virtio_rdma_rsp_mr;

@@ -7,13 +7,24 @@
 use crate::{
     bindings,
     cmd,
+    dma::PAGE_SIZE,
     hca::Hca,
     ib,
-    region::Region, //
+    region::{
+        PageList,
+        Region, //
+    },
+    wire::Registration, //
 };
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
 };
 
 /// The access flags that an MR may have. Optional flags that the device does not know are dropped.
@@ -27,6 +38,9 @@ const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
     | bindings::VIRTIO_RDMA_ACCESS_HUGETLB;
 
+/// The low bits of a key, which are the consumer's.
+const KEY_BITS: u32 = 8;
+
 /// A memory region.
 pub(crate) struct Mr {
     hca: Arc<Hca>,
@@ -34,6 +48,15 @@ pub(crate) struct Mr {
     lkey: u32,
     rkey: u32,
     _region: Option<Region>,
+    fast: Option<FastReg>,
+}
+
+/// The pages of a region for fast registration.
+struct FastReg {
+    list: PageList,
+    max_pages: u32,
+    /// How many are set; its consumer lets nobody else map the region meanwhile.
+    num_pages: Atomic<u32>,
 }
 
 impl Mr {
@@ -44,7 +67,35 @@ impl Mr {
             lkey: u32::from_le(reply.lkey),
             rkey: u32::from_le(reply.rkey),
             _region: region,
+            fast: None,
         }
+    }
+
+    /// What a REG_MR of this region carries. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a region that is not for fast registration, a key of another one, or more bytes
+    /// than were mapped; `EOPNOTSUPP` for access flags that the driver does not know.
+    pub(crate) fn registration(&self, wr: &ib::FastReg<'_, Hca>) -> Result<Registration> {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        let offset = wr.iova % PAGE_SIZE as u64;
+        let npages = wr.length.saturating_add(offset).div_ceil(PAGE_SIZE as u64);
+        if wr.key >> KEY_BITS != self.rkey >> KEY_BITS
+            || wr.length == 0
+            || npages > u64::from(fast.num_pages.load(Relaxed))
+        {
+            return Err(EINVAL);
+        }
+        Ok(Registration {
+            mrn: self.mrn,
+            key: wr.key,
+            access: check_access(wr.access)?,
+            npages: npages as u32,
+            pages: fast.list.addr(),
+            iova: wr.iova,
+            length: wr.length,
+        })
     }
 }
 
@@ -92,6 +143,59 @@ impl ib::MemoryRegion<Hca> for Mr {
         };
         let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
         Ok(Self::new(hca, &reply, Some(region)))
+    }
+
+    fn alloc(pd: &ib::Pd<Hca>, max_pages: u32) -> Result<Self> {
+        let limit = pd.hca().config().fast_reg;
+        let limit = limit.ok_or(crate::errno::unsupported())?;
+        if !(1..=limit).contains(&max_pages) {
+            return Err(EINVAL);
+        }
+        let list = PageList::new(pd.hca(), max_pages as usize)?;
+        let request = bindings::virtio_rdma_cmd_create_mr {
+            pdn: pd.number().to_le(),
+            access_flags: 0,
+            max_num_sg: max_pages.to_le(),
+        };
+        let reply = pd.hca().execute::<cmd::CreateMr>(&request)?;
+
+        let fast = FastReg {
+            list,
+            max_pages,
+            num_pages: Atomic::new(0),
+        };
+        Ok(Self {
+            fast: Some(fast),
+            ..Self::new(pd.hca(), &reply, None)
+        })
+    }
+
+    fn begin_pages(&self) -> Result {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        fast.num_pages.store(0, Relaxed);
+        Ok(())
+    }
+
+    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        let end = addr.checked_add(len).ok_or(EINVAL)?;
+        let mut count = fast.num_pages.load(Relaxed);
+        // The list begins with the page of the first byte.
+        let mut page = if count == 0 {
+            addr.max(iova - iova % PAGE_SIZE as u64)
+        } else {
+            addr
+        };
+        while page < end {
+            if count == fast.max_pages {
+                return Err(ENOMEM);
+            }
+            fast.list.set(count as usize, page)?;
+            count += 1;
+            page += PAGE_SIZE as u64;
+        }
+        fast.num_pages.store(count, Relaxed);
+        Ok(())
     }
 
     fn dereg(&self) -> Result {

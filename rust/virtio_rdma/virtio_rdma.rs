@@ -186,6 +186,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_EVENTS,
         bindings::VIRTIO_RDMA_F_MAC,
         bindings::VIRTIO_RDMA_F_RINGS,
+        bindings::VIRTIO_RDMA_F_FAST_REG,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

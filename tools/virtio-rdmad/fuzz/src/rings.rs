@@ -93,7 +93,7 @@ impl Guest {
             reserved_0c: 0,
         };
         let (sq, rq) = (shape(0), shape(1));
-        virtio_rdma_cmd_create_ring_qp { base, reserved_44: 0, region, sq, rq, reserved: [0; 8] }
+        virtio_rdma_cmd_create_ring_qp { base, flags: 0, region, sq, rq, reserved: [0; 8] }
     }
 
     /// A CQ of this number has its ring on this page now.

@@ -12,9 +12,9 @@ use abi::{
     virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port, virtio_rdma_cmd_reg_user_mr,
     virtio_rdma_cmd_req_notify, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd,
     virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr, virtio_rdma_rsp_query_pkey,
-    virtio_rdma_rsp_query_port, VIRTIO_RDMA_GID_TYPE_ROCE, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
-    VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_SIGNAL_ALL_WR,
-    VIRTIO_RDMA_SIGNAL_REQ_WR,
+    virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_GID_TYPE_ROCE,
+    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP,
+    VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -89,10 +89,23 @@ impl Status {
 }
 
 /// A memory region as its guest knows it.
-struct MrEntry {
-    attributes: Attributes,
-    /// `None` while its memory is not in the guest's map.
-    live: Option<Arc<Mr>>,
+pub(crate) enum MrEntry {
+    /// Of GET_DMA_MR and REG_USER_MR.
+    Fixed {
+        /// What it is.
+        attributes: Attributes,
+        /// `None` while its memory is not in the guest's map.
+        live: Option<Arc<Mr>>,
+    },
+    /// Of CREATE_MR; the rest is in the table of keys.
+    FastReg {
+        /// A key with its upper 24 bits.
+        key: u32,
+        /// Its protection domain.
+        pdn: u32,
+        /// Extents that are set aside.
+        extents: usize,
+    },
 }
 
 /// What only control commands change.
@@ -131,6 +144,16 @@ impl Control {
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
         }
+    }
+
+    /// Fails if there is no such PD.
+    pub fn require_pd(&self, pdn: u32) -> Result<(), Status> {
+        self.pds.get(pdn).map(|_| ()).ok_or(Status::NoObject)
+    }
+
+    /// Gives a region its number.
+    pub fn insert_mr(&mut self, entry: MrEntry) -> Result<u32, Status> {
+        self.mrs.insert(entry).map_err(|_| Status::NoResource)
     }
 
     /// How many MRs and PDs there are.
@@ -238,6 +261,9 @@ impl Shared {
         if with_rings != self.has_rings() && (with_rings || without) {
             return Err(Status::Unsupported);
         }
+        if command == abi::VIRTIO_RDMA_CMD_CREATE_MR && !self.has(VIRTIO_RDMA_F_FAST_REG) {
+            return Err(Status::Unsupported);
+        }
         match command {
             abi::VIRTIO_RDMA_CMD_QUERY_PORT => {
                 exchange(request, reply, |request| self.query_port(&request))
@@ -254,6 +280,9 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_GET_DMA_MR => {
                 exchange(request, reply, |request| self.get_dma_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_MR => {
+                exchange(request, reply, |request| self.create_mr(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
                 exchange(request, reply, |request| self.reg_user_mr(control, &request))
@@ -294,7 +323,7 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 exchange(request, reply, |request| self.create_ring_qp(control, &request))
             }
-            // CREATE_MR and MAP_MR_SG among them: without MEM_MGT_EXTENSIONS.
+            // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
         }
     }
@@ -476,6 +505,12 @@ impl Shared {
         Ok(list)
     }
 
+    /// A key for a new region.
+    pub(crate) fn choose_key(&self, control: &Control) -> Result<u32, Status> {
+        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
+        read(&self.keys).choose_key(taken).ok_or(Status::Error)
+    }
+
     /// Gives a region its key and number.
     fn register(
         &self,
@@ -485,8 +520,7 @@ impl Shared {
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
-        let key = read(&self.keys).choose_key(taken).ok_or(Status::Error)?;
+        let key = self.choose_key(control)?;
         attributes.key = key;
         let pdn = attributes.pdn;
         let room = self.limits.max_extents.saturating_sub(control.extents);
@@ -495,8 +529,8 @@ impl Shared {
             ResolveError::TooManyExtents => Status::NoResource,
         })?;
         let mr = Arc::new(mr);
-        let entry = MrEntry { attributes, live: Some(Arc::clone(&mr)) };
-        let mrn = control.mrs.insert(entry).map_err(|_| Status::NoResource)?;
+        let entry = MrEntry::Fixed { attributes, live: Some(Arc::clone(&mr)) };
+        let mrn = control.insert_mr(entry)?;
         control.extents += mr.extents();
         write(&self.keys).insert(mr);
         use_pd(control, pdn);
@@ -508,14 +542,22 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_dereg_mr,
     ) -> Result<(), Status> {
-        let entry = control.mrs.remove(request.mrn).ok_or(Status::NoObject)?;
-        write(&self.keys).remove(entry.attributes.key);
-        control.invalid_keys.remove(&(entry.attributes.key >> 8));
-        if let Some(mr) = entry.live {
-            control.extents -= mr.extents();
+        let (pdn, live) = match control.mrs.remove(request.mrn).ok_or(Status::NoObject)? {
+            MrEntry::Fixed { attributes, live } => {
+                write(&self.keys).remove(attributes.key);
+                control.invalid_keys.remove(&(attributes.key >> 8));
+                control.extents -= live.as_ref().map_or(0, |mr| mr.extents());
+                (attributes.pdn, live)
+            }
+            MrEntry::FastReg { key, pdn, extents } => {
+                control.extents -= extents;
+                (pdn, write(&self.keys).remove_fast_reg(key))
+            }
+        };
+        if let Some(mr) = live {
             mr.retire();
         }
-        unuse_pd(control, entry.attributes.pdn);
+        unuse_pd(control, pdn);
         Ok(())
     }
 
@@ -524,16 +566,17 @@ impl Shared {
         control.memory = memory.clone();
         let max_extents = self.limits.max_extents;
         for entry in control.mrs.values_mut() {
-            let before = entry.live.take();
+            let MrEntry::Fixed { attributes, live } = entry else { continue };
+            let before = live.take();
             control.extents -= before.as_ref().map_or(0, |mr| mr.extents());
             let room = max_extents.saturating_sub(control.extents);
-            let key = entry.attributes.key;
-            if let Ok(mr) = Mr::new(memory, entry.attributes.clone(), room) {
+            let key = attributes.key;
+            if let Ok(mr) = Mr::new(memory, attributes.clone(), room) {
                 let mr = Arc::new(mr);
                 control.extents += mr.extents();
                 control.invalid_keys.remove(&(key >> 8));
                 write(&self.keys).insert(Arc::clone(&mr));
-                entry.live = Some(mr);
+                *live = Some(mr);
             } else {
                 write(&self.keys).remove(key);
                 control.invalid_keys.insert(key >> 8);
@@ -542,13 +585,16 @@ impl Shared {
                 mr.retire();
             }
         }
+        let before = write(&self.keys).remap_fast_regs(memory);
+        before.iter().for_each(|mr| mr.retire());
     }
 
     /// Ends all regions and PDs, and forgets the guest's memory.
     pub(crate) fn remove_all(&self, control: &mut Control) {
-        write(&self.keys).clear();
+        let valid = write(&self.keys).clear();
+        valid.iter().for_each(|mr| mr.retire());
         for entry in control.mrs.values_mut() {
-            if let Some(mr) = entry.live.take() {
+            if let MrEntry::Fixed { live: Some(mr), .. } = entry {
                 mr.retire();
             }
         }
@@ -601,6 +647,8 @@ impl Shared {
             max_send_sge: request.max_send_sge as usize,
             max_recv_sge: request.max_recv_sge as usize,
             max_inline: request.max_inline_data as usize,
+            // Virtqueues are written by the kernel alone.
+            privileged: !self.has_rings(),
         })
     }
 
@@ -779,7 +827,7 @@ fn destroy_pd(control: &mut Control, request: &virtio_rdma_cmd_destroy_pd) -> Re
     }
 }
 
-fn use_pd(control: &mut Control, pdn: u32) {
+pub(crate) fn use_pd(control: &mut Control, pdn: u32) {
     if let Some(users) = control.pds.get_mut(pdn) {
         *users += 1;
     }

@@ -6,6 +6,7 @@
 mod control;
 mod datagram;
 mod driver;
+mod fast_reg;
 mod hostile;
 mod random;
 mod rate;
