@@ -89,6 +89,8 @@ pub(crate) struct Config {
     pub(crate) max_mr: u32,
     /// Pages of a fast registration; `None` if there is none.
     pub(crate) fast_reg: Option<u32>,
+    /// Whether MRs can be registered anew.
+    pub(crate) rereg_mr: bool,
     /// Number of PDs.
     pub(crate) max_pd: u32,
     /// READs and atomics that a QP serves.
@@ -166,6 +168,7 @@ impl Config {
                 .then(|| field!(dev, max_fast_reg_page_list_len: u32))
                 .filter(|pages| *pages != 0)
                 .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
+            rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),

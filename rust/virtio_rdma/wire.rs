@@ -63,6 +63,7 @@ wire! {
     virtio_rdma_rsp_mr: 12,
     virtio_rdma_cmd_create_mr: 12,
     virtio_rdma_cmd_reg_user_mr: 48,
+    virtio_rdma_cmd_rereg_mr: 56,
     virtio_rdma_cmd_dereg_mr: 4,
     virtio_rdma_cmd_create_qp: 68,
     virtio_rdma_rsp_create_qp: 4,

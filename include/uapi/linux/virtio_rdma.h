@@ -45,6 +45,8 @@
  * SEND_WITH_INV and RDMA_READ_WITH_INV.
  */
 #define VIRTIO_RDMA_F_FAST_REG		4
+/* REREG_MR */
+#define VIRTIO_RDMA_F_REREG_MR		6
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -192,6 +194,8 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_CREATE_RING_CQ	= 32,
 	VIRTIO_RDMA_CMD_RESIZE_CQ	= 33,
 	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
+	/* with VIRTIO_RDMA_F_REREG_MR */
+	VIRTIO_RDMA_CMD_REREG_MR	= 40,
 };
 
 /*
@@ -376,6 +380,24 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le64 pages;
 	__le32 npages;
 	__le32 reserved_2c;
+};
+
+/* enum ib_mr_rereg_flags: what REREG_MR replaces */
+#define VIRTIO_RDMA_REREG_TRANS		(1U << 0)
+#define VIRTIO_RDMA_REREG_PD		(1U << 1)
+#define VIRTIO_RDMA_REREG_ACCESS	(1U << 2)
+
+/**
+ * struct virtio_rdma_cmd_rereg_mr - replace attributes of an MR of REG_USER_MR
+ * @mrn: the MR; its keys stay
+ * @flags: VIRTIO_RDMA_REREG_*, one at least
+ * @mr: with REREG_PD its @pdn, with REREG_ACCESS its @access_flags, with
+ *	REREG_TRANS all else, as for REG_USER_MR; what is not replaced is ignored
+ */
+struct virtio_rdma_cmd_rereg_mr {
+	__le32 mrn;
+	__le32 flags;
+	struct virtio_rdma_cmd_reg_user_mr mr;
 };
 
 struct virtio_rdma_cmd_dereg_mr {

@@ -314,6 +314,7 @@ pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
 }
 
 /// Memory of a program that is to be registered.
+#[derive(Clone, Copy)]
 pub(crate) struct UserMemory {
     /// Address of the first byte in the program.
     pub(crate) start: u64,
@@ -340,6 +341,14 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     ///
     /// `EINVAL`, `ENOMEM`, `EFAULT`, or what the device says.
     fn reg_user(dev: &Device<D>, pd: &Pd<D>, memory: &UserMemory) -> Result<Self>;
+
+    /// Replaces what `flags` name (`enum ib_mr_rereg_flags`) of an MR of a program, which stays as it
+    /// was if that fails. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot do that; as [`MemoryRegion::reg_user`].
+    fn rereg_user(&self, dev: &Device<D>, flags: u32, pd: &Pd<D>, memory: &UserMemory) -> Result;
 
     /// Creates an MR for fast registration of at most `max_pages` pages of 4 KiB. May sleep.
     ///

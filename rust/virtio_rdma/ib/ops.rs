@@ -88,6 +88,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
+        rereg_user_mr: Some(rereg_user_mr::<D>),
         alloc_mr: Some(alloc_mr::<D>),
         map_mr_sg: Some(map_mr_sg::<D>),
         dereg_mr: Some(dereg_mr::<D>),
@@ -672,6 +673,42 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
         access: access as u32,
     };
     new_mr::<D>(|| D::Mr::reg_user(dev, pd, &memory))
+}
+
+/// The operation `rereg_user_mr`. The core excludes other operations on the MR.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn rereg_user_mr<D: Driver>(
+    raw: *mut bindings::ib_mr,
+    flags: c_int,
+    start: u64,
+    length: u64,
+    virt_addr: u64,
+    access: c_int,
+    pd: *mut bindings::ib_pd,
+    _udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // SAFETY: By the contract of this module.
+    let (dev, mr, pd) = unsafe {
+        (
+            Device::<D>::from_raw((*raw).device),
+            Mr::<D>::from_raw(raw),
+            Pd::<D>::from_raw(pd),
+        )
+    };
+    let memory = UserMemory {
+        start,
+        length,
+        virt_addr,
+        access: access as u32,
+    };
+    match mr.rereg_user(dev, flags as u32, pd, &memory) {
+        // The same MR, with the same keys.
+        Ok(()) => core::ptr::null_mut(),
+        Err(error) => error.to_ptr(),
+    }
 }
 
 /// The operation `alloc_mr`.

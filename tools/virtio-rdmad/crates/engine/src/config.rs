@@ -8,7 +8,8 @@ use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS,
     VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_EVENTS,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS,
+    VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -306,6 +307,7 @@ impl Jobs {
 pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
         | 1 << VIRTIO_RDMA_F_FAST_REG
+        | 1 << VIRTIO_RDMA_F_REREG_MR
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
 }

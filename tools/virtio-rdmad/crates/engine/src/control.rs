@@ -10,11 +10,12 @@ use abi::{
     virtio_rdma_cmd_del_gid, virtio_rdma_cmd_dereg_mr, virtio_rdma_cmd_destroy_cq,
     virtio_rdma_cmd_destroy_pd, virtio_rdma_cmd_destroy_qp, virtio_rdma_cmd_get_dma_mr,
     virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port, virtio_rdma_cmd_reg_user_mr,
-    virtio_rdma_cmd_req_notify, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd,
-    virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr, virtio_rdma_rsp_query_pkey,
-    virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_GID_TYPE_ROCE,
-    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP,
-    VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
+    virtio_rdma_cmd_req_notify, virtio_rdma_cmd_rereg_mr, virtio_rdma_rsp_create_cq,
+    virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr,
+    virtio_rdma_rsp_query_pkey, virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_GID_TYPE_ROCE, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
+    VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_PD,
+    VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -39,6 +40,8 @@ use crate::Limits;
 const MAX_REQUEST: usize = 512;
 /// Bytes of the longest reply.
 const MAX_REPLY: usize = 256;
+/// What REREG_MR may replace.
+const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
 /// Entries of a page table that are read at a time.
 const PAGES_AT_ONCE: usize = 512;
 
@@ -72,6 +75,14 @@ pub(crate) enum Status {
 }
 
 impl Status {
+    /// Why a region cannot be.
+    fn of_region(why: ResolveError) -> Self {
+        match why {
+            ResolveError::Fault => Self::Fault,
+            ResolveError::TooManyExtents => Self::NoResource,
+        }
+    }
+
     fn counter(self) -> Counter {
         match self {
             Self::Error => Counter::CommandError,
@@ -261,7 +272,12 @@ impl Shared {
         if with_rings != self.has_rings() && (with_rings || without) {
             return Err(Status::Unsupported);
         }
-        if command == abi::VIRTIO_RDMA_CMD_CREATE_MR && !self.has(VIRTIO_RDMA_F_FAST_REG) {
+        let feature = match command {
+            abi::VIRTIO_RDMA_CMD_CREATE_MR => Some(VIRTIO_RDMA_F_FAST_REG),
+            abi::VIRTIO_RDMA_CMD_REREG_MR => Some(VIRTIO_RDMA_F_REREG_MR),
+            _ => None,
+        };
+        if feature.is_some_and(|feature| !self.has(feature)) {
             return Err(Status::Unsupported);
         }
         match command {
@@ -286,6 +302,9 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
                 exchange(request, reply, |request| self.reg_user_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_REREG_MR => {
+                exchange(request, reply, |request| self.rereg_mr(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_DEREG_MR => {
                 exchange(request, reply, |request| self.dereg_mr(control, &request))
@@ -443,31 +462,94 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_reg_user_mr,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
-        control.pds.get(request.pdn).ok_or(Status::NoObject)?;
-        let length = request.length;
-        let offset = request.start % PAGE_SIZE;
-        let in_limits = length != 0 && length <= self.limits.max_mr_size;
-        if !in_limits
-            || !valid_access(request.access_flags)
-            || request.virt_addr.checked_add(length).is_none()
-            || (offset + length).div_ceil(PAGE_SIZE) != request.npages.into()
-        {
+        control.require_pd(request.pdn)?;
+        if !valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
+        self.check_translation(request)?;
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
-        let ranges = pages.cut(offset, length);
         let attributes = Attributes {
             key: 0,
             pdn: request.pdn,
             access: request.access_flags,
             iova: request.virt_addr,
-            length,
-            backing: Backing::Ranges(ranges),
+            length: request.length,
+            backing: self.read_backing(control, request)?,
         };
         self.register(control, attributes)
+    }
+
+    /// Checks what REG_USER_MR and REREG_MR say of the memory.
+    fn check_translation(&self, request: &virtio_rdma_cmd_reg_user_mr) -> Result<(), Status> {
+        let length = request.length;
+        let in_limits = length != 0 && length <= self.limits.max_mr_size;
+        let valid = in_limits
+            && request.virt_addr.checked_add(length).is_some()
+            && (request.start % PAGE_SIZE + length).div_ceil(PAGE_SIZE) == request.npages.into();
+        if valid {
+            Ok(())
+        } else {
+            Err(Status::Invalid)
+        }
+    }
+
+    /// Reads which memory they name.
+    fn read_backing(
+        &self,
+        control: &Control,
+        request: &virtio_rdma_cmd_reg_user_mr,
+    ) -> Result<Backing, Status> {
+        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
+        Ok(Backing::Ranges(pages.cut(request.start % PAGE_SIZE, request.length)))
+    }
+
+    /// Replaces attributes of a region; the old ones stay if it fails.
+    fn rereg_mr(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_rereg_mr,
+    ) -> Result<(), Status> {
+        let virtio_rdma_cmd_rereg_mr { mrn, flags, mr: new } = request;
+        let entry = control.mrs.get(*mrn).ok_or(Status::NoObject)?;
+        let MrEntry::Fixed { attributes, live } = entry else { return Err(Status::Invalid) };
+        if matches!(attributes.backing, Backing::Dma) || *flags == 0 || flags & !REREG != 0 {
+            return Err(Status::Invalid);
+        }
+        let (mut after, old_pdn) = (attributes.clone(), attributes.pdn);
+        let old_extents = live.as_ref().map_or(0, |mr| mr.extents());
+        if flags & VIRTIO_RDMA_REREG_PD != 0 {
+            control.require_pd(new.pdn)?;
+            after.pdn = new.pdn;
+        }
+        if flags & VIRTIO_RDMA_REREG_ACCESS != 0 {
+            if !valid_access(new.access_flags) {
+                return Err(Status::Invalid);
+            }
+            after.access = new.access_flags;
+        }
+        if flags & VIRTIO_RDMA_REREG_TRANS != 0 {
+            self.check_translation(new)?;
+            (after.iova, after.length) = (new.virt_addr, new.length);
+            after.backing = self.read_backing(control, new)?;
+        }
+        let room = self.limits.max_extents.saturating_sub(control.extents - old_extents);
+        let mr =
+            Arc::new(Mr::new(&control.memory, after.clone(), room).map_err(Status::of_region)?);
+        let (key, new_pdn) = (after.key, after.pdn);
+        let entry = MrEntry::Fixed { attributes: after, live: Some(Arc::clone(&mr)) };
+        let Some(place) = control.mrs.get_mut(*mrn) else { return Err(Status::NoObject) };
+        let before = std::mem::replace(place, entry);
+        control.extents = control.extents - old_extents + mr.extents();
+        control.invalid_keys.remove(&(key >> 8));
+        write(&self.keys).insert(mr);
+        if let MrEntry::Fixed { live: Some(before), .. } = before {
+            before.retire();
+        }
+        unuse_pd(control, old_pdn);
+        use_pd(control, new_pdn);
+        Ok(())
     }
 
     /// Reads a page table of `count` entries at `addr`, once.
@@ -524,10 +606,7 @@ impl Shared {
         attributes.key = key;
         let pdn = attributes.pdn;
         let room = self.limits.max_extents.saturating_sub(control.extents);
-        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(|why| match why {
-            ResolveError::Fault => Status::Fault,
-            ResolveError::TooManyExtents => Status::NoResource,
-        })?;
+        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(Status::of_region)?;
         let mr = Arc::new(mr);
         let entry = MrEntry::Fixed { attributes, live: Some(Arc::clone(&mr)) };
         let mrn = control.insert_mr(entry)?;
@@ -586,13 +665,17 @@ impl Shared {
             }
         }
         let before = write(&self.keys).remap_fast_regs(memory);
-        before.iter().for_each(|mr| mr.retire());
+        for mr in before {
+            mr.retire();
+        }
     }
 
     /// Ends all regions and PDs, and forgets the guest's memory.
     pub(crate) fn remove_all(&self, control: &mut Control) {
         let valid = write(&self.keys).clear();
-        valid.iter().for_each(|mr| mr.retire());
+        for mr in valid {
+            mr.retire();
+        }
         for entry in control.mrs.values_mut() {
             if let MrEntry::Fixed { live: Some(mr), .. } = entry {
                 mr.retire();

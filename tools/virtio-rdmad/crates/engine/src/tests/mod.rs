@@ -11,5 +11,6 @@ mod hostile;
 mod random;
 mod rate;
 mod rc;
+mod rereg_mr;
 mod rings;
 mod threads;
