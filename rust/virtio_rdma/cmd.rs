@@ -86,9 +86,15 @@ commands! {
     /// Creates an MR over all memory.
     GetDmaMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_GET_DMA_MR
         (bindings::virtio_rdma_cmd_get_dma_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Creates an MR for fast registration.
+    CreateMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_MR
+        (bindings::virtio_rdma_cmd_create_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Creates an MR over listed pages.
     RegUserMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REG_USER_MR
         (bindings::virtio_rdma_cmd_reg_user_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Replaces attributes of an MR over listed pages.
+    ReregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REREG_MR
+        (bindings::virtio_rdma_cmd_rereg_mr) -> Nothing;
     /// Destroys an MR.
     DeregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEREG_MR
         (bindings::virtio_rdma_cmd_dereg_mr) -> Nothing;

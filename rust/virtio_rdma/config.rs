@@ -7,6 +7,7 @@
 
 use crate::{
     bindings,
+    dma::PAGE_SIZE,
     ring,
     virtio, //
 };
@@ -29,6 +30,9 @@ const MAX_RING_OBJECTS: u32 = 1 << 20;
 /// rings of an object are at most a few hundred MiB then.
 const MAX_RING_WR: u32 = 1 << 16;
 const MAX_RING_CQE: u32 = 1 << 22;
+
+/// The most pages of a fast registration that the driver keeps a list for: that of a page.
+const MAX_FAST_REG_PAGES: u32 = (PAGE_SIZE / size_of::<u64>()) as u32;
 
 /// What a virtqueue is for, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
@@ -83,6 +87,10 @@ pub(crate) struct Config {
     pub(crate) max_inline_data: u32,
     /// Number of MRs.
     pub(crate) max_mr: u32,
+    /// Pages of a fast registration; `None` if there is none.
+    pub(crate) fast_reg: Option<u32>,
+    /// Whether MRs can be registered anew.
+    pub(crate) rereg_mr: bool,
     /// Number of PDs.
     pub(crate) max_pd: u32,
     /// READs and atomics that a QP serves.
@@ -155,6 +163,12 @@ impl Config {
                 0
             },
             max_mr: field!(dev, max_mr: u32),
+            fast_reg: dev
+                .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)
+                .then(|| field!(dev, max_fast_reg_page_list_len: u32))
+                .filter(|pages| *pages != 0)
+                .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
+            rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),

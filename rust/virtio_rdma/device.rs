@@ -67,6 +67,10 @@ impl ib::Driver for Hca {
         attr.max_qp = limit(config.max_qp);
         attr.max_qp_wr = limit(self.max_qp_wr());
         attr.device_cap_flags = config.device_cap_flags & CAP_FLAGS;
+        if let Some(pages) = config.fast_reg {
+            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS);
+            attr.max_fast_reg_page_list_len = pages;
+        }
         attr.max_send_sge = limit(config.max_send_sge);
         attr.max_recv_sge = limit(config.max_recv_sge);
         // The core divides by it, and targets ask for as many SGEs in any work request.

@@ -45,6 +45,7 @@ pub(crate) use object::{
 pub(crate) use stats::StatDesc;
 use table::Table;
 pub(crate) use wr::{
+    FastReg,
     RecvWr,
     RecvWrs,
     SendWr,

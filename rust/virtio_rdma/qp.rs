@@ -100,7 +100,10 @@ fn wc_opcode(opcode: u32) -> u32 {
         | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
             bindings::ib_wc_opcode_IB_WC_RDMA_WRITE
         }
-        bindings::ib_wr_opcode_IB_WR_RDMA_READ => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        bindings::ib_wr_opcode_IB_WR_RDMA_READ
+        | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        bindings::ib_wr_opcode_IB_WR_LOCAL_INV => bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
+        bindings::ib_wr_opcode_IB_WR_REG_MR => bindings::ib_wc_opcode_IB_WC_REG_MR,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
         _ => bindings::ib_wc_opcode_IB_WC_SEND,
@@ -187,7 +190,14 @@ impl Qp {
         rq.complete_one(cqe.request);
         drop(rq);
 
-        let flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        // Either immediate data or a key.
+        if placed
+            && self.hca.config().fast_reg.is_some()
+            && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_IMM == 0
+        {
+            flags |= bindings::VIRTIO_RDMA_WC_WITH_INVALIDATE;
+        }
         Some(ib::Wc {
             wr_id: entry.wr_id,
             status: cqe.status,
@@ -317,6 +327,23 @@ impl Qp {
                     swap: atomic.swap,
                     rkey: atomic.rkey,
                 })
+            }
+            _ if self.hca.config().fast_reg.is_some() => Self::managing_body(wr, rc, connected),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Of the work requests that register and invalidate.
+    fn managing_body(wr: &ib::SendWr<'_, Hca>, rc: bool, connected: bool) -> Result<WrBody> {
+        match wr.opcode() {
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV if rc => Ok(WrBody::None),
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV if rc => Self::rdma_body(wr),
+            bindings::ib_wr_opcode_IB_WR_LOCAL_INV if connected && wr.sges().is_empty() => {
+                Ok(WrBody::None)
+            }
+            bindings::ib_wr_opcode_IB_WR_REG_MR if connected && wr.sges().is_empty() => {
+                let registration = wr.registration().ok_or(EINVAL)?;
+                Ok(WrBody::Reg(registration.mr.registration(&registration)?))
             }
             _ => Err(EINVAL),
         }
@@ -587,6 +614,7 @@ fn create_rings(
     base: &bindings::virtio_rdma_cmd_create_qp,
     region: Region,
     layout: &QpLayout,
+    flags: u32,
 ) -> Result<(u32, Region)> {
     let table = region.page_table()?;
     let (sq, rq) = layout.to_wire();
@@ -596,6 +624,7 @@ fn create_rings(
             max_recv_wr: rq.depth,
             ..*base
         },
+        flags: flags.to_le(),
         region: table.to_wire(),
         sq,
         rq,
@@ -637,7 +666,8 @@ fn new_rings(
         0,
     );
     let region = Region::of_kernel(hca, pages);
-    let (qpn, region) = create_rings(hca, base, region, &layout)?;
+    let flags = bindings::VIRTIO_RDMA_QP_PRIVILEGED;
+    let (qpn, region) = create_rings(hca, base, region, &layout, flags)?;
     Ok(Parts {
         qpn,
         sq,
@@ -681,7 +711,7 @@ fn new_program_rings(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
-    let (qpn, region) = create_rings(hca, base, region, &layout)?;
+    let (qpn, region) = create_rings(hca, base, region, &layout, 0)?;
     Ok(Parts {
         qpn,
         sq: WorkQueue::of_program(),

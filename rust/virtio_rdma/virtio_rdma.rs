@@ -185,6 +185,8 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_EVENTS,
         bindings::VIRTIO_RDMA_F_MAC,
         bindings::VIRTIO_RDMA_F_RINGS,
+        bindings::VIRTIO_RDMA_F_FAST_REG,
+        bindings::VIRTIO_RDMA_F_REREG_MR,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

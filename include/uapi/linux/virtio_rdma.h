@@ -40,6 +40,13 @@
  * and the virtqueues are numbered anew: specification, chapter 13.
  */
 #define VIRTIO_RDMA_F_RINGS		2
+/*
+ * Fast registration: CREATE_MR, REG_MR, LOCAL_INV, and invalidation by
+ * SEND_WITH_INV and RDMA_READ_WITH_INV.
+ */
+#define VIRTIO_RDMA_F_FAST_REG		4
+/* REREG_MR */
+#define VIRTIO_RDMA_F_REREG_MR		6
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -187,6 +194,8 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_CREATE_RING_CQ	= 32,
 	VIRTIO_RDMA_CMD_RESIZE_CQ	= 33,
 	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
+	/* with VIRTIO_RDMA_F_REREG_MR */
+	VIRTIO_RDMA_CMD_REREG_MR	= 40,
 };
 
 /*
@@ -313,6 +322,16 @@ struct virtio_rdma_rsp_mr {
 	__le32 rkey;
 };
 
+/**
+ * struct virtio_rdma_cmd_create_mr - create a region for fast registration
+ * @pdn: the PD
+ * @access_flags: zero; access rights come with each REG_MR
+ * @max_num_sg: most pages that a REG_MR gives it, at most
+ *	max_fast_reg_page_list_len
+ *
+ * The region is FREE: its keys give access to nothing. The low 8 bits of its
+ * keys are the consumer's, the others stay as long as the region.
+ */
 struct virtio_rdma_cmd_create_mr {
 	__le32 pdn;
 	__le32 access_flags;
@@ -361,6 +380,24 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le64 pages;
 	__le32 npages;
 	__le32 reserved_2c;
+};
+
+/* enum ib_mr_rereg_flags: what REREG_MR replaces */
+#define VIRTIO_RDMA_REREG_TRANS		(1U << 0)
+#define VIRTIO_RDMA_REREG_PD		(1U << 1)
+#define VIRTIO_RDMA_REREG_ACCESS	(1U << 2)
+
+/**
+ * struct virtio_rdma_cmd_rereg_mr - replace attributes of an MR of REG_USER_MR
+ * @mrn: the MR; its keys stay
+ * @flags: VIRTIO_RDMA_REREG_*, one at least
+ * @mr: with REREG_PD its @pdn, with REREG_ACCESS its @access_flags, with
+ *	REREG_TRANS all else, as for REG_USER_MR; what is not replaced is ignored
+ */
+struct virtio_rdma_cmd_rereg_mr {
+	__le32 mrn;
+	__le32 flags;
+	struct virtio_rdma_cmd_reg_user_mr mr;
 };
 
 struct virtio_rdma_cmd_dereg_mr {
@@ -624,9 +661,13 @@ struct virtio_rdma_ring_shape {
 	__le32 reserved_0c;
 };
 
+/* virtio_rdma_cmd_create_ring_qp.flags: the kernel owns the rings */
+#define VIRTIO_RDMA_QP_PRIVILEGED	(1U << 0)
+
 /**
  * struct virtio_rdma_cmd_create_ring_qp - create a QP
  * @base: as for CREATE_QP
+ * @flags: VIRTIO_RDMA_QP_PRIVILEGED
  * @region: struct virtio_rdma_qp_ring, then the entries; zeroed
  * @sq: the send ring; its depth is at least @base.max_send_wr
  * @rq: the receive ring; its depth is at least @base.max_recv_wr
@@ -635,7 +676,7 @@ struct virtio_rdma_ring_shape {
  */
 struct virtio_rdma_cmd_create_ring_qp {
 	struct virtio_rdma_cmd_create_qp base;
-	__le32 reserved_44;
+	__le32 flags;
 	struct virtio_rdma_ring_region region;
 	struct virtio_rdma_ring_shape sq;
 	struct virtio_rdma_ring_shape rq;
@@ -704,6 +745,8 @@ struct virtio_rdma_av {
  * @wr_id: opaque to the device, comes back in the CQE
  * @imm_data: immediate data, network byte order
  * @invalidate_rkey: key to invalidate
+ * @wr.reg: of REG_MR, as in struct virtio_rdma_ring_reg_wqe; @wr.reg.mrn is for
+ *	logs only, @wr.reg.key names the region
  *
  * Header and SGEs are the device-readable bytes of one descriptor chain.
  */
@@ -740,6 +783,10 @@ struct virtio_rdma_sq_wqe {
 			__le32 mrn;
 			__le32 key;
 			__le32 access;
+			__le32 npages;
+			__le64 pages;
+			__le64 iova;
+			__le64 length;
 		} reg;
 		__u8 raw[56];
 	} wr;
@@ -943,6 +990,36 @@ struct virtio_rdma_ring_sq_wqe {
 	__le64 remote_addr;
 	__le64 compare_add;
 	__le64 swap;
+};
+
+/**
+ * struct virtio_rdma_ring_reg_wqe - REG_MR in the ring of a privileged QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: VIRTIO_RDMA_WR_REG_MR
+ * @num_sge: zero
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @access: VIRTIO_RDMA_ACCESS_*
+ * @npages: entries of the page list: the pages of 4 KiB that
+ *	[@iova, @iova + @length) touches
+ * @key: the new key of the region
+ * @iova: address by which work requests name the first byte; its offset within
+ *	a 4 KiB page is the offset of the first byte within the first page
+ * @pages: address of the page list: @npages times a __le64 page address, in one
+ *	contiguous block that the device reads before the work request completes
+ * @length: bytes
+ */
+struct virtio_rdma_ring_reg_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	__le32 access;
+	__le16 npages;
+	__le16 reserved_12;
+	__le32 key;
+	__le64 iova;
+	__le64 pages;
+	__le64 length;
 };
 
 /**

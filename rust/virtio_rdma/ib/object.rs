@@ -314,6 +314,7 @@ pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
 }
 
 /// Memory of a program that is to be registered.
+#[derive(Clone, Copy)]
 pub(crate) struct UserMemory {
     /// Address of the first byte in the program.
     pub(crate) start: u64,
@@ -340,6 +341,36 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     ///
     /// `EINVAL`, `ENOMEM`, `EFAULT`, or what the device says.
     fn reg_user(dev: &Device<D>, pd: &Pd<D>, memory: &UserMemory) -> Result<Self>;
+
+    /// Replaces what `flags` name (`enum ib_mr_rereg_flags`) of an MR of a program, which stays as it
+    /// was if that fails. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot do that; as [`MemoryRegion::reg_user`].
+    fn rereg_user(&self, dev: &Device<D>, flags: u32, pd: &Pd<D>, memory: &UserMemory) -> Result;
+
+    /// Creates an MR for fast registration of at most `max_pages` pages of 4 KiB. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has none, `EINVAL`, `ENOMEM`, or what the device says.
+    fn alloc(pd: &Pd<D>, max_pages: u32) -> Result<Self>;
+
+    /// Forgets the pages of an MR for fast registration. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is none.
+    fn begin_pages(&self) -> Result;
+
+    /// Adds the pages of `len` bytes at `addr`, a multiple of 4 KiB each, to an MR whose first byte
+    /// is at `iova`. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not for fast registration, `ENOMEM` if there are too many.
+    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result;
 
     /// Destroys the MR in the device. May sleep. It is dropped afterwards, unless this fails.
     ///

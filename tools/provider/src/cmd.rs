@@ -166,6 +166,39 @@ pub fn reg_mr(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Res
     })
 }
 
+/// Replaces what `flags` (`IBV_REREG_MR_*`) name of an MR, which stays as it was
+/// if that fails.
+pub fn rereg_mr(
+    mr: Ref<'_, verbs_mr>,
+    flags: c_int,
+    pd: Option<Ref<'_, ibv_pd>>,
+    region: Region,
+) -> Result {
+    if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let mut cmd = ibv_rereg_mr::default();
+    let mut resp = ib_uverbs_rereg_mr_resp::default();
+    // SAFETY: the buffers have the sizes given; the region's address is a
+    // number to this function, which does not follow it; the PD is read only
+    // where `flags` ask for another, and is there then.
+    Errno::check(unsafe {
+        ibv_cmd_rereg_mr(
+            mr.as_ptr(),
+            flags as u32,
+            ptr::without_provenance_mut(region.start),
+            region.length,
+            region.iova,
+            region.access,
+            pd.map_or(ptr::null_mut(), |pd| pd.as_ptr()),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
 /// Deregisters an MR.
 pub fn dereg_mr(mr: Ref<'_, verbs_mr>) -> Result {
     // SAFETY: `mr` is a live MR.

@@ -42,6 +42,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     query_port: Some(query_port),
     query_qp: Some(query_qp),
     reg_mr: Some(reg_mr),
+    rereg_mr: Some(rereg_mr),
     ..NONE
 };
 
@@ -143,6 +144,21 @@ unsafe extern "C" fn reg_mr(
     let region = Region { start: addr.addr(), length, iova: hca_va, access };
     // SAFETY: see the head of this file.
     created(mr::register(unsafe { Ref::new(pd) }, region))
+}
+
+unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let region = Region { start: addr.addr(), length, iova: addr.addr() as u64, access };
+    // SAFETY: see the head of this file; there may be no PD where no other is
+    // asked for.
+    let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
+    code(cmd::rereg_mr(mr, flags, pd, region))
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {

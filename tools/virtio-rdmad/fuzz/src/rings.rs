@@ -7,6 +7,7 @@ use abi::{
     virtio_rdma_cmd_create_qp, virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp,
     virtio_rdma_cmd_resize_cq, virtio_rdma_cq_ring, virtio_rdma_doorbell, virtio_rdma_qp_ring,
     virtio_rdma_ring_cqe, virtio_rdma_ring_region, virtio_rdma_ring_shape,
+    VIRTIO_RDMA_QP_PRIVILEGED,
 };
 use zerocopy::IntoBytes;
 
@@ -93,7 +94,7 @@ impl Guest {
             reserved_0c: 0,
         };
         let (sq, rq) = (shape(0), shape(1));
-        virtio_rdma_cmd_create_ring_qp { base, reserved_44: 0, region, sq, rq, reserved: [0; 8] }
+        virtio_rdma_cmd_create_ring_qp { base, flags: VIRTIO_RDMA_QP_PRIVILEGED, region, sq, rq, reserved: [0; 8] }
     }
 
     /// A CQ of this number has its ring on this page now.

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
-    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID,
-    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS,
+    VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_EVENTS,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS,
+    VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -24,6 +26,9 @@ const MAX_VECTORS: u16 = 64;
 const MAX_RING_WR: u32 = 32768;
 /// Bytes of inline data, at most; with the header they fit the largest stride.
 const MAX_INLINE: u16 = 2048;
+
+/// Pages of a fast registration, at most; bounds what REG_MR reads.
+pub(crate) const MAX_FAST_REG_PAGES: usize = 512;
 
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
@@ -301,6 +306,8 @@ impl Jobs {
 /// Device-specific feature bits of a device.
 pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
+        | 1 << VIRTIO_RDMA_F_FAST_REG
+        | 1 << VIRTIO_RDMA_F_REREG_MR
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
 }
@@ -334,7 +341,8 @@ pub(crate) fn config_space(
         VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
             | VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
             | VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
-            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
+            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN
+            | VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS,
     );
     config.max_send_sge = sge;
     config.max_recv_sge = sge;
@@ -349,6 +357,7 @@ pub(crate) fn config_space(
     config.max_qp_init_rd_atom = rd_atomic;
     config.atomic_cap = VIRTIO_RDMA_ATOMIC_GLOB as u8;
     config.max_ah = limits.max_ah;
+    config.max_fast_reg_page_list_len = MAX_FAST_REG_PAGES as u32;
     config.max_pkeys = 1;
     config.local_ca_ack_delay = 15;
     config.features = features(mac, rings);

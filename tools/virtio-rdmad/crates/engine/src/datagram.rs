@@ -142,6 +142,7 @@ impl Shared {
             opcode: VIRTIO_RDMA_WC_RECV,
             len,
             immediate: datagram.wqe.immediate,
+            invalidated: None,
             solicited: datagram.wqe.solicited,
         };
         self.received(slot, responder, received, outbox, |cqe| {

@@ -40,6 +40,7 @@ mod device;
 mod doorbell;
 mod event;
 mod fabric;
+mod fast_reg;
 mod hot;
 mod modify;
 mod mr;

@@ -91,6 +91,9 @@ pub(crate) struct QpConfig {
     pub max_recv_sge: usize,
     /// Bytes of inline data.
     pub max_inline: usize,
+    /// Whether the kernel owns the queues, and not a program: REG_MR names any
+    /// page of the guest.
+    pub privileged: bool,
 }
 
 /// The half that sends.

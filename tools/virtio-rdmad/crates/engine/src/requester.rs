@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::FromZeros;
 
 use crate::cq::Cqe;
 use crate::device::Shared;
+use crate::fast_reg::Invalidator;
 use crate::mr::{Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{Peer, QpConfig, Requester, Wait};
@@ -164,6 +166,9 @@ impl Shared {
         }
         let len = (requester.wqe.total - requester.done).min(CHUNK);
         turn.spend(len);
+        if requester.wqe.operation.is_local() {
+            return Step::End(self.manage_memory(&requester.wqe, config));
+        }
         let local = match self.map_local(requester, config, len, &mut turn.local) {
             Ok(local) => local,
             Err(status) => return Step::End(status),
@@ -183,7 +188,10 @@ impl Shared {
                 if requester.done < requester.wqe.total {
                     return Step::Partial;
                 }
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
+                Step::End(match requester.wqe.operation {
+                    Operation::Read => self.invalidate_local(&requester.wqe, config),
+                    _ => VIRTIO_RDMA_WC_SUCCESS,
+                })
             }
             Some(Answer::Restart) => {
                 requester.done = 0;
@@ -199,6 +207,32 @@ impl Shared {
             }
             Some(Answer::NotReady(timer)) => self.not_ready(slot, requester, timer),
             Some(Answer::Failed(status)) => Step::End(status),
+        }
+    }
+
+    /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
+    fn manage_memory(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
+        if !self.has(VIRTIO_RDMA_F_FAST_REG) {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        }
+        match &wqe.operation {
+            Operation::RegMr(request) => {
+                self.reg_mr(config, request).err().unwrap_or(VIRTIO_RDMA_WC_SUCCESS)
+            }
+            _ => self.invalidate_local(wqe, config),
+        }
+    }
+
+    /// Invalidates the key that a work request names for this side, if it does.
+    fn invalidate_local(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
+        let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
+        match self.invalidate(config.pdn, key, Invalidator::Local) {
+            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Err(why) => {
+                let detail = format_args!("a local invalidation ended in {why:?}");
+                self.complain(Counter::BadRegistration, &detail);
+                VIRTIO_RDMA_WC_MW_BIND_ERR
+            }
         }
     }
 
@@ -357,8 +391,10 @@ impl Shared {
             self.complete_send(slot, config, done, status, 0, outbox);
             return;
         }
-        let count = packets(wqe.total, requester.attr.path_mtu);
-        requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+        if !wqe.operation.is_local() {
+            let count = packets(wqe.total, requester.attr.path_mtu);
+            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+        }
         count_send(config, wqe, outbox);
         if config.signal_all || wqe.signaled {
             self.complete_send(slot, config, done, status, wqe.total, outbox);
@@ -454,6 +490,7 @@ fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
         Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
         Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
         Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
+        Operation::RegMr(_) | Operation::LocalInv => return,
     };
     outbox.count(messages, 1);
     outbox.count(bytes, wqe.total);

@@ -68,6 +68,8 @@ counters! {
     LocalQpOperation = "local_qp_operation_errors",
     /// Completions with LOC_PROT_ERR.
     LocalProtection = "local_protection_errors",
+    /// Completions with MW_BIND_ERR: registrations, invalidations and bindings.
+    MemoryManagement = "memory_management_errors",
     /// Completions with REM_INV_REQ_ERR.
     RemoteInvalidRequest = "remote_invalid_request_errors",
     /// Completions with REM_ACCESS_ERR.
@@ -141,6 +143,8 @@ counters! {
     BadEventBuffer = "bad_event_buffer",
     /// Malformed send work requests.
     BadSendRequest = "bad_send_request",
+    /// REG_MR, invalidations and bindings that were refused.
+    BadRegistration = "bad_registration",
     /// Malformed receive work requests.
     BadReceiveRequest = "bad_receive_request",
 }

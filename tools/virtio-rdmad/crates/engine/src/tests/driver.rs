@@ -266,7 +266,9 @@ impl Guest {
         let setup = &self.setup;
         let region = |index| setup.regions + index * setup.region_len;
         self.regions = (0..setup.region_count).rev().map(region).collect();
-        self.device.set_driver_features(if self.rings { self.device.features() } else { 0 });
+        let rings = u64::from(self.rings) << VIRTIO_RDMA_F_RINGS;
+        self.device
+            .set_driver_features(self.device.features() & !(1 << VIRTIO_RDMA_F_RINGS) | rings);
         self.scratch = 4 << 20;
         let mut rings = Vec::new();
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
@@ -439,7 +441,7 @@ impl Guest {
     }
 
     /// A region of zeros that nobody uses.
-    fn take_region(&mut self) -> u64 {
+    pub fn take_region(&mut self) -> u64 {
         let region = self.regions.pop().expect("a region");
         self.memory.write(region, &vec![0; self.setup.region_len as usize]).unwrap();
         region
@@ -629,6 +631,26 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request)
     }
 
+    pub fn create_mr(&mut self, pdn: u32, pages: u32) -> Result<virtio_rdma_rsp_mr, u32> {
+        let request = virtio_rdma_cmd_create_mr { pdn, access_flags: 0, max_num_sg: pages };
+        self.command(VIRTIO_RDMA_CMD_CREATE_MR, &request)
+    }
+
+    /// What gives `pages` to a region, named by `iova`.
+    pub fn registration(
+        &mut self,
+        key: u32,
+        access: u32,
+        iova: u64,
+        length: u64,
+        pages: &[u64],
+    ) -> WrReg {
+        let list = self.allocate(pages.as_bytes().len() as u64);
+        self.memory.write(list, pages.as_bytes()).unwrap();
+        let npages = pages.len() as u32;
+        WrReg { mrn: 0, key, access, npages, pages: list, iova, length }
+    }
+
     pub fn dereg_mr(&mut self, mrn: u32) -> Result<(), u32> {
         self.command(VIRTIO_RDMA_CMD_DEREG_MR, &virtio_rdma_cmd_dereg_mr { mrn })
     }
@@ -656,7 +678,8 @@ impl Guest {
         let region = self.describe(region);
         let shape = |offset| virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
         let (sq, rq) = (shape(first), shape(first + stride * depth));
-        virtio_rdma_cmd_create_ring_qp { base, reserved_44: 0, region, sq, rq, reserved: [0; 8] }
+        let flags = VIRTIO_RDMA_QP_PRIVILEGED;
+        virtio_rdma_cmd_create_ring_qp { base, flags, region, sq, rq, reserved: [0; 8] }
     }
 
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
@@ -925,8 +948,28 @@ impl Send {
         self
     }
 
+    /// A REG_MR.
+    pub fn reg_mr(wr_id: u64, reg: WrReg) -> Self {
+        Self { wr: reg.as_bytes().to_vec(), ..Self::new(wr_id, VIRTIO_RDMA_WR_REG_MR, &[]) }
+    }
+
+    /// Invalidates a key, with an opcode that does.
+    pub fn invalidate(mut self, key: u32) -> Self {
+        self.imm = key;
+        self
+    }
+
     /// As an entry of a ring.
     pub fn entry(&self) -> Vec<u8> {
+        if self.opcode == VIRTIO_RDMA_WR_REG_MR {
+            let wr = WrReg::read_from_bytes(&self.wr).unwrap();
+            let mut entry = virtio_rdma_ring_reg_wqe::new_zeroed();
+            (entry.wr_id, entry.opcode) = (self.wr_id, self.opcode as u8);
+            entry.send_flags = self.flags as u16;
+            (entry.access, entry.npages, entry.key) = (wr.access, wr.npages as u16, wr.key);
+            (entry.iova, entry.pages, entry.length) = (wr.iova, wr.pages, wr.length);
+            return entry.as_bytes().to_vec();
+        }
         let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
         header.wr_id = self.wr_id;
         header.opcode = self.opcode as u8;

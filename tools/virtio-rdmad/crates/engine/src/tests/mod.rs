@@ -6,9 +6,11 @@
 mod control;
 mod datagram;
 mod driver;
+mod fast_reg;
 mod hostile;
 mod random;
 mod rate;
 mod rc;
+mod rereg_mr;
 mod rings;
 mod threads;

@@ -361,7 +361,7 @@ pub fn an_unaligned_atomic_is_an_invalid_request() {
 #[test]
 pub fn malformed_requests_fail_the_requester() {
     let operation = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-    fails(|_| Send::new(1, VIRTIO_RDMA_WR_LOCAL_INV, &[]), operation, None);
+    fails(|_| Send::new(1, 0x55, &[]), operation, None);
     let length = VIRTIO_RDMA_WC_LOC_LEN_ERR;
     let send = |pair: &mut Pair| {
         let key = pair.ends[0].key;

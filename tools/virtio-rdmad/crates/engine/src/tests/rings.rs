@@ -11,7 +11,7 @@ use memory::GuestMemory;
 
 use super::driver::*;
 use super::hostile::Random;
-use super::{datagram, hostile, rc, threads};
+use super::{datagram, fast_reg, hostile, rc, threads};
 use crate::{Counter, Limits, Next};
 
 /// The tests of the other layout, once more.
@@ -55,6 +55,15 @@ again! {
         a_guest_sends_from_its_own_gids_only
         a_third_qp_cannot_speak_to_a_connected_one
         unreliable_connections_lose_what_finds_no_receive;
+    fast_reg:
+        a_region_gets_pages_and_loses_them
+        a_free_region_gives_no_access
+        requests_in_the_wrong_state_or_with_wrong_values_fail
+        other_keys_are_not_invalidated
+        the_peer_invalidates
+        a_read_invalidates_its_own_side
+        work_requests_of_one_queue_are_ordered
+        regions_follow_the_memory_map;
     datagram:
         a_datagram_arrives_behind_its_header
         the_gsi_sends_its_own_qkey
