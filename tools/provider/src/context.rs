@@ -3,10 +3,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::{VIRTIO_RDMA_UDATA_PATH_KERNEL, VIRTIO_RDMA_UDATA_PATH_RINGS, verbs_context},
-    cmd,
+    bindings::*,
+    clock, cmd,
     errno::{Errno, Result},
-    object::Ref,
+    object::{Attributes, Ref},
     qpn::Numbers,
 };
 
@@ -30,4 +30,26 @@ pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
         _ => return Err(Errno::EPROTONOSUPPORT),
     };
     Ok(Private { numbers })
+}
+
+/// ibv_query_device_ex(3): what the kernel does not know, the clock of the time
+/// stamps that polling takes.
+pub fn set_clock(attributes: &mut Attributes<'_>) {
+    attributes.set_clock(u64::MAX, clock::KHZ);
+}
+
+/// ibv_query_rt_values_ex(3). The raw clock's ticks stand in `tv_nsec`, as other
+/// providers have it.
+///
+/// # Errors
+///
+/// EINVAL for an unknown value.
+pub fn query_rt_values(values: &mut ibv_values_ex) -> Result {
+    if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if values.comp_mask != 0 {
+        values.raw_clock = timespec { tv_sec: 0, tv_nsec: clock::device() as _ };
+    }
+    Ok(())
 }
