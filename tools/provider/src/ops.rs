@@ -169,8 +169,12 @@ unsafe extern "C" fn alloc_parent_domain(
     _: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    const MASK: u32 =
-        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    // IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, which not every
+    // release has, and which asks for nothing of a device that needs no such memory.
+    const UNPROTECTED: u32 = 1 << 2;
+    const MASK: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+        | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | UNPROTECTED;
     // SAFETY: see the head of this file.
     let attr = unsafe { &*attr };
     if attr.pd.is_null() || attr.comp_mask & !MASK != 0 {
