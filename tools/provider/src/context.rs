@@ -24,12 +24,29 @@ pub struct Private {
 /// The kernel's; ENOMEM; EPROTONOSUPPORT when the driver wants programs to post
 /// and poll in a way that this provider does not know.
 pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
-    let numbers = match cmd::get_context(context)?.data_path {
-        VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
-        VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
-        _ => return Err(Errno::EPROTONOSUPPORT),
-    };
-    Ok(Private { numbers })
+    Private::new(cmd::get_context(context)?)
+}
+
+/// ibv_import_device(3): a context that another program opened. The QPs and CQs
+/// of each are its own, so that neither knows of the other's.
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn import(context: Ref<'_, verbs_context>) -> Result<Private> {
+    Private::new(cmd::query_context(context)?)
+}
+
+impl Private {
+    /// What a context of which the kernel says this has.
+    fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self> {
+        let numbers = match description.data_path {
+            VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
+            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
+            _ => return Err(Errno::EPROTONOSUPPORT),
+        };
+        Ok(Self { numbers })
+    }
 }
 
 /// ibv_query_device_ex(3): what the kernel does not know, the clock of the time

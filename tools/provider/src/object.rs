@@ -344,6 +344,15 @@ impl<'a> Ref<'a, bindings::ibv_pd> {
         unsafe { Ref::new(self.as_ptr().cast()) }
     }
 
+    /// Gives a PD that nobody uses yet its context and handle.
+    pub fn import(self, context: Ref<'_, bindings::ibv_context>, handle: u32) {
+        // SAFETY: it is live, and nobody else uses it.
+        unsafe {
+            (*self.as_ptr()).context = context.as_ptr();
+            (*self.as_ptr()).handle = handle;
+        }
+    }
+
     /// Makes a PD that nobody uses yet another name of one.
     pub fn alias(self, of: Ref<'_, bindings::ibv_pd>) {
         // SAFETY: both are live, and nobody else uses this one.

@@ -47,12 +47,16 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     destroy_cq: Some(destroy_cq),
     destroy_qp: Some(destroy_qp),
     free_context: Some(free_context),
+    import_mr: Some(import_mr),
+    import_pd: Some(import_pd),
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
     query_qp: Some(query_qp),
     query_rt_values: Some(query_rt_values),
     reg_mr: Some(reg_mr),
+    unimport_mr: Some(unimport_mr),
+    unimport_pd: Some(unimport_pd),
     ..NONE
 };
 
@@ -206,6 +210,29 @@ unsafe extern "C" fn reg_mr(
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: see the head of this file.
     unsafe { destroyed(mr, cmd::dereg_mr) }
+}
+
+unsafe extern "C" fn import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+    // SAFETY: see the head of this file.
+    created(pd::import(unsafe { Ref::new(context) }, pd_handle))
+}
+
+/// The program's own is freed; the kernel's is whose it was.
+unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: see the head of this file; the PD came from `import_pd`.
+    unsafe { destroyed(pd.cast::<Pd>(), |_| Ok(())) };
+}
+
+unsafe extern "C" fn import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
+    // SAFETY: see the head of this file.
+    created(mr::import(unsafe { Ref::new(pd) }, mr_handle))
+}
+
+/// As [`unimport_pd`].
+unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: see the head of this file; the MR is the first member of what
+    // `import_mr` made.
+    unsafe { destroyed(mr.cast::<verbs_mr>(), |_| Ok(())) };
 }
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {

@@ -78,6 +78,14 @@ pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
     Ok(pd.finish(Private { users: Users::default(), parent: None }))
 }
 
+/// ibv_import_pd(3): the PD that has a handle in the kernel. Whether there is one
+/// shows when it is used.
+pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
+    let pd = Blank::<ibv_pd, Private>::new()?;
+    pd.verbs().import(context, handle);
+    Ok(pd.finish(Private { users: Users::default(), parent: None }))
+}
+
 /// ibv_alloc_parent_domain(3): with a thread domain, its objects are used by as
 /// many threads as `threads` says. `allocator` finds the memory functions for the
 /// new domain.
