@@ -40,6 +40,8 @@ bool virtio_rdma_iommu_mapped(struct device *dev);
 void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 			     unsigned int len);
 
+const struct uapi_definition *virtio_rdma_uapi_definitions(void);
+
 struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access);

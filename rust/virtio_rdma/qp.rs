@@ -428,6 +428,11 @@ impl Qp {
     }
 }
 
+/// Rights to operations that the device does not have. A program may grant them
+/// to its peers all the same, who have no use for them.
+const NO_ACCESS: u32 = bindings::ib_access_flags_IB_ACCESS_FLUSH_GLOBAL
+    | bindings::ib_access_flags_IB_ACCESS_FLUSH_PERSISTENT;
+
 /// The attributes of MODIFY_QP that `mask` names.
 fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
     let mut wire = wire::QpAttr {
@@ -438,7 +443,7 @@ fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
         rq_psn: attr.rq_psn.to_le(),
         sq_psn: attr.sq_psn.to_le(),
         dest_qp_num: attr.dest_qp_num.to_le(),
-        qp_access_flags: (attr.qp_access_flags as u32).to_le(),
+        qp_access_flags: (attr.qp_access_flags as u32 & !NO_ACCESS).to_le(),
         pkey_index: attr.pkey_index.to_le(),
         en_sqd_async_notify: attr.en_sqd_async_notify,
         max_rd_atomic: attr.max_rd_atomic,

@@ -187,6 +187,7 @@ impl<D: Driver> UnregisteredDevice<D> {
             (*raw).node_guid = u64::from_ne_bytes(config.node_guid);
             (*raw).num_comp_vectors = config.num_comp_vectors as c_int;
             (*raw).uverbs_cmd_mask |= ops::uverbs_cmd_mask();
+            (*raw).driver_def = bindings::virtio_rdma_uapi_definitions();
             (*(&raw mut (*raw).__bindgen_anon_1).cast::<bindings::device>()).parent =
                 dma::device_as_raw(config.parent);
         }

@@ -136,12 +136,19 @@ pub(crate) type Mr<D> = Object<bindings::ib_mr, <D as Driver>::Mr>;
 
 /// The context of a program that has opened the device.
 pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
+    /// What a provider is told of a context.
+    type Description: AsBytes;
+
     /// Creates the context; `udata` takes the answer to the provider.
     ///
     /// # Errors
     ///
     /// `EFAULT`, or any of the driver's.
     fn alloc(dev: &Device<D>, udata: &Udata<'_>) -> Result<Self>;
+
+    /// What the provider of a program that imports a context is told, as that of the program that
+    /// created it was.
+    fn describe(dev: &Device<D>) -> Self::Description;
 }
 
 /// A protection domain.

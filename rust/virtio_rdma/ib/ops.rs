@@ -39,7 +39,8 @@ use crate::{
 };
 use kernel::{
     error::from_result,
-    prelude::*, //
+    prelude::*,
+    transmute::AsBytes, //
 };
 
 /// The commands of uverbs by which the kernel posts and polls for a program.
@@ -72,6 +73,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         query_pkey: Some(query_pkey::<D>),
         alloc_ucontext: Some(alloc_ucontext::<D>),
         dealloc_ucontext: Some(dealloc_ucontext::<D>),
+        query_ucontext: Some(query_ucontext::<D>),
         disassociate_ucontext: Some(disassociate_ucontext),
         alloc_pd: Some(alloc_pd::<D>),
         dealloc_pd: Some(dealloc_pd::<D>),
@@ -235,6 +237,31 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
 unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext) {
     // SAFETY: By the contract of this module.
     unsafe { Ucontext::<D>::drop_data(raw) };
+}
+
+/// The operation `query_ucontext`: a program that got another one's open file imports the context.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn query_ucontext<D: Driver>(
+    raw: *mut bindings::ib_ucontext,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let dev = unsafe { Device::<D>::from_raw((*raw).device) };
+    let answer = D::Ucontext::describe(dev);
+    let bytes = answer.as_bytes();
+    // SAFETY: `attrs` are those of the current system call; `bytes` is valid for reads of its
+    // length.
+    unsafe {
+        bindings::uverbs_copy_to_struct_or_zero(
+            attrs,
+            bindings::VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as usize,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+        )
+    }
 }
 
 /// Lets the device go while programs have it open. The core destroys their objects itself, and

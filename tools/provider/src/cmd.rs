@@ -72,6 +72,51 @@ pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_
     Ok(resp.driver)
 }
 
+/// A command's attributes of the driver, of which there is one, which the kernel
+/// writes (rdma-core libibverbs/cmd_ioctl.h).
+#[repr(C)]
+struct DriverAttr {
+    buffer: ibv_command_buffer,
+    attr: ib_uverbs_attr,
+}
+
+/// Asks the kernel for a context that another program opened, through its file.
+pub fn query_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+    const {
+        let attrs = mem::offset_of!(ibv_command_buffer, hdr.attrs);
+        assert!(attrs == mem::offset_of!(DriverAttr, attr));
+    };
+    let mut resp = virtio_rdma_uresp_alloc_ucontext::default();
+    let mut driver = DriverAttr {
+        // SAFETY: integers and pointers.
+        buffer: unsafe { mem::zeroed() },
+        attr: ib_uverbs_attr {
+            attr_id: VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as u16,
+            len: size_of_val(&resp) as u16,
+            flags: UVERBS_ATTR_F_MANDATORY as u16,
+            __bindgen_anon_1: ib_uverbs_attr__bindgen_ty_2 {
+                data: (&raw mut resp).expose_provenance() as u64,
+            },
+            ..Default::default()
+        },
+    };
+    driver.buffer.hdr.object_id = UVERBS_OBJECT_DEVICE as u16;
+    driver.buffer.hdr.method_id = UVERBS_METHOD_QUERY_CONTEXT as u16;
+    driver.buffer.uhw_in_idx = _UHW_NO_INDEX as u8;
+    driver.buffer.uhw_out_idx = _UHW_NO_INDEX as u8;
+    let all = &raw mut driver;
+    // SAFETY: the buffer holds one attribute, behind which it ends; the kernel
+    // writes to `resp`, which is as long as the attribute says.
+    Errno::check(unsafe {
+        let attr = &raw mut (*all).attr;
+        (*all).buffer.last_attr = attr.add(1);
+        (*all).buffer.next_attr = attr.add(1);
+        let context = &raw mut (*context.as_ptr()).context;
+        ibv_cmd_query_context(context, all.cast())
+    })?;
+    Ok(resp)
+}
+
 /// Reads the device's attributes into the `size` bytes at `attr`.
 ///
 /// # Safety
@@ -197,6 +242,12 @@ pub fn rereg_mr(
             size_of_val(&resp),
         )
     })
+}
+
+/// Fills in `mr`, the MR that has a handle in the kernel.
+pub fn query_mr(pd: Ref<'_, ibv_pd>, mr: Ref<'_, verbs_mr>, handle: u32) -> Result {
+    // SAFETY: both are live; the function fills in the MR.
+    Errno::check(unsafe { ibv_cmd_query_mr(pd.as_ptr(), mr.as_ptr(), handle) })
 }
 
 /// Deregisters an MR.
