@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
@@ -156,8 +156,8 @@ pub(crate) struct Shared {
     pub(crate) keys: RwLock<KeyTable>,
     pub(crate) control: Mutex<Control>,
     pub(crate) doorbells: Mutex<RingQueue>,
-    /// VIRTIO_RDMA_F_RINGS is agreed on.
-    rings: AtomicBool,
+    /// The device-specific feature bits that are agreed on.
+    agreed: AtomicU64,
     gids: Mutex<Box<[Option<Gid>]>>,
     events: Mutex<Events>,
     completion_events: Box<[Mutex<Events>]>,
@@ -182,9 +182,14 @@ impl Shared {
         self.fabric.clock()
     }
 
+    /// Whether a feature bit is agreed on.
+    pub fn has(&self, feature: u32) -> bool {
+        self.agreed.load(Ordering::Acquire) & 1 << feature != 0
+    }
+
     /// Whether queues are rings in guest memory.
     pub fn has_rings(&self) -> bool {
-        self.rings.load(Ordering::Acquire)
+        self.has(VIRTIO_RDMA_F_RINGS)
     }
 
     /// The numbering of virtqueues that was agreed on.
@@ -466,7 +471,7 @@ impl Shared {
         for index in 0..self.limits.gid_table.into() {
             self.set_gid(index, None);
         }
-        for (_, qp) in self.qps.iter() {
+        for (slot, qp) in self.qps.iter() {
             let mut requester = lock(&qp.requester);
             requester.reset();
             requester.config = None;
@@ -477,8 +482,11 @@ impl Shared {
             qp.set_state(&mut responder, QpState::Reset);
             responder.reset();
             responder.config = None;
+            let groups = std::mem::take(&mut responder.groups);
             responder.notify = true;
             responder.queue = WorkQueue::default();
+            drop(responder);
+            groups.iter().for_each(|gid| self.fabric.leave(gid, self, slot));
         }
         let mut control = lock(&self.control);
         control.ring.set(None, None);
@@ -560,7 +568,7 @@ impl Device {
             keys: RwLock::new(KeyTable::default()),
             control: Mutex::new(Control::new(&limits)),
             doorbells: Mutex::new(RingQueue::default()),
-            rings: AtomicBool::new(false),
+            agreed: AtomicU64::new(0),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
             events: Mutex::new(Events::default()),
             completion_events: (0..limits.comp_vectors).map(|_| Mutex::default()).collect(),
@@ -594,8 +602,7 @@ impl Device {
         if self.shared.started.load(Ordering::Acquire) {
             return;
         }
-        let rings = self.features & features & 1 << VIRTIO_RDMA_F_RINGS != 0;
-        self.shared.rings.store(rings, Ordering::Release);
+        self.shared.agreed.store(self.features & features, Ordering::Release);
     }
 
     /// How many virtqueues there are, whatever the driver agrees on.

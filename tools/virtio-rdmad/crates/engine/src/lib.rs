@@ -41,6 +41,7 @@ mod doorbell;
 mod event;
 mod fabric;
 mod hot;
+mod mcast;
 mod modify;
 mod mr;
 mod pins;
