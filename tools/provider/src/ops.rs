@@ -28,6 +28,7 @@ use core::{
 /// The verbs whatever the data path is.
 pub static COMMON: verbs_context_ops = verbs_context_ops {
     alloc_pd: Some(alloc_pd),
+    attach_mcast: Some(attach_mcast),
     create_ah: Some(create_ah),
     create_cq: Some(create_cq),
     create_qp: Some(create_qp),
@@ -36,6 +37,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     destroy_ah: Some(destroy_ah),
     destroy_cq: Some(destroy_cq),
     destroy_qp: Some(destroy_qp),
+    detach_mcast: Some(detach_mcast),
     free_context: Some(free_context),
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
@@ -261,6 +263,16 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
     unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::destroy_qp(qp.qp())) }
+}
+
+unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::attach_mcast(Ref::new(qp), &*gid, lid) })
+}
+
+unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::detach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 /// Answers a verb that posts a list.
