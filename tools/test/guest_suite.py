@@ -21,6 +21,7 @@ import ktap  # noqa: E402  pylint: disable=wrong-import-position
 HANG_SECONDS = 600
 # Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
 ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
+DATA_PATH = ("verbs/rc_", "verbs/uc.", "verbs/mcast.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh")
 
 
@@ -77,7 +78,7 @@ class Suite:
         """The selftests that post and poll, in guest 1, one after the other."""
         (guest,) = self.network.guests
         for path in programs(self.options.share):
-            if path.startswith("verbs/rc_") and path not in BETWEEN_HOSTS:
+            if path.startswith(DATA_PATH) and path not in BETWEEN_HOSTS:
                 self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
 
     def misbehaves(self):
