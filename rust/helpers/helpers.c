@@ -248,3 +248,18 @@ unsigned int virtio_rdma_num_online_cpus(void)
 {
 	return num_online_cpus();
 }
+
+struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype)
+{
+	return nla_nest_start(skb, attrtype);
+}
+
+int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start)
+{
+	return nla_nest_end(skb, start);
+}
+
+void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start)
+{
+	nla_nest_cancel(skb, start);
+}

@@ -128,6 +128,15 @@ commands! {
     /// Clears an entry of the GID table.
     DelGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEL_GID
         (bindings::virtio_rdma_cmd_del_gid) -> Nothing;
+    /// Attaches a QP to a multicast group.
+    AttachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ATTACH_MCAST
+        (bindings::virtio_rdma_cmd_mcast) -> Nothing;
+    /// Detaches a QP from a multicast group.
+    DetachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DETACH_MCAST
+        (bindings::virtio_rdma_cmd_mcast) -> Nothing;
+    /// Reads the counters of a port.
+    QueryCounters = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_COUNTERS
+        (bindings::virtio_rdma_cmd_query_counters) -> bindings::virtio_rdma_rsp_query_counters;
 }
 
 /// How many commands may be under way at a time, if the ring has room for them.

@@ -53,6 +53,16 @@ pub(crate) enum Role {
     Events,
 }
 
+/// How many QPs attach to how many multicast groups.
+pub(crate) struct McastLimits {
+    /// Number of groups.
+    pub(crate) max_grp: u32,
+    /// QPs of one group.
+    pub(crate) max_qp_attach: u32,
+    /// Attachments in all.
+    pub(crate) max_total_qp_attach: u32,
+}
+
 /// The limits and attributes of a device, all of them checked.
 pub(crate) struct Config {
     /// GUID of the system image, in network order.
@@ -101,6 +111,8 @@ pub(crate) struct Config {
     pub(crate) max_qp_init_rd_atom: u32,
     /// `enum ib_atomic_cap`.
     pub(crate) atomic_cap: u8,
+    /// The multicast groups that UD QPs attach to; `None` if the device has none.
+    pub(crate) mcast: Option<McastLimits>,
     /// Number of AHs.
     pub(crate) max_ah: u32,
     /// Entries of the P_Key table.
@@ -111,6 +123,8 @@ pub(crate) struct Config {
     pub(crate) mac: Option<[u8; 6]>,
     /// Whether there is an event queue.
     pub(crate) has_events: bool,
+    /// Whether the device counts what its port sends and receives.
+    pub(crate) has_counters: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -174,6 +188,13 @@ impl Config {
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),
             max_qp_init_rd_atom: field!(dev, max_qp_init_rd_atom: u32),
             atomic_cap: field!(dev, atomic_cap: u8),
+            mcast: dev
+                .has_feature(bindings::VIRTIO_RDMA_F_MCAST)
+                .then(|| McastLimits {
+                    max_grp: field!(dev, max_mcast_grp: u32),
+                    max_qp_attach: field!(dev, max_mcast_qp_attach: u32),
+                    max_total_qp_attach: field!(dev, max_total_mcast_qp_attach: u32),
+                }),
             max_ah: field!(dev, max_ah: u32),
             max_pkeys: field!(dev, max_pkeys: u16),
             local_ca_ack_delay: field!(dev, local_ca_ack_delay: u8),
@@ -181,6 +202,7 @@ impl Config {
                 .has_feature(bindings::VIRTIO_RDMA_F_MAC)
                 .then(|| Self::read_mac(dev)),
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
+            has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

@@ -297,4 +297,8 @@ impl ib::MemoryRegion<Hca> for Mr {
     fn keys(&self) -> (u32, u32) {
         (self.lkey, self.rkey)
     }
+
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        details.put(c"mrn", self.mrn)
+    }
 }

@@ -66,6 +66,9 @@ pub(crate) struct Qp {
     /// Events that were reported since the state last changed, a bit for each `enum ib_event_type`.
     #[pin]
     reported: IrqSpinLock<u32>,
+    /// The multicast groups that the device has attached the QP to.
+    #[pin]
+    groups: Mutex<KVec<[u8; 16]>>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -76,6 +79,9 @@ const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
 /// Attributes of alternate paths, which RoCE does not have.
 const ALTERNATE_PATH: u32 =
     bindings::VIRTIO_RDMA_QP_ALT_PATH | bindings::VIRTIO_RDMA_QP_PATH_MIG_STATE;
+
+/// The flags that a UD QP may be created with.
+const CREATE_FLAGS: u32 = bindings::VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK;
 
 /// Whether the state lets send work requests be posted.
 fn accepts_sends(state: u32) -> bool {
@@ -413,6 +419,16 @@ impl Qp {
         }
     }
 
+    /// The request that attaches the QP to a multicast group, or detaches it.
+    fn mcast(&self, gid: [u8; 16]) -> bindings::virtio_rdma_cmd_mcast {
+        bindings::virtio_rdma_cmd_mcast {
+            gid,
+            qpn: self.qpn.to_le(),
+            lid: 0,
+            reserved_16: 0,
+        }
+    }
+
     /// Sends MODIFY_QP.
     fn modify_device(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
         let request = bindings::virtio_rdma_cmd_modify_qp {
@@ -528,7 +544,9 @@ fn create_request(
             | bindings::ib_qp_type_IB_QPT_UC
             | bindings::ib_qp_type_IB_QPT_UD
     );
-    if !known || attr.create_flags != 0 || attr.has_srq {
+    let has_flags = attr.qp_type == bindings::ib_qp_type_IB_QPT_UD && hca.config().mcast.is_some();
+    let flags = if has_flags { CREATE_FLAGS } else { 0 };
+    if !known || attr.create_flags & !flags != 0 || attr.has_srq {
         return Err(crate::errno::unsupported());
     }
     let cap = check_cap(hca, &attr.cap)?;
@@ -536,6 +554,7 @@ fn create_request(
         pdn: attr.pd.number().to_le(),
         qp_type: attr.qp_type as u8,
         sq_sig_type: u8::from(!attr.signal_all),
+        create_flags: attr.create_flags as u8,
         max_send_wr: cap.max_send_wr.to_le(),
         max_send_sge: cap.max_send_sge.to_le(),
         send_cqn: ib::CompletionQueue::number(&**attr.send_cq).to_le(),
@@ -761,6 +780,7 @@ impl ib::QueuePair<Hca> for Qp {
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
             reported <- new_irq_spinlock!(0, "virtio_rdma::Qp::reported"),
+            groups <- new_mutex!(KVec::new()),
         }? Error))
     }
 
@@ -882,5 +902,41 @@ impl ib::QueuePair<Hca> for Qp {
         }
         self.hca.ring_doorbell(self.qpn, ring);
         Ok(())
+    }
+
+    fn attach_mcast(&self, gid: [u8; 16]) -> Result {
+        if self.hca.config().mcast.is_none() {
+            return Err(crate::errno::unsupported());
+        }
+        let mut groups = self.groups.lock();
+        if groups.contains(&gid) {
+            return Ok(());
+        }
+        groups.reserve(1, GFP_KERNEL)?;
+        self.hca.execute::<cmd::AttachMcast>(&self.mcast(gid))?;
+        let _ = groups.push_within_capacity(gid);
+        Ok(())
+    }
+
+    fn detach_mcast(&self, gid: [u8; 16]) -> Result {
+        let mut groups = self.groups.lock();
+        let at = groups.iter().position(|group| *group == gid);
+        let _ = groups.remove(at.ok_or(EINVAL)?);
+        self.hca
+            .execute_destroy::<cmd::DetachMcast>(&self.mcast(gid));
+        Ok(())
+    }
+
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        let state = *self.state.lock();
+        details.put(c"state", state)?;
+        details.put(c"send_cqn", self.send_cqn)?;
+        details.put(c"recv_cqn", self.recv_cqn)?;
+        details.put(c"sq_depth", self.cap.max_send_wr)?;
+        details.put(c"rq_depth", self.cap.max_recv_wr)?;
+        details.put(c"max_inline", self.cap.max_inline_data)?;
+        details.put(c"rings", u32::from(self.region.is_some()))?;
+        let groups = self.groups.lock().len();
+        details.put(c"mcast_groups", u32::try_from(groups).unwrap_or(u32::MAX))
     }
 }

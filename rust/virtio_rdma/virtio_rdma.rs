@@ -38,6 +38,7 @@ mod ib;
 mod mr;
 mod net;
 mod pd;
+mod pma;
 mod port;
 mod qp;
 mod region;
@@ -128,6 +129,7 @@ fn register(
         parent: transport,
         node_guid: hca.config().sys_image_guid,
         num_comp_vectors: hca.num_comp_vectors(),
+        has_pma: hca.config().has_counters,
     };
     let ibdev = ib::UnregisteredDevice::new(hca.clone(), &config)?;
     let pairing = port::Pairing::new(ibdev.clone(), ARef::from(transport));
@@ -187,6 +189,8 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_RINGS,
         bindings::VIRTIO_RDMA_F_FAST_REG,
         bindings::VIRTIO_RDMA_F_REREG_MR,
+        bindings::VIRTIO_RDMA_F_MCAST,
+        bindings::VIRTIO_RDMA_F_COUNTERS,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

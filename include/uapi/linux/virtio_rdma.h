@@ -47,6 +47,10 @@
 #define VIRTIO_RDMA_F_FAST_REG		4
 /* REREG_MR */
 #define VIRTIO_RDMA_F_REREG_MR		6
+/* UD QPs attach to multicast groups: ATTACH_MCAST, DETACH_MCAST. */
+#define VIRTIO_RDMA_F_MCAST		9
+/* The device counts what its port sends and receives: QUERY_COUNTERS. */
+#define VIRTIO_RDMA_F_COUNTERS		10
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -196,6 +200,11 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,
+	/* with VIRTIO_RDMA_F_MCAST */
+	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 44,
+	VIRTIO_RDMA_CMD_DETACH_MCAST	= 45,
+	/* with VIRTIO_RDMA_F_COUNTERS */
+	VIRTIO_RDMA_CMD_QUERY_COUNTERS	= 46,
 };
 
 /*
@@ -420,11 +429,15 @@ enum virtio_rdma_sig_type {
 	VIRTIO_RDMA_SIGNAL_REQ_WR	= 1,
 };
 
+/* enum ib_qp_create_flags; what a UD QP sends to a group does not come back to it */
+#define VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK	(1U << 1)
+
 struct virtio_rdma_cmd_create_qp {
 	__le32 pdn;
 	__u8   qp_type;
 	__u8   sq_sig_type;
-	__u8   reserved_06[2];
+	__u8   create_flags;
+	__u8   reserved_07;
 	__le32 max_send_wr;
 	__le32 max_send_sge;
 	__le32 send_cqn;
@@ -585,6 +598,55 @@ struct virtio_rdma_cmd_del_gid {
 	__le16 index;
 	__le16 reserved_02;
 	__le32 port;
+};
+
+/* ATTACH_MCAST, DETACH_MCAST (VIRTIO_RDMA_F_MCAST) */
+
+/* The destination QP number of a datagram to a group (IBA 9.2.7) */
+#define VIRTIO_RDMA_MCAST_QPN		0xffffff
+
+/**
+ * struct virtio_rdma_cmd_mcast - attach a QP to a multicast group, or detach it
+ * @gid: the group: ff00::/8, or an IPv4 group as ::ffff:a.b.c.d
+ * @qpn: the QP, of type UD
+ * @lid: 0; RoCE has no LIDs
+ */
+struct virtio_rdma_cmd_mcast {
+	__u8   gid[16];
+	__le32 qpn;
+	__le16 lid;
+	__le16 reserved_16;
+};
+
+/* QUERY_COUNTERS (VIRTIO_RDMA_F_COUNTERS) */
+
+struct virtio_rdma_cmd_query_counters {
+	__le32 port;
+};
+
+/**
+ * struct virtio_rdma_rsp_query_counters - what a port has sent and received
+ * @xmit_data: bytes of payload sent
+ * @rcv_data: bytes of payload received
+ * @xmit_packets: packets sent: a message counts as many as the path's MTU
+ *	would cut it into
+ * @rcv_packets: packets received
+ * @multicast_xmit_packets: of @xmit_packets, those to a multicast group
+ * @multicast_rcv_packets: of @rcv_packets, those to a multicast group
+ * @xmit_discards: packets that reached nobody
+ *
+ * All count from the start of the device instance and wrap at 2^64; a reset of
+ * the device does not clear them.
+ */
+struct virtio_rdma_rsp_query_counters {
+	__le64 xmit_data;
+	__le64 rcv_data;
+	__le64 xmit_packets;
+	__le64 rcv_packets;
+	__le64 multicast_xmit_packets;
+	__le64 multicast_rcv_packets;
+	__le64 xmit_discards;
+	__le64 reserved[9];
 };
 
 /* REQ_NOTIFY_CQ */

@@ -3,6 +3,7 @@
 //! The objects of a device: the C structures with what the driver adds to them.
 
 use super::{
+    Details,
     Device,
     Driver,
     RecvWrs,
@@ -219,6 +220,13 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// Asks for one call of the completion handler, at the next completion or at the next solicited
     /// one. Any context. True if completions are there already and `report_missed` asked to be told.
     fn req_notify(&self, solicited: bool, report_missed: bool) -> bool;
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 /// What a QP is created with.
@@ -305,6 +313,28 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// `EIO` if the device has failed.
     fn doorbell(&self, ring: doorbell::Ring) -> Result;
+
+    /// Attaches the QP to a multicast group, if it is not yet. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has no multicast, `ENOMEM` beyond its limits, or what else the device
+    /// says.
+    fn attach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Detaches the QP from a multicast group. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not attached to it.
+    fn detach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 /// An address handle. Its functions come from any context.
@@ -388,6 +418,13 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
 
     /// The local and the remote key.
     fn keys(&self) -> (u32, u32);
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 impl<T> Object<bindings::ib_cq, T> {
@@ -562,7 +599,8 @@ impl<'a> GidAttr<'a> {
     }
 }
 
-fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
+/// The bytes of a GID, in network order.
+pub(super) fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
     // SAFETY: All members of the union are 16 bytes without padding.
     unsafe { *core::ptr::from_ref(gid).cast::<[u8; 16]>() }
 }

@@ -7,7 +7,12 @@
 //! through the functions here and destroys at most once.
 
 use super::{
-    object::Ucontext,
+    mad,
+    object::{
+        gid_bytes,
+        Ucontext, //
+    },
+    restrack,
     stats,
     AddressHandle,
     Ah,
@@ -94,6 +99,12 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         alloc_mr: Some(alloc_mr::<D>),
         map_mr_sg: Some(map_mr_sg::<D>),
         dereg_mr: Some(dereg_mr::<D>),
+        attach_mcast: Some(attach_mcast::<D>),
+        detach_mcast: Some(detach_mcast::<D>),
+        process_mad: Some(mad::process_mad::<D>),
+        fill_res_cq_entry: Some(restrack::fill_res_cq_entry::<D>),
+        fill_res_mr_entry: Some(restrack::fill_res_mr_entry::<D>),
+        fill_res_qp_entry: Some(restrack::fill_res_qp_entry::<D>),
         alloc_hw_port_stats: Some(stats::alloc_hw_port_stats::<D>),
         get_hw_stats: Some(stats::get_hw_stats::<D>),
         size_ib_ah: Ah::<D>::SIZE,
@@ -610,6 +621,36 @@ unsafe extern "C" fn destroy_qp<D: Driver>(
         unsafe { Qp::<D>::drop_data(raw) };
         Ok(0)
     })
+}
+
+/// The operation `attach_mcast`. RoCE has no LIDs.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn attach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.attach_mcast(gid).map(|()| 0))
+}
+
+/// The operation `detach_mcast`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn detach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.detach_mcast(gid).map(|()| 0))
 }
 
 /// The operation `post_send`.

@@ -407,6 +407,18 @@ pub fn query_qp(
     })
 }
 
+/// Attaches a QP to a multicast group.
+pub fn attach_mcast(qp: Ref<'_, ibv_qp>, gid: &ibv_gid, lid: u16) -> Result {
+    // SAFETY: the QP and the GID are valid.
+    Errno::check(unsafe { ibv_cmd_attach_mcast(qp.as_ptr(), gid, lid) })
+}
+
+/// Detaches a QP from a multicast group.
+pub fn detach_mcast(qp: Ref<'_, ibv_qp>, gid: &ibv_gid, lid: u16) -> Result {
+    // SAFETY: the QP and the GID are valid.
+    Errno::check(unsafe { ibv_cmd_detach_mcast(qp.as_ptr(), gid, lid) })
+}
+
 /// Destroys a QP.
 pub fn destroy_qp(qp: Ref<'_, ibv_qp>) -> Result {
     // SAFETY: `qp` is a live QP, whose mutex ibv_cmd_create_qp() made.

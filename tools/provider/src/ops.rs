@@ -35,6 +35,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     alloc_parent_domain: Some(alloc_parent_domain),
     alloc_pd: Some(alloc_pd),
     alloc_td: Some(alloc_td),
+    attach_mcast: Some(attach_mcast),
     create_ah: Some(create_ah),
     create_cq: Some(create_cq),
     create_cq_ex: Some(create_cq_ex),
@@ -46,6 +47,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     destroy_ah: Some(destroy_ah),
     destroy_cq: Some(destroy_cq),
     destroy_qp: Some(destroy_qp),
+    detach_mcast: Some(detach_mcast),
     free_context: Some(free_context),
     import_mr: Some(import_mr),
     import_pd: Some(import_pd),
@@ -431,6 +433,16 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
     unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::destroy_qp(qp.qp())) }
+}
+
+unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::attach_mcast(Ref::new(qp), &*gid, lid) })
+}
+
+unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::detach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 /// Answers a verb that posts a list.

@@ -9,12 +9,14 @@ use abi::{
     virtio_rdma_cmd_add_gid, virtio_rdma_cmd_create_cq, virtio_rdma_cmd_create_qp,
     virtio_rdma_cmd_del_gid, virtio_rdma_cmd_dereg_mr, virtio_rdma_cmd_destroy_cq,
     virtio_rdma_cmd_destroy_pd, virtio_rdma_cmd_destroy_qp, virtio_rdma_cmd_get_dma_mr,
-    virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port, virtio_rdma_cmd_reg_user_mr,
-    virtio_rdma_cmd_req_notify, virtio_rdma_cmd_rereg_mr, virtio_rdma_rsp_create_cq,
-    virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr,
-    virtio_rdma_rsp_query_pkey, virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_FAST_REG,
-    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_GID_TYPE_ROCE, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
-    VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_PD,
+    virtio_rdma_cmd_query_counters, virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port,
+    virtio_rdma_cmd_reg_user_mr, virtio_rdma_cmd_req_notify, virtio_rdma_cmd_rereg_mr,
+    virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp,
+    virtio_rdma_rsp_mr, virtio_rdma_rsp_query_counters, virtio_rdma_rsp_query_pkey,
+    virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_GID_TYPE_ROCE,
+    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP,
+    VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_PD,
     VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
@@ -23,6 +25,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
+use crate::mcast::{is_multicast, Attachments};
 use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
 use crate::qp::QpConfig;
 use crate::requester::Visit;
@@ -139,6 +142,8 @@ pub(crate) struct Control {
     pub ring_cqs: Numbers,
     /// Places of QPs with rings, without the GSI's.
     pub ring_slots: Numbers,
+    /// Attachments to multicast groups.
+    pub attachments: Attachments,
 }
 
 impl Control {
@@ -154,6 +159,7 @@ impl Control {
             next_slot: 1,
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
+            attachments: Attachments::default(),
         }
     }
 
@@ -342,6 +348,15 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 exchange(request, reply, |request| self.create_ring_qp(control, &request))
             }
+            abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
+                exchange(request, reply, |request| self.attach_mcast(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_DETACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
+                exchange(request, reply, |request| self.detach_mcast(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_COUNTERS if self.has(VIRTIO_RDMA_F_COUNTERS) => {
+                exchange(request, reply, |request| self.query_counters(&request))
+            }
             // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
         }
@@ -368,6 +383,24 @@ impl Shared {
         reply.active_width = WIDTH_4X;
         reply.active_speed = SPEED_EDR;
         reply.phys_state = PHYS_LINK_UP;
+        Ok(reply)
+    }
+
+    fn query_counters(
+        &self,
+        request: &virtio_rdma_cmd_query_counters,
+    ) -> Result<virtio_rdma_rsp_query_counters, Status> {
+        if request.port != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        let mut reply = virtio_rdma_rsp_query_counters::new_zeroed();
+        reply.xmit_data = self.stats.get(Counter::XmitBytes);
+        reply.rcv_data = self.stats.get(Counter::RcvBytes);
+        reply.xmit_packets = self.stats.get(Counter::XmitPackets);
+        reply.rcv_packets = self.stats.get(Counter::RcvPackets);
+        reply.multicast_xmit_packets = self.stats.get(Counter::MulticastXmitPackets);
+        reply.multicast_rcv_packets = self.stats.get(Counter::MulticastRcvPackets);
+        reply.xmit_discards = self.stats.get(Counter::DropUnreachable);
         Ok(reply)
     }
 
@@ -688,6 +721,7 @@ impl Shared {
         control.next_slot = 1;
         control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
         control.ring_slots = Numbers::new(1, self.limits.ring_qp);
+        control.attachments = Attachments::default();
         control.memory = GuestMemory::default();
     }
 
@@ -717,6 +751,16 @@ impl Shared {
         request: &virtio_rdma_cmd_create_qp,
     ) -> Result<QpConfig, Status> {
         control.pds.get(request.pdn).ok_or(Status::NoObject)?;
+        let flags = u32::from(request.create_flags);
+        let known = match kind {
+            QpType::Ud if self.has(VIRTIO_RDMA_F_MCAST) => {
+                VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK
+            }
+            _ => 0,
+        };
+        if flags & !known != 0 {
+            return Err(Status::Unsupported);
+        }
         let cq = |cqn| {
             self.with_cq(cqn, |_| ())?;
             u16::try_from(cqn).map_err(|_| Status::NoObject)
@@ -732,6 +776,7 @@ impl Shared {
             max_inline: request.max_inline_data as usize,
             // Virtqueues are written by the kernel alone.
             privileged: !self.has_rings(),
+            block_loopback: flags & VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK != 0,
         })
     }
 
@@ -819,6 +864,9 @@ impl Shared {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
         let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
+        if !lock(&qp.responder).groups.is_empty() {
+            return Err(Status::Busy);
+        }
         let config = requester.config.take().ok_or(Status::NoObject)?;
         requester.reset();
         let region = std::mem::take(&mut requester.region);
@@ -849,7 +897,7 @@ impl Shared {
             request.gid_type,
             VIRTIO_RDMA_GID_TYPE_ROCE | VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP
         );
-        let unicast = request.gid != [0; 16] && request.gid[0] != 0xff;
+        let unicast = request.gid != [0; 16] && !is_multicast(&request.gid);
         if !known || !unicast || request.port_num != VIRTIO_RDMA_PORT {
             return Err(Status::Invalid);
         }

@@ -157,7 +157,7 @@ pub(crate) struct Shared {
     pub(crate) keys: RwLock<KeyTable>,
     pub(crate) control: Mutex<Control>,
     pub(crate) doorbells: Mutex<RingQueue>,
-    /// The device-specific features that are agreed on.
+    /// The device-specific feature bits that are agreed on.
     agreed: AtomicU64,
     gids: Mutex<Box<[Option<Gid>]>>,
     events: Mutex<Events>,
@@ -183,14 +183,14 @@ impl Shared {
         self.fabric.clock()
     }
 
+    /// Whether a feature bit is agreed on.
+    pub fn has(&self, feature: u32) -> bool {
+        self.agreed.load(Ordering::Acquire) & 1 << feature != 0
+    }
+
     /// Whether queues are rings in guest memory.
     pub fn has_rings(&self) -> bool {
         self.has(VIRTIO_RDMA_F_RINGS)
-    }
-
-    /// Whether a device-specific feature is agreed on, by its bit.
-    pub fn has(&self, feature: u32) -> bool {
-        self.agreed.load(Ordering::Acquire) & 1 << feature != 0
     }
 
     /// The numbering of virtqueues that was agreed on.
@@ -473,7 +473,7 @@ impl Shared {
         for index in 0..self.limits.gid_table.into() {
             self.set_gid(index, None);
         }
-        for (_, qp) in self.qps.iter() {
+        for (slot, qp) in self.qps.iter() {
             let mut requester = lock(&qp.requester);
             requester.reset();
             requester.config = None;
@@ -484,8 +484,11 @@ impl Shared {
             qp.set_state(&mut responder, QpState::Reset);
             responder.reset();
             responder.config = None;
+            let groups = std::mem::take(&mut responder.groups);
             responder.notify = true;
             responder.queue = WorkQueue::default();
+            drop(responder);
+            groups.iter().for_each(|gid| self.fabric.leave(gid, self, slot));
         }
         let mut control = lock(&self.control);
         control.ring.set(None, None);

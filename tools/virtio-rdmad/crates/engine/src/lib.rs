@@ -42,6 +42,7 @@ mod event;
 mod fabric;
 mod fast_reg;
 mod hot;
+mod mcast;
 mod modify;
 mod mr;
 mod pins;

@@ -94,6 +94,8 @@ pub(crate) struct QpConfig {
     /// Whether the kernel owns the queues, and not a program: REG_MR names any
     /// page of the guest.
     pub privileged: bool,
+    /// Whether what it sends to a multicast group does not come back to it.
+    pub block_loopback: bool,
 }
 
 /// The half that sends.
@@ -177,6 +179,8 @@ pub(crate) struct Responder {
     pub established: bool,
     /// Whether the driver was asked to kick the receive queue.
     pub notify: bool,
+    /// The multicast groups that the QP is attached to, whatever its state.
+    pub groups: Vec<Gid>,
 }
 
 impl Responder {
@@ -191,10 +195,12 @@ impl Responder {
             waiter: None,
             established: false,
             notify: true,
+            groups: Vec::new(),
         }
     }
 
-    /// Forgets what a connection made, as RESET does; capabilities stay.
+    /// Forgets what a connection made, as RESET does; capabilities and
+    /// multicast groups stay.
     pub fn reset(&mut self) {
         let cap = self.attr.cap;
         self.attr = virtio_rdma_qp_attr::new_zeroed();

@@ -27,7 +27,7 @@ use crate::responder::{packets, Answer, Message, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::lock;
-use crate::turn::{Outbox, Turn};
+use crate::turn::{Outbox, Traffic, Turn};
 use crate::work_queue::Flushed;
 use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
@@ -188,22 +188,18 @@ impl Shared {
                 if requester.done < requester.wqe.total {
                     return Step::Partial;
                 }
+                if let Some(peer) = &requester.peer {
+                    turn.outbox.carry(&peer.device, traffic(requester).mirrored());
+                }
                 Step::End(match requester.wqe.operation {
                     Operation::Read => self.invalidate_local(&requester.wqe, config),
                     _ => VIRTIO_RDMA_WC_SUCCESS,
                 })
             }
+            Some(answer) if config.kind == QpType::Uc => self.drop_unreliable(answer),
             Some(Answer::Restart) => {
                 requester.done = 0;
                 Step::Partial
-            }
-            // Nobody tells the sender of an unreliable message.
-            Some(Answer::NotReady(_)) if config.kind == QpType::Uc => {
-                self.stats.add(Counter::DropNoReceive, 1);
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
-            }
-            Some(Answer::Failed(_)) if config.kind == QpType::Uc => {
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
             }
             Some(Answer::NotReady(timer)) => self.not_ready(slot, requester, timer),
             Some(Answer::Failed(status)) => Step::End(status),
@@ -318,6 +314,22 @@ impl Shared {
         Some(peer.device.respond(peer.slot, &mut responder, &message, waiter, remote, outbox))
     }
 
+    /// The peer did not take a message of an unreliable connection. Nobody tells
+    /// the sender (IBA 9.8.2.2): it completes with success.
+    fn drop_unreliable(&self, answer: Answer) -> Step {
+        let counter = match answer {
+            Answer::NotReady(_) => Some(Counter::DropNoReceive),
+            // The responder was reset in the middle of it.
+            Answer::Restart => Some(Counter::DropUnreachable),
+            // Counted where it was refused.
+            Answer::Done | Answer::Failed(_) => None,
+        };
+        if let Some(counter) = counter {
+            self.stats.add(counter, 1);
+        }
+        Step::End(VIRTIO_RDMA_WC_SUCCESS)
+    }
+
     /// The peer is gone, or not there yet: try again later, as often as the
     /// QP's attributes say.
     fn no_answer(&self, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
@@ -394,6 +406,9 @@ impl Shared {
         if !wqe.operation.is_local() {
             let count = packets(wqe.total, requester.attr.path_mtu);
             requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+            if config.kind.is_connected() {
+                outbox.carry_own(traffic(requester));
+            }
         }
         count_send(config, wqe, outbox);
         if config.signal_all || wqe.signaled {
@@ -479,6 +494,22 @@ impl Shared {
             requester.notify_drained = false;
             self.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, u32::from(slot) + 1);
         }
+    }
+}
+
+/// What the work request under way sends and receives when it succeeds.
+fn traffic(requester: &Requester) -> Traffic {
+    let total = requester.wqe.total;
+    let packets = packets(total, requester.attr.path_mtu);
+    match requester.wqe.operation {
+        Operation::Send | Operation::Write => Traffic::sent(total, packets),
+        Operation::Read | Operation::Atomic(_) => Traffic {
+            xmit_packets: 1,
+            rcv_bytes: total,
+            rcv_packets: packets.into(),
+            ..Traffic::default()
+        },
+        Operation::RegMr(_) | Operation::LocalInv => Traffic::default(),
     }
 }
 

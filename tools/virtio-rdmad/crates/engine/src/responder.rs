@@ -417,18 +417,24 @@ impl Shared {
     /// The requester asked for memory that it may not have.
     fn access_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
         self.stats.add(Counter::AccessViolations, 1);
-        if is_reliable(responder) {
-            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
-        }
+        self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR);
         Answer::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
     }
 
     /// The requester asked for what the responder does not do.
     fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
-        if is_reliable(responder) {
-            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_REQ_ERR));
-        }
+        self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_REQ_ERR);
         Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
+    }
+
+    /// A request that the responder refuses ends a reliable connection with this
+    /// event; on an unreliable one it is dropped (IBA 9.8.3).
+    fn fail_or_drop(&self, slot: u16, responder: &mut Responder, event: u32) {
+        if is_reliable(responder) {
+            self.fail_responder(slot, responder, Some(event));
+        } else {
+            self.stats.add(Counter::DropRefused, 1);
+        }
     }
 
     /// Moves the QP into ERR, and has its own thread flush it.

@@ -50,6 +50,18 @@ counters! {
     DatagramMessages = "datagram_messages",
     /// Bytes of these.
     DatagramBytes = "datagram_bytes",
+    /// Payload bytes sent, READs that were served among them.
+    XmitBytes = "xmit_bytes",
+    /// Packets that these would be, with one for each READ and atomic asked for.
+    XmitPackets = "xmit_packets",
+    /// Payload bytes received, those of READs among them.
+    RcvBytes = "rcv_bytes",
+    /// Packets that these would be.
+    RcvPackets = "rcv_packets",
+    /// Of the packets sent, those to a multicast group.
+    MulticastXmitPackets = "multicast_xmit_packets",
+    /// Of the packets received, those to a multicast group.
+    MulticastRcvPackets = "multicast_rcv_packets",
     /// Receives completed.
     ReceiveMessages = "receive_messages",
     /// Bytes of these.

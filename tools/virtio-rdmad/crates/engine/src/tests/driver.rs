@@ -187,6 +187,9 @@ pub fn limits() -> Limits {
         max_pd: 4,
         gid_table: 4,
         max_extents: 1024,
+        max_mcast_grp: 3,
+        max_mcast_qp_attach: 2,
+        max_mcast_attach: 5,
         comp_vectors: VECTORS,
         ring_qp: 6,
         ring_cq: 4,
@@ -266,9 +269,8 @@ impl Guest {
         let setup = &self.setup;
         let region = |index| setup.regions + index * setup.region_len;
         self.regions = (0..setup.region_count).rev().map(region).collect();
-        let rings = u64::from(self.rings) << VIRTIO_RDMA_F_RINGS;
-        self.device
-            .set_driver_features(self.device.features() & !(1 << VIRTIO_RDMA_F_RINGS) | rings);
+        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
+        self.device.set_driver_features(self.device.features() & !without);
         self.scratch = 4 << 20;
         let mut rings = Vec::new();
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
@@ -683,18 +685,32 @@ impl Guest {
     }
 
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
-        let request = Self::qp_request(pdn, cqn, kind);
+        self.try_create_qp(Self::qp_request(pdn, cqn, kind)).unwrap()
+    }
+
+    pub fn try_create_qp(&mut self, request: virtio_rdma_cmd_create_qp) -> Result<u32, u32> {
         if self.rings {
             let region = self.take_region();
             let request = self.qp_ring_request(region, request);
+            let result = self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request);
             let reply: virtio_rdma_rsp_create_qp =
-                self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request).unwrap();
+                result.inspect_err(|_| self.regions.push(region))?;
             self.qp_rings.insert(reply.qpn, QpRings { region, producers: [0; 2] });
-            return reply.qpn;
+            return Ok(reply.qpn);
         }
-        let reply: virtio_rdma_rsp_create_qp =
-            self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request).unwrap();
-        reply.qpn
+        let reply: virtio_rdma_rsp_create_qp = self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request)?;
+        Ok(reply.qpn)
+    }
+
+    /// Sends ATTACH_MCAST or DETACH_MCAST.
+    pub fn mcast(&mut self, command: u32, qpn: u32, gid: Gid) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_mcast { gid, qpn, lid: 0, reserved_16: 0 };
+        self.command(command, &request)
+    }
+
+    pub fn query_counters(&mut self) -> Result<virtio_rdma_rsp_query_counters, u32> {
+        let request = virtio_rdma_cmd_query_counters { port: 1 };
+        self.command(VIRTIO_RDMA_CMD_QUERY_COUNTERS, &request)
     }
 
     pub fn modify(&mut self, qpn: u32, mask: u32, attr: virtio_rdma_qp_attr) -> Result<(), u32> {
