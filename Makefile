@@ -15,7 +15,7 @@ fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
 # The suites that "make test" runs.
-T ?= host uml qemu debug tools
+T ?= host uml qemu debug
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
 F ?= engine ring vfio_user vhost_user
@@ -78,7 +78,7 @@ bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: 
 	@env -u Q -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/bench/bench $(if $(Q),--quick) $(if $(PROFILE),--profile)
 
 .PHONY: test
-test: ## all suites; T="host uml qemu debug tools" some of them
+test: ## all suites; T="host uml qemu debug tools" some of them, tools only if named
 	@$(top)/tools/test/run $(T)
 
 .PHONY: fuzz
