@@ -11,7 +11,8 @@ mod rings;
 mod socket;
 
 pub use guest::{
-    command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES, SCRATCH, WINDOW,
+    command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES, SCRATCH,
+    WINDOW,
 };
 pub use program::Program;
 pub use rings::{INLINE, RING_PAGES};

@@ -94,7 +94,14 @@ impl Guest {
             reserved_0c: 0,
         };
         let (sq, rq) = (shape(0), shape(1));
-        virtio_rdma_cmd_create_ring_qp { base, flags: VIRTIO_RDMA_QP_PRIVILEGED, region, sq, rq, reserved: [0; 8] }
+        virtio_rdma_cmd_create_ring_qp {
+            base,
+            flags: VIRTIO_RDMA_QP_PRIVILEGED,
+            region,
+            sq,
+            rq,
+            reserved: [0; 8],
+        }
     }
 
     /// A CQ of this number has its ring on this page now.

@@ -576,7 +576,7 @@ impl World {
                 let (compare_add, swap) = (program.u64(), 7);
                 WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 }.as_bytes().into()
             }
-            VIRTIO_RDMA_WR_REG_MR => self.registration(rkey, program).as_bytes().to_vec(),
+            VIRTIO_RDMA_WR_REG_MR => Self::registration(rkey, program).as_bytes().to_vec(),
             _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
         };
         let choice = program.u8();
@@ -603,7 +603,7 @@ impl World {
     }
 
     /// A registration of two pages, listed where the guest may write them over.
-    fn registration(&self, key: u32, program: &mut Program<'_>) -> WrReg {
+    fn registration(key: u32, program: &mut Program<'_>) -> WrReg {
         let pages = program.pick(&[GIVEN.start, LOCAL.start, u64::MAX]);
         let access = program.pick(&[ALL_ACCESS, 1, 0, u32::MAX]);
         let (iova, length) = (Self::addr(program), program.pick(&[0x2000, 0x1000, 1, 0]));

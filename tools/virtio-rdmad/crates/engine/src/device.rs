@@ -488,7 +488,9 @@ impl Shared {
             responder.notify = true;
             responder.queue = WorkQueue::default();
             drop(responder);
-            groups.iter().for_each(|gid| self.fabric.leave(gid, self, slot));
+            for gid in &groups {
+                self.fabric.leave(gid, self, slot);
+            }
         }
         let mut control = lock(&self.control);
         control.ring.set(None, None);
