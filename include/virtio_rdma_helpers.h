@@ -20,6 +20,7 @@
 void virtio_rdma_store_release(u32 *word, u32 value);
 u32 virtio_rdma_load_acquire(const u32 *word);
 void virtio_rdma_mb(void);
+void virtio_rdma_set_max_seg_size(struct device *dev, unsigned int size);
 
 unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock);
 bool virtio_rdma_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);

@@ -2,6 +2,7 @@
 /*
  * The out-of-line bodies of what the kernel's headers offer to C alone.
  */
+#include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/highmem.h>
 #include <linux/if_vlan.h>
@@ -56,6 +57,11 @@ void virtio_rdma_mb(void)
 {
 	/* Orders an index that was written before a word that is read. */
 	virt_mb();
+}
+
+void virtio_rdma_set_max_seg_size(struct device *dev, unsigned int size)
+{
+	dma_set_max_seg_size(dev, size);
 }
 
 unsigned long virtio_rdma_spin_lock_irqsave(spinlock_t *lock)

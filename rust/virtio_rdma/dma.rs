@@ -34,12 +34,15 @@ pub(crate) struct Span {
 pub(crate) struct Device(ARef<device::Device>);
 
 impl Device {
-    /// Wraps the device whose DMA operations map memory for the virtqueues.
+    /// Wraps the device whose DMA operations map memory for the virtqueues. Consumers of the RDMA
+    /// device map theirs through it too: a segment may be of any length.
     ///
     /// # Safety
     ///
-    /// [`Device::alloc`] may be called only while `dev` is bound to a driver.
+    /// `dev` is bound to a bus's driver, and [`Device::alloc`] may be called only while it is.
     pub(crate) unsafe fn new(dev: ARef<device::Device>) -> Self {
+        // SAFETY: `dev` is valid. It is the device of a transport, whose DMA nobody else uses.
+        unsafe { bindings::virtio_rdma_set_max_seg_size(device_as_raw(&dev), u32::MAX) };
         Self(dev)
     }
 

@@ -31,6 +31,7 @@ grow()
 	NAMES="port_xmit_data port_rcv_data port_xmit_packets port_rcv_packets unicast_xmit_packets unicast_rcv_packets"
 	before=$(all)
 	converse || return 1
+	# shellcheck disable=SC2046 # one word a counter
 	set -- $(all)
 	for value in $before; do
 		delta="${delta:-}$(($1 - value)) "
