@@ -7,7 +7,8 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID,
-    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
+    VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -18,6 +19,8 @@ pub(crate) const MAX_SGE: usize = 16;
 
 /// QPs or CQs with rings, at most: bounds the numbers of [`Jobs`].
 const MAX_RING_OBJECTS: u16 = 16384;
+/// SRQs, at most: with the others, they leave the numbers of [`Jobs`] in 16 bits.
+const MAX_SRQS: u16 = 8192;
 /// Completion event virtqueues, at most.
 const MAX_VECTORS: u16 = 64;
 /// Entries of a send or receive ring, at most.
@@ -50,7 +53,9 @@ pub struct Limits {
     pub ring_qp: u16,
     /// CQs with rings.
     pub ring_cq: u16,
-    /// Entries of the largest send or receive ring, a power of two.
+    /// SRQs.
+    pub max_srq: u16,
+    /// Entries of the largest send, receive or shared receive ring, a power of two.
     pub ring_wr: u32,
     /// Entries of the largest completion ring, a power of two.
     pub ring_cqe: u32,
@@ -85,6 +90,7 @@ impl Default for Limits {
             comp_vectors: 8,
             ring_qp: MAX_RING_OBJECTS,
             ring_cq: MAX_RING_OBJECTS,
+            max_srq: MAX_SRQS,
             ring_wr: MAX_RING_WR,
             ring_cqe: 1 << 18,
             inline_data: 512,
@@ -119,6 +125,7 @@ impl Limits {
         self.comp_vectors = self.comp_vectors.clamp(1, MAX_VECTORS);
         self.ring_qp = self.ring_qp.clamp(1, MAX_RING_OBJECTS);
         self.ring_cq = self.ring_cq.clamp(1, MAX_RING_OBJECTS);
+        self.max_srq = self.max_srq.clamp(1, MAX_SRQS);
         self.ring_wr = entries(self.ring_wr, MAX_RING_WR);
         self.ring_cqe = entries(self.ring_cqe, 1 << 22);
         self.inline_data = self.inline_data.min(MAX_INLINE);
@@ -138,7 +145,7 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
@@ -162,6 +169,8 @@ pub(crate) enum Queue {
     Send(u16),
     /// Receive queue of the QP in this slot.
     Receive(u16),
+    /// The SRQ in this slot (SRQ number less one).
+    Srq(u16),
 }
 
 /// The numbering of virtqueues, which depends on the features agreed on.
@@ -232,6 +241,7 @@ pub(crate) struct Jobs {
     vectors: u16,
     cqs: u16,
     qps: u16,
+    srqs: u16,
 }
 
 impl Jobs {
@@ -241,12 +251,13 @@ impl Jobs {
             vectors: limits.comp_vectors,
             cqs: limits.max_cq.max(limits.ring_cq),
             qps: limits.max_qp.max(limits.ring_qp),
+            srqs: limits.max_srq,
         }
     }
 
     /// How many numbers there are.
     pub fn count(self) -> u16 {
-        self.send(self.qps)
+        self.srq(self.srqs)
     }
 
     /// The CQ of this number.
@@ -264,6 +275,11 @@ impl Jobs {
         self.send(slot) + 1
     }
 
+    /// The SRQ in this slot.
+    pub fn srq(self, slot: u16) -> u16 {
+        self.send(self.qps) + slot
+    }
+
     /// The number of a queue.
     pub fn number(self, queue: Queue) -> u16 {
         match queue {
@@ -274,6 +290,7 @@ impl Jobs {
             Queue::Completion(cq) => self.completion(cq),
             Queue::Send(slot) => self.send(slot),
             Queue::Receive(slot) => self.receive(slot),
+            Queue::Srq(slot) => self.srq(slot),
         }
     }
 
@@ -286,6 +303,7 @@ impl Jobs {
             _ if number < self.completion(0) => Queue::CompletionEvents(number - 3),
             _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
             _ if number >= self.count() => return None,
+            _ if number >= self.srq(0) => Queue::Srq(number - self.srq(0)),
             _ => {
                 let pair = number - self.send(0);
                 if pair % 2 == 0 {
@@ -303,6 +321,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
+        | u64::from(rings) << VIRTIO_RDMA_F_SRQ
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -360,6 +379,9 @@ pub(crate) fn config_space(
         config.ring_max_qp_wr = limits.ring_wr;
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
+        config.max_srq = limits.max_srq.into();
+        config.max_srq_wr = limits.ring_wr;
+        config.max_srq_sge = sge;
     }
     transmute!(config)
 }
@@ -409,7 +431,7 @@ mod tests {
             assert_eq!(jobs.number(jobs.queue(number).unwrap()), number);
         }
         assert_eq!(jobs.queue(jobs.count()), None);
-        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Receive(16383)));
+        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Srq(8191)));
     }
 
     #[test]

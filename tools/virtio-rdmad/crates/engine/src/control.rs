@@ -115,6 +115,8 @@ pub(crate) struct Control {
     pub ring_cqs: Numbers,
     /// Places of QPs with rings, without the GSI's.
     pub ring_slots: Numbers,
+    /// Places of SRQs.
+    pub srq_slots: Numbers,
 }
 
 impl Control {
@@ -130,7 +132,13 @@ impl Control {
             next_slot: 1,
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
+            srq_slots: Numbers::new(0, limits.max_srq),
         }
+    }
+
+    /// Whether a PD has this number.
+    pub fn has_pd(&self, pdn: u32) -> bool {
+        self.pds.get(pdn).is_some()
     }
 
     /// How many MRs and PDs there are.
@@ -235,7 +243,15 @@ impl Shared {
                 | abi::VIRTIO_RDMA_CMD_CREATE_QP
                 | abi::VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ
         );
-        if with_rings != self.has_rings() && (with_rings || without) {
+        let with_srq = matches!(
+            command,
+            abi::VIRTIO_RDMA_CMD_CREATE_SRQ
+                | abi::VIRTIO_RDMA_CMD_MODIFY_SRQ
+                | abi::VIRTIO_RDMA_CMD_QUERY_SRQ
+                | abi::VIRTIO_RDMA_CMD_DESTROY_SRQ
+        );
+        if with_rings != self.has_rings() && (with_rings || without) || with_srq && !self.has_srqs()
+        {
             return Err(Status::Unsupported);
         }
         match command {
@@ -293,6 +309,18 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 exchange(request, reply, |request| self.create_ring_qp(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_SRQ => {
+                exchange(request, reply, |request| self.create_srq(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_MODIFY_SRQ => {
+                exchange(request, reply, |request| self.modify_srq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_SRQ => {
+                exchange(request, reply, |request| self.query_srq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_DESTROY_SRQ => {
+                exchange(request, reply, |request| self.destroy_srq(control, &request))
             }
             // CREATE_MR and MAP_MR_SG among them: without MEM_MGT_EXTENSIONS.
             _ => Err(Status::Unsupported),
@@ -559,6 +587,7 @@ impl Shared {
         control.next_slot = 1;
         control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
         control.ring_slots = Numbers::new(1, self.limits.ring_qp);
+        control.srq_slots = Numbers::new(0, self.limits.max_srq);
         control.memory = GuestMemory::default();
     }
 
@@ -595,6 +624,8 @@ impl Shared {
         Ok(QpConfig {
             kind,
             pdn: request.pdn,
+            srq: None,
+            recv_pdn: request.pdn,
             send_cq: cq(request.send_cqn)?,
             recv_cq: cq(request.recv_cqn)?,
             signal_all: u32::from(request.sq_sig_type) == VIRTIO_RDMA_SIGNAL_ALL_WR,
@@ -604,10 +635,13 @@ impl Shared {
         })
     }
 
-    /// A new QP uses its PD and CQs.
+    /// A new QP uses its PD, CQs and SRQ.
     pub(crate) fn attach(&self, control: &mut Control, config: QpConfig) {
         for cq in [config.send_cq, config.recv_cq] {
             lock(self.cqs.take(cq)).attach();
+        }
+        if let Some(srq) = config.srq {
+            self.attach_srq(srq);
         }
         use_pd(control, config.pdn);
     }
@@ -696,6 +730,7 @@ impl Shared {
         drop(requester);
         self.set_timer(slot, None);
         let mut responder = lock(&qp.responder);
+        self.leave_srq(slot, &mut responder);
         responder.config = None;
         responder.reset();
         qp.set_state(&mut responder, QpState::Reset);
@@ -708,6 +743,9 @@ impl Shared {
         }
         for cq in [config.send_cq, config.recv_cq] {
             lock(self.cqs.take(cq)).detach();
+        }
+        if let Some(srq) = config.srq {
+            self.detach_srq(srq);
         }
         unuse_pd(control, config.pdn);
         Ok(())
@@ -779,13 +817,15 @@ fn destroy_pd(control: &mut Control, request: &virtio_rdma_cmd_destroy_pd) -> Re
     }
 }
 
-fn use_pd(control: &mut Control, pdn: u32) {
+/// One more object belongs to a PD.
+pub(crate) fn use_pd(control: &mut Control, pdn: u32) {
     if let Some(users) = control.pds.get_mut(pdn) {
         *users += 1;
     }
 }
 
-fn unuse_pd(control: &mut Control, pdn: u32) {
+/// One less.
+pub(crate) fn unuse_pd(control: &mut Control, pdn: u32) {
     if let Some(users) = control.pds.get_mut(pdn) {
         *users -= 1;
     }

@@ -110,7 +110,15 @@ impl Shared {
         let receive_len = receive_entry_len(base.max_recv_sge as usize);
         let receive = Shape::check(&request.rq, base.max_recv_wr, most, receive_len);
         let (send, receive) = send.zip(receive).ok_or(Status::Invalid)?;
-        let config = self.qp_config(control, kind, base)?;
+        let mut config = self.qp_config(control, kind, base)?;
+        if self.has_srqs() && request.srqn != 0 {
+            if kind == QpType::Gsi || receive.depth != 0 {
+                return Err(Status::Invalid);
+            }
+            let (srq, recv_pdn, max_recv_sge) = self.srq_config(request.srqn)?;
+            (config.srq, config.recv_pdn, config.max_recv_sge) =
+                (Some(srq), recv_pdn, max_recv_sge);
+        }
         let end = send.end().max(receive.end());
         let (pages, region) = self.read_region(control, &request.region, end)?;
         let slot = self.free_ring_slot(control, kind)?;
@@ -135,7 +143,7 @@ impl Shared {
 
     /// Reads the page table of a region that holds `len` bytes, and finds the
     /// pages.
-    fn read_region(
+    pub(crate) fn read_region(
         &self,
         control: &Control,
         region: &virtio_rdma_ring_region,

@@ -11,4 +11,5 @@ mod random;
 mod rate;
 mod rc;
 mod rings;
+mod srq;
 mod threads;
