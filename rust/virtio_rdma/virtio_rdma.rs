@@ -42,6 +42,7 @@ mod port;
 mod qp;
 mod region;
 mod ring;
+mod srq;
 mod stats;
 mod sync;
 mod ucontext;
@@ -186,6 +187,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_EVENTS,
         bindings::VIRTIO_RDMA_F_MAC,
         bindings::VIRTIO_RDMA_F_RINGS,
+        bindings::VIRTIO_RDMA_F_SRQ,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {
