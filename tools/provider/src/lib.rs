@@ -16,7 +16,7 @@
 //! | C interface | [`bindings`], [`driver`], [`ops`] | registration, entry points |
 //! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`] | C objects, commands, work requests, shared memory |
 //! | rings | [`wq`], [`wqe`], [`cq_ring`] | posting and polling, no `unsafe` |
-//! | verbs | [`context`], [`pd`], [`mr`], [`ah`], [`cq`], [`qp`] | what each verb does, no `unsafe` |
+//! | verbs | [`context`], [`pd`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
 pub mod ah;
@@ -37,6 +37,7 @@ pub mod pd;
 pub mod qp;
 pub mod qpn;
 pub mod ring;
+pub mod srq;
 pub mod wq;
 pub mod wqe;
 pub mod wr;

@@ -9,7 +9,7 @@ use crate::{
     object::{self, Blank, Owned, Qp, Ref},
     qpn::Registration,
     ring::{Region, Ring},
-    wq::{self, Posted, WorkQueue},
+    wq::{self, Freed, Posted, WorkQueue},
     wqe,
     wr::{self, List, PostError},
 };
@@ -44,6 +44,11 @@ impl Limits {
             max_recv_sge: attr.cap.max_recv_sge,
             max_inline_data: attr.cap.max_inline_data,
         }
+    }
+
+    /// Of the work requests of an SRQ.
+    pub fn of_receives(max_recv_sge: u32) -> Self {
+        Self { qp_type: 0, max_send_sge: 0, max_recv_sge, max_inline_data: 0 }
     }
 }
 
@@ -113,7 +118,7 @@ impl Queues {
 }
 
 /// Bytes of an SGE list.
-fn sges(count: u32) -> usize {
+pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
@@ -136,6 +141,9 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
     let number = qp.verbs().qp().number();
     match Registration::new(numbers, number, send_cq, recv_cq) {
         Ok(registration) => {
+            if !attr.srq.is_null() {
+                registration.progress().share_receives();
+            }
             attr.cap = queues.cap(attr.cap);
             let rings = Some(Rings { queues, registration });
             Ok(qp.finish(Private { limits: Limits::new(attr), rings }))
@@ -205,7 +213,7 @@ pub fn post_send(
     }
     let side = registration.progress().send();
     let Posted { result, doorbell } =
-        queues.send.post(&queues.region, wq::SEND, side, list, |request, entry| {
+        queues.send.post(&queues.region, wq::SEND, Freed::Completed(side), list, |request, entry| {
             wqe::send(limits, request, entry)
         });
     if !doorbell {
@@ -232,7 +240,7 @@ pub fn post_recv(
     }
     let side = registration.progress().recv();
     let Posted { result, doorbell } =
-        recv.post(&queues.region, wq::RECV, side, list, |request, entry| {
+        recv.post(&queues.region, wq::RECV, Freed::Completed(side), list, |request, entry| {
             wqe::recv(limits, request, entry)
         });
     if !doorbell {

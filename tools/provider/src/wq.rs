@@ -12,7 +12,7 @@ use crate::{
 };
 use core::{
     mem::offset_of,
-    sync::atomic::Ordering::{Relaxed, SeqCst},
+    sync::atomic::Ordering::{Acquire, Relaxed, SeqCst},
 };
 
 /// The words of the head that belong to one queue.
@@ -22,16 +22,44 @@ pub struct Head {
     wake: Word,
 }
 
+impl Head {
+    /// The producer's index and the word by which the device asks for a doorbell.
+    pub const fn new(producer: Word, wake: Word) -> Self {
+        Self { producer, wake }
+    }
+}
+
 /// The head's words of the send queue.
-pub const SEND: Head = Head {
-    producer: Word::at(offset_of!(virtio_rdma_qp_ring, sq_producer)),
-    wake: Word::at(offset_of!(virtio_rdma_qp_ring, sq_wake)),
-};
+pub const SEND: Head = Head::new(
+    Word::at(offset_of!(virtio_rdma_qp_ring, sq_producer)),
+    Word::at(offset_of!(virtio_rdma_qp_ring, sq_wake)),
+);
 /// The head's words of the receive queue.
-pub const RECV: Head = Head {
-    producer: Word::at(offset_of!(virtio_rdma_qp_ring, rq_producer)),
-    wake: Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
-};
+pub const RECV: Head = Head::new(
+    Word::at(offset_of!(virtio_rdma_qp_ring, rq_producer)),
+    Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
+);
+
+/// How who posts learns which entries are free.
+#[derive(Clone, Copy)]
+pub enum Freed<'a> {
+    /// Those of work requests that are no longer outstanding. It is told what
+    /// was posted.
+    Completed(&'a Side),
+    /// Those that the device says in this word that it took.
+    Taken(Word),
+}
+
+impl Freed<'_> {
+    /// How many were freed.
+    fn count(self, region: &Region) -> u32 {
+        match self {
+            Self::Completed(side) => side.done(),
+            // The device has read them before.
+            Self::Taken(word) => region.load(word, Acquire),
+        }
+    }
+}
 
 /// Indices of a ring, modulo 2^32.
 struct Indices {
@@ -41,7 +69,7 @@ struct Indices {
     limit: u32,
 }
 
-/// A send or receive queue. In a cache line of its own, so that threads that
+/// A send, receive or shared receive queue. In a cache line of its own, so that threads that
 /// send and threads that post receives do not slow each other down.
 #[repr(align(64))]
 pub struct WorkQueue {
@@ -72,13 +100,11 @@ impl WorkQueue {
 
     /// Posts a list; `encode` writes a request to its entry.
     ///
-    /// `side` counts the work requests that are no longer outstanding, and
-    /// those that were posted.
     pub fn post<W: WorkRequest>(
         &self,
         region: &Region,
         head: Head,
-        side: &Side,
+        freed: Freed<'_>,
         list: List<'_, W>,
         encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
     ) -> Posted<W> {
@@ -87,7 +113,7 @@ impl WorkQueue {
         let mut result = Ok(());
         for request in list {
             let posted = self
-                .reserve(&mut indices, side)
+                .reserve(region, &mut indices, freed)
                 .and_then(|()| region.writer(self.ring, indices.producer))
                 .and_then(|entry| encode(&request, entry));
             if let Err(errno) = posted {
@@ -99,7 +125,9 @@ impl WorkQueue {
         if indices.producer == first {
             return Posted { result, doorbell: false };
         }
-        side.post(indices.producer);
+        if let Freed::Completed(side) = freed {
+            side.post(indices.producer);
+        }
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
         region.store(head.producer, indices.producer, SeqCst);
@@ -115,11 +143,11 @@ impl WorkQueue {
     }
 
     /// Ensures that there is a free entry.
-    fn reserve(&self, indices: &mut Indices, side: &Side) -> Result {
+    fn reserve(&self, region: &Region, indices: &mut Indices, freed: Freed<'_>) -> Result {
         if indices.producer != indices.limit {
             return Ok(());
         }
-        let done = side.done();
+        let done = freed.count(region);
         if indices.producer.wrapping_sub(done) >= self.ring.depth() {
             return Err(Errno::ENOMEM);
         }
@@ -169,8 +197,9 @@ mod tests {
             }
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
+            let freed = Freed::Completed(&self.side);
             let posted =
-                self.queue.post(&self.region, RECV, &self.side, list, |request, mut entry| {
+                self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
                     if request.wr().wr_id == invalid {
                         return Err(Errno::EINVAL);
                     }
