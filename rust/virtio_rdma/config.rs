@@ -161,11 +161,7 @@ impl Config {
             } else {
                 0
             },
-            max_srq: if srqs {
-                field!(dev, max_srq: u32)
-            } else {
-                0
-            },
+            max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
             max_mr: field!(dev, max_mr: u32),
@@ -245,7 +241,14 @@ impl Config {
         for (name, value) in [
             ("ring_max_qp_wr", self.max_qp_wr),
             ("ring_max_cqe", self.max_cqe),
-            ("max_srq_wr", if self.max_srq == 0 { 1 } else { self.max_srq_wr }),
+            (
+                "max_srq_wr",
+                if self.max_srq == 0 {
+                    1
+                } else {
+                    self.max_srq_wr
+                },
+            ),
         ] {
             if !value.is_power_of_two() {
                 dev_err!(

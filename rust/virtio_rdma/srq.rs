@@ -167,8 +167,7 @@ impl Srq {
     /// Lets the program that posts ask for a doorbell with its next work request, and so hear that
     /// there is nobody to hear it. Any context.
     pub(crate) fn close(&self) {
-        self.region
-            .tell_program(offset_of!(wire::SrqRing, wake), 1);
+        self.region.tell_program(offset_of!(wire::SrqRing, wake), 1);
     }
 }
 

@@ -729,7 +729,12 @@ unsafe extern "C" fn destroy_srq<D: Driver>(
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
-    let (srq, dev) = unsafe { (Srq::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
+    let (srq, dev) = unsafe {
+        (
+            Srq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
+        )
+    };
     from_result(|| {
         srq.destroy()?;
         dev.handles().srqs.unpublish(srq.number());

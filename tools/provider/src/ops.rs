@@ -303,10 +303,7 @@ unsafe extern "C" fn post_recv(
     unsafe { posted(qp::post_recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
-unsafe extern "C" fn create_srq(
-    pd: *mut ibv_pd,
-    attr: *mut ibv_srq_init_attr,
-) -> *mut ibv_srq {
+unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: see the head of this file.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
     created(srq::create(pd, attr))

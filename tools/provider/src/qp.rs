@@ -212,10 +212,13 @@ pub fn post_send(
         return refuse(Errno::EINVAL);
     }
     let side = registration.progress().send();
-    let Posted { result, doorbell } =
-        queues.send.post(&queues.region, wq::SEND, Freed::Completed(side), list, |request, entry| {
-            wqe::send(limits, request, entry)
-        });
+    let Posted { result, doorbell } = queues.send.post(
+        &queues.region,
+        wq::SEND,
+        Freed::Completed(side),
+        list,
+        |request, entry| wqe::send(limits, request, entry),
+    );
     if !doorbell {
         return result;
     }

@@ -122,9 +122,9 @@ pub fn post_recv(
     if !doorbell {
         return result;
     }
-    result.and(cmd::ring_srq_doorbell(srq.srq()).or_else(|errno| {
+    result.and(cmd::ring_srq_doorbell(srq.srq()).map_err(|errno| {
         private.queue.not_rung(&private.region, HEAD);
-        Err(PostError { errno, bad_wr: first })
+        PostError { errno, bad_wr: first }
     }))
 }
 

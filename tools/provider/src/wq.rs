@@ -198,16 +198,15 @@ mod tests {
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
             let freed = Freed::Completed(&self.side);
-            let posted =
-                self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
-                    if request.wr().wr_id == invalid {
-                        return Err(Errno::EINVAL);
-                    }
-                    entry.put(crate::bindings::virtio_rdma_rq_wqe {
-                        wr_id: request.wr().wr_id,
-                        ..Default::default()
-                    })
-                });
+            let posted = self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
+                if request.wr().wr_id == invalid {
+                    return Err(Errno::EINVAL);
+                }
+                entry.put(crate::bindings::virtio_rdma_rq_wqe {
+                    wr_id: request.wr().wr_id,
+                    ..Default::default()
+                })
+            });
             let error = posted.result.err().map(|error| {
                 let index = (error.bad_wr.addr() - base) / size_of::<ibv_recv_wr>();
                 (error.errno, ids[index])
