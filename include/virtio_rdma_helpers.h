@@ -12,6 +12,7 @@
 #include <linux/spinlock.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
+#include <net/netlink.h>
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
@@ -40,6 +41,8 @@ bool virtio_rdma_iommu_mapped(struct device *dev);
 void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 			     unsigned int len);
 
+const struct uapi_definition *virtio_rdma_uapi_definitions(void);
+
 struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access);
@@ -60,5 +63,9 @@ unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev);
 unsigned int virtio_rdma_netdev_port_mtu(const struct net_device *ndev);
 
 unsigned int virtio_rdma_num_online_cpus(void);
+
+struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype);
+int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start);
+void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start);
 
 #endif /* _VIRTIO_RDMA_HELPERS_H */

@@ -9,8 +9,35 @@
 #include <linux/pci.h>
 #include <net/net_namespace.h>
 #include <rdma/ib_addr.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/uverbs_ioctl.h>
+#include <rdma/virtio_rdma-abi.h>
+
+#define UVERBS_MODULE_NAME virtio_rdma
+#include <rdma/uverbs_named_ioctl.h>
 
 #include "virtio_rdma_helpers.h"
+
+static_assert(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP == 1U << UVERBS_ID_NS_SHIFT);
+
+#define CONTEXT_RESP \
+	UVERBS_ATTR_STRUCT(struct virtio_rdma_uresp_alloc_ucontext, reserved_04)
+
+ADD_UVERBS_ATTRIBUTES_SIMPLE(virtio_rdma_query_context, UVERBS_OBJECT_DEVICE,
+			     UVERBS_METHOD_QUERY_CONTEXT,
+			     UVERBS_ATTR_PTR_OUT(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP,
+						 CONTEXT_RESP, UA_MANDATORY));
+
+static const struct uapi_definition virtio_rdma_definitions[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE,
+				&virtio_rdma_query_context),
+	{},
+};
+
+const struct uapi_definition *virtio_rdma_uapi_definitions(void)
+{
+	return virtio_rdma_definitions;
+}
 
 /* The other side is a device, also where the kernel has one CPU only. */
 void virtio_rdma_store_release(u32 *word, u32 value)
@@ -220,4 +247,19 @@ unsigned int virtio_rdma_netdev_port_mtu(const struct net_device *ndev)
 unsigned int virtio_rdma_num_online_cpus(void)
 {
 	return num_online_cpus();
+}
+
+struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype)
+{
+	return nla_nest_start(skb, attrtype);
+}
+
+int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start)
+{
+	return nla_nest_end(skb, start);
+}
+
+void virtio_rdma_nla_nest_cancel(struct sk_buff *skb, struct nlattr *start)
+{
+	nla_nest_cancel(skb, start);
 }

@@ -86,9 +86,15 @@ commands! {
     /// Creates an MR over all memory.
     GetDmaMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_GET_DMA_MR
         (bindings::virtio_rdma_cmd_get_dma_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Creates an MR for fast registration.
+    CreateMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_MR
+        (bindings::virtio_rdma_cmd_create_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Creates an MR over listed pages.
     RegUserMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REG_USER_MR
         (bindings::virtio_rdma_cmd_reg_user_mr) -> bindings::virtio_rdma_rsp_mr;
+    /// Replaces attributes of an MR over listed pages.
+    ReregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REREG_MR
+        (bindings::virtio_rdma_cmd_rereg_mr) -> Nothing;
     /// Destroys an MR.
     DeregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEREG_MR
         (bindings::virtio_rdma_cmd_dereg_mr) -> Nothing;
@@ -134,6 +140,15 @@ commands! {
     /// Clears an entry of the GID table.
     DelGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEL_GID
         (bindings::virtio_rdma_cmd_del_gid) -> Nothing;
+    /// Attaches a QP to a multicast group.
+    AttachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ATTACH_MCAST
+        (bindings::virtio_rdma_cmd_mcast) -> Nothing;
+    /// Detaches a QP from a multicast group.
+    DetachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DETACH_MCAST
+        (bindings::virtio_rdma_cmd_mcast) -> Nothing;
+    /// Reads the counters of a port.
+    QueryCounters = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_COUNTERS
+        (bindings::virtio_rdma_cmd_query_counters) -> bindings::virtio_rdma_rsp_query_counters;
 }
 
 /// How many commands may be under way at a time, if the ring has room for them.
@@ -185,22 +200,17 @@ enum State {
     Replied(u32),
 }
 
-struct Slot {
-    exchange: Exchange,
-    state: State,
-}
-
 /// The requests for notification of one CQ: at most one is under way, and what was asked for
 /// meanwhile goes out when that returns.
 struct Notify {
-    exchange: Exchange,
     sent: bool,
     wanted: u32,
 }
 
 struct Inner {
+    /// The exchanges with tokens below [`MAX_SLOTS`] are those of the slots, those behind the CQs'.
     queue: Option<Queue>,
-    slots: KVec<Slot>,
+    slots: [State; MAX_SLOTS as usize],
     notifies: KVec<Notify>,
 }
 
@@ -247,31 +257,20 @@ impl ControlQueue {
     /// `ENOMEM`.
     pub(crate) fn new(cqs: u32) -> Result<impl PinInit<Self, Error>> {
         let mut replies = KVec::new();
-        let mut slots = KVec::new();
         for _ in 0..MAX_SLOTS {
             replies.push(KBox::pin_init(Completion::new(), GFP_KERNEL)?, GFP_KERNEL)?;
-            slots.push(
-                Slot {
-                    exchange: Exchange::new()?,
-                    state: State::Idle,
-                },
-                GFP_KERNEL,
-            )?;
         }
         let mut notifies = KVec::new();
         for _ in 0..cqs {
-            notifies.push(
-                Notify {
-                    exchange: Exchange::new()?,
-                    sent: false,
-                    wanted: 0,
-                },
-                GFP_KERNEL,
-            )?;
+            let notify = Notify {
+                sent: false,
+                wanted: 0,
+            };
+            notifies.push(notify, GFP_KERNEL)?;
         }
         let inner = Inner {
             queue: None,
-            slots,
+            slots: [State::Idle; MAX_SLOTS as usize],
             notifies,
         };
         let free = KVec::with_capacity(MAX_SLOTS as usize, GFP_KERNEL)?;
@@ -289,15 +288,18 @@ impl ControlQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the ring has no room for a command beside one notification of each CQ.
-    pub(crate) fn attach(&self, queue: Queue) -> Result {
-        let mut inner = self.inner.lock();
-        let reserved = inner.notifies.len() as u32;
+    /// `EINVAL` if the ring has no room for a command beside one notification of each CQ; `ENOMEM`.
+    pub(crate) fn attach(&self, mut queue: Queue) -> Result {
+        let reserved = self.inner.lock().notifies.len() as u32;
+        let mut exchanges = KVec::new();
+        for _ in 0..MAX_SLOTS + reserved {
+            exchanges.push(Exchange::new()?, GFP_KERNEL)?;
+        }
+        queue.set_exchanges(exchanges)?;
         let slots = (queue.size() / DESCRIPTORS)
             .saturating_sub(reserved)
             .min(MAX_SLOTS);
-        inner.queue = Some(queue);
-        drop(inner);
+        self.inner.lock().queue = Some(queue);
 
         if slots == 0 {
             return Err(EINVAL);
@@ -309,7 +311,7 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Gives the queue up. The device must have been reset.
+    /// Gives the queue up.
     pub(crate) fn detach(&self) -> Option<Queue> {
         self.inner.lock().queue.take()
     }
@@ -423,7 +425,7 @@ impl ControlQueue {
         inner
             .slots
             .get(slot as usize)
-            .map_or(State::Sent, |slot| slot.state)
+            .map_or(State::Sent, |state| *state)
     }
 
     fn transport_is_broken(&self) -> bool {
@@ -438,25 +440,27 @@ impl ControlQueue {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let queue = inner.queue.as_mut().ok_or(ENODEV)?;
-        let entry = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
+        let state = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
 
-        entry.exchange.set_request(opcode, request)?;
-        queue.add_exchange(&mut entry.exchange, slot)?;
-        entry.state = State::Sent;
+        queue.exchange(slot)?.set_request(opcode, request)?;
+        queue.add_exchange(slot)?;
+        *state = State::Sent;
         queue.kick();
         Ok(())
     }
 
     /// Checks the reply of a slot and copies it out.
     fn collect(&self, slot: u32, stats: &Stats, body: &mut [u8]) -> Result {
-        let mut inner = self.inner.lock();
-        let entry = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
-        let State::Replied(written) = entry.state else {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let state = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
+        let State::Replied(written) = *state else {
             return Err(EIO);
         };
-        entry.state = State::Idle;
-        let status = entry.exchange.reply(body)?;
-        drop(inner);
+        *state = State::Idle;
+        let queue = inner.queue.as_mut().ok_or(ENODEV)?;
+        let status = queue.exchange(slot)?.reply(body)?;
+        drop(guard);
 
         let bad = |counter| {
             stats.bad(counter);
@@ -513,8 +517,8 @@ impl ControlQueue {
 
     fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
         let index = slot as usize;
-        if let (Some(entry), Some(reply)) = (inner.slots.get_mut(index), self.replies.get(index)) {
-            entry.state = State::Replied(written);
+        if let (Some(state), Some(reply)) = (inner.slots.get_mut(index), self.replies.get(index)) {
+            *state = State::Replied(written);
             reply.complete();
         }
     }
@@ -544,14 +548,11 @@ impl Inner {
 
         // The ring has room for one of each CQ: it fails only if the queue is broken, which the
         // next command reports.
-        if entry
-            .exchange
-            .set_request(opcode, request.as_bytes())
-            .is_ok()
-            && queue
-                .add_exchange(&mut entry.exchange, MAX_SLOTS + cqn)
-                .is_ok()
-        {
+        let token = MAX_SLOTS + cqn;
+        let written = queue
+            .exchange(token)
+            .and_then(|exchange| exchange.set_request(opcode, request.as_bytes()));
+        if written.and_then(|()| queue.add_exchange(token)).is_ok() {
             entry.sent = true;
             entry.wanted = 0;
             queue.kick();
@@ -559,11 +560,16 @@ impl Inner {
     }
 
     fn notify_returned(&mut self, cqn: u32, written: u32, stats: &Stats) {
-        if let Some(entry) = self.notifies.get_mut(cqn as usize) {
+        if let (Some(entry), Some(queue)) =
+            (self.notifies.get_mut(cqn as usize), self.queue.as_mut())
+        {
             entry.sent = false;
+            let status = queue
+                .exchange(MAX_SLOTS + cqn)
+                .and_then(|exchange| exchange.reply(&mut []));
             if !(1..=Exchange::SIZE).contains(&(written as usize)) {
                 stats.bad(Counter::BadReplyLength);
-            } else if !matches!(entry.exchange.reply(&mut []), Ok(0)) {
+            } else if !matches!(status, Ok(0)) {
                 stats.count(Counter::CommandErrors);
             }
         }

@@ -7,6 +7,7 @@
 
 use crate::{
     bindings,
+    dma::PAGE_SIZE,
     ring,
     virtio, //
 };
@@ -30,6 +31,9 @@ const MAX_RING_OBJECTS: u32 = 1 << 20;
 const MAX_RING_WR: u32 = 1 << 16;
 const MAX_RING_CQE: u32 = 1 << 22;
 
+/// The most pages of a fast registration that the driver keeps a list for: that of a page.
+const MAX_FAST_REG_PAGES: u32 = (PAGE_SIZE / size_of::<u64>()) as u32;
+
 /// What a virtqueue is for, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
@@ -47,6 +51,16 @@ pub(crate) enum Role {
     Doorbells,
     /// Asynchronous events.
     Events,
+}
+
+/// How many QPs attach to how many multicast groups.
+pub(crate) struct McastLimits {
+    /// Number of groups.
+    pub(crate) max_grp: u32,
+    /// QPs of one group.
+    pub(crate) max_qp_attach: u32,
+    /// Attachments in all.
+    pub(crate) max_total_qp_attach: u32,
 }
 
 /// The limits and attributes of a device, all of them checked.
@@ -89,6 +103,10 @@ pub(crate) struct Config {
     pub(crate) max_srq_sge: u32,
     /// Number of MRs.
     pub(crate) max_mr: u32,
+    /// Pages of a fast registration; `None` if there is none.
+    pub(crate) fast_reg: Option<u32>,
+    /// Whether MRs can be registered anew.
+    pub(crate) rereg_mr: bool,
     /// Number of PDs.
     pub(crate) max_pd: u32,
     /// READs and atomics that a QP serves.
@@ -99,6 +117,8 @@ pub(crate) struct Config {
     pub(crate) max_qp_init_rd_atom: u32,
     /// `enum ib_atomic_cap`.
     pub(crate) atomic_cap: u8,
+    /// The multicast groups that UD QPs attach to; `None` if the device has none.
+    pub(crate) mcast: Option<McastLimits>,
     /// Number of AHs.
     pub(crate) max_ah: u32,
     /// Entries of the P_Key table.
@@ -109,6 +129,8 @@ pub(crate) struct Config {
     pub(crate) mac: Option<[u8; 6]>,
     /// Whether there is an event queue.
     pub(crate) has_events: bool,
+    /// Whether the device counts what its port sends and receives.
+    pub(crate) has_counters: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -165,11 +187,24 @@ impl Config {
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
             max_mr: field!(dev, max_mr: u32),
+            fast_reg: dev
+                .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)
+                .then(|| field!(dev, max_fast_reg_page_list_len: u32))
+                .filter(|pages| *pages != 0)
+                .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
+            rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),
             max_qp_init_rd_atom: field!(dev, max_qp_init_rd_atom: u32),
             atomic_cap: field!(dev, atomic_cap: u8),
+            mcast: dev
+                .has_feature(bindings::VIRTIO_RDMA_F_MCAST)
+                .then(|| McastLimits {
+                    max_grp: field!(dev, max_mcast_grp: u32),
+                    max_qp_attach: field!(dev, max_mcast_qp_attach: u32),
+                    max_total_qp_attach: field!(dev, max_total_mcast_qp_attach: u32),
+                }),
             max_ah: field!(dev, max_ah: u32),
             max_pkeys: field!(dev, max_pkeys: u16),
             local_ca_ack_delay: field!(dev, local_ca_ack_delay: u8),
@@ -177,6 +212,7 @@ impl Config {
                 .has_feature(bindings::VIRTIO_RDMA_F_MAC)
                 .then(|| Self::read_mac(dev)),
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
+            has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

@@ -440,6 +440,14 @@ impl ib::CompletionQueue<Hca> for Cq {
         Ok(())
     }
 
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        let state = self.state.lock();
+        let is_ring = state.region.is_some();
+        drop(state);
+        details.put(c"cqn", self.cqn)?;
+        details.put(c"rings", u32::from(is_ring))
+    }
+
     fn req_notify(&self, solicited: bool, report_missed: bool) -> bool {
         let flags = if solicited {
             bindings::VIRTIO_RDMA_NOTIFY_SOLICITED

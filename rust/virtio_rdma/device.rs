@@ -12,6 +12,7 @@ use crate::{
     ib,
     mr::Mr,
     pd::Pd,
+    pma,
     port,
     qp::Qp,
     srq::Srq,
@@ -30,6 +31,9 @@ const CAP_FLAGS: u64 = (bindings::VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
     | bindings::VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE
     | bindings::VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
     | bindings::VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN) as u64;
+
+/// The capabilities that go with VIRTIO_RDMA_F_MCAST.
+const MCAST_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK as u64;
 
 /// A limit as the kernel's attributes hold it.
 fn limit(value: u32) -> c_int {
@@ -69,6 +73,10 @@ impl ib::Driver for Hca {
         attr.max_qp = limit(config.max_qp);
         attr.max_qp_wr = limit(self.max_qp_wr());
         attr.device_cap_flags = config.device_cap_flags & CAP_FLAGS;
+        if let Some(pages) = config.fast_reg {
+            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS);
+            attr.max_fast_reg_page_list_len = pages;
+        }
         attr.max_send_sge = limit(config.max_send_sge);
         attr.max_recv_sge = limit(config.max_recv_sge);
         // The core divides by it, and targets ask for as many SGEs in any work request.
@@ -92,6 +100,12 @@ impl ib::Driver for Hca {
         attr.max_res_rd_atom = limit(config.max_res_rd_atom);
         attr.max_qp_init_rd_atom = limit(config.max_qp_init_rd_atom);
         attr.atomic_cap = u32::from(config.atomic_cap).min(bindings::ib_atomic_cap_IB_ATOMIC_GLOB);
+        if let Some(mcast) = &config.mcast {
+            attr.device_cap_flags |= config.device_cap_flags & MCAST_CAP_FLAGS;
+            attr.max_mcast_grp = limit(mcast.max_grp);
+            attr.max_mcast_qp_attach = limit(mcast.max_qp_attach);
+            attr.max_total_mcast_qp_attach = limit(mcast.max_total_qp_attach);
+        }
         attr.max_ah = limit(config.max_ah);
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;
@@ -120,6 +134,10 @@ impl ib::Driver for Hca {
 
     fn del_gid(dev: &ib::Device<Self>, gid: &ib::GidAttr<'_>) -> Result {
         port::del_gid(dev.data(), gid)
+    }
+
+    fn perf_mad(dev: &ib::Device<Self>, request: &ib::PerfMad, reply: &mut ib::PerfMad) -> Result {
+        pma::answer(dev.data(), request, reply)
     }
 
     fn stat(&self, index: usize) -> u64 {

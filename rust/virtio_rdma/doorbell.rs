@@ -10,10 +10,7 @@
 
 use crate::{
     bindings,
-    dma::{
-        self,
-        Buffer, //
-    },
+    dma,
     sync::{
         new_irq_spinlock,
         IrqSpinLock, //
@@ -42,7 +39,6 @@ const RINGS: usize = 2;
 
 struct Inner {
     queue: Option<Queue>,
-    doorbells: Option<Buffer>,
     /// Buffers that the device does not have.
     free: KVec<u32>,
     /// Doorbells that found no buffer: bit `RINGS` * QPN + `Ring`, and `srqs` + SRQN.
@@ -71,7 +67,6 @@ impl DoorbellQueue {
         let first_srq = qps as usize * RINGS;
         let inner = Inner {
             queue: None,
-            doorbells: None,
             free: KVec::new(),
             pending: BitmapVec::new(first_srq + srqs as usize, GFP_KERNEL)?,
             srqs: first_srq,
@@ -89,7 +84,7 @@ impl DoorbellQueue {
     /// `ENOMEM`.
     pub(crate) fn attach(&self, mut queue: Queue, dma: &dma::Device) -> Result {
         let size = queue.size();
-        let doorbells = dma.alloc(size as usize * DOORBELL_SIZE)?;
+        queue.set_memory(dma.alloc(size as usize * DOORBELL_SIZE)?)?;
         let mut free = KVec::with_capacity(size as usize, GFP_KERNEL)?;
         for buffer in 0..size {
             free.push(buffer, GFP_KERNEL)?;
@@ -98,12 +93,11 @@ impl DoorbellQueue {
 
         let mut inner = self.inner.lock();
         inner.free = free;
-        inner.doorbells = Some(doorbells);
         inner.queue = Some(queue);
         Ok(())
     }
 
-    /// Gives the queue up. The device must have been reset.
+    /// Gives the queue up.
     pub(crate) fn detach(&self) -> Option<Queue> {
         self.inner.lock().queue.take()
     }
@@ -199,13 +193,12 @@ impl Inner {
     /// Sends the doorbell with this number. There is a free buffer.
     fn send(&mut self, bit: usize) -> Result {
         let doorbell = self.doorbell(bit);
-        let (Some(queue), Some(doorbells)) = (&mut self.queue, &self.doorbells) else {
-            return Err(EIO);
-        };
+        let queue = self.queue.as_mut().ok_or(EIO)?;
         let buffer = self.free.pop().ok_or(EIO)?;
         let offset = buffer as usize * DOORBELL_SIZE;
-        doorbells.write(offset, &doorbell)?;
-        queue.add_readable(doorbells.span(offset, DOORBELL_SIZE)?, buffer)?;
+
+        queue.memory()?.write(offset, &doorbell)?;
+        queue.add_readable(offset, DOORBELL_SIZE, buffer)?;
         queue.kick();
         Ok(())
     }

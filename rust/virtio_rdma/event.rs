@@ -7,10 +7,7 @@
 
 use crate::{
     bindings,
-    dma::{
-        self,
-        Buffer, //
-    },
+    dma,
     hca::Hca,
     stats::{
         Counter,
@@ -39,7 +36,6 @@ const BUFFERS: u32 = 64;
 /// device which has always one more event cannot hold up whoever takes them.
 pub(crate) struct EventQueue<E> {
     queue: Queue,
-    events: Buffer,
     /// Buffers that the device does not have.
     free: KVec<u32>,
     _event: PhantomData<fn() -> E>,
@@ -53,15 +49,15 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(queue: Queue, dma: &dma::Device) -> Result<Self> {
+    pub(crate) fn new(mut queue: Queue, dma: &dma::Device) -> Result<Self> {
         let count = BUFFERS.min(queue.size());
         let mut free = KVec::with_capacity(count as usize, GFP_KERNEL)?;
         for index in 0..count {
             free.push(index, GFP_KERNEL)?;
         }
+        queue.set_memory(dma.alloc(count as usize * Self::SIZE)?)?;
         Ok(Self {
             queue,
-            events: dma.alloc(count as usize * Self::SIZE)?,
             free,
             _event: PhantomData,
         })
@@ -74,8 +70,8 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     /// `EIO` if the queue is broken: there will be no more events.
     pub(crate) fn refill(&mut self) -> Result {
         while let Some(index) = self.free.pop() {
-            let span = self.events.span(index as usize * Self::SIZE, Self::SIZE)?;
-            self.queue.add_writable(span, index)?;
+            self.queue
+                .add_writable(index as usize * Self::SIZE, Self::SIZE, index)?;
         }
         self.queue.kick();
         if self.queue.is_broken() {
@@ -89,7 +85,7 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
         self.queue.set_affinity(cpu);
     }
 
-    /// Gives the queue back. The device must have been reset.
+    /// Gives the queue back.
     pub(crate) fn into_queue(self) -> Queue {
         self.queue
     }
@@ -99,7 +95,8 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
         while let Some((index, written)) = self.queue.get() {
             // The capacity is that of all buffers, so there is room.
             let _ = self.free.push_within_capacity(index);
-            match self.events.read(index as usize * Self::SIZE) {
+            let memory = self.queue.memory().ok()?;
+            match memory.read(index as usize * Self::SIZE) {
                 Ok(event) if written as usize == Self::SIZE => return Some(event),
                 _ => stats.bad(Counter::BadEvent),
             }

@@ -40,7 +40,8 @@ use crate::{
     },
     virtio::{
         Interrupt,
-        Queue, //
+        Queue,
+        Reset, //
     },
     wire, //
 };
@@ -70,10 +71,9 @@ use kernel::{
     },
 };
 
-/// A queue that no object uses, and memory that the device may still touch.
+/// A queue that no object uses.
 struct Parked {
     queue: Option<Queue>,
-    memory: Option<Buffer>,
     /// The object that has the queue is being destroyed.
     leaving: bool,
 }
@@ -221,7 +221,6 @@ impl Hca {
         for (index, queue) in queues.into_iter().enumerate() {
             let mut parked = Parked {
                 queue: None,
-                memory: None,
                 leaving: false,
             };
             match config.role(index as u32) {
@@ -255,29 +254,29 @@ impl Hca {
         Ok(())
     }
 
-    /// Gives the queues up, and all memory that the device could touch. It must have been reset,
-    /// and have no objects. May sleep.
-    pub(crate) fn detach(&self) {
+    /// Gives the queues up, and all memory that the device could touch. It has no objects any more.
+    /// May sleep.
+    pub(crate) fn detach(&self, reset: &Reset) {
         let mut queues = core::mem::take(&mut *self.queues.lock());
         let events = self.events.lock().take();
 
         if let Some(mut queue) = self.control.detach() {
-            queue.detach_all();
+            queue.detach_all(reset);
         }
         if let Some(mut queue) = self.doorbells.detach() {
-            queue.detach_all();
+            queue.detach_all(reset);
         }
         if let Some(mut queue) = events.map(EventQueue::into_queue) {
-            queue.detach_all();
+            queue.detach_all(reset);
         }
         for place in &self.completion_events {
             let events = place.lock().take();
             if let Some(mut queue) = events.map(EventQueue::into_queue) {
-                queue.detach_all();
+                queue.detach_all(reset);
             }
         }
         for queue in queues.iter_mut().filter_map(|parked| parked.queue.as_mut()) {
-            queue.detach_all();
+            queue.detach_all(reset);
         }
         self.quarantine.lock().clear();
         crate::sync::flush_work(&self.wake);
@@ -464,13 +463,14 @@ impl Hca {
     pub(crate) fn lease(self: &Arc<Self>, index: Option<u32>, memory: Buffer) -> Result<Lease> {
         let queue = index.and_then(|index| Some((index, self.take_queue(index)?)));
         let (index, queue) = queue.ok_or_else(|| self.bad_handle())?;
-        Ok(Lease {
+        let mut lease = Lease {
             hca: self.clone(),
             index,
             queue: Some(queue),
-            memory: Some(memory),
-            in_ring: 0,
-        })
+        };
+        // Buffers of an earlier object are in it only if the device has failed.
+        lease.queue()?.set_memory(memory)?;
+        Ok(lease)
     }
 
     /// Counts a number that the device must not give to a new object. The object is not destroyed:
@@ -538,18 +538,19 @@ impl Hca {
     }
 }
 
-/// A virtqueue that an object uses, and the memory of the buffers in it. Both go back when it is
+/// A virtqueue that an object uses, with the memory of the buffers in it. It goes back when this is
 /// dropped.
 pub(crate) struct Lease {
     hca: Arc<Hca>,
     index: u32,
     queue: Option<Queue>,
-    memory: Option<Buffer>,
-    /// Buffers added and not taken.
-    in_ring: u32,
 }
 
 impl Lease {
+    fn queue(&mut self) -> Result<&mut Queue> {
+        self.queue.as_mut().ok_or(EIO)
+    }
+
     /// Whether the queue does nothing any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.queue.as_ref().is_none_or(Queue::is_broken)
@@ -568,10 +569,7 @@ impl Lease {
     ///
     /// `EIO`, `ENOSPC`.
     pub(crate) fn add_readable(&mut self, offset: usize, len: usize, token: u32) -> Result {
-        let span = self.memory.as_ref().ok_or(EIO)?.span(offset, len)?;
-        self.queue.as_mut().ok_or(EIO)?.add_readable(span, token)?;
-        self.in_ring += 1;
-        Ok(())
+        self.queue()?.add_readable(offset, len, token)
     }
 
     /// Makes `len` bytes at `offset` of the memory available for the device to write. Any context.
@@ -580,17 +578,12 @@ impl Lease {
     ///
     /// `EIO`, `ENOSPC`.
     pub(crate) fn add_writable(&mut self, offset: usize, len: usize, token: u32) -> Result {
-        let span = self.memory.as_ref().ok_or(EIO)?.span(offset, len)?;
-        self.queue.as_mut().ok_or(EIO)?.add_writable(span, token)?;
-        self.in_ring += 1;
-        Ok(())
+        self.queue()?.add_writable(offset, len, token)
     }
 
     /// Takes the next buffer that the device has used: its token and the bytes written.
     pub(crate) fn get(&mut self) -> Option<(u32, u32)> {
-        let used = self.queue.as_mut()?.get()?;
-        self.in_ring -= 1;
-        Some(used)
+        self.queue.as_mut()?.get()
     }
 
     /// Whether the device has used a buffer that was not taken yet.
@@ -612,7 +605,7 @@ impl Lease {
     ///
     /// `EINVAL` beyond the end.
     pub(crate) fn write<T: AsBytes>(&mut self, offset: usize, value: &T) -> Result {
-        self.memory.as_mut().ok_or(EIO)?.write(offset, value)
+        self.queue()?.memory()?.write(offset, value)
     }
 
     /// Copies a value out of `offset` of the memory.
@@ -621,14 +614,18 @@ impl Lease {
     ///
     /// `EINVAL` beyond the end.
     pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
-        self.memory.as_ref().ok_or(EIO)?.read(offset)
+        self.queue.as_ref().ok_or(EIO)?.memory()?.read(offset)
     }
 
     /// Takes all buffers that the device has used. After a command that makes it return them all,
     /// the queue is empty then, or the device has failed.
     pub(crate) fn drain(&mut self) {
         while self.get().is_some() {}
-        if self.in_ring != 0 {
+        if self
+            .queue
+            .as_ref()
+            .is_some_and(|queue| queue.in_ring() != 0)
+        {
             self.hca
                 .fail("it keeps buffers of an object that was destroyed or reset");
         }
@@ -638,10 +635,12 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.drain();
-        let memory = self.memory.take().filter(|_| self.hca.is_broken());
+        // A device that has failed may still touch it.
+        if let Some(queue) = self.queue.as_mut().filter(|_| !self.hca.is_broken()) {
+            queue.free_memory();
+        }
         if let Some(parked) = self.hca.queues.lock().get_mut(self.index as usize) {
             parked.queue = self.queue.take();
-            parked.memory = memory;
             parked.leaving = false;
         }
         self.hca.returned.notify_all();

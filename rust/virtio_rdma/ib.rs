@@ -10,8 +10,10 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
 mod device;
+mod mad;
 mod object;
 mod ops;
+mod restrack;
 mod stats;
 mod table;
 mod wr;
@@ -23,6 +25,7 @@ pub(crate) use device::{
     Registration,
     UnregisteredDevice, //
 };
+pub(crate) use mad::PerfMad;
 pub(crate) use object::{
     AddressHandle,
     Ah,
@@ -45,9 +48,11 @@ pub(crate) use object::{
     UserContext,
     UserMemory, //
 };
+pub(crate) use restrack::Details;
 pub(crate) use stats::StatDesc;
 use table::Table;
 pub(crate) use wr::{
+    FastReg,
     RecvWr,
     RecvWrs,
     SendWr,
@@ -137,6 +142,14 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     ///
     /// What the device says.
     fn del_gid(dev: &Device<Self>, gid: &GidAttr<'_>) -> Result;
+
+    /// Answers a Get of performance management (IBA 16.1): `reply` is `request` made a GetResp, with its
+    /// data zeroed. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for an attribute that there is not, or what the device says.
+    fn perf_mad(dev: &Device<Self>, request: &PerfMad, reply: &mut PerfMad) -> Result;
 
     /// The value of the counter with this index in [`Driver::STATS`].
     fn stat(&self, index: usize) -> u64;

@@ -7,13 +7,27 @@
 use crate::{
     bindings,
     cmd,
+    dma::PAGE_SIZE,
     hca::Hca,
     ib,
-    region::Region, //
+    region::{
+        PageList,
+        PageTable,
+        Region, //
+    },
+    wire::Registration, //
 };
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
 };
 
 /// The access flags that an MR may have. Optional flags that the device does not know are dropped.
@@ -27,24 +41,76 @@ const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
     | bindings::VIRTIO_RDMA_ACCESS_HUGETLB;
 
+/// The flags for which the core pins pages to be written to, `ib_access_writable()`.
+const WRITABLE: u32 = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE
+    | bindings::VIRTIO_RDMA_ACCESS_REMOTE_WRITE
+    | bindings::VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC
+    | bindings::VIRTIO_RDMA_ACCESS_MW_BIND;
+
+/// The low bits of a key, which are the consumer's.
+const KEY_BITS: u32 = 8;
+
 /// A memory region.
 pub(crate) struct Mr {
     hca: Arc<Hca>,
     mrn: u32,
     lkey: u32,
     rkey: u32,
-    _region: Option<Region>,
+    user: Option<Pin<KBox<Mutex<User>>>>,
+    fast: Option<FastReg>,
+}
+
+/// The memory of a program that an MR covers.
+struct User {
+    memory: ib::UserMemory,
+    region: Region,
+}
+
+/// The pages of a region for fast registration.
+struct FastReg {
+    list: PageList,
+    max_pages: u32,
+    /// How many are set; its consumer lets nobody else map the region meanwhile.
+    num_pages: Atomic<u32>,
 }
 
 impl Mr {
-    fn new(hca: &Arc<Hca>, reply: &bindings::virtio_rdma_rsp_mr, region: Option<Region>) -> Self {
+    fn new(hca: &Arc<Hca>, reply: &bindings::virtio_rdma_rsp_mr) -> Self {
         Self {
             hca: hca.clone(),
             mrn: u32::from_le(reply.mrn),
             lkey: u32::from_le(reply.lkey),
             rkey: u32::from_le(reply.rkey),
-            _region: region,
+            user: None,
+            fast: None,
         }
+    }
+
+    /// What a REG_MR of this region carries. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a region that is not for fast registration, a key of another one, or more bytes
+    /// than were mapped; `EOPNOTSUPP` for access flags that the driver does not know.
+    pub(crate) fn registration(&self, wr: &ib::FastReg<'_, Hca>) -> Result<Registration> {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        let offset = wr.iova % PAGE_SIZE as u64;
+        let npages = wr.length.saturating_add(offset).div_ceil(PAGE_SIZE as u64);
+        if wr.key >> KEY_BITS != self.rkey >> KEY_BITS
+            || wr.length == 0
+            || npages > u64::from(fast.num_pages.load(Relaxed))
+        {
+            return Err(EINVAL);
+        }
+        Ok(Registration {
+            mrn: self.mrn,
+            key: wr.key,
+            access: check_access(wr.access)?,
+            npages: npages as u32,
+            pages: fast.list.addr(),
+            iova: wr.iova,
+            length: wr.length,
+        })
     }
 }
 
@@ -60,6 +126,42 @@ fn check_access(access: u32) -> Result<u32> {
     Ok(access & ACCESS)
 }
 
+/// Pins memory of the current process, and lists its pages.
+///
+/// # Errors
+///
+/// `EINVAL` for a length beyond the limits; those of [`Region::pin`].
+fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTable)> {
+    if memory.length == 0 || memory.length > dev.data().config().max_mr_size {
+        return Err(EINVAL);
+    }
+    let region = Region::pin(dev, memory.start, memory.length, memory.access)?;
+    let table = region.page_table()?;
+    Ok((region, table))
+}
+
+/// What REG_USER_MR and REREG_MR say of memory.
+///
+/// # Errors
+///
+/// Those of [`check_access`].
+fn user_request(
+    pd: &ib::Pd<Hca>,
+    memory: &ib::UserMemory,
+    table: Option<&PageTable>,
+) -> Result<bindings::virtio_rdma_cmd_reg_user_mr> {
+    Ok(bindings::virtio_rdma_cmd_reg_user_mr {
+        pdn: pd.number().to_le(),
+        access_flags: check_access(memory.access)?.to_le(),
+        start: memory.start.to_le(),
+        length: memory.length.to_le(),
+        virt_addr: memory.virt_addr.to_le(),
+        pages: table.map_or(0, PageTable::addr).to_le(),
+        npages: table.map_or(0, PageTable::npages).to_le(),
+        reserved_2c: 0,
+    })
+}
+
 impl ib::MemoryRegion<Hca> for Mr {
     fn get_dma(pd: &ib::Pd<Hca>, access: u32) -> Result<Self> {
         let request = bindings::virtio_rdma_cmd_get_dma_mr {
@@ -68,30 +170,120 @@ impl ib::MemoryRegion<Hca> for Mr {
         };
         let reply = pd.hca().execute::<cmd::GetDmaMr>(&request)?;
 
-        Ok(Self::new(pd.hca(), &reply, None))
+        Ok(Self::new(pd.hca(), &reply))
     }
 
     fn reg_user(dev: &ib::Device<Hca>, pd: &ib::Pd<Hca>, memory: &ib::UserMemory) -> Result<Self> {
         let hca = dev.data();
-        let access_flags = check_access(memory.access)?;
-        if memory.length == 0 || memory.length > hca.config().max_mr_size {
+        let (region, table) = pin(dev, memory)?;
+        let request = user_request(pd, memory, Some(&table))?;
+        // The memory of the lock first, so that nothing fails once the device has the MR.
+        let place = KBox::new_uninit(GFP_KERNEL)?;
+        let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
+        let user = User {
+            memory: *memory,
+            region,
+        };
+        Ok(Self {
+            user: Some(place.write_pin_init(new_mutex!(user))?),
+            ..Self::new(hca, &reply)
+        })
+    }
+
+    fn rereg_user(
+        &self,
+        dev: &ib::Device<Hca>,
+        flags: u32,
+        pd: &ib::Pd<Hca>,
+        memory: &ib::UserMemory,
+    ) -> Result {
+        if !self.hca.config().rereg_mr {
+            return Err(crate::errno::unsupported());
+        }
+        let mut user = self.user.as_ref().ok_or(EINVAL)?.lock();
+        let mut flags = flags;
+        let mut after = user.memory;
+        if flags & bindings::VIRTIO_RDMA_REREG_TRANS != 0 {
+            after = ib::UserMemory {
+                access: after.access,
+                ..*memory
+            };
+        }
+        if flags & bindings::VIRTIO_RDMA_REREG_ACCESS != 0 {
+            after.access = memory.access;
+            // Pages that were pinned to be read may be others when they are written to.
+            if after.access & WRITABLE != 0 && user.memory.access & WRITABLE == 0 {
+                flags |= bindings::VIRTIO_RDMA_REREG_TRANS;
+            }
+        }
+        let mut request = bindings::virtio_rdma_cmd_rereg_mr {
+            mrn: self.mrn.to_le(),
+            flags: flags.to_le(),
+            mr: user_request(pd, &after, None)?,
+        };
+        if flags & bindings::VIRTIO_RDMA_REREG_TRANS == 0 {
+            self.hca.execute::<cmd::ReregMr>(&request)?;
+        } else {
+            let (region, table) = pin(dev, &after)?;
+            request.mr = user_request(pd, &after, Some(&table))?;
+            let (_, region) = region.give::<cmd::ReregMr>(table, &request)?;
+            user.region = region;
+        }
+        user.memory = after;
+        Ok(())
+    }
+
+    fn alloc(pd: &ib::Pd<Hca>, max_pages: u32) -> Result<Self> {
+        let limit = pd.hca().config().fast_reg;
+        let limit = limit.ok_or(crate::errno::unsupported())?;
+        if !(1..=limit).contains(&max_pages) {
             return Err(EINVAL);
         }
-
-        let region = Region::pin(dev, memory.start, memory.length, memory.access)?;
-        let table = region.page_table()?;
-        let request = bindings::virtio_rdma_cmd_reg_user_mr {
+        let list = PageList::new(pd.hca(), max_pages as usize)?;
+        let request = bindings::virtio_rdma_cmd_create_mr {
             pdn: pd.number().to_le(),
-            access_flags: access_flags.to_le(),
-            start: memory.start.to_le(),
-            length: memory.length.to_le(),
-            virt_addr: memory.virt_addr.to_le(),
-            pages: table.addr().to_le(),
-            npages: table.npages().to_le(),
-            reserved_2c: 0,
+            access_flags: 0,
+            max_num_sg: max_pages.to_le(),
         };
-        let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
-        Ok(Self::new(hca, &reply, Some(region)))
+        let reply = pd.hca().execute::<cmd::CreateMr>(&request)?;
+
+        let fast = FastReg {
+            list,
+            max_pages,
+            num_pages: Atomic::new(0),
+        };
+        Ok(Self {
+            fast: Some(fast),
+            ..Self::new(pd.hca(), &reply)
+        })
+    }
+
+    fn begin_pages(&self) -> Result {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        fast.num_pages.store(0, Relaxed);
+        Ok(())
+    }
+
+    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result {
+        let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        let end = addr.checked_add(len).ok_or(EINVAL)?;
+        let mut count = fast.num_pages.load(Relaxed);
+        // The list begins with the page of the first byte.
+        let mut page = if count == 0 {
+            addr.max(iova - iova % PAGE_SIZE as u64)
+        } else {
+            addr
+        };
+        while page < end {
+            if count == fast.max_pages {
+                return Err(ENOMEM);
+            }
+            fast.list.set(count as usize, page)?;
+            count += 1;
+            page += PAGE_SIZE as u64;
+        }
+        fast.num_pages.store(count, Relaxed);
+        Ok(())
     }
 
     fn dereg(&self) -> Result {
@@ -104,5 +296,9 @@ impl ib::MemoryRegion<Hca> for Mr {
 
     fn keys(&self) -> (u32, u32) {
         (self.lkey, self.rkey)
+    }
+
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        details.put(c"mrn", self.mrn)
     }
 }

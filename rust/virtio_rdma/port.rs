@@ -30,6 +30,9 @@ use kernel::{
     },
 };
 
+/// The only port, counting from 1.
+pub(crate) const PORT: u32 = bindings::VIRTIO_RDMA_PORT;
+
 /// Asks the device for the attributes of a port. What cannot be is counted here, and put right where
 /// it is used.
 fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {

@@ -68,6 +68,9 @@ pub(crate) struct Qp {
     /// Events that were reported since the state last changed, a bit for each `enum ib_event_type`.
     #[pin]
     reported: IrqSpinLock<u32>,
+    /// The multicast groups that the device has attached the QP to.
+    #[pin]
+    groups: Mutex<KVec<[u8; 16]>>,
 }
 
 /// The flags of a send work request that the device knows.
@@ -78,6 +81,9 @@ const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
 /// Attributes of alternate paths, which RoCE does not have.
 const ALTERNATE_PATH: u32 =
     bindings::VIRTIO_RDMA_QP_ALT_PATH | bindings::VIRTIO_RDMA_QP_PATH_MIG_STATE;
+
+/// The flags that a UD QP may be created with.
+const CREATE_FLAGS: u32 = bindings::VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK;
 
 /// Whether the state lets send work requests be posted.
 fn accepts_sends(state: u32) -> bool {
@@ -102,7 +108,10 @@ fn wc_opcode(opcode: u32) -> u32 {
         | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
             bindings::ib_wc_opcode_IB_WC_RDMA_WRITE
         }
-        bindings::ib_wr_opcode_IB_WR_RDMA_READ => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        bindings::ib_wr_opcode_IB_WR_RDMA_READ
+        | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
+        bindings::ib_wr_opcode_IB_WR_LOCAL_INV => bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
+        bindings::ib_wr_opcode_IB_WR_REG_MR => bindings::ib_wc_opcode_IB_WC_REG_MR,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
         _ => bindings::ib_wc_opcode_IB_WC_SEND,
@@ -203,7 +212,14 @@ impl Qp {
             .map_err(|counter| self.hca.stats().bad(counter))
             .ok()?;
 
-        let flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        // Either immediate data or a key.
+        if placed
+            && self.hca.config().fast_reg.is_some()
+            && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_IMM == 0
+        {
+            flags |= bindings::VIRTIO_RDMA_WC_WITH_INVALIDATE;
+        }
         Some(ib::Wc {
             wr_id: entry.wr_id,
             status: cqe.status,
@@ -343,6 +359,23 @@ impl Qp {
                     rkey: atomic.rkey,
                 })
             }
+            _ if self.hca.config().fast_reg.is_some() => Self::managing_body(wr, rc, connected),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Of the work requests that register and invalidate.
+    fn managing_body(wr: &ib::SendWr<'_, Hca>, rc: bool, connected: bool) -> Result<WrBody> {
+        match wr.opcode() {
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV if rc => Ok(WrBody::None),
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV if rc => Self::rdma_body(wr),
+            bindings::ib_wr_opcode_IB_WR_LOCAL_INV if connected && wr.sges().is_empty() => {
+                Ok(WrBody::None)
+            }
+            bindings::ib_wr_opcode_IB_WR_REG_MR if connected && wr.sges().is_empty() => {
+                let registration = wr.registration().ok_or(EINVAL)?;
+                Ok(WrBody::Reg(registration.mr.registration(&registration)?))
+            }
             _ => Err(EINVAL),
         }
     }
@@ -411,6 +444,16 @@ impl Qp {
         }
     }
 
+    /// The request that attaches the QP to a multicast group, or detaches it.
+    fn mcast(&self, gid: [u8; 16]) -> bindings::virtio_rdma_cmd_mcast {
+        bindings::virtio_rdma_cmd_mcast {
+            gid,
+            qpn: self.qpn.to_le(),
+            lid: 0,
+            reserved_16: 0,
+        }
+    }
+
     /// Sends MODIFY_QP.
     fn modify_device(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
         let request = bindings::virtio_rdma_cmd_modify_qp {
@@ -426,6 +469,11 @@ impl Qp {
     }
 }
 
+/// Rights to operations that the device does not have. A program may grant them
+/// to its peers all the same, who have no use for them.
+const NO_ACCESS: u32 = bindings::ib_access_flags_IB_ACCESS_FLUSH_GLOBAL
+    | bindings::ib_access_flags_IB_ACCESS_FLUSH_PERSISTENT;
+
 /// The attributes of MODIFY_QP that `mask` names.
 fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
     let mut wire = wire::QpAttr {
@@ -436,7 +484,7 @@ fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
         rq_psn: attr.rq_psn.to_le(),
         sq_psn: attr.sq_psn.to_le(),
         dest_qp_num: attr.dest_qp_num.to_le(),
-        qp_access_flags: (attr.qp_access_flags as u32).to_le(),
+        qp_access_flags: (attr.qp_access_flags as u32 & !NO_ACCESS).to_le(),
         pkey_index: attr.pkey_index.to_le(),
         en_sqd_async_notify: attr.en_sqd_async_notify,
         max_rd_atomic: attr.max_rd_atomic,
@@ -521,7 +569,9 @@ fn create_request(
             | bindings::ib_qp_type_IB_QPT_UC
             | bindings::ib_qp_type_IB_QPT_UD
     );
-    if !known || attr.create_flags != 0 {
+    let has_flags = attr.qp_type == bindings::ib_qp_type_IB_QPT_UD && hca.config().mcast.is_some();
+    let flags = if has_flags { CREATE_FLAGS } else { 0 };
+    if !known || attr.create_flags & !flags != 0 {
         return Err(crate::errno::unsupported());
     }
     let mut cap = check_cap(hca, &attr.cap)?;
@@ -535,6 +585,7 @@ fn create_request(
         pdn: attr.pd.number().to_le(),
         qp_type: attr.qp_type as u8,
         sq_sig_type: u8::from(!attr.signal_all),
+        create_flags: attr.create_flags as u8,
         max_send_wr: cap.max_send_wr.to_le(),
         max_send_sge: cap.max_send_sge.to_le(),
         send_cqn: ib::CompletionQueue::number(&**attr.send_cq).to_le(),
@@ -619,6 +670,7 @@ fn create_rings(
     srqn: Option<u32>,
     region: Region,
     layout: &QpLayout,
+    flags: u32,
 ) -> Result<(u32, Region)> {
     let table = region.page_table()?;
     let (sq, rq) = layout.to_wire();
@@ -628,6 +680,7 @@ fn create_rings(
             max_recv_wr: rq.depth,
             ..*base
         },
+        flags: flags.to_le(),
         region: table.to_wire(),
         sq,
         rq,
@@ -676,7 +729,8 @@ fn new_rings(
         ),
     };
     let region = Region::of_kernel(hca, pages);
-    let (qpn, region) = create_rings(hca, base, srqn, region, &layout)?;
+    let flags = bindings::VIRTIO_RDMA_QP_PRIVILEGED;
+    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, flags)?;
     Ok(Parts {
         qpn,
         sq,
@@ -722,7 +776,7 @@ fn new_program_rings(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
-    let (qpn, region) = create_rings(hca, base, srqn, region, &layout)?;
+    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, 0)?;
     Ok(Parts {
         qpn,
         sq: WorkQueue::of_program(),
@@ -769,6 +823,7 @@ impl ib::QueuePair<Hca> for Qp {
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
             reported <- new_irq_spinlock!(0, "virtio_rdma::Qp::reported"),
+            groups <- new_mutex!(KVec::new()),
         }? Error))
     }
 
@@ -897,5 +952,41 @@ impl ib::QueuePair<Hca> for Qp {
         }
         self.hca.ring_doorbell(self.qpn, ring);
         Ok(())
+    }
+
+    fn attach_mcast(&self, gid: [u8; 16]) -> Result {
+        if self.hca.config().mcast.is_none() {
+            return Err(crate::errno::unsupported());
+        }
+        let mut groups = self.groups.lock();
+        if groups.contains(&gid) {
+            return Ok(());
+        }
+        groups.reserve(1, GFP_KERNEL)?;
+        self.hca.execute::<cmd::AttachMcast>(&self.mcast(gid))?;
+        let _ = groups.push_within_capacity(gid);
+        Ok(())
+    }
+
+    fn detach_mcast(&self, gid: [u8; 16]) -> Result {
+        let mut groups = self.groups.lock();
+        let at = groups.iter().position(|group| *group == gid);
+        let _ = groups.remove(at.ok_or(EINVAL)?);
+        self.hca
+            .execute_destroy::<cmd::DetachMcast>(&self.mcast(gid));
+        Ok(())
+    }
+
+    fn details(&self, details: &mut ib::Details<'_>) -> Result {
+        let state = *self.state.lock();
+        details.put(c"state", state)?;
+        details.put(c"send_cqn", self.send_cqn)?;
+        details.put(c"recv_cqn", self.recv_cqn)?;
+        details.put(c"sq_depth", self.cap.max_send_wr)?;
+        details.put(c"rq_depth", self.cap.max_recv_wr)?;
+        details.put(c"max_inline", self.cap.max_inline_data)?;
+        details.put(c"rings", u32::from(self.region.is_some()))?;
+        let groups = self.groups.lock().len();
+        details.put(c"mcast_groups", u32::try_from(groups).unwrap_or(u32::MAX))
     }
 }

@@ -138,6 +138,55 @@ impl Drop for Region {
     }
 }
 
+/// A list of pages for fast registrations, which the device reads when it does one.
+pub(crate) struct PageList {
+    hca: Arc<Hca>,
+    list: Option<Buffer>,
+    addr: u64,
+}
+
+impl PageList {
+    /// Allocates a list of `max` pages. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `EINVAL` for none.
+    pub(crate) fn new(hca: &Arc<Hca>, max: usize) -> Result<Self> {
+        let list = hca.alloc(max.checked_mul(ENTRY).ok_or(EINVAL)?)?;
+        Ok(Self {
+            hca: hca.clone(),
+            addr: list.span(0, ENTRY)?.addr,
+            list: Some(list),
+        })
+    }
+
+    /// Sets an entry. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the end.
+    pub(crate) fn set(&self, index: usize, page: u64) -> Result {
+        let list = self.list.as_ref().ok_or(EINVAL)?;
+        list.write(index * ENTRY, &page.to_le())
+    }
+
+    /// The address of the list, as the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+}
+
+impl Drop for PageList {
+    fn drop(&mut self) {
+        if !self.hca.is_broken() {
+            return;
+        }
+        if let Some(list) = self.list.take() {
+            self.hca.quarantine(Memory::Table(list));
+        }
+    }
+}
+
 /// A page table. It is needed for as long as the command that names it.
 pub(crate) struct PageTable {
     hca: Arc<Hca>,

@@ -15,14 +15,20 @@ use kernel::prelude::*;
 pub(crate) struct Ucontext;
 
 impl ib::UserContext<Hca> for Ucontext {
+    type Description = bindings::virtio_rdma_uresp_alloc_ucontext;
+
     fn alloc(dev: &ib::Device<Hca>, udata: &ib::Udata<'_>) -> Result<Self> {
-        udata.respond(&bindings::virtio_rdma_uresp_alloc_ucontext {
+        udata.respond(&Self::describe(dev))?;
+        Ok(Self)
+    }
+
+    fn describe(dev: &ib::Device<Hca>) -> Self::Description {
+        bindings::virtio_rdma_uresp_alloc_ucontext {
             data_path: match dev.config().rings {
                 Some(_) => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS,
                 None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
             },
             reserved_04: 0,
-        })?;
-        Ok(Self)
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     bindings,
     dma::{
         self,
+        Buffer,
         Span, //
     },
 };
@@ -316,6 +317,9 @@ impl Device<device::Core<'_>> {
             queues.push(
                 Queue {
                     vq: NonNull::new(*vq).ok_or(ENODEV)?,
+                    memory: None,
+                    exchanges: KVec::new(),
+                    in_ring: 0,
                     _found: found.clone(),
                 },
                 GFP_KERNEL,
@@ -330,10 +334,12 @@ impl Device<device::Core<'_>> {
         unsafe { bindings::virtio_rdma_device_ready(self.as_raw()) }
     }
 
-    /// Resets the device: it touches no memory of the driver afterwards. May sleep.
-    pub(crate) fn reset(&self) {
+    /// Resets the device: it touches no memory of the driver afterwards, until it is made ready once
+    /// more. May sleep.
+    pub(crate) fn reset(&self) -> Reset {
         // SAFETY: By the type invariant the device is valid.
-        unsafe { bindings::virtio_reset_device(self.as_raw()) }
+        unsafe { bindings::virtio_reset_device(self.as_raw()) };
+        Reset(())
     }
 
     /// The device whose DMA operations give the addresses that the queues use.
@@ -436,16 +442,26 @@ impl Drop for Found {
     }
 }
 
-/// A virtqueue, with one owner at a time.
+/// The device was reset, and has not been made ready since: it has no buffers any more.
+pub(crate) struct Reset(());
+
+/// A virtqueue with the memory that its buffers lie in, with one owner at a time.
 ///
 /// Each buffer is named by a token, which comes back when the device has used it. The core of
 /// virtio checks what the device says, and marks the queue as broken if it is none that was added.
 ///
 /// # Invariants
 ///
-/// `vq` is valid as long as `_found` exists, and no other [`Queue`] has it.
+/// - `vq` is valid as long as `_found` exists, and no other [`Queue`] has it.
+/// - As long as `in_ring` is not 0, `memory` stays what it is, and the exchanges that are `added` are
+///   neither moved nor looked into: the device has buffers in them.
 pub(crate) struct Queue {
     vq: NonNull<bindings::virtqueue>,
+    memory: Option<Buffer>,
+    /// By token.
+    exchanges: KVec<Exchange>,
+    /// Buffers that were added and have not come back.
+    in_ring: u32,
     _found: Arc<Found>,
 }
 
@@ -480,14 +496,71 @@ impl Queue {
         unsafe { bindings::virtio_rdma_set_affinity(self.as_raw(), cpu) };
     }
 
-    /// Adds a buffer that the device reads. Any context.
+    /// Gives the queue the memory that its buffers lie in, in place of what it had.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the ring is full, `EIO` if it is broken.
-    pub(crate) fn add_readable(&mut self, span: Span, token: u32) -> Result {
-        let mut sg = sg_of(span);
-        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address.
+    /// `EBUSY` while buffers are added.
+    pub(crate) fn set_memory(&mut self, memory: Buffer) -> Result {
+        if self.in_ring != 0 {
+            return Err(EBUSY);
+        }
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    /// The memory that the buffers lie in.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there is none.
+    pub(crate) fn memory(&self) -> Result<&Buffer> {
+        self.memory.as_ref().ok_or(EIO)
+    }
+
+    /// Frees that memory, unless buffers are added: then it stays until the queue goes. May sleep.
+    pub(crate) fn free_memory(&mut self) {
+        if self.in_ring == 0 {
+            self.memory = None;
+        }
+    }
+
+    /// Gives the queue its exchanges, those of the tokens from 0.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while buffers are added.
+    pub(crate) fn set_exchanges(&mut self, exchanges: KVec<Exchange>) -> Result {
+        if self.in_ring != 0 {
+            return Err(EBUSY);
+        }
+        self.exchanges = exchanges;
+        Ok(())
+    }
+
+    /// The exchange of a token.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none, `EBUSY` while the device has it.
+    pub(crate) fn exchange(&mut self, token: u32) -> Result<&mut Exchange> {
+        let exchange = self.exchanges.get_mut(token as usize).ok_or(EINVAL)?;
+        if exchange.added {
+            return Err(EBUSY);
+        }
+        Ok(exchange)
+    }
+
+    /// Adds `len` bytes at `offset` of the memory for the device to read. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the end of the memory, `ENOSPC` if the ring is full, `EIO` if it is broken or
+    /// there is no memory.
+    pub(crate) fn add_readable(&mut self, offset: usize, len: usize, token: u32) -> Result {
+        let mut sg = sg_of(self.memory()?.span(offset, len)?);
+        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address, of
+        // memory that by the type invariants stays until the buffer comes back.
         to_result(unsafe {
             bindings::virtqueue_add_outbuf_premapped(
                 self.as_raw(),
@@ -496,17 +569,19 @@ impl Queue {
                 token_to_ptr(token),
                 ATOMIC,
             )
-        })
+        })?;
+        self.in_ring += 1;
+        Ok(())
     }
 
-    /// Adds a buffer that the device writes. Any context.
+    /// Adds `len` bytes at `offset` of the memory for the device to write. Any context.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the ring is full, `EIO` if it is broken.
-    pub(crate) fn add_writable(&mut self, span: Span, token: u32) -> Result {
-        let mut sg = sg_of(span);
-        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address.
+    /// As [`Queue::add_readable`].
+    pub(crate) fn add_writable(&mut self, offset: usize, len: usize, token: u32) -> Result {
+        let mut sg = sg_of(self.memory()?.span(offset, len)?);
+        // SAFETY: As in `add_readable`.
         to_result(unsafe {
             bindings::virtqueue_add_inbuf_premapped(
                 self.as_raw(),
@@ -516,19 +591,23 @@ impl Queue {
                 ptr::null_mut(),
                 ATOMIC,
             )
-        })
+        })?;
+        self.in_ring += 1;
+        Ok(())
     }
 
-    /// Adds the chain of a request that the device reads and a reply that it writes. Any context.
+    /// Adds the exchange of a token: a request that the device reads and a reply that it writes. Any
+    /// context.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the ring has no two descriptors left, `EIO` if it is broken, `ENOMEM` if the
-    /// memory cannot be mapped.
-    pub(crate) fn add_exchange(&mut self, exchange: &mut Exchange, token: u32) -> Result {
+    /// As [`Queue::exchange`]; `ENOSPC` if the ring has no two descriptors left, `EIO` if it is broken,
+    /// `ENOMEM` if the memory cannot be mapped.
+    pub(crate) fn add_exchange(&mut self, token: u32) -> Result {
         let mut request = bindings::scatterlist::default();
         let mut reply = bindings::scatterlist::default();
         let mut sgs = [&raw mut request, &raw mut reply];
+        let exchange = self.exchange(token)?;
 
         // SAFETY: `bytes` are two areas of `Exchange::SIZE` bytes of kmalloc() memory.
         unsafe {
@@ -542,7 +621,7 @@ impl Queue {
         }
 
         // SAFETY: By the type invariants `vq` is valid; `sgs` are one readable and one writable
-        // entry.
+        // entry, of memory that by the type invariants stays until the exchange comes back.
         to_result(unsafe {
             bindings::virtqueue_add_sgs(
                 self.as_raw(),
@@ -552,7 +631,10 @@ impl Queue {
                 token_to_ptr(token),
                 ATOMIC,
             )
-        })
+        })?;
+        self.exchange(token)?.added = true;
+        self.in_ring += 1;
+        Ok(())
     }
 
     /// Takes the next used buffer: its token and how many bytes the device says it wrote.
@@ -560,8 +642,20 @@ impl Queue {
         let mut len = 0;
         // SAFETY: By the type invariants `vq` is valid.
         let token = unsafe { bindings::virtqueue_get_buf(self.as_raw(), &raw mut len) };
+        if token.is_null() {
+            return None;
+        }
+        let token = ptr_to_token(token);
+        self.in_ring -= 1;
+        if let Some(exchange) = self.exchanges.get_mut(token as usize) {
+            exchange.added = false;
+        }
+        Some((token, len))
+    }
 
-        (!token.is_null()).then(|| (ptr_to_token(token), len))
+    /// Number of buffers that were added and have not come back.
+    pub(crate) fn in_ring(&self) -> u32 {
+        self.in_ring
     }
 
     /// Whether the device has used a buffer that was not taken yet. Interrupts are on afterwards.
@@ -583,10 +677,24 @@ impl Queue {
         unsafe { bindings::virtqueue_kick(self.as_raw()) };
     }
 
-    /// Takes back all buffers that the device has not used. The device must have been reset.
-    pub(crate) fn detach_all(&mut self) {
+    /// Takes back all buffers that the device had when it was reset.
+    pub(crate) fn detach_all(&mut self, _reset: &Reset) {
         // SAFETY: By the type invariants `vq` is valid.
         while unsafe { !bindings::virtqueue_detach_unused_buf(self.as_raw()).is_null() } {}
+        self.in_ring = 0;
+        for exchange in &mut self.exchanges {
+            exchange.added = false;
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.in_ring != 0 {
+            // Better lost than written to by the device when it is somebody else's.
+            core::mem::forget(self.memory.take());
+            core::mem::forget(core::mem::take(&mut self.exchanges));
+        }
     }
 }
 
@@ -608,10 +716,11 @@ fn ptr_to_token(ptr: *mut c_void) -> u32 {
 
 /// The memory of one request and its reply.
 ///
-/// While it is added to a queue the device owns it, and only [`Queue::get`] gives it back.
+/// While it is added to its queue the device owns it, and only [`Queue::get`] gives it back.
 pub(crate) struct Exchange {
     bytes: KVec<u8>,
     request_len: c_uint,
+    added: bool,
 }
 
 impl Exchange {
@@ -627,6 +736,7 @@ impl Exchange {
         Ok(Self {
             bytes: KVec::from_elem(0, 2 * Self::SIZE, GFP_KERNEL)?,
             request_len: 0,
+            added: false,
         })
     }
 

@@ -38,6 +38,7 @@ mod ib;
 mod mr;
 mod net;
 mod pd;
+mod pma;
 mod port;
 mod qp;
 mod region;
@@ -129,6 +130,7 @@ fn register(
         parent: transport,
         node_guid: hca.config().sys_image_guid,
         num_comp_vectors: hca.num_comp_vectors(),
+        has_pma: hca.config().has_counters,
     };
     let ibdev = ib::UnregisteredDevice::new(hca.clone(), &config)?;
     let pairing = port::Pairing::new(ibdev.clone(), ARef::from(transport));
@@ -159,8 +161,7 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, Arc<ib::UnregisteredDevice<Hca>>, 
     })?;
     // From here on, the device has queues: it must be reset before they go.
     let stop = ScopeGuard::new(|| {
-        dev.reset();
-        hca.detach();
+        hca.detach(&dev.reset());
     });
     let dma = dev
         .dma_device(queues.first().ok_or(EINVAL)?)
@@ -188,6 +189,10 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_MAC,
         bindings::VIRTIO_RDMA_F_RINGS,
         bindings::VIRTIO_RDMA_F_SRQ,
+        bindings::VIRTIO_RDMA_F_FAST_REG,
+        bindings::VIRTIO_RDMA_F_REREG_MR,
+        bindings::VIRTIO_RDMA_F_MCAST,
+        bindings::VIRTIO_RDMA_F_COUNTERS,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {
@@ -221,7 +226,6 @@ impl virtio::Driver for VirtioRdma {
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
         let active = data.active.lock().take();
         drop(active);
-        dev.reset();
-        data.hca.detach();
+        data.hca.detach(&dev.reset());
     }
 }

@@ -26,6 +26,7 @@ pub(crate) use bindings::{
     virtio_rdma_qp_attr as QpAttr,
     virtio_rdma_qp_ring as QpRing,
     virtio_rdma_ring_cqe as RingCqe,
+    virtio_rdma_ring_reg_wqe as RingRegWqe,
     virtio_rdma_ring_sq_wqe as RingSqWqe,
     virtio_rdma_ring_ud_wqe as RingUdWqe,
     virtio_rdma_rq_wqe as RqWqe,
@@ -61,7 +62,9 @@ wire! {
     virtio_rdma_cmd_destroy_pd: 4,
     virtio_rdma_cmd_get_dma_mr: 8,
     virtio_rdma_rsp_mr: 12,
+    virtio_rdma_cmd_create_mr: 12,
     virtio_rdma_cmd_reg_user_mr: 48,
+    virtio_rdma_cmd_rereg_mr: 56,
     virtio_rdma_cmd_dereg_mr: 4,
     virtio_rdma_cmd_create_qp: 68,
     virtio_rdma_rsp_create_qp: 4,
@@ -84,15 +87,20 @@ wire! {
     virtio_rdma_cmd_query_srq: 4,
     virtio_rdma_rsp_query_srq: 16,
     virtio_rdma_cmd_destroy_srq: 4,
+    virtio_rdma_cmd_mcast: 24,
+    virtio_rdma_cmd_query_counters: 4,
+    virtio_rdma_rsp_query_counters: 128,
     virtio_rdma_sge: 16,
     virtio_rdma_sq_wqe: 88,
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1: 16,
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2: 32,
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3: 52,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4: 40,
     virtio_rdma_rq_wqe: 16,
     virtio_rdma_cqe: 40,
     virtio_rdma_event: 8,
     virtio_rdma_ring_sq_wqe: 48,
+    virtio_rdma_ring_reg_wqe: 48,
     virtio_rdma_ring_ud_wqe: 80,
     virtio_rdma_ring_cqe: 64,
     virtio_rdma_doorbell: 8,
@@ -131,6 +139,25 @@ unsafe impl AsBytes for Nothing {}
 // SAFETY: There are no bytes.
 unsafe impl FromBytes for Nothing {}
 
+/// What REG_MR gives to a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Registration {
+    /// The device's number of the region.
+    pub(crate) mrn: u32,
+    /// Its new key.
+    pub(crate) key: u32,
+    /// `VIRTIO_RDMA_ACCESS_*`.
+    pub(crate) access: u32,
+    /// The number of pages.
+    pub(crate) npages: u32,
+    /// The address of the list of pages, as the device sees it.
+    pub(crate) pages: u64,
+    /// The address by which work requests name the first byte.
+    pub(crate) iova: u64,
+    /// The number of bytes.
+    pub(crate) length: u64,
+}
+
 /// What a send work request does, by its opcode.
 pub(crate) enum WrBody {
     /// RDMA READ and RDMA WRITE.
@@ -160,6 +187,8 @@ pub(crate) enum WrBody {
         /// Where it is.
         av: Av,
     },
+    /// A fast registration.
+    Reg(Registration),
     /// An opcode that needs no more.
     None,
 }
@@ -203,6 +232,18 @@ impl WrBody {
                     av,
                 },
             ),
+            WrBody::Reg(reg) => set_wr(
+                wqe,
+                &bindings::virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4 {
+                    mrn: reg.mrn.to_le(),
+                    key: reg.key.to_le(),
+                    access: reg.access.to_le(),
+                    npages: reg.npages.to_le(),
+                    pages: reg.pages.to_le(),
+                    iova: reg.iova.to_le(),
+                    length: reg.length.to_le(),
+                },
+            ),
             WrBody::None => {}
         }
     }
@@ -225,7 +266,7 @@ impl WrBody {
                 wqe.swap = swap.to_le();
                 wqe.rkey = rkey.to_le();
             }
-            WrBody::Ud { .. } | WrBody::None => {}
+            WrBody::Ud { .. } | WrBody::Reg(_) | WrBody::None => {}
         }
     }
 }
@@ -248,6 +289,8 @@ pub(crate) enum RingHeader {
     Connected(RingSqWqe),
     /// Of a QP of datagrams.
     Datagram(RingUdWqe),
+    /// Of a fast registration.
+    Registration(RingRegWqe),
 }
 
 impl SendRequest {
@@ -285,6 +328,20 @@ impl SendRequest {
             };
             wqe.ex.imm_data = u32::from_ne_bytes(self.ex);
             return RingHeader::Datagram(wqe);
+        }
+        if let WrBody::Reg(reg) = self.body {
+            return RingHeader::Registration(RingRegWqe {
+                wr_id: wr_id.to_le(),
+                opcode: self.opcode as u8,
+                send_flags: (self.send_flags as u16).to_le(),
+                access: reg.access.to_le(),
+                npages: (reg.npages as u16).to_le(),
+                key: reg.key.to_le(),
+                iova: reg.iova.to_le(),
+                pages: reg.pages.to_le(),
+                length: reg.length.to_le(),
+                ..RingRegWqe::zeroed()
+            });
         }
         let mut wqe = RingSqWqe {
             wr_id: wr_id.to_le(),

@@ -211,6 +211,7 @@ impl WorkQueue {
             match request.to_ring(sges.len(), name) {
                 RingHeader::Connected(header) => self.post(&header, sges, entry),
                 RingHeader::Datagram(header) => self.post(&header, sges, entry),
+                RingHeader::Registration(header) => self.post(&header, sges, entry),
             }
         } else {
             self.post(&request.to_virtqueue(sges.len(), name), sges, entry)

@@ -16,6 +16,10 @@ skip_all()
 	exit "$KSFT_SKIP"
 }
 
+# rounds COUNT: so many numbers, or LOOPS_PERCENT of them where that is set: a
+# slow machine goes round fewer loops.
+rounds() { seq $((($1 * ${LOOPS_PERCENT:-100} + 99) / 100)); }
+
 # virtio_device: the name of the first bound device (virtioN).
 virtio_device()
 {

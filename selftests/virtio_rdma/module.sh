@@ -10,7 +10,7 @@ need_device
 
 reload_loop()
 {
-	for round in $(seq 20); do
+	for round in $(rounds 20); do
 		rmmod virtio_rdma || return 1
 		gone || return 1
 		modprobe virtio_rdma || return 1

@@ -10,7 +10,7 @@ need_device
 
 link_down_up()
 {
-	for round in $(seq 5); do
+	for round in $(rounds 5); do
 		ip link set "$NETDEV" down && wait_for inactive || return 1
 		ip link set "$NETDEV" up && wait_for active || return 1
 	done

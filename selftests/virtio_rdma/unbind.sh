@@ -13,7 +13,7 @@ bind() { echo "$VIRTIO" >"$DRIVER/bind"; }
 
 unbind_loop()
 {
-	for round in $(seq 10); do
+	for round in $(rounds 10); do
 		unbind && bind || return 1
 	done
 	usable
@@ -21,7 +21,7 @@ unbind_loop()
 
 unbind_under_traffic()
 {
-	for round in $(seq 3); do
+	for round in $(rounds 3); do
 		traffic_start && unbind && traffic_ended && bind || return 1
 		usable || return 1
 	done
@@ -38,7 +38,7 @@ rescan() { echo 1 >/sys/bus/pci/rescan; }
 
 remove_loop()
 {
-	for round in $(seq 5); do
+	for round in $(rounds 5); do
 		FUNCTION=$(pci_function) && remove && rescan || return 1
 		usable || return 1
 	done
@@ -46,7 +46,7 @@ remove_loop()
 
 remove_under_traffic()
 {
-	for round in $(seq 2); do
+	for round in $(rounds 2); do
 		traffic_start && FUNCTION=$(pci_function) && remove && traffic_ended && rescan || return 1
 		usable || return 1
 	done

@@ -4,8 +4,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <infiniband/cmd_ioctl.h>
 #include <infiniband/driver.h>
 #include <linux/virtio_rdma.h>
+#include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/virtio_rdma-abi.h>

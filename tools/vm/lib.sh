@@ -105,15 +105,16 @@ devices_by_mount=(
 )
 
 # debootstrap DIR MMDEBSTRAP-ARGUMENT...: make a Debian 13 root file system
-# with its backports suite in DIR.
+# with its backports suite in DIR, or one of the suite that $debian_suite names.
 debootstrap() {
-	local dir=$1 uri options
+	local dir=$1 suite=${debian_suite:-trixie} uri options sources
 	shift
 	uri=$(mirror)
 	[ -n "$uri" ] || die "the machine's apt has no Debian archive (apt-get update?)"
 	mapfile -t options < <(apt_options)
 	[ "$(id -u)" = 0 ] || options+=("${devices_by_mount[@]}")
+	sources=("deb $uri $suite main")
+	[ "$suite" != trixie ] || sources+=("deb $uri trixie-updates main" "deb $uri trixie-backports main")
 	(as_root mmdebstrap --mode=root --format=directory "${options[@]}" \
-		--keyring=/usr/share/keyrings "$@" trixie "$dir" \
-		"deb $uri trixie main" "deb $uri trixie-updates main" "deb $uri trixie-backports main")
+		--keyring=/usr/share/keyrings "$@" "$suite" "$dir" "${sources[@]}")
 }

@@ -42,6 +42,17 @@
 #define VIRTIO_RDMA_F_RINGS		2
 /* Shared receive queues; only with VIRTIO_RDMA_F_RINGS. */
 #define VIRTIO_RDMA_F_SRQ		3
+/*
+ * Fast registration: CREATE_MR, REG_MR, LOCAL_INV, and invalidation by
+ * SEND_WITH_INV and RDMA_READ_WITH_INV.
+ */
+#define VIRTIO_RDMA_F_FAST_REG		4
+/* REREG_MR */
+#define VIRTIO_RDMA_F_REREG_MR		6
+/* UD QPs attach to multicast groups: ATTACH_MCAST, DETACH_MCAST. */
+#define VIRTIO_RDMA_F_MCAST		9
+/* The device counts what its port sends and receives: QUERY_COUNTERS. */
+#define VIRTIO_RDMA_F_COUNTERS		10
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -200,6 +211,13 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 36,
 	VIRTIO_RDMA_CMD_QUERY_SRQ	= 37,
 	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 38,
+	/* with VIRTIO_RDMA_F_REREG_MR */
+	VIRTIO_RDMA_CMD_REREG_MR	= 40,
+	/* with VIRTIO_RDMA_F_MCAST */
+	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 44,
+	VIRTIO_RDMA_CMD_DETACH_MCAST	= 45,
+	/* with VIRTIO_RDMA_F_COUNTERS */
+	VIRTIO_RDMA_CMD_QUERY_COUNTERS	= 46,
 };
 
 /*
@@ -326,6 +344,16 @@ struct virtio_rdma_rsp_mr {
 	__le32 rkey;
 };
 
+/**
+ * struct virtio_rdma_cmd_create_mr - create a region for fast registration
+ * @pdn: the PD
+ * @access_flags: zero; access rights come with each REG_MR
+ * @max_num_sg: most pages that a REG_MR gives it, at most
+ *	max_fast_reg_page_list_len
+ *
+ * The region is FREE: its keys give access to nothing. The low 8 bits of its
+ * keys are the consumer's, the others stay as long as the region.
+ */
 struct virtio_rdma_cmd_create_mr {
 	__le32 pdn;
 	__le32 access_flags;
@@ -376,6 +404,24 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le32 reserved_2c;
 };
 
+/* enum ib_mr_rereg_flags: what REREG_MR replaces */
+#define VIRTIO_RDMA_REREG_TRANS		(1U << 0)
+#define VIRTIO_RDMA_REREG_PD		(1U << 1)
+#define VIRTIO_RDMA_REREG_ACCESS	(1U << 2)
+
+/**
+ * struct virtio_rdma_cmd_rereg_mr - replace attributes of an MR of REG_USER_MR
+ * @mrn: the MR; its keys stay
+ * @flags: VIRTIO_RDMA_REREG_*, one at least
+ * @mr: with REREG_PD its @pdn, with REREG_ACCESS its @access_flags, with
+ *	REREG_TRANS all else, as for REG_USER_MR; what is not replaced is ignored
+ */
+struct virtio_rdma_cmd_rereg_mr {
+	__le32 mrn;
+	__le32 flags;
+	struct virtio_rdma_cmd_reg_user_mr mr;
+};
+
 struct virtio_rdma_cmd_dereg_mr {
 	__le32 mrn;
 };
@@ -396,11 +442,15 @@ enum virtio_rdma_sig_type {
 	VIRTIO_RDMA_SIGNAL_REQ_WR	= 1,
 };
 
+/* enum ib_qp_create_flags; what a UD QP sends to a group does not come back to it */
+#define VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK	(1U << 1)
+
 struct virtio_rdma_cmd_create_qp {
 	__le32 pdn;
 	__u8   qp_type;
 	__u8   sq_sig_type;
-	__u8   reserved_06[2];
+	__u8   create_flags;
+	__u8   reserved_07;
 	__le32 max_send_wr;
 	__le32 max_send_sge;
 	__le32 send_cqn;
@@ -563,6 +613,55 @@ struct virtio_rdma_cmd_del_gid {
 	__le32 port;
 };
 
+/* ATTACH_MCAST, DETACH_MCAST (VIRTIO_RDMA_F_MCAST) */
+
+/* The destination QP number of a datagram to a group (IBA 9.2.7) */
+#define VIRTIO_RDMA_MCAST_QPN		0xffffff
+
+/**
+ * struct virtio_rdma_cmd_mcast - attach a QP to a multicast group, or detach it
+ * @gid: the group: ff00::/8, or an IPv4 group as ::ffff:a.b.c.d
+ * @qpn: the QP, of type UD
+ * @lid: 0; RoCE has no LIDs
+ */
+struct virtio_rdma_cmd_mcast {
+	__u8   gid[16];
+	__le32 qpn;
+	__le16 lid;
+	__le16 reserved_16;
+};
+
+/* QUERY_COUNTERS (VIRTIO_RDMA_F_COUNTERS) */
+
+struct virtio_rdma_cmd_query_counters {
+	__le32 port;
+};
+
+/**
+ * struct virtio_rdma_rsp_query_counters - what a port has sent and received
+ * @xmit_data: bytes of payload sent
+ * @rcv_data: bytes of payload received
+ * @xmit_packets: packets sent: a message counts as many as the path's MTU
+ *	would cut it into
+ * @rcv_packets: packets received
+ * @multicast_xmit_packets: of @xmit_packets, those to a multicast group
+ * @multicast_rcv_packets: of @rcv_packets, those to a multicast group
+ * @xmit_discards: packets that reached nobody
+ *
+ * All count from the start of the device instance and wrap at 2^64; a reset of
+ * the device does not clear them.
+ */
+struct virtio_rdma_rsp_query_counters {
+	__le64 xmit_data;
+	__le64 rcv_data;
+	__le64 xmit_packets;
+	__le64 rcv_packets;
+	__le64 multicast_xmit_packets;
+	__le64 multicast_rcv_packets;
+	__le64 xmit_discards;
+	__le64 reserved[9];
+};
+
 /* REQ_NOTIFY_CQ */
 
 #define VIRTIO_RDMA_NOTIFY_SOLICITED		(1U << 0)
@@ -637,9 +736,13 @@ struct virtio_rdma_ring_shape {
 	__le32 reserved_0c;
 };
 
+/* virtio_rdma_cmd_create_ring_qp.flags: the kernel owns the rings */
+#define VIRTIO_RDMA_QP_PRIVILEGED	(1U << 0)
+
 /**
  * struct virtio_rdma_cmd_create_ring_qp - create a QP
  * @base: as for CREATE_QP
+ * @flags: VIRTIO_RDMA_QP_PRIVILEGED
  * @region: struct virtio_rdma_qp_ring, then the entries; zeroed
  * @sq: the send ring; its depth is at least @base.max_send_wr
  * @rq: the receive ring; its depth is at least @base.max_recv_wr
@@ -650,7 +753,7 @@ struct virtio_rdma_ring_shape {
  */
 struct virtio_rdma_cmd_create_ring_qp {
 	struct virtio_rdma_cmd_create_qp base;
-	__le32 reserved_44;
+	__le32 flags;
 	struct virtio_rdma_ring_region region;
 	struct virtio_rdma_ring_shape sq;
 	struct virtio_rdma_ring_shape rq;
@@ -777,6 +880,8 @@ struct virtio_rdma_av {
  * @wr_id: opaque to the device, comes back in the CQE
  * @imm_data: immediate data, network byte order
  * @invalidate_rkey: key to invalidate
+ * @wr.reg: of REG_MR, as in struct virtio_rdma_ring_reg_wqe; @wr.reg.mrn is for
+ *	logs only, @wr.reg.key names the region
  *
  * Header and SGEs are the device-readable bytes of one descriptor chain.
  */
@@ -813,6 +918,10 @@ struct virtio_rdma_sq_wqe {
 			__le32 mrn;
 			__le32 key;
 			__le32 access;
+			__le32 npages;
+			__le64 pages;
+			__le64 iova;
+			__le64 length;
 		} reg;
 		__u8 raw[56];
 	} wr;
@@ -1039,6 +1148,36 @@ struct virtio_rdma_ring_sq_wqe {
 	__le64 remote_addr;
 	__le64 compare_add;
 	__le64 swap;
+};
+
+/**
+ * struct virtio_rdma_ring_reg_wqe - REG_MR in the ring of a privileged QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: VIRTIO_RDMA_WR_REG_MR
+ * @num_sge: zero
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @access: VIRTIO_RDMA_ACCESS_*
+ * @npages: entries of the page list: the pages of 4 KiB that
+ *	[@iova, @iova + @length) touches
+ * @key: the new key of the region
+ * @iova: address by which work requests name the first byte; its offset within
+ *	a 4 KiB page is the offset of the first byte within the first page
+ * @pages: address of the page list: @npages times a __le64 page address, in one
+ *	contiguous block that the device reads before the work request completes
+ * @length: bytes
+ */
+struct virtio_rdma_ring_reg_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	__le32 access;
+	__le16 npages;
+	__le16 reserved_12;
+	__le32 key;
+	__le64 iova;
+	__le64 pages;
+	__le64 length;
 };
 
 /**

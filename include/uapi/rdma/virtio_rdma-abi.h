@@ -32,6 +32,13 @@
  */
 #define VIRTIO_RDMA_UDATA_PATH_RINGS	1
 
+/*
+ * The driver's attribute of UVERBS_METHOD_QUERY_CONTEXT, which is written: the
+ * struct virtio_rdma_uresp_alloc_ucontext of the context. The driver's numbers
+ * begin at 1 << UVERBS_ID_NS_SHIFT.
+ */
+#define VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP	(1U << 12)
+
 /**
  * struct virtio_rdma_uresp_alloc_ucontext - driver data of GET_CONTEXT
  * @data_path: VIRTIO_RDMA_UDATA_PATH_*

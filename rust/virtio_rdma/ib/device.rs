@@ -164,6 +164,8 @@ pub(crate) struct Config<'a> {
     pub(crate) node_guid: [u8; 8],
     /// Number of completion vectors.
     pub(crate) num_comp_vectors: u32,
+    /// Whether the device answers performance management.
+    pub(crate) has_pma: bool,
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
@@ -175,6 +177,10 @@ impl<D: Driver> UnregisteredDevice<D> {
     pub(crate) fn new(data: Arc<D>, config: &Config<'_>) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
         ops.owner = crate::THIS_MODULE.as_ptr();
+        if !config.has_pma {
+            // The core then shows no counters of the port.
+            ops.process_mad = None;
+        }
 
         // SAFETY: `init_net` lives for ever, and the size covers `struct ib_device`.
         let raw = unsafe {
@@ -192,6 +198,7 @@ impl<D: Driver> UnregisteredDevice<D> {
             (*raw).node_guid = u64::from_ne_bytes(config.node_guid);
             (*raw).num_comp_vectors = config.num_comp_vectors as c_int;
             (*raw).uverbs_cmd_mask |= ops::uverbs_cmd_mask();
+            (*raw).driver_def = bindings::virtio_rdma_uapi_definitions();
             (*(&raw mut (*raw).__bindgen_anon_1).cast::<bindings::device>()).parent =
                 dma::device_as_raw(config.parent);
         }

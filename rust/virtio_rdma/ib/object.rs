@@ -3,6 +3,7 @@
 //! The objects of a device: the C structures with what the driver adds to them.
 
 use super::{
+    Details,
     Device,
     Driver,
     RecvWrs,
@@ -138,12 +139,19 @@ pub(crate) type Mr<D> = Object<bindings::ib_mr, <D as Driver>::Mr>;
 
 /// The context of a program that has opened the device.
 pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
+    /// What a provider is told of a context.
+    type Description: AsBytes;
+
     /// Creates the context; `udata` takes the answer to the provider.
     ///
     /// # Errors
     ///
     /// `EFAULT`, or any of the driver's.
     fn alloc(dev: &Device<D>, udata: &Udata<'_>) -> Result<Self>;
+
+    /// What the provider of a program that imports a context is told, as that of the program that
+    /// created it was.
+    fn describe(dev: &Device<D>) -> Self::Description;
 }
 
 /// A protection domain.
@@ -214,6 +222,13 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// Asks for one call of the completion handler, at the next completion or at the next solicited
     /// one. Any context. True if completions are there already and `report_missed` asked to be told.
     fn req_notify(&self, solicited: bool, report_missed: bool) -> bool;
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 /// What a QP is created with.
@@ -307,6 +322,28 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// `EIO` if the device has failed.
     fn doorbell(&self, ring: doorbell::Ring) -> Result;
+
+    /// Attaches the QP to a multicast group, if it is not yet. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has no multicast, `ENOMEM` beyond its limits, or what else the device
+    /// says.
+    fn attach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Detaches the QP from a multicast group. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not attached to it.
+    fn detach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 /// What an SRQ is created with.
@@ -392,6 +429,7 @@ pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
 }
 
 /// Memory of a program that is to be registered.
+#[derive(Clone, Copy)]
 pub(crate) struct UserMemory {
     /// Address of the first byte in the program.
     pub(crate) start: u64,
@@ -419,6 +457,36 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     /// `EINVAL`, `ENOMEM`, `EFAULT`, or what the device says.
     fn reg_user(dev: &Device<D>, pd: &Pd<D>, memory: &UserMemory) -> Result<Self>;
 
+    /// Replaces what `flags` name (`enum ib_mr_rereg_flags`) of an MR of a program, which stays as it
+    /// was if that fails. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot do that; as [`MemoryRegion::reg_user`].
+    fn rereg_user(&self, dev: &Device<D>, flags: u32, pd: &Pd<D>, memory: &UserMemory) -> Result;
+
+    /// Creates an MR for fast registration of at most `max_pages` pages of 4 KiB. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has none, `EINVAL`, `ENOMEM`, or what the device says.
+    fn alloc(pd: &Pd<D>, max_pages: u32) -> Result<Self>;
+
+    /// Forgets the pages of an MR for fast registration. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is none.
+    fn begin_pages(&self) -> Result;
+
+    /// Adds the pages of `len` bytes at `addr`, a multiple of 4 KiB each, to an MR whose first byte
+    /// is at `iova`. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not for fast registration, `ENOMEM` if there are too many.
+    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result;
+
     /// Destroys the MR in the device. May sleep. It is dropped afterwards, unless this fails.
     ///
     /// # Errors
@@ -428,6 +496,13 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
 
     /// The local and the remote key.
     fn keys(&self) -> (u32, u32);
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
 }
 
 impl<T> Object<bindings::ib_cq, T> {
@@ -618,7 +693,8 @@ impl<'a> GidAttr<'a> {
     }
 }
 
-fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
+/// The bytes of a GID, in network order.
+pub(super) fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
     // SAFETY: All members of the union are 16 bytes without padding.
     unsafe { *core::ptr::from_ref(gid).cast::<[u8; 16]>() }
 }

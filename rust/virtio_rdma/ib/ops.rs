@@ -7,7 +7,12 @@
 //! through the functions here and destroys at most once.
 
 use super::{
-    object::Ucontext,
+    mad,
+    object::{
+        gid_bytes,
+        Ucontext, //
+    },
+    restrack,
     stats,
     AddressHandle,
     Ah,
@@ -37,11 +42,13 @@ use super::{
 };
 use crate::{
     bindings,
+    dma::PAGE_SIZE,
     doorbell, //
 };
 use kernel::{
     error::from_result,
-    prelude::*, //
+    prelude::*,
+    transmute::AsBytes, //
 };
 
 /// The commands of uverbs by which the kernel posts and polls for a program.
@@ -75,6 +82,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         query_pkey: Some(query_pkey::<D>),
         alloc_ucontext: Some(alloc_ucontext::<D>),
         dealloc_ucontext: Some(dealloc_ucontext::<D>),
+        query_ucontext: Some(query_ucontext::<D>),
         disassociate_ucontext: Some(disassociate_ucontext),
         alloc_pd: Some(alloc_pd::<D>),
         dealloc_pd: Some(dealloc_pd::<D>),
@@ -96,7 +104,16 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
+        rereg_user_mr: Some(rereg_user_mr::<D>),
+        alloc_mr: Some(alloc_mr::<D>),
+        map_mr_sg: Some(map_mr_sg::<D>),
         dereg_mr: Some(dereg_mr::<D>),
+        attach_mcast: Some(attach_mcast::<D>),
+        detach_mcast: Some(detach_mcast::<D>),
+        process_mad: Some(mad::process_mad::<D>),
+        fill_res_cq_entry: Some(restrack::fill_res_cq_entry::<D>),
+        fill_res_mr_entry: Some(restrack::fill_res_mr_entry::<D>),
+        fill_res_qp_entry: Some(restrack::fill_res_qp_entry::<D>),
         alloc_hw_port_stats: Some(stats::alloc_hw_port_stats::<D>),
         get_hw_stats: Some(stats::get_hw_stats::<D>),
         size_ib_ah: Ah::<D>::SIZE,
@@ -241,6 +258,31 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
 unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext) {
     // SAFETY: By the contract of this module.
     unsafe { Ucontext::<D>::drop_data(raw) };
+}
+
+/// The operation `query_ucontext`: a program that got another one's open file imports the context.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn query_ucontext<D: Driver>(
+    raw: *mut bindings::ib_ucontext,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let dev = unsafe { Device::<D>::from_raw((*raw).device) };
+    let answer = D::Ucontext::describe(dev);
+    let bytes = answer.as_bytes();
+    // SAFETY: `attrs` are those of the current system call; `bytes` is valid for reads of its
+    // length.
+    unsafe {
+        bindings::uverbs_copy_to_struct_or_zero(
+            attrs,
+            bindings::VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as usize,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+        )
+    }
 }
 
 /// Lets the device go while programs have it open. The core destroys their objects itself, and
@@ -591,6 +633,36 @@ unsafe extern "C" fn destroy_qp<D: Driver>(
     })
 }
 
+/// The operation `attach_mcast`. RoCE has no LIDs.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn attach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.attach_mcast(gid).map(|()| 0))
+}
+
+/// The operation `detach_mcast`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn detach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.detach_mcast(gid).map(|()| 0))
+}
+
 /// The operation `post_send`.
 ///
 /// # Safety
@@ -808,6 +880,94 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
         access: access as u32,
     };
     new_mr::<D>(|| D::Mr::reg_user(dev, pd, &memory))
+}
+
+/// The operation `rereg_user_mr`. The core excludes other operations on the MR.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn rereg_user_mr<D: Driver>(
+    raw: *mut bindings::ib_mr,
+    flags: c_int,
+    start: u64,
+    length: u64,
+    virt_addr: u64,
+    access: c_int,
+    pd: *mut bindings::ib_pd,
+    _udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    // SAFETY: By the contract of this module.
+    let (dev, mr, pd) = unsafe {
+        (
+            Device::<D>::from_raw((*raw).device),
+            Mr::<D>::from_raw(raw),
+            Pd::<D>::from_raw(pd),
+        )
+    };
+    let memory = UserMemory {
+        start,
+        length,
+        virt_addr,
+        access: access as u32,
+    };
+    match mr.rereg_user(dev, flags as u32, pd, &memory) {
+        // The same MR, with the same keys.
+        Ok(()) => core::ptr::null_mut(),
+        Err(error) => error.to_ptr(),
+    }
+}
+
+/// The operation `alloc_mr`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn alloc_mr<D: Driver>(
+    pd: *mut bindings::ib_pd,
+    mr_type: bindings::ib_mr_type,
+    max_num_sg: u32,
+) -> *mut bindings::ib_mr {
+    if mr_type != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
+        return EINVAL.to_ptr();
+    }
+    // SAFETY: By the contract of this module.
+    let pd = unsafe { Pd::<D>::from_raw(pd) };
+    new_mr::<D>(|| D::Mr::alloc(pd, max_num_sg))
+}
+
+/// The operation `map_mr_sg`. Any context.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn map_mr_sg<D: Driver>(
+    raw: *mut bindings::ib_mr,
+    sg: *mut bindings::scatterlist,
+    nents: c_int,
+    offset: *mut c_uint,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        let (mr, page_size) = unsafe { (Mr::<D>::from_raw(raw), (*raw).page_size) };
+        if (page_size as usize) < PAGE_SIZE || !page_size.is_power_of_two() {
+            return Err(EINVAL);
+        }
+        mr.begin_pages()?;
+        // SAFETY: By the contract of this module; `set_page` is called for this MR.
+        Ok(unsafe { bindings::ib_sg_to_pages(raw, sg, nents, offset, Some(set_page::<D>)) })
+    })
+}
+
+/// Adds a page to an MR, for `map_mr_sg`.
+///
+/// # Safety
+///
+/// Only `ib_sg_to_pages()` may call it, for an MR of this driver.
+unsafe extern "C" fn set_page<D: Driver>(raw: *mut bindings::ib_mr, addr: u64) -> c_int {
+    // SAFETY: By the safety requirements; `ib_sg_to_pages()` has set the IOVA.
+    let (mr, page_size, iova) = unsafe { (Mr::<D>::from_raw(raw), (*raw).page_size, (*raw).iova) };
+    from_result(|| mr.add_pages(addr, page_size.into(), iova).map(|()| 0))
 }
 
 /// Allocates an MR, which `dereg_mr` frees.

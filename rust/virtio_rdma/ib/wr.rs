@@ -5,7 +5,8 @@
 use super::{
     object::Object,
     Ah,
-    Driver, //
+    Driver,
+    Mr, //
 };
 use crate::bindings;
 use core::{
@@ -42,6 +43,20 @@ pub(crate) struct Datagram<'a, D: Driver> {
     pub(crate) remote_qpn: u32,
     /// Its Q_Key.
     pub(crate) remote_qkey: u32,
+}
+
+/// A fast registration.
+pub(crate) struct FastReg<'a, D: Driver> {
+    /// The region.
+    pub(crate) mr: &'a Mr<D>,
+    /// Its new key.
+    pub(crate) key: u32,
+    /// `enum ib_access_flags`.
+    pub(crate) access: u32,
+    /// The address by which work requests name the first byte.
+    pub(crate) iova: u64,
+    /// The number of bytes.
+    pub(crate) length: u64,
 }
 
 /// A send work request.
@@ -85,7 +100,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
         match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
             | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
-            | bindings::ib_wr_opcode_IB_WR_RDMA_READ => {
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => {
                 // SAFETY: A work request with this opcode is embedded in a `struct ib_rdma_wr`, as
                 // its first member.
                 let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_rdma_wr>() };
@@ -114,6 +130,31 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 })
             }
             _ => None,
+        }
+    }
+
+    /// The region and what it gets, of a fast registration.
+    pub(crate) fn registration(&self) -> Option<FastReg<'a, D>> {
+        if self.raw.opcode != bindings::ib_wr_opcode_IB_WR_REG_MR {
+            return None;
+        }
+        // SAFETY: A work request with this opcode is embedded in a `struct ib_reg_wr`, as its first
+        // member.
+        let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_reg_wr>() };
+        if wr.mr.is_null() {
+            return None;
+        }
+        // SAFETY: The consumer keeps the MR until the work request has completed, and maps nothing
+        // meanwhile; MRs of this device are of this driver. There is no reference to the C
+        // structure, since the core changes other members.
+        unsafe {
+            Some(FastReg {
+                mr: Mr::<D>::from_raw(wr.mr),
+                key: wr.key,
+                access: wr.access as u32,
+                iova: (*wr.mr).iova,
+                length: (*wr.mr).length,
+            })
         }
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A pair of RC QPs in loopback on one RoCE device, for the tests beside it.
+"""Pairs of QPs, RC unless said otherwise, in loopback on one RoCE device, for the tests beside it.
 
 RDMA_DEVICE in the environment names the device; without it the first one
 with an active port and a RoCE v2 GID is taken.
@@ -104,7 +104,7 @@ class Endpoint:
     """One QP with CQs and a PD of its own."""
 
     def __init__(self, device, depth=64, cqe=None, max_sge=16, sig_all=False, channel=False,
-                 vector=0, inline=0):
+                 vector=0, inline=0, qp_type=e.IBV_QPT_RC):
         self.device = device
         self.pd = PD(device.context)
         self.channel = self.channel_fd = None
@@ -118,7 +118,7 @@ class Endpoint:
         self.recv_cq = CQ(device.context, cqe or depth, None, self.channel, vector)
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge,
                     max_inline_data=inline)
-        self.init_attr = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.send_cq, rcq=self.recv_cq,
+        self.init_attr = QPInitAttr(qp_type=qp_type, scq=self.send_cq, rcq=self.recv_cq,
                                     cap=cap, sq_sig_all=int(sig_all))
         self.qp = QP(self.pd, self.init_attr)
         self.mrs = []
@@ -155,7 +155,7 @@ class Endpoint:
         self.qp.to_rts(self.attributes(peer, **changes))
 
     def move(self, state):
-        """Brings the QP to RESET, ERR or SQD."""
+        """Brings the QP to RESET, ERR or SQD, and back from SQD or SQE to RTS."""
         attr = QPAttr()
         attr.qp_state = state
         self.qp.modify(attr, e.IBV_QP_STATE)

@@ -28,7 +28,10 @@ SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
 SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
 WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
+LOCAL_INV, SEND_INV, REG_MR = 7, 9, 32
 SIGNALED, INLINED = 2, 8
+# Of enum ib_wc_status.
+QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR = 2, 6, 9
 
 
 def ordered(memory, at, value):
@@ -171,6 +174,13 @@ class Program:
     def consume(self):
         """Says that all completions were taken; how many there were is not looked at."""
         ordered(self.cq_memory, CONSUMER, self.rng.getrandbits(32))
+
+    def completion(self, index):
+        """Waits for the CQE with this index; its status."""
+        at = CQ_HEAD + index % CQ_DEPTH * CQE
+        while struct.unpack_from("<I", self.cq_memory, at + 60)[0] != index // CQ_DEPTH + 1:
+            time.sleep(0)
+        return self.cq_memory[at + 8]
 
     def spray(self, memory, longest=256):
         """Random bytes at a random place."""
@@ -358,6 +368,29 @@ def resizes(program):
             program.again()
 
 
+def keys(program):
+    """Registrations, which are the kernel's, and invalidations of keys that are not for that."""
+    rng, victim = program.rng, program.order["victim"]
+    expected = {REG_MR: [QP_OP_ERR], LOCAL_INV: [MW_BIND_ERR], SEND_INV: [REM_INV_REQ_ERR] * 2}
+    taken = 0
+    for _ in program.rounds():
+        qp, peer = program.qps
+        what = rng.choice(tuple(expected))
+        key = rng.choice((program.rkey, victim["rkey"], victim["lkey"], rng.getrandbits(32)))
+        # A page of the guest's, and a list of pages in another.
+        place, pages = (rng.randrange(1 << 12) << 12 for _ in range(2))
+        fields = (15, 1, 0, key) if what == REG_MR else (key, 0, 0, 0)
+        peer.post_recv(program.receive())
+        qp.post_send(struct.pack("<QBBHIHHIQQQ", 1, what, 0, SIGNALED, *fields, place, pages, 4096))
+        qp.ring()
+        statuses = [program.completion(taken + i) for i in range(len(expected[what]))]
+        if statuses != expected[what]:
+            sys.exit(f"opcode {what} with key {key:#x} ended in {statuses}")
+        taken += len(statuses)
+        ordered(program.cq_memory, CONSUMER, taken)
+        program.again()
+
+
 def other_peer(program):
     """A QP that says it is connected to the victim's, which is connected to another."""
     qp = program.qps[0]
@@ -413,7 +446,7 @@ def until_killed(program):
         time.sleep(0)
 
 
-WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, other_peer,
+WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, other_peer,
         shared, until_killed)
 
 

@@ -72,6 +72,51 @@ pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_
     Ok(resp.driver)
 }
 
+/// A command's attributes of the driver, of which there is one, which the kernel
+/// writes (rdma-core libibverbs/cmd_ioctl.h).
+#[repr(C)]
+struct DriverAttr {
+    buffer: ibv_command_buffer,
+    attr: ib_uverbs_attr,
+}
+
+/// Asks the kernel for a context that another program opened, through its file.
+pub fn query_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+    const {
+        let attrs = mem::offset_of!(ibv_command_buffer, hdr.attrs);
+        assert!(attrs == mem::offset_of!(DriverAttr, attr));
+    };
+    let mut resp = virtio_rdma_uresp_alloc_ucontext::default();
+    let mut driver = DriverAttr {
+        // SAFETY: integers and pointers.
+        buffer: unsafe { mem::zeroed() },
+        attr: ib_uverbs_attr {
+            attr_id: VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as u16,
+            len: size_of_val(&resp) as u16,
+            flags: UVERBS_ATTR_F_MANDATORY as u16,
+            __bindgen_anon_1: ib_uverbs_attr__bindgen_ty_2 {
+                data: (&raw mut resp).expose_provenance() as u64,
+            },
+            ..Default::default()
+        },
+    };
+    driver.buffer.hdr.object_id = UVERBS_OBJECT_DEVICE as u16;
+    driver.buffer.hdr.method_id = UVERBS_METHOD_QUERY_CONTEXT as u16;
+    driver.buffer.uhw_in_idx = _UHW_NO_INDEX as u8;
+    driver.buffer.uhw_out_idx = _UHW_NO_INDEX as u8;
+    let all = &raw mut driver;
+    // SAFETY: the buffer holds one attribute, behind which it ends; the kernel
+    // writes to `resp`, which is as long as the attribute says.
+    Errno::check(unsafe {
+        let attr = &raw mut (*all).attr;
+        (*all).buffer.last_attr = attr.add(1);
+        (*all).buffer.next_attr = attr.add(1);
+        let context = &raw mut (*context.as_ptr()).context;
+        ibv_cmd_query_context(context, all.cast())
+    })?;
+    Ok(resp)
+}
+
 /// Reads the device's attributes into the `size` bytes at `attr`.
 ///
 /// # Safety
@@ -164,6 +209,45 @@ pub fn reg_mr(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Res
             size_of_val(&resp),
         )
     })
+}
+
+/// Replaces what `flags` (`IBV_REREG_MR_*`) name of an MR, which stays as it was
+/// if that fails.
+pub fn rereg_mr(
+    mr: Ref<'_, verbs_mr>,
+    flags: c_int,
+    pd: Option<Ref<'_, ibv_pd>>,
+    region: Region,
+) -> Result {
+    if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let mut cmd = ibv_rereg_mr::default();
+    let mut resp = ib_uverbs_rereg_mr_resp::default();
+    // SAFETY: the buffers have the sizes given; the region's address is a
+    // number to this function, which does not follow it; the PD is read only
+    // where `flags` ask for another, and is there then.
+    Errno::check(unsafe {
+        ibv_cmd_rereg_mr(
+            mr.as_ptr(),
+            flags as u32,
+            ptr::without_provenance_mut(region.start),
+            region.length,
+            region.iova,
+            region.access,
+            pd.map_or(ptr::null_mut(), |pd| pd.as_ptr()),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Fills in `mr`, the MR that has a handle in the kernel.
+pub fn query_mr(pd: Ref<'_, ibv_pd>, mr: Ref<'_, verbs_mr>, handle: u32) -> Result {
+    // SAFETY: both are live; the function fills in the MR.
+    Errno::check(unsafe { ibv_cmd_query_mr(pd.as_ptr(), mr.as_ptr(), handle) })
 }
 
 /// Deregisters an MR.
@@ -321,6 +405,18 @@ pub fn query_qp(
     Errno::check(unsafe {
         ibv_cmd_query_qp(qp.as_ptr(), attr, mask, init, &mut cmd, size_of_val(&cmd))
     })
+}
+
+/// Attaches a QP to a multicast group.
+pub fn attach_mcast(qp: Ref<'_, ibv_qp>, gid: &ibv_gid, lid: u16) -> Result {
+    // SAFETY: the QP and the GID are valid.
+    Errno::check(unsafe { ibv_cmd_attach_mcast(qp.as_ptr(), gid, lid) })
+}
+
+/// Detaches a QP from a multicast group.
+pub fn detach_mcast(qp: Ref<'_, ibv_qp>, gid: &ibv_gid, lid: u16) -> Result {
+    // SAFETY: the QP and the GID are valid.
+    Errno::check(unsafe { ibv_cmd_detach_mcast(qp.as_ptr(), gid, lid) })
 }
 
 /// Destroys a QP.

@@ -3,14 +3,15 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, verbs_cq},
-    cmd,
+    bindings::*,
+    clock, cmd,
     cq_ring::CqRing,
     errno::{Errno, Result},
     lock::Lock,
     object::{Blank, Cq, Owned, Ref},
+    pd::Domain,
 };
-use core::{ffi::c_int, mem::MaybeUninit};
+use core::{ffi::c_int, mem::MaybeUninit, slice};
 
 /// Most completions that one command takes off a CQ; bounds the buffer that
 /// libibverbs allocates for the kernel's answer.
@@ -20,6 +21,47 @@ const POLL_BATCH: usize = 256;
 pub struct Private {
     /// The ring, if the program has it.
     pub ring: Option<Lock<CqRing>>,
+    /// What the program reads of a completion, of an extended CQ.
+    poll: Option<Lock<Poll>>,
+    /// Where the ring's memory comes from; behind it, and so dropped last.
+    domain: Domain,
+}
+
+impl Private {
+    /// What the program reads of a completion, of an extended CQ.
+    pub fn poll(&self) -> Option<&Lock<Poll>> {
+        self.poll.as_ref()
+    }
+
+    /// A CQ that the kernel does not know.
+    #[cfg(test)]
+    pub fn without_kernel(ring: Option<CqRing>) -> Self {
+        Self { ring: ring.map(Lock::new), poll: None, domain: Domain::NONE }
+    }
+}
+
+/// A completion that a program reads piece by piece, and when it was polled.
+pub struct Poll {
+    /// The completion; never uninitialised.
+    pub wc: MaybeUninit<ibv_wc>,
+    /// By the device's clock ([`clock::device`]), if the CQ has it.
+    pub device_time: u64,
+    /// By the wall clock, if the CQ has it.
+    pub wallclock: u64,
+    /// `IBV_WC_EX_WITH_*` of the CQ.
+    flags: u32,
+}
+
+/// The attributes of a CQ.
+pub struct Attr<'a> {
+    /// Least number of CQEs.
+    pub cqe: c_int,
+    /// Where its completion events go.
+    pub channel: Option<Ref<'a, ibv_comp_channel>>,
+    /// The completion vector.
+    pub comp_vector: c_int,
+    /// How it is locked and where its memory comes from.
+    pub domain: Domain,
 }
 
 /// ibv_create_cq(3).
@@ -27,20 +69,72 @@ pub struct Private {
 /// # Errors
 ///
 /// EINVAL for a number of CQEs that no CQ has; ENOMEM; the kernel's.
-pub fn create(
+pub fn create(context: Ref<'_, ibv_context>, attr: Attr<'_>) -> Result<Owned<Cq>> {
+    new(context, attr, None)
+}
+
+/// What an extended CQ can tell of a completion.
+const WC_FLAGS: u32 = IBV_WC_STANDARD_FLAGS
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+
+/// ibv_create_cq_ex(3), for completions with what `wc_flags` says.
+///
+/// # Errors
+///
+/// EOPNOTSUPP for what no CQ can tell; as [`create`].
+pub fn create_ex(
     context: Ref<'_, ibv_context>,
-    cqe: c_int,
-    channel: Option<Ref<'_, ibv_comp_channel>>,
-    comp_vector: c_int,
+    attr: Attr<'_>,
+    wc_flags: u64,
 ) -> Result<Owned<Cq>> {
+    let flags = u32::try_from(wc_flags).map_err(|_| Errno::EOPNOTSUPP)?;
+    if flags & !WC_FLAGS != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    new(context, attr, Some(flags))
+}
+
+fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: Option<u32>) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq, Private>::new()?;
+    let Attr { cqe, channel, comp_vector, domain } = attr;
+    let threads = domain.threads;
+    let poll = flags.map(|flags| {
+        let wc = MaybeUninit::new(ibv_wc::default());
+        let poll = Poll { wc, device_time: 0, wallclock: 0, flags };
+        Lock::with(poll, threads)
+    });
     if context.whole().private().numbers.is_none() {
         cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
-        return Ok(cq.finish(Private { ring: None }));
+        let domain = domain.without_memory();
+        return Ok(cq.finish(Private { ring: None, poll, domain }));
     }
-    let (ring, cqe) = new_ring(cqe)?;
+    let (ring, cqe) = new_ring(cqe, &domain)?;
     cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
-    Ok(cq.finish(Private { ring: Some(Lock::new(ring)) }))
+    Ok(cq.finish(Private { ring: Some(Lock::with(ring, threads)), poll, domain }))
+}
+
+/// Takes a completion off an extended CQ, for the program to read.
+///
+/// # Errors
+///
+/// ENOENT if there is none; EIO if there will be none any more; the kernel's.
+pub fn next(cq: Ref<'_, Cq>, poll: &mut Poll) -> Result {
+    let entries = slice::from_mut(&mut poll.wc);
+    let polled = match cq.private().ring {
+        Some(_) => self::poll(cq, entries)?,
+        None => poll_kernel(cq.cq(), entries)?,
+    };
+    if polled == 0 {
+        return Err(Errno::ENOENT);
+    }
+    if poll.flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
+        poll.device_time = clock::device();
+    }
+    if poll.flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
+        poll.wallclock = clock::wallclock();
+    }
+    Ok(())
 }
 
 /// CQEs that a page holds behind the head, and so what the smallest ring has:
@@ -49,9 +143,9 @@ pub fn create(
 const MIN_CQE: u32 = 32;
 
 /// A ring of at least `cqe` CQEs, and how many it has.
-fn new_ring(cqe: c_int) -> Result<(CqRing, c_int)> {
+fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
-    let ring = CqRing::new(depth.max(MIN_CQE))?;
+    let ring = CqRing::lent(depth.max(MIN_CQE), domain.allocator)?;
     let depth = c_int::try_from(ring.depth()).map_err(|_| Errno::EINVAL)?;
     Ok((ring, depth))
 }
@@ -63,7 +157,7 @@ fn new_ring(cqe: c_int) -> Result<(CqRing, c_int)> {
 /// EINVAL for fewer CQEs than the CQ holds, and as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     let lock = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    let (mut ring, cqe) = new_ring(cqe)?;
+    let (mut ring, cqe) = new_ring(cqe, &cq.private().domain)?;
     let mut old = lock.lock();
     ring.arm_as(&old);
     cmd::resize_cq(cq.cq(), cqe, ring.request())?;
@@ -154,12 +248,12 @@ mod tests {
     #[test]
     fn depth_of_a_ring() {
         for (asked, got) in [(1, 32), (32, 32), (33, 64), (1 << 16, 1 << 16)] {
-            assert_eq!(new_ring(asked).map(|(_, depth)| depth), Ok(got));
+            assert_eq!(new_ring(asked, &Domain::NONE).map(|(_, depth)| depth), Ok(got));
         }
         for asked in [0, -1, c_int::MIN, c_int::MAX] {
-            assert_eq!(new_ring(asked).err(), Some(Errno::EINVAL));
+            assert_eq!(new_ring(asked, &Domain::NONE).err(), Some(Errno::EINVAL));
         }
-        let page = new_ring(1).map(|(ring, _)| ring.request().buf_len);
+        let page = new_ring(1, &Domain::NONE).map(|(ring, _)| ring.request().buf_len);
         assert_eq!(page, Ok(4096));
     }
 

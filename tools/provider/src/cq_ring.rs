@@ -6,7 +6,7 @@ use crate::{
     bindings::*,
     errno::Result,
     qpn::Numbers,
-    ring::{Region, Ring, Word},
+    ring::{Allocator, Region, Resource, Ring, Word},
 };
 use core::{
     mem::{MaybeUninit, offset_of},
@@ -31,17 +31,24 @@ pub struct CqRing {
 }
 
 impl CqRing {
-    /// A ring of at least `depth` CQEs.
+    /// A ring of at least `depth` CQEs, in the program's memory if it has an
+    /// allocator.
     ///
     /// # Errors
     ///
     /// EINVAL for a depth that no ring has; ENOMEM.
-    pub fn new(depth: u32) -> Result<Self> {
+    pub fn lent(depth: u32, allocator: Option<Allocator>) -> Result<Self> {
         let (head, stride) =
             const { (size_of::<virtio_rdma_cq_ring>(), size_of::<virtio_rdma_ring_cqe>()) };
         let ring = Ring::new(head, depth, stride)?;
-        let region = Region::new(ring.end())?;
+        let region = Region::lent(ring.end(), allocator, Resource::Cq)?;
         Ok(Self { region, ring, consumer: 0, arm_next: 0, arm_solicited: 0 })
+    }
+
+    /// A ring in memory of the provider's own.
+    #[cfg(test)]
+    pub fn new(depth: u32) -> Result<Self> {
+        Self::lent(depth, None)
     }
 
     /// Number of CQEs.

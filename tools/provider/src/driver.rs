@@ -9,8 +9,8 @@
 use crate::{
     bindings::*,
     context,
-    errno::Errno,
-    object::{Blank, Context, Owned},
+    errno::{Errno, Result},
+    object::{Blank, Context, Owned, Ref},
     ops,
 };
 use core::{
@@ -55,6 +55,7 @@ static DRIVER: Table<verbs_device_ops> = Table(verbs_device_ops {
     match_max_abi_version: VIRTIO_RDMA_UVERBS_ABI_VERSION,
     match_table: (&raw const MATCHES).cast(),
     alloc_context: Some(alloc_context),
+    import_context: Some(import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
     // SAFETY: the other fields are optional function pointers and pointers.
@@ -83,13 +84,32 @@ unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
     drop(unsafe { Owned::from_raw(device) });
 }
 
-/// Owns `cmd_fd`, on failure as well: it is closed with the context.
 unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
     _private_data: *mut c_void,
 ) -> *mut verbs_context {
-    // SAFETY: libibverbs passes a live device; the context stands at the
+    // SAFETY: libibverbs passes a live device and its open file.
+    unsafe { new_context(device, cmd_fd, context::open) }
+}
+
+unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
+    // SAFETY: as above.
+    unsafe { new_context(device, cmd_fd, context::import) }
+}
+
+/// A context that `open` asks the kernel for. Owns `cmd_fd`, on failure as well: it
+/// is closed with the context.
+///
+/// # Safety
+///
+/// `device` is live, and `cmd_fd` an open file of it.
+unsafe fn new_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    open: fn(Ref<'_, verbs_context>) -> Result<context::Private>,
+) -> *mut verbs_context {
+    // SAFETY: by the contract of this function; the context stands at the
     // beginning of the allocation, so its offset is 0.
     let raw: *mut verbs_context = unsafe {
         _verbs_init_and_alloc_context(
@@ -106,7 +126,7 @@ unsafe extern "C" fn alloc_context(
     }
     // SAFETY: the context was just allocated, with malloc(), for us alone.
     let context = unsafe { Blank::from_raw(raw) };
-    match context::open(context.verbs()) {
+    match open(context.verbs()) {
         Ok(private) => {
             let path = if private.numbers.is_some() { &ops::RINGS } else { &ops::KERNEL };
             // SAFETY: the context is initialised; libibverbs copies the tables.

@@ -16,10 +16,14 @@ pub struct Errno(NonZero<c_int>);
 pub type Result<T = (), E = Errno> = core::result::Result<T, E>;
 
 impl Errno {
+    /// Others use the object.
+    pub const EBUSY: Self = Self::constant(bindings::EBUSY);
     /// An argument is not valid.
     pub const EINVAL: Self = Self::constant(bindings::EINVAL);
     /// The device is gone.
     pub const EIO: Self = Self::constant(bindings::EIO);
+    /// There is none.
+    pub const ENOENT: Self = Self::constant(bindings::ENOENT);
     /// No memory left.
     pub const ENOMEM: Self = Self::constant(bindings::ENOMEM);
     /// The object cannot do it.

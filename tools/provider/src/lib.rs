@@ -13,17 +13,20 @@
 //!
 //! | layer | modules | job |
 //! |---|---|---|
-//! | C interface | [`bindings`], [`driver`], [`ops`] | registration, entry points |
-//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`] | C objects, commands, work requests, shared memory |
-//! | rings | [`wq`], [`wqe`], [`cq_ring`] | posting and polling, no `unsafe` |
-//! | verbs | [`context`], [`pd`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`] | what each verb does, no `unsafe` |
+//! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
+//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`clock`] | C objects, commands, work requests, shared memory |
+//! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
+//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
 pub mod ah;
+pub mod batch;
 pub mod bindings;
+pub mod clock;
 pub mod cmd;
 pub mod context;
 pub mod cq;
+pub mod cq_ex;
 pub mod cq_ring;
 pub mod driver;
 pub mod errno;
@@ -38,9 +41,11 @@ pub mod qp;
 pub mod qpn;
 pub mod ring;
 pub mod srq;
+pub mod td;
 pub mod wq;
 pub mod wqe;
 pub mod wr;
+pub mod wr_ex;
 
 /// Ends the program: unwinding must not reach the C code that called us, and
 /// no state is left that could be trusted. Nothing here is known to panic.

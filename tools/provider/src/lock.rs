@@ -7,7 +7,7 @@
 use crate::bindings;
 use core::{
     cell::UnsafeCell,
-    hint,
+    hint, mem,
     ops::{Deref, DerefMut},
     sync::atomic::{
         AtomicU32,
@@ -18,10 +18,37 @@ use core::{
 /// Looks at a taken lock before the CPU is given up.
 const SPINS: u32 = 200;
 
-/// A value that one thread at a time can use. All bytes zero are an open lock
-/// if they are a valid `T`.
+/// How many threads use an object at a time.
+#[derive(Clone, Copy)]
+pub struct Threads {
+    one: bool,
+}
+
+impl Threads {
+    /// Any number.
+    pub const MANY: Self = Self { one: false };
+
+    /// One.
+    ///
+    /// # Safety
+    ///
+    /// The program sees to it: it said so by a thread domain, or by a flag of
+    /// the object.
+    pub const unsafe fn one() -> Self {
+        Self { one: true }
+    }
+
+    /// One, if either is.
+    pub const fn or(self, other: Self) -> Self {
+        Self { one: self.one || other.one }
+    }
+}
+
+/// A value that one thread at a time can use.
 pub struct Lock<T> {
     taken: AtomicU32,
+    /// See [`Threads::one`].
+    elided: bool,
     value: UnsafeCell<T>,
 }
 
@@ -31,14 +58,30 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// An open lock.
     pub const fn new(value: T) -> Self {
-        Self { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { taken: AtomicU32::new(0), elided: false, value: UnsafeCell::new(value) }
+    }
+
+    /// An open lock for as many threads. With one, nobody ever waits, and the
+    /// lock costs nothing.
+    pub const fn with(value: T, threads: Threads) -> Self {
+        Self { taken: AtomicU32::new(0), elided: threads.one, value: UnsafeCell::new(value) }
     }
 
     /// Takes the lock, and holds it until the guard is dropped.
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.taken.swap(1, Acquire) != 0 {
+        if !self.elided && self.taken.swap(1, Acquire) != 0 {
             self.wait();
         }
+        Guard(self)
+    }
+
+    /// The guard that was kept.
+    ///
+    /// # Safety
+    ///
+    /// This thread took the lock, kept its guard ([`Guard::keep`]) and has no
+    /// other one of it.
+    pub unsafe fn kept(&self) -> Guard<'_, T> {
         Guard(self)
     }
 
@@ -65,6 +108,13 @@ impl<T> Lock<T> {
 /// A lock that is held.
 pub struct Guard<'a, T>(&'a Lock<T>);
 
+impl<T> Guard<'_, T> {
+    /// Keeps the lock beyond the guard, for a later call of this thread.
+    pub fn keep(self) {
+        mem::forget(self);
+    }
+}
+
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
@@ -83,7 +133,9 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        self.0.taken.store(0, Release);
+        if !self.0.elided {
+            self.0.taken.store(0, Release);
+        }
     }
 }
 
@@ -105,5 +157,27 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(), 4 * ROUNDS);
+    }
+
+    #[test]
+    fn kept_until_it_is_given_back() {
+        let lock = Lock::new(1u32);
+        let mut guard = lock.lock();
+        *guard = 2;
+        guard.keep();
+        assert_eq!(lock.taken.load(Relaxed), 1);
+        // SAFETY: the guard of this thread was kept.
+        let guard = unsafe { lock.kept() };
+        assert_eq!(*guard, 2);
+        drop(guard);
+        assert_eq!(lock.taken.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn elided_waits_for_nobody() {
+        // SAFETY: there is one thread.
+        let lock = Lock::with(1u32, unsafe { Threads::one() });
+        lock.lock().keep();
+        assert_eq!(*lock.lock(), 1);
     }
 }

@@ -48,7 +48,7 @@ impl Harness {
 /// A CQ that the kernel does not know.
 pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
-    blank.finish(cq::Private { ring: ring.map(crate::lock::Lock::new) })
+    blank.finish(cq::Private::without_kernel(ring))
 }
 
 /// A QP of a harness with the number and caps given, in RTS.
@@ -56,9 +56,15 @@ pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr, number: u32) -> Owned<
     let cq = harness.cq.as_ref();
     let registration = Registration::new(&harness.numbers, number, cq, cq).unwrap();
     let qp = Blank::<verbs_qp, qp::Private>::new().unwrap();
+    let qp = qp.finish(qp::Private::without_kernel(attr, registration));
+    set_state(&qp, IBV_QPS_RTS);
+    qp
+}
+
+/// Moves a QP to another state.
+pub fn set_state(qp: &Owned<Qp>, state: ibv_qp_state) {
     // SAFETY: the object is the caller's alone.
-    unsafe { (*qp.verbs().qp().as_ptr()).state = IBV_QPS_RTS };
-    qp.finish(qp::Private::without_kernel(attr, registration))
+    unsafe { (*qp.as_ref().qp().as_ptr()).state = state };
 }
 
 /// Polls a ring for at most `room` completions.
@@ -85,7 +91,12 @@ unsafe impl Send for Memory {}
 impl Memory {
     /// The memory of a region, as the device maps it.
     pub fn new(region: &Region) -> Self {
-        Self(ptr::with_exposed_provenance_mut(region.addr() as usize))
+        Self::at(region.addr())
+    }
+
+    /// The memory of a region of which the driver was told this address.
+    pub fn at(addr: u64) -> Self {
+        Self(ptr::with_exposed_provenance_mut(addr as usize))
     }
 
     /// A word of the head or of an entry.
@@ -126,7 +137,7 @@ impl Completer {
     /// The other side of a ring.
     pub fn new(ring: &CqRing) -> Self {
         let request = ring.request();
-        let memory = Memory(ptr::with_exposed_provenance_mut(request.buf_addr as usize));
+        let memory = Memory::at(request.buf_addr);
         Self { memory, depth: ring.depth(), producer: 0, armed: (0, 0) }
     }
 
@@ -341,7 +352,7 @@ mod traffic {
         let attr = ibv_qp_init_attr { qp_type: IBV_QPT_RC, cap, ..Default::default() };
         let qp = qp(&mut harness, &attr, 5);
         let request = qp.as_ref().private().request();
-        let memory = Memory(ptr::with_exposed_provenance_mut(request.buf_addr as usize));
+        let memory = Memory::at(request.buf_addr);
         let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 48).unwrap();
         assert_eq!((ring.offset(), ring.stride() as u32), (request.sq_offset, request.sq_stride));
 
@@ -388,8 +399,7 @@ mod traffic {
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
         let mut recv = ibv_recv_wr::default();
         for state in IBV_QPS_RESET..=IBV_QPS_RTR {
-            // SAFETY: the object is the caller's alone.
-            unsafe { (*qp.as_ref().qp().as_ptr()).state = state };
+            set_state(&qp, state);
             let error = qp::post_send(qp.as_ref(), list(&mut send)).unwrap_err();
             assert_eq!((error.errno, error.bad_wr), (Errno::EINVAL, &raw mut send));
             let posted = qp::post_recv(qp.as_ref(), list(&mut recv));

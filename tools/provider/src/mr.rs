@@ -15,3 +15,10 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> 
     cmd::reg_mr(pd, region, mr.as_ref())?;
     Ok(mr)
 }
+
+/// ibv_import_mr(3): the MR that has a handle in the kernel.
+pub fn import(pd: Ref<'_, ibv_pd>, handle: u32) -> Result<Owned<verbs_mr>> {
+    let mr = Owned::zeroed()?;
+    cmd::query_mr(pd, mr.as_ref(), handle)?;
+    Ok(mr)
+}

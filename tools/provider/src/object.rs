@@ -12,12 +12,16 @@
 use crate::{
     ah, bindings, context, cq,
     errno::{Errno, Result},
-    qp, srq,
+    pd, qp, srq, td,
 };
 use core::{
     marker::PhantomData,
     mem::{ManuallyDrop, offset_of},
     ptr::NonNull,
+    sync::atomic::{
+        AtomicU32,
+        Ordering::{Acquire, Relaxed, Release},
+    },
 };
 
 /// A C object that lives for at least `'a`.
@@ -46,6 +50,16 @@ impl<'a, T> Ref<'a, T> {
             object: unsafe { NonNull::new_unchecked(object) },
             lifetime: PhantomData,
         }
+    }
+
+    /// The same, for a pointer that may be null.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::new`] if it is not.
+    pub unsafe fn optional(object: *mut T) -> Option<Self> {
+        // SAFETY: by the contract of this function.
+        (!object.is_null()).then(|| unsafe { Self::new(object) })
     }
 
     /// The object's address.
@@ -82,6 +96,10 @@ pub struct Object<V, P> {
 
 /// A context: `struct verbs_context` and the provider's part.
 pub type Context = Object<bindings::verbs_context, context::Private>;
+/// A PD: `struct ibv_pd` and the provider's part.
+pub type Pd = Object<bindings::ibv_pd, pd::Private>;
+/// A thread domain: `struct ibv_td` and the provider's part.
+pub type Td = Object<bindings::ibv_td, td::Private>;
 /// A CQ: `struct verbs_cq` and the provider's part.
 pub type Cq = Object<bindings::verbs_cq, cq::Private>;
 /// A QP: `struct verbs_qp` and the provider's part.
@@ -90,6 +108,40 @@ pub type Qp = Object<bindings::verbs_qp, qp::Private>;
 pub type Srq = Object<bindings::verbs_srq, srq::Private>;
 /// An AH: `struct ibv_ah` and the provider's part.
 pub type Ah = Object<bindings::ibv_ah, ah::Private>;
+
+/// Counts what keeps an object, which is not destroyed before it is given up.
+#[derive(Default)]
+pub struct Users(AtomicU32);
+
+impl Users {
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.0.load(Acquire) != 0
+    }
+}
+
+/// Keeps an object: its verb that destroys answers EBUSY until this is dropped.
+pub struct Hold(NonNull<Users>);
+
+impl Hold {
+    /// Keeps the object whose users these are.
+    pub fn new(users: &Users) -> Self {
+        users.0.fetch_add(1, Relaxed);
+        Self(users.into())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // SAFETY: the object is there as long as it has users.
+        unsafe { self.0.as_ref() }.0.fetch_sub(1, Release);
+    }
+}
+
+// SAFETY: a counter that is atomic.
+unsafe impl Send for Hold {}
+// SAFETY: as above.
+unsafe impl Sync for Hold {}
 
 /// A C object on the heap that the provider owns.
 pub struct Owned<T>(NonNull<T>);
@@ -215,6 +267,8 @@ unsafe impl Zeroable for bindings::verbs_device {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::ibv_pd {}
 // SAFETY: as above.
+unsafe impl Zeroable for bindings::ibv_td {}
+// SAFETY: as above.
 unsafe impl Zeroable for bindings::ibv_ah {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_mr {}
@@ -303,6 +357,30 @@ impl<'a> Ref<'a, bindings::ibv_qp> {
 }
 
 impl<'a> Ref<'a, bindings::ibv_pd> {
+    /// The whole PD.
+    pub fn whole(self) -> Ref<'a, Pd> {
+        // SAFETY: PDs of this provider are the first members of whole ones.
+        unsafe { Ref::new(self.as_ptr().cast()) }
+    }
+
+    /// Gives a PD that nobody uses yet its context and handle.
+    pub fn import(self, context: Ref<'_, bindings::ibv_context>, handle: u32) {
+        // SAFETY: it is live, and nobody else uses it.
+        unsafe {
+            (*self.as_ptr()).context = context.as_ptr();
+            (*self.as_ptr()).handle = handle;
+        }
+    }
+
+    /// Makes a PD that nobody uses yet another name of one.
+    pub fn alias(self, of: Ref<'_, bindings::ibv_pd>) {
+        // SAFETY: both are live, and nobody else uses this one.
+        unsafe {
+            (*self.as_ptr()).context = (*of.as_ptr()).context;
+            (*self.as_ptr()).handle = (*of.as_ptr()).handle;
+        }
+    }
+
     /// The context that the PD is part of.
     pub fn context(self) -> Ref<'a, Context> {
         // SAFETY: a PD of this provider has a context of this provider, which
@@ -347,4 +425,35 @@ pub fn cqs(attr: &bindings::ibv_qp_init_attr) -> Option<(Ref<'_, Cq>, Ref<'_, Cq
     }
     // SAFETY: the program passes live CQs, which are this provider's.
     Some(unsafe { (Ref::new(attr.send_cq.cast()), Ref::new(attr.recv_cq.cast())) })
+}
+
+/// The attributes of a device that a program asked for, of which an older one
+/// has only the first.
+pub struct Attributes<'a> {
+    attr: *mut bindings::ibv_device_attr_ex,
+    size: usize,
+    lifetime: PhantomData<&'a mut ()>,
+}
+
+impl Attributes<'_> {
+    /// Takes the `size` bytes at `attr`.
+    ///
+    /// # Safety
+    ///
+    /// They are the caller's to write for the lifetime of this value.
+    pub unsafe fn new(attr: *mut bindings::ibv_device_attr_ex, size: usize) -> Self {
+        Self { attr, size, lifetime: PhantomData }
+    }
+
+    /// Sets a clock's mask and frequency in kHz, if the program knows of them.
+    pub fn set_clock(&mut self, mask: u64, khz: u64) {
+        const MASK: usize = offset_of!(bindings::ibv_device_attr_ex, completion_timestamp_mask);
+        const CLOCK: usize = offset_of!(bindings::ibv_device_attr_ex, hca_core_clock);
+        for (offset, value) in [(MASK, mask), (CLOCK, khz)] {
+            if offset + size_of::<u64>() <= self.size {
+                // SAFETY: the field is within the caller's bytes.
+                unsafe { self.attr.byte_add(offset).cast::<u64>().write_unaligned(value) };
+            }
+        }
+    }
 }

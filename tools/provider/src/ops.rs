@@ -12,12 +12,17 @@ use crate::{
     ah,
     bindings::*,
     cmd::{self, Region},
-    cq,
+    context, cq, cq_ex,
     errno::{Errno, Result, code},
+    lock::Threads,
     mr,
-    object::{Ah, Cq, Owned, Qp, Ref, Srq},
-    pd, qp, srq,
+    object::{Ah, Attributes, Cq, Owned, Pd, Qp, Ref, Srq, Td},
+    pd::{self, Domain},
+    qp,
+    ring::Allocator,
+    srq, td,
     wr::{List, PostError},
+    wr_ex,
 };
 use core::{
     ffi::{c_int, c_void},
@@ -27,21 +32,34 @@ use core::{
 
 /// The verbs whatever the data path is.
 pub static COMMON: verbs_context_ops = verbs_context_ops {
+    alloc_parent_domain: Some(alloc_parent_domain),
     alloc_pd: Some(alloc_pd),
+    alloc_td: Some(alloc_td),
+    attach_mcast: Some(attach_mcast),
     create_ah: Some(create_ah),
     create_cq: Some(create_cq),
+    create_cq_ex: Some(create_cq_ex),
     create_qp: Some(create_qp),
+    create_qp_ex: Some(create_qp_ex),
     dealloc_pd: Some(dealloc_pd),
+    dealloc_td: Some(dealloc_td),
     dereg_mr: Some(dereg_mr),
     destroy_ah: Some(destroy_ah),
     destroy_cq: Some(destroy_cq),
     destroy_qp: Some(destroy_qp),
+    detach_mcast: Some(detach_mcast),
     free_context: Some(free_context),
+    import_mr: Some(import_mr),
+    import_pd: Some(import_pd),
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
     query_qp: Some(query_qp),
+    query_rt_values: Some(query_rt_values),
     reg_mr: Some(reg_mr),
+    rereg_mr: Some(rereg_mr),
+    unimport_mr: Some(unimport_mr),
+    unimport_pd: Some(unimport_pd),
     ..NONE
 };
 
@@ -114,8 +132,16 @@ unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
+    // SAFETY: see the head of this file; the program lends `attr_size` bytes.
+    code(unsafe {
+        cmd::query_device(Ref::new(context), input, attr, attr_size)
+            .map(|()| context::set_clock(&mut Attributes::new(attr, attr_size)))
+    })
+}
+
+unsafe extern "C" fn query_rt_values(_: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: see the head of this file.
-    code(unsafe { cmd::query_device(Ref::new(context), input, attr, attr_size) })
+    code(context::query_rt_values(unsafe { &mut *values }))
 }
 
 unsafe extern "C" fn query_port(
@@ -134,8 +160,47 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: see the head of this file; the PD is the first member of what
+    // `alloc_pd` or `alloc_parent_domain` made.
+    unsafe { destroyed(pd.cast::<Pd>(), pd::dealloc) }
+}
+
+unsafe extern "C" fn alloc_td(_: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     // SAFETY: see the head of this file.
-    unsafe { destroyed(pd, cmd::dealloc_pd) }
+    let mask = unsafe { (*attr).comp_mask };
+    created(if mask == 0 { td::alloc() } else { Err(Errno::EINVAL) })
+}
+
+unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: see the head of this file; the thread domain is the first member
+    // of what `alloc_td` made.
+    unsafe { destroyed(td.cast::<Td>(), td::dealloc) }
+}
+
+unsafe extern "C" fn alloc_parent_domain(
+    _: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, which not every
+    // release has, and which asks for nothing of a device that needs no such memory.
+    const UNPROTECTED: u32 = 1 << 2;
+    const MASK: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+        | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | UNPROTECTED;
+    // SAFETY: see the head of this file.
+    let attr = unsafe { &*attr };
+    if attr.pd.is_null() || attr.comp_mask & !MASK != 0 {
+        return created::<Pd, _>(Err(Errno::EINVAL));
+    }
+    // SAFETY: see the head of this file; the program uses what it creates with
+    // a thread domain in one thread at a time: ibv_alloc_td(3).
+    let (pd, td) = unsafe {
+        let td = Ref::<Td>::optional(attr.td.cast()).map(|td| (td, Threads::one()));
+        (Ref::new(attr.pd.cast()), td)
+    };
+    // SAFETY: ibv_alloc_parent_domain(3) says what the functions are; who uses
+    // the allocator keeps the domain.
+    created(pd::alloc_parent(pd, td, |domain| unsafe { Allocator::new(attr, domain.as_ptr()) }))
 }
 
 unsafe extern "C" fn reg_mr(
@@ -150,9 +215,47 @@ unsafe extern "C" fn reg_mr(
     created(mr::register(unsafe { Ref::new(pd) }, region))
 }
 
+unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let region = Region { start: addr.addr(), length, iova: addr.addr() as u64, access };
+    // SAFETY: see the head of this file; there may be no PD where no other is
+    // asked for.
+    let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
+    code(cmd::rereg_mr(mr, flags, pd, region))
+}
+
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: see the head of this file.
     unsafe { destroyed(mr, cmd::dereg_mr) }
+}
+
+unsafe extern "C" fn import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+    // SAFETY: see the head of this file.
+    created(pd::import(unsafe { Ref::new(context) }, pd_handle))
+}
+
+/// The program's own is freed; the kernel's is whose it was.
+unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: see the head of this file; the PD came from `import_pd`.
+    unsafe { destroyed(pd.cast::<Pd>(), |_| Ok(())) };
+}
+
+unsafe extern "C" fn import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
+    // SAFETY: see the head of this file.
+    created(mr::import(unsafe { Ref::new(pd) }, mr_handle))
+}
+
+/// As [`unimport_pd`].
+unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: see the head of this file; the MR is the first member of what
+    // `import_mr` made.
+    unsafe { destroyed(mr.cast::<verbs_mr>(), |_| Ok(())) };
 }
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
@@ -174,9 +277,62 @@ unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: see the head of this file; the channel may be null.
-    let (context, channel) =
-        unsafe { (Ref::new(context), (!channel.is_null()).then(|| Ref::new(channel))) };
-    created(cq::create(context, cqe, channel, comp_vector))
+    let (context, channel) = unsafe { (Ref::new(context), Ref::optional(channel)) };
+    created(cq::create(context, cq::Attr { cqe, channel, comp_vector, domain: Domain::NONE }))
+}
+
+unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: see the head of this file.
+    let (context, attr) = unsafe { (Ref::new(context), &*attr) };
+    // SAFETY: as above; the domain and channel may be null, and are those of a
+    // valid attribute structure.
+    let result = unsafe { cq_domain(attr) }.and_then(|domain| {
+        let attr_of_cq = cq::Attr {
+            cqe: c_int::try_from(attr.cqe).map_err(|_| Errno::EINVAL)?,
+            // SAFETY: as above.
+            channel: unsafe { Ref::optional(attr.channel) },
+            comp_vector: c_int::try_from(attr.comp_vector).map_err(|_| Errno::EINVAL)?,
+            domain,
+        };
+        cq::create_ex(context, attr_of_cq, attr.wc_flags)
+    });
+    // SAFETY: the CQ is extended, and nobody else has it yet.
+    created(result.inspect(|cq| unsafe { cq_ex::install(cq.as_ref()) }))
+}
+
+/// How an extended CQ is locked and where its memory comes from.
+///
+/// # Errors
+///
+/// EOPNOTSUPP for attributes that no CQ has; EINVAL for a PD that is no parent
+/// domain.
+///
+/// # Safety
+///
+/// See the head of this file.
+unsafe fn cq_domain(attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
+    const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+    if attr.comp_mask & !MASK != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut domain = Domain::NONE;
+    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        // SAFETY: by the contract of this function.
+        let pd = unsafe { Ref::<ibv_pd>::optional(attr.parent_domain) }.ok_or(Errno::EINVAL)?;
+        domain = Domain::of_parent(pd.whole())?;
+    }
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+    if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags != 0 {
+        // SAFETY: the program says that it is one thread.
+        domain.threads = unsafe { Threads::one() };
+    }
+    Ok(domain)
 }
 
 /// Answers a verb that polls a CQ.
@@ -245,6 +401,22 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     created(qp::create(pd, attr))
 }
 
+unsafe extern "C" fn create_qp_ex(
+    _: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: see the head of this file; the PD counts if the mask says so.
+    let (attr, pd) = unsafe { (&mut *attr, Ref::optional((*attr).pd)) };
+    let result = qp::create_ex(pd, attr).map(|(qp, by_calls)| {
+        if by_calls {
+            // SAFETY: the QP has rings, and nobody else has it yet.
+            unsafe { wr_ex::install(qp.as_ref()) };
+        }
+        qp
+    });
+    created(result)
+}
+
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
     // SAFETY: see the head of this file.
     let (qp, attr) = unsafe { (Ref::new(qp.cast()), &mut *attr) };
@@ -266,6 +438,16 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
     unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::destroy_qp(qp.qp())) }
+}
+
+unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::attach_mcast(Ref::new(qp), &*gid, lid) })
+}
+
+unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::detach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 /// Answers a verb that posts a list.

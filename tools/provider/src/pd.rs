@@ -1,17 +1,124 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Protection domains (IBA 10.2.3).
+//! Protection domains (IBA 10.2.3) and parent domains (ibv_alloc_parent_domain(3)).
+//!
+//! A parent domain is a protection domain under another name, which says how
+//! the objects that are created with it are locked and where their memory comes
+//! from. The kernel knows nothing of it.
 #![forbid(unsafe_code)]
 
 use crate::{
     bindings::{ibv_context, ibv_pd},
     cmd,
-    errno::Result,
-    object::{Owned, Ref},
+    errno::{Errno, Result},
+    lock::Threads,
+    object::{Blank, Hold, Owned, Pd, Ref, Td, Users},
+    ring::Allocator,
 };
 
+/// What the provider adds to a PD.
+pub struct Private {
+    /// The parent domains of a PD; the QPs and CQs that have memory of a parent
+    /// domain.
+    users: Users,
+    /// Of a parent domain.
+    parent: Option<Parent>,
+}
+
+/// What makes a PD a parent domain.
+struct Parent {
+    threads: Threads,
+    allocator: Option<Allocator>,
+    _pd: Hold,
+    _td: Option<Hold>,
+}
+
+/// How a QP or CQ is locked and where its memory comes from. Keeps a parent
+/// domain whose memory functions it has.
+pub struct Domain {
+    /// Threads that use the object at a time.
+    pub threads: Threads,
+    /// The program's memory functions.
+    pub allocator: Option<Allocator>,
+    _hold: Option<Hold>,
+}
+
+impl Domain {
+    /// What objects have that are in no parent domain.
+    pub const NONE: Self = Self { threads: Threads::MANY, allocator: None, _hold: None };
+
+    /// For an object that is created with a PD.
+    pub fn of(pd: Ref<'_, Pd>) -> Self {
+        let Private { users, parent } = pd.private();
+        parent.as_ref().map_or(Self::NONE, |parent| Self {
+            threads: parent.threads,
+            allocator: parent.allocator,
+            _hold: parent.allocator.map(|_| Hold::new(users)),
+        })
+    }
+
+    /// For an object that has no memory.
+    pub fn without_memory(self) -> Self {
+        Self { threads: self.threads, ..Self::NONE }
+    }
+
+    /// For an object that can be created with a parent domain alone.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for a PD that is none.
+    pub fn of_parent(pd: Ref<'_, Pd>) -> Result<Self> {
+        if pd.private().parent.is_none() { Err(Errno::EINVAL) } else { Ok(Self::of(pd)) }
+    }
+}
+
 /// ibv_alloc_pd(3).
-pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<ibv_pd>> {
-    let pd = Owned::zeroed()?;
-    cmd::alloc_pd(context, pd.as_ref())?;
-    Ok(pd)
+pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
+    let pd = Blank::<ibv_pd, Private>::new()?;
+    cmd::alloc_pd(context, pd.verbs())?;
+    Ok(pd.finish(Private { users: Users::default(), parent: None }))
+}
+
+/// ibv_import_pd(3): the PD that has a handle in the kernel. Whether there is one
+/// shows when it is used.
+pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
+    let pd = Blank::<ibv_pd, Private>::new()?;
+    pd.verbs().import(context, handle);
+    Ok(pd.finish(Private { users: Users::default(), parent: None }))
+}
+
+/// ibv_alloc_parent_domain(3): with a thread domain, its objects are used by as
+/// many threads as `threads` says. `allocator` finds the memory functions for the
+/// new domain.
+///
+/// # Errors
+///
+/// EINVAL for a parent domain as the PD; ENOMEM; those of `allocator`.
+pub fn alloc_parent(
+    pd: Ref<'_, Pd>,
+    td: Option<(Ref<'_, Td>, Threads)>,
+    allocator: impl FnOnce(Ref<'_, ibv_pd>) -> Result<Option<Allocator>>,
+) -> Result<Owned<Pd>> {
+    let Private { users, parent: None } = pd.private() else { return Err(Errno::EINVAL) };
+    let domain = Blank::<ibv_pd, Private>::new()?;
+    domain.verbs().alias(pd.verbs());
+    let parent = Parent {
+        threads: td.map_or(Threads::MANY, |(_, threads)| threads),
+        allocator: allocator(domain.verbs())?,
+        _pd: Hold::new(users),
+        _td: td.map(|(td, _)| Hold::new(&td.private().users)),
+    };
+    Ok(domain.finish(Private { users: Users::default(), parent: Some(parent) }))
+}
+
+/// ibv_dealloc_pd(3).
+///
+/// # Errors
+///
+/// EBUSY if a parent domain has it, or a QP or CQ has memory of it; the kernel's.
+pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
+    let Private { users, parent } = pd.private();
+    if users.any() {
+        return Err(Errno::EBUSY);
+    }
+    if parent.is_some() { Ok(()) } else { cmd::dealloc_pd(pd.verbs()) }
 }

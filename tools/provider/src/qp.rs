@@ -7,11 +7,13 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     object::{self, Blank, Owned, Qp, Ref},
+    pd::Domain,
     qpn::Registration,
-    ring::{Region, Ring},
+    ring::{Region, Resource, Ring, Writer},
     wq::{self, Freed, Posted, WorkQueue},
     wqe,
     wr::{self, List, PostError},
+    wr_ex,
 };
 use core::ffi::c_int;
 
@@ -21,6 +23,20 @@ pub struct Private {
     limits: Limits,
     /// The rings, if the program has them.
     rings: Option<Rings>,
+    /// Where the rings' memory came from, and so goes last.
+    _domain: Domain,
+}
+
+impl Private {
+    /// What a work request may ask for.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The rings, if the program has them.
+    pub fn rings(&self) -> Option<&Rings> {
+        self.rings.as_ref()
+    }
 }
 
 /// What a work request on a QP may ask for.
@@ -61,9 +77,40 @@ struct Queues {
 }
 
 /// The queues of a QP whose rings the program has.
-struct Rings {
+pub struct Rings {
     queues: Queues,
     registration: Registration,
+}
+
+impl Rings {
+    /// The send queue.
+    pub fn send(&self) -> &WorkQueue {
+        &self.queues.send
+    }
+
+    /// The entry of the send ring to write the next work request to.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM if there is no free one.
+    pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
+        let Self { queues, registration } = self;
+        let freed = Freed::Completed(registration.progress().send());
+        queues.send.entry(state, &queues.region, freed)
+    }
+
+    /// Tells the device of the send work requests that were written; answers
+    /// whether it wants a doorbell.
+    pub fn publish(&self, state: &mut wq::State) -> bool {
+        let Self { queues, registration } = self;
+        let freed = Freed::Completed(registration.progress().send());
+        queues.send.publish(state, &queues.region, wq::SEND, freed)
+    }
+
+    /// The doorbell of the send queue was not rung.
+    pub fn not_rung(&self, head: wq::Head) {
+        self.queues.send.not_rung(&self.queues.region, head);
+    }
 }
 
 impl Queues {
@@ -72,7 +119,7 @@ impl Queues {
     /// # Errors
     ///
     /// EINVAL for what no ring can hold; ENOMEM.
-    fn new(attr: &ibv_qp_init_attr) -> Result<Self> {
+    fn new(attr: &ibv_qp_init_attr, domain: &Domain) -> Result<Self> {
         let cap = &attr.cap;
         let data = sges(cap.max_send_sge).max(cap.max_inline_data as usize);
         let stride = wqe::send_header(attr.qp_type).saturating_add(data);
@@ -83,9 +130,10 @@ impl Queues {
             let stride = wqe::RECV_HEADER.saturating_add(sges(cap.max_recv_sge));
             let ring = Ring::new(end, cap.max_recv_wr, stride)?;
             end = ring.end();
-            recv = Some(WorkQueue::new(ring));
+            recv = Some(WorkQueue::new(ring, domain.threads));
         }
-        Ok(Self { region: Region::new(end)?, send: WorkQueue::new(send), recv })
+        let region = Region::lent(end, domain.allocator, Resource::Qp)?;
+        Ok(Self { region, send: WorkQueue::new(send, domain.threads), recv })
     }
 
     /// What the driver wants to know of the rings.
@@ -130,11 +178,13 @@ pub fn sges(count: u32) -> usize {
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
     let qp = Blank::<verbs_qp, Private>::new()?;
     let context = pd.context();
+    let domain = Domain::of(pd.whole());
     let Some(numbers) = &context.private().numbers else {
         cmd::create_qp(pd, attr, qp.verbs().qp(), None)?;
-        return Ok(qp.finish(Private { limits: Limits::new(attr), rings: None }));
+        let limits = Limits::new(attr);
+        return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
-    let queues = Queues::new(attr)?;
+    let queues = Queues::new(attr, &domain)?;
     let mut got = ibv_qp_init_attr { cap: queues.cap(attr.cap), ..*attr };
     let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
     cmd::create_qp(pd, &mut got, qp.verbs().qp(), Some(queues.request()))?;
@@ -146,7 +196,7 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
             }
             attr.cap = queues.cap(attr.cap);
             let rings = Some(Rings { queues, registration });
-            Ok(qp.finish(Private { limits: Limits::new(attr), rings }))
+            Ok(qp.finish(Private { limits: Limits::new(attr), rings, _domain: domain }))
         }
         Err(errno) => {
             // The error that counts is the first.
@@ -154,6 +204,43 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
             Err(errno)
         }
     }
+}
+
+/// ibv_create_qp_ex(3). Answers whether the QP takes work requests by calls, too.
+///
+/// # Errors
+///
+/// EINVAL without a PD; EOPNOTSUPP for attributes or work requests that no QP
+/// has, or work requests by calls where the kernel posts; as [`create`].
+pub fn create_ex(
+    pd: Option<Ref<'_, ibv_pd>>,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Result<(Owned<Qp>, bool)> {
+    const MASK: u32 =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
+    if attr.comp_mask & !MASK != 0 || flags {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or(Errno::EINVAL)?;
+    let by_calls = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type));
+    let rings = pd.context().private().numbers.is_some();
+    if by_calls && (attr.send_ops_flags & !builders != 0 || !rings) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut basic = ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    };
+    let qp = create(pd, &mut basic)?;
+    attr.cap = basic.cap;
+    Ok((qp, by_calls))
 }
 
 /// ibv_modify_qp(3). A QP that comes to RESET has empty queues, and no CQEs.
@@ -179,7 +266,7 @@ pub fn query(
     init: &mut ibv_qp_init_attr,
 ) -> Result {
     cmd::query_qp(qp.qp(), attr, mask, init)?;
-    let Private { limits, rings } = qp.private();
+    let Private { limits, rings, .. } = qp.private();
     if let Some(rings) = rings {
         attr.cap = rings.queues.cap(ibv_qp_cap {
             max_send_sge: limits.max_send_sge,
@@ -206,10 +293,10 @@ pub fn post_send(
 ) -> Result<(), PostError<ibv_send_wr>> {
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
-    let Private { limits, rings } = qp.private();
+    let Private { limits, rings, .. } = qp.private();
     let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
-    if !matches!(qp.qp().state(), IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
-        return refuse(Errno::EINVAL);
+    if let Err(errno) = check_can_send(qp) {
+        return refuse(errno);
     }
     let side = registration.progress().send();
     let Posted { result, doorbell } = queues.send.post(
@@ -228,6 +315,18 @@ pub fn post_send(
     }))
 }
 
+/// Checks that a QP is in a state to post sends (IBA 10.8.2).
+///
+/// # Errors
+///
+/// EINVAL if it is not.
+pub fn check_can_send(qp: Ref<'_, Qp>) -> Result {
+    match qp.qp().state() {
+        IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
 /// ibv_post_recv(3) on a ring. Errors as [`post_send`].
 pub fn post_recv(
     qp: Ref<'_, Qp>,
@@ -235,7 +334,7 @@ pub fn post_recv(
 ) -> Result<(), PostError<ibv_recv_wr>> {
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
-    let Private { limits, rings } = qp.private();
+    let Private { limits, rings, .. } = qp.private();
     let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
     let Some(recv) = &queues.recv else { return refuse(Errno::EINVAL) };
     if qp.qp().state() == IBV_QPS_RESET {
@@ -303,8 +402,9 @@ fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Re
 impl Private {
     /// A QP that the kernel does not know.
     pub fn without_kernel(attr: &ibv_qp_init_attr, registration: Registration) -> Self {
-        let queues = Queues::new(attr).unwrap();
-        Self { limits: Limits::new(attr), rings: Some(Rings { queues, registration }) }
+        let queues = Queues::new(attr, &Domain::NONE).unwrap();
+        let rings = Some(Rings { queues, registration });
+        Self { limits: Limits::new(attr), rings, _domain: Domain::NONE }
     }
 
     /// What the driver is told of the rings.
@@ -382,7 +482,7 @@ mod tests {
             (IBV_QPT_UD, [0, 1, 0, 0, 0], (1, 128, 256), (1, 32, 384)),
             (IBV_QPT_UC, [3, 3, 253, 255, 0], (4, 4096, 4096), (4, 4096, 20480)),
         ] {
-            let queues = Queues::new(&init(qp_type, cap)).unwrap();
+            let queues = Queues::new(&init(qp_type, cap), &Domain::NONE).unwrap();
             let request = queues.request();
             assert_eq!((request.sq_depth, request.sq_stride, request.sq_offset), send);
             assert_eq!((request.rq_depth, request.rq_stride, request.rq_offset), recv);
@@ -406,7 +506,7 @@ mod tests {
             [1, 1, 1, 1, u32::MAX],
             [1, 1, u32::MAX, u32::MAX, 0],
         ] {
-            let queues = Queues::new(&init(IBV_QPT_RC, cap));
+            let queues = Queues::new(&init(IBV_QPT_RC, cap), &Domain::NONE);
             assert_eq!(queues.err(), Some(Errno::EINVAL), "{cap:?}");
         }
     }

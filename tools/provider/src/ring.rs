@@ -10,6 +10,7 @@ use crate::{
     errno::{Errno, Result},
 };
 use core::{
+    ffi::c_void,
     marker::PhantomData,
     mem,
     ptr::{self, NonNull},
@@ -19,10 +20,95 @@ use core::{
 /// Bytes of the smallest page, and so of the smallest region.
 const MIN_PAGE: usize = 4096;
 
-/// Pinned by the driver and shared with the device: the rings of a QP or CQ.
+/// What a region is for, as the program's allocator hears it: the resource type
+/// of ibv_alloc_parent_domain(3). Its upper half would be a driver ID, of which
+/// virtio-rdma has none.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+pub enum Resource {
+    /// The rings of a QP.
+    Qp = 1,
+    /// The ring of a CQ.
+    Cq = 2,
+    /// The ring of an SRQ.
+    Srq = 3,
+}
+
+/// The memory functions of a parent domain (ibv_alloc_parent_domain(3)).
+#[derive(Clone, Copy)]
+pub struct Allocator {
+    pd: *mut bindings::ibv_pd,
+    context: *mut c_void,
+    alloc:
+        unsafe extern "C" fn(*mut bindings::ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut bindings::ibv_pd, *mut c_void, *mut c_void, u64),
+}
+
+// SAFETY: the program says that its functions may be called by whoever creates
+// and destroys objects.
+unsafe impl Send for Allocator {}
+// SAFETY: as above.
+unsafe impl Sync for Allocator {}
+
+impl Allocator {
+    /// What the attributes of a parent domain ask for, for the domain at `pd`.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for one function without the other.
+    ///
+    /// # Safety
+    ///
+    /// The functions are what ibv_alloc_parent_domain(3) says, and nobody uses
+    /// the allocator when the domain is gone.
+    pub unsafe fn new(
+        attr: &bindings::ibv_parent_domain_init_attr,
+        pd: *mut bindings::ibv_pd,
+    ) -> Result<Option<Self>> {
+        if attr.comp_mask & bindings::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS == 0 {
+            return Ok(None);
+        }
+        let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else { return Err(Errno::EINVAL) };
+        let context = match attr.comp_mask & bindings::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT {
+            0 => ptr::null_mut(),
+            _ => attr.pd_context,
+        };
+        Ok(Some(Self { pd, context, alloc, free }))
+    }
+
+    /// `len` bytes at a page of the program's, or `None` if it leaves that to
+    /// the provider.
+    fn allocate(&self, len: usize, resource: Resource) -> Result<Option<NonNull<u8>>> {
+        let page = page_size();
+        // SAFETY: by the contract of `new`.
+        let base = unsafe { (self.alloc)(self.pd, self.context, len, page, resource as u64) };
+        // IBV_ALLOCATOR_USE_DEFAULT is all ones.
+        if base.addr() == usize::MAX {
+            return Ok(None);
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::ENOMEM)?;
+        if base.addr().get() & (page - 1) != 0 {
+            self.free(base, resource);
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the memory is the caller's, of `len` bytes.
+        unsafe { base.write_bytes(0, len) };
+        Ok(Some(base))
+    }
+
+    /// Gives memory back to the program.
+    fn free(&self, base: NonNull<u8>, resource: Resource) {
+        // SAFETY: by the contract of `new`; the memory came from `alloc`.
+        unsafe { (self.free)(self.pd, self.context, base.as_ptr().cast(), resource as u64) };
+    }
+}
+
+/// Pinned by the driver and shared with the device: the rings of a QP, CQ or SRQ.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
+    /// Whose memory it is; without it, a mapping of the provider's own.
+    lender: Option<(Allocator, Resource)>,
 }
 
 // SAFETY: the memory is reached by atomic operations, and by writes to entries
@@ -55,7 +141,23 @@ impl Region {
         if base.addr() == usize::MAX {
             return Err(Errno::ENOMEM);
         }
-        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno::ENOMEM)
+        let base = NonNull::new(base.cast()).ok_or(Errno::ENOMEM)?;
+        Ok(Self { base, len, lender: None })
+    }
+
+    /// The same in the program's own memory, if it has an allocator and that
+    /// does not leave it to the provider.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for memory that does not begin at a page; ENOMEM.
+    pub fn lent(len: usize, allocator: Option<Allocator>, resource: Resource) -> Result<Self> {
+        let Some(allocator) = allocator else { return Self::new(len) };
+        let len = len.max(1).checked_next_multiple_of(page_size()).ok_or(Errno::ENOMEM)?;
+        match allocator.allocate(len, resource)? {
+            Some(base) => Ok(Self { base, len, lender: Some((allocator, resource)) }),
+            None => Self::new(len),
+        }
     }
 
     /// Address of the region in the program.
@@ -143,6 +245,9 @@ impl virtio_rdma_ring_cqe {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if let Some((allocator, resource)) = &self.lender {
+            return allocator.free(self.base, *resource);
+        }
         // SAFETY: the mapping is this value's own, and the kernel has unpinned
         // it; failure would leave the memory mapped, nothing else.
         unsafe { bindings::munmap(self.base.as_ptr().cast(), self.len as _) };
@@ -267,6 +372,15 @@ impl Writer<'_> {
         // SAFETY: there is room for the structure.
         unsafe { at.cast().write_unaligned(value) };
         Ok(())
+    }
+
+    /// Leaves `len` bytes as they are, to be written later.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if there are not as many.
+    pub fn skip(&mut self, len: usize) -> Result {
+        self.take(len).map(|_| ())
     }
 
     /// Appends `len` bytes of the program's memory.

@@ -11,8 +11,9 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     object::{Blank, Owned, Ref, Srq},
+    pd::Domain,
     qp::{self, Limits},
-    ring::{Region, Ring, Word},
+    ring::{Region, Resource, Ring, Word},
     wq::{Freed, Head, Posted, WorkQueue},
     wqe,
     wr::{List, PostError},
@@ -32,6 +33,8 @@ pub struct Private {
     limits: Limits,
     region: Region,
     queue: WorkQueue,
+    /// Whose memory the region is.
+    _domain: Domain,
 }
 
 impl Private {
@@ -40,13 +43,14 @@ impl Private {
     /// # Errors
     ///
     /// EINVAL for what no ring can hold; ENOMEM.
-    fn new(max_wr: u32, max_sge: u32) -> Result<Self> {
+    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
         let stride = wqe::RECV_HEADER.saturating_add(qp::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
         Ok(Self {
             limits: Limits::of_receives(max_sge),
-            region: Region::new(ring.end())?,
-            queue: WorkQueue::new(ring),
+            region: Region::lent(ring.end(), domain.allocator, Resource::Srq)?,
+            queue: WorkQueue::new(ring, domain.threads),
+            _domain: domain,
         })
     }
 
@@ -82,7 +86,8 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned
         return Err(Errno::EINVAL);
     }
     let srq = Blank::<verbs_srq, Private>::new()?;
-    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge)?;
+    let domain = Domain::of(pd.whole());
+    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
     cmd::create_srq(pd, attr, srq.verbs().srq(), private.request())?;
     Ok(srq.finish(private))
 }
@@ -148,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_the_device_took_is_free() {
-        let srq = Private::new(6, 1).unwrap();
+        let srq = Private::new(6, 1, Domain::NONE).unwrap();
         let memory = Memory::new(&srq.region);
         let consumer = memory.word(64);
         for wr_id in 0..8 {
@@ -174,7 +179,7 @@ mod tests {
 
     #[test]
     fn doorbell_if_somebody_waits() {
-        let srq = Private::new(8, 1).unwrap();
+        let srq = Private::new(8, 1, Domain::NONE).unwrap();
         let wake = Memory::new(&srq.region);
         assert_eq!(post(&srq, 0, &mut []), (None, false));
         wake.word(128).store(1, SeqCst);
@@ -186,20 +191,20 @@ mod tests {
 
     #[test]
     fn requests_are_checked() {
-        let srq = Private::new(8, 2).unwrap();
+        let srq = Private::new(8, 2, Domain::NONE).unwrap();
         let mut sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 3];
         assert_eq!(post(&srq, 0, &mut sges[..2]), (None, false));
         assert_eq!(post(&srq, 1, &mut sges), (Some(Errno::EINVAL), false));
         let entry: [u64; 4] = Memory::new(&srq.region).read(srq.queue.ring(), 0, 0);
         assert_eq!(entry, [2, 0, 1, 3 << 32 | 2]);
         for (max_wr, max_sge) in [(u32::MAX, 1), (1 << 31, 1), (1, 256), (1, u32::MAX)] {
-            assert_eq!(Private::new(max_wr, max_sge).err(), Some(Errno::EINVAL));
+            assert_eq!(Private::new(max_wr, max_sge, Domain::NONE).err(), Some(Errno::EINVAL));
         }
     }
 
     #[test]
     fn the_driver_is_told_of_the_ring() {
-        let srq = Private::new(100, 4).unwrap();
+        let srq = Private::new(100, 4, Domain::NONE).unwrap();
         let request = srq.request();
         assert_eq!((request.depth, request.stride, request.offset), (128, 128, 256));
         assert_eq!(request.buf_len, 20480);

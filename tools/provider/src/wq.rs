@@ -5,9 +5,10 @@
 use crate::{
     bindings::virtio_rdma_qp_ring,
     errno::{Errno, Result},
-    lock::Lock,
+    lock::{Lock, Threads},
     qpn::Side,
     ring::{Region, Ring, Word, Writer},
+    wqe::Open,
     wr::{List, PostError, Request, WorkRequest},
 };
 use core::{
@@ -61,19 +62,33 @@ impl Freed<'_> {
     }
 }
 
-/// Indices of a ring, modulo 2^32.
-struct Indices {
-    /// Entries that were written since RESET.
+/// What a queue's lock protects: indices of its ring, modulo 2^32, and the work
+/// requests that a program makes by calls ([`crate::batch`]).
+pub struct State {
+    /// Entries that the device was told of since RESET.
     producer: u32,
-    /// What `producer` may become; may be more by now.
+    /// Entries that were written, more than `producer` while work requests are
+    /// being posted.
+    next: u32,
+    /// What `next` may become; may be more by now.
     limit: u32,
+    /// The work request that is being made in entry `next`.
+    pub open: Option<Open>,
+    /// The first error of the calls since ibv_wr_start().
+    pub error: Option<Errno>,
+}
+
+impl State {
+    fn new(depth: u32) -> Self {
+        Self { producer: 0, next: 0, limit: depth, open: None, error: None }
+    }
 }
 
 /// A send, receive or shared receive queue. In a cache line of its own, so that threads that
 /// send and threads that post receives do not slow each other down.
 #[repr(align(64))]
 pub struct WorkQueue {
-    indices: Lock<Indices>,
+    state: Lock<State>,
     ring: Ring,
 }
 
@@ -89,8 +104,13 @@ pub struct Posted<W> {
 
 impl WorkQueue {
     /// An empty queue.
-    pub fn new(ring: Ring) -> Self {
-        Self { indices: Lock::new(Indices { producer: 0, limit: ring.depth() }), ring }
+    pub fn new(ring: Ring, threads: Threads) -> Self {
+        Self { state: Lock::with(State::new(ring.depth()), threads), ring }
+    }
+
+    /// What the queue's lock protects.
+    pub fn state(&self) -> &Lock<State> {
+        &self.state
     }
 
     /// Where the queue's ring lies.
@@ -108,33 +128,67 @@ impl WorkQueue {
         list: List<'_, W>,
         encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
     ) -> Posted<W> {
-        let mut indices = self.indices.lock();
-        let first = indices.producer;
+        let mut state = self.state.lock();
         let mut result = Ok(());
         for request in list {
-            let posted = self
-                .reserve(region, &mut indices, freed)
-                .and_then(|()| region.writer(self.ring, indices.producer))
-                .and_then(|entry| encode(&request, entry));
+            let posted =
+                self.entry(&mut state, region, freed).and_then(|entry| encode(&request, entry));
             if let Err(errno) = posted {
                 result = Err(PostError { errno, bad_wr: request.origin() });
                 break;
             }
-            indices.producer = indices.producer.wrapping_add(1);
+            self.filled(&mut state);
         }
-        if indices.producer == first {
-            return Posted { result, doorbell: false };
+        Posted { result, doorbell: self.publish(&mut state, region, head, freed) }
+    }
+
+    /// The entry to write the next work request to.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM if there is no free one.
+    pub fn entry<'a>(
+        &self,
+        state: &mut State,
+        region: &'a Region,
+        freed: Freed<'_>,
+    ) -> Result<Writer<'a>> {
+        self.reserve(state, region, freed)?;
+        region.writer(self.ring, state.next)
+    }
+
+    /// The work request in that entry is complete.
+    pub fn filled(&self, state: &mut State) {
+        state.next = state.next.wrapping_add(1);
+    }
+
+    /// Forgets the work requests that the device was not told of.
+    pub fn discard(&self, state: &mut State) {
+        state.next = state.producer;
+    }
+
+    /// Tells the device of the work requests that were written. Answers whether
+    /// it sleeps and wants a doorbell, which the caller rings.
+    pub fn publish(
+        &self,
+        state: &mut State,
+        region: &Region,
+        head: Head,
+        freed: Freed<'_>,
+    ) -> bool {
+        if state.next == state.producer {
+            return false;
         }
+        state.producer = state.next;
         if let Freed::Completed(side) = freed {
-            side.post(indices.producer);
+            side.post(state.producer);
         }
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
-        region.store(head.producer, indices.producer, SeqCst);
+        region.store(head.producer, state.producer, SeqCst);
         let asleep = region.load(head.wake, SeqCst) != 0;
         // One doorbell is enough, however long the device takes to come.
-        let doorbell = asleep && region.swap(head.wake, 0, SeqCst) != 0;
-        Posted { result, doorbell }
+        asleep && region.swap(head.wake, 0, SeqCst) != 0
     }
 
     /// The doorbell was not rung: the next request asks for it again.
@@ -143,22 +197,21 @@ impl WorkQueue {
     }
 
     /// Ensures that there is a free entry.
-    fn reserve(&self, region: &Region, indices: &mut Indices, freed: Freed<'_>) -> Result {
-        if indices.producer != indices.limit {
+    fn reserve(&self, state: &mut State, region: &Region, freed: Freed<'_>) -> Result {
+        if state.next != state.limit {
             return Ok(());
         }
         let done = freed.count(region);
-        if indices.producer.wrapping_sub(done) >= self.ring.depth() {
+        if state.next.wrapping_sub(done) >= self.ring.depth() {
             return Err(Errno::ENOMEM);
         }
-        indices.limit = done.wrapping_add(self.ring.depth());
+        state.limit = done.wrapping_add(self.ring.depth());
         Ok(())
     }
 
     /// Starts anew, after the QP came to RESET.
     pub fn reset(&self, region: &Region, head: Head) {
-        let mut indices = self.indices.lock();
-        *indices = Indices { producer: 0, limit: self.ring.depth() };
+        *self.state.lock() = State::new(self.ring.depth());
         region.store(head.producer, 0, Relaxed);
     }
 }
@@ -182,7 +235,7 @@ mod tests {
         fn new() -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
             let region = Region::new(ring.end()).unwrap();
-            Self { region, queue: WorkQueue::new(ring), side: Side::default() }
+            Self { region, queue: WorkQueue::new(ring, Threads::MANY), side: Side::default() }
         }
 
         /// Posts requests of which `invalid` cannot be encoded; answers the
@@ -283,7 +336,9 @@ mod tests {
     #[test]
     fn indices_wrap() {
         let bench = Bench::new();
-        *bench.queue.indices.lock() = Indices { producer: u32::MAX - 2, limit: u32::MAX };
+        let start = u32::MAX - 2;
+        *bench.queue.state.lock() =
+            State { producer: start, next: start, limit: u32::MAX, ..State::new(DEPTH) };
         bench.side.set_done(u32::MAX - 2);
         assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 5);

@@ -7,7 +7,7 @@ use crate::{
     errno::{Errno, Result},
     qp::Limits,
     ring::Writer,
-    wr::Request,
+    wr::{Request, Single},
 };
 
 /// Flags of a send work request that have a meaning here.
@@ -32,7 +32,7 @@ pub const fn send_header(qp_type: ibv_qp_type) -> usize {
 pub const RECV_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 
 /// Opcodes that a QP's send queue takes, as bits (IBA table 41).
-const fn opcodes(qp_type: ibv_qp_type) -> u32 {
+pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
     const UD: u32 = 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM;
     const UC: u32 = UD | 1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
     const RC: u32 = UC
@@ -72,7 +72,8 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
     let sges = request.sges(limits.max_send_sge)?;
     let data = data(sges, inline.then_some(limits.max_inline_data))?;
     if limits.qp_type == IBV_QPT_UD {
-        entry.put(datagram(request, data)?)?;
+        let ah = request.ah().ok_or(Errno::EINVAL)?;
+        entry.put(datagram(request, ah.private().av, data))?;
     } else {
         entry.put(connected(request, data))?;
     }
@@ -147,10 +148,13 @@ fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring
 }
 
 /// The header of an entry of a UD QP.
-fn datagram(request: &Request<'_, ibv_send_wr>, data: Data) -> Result<virtio_rdma_ring_ud_wqe> {
+fn datagram(
+    request: &Request<'_, ibv_send_wr>,
+    av: virtio_rdma_av,
+    data: Data,
+) -> virtio_rdma_ring_ud_wqe {
     let wr = request.wr();
     let remote = request.ud();
-    let ah = request.ah().ok_or(Errno::EINVAL)?;
     let mut wqe = virtio_rdma_ring_ud_wqe {
         wr_id: wr.wr_id.to_le(),
         opcode: wr.opcode as u8,
@@ -159,13 +163,107 @@ fn datagram(request: &Request<'_, ibv_send_wr>, data: Data) -> Result<virtio_rdm
         inline_len: data.inline_len.to_le(),
         remote_qpn: remote.remote_qpn.to_le(),
         remote_qkey: remote.remote_qkey.to_le(),
-        av: ah.private().av,
+        av,
         ..Default::default()
     };
     if wr.opcode == IBV_WR_SEND_WITH_IMM {
         wqe.ex.imm_data = request.imm_data();
     }
-    Ok(wqe)
+    wqe
+}
+
+/// A send work request that is being made by calls, in an entry of the ring:
+/// its data stand there, its header does not yet.
+pub struct Open {
+    single: Single,
+    data: Option<Data>,
+    av: Option<virtio_rdma_av>,
+}
+
+impl Open {
+    /// A work request without data. Its SGE list and address handle are not
+    /// looked at.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for an opcode or a flag that the QP does not have.
+    pub fn new(limits: &Limits, wr: ibv_send_wr) -> Result<Self> {
+        let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
+        if opcode & opcodes(limits.qp_type) == 0 || wr.send_flags & !FLAGS != 0 {
+            return Err(Errno::EINVAL);
+        }
+        // Which setter is called says that.
+        let send_flags = wr.send_flags & !IBV_SEND_INLINE;
+        let single = Single::new(ibv_send_wr { send_flags, ..wr });
+        Ok(Self { single, data: None, av: None })
+    }
+
+    /// The destination of a datagram.
+    pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
+        self.av = Some(av);
+        self.single.set_destination(remote_qpn, remote_qkey);
+    }
+
+    /// An SGE list as data.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for more SGEs than the QP has, or if there are data already.
+    pub fn set_sges(&mut self, limits: &Limits, sges: &[ibv_sge], entry: Writer<'_>) -> Result {
+        if sges.len() > limits.max_send_sge as usize {
+            return Err(Errno::EINVAL);
+        }
+        put_sges(sges, &mut self.behind_header(limits, entry)?)?;
+        self.data = Some(data(sges, None)?);
+        Ok(())
+    }
+
+    /// Inline data of `len` bytes, which `put` writes.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for more bytes than the QP takes, for an opcode without inline
+    /// data, or if there are data already.
+    pub fn set_inline(
+        &mut self,
+        limits: &Limits,
+        len: usize,
+        entry: Writer<'_>,
+        put: impl FnOnce(&mut Writer<'_>) -> Result,
+    ) -> Result {
+        let inline_len = u16::try_from(len).map_err(|_| Errno::EINVAL)?;
+        let opcode = 1u32.checked_shl(self.single.request().wr().opcode).unwrap_or(0);
+        if len > limits.max_inline_data as usize || opcode & INLINE == 0 {
+            return Err(Errno::EINVAL);
+        }
+        put(&mut self.behind_header(limits, entry)?)?;
+        self.single.add_flags(IBV_SEND_INLINE);
+        self.data = Some(Data { num_sge: 0, inline_len });
+        Ok(())
+    }
+
+    /// Where the data go, if there are none.
+    fn behind_header<'a>(&self, limits: &Limits, mut entry: Writer<'a>) -> Result<Writer<'a>> {
+        if self.data.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        entry.skip(send_header(limits.qp_type))?;
+        Ok(entry)
+    }
+
+    /// Writes the header: the work request is complete.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for a datagram without a destination.
+    pub fn close(self, limits: &Limits, mut entry: Writer<'_>) -> Result {
+        let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
+        if limits.qp_type == IBV_QPT_UD {
+            let av = self.av.ok_or(Errno::EINVAL)?;
+            return entry.put(datagram(self.single.request(), av, data));
+        }
+        entry.put(connected(self.single.request(), data))
+    }
 }
 
 /// Appends an SGE list.

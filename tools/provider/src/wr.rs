@@ -143,6 +143,35 @@ impl<'a, W: WorkRequest> Request<'a, W> {
     }
 }
 
+/// A send work request of no list: it points to no other, and to no SGEs.
+pub struct Single(Request<'static, ibv_send_wr>);
+
+// SAFETY: its pointers are null, and what the union has in place of one is none.
+unsafe impl Send for Single {}
+
+impl Single {
+    /// A request with an opcode, flags and a remote side.
+    pub fn new(wr: ibv_send_wr) -> Self {
+        let wr = ibv_send_wr { next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0, ..wr };
+        Self(Request { origin: ptr::null_mut(), wr, lifetime: PhantomData })
+    }
+
+    /// The request.
+    pub fn request(&self) -> &Request<'_, ibv_send_wr> {
+        &self.0
+    }
+
+    /// Adds flags.
+    pub fn add_flags(&mut self, flags: u32) {
+        self.0.wr.send_flags |= flags;
+    }
+
+    /// Makes it a datagram for a QP.
+    pub fn set_destination(&mut self, remote_qpn: u32, remote_qkey: u32) {
+        self.0.wr.wr.ud = Datagram { ah: ptr::null_mut(), remote_qpn, remote_qkey };
+    }
+}
+
 impl<'a> Request<'a, ibv_send_wr> {
     /// The remote side of an RDMA operation.
     pub fn rdma(&self) -> Rdma {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use abi::{
     virtio_rdma_comp_event, virtio_rdma_cqe, virtio_rdma_event, virtio_rdma_qp_attr,
-    VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS,
+    VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS,
     VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_AV,
     VIRTIO_RDMA_QP_DEST_QPN, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC, VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC,
     VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX,
@@ -240,7 +240,8 @@ impl Guest {
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
         self.qp_rings.clear();
         self.cq_rings.clear();
-        self.device.set_driver_features(if self.rings { self.device.features() } else { 0 });
+        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
+        self.device.set_driver_features(self.device.features() & !without);
         self.store(0, &vec![0; usize::from(count) * 0x400]);
         self.queues = (0..count).map(|index| Queue::new(index, self.step(index))).collect();
         for queue in &self.queues {

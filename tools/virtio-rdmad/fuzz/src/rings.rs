@@ -7,7 +7,7 @@ use abi::{
     virtio_rdma_cmd_create_qp, virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp,
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_resize_cq, virtio_rdma_cq_ring,
     virtio_rdma_doorbell, virtio_rdma_qp_ring, virtio_rdma_ring_cqe, virtio_rdma_ring_region,
-    virtio_rdma_ring_shape, virtio_rdma_srq_ring,
+    virtio_rdma_ring_shape, virtio_rdma_srq_ring, VIRTIO_RDMA_QP_PRIVILEGED,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -99,7 +99,8 @@ impl Guest {
         };
         let (sq, rq) = (shape(0), shape(1));
         let mut request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
-        (request.base, request.region, request.sq, request.rq) = (base, region, sq, rq);
+        (request.base, request.flags) = (base, VIRTIO_RDMA_QP_PRIVILEGED);
+        (request.region, request.sq, request.rq) = (region, sq, rq);
         request
     }
 

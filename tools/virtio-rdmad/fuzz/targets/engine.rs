@@ -42,6 +42,13 @@ const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_READ
     | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+/// Send opcodes that name a key to register or to invalidate.
+const MEMORY_MANAGEMENT: [u32; 4] = [
+    VIRTIO_RDMA_WR_REG_MR,
+    VIRTIO_RDMA_WR_LOCAL_INV,
+    VIRTIO_RDMA_WR_SEND_WITH_INV,
+    VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+];
 /// What the peer's memory is full of where nobody else may read.
 const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
 
@@ -189,6 +196,16 @@ fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq
     header
 }
 
+/// Whether a send work request is a REG_MR.
+fn may_register(bytes: &[u8], rings: bool) -> bool {
+    let at = if rings {
+        offset_of!(virtio_rdma_ring_sq_wqe, opcode)
+    } else {
+        offset_of!(virtio_rdma_sq_wqe, opcode)
+    };
+    bytes.get(at).is_some_and(|opcode| u32::from(*opcode) == VIRTIO_RDMA_WR_REG_MR)
+}
+
 /// What follows the header of a send work request.
 enum Payload<'a> {
     Sges(&'a [virtio_rdma_sge]),
@@ -219,6 +236,15 @@ fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec
         }
     };
     let wr = wqe.wr.as_bytes();
+    if wqe.opcode == VIRTIO_RDMA_WR_REG_MR {
+        let reg = WrReg::read_from_prefix(wr).expect("a union of this size").0;
+        let mut entry = virtio_rdma_ring_reg_wqe::new_zeroed();
+        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_reg_wqe, access)];
+        entry.as_mut_bytes()[..common.len()].copy_from_slice(common);
+        (entry.access, entry.npages, entry.key) = (reg.access, reg.npages as u16, reg.key);
+        (entry.iova, entry.pages, entry.length) = (reg.iova, reg.pages, reg.length);
+        return entry.as_bytes().to_vec();
+    }
     if kind == VIRTIO_RDMA_QPT_UD {
         let datagram = WrUd::read_from_prefix(wr).expect("a union of this size").0;
         let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_sq_wqe, rkey)];
@@ -355,6 +381,7 @@ impl World {
             VIRTIO_RDMA_CMD_QUERY_PORT => bytes.push(1),
             VIRTIO_RDMA_CMD_CREATE_CQ => bytes.extend(handle.wrapping_mul(8).as_bytes()),
             VIRTIO_RDMA_CMD_GET_DMA_MR => bytes.extend([handle, access].as_bytes()),
+            VIRTIO_RDMA_CMD_CREATE_MR => bytes.extend([handle, 0, 2].as_bytes()),
             VIRTIO_RDMA_CMD_REG_USER_MR => bytes.extend(self.mr_request(program, access)),
             VIRTIO_RDMA_CMD_CREATE_QP => {
                 let request = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
@@ -477,7 +504,11 @@ impl World {
         assert!((1..=reply.len()).contains(&written));
         let is_mr = matches!(
             bytes.first().copied().map(u32::from),
-            Some(VIRTIO_RDMA_CMD_GET_DMA_MR | VIRTIO_RDMA_CMD_REG_USER_MR)
+            Some(
+                VIRTIO_RDMA_CMD_GET_DMA_MR
+                    | VIRTIO_RDMA_CMD_CREATE_MR
+                    | VIRTIO_RDMA_CMD_REG_USER_MR
+            )
         );
         if let (true, 0, Ok((mr, _))) =
             (is_mr, reply[0], virtio_rdma_rsp_mr::read_from_prefix(&reply[1..]))
@@ -538,6 +569,8 @@ impl World {
     fn send(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
         let opcode = match program.u8() {
             255 if who == 0 => program.u32(),
+            // The peer's keys are its own.
+            small @ 235..=254 if who == 0 => MEMORY_MANAGEMENT[usize::from(small % 4)],
             small => u32::from(small % 7),
         };
         let sges = self.sges(who, program);
@@ -555,11 +588,17 @@ impl World {
                 let (compare_add, swap) = (program.u64(), 7);
                 WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 }.as_bytes().into()
             }
+            VIRTIO_RDMA_WR_REG_MR => self.registration(rkey, program).as_bytes().to_vec(),
             _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
         };
         let choice = program.u8();
         let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(choice & 5);
-        let header = send_header(self.wr_id, opcode, flags, &wr);
+        let mut header = send_header(self.wr_id, opcode, flags, &wr);
+        let is_local = matches!(opcode, VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_REG_MR);
+        let sges = if is_local { Vec::new() } else { sges };
+        if MEMORY_MANAGEMENT.contains(&opcode) {
+            header.ex = rkey;
+        }
         if !self.a.rings {
             return send_bytes(header, &sges);
         }
@@ -573,6 +612,15 @@ impl World {
             _ => Payload::Sges(&sges),
         };
         ring_bytes(&header, self.kind, &payload)
+    }
+
+    /// A registration of two pages, listed where the guest may write them over.
+    fn registration(&self, key: u32, program: &mut Program<'_>) -> WrReg {
+        let pages = program.pick(&[GIVEN.start, LOCAL.start, u64::MAX]);
+        let access = program.pick(&[ALL_ACCESS, 1, 0, u32::MAX]);
+        let (iova, length) = (Self::addr(program), program.pick(&[0x2000, 0x1000, 1, 0]));
+        let npages = ((iova % 0x1000 + length).div_ceil(0x1000)) as u32;
+        WrReg { mrn: 0, key, access, npages, pages, iova, length }
     }
 
     /// A send work request for whatever queues there are.
@@ -604,6 +652,8 @@ impl World {
             return;
         }
         program.patch(&mut bytes);
+        // What it says in the end may be a registration of any pages.
+        self.expose(!receive && may_register(&bytes, self.a.rings));
         let choice = program.u8();
         if choice == 255 {
             bytes.truncate(program.u8().into());

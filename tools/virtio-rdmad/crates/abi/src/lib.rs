@@ -11,7 +11,7 @@
 //! The header's unions of work requests and completions are plain words here:
 //! `ex` of a CQE and of a work request holds the four bytes of `imm_data` (in
 //! the order of the wire) or `invalidate_rkey`; `wr` is read by means of
-//! [`WrRdma`], [`WrAtomic`] and [`WrUd`].
+//! [`WrRdma`], [`WrAtomic`], [`WrUd`] and [`WrReg`].
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("the ABI is little-endian and is used in place");
@@ -44,3 +44,5 @@ pub type WrRdma = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1;
 pub type WrAtomic = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2;
 /// `wr.ud` of a send work request: datagrams.
 pub type WrUd = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3;
+/// `wr.reg` of a send work request: fast registration.
+pub type WrReg = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4;

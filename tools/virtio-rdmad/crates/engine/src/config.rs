@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
-    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID,
-    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
-    VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
+    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
+    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -27,6 +29,9 @@ const MAX_VECTORS: u16 = 64;
 const MAX_RING_WR: u32 = 32768;
 /// Bytes of inline data, at most; with the header they fit the largest stride.
 const MAX_INLINE: u16 = 2048;
+
+/// Pages of a fast registration, at most; bounds what REG_MR reads.
+pub(crate) const MAX_FAST_REG_PAGES: usize = 512;
 
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
@@ -75,6 +80,12 @@ pub struct Limits {
     pub max_rd_atomic: u8,
     /// Address handles (the driver's own; the device only names a number).
     pub max_ah: u32,
+    /// Multicast groups that QPs are attached to.
+    pub max_mcast_grp: u32,
+    /// QPs attached to one multicast group; bounds the copies of a datagram.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments in all.
+    pub max_mcast_attach: u32,
     /// Entries of the GID table.
     pub gid_table: u16,
 }
@@ -100,6 +111,9 @@ impl Default for Limits {
             max_extents: 2 << 20,
             max_rd_atomic: 16,
             max_ah: 65536,
+            max_mcast_grp: 4096,
+            max_mcast_qp_attach: 64,
+            max_mcast_attach: 16384,
             gid_table: 128,
         }
     }
@@ -319,6 +333,10 @@ impl Jobs {
 /// Device-specific feature bits of a device.
 pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
+        | 1 << VIRTIO_RDMA_F_FAST_REG
+        | 1 << VIRTIO_RDMA_F_REREG_MR
+        | 1 << VIRTIO_RDMA_F_MCAST
+        | 1 << VIRTIO_RDMA_F_COUNTERS
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
@@ -353,7 +371,9 @@ pub(crate) fn config_space(
         VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
             | VIRTIO_RDMA_CAP_BAD_QKEY_CNTR
             | VIRTIO_RDMA_CAP_SYS_IMAGE_GUID
-            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
+            | VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN
+            | VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS
+            | VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
     );
     config.max_send_sge = sge;
     config.max_recv_sge = sge;
@@ -367,7 +387,11 @@ pub(crate) fn config_space(
     config.max_res_rd_atom = rd_atomic * u32::from(qps);
     config.max_qp_init_rd_atom = rd_atomic;
     config.atomic_cap = VIRTIO_RDMA_ATOMIC_GLOB as u8;
+    config.max_mcast_grp = limits.max_mcast_grp;
+    config.max_mcast_qp_attach = limits.max_mcast_qp_attach;
+    config.max_total_mcast_qp_attach = limits.max_mcast_attach;
     config.max_ah = limits.max_ah;
+    config.max_fast_reg_page_list_len = MAX_FAST_REG_PAGES as u32;
     config.max_pkeys = 1;
     config.local_ca_ack_delay = 15;
     config.features = features(mac, rings);

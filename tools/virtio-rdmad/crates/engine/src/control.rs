@@ -9,12 +9,15 @@ use abi::{
     virtio_rdma_cmd_add_gid, virtio_rdma_cmd_create_cq, virtio_rdma_cmd_create_qp,
     virtio_rdma_cmd_del_gid, virtio_rdma_cmd_dereg_mr, virtio_rdma_cmd_destroy_cq,
     virtio_rdma_cmd_destroy_pd, virtio_rdma_cmd_destroy_qp, virtio_rdma_cmd_get_dma_mr,
-    virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port, virtio_rdma_cmd_reg_user_mr,
-    virtio_rdma_cmd_req_notify, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd,
-    virtio_rdma_rsp_create_qp, virtio_rdma_rsp_mr, virtio_rdma_rsp_query_pkey,
-    virtio_rdma_rsp_query_port, VIRTIO_RDMA_GID_TYPE_ROCE, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
-    VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_SIGNAL_ALL_WR,
-    VIRTIO_RDMA_SIGNAL_REQ_WR,
+    virtio_rdma_cmd_query_counters, virtio_rdma_cmd_query_pkey, virtio_rdma_cmd_query_port,
+    virtio_rdma_cmd_reg_user_mr, virtio_rdma_cmd_req_notify, virtio_rdma_cmd_rereg_mr,
+    virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp,
+    virtio_rdma_rsp_mr, virtio_rdma_rsp_query_counters, virtio_rdma_rsp_query_pkey,
+    virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_GID_TYPE_ROCE,
+    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP,
+    VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_PD,
+    VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -22,6 +25,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
+use crate::mcast::{is_multicast, Attachments};
 use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
 use crate::qp::QpConfig;
 use crate::requester::Visit;
@@ -39,6 +43,8 @@ use crate::Limits;
 const MAX_REQUEST: usize = 512;
 /// Bytes of the longest reply.
 const MAX_REPLY: usize = 256;
+/// What REREG_MR may replace.
+const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
 /// Entries of a page table that are read at a time.
 const PAGES_AT_ONCE: usize = 512;
 
@@ -72,6 +78,14 @@ pub(crate) enum Status {
 }
 
 impl Status {
+    /// Why a region cannot be.
+    fn of_region(why: ResolveError) -> Self {
+        match why {
+            ResolveError::Fault => Self::Fault,
+            ResolveError::TooManyExtents => Self::NoResource,
+        }
+    }
+
     fn counter(self) -> Counter {
         match self {
             Self::Error => Counter::CommandError,
@@ -89,10 +103,23 @@ impl Status {
 }
 
 /// A memory region as its guest knows it.
-struct MrEntry {
-    attributes: Attributes,
-    /// `None` while its memory is not in the guest's map.
-    live: Option<Arc<Mr>>,
+pub(crate) enum MrEntry {
+    /// Of GET_DMA_MR and REG_USER_MR.
+    Fixed {
+        /// What it is.
+        attributes: Attributes,
+        /// `None` while its memory is not in the guest's map.
+        live: Option<Arc<Mr>>,
+    },
+    /// Of CREATE_MR; the rest is in the table of keys.
+    FastReg {
+        /// A key with its upper 24 bits.
+        key: u32,
+        /// Its protection domain.
+        pdn: u32,
+        /// Extents that are set aside.
+        extents: usize,
+    },
 }
 
 /// What only control commands change.
@@ -117,6 +144,8 @@ pub(crate) struct Control {
     pub ring_slots: Numbers,
     /// Places of SRQs.
     pub srq_slots: Numbers,
+    /// Attachments to multicast groups.
+    pub attachments: Attachments,
 }
 
 impl Control {
@@ -133,12 +162,18 @@ impl Control {
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
             srq_slots: Numbers::new(0, limits.max_srq),
+            attachments: Attachments::default(),
         }
     }
 
-    /// Whether a PD has this number.
-    pub fn has_pd(&self, pdn: u32) -> bool {
-        self.pds.get(pdn).is_some()
+    /// Fails if there is no such PD.
+    pub fn require_pd(&self, pdn: u32) -> Result<(), Status> {
+        self.pds.get(pdn).map(|_| ()).ok_or(Status::NoObject)
+    }
+
+    /// Gives a region its number.
+    pub fn insert_mr(&mut self, entry: MrEntry) -> Result<u32, Status> {
+        self.mrs.insert(entry).map_err(|_| Status::NoResource)
     }
 
     /// How many MRs and PDs there are.
@@ -254,6 +289,14 @@ impl Shared {
         {
             return Err(Status::Unsupported);
         }
+        let feature = match command {
+            abi::VIRTIO_RDMA_CMD_CREATE_MR => Some(VIRTIO_RDMA_F_FAST_REG),
+            abi::VIRTIO_RDMA_CMD_REREG_MR => Some(VIRTIO_RDMA_F_REREG_MR),
+            _ => None,
+        };
+        if feature.is_some_and(|feature| !self.has(feature)) {
+            return Err(Status::Unsupported);
+        }
         match command {
             abi::VIRTIO_RDMA_CMD_QUERY_PORT => {
                 exchange(request, reply, |request| self.query_port(&request))
@@ -271,8 +314,14 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_GET_DMA_MR => {
                 exchange(request, reply, |request| self.get_dma_mr(control, &request))
             }
+            abi::VIRTIO_RDMA_CMD_CREATE_MR => {
+                exchange(request, reply, |request| self.create_mr(control, &request))
+            }
             abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
                 exchange(request, reply, |request| self.reg_user_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_REREG_MR => {
+                exchange(request, reply, |request| self.rereg_mr(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_DEREG_MR => {
                 exchange(request, reply, |request| self.dereg_mr(control, &request))
@@ -322,7 +371,16 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_DESTROY_SRQ => {
                 exchange(request, reply, |request| self.destroy_srq(control, &request))
             }
-            // CREATE_MR and MAP_MR_SG among them: without MEM_MGT_EXTENSIONS.
+            abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
+                exchange(request, reply, |request| self.attach_mcast(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_DETACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
+                exchange(request, reply, |request| self.detach_mcast(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_COUNTERS if self.has(VIRTIO_RDMA_F_COUNTERS) => {
+                exchange(request, reply, |request| self.query_counters(&request))
+            }
+            // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
         }
     }
@@ -348,6 +406,24 @@ impl Shared {
         reply.active_width = WIDTH_4X;
         reply.active_speed = SPEED_EDR;
         reply.phys_state = PHYS_LINK_UP;
+        Ok(reply)
+    }
+
+    fn query_counters(
+        &self,
+        request: &virtio_rdma_cmd_query_counters,
+    ) -> Result<virtio_rdma_rsp_query_counters, Status> {
+        if request.port != VIRTIO_RDMA_PORT {
+            return Err(Status::Invalid);
+        }
+        let mut reply = virtio_rdma_rsp_query_counters::new_zeroed();
+        reply.xmit_data = self.stats.get(Counter::XmitBytes);
+        reply.rcv_data = self.stats.get(Counter::RcvBytes);
+        reply.xmit_packets = self.stats.get(Counter::XmitPackets);
+        reply.rcv_packets = self.stats.get(Counter::RcvPackets);
+        reply.multicast_xmit_packets = self.stats.get(Counter::MulticastXmitPackets);
+        reply.multicast_rcv_packets = self.stats.get(Counter::MulticastRcvPackets);
+        reply.xmit_discards = self.stats.get(Counter::DropUnreachable);
         Ok(reply)
     }
 
@@ -442,31 +518,94 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_reg_user_mr,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
-        control.pds.get(request.pdn).ok_or(Status::NoObject)?;
-        let length = request.length;
-        let offset = request.start % PAGE_SIZE;
-        let in_limits = length != 0 && length <= self.limits.max_mr_size;
-        if !in_limits
-            || !valid_access(request.access_flags)
-            || request.virt_addr.checked_add(length).is_none()
-            || (offset + length).div_ceil(PAGE_SIZE) != request.npages.into()
-        {
+        control.require_pd(request.pdn)?;
+        if !valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
+        self.check_translation(request)?;
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
-        let ranges = pages.cut(offset, length);
         let attributes = Attributes {
             key: 0,
             pdn: request.pdn,
             access: request.access_flags,
             iova: request.virt_addr,
-            length,
-            backing: Backing::Ranges(ranges),
+            length: request.length,
+            backing: self.read_backing(control, request)?,
         };
         self.register(control, attributes)
+    }
+
+    /// Checks what REG_USER_MR and REREG_MR say of the memory.
+    fn check_translation(&self, request: &virtio_rdma_cmd_reg_user_mr) -> Result<(), Status> {
+        let length = request.length;
+        let in_limits = length != 0 && length <= self.limits.max_mr_size;
+        let valid = in_limits
+            && request.virt_addr.checked_add(length).is_some()
+            && (request.start % PAGE_SIZE + length).div_ceil(PAGE_SIZE) == request.npages.into();
+        if valid {
+            Ok(())
+        } else {
+            Err(Status::Invalid)
+        }
+    }
+
+    /// Reads which memory they name.
+    fn read_backing(
+        &self,
+        control: &Control,
+        request: &virtio_rdma_cmd_reg_user_mr,
+    ) -> Result<Backing, Status> {
+        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
+        Ok(Backing::Ranges(pages.cut(request.start % PAGE_SIZE, request.length)))
+    }
+
+    /// Replaces attributes of a region; the old ones stay if it fails.
+    fn rereg_mr(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_rereg_mr,
+    ) -> Result<(), Status> {
+        let virtio_rdma_cmd_rereg_mr { mrn, flags, mr: new } = request;
+        let entry = control.mrs.get(*mrn).ok_or(Status::NoObject)?;
+        let MrEntry::Fixed { attributes, live } = entry else { return Err(Status::Invalid) };
+        if matches!(attributes.backing, Backing::Dma) || *flags == 0 || flags & !REREG != 0 {
+            return Err(Status::Invalid);
+        }
+        let (mut after, old_pdn) = (attributes.clone(), attributes.pdn);
+        let old_extents = live.as_ref().map_or(0, |mr| mr.extents());
+        if flags & VIRTIO_RDMA_REREG_PD != 0 {
+            control.require_pd(new.pdn)?;
+            after.pdn = new.pdn;
+        }
+        if flags & VIRTIO_RDMA_REREG_ACCESS != 0 {
+            if !valid_access(new.access_flags) {
+                return Err(Status::Invalid);
+            }
+            after.access = new.access_flags;
+        }
+        if flags & VIRTIO_RDMA_REREG_TRANS != 0 {
+            self.check_translation(new)?;
+            (after.iova, after.length) = (new.virt_addr, new.length);
+            after.backing = self.read_backing(control, new)?;
+        }
+        let room = self.limits.max_extents.saturating_sub(control.extents - old_extents);
+        let mr =
+            Arc::new(Mr::new(&control.memory, after.clone(), room).map_err(Status::of_region)?);
+        let (key, new_pdn) = (after.key, after.pdn);
+        let entry = MrEntry::Fixed { attributes: after, live: Some(Arc::clone(&mr)) };
+        let Some(place) = control.mrs.get_mut(*mrn) else { return Err(Status::NoObject) };
+        let before = std::mem::replace(place, entry);
+        control.extents = control.extents - old_extents + mr.extents();
+        control.invalid_keys.remove(&(key >> 8));
+        write(&self.keys).insert(mr);
+        if let MrEntry::Fixed { live: Some(before), .. } = before {
+            before.retire();
+        }
+        unuse_pd(control, old_pdn);
+        use_pd(control, new_pdn);
+        Ok(())
     }
 
     /// Reads a page table of `count` entries at `addr`, once.
@@ -504,6 +643,12 @@ impl Shared {
         Ok(list)
     }
 
+    /// A key for a new region.
+    pub(crate) fn choose_key(&self, control: &Control) -> Result<u32, Status> {
+        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
+        read(&self.keys).choose_key(taken).ok_or(Status::Error)
+    }
+
     /// Gives a region its key and number.
     fn register(
         &self,
@@ -513,18 +658,14 @@ impl Shared {
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
-        let key = read(&self.keys).choose_key(taken).ok_or(Status::Error)?;
+        let key = self.choose_key(control)?;
         attributes.key = key;
         let pdn = attributes.pdn;
         let room = self.limits.max_extents.saturating_sub(control.extents);
-        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(|why| match why {
-            ResolveError::Fault => Status::Fault,
-            ResolveError::TooManyExtents => Status::NoResource,
-        })?;
+        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(Status::of_region)?;
         let mr = Arc::new(mr);
-        let entry = MrEntry { attributes, live: Some(Arc::clone(&mr)) };
-        let mrn = control.mrs.insert(entry).map_err(|_| Status::NoResource)?;
+        let entry = MrEntry::Fixed { attributes, live: Some(Arc::clone(&mr)) };
+        let mrn = control.insert_mr(entry)?;
         control.extents += mr.extents();
         write(&self.keys).insert(mr);
         use_pd(control, pdn);
@@ -536,14 +677,22 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_dereg_mr,
     ) -> Result<(), Status> {
-        let entry = control.mrs.remove(request.mrn).ok_or(Status::NoObject)?;
-        write(&self.keys).remove(entry.attributes.key);
-        control.invalid_keys.remove(&(entry.attributes.key >> 8));
-        if let Some(mr) = entry.live {
-            control.extents -= mr.extents();
+        let (pdn, live) = match control.mrs.remove(request.mrn).ok_or(Status::NoObject)? {
+            MrEntry::Fixed { attributes, live } => {
+                write(&self.keys).remove(attributes.key);
+                control.invalid_keys.remove(&(attributes.key >> 8));
+                control.extents -= live.as_ref().map_or(0, |mr| mr.extents());
+                (attributes.pdn, live)
+            }
+            MrEntry::FastReg { key, pdn, extents } => {
+                control.extents -= extents;
+                (pdn, write(&self.keys).remove_fast_reg(key))
+            }
+        };
+        if let Some(mr) = live {
             mr.retire();
         }
-        unuse_pd(control, entry.attributes.pdn);
+        unuse_pd(control, pdn);
         Ok(())
     }
 
@@ -552,16 +701,17 @@ impl Shared {
         control.memory = memory.clone();
         let max_extents = self.limits.max_extents;
         for entry in control.mrs.values_mut() {
-            let before = entry.live.take();
+            let MrEntry::Fixed { attributes, live } = entry else { continue };
+            let before = live.take();
             control.extents -= before.as_ref().map_or(0, |mr| mr.extents());
             let room = max_extents.saturating_sub(control.extents);
-            let key = entry.attributes.key;
-            if let Ok(mr) = Mr::new(memory, entry.attributes.clone(), room) {
+            let key = attributes.key;
+            if let Ok(mr) = Mr::new(memory, attributes.clone(), room) {
                 let mr = Arc::new(mr);
                 control.extents += mr.extents();
                 control.invalid_keys.remove(&(key >> 8));
                 write(&self.keys).insert(Arc::clone(&mr));
-                entry.live = Some(mr);
+                *live = Some(mr);
             } else {
                 write(&self.keys).remove(key);
                 control.invalid_keys.insert(key >> 8);
@@ -570,13 +720,20 @@ impl Shared {
                 mr.retire();
             }
         }
+        let before = write(&self.keys).remap_fast_regs(memory);
+        for mr in before {
+            mr.retire();
+        }
     }
 
     /// Ends all regions and PDs, and forgets the guest's memory.
     pub(crate) fn remove_all(&self, control: &mut Control) {
-        write(&self.keys).clear();
+        let valid = write(&self.keys).clear();
+        for mr in valid {
+            mr.retire();
+        }
         for entry in control.mrs.values_mut() {
-            if let Some(mr) = entry.live.take() {
+            if let MrEntry::Fixed { live: Some(mr), .. } = entry {
                 mr.retire();
             }
         }
@@ -588,6 +745,7 @@ impl Shared {
         control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
         control.ring_slots = Numbers::new(1, self.limits.ring_qp);
         control.srq_slots = Numbers::new(0, self.limits.max_srq);
+        control.attachments = Attachments::default();
         control.memory = GuestMemory::default();
     }
 
@@ -617,6 +775,16 @@ impl Shared {
         request: &virtio_rdma_cmd_create_qp,
     ) -> Result<QpConfig, Status> {
         control.pds.get(request.pdn).ok_or(Status::NoObject)?;
+        let flags = u32::from(request.create_flags);
+        let known = match kind {
+            QpType::Ud if self.has(VIRTIO_RDMA_F_MCAST) => {
+                VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK
+            }
+            _ => 0,
+        };
+        if flags & !known != 0 {
+            return Err(Status::Unsupported);
+        }
         let cq = |cqn| {
             self.with_cq(cqn, |_| ())?;
             u16::try_from(cqn).map_err(|_| Status::NoObject)
@@ -632,6 +800,9 @@ impl Shared {
             max_send_sge: request.max_send_sge as usize,
             max_recv_sge: request.max_recv_sge as usize,
             max_inline: request.max_inline_data as usize,
+            // Virtqueues are written by the kernel alone.
+            privileged: !self.has_rings(),
+            block_loopback: flags & VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK != 0,
         })
     }
 
@@ -722,6 +893,9 @@ impl Shared {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
         let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
+        if !lock(&qp.responder).groups.is_empty() {
+            return Err(Status::Busy);
+        }
         let config = requester.config.take().ok_or(Status::NoObject)?;
         requester.reset();
         let region = std::mem::take(&mut requester.region);
@@ -756,7 +930,7 @@ impl Shared {
             request.gid_type,
             VIRTIO_RDMA_GID_TYPE_ROCE | VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP
         );
-        let unicast = request.gid != [0; 16] && request.gid[0] != 0xff;
+        let unicast = request.gid != [0; 16] && !is_multicast(&request.gid);
         if !known || !unicast || request.port_num != VIRTIO_RDMA_PORT {
             return Err(Status::Invalid);
         }

@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_PORT, VIRTIO_RDMA_WC_GRH,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
+    virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT,
+    VIRTIO_RDMA_WC_GRH, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
+    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
 };
 
 use crate::device::Shared;
+use crate::mcast::is_multicast;
 use crate::mr::{self, Data, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
@@ -18,7 +19,7 @@ use crate::responder::Received;
 use crate::state::QpType;
 use crate::stats::Counter;
 use crate::sync::lock;
-use crate::turn::{Outbox, Turn};
+use crate::turn::{Outbox, Traffic, Turn};
 use crate::wqe::SendWqe;
 use crate::Gid;
 
@@ -40,7 +41,15 @@ struct Datagram<'a> {
     sgid: Gid,
     src_qpn: u32,
     qkey: u32,
+    /// Whether it does not come back to its sender from a multicast group.
+    block_loopback: bool,
     payload: Data<'a>,
+}
+
+impl Datagram<'_> {
+    fn is_multicast(&self) -> bool {
+        is_multicast(&self.wqe.ud.av.dgid)
+    }
 }
 
 impl Shared {
@@ -83,12 +92,53 @@ impl Shared {
             sgid,
             src_qpn: u32::from(slot) + 1,
             qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
+            block_loopback: config.block_loopback,
             payload,
         };
-        if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
+        outbox.carry_own(Traffic::sent(wqe.total, 1));
+        if datagram.is_multicast() {
+            outbox.count(Counter::MulticastXmitPackets, 1);
+            let copies = self.multicast(&datagram, remote, outbox);
+            (0..copies).for_each(|_| turn.spend(wqe.total));
+        } else if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
             self.stats.add(dropped, 1);
         }
         VIRTIO_RDMA_WC_SUCCESS
+    }
+
+    /// Brings a datagram to each QP that is attached to its group; how many got
+    /// it.
+    fn multicast(
+        self: &Arc<Self>,
+        datagram: &Datagram<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
+    ) -> u32 {
+        let ud = &datagram.wqe.ud;
+        let group = self.fabric.group(&ud.av.dgid);
+        let Some(group) = group.filter(|_| ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN) else {
+            self.stats.add(Counter::DropUnreachable, 1);
+            return 0;
+        };
+        let mut copies = 0;
+        for member in group.iter() {
+            let Some(device) = member.device.upgrade() else { continue };
+            let is_sender =
+                u32::from(member.slot) + 1 == datagram.src_qpn && Arc::ptr_eq(&device, self);
+            if is_sender && datagram.block_loopback {
+                continue;
+            }
+            match device.accept(member.slot, datagram, pins, outbox) {
+                Ok(()) => {
+                    device.stats.add(Counter::MulticastRcvPackets, 1);
+                    copies += 1;
+                }
+                Err(dropped) => {
+                    self.stats.add(dropped, 1);
+                }
+            }
+        }
+        copies
     }
 
     /// Brings a datagram to its destination, or says why it is dropped.
@@ -101,13 +151,31 @@ impl Shared {
         let ud = &datagram.wqe.ud;
         let device = self.fabric.find(&ud.av.dgid).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
-        let qp = device.qps.get(slot).ok_or(Counter::DropUnreachable)?;
+        device.accept(slot, datagram, pins, outbox)
+    }
+
+    /// Gives a datagram to a QP of this device, if it takes any, and any of this
+    /// multicast group. Runs in the sender's thread.
+    fn accept(
+        self: &Arc<Self>,
+        slot: u16,
+        datagram: &Datagram<'_>,
+        pins: &mut PinSet,
+        outbox: &mut Outbox,
+    ) -> Result<(), Counter> {
+        let qp = self.qps.get(slot).ok_or(Counter::DropUnreachable)?;
         let mut responder = lock(&qp.responder);
         let kind = responder.config.map(|config| config.kind);
-        if !matches!(kind, Some(QpType::Ud | QpType::Gsi)) || !qp.state().receives() {
+        // A QP that has left since, or another in its place.
+        let is_foreign =
+            datagram.is_multicast() && !responder.groups.contains(&datagram.wqe.ud.av.dgid);
+        let takes = matches!(kind, Some(QpType::Ud | QpType::Gsi)) && qp.state().receives();
+        if is_foreign || !takes {
             return Err(Counter::DropUnreachable);
         }
-        device.receive_datagram(slot, &mut responder, datagram, pins, outbox)
+        self.receive_datagram(slot, &mut responder, datagram, pins, outbox)?;
+        outbox.carry(self, Traffic::sent(datagram.wqe.total, 1).mirrored());
+        Ok(())
     }
 
     /// Takes a datagram in. Runs in the sender's thread.
@@ -142,6 +210,7 @@ impl Shared {
             opcode: VIRTIO_RDMA_WC_RECV,
             len,
             immediate: datagram.wqe.immediate,
+            invalidated: None,
             solicited: datagram.wqe.solicited,
         };
         self.received(slot, responder, received, outbox, |cqe| {
@@ -183,7 +252,7 @@ fn packet_len(wqe: &SendWqe) -> u16 {
 }
 
 /// The IPv4 address that a GID holds.
-fn ipv4(gid: &Gid) -> Option<[u8; 4]> {
+pub(crate) fn ipv4(gid: &Gid) -> Option<[u8; 4]> {
     let prefix = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     let address = gid.strip_prefix(&prefix)?;
     address.try_into().ok()

@@ -4,15 +4,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use abi::{
     VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
     VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use memory::{GuestMemory, Pages};
 use ring::SplitQueue;
@@ -158,10 +159,8 @@ pub(crate) struct Shared {
     pub(crate) keys: RwLock<KeyTable>,
     pub(crate) control: Mutex<Control>,
     pub(crate) doorbells: Mutex<RingQueue>,
-    /// VIRTIO_RDMA_F_RINGS is agreed on.
-    rings: AtomicBool,
-    /// VIRTIO_RDMA_F_SRQ is.
-    srq: AtomicBool,
+    /// The device-specific feature bits that are agreed on.
+    agreed: AtomicU64,
     gids: Mutex<Box<[Option<Gid>]>>,
     events: Mutex<Events>,
     completion_events: Box<[Mutex<Events>]>,
@@ -186,14 +185,19 @@ impl Shared {
         self.fabric.clock()
     }
 
+    /// Whether a feature bit is agreed on.
+    pub fn has(&self, feature: u32) -> bool {
+        self.agreed.load(Ordering::Acquire) & 1 << feature != 0
+    }
+
     /// Whether queues are rings in guest memory.
     pub fn has_rings(&self) -> bool {
-        self.rings.load(Ordering::Acquire)
+        self.has(VIRTIO_RDMA_F_RINGS)
     }
 
     /// Whether there are SRQs.
     pub fn has_srqs(&self) -> bool {
-        self.srq.load(Ordering::Acquire)
+        self.has_rings() && self.has(VIRTIO_RDMA_F_SRQ)
     }
 
     /// The numbering of virtqueues that was agreed on.
@@ -283,6 +287,7 @@ impl Shared {
             VIRTIO_RDMA_WC_LOC_QP_OP_ERR => Counter::LocalQpOperation,
             VIRTIO_RDMA_WC_LOC_PROT_ERR => Counter::LocalProtection,
             VIRTIO_RDMA_WC_WR_FLUSH_ERR => Counter::Flushed,
+            VIRTIO_RDMA_WC_MW_BIND_ERR => Counter::MemoryManagement,
             VIRTIO_RDMA_WC_REM_INV_REQ_ERR => Counter::RemoteInvalidRequest,
             VIRTIO_RDMA_WC_REM_ACCESS_ERR => Counter::RemoteAccess,
             VIRTIO_RDMA_WC_REM_OP_ERR => Counter::RemoteOperation,
@@ -480,7 +485,7 @@ impl Shared {
         for index in 0..self.limits.gid_table.into() {
             self.set_gid(index, None);
         }
-        for (_, qp) in self.qps.iter() {
+        for (slot, qp) in self.qps.iter() {
             let mut requester = lock(&qp.requester);
             requester.reset();
             requester.config = None;
@@ -491,8 +496,11 @@ impl Shared {
             qp.set_state(&mut responder, QpState::Reset);
             responder.reset();
             responder.config = None;
+            let groups = std::mem::take(&mut responder.groups);
             responder.notify = true;
             responder.queue = WorkQueue::default();
+            drop(responder);
+            groups.iter().for_each(|gid| self.fabric.leave(gid, self, slot));
         }
         for (_, srq) in self.srqs.iter() {
             *lock(srq) = None;
@@ -578,8 +586,7 @@ impl Device {
             keys: RwLock::new(KeyTable::default()),
             control: Mutex::new(Control::new(&limits)),
             doorbells: Mutex::new(RingQueue::default()),
-            rings: AtomicBool::new(false),
-            srq: AtomicBool::new(false),
+            agreed: AtomicU64::new(0),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
             events: Mutex::new(Events::default()),
             completion_events: (0..limits.comp_vectors).map(|_| Mutex::default()).collect(),
@@ -613,10 +620,7 @@ impl Device {
         if self.shared.started.load(Ordering::Acquire) {
             return;
         }
-        let agreed = |bit: u32| self.features & features & 1 << bit != 0;
-        let rings = agreed(VIRTIO_RDMA_F_RINGS);
-        self.shared.rings.store(rings, Ordering::Release);
-        self.shared.srq.store(rings && agreed(VIRTIO_RDMA_F_SRQ), Ordering::Release);
+        self.shared.agreed.store(self.features & features, Ordering::Release);
     }
 
     /// How many virtqueues there are, whatever the driver agrees on.

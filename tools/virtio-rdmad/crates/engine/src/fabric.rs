@@ -32,6 +32,18 @@ struct Owner {
     entries: u32,
 }
 
+/// A QP that is attached to a multicast group.
+pub(crate) struct Member {
+    /// Its device.
+    pub device: Weak<Shared>,
+    /// Its place there.
+    pub slot: u16,
+}
+
+/// The QPs of a multicast group. It is replaced as a whole, so that whoever sends
+/// to the group holds no lock.
+type Group = Arc<[Arc<Member>]>;
+
 /// A network of guests, who reach each other by GID.
 pub struct Fabric {
     name: String,
@@ -39,6 +51,7 @@ pub struct Fabric {
     owners: RwLock<HashMap<Gid, Owner>>,
     /// Changes whenever an owner does, so that what was found can be kept.
     generation: AtomicU64,
+    groups: RwLock<HashMap<Gid, Group>>,
 }
 
 impl Fabric {
@@ -49,6 +62,7 @@ impl Fabric {
             clock: config.clock,
             owners: RwLock::new(HashMap::new()),
             generation: AtomicU64::new(0),
+            groups: RwLock::new(HashMap::new()),
         })
     }
 
@@ -111,6 +125,31 @@ impl Fabric {
                 occupied.remove();
             }
             self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// The QPs attached to a multicast group, as they were at some moment.
+    pub(crate) fn group(&self, gid: &Gid) -> Option<Group> {
+        read(&self.groups).get(gid).cloned()
+    }
+
+    /// Adds a QP to a group that it is not in.
+    pub(crate) fn join(&self, gid: Gid, device: &Arc<Shared>, slot: u16) {
+        let member = Arc::new(Member { device: Arc::downgrade(device), slot });
+        let mut groups = write(&self.groups);
+        let group = groups.entry(gid).or_insert_with(|| Arc::new([]));
+        *group = group.iter().cloned().chain([member]).collect();
+    }
+
+    /// Takes a QP out of a group.
+    pub(crate) fn leave(&self, gid: &Gid, device: &Shared, slot: u16) {
+        let mut groups = write(&self.groups);
+        let Some(group) = groups.get_mut(gid) else { return };
+        let is_it =
+            |member: &Member| member.slot == slot && std::ptr::eq(member.device.as_ptr(), device);
+        *group = group.iter().filter(|member| !is_it(member)).cloned().collect();
+        if group.is_empty() {
+            groups.remove(gid);
         }
     }
 }

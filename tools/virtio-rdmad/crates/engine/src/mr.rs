@@ -15,6 +15,7 @@ use abi::{
 use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
+use crate::fast_reg::{FastReg, Invalidator};
 use crate::pins::PinSet;
 use crate::sync::lock;
 
@@ -102,21 +103,67 @@ pub(crate) struct Attributes {
     pub backing: Backing,
 }
 
+/// Counts those who are inside, until it is closed: then nobody else comes in,
+/// and whoever closed it waits until all have left.
+#[derive(Default)]
+struct Gate {
+    /// [`CLOSED`], and how many are inside.
+    state: AtomicU32,
+    /// Only of a closed gate whose last visitor leaves.
+    left: Mutex<()>,
+    last_left: Condvar,
+}
+
+const CLOSED: u32 = 1 << 31;
+
+impl Gate {
+    /// Goes in, which [`Gate::leave`] must follow; `false` if it is closed.
+    #[inline]
+    fn enter(&self) -> bool {
+        if self.state.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
+            return true;
+        }
+        self.leave();
+        false
+    }
+
+    #[inline]
+    fn leave(&self) {
+        if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
+            drop(lock(&self.left));
+            self.last_left.notify_all();
+        }
+    }
+
+    /// Closes it, and waits until nobody is inside.
+    fn close(&self) {
+        self.state.fetch_or(CLOSED, Ordering::AcqRel);
+        let mut guard = lock(&self.left);
+        while self.state.load(Ordering::Acquire) != CLOSED {
+            guard = self.last_left.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+}
+
 /// A memory region, resolved against one map of guest memory.
 ///
 /// It does not change. Whoever copies from or to it pins it for one round of
 /// turns; [`Mr::retire`] waits for these.
+///
+/// What work requests invalidate is revocable besides: [`Mr::revoke`] waits for
+/// copies under way only, which take no lock, so locks may be held meanwhile.
 pub(crate) struct Mr {
     attributes: Attributes,
     map: Map,
-    /// [`RETIRED`], and how many pins there are.
-    pins: AtomicU32,
-    /// Only of a retired region whose last pin goes.
-    unpinned: Mutex<()>,
-    last_unpinned: Condvar,
+    /// Those who pin it.
+    pins: Gate,
+    /// Those who copy, if it is revocable.
+    copies: Option<Gate>,
 }
-
-const RETIRED: u32 = 1 << 31;
 
 /// Why a region cannot be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,13 +188,12 @@ impl Mr {
                 Map::Extents(resolve(memory, ranges, write, room)?)
             }
         };
-        Ok(Self {
-            attributes,
-            map,
-            pins: AtomicU32::new(0),
-            unpinned: Mutex::new(()),
-            last_unpinned: Condvar::new(),
-        })
+        Ok(Self { attributes, map, pins: Gate::default(), copies: None })
+    }
+
+    /// Lets the region be revoked.
+    pub fn revocable(self) -> Self {
+        Self { copies: Some(Gate::default()), ..self }
     }
 
     /// What the region is.
@@ -165,19 +211,27 @@ impl Mr {
 
     /// Ends all use: no new pin succeeds, and when this returns none is left.
     pub fn retire(&self) {
-        self.pins.fetch_or(RETIRED, Ordering::AcqRel);
-        let mut guard = lock(&self.unpinned);
-        while self.pins.load(Ordering::Acquire) != RETIRED {
-            guard = self.last_unpinned.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        self.pins.close();
+    }
+
+    /// Ends all access: no copy begins, whoever has pinned the region, and when
+    /// this returns none is under way. Of a revocable region only.
+    pub fn revoke(&self) {
+        if let Some(copies) = &self.copies {
+            copies.close();
         }
+    }
+
+    /// Whether the region was revoked.
+    #[inline]
+    pub fn is_revoked(&self) -> bool {
+        self.copies.as_ref().is_some_and(Gate::is_closed)
     }
 
     /// Keeps [`Mr::retire`] from returning for as long as the pin lives; `None`
     /// if the region is retired.
     fn pin(self: Arc<Self>) -> Option<Pin> {
-        let before = self.pins.fetch_add(1, Ordering::Acquire);
-        let pin = Pin(self);
-        (before & RETIRED == 0).then_some(pin)
+        self.pins.enter().then(|| Pin(self))
     }
 
     /// Checks `[addr, addr + len)`; its offset in the region.
@@ -299,10 +353,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if self.0.pins.fetch_sub(1, Ordering::Release) == RETIRED | 1 {
-            drop(lock(&self.0.unpinned));
-            self.0.last_unpinned.notify_all();
-        }
+        self.0.pins.leave();
     }
 }
 
@@ -332,6 +383,41 @@ impl View<'_> {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.mappings.iter().map(|mapping| mapping.len).sum()
+    }
+}
+
+/// A copy from or to revocable regions, under way: none of them is revoked
+/// before it ends.
+struct Copying<'a> {
+    view: View<'a>,
+    /// How many of the mappings were entered.
+    entered: usize,
+}
+
+impl<'a> Copying<'a> {
+    /// `None` if a region was revoked.
+    #[inline]
+    fn begin(view: View<'a>) -> Option<Self> {
+        let mut copying = Self { view, entered: 0 };
+        for mapping in view.mappings {
+            let copies = &view.pins.region(mapping).copies;
+            if copies.as_ref().is_some_and(|copies| !copies.enter()) {
+                return None;
+            }
+            copying.entered += 1;
+        }
+        Some(copying)
+    }
+}
+
+impl Drop for Copying<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        for mapping in self.view.mappings.iter().take(self.entered) {
+            if let Some(copies) = &self.view.pins.region(mapping).copies {
+                copies.leave();
+            }
+        }
     }
 }
 
@@ -382,6 +468,11 @@ impl Hasher for KeyHasher {
 pub(crate) struct KeyTable {
     /// By the upper 24 bits of the key, of which each region has its own.
     regions: HashMap<u32, Arc<Mr>, BuildHasherDefault<KeyHasher>>,
+    /// Those for fast registration, likewise; what is VALID is in `regions` too,
+    /// unless it is not in memory.
+    fast_regs: HashMap<u32, FastReg, BuildHasherDefault<KeyHasher>>,
+    /// The guest's memory.
+    memory: GuestMemory,
 }
 
 impl KeyTable {
@@ -390,10 +481,75 @@ impl KeyTable {
     pub fn choose_key(&self, taken: impl Fn(u32) -> bool) -> Option<u32> {
         loop {
             let key = getrandom::u32().ok()?;
-            if key >> 8 != 0 && !self.regions.contains_key(&(key >> 8)) && !taken(key) {
+            let index = key >> 8;
+            let is_used = self.regions.contains_key(&index) || self.fast_regs.contains_key(&index);
+            if index != 0 && !is_used && !taken(key) {
                 return Some(key);
             }
         }
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Adds a region for fast registration.
+    pub fn insert_fast_reg(&mut self, region: FastReg) {
+        self.fast_regs.insert(region.key >> 8, region);
+    }
+
+    /// The region for fast registration that has this key, or will have it.
+    pub fn fast_reg(&self, key: u32) -> Option<&FastReg> {
+        self.fast_regs.get(&(key >> 8))
+    }
+
+    /// Takes a region for fast registration out; returns it, if it is VALID.
+    pub fn remove_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
+        self.fast_regs.remove(&(key >> 8))?;
+        self.regions.remove(&(key >> 8))
+    }
+
+    /// Makes a region VALID.
+    pub fn set_valid(&mut self, attributes: Attributes, mr: Arc<Mr>) {
+        let Some(region) = self.fast_regs.get_mut(&(attributes.key >> 8)) else { return };
+        region.key = attributes.key;
+        region.valid = Some(attributes);
+        self.insert(mr);
+    }
+
+    /// Makes the region with this key FREE; returns what is to be revoked.
+    pub fn invalidate(
+        &mut self,
+        pdn: u32,
+        key: u32,
+        by: Invalidator,
+    ) -> Result<Option<Arc<Mr>>, KeyError> {
+        let region = self.fast_regs.get_mut(&(key >> 8)).ok_or(KeyError::Key)?;
+        if region.pdn != pdn {
+            return Err(KeyError::Pd);
+        }
+        // A region that is FREE already is no error for its owner.
+        if region.key != key || (region.valid.is_none() && by == Invalidator::Remote) {
+            return Err(KeyError::Key);
+        }
+        region.valid = None;
+        Ok(self.regions.remove(&(key >> 8)))
+    }
+
+    /// Follows a change of the memory map with the VALID regions for fast
+    /// registration; returns those of before, which are to be retired.
+    pub fn remap_fast_regs(&mut self, memory: &GuestMemory) -> Vec<Arc<Mr>> {
+        self.memory = memory.clone();
+        let mut before = Vec::new();
+        for (index, region) in &self.fast_regs {
+            let Some(attributes) = &region.valid else { continue };
+            before.extend(self.regions.remove(index));
+            if let Ok(mr) = Mr::new(memory, attributes.clone(), region.max_pages) {
+                self.regions.insert(*index, Arc::new(mr.revocable()));
+            }
+        }
+        before
     }
 
     /// Adds a region, or puts it in the place of the one with the same key.
@@ -406,9 +562,13 @@ impl KeyTable {
         self.regions.remove(&(key >> 8));
     }
 
-    /// Forgets all regions; they may still be pinned.
-    pub fn clear(&mut self) {
-        self.regions.clear();
+    /// Forgets all regions, and the guest's memory; returns those of fast
+    /// registration. All may still be pinned.
+    pub fn clear(&mut self) -> Vec<Arc<Mr>> {
+        let fast = std::mem::take(&mut self.fast_regs);
+        let valid = fast.keys().filter_map(|index| self.regions.remove(index)).collect();
+        *self = Self::default();
+        valid
     }
 
     /// Pins the region with this key.
@@ -488,9 +648,11 @@ pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
 ///
 /// What was checked when it was mapped fails here only where the guest's own
 /// map of memory is at odds with its region (a DMA region over memory that is
-/// read-only).
+/// read-only), or where the region was revoked meanwhile.
 pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
     let total = source.len().min(target.len());
+    let _reading = Copying::begin(source).ok_or(Side::Source)?;
+    let _writing = Copying::begin(target).ok_or(Side::Target)?;
     let (mut from, mut to) = (Cursor::new(source), Cursor::new(target));
     let mut left = total;
     while left > 0 {
@@ -509,6 +671,7 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
 
 /// Writes `bytes` to the beginning of mapped memory.
 pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
+    let _writing = Copying::begin(target).ok_or(Side::Target)?;
     let mut to = Cursor::new(target);
     let mut left = bytes;
     while !left.is_empty() {
@@ -537,6 +700,8 @@ pub(crate) enum Atomic {
 
 /// Does an atomic operation on a mapped word and returns what was there.
 pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
+    let _writing = Copying::begin(View { pins, mappings: std::slice::from_ref(target) })
+        .ok_or(Side::Target)?;
     let place = pins.region(target).place(target.offset);
     let word = place.and_then(|place| place.chunk(8)).ok_or(Side::Target)?;
     match operation {
@@ -696,7 +861,7 @@ mod tests {
             let mr = Arc::clone(&mr);
             std::thread::spawn(move || mr.retire())
         };
-        while mr.pins.load(Ordering::Acquire) != RETIRED | 1 {
+        while mr.pins.state.load(Ordering::Acquire) != CLOSED | 1 {
             std::thread::yield_now();
         }
         assert!(!retiring.is_finished());

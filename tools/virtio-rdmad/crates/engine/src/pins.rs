@@ -43,7 +43,8 @@ impl PinSet {
 
     /// The index of the region with this key.
     fn find(&mut self, keys: &RwLock<KeyTable>, key: u32) -> Result<usize, KeyError> {
-        let has_key = |pin: &Pin| pin.region().attributes().key == key;
+        let has_key =
+            |pin: &Pin| pin.region().attributes().key == key && !pin.region().is_revoked();
         if let Some(index) = self.pins.iter().position(has_key) {
             return Ok(index);
         }

@@ -95,6 +95,11 @@ pub(crate) struct QpConfig {
     pub max_recv_sge: usize,
     /// Bytes of inline data.
     pub max_inline: usize,
+    /// Whether the kernel owns the queues, and not a program: REG_MR names any
+    /// page of the guest.
+    pub privileged: bool,
+    /// Whether what it sends to a multicast group does not come back to it.
+    pub block_loopback: bool,
 }
 
 /// The half that sends.
@@ -181,6 +186,8 @@ pub(crate) struct Responder {
     pub last_wqe: bool,
     /// Whether the driver was asked to kick the receive queue.
     pub notify: bool,
+    /// The multicast groups that the QP is attached to, whatever its state.
+    pub groups: Vec<Gid>,
 }
 
 impl Responder {
@@ -196,10 +203,12 @@ impl Responder {
             established: false,
             last_wqe: false,
             notify: true,
+            groups: Vec::new(),
         }
     }
 
-    /// Forgets what a connection made, as RESET does; capabilities stay.
+    /// Forgets what a connection made, as RESET does; capabilities and
+    /// multicast groups stay.
     pub fn reset(&mut self) {
         let cap = self.attr.cap;
         self.attr = virtio_rdma_qp_attr::new_zeroed();

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::FromZeros;
 
 use crate::cq::Cqe;
 use crate::device::Shared;
+use crate::fast_reg::Invalidator;
 use crate::mr::{Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{Peer, QpConfig, Requester, Wait};
@@ -25,7 +27,7 @@ use crate::responder::{packets, Answer, Message, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::lock;
-use crate::turn::{Outbox, Turn};
+use crate::turn::{Outbox, Traffic, Turn};
 use crate::work_queue::Flushed;
 use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
@@ -164,6 +166,9 @@ impl Shared {
         }
         let len = (requester.wqe.total - requester.done).min(CHUNK);
         turn.spend(len);
+        if requester.wqe.operation.is_local() {
+            return Step::End(self.manage_memory(&requester.wqe, config));
+        }
         let local = match self.map_local(requester, config, len, &mut turn.local) {
             Ok(local) => local,
             Err(status) => return Step::End(status),
@@ -183,22 +188,47 @@ impl Shared {
                 if requester.done < requester.wqe.total {
                     return Step::Partial;
                 }
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
+                if let Some(peer) = &requester.peer {
+                    turn.outbox.carry(&peer.device, traffic(requester).mirrored());
+                }
+                Step::End(match requester.wqe.operation {
+                    Operation::Read => self.invalidate_local(&requester.wqe, config),
+                    _ => VIRTIO_RDMA_WC_SUCCESS,
+                })
             }
+            Some(answer) if config.kind == QpType::Uc => self.drop_unreliable(answer),
             Some(Answer::Restart) => {
                 requester.done = 0;
                 Step::Partial
             }
-            // Nobody tells the sender of an unreliable message.
-            Some(Answer::NotReady(_)) if config.kind == QpType::Uc => {
-                self.stats.add(Counter::DropNoReceive, 1);
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
-            }
-            Some(Answer::Failed(_)) if config.kind == QpType::Uc => {
-                Step::End(VIRTIO_RDMA_WC_SUCCESS)
-            }
             Some(Answer::NotReady(timer)) => self.not_ready(slot, requester, timer),
             Some(Answer::Failed(status)) => Step::End(status),
+        }
+    }
+
+    /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
+    fn manage_memory(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
+        if !self.has(VIRTIO_RDMA_F_FAST_REG) {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        }
+        match &wqe.operation {
+            Operation::RegMr(request) => {
+                self.reg_mr(config, request).err().unwrap_or(VIRTIO_RDMA_WC_SUCCESS)
+            }
+            _ => self.invalidate_local(wqe, config),
+        }
+    }
+
+    /// Invalidates the key that a work request names for this side, if it does.
+    fn invalidate_local(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
+        let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
+        match self.invalidate(config.pdn, key, Invalidator::Local) {
+            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Err(why) => {
+                let detail = format_args!("a local invalidation ended in {why:?}");
+                self.complain(Counter::BadRegistration, &detail);
+                VIRTIO_RDMA_WC_MW_BIND_ERR
+            }
         }
     }
 
@@ -284,6 +314,22 @@ impl Shared {
         Some(peer.device.respond(peer.slot, &mut responder, &message, waiter, remote, outbox))
     }
 
+    /// The peer did not take a message of an unreliable connection. Nobody tells
+    /// the sender (IBA 9.8.2.2): it completes with success.
+    fn drop_unreliable(&self, answer: Answer) -> Step {
+        let counter = match answer {
+            Answer::NotReady(_) => Some(Counter::DropNoReceive),
+            // The responder was reset in the middle of it.
+            Answer::Restart => Some(Counter::DropUnreachable),
+            // Counted where it was refused.
+            Answer::Done | Answer::Failed(_) => None,
+        };
+        if let Some(counter) = counter {
+            self.stats.add(counter, 1);
+        }
+        Step::End(VIRTIO_RDMA_WC_SUCCESS)
+    }
+
     /// The peer is gone, or not there yet: try again later, as often as the
     /// QP's attributes say.
     fn no_answer(&self, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
@@ -357,8 +403,13 @@ impl Shared {
             self.complete_send(slot, config, done, status, 0, outbox);
             return;
         }
-        let count = packets(wqe.total, requester.attr.path_mtu);
-        requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+        if !wqe.operation.is_local() {
+            let count = packets(wqe.total, requester.attr.path_mtu);
+            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+            if config.kind.is_connected() {
+                outbox.carry_own(traffic(requester));
+            }
+        }
         count_send(config, wqe, outbox);
         if config.signal_all || wqe.signaled {
             self.complete_send(slot, config, done, status, wqe.total, outbox);
@@ -446,6 +497,22 @@ impl Shared {
     }
 }
 
+/// What the work request under way sends and receives when it succeeds.
+fn traffic(requester: &Requester) -> Traffic {
+    let total = requester.wqe.total;
+    let packets = packets(total, requester.attr.path_mtu);
+    match requester.wqe.operation {
+        Operation::Send | Operation::Write => Traffic::sent(total, packets),
+        Operation::Read | Operation::Atomic(_) => Traffic {
+            xmit_packets: 1,
+            rcv_bytes: total,
+            rcv_packets: packets.into(),
+            ..Traffic::default()
+        },
+        Operation::RegMr(_) | Operation::LocalInv => Traffic::default(),
+    }
+}
+
 /// Counts a message that was sent.
 fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
     let (messages, bytes) = match wqe.operation {
@@ -454,6 +521,7 @@ fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
         Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
         Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
         Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
+        Operation::RegMr(_) | Operation::LocalInv => return,
     };
     outbox.count(messages, 1);
     outbox.count(bytes, wqe.total);

@@ -11,16 +11,17 @@ use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
+    VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_F_FAST_REG,
     VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
     VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::cq::Cqe;
 use crate::device::Shared;
+use crate::fast_reg::Invalidator;
 use crate::mr::{self, Atomic, Data, Mapping, Side, View};
 use crate::pins::PinSet;
 use crate::qp::Responder;
@@ -92,6 +93,8 @@ pub(crate) struct Received {
     pub len: u64,
     /// Immediate data.
     pub immediate: Option<u32>,
+    /// The key that was invalidated.
+    pub invalidated: Option<u32>,
     /// Whether the sender asked for a solicited event.
     pub solicited: bool,
 }
@@ -115,6 +118,8 @@ impl Shared {
             Operation::Write => self.receive_write(slot, responder, message, pins, outbox),
             Operation::Read => self.serve_read(slot, responder, message, pins),
             Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic, pins),
+            // These concern no peer.
+            Operation::RegMr(_) | Operation::LocalInv => self.request_failed(slot, responder),
         };
         if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
             self.stats.add(Counter::RnrNaks, 1);
@@ -156,10 +161,27 @@ impl Shared {
             return self.receive_failed(slot, responder, statuses, outbox);
         }
         if message.is_last() {
+            if self.invalidate_remote(responder, message).is_err() {
+                let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
+                return self.receive_failed(slot, responder, (status, status), outbox);
+            }
             self.complete_receive(slot, responder, VIRTIO_RDMA_WC_RECV, message, outbox);
         }
         advance_psn(responder, message);
         Answer::Done
+    }
+
+    /// Invalidates the key that a SEND names, if it does: one of the QP's PD, and
+    /// VALID.
+    fn invalidate_remote(&self, responder: &Responder, message: &Message<'_>) -> Result<(), ()> {
+        let Some(key) = message.wqe.invalidate else { return Ok(()) };
+        if !self.has(VIRTIO_RDMA_F_FAST_REG) {
+            return Err(());
+        }
+        let pdn = responder.config.ok_or(())?.pdn;
+        self.invalidate(pdn, key, Invalidator::Remote).map_err(|_| {
+            self.stats.add(Counter::AccessViolations, 1);
+        })
     }
 
     /// Copies a chunk into the memory of a receive.
@@ -431,18 +453,24 @@ impl Shared {
     /// The requester asked for memory that it may not have.
     fn access_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
         self.stats.add(Counter::AccessViolations, 1);
-        if is_reliable(responder) {
-            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
-        }
+        self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR);
         Answer::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
     }
 
     /// The requester asked for what the responder does not do.
     fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
-        if is_reliable(responder) {
-            self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_REQ_ERR));
-        }
+        self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_REQ_ERR);
         Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
+    }
+
+    /// A request that the responder refuses ends a reliable connection with this
+    /// event; on an unreliable one it is dropped (IBA 9.8.3).
+    fn fail_or_drop(&self, slot: u16, responder: &mut Responder, event: u32) {
+        if is_reliable(responder) {
+            self.fail_responder(slot, responder, Some(event));
+        } else {
+            self.stats.add(Counter::DropRefused, 1);
+        }
     }
 
     /// Moves the QP into ERR, and has its own thread flush it.
@@ -468,6 +496,7 @@ impl Shared {
             opcode,
             len: message.wqe.total,
             immediate: message.wqe.immediate,
+            invalidated: message.wqe.invalidate,
             solicited: message.wqe.solicited,
         };
         self.received(slot, responder, received, outbox, |_| ());
@@ -494,6 +523,10 @@ impl Shared {
         if let Some(immediate) = received.immediate {
             cqe.ex = immediate;
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_IMM;
+        }
+        if let Some(key) = received.invalidated {
+            cqe.ex = key;
+            cqe.wc_flags = VIRTIO_RDMA_WC_WITH_INVALIDATE;
         }
         fill(&mut cqe);
         self.complete(config.recv_cq, &cqe, received.solicited);

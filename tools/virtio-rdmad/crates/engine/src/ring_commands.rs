@@ -7,7 +7,7 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_resize_cq,
     virtio_rdma_ring_region, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_qp,
-    virtio_rdma_rsp_resize_cq,
+    virtio_rdma_rsp_resize_cq, VIRTIO_RDMA_QP_PRIVILEGED,
 };
 use memory::Pages;
 
@@ -110,7 +110,11 @@ impl Shared {
         let receive_len = receive_entry_len(base.max_recv_sge as usize);
         let receive = Shape::check(&request.rq, base.max_recv_wr, most, receive_len);
         let (send, receive) = send.zip(receive).ok_or(Status::Invalid)?;
+        if request.flags & !VIRTIO_RDMA_QP_PRIVILEGED != 0 {
+            return Err(Status::Invalid);
+        }
         let mut config = self.qp_config(control, kind, base)?;
+        config.privileged = request.flags & VIRTIO_RDMA_QP_PRIVILEGED != 0;
         if self.has_srqs() && request.srqn != 0 {
             if kind == QpType::Gsi || receive.depth != 0 {
                 return Err(Status::Invalid);

@@ -155,9 +155,7 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_create_srq,
     ) -> Result<virtio_rdma_rsp_create_srq, Status> {
-        if !control.has_pd(request.pdn) {
-            return Err(Status::NoObject);
-        }
+        control.require_pd(request.pdn)?;
         let max_sge = request.max_sge as usize;
         let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
         let shape = shape.ok_or(Status::Invalid)?;

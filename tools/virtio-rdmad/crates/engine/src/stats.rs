@@ -50,6 +50,18 @@ counters! {
     DatagramMessages = "datagram_messages",
     /// Bytes of these.
     DatagramBytes = "datagram_bytes",
+    /// Payload bytes sent, READs that were served among them.
+    XmitBytes = "xmit_bytes",
+    /// Packets that these would be, with one for each READ and atomic asked for.
+    XmitPackets = "xmit_packets",
+    /// Payload bytes received, those of READs among them.
+    RcvBytes = "rcv_bytes",
+    /// Packets that these would be.
+    RcvPackets = "rcv_packets",
+    /// Of the packets sent, those to a multicast group.
+    MulticastXmitPackets = "multicast_xmit_packets",
+    /// Of the packets received, those to a multicast group.
+    MulticastRcvPackets = "multicast_rcv_packets",
     /// Receives completed.
     ReceiveMessages = "receive_messages",
     /// Bytes of these.
@@ -68,6 +80,8 @@ counters! {
     LocalQpOperation = "local_qp_operation_errors",
     /// Completions with LOC_PROT_ERR.
     LocalProtection = "local_protection_errors",
+    /// Completions with MW_BIND_ERR: registrations, invalidations and bindings.
+    MemoryManagement = "memory_management_errors",
     /// Completions with REM_INV_REQ_ERR.
     RemoteInvalidRequest = "remote_invalid_request_errors",
     /// Completions with REM_ACCESS_ERR.
@@ -141,6 +155,8 @@ counters! {
     BadEventBuffer = "bad_event_buffer",
     /// Malformed send work requests.
     BadSendRequest = "bad_send_request",
+    /// REG_MR, invalidations and bindings that were refused.
+    BadRegistration = "bad_registration",
     /// Malformed receive work requests.
     BadReceiveRequest = "bad_receive_request",
 }

@@ -22,7 +22,54 @@ const BURST_BYTES: u64 = crate::CHUNK;
 const LONE_BURST_BYTES: u64 = 4 * crate::CHUNK;
 
 /// Counters that a turn adds to at its end: those of every message.
-const TALLIED: usize = Counter::DatagramBytes as usize + 1;
+const TALLIED: usize = Counter::MulticastRcvPackets as usize + 1;
+
+/// What a port sent and received, counted at the end of a round.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Traffic {
+    /// Payload bytes sent.
+    pub xmit_bytes: u64,
+    /// Packets sent.
+    pub xmit_packets: u64,
+    /// Payload bytes received.
+    pub rcv_bytes: u64,
+    /// Packets received.
+    pub rcv_packets: u64,
+}
+
+impl Traffic {
+    /// What was sent of a message.
+    pub fn sent(bytes: u64, packets: u32) -> Self {
+        Self { xmit_bytes: bytes, xmit_packets: packets.into(), ..Self::default() }
+    }
+
+    /// The same at the other end.
+    pub fn mirrored(self) -> Self {
+        Self {
+            xmit_bytes: self.rcv_bytes,
+            xmit_packets: self.rcv_packets,
+            rcv_bytes: self.xmit_bytes,
+            rcv_packets: self.xmit_packets,
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.xmit_bytes += other.xmit_bytes;
+        self.xmit_packets += other.xmit_packets;
+        self.rcv_bytes += other.rcv_bytes;
+        self.rcv_packets += other.rcv_packets;
+    }
+
+    /// By counter.
+    fn counters(self) -> [(Counter, u64); 4] {
+        [
+            (Counter::XmitBytes, self.xmit_bytes),
+            (Counter::XmitPackets, self.xmit_packets),
+            (Counter::RcvBytes, self.rcv_bytes),
+            (Counter::RcvPackets, self.rcv_packets),
+        ]
+    }
+}
 
 /// Completions that went into a CQ, and what was received with them.
 struct Touched {
@@ -36,6 +83,7 @@ struct Touched {
 #[derive(Default)]
 pub(crate) struct Outbox {
     touched: SmallVec<[Touched; 2]>,
+    traffic: SmallVec<[(Arc<Shared>, Traffic); 2]>,
     tally: [u64; TALLIED],
 }
 
@@ -62,8 +110,23 @@ impl Outbox {
         &mut self.touched[index]
     }
 
+    /// Adds to what the port of the device whose turn it is sent and received.
+    pub fn carry_own(&mut self, traffic: Traffic) {
+        for (counter, value) in traffic.counters() {
+            self.count(counter, value);
+        }
+    }
+
+    /// Adds to what the port of a peer sent and received.
+    pub fn carry(&mut self, device: &Arc<Shared>, traffic: Traffic) {
+        match self.traffic.iter_mut().find(|(other, _)| Arc::ptr_eq(other, device)) {
+            Some((_, sum)) => sum.add(traffic),
+            None => self.traffic.push((Arc::clone(device), traffic)),
+        }
+    }
+
     /// Adds to a counter of the device whose turn it is; one of those up to
-    /// [`Counter::DatagramBytes`].
+    /// [`Counter::MulticastRcvPackets`].
     pub fn count(&mut self, counter: Counter, value: u64) {
         if let Some(place) = self.tally.get_mut(counter as usize) {
             *place += value;
@@ -83,6 +146,13 @@ impl Outbox {
 
     /// Adds up what was counted.
     fn settle(&mut self, stats: &Stats) {
+        for (device, traffic) in self.traffic.drain(..) {
+            for (counter, value) in traffic.counters() {
+                if value != 0 {
+                    device.stats.add(counter, value);
+                }
+            }
+        }
         for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
             if *value != 0 {
                 stats.add(*counter, std::mem::take(value));

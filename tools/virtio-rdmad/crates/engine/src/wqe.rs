@@ -5,19 +5,22 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge,
-    virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
-    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_COMP_SWAP,
-    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SEND,
+    virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe,
+    virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE,
+    VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
+    VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
+    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
     VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
-    VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
-    VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM,
+    VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+    VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
+    VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
 };
 use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
+use crate::fast_reg::Registration;
 use crate::mr::Atomic;
 use crate::qp::QpConfig;
 use crate::state::QpType;
@@ -95,6 +98,17 @@ pub(crate) enum Operation {
     Read,
     /// An atomic operation.
     Atomic(Atomic),
+    /// A fast registration.
+    RegMr(Registration),
+    /// Invalidation of the key in `invalidate`, and nothing else.
+    LocalInv,
+}
+
+impl Operation {
+    /// Whether it concerns no peer.
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::RegMr(_) | Self::LocalInv)
+    }
 }
 
 /// A send work request.
@@ -113,6 +127,8 @@ pub(crate) struct SendWqe {
     pub solicited: bool,
     /// Immediate data, in the order of the wire.
     pub immediate: Option<u32>,
+    /// A key to invalidate: of LOCAL_INV and READ here, of SEND at the peer.
+    pub invalidate: Option<u32>,
     /// The local side, unless the data is inline.
     pub sges: SgeList,
     /// Whether the data is inline.
@@ -148,7 +164,9 @@ pub(crate) struct Malformed {
 fn wc_opcode(opcode: u32) -> u8 {
     (match opcode {
         VIRTIO_RDMA_WR_RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM => VIRTIO_RDMA_WC_RDMA_WRITE,
-        VIRTIO_RDMA_WR_RDMA_READ => VIRTIO_RDMA_WC_RDMA_READ,
+        VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => VIRTIO_RDMA_WC_RDMA_READ,
+        VIRTIO_RDMA_WR_REG_MR => VIRTIO_RDMA_WC_REG_MR,
+        VIRTIO_RDMA_WR_LOCAL_INV => VIRTIO_RDMA_WC_LOCAL_INV,
         VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => VIRTIO_RDMA_WC_COMP_SWAP,
         VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => VIRTIO_RDMA_WC_FETCH_ADD,
         _ => VIRTIO_RDMA_WC_SEND,
@@ -165,9 +183,12 @@ fn allows(kind: QpType, opcode: u32) -> bool {
             | VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP
             | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD
     );
+    let local = matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV);
+    let invalidates =
+        matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
     match kind {
-        QpType::Rc => send || write || read,
-        QpType::Uc => send || write,
+        QpType::Rc => send || write || read || local || invalidates,
+        QpType::Uc => send || write || local,
         QpType::Ud | QpType::Gsi => send,
     }
 }
@@ -183,6 +204,7 @@ impl SendWqe {
             signaled: false,
             solicited: false,
             immediate: None,
+            invalidate: None,
             sges: SgeList::EMPTY,
             is_inline: false,
             inline: Vec::new(),
@@ -243,6 +265,7 @@ impl SendWqe {
         let with_immediate =
             matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
         self.immediate = with_immediate.then_some(common.ex);
+        self.invalidate = invalidates(opcode).then_some(common.ex);
         let count = usize::from(common.num_sge);
         if self.is_inline {
             let bytes = usize::from(common.inline_len);
@@ -276,10 +299,17 @@ impl SendWqe {
                 Operation::Atomic(Atomic::CompareSwap { compare, swap })
             }
             VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => Operation::Atomic(Atomic::FetchAdd(compare)),
-            VIRTIO_RDMA_WR_RDMA_READ => Operation::Read,
-            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM => Operation::Send,
+            VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => Operation::Read,
+            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
+                Operation::Send
+            }
+            VIRTIO_RDMA_WR_REG_MR => Operation::RegMr(Registration::from_entry(&prefix(&header))),
+            VIRTIO_RDMA_WR_LOCAL_INV => Operation::LocalInv,
             _ => Operation::Write,
         };
+        if self.operation.is_local() && (count != 0 || self.is_inline) {
+            return refuse(operation_error, "data where there may be none");
+        }
         if matches!(self.operation, Operation::Atomic(_)) && self.total != 8 {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
         }
@@ -332,8 +362,12 @@ impl SendWqe {
         if matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM) {
             wqe.immediate = Some(header.ex);
         }
+        wqe.invalidate = invalidates(opcode).then_some(header.ex);
         if !wqe.set_remote(opcode, header.wr.as_bytes()) {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
+        }
+        if wqe.operation.is_local() && count != 0 {
+            return refuse(operation_error, "data where there may be none");
         }
         Ok(wqe)
     }
@@ -353,13 +387,18 @@ impl SendWqe {
                 (self.remote_addr, self.rkey) = (atomic.remote_addr, atomic.rkey);
                 return self.total == 8;
             }
-            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM => {
+            VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
                 self.operation = Operation::Send;
                 self.ud = prefix::<WrUd>(wr);
             }
+            VIRTIO_RDMA_WR_REG_MR => {
+                self.operation = Operation::RegMr(Registration::from_wr(&prefix(wr)));
+            }
+            VIRTIO_RDMA_WR_LOCAL_INV => self.operation = Operation::LocalInv,
             _ => {
                 let rdma = prefix::<WrRdma>(wr);
-                let read = opcode == VIRTIO_RDMA_WR_RDMA_READ;
+                let read =
+                    matches!(opcode, VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
                 self.operation = if read { Operation::Read } else { Operation::Write };
                 (self.remote_addr, self.rkey) = (rdma.remote_addr, rdma.rkey);
             }
@@ -378,12 +417,35 @@ fn prefix<T: FromBytes>(bytes: &[u8]) -> T {
     T::read_from_prefix(bytes).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
 }
 
+/// Whether an `enum virtio_rdma_wr_opcode` names a key to invalidate.
+fn invalidates(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV
+    )
+}
+
+impl Registration {
+    /// Of a virtqueue.
+    fn from_wr(wr: &WrReg) -> Self {
+        let WrReg { key, access, npages, pages, iova, length, .. } = *wr;
+        Self { key, access, npages, pages, iova, length }
+    }
+
+    /// Of a ring.
+    fn from_entry(entry: &virtio_rdma_ring_reg_wqe) -> Self {
+        let virtio_rdma_ring_reg_wqe { key, access, npages, pages, iova, length, .. } = *entry;
+        Self { key, access, npages: npages.into(), pages, iova, length }
+    }
+}
+
 /// Whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
 fn may_be_inline(opcode: u32) -> bool {
     matches!(
         opcode,
         VIRTIO_RDMA_WR_SEND
             | VIRTIO_RDMA_WR_SEND_WITH_IMM
+            | VIRTIO_RDMA_WR_SEND_WITH_INV
             | VIRTIO_RDMA_WR_RDMA_WRITE
             | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM
     )

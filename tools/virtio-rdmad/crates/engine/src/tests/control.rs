@@ -36,7 +36,7 @@ fn lengths_are_checked_before_anything_is_done() {
     }
     assert_eq!(guest.device.status().pds, 0);
     assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_QUERY_PORT as u8], 200).0, length);
-    assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_CREATE_MR as u8], 200).0, 6);
+    assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_MAP_MR_SG as u8], 200).0, 6);
     assert_eq!(guest.request(&[200], 1).0, VIRTIO_RDMA_STATUS_UNSUPPORTED as u8);
     // Surplus bytes do not matter; a chain without room for a status comes back.
     assert_eq!(guest.request(&[create_pd, 1, 2, 3], 300).0, 0);

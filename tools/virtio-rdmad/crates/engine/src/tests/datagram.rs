@@ -8,10 +8,11 @@ use zerocopy::FromZeros;
 use super::driver::*;
 use crate::Counter;
 
-const QKEY: u32 = 0x1111_2222;
+pub const QKEY: u32 = 0x1111_2222;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
 
-fn to_rts(guest: &mut Guest, qpn: u32, qkey: u32, gsi: bool) {
+/// Brings a UD or GSI QP from RESET to RTS.
+pub fn to_rts(guest: &mut Guest, qpn: u32, qkey: u32, gsi: bool) {
     let mut attr = virtio_rdma_qp_attr::new_zeroed();
     attr.qp_state = VIRTIO_RDMA_QPS_INIT as u8;
     (attr.port_num, attr.qkey) = (1, qkey);
@@ -22,7 +23,8 @@ fn to_rts(guest: &mut Guest, qpn: u32, qkey: u32, gsi: bool) {
     guest.make_rts(qpn, false).unwrap();
 }
 
-fn pair(kind: u32, qkey: u32) -> Pair {
+/// Two guests with a QP of this kind each, in RTS.
+pub fn pair(kind: u32, qkey: u32) -> Pair {
     let mut pair = Pair::unconnected(kind);
     let [a, b] = pair.ends;
     let gsi = kind == VIRTIO_RDMA_QPT_GSI;

@@ -194,6 +194,9 @@ pub fn limits() -> Limits {
         max_pd: 4,
         gid_table: 4,
         max_extents: 1024,
+        max_mcast_grp: 3,
+        max_mcast_qp_attach: 2,
+        max_mcast_attach: 5,
         comp_vectors: VECTORS,
         ring_qp: 6,
         ring_cq: 4,
@@ -269,7 +272,8 @@ impl Guest {
 
     /// Sets up every queue and adds the GID.
     pub fn start(&mut self) {
-        self.start_with(if self.rings { self.device.features() } else { 0 });
+        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
+        self.start_with(self.device.features() & !without);
     }
 
     /// The same, agreeing on these features.
@@ -454,7 +458,7 @@ impl Guest {
     }
 
     /// A region of zeros that nobody uses.
-    fn take_region(&mut self) -> u64 {
+    pub fn take_region(&mut self) -> u64 {
         let region = self.regions.pop().expect("a region");
         self.memory.write(region, &vec![0; self.setup.region_len as usize]).unwrap();
         region
@@ -644,6 +648,26 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request)
     }
 
+    pub fn create_mr(&mut self, pdn: u32, pages: u32) -> Result<virtio_rdma_rsp_mr, u32> {
+        let request = virtio_rdma_cmd_create_mr { pdn, access_flags: 0, max_num_sg: pages };
+        self.command(VIRTIO_RDMA_CMD_CREATE_MR, &request)
+    }
+
+    /// What gives `pages` to a region, named by `iova`.
+    pub fn registration(
+        &mut self,
+        key: u32,
+        access: u32,
+        iova: u64,
+        length: u64,
+        pages: &[u64],
+    ) -> WrReg {
+        let list = self.allocate(pages.as_bytes().len() as u64);
+        self.memory.write(list, pages.as_bytes()).unwrap();
+        let npages = pages.len() as u32;
+        WrReg { mrn: 0, key, access, npages, pages: list, iova, length }
+    }
+
     pub fn dereg_mr(&mut self, mrn: u32) -> Result<(), u32> {
         self.command(VIRTIO_RDMA_CMD_DEREG_MR, &virtio_rdma_cmd_dereg_mr { mrn })
     }
@@ -672,23 +696,38 @@ impl Guest {
         let shape = |offset| virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
         let (sq, rq) = (shape(first), shape(first + stride * depth));
         let mut request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
-        (request.base, request.region, request.sq, request.rq) = (base, region, sq, rq);
+        (request.base, request.flags) = (base, VIRTIO_RDMA_QP_PRIVILEGED);
+        (request.region, request.sq, request.rq) = (region, sq, rq);
         request
     }
 
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
-        let request = Self::qp_request(pdn, cqn, kind);
+        self.try_create_qp(Self::qp_request(pdn, cqn, kind)).unwrap()
+    }
+
+    pub fn try_create_qp(&mut self, request: virtio_rdma_cmd_create_qp) -> Result<u32, u32> {
         if self.rings {
             let region = self.take_region();
             let request = self.qp_ring_request(region, request);
+            let result = self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request);
             let reply: virtio_rdma_rsp_create_qp =
-                self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request).unwrap();
+                result.inspect_err(|_| self.regions.push(region))?;
             self.qp_rings.insert(reply.qpn, QpRings { region, producers: [0; 2] });
-            return reply.qpn;
+            return Ok(reply.qpn);
         }
-        let reply: virtio_rdma_rsp_create_qp =
-            self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request).unwrap();
-        reply.qpn
+        let reply: virtio_rdma_rsp_create_qp = self.command(VIRTIO_RDMA_CMD_CREATE_QP, &request)?;
+        Ok(reply.qpn)
+    }
+
+    /// Sends ATTACH_MCAST or DETACH_MCAST.
+    pub fn mcast(&mut self, command: u32, qpn: u32, gid: Gid) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_mcast { gid, qpn, lid: 0, reserved_16: 0 };
+        self.command(command, &request)
+    }
+
+    pub fn query_counters(&mut self) -> Result<virtio_rdma_rsp_query_counters, u32> {
+        let request = virtio_rdma_cmd_query_counters { port: 1 };
+        self.command(VIRTIO_RDMA_CMD_QUERY_COUNTERS, &request)
     }
 
     pub fn srq_request(&mut self, region: u64, pdn: u32) -> virtio_rdma_cmd_create_srq {
@@ -1020,8 +1059,28 @@ impl Send {
         self
     }
 
+    /// A REG_MR.
+    pub fn reg_mr(wr_id: u64, reg: WrReg) -> Self {
+        Self { wr: reg.as_bytes().to_vec(), ..Self::new(wr_id, VIRTIO_RDMA_WR_REG_MR, &[]) }
+    }
+
+    /// Invalidates a key, with an opcode that does.
+    pub fn invalidate(mut self, key: u32) -> Self {
+        self.imm = key;
+        self
+    }
+
     /// As an entry of a ring.
     pub fn entry(&self) -> Vec<u8> {
+        if self.opcode == VIRTIO_RDMA_WR_REG_MR {
+            let wr = WrReg::read_from_bytes(&self.wr).unwrap();
+            let mut entry = virtio_rdma_ring_reg_wqe::new_zeroed();
+            (entry.wr_id, entry.opcode) = (self.wr_id, self.opcode as u8);
+            entry.send_flags = self.flags as u16;
+            (entry.access, entry.npages, entry.key) = (wr.access, wr.npages as u16, wr.key);
+            (entry.iova, entry.pages, entry.length) = (wr.iova, wr.pages, wr.length);
+            return entry.as_bytes().to_vec();
+        }
         let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
         header.wr_id = self.wr_id;
         header.opcode = self.opcode as u8;

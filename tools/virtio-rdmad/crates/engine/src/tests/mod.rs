@@ -6,10 +6,14 @@
 mod control;
 mod datagram;
 mod driver;
+mod fast_reg;
 mod hostile;
+mod mcast;
 mod random;
 mod rate;
 mod rc;
+mod rereg_mr;
 mod rings;
 mod srq;
 mod threads;
+mod uc;

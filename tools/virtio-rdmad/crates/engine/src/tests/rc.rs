@@ -361,7 +361,7 @@ pub fn an_unaligned_atomic_is_an_invalid_request() {
 #[test]
 pub fn malformed_requests_fail_the_requester() {
     let operation = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-    fails(|_| Send::new(1, VIRTIO_RDMA_WR_LOCAL_INV, &[]), operation, None);
+    fails(|_| Send::new(1, 0x55, &[]), operation, None);
     let length = VIRTIO_RDMA_WC_LOC_LEN_ERR;
     let send = |pair: &mut Pair| {
         let key = pair.ends[0].key;
@@ -587,36 +587,6 @@ pub fn a_third_qp_cannot_speak_to_a_connected_one() {
     let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
     assert_eq!(brief(third.poll(c.cqn)), Some((1, error, VIRTIO_RDMA_WC_RDMA_WRITE)));
     assert!(pair.poll_b().is_none());
-}
-
-#[test]
-pub fn unreliable_connections_lose_what_finds_no_receive() {
-    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_UC);
-    let [a, b] = pair.ends;
-    let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
-    for (guest, qpn, gid, dest) in
-        [(&mut pair.a, a.qpn, gid_b, b.qpn), (&mut pair.b, b.qpn, gid_a, a.qpn)]
-    {
-        guest.make_init(qpn, ALL);
-        guest.make_rtr(qpn, gid, dest, false).unwrap();
-        guest.make_rts(qpn, false).unwrap();
-    }
-    let send = |wr_id| Send::new(wr_id, SEND, &[sge(DATA, 8, a.key)]);
-    pair.a.post_send(a.qpn, &send(1));
-    pair.settle();
-    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
-    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
-    let bad = Send::new(2, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key ^ 1);
-    pair.a.post_send(a.qpn, &bad);
-    pair.a.post_send(a.qpn, &send(3));
-    pair.settle();
-    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
-    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
-    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
-    pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 8, a.key ^ 1)]));
-    pair.settle();
-    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_PROT_ERR);
-    assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_SQE);
 }
 
 #[test]

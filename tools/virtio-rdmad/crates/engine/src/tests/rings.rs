@@ -11,7 +11,7 @@ use memory::GuestMemory;
 
 use super::driver::*;
 use super::hostile::Random;
-use super::{datagram, hostile, rc, threads};
+use super::{datagram, fast_reg, hostile, mcast, rc, threads, uc};
 use crate::{Counter, Limits, Next};
 
 /// The tests of the other layout, once more.
@@ -53,8 +53,22 @@ again! {
         a_cq_that_overflows_fails_its_qps
         a_guest_that_goes_leaves_no_trace
         a_guest_sends_from_its_own_gids_only
-        a_third_qp_cannot_speak_to_a_connected_one
-        unreliable_connections_lose_what_finds_no_receive;
+        a_third_qp_cannot_speak_to_a_connected_one;
+    fast_reg:
+        a_region_gets_pages_and_loses_them
+        a_free_region_gives_no_access
+        requests_in_the_wrong_state_or_with_wrong_values_fail
+        other_keys_are_not_invalidated
+        the_peer_invalidates
+        a_read_invalidates_its_own_side
+        work_requests_of_one_queue_are_ordered
+        regions_follow_the_memory_map;
+    uc:
+        every_operation_arrives
+        what_finds_no_receive_is_lost
+        what_the_responder_refuses_is_lost
+        a_message_cut_off_is_lost
+        errors_of_the_sender_stop_its_queue_alone;
     datagram:
         a_datagram_arrives_behind_its_header
         the_gsi_sends_its_own_qkey
@@ -62,6 +76,13 @@ again! {
         errors_stop_the_send_queue_alone;
     hostile:
         random_commands_are_answered;
+    mcast:
+        a_datagram_reaches_every_member
+        members_take_their_qkey_only
+        loopback_is_blocked_if_asked
+        limits_and_errors
+        a_member_that_goes_is_forgotten
+        ports_count_what_they_carry;
     threads:
         two_guests_converse
         a_guest_comes_and_goes_under_traffic;

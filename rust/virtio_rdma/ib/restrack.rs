@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the driver adds to the objects that `rdma resource show` lists.
+//!
+//! C header: [`include/rdma/restrack.h`](srctree/include/rdma/restrack.h)
+
+use super::{
+    CompletionQueue,
+    Cq,
+    Driver,
+    MemoryRegion,
+    Mr,
+    Qp,
+    QueuePair, //
+};
+use crate::bindings;
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*, //
+};
+
+/// The details of one object, which go into a netlink message.
+pub(crate) struct Details<'a> {
+    message: NonNull<bindings::sk_buff>,
+    _lifetime: PhantomData<&'a mut ()>,
+}
+
+impl Details<'_> {
+    /// Adds a number.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE` if the message is full.
+    pub(crate) fn put(&mut self, name: &'static CStr, value: u32) -> Result {
+        // SAFETY: The message is valid, and the name is a C string.
+        to_result(unsafe {
+            bindings::rdma_nl_put_driver_u32(self.message.as_ptr(), name.as_char_ptr(), value)
+        })
+    }
+}
+
+/// Lets `fill` add the details of an object to a message, all of them or none.
+///
+/// # Safety
+///
+/// `message` must be valid, and used by nobody else meanwhile.
+unsafe fn nest(
+    message: *mut bindings::sk_buff,
+    fill: impl FnOnce(&mut Details<'_>) -> Result,
+) -> c_int {
+    from_result(|| {
+        let too_long = Error::from_errno(-(bindings::EMSGSIZE as c_int));
+        let mut details = Details {
+            message: NonNull::new(message).ok_or(EINVAL)?,
+            _lifetime: PhantomData,
+        };
+        let kind = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER as c_int;
+        // SAFETY: By the safety requirements.
+        let nest = unsafe { bindings::virtio_rdma_nla_nest_start(message, kind) };
+        if nest.is_null() {
+            return Err(too_long);
+        }
+        let result = fill(&mut details);
+        // SAFETY: By the safety requirements; `nest` began in this message and has not ended.
+        unsafe {
+            if result.is_ok() {
+                bindings::virtio_rdma_nla_nest_end(message, nest);
+            } else {
+                bindings::virtio_rdma_nla_nest_cancel(message, nest);
+            }
+        }
+        result.map(|()| 0)
+    })
+}
+
+/// The operation `fill_res_cq_entry`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn fill_res_cq_entry<D: Driver>(
+    message: *mut bindings::sk_buff,
+    raw: *mut bindings::ib_cq,
+) -> c_int {
+    // SAFETY: The core calls with a CQ of this driver, of which it holds a reference, and a message
+    // of its own.
+    unsafe { nest(message, |details| Cq::<D>::from_raw(raw).details(details)) }
+}
+
+/// The operation `fill_res_qp_entry`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn fill_res_qp_entry<D: Driver>(
+    message: *mut bindings::sk_buff,
+    raw: *mut bindings::ib_qp,
+) -> c_int {
+    // SAFETY: As for `fill_res_cq_entry`.
+    unsafe { nest(message, |details| Qp::<D>::from_raw(raw).details(details)) }
+}
+
+/// The operation `fill_res_mr_entry`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn fill_res_mr_entry<D: Driver>(
+    message: *mut bindings::sk_buff,
+    raw: *mut bindings::ib_mr,
+) -> c_int {
+    // SAFETY: As for `fill_res_cq_entry`.
+    unsafe { nest(message, |details| Mr::<D>::from_raw(raw).details(details)) }
+}

@@ -1,0 +1,81 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# What the system tells of the device: the counters of the port that performance
+# management has, what "rdma resource" adds to each object, and "rdma statistic".
+
+. "$(dirname "$0")/lib.sh"
+
+need_device
+wait_for gid_index >/dev/null || skip_all "$DEVICE has no RoCE v2 GID of an IPv4 address"
+[ -d "$PORT/counters" ] || skip_all "$DEVICE has no counters of its port"
+
+counter() { cat "$PORT/counters/$1"; }
+all() { for name in $NAMES; do counter "$name"; done | xargs; }
+listening() { grep -qi ":$(printf %04X 18515) [^ ]* 0A " /proc/net/tcp /proc/net/tcp6; }
+
+# converse: 100 SENDs of 4 KiB in each direction, in loopback.
+converse()
+{
+	set -- ibv_rc_pingpong -d "$DEVICE" -g "$(gid_index)" -m 1024 -r 100 -n 100 -s 4096
+	"$@" >/tmp/counters.$$ 2>&1 &
+	wait_for listening
+	"$@" 127.0.0.1 >>/tmp/counters.$$ 2>&1 && wait $! && return
+	sed 's/^/# /' /tmp/counters.$$
+	return 1
+}
+
+# grow: data in words of 4 bytes, packets of 1024 bytes; both ends are this port.
+grow()
+{
+	NAMES="port_xmit_data port_rcv_data port_xmit_packets port_rcv_packets unicast_xmit_packets unicast_rcv_packets"
+	before=$(all)
+	converse || return 1
+	set -- $(all)
+	for value in $before; do
+		delta="${delta:-}$(($1 - value)) "
+		shift
+	done
+	[ "$delta" = "204800 204800 800 800 800 800 " ] && return
+	echo "# grew by $delta"
+	return 1
+}
+
+# quiet: nothing grows when nothing is sent.
+quiet() { before=$(all) && [ "$(all)" = "$before" ]; }
+
+# standard: every counter of PortCountersExtended can be read.
+standard()
+{
+	for name in multicast_xmit_packets multicast_rcv_packets port_xmit_discards VL15_dropped; do
+		[ "$(counter $name)" -ge 0 ] || return 1
+	done
+}
+
+# details KIND PATTERN: while a program has objects of all kinds.
+details()
+{
+	python3 "$DIR/verbs/traffic.py" >/tmp/counters.$$ 2>&1 &
+	TRAFFIC=$!
+	wait_for grep -q running /tmp/counters.$$
+	rdma resource show "$1" link "$DEVICE" -dd >/tmp/details.$$ 2>&1 ||
+		rdma resource show "$1" dev "$DEVICE" -dd >/tmp/details.$$ 2>&1
+	kill "$TRAFFIC"
+	wait "$TRAFFIC" 2>/dev/null
+	grep -Eq "$2" /tmp/details.$$ && return
+	sed 's/^/# /' /tmp/details.$$
+	return 1
+}
+
+statistic() { rdma statistic show link "$DEVICE/1" | xargs | grep -Eq 'sends_posted [0-9]+ .*commands [0-9]+'; }
+
+ktap_print_header
+ktap_set_plan 7
+ktap_test_result "port_counters_grow" grow
+ktap_test_result "port_counters_rest" quiet
+ktap_test_result "port_counters_standard" standard
+ktap_test_result "resource_qp" details qp 'drv_state 3 .*drv_sq_depth [1-9]'
+ktap_test_result "resource_cq" details cq 'drv_cqn [0-9]+ drv_rings [01]'
+ktap_test_result "resource_mr" details mr 'drv_mrn [0-9]+'
+ktap_test_result "statistic" statistic
+ktap_finished

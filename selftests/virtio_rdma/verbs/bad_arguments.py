@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""What each verb answers to arguments that are invalid: the error numbers of
+ib_core, mlx5 and rxe."""
+
+import errno
+import os
+
+import ktap
+from rc import (AH, ALL_ACCESS, CQ, MR, PD, PORT, QP, SGE, AHAttr, Endpoint, GlobalRoute, PyverbsError,
+                QPAttr, QPCap, QPInitAttr, e, open_device, sge)
+
+DEVICE = open_device()
+CONTEXT, LIMITS = DEVICE.context, DEVICE.attr
+
+
+def fails(number, what, function, *args, **options):
+    """Fails the test unless the call fails with one of these errors. Constructors of pyverbs give
+    the error in words."""
+    numbers = number if isinstance(number, tuple) else (number,)
+    try:
+        function(*args, **options)
+    except PyverbsError as error:
+        text = str(error)
+        if getattr(error, "error_code", None) in numbers or any(os.strerror(n) in text for n in numbers):
+            return
+        raise AssertionError(f"{what}: {error}, expected {[errno.errorcode[n] for n in numbers]}") from error
+    raise AssertionError(f"{what}: accepted")
+
+
+def create_cq(_rng):
+    fails(errno.EINVAL, "no entry", CQ, CONTEXT, 0)
+    fails(errno.EINVAL, "more than max_cqe", CQ, CONTEXT, LIMITS.max_cqe + 1)
+    fails(errno.EINVAL, "no such vector", CQ, CONTEXT, 8, None, None, CONTEXT.num_comp_vectors)
+
+
+def reg_mr(_rng):
+    pd = PD(CONTEXT)
+    for what, access in (("REMOTE_WRITE alone", e.IBV_ACCESS_REMOTE_WRITE),
+                         ("REMOTE_ATOMIC alone", e.IBV_ACCESS_REMOTE_ATOMIC)):
+        fails(errno.EINVAL, what, MR, pd, 64, access)
+    fails(errno.EINVAL, "no byte", MR, pd, 0, ALL_ACCESS, address=0x10000)
+    fails((errno.EFAULT, errno.EINVAL, errno.ENOMEM), "no memory there", MR, pd, 4096, ALL_ACCESS, address=0x1000)
+    fails((errno.EINVAL, errno.ENOMEM), "around the end", MR, pd, 4096, ALL_ACCESS, address=(1 << 64) - 2048)
+    pd.close()
+
+
+def create_qp(_rng):
+    pd, cq = PD(CONTEXT), CQ(CONTEXT, 8)
+
+    def qp(kind=e.IBV_QPT_RC, **cap):
+        sizes = {"max_send_wr": 1, "max_recv_wr": 1, "max_send_sge": 1, "max_recv_sge": 1, **cap}
+        return QP(pd, QPInitAttr(qp_type=kind, scq=cq, rcq=cq, cap=QPCap(**sizes)))
+
+    for name, limit in (("max_send_wr", LIMITS.max_qp_wr), ("max_recv_wr", LIMITS.max_qp_wr),
+                        ("max_send_sge", LIMITS.max_sge), ("max_recv_sge", LIMITS.max_sge),
+                        ("max_inline_data", 1 << 16)):
+        fails(errno.EINVAL, name, qp, **{name: limit + 1})
+    fails((errno.EOPNOTSUPP, errno.EINVAL), "raw packets", qp, e.IBV_QPT_RAW_PACKET)
+    fails((errno.EOPNOTSUPP, errno.EINVAL), "a driver's type", qp, e.IBV_QPT_DRIVER)
+    for kind in (e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD):
+        qp(kind).close()
+    cq.close()
+    pd.close()
+
+
+def create_ah(_rng):
+    pd = PD(CONTEXT)
+    gid = CONTEXT.query_gid(PORT, DEVICE.gid.gid_index)
+
+    def ah(port=PORT, is_global=1, index=DEVICE.gid.gid_index):
+        route = GlobalRoute(dgid=gid, sgid_index=index, hop_limit=1)
+        return AH(pd, attr=AHAttr(port_num=port, is_global=is_global, gr=route))
+
+    fails(errno.EINVAL, "no such port", ah, port=2)
+    fails(errno.EINVAL, "port 0", ah, port=0)
+    fails(errno.EINVAL, "no GRH", ah, is_global=0)
+    fails(errno.ENODATA, "no such GID", ah, index=DEVICE.port.gid_tbl_len - 1)
+    ah().close()
+    pd.close()
+
+
+def modify_qp(_rng):
+    end = Endpoint(DEVICE, depth=4)
+    to_init = e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS
+    attr = end.attributes(end.qp.qp_num)
+    attr.qp_state = e.IBV_QPS_INIT
+    for name, value in (("port_num", 0), ("port_num", 2), ("pkey_index", DEVICE.port.pkey_tbl_len)):
+        wrong = end.attributes(end.qp.qp_num)
+        wrong.qp_state = e.IBV_QPS_INIT
+        setattr(wrong, name, value)
+        fails(errno.EINVAL, name, end.qp.modify, wrong, to_init)
+        ktap.equal(end.state(), e.IBV_QPS_RESET, name)
+    fails(errno.EINVAL, "no such state", modify_state, end, 9)
+    end.qp.modify(attr, to_init)
+    rtr = (e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN | e.IBV_QP_RQ_PSN |
+           e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER)
+    for name, value in (("path_mtu", 0), ("path_mtu", 6), ("min_rnr_timer", 32),
+                        ("max_dest_rd_atomic", min(255, LIMITS.max_qp_rd_atom + 1))):
+        wrong = end.attributes(end.qp.qp_num, **{name: value})
+        wrong.qp_state = e.IBV_QPS_RTR
+        fails(errno.EINVAL, name, end.qp.modify, wrong, rtr)
+        ktap.equal(end.state(), e.IBV_QPS_INIT, name)
+    attr.qp_state = e.IBV_QPS_RTR
+    end.qp.modify(attr, rtr)
+    rts = (e.IBV_QP_STATE | e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY | e.IBV_QP_SQ_PSN |
+           e.IBV_QP_MAX_QP_RD_ATOMIC)
+    for name, value in (("timeout", 32), ("retry_cnt", 8), ("rnr_retry", 8),
+                        ("max_rd_atomic", min(255, LIMITS.max_qp_init_rd_atom + 1))):
+        wrong = end.attributes(end.qp.qp_num, **{name: value})
+        wrong.qp_state = e.IBV_QPS_RTS
+        fails(errno.EINVAL, name, end.qp.modify, wrong, rts)
+        ktap.equal(end.state(), e.IBV_QPS_RTR, name)
+    end.close()
+
+
+def modify_state(end, state):
+    attr = QPAttr()
+    attr.qp_state = state
+    end.qp.modify(attr, e.IBV_QP_STATE)
+
+
+def post(_rng):
+    end = Endpoint(DEVICE, depth=4)
+    end.connect(end.qp.qp_num)
+    region = end.memory(64)
+    more = end.init_attr.cap.max_send_sge + 1
+    fails(errno.EINVAL, "too many SGEs", end.post_send, e.IBV_WR_SEND, [SGE(region.buf, 1, region.lkey)] * more)
+    fails(errno.EINVAL, "an unknown opcode", end.post_send, 77, [sge(region)])
+    fails(errno.EINVAL, "inline beyond the limit", end.post_send, e.IBV_WR_SEND, [sge(region)],
+          flags=e.IBV_SEND_SIGNALED | e.IBV_SEND_INLINE)
+    for count in range(end.init_attr.cap.max_recv_wr):
+        end.post_recv([sge(region)], count)
+    fails(errno.ENOMEM, "a full receive queue", end.post_recv, [sge(region)])
+    end.close()
+
+
+ktap.run([create_cq, reg_mr, create_qp, create_ah, modify_qp, post])

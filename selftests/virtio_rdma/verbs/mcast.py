@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Multicast for UD: delivery to each attached QP, Q_Keys, the GRH area,
+limits and teardown."""
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+
+import ktap
+from rc import (AH, CQ, MR, PD, PORT, QP, AHAttr, GlobalRoute, PyverbsError, PyverbsRDMAError, QPAttr,
+                QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, post,
+                recv_wr, send_wr, sge)
+from pyverbs.addr import GID
+
+DEVICE = open_device()
+if DEVICE.attr.max_mcast_grp == 0:
+    ktap.skip_all("the device has no multicast")
+QKEY = 0x11112222
+GRH = 40
+MCAST_QPN = 0xffffff
+V4 = "::ffff:239.1.2.3"
+V6 = "ff0e::1234"
+
+
+LIBIBVERBS = ctypes.CDLL("libibverbs.so.1")
+
+
+def pointer(qp):
+    """The struct ibv_qp of a QP. pyverbs, which has no multicast, keeps it to
+    itself: it is the word of the object that points to the QP's number."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        words = os.pread(memory.fileno(), type(qp).__basicsize__, id(qp))
+        for word, in struct.iter_unpack("Q", words):
+            try:
+                found = os.pread(memory.fileno(), 56, word)
+            except (OSError, OverflowError):
+                continue
+            if len(found) == 56 and struct.unpack("6QII", found)[-1] == qp.qp_num:
+                return word
+    raise AssertionError("no struct ibv_qp")
+
+
+def multicast(verb, qp, group):
+    """ibv_attach_mcast() or ibv_detach_mcast()."""
+    packed = socket.inet_pton(socket.AF_INET6, group)
+    number = getattr(LIBIBVERBS, f"ibv_{verb}_mcast")(ctypes.c_void_p(pointer(qp)), packed, 0)
+    if number:
+        raise PyverbsRDMAError(f"ibv_{verb}_mcast", number)
+
+
+def attach(qp, group):
+    multicast("attach", qp, group)
+
+
+def detach(qp, group):
+    multicast("detach", qp, group)
+
+
+class Ud:
+    """A UD QP in RTS with a CQ for its sends and one for its receives."""
+
+    def __init__(self, qkey=QKEY):
+        self.pd = PD(DEVICE.context)
+        self.send_cq, self.recv_cq = CQ(DEVICE.context, 32), CQ(DEVICE.context, 32)
+        cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=2, max_recv_sge=2)
+        init = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.send_cq, rcq=self.recv_cq, cap=cap)
+        self.qp = QP(self.pd, init, self.attributes(qkey))
+        self.mr = MR(self.pd, 8192, e.IBV_ACCESS_LOCAL_WRITE)
+        self.groups = []
+
+    @staticmethod
+    def attributes(qkey):
+        attr = QPAttr(port_num=PORT)
+        attr.qkey = qkey
+        return attr
+
+    def attach(self, group):
+        attach(self.qp, group)
+        self.groups.append(group)
+
+    def detach(self, group):
+        detach(self.qp, group)
+        self.groups.remove(group)
+
+    def expect(self, wr_id=0):
+        """Posts a receive into the upper half of the memory."""
+        self.mr.write(bytes(4096), 4096, 4096)
+        post(self.qp.post_recv, [recv_wr([sge(self.mr, 4096, 4096)], wr_id)])
+
+    def cast(self, group, data, qkey=QKEY, qpn=MCAST_QPN):
+        """Sends to a group, and waits for the completion."""
+        self.mr.write(data, len(data))
+        digits = socket.inet_pton(socket.AF_INET6, group).hex()
+        dgid = GID(":".join(digits[i:i + 4] for i in range(0, 32, 4)))
+        route = GlobalRoute(dgid=dgid, sgid_index=DEVICE.gid.gid_index, hop_limit=5)
+        address = AH(self.pd, attr=AHAttr(port_num=PORT, is_global=1, gr=route))
+        wr = send_wr(e.IBV_WR_SEND, [sge(self.mr, 0, len(data))], flags=SIGNALED)
+        wr.set_wr_ud(address, qpn, qkey)
+        post(self.qp.post_send, [wr])
+        complete(self.send_cq)
+        address.close()
+
+    def received(self, data):
+        """Takes the one message that must be there."""
+        wc = complete(self.recv_cq)[0]
+        ktap.equal((wc.byte_len, wc.wc_flags & e.IBV_WC_GRH != 0), (GRH + len(data), True), "receive")
+        ktap.same_bytes(self.mr.read(len(data), 4096 + GRH), data, "payload")
+        return self.mr.read(GRH, 4096), wc
+
+    def close(self):
+        for group in list(self.groups):
+            self.detach(group)
+        for thing in (self.qp, self.mr, self.send_cq, self.recv_cq, self.pd):
+            thing.close()
+
+
+def every_member(rng):
+    """Each attached QP gets a copy, the sender's too; others get none."""
+    for group in (V4, V6):
+        sender, member, stranger = Ud(), Ud(), Ud()
+        for end in (sender, member):
+            end.attach(group)
+        for end in (sender, member, stranger):
+            end.expect()
+        data = rng.randbytes(1000)
+        sender.cast(group, data)
+        for end in (sender, member):
+            header, wc = end.received(data)
+            ktap.equal(wc.src_qp, sender.qp.qp_num, "src_qp")
+            if group == V4:
+                ktap.equal((header[20] >> 4, header[28], header[36:]), (4, 5, bytes([239, 1, 2, 3])),
+                           "IPv4 header")
+            else:
+                ktap.equal((header[0] >> 4, header[7], header[24:26], header[38:]),
+                           (6, 5, b"\xff\x0e", b"\x12\x34"), "IPv6 header")
+        empty(stranger.recv_cq)
+        for end in (sender, member, stranger):
+            end.close()
+
+
+def after_detach(rng):
+    sender, member = Ud(), Ud()
+    member.attach(V4)
+    member.expect()
+    member.detach(V4)
+    sender.cast(V4, rng.randbytes(10))
+    empty(member.recv_cq)
+    member.attach(V4)
+    data = rng.randbytes(10)
+    sender.cast(V4, data)
+    member.received(data)
+    sender.close()
+    member.close()
+
+
+def wrong_qkey(rng):
+    sender, member, other = Ud(), Ud(), Ud(qkey=QKEY + 1)
+    for end in (member, other):
+        end.attach(V4)
+        end.expect()
+    data = rng.randbytes(10)
+    sender.cast(V4, data)
+    member.received(data)
+    empty(other.recv_cq)
+    for end in (sender, member, other):
+        end.close()
+
+
+def no_receive(rng):
+    """A member without a receive does not keep the others from theirs."""
+    sender, empty_handed, member = Ud(), Ud(), Ud()
+    for end in (empty_handed, member):
+        end.attach(V6)
+    member.expect()
+    data = rng.randbytes(10)
+    sender.cast(V6, data)
+    member.received(data)
+    empty(empty_handed.recv_cq)
+    for end in (sender, empty_handed, member):
+        end.close()
+
+
+def only_to_all_qps(rng):
+    """A datagram to a group names QP 0xffffff; with another it reaches nobody."""
+    sender, member = Ud(), Ud()
+    member.attach(V4)
+    member.expect()
+    sender.cast(V4, rng.randbytes(10), qpn=member.qp.qp_num)
+    empty(member.recv_cq)
+    sender.close()
+    member.close()
+
+
+def bad_arguments(_rng):
+    """What ib_core and rxe answer."""
+    end = Ud()
+    fails_with(errno.EINVAL, attach, end.qp, "fe80::1")
+    fails_with(errno.EINVAL, attach, end.qp, "::ffff:10.0.0.1")
+    fails_with(errno.EINVAL, detach, end.qp, V4)
+    end.attach(V4)
+    fails_with(errno.EINVAL, detach, end.qp, V6)
+    # Once more is no error, and no second attachment.
+    attach(end.qp, V4)
+    end.close()
+    pd, cq = PD(DEVICE.context), CQ(DEVICE.context, 8)
+    cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+    for kind in (e.IBV_QPT_RC, e.IBV_QPT_UC):
+        qp = QP(pd, QPInitAttr(qp_type=kind, scq=cq, rcq=cq, cap=cap))
+        fails_with(errno.EINVAL, attach, qp, V4)
+        qp.close()
+    cq.close()
+    pd.close()
+
+
+def destroyed_while_attached(_rng):
+    """A QP that is attached cannot be destroyed."""
+    end = Ud()
+    end.attach(V4)
+    try:
+        end.qp.close()
+    except PyverbsError as error:
+        if isinstance(error, PyverbsRDMAError):
+            ktap.equal(errno.errorcode.get(error.error_code), "EBUSY", "error")
+    else:
+        raise AssertionError("an attached QP was destroyed")
+    end.close()
+
+
+def attachment_limit(_rng):
+    """A group takes as many QPs as the device says; then ENOMEM, and room again after one left."""
+    limit = DEVICE.attr.max_mcast_qp_attach
+    if not 1 <= limit <= 256 or DEVICE.attr.max_qp < limit + 8:
+        raise ktap.Skip(f"{limit} QPs a group, {DEVICE.attr.max_qp} QPs")
+    pd, cq = PD(DEVICE.context), CQ(DEVICE.context, 8)
+    cap = QPCap(max_send_wr=1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+    qps = [QP(pd, QPInitAttr(qp_type=e.IBV_QPT_UD, scq=cq, rcq=cq, cap=cap), Ud.attributes(QKEY))
+           for _ in range(limit + 1)]
+    for qp in qps[:limit]:
+        attach(qp, V6)
+    fails_with(errno.ENOMEM, attach, qps[limit], V6)
+    detach(qps[0], V6)
+    attach(qps[limit], V6)
+    for qp in qps[1:]:
+        detach(qp, V6)
+    for thing in (*qps, cq, pd):
+        thing.close()
+
+
+ktap.run([every_member, after_detach, wrong_qkey, no_receive, only_to_all_qps, bad_arguments,
+          destroyed_while_attached, attachment_limit])

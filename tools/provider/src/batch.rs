@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Work requests that a program makes by calls (ibv_wr_post(3)), in the ring.
+//!
+//! Between ibv_wr_start() and ibv_wr_complete() or ibv_wr_abort() the thread has
+//! the lock of the send queue. Each work request is written to the next free
+//! entry; the device hears of all of them at the end, or of none. A call that
+//! fails is remembered, and what follows has no effect.
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::{ibv_send_wr, ibv_sge, virtio_rdma_av},
+    cmd,
+    errno::{Errno, Result},
+    lock::Guard,
+    object::{Qp, Ref},
+    qp::{self, Limits, Rings},
+    ring::Writer,
+    wq::{self, State},
+    wqe::Open,
+};
+
+/// The batch that a thread makes on a QP.
+pub struct Batch<'a> {
+    qp: Ref<'a, Qp>,
+    limits: &'a Limits,
+    rings: &'a Rings,
+    state: Guard<'a, State>,
+}
+
+impl<'a> Batch<'a> {
+    /// The batch of the thread that has this guard of the send queue.
+    pub fn new(qp: Ref<'a, Qp>, rings: &'a Rings, state: Guard<'a, State>) -> Self {
+        Self { qp, limits: qp.private().limits(), rings, state }
+    }
+
+    /// Goes on with the batch in a later call.
+    pub fn keep(self) {
+        self.state.keep();
+    }
+
+    /// ibv_wr_start(3): nothing was made yet.
+    pub fn start(&mut self) {
+        self.state.open = None;
+        self.state.error = None;
+        self.rings.send().discard(&mut self.state);
+    }
+
+    /// Begins a work request, behind which the one before is complete.
+    pub fn begin(&mut self, wr: ibv_send_wr) {
+        self.attempt(|batch| {
+            batch.close()?;
+            // An entry must be free before its setters come.
+            batch.entry()?;
+            batch.state.open = Some(Open::new(batch.limits, wr)?);
+            Ok(())
+        });
+    }
+
+    /// ibv_wr_set_ud_addr(3).
+    pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
+        self.attempt(|batch| {
+            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_address(av, remote_qpn, remote_qkey);
+            Ok(())
+        });
+    }
+
+    /// ibv_wr_set_sge_list(3).
+    pub fn set_sges(&mut self, sges: &[ibv_sge]) {
+        self.attempt(|batch| {
+            let mut open = batch.state.open.take().ok_or(Errno::EINVAL)?;
+            let result = open.set_sges(batch.limits, sges, batch.entry()?);
+            batch.state.open = Some(open);
+            result
+        });
+    }
+
+    /// ibv_wr_set_inline_data_list(3): `put` writes the `len` bytes.
+    pub fn set_inline(&mut self, len: usize, put: impl FnOnce(&mut Writer<'_>) -> Result) {
+        self.attempt(|batch| {
+            let mut open = batch.state.open.take().ok_or(Errno::EINVAL)?;
+            let result = open.set_inline(batch.limits, len, batch.entry()?, put);
+            batch.state.open = Some(open);
+            result
+        });
+    }
+
+    /// A call that the QP does not have.
+    pub fn fail(&mut self, errno: Errno) {
+        self.attempt(|_| Err(errno));
+    }
+
+    /// ibv_wr_complete(3): posts all work requests.
+    ///
+    /// # Errors
+    ///
+    /// The first error since ibv_wr_start(), and nothing is posted: EINVAL for
+    /// a work request that the QP cannot carry, or a QP that is not in a state
+    /// to send; ENOMEM for a full queue. Otherwise what the kernel answers to a
+    /// doorbell.
+    pub fn complete(mut self) -> Result {
+        self.attempt(|batch| {
+            qp::check_can_send(batch.qp)?;
+            batch.close()
+        });
+        if let Some(errno) = self.state.error {
+            self.rings.send().discard(&mut self.state);
+            return Err(errno);
+        }
+        let doorbell = self.rings.publish(&mut self.state);
+        drop(self.state);
+        if !doorbell {
+            return Ok(());
+        }
+        cmd::ring_send_doorbell(self.qp.qp()).inspect_err(|_| self.rings.not_rung(wq::SEND))
+    }
+
+    /// ibv_wr_abort(3): forgets all work requests.
+    pub fn abort(mut self) {
+        self.start();
+    }
+
+    /// Does something unless an earlier call failed, and remembers if it fails.
+    fn attempt(&mut self, act: impl FnOnce(&mut Self) -> Result) {
+        if self.state.error.is_none() {
+            self.state.error = act(self).err();
+        }
+    }
+
+    /// The entry of the work request that is being made.
+    fn entry(&mut self) -> Result<Writer<'a>> {
+        self.rings.entry(&mut self.state)
+    }
+
+    /// Completes the work request that is being made.
+    fn close(&mut self) -> Result {
+        let Some(open) = self.state.open.take() else { return Ok(()) };
+        open.close(self.limits, self.entry()?)?;
+        self.rings.send().filled(&mut self.state);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bindings::*,
+        model::{self, Harness, Memory},
+        object::Owned,
+        ring::Ring,
+        wr::Rdma,
+    };
+    const DEPTH: u32 = 4;
+    const NUMBER: u32 = 5;
+
+    /// A QP in RTS, and what the device sees of its send queue.
+    struct Bench {
+        harness: Harness,
+        qp: Owned<Qp>,
+        ring: Ring,
+    }
+
+    impl Bench {
+        fn new(qp_type: ibv_qp_type) -> Self {
+            let cap = ibv_qp_cap {
+                max_send_wr: DEPTH,
+                max_send_sge: 2,
+                max_inline_data: 40,
+                ..Default::default()
+            };
+            let attr = ibv_qp_init_attr { qp_type, cap, ..Default::default() };
+            let mut harness = Harness::new(&[]);
+            let qp = model::qp(&mut harness, &attr, NUMBER);
+            let stride = crate::wqe::send_header(qp_type) + 40;
+            let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, stride).unwrap();
+            Self { harness, qp, ring }
+        }
+
+        /// A batch that was started.
+        fn start(&self) -> Batch<'_> {
+            let rings = self.qp.as_ref().private().rings().unwrap();
+            let mut batch = Batch::new(self.qp.as_ref(), rings, rings.send().state().lock());
+            batch.start();
+            batch
+        }
+
+        fn memory(&self) -> Memory {
+            let request = self.qp.as_ref().private().request();
+            Memory::at(request.buf_addr)
+        }
+
+        /// Work requests that the device was told of.
+        fn told(&self) -> u32 {
+            self.memory().word(0).load(std::sync::atomic::Ordering::Acquire)
+        }
+
+        fn read<T: Copy>(&self, index: u32, offset: usize) -> T {
+            self.memory().read(self.ring, index, offset)
+        }
+    }
+
+    fn wr(wr_id: u64, opcode: ibv_wr_opcode) -> ibv_send_wr {
+        ibv_send_wr { wr_id, opcode, send_flags: IBV_SEND_SIGNALED, ..Default::default() }
+    }
+
+    fn sge(addr: u64) -> ibv_sge {
+        ibv_sge { addr, length: 8, lkey: 9 }
+    }
+
+    #[test]
+    fn all_at_the_end() {
+        let bench = Bench::new(IBV_QPT_RC);
+        let mut batch = bench.start();
+        let remote = Rdma { remote_addr: 0x1234, rkey: 77 };
+        let write = ibv_send_wr { wr: ibv_send_wr__bindgen_ty_2 { rdma: remote }, ..wr(1, 0) };
+        batch.begin(ibv_send_wr { opcode: IBV_WR_RDMA_WRITE, ..write });
+        batch.set_sges(&[sge(3), sge(4)]);
+        batch.begin(wr(2, IBV_WR_SEND));
+        batch.set_inline(16, |entry| entry.put(virtio_rdma_sge { addr: 8, length: 7, lkey: 6 }));
+        batch.begin(wr(3, IBV_WR_SEND));
+        assert_eq!(bench.told(), 0);
+        assert_eq!(batch.complete(), Ok(()));
+        assert_eq!(bench.told(), 3);
+
+        let first: virtio_rdma_ring_sq_wqe = bench.read(0, 0);
+        assert_eq!(
+            (first.wr_id, u32::from(first.opcode), first.num_sge),
+            (1, IBV_WR_RDMA_WRITE, 2)
+        );
+        assert_eq!((first.remote_addr, first.rkey, first.inline_len), (0x1234, 77, 0));
+        let sges: [virtio_rdma_sge; 2] = bench.read(0, 48);
+        assert_eq!((sges[0].addr, sges[1].addr, sges[1].lkey), (3, 4, 9));
+
+        let second: virtio_rdma_ring_sq_wqe = bench.read(1, 0);
+        assert_eq!((second.wr_id, second.num_sge, second.inline_len), (2, 0, 16));
+        let flags = (IBV_SEND_INLINE | IBV_SEND_SIGNALED) as u16;
+        let data: virtio_rdma_sge = bench.read(1, 48);
+        assert_eq!((second.send_flags, data.addr, data.length, data.lkey), (flags, 8, 7, 6));
+
+        let third: virtio_rdma_ring_sq_wqe = bench.read(2, 0);
+        assert_eq!((third.wr_id, third.num_sge, third.inline_len), (3, 0, 0));
+    }
+
+    /// A batch that `make` makes, behind which there is another one.
+    fn refused(qp_type: ibv_qp_type, make: impl FnOnce(&mut Batch<'_>), errno: Errno) {
+        let bench = Bench::new(qp_type);
+        let mut batch = bench.start();
+        let av = virtio_rdma_av::default();
+        batch.begin(wr(1, IBV_WR_SEND));
+        batch.set_address(av, 1, 2);
+        make(&mut batch);
+        assert_eq!((batch.complete(), bench.told()), (Err(errno), 0));
+
+        let mut batch = bench.start();
+        batch.begin(wr(8, IBV_WR_SEND));
+        batch.set_address(av, 1, 2);
+        assert_eq!((batch.complete(), bench.told()), (Ok(()), 1));
+        assert_eq!(bench.read::<u64>(0, 0), 8);
+    }
+
+    #[test]
+    fn an_error_posts_nothing() {
+        let opcode = |opcode| move |batch: &mut Batch<'_>| batch.begin(wr(2, opcode));
+        refused(IBV_QPT_RC, opcode(99), Errno::EINVAL);
+        refused(IBV_QPT_UD, opcode(IBV_WR_RDMA_READ), Errno::EINVAL);
+        let csum = ibv_send_wr { send_flags: IBV_SEND_IP_CSUM, ..wr(2, IBV_WR_SEND) };
+        refused(IBV_QPT_RC, |batch| batch.begin(csum), Errno::EINVAL);
+        refused(IBV_QPT_RC, |batch| batch.set_sges(&[sge(0); 3]), Errno::EINVAL);
+        refused(IBV_QPT_RC, |batch| batch.set_inline(41, |_| Ok(())), Errno::EINVAL);
+        refused(IBV_QPT_RC, |batch| batch.set_inline(usize::MAX, |_| Ok(())), Errno::EINVAL);
+        let twice = |batch: &mut Batch<'_>| {
+            batch.set_sges(&[sge(0)]);
+            batch.set_sges(&[sge(0)]);
+        };
+        refused(IBV_QPT_RC, twice, Errno::EINVAL);
+        // Each datagram wants its own destination.
+        refused(IBV_QPT_UD, |batch| batch.begin(wr(2, IBV_WR_SEND)), Errno::EINVAL);
+        let inline = |batch: &mut Batch<'_>| {
+            batch.begin(wr(2, IBV_WR_RDMA_READ));
+            batch.set_inline(1, |_| Ok(()));
+        };
+        refused(IBV_QPT_RC, inline, Errno::EINVAL);
+        // What comes after the error makes it no better, and the first counts.
+        let later = |batch: &mut Batch<'_>| {
+            batch.fail(Errno::EOPNOTSUPP);
+            batch.set_sges(&[sge(0); 3]);
+            batch.begin(wr(3, IBV_WR_SEND));
+        };
+        refused(IBV_QPT_RC, later, Errno::EOPNOTSUPP);
+        let many = |batch: &mut Batch<'_>| (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, 2)));
+        refused(IBV_QPT_RC, many, Errno::ENOMEM);
+    }
+
+    #[test]
+    fn a_setter_without_a_work_request() {
+        let bench = Bench::new(IBV_QPT_RC);
+        let mut batch = bench.start();
+        batch.set_sges(&[sge(0)]);
+        assert_eq!(batch.complete(), Err(Errno::EINVAL));
+        assert_eq!(bench.start().complete(), Ok(()));
+        assert_eq!(bench.told(), 0);
+    }
+
+    #[test]
+    fn abort_forgets() {
+        let bench = Bench::new(IBV_QPT_RC);
+        for _ in 0..3 {
+            let mut batch = bench.start();
+            (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, IBV_WR_SEND)));
+            batch.abort();
+        }
+        assert_eq!(bench.told(), 0);
+        let mut batch = bench.start();
+        (0..DEPTH.into()).for_each(|id| batch.begin(wr(10 + id, IBV_WR_SEND)));
+        assert_eq!((batch.complete(), bench.told()), (Ok(()), DEPTH));
+        assert_eq!((bench.read::<u64>(0, 0), bench.read::<u64>(3, 0)), (10, 13));
+    }
+
+    #[test]
+    fn completions_make_room() {
+        let bench = Bench::new(IBV_QPT_RC);
+        for round in 0..3 {
+            let mut batch = bench.start();
+            (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, IBV_WR_SEND)));
+            assert_eq!(batch.complete(), Ok(()));
+            let mut batch = bench.start();
+            batch.begin(wr(9, IBV_WR_SEND));
+            assert_eq!(batch.complete(), Err(Errno::ENOMEM));
+            let done = (round + 1) * DEPTH;
+            bench.harness.numbers.get(NUMBER).unwrap().send().set_done(done);
+        }
+    }
+
+    #[test]
+    fn datagram_with_its_destination() {
+        let bench = Bench::new(IBV_QPT_UD);
+        let mut batch = bench.start();
+        let av = virtio_rdma_av { dmac: [6; 6], ..Default::default() };
+        batch.begin(wr(1, IBV_WR_SEND));
+        batch.set_sges(&[sge(5)]);
+        batch.set_address(av, 33, 44);
+        assert_eq!(batch.complete(), Ok(()));
+        let wqe: virtio_rdma_ring_ud_wqe = bench.read(0, 0);
+        assert_eq!((wqe.num_sge, wqe.remote_qpn, wqe.remote_qkey), (1, 33, 44));
+        assert_eq!(wqe.av.dmac, [6; 6]);
+        assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
+    }
+
+    #[test]
+    fn a_state_that_cannot_send() {
+        let bench = Bench::new(IBV_QPT_RC);
+        for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
+            model::set_state(&bench.qp, state);
+            let mut batch = bench.start();
+            batch.begin(wr(1, IBV_WR_SEND));
+            assert_eq!((batch.complete(), bench.told()), (Err(Errno::EINVAL), 0));
+        }
+        model::set_state(&bench.qp, IBV_QPS_ERR);
+        let mut batch = bench.start();
+        batch.begin(wr(1, IBV_WR_SEND));
+        assert_eq!((batch.complete(), bench.told()), (Ok(()), 1));
+    }
+}

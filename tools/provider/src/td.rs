@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Thread domains (ibv_alloc_td(3)): objects that one thread at a time uses.
+#![forbid(unsafe_code)]
+
+use crate::{
+    errno::{Errno, Result},
+    object::{Blank, Owned, Ref, Td, Users},
+};
+
+/// What the provider adds to a thread domain.
+pub struct Private {
+    /// The parent domains that have it.
+    pub users: Users,
+}
+
+/// ibv_alloc_td(3). The kernel knows nothing of it.
+pub fn alloc() -> Result<Owned<Td>> {
+    Ok(Blank::new()?.finish(Private { users: Users::default() }))
+}
+
+/// ibv_dealloc_td(3).
+///
+/// # Errors
+///
+/// EBUSY if a parent domain has it.
+pub fn dealloc(td: Ref<'_, Td>) -> Result {
+    if td.private().users.any() { Err(Errno::EBUSY) } else { Ok(()) }
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Multicast groups, and the counters of the port.
+
+use abi::*;
+
+use super::datagram::{pair, to_rts, QKEY};
+use super::driver::*;
+use crate::{Counter, Gid};
+
+const SEND: u32 = VIRTIO_RDMA_WR_SEND;
+const ATTACH: u32 = VIRTIO_RDMA_CMD_ATTACH_MCAST;
+const DETACH: u32 = VIRTIO_RDMA_CMD_DETACH_MCAST;
+const ALL_QPS: u32 = VIRTIO_RDMA_MCAST_QPN;
+
+/// An IPv4 group.
+fn group(number: u8) -> Gid {
+    let mut gid = gid(0);
+    gid[12..].copy_from_slice(&[239, 1, 2, number]);
+    gid
+}
+
+/// An IPv6 group.
+fn group6(number: u8) -> Gid {
+    let mut gid = [0; 16];
+    (gid[0], gid[1], gid[15]) = (0xff, 0x0e, number);
+    gid
+}
+
+fn ud() -> Pair {
+    pair(VIRTIO_RDMA_QPT_UD, QKEY)
+}
+
+/// Sends 100 bytes from A to a group.
+fn cast(pair: &mut Pair, to: Gid, qpn: u32, qkey: u32) {
+    let a = pair.ends[0];
+    let part = [sge(DATA, 100, a.key)];
+    pair.a.post_send(a.qpn, &Send::new(7, SEND, &part).ud(to, qpn, qkey, a.pdn));
+    pair.settle();
+}
+
+fn sent(pair: &mut Pair) {
+    let cqe = brief(pair.poll_a());
+    assert_eq!(cqe, Some((7, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_SEND)));
+}
+
+#[test]
+pub fn a_datagram_reaches_every_member() {
+    for to in [group(1), group6(1)] {
+        let mut pair = ud();
+        let [a, b] = pair.ends;
+        let second = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_UD);
+        to_rts(&mut pair.b, second, QKEY, false);
+        let data = pair.a.fill(DATA, 100, 4);
+        let place = DATA + 0x10000;
+        pair.a.post_recv(a.qpn, 1, &[sge(place, 140, a.key)]);
+        pair.b.post_recv(b.qpn, 2, &[sge(place, 140, b.key)]);
+        pair.b.post_recv(second, 3, &[sge(place + 4096, 140, b.key)]);
+        pair.a.mcast(ATTACH, a.qpn, to).unwrap();
+        for qpn in [b.qpn, second, second] {
+            pair.b.mcast(ATTACH, qpn, to).unwrap();
+        }
+        cast(&mut pair, to, ALL_QPS, QKEY);
+        let mut at_a = [pair.poll_a().unwrap(), pair.poll_a().unwrap()];
+        at_a.sort_by_key(|cqe| cqe.wr_id);
+        assert_eq!(at_a.map(|cqe| (cqe.wr_id, cqe.byte_len)), [(1, 140), (7, 100)]);
+        let at_b = [pair.poll_b().unwrap(), pair.poll_b().unwrap()];
+        assert_eq!(at_b.map(|cqe| (cqe.wr_id, cqe.src_qp)), [(2, a.qpn), (3, a.qpn)]);
+        assert!(pair.poll_b().is_none());
+        for at in [place, place + 4096] {
+            let found = pair.b.bytes(at, 140);
+            let dgid = if to[0] == 0 { &found[36..40] } else { &found[24..40] };
+            assert_eq!(dgid, &to[16 - dgid.len()..]);
+            assert_eq!(found[40..], data);
+        }
+        // Once more, without one that left.
+        pair.b.mcast(DETACH, b.qpn, to).unwrap();
+        pair.b.post_recv(b.qpn, 2, &[sge(place, 140, b.key)]);
+        pair.b.post_recv(second, 3, &[sge(place + 4096, 140, b.key)]);
+        cast(&mut pair, to, ALL_QPS, QKEY);
+        assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(3));
+        assert!(pair.poll_b().is_none());
+    }
+}
+
+#[test]
+pub fn members_take_their_qkey_only() {
+    let mut pair = ud();
+    let b = pair.ends[1];
+    pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+    let mut lost = |to, qpn, qkey, counter| {
+        let before = pair.a.device.counter(counter);
+        cast(&mut pair, to, qpn, qkey);
+        sent(&mut pair);
+        assert!(pair.poll_b().is_none());
+        assert_eq!(pair.a.device.counter(counter), before + 1);
+    };
+    lost(group(1), ALL_QPS, QKEY + 1, Counter::DropQkey);
+    lost(group(2), ALL_QPS, QKEY, Counter::DropUnreachable);
+    lost(group6(1), ALL_QPS, QKEY, Counter::DropUnreachable);
+    lost(group(1), b.qpn, QKEY, Counter::DropUnreachable);
+    lost(gid(2), ALL_QPS, QKEY, Counter::DropUnreachable);
+    cast(&mut pair, group(1), ALL_QPS, QKEY);
+    assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(2));
+}
+
+#[test]
+pub fn loopback_is_blocked_if_asked() {
+    let mut pair = ud();
+    let [a, b] = pair.ends;
+    let mut request = Guest::qp_request(a.pdn, a.cqn, VIRTIO_RDMA_QPT_UD);
+    request.create_flags = VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK as u8;
+    let blocking = pair.a.try_create_qp(request).unwrap();
+    to_rts(&mut pair.a, blocking, QKEY, false);
+    for qpn in [blocking, a.qpn] {
+        pair.a.mcast(ATTACH, qpn, group(1)).unwrap();
+        pair.a.post_recv(qpn, qpn.into(), &[sge(DATA, 140, a.key)]);
+    }
+    // Another guest's QP of the same number.
+    pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+    let send = Send::new(70, SEND, &[sge(DATA, 8, a.key)]).ud(group(1), ALL_QPS, QKEY, a.pdn);
+    pair.a.post_send(blocking, &send);
+    pair.settle();
+    let mut at_a = [pair.poll_a().unwrap().wr_id, pair.poll_a().unwrap().wr_id];
+    at_a.sort_unstable();
+    assert_eq!(at_a, [a.qpn.into(), 70]);
+    assert!(pair.poll_a().is_none());
+    assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(2));
+    request.qp_type = VIRTIO_RDMA_QPT_RC as u8;
+    assert_eq!(pair.a.try_create_qp(request), Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+    request.create_flags = 1;
+    assert_eq!(pair.a.try_create_qp(request), Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+}
+
+#[test]
+pub fn limits_and_errors() {
+    let mut pair = ud();
+    let a = pair.ends[0];
+    let (pdn, cqn) = (a.pdn, a.cqn);
+    let rc = pair.a.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+    let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
+    let none = Err(VIRTIO_RDMA_STATUS_NO_OBJECT);
+    let full = Err(VIRTIO_RDMA_STATUS_NO_RESOURCE);
+    assert_eq!(pair.a.mcast(ATTACH, rc, group(1)), invalid);
+    assert_eq!(pair.a.mcast(ATTACH, a.qpn, gid(2)), invalid);
+    let request = virtio_rdma_cmd_mcast { gid: group(1), qpn: a.qpn, lid: 1, reserved_16: 0 };
+    assert_eq!(pair.a.command::<_, ()>(ATTACH, &request), invalid);
+    for qpn in [0, rc + 1, 4000, u32::MAX] {
+        assert_eq!(pair.a.mcast(ATTACH, qpn, group(1)), none);
+        assert_eq!(pair.a.mcast(DETACH, qpn, group(1)), none);
+    }
+    assert_eq!(pair.a.mcast(DETACH, a.qpn, group(1)), none);
+    // A group takes 2, and there are 3 groups, and 5 attachments in all.
+    let (c, d) = (
+        pair.a.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_UD),
+        pair.a.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_UD),
+    );
+    for (qpn, number) in [(a.qpn, 1), (c, 1), (a.qpn, 2), (a.qpn, 3)] {
+        pair.a.mcast(ATTACH, qpn, group(number)).unwrap();
+    }
+    assert_eq!(pair.a.mcast(ATTACH, d, group(1)), full);
+    assert_eq!(pair.a.mcast(ATTACH, d, group(4)), full);
+    pair.a.mcast(ATTACH, d, group(2)).unwrap();
+    assert_eq!(pair.a.mcast(ATTACH, d, group(3)), full);
+    // It cannot go as long as it is attached; a reset changes nothing.
+    assert_eq!(pair.a.destroy_qp(d), Err(VIRTIO_RDMA_STATUS_BUSY));
+    pair.a.set_state(d, VIRTIO_RDMA_QPS_RESET).unwrap();
+    assert_eq!(pair.a.destroy_qp(d), Err(VIRTIO_RDMA_STATUS_BUSY));
+    pair.a.mcast(DETACH, d, group(2)).unwrap();
+    pair.a.destroy_qp(d).unwrap();
+    pair.a.mcast(ATTACH, c, group(3)).unwrap();
+    // What was not agreed on does not exist.
+    pair.a.device.reset();
+    let bit = |feature: u32| 1_u64 << feature;
+    let less = pair.a.device.features() & !bit(VIRTIO_RDMA_F_MCAST) & !bit(VIRTIO_RDMA_F_COUNTERS);
+    pair.a.device.set_driver_features(less);
+    let mut reply = [0xff; 200];
+    for (command, len) in [(ATTACH, 24), (DETACH, 24), (VIRTIO_RDMA_CMD_QUERY_COUNTERS, 4)] {
+        let mut request = vec![0; 1 + len];
+        request[0] = command as u8;
+        assert_eq!(pair.a.device.command(&request, &mut reply), 1);
+        assert_eq!(u32::from(reply[0]), VIRTIO_RDMA_STATUS_UNSUPPORTED);
+    }
+}
+
+#[test]
+pub fn a_member_that_goes_is_forgotten() {
+    let mut pair = ud();
+    let b = pair.ends[1];
+    pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+    pair.b.device.reset();
+    assert!(pair.fabric.group(&group(1)).is_none());
+    cast(&mut pair, group(1), ALL_QPS, QKEY);
+    sent(&mut pair);
+    assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 1);
+}
+
+#[test]
+pub fn ports_count_what_they_carry() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let part = [sge(DATA, 5000, a.key)];
+    let write = VIRTIO_RDMA_WR_RDMA_WRITE;
+    pair.a.post_send(a.qpn, &Send::new(1, write, &part).rdma(DATA, b.key));
+    let read = VIRTIO_RDMA_WR_RDMA_READ;
+    pair.a.post_send(a.qpn, &Send::new(2, read, &part[..]).rdma(DATA, b.key));
+    pair.settle();
+    let counters = |guest: &mut Guest| {
+        let reply = guest.query_counters().unwrap();
+        (reply.xmit_data, reply.xmit_packets, reply.rcv_data, reply.rcv_packets)
+    };
+    // The path's MTU is 1024: 5 packets, and one that asks for the READ.
+    assert_eq!(counters(&mut pair.a), (5000, 6, 5000, 5));
+    assert_eq!(counters(&mut pair.b), (5000, 5, 5000, 6));
+    let mut pair = ud();
+    let b = pair.ends[1];
+    pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+    cast(&mut pair, group(1), ALL_QPS, QKEY);
+    assert_eq!(counters(&mut pair.a), (100, 1, 0, 0));
+    assert_eq!(counters(&mut pair.b), (0, 0, 100, 1));
+    assert_eq!(pair.a.query_counters().unwrap().multicast_xmit_packets, 1);
+    assert_eq!(pair.b.query_counters().unwrap().multicast_rcv_packets, 1);
+    let wrong = virtio_rdma_cmd_query_counters { port: 2 };
+    let reply: Result<virtio_rdma_rsp_query_counters, _> =
+        pair.a.command(VIRTIO_RDMA_CMD_QUERY_COUNTERS, &wrong);
+    assert_eq!(reply.err(), Some(VIRTIO_RDMA_STATUS_INVAL));
+}
