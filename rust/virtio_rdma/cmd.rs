@@ -110,6 +110,18 @@ commands! {
     /// Creates a QP with rings.
     CreateRingQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_QP
         (bindings::virtio_rdma_cmd_create_ring_qp) -> bindings::virtio_rdma_rsp_create_qp;
+    /// Creates an SRQ.
+    CreateSrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_SRQ
+        (bindings::virtio_rdma_cmd_create_srq) -> bindings::virtio_rdma_rsp_create_srq;
+    /// Sets the limit of an SRQ.
+    ModifySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_SRQ
+        (bindings::virtio_rdma_cmd_modify_srq) -> Nothing;
+    /// Reads the attributes of an SRQ.
+    QuerySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_SRQ
+        (bindings::virtio_rdma_cmd_query_srq) -> bindings::virtio_rdma_rsp_query_srq;
+    /// Destroys an SRQ.
+    DestroySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_SRQ
+        (bindings::virtio_rdma_cmd_destroy_srq) -> Nothing;
     /// Changes attributes of a QP.
     ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
         (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;

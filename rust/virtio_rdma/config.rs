@@ -23,7 +23,7 @@ const MAX_SGE: u32 = 32;
 /// The most queues that virtio can number.
 const MAX_QUEUES: u64 = u16::MAX as u64 + 1;
 
-/// The most QPs and CQs with rings that the driver keeps track of.
+/// The most QPs, CQs and SRQs with rings that the driver keeps track of.
 const MAX_RING_OBJECTS: u32 = 1 << 20;
 
 /// The most entries of a send or receive ring, and of a completion ring, that the driver uses: the
@@ -95,6 +95,12 @@ pub(crate) struct Config {
     pub(crate) max_cqe: u32,
     /// Bytes of inline data of a send work request.
     pub(crate) max_inline_data: u32,
+    /// Number of SRQs; 0 without VIRTIO_RDMA_F_SRQ.
+    pub(crate) max_srq: u32,
+    /// Work requests of an SRQ.
+    pub(crate) max_srq_wr: u32,
+    /// SGEs of a work request of an SRQ.
+    pub(crate) max_srq_sge: u32,
     /// Number of MRs.
     pub(crate) max_mr: u32,
     /// Pages of a fast registration; `None` if there is none.
@@ -146,6 +152,7 @@ impl Config {
     pub(crate) fn read(dev: &virtio::Device<device::Core<'_>>) -> Result<Self> {
         Self::check_port(dev)?;
         let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
+        let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
         // The limit of the path that was agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -176,6 +183,9 @@ impl Config {
             } else {
                 0
             },
+            max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
+            max_srq_wr: field!(dev, max_srq_wr: u32),
+            max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
             max_mr: field!(dev, max_mr: u32),
             fast_reg: dev
                 .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)
@@ -267,6 +277,14 @@ impl Config {
         for (name, value) in [
             ("ring_max_qp_wr", self.max_qp_wr),
             ("ring_max_cqe", self.max_cqe),
+            (
+                "max_srq_wr",
+                if self.max_srq == 0 {
+                    1
+                } else {
+                    self.max_srq_wr
+                },
+            ),
         ] {
             if !value.is_power_of_two() {
                 dev_err!(
@@ -290,6 +308,8 @@ impl Config {
         self.max_cq = self.max_cq.min(MAX_RING_OBJECTS);
         self.max_qp_wr = self.max_qp_wr.min(MAX_RING_WR);
         self.max_cqe = self.max_cqe.min(MAX_RING_CQE);
+        self.max_srq = self.max_srq.min(MAX_RING_OBJECTS);
+        self.max_srq_wr = self.max_srq_wr.min(MAX_RING_WR);
         self.max_inline_data = self.max_inline_data.min(ring::MAX_INLINE_DATA);
     }
 

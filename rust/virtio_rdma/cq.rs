@@ -144,11 +144,21 @@ impl Cq {
         }
     }
 
-    /// Drops the completions of a QP that has none to come. Any context.
-    pub(crate) fn purge(&self, qpn: u32) {
+    /// Drops the completions of a QP that has none to come; receives of its SRQ, if it has one, are
+    /// completed by that. Any context.
+    pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>) {
+        let objects = self.hca.objects();
         match &mut self.state.lock().queue {
             Queue::Virtqueue(queue) => queue.drop_qp(&self.hca, qpn),
-            Queue::Ring(ring) => ring.drop_qp(qpn),
+            Queue::Ring(ring) => ring.drop_qp(qpn, |cqe| {
+                let completion = Completion::from(cqe);
+                if let Some(srqn) = srqn.filter(|_| completion.is_recv()) {
+                    // A tag that names nothing is of no concern any more.
+                    let _ = objects
+                        .srqs
+                        .with(srqn, |srq| srq.complete(completion.tag, 0));
+                }
+            }),
             Queue::Program => {}
         }
     }

@@ -15,6 +15,7 @@ use crate::{
     pma,
     port,
     qp::Qp,
+    srq::Srq,
     stats,
     ucontext::Ucontext, //
 };
@@ -44,6 +45,7 @@ impl ib::Driver for Hca {
     type Pd = Pd;
     type Cq = Cq;
     type Qp = Qp;
+    type Srq = Srq;
     type Ah = Ah;
     type Mr = Mr;
 
@@ -87,6 +89,11 @@ impl ib::Driver for Hca {
         );
         attr.max_cq = limit(config.max_cq);
         attr.max_cqe = limit(self.max_cqe());
+        attr.max_srq = limit(config.max_srq);
+        if config.max_srq != 0 {
+            attr.max_srq_wr = limit(config.max_srq_wr);
+            attr.max_srq_sge = limit(config.max_srq_sge);
+        }
         attr.max_mr = limit(config.max_mr);
         attr.max_pd = limit(config.max_pd);
         attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);

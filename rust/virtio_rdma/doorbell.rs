@@ -41,8 +41,10 @@ struct Inner {
     queue: Option<Queue>,
     /// Buffers that the device does not have.
     free: KVec<u32>,
-    /// Doorbells that found no buffer: bit `RINGS` * QPN + `Ring`.
+    /// Doorbells that found no buffer: bit `RINGS` * QPN + `Ring`, and `srqs` + SRQN.
     pending: BitmapVec,
+    /// The first bit of SRQs.
+    srqs: usize,
     /// The first bit of `pending` to go out next, so that each has its turn.
     next: usize,
 }
@@ -55,16 +57,19 @@ pub(crate) struct DoorbellQueue {
 }
 
 impl DoorbellQueue {
-    /// Allocates what a device with QP numbers below `qps` needs. May sleep.
+    /// Allocates what a device with QP numbers below `qps` and SRQ numbers below `srqs` needs. May
+    /// sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(qps: u32) -> Result<impl PinInit<Self>> {
+    pub(crate) fn new(qps: u32, srqs: u32) -> Result<impl PinInit<Self>> {
+        let first_srq = qps as usize * RINGS;
         let inner = Inner {
             queue: None,
             free: KVec::new(),
-            pending: BitmapVec::new(qps as usize * RINGS, GFP_KERNEL)?,
+            pending: BitmapVec::new(first_srq + srqs as usize, GFP_KERNEL)?,
+            srqs: first_srq,
             next: 0,
         };
         Ok(pin_init!(Self {
@@ -105,24 +110,42 @@ impl DoorbellQueue {
     pub(crate) fn ring(&self, qpn: u32, ring: Ring) -> Result {
         let mut inner = self.inner.lock();
         let bit = qpn as usize * RINGS + ring as usize;
+        if bit >= inner.srqs {
+            return Err(EINVAL);
+        }
+        inner.ring(bit)
+    }
+
+    /// The same for an SRQ.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DoorbellQueue::ring`].
+    pub(crate) fn ring_srq(&self, srqn: u32) -> Result {
+        let mut inner = self.inner.lock();
+        let bit = inner.srqs + srqn as usize;
         if bit >= inner.pending.len() {
             return Err(EINVAL);
         }
-        inner.reclaim();
-        if !inner.free.is_empty() {
-            return inner.send(bit);
-        }
-        inner.pending.set_bit(bit);
-        inner.send_pending()
+        inner.ring(bit)
     }
 
     /// Forgets the doorbells of a QP that is gone. Any context.
     pub(crate) fn cancel(&self, qpn: u32) {
         let mut inner = self.inner.lock();
         for bit in (qpn as usize * RINGS..).take(RINGS) {
-            if bit < inner.pending.len() {
+            if bit < inner.srqs {
                 inner.pending.clear_bit(bit);
             }
+        }
+    }
+
+    /// Forgets the doorbells of an SRQ that is gone. Any context.
+    pub(crate) fn cancel_srq(&self, srqn: u32) {
+        let mut inner = self.inner.lock();
+        let bit = inner.srqs + srqn as usize;
+        if bit < inner.pending.len() {
+            inner.pending.clear_bit(bit);
         }
     }
 
@@ -134,6 +157,31 @@ impl DoorbellQueue {
 }
 
 impl Inner {
+    /// Sends the doorbell with this number, or remembers it.
+    fn ring(&mut self, bit: usize) -> Result {
+        self.reclaim();
+        if !self.free.is_empty() {
+            return self.send(bit);
+        }
+        self.pending.set_bit(bit);
+        self.send_pending()
+    }
+
+    /// What the doorbell with this number says.
+    fn doorbell(&self, bit: usize) -> wire::Doorbell {
+        let (number, queue) = match bit.checked_sub(self.srqs) {
+            None => (bit / RINGS, (bit % RINGS) as u32),
+            Some(srqn) => (
+                srqn,
+                bindings::virtio_rdma_doorbell_queue_VIRTIO_RDMA_DOORBELL_SRQ,
+            ),
+        };
+        wire::Doorbell {
+            number: (number as u32).to_le(),
+            queue: queue.to_le(),
+        }
+    }
+
     /// Takes the buffers that the device has returned.
     fn reclaim(&mut self) {
         while let Some((buffer, _)) = self.queue.as_mut().and_then(Queue::get) {
@@ -144,13 +192,10 @@ impl Inner {
 
     /// Sends the doorbell with this number. There is a free buffer.
     fn send(&mut self, bit: usize) -> Result {
+        let doorbell = self.doorbell(bit);
         let queue = self.queue.as_mut().ok_or(EIO)?;
         let buffer = self.free.pop().ok_or(EIO)?;
         let offset = buffer as usize * DOORBELL_SIZE;
-        let doorbell = wire::Doorbell {
-            number: ((bit / RINGS) as u32).to_le(),
-            queue: ((bit % RINGS) as u32).to_le(),
-        };
 
         queue.memory()?.write(offset, &doorbell)?;
         queue.add_readable(offset, DOORBELL_SIZE, buffer)?;

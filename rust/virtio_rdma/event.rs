@@ -137,6 +137,7 @@ pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
 enum Target {
     Cq(u32),
     Qp(u32),
+    Srq(u32),
     Port(u32),
 }
 
@@ -162,6 +163,12 @@ fn target(event: u32) -> Option<Target> {
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED => {
             Target::Qp(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED)
+        }
+        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_ERR => {
+            Target::Srq(bindings::ib_event_type_IB_EVENT_SRQ_ERR)
+        }
+        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED => {
+            Target::Srq(bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ACTIVE => {
             Target::Port(bindings::ib_event_type_IB_EVENT_PORT_ACTIVE)
@@ -193,6 +200,10 @@ pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
             .objects()
             .qps
             .with(handle, |qp| qp.report_once(kind, qp)),
+        Some(Target::Srq(kind)) => hca
+            .objects()
+            .srqs
+            .with(handle, |srq| srq.report_expected(kind, srq)),
         Some(Target::Port(kind)) => {
             hca.report_port(kind);
             Some(())

@@ -140,7 +140,11 @@ impl WorkItem for Hca {
         }
         if this.is_broken() {
             this.control.wake_all();
-            this.handles.qps.for_each(|qp| qp.close());
+            this.handles.qps.for_each(|qp| {
+                qp.close();
+                qp.leave_srq(qp);
+            });
+            this.handles.srqs.for_each(|srq| srq.close());
             this.handles.cqs.for_each(|cq| {
                 cq.close();
                 cq.wake(cq);
@@ -156,10 +160,18 @@ impl Hca {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(dev: ARef<device::Device>, config: Config) -> Result<Arc<Self>> {
-        let handles = ib::Handles::new(config.max_cq as usize, config.max_qp as usize + 1)?;
+        let handles = ib::Handles::new(
+            config.max_cq as usize,
+            config.max_qp as usize + 1,
+            config.max_srq as usize + 1,
+        )?;
         let rings = config.rings.is_some();
         let control = ControlQueue::new(if rings { 0 } else { config.max_cq })?;
-        let doorbells = DoorbellQueue::new(if rings { config.max_qp + 1 } else { 0 })?;
+        let doorbells = if rings {
+            DoorbellQueue::new(config.max_qp + 1, config.max_srq + 1)?
+        } else {
+            DoorbellQueue::new(0, 0)?
+        };
         let mut completion_events = KVec::new();
         for _ in 0..config.rings.unwrap_or(0) {
             completion_events.push(
@@ -343,6 +355,19 @@ impl Hca {
         if self.doorbells.ring(qpn, ring).is_err() {
             self.fail("the doorbell queue broke");
         }
+    }
+
+    /// Rings the doorbell of an SRQ. Any context.
+    pub(crate) fn ring_srq_doorbell(self: &Arc<Self>, srqn: u32) {
+        self.stats.count(Counter::Doorbells);
+        if self.doorbells.ring_srq(srqn).is_err() {
+            self.fail("the doorbell queue broke");
+        }
+    }
+
+    /// Forgets the doorbells of an SRQ that is gone. Any context.
+    pub(crate) fn cancel_srq_doorbell(&self, srqn: u32) {
+        self.doorbells.cancel_srq(srqn);
     }
 
     /// Forgets the doorbells of a QP that is gone. Any context.

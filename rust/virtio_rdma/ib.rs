@@ -41,6 +41,9 @@ pub(crate) use object::{
     Qp,
     QpInitAttr,
     QueuePair,
+    SharedReceiveQueue,
+    Srq,
+    SrqInitAttr,
     Udata,
     UserContext,
     UserMemory, //
@@ -74,6 +77,8 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     type Cq: CompletionQueue<Self>;
     /// A queue pair.
     type Qp: QueuePair<Self>;
+    /// A shared receive queue.
+    type Srq: SharedReceiveQueue<Self>;
     /// An address handle.
     type Ah: AddressHandle<Self>;
     /// A memory region.
@@ -86,7 +91,7 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// The counters of a port.
     const STATS: &'static [StatDesc];
 
-    /// The objects by which the driver finds them: CQs and QPs by number.
+    /// The objects by which the driver finds them: CQs, QPs and SRQs by number.
     fn handles(&self) -> &Handles<Self>;
 
     /// The device gave a new object a number that is out of range or taken. Any context.

@@ -53,6 +53,8 @@ pub(crate) struct Qp {
     signal_all: bool,
     send_cqn: u32,
     recv_cqn: u32,
+    /// The SRQ that it receives from.
+    srqn: Option<u32>,
     cap: bindings::ib_qp_cap,
     /// The state that MODIFY_QP left the QP in, `enum ib_qp_state`.
     #[pin]
@@ -134,7 +136,7 @@ impl Qp {
             self.hca.stats().bad(Counter::BadCqeStatus);
             return None;
         }
-        let is_recv = cqe.opcode & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0;
+        let is_recv = cqe.is_recv();
         if cqn
             != if is_recv {
                 self.recv_cqn
@@ -167,6 +169,26 @@ impl Qp {
         })
     }
 
+    /// Takes the receive work request that a CQE completes, with `bytes` placed into it.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the CQE.
+    fn take_recv(&self, cqe: &Completion, bytes: u64) -> Result<Entry, Counter> {
+        if let Some(srqn) = self.srqn {
+            let srqs = &self.hca.objects().srqs;
+            let entry = srqs.with(srqn, |srq| srq.complete(cqe.tag, bytes));
+            return entry.unwrap_or(Err(Counter::BadCqeWrId));
+        }
+        let mut rq = self.rq.lock();
+        let entry = rq.peek(cqe.request).ok_or(Counter::BadCqeWrId)?;
+        if bytes > entry.length {
+            return Err(Counter::BadCqeByteLen);
+        }
+        rq.complete_one(cqe.request);
+        Ok(entry)
+    }
+
     fn complete_recv(&self, cqe: &Completion) -> Option<ib::Wc> {
         let byte_len = cqe.byte_len;
         let ok = cqe.status == bindings::ib_wc_status_IB_WC_SUCCESS;
@@ -183,18 +205,12 @@ impl Qp {
             }
         };
 
-        let mut rq = self.rq.lock();
-        let Some(entry) = rq.peek(cqe.request) else {
-            self.hca.stats().bad(Counter::BadCqeWrId);
-            return None;
-        };
-        let placed = opcode == bindings::ib_wc_opcode_IB_WC_RECV;
-        if ok && placed && u64::from(byte_len) > entry.length {
-            self.hca.stats().bad(Counter::BadCqeByteLen);
-            return None;
-        }
-        rq.complete_one(cqe.request);
-        drop(rq);
+        let placed = ok && opcode == bindings::ib_wc_opcode_IB_WC_RECV;
+        let bytes = if placed { u64::from(byte_len) } else { 0 };
+        let entry = self
+            .take_recv(cqe, bytes)
+            .map_err(|counter| self.hca.stats().bad(counter))
+            .ok()?;
 
         let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
         // Either immediate data or a key.
@@ -263,6 +279,14 @@ impl Qp {
         }
     }
 
+    /// Reports that the QP takes no more work requests of its SRQ, if it has one, because the device
+    /// has failed: whoever drains it waits for that. `this` is this QP. Any context.
+    pub(crate) fn leave_srq(&self, this: &ib::Qp<Hca>) {
+        if self.srqn.is_some() {
+            self.report_once(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED, this);
+        }
+    }
+
     /// Lets the work queues accept what the state allows.
     fn accept(&self, state: u32) {
         self.sq.lock().set_accept(accepts_sends(state));
@@ -274,7 +298,8 @@ impl Qp {
         self.sq.lock().reset();
         self.rq.lock().reset();
         for cqn in [self.send_cqn, self.recv_cqn] {
-            self.hca.objects().cqs.with(cqn, |cq| cq.purge(self.qpn));
+            let cqs = &self.hca.objects().cqs;
+            cqs.with(cqn, |cq| cq.purge(self.qpn, self.srqn));
         }
     }
 
@@ -546,10 +571,16 @@ fn create_request(
     );
     let has_flags = attr.qp_type == bindings::ib_qp_type_IB_QPT_UD && hca.config().mcast.is_some();
     let flags = if has_flags { CREATE_FLAGS } else { 0 };
-    if !known || attr.create_flags & !flags != 0 || attr.has_srq {
+    if !known || attr.create_flags & !flags != 0 {
         return Err(crate::errno::unsupported());
     }
-    let cap = check_cap(hca, &attr.cap)?;
+    let mut cap = check_cap(hca, &attr.cap)?;
+    if attr.srq.is_some() {
+        if attr.qp_type == bindings::ib_qp_type_IB_QPT_GSI {
+            return Err(EINVAL);
+        }
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let request = bindings::virtio_rdma_cmd_create_qp {
         pdn: attr.pd.number().to_le(),
         qp_type: attr.qp_type as u8,
@@ -636,6 +667,7 @@ fn entry_sizes(qp_type: u32, cap: &bindings::ib_qp_cap) -> (u32, u32) {
 fn create_rings(
     hca: &Arc<Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
+    srqn: Option<u32>,
     region: Region,
     layout: &QpLayout,
     flags: u32,
@@ -652,6 +684,7 @@ fn create_rings(
         region: table.to_wire(),
         sq,
         rq,
+        srqn: srqn.unwrap_or(0).to_le(),
         ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
     };
     let (reply, region) = region.give::<cmd::CreateRingQp>(table, &request)?;
@@ -664,6 +697,7 @@ fn create_rings(
 fn new_rings(
     hca: &Arc<Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
+    srqn: Option<u32>,
     cap: &mut bindings::ib_qp_cap,
 ) -> Result<Parts> {
     if cap.max_inline_data != 0 {
@@ -671,7 +705,9 @@ fn new_rings(
     }
     // No more than `max_qp_wr`, which is a power of two.
     cap.max_send_wr = cap.max_send_wr.next_power_of_two();
-    cap.max_recv_wr = cap.max_recv_wr.next_power_of_two();
+    if srqn.is_none() {
+        cap.max_recv_wr = cap.max_recv_wr.next_power_of_two();
+    }
     let layout = QpLayout::new(
         (cap.max_send_wr, cap.max_recv_wr),
         entry_sizes(u32::from(base.qp_type), cap),
@@ -683,15 +719,18 @@ fn new_rings(
         cap.max_send_sge,
         0,
     );
-    let rq = WorkQueue::new(
-        Transport::Ring(WorkRing::recv(pages.clone(), &layout)),
-        wq::new_entries(cap.max_recv_wr)?,
-        cap.max_recv_sge,
-        0,
-    );
+    let rq = match srqn {
+        Some(_) => WorkQueue::of_program(),
+        None => WorkQueue::new(
+            Transport::Ring(WorkRing::recv(pages.clone(), &layout)),
+            wq::new_entries(cap.max_recv_wr)?,
+            cap.max_recv_sge,
+            0,
+        ),
+    };
     let region = Region::of_kernel(hca, pages);
     let flags = bindings::VIRTIO_RDMA_QP_PRIVILEGED;
-    let (qpn, region) = create_rings(hca, base, region, &layout, flags)?;
+    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, flags)?;
     Ok(Parts {
         qpn,
         sq,
@@ -716,10 +755,12 @@ fn new_program_rings(
     let hca = dev.data();
     let asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
     let layout = QpLayout::of_program(&asked, entry_sizes(u32::from(base.qp_type), cap))?;
-    // A QP that receives nothing has no receive ring.
-    let no_rq = attr.cap.max_recv_wr == 0 && layout.rq.depth == 0;
+    // A QP that receives nothing, or from an SRQ, has no receive ring.
+    let srqn = attr.srq_number();
+    let no_rq = (attr.cap.max_recv_wr == 0 || srqn.is_some()) && layout.rq.depth == 0;
     if layout.sq.depth < cap.max_send_wr
         || layout.rq.depth < cap.max_recv_wr && !no_rq
+        || layout.rq.depth != 0 && srqn.is_some()
         || layout.sq.depth.max(layout.rq.depth) > hca.max_qp_wr()
         || asked.buf_addr % PAGE_SIZE as u64 != 0
         || asked.buf_len % PAGE_SIZE as u64 != 0
@@ -735,7 +776,7 @@ fn new_program_rings(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
-    let (qpn, region) = create_rings(hca, base, region, &layout, 0)?;
+    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, 0)?;
     Ok(Parts {
         qpn,
         sq: WorkQueue::of_program(),
@@ -753,7 +794,7 @@ impl ib::QueuePair<Hca> for Qp {
         let (request, mut cap) = create_request(&hca, attr)?;
         let parts = match &attr.udata {
             _ if hca.config().rings.is_none() => new_virtqueues(&hca, &request, &cap)?,
-            None => new_rings(&hca, &request, &mut cap)?,
+            None => new_rings(&hca, &request, attr.srq_number(), &mut cap)?,
             Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
         };
         let Parts {
@@ -762,6 +803,7 @@ impl ib::QueuePair<Hca> for Qp {
             rq,
             region,
         } = parts;
+        let srqn = attr.srq_number();
         let qp_type = attr.qp_type;
         let signal_all = attr.signal_all;
         let send_cqn = u32::from_le(request.send_cqn);
@@ -774,6 +816,7 @@ impl ib::QueuePair<Hca> for Qp {
             signal_all,
             send_cqn,
             recv_cqn,
+            srqn,
             cap,
             state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
@@ -818,6 +861,10 @@ impl ib::QueuePair<Hca> for Qp {
         *state = next;
         *self.reported.lock() = 0;
         self.accept(next);
+        if next == bindings::ib_qp_state_IB_QPS_ERR && self.hca.is_broken() {
+            let qps = &self.hca.objects().qps;
+            qps.with(self.qpn, |qp| qp.leave_srq(qp));
+        }
         Ok(())
     }
 
@@ -880,6 +927,9 @@ impl ib::QueuePair<Hca> for Qp {
     }
 
     fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {
+        if self.srqn.is_some() {
+            return Err(EINVAL);
+        }
         let mut rq = self.rq.lock();
         let mut count = 0;
         let result = wrs.try_for_each(|wr| {

@@ -32,6 +32,9 @@ const MAX_STRIDE: u32 = PAGE_SIZE as u32;
 /// Bytes of the head of a QP's region.
 const QP_HEAD: u32 = size_of::<wire::QpRing>() as u32;
 
+/// Bytes of the head of an SRQ's region.
+const SRQ_HEAD: u32 = size_of::<wire::SrqRing>() as u32;
+
 /// Bytes of the head of a CQ's region, and of a CQE.
 const CQ_HEAD: usize = size_of::<wire::CqRing>();
 const CQE_SIZE: usize = size_of::<wire::RingCqe>();
@@ -63,7 +66,7 @@ pub(crate) fn recv_entry_size(max_sge: u32) -> u32 {
     size_of::<wire::RqWqe>() as u32 + max_sge * size_of::<wire::Sge>() as u32
 }
 
-/// Where a send or receive ring lies in the region of its QP.
+/// Where a send or receive ring lies in the region of its QP, or the ring of an SRQ in its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     /// Number of entries, a power of two, or 0 if there is no such ring.
@@ -85,8 +88,35 @@ impl Shape {
         }
     }
 
+    /// The ring of an SRQ.
+    pub(crate) fn of_srq(depth: u32, max_sge: u32) -> Self {
+        Self::at(SRQ_HEAD, depth, recv_entry_size(max_sge))
+    }
+
+    /// The ring that a program asks for, if its entries are large enough.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for one that the device would refuse.
+    pub(crate) fn of_program_srq(
+        asked: &bindings::virtio_rdma_ureq_create_srq,
+        max_sge: u32,
+    ) -> Result<Self> {
+        // The rings of QPs lie behind a head of the same size.
+        const { assert!(SRQ_HEAD == QP_HEAD) };
+        let shape = Self {
+            depth: asked.depth,
+            stride: asked.stride,
+            offset: asked.offset,
+        };
+        if shape.depth == 0 || !shape.is_sound(recv_entry_size(max_sge), asked.buf_len) {
+            return Err(EINVAL);
+        }
+        Ok(shape)
+    }
+
     /// The offset behind the last entry.
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.depth) * u64::from(self.stride)
     }
 
@@ -102,7 +132,8 @@ impl Shape {
                 && self.end() <= len
     }
 
-    fn to_wire(self) -> bindings::virtio_rdma_ring_shape {
+    /// The ring as a command has it.
+    pub(crate) fn to_wire(self) -> bindings::virtio_rdma_ring_shape {
         bindings::virtio_rdma_ring_shape {
             depth: self.depth.to_le(),
             stride: self.stride.to_le(),
@@ -181,7 +212,7 @@ pub(crate) fn cq_len(depth: u32) -> usize {
     CQ_HEAD + depth as usize * CQE_SIZE
 }
 
-/// A send or receive ring that the kernel posts to.
+/// A send, receive or shared receive ring that the kernel posts to.
 pub(crate) struct WorkRing {
     memory: Arc<Pages>,
     shape: Shape,
@@ -209,6 +240,17 @@ impl WorkRing {
             shape: layout.rq,
             producer_at: offset_of!(wire::QpRing, rq_producer),
             wake_at: offset_of!(wire::QpRing, rq_wake),
+            producer: 0,
+        }
+    }
+
+    /// The ring of an SRQ.
+    pub(crate) fn shared(memory: Arc<Pages>, shape: Shape) -> Self {
+        Self {
+            memory,
+            shape,
+            producer_at: offset_of!(wire::SrqRing, producer),
+            wake_at: offset_of!(wire::SrqRing, wake),
             producer: 0,
         }
     }
@@ -360,8 +402,8 @@ impl CompletionRing {
         self.read(self.consumer).is_some()
     }
 
-    /// Drops the CQEs of a QP that are there.
-    pub(crate) fn drop_qp(&mut self, qpn: u32) {
+    /// Drops the CQEs of a QP that are there; `dropped` gets each.
+    pub(crate) fn drop_qp(&mut self, qpn: u32, mut dropped: impl FnMut(&wire::RingCqe)) {
         for ahead in 0..self.depth {
             let index = self.consumer.wrapping_add(ahead);
             let Some(cqe) = self.read(index) else {
@@ -371,6 +413,7 @@ impl CompletionRing {
             if u32::from_le(cqe.qp_num) == qpn && !self.is_dropped(place) {
                 self.dropped.set_bit(place);
                 self.num_dropped += 1;
+                dropped(&cqe);
             }
         }
     }

@@ -43,6 +43,7 @@ mod port;
 mod qp;
 mod region;
 mod ring;
+mod srq;
 mod stats;
 mod sync;
 mod ucontext;
@@ -187,6 +188,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_EVENTS,
         bindings::VIRTIO_RDMA_F_MAC,
         bindings::VIRTIO_RDMA_F_RINGS,
+        bindings::VIRTIO_RDMA_F_SRQ,
         bindings::VIRTIO_RDMA_F_FAST_REG,
         bindings::VIRTIO_RDMA_F_REREG_MR,
         bindings::VIRTIO_RDMA_F_MCAST,

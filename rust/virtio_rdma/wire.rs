@@ -32,7 +32,8 @@ pub(crate) use bindings::{
     virtio_rdma_rq_wqe as RqWqe,
     virtio_rdma_rsp_query_port as PortAttr,
     virtio_rdma_sge as Sge,
-    virtio_rdma_sq_wqe as SqWqe, //
+    virtio_rdma_sq_wqe as SqWqe,
+    virtio_rdma_srq_ring as SrqRing, //
 };
 
 /// Declares structures of the ABI with their sizes in bytes.
@@ -80,6 +81,12 @@ wire! {
     virtio_rdma_cmd_resize_cq: 24,
     virtio_rdma_rsp_resize_cq: 4,
     virtio_rdma_cmd_create_ring_qp: 152,
+    virtio_rdma_cmd_create_srq: 64,
+    virtio_rdma_rsp_create_srq: 4,
+    virtio_rdma_cmd_modify_srq: 8,
+    virtio_rdma_cmd_query_srq: 4,
+    virtio_rdma_rsp_query_srq: 16,
+    virtio_rdma_cmd_destroy_srq: 4,
     virtio_rdma_cmd_mcast: 24,
     virtio_rdma_cmd_query_counters: 4,
     virtio_rdma_rsp_query_counters: 128,
@@ -102,6 +109,7 @@ wire! {
     virtio_rdma_ureq_create_cq: 16,
     virtio_rdma_uresp_resize_cq: 8,
     virtio_rdma_ureq_create_qp: 40,
+    virtio_rdma_ureq_create_srq: 32,
     virtio_rdma_uresp_create_ah: 48,
 }
 
@@ -109,6 +117,7 @@ const _: () = assert!(size_of::<bindings::virtio_rdma_config>() == 256);
 const _: () = assert!(size_of::<Av>() == 44);
 const _: () = assert!(size_of::<QpRing>() == 256);
 const _: () = assert!(size_of::<CqRing>() == 128);
+const _: () = assert!(size_of::<SrqRing>() == 256);
 
 // SAFETY: The structure consists of integers, and its padding is written out.
 unsafe impl AsBytes for Av {}
@@ -353,6 +362,8 @@ pub(crate) struct Completion {
     /// The name that the driver gave the work request: its slot in a virtqueue's memory, or its
     /// index in a ring.
     pub(crate) request: u64,
+    /// The `wr_id` that the driver gave it.
+    pub(crate) tag: u64,
     /// `enum virtio_rdma_wc_status`.
     pub(crate) status: u32,
     /// `enum virtio_rdma_wc_opcode`.
@@ -375,11 +386,19 @@ pub(crate) struct Completion {
     pub(crate) sl: u8,
 }
 
+impl Completion {
+    /// Whether it is of a receive work request.
+    pub(crate) fn is_recv(&self) -> bool {
+        self.opcode & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0
+    }
+}
+
 /// The members that both kinds of CQE have by the same name.
 macro_rules! completion {
     ($cqe:ident, $request:expr) => {
         Completion {
             request: $request,
+            tag: u64::from_le($cqe.wr_id),
             status: u32::from($cqe.status),
             opcode: u32::from($cqe.opcode),
             vendor_err: u32::from_le($cqe.vendor_err),

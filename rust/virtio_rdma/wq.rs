@@ -89,6 +89,37 @@ pub(crate) fn new_entries(depth: u32) -> Result<KVec<Option<Entry>>> {
     Ok(KVec::from_elem(None, depth as usize, GFP_KERNEL)?)
 }
 
+/// Writes a receive work request to the next entry of a ring; `name` comes back in its CQE.
+///
+/// # Errors
+///
+/// `EINVAL` if the entry has no room for the SGEs.
+pub(crate) fn write_recv(ring: &mut WorkRing, name: u64, sges: &[bindings::ib_sge]) -> Result {
+    let mut end = size_of::<wire::RqWqe>();
+    ring.write(0, &recv_header(name, sges))?;
+    for sge in sges {
+        ring.write(end, &sge_to_wire(sge))?;
+        end += SGE_SIZE;
+    }
+    Ok(())
+}
+
+fn recv_header(name: u64, sges: &[bindings::ib_sge]) -> wire::RqWqe {
+    wire::RqWqe {
+        num_sge: (sges.len() as u32).to_le(),
+        reserved_04: 0,
+        wr_id: name.to_le(),
+    }
+}
+
+fn sge_to_wire(sge: &bindings::ib_sge) -> wire::Sge {
+    wire::Sge {
+        addr: sge.addr.to_le(),
+        length: sge.length.to_le(),
+        lkey: sge.lkey.to_le(),
+    }
+}
+
 impl WorkQueue {
     /// Makes a queue with a slot of `slot_size` bytes for each of `entries`, which are as many as the
     /// ring is deep. It accepts nothing yet.
@@ -109,7 +140,7 @@ impl WorkQueue {
         }
     }
 
-    /// The queue of a program.
+    /// The queue of a program, or none.
     pub(crate) fn of_program() -> Self {
         Self {
             transport: Transport::Program,
@@ -193,12 +224,7 @@ impl WorkQueue {
     ///
     /// `EIO` or `ENOSPC` if the device failed.
     pub(crate) fn post_recv(&mut self, sges: &[bindings::ib_sge], entry: Entry) -> Result {
-        let header = wire::RqWqe {
-            num_sge: (sges.len() as u32).to_le(),
-            reserved_04: 0,
-            wr_id: self.next_name().to_le(),
-        };
-        self.post(&header, sges, entry)
+        self.post(&recv_header(self.next_name(), sges), sges, entry)
     }
 
     fn post<T: AsBytes>(&mut self, header: &T, sges: &[bindings::ib_sge], entry: Entry) -> Result {
@@ -208,12 +234,7 @@ impl WorkQueue {
 
         self.transport.write(base, 0, header)?;
         for sge in sges {
-            let sge = wire::Sge {
-                addr: sge.addr.to_le(),
-                length: sge.length.to_le(),
-                lkey: sge.lkey.to_le(),
-            };
-            self.transport.write(base, end, &sge)?;
+            self.transport.write(base, end, &sge_to_wire(sge))?;
             end += SGE_SIZE;
         }
         match &mut self.transport {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The tools that everybody uses, in loopback, or with PEERS between two hosts
-# (GUEST=1 is the server): ibv_rc_pingpong with its data checked, and short
+# (GUEST=1 is the server): the pingpongs with their data checked, and short
 # runs of perftest with all sizes.
 
 . "$(dirname "$0")/lib.sh"
@@ -56,14 +56,22 @@ QPS=16
 [ "$(limit max_qp)" -gt $((2 * QPS)) ] || QPS=8
 
 pingpong() { pair ibv_rc_pingpong -d "$DEVICE" -g "$INDEX" ${RECEIVES:-} -c "$@"; }
+srq_pingpong() { pair ibv_srq_pingpong -d "$DEVICE" -g "$INDEX" -c -n 200 "$@"; }
 perf() { tool=$1; shift; pair "$tool" -d "$DEVICE" -x "$INDEX" -F "$@"; }
 
 ktap_print_header
-ktap_set_plan 14
+ktap_set_plan 16
 ktap_test_result "pingpong" pingpong -n 200
 ktap_test_result "pingpong_events" pingpong -n 200 -e
 ktap_test_result "pingpong_sizes_1" pingpong -n 20 -s 1
 ktap_test_result "pingpong_sizes_1M" pingpong -n 20 -s 1048576
+if [ "$(limit max_srq)" -gt 0 ]; then
+	ktap_test_result "srq_pingpong" srq_pingpong
+	ktap_test_result "srq_pingpong_events" srq_pingpong -e
+else
+	ktap_test_skip "srq_pingpong"
+	ktap_test_skip "srq_pingpong_events"
+fi
 ktap_test_result "ib_send_bw" perf ib_send_bw -n 100
 ktap_test_result "ib_write_bw" perf ib_write_bw -a -n 50
 ktap_test_result "ib_read_bw" perf ib_read_bw -a -n 50

@@ -40,6 +40,8 @@
  * and the virtqueues are numbered anew: specification, chapter 13.
  */
 #define VIRTIO_RDMA_F_RINGS		2
+/* Shared receive queues; only with VIRTIO_RDMA_F_RINGS. */
+#define VIRTIO_RDMA_F_SRQ		3
 /*
  * Fast registration: CREATE_MR, REG_MR, LOCAL_INV, and invalidation by
  * SEND_WITH_INV and RDMA_READ_WITH_INV.
@@ -116,6 +118,9 @@ enum virtio_rdma_atomic_cap {
  * @ring_max_qp_wr: most entries of a send or receive ring, a power of two
  * @ring_max_cqe: most entries of a completion ring, a power of two
  * @ring_max_inline_data: most bytes of inline data of a send work request
+ * @max_srq: number of SRQs (VIRTIO_RDMA_F_SRQ)
+ * @max_srq_wr: most entries of the ring of an SRQ, a power of two
+ * @max_srq_sge: most SGEs of a work request of an SRQ
  *
  * The fields up to @local_ca_ack_delay are the RFC's; its reserved tail is cut
  * so that the whole stays within the 256 bytes that vhost-user carries.
@@ -164,7 +169,10 @@ struct virtio_rdma_config {
 	__le32 ring_max_qp_wr;
 	__le32 ring_max_cqe;
 	__le32 ring_max_inline_data;
-	__u8   reserved_b8[72];
+	__le32 max_srq;
+	__le32 max_srq_wr;
+	__le32 max_srq_sge;
+	__u8   reserved_c4[60];
 };
 
 /* ---- Control virtqueue (index 0) --------------------------------------- */
@@ -198,6 +206,11 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_CREATE_RING_CQ	= 32,
 	VIRTIO_RDMA_CMD_RESIZE_CQ	= 33,
 	VIRTIO_RDMA_CMD_CREATE_RING_QP	= 34,
+	/* with VIRTIO_RDMA_F_SRQ */
+	VIRTIO_RDMA_CMD_CREATE_SRQ	= 35,
+	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 36,
+	VIRTIO_RDMA_CMD_QUERY_SRQ	= 37,
+	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 38,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,
 	/* with VIRTIO_RDMA_F_MCAST */
@@ -733,6 +746,8 @@ struct virtio_rdma_ring_shape {
  * @region: struct virtio_rdma_qp_ring, then the entries; zeroed
  * @sq: the send ring; its depth is at least @base.max_send_wr
  * @rq: the receive ring; its depth is at least @base.max_recv_wr
+ * @srqn: the SRQ that the QP receives from, in place of a receive ring; 0: none
+ *	(VIRTIO_RDMA_F_SRQ)
  *
  * The reply is struct virtio_rdma_rsp_create_qp.
  */
@@ -742,7 +757,65 @@ struct virtio_rdma_cmd_create_ring_qp {
 	struct virtio_rdma_ring_region region;
 	struct virtio_rdma_ring_shape sq;
 	struct virtio_rdma_ring_shape rq;
-	__le32 reserved[8];
+	__le32 srqn;
+	__le32 reserved[7];
+};
+
+/* CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ (VIRTIO_RDMA_F_SRQ) */
+
+/**
+ * struct virtio_rdma_cmd_create_srq - create a shared receive queue
+ * @region: struct virtio_rdma_srq_ring, then the entries; zeroed
+ * @ring: the ring; its depth is not 0
+ * @pdn: the PD, by which the keys of work requests are checked
+ * @max_sge: most SGEs of a work request
+ */
+struct virtio_rdma_cmd_create_srq {
+	struct virtio_rdma_ring_region region;
+	struct virtio_rdma_ring_shape ring;
+	__le32 pdn;
+	__le32 max_sge;
+	__le32 reserved[6];
+};
+
+/**
+ * struct virtio_rdma_rsp_create_srq - the SRQ
+ * @srqn: its number, 1 to max_srq
+ */
+struct virtio_rdma_rsp_create_srq {
+	__le32 srqn;
+};
+
+/**
+ * struct virtio_rdma_cmd_modify_srq - arm an SRQ
+ * @srqn: the SRQ
+ * @srq_limit: SRQ_LIMIT_REACHED is raised, once, when fewer work requests than
+ *	this wait; 0: never; at most the depth of the ring
+ */
+struct virtio_rdma_cmd_modify_srq {
+	__le32 srqn;
+	__le32 srq_limit;
+};
+
+struct virtio_rdma_cmd_query_srq {
+	__le32 srqn;
+};
+
+/**
+ * struct virtio_rdma_rsp_query_srq - attributes of an SRQ
+ * @max_wr: depth of the ring
+ * @max_sge: as it was created
+ * @srq_limit: 0 if the SRQ is not armed, or no longer
+ */
+struct virtio_rdma_rsp_query_srq {
+	__le32 max_wr;
+	__le32 max_sge;
+	__le32 srq_limit;
+	__le32 reserved_0c;
+};
+
+struct virtio_rdma_cmd_destroy_srq {
+	__le32 srqn;
 };
 
 /* ---- Send and receive virtqueues --------------------------------------- */
@@ -964,13 +1037,15 @@ enum virtio_rdma_event_type {
 	VIRTIO_RDMA_EVENT_DEVICE_FATAL		= 8,
 	VIRTIO_RDMA_EVENT_PORT_ACTIVE		= 9,
 	VIRTIO_RDMA_EVENT_PORT_ERR		= 10,
+	VIRTIO_RDMA_EVENT_SRQ_ERR		= 14,
+	VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED	= 15,
 	VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED	= 16,
 };
 
 /**
  * struct virtio_rdma_event - an asynchronous event
  * @event: enum virtio_rdma_event_type
- * @handle: CQ number, QP number or port that it concerns
+ * @handle: CQ number, QP number, SRQ number or port that it concerns
  *
  * The driver posts descriptors of this size to the event queue.
  */
@@ -1001,6 +1076,27 @@ struct virtio_rdma_qp_ring {
 	__le32 sq_wake;
 	__le32 rq_wake;
 	__u8   reserved_88[120];
+};
+
+/**
+ * struct virtio_rdma_srq_ring - head of the region of an SRQ
+ * @producer: number of work requests posted, modulo 2^32; written by the driver
+ *	or the program with release semantics
+ * @consumer: number of work requests taken, modulo 2^32; written by the device
+ *	with release semantics: it has copied them, and their places are free
+ * @wake: written by the device: not 0 if a QP waits for a work request and the
+ *	device wants a doorbell; the producer may clear it and then ring
+ *
+ * Each stands in a cache line of its own. Entry i is at offset +
+ * (i modulo depth) * stride of the region.
+ */
+struct virtio_rdma_srq_ring {
+	__le32 producer;
+	__u8   reserved_04[60];
+	__le32 consumer;
+	__u8   reserved_44[60];
+	__le32 wake;
+	__u8   reserved_84[124];
 };
 
 /**
@@ -1130,7 +1226,8 @@ struct virtio_rdma_ring_ud_wqe {
  * @wc_flags: VIRTIO_RDMA_WC_*
  * @pkey_index: index of the P_Key (GSI)
  * @wqe_index: index of the work request in its ring, modulo 2^32: what the
- *	producer was before it was posted
+ *	producer was before it was posted; the ring is that of the SRQ if it
+ *	came from there
  * @timestamp: nanoseconds of the device's clock, 0 if it keeps none
  * @lap: written last, with release semantics: (i modulo 2^32) / depth + 1 of
  *	CQE i, so that a consumer need not read anything else to find it; never 0
@@ -1163,11 +1260,12 @@ struct virtio_rdma_ring_cqe {
 enum virtio_rdma_doorbell_queue {
 	VIRTIO_RDMA_DOORBELL_SQ		= 0,
 	VIRTIO_RDMA_DOORBELL_RQ		= 1,
+	VIRTIO_RDMA_DOORBELL_SRQ	= 2,
 };
 
 /**
  * struct virtio_rdma_doorbell - an entry of the doorbell virtqueue
- * @number: QP number
+ * @number: QP number; SRQ number if @queue is VIRTIO_RDMA_DOORBELL_SRQ
  * @queue: enum virtio_rdma_doorbell_queue
  */
 struct virtio_rdma_doorbell {

@@ -21,12 +21,14 @@
 #define VIRTIO_RDMA_UDATA_PATH_KERNEL	0
 /*
  * The program owns the rings of its QPs and CQs (struct virtio_rdma_qp_ring
- * and struct virtio_rdma_cq_ring of <linux/virtio_rdma.h>). POST_SEND and
- * POST_RECV without work requests ring the doorbell of the QP.
+ * and struct virtio_rdma_cq_ring of <linux/virtio_rdma.h>), and of its SRQs
+ * (struct virtio_rdma_srq_ring). POST_SEND, POST_RECV and POST_SRQ_RECV without
+ * work requests ring the doorbell of the QP or SRQ.
  *
  * When the device fails or is taken away under the program, the driver sets
- * @closed of each CQ's ring and the wake words of each QP: whoever polls sees
- * the one behind the last CQE, and whoever posts has an error from the doorbell.
+ * @closed of each CQ's ring and the wake words of each QP and SRQ: whoever polls
+ * sees the one behind the last CQE, and whoever posts has an error from the
+ * doorbell.
  */
 #define VIRTIO_RDMA_UDATA_PATH_RINGS	1
 
@@ -76,7 +78,7 @@ struct virtio_rdma_uresp_resize_cq {
  * @sq_depth: entries of the send ring, a power of two
  * @sq_stride: bytes of an entry, a power of two, 32 to 4096
  * @sq_offset: of the first entry, a multiple of @sq_stride
- * @rq_depth: the same for the receive ring; 0 if there is none
+ * @rq_depth: the same for the receive ring; 0 if there is none, as with an SRQ
  * @rq_stride: the same
  * @rq_offset: the same
  */
@@ -89,6 +91,25 @@ struct virtio_rdma_ureq_create_qp {
 	__u32 rq_depth;
 	__u32 rq_stride;
 	__u32 rq_offset;
+};
+
+/**
+ * struct virtio_rdma_ureq_create_srq - driver data of CREATE_SRQ
+ * @buf_addr: the ring, page-aligned and zeroed: struct virtio_rdma_srq_ring
+ *	and the entries
+ * @buf_len: bytes of the buffer, a multiple of the page size
+ * @depth: entries of the ring, a power of two
+ * @stride: bytes of an entry, a power of two, 32 to 4096
+ * @offset: of the first entry, a multiple of @stride
+ * @reserved_1c: zero
+ */
+struct virtio_rdma_ureq_create_srq {
+	__aligned_u64 buf_addr;
+	__aligned_u64 buf_len;
+	__u32 depth;
+	__u32 stride;
+	__u32 offset;
+	__u32 reserved_1c;
 };
 
 /**

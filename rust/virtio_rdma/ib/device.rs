@@ -11,6 +11,7 @@ use super::{
     Cq,
     Driver,
     Qp,
+    Srq,
     Table, //
 };
 use crate::{
@@ -47,19 +48,23 @@ pub(crate) struct Handles<D: Driver> {
     pub(crate) cqs: Table<Cq<D>>,
     /// The queue pairs.
     pub(crate) qps: Table<Qp<D>>,
+    /// The shared receive queues.
+    pub(crate) srqs: Table<Srq<D>>,
     device: Table<Device<D>>,
 }
 
 impl<D: Driver> Handles<D> {
-    /// Makes tables for CQ numbers below `cqs` and QP numbers below `qps`. May sleep.
+    /// Makes tables for CQ numbers below `cqs`, QP numbers below `qps` and SRQ numbers below `srqs`.
+    /// May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(cqs: usize, qps: usize) -> Result<Self> {
+    pub(crate) fn new(cqs: usize, qps: usize, srqs: usize) -> Result<Self> {
         Ok(Self {
             cqs: Table::new(cqs, c"ib::Handles::cqs", static_lock_class!())?,
             qps: Table::new(qps, c"ib::Handles::qps", static_lock_class!())?,
+            srqs: Table::new(srqs, c"ib::Handles::srqs", static_lock_class!())?,
             device: Table::new(1, c"ib::Handles::device", static_lock_class!())?,
         })
     }

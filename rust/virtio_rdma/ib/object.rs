@@ -130,6 +130,8 @@ pub(crate) type Pd<D> = Object<bindings::ib_pd, <D as Driver>::Pd>;
 pub(crate) type Cq<D> = Object<bindings::ib_cq, <D as Driver>::Cq>;
 /// A `struct ib_qp`.
 pub(crate) type Qp<D> = Object<bindings::ib_qp, <D as Driver>::Qp>;
+/// A `struct ib_srq`.
+pub(crate) type Srq<D> = Object<bindings::ib_srq, <D as Driver>::Srq>;
 /// A `struct ib_ah`.
 pub(crate) type Ah<D> = Object<bindings::ib_ah, <D as Driver>::Ah>;
 /// A `struct ib_mr`.
@@ -245,10 +247,17 @@ pub(crate) struct QpInitAttr<'a, D: Driver> {
     pub(crate) cap: bindings::ib_qp_cap,
     /// Flags of `enum ib_qp_create_flags`.
     pub(crate) create_flags: u32,
-    /// Whether the QP shall receive from a shared receive queue.
-    pub(crate) has_srq: bool,
+    /// The shared receive queue that the QP shall receive from.
+    pub(crate) srq: Option<&'a Srq<D>>,
     /// The way back to the program, if it is for one.
     pub(crate) udata: Option<Udata<'a>>,
+}
+
+impl<D: Driver> QpInitAttr<'_, D> {
+    /// The number of the shared receive queue, if there is one.
+    pub(crate) fn srq_number(&self) -> Option<u32> {
+        self.srq.map(|srq| srq.number())
+    }
 }
 
 /// A queue pair.
@@ -335,6 +344,75 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// `EMSGSIZE`.
     fn details(&self, details: &mut Details<'_>) -> Result;
+}
+
+/// What an SRQ is created with.
+pub(crate) struct SrqInitAttr<'a, D: Driver> {
+    /// `enum ib_srq_type`.
+    pub(crate) srq_type: u32,
+    /// The PD.
+    pub(crate) pd: &'a Pd<D>,
+    /// Number of work requests.
+    pub(crate) max_wr: u32,
+    /// SGEs of each.
+    pub(crate) max_sge: u32,
+    /// The way back to the program, if it is for one.
+    pub(crate) udata: Option<Udata<'a>>,
+}
+
+/// A shared receive queue.
+pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
+    /// Creates the SRQ. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for a type that the driver does not know, or if the device has no SRQs; `EINVAL`
+    /// for sizes beyond the limits, `ENOMEM`, or what the device says.
+    fn create(dev: &Device<D>, attr: &SrqInitAttr<'_, D>) -> Result<impl PinInit<Self, Error>>;
+
+    /// Asks for one event when fewer than `limit` work requests wait, or for none if it is 0. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for more than the SRQ holds, or what the device says.
+    fn arm(&self, limit: u32) -> Result;
+
+    /// Reads the attributes of the SRQ. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn query(&self, attr: &mut bindings::ib_srq_attr) -> Result;
+
+    /// Destroys the SRQ in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn destroy(&self) -> Result;
+
+    /// The device's number of the SRQ.
+    fn number(&self) -> u32;
+
+    /// The number of work requests that the SRQ has room for, and SGEs of each.
+    fn sizes(&self) -> (u32, u32);
+
+    /// Posts receive work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if a program posts itself, `EINVAL` for a work request that is malformed,
+    /// `ENOMEM` if the queue is full. Those before the one that `wrs` stopped at are posted.
+    fn post_recv(&self, wrs: &mut RecvWrs<'_>) -> Result;
+
+    /// Tells the device that a program has posted to a ring of its own: POST_SRQ_RECV without work
+    /// requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device has failed.
+    fn doorbell(&self) -> Result;
 }
 
 /// An address handle. Its functions come from any context.
@@ -455,6 +533,21 @@ impl<T> Object<bindings::ib_cq, T> {
     }
 }
 
+impl<T> Object<bindings::ib_srq, T> {
+    /// Reports an asynchronous event of this SRQ. Any context.
+    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants `raw` is a valid SRQ; handler and context were set before it
+        // came to the driver.
+        unsafe {
+            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
+            if let Some(handler) = (*raw).event_handler {
+                handler(&raw mut event, (*raw).srq_context);
+            }
+        }
+    }
+}
+
 impl<T> Object<bindings::ib_qp, T> {
     /// Reports an asynchronous event of this QP. Any context.
     pub(crate) fn report(&self, event: bindings::ib_event_type) {
@@ -479,6 +572,7 @@ impl<T> Object<bindings::ib_qp, T> {
             init.qp_context = (*raw).qp_context;
             init.send_cq = (*raw).send_cq;
             init.recv_cq = (*raw).recv_cq;
+            init.srq = (*raw).srq;
             init.qp_type = (*raw).qp_type;
             init.port_num = (*raw).port;
         }
@@ -487,7 +581,7 @@ impl<T> Object<bindings::ib_qp, T> {
 
 /// What an event concerns.
 pub(super) enum Element {
-    /// A CQ or QP.
+    /// A CQ, QP or SRQ.
     Object(*mut c_void),
     /// A port.
     Port(u32),

@@ -32,6 +32,9 @@ use super::{
     QueuePair,
     RecvWrs,
     SendWrs,
+    SharedReceiveQueue,
+    Srq,
+    SrqInitAttr,
     Udata,
     UserContext,
     UserMemory,
@@ -53,6 +56,7 @@ pub(super) fn uverbs_cmd_mask() -> u64 {
     [
         bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND,
         bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_RECV,
+        bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SRQ_RECV,
         bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POLL_CQ,
         bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,
     ]
@@ -90,6 +94,11 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         modify_qp: Some(modify_qp::<D>),
         query_qp: Some(query_qp::<D>),
         destroy_qp: Some(destroy_qp::<D>),
+        create_srq: Some(create_srq::<D>),
+        modify_srq: Some(modify_srq::<D>),
+        query_srq: Some(query_srq::<D>),
+        destroy_srq: Some(destroy_srq::<D>),
+        post_srq_recv: Some(post_srq_recv::<D>),
         create_cq: Some(create_cq::<D>),
         destroy_cq: Some(destroy_cq::<D>),
         resize_user_cq: Some(resize_user_cq::<D>),
@@ -111,6 +120,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         size_ib_cq: Cq::<D>::SIZE,
         size_ib_pd: Pd::<D>::SIZE,
         size_ib_qp: Qp::<D>::SIZE,
+        size_ib_srq: Srq::<D>::SIZE,
         size_ib_ucontext: Ucontext::<D>::SIZE,
         ..Default::default()
     }
@@ -535,7 +545,7 @@ unsafe extern "C" fn create_qp<D: Driver>(
                 recv_cq: Cq::<D>::from_raw(init.recv_cq),
                 cap: init.cap,
                 create_flags: init.create_flags,
-                has_srq: !init.srq.is_null(),
+                srq: (!init.srq.is_null()).then(|| Srq::<D>::from_raw(init.srq)),
                 udata: Udata::from_raw(udata),
             }
         };
@@ -693,6 +703,135 @@ unsafe extern "C" fn post_recv<D: Driver>(
         qp.doorbell(doorbell::Ring::Receive)
     } else {
         qp.post_recv(&mut wrs)
+    };
+    if result.is_err() {
+        // SAFETY: By the contract of this module.
+        unsafe { *bad = wrs.current() };
+    }
+    from_result(|| result.map(|()| 0))
+}
+
+/// The operation `create_srq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn create_srq<D: Driver>(
+    raw: *mut bindings::ib_srq,
+    init: *mut bindings::ib_srq_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
+    // SAFETY: By the contract of this module.
+    let attr = unsafe {
+        SrqInitAttr {
+            srq_type: init.srq_type,
+            pd: Pd::<D>::from_raw((*raw).pd),
+            max_wr: init.attr.max_wr,
+            max_sge: init.attr.max_sge,
+            udata: Udata::from_raw(udata),
+        }
+    };
+    from_result(|| {
+        let data = D::Srq::create(dev, &attr)?;
+        // SAFETY: The core allocated `size_ib_srq` bytes, not initialised yet.
+        let srq = unsafe { Srq::<D>::init(raw, data)? };
+        // SAFETY: `destroy_srq` takes it out before it is dropped.
+        let published = unsafe { dev.handles().srqs.publish(srq.number(), srq) };
+        if let Err(mut error) = published {
+            if error != ENOMEM {
+                dev.data().bad_number();
+                error = EIO;
+            }
+            // The device may keep the SRQ, the driver does not.
+            let _ = srq.destroy();
+            // SAFETY: The core frees the memory next.
+            unsafe { Srq::<D>::drop_data(raw) };
+            return Err(error);
+        }
+        (init.attr.max_wr, init.attr.max_sge) = srq.sizes();
+        Ok(0)
+    })
+}
+
+/// The operation `modify_srq`: sets the limit. No SRQ is resized.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn modify_srq<D: Driver>(
+    raw: *mut bindings::ib_srq,
+    attr: *mut bindings::ib_srq_attr,
+    mask: bindings::ib_srq_attr_mask,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &*attr) };
+    if mask & !bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {
+        return crate::errno::unsupported().to_errno();
+    }
+    if mask == 0 {
+        return 0;
+    }
+    from_result(|| srq.arm(attr.srq_limit).map(|()| 0))
+}
+
+/// The operation `query_srq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn query_srq<D: Driver>(
+    raw: *mut bindings::ib_srq,
+    attr: *mut bindings::ib_srq_attr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &mut *attr) };
+    from_result(|| srq.query(attr).map(|()| 0))
+}
+
+/// The operation `destroy_srq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn destroy_srq<D: Driver>(
+    raw: *mut bindings::ib_srq,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (srq, dev) = unsafe {
+        (
+            Srq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
+        )
+    };
+    from_result(|| {
+        srq.destroy()?;
+        dev.handles().srqs.unpublish(srq.number());
+        // SAFETY: The core frees the memory next.
+        unsafe { Srq::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
+/// The operation `post_srq_recv`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn post_srq_recv<D: Driver>(
+    raw: *mut bindings::ib_srq,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let (srq, mut wrs) = unsafe { (Srq::<D>::from_raw(raw), RecvWrs::new(wr)) };
+    let result = if wr.is_null() {
+        srq.doorbell()
+    } else {
+        srq.post_recv(&mut wrs)
     };
     if result.is_err() {
         // SAFETY: By the contract of this module.

@@ -84,7 +84,7 @@ def objects():
     """How many objects there are of each kind, the kernel's own among them."""
     text = subprocess.run(["rdma", "-j", "resource", "show"], check=True, stdout=subprocess.PIPE).stdout
     link, = [link for link in json.loads(text) if link["ifname"] == DEVICE.name]
-    return {kind: link[kind] for kind in ("pd", "cq", "qp", "mr", "ctx")}
+    return {kind: link[kind] for kind in ("pd", "cq", "qp", "mr", "ctx", "srq")}
 
 
 def lines():

@@ -16,14 +16,16 @@ import sys
 import time
 
 import uverbs
-from uverbs import ERR, POST_RECV, POST_SEND, RESET, STATE, address, zeros
+from uverbs import ERR, POST_RECV, POST_SEND, POST_SRQ_RECV, RESET, STATE, address, zeros
 
 # Sizes of the rings: depth, stride and offset of each, as the driver is told.
 SQ, RQ, REGION = (16, 128, 256), (16, 128, 2304), 8192
+SRQ, NO_RQ = (16, 128, 256), (0, 0, 0)
 CQ_HEAD, CQE, CQ_DEPTH = 128, 64, 64
 SGES, INLINE, MEMORY = 4, 64, 65536
-# Of struct virtio_rdma_qp_ring and struct virtio_rdma_cq_ring.
+# Of struct virtio_rdma_qp_ring, struct virtio_rdma_srq_ring and struct virtio_rdma_cq_ring.
 SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
+SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
 WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
 LOCAL_INV, SEND_INV, REG_MR = 7, 9, 32
@@ -38,14 +40,16 @@ def ordered(memory, at, value):
 
 
 class Qp:
-    """An RC QP on rings of this program."""
+    """An RC QP on rings of this program, which may receive from an SRQ."""
 
-    def __init__(self, program):
+    def __init__(self, program, srq=None):
         self.program = program
         self.memory = zeros(REGION)
-        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *RQ)
+        rq = RQ if srq is None else NO_RQ
+        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *rq)
         self.handle, self.number, _ = program.verbs.create_qp(
-            program.pd, program.cq, request, send_wr=SQ[0], recv_wr=RQ[0], sge=SGES, inline=INLINE)
+            program.pd, program.cq, request, send_wr=SQ[0], recv_wr=rq[0], sge=SGES, inline=INLINE,
+            srq=srq and srq.handle)
         self.sent = self.received = 0
 
     def connect(self, peer):
@@ -87,6 +91,28 @@ class Qp:
         ordered(self.memory, RQ_PRODUCER, self.received)
 
 
+class Srq:
+    """An SRQ on a ring of this program."""
+
+    def __init__(self, program):
+        self.program = program
+        self.memory = zeros(REGION)
+        request = struct.pack("QQ4I", address(self.memory), REGION, *SRQ, 0)
+        self.handle, _ = program.verbs.create_srq(program.pd, SRQ[0], SGES, request)
+        self.posted = 0
+
+    def post(self, wqe):
+        """Puts an entry where the next belongs."""
+        at = SRQ[2] + self.posted % SRQ[0] * SRQ[1]
+        self.memory[at:at + len(wqe)] = wqe
+        self.posted += 1
+        ordered(self.memory, SRQ_PRODUCER, self.posted)
+
+    def ring(self):
+        """Its doorbell."""
+        self.program.verbs.post(POST_SRQ_RECV, self.handle, [])
+
+
 class Program:
     """An open device, a region of memory, a CQ and two QPs that talk to each other."""
 
@@ -100,6 +126,20 @@ class Program:
         self.qps = []
         self.renew(CQ_DEPTH)
 
+    def share(self):
+        """Other QPs, which receive from an SRQ."""
+        self.destroy()
+        srq = Srq(self)
+        self.qps = [Qp(self, srq), Qp(self, srq)]
+        self.connect()
+        return srq
+
+    def destroy(self):
+        """Destroys its QPs."""
+        for qp in self.qps:
+            self.verbs.destroy_qp(qp.handle)
+        self.qps = []
+
     @staticmethod
     def cq_request(memory):
         return struct.pack("QQ", address(memory), len(memory))
@@ -110,8 +150,7 @@ class Program:
 
     def renew(self, depth):
         """Another CQ, and other QPs."""
-        for qp in self.qps:
-            self.verbs.destroy_qp(qp.handle)
+        self.destroy()
         self.cq_memory = zeros(CQ_HEAD + depth * CQE)
         self.cq, _ = self.verbs.create_cq(depth, self.cq_request(self.cq_memory))
         self.qps = [Qp(self), Qp(self)]
@@ -365,6 +404,34 @@ def other_peer(program):
         program.consume()
 
 
+def shared(program):
+    """An SRQ whose bytes, indices and requests are wrong, under messages that take from it."""
+    rng = program.rng
+    steps = (1, 15, 16, 17, 1 << 16, 1 << 31, -1, -16)
+    for _ in range(max(2, program.order["rounds"] // 4)):
+        srq = program.share()
+        way = rng.randrange(4)
+        for _ in range(8):
+            for _ in range(rng.randint(1, 8)):
+                srq.post(program.receive())
+            if way == 0:
+                program.spray(srq.memory, REGION)
+            elif way == 1:
+                at = rng.choice((SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE))
+                before, = struct.unpack_from("<I", srq.memory, at)
+                ordered(srq.memory, at, before + rng.choice(steps))
+            elif way == 2:
+                srq.post(program.receive([program.bad_sge()], rng.choice((1, 5, 1 << 16))))
+            for qp in program.qps:
+                qp.post_send(program.wqe(opcode=rng.choice((SEND, SEND_IMM, WRITE_IMM))))
+                qp.ring()
+            srq.ring()
+            program.consume()
+        program.destroy()
+        program.verbs.destroy_srq(srq.handle)
+        program.renew(CQ_DEPTH)
+
+
 def until_killed(program):
     """Everything at once, for ever."""
     print("running", flush=True)
@@ -380,7 +447,7 @@ def until_killed(program):
 
 
 WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, other_peer,
-        until_killed)
+        shared, until_killed)
 
 
 def main():

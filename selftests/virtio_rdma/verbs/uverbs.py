@@ -9,6 +9,7 @@ import struct
 
 GET_CONTEXT, ALLOC_PD, REG_MR, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 9, 18, 19, 20, 21
 CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
+CREATE_SRQ, DESTROY_SRQ, POST_SRQ_RECV = 32, 35, 36
 QPT_RC, QPT_UD = 2, 4
 PATH_KERNEL, PATH_RINGS = 0, 1
 ALL_ACCESS = 15
@@ -77,9 +78,9 @@ class Uverbs:
 
     def create_qp(self, pd, cq, driver, **options):
         """A QP; its handle, its number and its sizes."""
-        o = {"send_wr": 8, "recv_wr": 8, "sge": 1, "inline": 0, "type": QPT_RC, **options}
-        body = struct.pack("QIIIIIIIIIBBBB", 0, pd, cq, cq, 0, o["send_wr"], o["recv_wr"],
-                           o["sge"], o["sge"], o["inline"], 0, o["type"], 0, 0)
+        o = {"send_wr": 8, "recv_wr": 8, "sge": 1, "inline": 0, "type": QPT_RC, "srq": None, **options}
+        body = struct.pack("QIIIIIIIIIBBBB", 0, pd, cq, cq, o["srq"] or 0, o["send_wr"], o["recv_wr"],
+                           o["sge"], o["sge"], o["inline"], 0, o["type"], o["srq"] is not None, 0)
         answer = struct.unpack("8I", self.command(CREATE_QP, body + driver, 32))
         return answer[0], answer[1], answer[2:7]
 
@@ -104,13 +105,23 @@ class Uverbs:
         """Destroys a CQ."""
         self.command(DESTROY_CQ, struct.pack("II", cq, 0), 8)
 
+    def create_srq(self, pd, max_wr, max_sge, driver):
+        """An SRQ; its handle and its sizes."""
+        body = struct.pack("QIIII", 0, pd, max_wr, max_sge, 0)
+        handle, *sizes, _ = struct.unpack("IIII", self.command(CREATE_SRQ, body + driver, 16))
+        return handle, sizes
+
+    def destroy_srq(self, srq):
+        """Destroys an SRQ."""
+        self.command(DESTROY_SRQ, struct.pack("II", srq, 0), 4)
+
     def poll_cq(self, cq):
         """Asks the kernel for a completion; how many there were."""
         answer = self.command(POLL_CQ, struct.pack("II", cq, 1), 8 + 56)
         return struct.unpack_from("I", answer)[0]
 
     def post(self, command, qp, requests):
-        """POST_SEND or POST_RECV of requests without SGEs."""
+        """POST_SEND, POST_RECV or POST_SRQ_RECV of requests without SGEs."""
         size = SEND_WR_SIZE if command == POST_SEND else RECV_WR_SIZE
         body = struct.pack("IIII", qp, len(requests), 0, size)
         self.command(command, body + b"".join(requests), 4)

@@ -4,7 +4,7 @@
 //!
 //! Each is one call of ioctl(2) or write(2) on the context's file, keeps no
 //! state of its own and may run in any number of threads. Each answers the
-//! kernel's error number. Those that destroy a CQ or QP return only after the
+//! kernel's error number. Those that destroy a CQ, QP or SRQ return only after the
 //! program has acknowledged every event of the object.
 
 use crate::{
@@ -423,6 +423,63 @@ pub fn detach_mcast(qp: Ref<'_, ibv_qp>, gid: &ibv_gid, lid: u16) -> Result {
 pub fn destroy_qp(qp: Ref<'_, ibv_qp>) -> Result {
     // SAFETY: `qp` is a live QP, whose mutex ibv_cmd_create_qp() made.
     Errno::check(unsafe { ibv_cmd_destroy_qp(qp.as_ptr()) })
+}
+
+/// Creates an SRQ, fills in `srq`, and writes to `attr.attr` what it really has.
+pub fn create_srq(
+    pd: Ref<'_, ibv_pd>,
+    attr: &mut ibv_srq_init_attr,
+    srq: Ref<'_, ibv_srq>,
+    ring: virtio_rdma_ureq_create_srq,
+) -> Result {
+    let mut cmd = Message::<ibv_create_srq, virtio_rdma_ureq_create_srq> {
+        core: Default::default(),
+        driver: ring,
+    };
+    let mut resp = ib_uverbs_create_srq_resp::default();
+    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
+    // core's structure.
+    Errno::check(unsafe {
+        ibv_cmd_create_srq(
+            pd.as_ptr(),
+            srq.as_ptr(),
+            attr,
+            (&raw mut cmd).cast(),
+            cmd.len(true),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`).
+pub fn modify_srq(srq: Ref<'_, ibv_srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
+    let mut cmd = ibv_modify_srq::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe {
+        ibv_cmd_modify_srq(srq.as_ptr(), attr, mask, &mut cmd, size_of_val(&cmd))
+    })
+}
+
+/// Reads the attributes of an SRQ.
+pub fn query_srq(srq: Ref<'_, ibv_srq>, attr: &mut ibv_srq_attr) -> Result {
+    let mut cmd = ibv_query_srq::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe { ibv_cmd_query_srq(srq.as_ptr(), attr, &mut cmd, size_of_val(&cmd)) })
+}
+
+/// Destroys an SRQ.
+pub fn destroy_srq(srq: Ref<'_, ibv_srq>) -> Result {
+    // SAFETY: `srq` is a live SRQ, whose mutex ibv_cmd_create_srq() made.
+    Errno::check(unsafe { ibv_cmd_destroy_srq(srq.as_ptr()) })
+}
+
+/// Wakes the QPs that wait for a receive of an SRQ: POST_SRQ_RECV without
+/// requests.
+pub fn ring_srq_doorbell(srq: Ref<'_, ibv_srq>) -> Result {
+    let mut bad_wr = ptr::null_mut();
+    // SAFETY: `srq` is a live SRQ, and an empty list is valid.
+    Errno::check(unsafe { ibv_cmd_post_srq_recv(srq.as_ptr(), ptr::null_mut(), &mut bad_wr) })
 }
 
 /// Wakes the device for the send ring of a QP: POST_SEND without requests.

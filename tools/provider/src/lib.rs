@@ -16,7 +16,7 @@
 //! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
 //! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`clock`] | C objects, commands, work requests, shared memory |
 //! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
-//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`] | what each verb does, no `unsafe` |
+//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
 pub mod ah;
@@ -40,6 +40,7 @@ pub mod pd;
 pub mod qp;
 pub mod qpn;
 pub mod ring;
+pub mod srq;
 pub mod td;
 pub mod wq;
 pub mod wqe;

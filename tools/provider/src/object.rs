@@ -12,7 +12,7 @@
 use crate::{
     ah, bindings, context, cq,
     errno::{Errno, Result},
-    pd, qp, td,
+    pd, qp, srq, td,
 };
 use core::{
     marker::PhantomData,
@@ -104,6 +104,8 @@ pub type Td = Object<bindings::ibv_td, td::Private>;
 pub type Cq = Object<bindings::verbs_cq, cq::Private>;
 /// A QP: `struct verbs_qp` and the provider's part.
 pub type Qp = Object<bindings::verbs_qp, qp::Private>;
+/// An SRQ: `struct verbs_srq` and the provider's part.
+pub type Srq = Object<bindings::verbs_srq, srq::Private>;
 /// An AH: `struct ibv_ah` and the provider's part.
 pub type Ah = Object<bindings::ibv_ah, ah::Private>;
 
@@ -274,6 +276,8 @@ unsafe impl Zeroable for bindings::verbs_mr {}
 unsafe impl Zeroable for bindings::verbs_cq {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_qp {}
+// SAFETY: as above.
+unsafe impl Zeroable for bindings::verbs_srq {}
 
 impl<'a, V, P> Ref<'a, Object<V, P>> {
     /// What libibverbs knows of the object.
@@ -319,6 +323,21 @@ impl<'a> Ref<'a, Qp> {
     /// The QP as libibverbs hands it out.
     pub fn qp(self) -> Ref<'a, bindings::ibv_qp> {
         self.verbs().qp()
+    }
+}
+
+impl<'a> Ref<'a, bindings::verbs_srq> {
+    /// The SRQ as libibverbs hands it out.
+    pub fn srq(self) -> Ref<'a, bindings::ibv_srq> {
+        // SAFETY: the field is initialised.
+        unsafe { self.project(|srq| &raw mut (*srq).srq) }
+    }
+}
+
+impl<'a> Ref<'a, Srq> {
+    /// The SRQ as libibverbs hands it out.
+    pub fn srq(self) -> Ref<'a, bindings::ibv_srq> {
+        self.verbs().srq()
     }
 }
 

@@ -16,11 +16,11 @@ use crate::{
     errno::{Errno, Result, code},
     lock::Threads,
     mr,
-    object::{Ah, Attributes, Cq, Owned, Pd, Qp, Ref, Td},
+    object::{Ah, Attributes, Cq, Owned, Pd, Qp, Ref, Srq, Td},
     pd::{self, Domain},
     qp,
     ring::Allocator,
-    td,
+    srq, td,
     wr::{List, PostError},
     wr_ex,
 };
@@ -65,9 +65,14 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
 
 /// The verbs of the data path where the program has the rings.
 pub static RINGS: verbs_context_ops = verbs_context_ops {
+    create_srq: Some(create_srq),
+    destroy_srq: Some(destroy_srq),
+    modify_srq: Some(modify_srq),
     poll_cq: Some(poll_cq),
     post_recv: Some(post_recv),
     post_send: Some(post_send),
+    post_srq_recv: Some(post_srq_recv),
+    query_srq: Some(query_srq),
     req_notify_cq: Some(req_notify_cq),
     resize_cq: Some(resize_cq),
     ..NONE
@@ -478,6 +483,45 @@ unsafe extern "C" fn post_recv(
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
     unsafe { posted(qp::post_recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+}
+
+unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: see the head of this file.
+    let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
+    created(srq::create(pd, attr))
+}
+
+unsafe extern "C" fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    attr_mask: c_int,
+) -> c_int {
+    // SAFETY: see the head of this file; the SRQ is the first member of what
+    // `create_srq` made.
+    let (srq, attr) = unsafe { (Ref::new(srq.cast()), &mut *attr) };
+    code(srq::modify(srq, attr, attr_mask))
+}
+
+unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: as for `modify_srq`.
+    let (srq, attr) = unsafe { (Ref::new(srq.cast()), &mut *attr) };
+    code(srq::query(srq, attr))
+}
+
+unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: see the head of this file; the SRQ is the first member of what
+    // `create_srq` made.
+    unsafe { destroyed(srq.cast::<Srq>(), |srq| cmd::destroy_srq(srq.srq())) }
+}
+
+unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: see the head of this file; the SRQ is the first member of what
+    // `create_srq` made.
+    unsafe { posted(srq::post_recv(Ref::new(srq.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn post_send_kernel(

@@ -10,7 +10,7 @@ use crate::{
     pd::Domain,
     qpn::Registration,
     ring::{Region, Resource, Ring, Writer},
-    wq::{self, Posted, WorkQueue},
+    wq::{self, Freed, Posted, WorkQueue},
     wqe,
     wr::{self, List, PostError},
     wr_ex,
@@ -61,6 +61,11 @@ impl Limits {
             max_inline_data: attr.cap.max_inline_data,
         }
     }
+
+    /// Of the work requests of an SRQ.
+    pub fn of_receives(max_recv_sge: u32) -> Self {
+        Self { qp_type: 0, max_send_sge: 0, max_recv_sge, max_inline_data: 0 }
+    }
 }
 
 /// The queues of a QP before it has a number.
@@ -90,14 +95,16 @@ impl Rings {
     /// ENOMEM if there is no free one.
     pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
         let Self { queues, registration } = self;
-        queues.send.entry(state, &queues.region, registration.progress().send())
+        let freed = Freed::Completed(registration.progress().send());
+        queues.send.entry(state, &queues.region, freed)
     }
 
     /// Tells the device of the send work requests that were written; answers
     /// whether it wants a doorbell.
     pub fn publish(&self, state: &mut wq::State) -> bool {
         let Self { queues, registration } = self;
-        queues.send.publish(state, &queues.region, wq::SEND, registration.progress().send())
+        let freed = Freed::Completed(registration.progress().send());
+        queues.send.publish(state, &queues.region, wq::SEND, freed)
     }
 
     /// The doorbell of the send queue was not rung.
@@ -159,7 +166,7 @@ impl Queues {
 }
 
 /// Bytes of an SGE list.
-fn sges(count: u32) -> usize {
+pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
@@ -184,6 +191,9 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
     let number = qp.verbs().qp().number();
     match Registration::new(numbers, number, send_cq, recv_cq) {
         Ok(registration) => {
+            if !attr.srq.is_null() {
+                registration.progress().share_receives();
+            }
             attr.cap = queues.cap(attr.cap);
             let rings = Some(Rings { queues, registration });
             Ok(qp.finish(Private { limits: Limits::new(attr), rings, _domain: domain }))
@@ -289,10 +299,13 @@ pub fn post_send(
         return refuse(errno);
     }
     let side = registration.progress().send();
-    let Posted { result, doorbell } =
-        queues.send.post(&queues.region, wq::SEND, side, list, |request, entry| {
-            wqe::send(limits, request, entry)
-        });
+    let Posted { result, doorbell } = queues.send.post(
+        &queues.region,
+        wq::SEND,
+        Freed::Completed(side),
+        list,
+        |request, entry| wqe::send(limits, request, entry),
+    );
     if !doorbell {
         return result;
     }
@@ -329,7 +342,7 @@ pub fn post_recv(
     }
     let side = registration.progress().recv();
     let Posted { result, doorbell } =
-        recv.post(&queues.region, wq::RECV, side, list, |request, entry| {
+        recv.post(&queues.region, wq::RECV, Freed::Completed(side), list, |request, entry| {
             wqe::recv(limits, request, entry)
         });
     if !doorbell {

@@ -16,7 +16,7 @@ use crate::{
 use core::{
     ptr::{self, NonNull},
     sync::atomic::{
-        AtomicPtr, AtomicU32, AtomicU64,
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
@@ -38,6 +38,8 @@ pub struct Progress {
     send_cq: AtomicPtr<Cq>,
     /// The CQ of its receive queue.
     recv_cq: AtomicPtr<Cq>,
+    /// Whether its receives are those of an SRQ.
+    shared: AtomicBool,
     /// Its send queue.
     send: Side,
     /// Its receive queue.
@@ -99,7 +101,17 @@ impl Side {
     }
 }
 
+/// Whether a CQE is that of a receive.
+fn is_receive(cqe: &virtio_rdma_ring_cqe) -> bool {
+    u32::from(cqe.opcode) & VIRTIO_RDMA_WC_RECV != 0
+}
+
 impl Progress {
+    /// The receives of the QP, which is new, are those of an SRQ.
+    pub fn share_receives(&self) {
+        self.shared.store(true, Relaxed);
+    }
+
     /// The send queue.
     pub fn send(&self) -> &Side {
         &self.send
@@ -112,15 +124,18 @@ impl Progress {
 
     /// The queue that a CQE is of.
     fn side(&self, cqe: &virtio_rdma_ring_cqe) -> &Side {
-        let receive = u32::from(cqe.opcode) & VIRTIO_RDMA_WC_RECV != 0;
-        if receive { &self.recv } else { &self.send }
+        if is_receive(cqe) { &self.recv } else { &self.send }
     }
 
     /// Notes a completion: its work request, and all before it in the same
     /// queue, are no longer outstanding. False if it was not outstanding: the
     /// CQE makes no sense, or is one too many.
+    ///
+    /// The receives of an SRQ complete in any order, and nothing waits for
+    /// that.
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
-        self.side(cqe).complete(u32::from_le(cqe.wqe_index))
+        let is_shared = is_receive(cqe) && self.shared.load(Relaxed);
+        is_shared || self.side(cqe).complete(u32::from_le(cqe.wqe_index))
     }
 
     /// Makes the work request of a CQE one that is outstanding.
@@ -270,6 +285,7 @@ impl Registration {
         }
         *owners += 1;
         slot.reset();
+        slot.shared.store(false, Relaxed);
         slot.send_cq.store(send_cq.as_ptr(), Relaxed);
         slot.recv_cq.store(recv_cq.as_ptr(), Relaxed);
         slot.owner.store(*owners, Release);

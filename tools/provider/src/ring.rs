@@ -30,6 +30,8 @@ pub enum Resource {
     Qp = 1,
     /// The ring of a CQ.
     Cq = 2,
+    /// The ring of an SRQ.
+    Srq = 3,
 }
 
 /// The memory functions of a parent domain (ibv_alloc_parent_domain(3)).
@@ -101,7 +103,7 @@ impl Allocator {
     }
 }
 
-/// Pinned by the driver and shared with the device: the rings of a QP or CQ.
+/// Pinned by the driver and shared with the device: the rings of a QP, CQ or SRQ.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,

@@ -13,7 +13,7 @@ use crate::{
 };
 use core::{
     mem::offset_of,
-    sync::atomic::Ordering::{Relaxed, SeqCst},
+    sync::atomic::Ordering::{Acquire, Relaxed, SeqCst},
 };
 
 /// The words of the head that belong to one queue.
@@ -23,16 +23,44 @@ pub struct Head {
     wake: Word,
 }
 
+impl Head {
+    /// The producer's index and the word by which the device asks for a doorbell.
+    pub const fn new(producer: Word, wake: Word) -> Self {
+        Self { producer, wake }
+    }
+}
+
 /// The head's words of the send queue.
-pub const SEND: Head = Head {
-    producer: Word::at(offset_of!(virtio_rdma_qp_ring, sq_producer)),
-    wake: Word::at(offset_of!(virtio_rdma_qp_ring, sq_wake)),
-};
+pub const SEND: Head = Head::new(
+    Word::at(offset_of!(virtio_rdma_qp_ring, sq_producer)),
+    Word::at(offset_of!(virtio_rdma_qp_ring, sq_wake)),
+);
 /// The head's words of the receive queue.
-pub const RECV: Head = Head {
-    producer: Word::at(offset_of!(virtio_rdma_qp_ring, rq_producer)),
-    wake: Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
-};
+pub const RECV: Head = Head::new(
+    Word::at(offset_of!(virtio_rdma_qp_ring, rq_producer)),
+    Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
+);
+
+/// How who posts learns which entries are free.
+#[derive(Clone, Copy)]
+pub enum Freed<'a> {
+    /// Those of work requests that are no longer outstanding. It is told what
+    /// was posted.
+    Completed(&'a Side),
+    /// Those that the device says in this word that it took.
+    Taken(Word),
+}
+
+impl Freed<'_> {
+    /// How many were freed.
+    fn count(self, region: &Region) -> u32 {
+        match self {
+            Self::Completed(side) => side.done(),
+            // The device has read them before.
+            Self::Taken(word) => region.load(word, Acquire),
+        }
+    }
+}
 
 /// What a queue's lock protects: indices of its ring, modulo 2^32, and the work
 /// requests that a program makes by calls ([`crate::batch`]).
@@ -56,7 +84,7 @@ impl State {
     }
 }
 
-/// A send or receive queue. In a cache line of its own, so that threads that
+/// A send, receive or shared receive queue. In a cache line of its own, so that threads that
 /// send and threads that post receives do not slow each other down.
 #[repr(align(64))]
 pub struct WorkQueue {
@@ -92,13 +120,11 @@ impl WorkQueue {
 
     /// Posts a list; `encode` writes a request to its entry.
     ///
-    /// `side` counts the work requests that are no longer outstanding, and
-    /// those that were posted.
     pub fn post<W: WorkRequest>(
         &self,
         region: &Region,
         head: Head,
-        side: &Side,
+        freed: Freed<'_>,
         list: List<'_, W>,
         encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
     ) -> Posted<W> {
@@ -106,14 +132,14 @@ impl WorkQueue {
         let mut result = Ok(());
         for request in list {
             let posted =
-                self.entry(&mut state, region, side).and_then(|entry| encode(&request, entry));
+                self.entry(&mut state, region, freed).and_then(|entry| encode(&request, entry));
             if let Err(errno) = posted {
                 result = Err(PostError { errno, bad_wr: request.origin() });
                 break;
             }
             self.filled(&mut state);
         }
-        Posted { result, doorbell: self.publish(&mut state, region, head, side) }
+        Posted { result, doorbell: self.publish(&mut state, region, head, freed) }
     }
 
     /// The entry to write the next work request to.
@@ -125,9 +151,9 @@ impl WorkQueue {
         &self,
         state: &mut State,
         region: &'a Region,
-        side: &Side,
+        freed: Freed<'_>,
     ) -> Result<Writer<'a>> {
-        self.reserve(state, side)?;
+        self.reserve(state, region, freed)?;
         region.writer(self.ring, state.next)
     }
 
@@ -143,12 +169,20 @@ impl WorkQueue {
 
     /// Tells the device of the work requests that were written. Answers whether
     /// it sleeps and wants a doorbell, which the caller rings.
-    pub fn publish(&self, state: &mut State, region: &Region, head: Head, side: &Side) -> bool {
+    pub fn publish(
+        &self,
+        state: &mut State,
+        region: &Region,
+        head: Head,
+        freed: Freed<'_>,
+    ) -> bool {
         if state.next == state.producer {
             return false;
         }
         state.producer = state.next;
-        side.post(state.producer);
+        if let Freed::Completed(side) = freed {
+            side.post(state.producer);
+        }
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
         region.store(head.producer, state.producer, SeqCst);
@@ -163,11 +197,11 @@ impl WorkQueue {
     }
 
     /// Ensures that there is a free entry.
-    fn reserve(&self, state: &mut State, side: &Side) -> Result {
+    fn reserve(&self, state: &mut State, region: &Region, freed: Freed<'_>) -> Result {
         if state.next != state.limit {
             return Ok(());
         }
-        let done = side.done();
+        let done = freed.count(region);
         if state.next.wrapping_sub(done) >= self.ring.depth() {
             return Err(Errno::ENOMEM);
         }
@@ -216,16 +250,16 @@ mod tests {
             }
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
-            let posted =
-                self.queue.post(&self.region, RECV, &self.side, list, |request, mut entry| {
-                    if request.wr().wr_id == invalid {
-                        return Err(Errno::EINVAL);
-                    }
-                    entry.put(crate::bindings::virtio_rdma_rq_wqe {
-                        wr_id: request.wr().wr_id,
-                        ..Default::default()
-                    })
-                });
+            let freed = Freed::Completed(&self.side);
+            let posted = self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
+                if request.wr().wr_id == invalid {
+                    return Err(Errno::EINVAL);
+                }
+                entry.put(crate::bindings::virtio_rdma_rq_wqe {
+                    wr_id: request.wr().wr_id,
+                    ..Default::default()
+                })
+            });
             let error = posted.result.err().map(|error| {
                 let index = (error.bad_wr.addr() - base) / size_of::<ibv_recv_wr>();
                 (error.errno, ids[index])

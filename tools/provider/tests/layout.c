@@ -33,6 +33,7 @@ int main(void)
 	SIZE(verbs_cq);
 	SIZE(verbs_qp);
 	OFFSET(verbs_qp, comp_mask);
+	SIZE(verbs_srq);
 	SIZE(ibv_qp_ex);
 	OFFSET(ibv_qp_ex, wr_id);
 	OFFSET(ibv_qp_ex, wr_flush);
@@ -78,6 +79,12 @@ int main(void)
 	SIZE(virtio_rdma_ureq_create_qp);
 	OFFSET(virtio_rdma_ureq_create_qp, sq_depth);
 	OFFSET(virtio_rdma_ureq_create_qp, rq_offset);
+	SIZE(virtio_rdma_ureq_create_srq);
+	OFFSET(virtio_rdma_ureq_create_srq, depth);
+	SIZE(ibv_create_srq);
+	SIZE(ibv_modify_srq);
+	SIZE(ibv_query_srq);
+	SIZE(ibv_srq_init_attr);
 	SIZE(virtio_rdma_uresp_create_ah);
 	OFFSET(virtio_rdma_uresp_create_ah, reserved_2c);
 	SIZE(ibv_resize_cq);
@@ -87,6 +94,9 @@ int main(void)
 	OFFSET(virtio_rdma_qp_ring, rq_producer);
 	OFFSET(virtio_rdma_qp_ring, sq_wake);
 	OFFSET(virtio_rdma_qp_ring, rq_wake);
+	SIZE(virtio_rdma_srq_ring);
+	OFFSET(virtio_rdma_srq_ring, consumer);
+	OFFSET(virtio_rdma_srq_ring, wake);
 	SIZE(virtio_rdma_cq_ring);
 	OFFSET(virtio_rdma_cq_ring, arm_next);
 	OFFSET(virtio_rdma_cq_ring, arm_solicited);

@@ -5,11 +5,11 @@ use std::mem::offset_of;
 
 use abi::{
     virtio_rdma_cmd_create_qp, virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp,
-    virtio_rdma_cmd_resize_cq, virtio_rdma_cq_ring, virtio_rdma_doorbell, virtio_rdma_qp_ring,
-    virtio_rdma_ring_cqe, virtio_rdma_ring_region, virtio_rdma_ring_shape,
-    VIRTIO_RDMA_QP_PRIVILEGED,
+    virtio_rdma_cmd_create_srq, virtio_rdma_cmd_resize_cq, virtio_rdma_cq_ring,
+    virtio_rdma_doorbell, virtio_rdma_qp_ring, virtio_rdma_ring_cqe, virtio_rdma_ring_region,
+    virtio_rdma_ring_shape, virtio_rdma_srq_ring, VIRTIO_RDMA_QP_PRIVILEGED,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::guest::{Guest, VECTORS};
 
@@ -31,6 +31,10 @@ const PRODUCER: [usize; 2] =
     [offset_of!(virtio_rdma_qp_ring, sq_producer), offset_of!(virtio_rdma_qp_ring, rq_producer)];
 const WAKE: [usize; 2] =
     [offset_of!(virtio_rdma_qp_ring, sq_wake), offset_of!(virtio_rdma_qp_ring, rq_wake)];
+
+/// What the device writes into the head of an SRQ.
+const SRQ_WORDS: [usize; 2] =
+    [offset_of!(virtio_rdma_srq_ring, consumer), offset_of!(virtio_rdma_srq_ring, wake)];
 
 /// The owner's side of the rings of a QP: the send ring is 0, the receive ring 1.
 #[derive(Clone, Debug)]
@@ -94,14 +98,23 @@ impl Guest {
             reserved_0c: 0,
         };
         let (sq, rq) = (shape(0), shape(1));
-        virtio_rdma_cmd_create_ring_qp {
-            base,
-            flags: VIRTIO_RDMA_QP_PRIVILEGED,
-            region,
-            sq,
-            rq,
-            reserved: [0; 8],
+        let mut request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
+        (request.base, request.flags) = (base, VIRTIO_RDMA_QP_PRIVILEGED);
+        (request.region, request.sq, request.rq) = (region, sq, rq);
+        request
+    }
+
+    /// The request for an SRQ on a page, where the device may then write what it took and its wake
+    /// word.
+    pub fn srq_request(&mut self, page: u64, pdn: u32) -> virtio_rdma_cmd_create_srq {
+        let mut request = virtio_rdma_cmd_create_srq::new_zeroed();
+        request.region = self.region(page);
+        for at in SRQ_WORDS {
+            self.open(page + at as u64, 4);
         }
+        (request.ring.depth, request.ring.stride, request.ring.offset) = (DEPTH, STRIDES[1], 256);
+        (request.pdn, request.max_sge) = (pdn, 4);
+        request
     }
 
     /// A CQ of this number has its ring on this page now.

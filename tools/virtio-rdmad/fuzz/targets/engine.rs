@@ -275,6 +275,7 @@ fn names_memory(number: u32) -> bool {
             | VIRTIO_RDMA_CMD_CREATE_RING_CQ
             | VIRTIO_RDMA_CMD_RESIZE_CQ
             | VIRTIO_RDMA_CMD_CREATE_RING_QP
+            | VIRTIO_RDMA_CMD_CREATE_SRQ
     )
 }
 
@@ -367,9 +368,11 @@ impl World {
 
     /// The bytes of a control request that is right but for what the program changes.
     fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
-        let number = match program.u8() % 23 {
-            number @ ..20 => number,
-            number => (number - 20) + VIRTIO_RDMA_CMD_CREATE_RING_CQ as u8,
+        let (number, with_srq) = match program.u8() {
+            250.. => (VIRTIO_RDMA_CMD_CREATE_RING_QP as u8, true),
+            byte @ 230.. => (VIRTIO_RDMA_CMD_CREATE_SRQ as u8 + byte % 4, false),
+            byte if byte % 23 < 20 => (byte % 23, false),
+            byte => (byte % 23 - 20 + VIRTIO_RDMA_CMD_CREATE_RING_CQ as u8, false),
         };
         let mut bytes = vec![number];
         let handle = Self::handle(program);
@@ -395,7 +398,16 @@ impl World {
             }
             VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 let base = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
-                let request = self.a.ring_qp_request(Self::page(program), base);
+                let mut request = self.a.ring_qp_request(Self::page(program), base);
+                if with_srq {
+                    request.srqn = handle;
+                    request.rq = virtio_rdma_ring_shape::new_zeroed();
+                    request.base.max_recv_wr = 0;
+                }
+                bytes.extend(request.as_bytes());
+            }
+            VIRTIO_RDMA_CMD_CREATE_SRQ => {
+                let request = self.a.srq_request(Self::page(program), self.ends[0].pdn);
                 bytes.extend(request.as_bytes());
             }
             VIRTIO_RDMA_CMD_MODIFY_QP => bytes.extend(self.modify_request(program, handle)),

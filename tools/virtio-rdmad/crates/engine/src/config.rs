@@ -10,7 +10,7 @@ use abi::{
     VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
     VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -21,6 +21,8 @@ pub(crate) const MAX_SGE: usize = 16;
 
 /// QPs or CQs with rings, at most: bounds the numbers of [`Jobs`].
 const MAX_RING_OBJECTS: u16 = 16384;
+/// SRQs, at most: with the others, they leave the numbers of [`Jobs`] in 16 bits.
+const MAX_SRQS: u16 = 8192;
 /// Completion event virtqueues, at most.
 const MAX_VECTORS: u16 = 64;
 /// Entries of a send or receive ring, at most.
@@ -56,7 +58,9 @@ pub struct Limits {
     pub ring_qp: u16,
     /// CQs with rings.
     pub ring_cq: u16,
-    /// Entries of the largest send or receive ring, a power of two.
+    /// SRQs.
+    pub max_srq: u16,
+    /// Entries of the largest send, receive or shared receive ring, a power of two.
     pub ring_wr: u32,
     /// Entries of the largest completion ring, a power of two.
     pub ring_cqe: u32,
@@ -97,6 +101,7 @@ impl Default for Limits {
             comp_vectors: 8,
             ring_qp: MAX_RING_OBJECTS,
             ring_cq: MAX_RING_OBJECTS,
+            max_srq: MAX_SRQS,
             ring_wr: MAX_RING_WR,
             ring_cqe: 1 << 18,
             inline_data: 512,
@@ -134,6 +139,7 @@ impl Limits {
         self.comp_vectors = self.comp_vectors.clamp(1, MAX_VECTORS);
         self.ring_qp = self.ring_qp.clamp(1, MAX_RING_OBJECTS);
         self.ring_cq = self.ring_cq.clamp(1, MAX_RING_OBJECTS);
+        self.max_srq = self.max_srq.clamp(1, MAX_SRQS);
         self.ring_wr = entries(self.ring_wr, MAX_RING_WR);
         self.ring_cqe = entries(self.ring_cqe, 1 << 22);
         self.inline_data = self.inline_data.min(MAX_INLINE);
@@ -153,7 +159,7 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
@@ -177,6 +183,8 @@ pub(crate) enum Queue {
     Send(u16),
     /// Receive queue of the QP in this slot.
     Receive(u16),
+    /// The SRQ in this slot (SRQ number less one).
+    Srq(u16),
 }
 
 /// The numbering of virtqueues, which depends on the features agreed on.
@@ -247,6 +255,7 @@ pub(crate) struct Jobs {
     vectors: u16,
     cqs: u16,
     qps: u16,
+    srqs: u16,
 }
 
 impl Jobs {
@@ -256,12 +265,13 @@ impl Jobs {
             vectors: limits.comp_vectors,
             cqs: limits.max_cq.max(limits.ring_cq),
             qps: limits.max_qp.max(limits.ring_qp),
+            srqs: limits.max_srq,
         }
     }
 
     /// How many numbers there are.
     pub fn count(self) -> u16 {
-        self.send(self.qps)
+        self.srq(self.srqs)
     }
 
     /// The CQ of this number.
@@ -279,6 +289,11 @@ impl Jobs {
         self.send(slot) + 1
     }
 
+    /// The SRQ in this slot.
+    pub fn srq(self, slot: u16) -> u16 {
+        self.send(self.qps) + slot
+    }
+
     /// The number of a queue.
     pub fn number(self, queue: Queue) -> u16 {
         match queue {
@@ -289,6 +304,7 @@ impl Jobs {
             Queue::Completion(cq) => self.completion(cq),
             Queue::Send(slot) => self.send(slot),
             Queue::Receive(slot) => self.receive(slot),
+            Queue::Srq(slot) => self.srq(slot),
         }
     }
 
@@ -301,6 +317,7 @@ impl Jobs {
             _ if number < self.completion(0) => Queue::CompletionEvents(number - 3),
             _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
             _ if number >= self.count() => return None,
+            _ if number >= self.srq(0) => Queue::Srq(number - self.srq(0)),
             _ => {
                 let pair = number - self.send(0);
                 if pair % 2 == 0 {
@@ -322,6 +339,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | 1 << VIRTIO_RDMA_F_COUNTERS
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
+        | u64::from(rings) << VIRTIO_RDMA_F_SRQ
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -385,6 +403,9 @@ pub(crate) fn config_space(
         config.ring_max_qp_wr = limits.ring_wr;
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
+        config.max_srq = limits.max_srq.into();
+        config.max_srq_wr = limits.ring_wr;
+        config.max_srq_sge = sge;
     }
     transmute!(config)
 }
@@ -434,7 +455,7 @@ mod tests {
             assert_eq!(jobs.number(jobs.queue(number).unwrap()), number);
         }
         assert_eq!(jobs.queue(jobs.count()), None);
-        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Receive(16383)));
+        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Srq(8191)));
     }
 
     #[test]

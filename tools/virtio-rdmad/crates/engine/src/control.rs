@@ -142,6 +142,8 @@ pub(crate) struct Control {
     pub ring_cqs: Numbers,
     /// Places of QPs with rings, without the GSI's.
     pub ring_slots: Numbers,
+    /// Places of SRQs.
+    pub srq_slots: Numbers,
     /// Attachments to multicast groups.
     pub attachments: Attachments,
 }
@@ -159,6 +161,7 @@ impl Control {
             next_slot: 1,
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
+            srq_slots: Numbers::new(0, limits.max_srq),
             attachments: Attachments::default(),
         }
     }
@@ -275,7 +278,15 @@ impl Shared {
                 | abi::VIRTIO_RDMA_CMD_CREATE_QP
                 | abi::VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ
         );
-        if with_rings != self.has_rings() && (with_rings || without) {
+        let with_srq = matches!(
+            command,
+            abi::VIRTIO_RDMA_CMD_CREATE_SRQ
+                | abi::VIRTIO_RDMA_CMD_MODIFY_SRQ
+                | abi::VIRTIO_RDMA_CMD_QUERY_SRQ
+                | abi::VIRTIO_RDMA_CMD_DESTROY_SRQ
+        );
+        if with_rings != self.has_rings() && (with_rings || without) || with_srq && !self.has_srqs()
+        {
             return Err(Status::Unsupported);
         }
         let feature = match command {
@@ -347,6 +358,18 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 exchange(request, reply, |request| self.create_ring_qp(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_CREATE_SRQ => {
+                exchange(request, reply, |request| self.create_srq(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_MODIFY_SRQ => {
+                exchange(request, reply, |request| self.modify_srq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_QUERY_SRQ => {
+                exchange(request, reply, |request| self.query_srq(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_DESTROY_SRQ => {
+                exchange(request, reply, |request| self.destroy_srq(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
                 exchange(request, reply, |request| self.attach_mcast(control, &request))
@@ -721,6 +744,7 @@ impl Shared {
         control.next_slot = 1;
         control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
         control.ring_slots = Numbers::new(1, self.limits.ring_qp);
+        control.srq_slots = Numbers::new(0, self.limits.max_srq);
         control.attachments = Attachments::default();
         control.memory = GuestMemory::default();
     }
@@ -768,6 +792,8 @@ impl Shared {
         Ok(QpConfig {
             kind,
             pdn: request.pdn,
+            srq: None,
+            recv_pdn: request.pdn,
             send_cq: cq(request.send_cqn)?,
             recv_cq: cq(request.recv_cqn)?,
             signal_all: u32::from(request.sq_sig_type) == VIRTIO_RDMA_SIGNAL_ALL_WR,
@@ -780,10 +806,13 @@ impl Shared {
         })
     }
 
-    /// A new QP uses its PD and CQs.
+    /// A new QP uses its PD, CQs and SRQ.
     pub(crate) fn attach(&self, control: &mut Control, config: QpConfig) {
         for cq in [config.send_cq, config.recv_cq] {
             lock(self.cqs.take(cq)).attach();
+        }
+        if let Some(srq) = config.srq {
+            self.attach_srq(srq);
         }
         use_pd(control, config.pdn);
     }
@@ -875,6 +904,7 @@ impl Shared {
         drop(requester);
         self.set_timer(slot, None);
         let mut responder = lock(&qp.responder);
+        self.leave_srq(slot, &mut responder);
         responder.config = None;
         responder.reset();
         qp.set_state(&mut responder, QpState::Reset);
@@ -887,6 +917,9 @@ impl Shared {
         }
         for cq in [config.send_cq, config.recv_cq] {
             lock(self.cqs.take(cq)).detach();
+        }
+        if let Some(srq) = config.srq {
+            self.detach_srq(srq);
         }
         unuse_pd(control, config.pdn);
         Ok(())
@@ -958,13 +991,15 @@ fn destroy_pd(control: &mut Control, request: &virtio_rdma_cmd_destroy_pd) -> Re
     }
 }
 
+/// One more object belongs to a PD.
 pub(crate) fn use_pd(control: &mut Control, pdn: u32) {
     if let Some(users) = control.pds.get_mut(pdn) {
         *users += 1;
     }
 }
 
-fn unuse_pd(control: &mut Control, pdn: u32) {
+/// One less.
+pub(crate) fn unuse_pd(control: &mut Control, pdn: u32) {
     if let Some(users) = control.pds.get_mut(pdn) {
         *users -= 1;
     }

@@ -229,7 +229,7 @@ impl Shared {
         datagram: &Datagram<'_>,
         pins: &mut PinSet,
     ) -> Result<(), ()> {
-        let pdn = responder.config.ok_or(())?.pdn;
+        let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
         let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
         let mut map =

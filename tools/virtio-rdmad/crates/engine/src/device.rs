@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use abi::{
-    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS,
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
     VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
     VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
     VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
@@ -27,6 +27,7 @@ use crate::mr::KeyTable;
 use crate::qp::Qp;
 use crate::requester::Visit;
 use crate::ring_queue::RingQueue;
+use crate::srq::Srq;
 use crate::state::{QpState, QpType};
 use crate::stats::{Counter, Stats};
 use crate::sync::{lock, write};
@@ -154,6 +155,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) cqs: Table<Mutex<Cq>>,
     pub(crate) qps: Table<Qp>,
+    pub(crate) srqs: Table<Mutex<Option<Srq>>>,
     pub(crate) keys: RwLock<KeyTable>,
     pub(crate) control: Mutex<Control>,
     pub(crate) doorbells: Mutex<RingQueue>,
@@ -191,6 +193,11 @@ impl Shared {
     /// Whether queues are rings in guest memory.
     pub fn has_rings(&self) -> bool {
         self.has(VIRTIO_RDMA_F_RINGS)
+    }
+
+    /// Whether there are SRQs.
+    pub fn has_srqs(&self) -> bool {
+        self.has_rings() && self.has(VIRTIO_RDMA_F_SRQ)
     }
 
     /// The numbering of virtqueues that was agreed on.
@@ -323,6 +330,10 @@ impl Shared {
             Queue::Send(slot) => self.service_send(slot, turn),
             Queue::Receive(slot) if self.service_receive(slot, turn) => Visit::More,
             Queue::Receive(_) => Visit::Parked,
+            Queue::Srq(slot) => {
+                self.service_srq(slot);
+                Visit::Parked
+            }
             Queue::Event => {
                 lock(&self.events).deliver(&self.name, &self.stats);
                 Visit::Parked
@@ -349,6 +360,7 @@ impl Shared {
                 f(&mut lock(self.completion_events.get(usize::from(vector))?).ring)
             }
             Queue::Doorbell => f(&mut lock(&self.doorbells)),
+            Queue::Srq(_) => return None,
         })
     }
 
@@ -492,6 +504,9 @@ impl Shared {
                 self.fabric.leave(gid, self, slot);
             }
         }
+        for (_, srq) in self.srqs.iter() {
+            *lock(srq) = None;
+        }
         let mut control = lock(&self.control);
         control.ring.set(None, None);
         self.remove_all(&mut control);
@@ -569,6 +584,7 @@ impl Device {
             stats: Stats::new(),
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),
+            srqs: Table::new(limits.max_srq),
             keys: RwLock::new(KeyTable::default()),
             control: Mutex::new(Control::new(&limits)),
             doorbells: Mutex::new(RingQueue::default()),
@@ -625,6 +641,7 @@ impl Device {
             Queue::Event => EVENT_SIZE,
             Queue::CompletionEvents(_) => COMPLETION_EVENT_SIZE,
             Queue::Doorbell => DOORBELL_SIZE,
+            Queue::Srq(_) => 0,
         };
         self.layouts().filter_map(|layout| layout.queue(index)).map(size).max().unwrap_or(0)
     }
@@ -691,6 +708,7 @@ impl Device {
         let shared = &self.shared;
         shared.remap(&mut lock(&shared.control), memory);
         shared.remap_rings(memory);
+        shared.remap_srqs(memory);
         let layout = shared.layout();
         for index in 0..layout.count() {
             let Some(queue) = layout.queue(index) else { continue };
@@ -787,6 +805,7 @@ impl Device {
             started: shared.started.load(Ordering::Acquire),
             gids,
             qps: shared.qps.iter().filter_map(|(slot, qp)| qp_status(slot, qp)).collect(),
+            srqs: shared.srq_status(),
             cqs: shared.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
             mrs,
             pds,

@@ -2,7 +2,10 @@
 
 //! The doorbell virtqueue: which rings have work that nobody looks at.
 
-use abi::{virtio_rdma_doorbell, VIRTIO_RDMA_DOORBELL_RQ, VIRTIO_RDMA_DOORBELL_SQ};
+use abi::{
+    virtio_rdma_doorbell, VIRTIO_RDMA_DOORBELL_RQ, VIRTIO_RDMA_DOORBELL_SQ,
+    VIRTIO_RDMA_DOORBELL_SRQ,
+};
 use ring::Chain;
 use zerocopy::FromBytes;
 
@@ -44,6 +47,14 @@ impl Shared {
         visit
     }
 
+    /// Rings the doorbell of an SRQ.
+    fn ring_srq(&self, srqn: u32) {
+        match self.srq_slot_of(srqn) {
+            Some(slot) => self.hot.set(self.jobs.srq(slot)),
+            None => self.complain(Counter::BadDoorbell, &"no SRQ has this number"),
+        }
+    }
+
     /// Rings every doorbell of a buffer.
     fn ring_all(&self, chain: &Chain) {
         let mut bytes = [0; MOST * LEN];
@@ -54,6 +65,10 @@ impl Shared {
         let bells = bytes[..len].chunks_exact(LEN);
         for bell in bells.filter_map(|bell| virtio_rdma_doorbell::read_from_bytes(bell).ok()) {
             self.stats.add(Counter::Doorbells, 1);
+            if bell.queue == VIRTIO_RDMA_DOORBELL_SRQ {
+                self.ring_srq(bell.number);
+                continue;
+            }
             let slot = self.slot_of(bell.number);
             match (slot, bell.queue) {
                 (Some(slot), VIRTIO_RDMA_DOORBELL_SQ) => self.hot.set(self.jobs.send(slot)),

@@ -13,7 +13,7 @@
 //! What only the guest's own thread touches is locked all the same, but never
 //! contended: the service state, the control state and the requester half of
 //! each QP. What a peer's thread touches is under short locks of its own: the
-//! responder half of a QP, a CQ, the event queue, the table of keys.
+//! responder half of a QP, a CQ, an SRQ, the event queue, the table of keys.
 //! The order is: service, control, requester half, responder half (one
 //! at a time, of whichever device), then the leaves, never two at once. The
 //! use of a memory region is pinned by a count for one call of [`Device::run`] at
@@ -52,6 +52,7 @@ mod responder;
 mod ring_commands;
 mod ring_queue;
 mod slab;
+mod srq;
 mod state;
 mod stats;
 mod sync;
@@ -70,7 +71,7 @@ pub use config::{DeviceConfig, Limits};
 pub use device::{Device, Next};
 pub use fabric::{Fabric, FabricConfig};
 pub use state::QpState;
-pub use stats::{Counter, DeviceStatus, QpStatus};
+pub use stats::{Counter, DeviceStatus, QpStatus, SrqStatus};
 
 /// Bytes that are copied before other queues have their turn.
 pub const CHUNK: u64 = 128 << 10;

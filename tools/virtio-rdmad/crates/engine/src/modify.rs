@@ -77,6 +77,7 @@ impl Shared {
                 self.set_timer(slot, None);
                 requester.reset();
                 requester.queue.drain();
+                self.leave_srq(slot, &mut responder);
                 responder.reset();
                 responder.queue.drain();
             }

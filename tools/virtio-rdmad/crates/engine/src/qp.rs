@@ -79,6 +79,10 @@ pub(crate) struct QpConfig {
     pub kind: QpType,
     /// Protection domain.
     pub pdn: u32,
+    /// The place of the SRQ that it receives from.
+    pub srq: Option<u16>,
+    /// Protection domain of receives: the SRQ's, or its own.
+    pub recv_pdn: u32,
     /// CQ of the send queue.
     pub send_cq: u16,
     /// CQ of the receive queue.
@@ -160,6 +164,7 @@ impl Requester {
 }
 
 /// The half that receives, and the QP's attributes.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Responder {
     /// The receive queue.
     pub queue: WorkQueue,
@@ -177,6 +182,8 @@ pub(crate) struct Responder {
     pub waiter: Option<(Arc<Shared>, u16)>,
     /// Whether a message has come since RTR.
     pub established: bool,
+    /// Whether LAST_WQE_REACHED was raised since RESET.
+    pub last_wqe: bool,
     /// Whether the driver was asked to kick the receive queue.
     pub notify: bool,
     /// The multicast groups that the QP is attached to, whatever its state.
@@ -194,6 +201,7 @@ impl Responder {
             receive: ReceiveWqe::empty(),
             waiter: None,
             established: false,
+            last_wqe: false,
             notify: true,
             groups: Vec::new(),
         }
@@ -209,6 +217,7 @@ impl Responder {
         self.has_receive = false;
         self.waiter = None;
         self.established = false;
+        self.last_wqe = false;
     }
 
     /// Whether the QP `qpn` at GID `from` is this one's peer, and names it by

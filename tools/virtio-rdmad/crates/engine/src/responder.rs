@@ -10,9 +10,10 @@ use std::sync::Arc;
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
-    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
+    VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
+    VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
@@ -190,7 +191,7 @@ impl Shared {
         message: &Message<'_>,
         pins: &mut PinSet,
     ) -> Result<(), ()> {
-        let pdn = responder.config.ok_or(())?.pdn;
+        let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
         let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
         let mut map =
@@ -350,6 +351,49 @@ impl Shared {
         if responder.has_receive {
             return Ok(());
         }
+        let srq = responder.config.and_then(|config| config.srq);
+        let receive = match srq {
+            Some(srq) => self.next_shared(slot, srq, responder)?,
+            None => self.next_own(slot, responder)?,
+        };
+        responder.has_receive = receive.is_ok();
+        receive.map_err(|malformed| {
+            self.complain(Counter::BadReceiveRequest, &malformed.why);
+            let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
+            let failed = Flushed { wr_id, wc_opcode, index };
+            self.fail_receive(slot, responder, failed, status, outbox);
+            self.fail_responder(slot, responder, None);
+            if let Some(srq) = srq {
+                self.fail_srq(srq);
+            }
+            NoReceive::Malformed
+        })
+    }
+
+    /// Takes the next work request of the QP's SRQ.
+    fn next_shared(
+        &self,
+        slot: u16,
+        srq: u16,
+        responder: &mut Responder,
+    ) -> Result<Result<(), Malformed>, NoReceive> {
+        let waits = is_reliable(responder);
+        self.take_shared(slot, srq, responder, waits)
+            .map_err(|error| {
+                self.complain(Counter::BadReceiveChain, &error);
+                self.fail_srq(srq);
+                self.fail_responder(slot, responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+                NoReceive::Malformed
+            })?
+            .ok_or(NoReceive::Empty)
+    }
+
+    /// Takes the next work request of the QP's own receive queue.
+    fn next_own(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+    ) -> Result<Result<(), Malformed>, NoReceive> {
         let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
         // Asked to be told: once, whatever the index does meanwhile.
         let mut asked = false;
@@ -376,15 +420,7 @@ impl Shared {
             responder.notify = false;
             responder.queue.disable_notify();
         }
-        responder.has_receive = receive.is_ok();
-        receive.map_err(|malformed| {
-            self.complain(Counter::BadReceiveRequest, &malformed.why);
-            let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
-            let failed = Flushed { wr_id, wc_opcode, index };
-            self.fail_receive(slot, responder, failed, status, outbox);
-            self.fail_responder(slot, responder, None);
-            NoReceive::Malformed
-        })
+        Ok(receive)
     }
 
     /// The receive of this message fails with the first status, and the QP with
@@ -549,6 +585,10 @@ impl Shared {
             let flushed = responder.receive.failed();
             self.fail_receive(slot, responder, flushed, status, &mut turn.outbox);
         }
+        if responder.config.is_some_and(|config| config.srq.is_some()) {
+            self.last_wqe_reached(slot, responder);
+            return false;
+        }
         loop {
             if turn.is_over() {
                 return true;
@@ -572,6 +612,14 @@ impl Shared {
                     return false;
                 }
             }
+        }
+    }
+
+    /// A QP in ERR takes no more work requests of its SRQ.
+    fn last_wqe_reached(&self, slot: u16, responder: &mut Responder) {
+        self.leave_srq(slot, responder);
+        if !std::mem::replace(&mut responder.last_wqe, true) {
+            self.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, u32::from(slot) + 1);
         }
     }
 }

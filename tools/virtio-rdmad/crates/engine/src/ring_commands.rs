@@ -115,6 +115,14 @@ impl Shared {
         }
         let mut config = self.qp_config(control, kind, base)?;
         config.privileged = request.flags & VIRTIO_RDMA_QP_PRIVILEGED != 0;
+        if self.has_srqs() && request.srqn != 0 {
+            if kind == QpType::Gsi || receive.depth != 0 {
+                return Err(Status::Invalid);
+            }
+            let (srq, recv_pdn, max_recv_sge) = self.srq_config(request.srqn)?;
+            (config.srq, config.recv_pdn, config.max_recv_sge) =
+                (Some(srq), recv_pdn, max_recv_sge);
+        }
         let end = send.end().max(receive.end());
         let (pages, region) = self.read_region(control, &request.region, end)?;
         let slot = self.free_ring_slot(control, kind)?;
@@ -139,7 +147,7 @@ impl Shared {
 
     /// Reads the page table of a region that holds `len` bytes, and finds the
     /// pages.
-    fn read_region(
+    pub(crate) fn read_region(
         &self,
         control: &Control,
         region: &virtio_rdma_ring_region,

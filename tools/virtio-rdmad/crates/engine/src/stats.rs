@@ -213,6 +213,23 @@ pub struct QpStatus {
     pub receives: u16,
 }
 
+/// What a device tells of an SRQ.
+#[derive(Clone, Debug)]
+pub struct SrqStatus {
+    /// Its number.
+    pub srqn: u32,
+    /// Work requests that the device has yet to take.
+    pub receives: u32,
+    /// The most that it holds.
+    pub max_wr: u32,
+    /// SRQ_LIMIT_REACHED is due below this; 0: not armed.
+    pub limit: u32,
+    /// QPs that receive from it.
+    pub qps: u32,
+    /// Whether its owner broke it.
+    pub in_error: bool,
+}
+
 /// What a device tells of itself.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
@@ -224,6 +241,8 @@ pub struct DeviceStatus {
     pub gids: Vec<(u16, Gid)>,
     /// Live QPs.
     pub qps: Vec<QpStatus>,
+    /// Live SRQs.
+    pub srqs: Vec<SrqStatus>,
     /// How many CQs are live.
     pub cqs: usize,
     /// How many MRs are live.

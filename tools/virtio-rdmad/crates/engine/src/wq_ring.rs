@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Send and receive rings in guest memory (specification, chapter 13).
+//! Send, receive and shared receive rings in guest memory (specification, chapter 13).
 
 use std::mem::offset_of;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
-use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape};
+use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape, virtio_rdma_srq_ring};
 use memory::{MemoryError, Pages};
 
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 
-/// Which ring of a QP.
+/// What a ring is for, and so where its head has what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The send ring.
+    /// The send ring of a QP.
     Send,
-    /// The receive ring.
+    /// The receive ring of a QP.
     Receive,
+    /// The ring of an SRQ.
+    Shared,
 }
 
 /// What is wrong with a ring. Each is the doing of its owner.
@@ -80,7 +82,7 @@ impl Shape {
     }
 }
 
-/// The device's side of a send or receive ring.
+/// The device's side of a send, receive or shared receive ring.
 pub(crate) struct WqRing {
     /// `None` while the region is not in the guest's memory.
     pages: Option<Arc<Pages>>,
@@ -111,6 +113,7 @@ impl WqRing {
         match self.kind {
             Kind::Send => offset_of!(virtio_rdma_qp_ring, sq_producer),
             Kind::Receive => offset_of!(virtio_rdma_qp_ring, rq_producer),
+            Kind::Shared => offset_of!(virtio_rdma_srq_ring, producer),
         }
     }
 
@@ -118,6 +121,16 @@ impl WqRing {
         match self.kind {
             Kind::Send => offset_of!(virtio_rdma_qp_ring, sq_wake),
             Kind::Receive => offset_of!(virtio_rdma_qp_ring, rq_wake),
+            Kind::Shared => offset_of!(virtio_rdma_srq_ring, wake),
+        }
+    }
+
+    /// Tells the owner of an SRQ that the entries that were taken are copied.
+    pub fn publish_consumer(&mut self) {
+        if let Some(pages) = &self.pages {
+            let consumer = offset_of!(virtio_rdma_srq_ring, consumer);
+            // The head is within the region, checked at creation.
+            let _ = pages.store_u32(consumer, self.next, Ordering::Release);
         }
     }
 

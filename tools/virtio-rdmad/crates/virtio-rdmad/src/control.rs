@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{DeviceStatus, QpStatus};
+use engine::{DeviceStatus, QpStatus, SrqStatus};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::{json, Map, Value};
@@ -88,12 +88,14 @@ fn of_worker(worker: &Shared) -> Value {
 
 fn of_guest(guest: &Guest) -> Value {
     let spec = &guest.spec;
-    let DeviceStatus { started, gids, qps, cqs, mrs, pds, counters, .. } = guest.device.status();
+    let DeviceStatus { started, gids, qps, srqs, cqs, mrs, pds, counters, .. } =
+        guest.device.status();
     let gids: Vec<Value> = gids
         .into_iter()
         .map(|(index, gid)| json!({ "index": index, "gid": Ipv6Addr::from(gid).to_string() }))
         .collect();
     let qps: Vec<Value> = qps.iter().map(of_qp).collect();
+    let srqs: Vec<Value> = srqs.iter().map(of_srq).collect();
     let counters: Map<String, Value> =
         counters.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     json!({
@@ -111,6 +113,7 @@ fn of_guest(guest: &Guest) -> Value {
         "mrs": mrs,
         "cqs": cqs,
         "qps": qps,
+        "srqs": srqs,
         "counters": counters,
     })
 }
@@ -124,6 +127,17 @@ fn of_qp(qp: &QpStatus) -> Value {
         "dest_gid": qp.dest_gid.map(|gid| Ipv6Addr::from(gid).to_string()),
         "sends": qp.sends,
         "receives": qp.receives,
+    })
+}
+
+fn of_srq(srq: &SrqStatus) -> Value {
+    json!({
+        "srqn": srq.srqn,
+        "receives": srq.receives,
+        "max_wr": srq.max_wr,
+        "limit": srq.limit,
+        "qps": srq.qps,
+        "in_error": srq.in_error,
     })
 }
 

@@ -69,13 +69,15 @@ fn guest(guest: &Value) -> String {
         let _ = writeln!(text, "  GID {} {}", plain(&gid["index"]), plain(&gid["gid"]));
     }
     let qps = guest["qps"].as_array().map_or(&[][..], Vec::as_slice);
+    let srqs = guest["srqs"].as_array().map_or(&[][..], Vec::as_slice);
     let _ = writeln!(
         text,
-        "  {} PDs, {} MRs, {} CQs, {} QPs",
+        "  {} PDs, {} MRs, {} CQs, {} QPs, {} SRQs",
         field("pds"),
         field("mrs"),
         field("cqs"),
-        qps.len()
+        qps.len(),
+        srqs.len()
     );
     for qp in qps {
         let field = |key: &str| plain(&qp[key]);
@@ -84,6 +86,19 @@ fn guest(guest: &Value) -> String {
             let _ = write!(text, " peer QP {} at {}", field("dest_qpn"), field("dest_gid"));
         }
         let _ = writeln!(text, " sends {} receives {}", field("sends"), field("receives"));
+    }
+    for srq in srqs {
+        let field = |key: &str| plain(&srq[key]);
+        let state = if srq["in_error"] == true { " in error" } else { "" };
+        let _ = writeln!(
+            text,
+            "  SRQ {:<4} receives {} of {} limit {} QPs {}{state}",
+            field("srqn"),
+            field("receives"),
+            field("max_wr"),
+            field("limit"),
+            field("qps"),
+        );
     }
     for (name, value) in guest["counters"].as_object().into_iter().flatten() {
         if value.as_u64() != Some(0) {
@@ -119,6 +134,8 @@ mod tests {
                       "sends": 0, "receives": 100 },
                     { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null,
                       "sends": 0, "receives": 512 }],
+            "srqs": [{ "srqn": 1, "receives": 9, "max_wr": 64, "limit": 4, "qps": 2, "in_error": false },
+                     { "srqn": 2, "receives": 0, "max_wr": 8, "limit": 0, "qps": 0, "in_error": true }],
             "counters": { "send_messages": 5, "timeouts": 0 },
         }]});
         let expected = "\
@@ -126,9 +143,11 @@ worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1
-  1 PDs, 2 MRs, 3 CQs, 2 QPs
+  1 PDs, 2 MRs, 3 CQs, 2 QPs, 2 SRQs
   QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100
   QP 1     GSI  RTS   sends 0 receives 512
+  SRQ 1    receives 9 of 64 limit 4 QPs 2
+  SRQ 2    receives 0 of 8 limit 0 QPs 0 in error
   send_messages 5
 ";
         assert_eq!(text(&answer), expected);

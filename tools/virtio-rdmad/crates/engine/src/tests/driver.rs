@@ -158,6 +158,12 @@ pub struct CqRing {
     events: u32,
 }
 
+/// Of an SRQ.
+pub struct SrqRing {
+    pub region: u64,
+    pub producer: u32,
+}
+
 /// A buffer: address, bytes, whether the device writes it.
 pub type Buffer = (u64, u32, bool);
 
@@ -171,6 +177,7 @@ pub struct Guest {
     pub rings: bool,
     pub qp_rings: HashMap<u32, QpRings>,
     pub cq_rings: HashMap<u32, CqRing>,
+    pub srq_rings: HashMap<u32, SrqRing>,
     regions: Vec<u64>,
     queues: Vec<Queue>,
     scratch: u64,
@@ -193,6 +200,7 @@ pub fn limits() -> Limits {
         comp_vectors: VECTORS,
         ring_qp: 6,
         ring_cq: 4,
+        max_srq: 3,
         ring_wr: RING.into(),
         ring_cqe: 256,
         inline_data: INLINE as u16,
@@ -252,6 +260,7 @@ impl Guest {
             rings: RINGS.get(),
             qp_rings: HashMap::new(),
             cq_rings: HashMap::new(),
+            srq_rings: HashMap::new(),
             regions: Vec::new(),
             queues: Vec::new(),
             scratch: 0,
@@ -263,14 +272,20 @@ impl Guest {
 
     /// Sets up every queue and adds the GID.
     pub fn start(&mut self) {
+        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
+        self.start_with(self.device.features() & !without);
+    }
+
+    /// The same, agreeing on these features.
+    pub fn start_with(&mut self, features: u64) {
         self.queues.clear();
         self.qp_rings.clear();
         self.cq_rings.clear();
+        self.srq_rings.clear();
         let setup = &self.setup;
         let region = |index| setup.regions + index * setup.region_len;
         self.regions = (0..setup.region_count).rev().map(region).collect();
-        let without = if self.rings { 0 } else { 1 << VIRTIO_RDMA_F_RINGS };
-        self.device.set_driver_features(self.device.features() & !without);
+        self.device.set_driver_features(features);
         self.scratch = 4 << 20;
         let mut rings = Vec::new();
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
@@ -680,8 +695,10 @@ impl Guest {
         let region = self.describe(region);
         let shape = |offset| virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
         let (sq, rq) = (shape(first), shape(first + stride * depth));
-        let flags = VIRTIO_RDMA_QP_PRIVILEGED;
-        virtio_rdma_cmd_create_ring_qp { base, flags, region, sq, rq, reserved: [0; 8] }
+        let mut request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
+        (request.base, request.flags) = (base, VIRTIO_RDMA_QP_PRIVILEGED);
+        (request.region, request.sq, request.rq) = (region, sq, rq);
+        request
     }
 
     pub fn create_qp(&mut self, pdn: u32, cqn: u32, kind: u32) -> u32 {
@@ -711,6 +728,84 @@ impl Guest {
     pub fn query_counters(&mut self) -> Result<virtio_rdma_rsp_query_counters, u32> {
         let request = virtio_rdma_cmd_query_counters { port: 1 };
         self.command(VIRTIO_RDMA_CMD_QUERY_COUNTERS, &request)
+    }
+
+    pub fn srq_request(&mut self, region: u64, pdn: u32) -> virtio_rdma_cmd_create_srq {
+        let mut request = virtio_rdma_cmd_create_srq::new_zeroed();
+        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let offset = stride.max(256);
+        request.ring = virtio_rdma_ring_shape { depth, stride, offset, reserved_0c: 0 };
+        request.region = self.describe(region);
+        (request.pdn, request.max_sge) = (pdn, 4);
+        request
+    }
+
+    pub fn create_srq(&mut self, pdn: u32) -> u32 {
+        let region = self.take_region();
+        let request = self.srq_request(region, pdn);
+        let reply: virtio_rdma_rsp_create_srq =
+            self.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request).unwrap();
+        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0 });
+        reply.srqn
+    }
+
+    pub fn arm_srq(&mut self, srqn: u32, srq_limit: u32) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_modify_srq { srqn, srq_limit };
+        self.command(VIRTIO_RDMA_CMD_MODIFY_SRQ, &request)
+    }
+
+    pub fn query_srq(&mut self, srqn: u32) -> Result<virtio_rdma_rsp_query_srq, u32> {
+        self.command(VIRTIO_RDMA_CMD_QUERY_SRQ, &virtio_rdma_cmd_query_srq { srqn })
+    }
+
+    pub fn destroy_srq(&mut self, srqn: u32) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_destroy_srq { srqn };
+        self.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_SRQ, &request)?;
+        if let Some(ring) = self.srq_rings.remove(&srqn) {
+            self.regions.insert(0, ring.region);
+        }
+        Ok(())
+    }
+
+    /// A QP that receives from an SRQ.
+    pub fn create_srq_qp(&mut self, pdn: u32, cqn: u32, kind: u32, srqn: u32) -> Result<u32, u32> {
+        let region = self.take_region();
+        let base = Self::qp_request(pdn, cqn, kind);
+        let mut request = self.qp_ring_request(region, base);
+        request.rq = virtio_rdma_ring_shape::new_zeroed();
+        (request.base.max_recv_wr, request.srqn) = (0, srqn);
+        let result = self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request);
+        let reply: virtio_rdma_rsp_create_qp = result.inspect_err(|_| self.regions.push(region))?;
+        self.qp_rings.insert(reply.qpn, QpRings { region, producers: [0; 2] });
+        Ok(reply.qpn)
+    }
+
+    /// Posts a receive to an SRQ, and rings the doorbell if asked to.
+    pub fn post_srq_recv(&mut self, srqn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
+        let header = virtio_rdma_rq_wqe { num_sge: sges.len() as u32, reserved_04: 0, wr_id };
+        self.write_srq_entry(srqn, &[header.as_bytes(), sges.as_bytes()].concat());
+        fence(Ordering::SeqCst);
+        let wake = self.srq_rings[&srqn].region + offset_of!(virtio_rdma_srq_ring, wake) as u64;
+        if self.memory.read_obj::<u32>(wake).unwrap() != 0 {
+            self.ring_doorbell(srqn, VIRTIO_RDMA_DOORBELL_SRQ);
+        }
+    }
+
+    /// Writes an entry without a doorbell.
+    pub fn write_srq_entry(&mut self, srqn: u32, bytes: &[u8]) {
+        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let ring = self.srq_rings.get_mut(&srqn).unwrap();
+        let at = stride.max(256) + ring.producer % depth * stride;
+        ring.producer = ring.producer.wrapping_add(1);
+        self.memory.write(ring.region + u64::from(at), bytes).unwrap();
+        fence(Ordering::Release);
+        self.memory.write(ring.region, &ring.producer.to_le_bytes()).unwrap();
+    }
+
+    /// How many receives of an SRQ the device says that it took.
+    pub fn srq_consumer(&self, srqn: u32) -> u32 {
+        let at = offset_of!(virtio_rdma_srq_ring, consumer) as u64;
+        self.memory.read_obj(self.srq_rings[&srqn].region + at).unwrap()
     }
 
     pub fn modify(&mut self, qpn: u32, mask: u32, attr: virtio_rdma_qp_attr) -> Result<(), u32> {

@@ -14,5 +14,6 @@ mod rate;
 mod rc;
 mod rereg_mr;
 mod rings;
+mod srq;
 mod threads;
 mod uc;

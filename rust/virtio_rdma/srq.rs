@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues (chapter 13.6 of the specification).
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings, cmd,
+    dma::PAGE_SIZE,
+    hca::Hca,
+    ib,
+    region::Region,
+    ring::{
+        self,
+        Shape,
+        WorkRing, //
+    },
+    stats::Counter,
+    sync::{
+        new_irq_spinlock,
+        IrqSpinLock, //
+    },
+    wire,
+    wq::{
+        self,
+        Entry, //
+    },
+};
+use core::mem::offset_of;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+};
+
+/// The ring of an SRQ that the kernel posts to.
+///
+/// Receives complete in any order. So the device gets a tag as the `wr_id` of each, which names its
+/// entry until it is completed; there are as many tags as places in the ring, and the device empties
+/// a place before it completes what was there, so a free tag means a free place.
+struct Queue {
+    ring: WorkRing,
+    /// By tag.
+    entries: KVec<Option<Entry>>,
+    /// Tags that name nothing.
+    free: KVec<u32>,
+}
+
+impl Queue {
+    /// Makes an empty queue of `depth` places. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    fn new(ring: WorkRing, depth: u32) -> Result<Self> {
+        let mut free = KVec::with_capacity(depth as usize, GFP_KERNEL)?;
+        for tag in (0..depth).rev() {
+            free.push(tag, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            ring,
+            entries: wq::new_entries(depth)?,
+            free,
+        })
+    }
+
+    /// Posts a receive work request. The device does not see it yet.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the queue is full, `EINVAL` if the entry has no room for the SGEs.
+    fn post(&mut self, wr: &ib::RecvWr<'_>) -> Result {
+        let sges = wr.sges();
+        let tag = *self.free.last().ok_or(ENOMEM)?;
+        wq::write_recv(&mut self.ring, tag.into(), sges)?;
+        self.ring.advance();
+        self.free.pop();
+        self.entries[tag as usize] = Some(Entry {
+            wr_id: wr.wr_id(),
+            opcode: 0,
+            length: sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        });
+        Ok(())
+    }
+
+    /// Completes the work request with this tag, which `bytes` were placed into.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the CQE that says so.
+    fn complete(&mut self, tag: u64, bytes: u64) -> Result<Entry, Counter> {
+        let place = usize::try_from(tag)
+            .ok()
+            .and_then(|tag| self.entries.get_mut(tag))
+            .ok_or(Counter::BadCqeWrId)?;
+        let entry = place.ok_or(Counter::BadCqeWrId)?;
+        if bytes > entry.length {
+            return Err(Counter::BadCqeByteLen);
+        }
+        *place = None;
+        // There is room for all tags.
+        let _ = self.free.push_within_capacity(tag as u32);
+        Ok(entry)
+    }
+}
+
+/// Which events the device may still raise: the core keeps those of a program until it reads them,
+/// however many there are.
+#[derive(Default)]
+struct Expected {
+    /// The limit was set, and not reached since.
+    limit: bool,
+    /// The SRQ is in error, and its consumer knows.
+    error: bool,
+}
+
+/// A shared receive queue.
+#[pin_data]
+pub(crate) struct Srq {
+    hca: Arc<Hca>,
+    srqn: u32,
+    max_wr: u32,
+    max_sge: u32,
+    /// `None` if it is a program that posts.
+    #[pin]
+    queue: IrqSpinLock<Option<Queue>>,
+    region: Region,
+    #[pin]
+    expected: IrqSpinLock<Expected>,
+    /// Held while the limit is set.
+    #[pin]
+    arming: Mutex<()>,
+}
+
+impl Srq {
+    /// Completes the work request with this tag. Any context.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the CQE that says so.
+    pub(crate) fn complete(&self, tag: u64, bytes: u64) -> Result<Entry, Counter> {
+        let mut guard = self.queue.lock();
+        let Some(queue) = &mut *guard else {
+            return Err(Counter::BadCqeWrId);
+        };
+        queue.complete(tag, bytes)
+    }
+
+    /// Reports an event that the device raised, if there may be one: SRQ_LIMIT_REACHED once a limit,
+    /// SRQ_ERR once. `this` is this SRQ. Any context.
+    pub(crate) fn report_expected(&self, event: bindings::ib_event_type, this: &ib::Srq<Hca>) {
+        let mut expected = self.expected.lock();
+        let is_expected = if event == bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED {
+            core::mem::take(&mut expected.limit)
+        } else {
+            !core::mem::replace(&mut expected.error, true)
+        };
+        drop(expected);
+        if is_expected {
+            this.report(event);
+        }
+    }
+
+    /// Lets the program that posts ask for a doorbell with its next work request, and so hear that
+    /// there is nobody to hear it. Any context.
+    pub(crate) fn close(&self) {
+        self.region.tell_program(offset_of!(wire::SrqRing, wake), 1);
+    }
+}
+
+/// Sends CREATE_SRQ.
+fn create(
+    hca: &Arc<Hca>,
+    attr: &ib::SrqInitAttr<'_, Hca>,
+    region: Region,
+    shape: Shape,
+) -> Result<(u32, Region)> {
+    let table = region.page_table()?;
+    let request = bindings::virtio_rdma_cmd_create_srq {
+        region: table.to_wire(),
+        ring: shape.to_wire(),
+        pdn: attr.pd.number().to_le(),
+        max_sge: attr.max_sge.to_le(),
+        ..bindings::virtio_rdma_cmd_create_srq::zeroed()
+    };
+    let (reply, region) = region.give::<cmd::CreateSrq>(table, &request)?;
+    let srqn = u32::from_le(reply.srqn);
+    if srqn == 0 {
+        hca.bad_number();
+        return Err(EIO);
+    }
+    Ok((srqn, region))
+}
+
+/// What a new SRQ consists of.
+struct Parts {
+    srqn: u32,
+    max_wr: u32,
+    queue: Option<Queue>,
+    region: Region,
+}
+
+/// Creates an SRQ with a ring of the kernel.
+fn new_ring(hca: &Arc<Hca>, attr: &ib::SrqInitAttr<'_, Hca>) -> Result<Parts> {
+    // No more than `max_srq_wr`, which is a power of two.
+    let max_wr = attr.max_wr.next_power_of_two();
+    let shape = Shape::of_srq(max_wr, attr.max_sge);
+    let pages = Arc::new(hca.alloc_pages(shape.end() as usize)?, GFP_KERNEL)?;
+    let queue = Queue::new(WorkRing::shared(pages.clone(), shape), max_wr)?;
+    let region = Region::of_kernel(hca, pages);
+    let (srqn, region) = create(hca, attr, region, shape)?;
+    Ok(Parts {
+        srqn,
+        max_wr,
+        queue: Some(queue),
+        region,
+    })
+}
+
+/// Creates an SRQ with a ring of a program.
+///
+/// # Errors
+///
+/// `EINVAL` for a ring that is smaller than the sizes asked for or does not lie within the buffer, or
+/// a buffer that is not made of whole pages; those of [`Region::pin`]; what the device says.
+fn new_program_ring(
+    dev: &ib::Device<Hca>,
+    attr: &ib::SrqInitAttr<'_, Hca>,
+    udata: &ib::Udata<'_>,
+) -> Result<Parts> {
+    let hca = dev.data();
+    let asked: bindings::virtio_rdma_ureq_create_srq = udata.request()?;
+    let shape = Shape::of_program_srq(&asked, attr.max_sge)?;
+    if shape.depth < attr.max_wr
+        || shape.depth > hca.config().max_srq_wr
+        || asked.buf_addr % PAGE_SIZE as u64 != 0
+        || asked.buf_len % PAGE_SIZE as u64 != 0
+        || asked.buf_len > ring::MAX_REGION
+    {
+        return Err(EINVAL);
+    }
+    let region = Region::pin(
+        dev,
+        asked.buf_addr,
+        asked.buf_len,
+        bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    )?;
+    let (srqn, region) = create(hca, attr, region, shape)?;
+    Ok(Parts {
+        srqn,
+        max_wr: shape.depth,
+        queue: None,
+        region,
+    })
+}
+
+impl ib::SharedReceiveQueue<Hca> for Srq {
+    fn create(
+        dev: &ib::Device<Hca>,
+        attr: &ib::SrqInitAttr<'_, Hca>,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let hca = dev.data().clone();
+        let config = hca.config();
+        if config.max_srq == 0 || attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC {
+            return Err(crate::errno::unsupported());
+        }
+        if attr.max_wr == 0 || attr.max_wr > config.max_srq_wr || attr.max_sge > config.max_srq_sge
+        {
+            return Err(EINVAL);
+        }
+        let parts = match &attr.udata {
+            None => new_ring(&hca, attr)?,
+            Some(udata) => new_program_ring(dev, attr, udata)?,
+        };
+        let Parts {
+            srqn,
+            max_wr,
+            queue,
+            region,
+        } = parts;
+        let max_sge = attr.max_sge;
+
+        Ok(try_pin_init!(Self {
+            hca,
+            srqn,
+            max_wr,
+            max_sge,
+            queue <- new_irq_spinlock!(queue, "virtio_rdma::Srq"),
+            region,
+            expected <- new_irq_spinlock!(Expected::default(), "virtio_rdma::Srq::expected"),
+            arming <- new_mutex!(()),
+        }? Error))
+    }
+
+    fn arm(&self, limit: u32) -> Result {
+        if limit > self.max_wr {
+            return Err(EINVAL);
+        }
+        let _arming = self.arming.lock();
+        let request = bindings::virtio_rdma_cmd_modify_srq {
+            srqn: self.srqn.to_le(),
+            srq_limit: limit.to_le(),
+        };
+        // The event may come before the reply.
+        let before = core::mem::replace(&mut self.expected.lock().limit, limit != 0);
+        self.hca
+            .execute::<cmd::ModifySrq>(&request)
+            .inspect_err(|_| self.expected.lock().limit = before)?;
+        Ok(())
+    }
+
+    fn query(&self, attr: &mut bindings::ib_srq_attr) -> Result {
+        let request = bindings::virtio_rdma_cmd_query_srq {
+            srqn: self.srqn.to_le(),
+        };
+        let reply = self.hca.execute::<cmd::QuerySrq>(&request)?;
+        let limit = u32::from_le(reply.srq_limit);
+        if limit > self.max_wr {
+            self.hca.stats().bad(Counter::BadReplyValue);
+            return Err(EIO);
+        }
+        *attr = bindings::ib_srq_attr {
+            max_wr: self.max_wr,
+            max_sge: self.max_sge,
+            srq_limit: limit,
+        };
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result {
+        let request = bindings::virtio_rdma_cmd_destroy_srq {
+            srqn: self.srqn.to_le(),
+        };
+        self.hca.execute_destroy::<cmd::DestroySrq>(&request);
+        self.hca.cancel_srq_doorbell(self.srqn);
+        // The program need not have asked for it: its device may be taken away.
+        self.close();
+        Ok(())
+    }
+
+    fn number(&self) -> u32 {
+        self.srqn
+    }
+
+    fn sizes(&self) -> (u32, u32) {
+        (self.max_wr, self.max_sge)
+    }
+
+    fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {
+        let mut guard = self.queue.lock();
+        let Some(queue) = &mut *guard else {
+            return Err(crate::errno::unsupported());
+        };
+        let mut count = 0;
+        let result = wrs.try_for_each(|wr| {
+            if wr.sges().len() > self.max_sge as usize {
+                return Err(EINVAL);
+            }
+            queue.post(&wr)?;
+            count += 1;
+            Ok(())
+        });
+        if count != 0 {
+            self.hca.stats().add(Counter::RecvsPosted, count);
+            // The head of a region is within its memory.
+            if queue.ring.publish().unwrap_or(false) && !self.hca.is_broken() {
+                self.hca.ring_srq_doorbell(self.srqn);
+            }
+        }
+        result
+    }
+
+    fn doorbell(&self) -> Result {
+        if self.hca.is_broken() {
+            return Err(EIO);
+        }
+        self.hca.ring_srq_doorbell(self.srqn);
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Shared receive queues (IBA 10.2.9; specification, 13.6).
+//!
+//! The device copies a work request when a QP takes it, and says how many it
+//! took: a place is free then, whenever its completion is polled. The `wr_id`
+//! of the program travels in the work request and comes back in the CQE.
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::*,
+    cmd,
+    errno::{Errno, Result},
+    object::{Blank, Owned, Ref, Srq},
+    pd::Domain,
+    qp::{self, Limits},
+    ring::{Region, Resource, Ring, Word},
+    wq::{Freed, Head, Posted, WorkQueue},
+    wqe,
+    wr::{List, PostError},
+};
+use core::{ffi::c_int, mem::offset_of};
+
+/// The head's words.
+const HEAD: Head = Head::new(
+    Word::at(offset_of!(virtio_rdma_srq_ring, producer)),
+    Word::at(offset_of!(virtio_rdma_srq_ring, wake)),
+);
+const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_srq_ring, consumer));
+
+/// What the provider adds to an SRQ.
+pub struct Private {
+    /// What a work request may ask for.
+    limits: Limits,
+    region: Region,
+    queue: WorkQueue,
+    /// Whose memory the region is.
+    _domain: Domain,
+}
+
+impl Private {
+    /// A ring of at least `max_wr` work requests of `max_sge` SGEs.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for what no ring can hold; ENOMEM.
+    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
+        let stride = wqe::RECV_HEADER.saturating_add(qp::sges(max_sge));
+        let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
+        Ok(Self {
+            limits: Limits::of_receives(max_sge),
+            region: Region::lent(ring.end(), domain.allocator, Resource::Srq)?,
+            queue: WorkQueue::new(ring, domain.threads),
+            _domain: domain,
+        })
+    }
+
+    /// What the driver wants to know of the ring.
+    fn request(&self) -> virtio_rdma_ureq_create_srq {
+        let ring = self.queue.ring();
+        virtio_rdma_ureq_create_srq {
+            buf_addr: self.region.addr(),
+            buf_len: self.region.size() as u64,
+            depth: ring.depth(),
+            stride: ring.stride() as u32,
+            offset: ring.offset(),
+            reserved_1c: 0,
+        }
+    }
+
+    /// Writes the requests of a list to the ring.
+    fn post(&self, list: List<'_, ibv_recv_wr>) -> Posted<ibv_recv_wr> {
+        self.queue.post(&self.region, HEAD, Freed::Taken(CONSUMER), list, |request, entry| {
+            wqe::recv(&self.limits, request, entry)
+        })
+    }
+}
+
+/// ibv_create_srq(3). `attr.attr` becomes what the SRQ really has.
+///
+/// # Errors
+///
+/// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM;
+/// the kernel's.
+pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned<Srq>> {
+    if attr.attr.max_wr == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let srq = Blank::<verbs_srq, Private>::new()?;
+    let domain = Domain::of(pd.whole());
+    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
+    cmd::create_srq(pd, attr, srq.verbs().srq(), private.request())?;
+    Ok(srq.finish(private))
+}
+
+/// ibv_modify_srq(3): sets the limit. No SRQ is resized.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
+    cmd::modify_srq(srq.srq(), attr, mask)
+}
+
+/// ibv_query_srq(3).
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn query(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr) -> Result {
+    cmd::query_srq(srq.srq(), attr)
+}
+
+/// ibv_post_srq_recv(3); a system call only if a QP waits for a receive.
+///
+/// # Errors
+///
+/// EINVAL for a request that the SRQ cannot carry; ENOMEM for a full queue. The
+/// requests before the one that the error names are posted. What the kernel
+/// answers to a doorbell, with the list's first request.
+pub fn post_recv(
+    srq: Ref<'_, Srq>,
+    list: List<'_, ibv_recv_wr>,
+) -> Result<(), PostError<ibv_recv_wr>> {
+    let first = list.first();
+    let private = srq.private();
+    let Posted { result, doorbell } = private.post(list);
+    if !doorbell {
+        return result;
+    }
+    result.and(cmd::ring_srq_doorbell(srq.srq()).map_err(|errno| {
+        private.queue.not_rung(&private.region, HEAD);
+        PostError { errno, bad_wr: first }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{model::Memory, wr::tests::list};
+    use core::sync::atomic::Ordering::{Acquire, SeqCst};
+
+    /// Posts a request; its error, and whether a doorbell is due.
+    fn post(srq: &Private, wr_id: u64, sges: &mut [ibv_sge]) -> (Option<Errno>, bool) {
+        let mut wr = ibv_recv_wr {
+            wr_id,
+            sg_list: sges.as_mut_ptr(),
+            num_sge: sges.len() as _,
+            ..Default::default()
+        };
+        let posted = srq.post(list(&mut wr));
+        (posted.result.err().map(|error| error.errno), posted.doorbell)
+    }
+
+    #[test]
+    fn what_the_device_took_is_free() {
+        let srq = Private::new(6, 1, Domain::NONE).unwrap();
+        let memory = Memory::new(&srq.region);
+        let consumer = memory.word(64);
+        for wr_id in 0..8 {
+            assert_eq!(post(&srq, wr_id, &mut []), (None, false));
+        }
+        assert_eq!(post(&srq, 8, &mut []), (Some(Errno::ENOMEM), false));
+        consumer.store(3, SeqCst);
+        for wr_id in 8..11 {
+            assert_eq!(post(&srq, wr_id, &mut []), (None, false));
+        }
+        assert_eq!(post(&srq, 11, &mut []), (Some(Errno::ENOMEM), false));
+        assert_eq!(memory.word(0).load(Acquire), 11);
+        let id = |index| memory.read::<u64>(srq.queue.ring(), index, 8);
+        assert!((3..11).all(|index| id(index) == index.into()));
+        // What cannot be leaves it full.
+        for wrong in [12, 2, u32::MAX, 1 << 31] {
+            consumer.store(wrong, SeqCst);
+            assert_eq!(post(&srq, 11, &mut []), (Some(Errno::ENOMEM), false));
+        }
+        consumer.store(11, SeqCst);
+        assert_eq!(post(&srq, 11, &mut []), (None, false));
+    }
+
+    #[test]
+    fn doorbell_if_somebody_waits() {
+        let srq = Private::new(8, 1, Domain::NONE).unwrap();
+        let wake = Memory::new(&srq.region);
+        assert_eq!(post(&srq, 0, &mut []), (None, false));
+        wake.word(128).store(1, SeqCst);
+        assert_eq!(post(&srq, 1, &mut []), (None, true));
+        assert_eq!(post(&srq, 2, &mut []), (None, false));
+        srq.queue.not_rung(&srq.region, HEAD);
+        assert_eq!(post(&srq, 3, &mut []), (None, true));
+    }
+
+    #[test]
+    fn requests_are_checked() {
+        let srq = Private::new(8, 2, Domain::NONE).unwrap();
+        let mut sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 3];
+        assert_eq!(post(&srq, 0, &mut sges[..2]), (None, false));
+        assert_eq!(post(&srq, 1, &mut sges), (Some(Errno::EINVAL), false));
+        let entry: [u64; 4] = Memory::new(&srq.region).read(srq.queue.ring(), 0, 0);
+        assert_eq!(entry, [2, 0, 1, 3 << 32 | 2]);
+        for (max_wr, max_sge) in [(u32::MAX, 1), (1 << 31, 1), (1, 256), (1, u32::MAX)] {
+            assert_eq!(Private::new(max_wr, max_sge, Domain::NONE).err(), Some(Errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn the_driver_is_told_of_the_ring() {
+        let srq = Private::new(100, 4, Domain::NONE).unwrap();
+        let request = srq.request();
+        assert_eq!((request.depth, request.stride, request.offset), (128, 128, 256));
+        assert_eq!(request.buf_len, 20480);
+    }
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Shared receive queues (IBA 10.2.9; specification, 13.6).
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use abi::{
+    virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,
+    virtio_rdma_cmd_query_srq, virtio_rdma_qp_ring, virtio_rdma_rsp_create_srq,
+    virtio_rdma_rsp_query_srq, virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
+};
+use memory::{GuestMemory, Pages};
+use zerocopy::FromZeros;
+
+use crate::config::MAX_SGE;
+use crate::control::{unuse_pd, use_pd, Control, Status};
+use crate::device::Shared;
+use crate::mr::Range;
+use crate::qp::Responder;
+use crate::ring_commands::pages_of;
+use crate::state::QpState;
+use crate::stats::{Counter, SrqStatus};
+use crate::sync::lock;
+use crate::wq_ring::{Kind, Shape, WqRing, WqRingError};
+use crate::wqe::{receive_entry_len, Malformed, ReceiveWqe};
+
+// `Shape::check` keeps entries out of the head of either kind of region.
+const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
+
+/// Why an SRQ gives no more work requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SrqError {
+    /// Its ring is none.
+    #[error(transparent)]
+    Ring(#[from] WqRingError),
+    /// It is in error already.
+    #[error("the SRQ is in error")]
+    InError,
+}
+
+/// An SRQ.
+pub(crate) struct Srq {
+    pdn: u32,
+    max_wr: u32,
+    max_sge: usize,
+    ring: WqRing,
+    region: Box<[Range]>,
+    /// SRQ_LIMIT_REACHED is due when fewer work requests than this wait; 0: never.
+    limit: u32,
+    /// No work request is taken any more.
+    in_error: bool,
+    /// QPs that receive from here.
+    users: u32,
+    /// The owner was asked for a doorbell.
+    asleep: bool,
+    /// Places of the QPs that wait for a work request.
+    waiting: BTreeSet<u16>,
+    /// Work requests that QPs took and did not complete before they were reset or
+    /// destroyed. They are taken first, so there are never more than QPs.
+    returned: VecDeque<ReceiveWqe>,
+}
+
+impl Srq {
+    /// Takes the next work request into `wqe`, for the QP in place `slot`. If there
+    /// is none and the QP `waits`, its owner is asked for a doorbell, and
+    /// [`Srq::take_waiting`] names the QP.
+    fn take(
+        &mut self,
+        slot: u16,
+        waits: bool,
+        wqe: &mut ReceiveWqe,
+    ) -> Result<Option<Result<(), Malformed>>, SrqError> {
+        if self.in_error {
+            return Err(SrqError::InError);
+        }
+        if let Some(returned) = self.returned.pop_front() {
+            *wqe = returned;
+            self.stop_waiting(slot);
+            return Ok(Some(Ok(())));
+        }
+        // Asked to be told: once, whatever the index does meanwhile.
+        let mut asked = false;
+        loop {
+            if let Some((index, entry)) = self.ring.pop()? {
+                let read = wqe.read_entry(index, entry, self.max_sge);
+                self.ring.publish_consumer();
+                self.stop_waiting(slot);
+                return Ok(Some(read));
+            }
+            if asked || !waits {
+                return Ok(None);
+            }
+            asked = true;
+            self.asleep = true;
+            self.waiting.insert(slot);
+            if !self.ring.sleep() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The QP in place `slot` waits no longer. The owner is asked for doorbells as
+    /// long as another one does: what it posts then would wake nobody.
+    fn stop_waiting(&mut self, slot: u16) {
+        self.waiting.remove(&slot);
+        if self.asleep && self.waiting.is_empty() {
+            self.asleep = false;
+            self.ring.wake_up();
+        }
+    }
+
+    /// The QPs that waited: each is to look again, and waits anew if it must.
+    fn take_waiting(&mut self) -> BTreeSet<u16> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Work requests that wait to be taken.
+    fn left(&self) -> u32 {
+        self.ring.waiting().saturating_add(self.returned.len() as u32)
+    }
+
+    /// Whether SRQ_LIMIT_REACHED is due; it is so once.
+    fn take_limit_reached(&mut self) -> bool {
+        let reached = self.limit != 0 && self.left() < self.limit;
+        if reached {
+            self.limit = 0;
+        }
+        reached
+    }
+}
+
+impl Shared {
+    /// The place of an SRQ number, if there was one ever.
+    pub fn srq_slot_of(&self, srqn: u32) -> Option<u16> {
+        let slot = u16::try_from(srqn.checked_sub(1)?).ok()?;
+        self.srqs.get(slot).map(|_| slot)
+    }
+
+    /// Calls `f` with a live SRQ.
+    fn with_srq<R>(&self, srqn: u32, f: impl FnOnce(&mut Srq) -> R) -> Result<R, Status> {
+        let slot = self.srq_slot_of(srqn).ok_or(Status::NoObject)?;
+        self.in_srq_slot(slot, f).ok_or(Status::NoObject)
+    }
+
+    /// The same by its place.
+    fn in_srq_slot<R>(&self, slot: u16, f: impl FnOnce(&mut Srq) -> R) -> Option<R> {
+        lock(self.srqs.get(slot)?).as_mut().map(f)
+    }
+
+    /// Handles CREATE_SRQ.
+    pub(crate) fn create_srq(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_create_srq,
+    ) -> Result<virtio_rdma_rsp_create_srq, Status> {
+        control.require_pd(request.pdn)?;
+        let max_sge = request.max_sge as usize;
+        let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
+        let shape = shape.ok_or(Status::Invalid)?;
+        if max_sge > MAX_SGE {
+            return Err(Status::Invalid);
+        }
+        let (pages, region) = self.read_region(control, &request.region, shape.end())?;
+        let slot = control.srq_slots.take().ok_or(Status::NoResource)?;
+        control.extents += pages_of(&region);
+        use_pd(control, request.pdn);
+        let srq = Srq {
+            pdn: request.pdn,
+            max_wr: shape.depth,
+            max_sge,
+            ring: WqRing::new(Arc::new(pages), shape, Kind::Shared),
+            region,
+            limit: 0,
+            in_error: false,
+            users: 0,
+            asleep: false,
+            waiting: BTreeSet::new(),
+            returned: VecDeque::new(),
+        };
+        *lock(self.srqs.take(slot)) = Some(srq);
+        Ok(virtio_rdma_rsp_create_srq { srqn: u32::from(slot) + 1 })
+    }
+
+    /// Handles MODIFY_SRQ: sets the limit, which may be reached already.
+    pub(crate) fn modify_srq(&self, request: &virtio_rdma_cmd_modify_srq) -> Result<(), Status> {
+        let (srqn, limit) = (request.srqn, request.srq_limit);
+        let reached = self.with_srq(srqn, |srq| {
+            if limit > srq.max_wr {
+                return Err(Status::Invalid);
+            }
+            if srq.in_error {
+                return Err(Status::State);
+            }
+            srq.limit = limit;
+            Ok(srq.take_limit_reached())
+        })??;
+        if reached {
+            self.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, srqn);
+        }
+        Ok(())
+    }
+
+    /// Handles QUERY_SRQ.
+    pub(crate) fn query_srq(
+        &self,
+        request: &virtio_rdma_cmd_query_srq,
+    ) -> Result<virtio_rdma_rsp_query_srq, Status> {
+        self.with_srq(request.srqn, |srq| {
+            let mut reply = virtio_rdma_rsp_query_srq::new_zeroed();
+            reply.max_wr = srq.max_wr;
+            reply.max_sge = srq.max_sge as u32;
+            reply.srq_limit = srq.limit;
+            reply
+        })
+    }
+
+    /// Handles DESTROY_SRQ.
+    pub(crate) fn destroy_srq(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_destroy_srq,
+    ) -> Result<(), Status> {
+        let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
+        let mut place = lock(self.srqs.take(slot));
+        let srq = match place.take() {
+            Some(srq) if srq.users != 0 => {
+                *place = Some(srq);
+                return Err(Status::Busy);
+            }
+            srq => srq.ok_or(Status::NoObject)?,
+        };
+        drop(place);
+        control.extents -= pages_of(&srq.region);
+        control.srq_slots.give_back(slot);
+        unuse_pd(control, srq.pdn);
+        Ok(())
+    }
+
+    /// What a QP needs to know of the SRQ that it is created with: its place, its PD
+    /// and the SGEs of its work requests.
+    pub(crate) fn srq_config(&self, srqn: u32) -> Result<(u16, u32, usize), Status> {
+        let slot = self.srq_slot_of(srqn).ok_or(Status::NoObject)?;
+        self.with_srq(srqn, |srq| (slot, srq.pdn, srq.max_sge))
+    }
+
+    /// One more QP receives from an SRQ.
+    pub(crate) fn attach_srq(&self, srq: u16) {
+        self.in_srq_slot(srq, |srq| srq.users += 1);
+    }
+
+    /// One less, which has left it before.
+    pub(crate) fn detach_srq(&self, srq: u16) {
+        self.in_srq_slot(srq, |srq| srq.users = srq.users.saturating_sub(1));
+    }
+
+    /// Takes a work request of an SRQ into the place of the responder's, which,
+    /// if it `waits`, is woken when there is one.
+    pub(crate) fn take_shared(
+        &self,
+        slot: u16,
+        srq: u16,
+        responder: &mut Responder,
+        waits: bool,
+    ) -> Result<Option<Result<(), Malformed>>, SrqError> {
+        let wqe = &mut responder.receive;
+        let (taken, limit) = self
+            .in_srq_slot(srq, |srq| (srq.take(slot, waits, wqe), srq.take_limit_reached()))
+            .unwrap_or((Ok(None), false));
+        if limit {
+            self.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, u32::from(srq) + 1);
+        }
+        taken
+    }
+
+    /// Puts an SRQ into error, for its owner's doing. Every QP that uses it fails
+    /// when the guest's own thread comes to it.
+    pub(crate) fn fail_srq(&self, srq: u16) {
+        let first = self.in_srq_slot(srq, |srq| !std::mem::replace(&mut srq.in_error, true));
+        if first == Some(true) {
+            self.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, u32::from(srq) + 1);
+            self.make_hot(self.jobs.srq(srq));
+        }
+    }
+
+    /// The QP in place `slot` is reset or destroyed, or takes no more work requests:
+    /// it does not wait for one, and one that it did not complete is taken by
+    /// another.
+    pub(crate) fn leave_srq(&self, slot: u16, responder: &mut Responder) {
+        let Some(srq) = responder.config.and_then(|config| config.srq) else { return };
+        let mut unfinished = None;
+        if std::mem::take(&mut responder.has_receive) {
+            unfinished = Some(std::mem::replace(&mut responder.receive, ReceiveWqe::empty()));
+        }
+        let awaited = self.in_srq_slot(srq, |srq| {
+            srq.returned.extend(unfinished);
+            srq.stop_waiting(slot);
+            !srq.returned.is_empty() && !srq.waiting.is_empty()
+        });
+        if awaited == Some(true) {
+            self.make_hot(self.jobs.srq(srq));
+        }
+    }
+
+    /// Looks after an SRQ when its owner rang, or it has failed: whoever waits for
+    /// a work request looks again. Own thread only.
+    pub(crate) fn service_srq(&self, srq: u16) {
+        let found = self.in_srq_slot(srq, |srq| (srq.take_waiting(), srq.in_error));
+        let Some((waiting, in_error)) = found else { return };
+        if in_error {
+            self.fail_srq_users(srq);
+        }
+        for slot in waiting {
+            let Some(qp) = self.qps.get(slot) else { continue };
+            let waiter = lock(&qp.responder).waiter.take();
+            if let Some((device, slot)) = waiter {
+                device.make_hot(device.jobs.send(slot));
+            }
+        }
+    }
+
+    /// Every QP that uses an SRQ fails.
+    fn fail_srq_users(&self, srq: u16) {
+        for (slot, qp) in self.qps.iter() {
+            let mut responder = lock(&qp.responder);
+            let uses = responder.config.is_some_and(|config| config.srq == Some(srq));
+            if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+            }
+        }
+    }
+
+    /// Finds the rings of SRQs anew after a change of the memory map. An SRQ that
+    /// is no longer in memory fails.
+    pub(crate) fn remap_srqs(&self, memory: &GuestMemory) {
+        for (slot, place) in self.srqs.iter() {
+            let lost = lock(place).as_mut().is_some_and(|srq| {
+                let ranges = srq.region.iter().map(|range| (range.addr, range.len));
+                let pages = Pages::new(memory, ranges).ok().map(Arc::new);
+                let lost = pages.is_none();
+                srq.ring.set_pages(pages);
+                lost
+            });
+            if lost {
+                self.complain(Counter::LostRings, &"the ring of an SRQ is not in memory");
+                self.fail_srq(slot);
+            }
+        }
+    }
+
+    /// What there is to tell of each SRQ.
+    pub(crate) fn srq_status(&self) -> Vec<SrqStatus> {
+        let status = |(slot, place): (u16, &std::sync::Mutex<Option<Srq>>)| {
+            lock(place).as_ref().map(|srq| SrqStatus {
+                srqn: u32::from(slot) + 1,
+                receives: srq.left(),
+                max_wr: srq.max_wr,
+                limit: srq.limit,
+                qps: srq.users,
+                in_error: srq.in_error,
+            })
+        };
+        self.srqs.iter().filter_map(status).collect()
+    }
+}

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Shared receive queues.
+
+use abi::*;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::driver::*;
+use crate::{Counter, QpState};
+
+const SEND: u32 = VIRTIO_RDMA_WR_SEND;
+const RECV: u32 = VIRTIO_RDMA_WC_RECV;
+const LIMIT: u32 = VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED;
+const LAST: u32 = VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED;
+
+/// Guest `b` has an SRQ and several QPs on it, each connected to one of guest `a`.
+struct Bench {
+    pair: Pair,
+    srqn: u32,
+    /// QPs of `a`, and those of `b`.
+    qps: Vec<(u32, u32)>,
+}
+
+impl Bench {
+    fn new(count: usize) -> Self {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let srqn = pair.b.create_srq(b.pdn);
+        let mut qps = Vec::new();
+        for _ in 0..count {
+            let from = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_RC);
+            let to = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+            pair.a.connect(from, pair.b.gid, to);
+            pair.b.connect(to, pair.a.gid, from);
+            qps.push((from, to));
+        }
+        // COMM_EST comes with RTR, and these are in RTS.
+        while pair.b.poll_event().is_some() {}
+        Self { pair, srqn, qps }
+    }
+
+    fn post(&mut self, wr_id: u64) {
+        let key = self.pair.ends[1].key;
+        self.pair.b.post_srq_recv(self.srqn, wr_id, &[sge(DATA + wr_id * 64, 64, key)]);
+    }
+
+    fn send(&mut self, qp: usize, wr_id: u64) {
+        let key = self.pair.ends[0].key;
+        let send = Send::new(wr_id, SEND, &[sge(DATA + wr_id * 64, 64, key)]);
+        self.pair.a.post_send(self.qps[qp].0, &send);
+    }
+
+    /// The next receive: its work request, status and QP.
+    fn received(&mut self) -> Option<(u64, u32, u32)> {
+        self.pair.poll_b().map(|cqe| (cqe.wr_id, u32::from(cqe.status), cqe.qp_num))
+    }
+
+    fn state(&mut self, qp: usize) -> u32 {
+        self.pair.b.query(self.qps[qp].1).qp_state.into()
+    }
+}
+
+#[test]
+fn receives_are_taken_in_order_by_whoever_needs_one() {
+    with_rings(|| {
+        let mut bench = Bench::new(3);
+        let mut expected = 0;
+        // Further than the ring is long.
+        for round in 0..u64::from(3 * RING) {
+            let (qp, wr_id) = ((round % 3) as usize, round % 7);
+            let data = bench.pair.a.fill(DATA + wr_id * 64, 64, round as u8);
+            bench.post(wr_id);
+            bench.send(qp, wr_id);
+            bench.pair.settle();
+            let cqe = bench.pair.b.poll_ring(bench.pair.ends[1].cqn).unwrap();
+            assert_eq!((cqe.wr_id, cqe.qp_num, cqe.byte_len), (wr_id, bench.qps[qp].1, 64));
+            assert_eq!(cqe.wqe_index, expected);
+            assert_eq!(u32::from(cqe.opcode), RECV);
+            assert_eq!(bench.pair.b.bytes(DATA + wr_id * 64, 64), data);
+            assert_eq!(brief(bench.pair.poll_a()).unwrap(), (wr_id, 0, VIRTIO_RDMA_WC_SEND));
+            expected += 1;
+            assert_eq!(bench.pair.b.srq_consumer(bench.srqn), expected);
+        }
+    });
+}
+
+#[test]
+fn a_post_wakes_whoever_waits() {
+    with_rings(|| {
+        let mut bench = Bench::new(4);
+        for qp in 0..4 {
+            bench.send(qp, qp as u64);
+        }
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.device.counter(Counter::RnrNaks), 4);
+        assert!(bench.received().is_none());
+        // One after the other: each post wakes, however many wait and without a timer.
+        for wr_id in 0..4 {
+            bench.post(wr_id);
+            bench.pair.settle();
+            assert_eq!(bench.received().unwrap().0, wr_id);
+            assert!(bench.received().is_none());
+        }
+        assert_eq!(bench.pair.clock.passed(), std::time::Duration::ZERO);
+        // Nobody waits, nobody rings.
+        let bells = bench.pair.b.device.counter(Counter::Doorbells);
+        bench.post(5);
+        assert_eq!(bench.pair.b.device.counter(Counter::Doorbells), bells);
+    });
+}
+
+#[test]
+fn one_that_helps_itself_leaves_the_others_asleep() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        bench.send(0, 0);
+        bench.pair.settle();
+        // QP 1 takes what is there before the owner has rung for QP 0.
+        let key = bench.pair.ends[1].key;
+        let sges = [sge(DATA, 64, key)];
+        let header = virtio_rdma_rq_wqe { num_sge: 1, reserved_04: 0, wr_id: 1 };
+        let entry = [header.as_bytes(), sges.as_bytes()].concat();
+        bench.pair.b.write_srq_entry(bench.srqn, &entry);
+        bench.send(1, 1);
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((1, 0, bench.qps[1].1)));
+        // The next finds that somebody still waits.
+        bench.post(2);
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((2, 0, bench.qps[0].1)));
+        assert_eq!(bench.pair.clock.passed(), std::time::Duration::ZERO);
+    });
+}
+
+#[test]
+fn the_limit_is_told_once() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let srqn = bench.srqn;
+        for wr_id in 0..4 {
+            bench.post(wr_id);
+        }
+        bench.pair.b.arm_srq(srqn, 3).unwrap();
+        assert_eq!(bench.pair.b.query_srq(srqn).unwrap().srq_limit, 3);
+        bench.send(0, 0);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), None);
+        bench.send(0, 1);
+        bench.send(0, 2);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
+        assert_eq!(bench.pair.b.poll_event(), None);
+        assert_eq!(bench.pair.b.query_srq(srqn).unwrap().srq_limit, 0);
+        // One is left: the limit is reached when it is set.
+        bench.pair.b.arm_srq(srqn, 2).unwrap();
+        assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
+        bench.pair.b.arm_srq(srqn, 1).unwrap();
+        assert_eq!(bench.pair.b.poll_event(), None);
+        bench.send(0, 3);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
+        let most = RING.into();
+        assert_eq!(bench.pair.b.arm_srq(srqn, most + 1), Err(VIRTIO_RDMA_STATUS_INVAL));
+        assert_eq!(bench.pair.b.query_srq(srqn).unwrap().max_wr, most);
+    });
+}
+
+#[test]
+fn a_qp_in_error_tells_that_it_took_its_last() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let (_, qpn) = bench.qps[0];
+        bench.post(1);
+        bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LAST, qpn)));
+        // What nobody took is not flushed.
+        assert!(bench.received().is_none());
+        bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), None);
+        bench.send(1, 2);
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((1, 0, bench.qps[1].1)));
+        // Each life has an end.
+        bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        bench.pair.b.connect(qpn, gid(1), bench.qps[0].0);
+        bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LAST, qpn)));
+    });
+}
+
+#[test]
+fn a_receive_that_fails_is_the_last() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let key = bench.pair.ends[1].key;
+        bench.pair.b.post_srq_recv(bench.srqn, 1, &[sge(DATA, 8, key)]);
+        bench.post(2);
+        bench.send(0, 0);
+        bench.pair.settle();
+        let (_, qpn) = bench.qps[0];
+        assert_eq!(bench.received(), Some((1, VIRTIO_RDMA_WC_LOC_LEN_ERR, qpn)));
+        assert_eq!(bench.pair.b.poll_event(), Some((LAST, qpn)));
+        assert_eq!(bench.pair.b.poll_event(), None);
+        bench.send(1, 3);
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((2, 0, bench.qps[1].1)));
+    });
+}
+
+#[test]
+fn what_a_reset_qp_did_not_complete_is_taken_by_another() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let [a, b] = bench.pair.ends;
+        // Longer than a turn, so that it stops in the middle.
+        let len = 1 << 20;
+        bench.pair.b.post_srq_recv(bench.srqn, 7, &[sge(DATA, len, b.key)]);
+        let send = Send::new(1, SEND, &[sge(DATA, len, a.key)]);
+        bench.pair.a.post_send(bench.qps[0].0, &send);
+        bench.pair.a.device.run(1);
+        while bench.pair.b.srq_consumer(bench.srqn) == 0 {
+            bench.pair.a.device.run(1);
+        }
+        bench.send(1, 2);
+        bench.pair.b.set_state(bench.qps[0].1, VIRTIO_RDMA_QPS_RESET).unwrap();
+        bench.pair.settle();
+        assert_eq!(bench.received(), Some((7, 0, bench.qps[1].1)));
+        assert_eq!(bench.pair.b.srq_consumer(bench.srqn), 1);
+    });
+}
+
+#[test]
+fn receives_are_checked_in_the_pd_of_the_srq() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let other = pair.b.create_pd();
+        let mr = pair.b.reg_mr(other, DATA, 4096, ALL);
+        let srqn = pair.b.create_srq(other);
+        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+        pair.a.connect(a.qpn, pair.b.gid, qpn);
+        pair.b.connect(qpn, pair.a.gid, a.qpn);
+        pair.b.post_srq_recv(srqn, 1, &[sge(DATA, 64, mr.lkey)]);
+        pair.b.post_srq_recv(srqn, 2, &[sge(DATA, 64, b.key)]);
+        let send = Send::new(1, SEND, &[sge(DATA, 64, a.key)]);
+        pair.a.post_send(a.qpn, &send);
+        pair.a.post_send(a.qpn, &send);
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()), Some((1, 0, RECV)));
+        assert_eq!(brief(pair.poll_b()), Some((2, VIRTIO_RDMA_WC_LOC_PROT_ERR, RECV)));
+    });
+}
+
+#[test]
+fn datagrams_find_their_receives() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_UD);
+        let [a, b] = pair.ends;
+        let srqn = pair.b.create_srq(b.pdn);
+        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_UD, srqn).unwrap();
+        let ready = |guest: &mut Guest, qpn| {
+            let mut attr = virtio_rdma_qp_attr::new_zeroed();
+            (attr.qp_state, attr.port_num, attr.qkey) = (1, 1, 5);
+            let mask = VIRTIO_RDMA_QP_STATE
+                | VIRTIO_RDMA_QP_PKEY_INDEX
+                | VIRTIO_RDMA_QP_PORT
+                | VIRTIO_RDMA_QP_QKEY;
+            guest.modify(qpn, mask, attr).unwrap();
+            guest.set_state(qpn, VIRTIO_RDMA_QPS_RTR).unwrap();
+            guest.make_rts(qpn, false).unwrap();
+        };
+        ready(&mut pair.a, a.qpn);
+        ready(&mut pair.b, qpn);
+        let send = Send::new(1, SEND, &[sge(DATA, 64, a.key)]).ud(pair.b.gid, qpn, 5, a.pdn);
+        pair.a.post_send(a.qpn, &send);
+        pair.settle();
+        assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 1);
+        pair.b.post_srq_recv(srqn, 9, &[sge(DATA, 104, b.key)]);
+        pair.a.post_send(a.qpn, &send);
+        pair.settle();
+        let cqe = pair.poll_b().unwrap();
+        assert_eq!((cqe.wr_id, cqe.byte_len, cqe.qp_num), (9, 104, qpn));
+    });
+}
+
+#[test]
+fn an_index_that_runs_away_is_the_end_of_the_srq_alone() {
+    with_rings(|| {
+        for wild in [u32::from(RING) + 1, u32::MAX, 1 << 31] {
+            let mut bench = Bench::new(2);
+            let region = bench.pair.b.srq_rings[&bench.srqn].region;
+            bench.send(0, 0);
+            bench.pair.settle();
+            bench.pair.b.memory.write(region, &wild.to_le_bytes()).unwrap();
+            bench.pair.b.ring_doorbell(bench.srqn, VIRTIO_RDMA_DOORBELL_SRQ);
+            bench.pair.settle();
+            let mut events = Vec::new();
+            while let Some(event) = bench.pair.b.poll_event() {
+                events.push(event);
+            }
+            assert_eq!(events[0], (VIRTIO_RDMA_EVENT_SRQ_ERR, bench.srqn));
+            for (qp, (_, qpn)) in bench.qps.clone().into_iter().enumerate() {
+                assert!(events.contains(&(VIRTIO_RDMA_EVENT_QP_FATAL, qpn)));
+                assert!(events.contains(&(LAST, qpn)));
+                assert_eq!(bench.state(qp), QpState::Err as u32);
+            }
+            assert_eq!(events.len(), 5);
+            assert_eq!(bench.pair.b.device.counter(Counter::BadReceiveChain), 1);
+            let status = bench.pair.poll_a().unwrap().status;
+            assert_eq!(u32::from(status), VIRTIO_RDMA_WC_REM_OP_ERR);
+            assert_eq!(bench.pair.b.arm_srq(bench.srqn, 1), Err(VIRTIO_RDMA_STATUS_STATE));
+        }
+    });
+}
+
+#[test]
+fn a_malformed_receive_is_the_end_of_the_srq() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let header = virtio_rdma_rq_wqe { num_sge: 5, reserved_04: 0, wr_id: 3 };
+        bench.pair.b.write_srq_entry(bench.srqn, header.as_bytes());
+        bench.post(4);
+        bench.send(0, 0);
+        bench.pair.settle();
+        let (_, qpn) = bench.qps[0];
+        assert_eq!(bench.received(), Some((3, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, qpn)));
+        assert!(bench.received().is_none());
+        assert_eq!(bench.pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_SRQ_ERR, bench.srqn)));
+        assert_eq!(bench.state(1), QpState::Err as u32);
+    });
+}
+
+#[test]
+fn an_srq_lives_as_long_as_its_users() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let (srqn, b) = (bench.srqn, bench.pair.ends[1]);
+        let guest = &mut bench.pair.b;
+        assert_eq!(guest.destroy_srq(srqn), Err(VIRTIO_RDMA_STATUS_BUSY));
+        guest.destroy_qp(bench.qps[0].1).unwrap();
+        guest.destroy_srq(srqn).unwrap();
+        assert_eq!(guest.destroy_srq(srqn), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+        assert_eq!(guest.query_srq(srqn).err(), Some(VIRTIO_RDMA_STATUS_NO_OBJECT));
+        let refused = guest.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn);
+        assert_eq!(refused, Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+        // Of a PD that lives as long as it, and a number that comes back late.
+        let pdn = guest.create_pd();
+        let numbers: Vec<u32> = (0..3).map(|_| guest.create_srq(pdn)).collect();
+        assert_eq!(numbers, [2, 3, 1]);
+        let request = virtio_rdma_cmd_destroy_pd { pdn };
+        let busy = guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &request);
+        assert_eq!(busy, Err(VIRTIO_RDMA_STATUS_BUSY));
+        for srqn in numbers {
+            guest.destroy_srq(srqn).unwrap();
+        }
+        guest.command::<_, ()>(VIRTIO_RDMA_CMD_DESTROY_PD, &request).unwrap();
+    });
+}
+
+#[test]
+fn commands_are_checked() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let b = pair.ends[1];
+        let guest = &mut pair.b;
+        let region = guest.qp_rings[&b.qpn].region;
+        let good = guest.srq_request(region, b.pdn);
+        let mut create = |change: &dyn Fn(&mut virtio_rdma_cmd_create_srq)| {
+            let mut request = good;
+            change(&mut request);
+            let reply: Result<virtio_rdma_rsp_create_srq, u32> =
+                guest.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request);
+            reply.map(|_| ())
+        };
+        let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
+        assert_eq!(create(&|request| request.ring.depth = 0), invalid);
+        assert_eq!(create(&|request| request.ring.depth = 3), invalid);
+        assert_eq!(create(&|request| request.ring.depth = 2 * u32::from(RING)), invalid);
+        assert_eq!(create(&|request| request.ring.stride = 64), invalid);
+        assert_eq!(create(&|request| request.ring.offset = 128), invalid);
+        assert_eq!(create(&|request| request.max_sge = 17), invalid);
+        assert_eq!(create(&|request| request.max_sge = u32::MAX), invalid);
+        assert_eq!(create(&|request| request.region.npages = 1), invalid);
+        assert_eq!(create(&|request| request.pdn = 99), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
+        assert_eq!(
+            create(&|request| request.region.pages = 1 << 40),
+            Err(VIRTIO_RDMA_STATUS_FAULT)
+        );
+        let srqn = guest.create_srq(b.pdn);
+        // A receive ring beside it, and the GSI's.
+        let mut request = guest.qp_ring_request(region, Guest::qp_request(b.pdn, b.cqn, 2));
+        request.srqn = srqn;
+        let result: Result<virtio_rdma_rsp_create_qp, u32> =
+            guest.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request);
+        assert_eq!(result.err(), Some(VIRTIO_RDMA_STATUS_INVAL));
+        let gsi = guest.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_GSI, srqn);
+        assert_eq!(gsi, Err(VIRTIO_RDMA_STATUS_INVAL));
+    });
+}
+
+#[test]
+fn a_driver_that_knows_no_srqs_has_none() {
+    with_rings(|| {
+        let (fabric, clock) = fabric();
+        let mut guest = Guest::new(&fabric, &clock, 1);
+        guest.device.reset();
+        let features = guest.device.features() & !(1 << VIRTIO_RDMA_F_SRQ);
+        guest.start_with(features);
+        let pdn = guest.create_pd();
+        for command in 35..=38 {
+            let result = guest.command::<_, ()>(command, &[0_u8; 64]);
+            assert_eq!(result, Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+        }
+        // The word is reserved to it.
+        let cqn = guest.create_cq(RING);
+        guest.create_srq_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC, 77).unwrap();
+    });
+}
+
+#[test]
+fn a_reset_device_forgets_its_srqs() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        bench.send(0, 0);
+        bench.pair.settle();
+        bench.pair.b.device.reset();
+        assert!(bench.pair.b.device.status().srqs.is_empty());
+        bench.pair.b.start();
+        let pdn = bench.pair.b.create_pd();
+        assert_eq!(bench.pair.b.create_srq(pdn), 1);
+    });
+}
