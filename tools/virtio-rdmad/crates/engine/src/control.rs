@@ -259,6 +259,7 @@ impl Shared {
         }
     }
 
+    #[allow(clippy::too_many_lines)] // an arm a command
     fn dispatch(
         self: &Arc<Self>,
         control: &mut Control,
