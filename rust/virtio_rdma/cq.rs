@@ -145,21 +145,40 @@ impl Cq {
     }
 
     /// Drops the completions of a QP that has none to come; receives of its SRQ, if it has one, are
-    /// completed by that. Any context.
-    pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>) {
-        let objects = self.hca.objects();
-        match &mut self.state.lock().queue {
-            Queue::Virtqueue(queue) => queue.drop_qp(&self.hca, qpn),
-            Queue::Ring(ring) => ring.drop_qp(qpn, |cqe| {
-                let completion = Completion::from(cqe);
-                if let Some(srqn) = srqn.filter(|_| completion.is_recv()) {
-                    // A tag that names nothing is of no concern any more.
-                    let _ = objects
-                        .srqs
-                        .with(srqn, |srq| srq.complete(completion.tag, 0));
-                }
-            }),
-            Queue::Program => {}
+    /// completed by that. `this` is this CQ. Any context.
+    pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>, this: &ib::Cq<Hca>) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let armed = state.armed;
+        let is_due = match &mut state.queue {
+            Queue::Virtqueue(queue) => {
+                queue.drop_qp(&self.hca, qpn);
+                // Those that stay are out of the ring, and their interrupt may find it empty.
+                let is_due = armed != 0 && queue.has_completions();
+                state.taken(&self.hca, self.cqn);
+                is_due
+            }
+            Queue::Ring(ring) => {
+                ring.drop_qp(qpn, |cqe| self.complete_srq(srqn, &Completion::from(cqe)));
+                false
+            }
+            Queue::Program => false,
+        };
+        if is_due {
+            state.armed = 0;
+        }
+        drop(guard);
+        if is_due {
+            this.complete();
+        }
+    }
+
+    /// Completes the receive of SRQ `srqn` that `completion` is of, if it is of one.
+    fn complete_srq(&self, srqn: Option<u32>, completion: &Completion) {
+        if let Some(srqn) = srqn.filter(|_| completion.is_recv()) {
+            let srqs = &self.hca.objects().srqs;
+            // A tag that names nothing is of no concern any more.
+            let _ = srqs.with(srqn, |srq| srq.complete(completion.tag, 0));
         }
     }
 

@@ -299,7 +299,7 @@ impl Qp {
         self.rq.lock().reset();
         for cqn in [self.send_cqn, self.recv_cqn] {
             let cqs = &self.hca.objects().cqs;
-            cqs.with(cqn, |cq| cq.purge(self.qpn, self.srqn));
+            cqs.with(cqn, |cq| cq.purge(self.qpn, self.srqn, cq));
         }
     }
 

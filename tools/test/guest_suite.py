@@ -19,6 +19,8 @@ import ktap  # noqa: E402  pylint: disable=wrong-import-position
 
 # The bound on a program that hangs; none of them takes a tenth of it.
 HANG_SECONDS = 600
+# Who is blocked, and where: user-mode Linux has no SysRq.
+WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps -ef | tail -n 60"
 # Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
 ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 # An emulated guest with a debug kernel is slower again by as much as from user-mode Linux to it: it goes round
@@ -75,7 +77,7 @@ class Suite:
             relay.end(job.wait(HANG_SECONDS))
         except guests.Failure as failure:
             relay.report.note(str(failure))
-            relay.report.note(job.guest.run("dmesg | tail -n 40; ps -ef | tail -n 30")[1])
+            relay.report.note(job.guest.run(WHO_WAITS)[1])
             job.kill(signal.SIGKILL)
             relay.end("hangs")
 

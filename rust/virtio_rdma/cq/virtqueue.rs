@@ -153,7 +153,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Drops the CQEs of a QP that are there.
+    /// Drops the CQEs of a QP that are there, and takes the others out of the ring. To be followed by
+    /// [`release`](Self::release).
     pub(super) fn drop_qp(&mut self, hca: &Hca, qpn: u32) {
         self.hold_all(hca);
         let mut held = core::mem::take(&mut self.held);
@@ -165,7 +166,6 @@ impl CompletionQueue {
             keep
         });
         self.held = held;
-        self.lease.kick();
     }
 
     /// Whether a CQE is there.

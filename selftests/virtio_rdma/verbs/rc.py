@@ -104,7 +104,8 @@ class Endpoint:
     """One QP with CQs and a PD of its own."""
 
     def __init__(self, device, depth=64, cqe=None, max_sge=16, sig_all=False, channel=False,
-                 vector=0, inline=0, qp_type=e.IBV_QPT_RC):
+                 vector=0, inline=0, qp_type=e.IBV_QPT_RC, cq=None):
+        """`cq`: one for everything, of another endpoint and that one's to close."""
         self.device = device
         self.pd = PD(device.context)
         self.channel = self.channel_fd = None
@@ -114,8 +115,9 @@ class Endpoint:
             self.channel = CompChannel(device.context)
             (self.channel_fd,) = descriptors() - before
         max_sge = min(max_sge, device.attr.max_sge)
-        self.send_cq = CQ(device.context, cqe or depth, None, self.channel, vector)
-        self.recv_cq = CQ(device.context, cqe or depth, None, self.channel, vector)
+        self.own_cqs = [CQ(device.context, cqe or depth, None, self.channel, vector)
+                        for _ in range(0 if cq else 2)]
+        self.send_cq, self.recv_cq = self.own_cqs or (cq, cq)
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge,
                     max_inline_data=inline)
         self.init_attr = QPInitAttr(qp_type=qp_type, scq=self.send_cq, rcq=self.recv_cq,
@@ -177,7 +179,7 @@ class Endpoint:
         self.qp.close()
         for region in self.mrs:
             region.close()
-        for thing in (self.send_cq, self.recv_cq, self.channel, self.pd):
+        for thing in (*self.own_cqs, self.channel, self.pd):
             if thing:
                 thing.close()
 

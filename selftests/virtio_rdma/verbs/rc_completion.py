@@ -6,8 +6,8 @@ import errno
 import select
 
 import ktap
-from rc import (SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, fails_with, open_device, poll,
-                remote, sge)
+from rc import (SIGNALED, Endpoint, Pair, PyverbsRDMAError, complete, e, empty, fails_with, open_device,
+                poll, remote, sge)
 
 DEVICE = open_device()
 
@@ -159,6 +159,37 @@ def event_loop(_rng):
         ktap.equal(seen, total, "completions")
 
 
+def events_beside_a_destroy(rng):
+    """A QP that goes takes its own completions out of a CQ, and no other's event."""
+    last_vector = DEVICE.context.num_comp_vectors - 1
+    with Pair(DEVICE, channel=True, vector=last_vector) as pair:
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        cq = pair.b.recv_cq
+        for _ in range(300):
+            other = Endpoint(DEVICE, cq=cq)
+            other.qp.to_init(other.attributes(0))
+            other.post_recv([sge(target)])
+            cq.req_notify()
+            pair.b.post_recv([sge(target)])
+            steps = [lambda: pair.a.post_send(e.IBV_WR_SEND, [sge(source)]),
+                     lambda: other.move(e.IBV_QPS_ERR)]
+            rng.shuffle(steps)
+            for step in steps:
+                step()
+            other.close()
+            received = []
+            while not received:
+                # The first may have been for the other QP's.
+                wait_event(pair.b, cq)
+                cq.req_notify()
+                received = cq.poll(2)[1]
+            while has_event(pair.b):
+                wait_event(pair.b, cq)
+            ktap.equal([(wc.status, wc.qp_num) for wc in received],
+                       [(e.IBV_WC_SUCCESS, pair.b.qp.qp_num)], "completions")
+            complete(pair.a.send_cq, 1)
+
+
 def solicited_event(_rng):
     """A CQ armed for solicited completions stays silent for others (IBA 11.4.2.2)."""
     with Pair(DEVICE, channel=True) as pair:
@@ -205,5 +236,5 @@ def every_completion_vector(_rng):
 
 
 ktap.run([selective_signalling, signal_all, send_queue_full, receive_queue_full, poll_in_pieces,
-          wr_id_is_opaque, completion_event, event_loop, solicited_event,
-          solicited_event_for_an_error, every_completion_vector])
+          wr_id_is_opaque, completion_event, event_loop, events_beside_a_destroy,
+          solicited_event, solicited_event_for_an_error, every_completion_vector])
