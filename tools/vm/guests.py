@@ -420,9 +420,12 @@ class UmlGuest(Guest):
         ]
         if options.rdma == "virtio":
             kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
-        # The shell is process 1 of the namespace; the kernel would not take
-        # its own fatal signals there.
-        return ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh", *kernel]
+        # The shell is process 1 of the namespace; the kernel would not take its own fatal signals there.
+        # As the leader of a process group (set -m) the kernel fails to make itself a session, and should:
+        # sched_autogroup makes of a session a group of the scheduler, user-mode Linux hands its processors from
+        # thread to thread a hundred thousand times a second, and Linux 6.18 forgets what a group has had whenever
+        # that is empty for a moment. All others starved, for a minute and longer.
+        return ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", 'set -m; "$@" & wait $!', "bash", *kernel]
 
 
 @contextlib.contextmanager

@@ -307,7 +307,8 @@ def moving(program):
     if not child:
         memories = [qp.memory for qp in program.qps] + [program.cq_memory]
         while os.getppid() == program.order["pid"]:
-            program.spray(program.rng.choice(memories), 128)
+            for _ in range(256):
+                program.spray(program.rng.choice(memories), 128)
         os._exit(0)
     for number in program.rounds():
         work(program)
