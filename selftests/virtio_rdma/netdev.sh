@@ -39,7 +39,9 @@ address_ipv6()
 # More addresses than the table has entries: none of them may harm the port.
 address_flood()
 {
-	for last in $(seq 1 254); do echo "addr add 198.51.100.$last/24 dev $NETDEV"; done | ip -batch - || return 1
+	entries=$(find "$PORT/gids" -type f | wc -l)
+	[ "$entries" -lt 254 ] || entries=253
+	for last in $(seq 1 $((entries + 1))); do echo "addr add 198.51.100.$last/24 dev $NETDEV"; done | ip -batch - || return 1
 	ip addr flush dev "$NETDEV" to 198.51.100.0/24 || return 1
 	wait_for no_gid "$(mapped 198 51 100 1)" && usable
 }
