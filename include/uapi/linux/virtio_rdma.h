@@ -63,6 +63,7 @@
 #define VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE	(1ULL << 6)
 #define VIRTIO_RDMA_CAP_SYS_IMAGE_GUID		(1ULL << 11)
 #define VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN		(1ULL << 12)
+#define VIRTIO_RDMA_CAP_SRQ_RESIZE		(1ULL << 13)
 #define VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS	(1ULL << 21)
 #define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
 #define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
@@ -211,6 +212,8 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 36,
 	VIRTIO_RDMA_CMD_QUERY_SRQ	= 37,
 	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 38,
+	/* with VIRTIO_RDMA_CAP_SRQ_RESIZE, too */
+	VIRTIO_RDMA_CMD_RESIZE_SRQ	= 39,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,
 	/* with VIRTIO_RDMA_F_MCAST */
@@ -761,7 +764,7 @@ struct virtio_rdma_cmd_create_ring_qp {
 	__le32 reserved[7];
 };
 
-/* CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ (VIRTIO_RDMA_F_SRQ) */
+/* CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ, RESIZE_SRQ (VIRTIO_RDMA_F_SRQ) */
 
 /**
  * struct virtio_rdma_cmd_create_srq - create a shared receive queue
@@ -816,6 +819,29 @@ struct virtio_rdma_rsp_query_srq {
 
 struct virtio_rdma_cmd_destroy_srq {
 	__le32 srqn;
+};
+
+/**
+ * struct virtio_rdma_cmd_resize_srq - move an SRQ to another ring
+ * @region: as for CREATE_SRQ
+ * @ring: the new ring; its depth is not 0
+ * @srqn: the SRQ
+ * @reserved_24: zero
+ */
+struct virtio_rdma_cmd_resize_srq {
+	struct virtio_rdma_ring_region region;
+	struct virtio_rdma_ring_shape ring;
+	__le32 srqn;
+	__le32 reserved_24;
+};
+
+/**
+ * struct virtio_rdma_rsp_resize_srq - the ring is in use
+ * @moved: work requests that were not taken and stand in the new ring, from
+ *	index 0; the producer in its head is the same number
+ */
+struct virtio_rdma_rsp_resize_srq {
+	__le32 moved;
 };
 
 /* ---- Send and receive virtqueues --------------------------------------- */

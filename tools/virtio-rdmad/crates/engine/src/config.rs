@@ -8,7 +8,7 @@ use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
     VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
-    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
+    VIRTIO_RDMA_CAP_SRQ_RESIZE, VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR,
     VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
 };
@@ -397,6 +397,7 @@ pub(crate) fn config_space(
     config.features = features(mac, rings);
     config.mac = mac.unwrap_or_default();
     if rings {
+        config.device_cap_flags |= u64::from(VIRTIO_RDMA_CAP_SRQ_RESIZE);
         config.num_comp_vectors = limits.comp_vectors.into();
         config.ring_max_qp = limits.ring_qp.into();
         config.ring_max_cq = limits.ring_cq.into();

@@ -285,6 +285,7 @@ impl Shared {
                 | abi::VIRTIO_RDMA_CMD_MODIFY_SRQ
                 | abi::VIRTIO_RDMA_CMD_QUERY_SRQ
                 | abi::VIRTIO_RDMA_CMD_DESTROY_SRQ
+                | abi::VIRTIO_RDMA_CMD_RESIZE_SRQ
         );
         if with_rings != self.has_rings() && (with_rings || without) || with_srq && !self.has_srqs()
         {
@@ -371,6 +372,9 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_DESTROY_SRQ => {
                 exchange(request, reply, |request| self.destroy_srq(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_RESIZE_SRQ => {
+                exchange(request, reply, |request| self.resize_srq(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
                 exchange(request, reply, |request| self.attach_mcast(control, &request))

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,
-    virtio_rdma_cmd_query_srq, virtio_rdma_qp_ring, virtio_rdma_rsp_create_srq,
-    virtio_rdma_rsp_query_srq, virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
+    virtio_rdma_cmd_query_srq, virtio_rdma_cmd_resize_srq, virtio_rdma_qp_ring,
+    virtio_rdma_rsp_create_srq, virtio_rdma_rsp_query_srq, virtio_rdma_rsp_resize_srq,
+    virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR,
+    VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
 };
 use memory::{GuestMemory, Pages};
 use zerocopy::FromZeros;
@@ -116,6 +117,27 @@ impl Srq {
         std::mem::take(&mut self.waiting)
     }
 
+    /// Moves to another ring; how many work requests were moved, and the region
+    /// of before. `None`, and nothing is changed, if the work requests that wait,
+    /// or the limit, do not fit there.
+    fn resize(
+        &mut self,
+        pages: Pages,
+        region: Box<[Range]>,
+        shape: Shape,
+    ) -> Result<Option<(u32, Box<[Range]>)>, SrqError> {
+        if self.in_error {
+            return Err(SrqError::InError);
+        }
+        if self.limit > shape.depth {
+            return Ok(None);
+        }
+        let len = receive_entry_len(self.max_sge);
+        let Some(moved) = self.ring.resize(Arc::new(pages), shape, len)? else { return Ok(None) };
+        self.max_wr = shape.depth;
+        Ok(Some((moved, std::mem::replace(&mut self.region, region))))
+    }
+
     /// Work requests that wait to be taken.
     fn left(&self) -> u32 {
         self.ring.waiting().saturating_add(self.returned.len() as u32)
@@ -214,6 +236,36 @@ impl Shared {
             reply.srq_limit = srq.limit;
             reply
         })
+    }
+
+    /// Handles RESIZE_SRQ.
+    pub(crate) fn resize_srq(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_resize_srq,
+    ) -> Result<virtio_rdma_rsp_resize_srq, Status> {
+        let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
+        let max_sge = self.with_srq(request.srqn, |srq| srq.max_sge)?;
+        let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
+        let shape = shape.ok_or(Status::Invalid)?;
+        let (pages, region) = self.read_region(control, &request.region, shape.end())?;
+        let new_pages = pages_of(&region);
+        let resized = self.with_srq(request.srqn, |srq| srq.resize(pages, region, shape))?;
+        let resized = resized.map_err(|error| {
+            if error != SrqError::InError {
+                self.complain(Counter::BadReceiveChain, &error);
+                self.fail_srq(slot);
+            }
+            Status::State
+        })?;
+        let (moved, old_region) = resized.ok_or(Status::Invalid)?;
+        control.extents = control.extents + new_pages - pages_of(&old_region);
+        // The owner is asked for doorbells as it was at the old ring.
+        let awaited = self.in_srq_slot(slot, |srq| srq.asleep && srq.ring.sleep());
+        if awaited == Some(true) {
+            self.make_hot(self.jobs.srq(slot));
+        }
+        Ok(virtio_rdma_rsp_resize_srq { moved })
     }
 
     /// Handles DESTROY_SRQ.

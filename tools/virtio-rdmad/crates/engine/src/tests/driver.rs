@@ -162,6 +162,7 @@ pub struct CqRing {
 pub struct SrqRing {
     pub region: u64,
     pub producer: u32,
+    pub depth: u32,
 }
 
 /// A buffer: address, bytes, whether the device writes it.
@@ -745,7 +746,8 @@ impl Guest {
         let request = self.srq_request(region, pdn);
         let reply: virtio_rdma_rsp_create_srq =
             self.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request).unwrap();
-        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0 });
+        let depth = request.ring.depth;
+        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0, depth });
         reply.srqn
     }
 
@@ -756,6 +758,22 @@ impl Guest {
 
     pub fn query_srq(&mut self, srqn: u32) -> Result<virtio_rdma_rsp_query_srq, u32> {
         self.command(VIRTIO_RDMA_CMD_QUERY_SRQ, &virtio_rdma_cmd_query_srq { srqn })
+    }
+
+    /// RESIZE_SRQ to a ring of `depth` entries; how many the device moved.
+    pub fn resize_srq(&mut self, srqn: u32, depth: u32) -> Result<u32, u32> {
+        let new = self.take_region();
+        let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
+        let create = self.srq_request(new, 0);
+        (request.region, request.ring, request.srqn) = (create.region, create.ring, srqn);
+        request.ring.depth = depth;
+        let result = self.command(VIRTIO_RDMA_CMD_RESIZE_SRQ, &request);
+        let reply: virtio_rdma_rsp_resize_srq = result.inspect_err(|_| self.regions.push(new))?;
+        let ring = self.srq_rings.get_mut(&srqn).unwrap();
+        let old = std::mem::replace(ring, SrqRing { region: new, producer: reply.moved, depth });
+        assert_eq!(self.memory.read_obj(new), Ok(reply.moved));
+        self.regions.push(old.region);
+        Ok(reply.moved)
     }
 
     pub fn destroy_srq(&mut self, srqn: u32) -> Result<(), u32> {
@@ -793,9 +811,9 @@ impl Guest {
 
     /// Writes an entry without a doorbell.
     pub fn write_srq_entry(&mut self, srqn: u32, bytes: &[u8]) {
-        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let stride = self.setup.stride;
         let ring = self.srq_rings.get_mut(&srqn).unwrap();
-        let at = stride.max(256) + ring.producer % depth * stride;
+        let at = stride.max(256) + ring.producer % ring.depth * stride;
         ring.producer = ring.producer.wrapping_add(1);
         self.memory.write(ring.region + u64::from(at), bytes).unwrap();
         fence(Ordering::Release);
