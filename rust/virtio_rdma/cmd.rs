@@ -122,6 +122,9 @@ commands! {
     /// Destroys an SRQ.
     DestroySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_SRQ
         (bindings::virtio_rdma_cmd_destroy_srq) -> Nothing;
+    /// Moves an SRQ to another ring.
+    ResizeSrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_SRQ
+        (bindings::virtio_rdma_cmd_resize_srq) -> bindings::virtio_rdma_rsp_resize_srq;
     /// Changes attributes of a QP.
     ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
         (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;

@@ -35,6 +35,9 @@ const CAP_FLAGS: u64 = (bindings::VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
 /// The capabilities that go with VIRTIO_RDMA_F_MCAST.
 const MCAST_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK as u64;
 
+/// The capabilities that go with VIRTIO_RDMA_F_SRQ.
+const SRQ_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
+
 /// A limit as the kernel's attributes hold it.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
@@ -91,6 +94,7 @@ impl ib::Driver for Hca {
         attr.max_cqe = limit(self.max_cqe());
         attr.max_srq = limit(config.max_srq);
         if config.max_srq != 0 {
+            attr.device_cap_flags |= config.device_cap_flags & SRQ_CAP_FLAGS;
             attr.max_srq_wr = limit(config.max_srq_wr);
             attr.max_srq_sge = limit(config.max_srq_sge);
         }

@@ -87,6 +87,8 @@ wire! {
     virtio_rdma_cmd_query_srq: 4,
     virtio_rdma_rsp_query_srq: 16,
     virtio_rdma_cmd_destroy_srq: 4,
+    virtio_rdma_cmd_resize_srq: 40,
+    virtio_rdma_rsp_resize_srq: 4,
     virtio_rdma_cmd_mcast: 24,
     virtio_rdma_cmd_query_counters: 4,
     virtio_rdma_rsp_query_counters: 128,

@@ -378,6 +378,14 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// `EINVAL` for more than the SRQ holds, or what the device says.
     fn arm(&self, limit: u32) -> Result;
 
+    /// Gives a program's SRQ another ring, for at least `max_wr` work requests. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the SRQ cannot be resized, `EINVAL` for sizes, or what the device says; the SRQ
+    /// is then as before.
+    fn resize(&self, dev: &Device<D>, max_wr: u32, udata: &Udata<'_>) -> Result;
+
     /// Reads the attributes of the SRQ. May sleep.
     ///
     /// # Errors
@@ -395,7 +403,7 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// The device's number of the SRQ.
     fn number(&self) -> u32;
 
-    /// The number of work requests that the SRQ has room for, and SGEs of each.
+    /// The number of work requests that the SRQ has room for, and SGEs of each. May sleep.
     fn sizes(&self) -> (u32, u32);
 
     /// Posts receive work requests. Any context.

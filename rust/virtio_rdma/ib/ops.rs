@@ -755,7 +755,7 @@ unsafe extern "C" fn create_srq<D: Driver>(
     })
 }
 
-/// The operation `modify_srq`: sets the limit. No SRQ is resized.
+/// The operation `modify_srq`: resizes an SRQ and sets its limit, both or neither.
 ///
 /// # Safety
 ///
@@ -764,17 +764,34 @@ unsafe extern "C" fn modify_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
     mask: bindings::ib_srq_attr_mask,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
-    let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &*attr) };
-    if mask & !bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {
-        return crate::errno::unsupported().to_errno();
-    }
-    if mask == 0 {
-        return 0;
-    }
-    from_result(|| srq.arm(attr.srq_limit).map(|()| 0))
+    let (srq, dev, attr, udata) = unsafe {
+        (
+            Srq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
+            &*attr,
+            Udata::from_raw(udata),
+        )
+    };
+    let resizes = mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0;
+    let arms = mask & bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0;
+    let known =
+        bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR | bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
+    from_result(|| {
+        if mask & !known != 0 || resizes && arms && attr.srq_limit > attr.max_wr {
+            return Err(EINVAL);
+        }
+        if resizes {
+            let udata = udata.ok_or_else(crate::errno::unsupported)?;
+            srq.resize(dev, attr.max_wr, &udata)?;
+        }
+        if arms {
+            srq.arm(attr.srq_limit)?;
+        }
+        Ok(0)
+    })
 }
 
 /// The operation `query_srq`.
