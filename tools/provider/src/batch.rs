@@ -42,7 +42,7 @@ impl<'a> Batch<'a> {
     pub fn start(&mut self) {
         self.state.open = None;
         self.state.error = None;
-        self.rings.send().discard(&mut self.state);
+        self.state.discard();
     }
 
     /// Begins a work request, behind which the one before is complete.
@@ -104,7 +104,7 @@ impl<'a> Batch<'a> {
             batch.close()
         });
         if let Some(errno) = self.state.error {
-            self.rings.send().discard(&mut self.state);
+            self.state.discard();
             return Err(errno);
         }
         let doorbell = self.rings.publish(&mut self.state);
@@ -136,7 +136,7 @@ impl<'a> Batch<'a> {
     fn close(&mut self) -> Result {
         let Some(open) = self.state.open.take() else { return Ok(()) };
         open.close(self.limits, self.entry()?)?;
-        self.rings.send().filled(&mut self.state);
+        self.state.filled();
         Ok(())
     }
 }

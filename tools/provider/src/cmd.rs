@@ -452,12 +452,22 @@ pub fn create_srq(
     })
 }
 
-/// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`).
-pub fn modify_srq(srq: Ref<'_, ibv_srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
-    let mut cmd = ibv_modify_srq::default();
-    // SAFETY: `cmd` has the size given.
+/// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`). With
+/// IBV_SRQ_MAX_WR, it moves to `ring`.
+pub fn modify_srq(
+    srq: Ref<'_, ibv_srq>,
+    attr: &mut ibv_srq_attr,
+    mask: c_int,
+    ring: Option<virtio_rdma_ureq_create_srq>,
+) -> Result {
+    let mut cmd = Message::<ibv_modify_srq, virtio_rdma_ureq_create_srq> {
+        core: Default::default(),
+        driver: ring.unwrap_or_default(),
+    };
+    let len = cmd.len(ring.is_some());
+    // SAFETY: `cmd` has the size given, and begins with the core's structure.
     Errno::check(unsafe {
-        ibv_cmd_modify_srq(srq.as_ptr(), attr, mask, &mut cmd, size_of_val(&cmd))
+        ibv_cmd_modify_srq(srq.as_ptr(), attr, mask, (&raw mut cmd).cast(), len)
     })
 }
 

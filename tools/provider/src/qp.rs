@@ -96,7 +96,7 @@ impl Rings {
     pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
         let Self { queues, registration } = self;
         let freed = Freed::Completed(registration.progress().send());
-        queues.send.entry(state, &queues.region, freed)
+        state.entry(&queues.region, freed)
     }
 
     /// Tells the device of the send work requests that were written; answers
@@ -104,12 +104,12 @@ impl Rings {
     pub fn publish(&self, state: &mut wq::State) -> bool {
         let Self { queues, registration } = self;
         let freed = Freed::Completed(registration.progress().send());
-        queues.send.publish(state, &queues.region, wq::SEND, freed)
+        state.publish(&queues.region, wq::SEND, freed)
     }
 
     /// The doorbell of the send queue was not rung.
     pub fn not_rung(&self, head: wq::Head) {
-        self.queues.send.not_rung(&self.queues.region, head);
+        head.not_rung(&self.queues.region);
     }
 }
 
@@ -310,7 +310,7 @@ pub fn post_send(
         return result;
     }
     result.and(cmd::ring_send_doorbell(qp.qp()).or_else(|errno| {
-        queues.send.not_rung(&queues.region, wq::SEND);
+        wq::SEND.not_rung(&queues.region);
         refuse(errno)
     }))
 }
@@ -349,7 +349,7 @@ pub fn post_recv(
         return result;
     }
     result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(|errno| {
-        recv.not_rung(&queues.region, wq::RECV);
+        wq::RECV.not_rung(&queues.region);
         refuse(errno)
     }))
 }
