@@ -117,10 +117,14 @@ def limits(_rng):
             fails_with(errno.EINVAL, receiver.post, [sge(receiver.memory(8))] * sges)
         fails_with(errno.EINVAL, post, receiver.qps[0].post_recv, [recv_wr([])])
         fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(srq_limit=65), e.IBV_SRQ_LIMIT)
-        fails_with(errno.EOPNOTSUPP, receiver.srq.modify, SrqAttr(max_wr=128), e.IBV_SRQ_MAX_WR)
+        for max_wr in (0, DEVICE.attr.max_srq_wr + 1):
+            fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=max_wr), e.IBV_SRQ_MAX_WR)
+        both = e.IBV_SRQ_MAX_WR | e.IBV_SRQ_LIMIT
+        fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=8, srq_limit=9), both)
+        ktap.equal(receiver.srq.query().max_wr, 64, "max_wr")
 
 
-def traffic(rng, receiver, messages):
+def traffic(rng, receiver, messages, meanwhile=lambda: None):
     """Messages of random senders, each of which must arrive once, whole, and in a receive that was free."""
     count, depth = len(receiver.qps), receiver.srq.query().max_wr
     target = receiver.memory(depth * SIZE)
@@ -141,6 +145,7 @@ def traffic(rng, receiver, messages):
             receiver.senders[index].post_send(e.IBV_WR_SEND, [sge(source[index], 0, len(data))], sent)
             expected[index] = data
             sent += 1
+        meanwhile()
         for wc in receiver.cq.poll(rng.randint(1, 8))[1]:
             ktap.equal(status_name(wc.status), "SUCCESS", "status")
             index = numbers[wc.qp_num]
@@ -165,6 +170,34 @@ def many_qps(rng):
     """64 QPs on one SRQ that has fewer receives than there are QPs."""
     with Receiver(64, depth=16) as receiver:
         traffic(rng, receiver, 2000)
+
+
+def resized(rng):
+    """The SRQ gets other rings, larger and smaller, while messages arrive."""
+    with Receiver(16, depth=16) as receiver:
+        def resize():
+            size = 1 << rng.randint(4, 9)
+            receiver.srq.modify(SrqAttr(max_wr=size), e.IBV_SRQ_MAX_WR)
+            ktap.equal(receiver.srq.query().max_wr, size, "max_wr")
+        traffic(rng, receiver, 1000, resize)
+
+
+def too_small(_rng):
+    """An SRQ keeps its ring if what waits does not fit another, and its limit if it does."""
+    with Receiver(1, depth=16) as receiver:
+        for wr_id in range(9):
+            receiver.post([], wr_id)
+        fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=8), e.IBV_SRQ_MAX_WR)
+        receiver.senders[0].post_send(e.IBV_WR_SEND, [])
+        ktap.equal(complete(receiver.cq)[0].wr_id, 0, "wr_id")
+        receiver.srq.modify(SrqAttr(max_wr=8, srq_limit=7), e.IBV_SRQ_MAX_WR | e.IBV_SRQ_LIMIT)
+        attr = receiver.srq.query()
+        ktap.equal((attr.max_wr, attr.srq_limit), (8, 7), "queried")
+        fails_with(errno.ENOMEM, receiver.post, [])
+        for wr_id in range(1, 9):
+            receiver.senders[0].post_send(e.IBV_WR_SEND, [])
+            ktap.equal(complete(receiver.cq)[0].wr_id, wr_id, "wr_id")
+        ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
 
 
 def full(_rng):
@@ -368,7 +401,7 @@ def without_rings(_rng):
 
 
 if DEVICE.attr.max_srq:
-    ktap.run([attributes, limits, one_qp, many_qps, full, woken, no_receive, write_with_immediate,
+    ktap.run([attributes, limits, one_qp, many_qps, resized, too_small, full, woken, no_receive, write_with_immediate,
               limit_event, last_wqe_event, failed_receive, protection, resets, datagrams])
 else:
     ktap.run([without_rings])
