@@ -17,7 +17,8 @@ use crate::{
     qp::Qp,
     srq::Srq,
     stats,
-    ucontext::Ucontext, //
+    ucontext::Ucontext,
+    xrcd::Xrcd, //
 };
 use kernel::{
     prelude::*,
@@ -49,6 +50,7 @@ impl ib::Driver for Hca {
     type Cq = Cq;
     type Qp = Qp;
     type Srq = Srq;
+    type Xrcd = Xrcd;
     type Ah = Ah;
     type Mr = Mr;
 
@@ -97,6 +99,9 @@ impl ib::Driver for Hca {
             attr.device_cap_flags |= config.device_cap_flags & SRQ_CAP_FLAGS;
             attr.max_srq_wr = limit(config.max_srq_wr);
             attr.max_srq_sge = limit(config.max_srq_sge);
+        }
+        if config.xrc {
+            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_XRC);
         }
         attr.max_mr = limit(config.max_mr);
         attr.max_pd = limit(config.max_pd);

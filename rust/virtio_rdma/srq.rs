@@ -180,13 +180,17 @@ fn create(
     shape: Shape,
 ) -> Result<(u32, Region)> {
     let table = region.page_table()?;
-    let request = bindings::virtio_rdma_cmd_create_srq {
+    let mut request = bindings::virtio_rdma_cmd_create_srq {
         region: table.to_wire(),
         ring: shape.to_wire(),
         pdn: attr.pd.number().to_le(),
         max_sge: attr.max_sge.to_le(),
         ..bindings::virtio_rdma_cmd_create_srq::zeroed()
     };
+    if let Some((xrcd, cq)) = attr.xrc {
+        request.xrcdn = xrcd.number().to_le();
+        request.cqn = ib::CompletionQueue::number(&**cq).to_le();
+    }
     let (reply, region) = region.give::<cmd::CreateSrq>(table, &request)?;
     let srqn = u32::from_le(reply.srqn);
     if srqn == 0 {
@@ -279,7 +283,13 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
         let config = hca.config();
-        if config.max_srq == 0 || attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC {
+        let is_known = match attr.srq_type {
+            bindings::ib_srq_type_IB_SRQT_BASIC => true,
+            // The kernel's work requests have no place for an SRQ of the other end.
+            bindings::ib_srq_type_IB_SRQT_XRC => config.xrc && attr.udata.is_some(),
+            _ => false,
+        };
+        if config.max_srq == 0 || !is_known {
             return Err(crate::errno::unsupported());
         }
         if attr.max_wr == 0 || attr.max_wr > config.max_srq_wr || attr.max_sge > config.max_srq_sge
@@ -327,7 +337,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     }
 
     fn resize(&self, dev: &ib::Device<Hca>, max_wr: u32, udata: &ib::Udata<'_>) -> Result {
-        let resizes = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
+        let resizes = u64::from(bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE);
         if self.hca.config().device_cap_flags & resizes == 0 || self.queue.lock().is_some() {
             return Err(crate::errno::unsupported());
         }
