@@ -28,6 +28,11 @@ pub struct Private {
 }
 
 impl Private {
+    /// Of a QP that nobody posts to.
+    fn of_xrc_target() -> Self {
+        Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
+    }
+
     /// What a work request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -176,6 +181,9 @@ pub fn sges(count: u32) -> usize {
 ///
 /// EINVAL for queues that no QP has, or without a CQ; ENOMEM; the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
+    if attr.qp_type == IBV_QPT_XRC_SEND {
+        (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
+    }
     let qp = Blank::<verbs_qp, Private>::new()?;
     let context = pd.context();
     let domain = Domain::of(pd.whole());
@@ -241,6 +249,35 @@ pub fn create_ex(
     let qp = create(pd, &mut basic)?;
     attr.cap = basic.cap;
     Ok((qp, by_calls))
+}
+
+/// ibv_create_qp_ex(3) of an XRC target, which has no queues.
+///
+/// # Errors
+///
+/// EOPNOTSUPP for attributes that it does not have, or if the device has no such
+/// QPs; EINVAL without a domain; ENOMEM; the kernel's.
+pub fn create_xrc_target(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Result<Owned<Qp>> {
+    if attr.comp_mask & !(IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let qp = Blank::<verbs_qp, Private>::new()?;
+    cmd::create_xrc_target(context, attr, qp.verbs())?;
+    Ok(qp.finish(Private::of_xrc_target()))
+}
+
+/// ibv_open_qp(3): an XRC target that another program, or this one, created.
+///
+/// # Errors
+///
+/// As [`create_xrc_target`].
+pub fn open(context: Ref<'_, ibv_context>, attr: &mut ibv_qp_open_attr) -> Result<Owned<Qp>> {
+    let qp = Blank::<verbs_qp, Private>::new()?;
+    cmd::open_qp(context, attr, qp.verbs())?;
+    Ok(qp.finish(Private::of_xrc_target()))
 }
 
 /// ibv_modify_qp(3). A QP that comes to RESET has empty queues, and no CQEs.

@@ -14,9 +14,10 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     lock::Lock,
-    object::{Blank, Owned, Ref, Srq},
+    object::{self, Blank, Owned, Ref, Srq},
     pd::Domain,
     qp::{self, Limits},
+    qpn::Registration,
     ring::{Allocator, Region, Resource, Ring, Word},
     wq::{Freed, Head, Posted, State},
     wqe,
@@ -37,6 +38,8 @@ pub struct Private {
     limits: Limits,
     /// What work requests are posted to.
     shared: Lock<Shared>,
+    /// The number that its completions name, if it is for XRC.
+    _number: Option<Registration>,
     /// Whose memory the ring is; behind it, and so dropped last.
     domain: Domain,
 }
@@ -86,7 +89,7 @@ impl Private {
     fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
         let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
         let shared = Lock::with(shared, domain.threads);
-        Ok(Self { limits: Limits::of_receives(max_sge), shared, domain })
+        Ok(Self { limits: Limits::of_receives(max_sge), shared, _number: None, domain })
     }
 
     /// What the driver wants to know of the ring.
@@ -140,6 +143,53 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned
     let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
     cmd::create_srq(pd, attr, srq.verbs().srq(), private.request())?;
     Ok(srq.finish(private))
+}
+
+/// ibv_create_srq_ex(3). `attr.attr` becomes what the SRQ really has.
+///
+/// # Errors
+///
+/// EOPNOTSUPP for attributes or a type that no SRQ has; EINVAL for one that is
+/// missing; as [`create`].
+pub fn create_ex(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_srq_init_attr_ex,
+) -> Result<Owned<Srq>> {
+    const MASK: u32 = IBV_SRQ_INIT_ATTR_TYPE
+        | IBV_SRQ_INIT_ATTR_PD
+        | IBV_SRQ_INIT_ATTR_XRCD
+        | IBV_SRQ_INIT_ATTR_CQ;
+    // libibverbs makes an ibv_create_srq(3) of what that can do.
+    let is_xrc = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
+    if attr.comp_mask & !MASK != 0 || !is_xrc {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let numbers = context.whole().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let asked = *attr;
+    let (pd, cq) = object::of_xrc_srq(&asked).ok_or(Errno::EINVAL)?;
+    let srq = Blank::<verbs_srq, Private>::new()?;
+    let domain = Domain::of(pd.whole());
+    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
+    cmd::create_xrc_srq(context, attr, srq.verbs(), private.request())?;
+    srq.verbs().set_attributes(attr);
+    let number = srq.verbs().xrc_number().ok_or(Errno::EINVAL);
+    match number.and_then(|number| Registration::of_srq(numbers, number, cq)) {
+        Ok(registration) => Ok(srq.finish(Private { _number: Some(registration), ..private })),
+        Err(errno) => {
+            // The error that counts is the first.
+            let _ = cmd::destroy_srq(srq.verbs().srq());
+            Err(errno)
+        }
+    }
+}
+
+/// ibv_get_srq_num(3).
+///
+/// # Errors
+///
+/// EOPNOTSUPP for an SRQ that is not for XRC.
+pub fn number(srq: Ref<'_, Srq>) -> Result<u32> {
+    srq.verbs().xrc_number().ok_or(Errno::EOPNOTSUPP)
 }
 
 /// ibv_modify_srq(3): resizes the SRQ, sets its limit, or both. Work requests that
