@@ -3,10 +3,9 @@
 """Shared receive queues: many QPs that take their receives from one."""
 
 import errno
-import os
-import select
 
 import ktap
+from async_events import has_event, next_event
 from rc import (ALL_ACCESS, PORT, Endpoint, PyverbsError, complete, e, empty, fails_with, open_device,
                 post, recv_wr, sge, status_name)
 from pyverbs.addr import AH
@@ -20,27 +19,6 @@ from pyverbs.wr import SendWR
 DEVICE = open_device()
 SIZE = 64
 GRH = 40
-
-
-def async_fd():
-    """The descriptor of asynchronous events: no test here has a completion channel."""
-    names = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-             if os.path.lexists(f"/proc/self/fd/{fd}")}
-    (found,) = [fd for fd, name in names.items() if name == "anon_inode:[infinibandevent]"]
-    return found
-
-
-def has_event():
-    """Whether an event is there already."""
-    return bool(select.select([async_fd()], [], [], 0)[0])
-
-
-def next_event():
-    """The type of the next event, waited for."""
-    event = DEVICE.context.get_async_event()
-    kind = event.event_type
-    event.ack()
-    return kind
 
 
 class Receiver:
@@ -197,7 +175,7 @@ def too_small(_rng):
         for wr_id in range(1, 9):
             receiver.senders[0].post_send(e.IBV_WR_SEND, [])
             ktap.equal(complete(receiver.cq)[0].wr_id, wr_id, "wr_id")
-        ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
 
 
 def full(_rng):
@@ -272,10 +250,10 @@ def limit_event(_rng):
                 receiver.senders[0].post_send(e.IBV_WR_SEND, [])
                 complete(receiver.cq)
                 complete(receiver.senders[0].send_cq)
-            ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
         # Two are left: that is fewer than three already.
         receiver.srq.modify(SrqAttr(srq_limit=3), e.IBV_SRQ_LIMIT)
-        ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
         for _ in range(2):
             receiver.senders[1].post_send(e.IBV_WR_SEND, [])
             complete(receiver.cq)
@@ -289,7 +267,7 @@ def last_wqe_event(_rng):
             receiver.post([], wr_id)
         for _ in range(3):
             move(receiver.qps[0], e.IBV_QPS_ERR)
-            ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
             empty(receiver.cq)
             move(receiver.qps[0], e.IBV_QPS_RESET)
             receiver.senders[0].move(e.IBV_QPS_RESET)
@@ -307,7 +285,7 @@ def failed_receive(_rng):
         receiver.post([], 1)
         receiver.post([], 2)
         receiver.senders[0].post_send(e.IBV_WR_SEND, [sge(source)])
-        ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
         ktap.equal(complete(receiver.cq, status=e.IBV_WC_LOC_LEN_ERR)[0].wr_id, 1, "wr_id")
         complete(receiver.senders[0].send_cq, status=e.IBV_WC_REM_INV_REQ_ERR)
         receiver.senders[1].post_send(e.IBV_WR_SEND, [])
@@ -324,7 +302,7 @@ def protection(_rng):
         for status in (e.IBV_WC_SUCCESS, e.IBV_WC_LOC_PROT_ERR):
             receiver.senders[0].post_send(e.IBV_WR_SEND, [sge(source)])
             complete(receiver.cq, status=status)
-        ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
 
 
 def resets(rng):
@@ -358,7 +336,7 @@ def waiting(receiver):
         if receiver.srq.query().srq_limit:
             low = middle
         else:
-            ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
             high = middle - 1
     receiver.srq.modify(SrqAttr(srq_limit=0), e.IBV_SRQ_LIMIT)
     return low
