@@ -122,6 +122,9 @@ commands! {
     /// Destroys an SRQ.
     DestroySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_SRQ
         (bindings::virtio_rdma_cmd_destroy_srq) -> Nothing;
+    /// Moves an SRQ to another ring.
+    ResizeSrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_SRQ
+        (bindings::virtio_rdma_cmd_resize_srq) -> bindings::virtio_rdma_rsp_resize_srq;
     /// Changes attributes of a QP.
     ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
         (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;
@@ -149,6 +152,12 @@ commands! {
     /// Reads the counters of a port.
     QueryCounters = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_COUNTERS
         (bindings::virtio_rdma_cmd_query_counters) -> bindings::virtio_rdma_rsp_query_counters;
+    /// Creates an extended connection domain.
+    AllocXrcd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ALLOC_XRCD
+        (Nothing) -> bindings::virtio_rdma_rsp_alloc_xrcd;
+    /// Destroys an extended connection domain.
+    DeallocXrcd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEALLOC_XRCD
+        (bindings::virtio_rdma_cmd_dealloc_xrcd) -> Nothing;
 }
 
 /// How many commands may be under way at a time, if the ring has room for them.

@@ -101,6 +101,8 @@ pub(crate) struct Config {
     pub(crate) max_srq_wr: u32,
     /// SGEs of a work request of an SRQ.
     pub(crate) max_srq_sge: u32,
+    /// Whether there are extended reliable connections.
+    pub(crate) xrc: bool,
     /// Number of MRs.
     pub(crate) max_mr: u32,
     /// Pages of a fast registration; `None` if there is none.
@@ -186,6 +188,7 @@ impl Config {
             max_srq: if srqs { field!(dev, max_srq: u32) } else { 0 },
             max_srq_wr: field!(dev, max_srq_wr: u32),
             max_srq_sge: field!(dev, max_srq_sge: u32).min(MAX_SGE),
+            xrc: srqs && dev.has_feature(bindings::VIRTIO_RDMA_F_XRC),
             max_mr: field!(dev, max_mr: u32),
             fast_reg: dev
                 .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)

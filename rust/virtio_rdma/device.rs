@@ -17,7 +17,8 @@ use crate::{
     qp::Qp,
     srq::Srq,
     stats,
-    ucontext::Ucontext, //
+    ucontext::Ucontext,
+    xrcd::Xrcd, //
 };
 use kernel::{
     prelude::*,
@@ -35,6 +36,9 @@ const CAP_FLAGS: u64 = (bindings::VIRTIO_RDMA_CAP_BAD_PKEY_CNTR
 /// The capabilities that go with VIRTIO_RDMA_F_MCAST.
 const MCAST_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK as u64;
 
+/// The capabilities that go with VIRTIO_RDMA_F_SRQ.
+const SRQ_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
+
 /// A limit as the kernel's attributes hold it.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
@@ -46,6 +50,7 @@ impl ib::Driver for Hca {
     type Cq = Cq;
     type Qp = Qp;
     type Srq = Srq;
+    type Xrcd = Xrcd;
     type Ah = Ah;
     type Mr = Mr;
 
@@ -91,8 +96,12 @@ impl ib::Driver for Hca {
         attr.max_cqe = limit(self.max_cqe());
         attr.max_srq = limit(config.max_srq);
         if config.max_srq != 0 {
+            attr.device_cap_flags |= config.device_cap_flags & SRQ_CAP_FLAGS;
             attr.max_srq_wr = limit(config.max_srq_wr);
             attr.max_srq_sge = limit(config.max_srq_sge);
+        }
+        if config.xrc {
+            attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_XRC);
         }
         attr.max_mr = limit(config.max_mr);
         attr.max_pd = limit(config.max_pd);

@@ -46,7 +46,9 @@ pub(crate) use object::{
     SrqInitAttr,
     Udata,
     UserContext,
-    UserMemory, //
+    UserMemory,
+    XrcDomain,
+    Xrcd, //
 };
 pub(crate) use restrack::Details;
 pub(crate) use stats::StatDesc;
@@ -79,6 +81,8 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     type Qp: QueuePair<Self>;
     /// A shared receive queue.
     type Srq: SharedReceiveQueue<Self>;
+    /// An extended connection domain.
+    type Xrcd: XrcDomain<Self>;
     /// An address handle.
     type Ah: AddressHandle<Self>;
     /// A memory region.

@@ -51,8 +51,8 @@ pub(crate) struct Qp {
     qpn: u32,
     qp_type: u32,
     signal_all: bool,
-    send_cqn: u32,
-    recv_cqn: u32,
+    send_cqn: Option<u32>,
+    recv_cqn: Option<u32>,
     /// The SRQ that it receives from.
     srqn: Option<u32>,
     cap: bindings::ib_qp_cap,
@@ -137,13 +137,12 @@ impl Qp {
             return None;
         }
         let is_recv = cqe.is_recv();
-        if cqn
-            != if is_recv {
-                self.recv_cqn
-            } else {
-                self.send_cqn
-            }
-        {
+        let own_cqn = if is_recv {
+            self.recv_cqn
+        } else {
+            self.send_cqn
+        };
+        if own_cqn != Some(cqn) {
             self.hca.stats().bad(Counter::BadCqeQp);
             return None;
         }
@@ -238,13 +237,13 @@ impl Qp {
     /// Flushes outstanding work requests that complete to CQ `cqn`, because the device has failed.
     /// `this` is this QP. Any context.
     pub(crate) fn flush(&self, cqn: u32, wcs: &mut ib::Wcs<'_>, this: &ib::Qp<Hca>) {
-        while cqn == self.send_cqn && !wcs.is_full() {
+        while self.send_cqn == Some(cqn) && !wcs.is_full() {
             let Some(entry) = self.sq.lock().flush() else {
                 break;
             };
             wcs.push(this, &flushed(&entry, wc_opcode(entry.opcode)));
         }
-        while cqn == self.recv_cqn && !wcs.is_full() {
+        while self.recv_cqn == Some(cqn) && !wcs.is_full() {
             let Some(entry) = self.rq.lock().flush() else {
                 break;
             };
@@ -263,8 +262,8 @@ impl Qp {
 
     /// Whether a work request that completes to CQ `cqn` is outstanding. Any context.
     pub(crate) fn has_outstanding(&self, cqn: u32) -> bool {
-        (cqn == self.send_cqn && !self.sq.lock().is_empty())
-            || (cqn == self.recv_cqn && !self.rq.lock().is_empty())
+        (self.send_cqn == Some(cqn) && !self.sq.lock().is_empty())
+            || (self.recv_cqn == Some(cqn) && !self.rq.lock().is_empty())
     }
 
     /// Reports an event, once between two changes of the state: the core keeps events until a program
@@ -297,7 +296,7 @@ impl Qp {
     fn forget(&self) {
         self.sq.lock().reset();
         self.rq.lock().reset();
-        for cqn in [self.send_cqn, self.recv_cqn] {
+        for cqn in [self.send_cqn, self.recv_cqn].into_iter().flatten() {
             let cqs = &self.hca.objects().cqs;
             cqs.with(cqn, |cq| cq.purge(self.qpn, self.srqn, cq));
         }
@@ -557,45 +556,59 @@ fn check_cap(hca: &Hca, asked: &bindings::ib_qp_cap) -> Result<bindings::ib_qp_c
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` for a type or a flag that this driver does not know, `EINVAL` for sizes.
+/// `EOPNOTSUPP` for a type or a flag that this driver does not know, `EINVAL` for sizes, or if the PD or
+/// a CQ is missing.
 fn create_request(
     hca: &Hca,
     attr: &ib::QpInitAttr<'_, Hca>,
 ) -> Result<(bindings::virtio_rdma_cmd_create_qp, bindings::ib_qp_cap)> {
-    let known = matches!(
-        attr.qp_type,
+    let known = match attr.qp_type {
         bindings::ib_qp_type_IB_QPT_GSI
-            | bindings::ib_qp_type_IB_QPT_RC
-            | bindings::ib_qp_type_IB_QPT_UC
-            | bindings::ib_qp_type_IB_QPT_UD
-    );
+        | bindings::ib_qp_type_IB_QPT_RC
+        | bindings::ib_qp_type_IB_QPT_UC
+        | bindings::ib_qp_type_IB_QPT_UD => true,
+        // The kernel's work requests have no place for the SRQ of the other end.
+        bindings::ib_qp_type_IB_QPT_XRC_INI => hca.config().xrc && attr.udata.is_some(),
+        _ => false,
+    };
     let has_flags = attr.qp_type == bindings::ib_qp_type_IB_QPT_UD && hca.config().mcast.is_some();
     let flags = if has_flags { CREATE_FLAGS } else { 0 };
     if !known || attr.create_flags & !flags != 0 {
         return Err(crate::errno::unsupported());
     }
     let mut cap = check_cap(hca, &attr.cap)?;
-    if attr.srq.is_some() {
-        if attr.qp_type == bindings::ib_qp_type_IB_QPT_GSI {
-            return Err(EINVAL);
-        }
+    let initiator = attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_INI;
+    if attr.srq.is_some() && (initiator || attr.qp_type == bindings::ib_qp_type_IB_QPT_GSI) {
+        return Err(EINVAL);
+    }
+    if attr.srq.is_some() || initiator {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
+    let recv_cq = match attr.recv_cq {
+        _ if initiator => None,
+        cq => Some(cq.ok_or(EINVAL)?),
+    };
+    let send_cq = attr.send_cq.ok_or(EINVAL)?;
     let request = bindings::virtio_rdma_cmd_create_qp {
-        pdn: attr.pd.number().to_le(),
+        pdn: attr.pd.ok_or(EINVAL)?.number().to_le(),
         qp_type: attr.qp_type as u8,
         sq_sig_type: u8::from(!attr.signal_all),
         create_flags: attr.create_flags as u8,
         max_send_wr: cap.max_send_wr.to_le(),
         max_send_sge: cap.max_send_sge.to_le(),
-        send_cqn: ib::CompletionQueue::number(&**attr.send_cq).to_le(),
+        send_cqn: cq_number(send_cq).to_le(),
         max_recv_wr: cap.max_recv_wr.to_le(),
         max_recv_sge: cap.max_recv_sge.to_le(),
-        recv_cqn: ib::CompletionQueue::number(&**attr.recv_cq).to_le(),
+        recv_cqn: recv_cq.map_or(0, cq_number).to_le(),
         max_inline_data: cap.max_inline_data.to_le(),
         ..bindings::virtio_rdma_cmd_create_qp::zeroed()
     };
     Ok((request, cap))
+}
+
+/// The device's number of a CQ.
+fn cq_number(cq: &ib::Cq<Hca>) -> u32 {
+    ib::CompletionQueue::number(&**cq)
 }
 
 /// What a new QP consists of.
@@ -757,10 +770,11 @@ fn new_program_rings(
     let layout = QpLayout::of_program(&asked, entry_sizes(u32::from(base.qp_type), cap))?;
     // A QP that receives nothing, or from an SRQ, has no receive ring.
     let srqn = attr.srq_number();
-    let no_rq = (attr.cap.max_recv_wr == 0 || srqn.is_some()) && layout.rq.depth == 0;
+    let has_none = srqn.is_some() || attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_INI;
+    let no_rq = (attr.cap.max_recv_wr == 0 || has_none) && layout.rq.depth == 0;
     if layout.sq.depth < cap.max_send_wr
         || layout.rq.depth < cap.max_recv_wr && !no_rq
-        || layout.rq.depth != 0 && srqn.is_some()
+        || layout.rq.depth != 0 && has_none
         || layout.sq.depth.max(layout.rq.depth) > hca.max_qp_wr()
         || asked.buf_addr % PAGE_SIZE as u64 != 0
         || asked.buf_len % PAGE_SIZE as u64 != 0
@@ -785,17 +799,66 @@ fn new_program_rings(
     })
 }
 
+/// Creates an XRC target, which has no queues. Nothing in the device but its QP is its own.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` if the device has none, or for flags; `EINVAL` without a domain, or with an SRQ; what the
+/// device says.
+fn new_xrc_target(hca: &Arc<Hca>, attr: &ib::QpInitAttr<'_, Hca>) -> Result<Parts> {
+    if !hca.config().xrc || attr.create_flags != 0 {
+        return Err(crate::errno::unsupported());
+    }
+    let xrcd = attr.xrcd.ok_or(EINVAL)?;
+    if attr.srq.is_some() {
+        return Err(EINVAL);
+    }
+    let request = bindings::virtio_rdma_cmd_create_ring_qp {
+        base: bindings::virtio_rdma_cmd_create_qp {
+            qp_type: attr.qp_type as u8,
+            ..bindings::virtio_rdma_cmd_create_qp::zeroed()
+        },
+        xrcdn: xrcd.number().to_le(),
+        ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
+    };
+    let reply = hca.execute::<cmd::CreateRingQp>(&request)?;
+    let qpn = check_number(request.base.qp_type, u32::from_le(reply.qpn))
+        .inspect_err(|_| hca.bad_number())?;
+    Ok(Parts {
+        qpn,
+        sq: WorkQueue::of_program(),
+        rq: WorkQueue::of_program(),
+        region: None,
+    })
+}
+
+/// Creates a QP with queues, of the sizes that it says.
+fn new_queues(
+    dev: &ib::Device<Hca>,
+    attr: &ib::QpInitAttr<'_, Hca>,
+) -> Result<(Parts, bindings::ib_qp_cap)> {
+    let hca = dev.data();
+    let (request, mut cap) = create_request(hca, attr)?;
+    let parts = match &attr.udata {
+        _ if hca.config().rings.is_none() => new_virtqueues(hca, &request, &cap)?,
+        None => new_rings(hca, &request, attr.srq_number(), &mut cap)?,
+        Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
+    };
+    Ok((parts, cap))
+}
+
 impl ib::QueuePair<Hca> for Qp {
     fn create(
         dev: &ib::Device<Hca>,
         attr: &ib::QpInitAttr<'_, Hca>,
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
-        let (request, mut cap) = create_request(&hca, attr)?;
-        let parts = match &attr.udata {
-            _ if hca.config().rings.is_none() => new_virtqueues(&hca, &request, &cap)?,
-            None => new_rings(&hca, &request, attr.srq_number(), &mut cap)?,
-            Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
+        let qp_type = attr.qp_type;
+        let is_target = qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT;
+        let (parts, cap) = if is_target {
+            (new_xrc_target(&hca, attr)?, Default::default())
+        } else {
+            new_queues(dev, attr)?
         };
         let Parts {
             qpn,
@@ -804,10 +867,12 @@ impl ib::QueuePair<Hca> for Qp {
             region,
         } = parts;
         let srqn = attr.srq_number();
-        let qp_type = attr.qp_type;
         let signal_all = attr.signal_all;
-        let send_cqn = u32::from_le(request.send_cqn);
-        let recv_cqn = u32::from_le(request.recv_cqn);
+        let has_recv_cq = !is_target && qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
+        let send_cqn = attr.send_cq.filter(|_| !is_target).map(cq_number);
+        let recv_cqn = attr.recv_cq.filter(|_| has_recv_cq).map(cq_number);
+        // Whom the events of a target are for is known when its state is first changed.
+        let reported: u32 = if is_target { u32::MAX } else { 0 };
 
         Ok(try_pin_init!(Self {
             hca,
@@ -822,7 +887,7 @@ impl ib::QueuePair<Hca> for Qp {
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
-            reported <- new_irq_spinlock!(0, "virtio_rdma::Qp::reported"),
+            reported <- new_irq_spinlock!(reported, "virtio_rdma::Qp::reported"),
             groups <- new_mutex!(KVec::new()),
         }? Error))
     }
@@ -980,8 +1045,12 @@ impl ib::QueuePair<Hca> for Qp {
     fn details(&self, details: &mut ib::Details<'_>) -> Result {
         let state = *self.state.lock();
         details.put(c"state", state)?;
-        details.put(c"send_cqn", self.send_cqn)?;
-        details.put(c"recv_cqn", self.recv_cqn)?;
+        if let Some(cqn) = self.send_cqn {
+            details.put(c"send_cqn", cqn)?;
+        }
+        if let Some(cqn) = self.recv_cqn {
+            details.put(c"recv_cqn", cqn)?;
+        }
         details.put(c"sq_depth", self.cap.max_send_wr)?;
         details.put(c"rq_depth", self.cap.max_recv_wr)?;
         details.put(c"max_inline", self.cap.max_inline_data)?;

@@ -48,14 +48,12 @@ pub(crate) const MAX_INLINE_DATA: u32 = MAX_STRIDE - size_of::<wire::RingUdWqe>(
 
 /// Bytes of an entry of a send ring.
 pub(crate) fn send_entry_size(qp_type: u32, max_sge: u32, max_inline_data: u32) -> u32 {
-    let datagram = matches!(
-        qp_type,
-        bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
-    );
-    let header = if datagram {
-        size_of::<wire::RingUdWqe>()
-    } else {
-        size_of::<wire::RingSqWqe>()
+    let header = match qp_type {
+        bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI => {
+            size_of::<wire::RingUdWqe>()
+        }
+        bindings::ib_qp_type_IB_QPT_XRC_INI => size_of::<wire::RingXrcWqe>(),
+        _ => size_of::<wire::RingSqWqe>(),
     };
     let payload = (max_sge * size_of::<wire::Sge>() as u32).max(max_inline_data);
     header as u32 + payload

@@ -122,17 +122,17 @@ struct Expected {
 pub(crate) struct Srq {
     hca: Arc<Hca>,
     srqn: u32,
-    max_wr: u32,
     max_sge: u32,
     /// `None` if it is a program that posts.
     #[pin]
     queue: IrqSpinLock<Option<Queue>>,
-    region: Region,
+    #[pin]
+    region: IrqSpinLock<Region>,
     #[pin]
     expected: IrqSpinLock<Expected>,
-    /// Held while the limit is set.
+    /// The work requests that the ring holds. Held while the limit is set, or the ring replaced.
     #[pin]
-    arming: Mutex<()>,
+    max_wr: Mutex<u32>,
 }
 
 impl Srq {
@@ -167,7 +167,8 @@ impl Srq {
     /// Lets the program that posts ask for a doorbell with its next work request, and so hear that
     /// there is nobody to hear it. Any context.
     pub(crate) fn close(&self) {
-        self.region.tell_program(offset_of!(wire::SrqRing, wake), 1);
+        let region = self.region.lock();
+        region.tell_program(offset_of!(wire::SrqRing, wake), 1);
     }
 }
 
@@ -179,13 +180,17 @@ fn create(
     shape: Shape,
 ) -> Result<(u32, Region)> {
     let table = region.page_table()?;
-    let request = bindings::virtio_rdma_cmd_create_srq {
+    let mut request = bindings::virtio_rdma_cmd_create_srq {
         region: table.to_wire(),
         ring: shape.to_wire(),
         pdn: attr.pd.number().to_le(),
         max_sge: attr.max_sge.to_le(),
         ..bindings::virtio_rdma_cmd_create_srq::zeroed()
     };
+    if let Some((xrcd, cq)) = attr.xrc {
+        request.xrcdn = xrcd.number().to_le();
+        request.cqn = ib::CompletionQueue::number(&**cq).to_le();
+    }
     let (reply, region) = region.give::<cmd::CreateSrq>(table, &request)?;
     let srqn = u32::from_le(reply.srqn);
     if srqn == 0 {
@@ -220,22 +225,22 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::SrqInitAttr<'_, Hca>) -> Result<Parts> {
     })
 }
 
-/// Creates an SRQ with a ring of a program.
+/// Pins the ring that a program gives an SRQ for at least `max_wr` work requests of `max_sge` SGEs.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a ring that is smaller than the sizes asked for or does not lie within the buffer, or
-/// a buffer that is not made of whole pages; those of [`Region::pin`]; what the device says.
-fn new_program_ring(
+/// `EINVAL` for a ring that is smaller than that or does not lie within the buffer, or a buffer that is
+/// not made of whole pages; those of [`Region::pin`].
+fn pin_ring(
     dev: &ib::Device<Hca>,
-    attr: &ib::SrqInitAttr<'_, Hca>,
+    max_wr: u32,
+    max_sge: u32,
     udata: &ib::Udata<'_>,
-) -> Result<Parts> {
-    let hca = dev.data();
+) -> Result<(Region, Shape)> {
     let asked: bindings::virtio_rdma_ureq_create_srq = udata.request()?;
-    let shape = Shape::of_program_srq(&asked, attr.max_sge)?;
-    if shape.depth < attr.max_wr
-        || shape.depth > hca.config().max_srq_wr
+    let shape = Shape::of_program_srq(&asked, max_sge)?;
+    if shape.depth < max_wr
+        || shape.depth > dev.data().config().max_srq_wr
         || asked.buf_addr % PAGE_SIZE as u64 != 0
         || asked.buf_len % PAGE_SIZE as u64 != 0
         || asked.buf_len > ring::MAX_REGION
@@ -248,7 +253,21 @@ fn new_program_ring(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
-    let (srqn, region) = create(hca, attr, region, shape)?;
+    Ok((region, shape))
+}
+
+/// Creates an SRQ with a ring of a program.
+///
+/// # Errors
+///
+/// Those of [`pin_ring`]; what the device says.
+fn new_program_ring(
+    dev: &ib::Device<Hca>,
+    attr: &ib::SrqInitAttr<'_, Hca>,
+    udata: &ib::Udata<'_>,
+) -> Result<Parts> {
+    let (region, shape) = pin_ring(dev, attr.max_wr, attr.max_sge, udata)?;
+    let (srqn, region) = create(dev.data(), attr, region, shape)?;
     Ok(Parts {
         srqn,
         max_wr: shape.depth,
@@ -264,7 +283,13 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
         let config = hca.config();
-        if config.max_srq == 0 || attr.srq_type != bindings::ib_srq_type_IB_SRQT_BASIC {
+        let is_known = match attr.srq_type {
+            bindings::ib_srq_type_IB_SRQT_BASIC => true,
+            // The kernel's work requests have no place for an SRQ of the other end.
+            bindings::ib_srq_type_IB_SRQT_XRC => config.xrc && attr.udata.is_some(),
+            _ => false,
+        };
+        if config.max_srq == 0 || !is_known {
             return Err(crate::errno::unsupported());
         }
         if attr.max_wr == 0 || attr.max_wr > config.max_srq_wr || attr.max_sge > config.max_srq_sge
@@ -286,20 +311,19 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         Ok(try_pin_init!(Self {
             hca,
             srqn,
-            max_wr,
             max_sge,
             queue <- new_irq_spinlock!(queue, "virtio_rdma::Srq"),
-            region,
+            region <- new_irq_spinlock!(region, "virtio_rdma::Srq::region"),
             expected <- new_irq_spinlock!(Expected::default(), "virtio_rdma::Srq::expected"),
-            arming <- new_mutex!(()),
+            max_wr <- new_mutex!(max_wr),
         }? Error))
     }
 
     fn arm(&self, limit: u32) -> Result {
-        if limit > self.max_wr {
+        let max_wr = self.max_wr.lock();
+        if limit > *max_wr {
             return Err(EINVAL);
         }
-        let _arming = self.arming.lock();
         let request = bindings::virtio_rdma_cmd_modify_srq {
             srqn: self.srqn.to_le(),
             srq_limit: limit.to_le(),
@@ -312,18 +336,49 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         Ok(())
     }
 
+    fn resize(&self, dev: &ib::Device<Hca>, max_wr: u32, udata: &ib::Udata<'_>) -> Result {
+        let resizes = u64::from(bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE);
+        if self.hca.config().device_cap_flags & resizes == 0 || self.queue.lock().is_some() {
+            return Err(crate::errno::unsupported());
+        }
+        let mut size = self.max_wr.lock();
+        let (region, shape) = pin_ring(dev, max_wr.max(1), self.max_sge, udata)?;
+        let table = region.page_table()?;
+        let request = bindings::virtio_rdma_cmd_resize_srq {
+            region: table.to_wire(),
+            ring: shape.to_wire(),
+            srqn: self.srqn.to_le(),
+            reserved_24: 0,
+        };
+        let (reply, region) = region.give::<cmd::ResizeSrq>(table, &request)?;
+        if u32::from_le(reply.moved) > shape.depth {
+            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca
+                .fail("it moved more work requests than there is room for");
+        }
+        *size = shape.depth;
+        // The lock is not held when the old ring goes, which may sleep.
+        let old = core::mem::replace(&mut *self.region.lock(), region);
+        drop(old);
+        if self.hca.is_broken() {
+            self.close();
+        }
+        Ok(())
+    }
+
     fn query(&self, attr: &mut bindings::ib_srq_attr) -> Result {
+        let max_wr = self.max_wr.lock();
         let request = bindings::virtio_rdma_cmd_query_srq {
             srqn: self.srqn.to_le(),
         };
         let reply = self.hca.execute::<cmd::QuerySrq>(&request)?;
         let limit = u32::from_le(reply.srq_limit);
-        if limit > self.max_wr {
+        if limit > *max_wr {
             self.hca.stats().bad(Counter::BadReplyValue);
             return Err(EIO);
         }
         *attr = bindings::ib_srq_attr {
-            max_wr: self.max_wr,
+            max_wr: *max_wr,
             max_sge: self.max_sge,
             srq_limit: limit,
         };
@@ -346,7 +401,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
     }
 
     fn sizes(&self) -> (u32, u32) {
-        (self.max_wr, self.max_sge)
+        (*self.max_wr.lock(), self.max_sge)
     }
 
     fn post_recv(&self, wrs: &mut ib::RecvWrs<'_>) -> Result {

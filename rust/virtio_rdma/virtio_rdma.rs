@@ -51,6 +51,7 @@ mod umem;
 mod virtio;
 mod wire;
 mod wq;
+mod xrcd;
 
 use config::{
     Config,
@@ -193,6 +194,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_REREG_MR,
         bindings::VIRTIO_RDMA_F_MCAST,
         bindings::VIRTIO_RDMA_F_COUNTERS,
+        bindings::VIRTIO_RDMA_F_XRC,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

@@ -29,6 +29,7 @@ pub(crate) use bindings::{
     virtio_rdma_ring_reg_wqe as RingRegWqe,
     virtio_rdma_ring_sq_wqe as RingSqWqe,
     virtio_rdma_ring_ud_wqe as RingUdWqe,
+    virtio_rdma_ring_xrc_wqe as RingXrcWqe,
     virtio_rdma_rq_wqe as RqWqe,
     virtio_rdma_rsp_query_port as PortAttr,
     virtio_rdma_sge as Sge,
@@ -87,6 +88,10 @@ wire! {
     virtio_rdma_cmd_query_srq: 4,
     virtio_rdma_rsp_query_srq: 16,
     virtio_rdma_cmd_destroy_srq: 4,
+    virtio_rdma_cmd_resize_srq: 40,
+    virtio_rdma_rsp_resize_srq: 4,
+    virtio_rdma_rsp_alloc_xrcd: 4,
+    virtio_rdma_cmd_dealloc_xrcd: 4,
     virtio_rdma_cmd_mcast: 24,
     virtio_rdma_cmd_query_counters: 4,
     virtio_rdma_rsp_query_counters: 128,
@@ -118,6 +123,7 @@ const _: () = assert!(size_of::<Av>() == 44);
 const _: () = assert!(size_of::<QpRing>() == 256);
 const _: () = assert!(size_of::<CqRing>() == 128);
 const _: () = assert!(size_of::<SrqRing>() == 256);
+const _: () = assert!(size_of::<RingXrcWqe>() == 64);
 
 // SAFETY: The structure consists of integers, and its padding is written out.
 unsafe impl AsBytes for Av {}

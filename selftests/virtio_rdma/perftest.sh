@@ -57,10 +57,11 @@ QPS=16
 
 pingpong() { pair ibv_rc_pingpong -d "$DEVICE" -g "$INDEX" ${RECEIVES:-} -c "$@"; }
 srq_pingpong() { pair ibv_srq_pingpong -d "$DEVICE" -g "$INDEX" -c -n 200 "$@"; }
+xsrq_pingpong() { pair ibv_xsrq_pingpong -d "$DEVICE" -g "$INDEX" -n 200 "$@"; }
 perf() { tool=$1; shift; pair "$tool" -d "$DEVICE" -x "$INDEX" -F "$@"; }
 
 ktap_print_header
-ktap_set_plan 16
+ktap_set_plan 18
 ktap_test_result "pingpong" pingpong -n 200
 ktap_test_result "pingpong_events" pingpong -n 200 -e
 ktap_test_result "pingpong_sizes_1" pingpong -n 20 -s 1
@@ -71,6 +72,13 @@ if [ "$(limit max_srq)" -gt 0 ]; then
 else
 	ktap_test_skip "srq_pingpong"
 	ktap_test_skip "srq_pingpong_events"
+fi
+if ibv_devinfo -v -d "$DEVICE" | grep -q XRC; then
+	ktap_test_result "xsrq_pingpong" xsrq_pingpong
+	ktap_test_result "xsrq_pingpong_events" xsrq_pingpong -e
+else
+	ktap_test_skip "xsrq_pingpong"
+	ktap_test_skip "xsrq_pingpong_events"
 fi
 ktap_test_result "ib_send_bw" perf ib_send_bw -n 100
 ktap_test_result "ib_write_bw" perf ib_write_bw -a -n 50

@@ -53,6 +53,8 @@
 #define VIRTIO_RDMA_F_MCAST		9
 /* The device counts what its port sends and receives: QUERY_COUNTERS. */
 #define VIRTIO_RDMA_F_COUNTERS		10
+/* Extended reliable connections; only with VIRTIO_RDMA_F_SRQ. */
+#define VIRTIO_RDMA_F_XRC		11
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -63,6 +65,8 @@
 #define VIRTIO_RDMA_CAP_UD_AV_PORT_ENFORCE	(1ULL << 6)
 #define VIRTIO_RDMA_CAP_SYS_IMAGE_GUID		(1ULL << 11)
 #define VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN		(1ULL << 12)
+#define VIRTIO_RDMA_CAP_SRQ_RESIZE		(1ULL << 13)
+#define VIRTIO_RDMA_CAP_XRC			(1ULL << 20)
 #define VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS	(1ULL << 21)
 #define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
 #define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
@@ -211,6 +215,8 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 36,
 	VIRTIO_RDMA_CMD_QUERY_SRQ	= 37,
 	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 38,
+	/* with VIRTIO_RDMA_CAP_SRQ_RESIZE, too */
+	VIRTIO_RDMA_CMD_RESIZE_SRQ	= 39,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,
 	/* with VIRTIO_RDMA_F_MCAST */
@@ -218,6 +224,9 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_DETACH_MCAST	= 45,
 	/* with VIRTIO_RDMA_F_COUNTERS */
 	VIRTIO_RDMA_CMD_QUERY_COUNTERS	= 46,
+	/* with VIRTIO_RDMA_F_XRC */
+	VIRTIO_RDMA_CMD_ALLOC_XRCD	= 47,
+	VIRTIO_RDMA_CMD_DEALLOC_XRCD	= 48,
 };
 
 /*
@@ -434,6 +443,9 @@ enum virtio_rdma_qp_type {
 	VIRTIO_RDMA_QPT_RC	= 2,
 	VIRTIO_RDMA_QPT_UC	= 3,
 	VIRTIO_RDMA_QPT_UD	= 4,
+	/* with VIRTIO_RDMA_F_XRC */
+	VIRTIO_RDMA_QPT_XRC_INI	= 9,
+	VIRTIO_RDMA_QPT_XRC_TGT	= 10,
 };
 
 /* enum ib_sig_type */
@@ -748,6 +760,8 @@ struct virtio_rdma_ring_shape {
  * @rq: the receive ring; its depth is at least @base.max_recv_wr
  * @srqn: the SRQ that the QP receives from, in place of a receive ring; 0: none
  *	(VIRTIO_RDMA_F_SRQ)
+ * @xrcdn: the XRCD of an XRC_TGT QP, which has nothing else but its type;
+ *	reserved for other types (VIRTIO_RDMA_F_XRC)
  *
  * The reply is struct virtio_rdma_rsp_create_qp.
  */
@@ -758,10 +772,11 @@ struct virtio_rdma_cmd_create_ring_qp {
 	struct virtio_rdma_ring_shape sq;
 	struct virtio_rdma_ring_shape rq;
 	__le32 srqn;
-	__le32 reserved[7];
+	__le32 xrcdn;
+	__le32 reserved[6];
 };
 
-/* CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ (VIRTIO_RDMA_F_SRQ) */
+/* CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ, RESIZE_SRQ (VIRTIO_RDMA_F_SRQ) */
 
 /**
  * struct virtio_rdma_cmd_create_srq - create a shared receive queue
@@ -769,13 +784,17 @@ struct virtio_rdma_cmd_create_ring_qp {
  * @ring: the ring; its depth is not 0
  * @pdn: the PD, by which the keys of work requests are checked
  * @max_sge: most SGEs of a work request
+ * @xrcdn: the XRCD, of an SRQ for XRC; 0: of any other (VIRTIO_RDMA_F_XRC)
+ * @cqn: the CQ of its completions, of an SRQ for XRC
  */
 struct virtio_rdma_cmd_create_srq {
 	struct virtio_rdma_ring_region region;
 	struct virtio_rdma_ring_shape ring;
 	__le32 pdn;
 	__le32 max_sge;
-	__le32 reserved[6];
+	__le32 xrcdn;
+	__le32 cqn;
+	__le32 reserved[4];
 };
 
 /**
@@ -816,6 +835,43 @@ struct virtio_rdma_rsp_query_srq {
 
 struct virtio_rdma_cmd_destroy_srq {
 	__le32 srqn;
+};
+
+/**
+ * struct virtio_rdma_cmd_resize_srq - move an SRQ to another ring
+ * @region: as for CREATE_SRQ
+ * @ring: the new ring; its depth is not 0
+ * @srqn: the SRQ
+ * @reserved_24: zero
+ */
+struct virtio_rdma_cmd_resize_srq {
+	struct virtio_rdma_ring_region region;
+	struct virtio_rdma_ring_shape ring;
+	__le32 srqn;
+	__le32 reserved_24;
+};
+
+/**
+ * struct virtio_rdma_rsp_resize_srq - the ring is in use
+ * @moved: work requests that were not taken and stand in the new ring, from
+ *	index 0; the producer in its head is the same number
+ */
+struct virtio_rdma_rsp_resize_srq {
+	__le32 moved;
+};
+
+/* ALLOC_XRCD, DEALLOC_XRCD (VIRTIO_RDMA_F_XRC) */
+
+/**
+ * struct virtio_rdma_rsp_alloc_xrcd - an extended connection domain
+ * @xrcdn: its number, not 0
+ */
+struct virtio_rdma_rsp_alloc_xrcd {
+	__le32 xrcdn;
+};
+
+struct virtio_rdma_cmd_dealloc_xrcd {
+	__le32 xrcdn;
 };
 
 /* ---- Send and receive virtqueues --------------------------------------- */
@@ -1151,6 +1207,17 @@ struct virtio_rdma_ring_sq_wqe {
 };
 
 /**
+ * struct virtio_rdma_ring_xrc_wqe - send work request of an XRC_INI QP
+ * @base: as of an RC QP
+ * @remote_srqn: the SRQ at the other end that the message is for
+ */
+struct virtio_rdma_ring_xrc_wqe {
+	struct virtio_rdma_ring_sq_wqe base;
+	__le32 remote_srqn;
+	__u8   reserved_34[12];
+};
+
+/**
  * struct virtio_rdma_ring_reg_wqe - REG_MR in the ring of a privileged QP
  * @wr_id: opaque to the device, comes back in the CQE
  * @opcode: VIRTIO_RDMA_WR_REG_MR
@@ -1228,6 +1295,8 @@ struct virtio_rdma_ring_ud_wqe {
  * @wqe_index: index of the work request in its ring, modulo 2^32: what the
  *	producer was before it was posted; the ring is that of the SRQ if it
  *	came from there
+ * @srqn: the SRQ of a receive of an XRC_TGT QP; 0 otherwise
+ *	(VIRTIO_RDMA_F_XRC)
  * @timestamp: nanoseconds of the device's clock, 0 if it keeps none
  * @lap: written last, with release semantics: (i modulo 2^32) / depth + 1 of
  *	CQE i, so that a consumer need not read anything else to find it; never 0
@@ -1250,7 +1319,7 @@ struct virtio_rdma_ring_cqe {
 	__le16 pkey_index;
 	__le16 reserved_26;
 	__le32 wqe_index;
-	__le32 reserved_2c;
+	__le32 srqn;
 	__le64 timestamp;
 	__le32 reserved_38;
 	__le32 lap;

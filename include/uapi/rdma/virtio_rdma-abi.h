@@ -94,7 +94,8 @@ struct virtio_rdma_ureq_create_qp {
 };
 
 /**
- * struct virtio_rdma_ureq_create_srq - driver data of CREATE_SRQ
+ * struct virtio_rdma_ureq_create_srq - driver data of CREATE_SRQ, and of MODIFY_SRQ
+ *	with IB_SRQ_MAX_WR
  * @buf_addr: the ring, page-aligned and zeroed: struct virtio_rdma_srq_ring
  *	and the entries
  * @buf_len: bytes of the buffer, a multiple of the page size

@@ -132,6 +132,8 @@ pub(crate) type Cq<D> = Object<bindings::ib_cq, <D as Driver>::Cq>;
 pub(crate) type Qp<D> = Object<bindings::ib_qp, <D as Driver>::Qp>;
 /// A `struct ib_srq`.
 pub(crate) type Srq<D> = Object<bindings::ib_srq, <D as Driver>::Srq>;
+/// A `struct ib_xrcd`.
+pub(crate) type Xrcd<D> = Object<bindings::ib_xrcd, <D as Driver>::Xrcd>;
 /// A `struct ib_ah`.
 pub(crate) type Ah<D> = Object<bindings::ib_ah, <D as Driver>::Ah>;
 /// A `struct ib_mr`.
@@ -164,6 +166,23 @@ pub(crate) trait ProtectionDomain<D: Driver>: Sized + Send + Sync {
     fn alloc(dev: &Device<D>) -> Result<Self>;
 
     /// Destroys the PD in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn dealloc(&self) -> Result;
+}
+
+/// An extended connection domain.
+pub(crate) trait XrcDomain<D: Driver>: Sized + Send + Sync {
+    /// Creates the domain. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has none, or what it says.
+    fn alloc(dev: &Device<D>) -> Result<Self>;
+
+    /// Destroys the domain in the device. May sleep. It is dropped afterwards, unless this fails.
     ///
     /// # Errors
     ///
@@ -237,12 +256,14 @@ pub(crate) struct QpInitAttr<'a, D: Driver> {
     pub(crate) qp_type: u32,
     /// Whether every send work request completes with a CQE.
     pub(crate) signal_all: bool,
-    /// The PD.
-    pub(crate) pd: &'a Pd<D>,
+    /// The PD; that, the CQs and the domain as far as the type has them.
+    pub(crate) pd: Option<&'a Pd<D>>,
     /// The CQ of sends.
-    pub(crate) send_cq: &'a Cq<D>,
+    pub(crate) send_cq: Option<&'a Cq<D>>,
     /// The CQ of receives.
-    pub(crate) recv_cq: &'a Cq<D>,
+    pub(crate) recv_cq: Option<&'a Cq<D>>,
+    /// The extended connection domain.
+    pub(crate) xrcd: Option<&'a Xrcd<D>>,
     /// Sizes of the work queues.
     pub(crate) cap: bindings::ib_qp_cap,
     /// Flags of `enum ib_qp_create_flags`.
@@ -356,6 +377,8 @@ pub(crate) struct SrqInitAttr<'a, D: Driver> {
     pub(crate) max_wr: u32,
     /// SGEs of each.
     pub(crate) max_sge: u32,
+    /// Of an SRQ for XRC, the domain, and the CQ that it completes to.
+    pub(crate) xrc: Option<(&'a Xrcd<D>, &'a Cq<D>)>,
     /// The way back to the program, if it is for one.
     pub(crate) udata: Option<Udata<'a>>,
 }
@@ -378,6 +401,14 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// `EINVAL` for more than the SRQ holds, or what the device says.
     fn arm(&self, limit: u32) -> Result;
 
+    /// Gives a program's SRQ another ring, for at least `max_wr` work requests. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the SRQ cannot be resized, `EINVAL` for sizes, or what the device says; the SRQ
+    /// is then as before.
+    fn resize(&self, dev: &Device<D>, max_wr: u32, udata: &Udata<'_>) -> Result;
+
     /// Reads the attributes of the SRQ. May sleep.
     ///
     /// # Errors
@@ -395,7 +426,7 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// The device's number of the SRQ.
     fn number(&self) -> u32;
 
-    /// The number of work requests that the SRQ has room for, and SGEs of each.
+    /// The number of work requests that the SRQ has room for, and SGEs of each. May sleep.
     fn sizes(&self) -> (u32, u32);
 
     /// Posts receive work requests. Any context.
@@ -553,7 +584,8 @@ impl<T> Object<bindings::ib_qp, T> {
     pub(crate) fn report(&self, event: bindings::ib_event_type) {
         let raw = self.as_raw();
         // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it
-        // came to the driver.
+        // came to the driver, but those of an XRC target, which the core sets anew before it lets
+        // anybody change the QP's state: the driver reports nothing of a target until then.
         unsafe {
             let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
             if let Some(handler) = (*raw).event_handler {
@@ -573,6 +605,7 @@ impl<T> Object<bindings::ib_qp, T> {
             init.send_cq = (*raw).send_cq;
             init.recv_cq = (*raw).recv_cq;
             init.srq = (*raw).srq;
+            init.xrcd = (*raw).xrcd;
             init.qp_type = (*raw).qp_type;
             init.port_num = (*raw).port;
         }

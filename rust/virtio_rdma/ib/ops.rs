@@ -38,7 +38,9 @@ use super::{
     Udata,
     UserContext,
     UserMemory,
-    Wcs, //
+    Wcs,
+    XrcDomain,
+    Xrcd, //
 };
 use crate::{
     bindings,
@@ -99,6 +101,8 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         query_srq: Some(query_srq::<D>),
         destroy_srq: Some(destroy_srq::<D>),
         post_srq_recv: Some(post_srq_recv::<D>),
+        alloc_xrcd: Some(alloc_xrcd::<D>),
+        dealloc_xrcd: Some(dealloc_xrcd::<D>),
         create_cq: Some(create_cq::<D>),
         destroy_cq: Some(destroy_cq::<D>),
         resize_user_cq: Some(resize_user_cq::<D>),
@@ -122,6 +126,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         size_ib_qp: Qp::<D>::SIZE,
         size_ib_srq: Srq::<D>::SIZE,
         size_ib_ucontext: Ucontext::<D>::SIZE,
+        size_ib_xrcd: Xrcd::<D>::SIZE,
         ..Default::default()
     }
 }
@@ -532,17 +537,15 @@ unsafe extern "C" fn create_qp<D: Driver>(
     from_result(|| {
         // SAFETY: By the contract of this module.
         let pd = unsafe { (*raw).pd };
-        if pd.is_null() || init.send_cq.is_null() || init.recv_cq.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: By the contract of this module.
+        // SAFETY: By the contract of this module; what the type does not have is null.
         let attr = unsafe {
             QpInitAttr {
                 qp_type: init.qp_type,
                 signal_all: init.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
-                pd: Pd::<D>::from_raw(pd),
-                send_cq: Cq::<D>::from_raw(init.send_cq),
-                recv_cq: Cq::<D>::from_raw(init.recv_cq),
+                pd: (!pd.is_null()).then(|| Pd::<D>::from_raw(pd)),
+                send_cq: (!init.send_cq.is_null()).then(|| Cq::<D>::from_raw(init.send_cq)),
+                recv_cq: (!init.recv_cq.is_null()).then(|| Cq::<D>::from_raw(init.recv_cq)),
+                xrcd: (!init.xrcd.is_null()).then(|| Xrcd::<D>::from_raw(init.xrcd)),
                 cap: init.cap,
                 create_flags: init.create_flags,
                 srq: (!init.srq.is_null()).then(|| Srq::<D>::from_raw(init.srq)),
@@ -711,6 +714,43 @@ unsafe extern "C" fn post_recv<D: Driver>(
     from_result(|| result.map(|()| 0))
 }
 
+/// The operation `alloc_xrcd`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn alloc_xrcd<D: Driver>(
+    raw: *mut bindings::ib_xrcd,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let dev = unsafe { Device::<D>::from_raw((*raw).device) };
+    from_result(|| {
+        let data = D::Xrcd::alloc(dev)?;
+        // SAFETY: The core allocated `size_ib_xrcd` bytes, not initialised yet.
+        unsafe { Xrcd::<D>::write(raw, data) };
+        Ok(0)
+    })
+}
+
+/// The operation `dealloc_xrcd`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn dealloc_xrcd<D: Driver>(
+    raw: *mut bindings::ib_xrcd,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { Xrcd::<D>::from_raw(raw) }.dealloc()?;
+        // SAFETY: The core frees the memory next.
+        unsafe { Xrcd::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
 /// The operation `create_srq`.
 ///
 /// # Safety
@@ -723,9 +763,17 @@ unsafe extern "C" fn create_srq<D: Driver>(
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
+    // SAFETY: By the contract of this module; the type says which member of the union is in use.
+    let xrc = unsafe {
+        (init.srq_type == bindings::ib_srq_type_IB_SRQT_XRC).then(|| {
+            let xrcd = init.ext.__bindgen_anon_1.xrc.xrcd;
+            (Xrcd::<D>::from_raw(xrcd), Cq::<D>::from_raw(init.ext.cq))
+        })
+    };
     // SAFETY: By the contract of this module.
     let attr = unsafe {
         SrqInitAttr {
+            xrc,
             srq_type: init.srq_type,
             pd: Pd::<D>::from_raw((*raw).pd),
             max_wr: init.attr.max_wr,
@@ -751,11 +799,15 @@ unsafe extern "C" fn create_srq<D: Driver>(
             return Err(error);
         }
         (init.attr.max_wr, init.attr.max_sge) = srq.sizes();
+        if attr.xrc.is_some() {
+            // SAFETY: By the contract of this module; it is an SRQ for XRC.
+            unsafe { (*raw).ext.__bindgen_anon_1.xrc.srq_num = srq.number() };
+        }
         Ok(0)
     })
 }
 
-/// The operation `modify_srq`: sets the limit. No SRQ is resized.
+/// The operation `modify_srq`: resizes an SRQ and sets its limit, both or neither.
 ///
 /// # Safety
 ///
@@ -764,17 +816,33 @@ unsafe extern "C" fn modify_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
     mask: bindings::ib_srq_attr_mask,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
-    let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &*attr) };
-    if mask & !bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {
-        return crate::errno::unsupported().to_errno();
-    }
-    if mask == 0 {
-        return 0;
-    }
-    from_result(|| srq.arm(attr.srq_limit).map(|()| 0))
+    let (srq, dev, attr, udata) = unsafe {
+        (
+            Srq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
+            &*attr,
+            Udata::from_raw(udata),
+        )
+    };
+    let resizes = mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0;
+    let arms = mask & bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0;
+    let known = bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR | bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
+    from_result(|| {
+        if mask & !known != 0 || resizes && arms && attr.srq_limit > attr.max_wr {
+            return Err(EINVAL);
+        }
+        if resizes {
+            let udata = udata.ok_or_else(crate::errno::unsupported)?;
+            srq.resize(dev, attr.max_wr, &udata)?;
+        }
+        if arms {
+            srq.arm(attr.srq_limit)?;
+        }
+        Ok(0)
+    })
 }
 
 /// The operation `query_srq`.

@@ -3,10 +3,9 @@
 """Shared receive queues: many QPs that take their receives from one."""
 
 import errno
-import os
-import select
 
 import ktap
+from async_events import has_event, next_event
 from rc import (ALL_ACCESS, PORT, Endpoint, PyverbsError, complete, e, empty, fails_with, open_device,
                 post, recv_wr, sge, status_name)
 from pyverbs.addr import AH
@@ -20,27 +19,6 @@ from pyverbs.wr import SendWR
 DEVICE = open_device()
 SIZE = 64
 GRH = 40
-
-
-def async_fd():
-    """The descriptor of asynchronous events: no test here has a completion channel."""
-    names = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-             if os.path.lexists(f"/proc/self/fd/{fd}")}
-    (found,) = [fd for fd, name in names.items() if name == "anon_inode:[infinibandevent]"]
-    return found
-
-
-def has_event():
-    """Whether an event is there already."""
-    return bool(select.select([async_fd()], [], [], 0)[0])
-
-
-def next_event():
-    """The type of the next event, waited for."""
-    event = DEVICE.context.get_async_event()
-    kind = event.event_type
-    event.ack()
-    return kind
 
 
 class Receiver:
@@ -117,10 +95,14 @@ def limits(_rng):
             fails_with(errno.EINVAL, receiver.post, [sge(receiver.memory(8))] * sges)
         fails_with(errno.EINVAL, post, receiver.qps[0].post_recv, [recv_wr([])])
         fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(srq_limit=65), e.IBV_SRQ_LIMIT)
-        fails_with(errno.EOPNOTSUPP, receiver.srq.modify, SrqAttr(max_wr=128), e.IBV_SRQ_MAX_WR)
+        for max_wr in (0, DEVICE.attr.max_srq_wr + 1):
+            fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=max_wr), e.IBV_SRQ_MAX_WR)
+        both = e.IBV_SRQ_MAX_WR | e.IBV_SRQ_LIMIT
+        fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=8, srq_limit=9), both)
+        ktap.equal(receiver.srq.query().max_wr, 64, "max_wr")
 
 
-def traffic(rng, receiver, messages):
+def traffic(rng, receiver, messages, meanwhile=lambda: None):
     """Messages of random senders, each of which must arrive once, whole, and in a receive that was free."""
     count, depth = len(receiver.qps), receiver.srq.query().max_wr
     target = receiver.memory(depth * SIZE)
@@ -141,6 +123,7 @@ def traffic(rng, receiver, messages):
             receiver.senders[index].post_send(e.IBV_WR_SEND, [sge(source[index], 0, len(data))], sent)
             expected[index] = data
             sent += 1
+        meanwhile()
         for wc in receiver.cq.poll(rng.randint(1, 8))[1]:
             ktap.equal(status_name(wc.status), "SUCCESS", "status")
             index = numbers[wc.qp_num]
@@ -165,6 +148,34 @@ def many_qps(rng):
     """64 QPs on one SRQ that has fewer receives than there are QPs."""
     with Receiver(64, depth=16) as receiver:
         traffic(rng, receiver, 2000)
+
+
+def resized(rng):
+    """The SRQ gets other rings, larger and smaller, while messages arrive."""
+    with Receiver(16, depth=16) as receiver:
+        def resize():
+            size = 1 << rng.randint(4, 9)
+            receiver.srq.modify(SrqAttr(max_wr=size), e.IBV_SRQ_MAX_WR)
+            ktap.equal(receiver.srq.query().max_wr, size, "max_wr")
+        traffic(rng, receiver, 1000, resize)
+
+
+def too_small(_rng):
+    """An SRQ keeps its ring if what waits does not fit another, and its limit if it does."""
+    with Receiver(1, depth=16) as receiver:
+        for wr_id in range(9):
+            receiver.post([], wr_id)
+        fails_with(errno.EINVAL, receiver.srq.modify, SrqAttr(max_wr=8), e.IBV_SRQ_MAX_WR)
+        receiver.senders[0].post_send(e.IBV_WR_SEND, [])
+        ktap.equal(complete(receiver.cq)[0].wr_id, 0, "wr_id")
+        receiver.srq.modify(SrqAttr(max_wr=8, srq_limit=7), e.IBV_SRQ_MAX_WR | e.IBV_SRQ_LIMIT)
+        attr = receiver.srq.query()
+        ktap.equal((attr.max_wr, attr.srq_limit), (8, 7), "queried")
+        fails_with(errno.ENOMEM, receiver.post, [])
+        for wr_id in range(1, 9):
+            receiver.senders[0].post_send(e.IBV_WR_SEND, [])
+            ktap.equal(complete(receiver.cq)[0].wr_id, wr_id, "wr_id")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
 
 
 def full(_rng):
@@ -239,10 +250,10 @@ def limit_event(_rng):
                 receiver.senders[0].post_send(e.IBV_WR_SEND, [])
                 complete(receiver.cq)
                 complete(receiver.senders[0].send_cq)
-            ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
         # Two are left: that is fewer than three already.
         receiver.srq.modify(SrqAttr(srq_limit=3), e.IBV_SRQ_LIMIT)
-        ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
         for _ in range(2):
             receiver.senders[1].post_send(e.IBV_WR_SEND, [])
             complete(receiver.cq)
@@ -256,7 +267,7 @@ def last_wqe_event(_rng):
             receiver.post([], wr_id)
         for _ in range(3):
             move(receiver.qps[0], e.IBV_QPS_ERR)
-            ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
             empty(receiver.cq)
             move(receiver.qps[0], e.IBV_QPS_RESET)
             receiver.senders[0].move(e.IBV_QPS_RESET)
@@ -274,7 +285,7 @@ def failed_receive(_rng):
         receiver.post([], 1)
         receiver.post([], 2)
         receiver.senders[0].post_send(e.IBV_WR_SEND, [sge(source)])
-        ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
         ktap.equal(complete(receiver.cq, status=e.IBV_WC_LOC_LEN_ERR)[0].wr_id, 1, "wr_id")
         complete(receiver.senders[0].send_cq, status=e.IBV_WC_REM_INV_REQ_ERR)
         receiver.senders[1].post_send(e.IBV_WR_SEND, [])
@@ -291,7 +302,7 @@ def protection(_rng):
         for status in (e.IBV_WC_SUCCESS, e.IBV_WC_LOC_PROT_ERR):
             receiver.senders[0].post_send(e.IBV_WR_SEND, [sge(source)])
             complete(receiver.cq, status=status)
-        ktap.equal(next_event(), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+        ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
 
 
 def resets(rng):
@@ -325,7 +336,7 @@ def waiting(receiver):
         if receiver.srq.query().srq_limit:
             low = middle
         else:
-            ktap.equal(next_event(), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
+            ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
             high = middle - 1
     receiver.srq.modify(SrqAttr(srq_limit=0), e.IBV_SRQ_LIMIT)
     return low
@@ -368,7 +379,7 @@ def without_rings(_rng):
 
 
 if DEVICE.attr.max_srq:
-    ktap.run([attributes, limits, one_qp, many_qps, full, woken, no_receive, write_with_immediate,
+    ktap.run([attributes, limits, one_qp, many_qps, resized, too_small, full, woken, no_receive, write_with_immediate,
               limit_event, last_wqe_event, failed_receive, protection, resets, datagrams])
 else:
     ktap.run([without_rings])

@@ -42,7 +42,7 @@ impl<'a> Batch<'a> {
     pub fn start(&mut self) {
         self.state.open = None;
         self.state.error = None;
-        self.rings.send().discard(&mut self.state);
+        self.state.discard();
     }
 
     /// Begins a work request, behind which the one before is complete.
@@ -61,6 +61,15 @@ impl<'a> Batch<'a> {
         self.attempt(|batch| {
             let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
             open.set_address(av, remote_qpn, remote_qkey);
+            Ok(())
+        });
+    }
+
+    /// ibv_wr_set_xrc_srqn(3).
+    pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
+        self.attempt(|batch| {
+            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_remote_srqn(remote_srqn);
             Ok(())
         });
     }
@@ -104,7 +113,7 @@ impl<'a> Batch<'a> {
             batch.close()
         });
         if let Some(errno) = self.state.error {
-            self.rings.send().discard(&mut self.state);
+            self.state.discard();
             return Err(errno);
         }
         let doorbell = self.rings.publish(&mut self.state);
@@ -136,7 +145,7 @@ impl<'a> Batch<'a> {
     fn close(&mut self) -> Result {
         let Some(open) = self.state.open.take() else { return Ok(()) };
         open.close(self.limits, self.entry()?)?;
-        self.rings.send().filled(&mut self.state);
+        self.state.filled();
         Ok(())
     }
 }
@@ -345,6 +354,23 @@ mod tests {
         assert_eq!((wqe.num_sge, wqe.remote_qpn, wqe.remote_qkey), (1, 33, 44));
         assert_eq!(wqe.av.dmac, [6; 6]);
         assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
+    }
+
+    #[test]
+    fn message_with_its_srq() {
+        let bench = Bench::new(IBV_QPT_XRC_SEND);
+        let mut batch = bench.start();
+        batch.begin(wr(1, IBV_WR_SEND));
+        batch.set_remote_srqn(77);
+        batch.set_sges(&[sge(5)]);
+        assert_eq!(batch.complete(), Ok(()));
+        let wqe: virtio_rdma_ring_xrc_wqe = bench.read(0, 0);
+        assert_eq!((wqe.base.num_sge, wqe.remote_srqn), (1, 77));
+        assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
+        // Each wants its own.
+        let mut batch = bench.start();
+        batch.begin(wr(2, IBV_WR_SEND));
+        assert_eq!(batch.complete(), Err(Errno::EINVAL));
     }
 
     #[test]

@@ -386,6 +386,98 @@ pub fn create_qp(
     })
 }
 
+/// Creates an XRC target, a QP without rings, and fills in `qp`.
+///
+/// # Errors
+///
+/// EINVAL without a domain; the kernel's.
+pub fn create_xrc_target(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_qp_init_attr_ex,
+    qp: Ref<'_, verbs_qp>,
+) -> Result {
+    if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let mut cmd = ibv_create_qp::default();
+    let mut resp = ib_uverbs_create_qp_resp::default();
+    // SAFETY: the buffers have the sizes given; the domain is there, and live by
+    // the contract of ibv_create_qp_ex(3).
+    Errno::check(unsafe {
+        ibv_cmd_create_qp_ex(
+            context.as_ptr(),
+            qp.as_ptr(),
+            attr,
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Opens an XRC target that has a number in a domain, and fills in `qp`.
+///
+/// # Errors
+///
+/// EINVAL without a domain; the kernel's.
+pub fn open_qp(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_qp_open_attr,
+    qp: Ref<'_, verbs_qp>,
+) -> Result {
+    if attr.comp_mask & IBV_QP_OPEN_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let mut cmd = ibv_open_qp::default();
+    let mut resp = ib_uverbs_create_qp_resp::default();
+    // SAFETY: the buffers have the sizes given, and `qp` has room for all of a
+    // `struct verbs_qp`; the domain is there, and live by the contract of
+    // ibv_open_qp(3).
+    Errno::check(unsafe {
+        ibv_cmd_open_qp(
+            context.as_ptr(),
+            qp.as_ptr(),
+            size_of::<verbs_qp>() as c_int,
+            attr,
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Opens an extended connection domain and fills in `xrcd`.
+pub fn open_xrcd(
+    context: Ref<'_, ibv_context>,
+    xrcd: Ref<'_, verbs_xrcd>,
+    attr: &mut ibv_xrcd_init_attr,
+) -> Result {
+    let mut cmd = ibv_open_xrcd::default();
+    let mut resp = ib_uverbs_open_xrcd_resp::default();
+    // SAFETY: the buffers have the sizes given, and `xrcd` has room for all of a
+    // `struct verbs_xrcd`.
+    Errno::check(unsafe {
+        ibv_cmd_open_xrcd(
+            context.as_ptr(),
+            xrcd.as_ptr(),
+            size_of::<verbs_xrcd>() as c_int,
+            attr,
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Closes an extended connection domain.
+pub fn close_xrcd(xrcd: Ref<'_, verbs_xrcd>) -> Result {
+    // SAFETY: `xrcd` is a live domain.
+    Errno::check(unsafe { ibv_cmd_close_xrcd(xrcd.as_ptr()) })
+}
+
 /// Changes the attributes of a QP that `mask` names (`IBV_QP_*`).
 pub fn modify_qp(qp: Ref<'_, ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
     let mut cmd = ibv_modify_qp::default();
@@ -452,12 +544,51 @@ pub fn create_srq(
     })
 }
 
-/// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`).
-pub fn modify_srq(srq: Ref<'_, ibv_srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
-    let mut cmd = ibv_modify_srq::default();
-    // SAFETY: `cmd` has the size given.
+/// Creates an SRQ for XRC, fills in `srq`, and writes to `attr.attr` what it really
+/// has.
+pub fn create_xrc_srq(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_srq_init_attr_ex,
+    srq: Ref<'_, verbs_srq>,
+    ring: virtio_rdma_ureq_create_srq,
+) -> Result {
+    let mut cmd = Message::<ibv_create_xsrq, virtio_rdma_ureq_create_srq> {
+        core: Default::default(),
+        driver: ring,
+    };
+    let mut resp = ib_uverbs_create_srq_resp::default();
+    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
+    // core's structure; PD, domain and CQ are live by the contract of
+    // ibv_create_srq_ex(3).
     Errno::check(unsafe {
-        ibv_cmd_modify_srq(srq.as_ptr(), attr, mask, &mut cmd, size_of_val(&cmd))
+        ibv_cmd_create_srq_ex(
+            context.as_ptr(),
+            srq.as_ptr(),
+            attr,
+            (&raw mut cmd).cast(),
+            cmd.len(true),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`). With
+/// IBV_SRQ_MAX_WR, it moves to `ring`.
+pub fn modify_srq(
+    srq: Ref<'_, ibv_srq>,
+    attr: &mut ibv_srq_attr,
+    mask: c_int,
+    ring: Option<virtio_rdma_ureq_create_srq>,
+) -> Result {
+    let mut cmd = Message::<ibv_modify_srq, virtio_rdma_ureq_create_srq> {
+        core: Default::default(),
+        driver: ring.unwrap_or_default(),
+    };
+    let len = cmd.len(ring.is_some());
+    // SAFETY: `cmd` has the size given, and begins with the core's structure.
+    Errno::check(unsafe {
+        ibv_cmd_modify_srq(srq.as_ptr(), attr, mask, (&raw mut cmd).cast(), len)
     })
 }
 

@@ -5,7 +5,7 @@
 use crate::{
     bindings::*,
     clock, cmd,
-    cq_ring::CqRing,
+    cq_ring::{CqRing, Owner},
     errno::{Errno, Result},
     lock::Lock,
     object::{Blank, Cq, Owned, Ref},
@@ -187,12 +187,13 @@ pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
     Ok(())
 }
 
-/// Drops the CQEs of a QP that is destroyed or reset from its CQs.
-pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, number: u32) {
+/// Drops the CQEs of a QP that is destroyed or reset from its CQs, or those of an
+/// SRQ for XRC.
+pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, owner: Owner) {
     let same = send_cq.as_ptr() == recv_cq.as_ptr();
     for cq in [send_cq, recv_cq].into_iter().take(if same { 1 } else { 2 }) {
         if let Some(ring) = &cq.private().ring {
-            ring.lock().purge(number);
+            ring.lock().purge(owner);
         }
     }
 }

@@ -18,6 +18,27 @@ const CLOSED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, closed));
 const ARM_NEXT: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_next));
 const ARM_SOLICITED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_solicited));
 
+/// Whose completions some are.
+#[derive(Clone, Copy)]
+pub enum Owner {
+    /// Of the QP with this number.
+    Qp(u32),
+    /// Of the SRQ for XRC with this number, whatever QP took the receive.
+    Srq(u32),
+}
+
+impl Owner {
+    /// Whether a CQE is one of them. What names an SRQ is not its QP's: that may
+    /// be another program's, and its number given out again.
+    fn has(self, cqe: &virtio_rdma_ring_cqe) -> bool {
+        let srqn = u32::from_le(cqe.srqn);
+        match self {
+            Self::Qp(number) => srqn == 0 && u32::from_le(cqe.qp_num) == number,
+            Self::Srq(number) => srqn == number,
+        }
+    }
+}
+
 /// A ring of CQEs. Whoever has it holds the lock of the CQ.
 pub struct CqRing {
     region: Region,
@@ -95,9 +116,9 @@ impl CqRing {
             let Some(cqe) = self.region.cqe(self.ring, self.consumer) else { break };
             self.consumer = self.consumer.wrapping_add(1);
             budget -= 1;
-            // Of no QP here, or of no work request that is outstanding: the device misbehaves.
-            let Some(progress) = numbers.get(u32::from_le(cqe.qp_num)) else { continue };
-            if !progress.complete(&cqe) {
+            // Of no QP or SRQ here, or of no work request that is outstanding: the device
+            // misbehaves.
+            if !numbers.complete(&cqe) {
                 continue;
             }
             if let Some(entry) = entries.get_mut(polled) {
@@ -116,10 +137,10 @@ impl CqRing {
         self.region.load(CLOSED, Relaxed) != 0
     }
 
-    /// Drops the CQEs of a QP that is destroyed or reset, and so makes no more.
-    /// The others move up, in order, to the end of what the device has
+    /// Drops the CQEs of a QP that is destroyed or reset, or an SRQ that is destroyed,
+    /// and so makes no more. The others move up, in order, to the end of what the device has
     /// written, which it does not read.
-    pub fn purge(&mut self, number: u32) {
+    pub fn purge(&mut self, owner: Owner) {
         let first = self.consumer;
         let held = (0..self.depth())
             .take_while(|&i| self.region.cqe(self.ring, first.wrapping_add(i)).is_some())
@@ -129,7 +150,7 @@ impl CqRing {
         for i in (0..held).rev() {
             let from = first.wrapping_add(i);
             let Some(cqe) = self.region.cqe(self.ring, from) else { continue };
-            if u32::from_le(cqe.qp_num) == number {
+            if owner.has(&cqe) {
                 continue;
             }
             kept = kept.wrapping_sub(1);
@@ -361,7 +382,7 @@ mod tests {
             let number = |i| if pattern >> i & 1 != 0 { 9 } else { 7 };
             (0..8)
                 .for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(number(i), i))));
-            ring.purge(9);
+            ring.purge(Owner::Qp(9));
             assert_eq!(device.consumer(), 5 + pattern.count_ones());
             // What was freed can be used.
             (0..pattern.count_ones())

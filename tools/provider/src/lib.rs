@@ -16,7 +16,7 @@
 //! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
 //! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`clock`] | C objects, commands, work requests, shared memory |
 //! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
-//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`] | what each verb does, no `unsafe` |
+//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`], [`xrcd`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
 pub mod ah;
@@ -46,6 +46,7 @@ pub mod wq;
 pub mod wqe;
 pub mod wr;
 pub mod wr_ex;
+pub mod xrcd;
 
 /// Ends the program: unwinding must not reach the C code that called us, and
 /// no state is left that could be trusted. Nothing here is known to panic.

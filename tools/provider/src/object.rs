@@ -278,6 +278,8 @@ unsafe impl Zeroable for bindings::verbs_cq {}
 unsafe impl Zeroable for bindings::verbs_qp {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_srq {}
+// SAFETY: as above.
+unsafe impl Zeroable for bindings::verbs_xrcd {}
 
 impl<'a, V, P> Ref<'a, Object<V, P>> {
     /// What libibverbs knows of the object.
@@ -331,6 +333,28 @@ impl<'a> Ref<'a, bindings::verbs_srq> {
     pub fn srq(self) -> Ref<'a, bindings::ibv_srq> {
         // SAFETY: the field is initialised.
         unsafe { self.project(|srq| &raw mut (*srq).srq) }
+    }
+}
+
+impl Ref<'_, bindings::verbs_srq> {
+    /// The number by which messages name the SRQ, if it is for XRC.
+    pub fn xrc_number(self) -> Option<u32> {
+        // SAFETY: the fields are initialised, and constant from then on.
+        unsafe {
+            let kind = (&raw const (*self.as_ptr()).srq_type).read();
+            let number = (&raw const (*self.as_ptr()).srq_num).read();
+            (kind == bindings::IBV_SRQT_XRC).then_some(number)
+        }
+    }
+
+    /// Gives an SRQ that nobody uses yet what libibverbs gives those of
+    /// ibv_create_srq(3).
+    pub fn set_attributes(self, attr: &bindings::ibv_srq_init_attr_ex) {
+        // SAFETY: it is live, and nobody else uses it.
+        unsafe {
+            (*self.as_ptr()).srq.pd = attr.pd;
+            (*self.as_ptr()).srq.srq_context = attr.srq_context;
+        }
     }
 }
 
@@ -418,13 +442,33 @@ unsafe fn context_of<'a>(context: *mut bindings::ibv_context) -> Ref<'a, Context
     }
 }
 
-/// The CQs that a new QP completes to, or `None` if one is missing.
+/// The CQs that a new QP completes to, or `None` if one is missing. One that
+/// receives nothing has its send queue's twice.
 pub fn cqs(attr: &bindings::ibv_qp_init_attr) -> Option<(Ref<'_, Cq>, Ref<'_, Cq>)> {
-    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+    let recv_cq = match attr.qp_type {
+        bindings::IBV_QPT_XRC_SEND => attr.send_cq,
+        _ => attr.recv_cq,
+    };
+    if attr.send_cq.is_null() || recv_cq.is_null() {
         return None;
     }
     // SAFETY: the program passes live CQs, which are this provider's.
-    Some(unsafe { (Ref::new(attr.send_cq.cast()), Ref::new(attr.recv_cq.cast())) })
+    Some(unsafe { (Ref::new(attr.send_cq.cast()), Ref::new(recv_cq.cast())) })
+}
+
+/// The PD and the CQ of an SRQ for XRC, or `None` if one is missing, or the
+/// domain.
+pub fn of_xrc_srq(
+    attr: &bindings::ibv_srq_init_attr_ex,
+) -> Option<(Ref<'_, bindings::ibv_pd>, Ref<'_, Cq>)> {
+    const MASK: u32 = bindings::IBV_SRQ_INIT_ATTR_PD
+        | bindings::IBV_SRQ_INIT_ATTR_XRCD
+        | bindings::IBV_SRQ_INIT_ATTR_CQ;
+    if attr.comp_mask & MASK != MASK || attr.xrcd.is_null() {
+        return None;
+    }
+    // SAFETY: the program passes live objects, which are this provider's.
+    unsafe { Ref::optional(attr.pd).zip(Ref::optional(attr.cq.cast())) }
 }
 
 /// The attributes of a device that a program asked for, of which an older one

@@ -22,7 +22,7 @@ use crate::{
     ring::Allocator,
     srq, td,
     wr::{List, PostError},
-    wr_ex,
+    wr_ex, xrcd,
 };
 use core::{
     ffi::{c_int, c_void},
@@ -65,9 +65,14 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
 
 /// The verbs of the data path where the program has the rings.
 pub static RINGS: verbs_context_ops = verbs_context_ops {
+    close_xrcd: Some(close_xrcd),
     create_srq: Some(create_srq),
+    create_srq_ex: Some(create_srq_ex),
     destroy_srq: Some(destroy_srq),
+    get_srq_num: Some(get_srq_num),
     modify_srq: Some(modify_srq),
+    open_qp: Some(open_qp),
+    open_xrcd: Some(open_xrcd),
     poll_cq: Some(poll_cq),
     post_recv: Some(post_recv),
     post_send: Some(post_send),
@@ -402,11 +407,16 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
 }
 
 unsafe extern "C" fn create_qp_ex(
-    _: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    // SAFETY: see the head of this file.
+    let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
+    if attr.qp_type == IBV_QPT_XRC_RECV {
+        return created(qp::create_xrc_target(context, attr));
+    }
     // SAFETY: see the head of this file; the PD counts if the mask says so.
-    let (attr, pd) = unsafe { (&mut *attr, Ref::optional((*attr).pd)) };
+    let pd = unsafe { Ref::optional(attr.pd) };
     let result = qp::create_ex(pd, attr).map(|(qp, by_calls)| {
         if by_calls {
             // SAFETY: the QP has rings, and nobody else has it yet.
@@ -415,6 +425,30 @@ unsafe extern "C" fn create_qp_ex(
         qp
     });
     created(result)
+}
+
+unsafe extern "C" fn open_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    // SAFETY: see the head of this file.
+    let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
+    created(qp::open(context, attr))
+}
+
+unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    // SAFETY: see the head of this file.
+    let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
+    created(xrcd::open(context, attr))
+}
+
+unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    // SAFETY: see the head of this file; the domain is the first member of what
+    // `open_xrcd` made.
+    unsafe { destroyed(xrcd.cast::<verbs_xrcd>(), cmd::close_xrcd) }
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
@@ -489,6 +523,22 @@ unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -
     // SAFETY: see the head of this file.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
     created(srq::create(pd, attr))
+}
+
+unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: see the head of this file.
+    let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
+    created(srq::create_ex(context, attr))
+}
+
+unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: see the head of this file; the SRQ is the first member of what
+    // `create_srq` or `create_srq_ex` made.
+    let (srq, to) = unsafe { (Ref::new(srq.cast()), &mut *number) };
+    code(srq::number(srq).map(|number| *to = number))
 }
 
 unsafe extern "C" fn modify_srq(

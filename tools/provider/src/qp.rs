@@ -28,6 +28,11 @@ pub struct Private {
 }
 
 impl Private {
+    /// Of a QP that nobody posts to.
+    fn of_xrc_target() -> Self {
+        Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
+    }
+
     /// What a work request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -96,7 +101,7 @@ impl Rings {
     pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
         let Self { queues, registration } = self;
         let freed = Freed::Completed(registration.progress().send());
-        queues.send.entry(state, &queues.region, freed)
+        state.entry(&queues.region, freed)
     }
 
     /// Tells the device of the send work requests that were written; answers
@@ -104,12 +109,12 @@ impl Rings {
     pub fn publish(&self, state: &mut wq::State) -> bool {
         let Self { queues, registration } = self;
         let freed = Freed::Completed(registration.progress().send());
-        queues.send.publish(state, &queues.region, wq::SEND, freed)
+        state.publish(&queues.region, wq::SEND, freed)
     }
 
     /// The doorbell of the send queue was not rung.
     pub fn not_rung(&self, head: wq::Head) {
-        self.queues.send.not_rung(&self.queues.region, head);
+        head.not_rung(&self.queues.region);
     }
 }
 
@@ -176,6 +181,9 @@ pub fn sges(count: u32) -> usize {
 ///
 /// EINVAL for queues that no QP has, or without a CQ; ENOMEM; the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
+    if attr.qp_type == IBV_QPT_XRC_SEND {
+        (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
+    }
     let qp = Blank::<verbs_qp, Private>::new()?;
     let context = pd.context();
     let domain = Domain::of(pd.whole());
@@ -241,6 +249,35 @@ pub fn create_ex(
     let qp = create(pd, &mut basic)?;
     attr.cap = basic.cap;
     Ok((qp, by_calls))
+}
+
+/// ibv_create_qp_ex(3) of an XRC target, which has no queues.
+///
+/// # Errors
+///
+/// EOPNOTSUPP for attributes that it does not have, or if the device has no such
+/// QPs; EINVAL without a domain; ENOMEM; the kernel's.
+pub fn create_xrc_target(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Result<Owned<Qp>> {
+    if attr.comp_mask & !(IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let qp = Blank::<verbs_qp, Private>::new()?;
+    cmd::create_xrc_target(context, attr, qp.verbs())?;
+    Ok(qp.finish(Private::of_xrc_target()))
+}
+
+/// ibv_open_qp(3): an XRC target that another program, or this one, created.
+///
+/// # Errors
+///
+/// As [`create_xrc_target`].
+pub fn open(context: Ref<'_, ibv_context>, attr: &mut ibv_qp_open_attr) -> Result<Owned<Qp>> {
+    let qp = Blank::<verbs_qp, Private>::new()?;
+    cmd::open_qp(context, attr, qp.verbs())?;
+    Ok(qp.finish(Private::of_xrc_target()))
 }
 
 /// ibv_modify_qp(3). A QP that comes to RESET has empty queues, and no CQEs.
@@ -310,7 +347,7 @@ pub fn post_send(
         return result;
     }
     result.and(cmd::ring_send_doorbell(qp.qp()).or_else(|errno| {
-        queues.send.not_rung(&queues.region, wq::SEND);
+        wq::SEND.not_rung(&queues.region);
         refuse(errno)
     }))
 }
@@ -349,7 +386,7 @@ pub fn post_recv(
         return result;
     }
     result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(|errno| {
-        recv.not_rung(&queues.region, wq::RECV);
+        wq::RECV.not_rung(&queues.region);
         refuse(errno)
     }))
 }

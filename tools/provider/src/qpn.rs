@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! The QP numbers of a context, and how far each QP's work requests are done.
+//! The numbers of a context's QPs, and of its SRQs for XRC, and how far each QP's
+//! work requests are done.
 //!
-//! A CQE names its QP by number. What polling then writes stands here and not
+//! A CQE names its QP by number, or its SRQ. What polling then writes stands here and not
 //! in the QP, and is freed with the context: whatever number a CQE has, and
 //! whatever another thread destroys meanwhile, polling finds valid memory and
 //! takes no lock but the CQ's.
@@ -9,6 +10,7 @@
 use crate::{
     bindings::{VIRTIO_RDMA_WC_RECV, virtio_rdma_ring_cqe},
     cq,
+    cq_ring::Owner,
     errno::{Errno, Result},
     lock::Lock,
     object::{Cq, Owned, Ref, Zeroable},
@@ -162,16 +164,71 @@ impl Progress {
 }
 
 type Chunk = [Progress; CHUNK];
-type Directory = [AtomicPtr<Chunk>; NUMBERS / CHUNK];
+type Places = [AtomicPtr<Chunk>; NUMBERS / CHUNK];
 
 // SAFETY: zero is a valid atomic.
 unsafe impl Zeroable for Chunk {}
 // SAFETY: null is a valid pointer.
-unsafe impl Zeroable for Directory {}
+unsafe impl Zeroable for Places {}
 
-/// The QP numbers of a context.
+/// The numbers of one kind of object.
+struct Directory(Owned<Places>);
+
+impl Directory {
+    fn new() -> Result<Self> {
+        Owned::zeroed().map(Self)
+    }
+
+    /// The place of a number that is taken.
+    fn get(&self, number: u32) -> Option<&Progress> {
+        self.slot(number).filter(|slot| slot.owner.load(Acquire) != 0)
+    }
+
+    /// The place of a number, if one of its chunk was ever taken.
+    fn slot(&self, number: u32) -> Option<&Progress> {
+        let index = number as usize;
+        let chunk = NonNull::new(self.chunk(index)?.load(Acquire))?;
+        // SAFETY: a chunk that is in the directory stays there, and is freed
+        // with it.
+        let chunk: &Chunk = unsafe { chunk.as_ref() };
+        chunk.get(index % CHUNK)
+    }
+
+    fn chunk(&self, index: usize) -> Option<&AtomicPtr<Chunk>> {
+        // SAFETY: the places are live, and their elements are atomics.
+        let places: &Places = unsafe { &*self.0.as_ref().as_ptr() };
+        places.get(index / CHUNK)
+    }
+
+    /// The place of a number, which gets its memory if it has none. The caller
+    /// holds [`Numbers::owners`].
+    fn slot_or_new(&self, number: u32) -> Result<&Progress> {
+        let chunk = self.chunk(number as usize).ok_or(Errno::EINVAL)?;
+        if chunk.load(Relaxed).is_null() {
+            chunk.store(Owned::<Chunk>::zeroed()?.into_raw(), Release);
+        }
+        self.slot(number).ok_or(Errno::EINVAL)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for index in (0..NUMBERS).step_by(CHUNK) {
+            let chunk = self.chunk(index).map_or(ptr::null_mut(), |chunk| chunk.load(Acquire));
+            if !chunk.is_null() {
+                // SAFETY: the chunk came from `slot_or_new`, and nobody has a
+                // number any more.
+                drop(unsafe { Owned::from_raw(chunk) });
+            }
+        }
+    }
+}
+
+/// The numbers of a context: those of its QPs, and those of its SRQs for XRC, whose
+/// receives a QP of another program may take.
 pub struct Numbers {
-    directory: Owned<Directory>,
+    qps: Directory,
+    srqs: Directory,
     /// Taken by those that take and give back numbers; counts registrations.
     owners: Lock<u64>,
 }
@@ -188,65 +245,44 @@ impl Numbers {
     ///
     /// ENOMEM.
     pub fn new() -> Result<Self> {
-        Ok(Self { directory: Owned::zeroed()?, owners: Lock::new(0) })
+        Ok(Self { qps: Directory::new()?, srqs: Directory::new()?, owners: Lock::new(0) })
     }
 
     /// The progress of the QP that has a number.
     pub fn get(&self, number: u32) -> Option<&Progress> {
-        self.slot(number).filter(|slot| slot.owner.load(Acquire) != 0)
+        self.qps.get(number)
     }
 
-    /// The place of a number, if one of its chunk was ever taken.
-    fn slot(&self, number: u32) -> Option<&Progress> {
-        let index = number as usize;
-        let chunk = NonNull::new(self.chunk(index)?.load(Acquire))?;
-        // SAFETY: a chunk that is in the directory stays there, and is freed
-        // with it.
-        let chunk: &Chunk = unsafe { chunk.as_ref() };
-        chunk.get(index % CHUNK)
-    }
-
-    fn chunk(&self, index: usize) -> Option<&AtomicPtr<Chunk>> {
-        // SAFETY: the directory is live, and its elements are atomics.
-        let directory: &Directory = unsafe { &*self.directory.as_ref().as_ptr() };
-        directory.get(index / CHUNK)
-    }
-
-    /// The place of a number, which gets its memory if it has none. The caller
-    /// holds [`Self::owners`].
-    fn slot_or_new(&self, number: u32) -> Result<&Progress> {
-        let chunk = self.chunk(number as usize).ok_or(Errno::EINVAL)?;
-        if chunk.load(Relaxed).is_null() {
-            chunk.store(Owned::<Chunk>::zeroed()?.into_raw(), Release);
+    /// Notes a completion, as [`Progress::complete`]; false if it makes no sense, or
+    /// is of no QP here, nor of an SRQ for XRC.
+    pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
+        match u32::from_le(cqe.srqn) {
+            0 => self.get(u32::from_le(cqe.qp_num)).is_some_and(|progress| progress.complete(cqe)),
+            srqn => is_receive(cqe) && self.srqs.get(srqn).is_some(),
         }
-        self.slot(number).ok_or(Errno::EINVAL)
     }
 
-    /// Ends a registration: the CQEs of its QP leave their CQs. The caller
+    /// Where the numbers of an owner's kind are, and which one is its.
+    fn place(&self, owner: Owner) -> (&Directory, u32) {
+        match owner {
+            Owner::Qp(number) => (&self.qps, number),
+            Owner::Srq(number) => (&self.srqs, number),
+        }
+    }
+
+    /// Ends a registration: the CQEs of its QP or SRQ leave their CQs. The caller
     /// holds [`Self::owners`].
-    fn retire(slot: &Progress, number: u32) {
+    fn retire(slot: &Progress, owner: Owner) {
         slot.owner.store(0, Release);
         // SAFETY: the CQs of a QP are live until ibv_destroy_qp() returns,
-        // which needs the lock first: ibv_destroy_cq(3) refuses before.
+        // which needs the lock first: ibv_destroy_cq(3) refuses before. So it is
+        // with an SRQ for XRC.
         let (send_cq, recv_cq) = unsafe { slot.cqs() };
-        cq::purge(send_cq, recv_cq, number);
+        cq::purge(send_cq, recv_cq, owner);
     }
 }
 
-impl Drop for Numbers {
-    fn drop(&mut self) {
-        for index in (0..NUMBERS).step_by(CHUNK) {
-            let chunk = self.chunk(index).map_or(ptr::null_mut(), |chunk| chunk.load(Acquire));
-            if !chunk.is_null() {
-                // SAFETY: the chunk came from `slot_or_new`, and nobody has a
-                // number any more.
-                drop(unsafe { Owned::from_raw(chunk) });
-            }
-        }
-    }
-}
-
-/// A QP's hold on its number, from the reply to CREATE to that to DESTROY.
+/// A QP's or SRQ's hold on its number, from the reply to CREATE to that to DESTROY.
 ///
 /// The kernel gives a number out again as soon as its QP is destroyed there.
 /// Another thread may so register the number of a QP that is on its way out;
@@ -254,7 +290,7 @@ impl Drop for Numbers {
 pub struct Registration {
     numbers: NonNull<Numbers>,
     progress: NonNull<Progress>,
-    number: u32,
+    owner: Owner,
     id: u64,
 }
 
@@ -278,10 +314,33 @@ impl Registration {
         send_cq: Ref<'_, Cq>,
         recv_cq: Ref<'_, Cq>,
     ) -> Result<Self> {
+        Self::of(numbers, Owner::Qp(number), send_cq, recv_cq)
+    }
+
+    /// Registers an SRQ for XRC that the kernel has created, as [`Self::new`].
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM; EINVAL for what is no SRQ number.
+    pub fn of_srq(numbers: &Numbers, number: u32, cq: Ref<'_, Cq>) -> Result<Self> {
+        // What names none is a QP's.
+        if number == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Self::of(numbers, Owner::Srq(number), cq, cq)
+    }
+
+    fn of(
+        numbers: &Numbers,
+        owner: Owner,
+        send_cq: Ref<'_, Cq>,
+        recv_cq: Ref<'_, Cq>,
+    ) -> Result<Self> {
         let mut owners = numbers.owners.lock();
-        let slot = numbers.slot_or_new(number)?;
+        let (directory, number) = numbers.place(owner);
+        let slot = directory.slot_or_new(number)?;
         if slot.owner.load(Relaxed) != 0 {
-            Numbers::retire(slot, number);
+            Numbers::retire(slot, owner);
         }
         *owners += 1;
         slot.reset();
@@ -289,14 +348,14 @@ impl Registration {
         slot.send_cq.store(send_cq.as_ptr(), Relaxed);
         slot.recv_cq.store(recv_cq.as_ptr(), Relaxed);
         slot.owner.store(*owners, Release);
-        Ok(Self { numbers: numbers.into(), progress: slot.into(), number, id: *owners })
+        Ok(Self { numbers: numbers.into(), progress: slot.into(), owner, id: *owners })
     }
 
     /// Drops the CQEs of the QP, which is in RESET.
     pub fn reset(&self) {
         // SAFETY: the QP is live, and so are its CQs.
         let (send_cq, recv_cq) = unsafe { self.progress().cqs() };
-        cq::purge(send_cq, recv_cq, self.number);
+        cq::purge(send_cq, recv_cq, self.owner);
         self.progress().reset();
     }
 
@@ -314,7 +373,7 @@ impl Drop for Registration {
         let _owners = numbers.owners.lock();
         let slot = self.progress();
         if slot.owner.load(Relaxed) == self.id {
-            Numbers::retire(slot, self.number);
+            Numbers::retire(slot, self.owner);
         }
     }
 }
@@ -378,6 +437,37 @@ mod tests {
         harness.registrations[0].reset();
         assert_eq!(poll(&harness), []);
         assert_eq!(harness.progress(3), (0, 0));
+    }
+
+    #[test]
+    fn receives_of_xrc_are_their_srqs() {
+        let ring = CqRing::new(8).unwrap();
+        let mut device = Completer::new(&ring);
+        let mut harness = Harness::with_cq(&[3], model::cq(Some(ring)));
+        let cq = harness.cq.as_ref();
+        let srq = Registration::of_srq(&harness.numbers, 5, cq).unwrap();
+        let receive = |qp_num, srqn| virtio_rdma_ring_cqe {
+            qp_num,
+            srqn,
+            opcode: VIRTIO_RDMA_WC_RECV as u8,
+            ..Default::default()
+        };
+        // Of a target of another program, of one whose number is a QP's here by now,
+        // of an SRQ that is none here, and a send.
+        for (qp_num, srqn) in [(99, 5), (3, 5), (99, 6), (3, 6)] {
+            assert!(device.complete(receive(qp_num, srqn)));
+        }
+        assert!(device.complete(virtio_rdma_ring_cqe { opcode: 0, ..receive(99, 5) }));
+        assert_eq!(poll(&harness), [99, 3]);
+        assert_eq!(harness.progress(3), (0, 0));
+        // A QP that goes does not take them along, the SRQ does.
+        device.complete(receive(3, 5));
+        harness.registrations.clear();
+        assert_eq!(poll(&harness), [3]);
+        device.complete(receive(99, 5));
+        drop(srq);
+        assert_eq!(poll(&harness), []);
+        assert_eq!(Registration::of_srq(&harness.numbers, 0, cq).err(), Some(Errno::EINVAL));
     }
 
     #[test]

@@ -4,17 +4,22 @@
 //! The device copies a work request when a QP takes it, and says how many it
 //! took: a place is free then, whenever its completion is polled. The `wr_id`
 //! of the program travels in the work request and comes back in the CQE.
+//!
+//! An SRQ is resized as a CQ is: it gets another ring, to which the device moves
+//! what waits, while nobody posts.
 #![forbid(unsafe_code)]
 
 use crate::{
     bindings::*,
     cmd,
     errno::{Errno, Result},
-    object::{Blank, Owned, Ref, Srq},
+    lock::Lock,
+    object::{self, Blank, Owned, Ref, Srq},
     pd::Domain,
     qp::{self, Limits},
-    ring::{Region, Resource, Ring, Word},
-    wq::{Freed, Head, Posted, WorkQueue},
+    qpn::Registration,
+    ring::{Allocator, Region, Resource, Ring, Word},
+    wq::{Freed, Head, Posted, State},
     wqe,
     wr::{List, PostError},
 };
@@ -31,32 +36,39 @@ const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_srq_ring, consumer));
 pub struct Private {
     /// What a work request may ask for.
     limits: Limits,
-    region: Region,
-    queue: WorkQueue,
-    /// Whose memory the region is.
-    _domain: Domain,
+    /// What work requests are posted to.
+    shared: Lock<Shared>,
+    /// The number that its completions name, if it is for XRC.
+    _number: Option<Registration>,
+    /// Whose memory the ring is; behind it, and so dropped last.
+    domain: Domain,
 }
 
-impl Private {
+/// The ring of an SRQ.
+struct Shared {
+    region: Region,
+    state: State,
+}
+
+impl Shared {
     /// A ring of at least `max_wr` work requests of `max_sge` SGEs.
     ///
     /// # Errors
     ///
     /// EINVAL for what no ring can hold; ENOMEM.
-    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
+    fn new(max_wr: u32, max_sge: u32, allocator: Option<Allocator>) -> Result<Self> {
+        if max_wr == 0 {
+            return Err(Errno::EINVAL);
+        }
         let stride = wqe::RECV_HEADER.saturating_add(qp::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
-        Ok(Self {
-            limits: Limits::of_receives(max_sge),
-            region: Region::lent(ring.end(), domain.allocator, Resource::Srq)?,
-            queue: WorkQueue::new(ring, domain.threads),
-            _domain: domain,
-        })
+        let region = Region::lent(ring.end(), allocator, Resource::Srq)?;
+        Ok(Self { region, state: State::new(ring) })
     }
 
     /// What the driver wants to know of the ring.
     fn request(&self) -> virtio_rdma_ureq_create_srq {
-        let ring = self.queue.ring();
+        let ring = self.state.ring();
         virtio_rdma_ureq_create_srq {
             buf_addr: self.region.addr(),
             buf_len: self.region.size() as u64,
@@ -66,12 +78,56 @@ impl Private {
             reserved_1c: 0,
         }
     }
+}
+
+impl Private {
+    /// A ring of at least `max_wr` work requests of `max_sge` SGEs.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for what no ring can hold; ENOMEM.
+    fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
+        let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
+        let shared = Lock::with(shared, domain.threads);
+        Ok(Self { limits: Limits::of_receives(max_sge), shared, _number: None, domain })
+    }
+
+    /// What the driver wants to know of the ring.
+    fn request(&self) -> virtio_rdma_ureq_create_srq {
+        self.shared.lock().request()
+    }
 
     /// Writes the requests of a list to the ring.
     fn post(&self, list: List<'_, ibv_recv_wr>) -> Posted<ibv_recv_wr> {
-        self.queue.post(&self.region, HEAD, Freed::Taken(CONSUMER), list, |request, entry| {
+        let mut shared = self.shared.lock();
+        let Shared { region, state } = &mut *shared;
+        state.post(region, HEAD, Freed::Taken(CONSUMER), list, |request, entry| {
             wqe::recv(&self.limits, request, entry)
         })
+    }
+
+    /// The doorbell was not rung: the next request asks for it again.
+    fn not_rung(&self) {
+        HEAD.not_rung(&self.shared.lock().region);
+    }
+
+    /// Goes on with a ring of at least `max_wr` work requests, when `tell`, which
+    /// gets to know of it, has had the device move there what waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`], and those of `tell`; the ring is then the old one.
+    fn resize(
+        &self,
+        max_wr: u32,
+        tell: impl FnOnce(virtio_rdma_ureq_create_srq) -> Result,
+    ) -> Result {
+        let mut new = Shared::new(max_wr, self.limits.max_recv_sge, self.domain.allocator)?;
+        let mut old = self.shared.lock();
+        tell(new.request())?;
+        new.state = State::moved(new.state.ring(), HEAD.posted(&new.region));
+        *old = new;
+        Ok(())
     }
 }
 
@@ -82,9 +138,6 @@ impl Private {
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM;
 /// the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned<Srq>> {
-    if attr.attr.max_wr == 0 {
-        return Err(Errno::EINVAL);
-    }
     let srq = Blank::<verbs_srq, Private>::new()?;
     let domain = Domain::of(pd.whole());
     let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
@@ -92,13 +145,66 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned
     Ok(srq.finish(private))
 }
 
-/// ibv_modify_srq(3): sets the limit. No SRQ is resized.
+/// ibv_create_srq_ex(3). `attr.attr` becomes what the SRQ really has.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// EOPNOTSUPP for attributes or a type that no SRQ has; EINVAL for one that is
+/// missing; as [`create`].
+pub fn create_ex(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_srq_init_attr_ex,
+) -> Result<Owned<Srq>> {
+    const MASK: u32 = IBV_SRQ_INIT_ATTR_TYPE
+        | IBV_SRQ_INIT_ATTR_PD
+        | IBV_SRQ_INIT_ATTR_XRCD
+        | IBV_SRQ_INIT_ATTR_CQ;
+    // libibverbs makes an ibv_create_srq(3) of what that can do.
+    let is_xrc = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
+    if attr.comp_mask & !MASK != 0 || !is_xrc {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let numbers = context.whole().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let asked = *attr;
+    let (pd, cq) = object::of_xrc_srq(&asked).ok_or(Errno::EINVAL)?;
+    let srq = Blank::<verbs_srq, Private>::new()?;
+    let domain = Domain::of(pd.whole());
+    let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
+    cmd::create_xrc_srq(context, attr, srq.verbs(), private.request())?;
+    srq.verbs().set_attributes(attr);
+    let number = srq.verbs().xrc_number().ok_or(Errno::EINVAL);
+    match number.and_then(|number| Registration::of_srq(numbers, number, cq)) {
+        Ok(registration) => Ok(srq.finish(Private { _number: Some(registration), ..private })),
+        Err(errno) => {
+            // The error that counts is the first.
+            let _ = cmd::destroy_srq(srq.verbs().srq());
+            Err(errno)
+        }
+    }
+}
+
+/// ibv_get_srq_num(3).
+///
+/// # Errors
+///
+/// EOPNOTSUPP for an SRQ that is not for XRC.
+pub fn number(srq: Ref<'_, Srq>) -> Result<u32> {
+    srq.verbs().xrc_number().ok_or(Errno::EOPNOTSUPP)
+}
+
+/// ibv_modify_srq(3): resizes the SRQ, sets its limit, or both. Work requests that
+/// were not taken stay, in order.
+///
+/// # Errors
+///
+/// EINVAL for fewer work requests than wait, or than the limit; ENOMEM; the
+/// kernel's.
 pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
-    cmd::modify_srq(srq.srq(), attr, mask)
+    let tell = |attr: &mut _, ring| cmd::modify_srq(srq.srq(), attr, mask, ring);
+    if mask & IBV_SRQ_MAX_WR as c_int == 0 {
+        return tell(attr, None);
+    }
+    srq.private().resize(attr.max_wr, |ring| tell(attr, Some(ring)))
 }
 
 /// ibv_query_srq(3).
@@ -128,7 +234,7 @@ pub fn post_recv(
         return result;
     }
     result.and(cmd::ring_srq_doorbell(srq.srq()).map_err(|errno| {
-        private.queue.not_rung(&private.region, HEAD);
+        private.not_rung();
         PostError { errno, bad_wr: first }
     }))
 }
@@ -138,6 +244,16 @@ mod tests {
     use super::*;
     use crate::{model::Memory, wr::tests::list};
     use core::sync::atomic::Ordering::{Acquire, SeqCst};
+
+    /// The other side of the ring, as it is now.
+    fn memory(srq: &Private) -> Memory {
+        Memory::new(&srq.shared.lock().region)
+    }
+
+    /// Where the ring lies, as it is now.
+    fn ring(srq: &Private) -> Ring {
+        srq.shared.lock().state.ring()
+    }
 
     /// Posts a request; its error, and whether a doorbell is due.
     fn post(srq: &Private, wr_id: u64, sges: &mut [ibv_sge]) -> (Option<Errno>, bool) {
@@ -154,7 +270,7 @@ mod tests {
     #[test]
     fn what_the_device_took_is_free() {
         let srq = Private::new(6, 1, Domain::NONE).unwrap();
-        let memory = Memory::new(&srq.region);
+        let memory = memory(&srq);
         let consumer = memory.word(64);
         for wr_id in 0..8 {
             assert_eq!(post(&srq, wr_id, &mut []), (None, false));
@@ -166,7 +282,7 @@ mod tests {
         }
         assert_eq!(post(&srq, 11, &mut []), (Some(Errno::ENOMEM), false));
         assert_eq!(memory.word(0).load(Acquire), 11);
-        let id = |index| memory.read::<u64>(srq.queue.ring(), index, 8);
+        let id = |index| memory.read::<u64>(ring(&srq), index, 8);
         assert!((3..11).all(|index| id(index) == index.into()));
         // What cannot be leaves it full.
         for wrong in [12, 2, u32::MAX, 1 << 31] {
@@ -180,12 +296,12 @@ mod tests {
     #[test]
     fn doorbell_if_somebody_waits() {
         let srq = Private::new(8, 1, Domain::NONE).unwrap();
-        let wake = Memory::new(&srq.region);
+        let wake = memory(&srq);
         assert_eq!(post(&srq, 0, &mut []), (None, false));
         wake.word(128).store(1, SeqCst);
         assert_eq!(post(&srq, 1, &mut []), (None, true));
         assert_eq!(post(&srq, 2, &mut []), (None, false));
-        srq.queue.not_rung(&srq.region, HEAD);
+        srq.not_rung();
         assert_eq!(post(&srq, 3, &mut []), (None, true));
     }
 
@@ -195,11 +311,47 @@ mod tests {
         let mut sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 3];
         assert_eq!(post(&srq, 0, &mut sges[..2]), (None, false));
         assert_eq!(post(&srq, 1, &mut sges), (Some(Errno::EINVAL), false));
-        let entry: [u64; 4] = Memory::new(&srq.region).read(srq.queue.ring(), 0, 0);
+        let entry: [u64; 4] = memory(&srq).read(ring(&srq), 0, 0);
         assert_eq!(entry, [2, 0, 1, 3 << 32 | 2]);
         for (max_wr, max_sge) in [(u32::MAX, 1), (1 << 31, 1), (1, 256), (1, u32::MAX)] {
             assert_eq!(Private::new(max_wr, max_sge, Domain::NONE).err(), Some(Errno::EINVAL));
         }
+    }
+
+    #[test]
+    fn resizing_goes_on_behind_what_the_device_moved() {
+        let srq = Private::new(4, 1, Domain::NONE).unwrap();
+        for wr_id in 0..4 {
+            assert_eq!(post(&srq, wr_id, &mut []), (None, false));
+        }
+        let mut told = None;
+        assert_eq!(srq.resize(9, |_| Err(Errno::EOPNOTSUPP)), Err(Errno::EOPNOTSUPP));
+        assert_eq!(srq.resize(0, |_| Ok(())), Err(Errno::EINVAL));
+        assert_eq!(post(&srq, 4, &mut []), (Some(Errno::ENOMEM), false));
+        let resized = srq.resize(6, |request| {
+            told = Some(request.depth);
+            let new = Memory::at(request.buf_addr);
+            // Three wait, a QP too.
+            new.word(0).store(3, SeqCst);
+            new.word(128).store(1, SeqCst);
+            Ok(())
+        });
+        assert_eq!((resized, told), (Ok(()), Some(8)));
+        assert_eq!(post(&srq, 4, &mut []), (None, true));
+        for wr_id in 5..9 {
+            assert_eq!(post(&srq, wr_id, &mut []), (None, false));
+        }
+        assert_eq!(post(&srq, 9, &mut []), (Some(Errno::ENOMEM), false));
+        assert_eq!(memory(&srq).word(0).load(Acquire), 8);
+        let id = |index| memory(&srq).read::<u64>(ring(&srq), index, 8);
+        assert!((3..8).all(|index| id(index) == u64::from(index) + 1));
+        // More than there is room for: none of ours.
+        srq.resize(2, |request| {
+            Memory::at(request.buf_addr).word(0).store(99, SeqCst);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(post(&srq, 0, &mut []), (Some(Errno::ENOMEM), false));
     }
 
     #[test]

@@ -28,6 +28,16 @@ impl Head {
     pub const fn new(producer: Word, wake: Word) -> Self {
         Self { producer, wake }
     }
+
+    /// The work requests that were posted, by the word in the head.
+    pub fn posted(self, region: &Region) -> u32 {
+        region.load(self.producer, Acquire)
+    }
+
+    /// The doorbell was not rung: the next request asks for it again.
+    pub fn not_rung(self, region: &Region) {
+        region.store(self.wake, 1, SeqCst);
+    }
 }
 
 /// The head's words of the send queue.
@@ -65,6 +75,8 @@ impl Freed<'_> {
 /// What a queue's lock protects: indices of its ring, modulo 2^32, and the work
 /// requests that a program makes by calls ([`crate::batch`]).
 pub struct State {
+    /// Where the ring lies.
+    ring: Ring,
     /// Entries that the device was told of since RESET.
     producer: u32,
     /// Entries that were written, more than `producer` while work requests are
@@ -79,13 +91,96 @@ pub struct State {
 }
 
 impl State {
-    fn new(depth: u32) -> Self {
-        Self { producer: 0, next: 0, limit: depth, open: None, error: None }
+    /// An empty queue.
+    pub fn new(ring: Ring) -> Self {
+        Self { ring, producer: 0, next: 0, limit: ring.depth(), open: None, error: None }
+    }
+
+    /// A queue in which `posted` work requests stand already.
+    pub fn moved(ring: Ring, posted: u32) -> Self {
+        Self { producer: posted, next: posted, limit: posted, ..Self::new(ring) }
+    }
+
+    /// Where the ring lies.
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
+    /// Posts a list; `encode` writes a request to its entry.
+    pub fn post<W: WorkRequest>(
+        &mut self,
+        region: &Region,
+        head: Head,
+        freed: Freed<'_>,
+        list: List<'_, W>,
+        encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
+    ) -> Posted<W> {
+        let mut result = Ok(());
+        for request in list {
+            let posted = self.entry(region, freed).and_then(|entry| encode(&request, entry));
+            if let Err(errno) = posted {
+                result = Err(PostError { errno, bad_wr: request.origin() });
+                break;
+            }
+            self.filled();
+        }
+        Posted { result, doorbell: self.publish(region, head, freed) }
+    }
+
+    /// The entry to write the next work request to.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM if there is no free one.
+    pub fn entry<'a>(&mut self, region: &'a Region, freed: Freed<'_>) -> Result<Writer<'a>> {
+        self.reserve(region, freed)?;
+        region.writer(self.ring, self.next)
+    }
+
+    /// The work request in that entry is complete.
+    pub fn filled(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Forgets the work requests that the device was not told of.
+    pub fn discard(&mut self) {
+        self.next = self.producer;
+    }
+
+    /// Tells the device of the work requests that were written. Answers whether
+    /// it sleeps and wants a doorbell, which the caller rings.
+    pub fn publish(&mut self, region: &Region, head: Head, freed: Freed<'_>) -> bool {
+        if self.next == self.producer {
+            return false;
+        }
+        self.producer = self.next;
+        if let Freed::Completed(side) = freed {
+            side.post(self.producer);
+        }
+        // Sequentially consistent: either the device sees the index, or this
+        // sees that the device sleeps.
+        region.store(head.producer, self.producer, SeqCst);
+        let asleep = region.load(head.wake, SeqCst) != 0;
+        // One doorbell is enough, however long the device takes to come.
+        asleep && region.swap(head.wake, 0, SeqCst) != 0
+    }
+
+    /// Ensures that there is a free entry.
+    fn reserve(&mut self, region: &Region, freed: Freed<'_>) -> Result {
+        if self.next != self.limit {
+            return Ok(());
+        }
+        let done = freed.count(region);
+        if self.next.wrapping_sub(done) >= self.ring.depth() {
+            return Err(Errno::ENOMEM);
+        }
+        self.limit = done.wrapping_add(self.ring.depth());
+        Ok(())
     }
 }
 
-/// A send, receive or shared receive queue. In a cache line of its own, so that threads that
-/// send and threads that post receives do not slow each other down.
+/// A send or receive queue. In a cache line of its own, so that threads that send and
+/// threads that post receives do not slow each other down.
 #[repr(align(64))]
 pub struct WorkQueue {
     state: Lock<State>,
@@ -105,7 +200,7 @@ pub struct Posted<W> {
 impl WorkQueue {
     /// An empty queue.
     pub fn new(ring: Ring, threads: Threads) -> Self {
-        Self { state: Lock::with(State::new(ring.depth()), threads), ring }
+        Self { state: Lock::with(State::new(ring), threads), ring }
     }
 
     /// What the queue's lock protects.
@@ -119,7 +214,6 @@ impl WorkQueue {
     }
 
     /// Posts a list; `encode` writes a request to its entry.
-    ///
     pub fn post<W: WorkRequest>(
         &self,
         region: &Region,
@@ -128,90 +222,12 @@ impl WorkQueue {
         list: List<'_, W>,
         encode: impl Fn(&Request<'_, W>, Writer<'_>) -> Result,
     ) -> Posted<W> {
-        let mut state = self.state.lock();
-        let mut result = Ok(());
-        for request in list {
-            let posted =
-                self.entry(&mut state, region, freed).and_then(|entry| encode(&request, entry));
-            if let Err(errno) = posted {
-                result = Err(PostError { errno, bad_wr: request.origin() });
-                break;
-            }
-            self.filled(&mut state);
-        }
-        Posted { result, doorbell: self.publish(&mut state, region, head, freed) }
-    }
-
-    /// The entry to write the next work request to.
-    ///
-    /// # Errors
-    ///
-    /// ENOMEM if there is no free one.
-    pub fn entry<'a>(
-        &self,
-        state: &mut State,
-        region: &'a Region,
-        freed: Freed<'_>,
-    ) -> Result<Writer<'a>> {
-        self.reserve(state, region, freed)?;
-        region.writer(self.ring, state.next)
-    }
-
-    /// The work request in that entry is complete.
-    pub fn filled(&self, state: &mut State) {
-        state.next = state.next.wrapping_add(1);
-    }
-
-    /// Forgets the work requests that the device was not told of.
-    pub fn discard(&self, state: &mut State) {
-        state.next = state.producer;
-    }
-
-    /// Tells the device of the work requests that were written. Answers whether
-    /// it sleeps and wants a doorbell, which the caller rings.
-    pub fn publish(
-        &self,
-        state: &mut State,
-        region: &Region,
-        head: Head,
-        freed: Freed<'_>,
-    ) -> bool {
-        if state.next == state.producer {
-            return false;
-        }
-        state.producer = state.next;
-        if let Freed::Completed(side) = freed {
-            side.post(state.producer);
-        }
-        // Sequentially consistent: either the device sees the index, or this
-        // sees that the device sleeps.
-        region.store(head.producer, state.producer, SeqCst);
-        let asleep = region.load(head.wake, SeqCst) != 0;
-        // One doorbell is enough, however long the device takes to come.
-        asleep && region.swap(head.wake, 0, SeqCst) != 0
-    }
-
-    /// The doorbell was not rung: the next request asks for it again.
-    pub fn not_rung(&self, region: &Region, head: Head) {
-        region.store(head.wake, 1, SeqCst);
-    }
-
-    /// Ensures that there is a free entry.
-    fn reserve(&self, state: &mut State, region: &Region, freed: Freed<'_>) -> Result {
-        if state.next != state.limit {
-            return Ok(());
-        }
-        let done = freed.count(region);
-        if state.next.wrapping_sub(done) >= self.ring.depth() {
-            return Err(Errno::ENOMEM);
-        }
-        state.limit = done.wrapping_add(self.ring.depth());
-        Ok(())
+        self.state.lock().post(region, head, freed, list, encode)
     }
 
     /// Starts anew, after the QP came to RESET.
     pub fn reset(&self, region: &Region, head: Head) {
-        *self.state.lock() = State::new(self.ring.depth());
+        *self.state.lock() = State::new(self.ring);
         region.store(head.producer, 0, Relaxed);
     }
 }
@@ -313,7 +329,7 @@ mod tests {
         assert_eq!(bench.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
         assert_eq!(bench.post(&[1], 99), (None, true));
         assert_eq!(bench.post(&[1], 99), (None, false));
-        bench.queue.not_rung(&bench.region, RECV);
+        RECV.not_rung(&bench.region);
         assert_eq!(bench.post(&[2, 3], 3), (Some((Errno::EINVAL, 3)), true));
         assert_eq!(bench.memory().word(132).load(SeqCst), 0);
         bench.memory().word(128).store(1, SeqCst);
@@ -338,7 +354,7 @@ mod tests {
         let bench = Bench::new();
         let start = u32::MAX - 2;
         *bench.queue.state.lock() =
-            State { producer: start, next: start, limit: u32::MAX, ..State::new(DEPTH) };
+            State { limit: u32::MAX, ..State::moved(bench.queue.ring(), start) };
         bench.side.set_done(u32::MAX - 2);
         assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 5);

@@ -23,6 +23,7 @@ const INLINE: u32 = 1 << IBV_WR_SEND
 /// Bytes of an entry before its SGEs or inline data.
 pub const fn send_header(qp_type: ibv_qp_type) -> usize {
     match qp_type {
+        IBV_QPT_XRC_SEND => size_of::<virtio_rdma_ring_xrc_wqe>(),
         IBV_QPT_UD => size_of::<virtio_rdma_ring_ud_wqe>(),
         _ => size_of::<virtio_rdma_ring_sq_wqe>(),
     }
@@ -42,7 +43,7 @@ pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
         | 1 << IBV_WR_LOCAL_INV
         | 1 << IBV_WR_SEND_WITH_INV;
     match qp_type {
-        IBV_QPT_RC => RC,
+        IBV_QPT_RC | IBV_QPT_XRC_SEND => RC,
         IBV_QPT_UC => UC,
         _ => UD,
     }
@@ -71,11 +72,13 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
     }
     let sges = request.sges(limits.max_send_sge)?;
     let data = data(sges, inline.then_some(limits.max_inline_data))?;
-    if limits.qp_type == IBV_QPT_UD {
-        let ah = request.ah().ok_or(Errno::EINVAL)?;
-        entry.put(datagram(request, ah.private().av, data))?;
-    } else {
-        entry.put(connected(request, data))?;
+    match limits.qp_type {
+        IBV_QPT_UD => {
+            let ah = request.ah().ok_or(Errno::EINVAL)?;
+            entry.put(datagram(request, ah.private().av, data))?;
+        }
+        IBV_QPT_XRC_SEND => entry.put(extended(request, request.remote_srqn(), data))?,
+        _ => entry.put(connected(request, data))?,
     }
     match inline {
         true => request.put_inline(limits.max_send_sge, &mut entry),
@@ -147,6 +150,19 @@ fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring
     wqe
 }
 
+/// The header of an entry of an XRC initiator.
+fn extended(
+    request: &Request<'_, ibv_send_wr>,
+    remote_srqn: u32,
+    data: Data,
+) -> virtio_rdma_ring_xrc_wqe {
+    virtio_rdma_ring_xrc_wqe {
+        base: connected(request, data),
+        remote_srqn: remote_srqn.to_le(),
+        ..Default::default()
+    }
+}
+
 /// The header of an entry of a UD QP.
 fn datagram(
     request: &Request<'_, ibv_send_wr>,
@@ -178,6 +194,7 @@ pub struct Open {
     single: Single,
     data: Option<Data>,
     av: Option<virtio_rdma_av>,
+    remote_srqn: Option<u32>,
 }
 
 impl Open {
@@ -195,13 +212,18 @@ impl Open {
         // Which setter is called says that.
         let send_flags = wr.send_flags & !IBV_SEND_INLINE;
         let single = Single::new(ibv_send_wr { send_flags, ..wr });
-        Ok(Self { single, data: None, av: None })
+        Ok(Self { single, data: None, av: None, remote_srqn: None })
     }
 
     /// The destination of a datagram.
     pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
         self.av = Some(av);
         self.single.set_destination(remote_qpn, remote_qkey);
+    }
+
+    /// The SRQ of a message of an XRC initiator.
+    pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
+        self.remote_srqn = Some(remote_srqn);
     }
 
     /// An SGE list as data.
@@ -255,14 +277,19 @@ impl Open {
     ///
     /// # Errors
     ///
-    /// EINVAL for a datagram without a destination.
+    /// EINVAL for a datagram without a destination, or a message of an XRC initiator
+    /// without an SRQ.
     pub fn close(self, limits: &Limits, mut entry: Writer<'_>) -> Result {
         let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
-        if limits.qp_type == IBV_QPT_UD {
-            let av = self.av.ok_or(Errno::EINVAL)?;
-            return entry.put(datagram(self.single.request(), av, data));
+        let request = self.single.request();
+        match limits.qp_type {
+            IBV_QPT_UD => entry.put(datagram(request, self.av.ok_or(Errno::EINVAL)?, data)),
+            IBV_QPT_XRC_SEND => {
+                let remote_srqn = self.remote_srqn.ok_or(Errno::EINVAL)?;
+                entry.put(extended(request, remote_srqn, data))
+            }
+            _ => entry.put(connected(request, data)),
         }
-        entry.put(connected(self.single.request(), data))
     }
 }
 
@@ -389,6 +416,7 @@ mod tests {
         let ah = ah();
         for (qp_type, allowed) in [
             (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 9][..]),
+            (IBV_QPT_XRC_SEND, &[0, 1, 2, 3, 4, 5, 6, 7, 9]),
             (IBV_QPT_UC, &[0, 1, 2, 3]),
             (IBV_QPT_UD, &[2, 3]),
         ] {
@@ -399,6 +427,18 @@ mod tests {
                 assert_eq!(refused(&limits, wr), !allowed.contains(&opcode), "{opcode}");
             }
         }
+    }
+
+    #[test]
+    fn message_for_an_srq_at_the_other_end() {
+        let mut sges = [ibv_sge { addr: 3, length: 4, lkey: 9 }];
+        let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);
+        wr.qp_type.xrc.remote_srqn = 0x12345;
+        let limits = Limits { qp_type: IBV_QPT_XRC_SEND, ..LIMITS };
+        let entry = Entry::send(&limits, &mut wr).unwrap();
+        assert_eq!(entry.read::<[u8; 4]>(8), [3, 1, 2, 0]);
+        assert_eq!(entry.read::<[u32; 4]>(48), [0x12345, 0, 0, 0]);
+        assert_eq!(entry.read::<(u64, u32, u32)>(64), (3, 4, 9));
     }
 
     #[test]

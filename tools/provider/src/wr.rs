@@ -191,6 +191,12 @@ impl<'a> Request<'a, ibv_send_wr> {
         unsafe { self.wr.wr.ud }
     }
 
+    /// The SRQ at the other end, of a request on an XRC initiator.
+    pub fn remote_srqn(&self) -> u32 {
+        // SAFETY: an integer.
+        unsafe { self.wr.qp_type.xrc.remote_srqn }
+    }
+
     /// The immediate data, network byte order.
     pub fn imm_data(&self) -> u32 {
         // SAFETY: an integer.

@@ -60,6 +60,7 @@ pub unsafe fn install(qp: Ref<'_, Qp>) {
         (*ex).wr_send = Some(wr_send);
         (*ex).wr_send_imm = Some(wr_send_imm);
         (*ex).wr_set_ud_addr = Some(wr_set_ud_addr);
+        (*ex).wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
         (*ex).wr_set_inline_data = Some(wr_set_inline_data);
         (*ex).wr_set_inline_data_list = Some(wr_set_inline_data_list);
         (*ex).wr_set_sge = Some(wr_set_sge);
@@ -217,6 +218,11 @@ unsafe extern "C" fn wr_set_ud_addr(
             None => batch.fail(Errno::EINVAL),
         });
     }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: see the head of this file.
+    unsafe { with(qp, |batch| batch.set_remote_srqn(remote_srqn)) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {

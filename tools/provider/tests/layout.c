@@ -34,6 +34,8 @@ int main(void)
 	SIZE(verbs_qp);
 	OFFSET(verbs_qp, comp_mask);
 	SIZE(verbs_srq);
+	OFFSET(verbs_srq, srq_num);
+	SIZE(verbs_xrcd);
 	SIZE(ibv_qp_ex);
 	OFFSET(ibv_qp_ex, wr_id);
 	OFFSET(ibv_qp_ex, wr_flush);
@@ -85,6 +87,11 @@ int main(void)
 	SIZE(ibv_modify_srq);
 	SIZE(ibv_query_srq);
 	SIZE(ibv_srq_init_attr);
+	SIZE(ibv_srq_init_attr_ex);
+	SIZE(ibv_create_xsrq);
+	SIZE(ibv_open_xrcd);
+	SIZE(ibv_open_qp);
+	SIZE(ibv_qp_open_attr);
 	SIZE(virtio_rdma_uresp_create_ah);
 	OFFSET(virtio_rdma_uresp_create_ah, reserved_2c);
 	SIZE(ibv_resize_cq);
@@ -103,6 +110,8 @@ int main(void)
 	SIZE(virtio_rdma_ring_sq_wqe);
 	OFFSET(virtio_rdma_ring_sq_wqe, rkey);
 	OFFSET(virtio_rdma_ring_sq_wqe, swap);
+	SIZE(virtio_rdma_ring_xrc_wqe);
+	OFFSET(virtio_rdma_ring_xrc_wqe, remote_srqn);
 	SIZE(virtio_rdma_ring_ud_wqe);
 	OFFSET(virtio_rdma_ring_ud_wqe, remote_qpn);
 	OFFSET(virtio_rdma_ring_ud_wqe, av);
@@ -114,6 +123,7 @@ int main(void)
 	SIZE(virtio_rdma_ring_cqe);
 	OFFSET(virtio_rdma_ring_cqe, qp_num);
 	OFFSET(virtio_rdma_ring_cqe, wqe_index);
+	OFFSET(virtio_rdma_ring_cqe, srqn);
 	OFFSET(virtio_rdma_ring_cqe, lap);
 	return 0;
 }

@@ -276,6 +276,7 @@ fn names_memory(number: u32) -> bool {
             | VIRTIO_RDMA_CMD_RESIZE_CQ
             | VIRTIO_RDMA_CMD_CREATE_RING_QP
             | VIRTIO_RDMA_CMD_CREATE_SRQ
+            | VIRTIO_RDMA_CMD_RESIZE_SRQ
     )
 }
 
@@ -370,7 +371,8 @@ impl World {
     fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
         let (number, with_srq) = match program.u8() {
             250.. => (VIRTIO_RDMA_CMD_CREATE_RING_QP as u8, true),
-            byte @ 230.. => (VIRTIO_RDMA_CMD_CREATE_SRQ as u8 + byte % 4, false),
+            byte @ 246.. => (VIRTIO_RDMA_CMD_ALLOC_XRCD as u8 + byte % 2, false),
+            byte @ 230.. => (VIRTIO_RDMA_CMD_CREATE_SRQ as u8 + byte % 5, false),
             byte if byte % 23 < 20 => (byte % 23, false),
             byte => (byte % 23 - 20 + VIRTIO_RDMA_CMD_CREATE_RING_CQ as u8, false),
         };
@@ -397,17 +399,36 @@ impl World {
                 bytes.extend(request.as_bytes());
             }
             VIRTIO_RDMA_CMD_CREATE_RING_QP => {
-                let base = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
+                let kinds = [0, 1, 2, 3, VIRTIO_RDMA_QPT_XRC_INI - 1, VIRTIO_RDMA_QPT_XRC_TGT - 1];
+                let kind = 1 + kinds[handle as usize % kinds.len()];
+                let base = qp_request(self.ends[0].pdn, handle as u16, kind);
                 let mut request = self.a.ring_qp_request(Self::page(program), base);
                 if with_srq {
                     request.srqn = handle;
                     request.rq = virtio_rdma_ring_shape::new_zeroed();
                     request.base.max_recv_wr = 0;
                 }
+                if kind == VIRTIO_RDMA_QPT_XRC_INI {
+                    request.rq = virtio_rdma_ring_shape::new_zeroed();
+                    (request.srqn, request.base.max_recv_wr) = (0, 0);
+                }
+                if kind == VIRTIO_RDMA_QPT_XRC_TGT {
+                    request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
+                    (request.base.qp_type, request.xrcdn) = (kind as u8, 1);
+                }
                 bytes.extend(request.as_bytes());
             }
             VIRTIO_RDMA_CMD_CREATE_SRQ => {
-                let request = self.a.srq_request(Self::page(program), self.ends[0].pdn);
+                let mut request = self.a.srq_request(Self::page(program), self.ends[0].pdn);
+                // Every other one for XRC, of the domain that comes first.
+                (request.xrcdn, request.cqn) = (handle % 2, self.ends[0].cqn.into());
+                bytes.extend(request.as_bytes());
+            }
+            VIRTIO_RDMA_CMD_RESIZE_SRQ => {
+                let create = self.a.srq_request(Self::page(program), 0);
+                let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
+                (request.region, request.ring, request.srqn) = (create.region, create.ring, handle);
+                request.ring.depth = Self::cqe(program);
                 bytes.extend(request.as_bytes());
             }
             VIRTIO_RDMA_CMD_MODIFY_QP => bytes.extend(self.modify_request(program, handle)),

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
-    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
-    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
+    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_COUNTERS,
+    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST,
+    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -70,6 +71,8 @@ pub struct Limits {
     pub max_mr: u32,
     /// Protection domains.
     pub max_pd: u32,
+    /// XRC domains.
+    pub max_xrcd: u32,
     /// Bytes of one memory region.
     pub max_mr_size: u64,
     /// Pieces of contiguous memory that all regions together may consist of, and
@@ -107,6 +110,7 @@ impl Default for Limits {
             inline_data: 512,
             max_mr: 1 << 18,
             max_pd: 65536,
+            max_xrcd: 65536,
             max_mr_size: 2 << 30,
             max_extents: 2 << 20,
             max_rd_atomic: 16,
@@ -145,6 +149,7 @@ impl Limits {
         self.inline_data = self.inline_data.min(MAX_INLINE);
         self.max_mr = self.max_mr.clamp(1, 1 << 22);
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
+        self.max_xrcd = self.max_xrcd.clamp(1, 1 << 22);
         self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
         self.gid_table = self.gid_table.clamp(1, 1024);
         self
@@ -159,7 +164,8 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ and
+    /// VIRTIO_RDMA_F_XRC.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
@@ -340,6 +346,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
+        | u64::from(rings) << VIRTIO_RDMA_F_XRC
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -397,6 +404,7 @@ pub(crate) fn config_space(
     config.features = features(mac, rings);
     config.mac = mac.unwrap_or_default();
     if rings {
+        config.device_cap_flags |= u64::from(VIRTIO_RDMA_CAP_SRQ_RESIZE | VIRTIO_RDMA_CAP_XRC);
         config.num_comp_vectors = limits.comp_vectors.into();
         config.ring_max_qp = limits.ring_qp.into();
         config.ring_max_cq = limits.ring_cq.into();

@@ -131,6 +131,8 @@ pub(crate) struct Control {
     /// How many objects belong to each PD.
     pds: Slab<u32>,
     mrs: Slab<MrEntry>,
+    /// How many objects belong to each XRC domain; the first has number 1.
+    pub xrcds: Slab<u32>,
     /// Upper 24 bits of the keys of regions that are not in memory.
     invalid_keys: HashSet<u32>,
     /// Extents of all regions, and pages of rings.
@@ -156,6 +158,7 @@ impl Control {
             memory: GuestMemory::default(),
             pds: Slab::new(limits.max_pd),
             mrs: Slab::new(limits.max_mr),
+            xrcds: Slab::new(limits.max_xrcd),
             invalid_keys: HashSet::new(),
             extents: 0,
             next_slot: 1,
@@ -285,6 +288,7 @@ impl Shared {
                 | abi::VIRTIO_RDMA_CMD_MODIFY_SRQ
                 | abi::VIRTIO_RDMA_CMD_QUERY_SRQ
                 | abi::VIRTIO_RDMA_CMD_DESTROY_SRQ
+                | abi::VIRTIO_RDMA_CMD_RESIZE_SRQ
         );
         if with_rings != self.has_rings() && (with_rings || without) || with_srq && !self.has_srqs()
         {
@@ -372,6 +376,9 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_DESTROY_SRQ => {
                 exchange(request, reply, |request| self.destroy_srq(control, &request))
             }
+            abi::VIRTIO_RDMA_CMD_RESIZE_SRQ => {
+                exchange(request, reply, |request| self.resize_srq(control, &request))
+            }
             abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
                 exchange(request, reply, |request| self.attach_mcast(control, &request))
             }
@@ -380,6 +387,12 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_QUERY_COUNTERS if self.has(VIRTIO_RDMA_F_COUNTERS) => {
                 exchange(request, reply, |request| self.query_counters(&request))
+            }
+            abi::VIRTIO_RDMA_CMD_ALLOC_XRCD if self.has_xrc() => {
+                exchange(request, reply, |()| control.alloc_xrcd())
+            }
+            abi::VIRTIO_RDMA_CMD_DEALLOC_XRCD if self.has_xrc() => {
+                exchange(request, reply, |request| control.dealloc_xrcd(&request))
             }
             // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
@@ -740,6 +753,7 @@ impl Shared {
         }
         control.mrs.clear();
         control.pds.clear();
+        control.xrcds.clear();
         control.invalid_keys.clear();
         control.extents = 0;
         control.next_slot = 1;
@@ -756,7 +770,7 @@ impl Shared {
         request: &virtio_rdma_cmd_create_qp,
     ) -> Result<virtio_rdma_rsp_create_qp, Status> {
         let kind = QpType::from_abi(request.qp_type).ok_or(Status::Unsupported)?;
-        if request.max_inline_data != 0 {
+        if request.max_inline_data != 0 || kind.is_xrc() {
             return Err(Status::Unsupported);
         }
         check_capabilities(request, self.limits.wq_size.into())?;
@@ -790,13 +804,15 @@ impl Shared {
             self.with_cq(cqn, |_| ())?;
             u16::try_from(cqn).map_err(|_| Status::NoObject)
         };
+        let send_cq = cq(request.send_cqn)?;
         Ok(QpConfig {
             kind,
             pdn: request.pdn,
+            xrcdn: 0,
             srq: None,
             recv_pdn: request.pdn,
-            send_cq: cq(request.send_cqn)?,
-            recv_cq: cq(request.recv_cqn)?,
+            send_cq,
+            recv_cq: if kind.is_xrc() { send_cq } else { cq(request.recv_cqn)? },
             signal_all: u32::from(request.sq_sig_type) == VIRTIO_RDMA_SIGNAL_ALL_WR,
             max_send_sge: request.max_send_sge as usize,
             max_recv_sge: request.max_recv_sge as usize,
@@ -807,15 +823,32 @@ impl Shared {
         })
     }
 
-    /// A new QP uses its PD, CQs and SRQ.
+    /// A new QP uses its PD or XRC domain, its CQs and its SRQ.
     pub(crate) fn attach(&self, control: &mut Control, config: QpConfig) {
-        for cq in [config.send_cq, config.recv_cq] {
+        for cq in config.own_cqs() {
             lock(self.cqs.take(cq)).attach();
         }
         if let Some(srq) = config.srq {
             self.attach_srq(srq);
         }
-        use_pd(control, config.pdn);
+        match config.own_pdn() {
+            Some(pdn) => use_pd(control, pdn),
+            None => control.use_xrcd(config.xrcdn),
+        }
+    }
+
+    /// The reverse, when it is gone.
+    fn detach(&self, control: &mut Control, config: QpConfig) {
+        for cq in config.own_cqs() {
+            lock(self.cqs.take(cq)).detach();
+        }
+        if let Some(srq) = config.srq {
+            self.detach_srq(srq);
+        }
+        match config.own_pdn() {
+            Some(pdn) => unuse_pd(control, pdn),
+            None => control.unuse_xrcd(config.xrcdn),
+        }
     }
 
     /// A place for a QP on virtqueues: the first for the GSI, any other for the
@@ -913,16 +946,10 @@ impl Shared {
         responder.queue.remove_ring();
         drop(responder);
         control.extents -= pages_of(&region);
-        if !region.is_empty() && slot != 0 {
+        if self.has_rings() && slot != 0 {
             control.ring_slots.give_back(slot);
         }
-        for cq in [config.send_cq, config.recv_cq] {
-            lock(self.cqs.take(cq)).detach();
-        }
-        if let Some(srq) = config.srq {
-            self.detach_srq(srq);
-        }
-        unuse_pd(control, config.pdn);
+        self.detach(control, config);
         Ok(())
     }
 

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use abi::{
     VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
-    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
+    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
+    VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use memory::{GuestMemory, Pages};
 use ring::SplitQueue;
@@ -200,6 +200,11 @@ impl Shared {
         self.has_rings() && self.has(VIRTIO_RDMA_F_SRQ)
     }
 
+    /// Whether there are extended reliable connections.
+    pub fn has_xrc(&self) -> bool {
+        self.has_srqs() && self.has(VIRTIO_RDMA_F_XRC)
+    }
+
     /// The numbering of virtqueues that was agreed on.
     fn layout(&self) -> Layout {
         Layout::new(&self.limits, self.has_rings())
@@ -305,18 +310,19 @@ impl Shared {
         (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?))).collect()
     }
 
-    /// After a CQ has overflowed: every QP that uses it fails.
+    /// After a CQ has overflowed: every QP and SRQ that uses it fails.
     fn service_overflow(&self, cq: u16) {
         if !self.cqs.get(cq).is_some_and(|place| lock(place).is_error()) {
             return;
         }
         for (slot, qp) in self.qps.iter() {
             let mut responder = lock(&qp.responder);
-            let uses = responder.config.is_some_and(|c| c.send_cq == cq || c.recv_cq == cq);
+            let uses = responder.config.is_some_and(|c| c.own_cqs().any(|own| own == cq));
             if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
                 self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
             }
         }
+        self.fail_srqs_of_cq(cq);
     }
 
     /// Does what a queue has to do in its turn.
@@ -839,6 +845,8 @@ fn qp_status(slot: u16, qp: &Qp) -> Option<QpStatus> {
             QpType::Rc => "RC",
             QpType::Uc => "UC",
             QpType::Ud => "UD",
+            QpType::XrcIni => "XRC_INI",
+            QpType::XrcTgt => "XRC_TGT",
         },
         state,
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),

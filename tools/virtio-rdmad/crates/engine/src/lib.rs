@@ -61,6 +61,7 @@ mod turn;
 mod work_queue;
 mod wq_ring;
 mod wqe;
+mod xrc;
 
 #[cfg(test)]
 mod tests;

@@ -77,15 +77,18 @@ pub(crate) struct Peer {
 pub(crate) struct QpConfig {
     /// Transport service.
     pub kind: QpType,
-    /// Protection domain.
+    /// Protection domain; of an XRC target, that of `srq`.
     pub pdn: u32,
-    /// The place of the SRQ that it receives from.
+    /// XRC domain of an XRC target.
+    pub xrcdn: u32,
+    /// The place of the SRQ that it receives from; of an XRC target, the one that
+    /// the message under way names.
     pub srq: Option<u16>,
     /// Protection domain of receives: the SRQ's, or its own.
     pub recv_pdn: u32,
     /// CQ of the send queue.
     pub send_cq: u16,
-    /// CQ of the receive queue.
+    /// CQ of the receive queue; of an XRC target, that of `srq`.
     pub recv_cq: u16,
     /// Whether every send work request makes a CQE.
     pub signal_all: bool,
@@ -100,6 +103,47 @@ pub(crate) struct QpConfig {
     pub privileged: bool,
     /// Whether what it sends to a multicast group does not come back to it.
     pub block_loopback: bool,
+}
+
+impl QpConfig {
+    /// Of an XRC target, which has nothing of its own but its domain.
+    pub fn xrc_target(xrcdn: u32) -> Self {
+        Self {
+            kind: QpType::XrcTgt,
+            pdn: 0,
+            xrcdn,
+            srq: None,
+            recv_pdn: 0,
+            send_cq: 0,
+            recv_cq: 0,
+            signal_all: false,
+            max_send_sge: 0,
+            max_recv_sge: 0,
+            max_inline: 0,
+            privileged: false,
+            block_loopback: false,
+        }
+    }
+
+    /// The protection domain that the QP belongs to.
+    pub fn own_pdn(&self) -> Option<u32> {
+        (self.kind != QpType::XrcTgt).then_some(self.pdn)
+    }
+
+    /// The CQs of the QP's own queues.
+    pub fn own_cqs(&self) -> impl Iterator<Item = u16> {
+        let send = (self.kind != QpType::XrcTgt).then_some(self.send_cq);
+        let receive = (!self.kind.is_xrc()).then_some(self.recv_cq);
+        send.into_iter().chain(receive)
+    }
+
+    /// The SRQ that CQEs of receives name: an XRC target's.
+    pub fn named_srqn(&self) -> u32 {
+        match (self.kind, self.srq) {
+            (QpType::XrcTgt, Some(srq)) => u32::from(srq) + 1,
+            _ => 0,
+        }
+    }
 }
 
 /// The half that sends.
@@ -218,12 +262,20 @@ impl Responder {
         self.waiter = None;
         self.established = false;
         self.last_wqe = false;
+        self.deselect();
     }
 
-    /// Whether the QP `qpn` at GID `from` is this one's peer, and names it by
-    /// GID `to` (specification, chapter 8).
+    /// An XRC target receives from no SRQ until a message names one.
+    pub fn deselect(&mut self) {
+        if let Some(config) = self.config.as_mut().filter(|own| own.kind == QpType::XrcTgt) {
+            config.srq = None;
+        }
+    }
+
+    /// Whether the QP `qpn` of type `kind` at GID `from` is this one's peer, and
+    /// names it by GID `to` (specification, chapter 8).
     pub fn is_connected_to(&self, kind: QpType, from: &Gid, qpn: u32, to: &Gid) -> bool {
-        self.config.is_some_and(|config| config.kind == kind)
+        self.config.is_some_and(|config| config.kind == kind.responder())
             && self.attr.dest_qp_num == qpn
             && self.attr.ah_attr.grh.dgid == *from
             && self.sgid == *to

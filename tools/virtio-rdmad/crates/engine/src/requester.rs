@@ -310,8 +310,14 @@ impl Shared {
             Data::Mapped(View { pins, mappings: local })
         };
         let message = Message { wqe, done: requester.done, len, local };
-        let waiter = (self, slot);
-        Some(peer.device.respond(peer.slot, &mut responder, &message, waiter, remote, outbox))
+        let (device, waiter) = (&peer.device, (self, slot));
+        let (slot, responder) = (peer.slot, &mut *responder);
+        Some(match config.kind {
+            QpType::XrcIni => {
+                device.respond_to_xrc(slot, responder, &message, waiter, remote, outbox)
+            }
+            _ => device.respond(slot, responder, &message, waiter, remote, outbox),
+        })
     }
 
     /// The peer did not take a message of an unreliable connection. Nobody tells
@@ -398,7 +404,7 @@ impl Shared {
         let wqe = &requester.wqe;
         let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
         if status != VIRTIO_RDMA_WC_SUCCESS {
-            let next = if config.kind == QpType::Rc { QpState::Err } else { QpState::Sqe };
+            let next = if config.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
             self.fail_requester(slot, next);
             self.complete_send(slot, config, done, status, 0, outbox);
             return;

@@ -24,7 +24,7 @@ use crate::device::Shared;
 use crate::fast_reg::Invalidator;
 use crate::mr::{self, Atomic, Data, Mapping, Side, View};
 use crate::pins::PinSet;
-use crate::qp::Responder;
+use crate::qp::{QpConfig, Responder};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::lock;
@@ -458,7 +458,7 @@ impl Shared {
     }
 
     /// The requester asked for what the responder does not do.
-    fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
+    pub(crate) fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
         self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_REQ_ERR);
         Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
     }
@@ -520,6 +520,7 @@ impl Shared {
         cqe.opcode = received.opcode as u8;
         cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
         cqe.qp_num = u32::from(slot) + 1;
+        cqe.srqn = config.named_srqn();
         if let Some(immediate) = received.immediate {
             cqe.ex = immediate;
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_IMM;
@@ -549,6 +550,7 @@ impl Shared {
         cqe.status = status as u8;
         cqe.opcode = failed.wc_opcode;
         cqe.qp_num = u32::from(slot) + 1;
+        cqe.srqn = config.named_srqn();
         self.count_error(status);
         self.complete(config.recv_cq, &cqe, false);
         outbox.touch(self, config.recv_cq);
@@ -585,7 +587,8 @@ impl Shared {
             let flushed = responder.receive.failed();
             self.fail_receive(slot, responder, flushed, status, &mut turn.outbox);
         }
-        if responder.config.is_some_and(|config| config.srq.is_some()) {
+        let shares = |config: QpConfig| config.srq.is_some() || config.kind == QpType::XrcTgt;
+        if responder.config.is_some_and(shares) {
             self.last_wqe_reached(slot, responder);
             return false;
         }
@@ -625,7 +628,7 @@ impl Shared {
 }
 
 fn is_reliable(responder: &Responder) -> bool {
-    responder.config.is_some_and(|config| config.kind == QpType::Rc)
+    responder.config.is_some_and(|config| config.kind.is_reliable())
 }
 
 /// Bytes of an `enum ib_mtu`, 4096 for one that is not set.

@@ -99,6 +99,12 @@ impl Shared {
     ) -> Result<virtio_rdma_rsp_create_qp, Status> {
         let base = &request.base;
         let kind = QpType::from_abi(base.qp_type).ok_or(Status::Unsupported)?;
+        if kind.is_xrc() && !self.has_xrc() {
+            return Err(Status::Unsupported);
+        }
+        if kind == QpType::XrcTgt {
+            return self.create_xrc_target(control, request);
+        }
         if base.max_inline_data > self.limits.inline_data.into() {
             return Err(Status::Invalid);
         }
@@ -110,13 +116,15 @@ impl Shared {
         let receive_len = receive_entry_len(base.max_recv_sge as usize);
         let receive = Shape::check(&request.rq, base.max_recv_wr, most, receive_len);
         let (send, receive) = send.zip(receive).ok_or(Status::Invalid)?;
-        if request.flags & !VIRTIO_RDMA_QP_PRIVILEGED != 0 {
+        let receives_nothing = kind == QpType::XrcIni;
+        if request.flags & !VIRTIO_RDMA_QP_PRIVILEGED != 0 || receives_nothing && receive.depth != 0
+        {
             return Err(Status::Invalid);
         }
         let mut config = self.qp_config(control, kind, base)?;
         config.privileged = request.flags & VIRTIO_RDMA_QP_PRIVILEGED != 0;
         if self.has_srqs() && request.srqn != 0 {
-            if kind == QpType::Gsi || receive.depth != 0 {
+            if kind == QpType::Gsi || receives_nothing || receive.depth != 0 {
                 return Err(Status::Invalid);
             }
             let (srq, recv_pdn, max_recv_sge) = self.srq_config(request.srqn)?;
@@ -134,7 +142,11 @@ impl Shared {
     }
 
     /// A place for a QP with rings: the first for the GSI, any other for the rest.
-    fn free_ring_slot(&self, control: &mut Control, kind: QpType) -> Result<u16, Status> {
+    pub(crate) fn free_ring_slot(
+        &self,
+        control: &mut Control,
+        kind: QpType,
+    ) -> Result<u16, Status> {
         if kind != QpType::Gsi {
             return control.ring_slots.take().ok_or(Status::NoResource);
         }

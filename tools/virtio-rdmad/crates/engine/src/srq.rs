@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,
-    virtio_rdma_cmd_query_srq, virtio_rdma_qp_ring, virtio_rdma_rsp_create_srq,
-    virtio_rdma_rsp_query_srq, virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
+    virtio_rdma_cmd_query_srq, virtio_rdma_cmd_resize_srq, virtio_rdma_qp_ring,
+    virtio_rdma_rsp_create_srq, virtio_rdma_rsp_query_srq, virtio_rdma_rsp_resize_srq,
+    virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR,
+    VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
 };
 use memory::{GuestMemory, Pages};
 use zerocopy::FromZeros;
@@ -40,9 +41,20 @@ pub(crate) enum SrqError {
     InError,
 }
 
+/// What an SRQ for XRC has besides.
+#[derive(Clone, Copy)]
+pub(crate) struct XrcSrq {
+    /// Its domain.
+    pub xrcdn: u32,
+    /// The CQ of its completions.
+    pub cq: u16,
+}
+
 /// An SRQ.
 pub(crate) struct Srq {
     pdn: u32,
+    /// If it is for XRC.
+    xrc: Option<XrcSrq>,
     max_wr: u32,
     max_sge: usize,
     ring: WqRing,
@@ -116,6 +128,28 @@ impl Srq {
         std::mem::take(&mut self.waiting)
     }
 
+    /// Moves to another ring; how many work requests were moved. `None`, and nothing
+    /// is changed, if the work requests that wait, or the limit, do not fit there.
+    fn resize(
+        &mut self,
+        pages: Pages,
+        region: Box<[Range]>,
+        shape: Shape,
+    ) -> Result<Option<u32>, SrqError> {
+        if self.in_error {
+            return Err(SrqError::InError);
+        }
+        if self.limit > shape.depth {
+            return Ok(None);
+        }
+        let len = receive_entry_len(self.max_sge);
+        let moved = self.ring.resize(Arc::new(pages), shape, len)?;
+        if moved.is_some() {
+            (self.max_wr, self.region) = (shape.depth, region);
+        }
+        Ok(moved)
+    }
+
     /// Work requests that wait to be taken.
     fn left(&self) -> u32 {
         self.ring.waiting().saturating_add(self.returned.len() as u32)
@@ -162,12 +196,18 @@ impl Shared {
         if max_sge > MAX_SGE {
             return Err(Status::Invalid);
         }
+        let xrc = self.xrc_of_srq(control, request.xrcdn, request.cqn)?;
         let (pages, region) = self.read_region(control, &request.region, shape.end())?;
         let slot = control.srq_slots.take().ok_or(Status::NoResource)?;
         control.extents += pages_of(&region);
         use_pd(control, request.pdn);
+        if let Some(XrcSrq { xrcdn, cq }) = xrc {
+            control.use_xrcd(xrcdn);
+            lock(self.cqs.take(cq)).attach();
+        }
         let srq = Srq {
             pdn: request.pdn,
+            xrc,
             max_wr: shape.depth,
             max_sge,
             ring: WqRing::new(Arc::new(pages), shape, Kind::Shared),
@@ -216,6 +256,37 @@ impl Shared {
         })
     }
 
+    /// Handles RESIZE_SRQ.
+    pub(crate) fn resize_srq(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_resize_srq,
+    ) -> Result<virtio_rdma_rsp_resize_srq, Status> {
+        let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
+        let (max_sge, old_pages) =
+            self.with_srq(request.srqn, |srq| (srq.max_sge, pages_of(&srq.region)))?;
+        let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
+        let shape = shape.ok_or(Status::Invalid)?;
+        let (pages, region) = self.read_region(control, &request.region, shape.end())?;
+        let new_pages = pages_of(&region);
+        let resized = self.with_srq(request.srqn, |srq| srq.resize(pages, region, shape))?;
+        let resized = resized.map_err(|error| {
+            if error != SrqError::InError {
+                self.complain(Counter::BadReceiveChain, &error);
+                self.fail_srq(slot);
+            }
+            Status::State
+        })?;
+        let moved = resized.ok_or(Status::Invalid)?;
+        control.extents = control.extents + new_pages - old_pages;
+        // The owner is asked for doorbells as it was at the old ring.
+        let awaited = self.in_srq_slot(slot, |srq| srq.asleep && srq.ring.sleep());
+        if awaited == Some(true) {
+            self.make_hot(self.jobs.srq(slot));
+        }
+        Ok(virtio_rdma_rsp_resize_srq { moved })
+    }
+
     /// Handles DESTROY_SRQ.
     pub(crate) fn destroy_srq(
         &self,
@@ -232,17 +303,60 @@ impl Shared {
             srq => srq.ok_or(Status::NoObject)?,
         };
         drop(place);
+        if let Some(XrcSrq { xrcdn, cq }) = srq.xrc {
+            self.abandon_srq(slot);
+            control.unuse_xrcd(xrcdn);
+            lock(self.cqs.take(cq)).detach();
+        }
         control.extents -= pages_of(&srq.region);
         control.srq_slots.give_back(slot);
         unuse_pd(control, srq.pdn);
         Ok(())
     }
 
-    /// What a QP needs to know of the SRQ that it is created with: its place, its PD
-    /// and the SGEs of its work requests.
+    /// An SRQ for XRC is gone: no target is in the middle of a message for it, and
+    /// whoever sent one finds that out.
+    fn abandon_srq(&self, srq: u16) {
+        for (_, qp) in self.qps.iter() {
+            let mut responder = lock(&qp.responder);
+            if responder.config.is_none_or(|config| config.srq != Some(srq)) {
+                continue;
+            }
+            responder.has_receive = false;
+            responder.deselect();
+            if let Some((device, slot)) = responder.waiter.take() {
+                drop(responder);
+                device.make_hot(device.jobs.send(slot));
+            }
+        }
+    }
+
+    /// PD and CQ of the SRQ in a place, if that is one for XRC of this domain.
+    pub(crate) fn xrc_srq(&self, srq: u16, xrcdn: u32) -> Option<(u32, u16)> {
+        self.in_srq_slot(srq, |srq| {
+            let xrc = srq.xrc.filter(|xrc| xrc.xrcdn == xrcdn)?;
+            Some((srq.pdn, xrc.cq))
+        })?
+    }
+
+    /// An SRQ whose CQ is in error has none to complete to.
+    pub(crate) fn fail_srqs_of_cq(&self, cq: u16) {
+        let uses = |srq: &mut Srq| srq.xrc.is_some_and(|xrc| xrc.cq == cq);
+        for (slot, _) in self.srqs.iter() {
+            if self.in_srq_slot(slot, uses) == Some(true) {
+                self.fail_srq(slot);
+            }
+        }
+    }
+
+    /// What a QP needs to know of the SRQ that it is created with, which is none for
+    /// XRC: its place, its PD and the SGEs of its work requests.
     pub(crate) fn srq_config(&self, srqn: u32) -> Result<(u16, u32, usize), Status> {
         let slot = self.srq_slot_of(srqn).ok_or(Status::NoObject)?;
-        self.with_srq(srqn, |srq| (slot, srq.pdn, srq.max_sge))
+        self.with_srq(srqn, |srq| match srq.xrc {
+            Some(_) => Err(Status::Invalid),
+            None => Ok((slot, srq.pdn, srq.max_sge)),
+        })?
     }
 
     /// One more QP receives from an SRQ.
@@ -298,6 +412,7 @@ impl Shared {
             srq.stop_waiting(slot);
             !srq.returned.is_empty() && !srq.waiting.is_empty()
         });
+        responder.deselect();
         if awaited == Some(true) {
             self.make_hot(self.jobs.srq(srq));
         }

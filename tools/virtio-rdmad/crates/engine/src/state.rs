@@ -70,6 +70,10 @@ pub(crate) enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection, the end that sends.
+    XrcIni,
+    /// Extended reliable connection, the end that receives.
+    XrcTgt,
 }
 
 impl QpType {
@@ -80,13 +84,33 @@ impl QpType {
             abi::VIRTIO_RDMA_QPT_RC => Self::Rc,
             abi::VIRTIO_RDMA_QPT_UC => Self::Uc,
             abi::VIRTIO_RDMA_QPT_UD => Self::Ud,
+            abi::VIRTIO_RDMA_QPT_XRC_INI => Self::XrcIni,
+            abi::VIRTIO_RDMA_QPT_XRC_TGT => Self::XrcTgt,
             _ => return None,
         })
     }
 
     /// Whether the QP has one peer, named by its address vector.
     pub fn is_connected(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc)
+        matches!(self, Self::Rc | Self::Uc | Self::XrcIni | Self::XrcTgt)
+    }
+
+    /// Whether each message is answered, and an error ends the connection.
+    pub fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
+    }
+
+    /// Whether it is either end of an extended reliable connection.
+    pub fn is_xrc(self) -> bool {
+        matches!(self, Self::XrcIni | Self::XrcTgt)
+    }
+
+    /// The type of the QP that answers messages of one of this type.
+    pub fn responder(self) -> Self {
+        match self {
+            Self::XrcIni => Self::XrcTgt,
+            same => same,
+        }
     }
 }
 
@@ -94,52 +118,45 @@ impl QpType {
 /// `None`: there is no such transition.
 fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use QpType::{Gsi, Rc, Uc, Ud};
+    use QpType::{Gsi, Rc, Uc, Ud, XrcIni, XrcTgt};
     let basic = match kind {
-        Rc | Uc => PKEY | PORT | ACCESS,
+        Rc | Uc | XrcIni | XrcTgt => PKEY | PORT | ACCESS,
         Ud => PKEY | PORT | QKEY,
         Gsi => PKEY | QKEY,
     };
     let running = match kind {
-        Rc => CUR | ALT | ACCESS | RNR_TIMER | MIG,
-        Uc => CUR | ALT | ACCESS | MIG,
+        Rc | XrcTgt => CUR | ALT | ACCESS | RNR_TIMER | MIG,
+        Uc | XrcIni => CUR | ALT | ACCESS | MIG,
         Ud | Gsi => CUR | QKEY,
     };
+    // Of a reliable connection in SQD: of both its ends, and of either.
+    let path = PORT | AV | TIMEOUT | ALT | ACCESS | PKEY | MIG;
+    let (requests, answers) = (RETRY | RNR_RETRY | RD, DEST_RD | RNR_TIMER);
     Some(match (from, to) {
         (_, Reset) | (Init | Rtr | Rts | Sqd | Sqe | Err, Err) => (0, 0),
         (Reset, Init) => (basic, 0),
         (Init, Init) => (0, basic),
         (Init, Rtr) => match kind {
-            Rc => (AV | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER, ALT | ACCESS | PKEY),
-            Uc => (AV | MTU | DEST | RQ_PSN, ALT | ACCESS | PKEY),
+            Rc | XrcTgt => (AV | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER, ALT | ACCESS | PKEY),
+            Uc | XrcIni => (AV | MTU | DEST | RQ_PSN, ALT | ACCESS | PKEY),
             Ud | Gsi => (0, PKEY | QKEY),
         },
         (Rtr, Rts) => match kind {
-            Rc => (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD, running),
+            Rc | XrcIni => (TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD, running),
+            XrcTgt => (TIMEOUT | SQ_PSN, running),
             Uc | Ud | Gsi => (SQ_PSN, running),
         },
         (Rts | Sqd, Rts) => (0, running),
         (Rts, Sqd) => (0, NOTIFY),
         (Sqd, Sqd) => match kind {
-            Rc => (
-                0,
-                PORT | AV
-                    | TIMEOUT
-                    | RETRY
-                    | RNR_RETRY
-                    | RD
-                    | DEST_RD
-                    | ALT
-                    | ACCESS
-                    | PKEY
-                    | RNR_TIMER
-                    | MIG,
-            ),
+            Rc => (0, path | requests | answers),
+            XrcIni => (0, path | requests),
+            XrcTgt => (0, path | answers),
             Uc => (0, AV | ALT | ACCESS | PKEY | MIG),
             Ud | Gsi => (0, PKEY | QKEY),
         },
         (Sqe, Rts) => match kind {
-            Rc => (0, 0),
+            Rc | XrcIni | XrcTgt => (0, 0),
             Uc => (0, CUR | ACCESS),
             Ud | Gsi => (0, CUR | QKEY),
         },
@@ -185,6 +202,25 @@ mod tests {
         assert_eq!(check(Rtr, Rts, rc, rts), Ok(()));
         assert_eq!(check(Rts, Sqd, rc, STATE | NOTIFY), Ok(()));
         assert_eq!(check(Sqd, Rts, rc, STATE | CUR), Ok(()));
+    }
+
+    #[test]
+    fn the_ends_of_an_extended_connection() {
+        use QpState::{Init, Rtr, Rts, Sqd, Sqe};
+        let (ini, tgt) = (QpType::XrcIni, QpType::XrcTgt);
+        let rtr = STATE | AV | MTU | DEST | RQ_PSN;
+        assert_eq!(check(Init, Rtr, ini, rtr), Ok(()));
+        assert_eq!(check(Init, Rtr, tgt, rtr), Err(Refused::Attributes));
+        assert_eq!(check(Init, Rtr, tgt, STATE | RTR), Ok(()));
+        assert_eq!(check(Init, Rtr, ini, STATE | RTR), Err(Refused::Attributes));
+        let rts = STATE | TIMEOUT | SQ_PSN;
+        assert_eq!(check(Rtr, Rts, tgt, rts), Ok(()));
+        assert_eq!(check(Rtr, Rts, ini, rts), Err(Refused::Attributes));
+        assert_eq!(check(Rtr, Rts, ini, rts | RETRY | RNR_RETRY | RD), Ok(()));
+        assert_eq!(check(Sqd, Sqd, ini, RETRY | AV), Ok(()));
+        assert_eq!(check(Sqd, Sqd, tgt, RETRY | AV), Err(Refused::Attributes));
+        assert_eq!(check(Sqd, Sqd, tgt, DEST_RD | RNR_TIMER), Ok(()));
+        assert_eq!(check(Sqe, Rts, ini, STATE | CUR), Err(Refused::Attributes));
     }
 
     #[test]

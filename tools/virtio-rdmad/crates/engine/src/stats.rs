@@ -94,6 +94,8 @@ counters! {
     RnrRetryExceeded = "rnr_retry_exceeded_errors",
     /// Accesses by a peer that a key, a right or a range forbade.
     AccessViolations = "access_violations",
+    /// Messages of a peer for an SRQ that is not of the XRC domain.
+    XrcViolations = "xrc_violations",
     /// Datagrams dropped: nobody has the destination.
     DropUnreachable = "drop_unreachable",
     /// Datagrams dropped: wrong Q_Key.
@@ -199,7 +201,7 @@ impl Stats {
 pub struct QpStatus {
     /// Its number.
     pub qpn: u32,
-    /// "RC", "UC", "UD" or "GSI".
+    /// "RC", "UC", "UD", "GSI", "XRC_INI" or "XRC_TGT".
     pub service: &'static str,
     /// Its state.
     pub state: QpState,

@@ -80,6 +80,13 @@ impl Shape {
     pub fn end(&self) -> u64 {
         self.offset as u64 + (u64::from(self.depth) << self.stride_log2)
     }
+
+    /// Where entry `index` is in the region; there are entries.
+    #[inline]
+    fn entry(&self, index: u32) -> usize {
+        let place = (index & (self.depth - 1)) as usize;
+        self.offset + (place << self.stride_log2)
+    }
 }
 
 /// The device's side of a send, receive or shared receive ring.
@@ -144,9 +151,7 @@ impl WqRing {
         let Some(pages) = &self.pages else { return Ok(None) };
         let index = self.next;
         self.next = index.wrapping_add(1);
-        let place = (index & (self.shape.depth - 1)) as usize;
-        let offset = self.shape.offset + (place << self.shape.stride_log2);
-        Ok(Some((index, Entry { pages, offset })))
+        Ok(Some((index, Entry { pages, offset: self.shape.entry(index) })))
     }
 
     /// Reads the producer's index; whether there is something to take.
@@ -197,6 +202,38 @@ impl WqRing {
             // The head is within the region, checked at creation.
             let _ = pages.store_u32(self.wake(), value, Ordering::Relaxed);
         }
+    }
+
+    /// Moves the ring of an SRQ, and what waits in it to index 0 and on; how many
+    /// entries, of which the first `len` bytes count. `None`, and nothing is
+    /// changed, if they do not fit there. An error is one of the old ring.
+    pub fn resize(
+        &mut self,
+        pages: Arc<Pages>,
+        shape: Shape,
+        len: usize,
+    ) -> Result<Option<u32>, WqRingError> {
+        self.look()?;
+        let waiting = self.limit.wrapping_sub(self.next);
+        if waiting > shape.depth || self.copy_to(&pages, shape, waiting, len).is_none() {
+            return Ok(None);
+        }
+        (self.pages, self.shape) = (Some(pages), shape);
+        (self.next, self.limit) = (0, waiting);
+        Ok(Some(waiting))
+    }
+
+    /// Copies the next `count` entries to a new ring, and shows them there;
+    /// `None` if one of the two rings is not in memory.
+    fn copy_to(&self, new: &Pages, shape: Shape, count: u32, len: usize) -> Option<()> {
+        let old = self.pages.as_ref()?;
+        let mut bytes = vec![0; len];
+        for index in 0..count {
+            old.read(self.shape.entry(self.next.wrapping_add(index)), &mut bytes).ok()?;
+            new.write(shape.entry(index), &bytes).ok()?;
+        }
+        new.store_u32(offset_of!(virtio_rdma_srq_ring, consumer), 0, Ordering::Relaxed).ok()?;
+        new.store_u32(self.producer(), count, Ordering::Release).ok()
     }
 
     /// Forgets what is posted, as RESET does.
@@ -308,6 +345,41 @@ mod tests {
             found.push(index);
         }
         assert_eq!((found, ring.sleep()), (vec![1, 2], false));
+    }
+
+    #[test]
+    fn resizing_moves_what_waits() {
+        let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
+        let shape = |depth, stride| {
+            let shape = virtio_rdma_ring_shape { depth, stride, offset: 256, reserved_0c: 0 };
+            Shape::check(&shape, 1, 64, 32).unwrap()
+        };
+        let pages = |addr| Arc::new(Pages::new(&memory, [(addr, 0x1000)]).unwrap());
+        let mut ring = WqRing::new(pages(0), shape(4, 32), Kind::Shared);
+        let start = u32::MAX - 1;
+        (ring.next, ring.limit) = (start, start);
+        for step in 0..4_u32 {
+            let index = start.wrapping_add(step);
+            memory.write(256 + 32 * u64::from(index % 4), &(100 + step).to_le_bytes()).unwrap();
+        }
+        produce(&memory, start.wrapping_add(4));
+        assert!(matches!(ring.pop(), Ok(Some(_))));
+        assert_eq!(ring.resize(pages(0x1000), shape(2, 64), 32), Ok(None));
+        assert_eq!(ring.resize(pages(0x1000), shape(8, 64), 32), Ok(Some(3)));
+        // The old ring is of no concern any more.
+        produce(&memory, 77);
+        assert_eq!(memory.read_obj::<u32>(0x1000), Ok(3));
+        memory.write(0x1000, &4_u32.to_le_bytes()).unwrap();
+        memory.write(0x1000 + 256 + 3 * 64, &104_u32.to_le_bytes()).unwrap();
+        for index in 0..4 {
+            let (found, entry) = ring.pop().unwrap().unwrap();
+            let mut bytes = [0; 4];
+            entry.read(0, &mut bytes).unwrap();
+            assert_eq!((found, u32::from_le_bytes(bytes)), (index, 101 + index));
+        }
+        assert!(matches!(ring.pop(), Ok(None)));
+        memory.write(0x1000, &99_u32.to_le_bytes()).unwrap();
+        assert!(ring.resize(pages(0), shape(4, 32), 32).is_err());
     }
 
     #[test]

@@ -5,12 +5,13 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_rq_wqe,
-    virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE,
-    VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
-    VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
-    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
+    virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
+    WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_COMP_SWAP,
+    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_LOC_LEN_ERR,
+    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
     VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
     VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
     VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
@@ -31,6 +32,7 @@ const SGES: usize = MAX_SGE * size_of::<virtio_rdma_sge>();
 const SEND_HEADER: usize = size_of::<virtio_rdma_sq_wqe>();
 const RECEIVE_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 const RING_HEADER: usize = size_of::<virtio_rdma_ring_sq_wqe>();
+const RING_XRC_HEADER: usize = size_of::<virtio_rdma_ring_xrc_wqe>();
 const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 
 /// Send flags that mean something here. FENCE asks for what always holds:
@@ -38,10 +40,18 @@ const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 const KNOWN_FLAGS: u32 =
     VIRTIO_RDMA_SEND_FENCE | VIRTIO_RDMA_SEND_SIGNALED | VIRTIO_RDMA_SEND_SOLICITED;
 
+/// Bytes of the header of an entry of a send ring; a datagram's is the longest.
+fn ring_header_len(kind: QpType) -> usize {
+    match kind {
+        QpType::Rc | QpType::Uc => RING_HEADER,
+        QpType::XrcIni | QpType::XrcTgt => RING_XRC_HEADER,
+        QpType::Ud | QpType::Gsi => RING_UD_HEADER,
+    }
+}
+
 /// Bytes of an entry of a send ring with this many SGEs, or bytes of inline data.
 pub(crate) fn send_entry_len(kind: QpType, max_sge: usize, max_inline: usize) -> usize {
-    let header = if kind.is_connected() { RING_HEADER } else { RING_UD_HEADER };
-    header + max_inline.max(max_sge * size_of::<virtio_rdma_sge>())
+    ring_header_len(kind) + max_inline.max(max_sge * size_of::<virtio_rdma_sge>())
 }
 
 /// Bytes of an entry of a receive ring with this many SGEs.
@@ -141,6 +151,8 @@ pub(crate) struct SendWqe {
     pub remote_addr: u64,
     /// Its key.
     pub rkey: u32,
+    /// The SRQ that a message of an XRC initiator is for.
+    pub srqn: u32,
     /// The destination of a datagram.
     pub ud: WrUd,
 }
@@ -187,9 +199,10 @@ fn allows(kind: QpType, opcode: u32) -> bool {
     let invalidates =
         matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
     match kind {
-        QpType::Rc => send || write || read || local || invalidates,
+        QpType::Rc | QpType::XrcIni => send || write || read || local || invalidates,
         QpType::Uc => send || write || local,
         QpType::Ud | QpType::Gsi => send,
+        QpType::XrcTgt => false,
     }
 }
 
@@ -211,6 +224,7 @@ impl SendWqe {
             total: 0,
             remote_addr: 0,
             rkey: 0,
+            srqn: 0,
             ud: WrUd::new_zeroed(),
         }
     }
@@ -238,7 +252,7 @@ impl SendWqe {
         config: &QpConfig,
     ) -> Result<(), Malformed> {
         let mut header = [0; RING_UD_HEADER];
-        let len = if config.kind.is_connected() { RING_HEADER } else { RING_UD_HEADER };
+        let len = ring_header_len(config.kind);
         // The entry has room for it, checked at creation.
         let read = entry.read(0, &mut header[..len]);
         let common: virtio_rdma_ring_sq_wqe = prefix(&header);
@@ -313,9 +327,16 @@ impl SendWqe {
         if matches!(self.operation, Operation::Atomic(_)) && self.total != 8 {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
         }
-        if !config.kind.is_connected() {
-            let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
-            self.ud = WrUd { remote_qpn: ud.remote_qpn, remote_qkey: ud.remote_qkey, av: ud.av };
+        match config.kind {
+            QpType::Rc | QpType::Uc | QpType::XrcTgt => {}
+            QpType::XrcIni => {
+                self.srqn = prefix::<virtio_rdma_ring_xrc_wqe>(&header).remote_srqn;
+            }
+            QpType::Ud | QpType::Gsi => {
+                let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
+                let (remote_qpn, remote_qkey) = (ud.remote_qpn, ud.remote_qkey);
+                self.ud = WrUd { remote_qpn, remote_qkey, av: ud.av };
+            }
         }
         Ok(())
     }

@@ -162,6 +162,7 @@ pub struct CqRing {
 pub struct SrqRing {
     pub region: u64,
     pub producer: u32,
+    pub depth: u32,
 }
 
 /// A buffer: address, bytes, whether the device writes it.
@@ -745,7 +746,8 @@ impl Guest {
         let request = self.srq_request(region, pdn);
         let reply: virtio_rdma_rsp_create_srq =
             self.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request).unwrap();
-        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0 });
+        let depth = request.ring.depth;
+        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0, depth });
         reply.srqn
     }
 
@@ -756,6 +758,22 @@ impl Guest {
 
     pub fn query_srq(&mut self, srqn: u32) -> Result<virtio_rdma_rsp_query_srq, u32> {
         self.command(VIRTIO_RDMA_CMD_QUERY_SRQ, &virtio_rdma_cmd_query_srq { srqn })
+    }
+
+    /// RESIZE_SRQ to a ring of `depth` entries; how many the device moved.
+    pub fn resize_srq(&mut self, srqn: u32, depth: u32) -> Result<u32, u32> {
+        let new = self.take_region();
+        let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
+        let create = self.srq_request(new, 0);
+        (request.region, request.ring, request.srqn) = (create.region, create.ring, srqn);
+        request.ring.depth = depth;
+        let result = self.command(VIRTIO_RDMA_CMD_RESIZE_SRQ, &request);
+        let reply: virtio_rdma_rsp_resize_srq = result.inspect_err(|_| self.regions.push(new))?;
+        let ring = self.srq_rings.get_mut(&srqn).unwrap();
+        let old = std::mem::replace(ring, SrqRing { region: new, producer: reply.moved, depth });
+        assert_eq!(self.memory.read_obj(new), Ok(reply.moved));
+        self.regions.push(old.region);
+        Ok(reply.moved)
     }
 
     pub fn destroy_srq(&mut self, srqn: u32) -> Result<(), u32> {
@@ -780,6 +798,65 @@ impl Guest {
         Ok(reply.qpn)
     }
 
+    pub fn alloc_xrcd(&mut self) -> Result<u32, u32> {
+        let reply: virtio_rdma_rsp_alloc_xrcd = self.command(VIRTIO_RDMA_CMD_ALLOC_XRCD, &())?;
+        Ok(reply.xrcdn)
+    }
+
+    pub fn dealloc_xrcd(&mut self, xrcdn: u32) -> Result<(), u32> {
+        let request = virtio_rdma_cmd_dealloc_xrcd { xrcdn };
+        self.command(VIRTIO_RDMA_CMD_DEALLOC_XRCD, &request)
+    }
+
+    /// An SRQ for XRC.
+    pub fn create_xrc_srq(&mut self, pdn: u32, xrcdn: u32, cqn: u32) -> Result<u32, u32> {
+        let region = self.take_region();
+        let mut request = self.srq_request(region, pdn);
+        (request.xrcdn, request.cqn) = (xrcdn, cqn);
+        let depth = request.ring.depth;
+        let result = self.command(VIRTIO_RDMA_CMD_CREATE_SRQ, &request);
+        let reply: virtio_rdma_rsp_create_srq =
+            result.inspect_err(|_| self.regions.push(region))?;
+        self.srq_rings.insert(reply.srqn, SrqRing { region, producer: 0, depth });
+        Ok(reply.srqn)
+    }
+
+    pub fn xrc_tgt_request(xrcdn: u32) -> virtio_rdma_cmd_create_ring_qp {
+        let mut request = virtio_rdma_cmd_create_ring_qp::new_zeroed();
+        request.base.qp_type = VIRTIO_RDMA_QPT_XRC_TGT as u8;
+        request.xrcdn = xrcdn;
+        request
+    }
+
+    pub fn create_xrc_tgt(&mut self, xrcdn: u32) -> Result<u32, u32> {
+        let request = Self::xrc_tgt_request(xrcdn);
+        let reply: virtio_rdma_rsp_create_qp =
+            self.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request)?;
+        Ok(reply.qpn)
+    }
+
+    /// An XRC initiator: a QP like one with an SRQ, without the SRQ.
+    pub fn create_xrc_ini(&mut self, pdn: u32, cqn: u32) -> Result<u32, u32> {
+        self.create_srq_qp(pdn, cqn, VIRTIO_RDMA_QPT_XRC_INI, 0)
+    }
+
+    /// Brings an XRC initiator to RTS.
+    pub fn connect_ini(&mut self, qpn: u32, dgid: Gid, dest: u32) {
+        self.make_init(qpn, 0);
+        self.make_rtr(qpn, dgid, dest, false).unwrap();
+        self.make_rts(qpn, true).unwrap();
+    }
+
+    /// Brings an XRC target to RTS.
+    pub fn connect_tgt(&mut self, qpn: u32, dgid: Gid, dest: u32) {
+        self.make_init(qpn, ALL);
+        self.make_rtr(qpn, dgid, dest, true).unwrap();
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        (attr.qp_state, attr.timeout) = (VIRTIO_RDMA_QPS_RTS as u8, 14);
+        let mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN | VIRTIO_RDMA_QP_TIMEOUT;
+        self.modify(qpn, mask, attr).unwrap();
+    }
+
     /// Posts a receive to an SRQ, and rings the doorbell if asked to.
     pub fn post_srq_recv(&mut self, srqn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
         let header = virtio_rdma_rq_wqe { num_sge: sges.len() as u32, reserved_04: 0, wr_id };
@@ -793,9 +870,9 @@ impl Guest {
 
     /// Writes an entry without a doorbell.
     pub fn write_srq_entry(&mut self, srqn: u32, bytes: &[u8]) {
-        let (depth, stride) = (self.setup.depth, self.setup.stride);
+        let stride = self.setup.stride;
         let ring = self.srq_rings.get_mut(&srqn).unwrap();
-        let at = stride.max(256) + ring.producer % depth * stride;
+        let at = stride.max(256) + ring.producer % ring.depth * stride;
         ring.producer = ring.producer.wrapping_add(1);
         self.memory.write(ring.region + u64::from(at), bytes).unwrap();
         fence(Ordering::Release);
@@ -1025,12 +1102,15 @@ pub struct Send {
     pub sges: Vec<virtio_rdma_sge>,
     pub wr: Vec<u8>,
     pub inline: Option<Vec<u8>>,
+    /// Of an XRC initiator.
+    pub srqn: Option<u32>,
 }
 
 impl Send {
     pub fn new(wr_id: u64, opcode: u32, sges: &[virtio_rdma_sge]) -> Self {
         let flags = VIRTIO_RDMA_SEND_SIGNALED;
-        Self { wr_id, opcode, flags, imm: 0, sges: sges.to_vec(), wr: Vec::new(), inline: None }
+        let (sges, wr) = (sges.to_vec(), Vec::new());
+        Self { wr_id, opcode, flags, imm: 0, sges, wr, inline: None, srqn: None }
     }
 
     pub fn rdma(mut self, remote_addr: u64, rkey: u32) -> Self {
@@ -1056,6 +1136,12 @@ impl Send {
     pub fn inline(mut self, bytes: &[u8]) -> Self {
         self.flags |= VIRTIO_RDMA_SEND_INLINE;
         self.inline = Some(bytes.to_vec());
+        self
+    }
+
+    /// For an SRQ at the other end of an XRC.
+    pub fn srqn(mut self, srqn: u32) -> Self {
+        self.srqn = Some(srqn);
         self
     }
 
@@ -1106,6 +1192,11 @@ impl Send {
                 (header.remote_addr, header.rkey) = (wr.remote_addr, wr.rkey);
             }
             bytes.extend_from_slice(header.as_bytes());
+            if let Some(remote_srqn) = self.srqn {
+                let reserved_34 = [0; 12];
+                let wqe = virtio_rdma_ring_xrc_wqe { base: header, remote_srqn, reserved_34 };
+                bytes = wqe.as_bytes().to_vec();
+            }
         }
         bytes.extend_from_slice(self.sges.as_bytes());
         bytes.extend_from_slice(self.inline.as_deref().unwrap_or_default());

@@ -17,3 +17,4 @@ mod rings;
 mod srq;
 mod threads;
 mod uc;
+mod xrc;

@@ -370,7 +370,7 @@ fn requests_for_rings_are_checked() {
         assert_eq!(create_qp(&|r| r.rq.offset = 0), Some(invalid));
         assert_eq!(create_qp(&|r| r.rq.offset = 1 << 20), Some(invalid));
         assert_eq!(create_qp(&|r| r.region.npages = 8), Some(invalid));
-        assert_eq!(create_qp(&|r| r.base.qp_type = 9), Some(VIRTIO_RDMA_STATUS_UNSUPPORTED));
+        assert_eq!(create_qp(&|r| r.base.qp_type = 8), Some(VIRTIO_RDMA_STATUS_UNSUPPORTED));
         assert_eq!(create_qp(&|r| r.region = no_memory), Some(VIRTIO_RDMA_STATUS_FAULT));
         assert_eq!(create_qp(&|r| (r.rq.depth, r.base.max_recv_wr) = (0, 0)), None);
         assert_eq!(create_qp(&|r| r.base.qp_type = VIRTIO_RDMA_QPT_GSI as u8), None);

@@ -361,6 +361,120 @@ fn an_srq_lives_as_long_as_its_users() {
 }
 
 #[test]
+fn resizing_loses_no_receive_and_doubles_none() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let (mut posted, mut taken, mut moved) = (0, 0, 0);
+        for (round, depth) in [4, 64, 8, 16, 2, 64].into_iter().cycle().take(60).enumerate() {
+            // A few wait at each change, and a few are taken between two.
+            while posted - taken < 2 {
+                bench.post(posted);
+                posted += 1;
+            }
+            moved += bench.pair.b.resize_srq(bench.srqn, depth).unwrap();
+            assert_eq!(bench.pair.b.query_srq(bench.srqn).unwrap().max_wr, depth);
+            assert_eq!(bench.pair.b.srq_consumer(bench.srqn), 0);
+            for _ in 0..=round % 2 {
+                bench.send(round % 2, taken);
+                bench.pair.settle();
+                assert_eq!(bench.received(), Some((taken, 0, bench.qps[round % 2].1)));
+                assert!(bench.pair.poll_a().is_some());
+                taken += 1;
+            }
+        }
+        assert_eq!(moved, 120);
+        assert!(bench.received().is_none());
+    });
+}
+
+#[test]
+fn a_qp_that_waits_is_woken_at_the_new_ring() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        bench.send(0, 0);
+        bench.send(1, 1);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.resize_srq(bench.srqn, 16), Ok(0));
+        for wr_id in 0..2 {
+            bench.post(wr_id);
+            bench.pair.settle();
+            assert_eq!(bench.received().unwrap().0, wr_id);
+        }
+        assert_eq!(bench.pair.clock.passed(), std::time::Duration::ZERO);
+    });
+}
+
+#[test]
+fn a_ring_that_is_too_small_changes_nothing() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let srqn = bench.srqn;
+        for wr_id in 0..5 {
+            bench.post(wr_id);
+        }
+        let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
+        for depth in [0, 1, 3, 4, 2 * u32::from(RING)] {
+            assert_eq!(bench.pair.b.resize_srq(srqn, depth), invalid);
+        }
+        bench.pair.b.arm_srq(srqn, 5).unwrap();
+        bench.send(0, 0);
+        bench.send(0, 1);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
+        // The limit must fit, too.
+        bench.pair.b.arm_srq(srqn, 3).unwrap();
+        assert_eq!(bench.pair.b.resize_srq(srqn, 2), invalid);
+        assert_eq!(bench.pair.b.resize_srq(srqn, 4), Ok(3));
+        assert_eq!(bench.pair.b.query_srq(srqn).unwrap().srq_limit, 3);
+        bench.send(0, 2);
+        bench.pair.settle();
+        assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
+        for wr_id in 0..3 {
+            assert_eq!(bench.received().unwrap().0, wr_id);
+        }
+        let none = Err(VIRTIO_RDMA_STATUS_NO_OBJECT);
+        bench.pair.b.srq_rings.insert(3, SrqRing { region: 0, producer: 0, depth: 0 });
+        assert_eq!(bench.pair.b.resize_srq(3, 4), none);
+    });
+}
+
+#[test]
+fn what_a_qp_gave_back_is_no_part_of_the_ring() {
+    with_rings(|| {
+        let mut bench = Bench::new(2);
+        let [a, b] = bench.pair.ends;
+        let len = 1 << 20;
+        bench.pair.b.post_srq_recv(bench.srqn, 7, &[sge(DATA, len, b.key)]);
+        bench.pair.a.post_send(bench.qps[0].0, &Send::new(1, SEND, &[sge(DATA, len, a.key)]));
+        while bench.pair.b.srq_consumer(bench.srqn) == 0 {
+            bench.pair.a.device.run(1);
+        }
+        bench.pair.b.set_state(bench.qps[0].1, VIRTIO_RDMA_QPS_RESET).unwrap();
+        assert_eq!(bench.pair.b.resize_srq(bench.srqn, 2), Ok(0));
+        bench.post(8);
+        for wr_id in [7, 8] {
+            bench.send(1, wr_id);
+            bench.pair.settle();
+            assert_eq!(bench.received(), Some((wr_id, 0, bench.qps[1].1)));
+        }
+    });
+}
+
+#[test]
+fn an_srq_in_error_is_not_resized() {
+    with_rings(|| {
+        let mut bench = Bench::new(1);
+        let region = bench.pair.b.srq_rings[&bench.srqn].region;
+        bench.pair.b.memory.write(region, &999_u32.to_le_bytes()).unwrap();
+        let state = Err(VIRTIO_RDMA_STATUS_STATE);
+        assert_eq!(bench.pair.b.resize_srq(bench.srqn, 16), state);
+        assert_eq!(bench.pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_SRQ_ERR, bench.srqn)));
+        assert_eq!(bench.pair.b.resize_srq(bench.srqn, 16), state);
+        assert_eq!(bench.pair.b.device.counter(Counter::BadReceiveChain), 1);
+    });
+}
+
+#[test]
 fn commands_are_checked() {
     with_rings(|| {
         let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
@@ -410,7 +524,7 @@ fn a_driver_that_knows_no_srqs_has_none() {
         let features = guest.device.features() & !(1 << VIRTIO_RDMA_F_SRQ);
         guest.start_with(features);
         let pdn = guest.create_pd();
-        for command in 35..=38 {
+        for command in 35..=39 {
             let result = guest.command::<_, ()>(command, &[0_u8; 64]);
             assert_eq!(result, Err(VIRTIO_RDMA_STATUS_UNSUPPORTED));
         }

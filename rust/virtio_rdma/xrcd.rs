@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Extended connection domains (chapter 13.7 of the specification).
+
+#![deny(unsafe_code)]
+
+use crate::{
+    bindings,
+    cmd,
+    hca::Hca,
+    ib,
+    wire::Nothing, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// An extended connection domain: XRC target QPs receive from the SRQs of theirs.
+pub(crate) struct Xrcd {
+    hca: Arc<Hca>,
+    xrcdn: u32,
+}
+
+impl Xrcd {
+    /// The device's number of the domain; not 0.
+    pub(crate) fn number(&self) -> u32 {
+        self.xrcdn
+    }
+}
+
+impl ib::XrcDomain<Hca> for Xrcd {
+    fn alloc(dev: &ib::Device<Hca>) -> Result<Self> {
+        let hca = dev.data();
+        if !hca.config().xrc {
+            return Err(crate::errno::unsupported());
+        }
+        let xrcdn = u32::from_le(hca.execute::<cmd::AllocXrcd>(&Nothing)?.xrcdn);
+        if xrcdn == 0 {
+            hca.bad_number();
+            return Err(EIO);
+        }
+        Ok(Self {
+            hca: hca.clone(),
+            xrcdn,
+        })
+    }
+
+    fn dealloc(&self) -> Result {
+        let request = bindings::virtio_rdma_cmd_dealloc_xrcd {
+            xrcdn: self.xrcdn.to_le(),
+        };
+        self.hca.execute_destroy::<cmd::DeallocXrcd>(&request);
+        Ok(())
+    }
+}

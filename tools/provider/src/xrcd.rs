@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Extended connection domains (IBA, annex A14; specification, 13.7).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::{ibv_context, ibv_xrcd_init_attr, verbs_xrcd},
+    cmd,
+    errno::Result,
+    object::{Owned, Ref},
+};
+
+/// ibv_open_xrcd(3). Which file names the domain is the kernel's concern.
+///
+/// # Errors
+///
+/// EOPNOTSUPP if the device has none; EINVAL; ENOMEM; the kernel's.
+pub fn open(
+    context: Ref<'_, ibv_context>,
+    attr: &mut ibv_xrcd_init_attr,
+) -> Result<Owned<verbs_xrcd>> {
+    let xrcd = Owned::zeroed()?;
+    cmd::open_xrcd(context, xrcd.as_ref(), attr)?;
+    Ok(xrcd)
+}
