@@ -7,10 +7,11 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
-    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
+    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_MEM_WINDOW,
+    VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN,
     VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW,
+    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -68,6 +69,8 @@ pub struct Limits {
     pub inline_data: u16,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows, with rings.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// Bytes of one memory region.
@@ -106,6 +109,7 @@ impl Default for Limits {
             ring_cqe: 1 << 18,
             inline_data: 512,
             max_mr: 1 << 18,
+            max_mw: 1 << 16,
             max_pd: 65536,
             max_mr_size: 2 << 30,
             max_extents: 2 << 20,
@@ -144,6 +148,7 @@ impl Limits {
         self.ring_cqe = entries(self.ring_cqe, 1 << 22);
         self.inline_data = self.inline_data.min(MAX_INLINE);
         self.max_mr = self.max_mr.clamp(1, 1 << 22);
+        self.max_mw = self.max_mw.clamp(1, 1 << 22);
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
         self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
         self.gid_table = self.gid_table.clamp(1, 1024);
@@ -159,7 +164,7 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it what needs rings.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
@@ -340,6 +345,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
+        | u64::from(rings) << VIRTIO_RDMA_F_MW
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -403,6 +409,9 @@ pub(crate) fn config_space(
         config.ring_max_qp_wr = limits.ring_wr;
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
+        config.device_cap_flags |=
+            u64::from(VIRTIO_RDMA_CAP_MEM_WINDOW | VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B);
+        config.max_mw = limits.max_mw;
         config.max_srq = limits.max_srq.into();
         config.max_srq_wr = limits.ring_wr;
         config.max_srq_sge = sge;
