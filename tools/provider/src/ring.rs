@@ -343,6 +343,8 @@ pub unsafe trait Plain: Copy {}
 // SAFETY: padding is written out.
 unsafe impl Plain for bindings::virtio_rdma_ring_sq_wqe {}
 // SAFETY: as above.
+unsafe impl Plain for bindings::virtio_rdma_ring_bind_wqe {}
+// SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_ring_ud_wqe {}
 // SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_rq_wqe {}
