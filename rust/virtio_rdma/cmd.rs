@@ -95,6 +95,12 @@ commands! {
     /// Replaces attributes of an MR over listed pages.
     ReregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REREG_MR
         (bindings::virtio_rdma_cmd_rereg_mr) -> Nothing;
+    /// Creates a memory window.
+    AllocMw = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ALLOC_MW
+        (bindings::virtio_rdma_cmd_alloc_mw) -> bindings::virtio_rdma_rsp_alloc_mw;
+    /// Destroys a memory window.
+    DeallocMw = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEALLOC_MW
+        (bindings::virtio_rdma_cmd_dealloc_mw) -> Nothing;
     /// Destroys an MR.
     DeregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEREG_MR
         (bindings::virtio_rdma_cmd_dereg_mr) -> Nothing;

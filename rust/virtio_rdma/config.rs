@@ -109,6 +109,8 @@ pub(crate) struct Config {
     pub(crate) fast_reg: Option<u32>,
     /// Whether MRs can be registered anew.
     pub(crate) rereg_mr: bool,
+    /// Number of memory windows; 0 without VIRTIO_RDMA_F_MW.
+    pub(crate) max_mw: u32,
     /// Number of PDs.
     pub(crate) max_pd: u32,
     /// READs and atomics that a QP serves.
@@ -155,6 +157,7 @@ impl Config {
         Self::check_port(dev)?;
         let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
         let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
+        let mws = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         // The limit of the path that was agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -196,6 +199,7 @@ impl Config {
                 .filter(|pages| *pages != 0)
                 .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
             rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
+            max_mw: if mws { field!(dev, max_mw: u32) } else { 0 },
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),

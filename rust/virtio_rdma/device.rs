@@ -11,6 +11,7 @@ use crate::{
     hca::Hca,
     ib,
     mr::Mr,
+    mw::Mw,
     pd::Pd,
     pma,
     port,
@@ -39,6 +40,10 @@ const MCAST_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK as u
 /// The capabilities that go with VIRTIO_RDMA_F_SRQ.
 const SRQ_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
 
+/// The capabilities that go with VIRTIO_RDMA_F_MW.
+const MW_CAP_FLAGS: u64 =
+    (bindings::VIRTIO_RDMA_CAP_MEM_WINDOW | bindings::VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B) as u64;
+
 /// A limit as the kernel's attributes hold it.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
@@ -53,6 +58,7 @@ impl ib::Driver for Hca {
     type Xrcd = Xrcd;
     type Ah = Ah;
     type Mr = Mr;
+    type Mw = Mw;
 
     const NAME: &'static CStr = c"virtio_rdma%d";
     const UVERBS_ABI_VERSION: u32 = bindings::VIRTIO_RDMA_UVERBS_ABI_VERSION;
@@ -104,6 +110,10 @@ impl ib::Driver for Hca {
             attr.device_cap_flags |= u64::from(bindings::VIRTIO_RDMA_CAP_XRC);
         }
         attr.max_mr = limit(config.max_mr);
+        attr.max_mw = limit(config.max_mw);
+        if config.max_mw != 0 {
+            attr.device_cap_flags |= config.device_cap_flags & MW_CAP_FLAGS;
+        }
         attr.max_pd = limit(config.max_pd);
         attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);
         attr.max_res_rd_atom = limit(config.max_res_rd_atom);

@@ -426,7 +426,12 @@ impl Hca {
     /// does not know the object has no more to destroy; one that refuses is taken out of service,
     /// which keeps from use what it may still touch until it has been reset.
     pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) {
-        match self.execute::<C>(request) {
+        self.destroyed(self.execute::<C>(request));
+    }
+
+    /// What came of a command that destroys an object, as for [`Hca::execute_destroy`].
+    pub(crate) fn destroyed<R>(self: &Arc<Self>, result: Result<R>) {
+        match result {
             Err(error) if error != ENOENT => self.fail("it does not destroy an object"),
             _ => {}
         }

@@ -35,7 +35,9 @@ pub(crate) use object::{
     CqInitAttr,
     GidAttr,
     MemoryRegion,
+    MemoryWindow,
     Mr,
+    Mw,
     Pd,
     ProtectionDomain,
     Qp,
@@ -87,6 +89,8 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     type Ah: AddressHandle<Self>;
     /// A memory region.
     type Mr: MemoryRegion<Self>;
+    /// A memory window.
+    type Mw: MemoryWindow<Self>;
 
     /// The pattern of the device's name, with one `%d`.
     const NAME: &'static CStr;

@@ -36,6 +36,9 @@ const ACCESS: u32 = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | bindings::VIRTIO_RDMA_ACCESS_REMOTE_READ
     | bindings::VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 
+/// The access flag that an MR may have where there are memory windows.
+const MW_BIND: u32 = bindings::VIRTIO_RDMA_ACCESS_MW_BIND;
+
 /// Flags that only allow, or only hint: dropping them changes nothing that a consumer sees.
 const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
@@ -86,6 +89,12 @@ impl Mr {
         }
     }
 
+    /// Whether memory windows may be bound to it. May sleep.
+    fn allows_windows(&self) -> bool {
+        let user = self.user.as_ref();
+        user.is_some_and(|user| user.lock().memory.access & MW_BIND != 0)
+    }
+
     /// What a REG_MR of this region carries. Any context.
     ///
     /// # Errors
@@ -105,7 +114,7 @@ impl Mr {
         Ok(Registration {
             mrn: self.mrn,
             key: wr.key,
-            access: check_access(wr.access)?,
+            access: check_access(&self.hca, wr.access)?,
             npages: npages as u32,
             pages: fast.list.addr(),
             iova: wr.iova,
@@ -119,11 +128,13 @@ impl Mr {
 /// # Errors
 ///
 /// `EOPNOTSUPP` for a flag that is neither known nor optional.
-fn check_access(access: u32) -> Result<u32> {
-    if access & !(ACCESS | OPTIONAL) != 0 {
+fn check_access(hca: &Hca, access: u32) -> Result<u32> {
+    let windows = hca.config().max_mw != 0;
+    let known = ACCESS | if windows { MW_BIND } else { 0 };
+    if access & !(known | OPTIONAL) != 0 {
         return Err(crate::errno::unsupported());
     }
-    Ok(access & ACCESS)
+    Ok(access & known)
 }
 
 /// Pins memory of the current process, and lists its pages.
@@ -152,7 +163,7 @@ fn user_request(
 ) -> Result<bindings::virtio_rdma_cmd_reg_user_mr> {
     Ok(bindings::virtio_rdma_cmd_reg_user_mr {
         pdn: pd.number().to_le(),
-        access_flags: check_access(memory.access)?.to_le(),
+        access_flags: check_access(pd.hca(), memory.access)?.to_le(),
         start: memory.start.to_le(),
         length: memory.length.to_le(),
         virt_addr: memory.virt_addr.to_le(),
@@ -166,7 +177,7 @@ impl ib::MemoryRegion<Hca> for Mr {
     fn get_dma(pd: &ib::Pd<Hca>, access: u32) -> Result<Self> {
         let request = bindings::virtio_rdma_cmd_get_dma_mr {
             pdn: pd.number().to_le(),
-            access_flags: check_access(access)?.to_le(),
+            access_flags: check_access(pd.hca(), access)?.to_le(),
         };
         let reply = pd.hca().execute::<cmd::GetDmaMr>(&request)?;
 
@@ -286,12 +297,24 @@ impl ib::MemoryRegion<Hca> for Mr {
         Ok(())
     }
 
-    fn dereg(&self) -> Result {
+    fn dereg(&self, pd: &ib::Pd<Hca>) -> Result {
         let request = bindings::virtio_rdma_cmd_dereg_mr {
             mrn: self.mrn.to_le(),
         };
-        self.hca.execute_destroy::<cmd::DeregMr>(&request);
-        Ok(())
+        if !self.allows_windows() {
+            self.hca.execute_destroy::<cmd::DeregMr>(&request);
+            return Ok(());
+        }
+        // The core tries again when windows are gone, so it must not be told of one where there is
+        // none.
+        let windows = pd.windows().lock();
+        match self.hca.execute::<cmd::DeregMr>(&request) {
+            Err(error) if error == EBUSY && *windows != 0 => Err(error),
+            result => {
+                self.hca.destroyed(result);
+                Ok(())
+            }
+        }
     }
 
     fn keys(&self) -> (u32, u32) {

@@ -12,14 +12,20 @@ use crate::{
     wire::Nothing, //
 };
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    },
 };
 
 /// A protection domain.
 pub(crate) struct Pd {
     hca: Arc<Hca>,
     pdn: u32,
+    /// How many memory windows are in it.
+    windows: Pin<KBox<Mutex<u32>>>,
 }
 
 impl Pd {
@@ -32,15 +38,23 @@ impl Pd {
     pub(crate) fn hca(&self) -> &Arc<Hca> {
         &self.hca
     }
+
+    /// How many memory windows are in it: counted before the device makes one, and until it has
+    /// destroyed it.
+    pub(crate) fn windows(&self) -> &Mutex<u32> {
+        &self.windows
+    }
 }
 
 impl ib::ProtectionDomain<Hca> for Pd {
     fn alloc(dev: &ib::Device<Hca>) -> Result<Self> {
+        let windows = KBox::pin_init(new_mutex!(0), GFP_KERNEL)?;
         let reply = dev.data().execute::<cmd::CreatePd>(&Nothing)?;
 
         Ok(Self {
             hca: dev.data().clone(),
             pdn: u32::from_le(reply.pdn),
+            windows,
         })
     }
 

@@ -36,6 +36,7 @@ mod event;
 mod hca;
 mod ib;
 mod mr;
+mod mw;
 mod net;
 mod pd;
 mod pma;
@@ -191,6 +192,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_RINGS,
         bindings::VIRTIO_RDMA_F_SRQ,
         bindings::VIRTIO_RDMA_F_FAST_REG,
+        bindings::VIRTIO_RDMA_F_MW,
         bindings::VIRTIO_RDMA_F_REREG_MR,
         bindings::VIRTIO_RDMA_F_MCAST,
         bindings::VIRTIO_RDMA_F_COUNTERS,

@@ -29,7 +29,7 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 FEWER_LOOPS = {"LOOPS_PERCENT": "40"}
 FEWER_TESTS = "50"
 MEASURES = ("perftest.sh",)
-DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.")
+DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh")
 
 

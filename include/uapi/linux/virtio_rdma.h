@@ -47,6 +47,11 @@
  * SEND_WITH_INV and RDMA_READ_WITH_INV.
  */
 #define VIRTIO_RDMA_F_FAST_REG		4
+/*
+ * Memory windows: ALLOC_MW, DEALLOC_MW, BIND_MW, and invalidation as with
+ * VIRTIO_RDMA_F_FAST_REG; only with VIRTIO_RDMA_F_RINGS.
+ */
+#define VIRTIO_RDMA_F_MW		5
 /* REREG_MR */
 #define VIRTIO_RDMA_F_REREG_MR		6
 /* UD QPs attach to multicast groups: ATTACH_MCAST, DETACH_MCAST. */
@@ -66,9 +71,11 @@
 #define VIRTIO_RDMA_CAP_SYS_IMAGE_GUID		(1ULL << 11)
 #define VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN		(1ULL << 12)
 #define VIRTIO_RDMA_CAP_SRQ_RESIZE		(1ULL << 13)
+#define VIRTIO_RDMA_CAP_MEM_WINDOW		(1ULL << 17)
 #define VIRTIO_RDMA_CAP_XRC			(1ULL << 20)
 #define VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS	(1ULL << 21)
 #define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
+#define VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B	(1ULL << 24)
 #define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
 
 /* How far atomic operations are atomic, enum ib_atomic_cap. */
@@ -103,7 +110,7 @@ enum virtio_rdma_atomic_cap {
  * @max_res_rd_atom: most READs and atomics the device serves in all
  * @max_qp_init_rd_atom: most READs and atomics a QP has under way
  * @atomic_cap: enum virtio_rdma_atomic_cap
- * @max_mw: number of memory windows
+ * @max_mw: number of memory windows (VIRTIO_RDMA_F_MW)
  * @max_mcast_grp: number of multicast groups
  * @max_mcast_qp_attach: most QPs of one multicast group
  * @max_total_mcast_qp_attach: most attachments in all groups
@@ -219,6 +226,9 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_RESIZE_SRQ	= 39,
 	/* with VIRTIO_RDMA_F_REREG_MR */
 	VIRTIO_RDMA_CMD_REREG_MR	= 40,
+	/* with VIRTIO_RDMA_F_MW */
+	VIRTIO_RDMA_CMD_ALLOC_MW	= 41,
+	VIRTIO_RDMA_CMD_DEALLOC_MW	= 42,
 	/* with VIRTIO_RDMA_F_MCAST */
 	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 44,
 	VIRTIO_RDMA_CMD_DETACH_MCAST	= 45,
@@ -433,6 +443,41 @@ struct virtio_rdma_cmd_rereg_mr {
 
 struct virtio_rdma_cmd_dereg_mr {
 	__le32 mrn;
+};
+
+/* ALLOC_MW, DEALLOC_MW (VIRTIO_RDMA_F_MW) */
+
+/* enum ib_mw_type; type 2 is 2B, bound to a QP */
+enum virtio_rdma_mw_type {
+	VIRTIO_RDMA_MW_TYPE_1	= 1,
+	VIRTIO_RDMA_MW_TYPE_2	= 2,
+};
+
+/**
+ * struct virtio_rdma_cmd_alloc_mw - create a memory window, not bound yet
+ * @pdn: the PD
+ * @type: enum virtio_rdma_mw_type
+ */
+struct virtio_rdma_cmd_alloc_mw {
+	__le32 pdn;
+	__u8   type;
+	__u8   reserved_05[3];
+};
+
+/**
+ * struct virtio_rdma_rsp_alloc_mw - the window
+ * @mwn: its number
+ * @rkey: its key, which gives access to nothing before the window is bound. The
+ *	low 8 bits change with each BIND_MW, the others stay as long as the
+ *	window.
+ */
+struct virtio_rdma_rsp_alloc_mw {
+	__le32 mwn;
+	__le32 rkey;
+};
+
+struct virtio_rdma_cmd_dealloc_mw {
+	__le32 mwn;
 };
 
 /* Queue pairs: QP number q is virtqueues 1 + N + 2 * (q - 1) and the next */
@@ -886,6 +931,7 @@ enum virtio_rdma_wr_opcode {
 	VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP	= 5,
 	VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD	= 6,
 	VIRTIO_RDMA_WR_LOCAL_INV		= 7,
+	VIRTIO_RDMA_WR_BIND_MW			= 8,
 	VIRTIO_RDMA_WR_SEND_WITH_INV		= 9,
 	VIRTIO_RDMA_WR_RDMA_READ_WITH_INV	= 11,
 	VIRTIO_RDMA_WR_REG_MR			= 0x20,
@@ -1245,6 +1291,35 @@ struct virtio_rdma_ring_reg_wqe {
 	__le64 iova;
 	__le64 pages;
 	__le64 length;
+};
+
+/**
+ * struct virtio_rdma_ring_bind_wqe - BIND_MW in the ring of an RC or UC QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: VIRTIO_RDMA_WR_BIND_MW
+ * @num_sge: zero
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @access: VIRTIO_RDMA_ACCESS_* of those who have the new key; with
+ *	ZERO_BASED (type 2) they name the first byte 0
+ * @mw_rkey: key of the window; the low 8 bits do not count
+ * @new_rkey: its key from now on; the upper 24 bits are those of @mw_rkey
+ * @addr: address of the first byte in the MR
+ * @length: bytes; 0 takes the window from its MR (type 1)
+ * @lkey: key of the MR; of no account if @length is 0
+ * @reserved_2c: zero
+ */
+struct virtio_rdma_ring_bind_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	__le32 access;
+	__le32 mw_rkey;
+	__le32 new_rkey;
+	__le64 addr;
+	__le64 length;
+	__le32 lkey;
+	__le32 reserved_2c;
 };
 
 /**

@@ -138,6 +138,8 @@ pub(crate) type Xrcd<D> = Object<bindings::ib_xrcd, <D as Driver>::Xrcd>;
 pub(crate) type Ah<D> = Object<bindings::ib_ah, <D as Driver>::Ah>;
 /// A `struct ib_mr`.
 pub(crate) type Mr<D> = Object<bindings::ib_mr, <D as Driver>::Mr>;
+/// A `struct ib_mw`.
+pub(crate) type Mw<D> = Object<bindings::ib_mw, <D as Driver>::Mw>;
 
 /// The context of a program that has opened the device.
 pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
@@ -518,12 +520,14 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     /// `EINVAL` if it is not for fast registration, `ENOMEM` if there are too many.
     fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result;
 
-    /// Destroys the MR in the device. May sleep. It is dropped afterwards, unless this fails.
+    /// Destroys the MR, which is in `pd`, in the device. May sleep. It is dropped afterwards, unless
+    /// this fails.
     ///
     /// # Errors
     ///
-    /// What the device says; the object then lives on.
-    fn dereg(&self) -> Result;
+    /// `EBUSY` if a memory window is bound to it, or what else the device says; the object then
+    /// lives on.
+    fn dereg(&self, pd: &Pd<D>) -> Result;
 
     /// The local and the remote key.
     fn keys(&self) -> (u32, u32);
@@ -534,6 +538,27 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     ///
     /// `EMSGSIZE`.
     fn details(&self, details: &mut Details<'_>) -> Result;
+}
+
+/// A memory window, which programs bind.
+pub(crate) trait MemoryWindow<D: Driver>: Sized + Send + Sync {
+    /// Creates a window of this type (`enum ib_mw_type`), not bound yet. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has none, or what the device says.
+    fn alloc(pd: &Pd<D>, mw_type: u32) -> Result<Self>;
+
+    /// Destroys the window, which is in `pd`, in the device, bound or not. May sleep. It is dropped
+    /// afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn dealloc(&self, pd: &Pd<D>) -> Result;
+
+    /// The key that the window begins with.
+    fn key(&self) -> u32;
 }
 
 impl<T> Object<bindings::ib_cq, T> {

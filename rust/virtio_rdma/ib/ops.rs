@@ -24,7 +24,9 @@ use super::{
     Driver,
     GidAttr,
     MemoryRegion,
+    MemoryWindow,
     Mr,
+    Mw,
     Pd,
     ProtectionDomain,
     Qp,
@@ -112,6 +114,8 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         alloc_mr: Some(alloc_mr::<D>),
         map_mr_sg: Some(map_mr_sg::<D>),
         dereg_mr: Some(dereg_mr::<D>),
+        alloc_mw: Some(alloc_mw::<D>),
+        dealloc_mw: Some(dealloc_mw::<D>),
         attach_mcast: Some(attach_mcast::<D>),
         detach_mcast: Some(detach_mcast::<D>),
         process_mad: Some(mad::process_mad::<D>),
@@ -122,6 +126,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         get_hw_stats: Some(stats::get_hw_stats::<D>),
         size_ib_ah: Ah::<D>::SIZE,
         size_ib_cq: Cq::<D>::SIZE,
+        size_ib_mw: Mw::<D>::SIZE,
         size_ib_pd: Pd::<D>::SIZE,
         size_ib_qp: Qp::<D>::SIZE,
         size_ib_srq: Srq::<D>::SIZE,
@@ -1070,10 +1075,50 @@ unsafe extern "C" fn dereg_mr<D: Driver>(
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
-        unsafe { Mr::<D>::from_raw(raw) }.dereg()?;
+        // SAFETY: By the contract of this module; the core has set the MR's PD.
+        let (mr, pd) = unsafe { (Mr::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
+        mr.dereg(pd)?;
         // SAFETY: It is from `new_mr`.
         drop(unsafe { KBox::from_raw(raw.cast::<Mr<D>>()) });
+        Ok(0)
+    })
+}
+
+/// The operation `alloc_mw`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn alloc_mw<D: Driver>(
+    raw: *mut bindings::ib_mw,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: By the contract of this module; the core has set PD and type.
+    let (pd, mw_type) = unsafe { (Pd::<D>::from_raw((*raw).pd), (*raw).type_) };
+    from_result(|| {
+        let data = D::Mw::alloc(pd, mw_type)?;
+        let key = data.key();
+        // SAFETY: The core allocated `size_ib_mw` bytes, of which only its own are initialised.
+        unsafe {
+            Mw::<D>::write(raw, data);
+            (*raw).rkey = key;
+        }
+        Ok(0)
+    })
+}
+
+/// The operation `dealloc_mw`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn dealloc_mw<D: Driver>(raw: *mut bindings::ib_mw) -> c_int {
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        let (mw, pd) = unsafe { (Mw::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
+        mw.dealloc(pd)?;
+        // SAFETY: The core frees the memory next.
+        unsafe { Mw::<D>::drop_data(raw) };
         Ok(0)
     })
 }

@@ -16,7 +16,7 @@ import sys
 import time
 
 import uverbs
-from uverbs import ERR, POST_RECV, POST_SEND, POST_SRQ_RECV, RESET, STATE, address, zeros
+from uverbs import ALL_ACCESS, ERR, MW_BIND, POST_RECV, POST_SEND, POST_SRQ_RECV, RESET, STATE, address, zeros
 
 # Sizes of the rings: depth, stride and offset of each, as the driver is told.
 SQ, RQ, REGION = (16, 128, 256), (16, 128, 2304), 8192
@@ -28,10 +28,12 @@ SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
 SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
 WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
-LOCAL_INV, SEND_INV, REG_MR = 7, 9, 32
+LOCAL_INV, BIND_MW, SEND_INV, REG_MR = 7, 8, 9, 32
 SIGNALED, INLINED = 2, 8
+# Of enum ib_access_flags, what a window may have.
+WINDOW_ACCESS, ZERO_BASED = ALL_ACCESS | MW_BIND | 1 << 20, 1 << 5
 # Of enum ib_wc_status.
-QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR = 2, 6, 9
+SUCCESS, QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR = 0, 2, 6, 9, 10
 
 
 def ordered(memory, at, value):
@@ -392,6 +394,52 @@ def keys(program):
         program.again()
 
 
+def windows(program):
+    """Windows of its own that it binds to anything, and uses for anything."""
+    rng, victim, verbs = program.rng, program.order["victim"], program.verbs
+    begin = address(program.data)
+    lkey, _ = verbs.reg_mr(program.pd, begin, MEMORY, ALL_ACCESS | MW_BIND)
+    own = {kind: verbs.alloc_mw(program.pd, kind) for kind in (1, 2)}
+    taken = 0
+    for _ in program.rounds():
+        qp, peer = program.qps
+        kind = rng.choice((1, 2))
+        handle, window = own[kind]
+        key = rng.choice((window, window, window, victim["rkey"], victim["lkey"], program.rkey, rng.getrandbits(32)))
+        new = key & ~0xff | rng.getrandbits(8) if rng.random() < 0.9 else rng.getrandbits(32)
+        access = rng.choice((14, 14, 15, rng.getrandbits(32)))
+        region = rng.choice((lkey, lkey, lkey, program.lkey, victim["lkey"], victim["rkey"], window,
+                             rng.getrandbits(32)))
+        place = rng.choice((begin, begin, begin + MEMORY - 4, victim["address"], victim["canary"],
+                            rng.getrandbits(64)))
+        length = rng.choice((8, 8, 8, 4096, 0, 1 << 63, (1 << 64) - 1))
+        within = region == lkey and place >= begin and 0 < length <= begin + MEMORY - place
+        flags = WINDOW_ACCESS | (ZERO_BASED if kind == 2 else 0)
+        right = (key == window and new >> 8 == key >> 8 and not access & ~flags and
+                 (within or length == 0 and kind == 1))
+        qp.post_send(struct.pack("<QBBHIIIQQII", 1, BIND_MW, 0, SIGNALED, access, key, new, place, length, region, 0))
+        qp.ring()
+        status = program.completion(taken)
+        if status != (SUCCESS if right else MW_BIND_ERR):
+            what = " ".join(map(hex, (key, new, access, region, place, length)))
+            sys.exit(f"type {kind}: {'right' if right else 'wrong'}, status {status}: {what}")
+        taken += 1
+        if right:
+            # By its peer, which names the victim's memory with the window's key.
+            there = rng.choice((victim["address"], victim["canary"], begin + MEMORY, place + length))
+            peer.post_send(program.wqe(opcode=rng.choice((WRITE, READ)), remote=(there, new),
+                                       sges=[struct.pack("<QII", begin, 64, program.lkey)]))
+            peer.ring()
+            status = program.completion(taken)
+            if status != REM_ACCESS_ERR:
+                sys.exit(f"a window let its peer to {there:#x}: {status}")
+            taken += 1
+        verbs.dealloc_mw(handle)
+        own[kind] = verbs.alloc_mw(program.pd, kind)
+        ordered(program.cq_memory, CONSUMER, taken)
+        program.again()
+
+
 def other_peer(program):
     """A QP that says it is connected to the victim's, which is connected to another."""
     qp = program.qps[0]
@@ -447,8 +495,8 @@ def until_killed(program):
         time.sleep(0)
 
 
-WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, other_peer,
-        shared, until_killed)
+WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, windows,
+        other_peer, shared, until_killed)
 
 
 def main():

@@ -8,11 +8,12 @@ import os
 import struct
 
 GET_CONTEXT, ALLOC_PD, REG_MR, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 9, 18, 19, 20, 21
+ALLOC_MW, DEALLOC_MW = 14, 16
 CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
 CREATE_SRQ, DESTROY_SRQ, POST_SRQ_RECV = 32, 35, 36
 QPT_RC, QPT_UD = 2, 4
 PATH_KERNEL, PATH_RINGS = 0, 1
-ALL_ACCESS = 15
+ALL_ACCESS, MW_BIND = 15, 16
 # enum ibv_qp_state, and what each step on the way to RTS names (enum ibv_qp_attr_mask).
 RESET, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6
 STATE = 1
@@ -64,6 +65,14 @@ class Uverbs:
         body = struct.pack("QQQII", start, length, start, pd, access)
         _, lkey, rkey = struct.unpack("III", self.command(REG_MR, body, 12))
         return lkey, rkey
+
+    def alloc_mw(self, pd, kind):
+        """A memory window of a type; its handle and its key."""
+        return struct.unpack("II", self.command(ALLOC_MW, struct.pack("IB3x", pd, kind), 8))
+
+    def dealloc_mw(self, window):
+        """Deallocates a memory window."""
+        self.command(DEALLOC_MW, struct.pack("I", window))
 
     def create_cq(self, cqe, driver, vector=0):
         """A CQ; its handle and its size."""

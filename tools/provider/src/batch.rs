@@ -12,6 +12,7 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     lock::Guard,
+    mw::Bind,
     object::{Qp, Ref},
     qp::{self, Limits, Rings},
     ring::Writer,
@@ -70,6 +71,15 @@ impl<'a> Batch<'a> {
         self.attempt(|batch| {
             let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
             open.set_remote_srqn(remote_srqn);
+            Ok(())
+        });
+    }
+
+    /// The rest of ibv_wr_bind_mw(3): what is to be bound, or why nothing is.
+    pub fn set_bind(&mut self, bind: Result<Bind>) {
+        self.attempt(|batch| {
+            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_bind(bind?);
             Ok(())
         });
     }

@@ -256,6 +256,30 @@ pub fn dereg_mr(mr: Ref<'_, verbs_mr>) -> Result {
     Errno::check(unsafe { ibv_cmd_dereg_mr(mr.as_ptr()) })
 }
 
+/// Allocates a memory window and fills in `mw`.
+pub fn alloc_mw(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type, mw: Ref<'_, ibv_mw>) -> Result {
+    let mut cmd = ibv_alloc_mw::default();
+    let mut resp = ib_uverbs_alloc_mw_resp::default();
+    // SAFETY: the buffers have the sizes given.
+    Errno::check(unsafe {
+        ibv_cmd_alloc_mw(
+            pd.as_ptr(),
+            mw_type,
+            mw.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Deallocates a memory window.
+pub fn dealloc_mw(mw: Ref<'_, ibv_mw>) -> Result {
+    // SAFETY: `mw` is a live window.
+    Errno::check(unsafe { ibv_cmd_dealloc_mw(mw.as_ptr()) })
+}
+
 /// Creates an address handle in the kernel and fills in `ah`; answers its
 /// address vector, or zeros if the driver keeps it.
 pub fn create_ah(

@@ -217,6 +217,7 @@ fn is_known(opcode: u8) -> bool {
             | IBV_WC_COMP_SWAP
             | IBV_WC_FETCH_ADD
             | IBV_WC_LOCAL_INV
+            | IBV_WC_BIND_MW
             | IBV_WC_RECV
             | IBV_WC_RECV_RDMA_WITH_IMM
     )
@@ -446,7 +447,8 @@ mod tests {
             (12, 99, IBV_WC_RETRY_EXC_ERR),
             (21, 0, IBV_WC_GENERAL_ERR),
             (255, 0, IBV_WC_GENERAL_ERR),
-            (0, 5, IBV_WC_GENERAL_ERR),
+            (0, 5, IBV_WC_SUCCESS),
+            (0, 7, IBV_WC_GENERAL_ERR),
             (0, 130, IBV_WC_GENERAL_ERR),
             (0, 255, IBV_WC_GENERAL_ERR),
         ] {

@@ -34,6 +34,7 @@ pub mod lock;
 #[cfg(test)]
 mod model;
 pub mod mr;
+mod mw;
 pub mod object;
 pub mod ops;
 pub mod pd;

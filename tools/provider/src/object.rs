@@ -273,6 +273,8 @@ unsafe impl Zeroable for bindings::ibv_ah {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_mr {}
 // SAFETY: as above.
+unsafe impl Zeroable for bindings::ibv_mw {}
+// SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_cq {}
 // SAFETY: as above.
 unsafe impl Zeroable for bindings::verbs_qp {}
@@ -377,6 +379,28 @@ impl<'a> Ref<'a, bindings::ibv_qp> {
     pub fn number(self) -> u32 {
         // SAFETY: the field is initialised, and constant from then on.
         unsafe { (&raw const (*self.as_ptr()).qp_num).read() }
+    }
+}
+
+impl Ref<'_, bindings::ibv_mr> {
+    /// The MR's lkey.
+    pub fn lkey(self) -> u32 {
+        // SAFETY: the field is initialised, and constant from then on.
+        unsafe { (&raw const (*self.as_ptr()).lkey).read() }
+    }
+}
+
+impl Ref<'_, bindings::ibv_mw> {
+    /// The window's key, as the program last set it.
+    pub fn rkey(self) -> u32 {
+        // SAFETY: the field is initialised; who binds a window excludes others.
+        unsafe { (&raw const (*self.as_ptr()).rkey).read() }
+    }
+
+    /// Sets the window's key.
+    pub fn set_rkey(self, rkey: u32) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.as_ptr()).rkey).write(rkey) };
     }
 }
 

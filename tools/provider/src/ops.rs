@@ -15,7 +15,7 @@ use crate::{
     context, cq, cq_ex,
     errno::{Errno, Result, code},
     lock::Threads,
-    mr,
+    mr, mw,
     object::{Ah, Attributes, Cq, Owned, Pd, Qp, Ref, Srq, Td},
     pd::{self, Domain},
     qp,
@@ -65,9 +65,12 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
 
 /// The verbs of the data path where the program has the rings.
 pub static RINGS: verbs_context_ops = verbs_context_ops {
+    alloc_mw: Some(alloc_mw),
+    bind_mw: Some(bind_mw),
     close_xrcd: Some(close_xrcd),
     create_srq: Some(create_srq),
     create_srq_ex: Some(create_srq_ex),
+    dealloc_mw: Some(dealloc_mw),
     destroy_srq: Some(destroy_srq),
     get_srq_num: Some(get_srq_num),
     modify_srq: Some(modify_srq),
@@ -238,6 +241,29 @@ unsafe extern "C" fn rereg_mr(
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: see the head of this file.
     unsafe { destroyed(mr, cmd::dereg_mr) }
+}
+
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
+    // SAFETY: see the head of this file.
+    created(mw::alloc(unsafe { Ref::new(pd) }, mw_type))
+}
+
+unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: see the head of this file.
+    unsafe { destroyed(mw, cmd::dealloc_mw) }
+}
+
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: see the head of this file; the QP is the first member of what
+    // `create_qp` made.
+    let (qp, mw, bind) = unsafe { (Ref::new(qp.cast()), Ref::new(mw), &*bind) };
+    code(mw::bind_request(mw, bind).and_then(|mut wr| {
+        // SAFETY: a list of one, which names what the program does.
+        let list = unsafe { List::new(&mut wr) };
+        qp::post_send(qp, list).map_err(|error| error.errno)?;
+        mw.set_rkey(mw::next_rkey(mw.rkey()));
+        Ok(())
+    }))
 }
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {

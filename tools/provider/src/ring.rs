@@ -345,6 +345,8 @@ unsafe impl Plain for bindings::virtio_rdma_ring_sq_wqe {}
 // SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_ring_xrc_wqe {}
 // SAFETY: as above.
+unsafe impl Plain for bindings::virtio_rdma_ring_bind_wqe {}
+// SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_ring_ud_wqe {}
 // SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_rq_wqe {}

@@ -5,6 +5,7 @@
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    mw::Bind,
     qp::Limits,
     ring::Writer,
     wr::{Request, Single},
@@ -35,12 +36,15 @@ pub const RECV_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 /// Opcodes that a QP's send queue takes, as bits (IBA table 41).
 pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
     const UD: u32 = 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM;
-    const UC: u32 = UD | 1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+    const UC: u32 = UD
+        | 1 << IBV_WR_RDMA_WRITE
+        | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
+        | 1 << IBV_WR_LOCAL_INV
+        | 1 << IBV_WR_BIND_MW;
     const RC: u32 = UC
         | 1 << IBV_WR_RDMA_READ
         | 1 << IBV_WR_ATOMIC_CMP_AND_SWP
         | 1 << IBV_WR_ATOMIC_FETCH_AND_ADD
-        | 1 << IBV_WR_LOCAL_INV
         | 1 << IBV_WR_SEND_WITH_INV;
     match qp_type {
         IBV_QPT_RC | IBV_QPT_XRC_SEND => RC,
@@ -71,6 +75,12 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
         return Err(Errno::EINVAL);
     }
     let sges = request.sges(limits.max_send_sge)?;
+    if wr.opcode == IBV_WR_BIND_MW {
+        if !sges.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        return entry.put(binding(wr, request.bind()?));
+    }
     let data = data(sges, inline.then_some(limits.max_inline_data))?;
     match limits.qp_type {
         IBV_QPT_UD => {
@@ -163,6 +173,22 @@ fn extended(
     }
 }
 
+/// The entry of a BIND_MW.
+fn binding(wr: &ibv_send_wr, bind: Bind) -> virtio_rdma_ring_bind_wqe {
+    virtio_rdma_ring_bind_wqe {
+        wr_id: wr.wr_id.to_le(),
+        opcode: wr.opcode as u8,
+        send_flags: (wr.send_flags as u16).to_le(),
+        access: bind.access.to_le(),
+        mw_rkey: bind.mw_rkey.to_le(),
+        new_rkey: bind.new_rkey.to_le(),
+        addr: bind.addr.to_le(),
+        length: bind.length.to_le(),
+        lkey: bind.lkey.to_le(),
+        ..Default::default()
+    }
+}
+
 /// The header of an entry of a UD QP.
 fn datagram(
     request: &Request<'_, ibv_send_wr>,
@@ -195,6 +221,7 @@ pub struct Open {
     data: Option<Data>,
     av: Option<virtio_rdma_av>,
     remote_srqn: Option<u32>,
+    bind: Option<Bind>,
 }
 
 impl Open {
@@ -212,7 +239,7 @@ impl Open {
         // Which setter is called says that.
         let send_flags = wr.send_flags & !IBV_SEND_INLINE;
         let single = Single::new(ibv_send_wr { send_flags, ..wr });
-        Ok(Self { single, data: None, av: None, remote_srqn: None })
+        Ok(Self { single, data: None, av: None, remote_srqn: None, bind: None })
     }
 
     /// The destination of a datagram.
@@ -224,6 +251,11 @@ impl Open {
     /// The SRQ of a message of an XRC initiator.
     pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
         self.remote_srqn = Some(remote_srqn);
+    }
+
+    /// What is to be bound.
+    pub fn set_bind(&mut self, bind: Bind) {
+        self.bind = Some(bind);
     }
 
     /// An SGE list as data.
@@ -277,9 +309,15 @@ impl Open {
     ///
     /// # Errors
     ///
-    /// EINVAL for a datagram without a destination, or a message of an XRC initiator
-    /// without an SRQ.
+    /// EINVAL for a datagram without a destination, a message of an XRC initiator
+    /// without an SRQ, or a BIND_MW with data.
     pub fn close(self, limits: &Limits, mut entry: Writer<'_>) -> Result {
+        if let Some(bind) = self.bind {
+            if self.data.is_some() {
+                return Err(Errno::EINVAL);
+            }
+            return entry.put(binding(self.single.request().wr(), bind));
+        }
         let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
         let request = self.single.request();
         match limits.qp_type {
@@ -413,16 +451,17 @@ mod tests {
 
     #[test]
     fn opcodes_of_each_type() {
-        let ah = ah();
+        let (ah, mw) = (ah(), mw(9));
         for (qp_type, allowed) in [
-            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 9][..]),
-            (IBV_QPT_XRC_SEND, &[0, 1, 2, 3, 4, 5, 6, 7, 9]),
-            (IBV_QPT_UC, &[0, 1, 2, 3]),
+            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
+            (IBV_QPT_XRC_SEND, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (IBV_QPT_UC, &[0, 1, 2, 3, 7, 8]),
             (IBV_QPT_UD, &[2, 3]),
         ] {
             for opcode in (0..40).chain([u32::MAX]) {
                 let mut wr = wr(opcode, 0, &mut []);
                 wr.wr.ud.ah = ah.as_ref().verbs().as_ptr();
+                wr.__bindgen_anon_2.bind_mw = unbind(&mw);
                 let limits = Limits { qp_type, ..LIMITS };
                 assert_eq!(refused(&limits, wr), !allowed.contains(&opcode), "{opcode}");
             }
@@ -458,6 +497,54 @@ mod tests {
         av.dgid = [5; 16];
         av.dmac = [1, 2, 3, 4, 5, 6];
         Blank::<ibv_ah, ah::Private>::new().unwrap().finish(ah::Private { av })
+    }
+
+    fn mw(rkey: u32) -> Owned<ibv_mw> {
+        let mw: Owned<ibv_mw> = Owned::zeroed().unwrap();
+        mw.as_ref().set_rkey(rkey);
+        mw
+    }
+
+    fn unbind(mw: &Owned<ibv_mw>) -> ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        let bind_info = ibv_mw_bind_info::default();
+        ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: mw.as_ref().as_ptr(), rkey: 5, bind_info }
+    }
+
+    #[test]
+    fn bind_names_window_and_region() {
+        let mw = mw(0x1234);
+        let mut mr = ibv_mr { lkey: 77, ..Default::default() };
+        let mut request = wr(IBV_WR_BIND_MW, IBV_SEND_SIGNALED, &mut []);
+        let mut bind = unbind(&mw);
+        bind.rkey = 0x1235;
+        bind.bind_info = ibv_mw_bind_info {
+            mr: &raw mut mr,
+            addr: 7 << 33,
+            length: 6 << 32,
+            mw_access_flags: IBV_ACCESS_REMOTE_READ,
+        };
+        request.__bindgen_anon_2.bind_mw = bind;
+        let entry = Entry::send(&LIMITS, &mut request).unwrap();
+        let wqe: virtio_rdma_ring_bind_wqe = entry.read(0);
+        assert_eq!((wqe.wr_id, wqe.opcode, wqe.num_sge), (request.wr_id, 8, 0));
+        assert_eq!((wqe.send_flags, wqe.access), (2, IBV_ACCESS_REMOTE_READ));
+        assert_eq!((wqe.mw_rkey, wqe.new_rkey, wqe.lkey), (0x1234, 0x1235, 77));
+        assert_eq!((wqe.addr, wqe.length), (7 << 33, 6 << 32));
+
+        let mut sges = [ibv_sge { addr: 0, length: 8, lkey: 0 }];
+        let mut with_data = wr(IBV_WR_BIND_MW, 0, &mut sges);
+        with_data.__bindgen_anon_2.bind_mw = bind;
+        assert!(refused(&LIMITS, with_data));
+        request.send_flags = IBV_SEND_INLINE;
+        assert!(refused(&LIMITS, request));
+        request.send_flags = 0;
+        bind.bind_info.mr = std::ptr::null_mut();
+        request.__bindgen_anon_2.bind_mw = bind;
+        assert!(refused(&LIMITS, request));
+        bind.mw = std::ptr::null_mut();
+        bind.bind_info.length = 0;
+        request.__bindgen_anon_2.bind_mw = bind;
+        assert!(refused(&LIMITS, request));
     }
 
     #[test]

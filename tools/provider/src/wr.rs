@@ -9,6 +9,7 @@
 use crate::{
     bindings::{self, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge},
     errno::{Errno, Result},
+    mw::Bind,
     object::{Ah, Ref},
     ring::Writer,
 };
@@ -209,6 +210,20 @@ impl<'a> Request<'a, ibv_send_wr> {
         unsafe { self.wr.__bindgen_anon_1.invalidate_rkey }
     }
 
+    /// The window of a request that binds one, and what to.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL without a window, or for bytes of no MR.
+    pub fn bind(&self) -> Result<Bind> {
+        // SAFETY: of a request with this opcode, that is what the union has:
+        // ibv_post_send(3).
+        let bind = unsafe { self.wr.__bindgen_anon_2.bind_mw };
+        // SAFETY: the program names a live window and MR, which may be null if
+        // there are no bytes.
+        unsafe { named_bind(bind.mw, bind.rkey, &bind.bind_info) }
+    }
+
     /// The address handle of a request on a UD QP.
     pub fn ah(&self) -> Option<Ref<'a, Ah>> {
         let ah = self.ud().ah;
@@ -231,6 +246,29 @@ impl<'a> Request<'a, ibv_send_wr> {
             unsafe { entry.put_bytes(from, sge.length as usize) }
         })
     }
+}
+
+/// The binding of the window at `mw`.
+///
+/// # Errors
+///
+/// EINVAL without a window, or for bytes of no MR.
+///
+/// # Safety
+///
+/// `mw` and `info.mr` each point to a live object, or are null.
+pub unsafe fn named_bind(
+    mw: *mut bindings::ibv_mw,
+    new_rkey: u32,
+    info: &bindings::ibv_mw_bind_info,
+) -> Result<Bind> {
+    // SAFETY: by the contract of this function.
+    let (mw, mr) = unsafe { (Ref::optional(mw), Ref::optional(info.mr)) };
+    let mw = mw.ok_or(Errno::EINVAL)?;
+    if mr.is_none() && info.length != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Bind::new(mw, new_rkey, mr, info))
 }
 
 /// Why a list was not posted to its end.

@@ -11,7 +11,7 @@ use crate::{
     bindings::*,
     errno::{Errno, code},
     object::{Ah, Qp, Ref},
-    wr::{Atomic, Rdma},
+    wr::{Atomic, Rdma, named_bind},
 };
 use core::{
     ffi::{c_int, c_void},
@@ -22,7 +22,7 @@ use core::{
 type Operands = ibv_send_wr__bindgen_ty_2;
 
 /// The builders: what a program asks for at creation, and what it may post then.
-const BUILDERS: [(u32, ibv_wr_opcode); 7] = [
+const BUILDERS: [(u32, ibv_wr_opcode); 10] = [
     (IBV_QP_EX_WITH_SEND, IBV_WR_SEND),
     (IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM),
     (IBV_QP_EX_WITH_RDMA_WRITE, IBV_WR_RDMA_WRITE),
@@ -30,6 +30,9 @@ const BUILDERS: [(u32, ibv_wr_opcode); 7] = [
     (IBV_QP_EX_WITH_RDMA_READ, IBV_WR_RDMA_READ),
     (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP),
     (IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD),
+    (IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV),
+    (IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW),
+    (IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV),
 ];
 
 /// The `IBV_QP_EX_WITH_*` of the builders whose opcodes, as bits, a QP has.
@@ -54,11 +57,14 @@ pub unsafe fn install(qp: Ref<'_, Qp>) {
         let ex = verbs.cast::<ibv_qp_ex>();
         (*ex).wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
         (*ex).wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+        (*ex).wr_bind_mw = Some(wr_bind_mw);
+        (*ex).wr_local_inv = Some(wr_local_inv);
         (*ex).wr_rdma_read = Some(wr_rdma_read);
         (*ex).wr_rdma_write = Some(wr_rdma_write);
         (*ex).wr_rdma_write_imm = Some(wr_rdma_write_imm);
         (*ex).wr_send = Some(wr_send);
         (*ex).wr_send_imm = Some(wr_send_imm);
+        (*ex).wr_send_inv = Some(wr_send_inv);
         (*ex).wr_set_ud_addr = Some(wr_set_ud_addr);
         (*ex).wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
         (*ex).wr_set_inline_data = Some(wr_set_inline_data);
@@ -98,19 +104,19 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Batch<'_>)) {
     }
 }
 
-/// Begins a work request.
+/// Begins a work request; `ex` is immediate data or a key to invalidate.
 ///
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, imm_data: u32, wr: Operands) {
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, ex: u32, wr: Operands) {
     // SAFETY: the program has set both, and does not write to them now.
     let (wr_id, send_flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     let wr = ibv_send_wr {
         wr_id,
         opcode,
         send_flags,
-        __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 { imm_data },
+        __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 { imm_data: ex },
         wr,
         ..Default::default()
     };
@@ -201,6 +207,30 @@ unsafe extern "C" fn wr_atomic_fetch_add(
     let atomic = Atomic { remote_addr, compare_add: add, swap: 0, rkey };
     // SAFETY: see the head of this file.
     unsafe { begin(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, Operands { atomic }) };
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    // SAFETY: see the head of this file.
+    unsafe { begin(qp, IBV_WR_LOCAL_INV, invalidate_rkey, nothing()) };
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
+    // SAFETY: see the head of this file.
+    unsafe { begin(qp, IBV_WR_SEND_WITH_INV, invalidate_rkey, nothing()) };
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    bind_info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: see the head of this file.
+    unsafe { begin(qp, IBV_WR_BIND_MW, 0, nothing()) };
+    // SAFETY: the program names a live window and MR, and lends the structure.
+    let bind = unsafe { named_bind(mw, rkey, &*bind_info) };
+    // SAFETY: see the head of this file.
+    unsafe { with(qp, |batch| batch.set_bind(bind)) };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(

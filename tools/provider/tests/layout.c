@@ -112,6 +112,15 @@ int main(void)
 	OFFSET(virtio_rdma_ring_sq_wqe, swap);
 	SIZE(virtio_rdma_ring_xrc_wqe);
 	OFFSET(virtio_rdma_ring_xrc_wqe, remote_srqn);
+	SIZE(virtio_rdma_ring_bind_wqe);
+	OFFSET(virtio_rdma_ring_bind_wqe, mw_rkey);
+	OFFSET(virtio_rdma_ring_bind_wqe, lkey);
+	SIZE(ibv_mw);
+	OFFSET(ibv_mw, rkey);
+	SIZE(ibv_mw_bind);
+	OFFSET(ibv_mw_bind, bind_info);
+	SIZE(ibv_mw_bind_info);
+	OFFSET(ibv_mw_bind_info, mw_access_flags);
 	SIZE(virtio_rdma_ring_ud_wqe);
 	OFFSET(virtio_rdma_ring_ud_wqe, remote_qpn);
 	OFFSET(virtio_rdma_ring_ud_wqe, av);

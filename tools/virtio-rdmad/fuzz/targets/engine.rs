@@ -43,11 +43,12 @@ const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_READ
     | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 /// Send opcodes that name a key to register or to invalidate.
-const MEMORY_MANAGEMENT: [u32; 4] = [
+const MEMORY_MANAGEMENT: [u32; 5] = [
     VIRTIO_RDMA_WR_REG_MR,
     VIRTIO_RDMA_WR_LOCAL_INV,
     VIRTIO_RDMA_WR_SEND_WITH_INV,
     VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+    VIRTIO_RDMA_WR_BIND_MW,
 ];
 /// What the peer's memory is full of where nobody else may read.
 const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
@@ -245,6 +246,12 @@ fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec
         (entry.iova, entry.pages, entry.length) = (reg.iova, reg.pages, reg.length);
         return entry.as_bytes().to_vec();
     }
+    if wqe.opcode == VIRTIO_RDMA_WR_BIND_MW {
+        let mut entry = virtio_rdma_ring_bind_wqe::read_from_prefix(wr).expect("it fits").0;
+        let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_bind_wqe, access)];
+        entry.as_mut_bytes()[..common.len()].copy_from_slice(common);
+        return entry.as_bytes().to_vec();
+    }
     if kind == VIRTIO_RDMA_QPT_UD {
         let datagram = WrUd::read_from_prefix(wr).expect("a union of this size").0;
         let common = &header.as_bytes()[..offset_of!(virtio_rdma_ring_sq_wqe, rkey)];
@@ -373,6 +380,7 @@ impl World {
             250.. => (VIRTIO_RDMA_CMD_CREATE_RING_QP as u8, true),
             byte @ 246.. => (VIRTIO_RDMA_CMD_ALLOC_XRCD as u8 + byte % 2, false),
             byte @ 230.. => (VIRTIO_RDMA_CMD_CREATE_SRQ as u8 + byte % 5, false),
+            byte @ 222.. => (VIRTIO_RDMA_CMD_ALLOC_MW as u8 + byte % 2, false),
             byte if byte % 23 < 20 => (byte % 23, false),
             byte => (byte % 23 - 20 + VIRTIO_RDMA_CMD_CREATE_RING_CQ as u8, false),
         };
@@ -384,6 +392,9 @@ impl World {
             VIRTIO_RDMA_CMD_CREATE_CQ => bytes.extend(handle.wrapping_mul(8).as_bytes()),
             VIRTIO_RDMA_CMD_GET_DMA_MR => bytes.extend([handle, access].as_bytes()),
             VIRTIO_RDMA_CMD_CREATE_MR => bytes.extend([handle, 0, 2].as_bytes()),
+            VIRTIO_RDMA_CMD_ALLOC_MW => {
+                bytes.extend([self.ends[0].pdn, u32::from(1 + program.u8() % 3)].as_bytes());
+            }
             VIRTIO_RDMA_CMD_REG_USER_MR => bytes.extend(self.mr_request(program, access)),
             VIRTIO_RDMA_CMD_CREATE_QP => {
                 let request = qp_request(self.ends[0].pdn, handle as u16, 1 + handle % 4);
@@ -536,6 +547,13 @@ impl World {
         {
             self.ends[0].keys.push(mr.lkey);
         }
+        if let (Some(VIRTIO_RDMA_CMD_ALLOC_MW), 0, Ok((window, _))) = (
+            bytes.first().copied().map(u32::from),
+            reply[0],
+            virtio_rdma_rsp_alloc_mw::read_from_prefix(&reply[1..]),
+        ) {
+            self.ends[0].keys.push(window.rkey);
+        }
         if reply[0] == 0 {
             self.learn(&bytes, &reply[1..]);
         }
@@ -591,7 +609,7 @@ impl World {
         let opcode = match program.u8() {
             255 if who == 0 => program.u32(),
             // The peer's keys are its own.
-            small @ 235..=254 if who == 0 => MEMORY_MANAGEMENT[usize::from(small % 4)],
+            small @ 235..=254 if who == 0 => MEMORY_MANAGEMENT[usize::from(small % 5)],
             small => u32::from(small % 7),
         };
         let sges = self.sges(who, program);
@@ -610,12 +628,16 @@ impl World {
                 WrAtomic { remote_addr, compare_add, swap, rkey, reserved_1c: 0 }.as_bytes().into()
             }
             VIRTIO_RDMA_WR_REG_MR => Self::registration(rkey, program).as_bytes().to_vec(),
+            VIRTIO_RDMA_WR_BIND_MW => self.binding(rkey, program).as_bytes().to_vec(),
             _ => WrRdma { remote_addr, rkey, reserved_0c: 0 }.as_bytes().to_vec(),
         };
         let choice = program.u8();
         let flags = VIRTIO_RDMA_SEND_SIGNALED | u32::from(choice & 5);
         let mut header = send_header(self.wr_id, opcode, flags, &wr);
-        let is_local = matches!(opcode, VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_REG_MR);
+        let is_local = matches!(
+            opcode,
+            VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_BIND_MW
+        );
         let sges = if is_local { Vec::new() } else { sges };
         if MEMORY_MANAGEMENT.contains(&opcode) {
             header.ex = rkey;
@@ -642,6 +664,16 @@ impl World {
         let (iova, length) = (Self::addr(program), program.pick(&[0x2000, 0x1000, 1, 0]));
         let npages = ((iova % 0x1000 + length).div_ceil(0x1000)) as u32;
         WrReg { mrn: 0, key, access, npages, pages, iova, length }
+    }
+
+    /// A window on any memory; its key stays, so that the program knows it.
+    fn binding(&self, key: u32, program: &mut Program<'_>) -> virtio_rdma_ring_bind_wqe {
+        let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
+        (bind.mw_rkey, bind.new_rkey) = (key, key ^ u32::from(program.u8() / 240));
+        (bind.addr, bind.lkey) = self.place(program);
+        bind.length = Self::length(program).into();
+        bind.access = program.pick(&[0xe, 0xf, 0x2e, 0x2f, 2, 0, u32::MAX]);
+        bind
     }
 
     /// A send work request for whatever queues there are.

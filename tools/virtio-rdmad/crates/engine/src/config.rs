@@ -7,11 +7,12 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
     VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
-    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
+    VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_MEM_WINDOW,
+    VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
     VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_COUNTERS,
     VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST,
-    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC,
-    VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
+    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -69,6 +70,8 @@ pub struct Limits {
     pub inline_data: u16,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows, with rings.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// XRC domains.
@@ -109,6 +112,7 @@ impl Default for Limits {
             ring_cqe: 1 << 18,
             inline_data: 512,
             max_mr: 1 << 18,
+            max_mw: 1 << 16,
             max_pd: 65536,
             max_xrcd: 65536,
             max_mr_size: 2 << 30,
@@ -148,6 +152,7 @@ impl Limits {
         self.ring_cqe = entries(self.ring_cqe, 1 << 22);
         self.inline_data = self.inline_data.min(MAX_INLINE);
         self.max_mr = self.max_mr.clamp(1, 1 << 22);
+        self.max_mw = self.max_mw.clamp(1, 1 << 22);
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
         self.max_xrcd = self.max_xrcd.clamp(1, 1 << 22);
         self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
@@ -164,8 +169,7 @@ pub struct DeviceConfig {
     pub mac: Option<[u8; 6]>,
     /// What the guest may use.
     pub limits: Limits,
-    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it VIRTIO_RDMA_F_SRQ and
-    /// VIRTIO_RDMA_F_XRC.
+    /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it what needs rings.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].
     pub wake: Arc<dyn Wake>,
@@ -347,6 +351,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | u64::from(rings) << VIRTIO_RDMA_F_RINGS
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
         | u64::from(rings) << VIRTIO_RDMA_F_XRC
+        | u64::from(rings) << VIRTIO_RDMA_F_MW
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -411,6 +416,9 @@ pub(crate) fn config_space(
         config.ring_max_qp_wr = limits.ring_wr;
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
+        config.device_cap_flags |=
+            u64::from(VIRTIO_RDMA_CAP_MEM_WINDOW | VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B);
+        config.max_mw = limits.max_mw;
         config.max_srq = limits.max_srq.into();
         config.max_srq_wr = limits.ring_wr;
         config.max_srq_sge = sge;

@@ -27,6 +27,7 @@ use crate::cq::valid_notify_flags;
 use crate::device::Shared;
 use crate::mcast::{is_multicast, Attachments};
 use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
+use crate::mw::MwEntry;
 use crate::qp::QpConfig;
 use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
@@ -133,6 +134,8 @@ pub(crate) struct Control {
     mrs: Slab<MrEntry>,
     /// How many objects belong to each XRC domain; the first has number 1.
     pub xrcds: Slab<u32>,
+    /// Memory windows.
+    pub mws: Slab<MwEntry>,
     /// Upper 24 bits of the keys of regions that are not in memory.
     invalid_keys: HashSet<u32>,
     /// Extents of all regions, and pages of rings.
@@ -159,6 +162,7 @@ impl Control {
             pds: Slab::new(limits.max_pd),
             mrs: Slab::new(limits.max_mr),
             xrcds: Slab::new(limits.max_xrcd),
+            mws: Slab::new(limits.max_mw),
             invalid_keys: HashSet::new(),
             extents: 0,
             next_slot: 1,
@@ -179,9 +183,9 @@ impl Control {
         self.mrs.insert(entry).map_err(|_| Status::NoResource)
     }
 
-    /// How many MRs and PDs there are.
-    pub fn counts(&self) -> (usize, usize) {
-        (self.mrs.len(), self.pds.len())
+    /// How many MRs, memory windows and PDs there are.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.mrs.len(), self.mws.len(), self.pds.len())
     }
 }
 
@@ -290,7 +294,11 @@ impl Shared {
                 | abi::VIRTIO_RDMA_CMD_DESTROY_SRQ
                 | abi::VIRTIO_RDMA_CMD_RESIZE_SRQ
         );
-        if with_rings != self.has_rings() && (with_rings || without) || with_srq && !self.has_srqs()
+        let with_mw =
+            matches!(command, abi::VIRTIO_RDMA_CMD_ALLOC_MW | abi::VIRTIO_RDMA_CMD_DEALLOC_MW);
+        if with_rings != self.has_rings() && (with_rings || without)
+            || with_srq && !self.has_srqs()
+            || with_mw && !self.has_mws()
         {
             return Err(Status::Unsupported);
         }
@@ -330,6 +338,12 @@ impl Shared {
             }
             abi::VIRTIO_RDMA_CMD_DEREG_MR => {
                 exchange(request, reply, |request| self.dereg_mr(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_ALLOC_MW => {
+                exchange(request, reply, |request| self.alloc_mw(control, &request))
+            }
+            abi::VIRTIO_RDMA_CMD_DEALLOC_MW => {
+                exchange(request, reply, |request| self.dealloc_mw(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_CREATE_QP => {
                 exchange(request, reply, |request| self.create_qp(control, &request))
@@ -587,6 +601,9 @@ impl Shared {
         if matches!(attributes.backing, Backing::Dma) || *flags == 0 || flags & !REREG != 0 {
             return Err(Status::Invalid);
         }
+        if self.is_windowed(attributes.key) {
+            return Err(Status::Busy);
+        }
         let (mut after, old_pdn) = (attributes.clone(), attributes.pdn);
         let old_extents = live.as_ref().map_or(0, |mr| mr.extents());
         if flags & VIRTIO_RDMA_REREG_PD != 0 {
@@ -691,6 +708,11 @@ impl Shared {
         control: &mut Control,
         request: &virtio_rdma_cmd_dereg_mr,
     ) -> Result<(), Status> {
+        if let Some(MrEntry::Fixed { attributes, .. }) = control.mrs.get(request.mrn) {
+            if self.is_windowed(attributes.key) {
+                return Err(Status::Busy);
+            }
+        }
         let (pdn, live) = match control.mrs.remove(request.mrn).ok_or(Status::NoObject)? {
             MrEntry::Fixed { attributes, live } => {
                 write(&self.keys).remove(attributes.key);
@@ -734,7 +756,8 @@ impl Shared {
                 mr.retire();
             }
         }
-        let before = write(&self.keys).remap_fast_regs(memory);
+        let mut before = write(&self.keys).remap_fast_regs(memory);
+        before.extend(write(&self.keys).remap_windows());
         for mr in before {
             mr.retire();
         }
@@ -752,6 +775,7 @@ impl Shared {
             }
         }
         control.mrs.clear();
+        control.mws.clear();
         control.pds.clear();
         control.xrcds.clear();
         control.invalid_keys.clear();
@@ -945,6 +969,7 @@ impl Shared {
         responder.queue.drain();
         responder.queue.remove_ring();
         drop(responder);
+        self.release_windows(slot);
         control.extents -= pages_of(&region);
         if self.has_rings() && slot != 0 {
             control.ring_slots.give_back(slot);

@@ -12,7 +12,7 @@ use abi::{
 
 use crate::device::Shared;
 use crate::mcast::is_multicast;
-use crate::mr::{self, Data, View};
+use crate::mr::{self, Claim, Data, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
 use crate::responder::Received;
@@ -77,7 +77,7 @@ impl Shared {
         local.begin(&**self);
         // Inline data has no SGEs.
         let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
-        let mappings = local.map_sges(&self.keys, sges, config.pdn, 0, 0, wqe.total);
+        let mappings = local.map_sges(&self.keys, sges, Claim::local(config.pdn, 0), 0, wqe.total);
         let Ok(mappings) = mappings else {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
         };
@@ -231,11 +231,10 @@ impl Shared {
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
-        let (access, header_len) = (VIRTIO_RDMA_ACCESS_LOCAL_WRITE, GRH_LEN as u64);
-        let mut map =
-            |from, len| pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ());
-        let header = map(0, header_len)?;
-        let payload = map(header_len, datagram.wqe.total)?;
+        let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
+        let mut map = |from, len| pins.map_sges(&self.keys, sges, claim, from, len).map_err(|_| ());
+        let header = map(0, GRH_LEN as u64)?;
+        let payload = map(GRH_LEN as u64, datagram.wqe.total)?;
         let view = |mappings| View { pins, mappings };
         let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
         mr::write(view(&header), &grh).map_err(|_| ())?;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use abi::{
-    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
-    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_RINGS,
+    VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
     VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
     VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
@@ -203,6 +203,11 @@ impl Shared {
     /// Whether there are extended reliable connections.
     pub fn has_xrc(&self) -> bool {
         self.has_srqs() && self.has(VIRTIO_RDMA_F_XRC)
+    }
+
+    /// Whether there are memory windows.
+    pub fn has_mws(&self) -> bool {
+        self.has_rings() && self.has(VIRTIO_RDMA_F_MW)
     }
 
     /// The numbering of virtqueues that was agreed on.
@@ -805,7 +810,7 @@ impl Device {
     pub fn status(&self) -> DeviceStatus {
         let shared = &self.shared;
         let gids = shared.gids();
-        let (mrs, pds) = lock(&shared.control).counts();
+        let (mrs, mws, pds) = lock(&shared.control).counts();
         DeviceStatus {
             name: shared.name.clone(),
             started: shared.started.load(Ordering::Acquire),
@@ -814,6 +819,7 @@ impl Device {
             srqs: shared.srq_status(),
             cqs: shared.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
             mrs,
+            mws,
             pds,
             counters: Counter::ALL.iter().map(|c| (c.name(), shared.stats.get(*c))).collect(),
         }

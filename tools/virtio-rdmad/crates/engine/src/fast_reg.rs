@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_cmd_create_mr, virtio_rdma_rsp_mr, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR,
+    virtio_rdma_cmd_create_mr, virtio_rdma_rsp_mr, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR,
 };
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
@@ -140,10 +140,22 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends the access that a key gives: no copy by it is under way when this
-    /// returns. Any thread; locks of QPs may be held.
-    pub(crate) fn invalidate(&self, pdn: u32, key: u32, by: Invalidator) -> Result<(), KeyError> {
-        let revoked = write(&self.keys).invalidate(pdn, key, by)?;
+    /// Whether there are keys that work requests invalidate.
+    pub(crate) fn can_invalidate(&self) -> bool {
+        self.has(VIRTIO_RDMA_F_FAST_REG) || self.has_mws()
+    }
+
+    /// Ends the access that a key gives, by a work request at the QP in place `slot`:
+    /// no copy by it is under way when this returns. Any thread; locks of QPs may be
+    /// held.
+    pub(crate) fn invalidate(
+        &self,
+        pdn: u32,
+        slot: u16,
+        key: u32,
+        by: Invalidator,
+    ) -> Result<(), KeyError> {
+        let revoked = write(&self.keys).invalidate(pdn, slot, key, by)?;
         if let Some(mr) = revoked {
             mr.revoke();
         }

@@ -45,6 +45,7 @@ mod hot;
 mod mcast;
 mod modify;
 mod mr;
+mod mw;
 mod pins;
 mod qp;
 mod requester;

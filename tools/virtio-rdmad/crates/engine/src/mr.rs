@@ -16,6 +16,7 @@ use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
 use crate::fast_reg::{FastReg, Invalidator};
+use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
 use crate::sync::lock;
 
@@ -83,7 +84,27 @@ impl Extent {
 /// The same, in addresses of this process.
 enum Map {
     Dma(GuestMemory),
-    Extents(Box<[Extent]>),
+    /// A window has those of its region.
+    Extents(Arc<[Extent]>),
+}
+
+/// On what grounds a key is used.
+#[derive(Clone, Copy)]
+pub(crate) struct Claim {
+    /// Protection domain of the queue that names the key.
+    pub pdn: u32,
+    /// Access that the key must give, `VIRTIO_RDMA_ACCESS_*`.
+    pub access: u32,
+    /// The place of the QP whose peer asks for the access; `None` if the QP's
+    /// owner does.
+    pub qp: Option<u16>,
+}
+
+impl Claim {
+    /// Of the owner of a queue.
+    pub fn local(pdn: u32, access: u32) -> Self {
+        Self { pdn, access, qp: None }
+    }
 }
 
 /// What a region is, apart from where its memory lies.
@@ -149,7 +170,8 @@ impl Gate {
     }
 }
 
-/// A memory region, resolved against one map of guest memory.
+/// A memory region, or a window that is bound to one, resolved against one map of
+/// guest memory.
 ///
 /// It does not change. Whoever copies from or to it pins it for one round of
 /// turns; [`Mr::retire`] waits for these.
@@ -158,7 +180,11 @@ impl Gate {
 /// copies under way only, which take no lock, so locks may be held meanwhile.
 pub(crate) struct Mr {
     attributes: Attributes,
+    /// Who may use its key.
+    reach: Reach,
     map: Map,
+    /// Offset of its first byte in `map`.
+    base: u64,
     /// Those who pin it.
     pins: Gate,
     /// Those who copy, if it is revocable.
@@ -188,7 +214,20 @@ impl Mr {
                 Map::Extents(resolve(memory, ranges, write, room)?)
             }
         };
-        Ok(Self { attributes, map, pins: Gate::default(), copies: None })
+        let reach = Reach::Everybody;
+        Ok(Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None })
+    }
+
+    /// A window on a part of the region, which is within it; revocable.
+    pub fn window(&self, key: u32, part: &Part) -> Self {
+        let Part { offset, iova, length, access, reach } = *part;
+        let map = match &self.map {
+            Map::Dma(memory) => Map::Dma(memory.clone()),
+            Map::Extents(extents) => Map::Extents(Arc::clone(extents)),
+        };
+        let attributes = Attributes { key, access, iova, length, ..self.attributes.clone() };
+        let base = self.base + offset;
+        Self { attributes, reach, map, base, pins: Gate::default(), copies: Some(Gate::default()) }
     }
 
     /// Lets the region be revoked.
@@ -234,20 +273,20 @@ impl Mr {
         self.pins.enter().then(|| Pin(self))
     }
 
-    /// Checks `[addr, addr + len)`; its offset in the region.
+    /// Checks `[addr, addr + len)`; its offset in the memory of the region.
     #[inline]
-    pub fn check(&self, pdn: u32, access: u32, addr: u64, len: u64) -> Result<u64, KeyError> {
-        if self.attributes.pdn != pdn {
+    pub fn check(&self, claim: Claim, addr: u64, len: u64) -> Result<u64, KeyError> {
+        if self.attributes.pdn != claim.pdn {
             return Err(KeyError::Pd);
         }
-        if self.attributes.access & access != access {
+        if self.attributes.access & claim.access != claim.access || !self.reach.includes(claim.qp) {
             return Err(KeyError::Access);
         }
-        self.offset(addr, len).ok_or(KeyError::Range)
+        self.offset(addr, len).map(|offset| self.base + offset).ok_or(KeyError::Range)
     }
 
     /// Offset in the region of `[addr, addr + len)`, if that lies within.
-    fn offset(&self, addr: u64, len: u64) -> Option<u64> {
+    pub fn offset(&self, addr: u64, len: u64) -> Option<u64> {
         let offset = match &self.map {
             Map::Dma(memory) => {
                 return memory.contains(addr, len).then_some(addr);
@@ -257,7 +296,7 @@ impl Mr {
         (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
     }
 
-    /// Where the region's byte `offset` is.
+    /// Where the byte `offset` of its memory is.
     #[inline]
     fn place(&self, offset: u64) -> Option<Place<'_>> {
         let extents = match &self.map {
@@ -318,7 +357,7 @@ fn resolve(
     ranges: &[Range],
     write: bool,
     room: usize,
-) -> Result<Box<[Extent]>, ResolveError> {
+) -> Result<Arc<[Extent]>, ResolveError> {
     let mut extents = Vec::new();
     let mut start = 0;
     for range in ranges {
@@ -361,7 +400,7 @@ impl Drop for Pin {
 pub(crate) struct Mapping {
     /// Which of the set.
     pub pin: usize,
-    /// Of the first byte in the region.
+    /// Of the first byte in the memory of the region.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
@@ -437,7 +476,7 @@ pub(crate) enum KeyError {
     Key,
     /// The region belongs to another PD.
     Pd,
-    /// The region does not allow the access.
+    /// The region does not allow the access, or not to this QP.
     Access,
     /// The range is not within the region.
     Range,
@@ -445,7 +484,10 @@ pub(crate) enum KeyError {
 
 /// Mixes the bits of a key; keys are random, and chosen by the device.
 #[derive(Default)]
-struct KeyHasher(u64);
+pub(crate) struct KeyHasher(u64);
+
+/// Something by the upper 24 bits of its key.
+pub(crate) type ByKey<T> = HashMap<u32, T, BuildHasherDefault<KeyHasher>>;
 
 impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
@@ -467,10 +509,12 @@ impl Hasher for KeyHasher {
 #[derive(Default)]
 pub(crate) struct KeyTable {
     /// By the upper 24 bits of the key, of which each region has its own.
-    regions: HashMap<u32, Arc<Mr>, BuildHasherDefault<KeyHasher>>,
+    regions: ByKey<Arc<Mr>>,
     /// Those for fast registration, likewise; what is VALID is in `regions` too,
     /// unless it is not in memory.
-    fast_regs: HashMap<u32, FastReg, BuildHasherDefault<KeyHasher>>,
+    fast_regs: ByKey<FastReg>,
+    /// Windows; what is bound is in `regions` too, unless it is not in memory.
+    pub windows: Windows,
     /// The guest's memory.
     memory: GuestMemory,
 }
@@ -482,7 +526,9 @@ impl KeyTable {
         loop {
             let key = getrandom::u32().ok()?;
             let index = key >> 8;
-            let is_used = self.regions.contains_key(&index) || self.fast_regs.contains_key(&index);
+            let is_used = self.regions.contains_key(&index)
+                || self.fast_regs.contains_key(&index)
+                || self.windows.has(key);
             if index != 0 && !is_used && !taken(key) {
                 return Some(key);
             }
@@ -518,13 +564,19 @@ impl KeyTable {
         self.insert(mr);
     }
 
-    /// Makes the region with this key FREE; returns what is to be revoked.
+    /// Makes the region or window with this key FREE; returns what is to be revoked.
+    /// `qp` is the place of the QP by which it is done.
     pub fn invalidate(
         &mut self,
         pdn: u32,
+        qp: u16,
         key: u32,
         by: Invalidator,
     ) -> Result<Option<Arc<Mr>>, KeyError> {
+        if self.windows.has(key) {
+            self.windows.invalidate(pdn, qp, key, by)?;
+            return Ok(self.regions.remove(&(key >> 8)));
+        }
         let region = self.fast_regs.get_mut(&(key >> 8)).ok_or(KeyError::Key)?;
         if region.pdn != pdn {
             return Err(KeyError::Pd);
@@ -552,21 +604,49 @@ impl KeyTable {
         before
     }
 
-    /// Adds a region, or puts it in the place of the one with the same key.
-    pub fn insert(&mut self, mr: Arc<Mr>) {
-        self.regions.insert(mr.attributes.key >> 8, mr);
+    /// Follows with the bound windows after their regions have followed a change of
+    /// the memory map; returns those of before, which are to be retired.
+    pub fn remap_windows(&mut self) -> Vec<Arc<Mr>> {
+        let mut before = Vec::new();
+        for (key, binding) in self.windows.bound() {
+            before.extend(self.regions.remove(&(key >> 8)));
+            if let Some(region) = self.regions.get(&(binding.region >> 8)) {
+                let window = Arc::new(region.window(key, &binding.part));
+                self.regions.insert(key >> 8, window);
+            }
+        }
+        before
     }
 
-    /// Takes a region out; it may still be pinned.
-    pub fn remove(&mut self, key: u32) {
-        self.regions.remove(&(key >> 8));
+    /// Adds a region, or puts it in the place of the one with the same key, which it
+    /// returns.
+    pub fn insert(&mut self, mr: Arc<Mr>) -> Option<Arc<Mr>> {
+        self.regions.insert(mr.attributes.key >> 8, mr)
     }
 
-    /// Forgets all regions, and the guest's memory; returns those of fast
-    /// registration. All may still be pinned.
+    /// Takes a region out and returns it; it may still be pinned.
+    pub fn remove(&mut self, key: u32) -> Option<Arc<Mr>> {
+        self.regions.remove(&(key >> 8))
+    }
+
+    /// A region of a list of pages, no window and not for fast registration, that is
+    /// in memory.
+    pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
+        let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes.backing, Backing::Ranges(_));
+        let index = key >> 8;
+        if self.fast_regs.contains_key(&index) || self.windows.has(key) {
+            return None;
+        }
+        self.regions.get(&index).filter(is_listed).filter(|mr| mr.attributes.key == key)
+    }
+
+    /// Forgets all regions, and the guest's memory; returns those that no control
+    /// command made. All may still be pinned.
     pub fn clear(&mut self) -> Vec<Arc<Mr>> {
-        let fast = std::mem::take(&mut self.fast_regs);
-        let valid = fast.keys().filter_map(|index| self.regions.remove(index)).collect();
+        let fast = self.fast_regs.keys().copied();
+        let bound = self.windows.bound().map(|(key, _)| key >> 8);
+        let indices: Vec<_> = fast.chain(bound).collect();
+        let valid = indices.iter().filter_map(|index| self.regions.remove(index)).collect();
         *self = Self::default();
         valid
     }
@@ -761,6 +841,8 @@ mod tests {
 
     use super::*;
 
+    const OWN: Claim = Claim { pdn: 1, access: 0, qp: None };
+
     fn region(memory: &GuestMemory, key: u32, iova: u64, ranges: &[Range]) -> Arc<Mr> {
         let attributes = Attributes {
             key,
@@ -807,10 +889,10 @@ mod tests {
             virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
         ];
         let mut pins = PinSet::default();
-        let all = pins.map_sges(&table, &sges, 1, 0, 0, 6000).unwrap();
-        let window = pins.map_sges(&table, &sges, 1, 0, 900, 200).unwrap();
-        let to_all = [pins.map(&table, 0x200, 1, 0, 0, 6000).unwrap()];
-        let to_window = [pins.map(&table, 0x200, 1, 0, 4000, 200).unwrap()];
+        let all = pins.map_sges(&table, &sges, OWN, 0, 6000).unwrap();
+        let window = pins.map_sges(&table, &sges, OWN, 900, 200).unwrap();
+        let to_all = [pins.map(&table, 0x200, OWN, 0, 6000).unwrap()];
+        let to_window = [pins.map(&table, 0x200, OWN, 4000, 200).unwrap()];
         let view = |mappings| View { pins: &pins, mappings };
         assert_eq!(copy(view(&all), view(&to_all)), Ok(6000));
         let mut found = vec![0; 6000];
@@ -822,7 +904,7 @@ mod tests {
         memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
         assert_eq!(found[..96], data[900..996]);
 
-        let to_gap = [pins.map(&table, 0x200, 1, 0, 4090, 14).unwrap()];
+        let to_gap = [pins.map(&table, 0x200, OWN, 4090, 14).unwrap()];
         write(View { pins: &pins, mappings: &to_gap }, b"across the gap").unwrap();
         memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
         memory.read(0x3000, &mut found[6..14]).unwrap();
@@ -837,7 +919,8 @@ mod tests {
         table.insert(Arc::clone(&mr));
         let table = RwLock::new(table);
         let map = |key, pdn, access, addr, len| {
-            PinSet::default().map(&table, key, pdn, access, addr, len).map(|_| ()).err()
+            let claim = Claim::local(pdn, access);
+            PinSet::default().map(&table, key, claim, addr, len).map(|_| ()).err()
         };
         assert_eq!(map(0x1_2345, 1, 0, 0x1000, 0x1000), None);
         assert_eq!(map(0x1_2346, 1, 0, 0x1000, 1), Some(KeyError::Key));

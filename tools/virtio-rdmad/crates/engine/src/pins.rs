@@ -7,7 +7,7 @@ use std::sync::RwLock;
 use abi::virtio_rdma_sge;
 use smallvec::SmallVec;
 
-use crate::mr::{KeyError, KeyTable, Mapping, Mappings, Mr, Pin};
+use crate::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pin};
 use crate::sync::read;
 
 /// Regions that are kept from one message to the next.
@@ -57,13 +57,12 @@ impl PinSet {
         &mut self,
         keys: &RwLock<KeyTable>,
         key: u32,
-        pdn: u32,
-        access: u32,
+        claim: Claim,
         addr: u64,
         len: u64,
     ) -> Result<Mapping, KeyError> {
         let pin = self.find(keys, key)?;
-        let offset = self.pins[pin].region().check(pdn, access, addr, len)?;
+        let offset = self.pins[pin].region().check(claim, addr, len)?;
         Ok(Mapping { pin, offset, len })
     }
 
@@ -73,8 +72,7 @@ impl PinSet {
         &mut self,
         keys: &RwLock<KeyTable>,
         sges: &[virtio_rdma_sge],
-        pdn: u32,
-        access: u32,
+        claim: Claim,
         from: u64,
         len: u64,
     ) -> Result<Mappings, KeyError> {
@@ -91,7 +89,7 @@ impl PinSet {
             }
             let part = (length - skip).min(left);
             let addr = sge.addr.checked_add(skip).ok_or(KeyError::Range)?;
-            mappings.push(self.map(keys, sge.lkey, pdn, access, addr, part)?);
+            mappings.push(self.map(keys, sge.lkey, claim, addr, part)?);
             left -= part;
             skip = 0;
         }

@@ -20,7 +20,7 @@ use zerocopy::FromZeros;
 use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::fast_reg::Invalidator;
-use crate::mr::{Data, Mappings, View};
+use crate::mr::{Claim, Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{Peer, QpConfig, Requester, Wait};
 use crate::responder::{packets, Answer, Message, PSN_MASK};
@@ -167,7 +167,7 @@ impl Shared {
         let len = (requester.wqe.total - requester.done).min(CHUNK);
         turn.spend(len);
         if requester.wqe.operation.is_local() {
-            return Step::End(self.manage_memory(&requester.wqe, config));
+            return Step::End(self.manage_memory(slot, &requester.wqe, config));
         }
         let local = match self.map_local(requester, config, len, &mut turn.local) {
             Ok(local) => local,
@@ -192,7 +192,7 @@ impl Shared {
                     turn.outbox.carry(&peer.device, traffic(requester).mirrored());
                 }
                 Step::End(match requester.wqe.operation {
-                    Operation::Read => self.invalidate_local(&requester.wqe, config),
+                    Operation::Read => self.invalidate_local(slot, &requester.wqe, config),
                     _ => VIRTIO_RDMA_WC_SUCCESS,
                 })
             }
@@ -207,22 +207,27 @@ impl Shared {
     }
 
     /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
-    fn manage_memory(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
-        if !self.has(VIRTIO_RDMA_F_FAST_REG) {
-            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        }
+    fn manage_memory(&self, slot: u16, wqe: &SendWqe, config: QpConfig) -> u32 {
         match &wqe.operation {
-            Operation::RegMr(request) => {
+            Operation::RegMr(request) if self.has(VIRTIO_RDMA_F_FAST_REG) => {
                 self.reg_mr(config, request).err().unwrap_or(VIRTIO_RDMA_WC_SUCCESS)
             }
-            _ => self.invalidate_local(wqe, config),
+            Operation::BindMw(bind) if self.has_mws() => match self.bind_mw(slot, config, bind) {
+                Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+                Err(()) => VIRTIO_RDMA_WC_MW_BIND_ERR,
+            },
+            Operation::LocalInv => self.invalidate_local(slot, wqe, config),
+            _ => VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
         }
     }
 
     /// Invalidates the key that a work request names for this side, if it does.
-    fn invalidate_local(&self, wqe: &SendWqe, config: QpConfig) -> u32 {
+    fn invalidate_local(&self, slot: u16, wqe: &SendWqe, config: QpConfig) -> u32 {
         let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
-        match self.invalidate(config.pdn, key, Invalidator::Local) {
+        if !self.can_invalidate() {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        }
+        match self.invalidate(config.pdn, slot, key, Invalidator::Local) {
             Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
             Err(why) => {
                 let detail = format_args!("a local invalidation ended in {why:?}");
@@ -250,9 +255,10 @@ impl Shared {
             return Ok(Mappings::new());
         }
         let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
+        let claim = Claim::local(config.pdn, access);
         pins.begin(self);
         let mut map = |from, len| {
-            pins.map_sges(&self.keys, wqe.sges.as_slice(), config.pdn, access, from, len)
+            pins.map_sges(&self.keys, wqe.sges.as_slice(), claim, from, len)
                 .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
         };
         if requester.done == 0 && len < wqe.total {
@@ -515,7 +521,7 @@ fn traffic(requester: &Requester) -> Traffic {
             rcv_packets: packets.into(),
             ..Traffic::default()
         },
-        Operation::RegMr(_) | Operation::LocalInv => Traffic::default(),
+        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => Traffic::default(),
     }
 }
 
@@ -527,7 +533,7 @@ fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
         Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
         Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
         Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
-        Operation::RegMr(_) | Operation::LocalInv => return,
+        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
     };
     outbox.count(messages, 1);
     outbox.count(bytes, wqe.total);

@@ -11,7 +11,7 @@ use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
-    VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_F_FAST_REG,
+    VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
     VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
     VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::fast_reg::Invalidator;
-use crate::mr::{self, Atomic, Data, Mapping, Side, View};
+use crate::mr::{self, Atomic, Claim, Data, Mapping, Side, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Responder};
 use crate::state::{QpState, QpType};
@@ -119,7 +119,9 @@ impl Shared {
             Operation::Read => self.serve_read(slot, responder, message, pins),
             Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic, pins),
             // These concern no peer.
-            Operation::RegMr(_) | Operation::LocalInv => self.request_failed(slot, responder),
+            Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => {
+                self.request_failed(slot, responder)
+            }
         };
         if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
             self.stats.add(Counter::RnrNaks, 1);
@@ -161,7 +163,7 @@ impl Shared {
             return self.receive_failed(slot, responder, statuses, outbox);
         }
         if message.is_last() {
-            if self.invalidate_remote(responder, message).is_err() {
+            if self.invalidate_remote(slot, responder, message).is_err() {
                 let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
                 return self.receive_failed(slot, responder, (status, status), outbox);
             }
@@ -173,13 +175,18 @@ impl Shared {
 
     /// Invalidates the key that a SEND names, if it does: one of the QP's PD, and
     /// VALID.
-    fn invalidate_remote(&self, responder: &Responder, message: &Message<'_>) -> Result<(), ()> {
+    fn invalidate_remote(
+        &self,
+        slot: u16,
+        responder: &Responder,
+        message: &Message<'_>,
+    ) -> Result<(), ()> {
         let Some(key) = message.wqe.invalidate else { return Ok(()) };
-        if !self.has(VIRTIO_RDMA_F_FAST_REG) {
+        if !self.can_invalidate() {
             return Err(());
         }
         let pdn = responder.config.ok_or(())?.pdn;
-        self.invalidate(pdn, key, Invalidator::Remote).map_err(|_| {
+        self.invalidate(pdn, slot, key, Invalidator::Remote).map_err(|_| {
             self.stats.add(Counter::AccessViolations, 1);
         })
     }
@@ -193,9 +200,8 @@ impl Shared {
     ) -> Result<(), ()> {
         let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
-        let access = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
-        let mut map =
-            |from, len| pins.map_sges(&self.keys, sges, pdn, access, from, len).map_err(|_| ());
+        let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
+        let mut map = |from, len| pins.map_sges(&self.keys, sges, claim, from, len).map_err(|_| ());
         if message.is_first() && !message.is_last() {
             map(0, message.wqe.total)?;
         }
@@ -212,7 +218,7 @@ impl Shared {
         outbox: &mut Outbox,
     ) -> Answer {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_remote(responder, message, access, pins) {
+        let target = match self.map_remote(slot, responder, message, access, pins) {
             Ok(target) => target,
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
@@ -244,7 +250,7 @@ impl Shared {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
-        let source = match self.map_remote(responder, message, access, pins) {
+        let source = match self.map_remote(slot, responder, message, access, pins) {
             Ok(source) => source,
             Err(refusal) => return self.refuse(slot, responder, refusal),
         };
@@ -273,7 +279,7 @@ impl Shared {
             return self.request_failed(slot, responder);
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-        let target = match self.map_remote(responder, message, access, pins) {
+        let target = match self.map_remote(slot, responder, message, access, pins) {
             Ok(Some(target)) => target,
             Ok(None) => return self.request_failed(slot, responder),
             Err(refusal) => return self.refuse(slot, responder, refusal),
@@ -294,6 +300,7 @@ impl Shared {
     /// it is checked. `None` for no bytes, of which no key is asked.
     fn map_remote(
         &self,
+        slot: u16,
         responder: &Responder,
         message: &Message<'_>,
         access: u32,
@@ -307,8 +314,9 @@ impl Shared {
             return Ok(None);
         }
         let pdn = responder.config.ok_or(Refusal::Memory)?.pdn;
+        let claim = Claim { pdn, access, qp: Some(slot) };
         let mut map = |addr, len| {
-            pins.map(&self.keys, wqe.rkey, pdn, access, addr, len).map_err(|_| Refusal::Memory)
+            pins.map(&self.keys, wqe.rkey, claim, addr, len).map_err(|_| Refusal::Memory)
         };
         if message.is_first() && !message.is_last() {
             map(wqe.remote_addr, wqe.total)?;

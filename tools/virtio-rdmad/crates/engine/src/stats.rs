@@ -249,6 +249,8 @@ pub struct DeviceStatus {
     pub cqs: usize,
     /// How many MRs are live.
     pub mrs: usize,
+    /// How many memory windows are live.
+    pub mws: usize,
     /// How many PDs are live.
     pub pds: usize,
     /// Every counter's name and value.

@@ -8,11 +8,11 @@ use abi::{
     virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
     virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
     WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
-    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_COMP_SWAP,
-    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_LOC_LEN_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
-    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_BIND_MW,
+    VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
+    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, VIRTIO_RDMA_WR_BIND_MW,
     VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
     VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
     VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
@@ -23,6 +23,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::fast_reg::Registration;
 use crate::mr::Atomic;
+use crate::mw::Bind;
 use crate::qp::QpConfig;
 use crate::state::QpType;
 use crate::work_queue::Flushed;
@@ -112,12 +113,14 @@ pub(crate) enum Operation {
     RegMr(Registration),
     /// Invalidation of the key in `invalidate`, and nothing else.
     LocalInv,
+    /// The binding of a memory window; in rings only.
+    BindMw(Bind),
 }
 
 impl Operation {
     /// Whether it concerns no peer.
     pub fn is_local(self) -> bool {
-        matches!(self, Self::RegMr(_) | Self::LocalInv)
+        matches!(self, Self::RegMr(_) | Self::LocalInv | Self::BindMw(_))
     }
 }
 
@@ -179,6 +182,7 @@ fn wc_opcode(opcode: u32) -> u8 {
         VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV => VIRTIO_RDMA_WC_RDMA_READ,
         VIRTIO_RDMA_WR_REG_MR => VIRTIO_RDMA_WC_REG_MR,
         VIRTIO_RDMA_WR_LOCAL_INV => VIRTIO_RDMA_WC_LOCAL_INV,
+        VIRTIO_RDMA_WR_BIND_MW => VIRTIO_RDMA_WC_BIND_MW,
         VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => VIRTIO_RDMA_WC_COMP_SWAP,
         VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => VIRTIO_RDMA_WC_FETCH_ADD,
         _ => VIRTIO_RDMA_WC_SEND,
@@ -195,7 +199,8 @@ fn allows(kind: QpType, opcode: u32) -> bool {
             | VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP
             | VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD
     );
-    let local = matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV);
+    let local =
+        matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_BIND_MW);
     let invalidates =
         matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
     match kind {
@@ -319,6 +324,7 @@ impl SendWqe {
             }
             VIRTIO_RDMA_WR_REG_MR => Operation::RegMr(Registration::from_entry(&prefix(&header))),
             VIRTIO_RDMA_WR_LOCAL_INV => Operation::LocalInv,
+            VIRTIO_RDMA_WR_BIND_MW => Operation::BindMw(Bind::from_entry(&prefix(&header))),
             _ => Operation::Write,
         };
         if self.operation.is_local() && (count != 0 || self.is_inline) {
@@ -353,7 +359,7 @@ impl SendWqe {
         let wr_id = header.wr_id;
         let refuse = |status, why| Err(Malformed { index: 0, wr_id, wc_opcode, status, why });
         let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        if !allows(kind, opcode) {
+        if !allows(kind, opcode) || opcode == VIRTIO_RDMA_WR_BIND_MW {
             return refuse(operation_error, "a send opcode that the QP does not do");
         }
         if header.send_flags & !KNOWN_FLAGS != 0 {

@@ -88,7 +88,7 @@ fn of_worker(worker: &Shared) -> Value {
 
 fn of_guest(guest: &Guest) -> Value {
     let spec = &guest.spec;
-    let DeviceStatus { started, gids, qps, srqs, cqs, mrs, pds, counters, .. } =
+    let DeviceStatus { started, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
         guest.device.status();
     let gids: Vec<Value> = gids
         .into_iter()
@@ -111,6 +111,7 @@ fn of_guest(guest: &Guest) -> Value {
         "gids": gids,
         "pds": pds,
         "mrs": mrs,
+        "mws": mws,
         "cqs": cqs,
         "qps": qps,
         "srqs": srqs,

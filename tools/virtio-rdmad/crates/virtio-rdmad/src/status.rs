@@ -72,9 +72,10 @@ fn guest(guest: &Value) -> String {
     let srqs = guest["srqs"].as_array().map_or(&[][..], Vec::as_slice);
     let _ = writeln!(
         text,
-        "  {} PDs, {} MRs, {} CQs, {} QPs, {} SRQs",
+        "  {} PDs, {} MRs, {} MWs, {} CQs, {} QPs, {} SRQs",
         field("pds"),
         field("mrs"),
+        field("mws"),
         field("cqs"),
         qps.len(),
         srqs.len()
@@ -129,7 +130,7 @@ mod tests {
             "sleep_seconds": 5.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true, "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
-            "gids": [{ "index": 0, "gid": "fe80::1" }],
+            "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1" }],
             "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
                       "sends": 0, "receives": 100 },
                     { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null,
@@ -143,7 +144,7 @@ worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1
-  1 PDs, 2 MRs, 3 CQs, 2 QPs, 2 SRQs
+  1 PDs, 2 MRs, 1 MWs, 3 CQs, 2 QPs, 2 SRQs
   QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100
   QP 1     GSI  RTS   sends 0 receives 512
   SRQ 1    receives 9 of 64 limit 4 QPs 2

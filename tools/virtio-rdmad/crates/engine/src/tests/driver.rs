@@ -20,6 +20,8 @@ use crate::{Clock, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next
 const MEMORY: u64 = 32 << 20;
 /// Where a test's data begins.
 pub const DATA: u64 = 8 << 20;
+/// Memory that can be taken from a guest, beside the rest.
+pub const EXTRA: (u64, u64) = (1 << 41, 0x4000);
 /// Entries of every ring.
 pub const RING: u16 = 64;
 
@@ -192,6 +194,7 @@ pub fn limits() -> Limits {
         wq_size: RING,
         cq_size: RING,
         max_mr: 64,
+        max_mw: 8,
         max_pd: 4,
         gid_table: 4,
         max_extents: 1024,
@@ -251,7 +254,7 @@ impl Guest {
             rings: true,
             wake: Arc::clone(&wake),
         });
-        let memory = GuestMemory::anonymous(&[(0, setup.memory)]).unwrap();
+        let memory = GuestMemory::anonymous(&[(0, setup.memory), EXTRA]).unwrap();
         let mut guest = Self {
             device,
             memory,
@@ -667,6 +670,15 @@ impl Guest {
         self.memory.write(list, pages.as_bytes()).unwrap();
         let npages = pages.len() as u32;
         WrReg { mrn: 0, key, access, npages, pages: list, iova, length }
+    }
+
+    pub fn alloc_mw(&mut self, pdn: u32, kind: u32) -> Result<virtio_rdma_rsp_alloc_mw, u32> {
+        let request = virtio_rdma_cmd_alloc_mw { pdn, type_: kind as u8, reserved_05: [0; 3] };
+        self.command(VIRTIO_RDMA_CMD_ALLOC_MW, &request)
+    }
+
+    pub fn dealloc_mw(&mut self, mwn: u32) -> Result<(), u32> {
+        self.command(VIRTIO_RDMA_CMD_DEALLOC_MW, &virtio_rdma_cmd_dealloc_mw { mwn })
     }
 
     pub fn dereg_mr(&mut self, mrn: u32) -> Result<(), u32> {
@@ -1150,6 +1162,13 @@ impl Send {
         Self { wr: reg.as_bytes().to_vec(), ..Self::new(wr_id, VIRTIO_RDMA_WR_REG_MR, &[]) }
     }
 
+    /// A BIND_MW; with rings only.
+    pub fn bind_mw(wr_id: u64, mut bind: virtio_rdma_ring_bind_wqe) -> Self {
+        let opcode = VIRTIO_RDMA_WR_BIND_MW;
+        (bind.wr_id, bind.opcode) = (wr_id, opcode as u8);
+        Self { wr: bind.as_bytes().to_vec(), ..Self::new(wr_id, opcode, &[]) }
+    }
+
     /// Invalidates a key, with an opcode that does.
     pub fn invalidate(mut self, key: u32) -> Self {
         self.imm = key;
@@ -1166,6 +1185,12 @@ impl Send {
             (entry.access, entry.npages, entry.key) = (wr.access, wr.npages as u16, wr.key);
             (entry.iova, entry.pages, entry.length) = (wr.iova, wr.pages, wr.length);
             return entry.as_bytes().to_vec();
+        }
+        if self.opcode == VIRTIO_RDMA_WR_BIND_MW {
+            let mut entry = virtio_rdma_ring_bind_wqe::read_from_bytes(&self.wr).unwrap();
+            entry.send_flags = self.flags as u16;
+            entry.num_sge = self.sges.len() as u8;
+            return [entry.as_bytes(), self.sges.as_bytes()].concat();
         }
         let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
         header.wr_id = self.wr_id;

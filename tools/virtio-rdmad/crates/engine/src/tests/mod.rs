@@ -9,6 +9,7 @@ mod driver;
 mod fast_reg;
 mod hostile;
 mod mcast;
+mod mw;
 mod random;
 mod rate;
 mod rc;

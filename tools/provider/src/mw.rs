@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Memory windows (IBA 10.6.7).
+#![forbid(unsafe_code)]
+
+use crate::{
+    bindings::*,
+    cmd,
+    errno::{Errno, Result},
+    object::{Owned, Ref},
+};
+
+/// What a work request says of the binding of a window.
+#[derive(Clone, Copy)]
+pub struct Bind {
+    /// The window's key.
+    pub mw_rkey: u32,
+    /// Its key from then on.
+    pub new_rkey: u32,
+    /// The key of the MR, 0 for none.
+    pub lkey: u32,
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// `IBV_ACCESS_*`
+    pub access: u32,
+}
+
+impl Bind {
+    /// Of a window and what it is to be bound to.
+    pub fn new(
+        mw: Ref<'_, ibv_mw>,
+        new_rkey: u32,
+        mr: Option<Ref<'_, ibv_mr>>,
+        info: &ibv_mw_bind_info,
+    ) -> Self {
+        Self {
+            mw_rkey: mw.rkey(),
+            new_rkey,
+            lkey: mr.map_or(0, Ref::lkey),
+            addr: info.addr,
+            length: info.length,
+            access: info.mw_access_flags,
+        }
+    }
+}
+
+/// ibv_alloc_mw(3).
+///
+/// # Errors
+///
+/// The kernel's, among them EOPNOTSUPP of a device without windows.
+pub fn alloc(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type) -> Result<Owned<ibv_mw>> {
+    let mw = Owned::zeroed()?;
+    cmd::alloc_mw(pd, mw_type, mw.as_ref())?;
+    Ok(mw)
+}
+
+/// The work request by which ibv_bind_mw(3) binds a window, to its next key.
+///
+/// # Errors
+///
+/// EINVAL for a zero-based window, which no window of type 1 is (IBA 10.6.7.2.2).
+pub fn bind_request(mw: Ref<'_, ibv_mw>, bind: &ibv_mw_bind) -> Result<ibv_send_wr> {
+    if bind.bind_info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let bind_mw = ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        mw: mw.as_ptr(),
+        rkey: next_rkey(mw.rkey()),
+        bind_info: bind.bind_info,
+    };
+    Ok(ibv_send_wr {
+        wr_id: bind.wr_id,
+        opcode: IBV_WR_BIND_MW,
+        send_flags: bind.send_flags,
+        __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 { bind_mw },
+        ..Default::default()
+    })
+}
+
+/// The key that follows: the low 8 bits are the consumer's to change.
+pub fn next_rkey(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_go_round() {
+        assert_eq!(next_rkey(0x1234_5600), 0x1234_5601);
+        assert_eq!(next_rkey(0x1234_56ff), 0x1234_5600);
+        assert_eq!(next_rkey(u32::MAX), 0xffff_ff00);
+    }
+
+    #[test]
+    fn type_1_is_not_zero_based() {
+        let mw: Owned<ibv_mw> = Owned::zeroed().unwrap();
+        mw.as_ref().set_rkey(0x5ff);
+        let mut bind = ibv_mw_bind { wr_id: 7, ..Default::default() };
+        let request = bind_request(mw.as_ref(), &bind).unwrap();
+        assert_eq!((request.wr_id, request.opcode, request.num_sge), (7, IBV_WR_BIND_MW, 0));
+        bind.bind_info.mw_access_flags = IBV_ACCESS_ZERO_BASED;
+        assert_eq!(bind_request(mw.as_ref(), &bind).err(), Some(Errno::EINVAL));
+    }
+}
