@@ -5,12 +5,12 @@
 # loopback or with PEERS between two hosts (GUEST=1 is the server); and ends of
 # connections that are killed.
 #
-# CONNECTIONS in the environment is how many.
+# CONNECTIONS in the environment is how many; without it 2,000 in loopback where a
+# guest is fast, and half of that between hosts.
 
 . "$(dirname "$0")/lib.sh"
 
-# 10,000 in loopback where a guest is fast, a fifth of that between hosts.
-COUNT=${CONNECTIONS:-$((${ROUNDS:-200} * $([ -z "${PEERS:-}" ] && echo 50 || echo 10)))}
+COUNT=${CONNECTIONS:-$((${ROUNDS:-200} * $([ -z "${PEERS:-}" ] && echo 10 || echo 5)))}
 AT_A_TIME=500
 OUT=/tmp/connections.$$
 
@@ -83,7 +83,7 @@ killed()
 		wait "$CLIENT"
 		[ $? = 137 ] || { complain "$OUT".*; return; }
 		kill -KILL "$SERVER" 2>/dev/null
-		wait "$SERVER"
+		wait "$SERVER" || : # as it likes
 	done
 }
 

@@ -19,6 +19,9 @@ import ktap  # noqa: E402  pylint: disable=wrong-import-position
 # The bound on a tool that hangs; none of them takes a tenth of it.
 HANG_SECONDS = 120
 
+# Of the RDMA CM in a row, more than there are QPs at a time.
+CONNECTIONS = "10000"
+
 # How guest 1 knows that its side waits for guest 2's.
 CM = "rdma resource show cm_id | grep -q 'state LISTEN'"
 TCP = "grep -Eqi ':{:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6"
@@ -204,6 +207,8 @@ class Tools(guest_suite.Suite):
             self.report.result(case.name, skip="the kernel joins no IPv6 group on a port of RoCE v2")
         self.cases(examples())
         self.cases(perftest())
+        self.finish(*self.program("connections.sh", self.network.guests[0],
+                                  {"PEERS": "", "CONNECTIONS": CONNECTIONS}, ""))
 
     def looks(self):
         """What shows a device, in each guest."""
