@@ -52,7 +52,8 @@ raw()
 # with its checksum; on the whole device where no option says otherwise.
 verify()
 {
-	[ $# -gt 0 ] || set -- --filename="$(disk)"
+	# In the place of a disk that has gone fio would make a file, and its name would be taken.
+	[ $# -gt 0 ] || set -- --filename="$(disk)" --allow_file_create=0
 	fio --name=verify "$@" --ioengine=psync --direct=1 --rw=randrw \
 		--bsrange=4k-256k --size=16m --numjobs=2 --offset_increment=16m \
 		--verify=crc32c --verify_fatal=1 --randseed=7 >"$PLACE/fio" 2>&1 && return
