@@ -77,6 +77,20 @@ has_gid()
 
 no_gid() { ! has_gid "$1"; }
 
+# port_address: the IPv4 address of the GID at gid_index: its last bytes, in two digits each.
+port_address()
+{
+	# shellcheck disable=SC2046 # four numbers
+	printf '%d.%d.%d.%d\n' $(sed 's/.*ffff:\(..\)\(..\):\(..\)\(..\)$/0x\1 0x\2 0x\3 0x\4/' "$PORT/gids/$(gid_index)")
+}
+
+# need_mads: skip everything where the RDMA CM has nothing to send by. With rings of 256 entries, as in user-mode
+# Linux without F_RINGS, MADs do not start.
+need_mads()
+{
+	rdma resource show qp link "$DEVICE" | grep -q 'type GSI' || skip_all "no MADs, and so no connections"
+}
+
 # mapped A B C D: the GID of an IPv4 address.
 mapped() { printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "$@"; }
 

@@ -6,6 +6,7 @@ Arguments: vmm, kernel (plain or debug), its build directory, the guest image,
 the directory with the selftests and the kernel's helpers.
 """
 
+import json
 import os
 import re
 import signal
@@ -30,7 +31,10 @@ FEWER_LOOPS = {"LOOPS_PERCENT": "40"}
 FEWER_TESTS = "50"
 MEASURES = ("perftest.sh",)
 DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh", "connections.sh")
+# What "rdma resource" and what the device calls the same objects.
+OBJECTS = {"pd": "pds", "cq": "cqs", "qp": "qps", "mr": "mrs", "srq": "srqs"}
+PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
 
 
 def programs(directory):
@@ -180,6 +184,24 @@ class Suite:
         guest.reboot()
         self.network.rdma_up(guest, "virtio")
 
+    def agrees(self):
+        """Each guest's kernel and the device count the same objects, and no program has any."""
+        status = self.network.device_status()
+        for guest in self.network.guests:
+            (kernel,) = json.loads(guest.check("rdma -j resource show"))
+            device = {kind: status[guest.name][kind] for kind in OBJECTS.values()}
+            device = {kind: len(value) if isinstance(value, list) else value for kind, value in device.items()}
+            counts = {name: kernel[kind] for kind, name in OBJECTS.items() if kind in kernel}
+            # A PD of the kernel has an MR for all of memory, which is in no list (__ib_alloc_pd()).
+            counts["mrs"] += guest.check("rdma resource show pd").count("comm [")
+            left = [line for line in guest.check("".join(f"rdma resource show {kind}; " for kind in PROGRAMS_HAVE))
+                    .splitlines() if " pid " in line]
+            differs = any(device[kind] != count for kind, count in counts.items())
+            if differs or left:
+                self.report.note(f"kernel: {counts}\ndevice: {device}\n" + "\n".join(left))
+            self.report.result(f"guest {guest.number}: nothing is left, and the device agrees",
+                               not differs and not left)
+
     def verdict(self, title, transport):
         """The kernel logs and the device, after everything else."""
         for guest in self.network.guests:
@@ -217,10 +239,10 @@ class Suite:
 
     def run(self):
         """Every part that these guests are for."""
-        self.part("one guest", 1, self.alone)
-        self.part("two guests", 2, self.together, self.reboots)
-        self.part("one guest, virtqueues", 1, self.data_path, rings=False)
-        self.part("two guests, virtqueues", 2, self.together, rings=False)
+        self.part("one guest", 1, self.alone, self.agrees)
+        self.part("two guests", 2, self.together, self.agrees, self.reboots)
+        self.part("one guest, virtqueues", 1, self.data_path, self.agrees, rings=False)
+        self.part("two guests, virtqueues", 2, self.together, self.agrees, rings=False)
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
         if not self.is_slow:
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)

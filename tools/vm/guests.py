@@ -93,19 +93,30 @@ class Job:
         self.chunks = []
         self.status = None
         self.done = threading.Event()
+        self.news = threading.Condition()
 
     @property
     def text(self):
         return "".join(self.chunks)
 
     def output(self, text):
-        self.chunks.append(text)
+        with self.news:
+            self.chunks.append(text)
+            self.news.notify_all()
         if self.sink:
             self.sink(text)
 
     def finish(self, status):
-        self.status = status
-        self.done.set()
+        with self.news:
+            self.status = status
+            self.done.set()
+            self.news.notify_all()
+
+    def shows(self, text, timeout=None):
+        """Waits until the output holds a text; False if the command ends, or the time, before it does."""
+        with self.news:
+            self.news.wait_for(lambda: text in self.text or self.status is not None, timeout)
+            return text in self.text
 
     def wait(self, timeout=None):
         """Its exit status, or 128 + signal. A guest that dies or restarts
@@ -496,6 +507,13 @@ class Network:
             if self.daemon.poll() is not None or time.monotonic() > deadline:
                 raise Failure(f"virtio-rdmad does not start, see {log}")
             time.sleep(0.01)
+
+    def device_status(self):
+        """What the device tells of its guests, by their names (virtio-rdmad status)."""
+        command = [os.path.join(TOP, "build", "virtio-rdmad"), "status", "--json",
+                   "--control", os.path.join(self.dir, "control.sock")]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+        return {guest["name"]: guest for guest in json.loads(answer)["guests"]}
 
     def boot(self, links=True):
         """Start everything, and wait until every guest has its RDMA link, or

@@ -774,7 +774,7 @@ def wrong_cqes_in_a_ring(_rng):
         wrong_cqe([[STATUS, status]], receive=True)
     for opcode in ("82", "ff"):
         wrong_cqe([[OPCODE, opcode]], receive=True)
-    for opcode in ("05", "40", "7f"):
+    for opcode in ("07", "40", "7f"):
         wrong_cqe([[OPCODE, opcode]])
 
 

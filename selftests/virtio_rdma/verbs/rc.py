@@ -104,8 +104,8 @@ class Endpoint:
     """One QP with CQs and a PD of its own."""
 
     def __init__(self, device, depth=64, cqe=None, max_sge=16, sig_all=False, channel=False,
-                 vector=0, inline=0, qp_type=e.IBV_QPT_RC, cq=None):
-        """`cq`: one for everything, of another endpoint and that one's to close."""
+                 vector=0, inline=0, qp_type=e.IBV_QPT_RC, cq=None, srq=None):
+        """`cq`: one for everything, of another endpoint and that one's to close. `srq`: where it receives from."""
         self.device = device
         self.pd = PD(device.context)
         self.channel = self.channel_fd = None
@@ -118,9 +118,9 @@ class Endpoint:
         self.own_cqs = [CQ(device.context, cqe or depth, None, self.channel, vector)
                         for _ in range(0 if cq else 2)]
         self.send_cq, self.recv_cq = self.own_cqs or (cq, cq)
-        cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge,
-                    max_inline_data=inline)
-        self.init_attr = QPInitAttr(qp_type=qp_type, scq=self.send_cq, rcq=self.recv_cq,
+        cap = QPCap(max_send_wr=depth, max_recv_wr=0 if srq else depth, max_send_sge=max_sge,
+                    max_recv_sge=0 if srq else max_sge, max_inline_data=inline)
+        self.init_attr = QPInitAttr(qp_type=qp_type, scq=self.send_cq, rcq=self.recv_cq, srq=srq,
                                     cap=cap, sq_sig_all=int(sig_all))
         self.qp = QP(self.pd, self.init_attr)
         self.mrs = []

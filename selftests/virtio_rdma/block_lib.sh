@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Sourced behind lib.sh: a remote block device and what is done with it. Who
+# sources this has a function `disk` that prints the device's name.
+
+PLACE=${PLACE:-/tmp/block.$$}
+
+# store_up, store_down: $PLACE/disk, what the target stores on.
+store_up() { mkdir -p "$PLACE" && mount -t tmpfs none "$PLACE" && truncate -s 96M "$PLACE/disk"; }
+store_down() { umount "$PLACE" && rmdir "$PLACE"; }
+
+# tree: files of many sizes, and their checksums.
+tree()
+{
+	(
+		cd "$PLACE/mnt" || exit
+		for size in 1 511 4096 4097 65536 131073 1048576 5000001; do
+			head -c $size /dev/urandom >"file.$size" || exit
+		done
+		sha256sum file.* >"$PLACE/sums"
+	)
+}
+
+make_fs()
+{
+	mkdir -p "$PLACE/mnt"
+	# Zeros from buffers of mke2fs: the kernel's page of zeros is not in the memory
+	# that user-mode Linux shares with a device.
+	UNIX_IO_NOZEROOUT=1 mke2fs -q -t ext4 -E nodiscard,lazy_itable_init=0 -F "$(disk)"
+}
+
+write_tree() { make_fs && mount "$(disk)" "$PLACE/mnt" && tree && umount "$PLACE/mnt"; }
+
+# read_tree: from the target, not from what the host remembers.
+read_tree()
+{
+	echo 3 >/proc/sys/vm/drop_caches
+	mount -o ro "$(disk)" "$PLACE/mnt" || return
+	(cd "$PLACE/mnt" && sha256sum --quiet -c "$PLACE/sums")
+	result=$?
+	umount "$PLACE/mnt" && return $result
+}
+
+# raw: large blocks past every cache of the host, written and read back.
+raw()
+{
+	head -c 8M /dev/urandom >"$PLACE/raw"
+	dd if="$PLACE/raw" of="$(disk)" bs=512K seek=128 oflag=direct status=none && same_blocks
+}
+
+# verify [FIO-OPTION...]: all sizes at random places by several jobs, each block
+# with its checksum; on the whole device where no option says otherwise.
+verify()
+{
+	# In the place of a disk that has gone fio would make a file, and its name would be taken.
+	[ $# -gt 0 ] || set -- --filename="$(disk)" --allow_file_create=0
+	fio --name=verify "$@" --ioengine=psync --direct=1 --rw=randrw \
+		--bsrange=4k-256k --size=16m --numjobs=2 --offset_increment=16m \
+		--verify=crc32c --verify_fatal=1 --randseed=7 >"$PLACE/fio" 2>&1 && return
+	tail -n 20 "$PLACE/fio" | sed 's/^/# /'
+	return 1
+}
+
+same_blocks() { dd if="$(disk)" bs=1M count=8 skip=64 iflag=direct status=none | cmp - "$PLACE/raw"; }
+
+# load: verify, over and over, until $PLACE/stop is there.
+load()
+{
+	rm -f "$PLACE/stop"
+	while echo "running" && [ ! -e "$PLACE/stop" ]; do
+		verify "$@" || return
+	done
+}
+
+# load_fs: in files, beside those that are there.
+load_fs()
+{
+	mount "$(disk)" "$PLACE/mnt" || return
+	load --directory="$PLACE/mnt"
+	result=$?
+	umount "$PLACE/mnt" && return $result
+}
+
+check_fs() { e2fsck -fn "$(disk)"; }
+
+# no_connections: of the kernel, nor memory that they registered.
+no_connections()
+{
+	! rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm \[' &&
+		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds)'
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Ends a program that cannot go on, and says why.
+ */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+__attribute__((format(printf, 1, 2), noreturn))
+static inline void fail(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fputc('\n', stderr);
+	exit(1);
+}
+
+/* The result of a call that gives 0, an error number, or -1 and errno. */
+static inline void check(int result, const char *what)
+{
+	if (result)
+		fail("%s: %s", what, strerror(result > 0 ? result : errno));
+}
+
+/* The result of a call that gives NULL and errno. */
+static inline void *checked(void *result, const char *what)
+{
+	if (!result)
+		fail("%s: %s", what, strerror(errno));
+	return result;
+}
+
+#endif /* CHECK_H */

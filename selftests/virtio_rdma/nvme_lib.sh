@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Sourced behind block_lib.sh: the two ends of NVMe over Fabrics. ADDRESS is the
+# target's, QUEUES how many I/O queues the host has.
+
+NQN=nqn.2026-01.test:virtio-rdma
+CONFIG=/sys/kernel/config/nvmet
+SUBSYSTEM=$CONFIG/subsystems/$NQN
+NVMET_PORT=$CONFIG/ports/1
+QUEUES=${QUEUES:-2}
+
+# missing: what the target or the host cannot do without.
+missing()
+{
+	modprobe -a nvmet nvmet-rdma nvme-rdma 2>/dev/null || { echo "the kernel has no NVMe over RDMA"; return; }
+	[ -d "$CONFIG" ] || mount -t configfs configfs /sys/kernel/config 2>/dev/null
+	[ -d "$CONFIG" ] || { echo "no configfs"; return; }
+	[ -c /dev/nvme-fabrics ] || echo "no /dev/nvme-fabrics"
+}
+
+# The target.
+
+target_up()
+{
+	store_up &&
+	mkdir "$SUBSYSTEM" && echo 1 >"$SUBSYSTEM/attr_allow_any_host" &&
+	mkdir "$SUBSYSTEM/namespaces/1" &&
+	echo "$PLACE/disk" >"$SUBSYSTEM/namespaces/1/device_path" &&
+	echo 1 >"$SUBSYSTEM/namespaces/1/buffered_io" &&
+	echo 1 >"$SUBSYSTEM/namespaces/1/enable" &&
+	target_back
+}
+
+# port_up: listens.
+port_up()
+{
+	mkdir "$NVMET_PORT" &&
+	echo rdma >"$NVMET_PORT/addr_trtype" &&
+	echo ipv4 >"$NVMET_PORT/addr_adrfam" &&
+	echo "$ADDRESS" >"$NVMET_PORT/addr_traddr" &&
+	echo 4420 >"$NVMET_PORT/addr_trsvcid"
+}
+
+port_down() { rmdir "$NVMET_PORT"; }
+
+# port_opens, port_closes: for the subsystem, whose controllers go with it.
+port_opens() { ln -s "$SUBSYSTEM" "$NVMET_PORT/subsystems/"; }
+port_closes() { rm "$NVMET_PORT/subsystems/$NQN"; }
+
+# target_gone, target_back: nobody listens, and what was connected is not.
+target_gone() { port_closes && port_down; }
+target_back() { port_up && port_opens; }
+
+target_down()
+{
+	target_gone &&
+	echo 0 >"$SUBSYSTEM/namespaces/1/enable" &&
+	rmdir "$SUBSYSTEM/namespaces/1" "$SUBSYSTEM" && store_down
+}
+
+# The host.
+
+# controller: the name of the controller that is connected to the target.
+controller()
+{
+	for path in /sys/class/nvme/nvme*; do
+		[ "$(cat "$path/subsysnqn" 2>/dev/null)" = $NQN ] || continue
+		basename "$path"
+		return
+	done
+	return 1
+}
+
+# disk: its namespace's block device.
+disk()
+{
+	name=$(controller) || return 1
+	for path in "/sys/class/nvme/$name/$name"*n* "/sys/class/nvme/$name"/nvme*n*; do
+		name=$(basename "$path" | sed 's/c[0-9]*n/n/')
+		[ -b "/dev/$name" ] || continue
+		echo "/dev/$name"
+		return
+	done
+	return 1
+}
+
+connect()
+{
+	printf 'transport=rdma,traddr=%s,trsvcid=4420,nqn=%s,nr_io_queues=%d,queue_size=32,reconnect_delay=2' \
+		"$ADDRESS" $NQN "$QUEUES" >/dev/nvme-fabrics && wait_for disk >/dev/null
+}
+
+disconnect()
+{
+	echo 1 >"/sys/class/nvme/$(controller)/delete_controller"
+	no_controller
+}
+
+# is_live, is_away: whether the host has its target, or looks for it.
+is_live() { [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]; }
+is_away() { [ "$(cat "/sys/class/nvme/$(controller)/state")" = connecting ]; }
+no_controller() { ! controller >/dev/null; }

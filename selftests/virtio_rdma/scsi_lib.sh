@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# Sourced behind block_lib.sh: the kernel's SCSI target with a file behind it,
+# and its disk on the host. Who sources this has the functions portal_up,
+# portal_down, and TPG, the directory of the target portal group.
+
+TARGET=/sys/kernel/config/target
+STORE=$TARGET/core/fileio_0/disk
+
+modules() { modprobe -a target_core_mod target_core_file sd_mod "$@" 2>/dev/null && [ -d "$TARGET" ]; }
+
+target_up()
+{
+	store_up &&
+	mkdir -p "$STORE" &&
+	echo "fd_dev_name=$PLACE/disk,fd_dev_size=$((96 << 20)),fd_buffered_io=1" >"$STORE/control" &&
+	echo 1 >"$STORE/enable" &&
+	portal_up
+}
+
+# lun_up, lun_down: in the portal group, for whom it lets in.
+lun_up() { mkdir "$TPG/lun/lun_0" && ln -s "$STORE" "$TPG/lun/lun_0/"; }
+lun_down() { rm "$TPG/lun/lun_0/disk" && rmdir "$TPG/lun/lun_0"; }
+
+target_down() { portal_down && rmdir "$STORE" "${STORE%/*}" && store_down; }
+
+# disk: that of the kernel's target.
+disk()
+{
+	for path in /sys/block/sd*; do
+		grep -q LIO-ORG "$path/device/vendor" 2>/dev/null || continue
+		[ "$(cat "$path/size")" != 0 ] && [ -b "/dev/${path##*/}" ] || continue
+		echo "/dev/${path##*/}"
+		return
+	done
+	return 1
+}
+
+no_disk() { ! disk >/dev/null; }

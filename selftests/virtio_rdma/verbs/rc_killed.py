@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Programs that are killed in the midst of their traffic, two at a time that are
+connected to each other: nothing of them stays, and the device goes on.
+
+KILLS in the environment is how many are killed in all.
+"""
+
+import mmap
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+import traceback
+
+import ktap
+import rc
+from rc import e, remote, send_wr, sge
+from pyverbs.pd import PD
+from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
+
+KILLS = int(os.environ.get("KILLS", "0")) or max(4, int(os.environ.get("ROUNDS", "200")) // 2)
+QPS = 3
+RECEIVES = 16
+SIZE = 4 * mmap.PAGESIZE
+KINDS = (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND)
+# Seconds from the first round of traffic to a kill, at most: many rounds, of some 100 us where a guest is fast.
+LONGEST = 0.05
+ktap.WATCHDOG = max(ktap.WATCHDOG, 6 * KILLS)
+
+
+class Channel:
+    """A QP with what it sends from, receives into and lets the other program write and read."""
+
+    def __init__(self, device, srq, srq_pd):
+        self.end = rc.Endpoint(device, max_sge=1, srq=srq)
+        self.post = srq.post_recv if srq else self.end.qp.post_recv
+        self.source = self.end.memory(SIZE)
+        self.exposed = self.end.memory(SIZE)
+        self.inbox = self.end.memory(SIZE, pd=srq_pd)
+        self.target = None
+        self.sends = 0
+
+    def connect(self, number, target):
+        """To the other program's channel: the number of its QP, and where it may be written."""
+        self.target = target
+        self.end.connect(number)
+        for _ in range(RECEIVES):
+            self.post_recv()
+
+    def post_recv(self):
+        """One more receive, into memory that nobody reads."""
+        rc.post(self.post, [rc.recv_wr([sge(self.inbox)])])
+
+    def post_round(self, rng):
+        """Work requests of each kind and of any size, as one list."""
+        rc.post(self.end.qp.post_send, [
+            send_wr(kind, [sge(self.source, 0, rng.randint(0, SIZE))],
+                    remote=None if kind == e.IBV_WR_SEND else self.target)
+            for kind in rng.sample(KINDS, len(KINDS))])
+        self.sends += len(KINDS)
+
+    def poll(self):
+        """Takes what has completed; False if something has failed."""
+        done = self.end.send_cq.poll(self.sends)[1] if self.sends else []
+        came = self.end.recv_cq.poll(RECEIVES)[1]
+        self.sends -= len(done)
+        if any(wc.status != e.IBV_WC_SUCCESS for wc in done + came):
+            return False
+        for _ in came:
+            self.post_recv()
+        return True
+
+
+class Victim:
+    """A program with QPs that write, read and send to those of another, which does the same."""
+
+    def __init__(self, link, rng):
+        """`link`: a connection to the other program."""
+        self.rng = rng
+        device = rc.open_device()
+        srq = srq_pd = None
+        if device.attr.max_srq:
+            srq_pd = PD(device.context)
+            srq = SRQ(srq_pd, SrqInitAttr(SrqAttr(max_wr=2 * RECEIVES, max_sge=1)))
+        # The first one has an SRQ where there are any.
+        self.channels = [Channel(device, *(None, None) if number else (srq, srq_pd)) for number in range(QPS)]
+        link.send([(channel.end.qp.qp_num, remote(channel.exposed)) for channel in self.channels])
+        for channel, (number, target) in zip(self.channels, link.recv()):
+            channel.connect(number, target)
+        # Both are connected before either sends.
+        link.send(None)
+        link.recv()
+
+    def round(self):
+        """One round until its end; False once the other program is no more."""
+        for channel in self.channels:
+            channel.post_round(self.rng)
+        while any(channel.sends for channel in self.channels):
+            if not all([channel.poll() for channel in self.channels]):
+                return False
+        return True
+
+
+def live(link, ready, rng):
+    """The life of a victim, which ends by nothing but a kill; it writes to the file `ready` once data flows."""
+    try:
+        victim = Victim(link, rng)
+        if victim.round():
+            os.write(ready, b"!")
+            while victim.round():
+                pass
+    except (EOFError, ConnectionError):
+        pass  # The other program was killed before it was connected.
+    while True:
+        signal.pause()
+
+
+def start(ends, number, rng):
+    """Forks a victim that has one of two ends of a connection; its process, and a file that ends or tells that it
+    runs."""
+    told, ready = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            ends[not number].close()
+            live(ends[number], ready, rng)
+        except BaseException:  # pylint: disable=broad-exception-caught
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(ready)
+    return pid, told
+
+
+def kill(pid):
+    """Kills a victim that lives, and waits until it is gone with all that it had."""
+    os.kill(pid, signal.SIGKILL)
+    ktap.equal(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGKILL, "how a program ended")
+
+
+def objects():
+    """How many there are of each kind, of anybody."""
+    return subprocess.run(["rdma", "resource", "show"], check=True, stdout=subprocess.PIPE,
+                          encoding="ascii").stdout
+
+
+def killed(rng):
+    """Two programs after two others, killed one after the other; some before they are connected."""
+    before = objects()
+    for number in range(KILLS // 2):
+        ends = multiprocessing.Pipe()
+        victims = [start(ends, index, random.Random(rng.random())) for index in range(2)]
+        for end in ends:
+            end.close()
+        for pid, told in victims:
+            if number % 4:
+                os.read(told, 1)
+            os.close(told)
+        for pid, _ in rng.sample(victims, 2):
+            time.sleep(rng.uniform(0, LONGEST))
+            kill(pid)
+        ktap.equal(objects(), before, f"objects after {2 * number + 2} kills")
+
+
+def goes_on(_rng):
+    """The device serves those who come after."""
+    with rc.Pair(rc.open_device()) as pair:
+        source, target = pair.a.memory(8, data=b"goes on!"), pair.b.memory(8)
+        pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], remote=remote(target))
+        rc.complete(pair.a.send_cq)
+        ktap.same_bytes(target.read(8, 0), b"goes on!", "written")
+
+
+if __name__ == "__main__":
+    # The victims open the device themselves.
+    rc.open_device().context.close()
+    ktap.run([killed, goes_on])
