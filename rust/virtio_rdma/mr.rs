@@ -39,6 +39,10 @@ const ACCESS: u32 = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE
 /// The access flag that an MR may have where there are memory windows.
 const MW_BIND: u32 = bindings::VIRTIO_RDMA_ACCESS_MW_BIND;
 
+/// The access flag by which the memory of a program is named by offsets. It is the driver's: to the
+/// device, such an MR has the IOVA 0.
+const ZERO_BASED: u32 = bindings::VIRTIO_RDMA_ACCESS_ZERO_BASED;
+
 /// Flags that only allow, or only hint: dropping them changes nothing that a consumer sees.
 const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
@@ -151,6 +155,15 @@ fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTa
     Ok((region, table))
 }
 
+/// The address by which work requests name the first byte.
+fn iova(memory: &ib::UserMemory) -> u64 {
+    if memory.access & ZERO_BASED != 0 {
+        0
+    } else {
+        memory.virt_addr
+    }
+}
+
 /// What REG_USER_MR and REREG_MR say of memory.
 ///
 /// # Errors
@@ -163,10 +176,10 @@ fn user_request(
 ) -> Result<bindings::virtio_rdma_cmd_reg_user_mr> {
     Ok(bindings::virtio_rdma_cmd_reg_user_mr {
         pdn: pd.number().to_le(),
-        access_flags: check_access(pd.hca(), memory.access)?.to_le(),
+        access_flags: check_access(pd.hca(), memory.access & !ZERO_BASED)?.to_le(),
         start: memory.start.to_le(),
         length: memory.length.to_le(),
-        virt_addr: memory.virt_addr.to_le(),
+        virt_addr: iova(memory).to_le(),
         pages: table.map_or(0, PageTable::addr).to_le(),
         npages: table.map_or(0, PageTable::npages).to_le(),
         reserved_2c: 0,
@@ -223,7 +236,8 @@ impl ib::MemoryRegion<Hca> for Mr {
         if flags & bindings::VIRTIO_RDMA_REREG_ACCESS != 0 {
             after.access = memory.access;
             // Pages that were pinned to be read may be others when they are written to.
-            if after.access & WRITABLE != 0 && user.memory.access & WRITABLE == 0 {
+            let written = after.access & WRITABLE != 0 && user.memory.access & WRITABLE == 0;
+            if written || iova(&after) != iova(&user.memory) {
                 flags |= bindings::VIRTIO_RDMA_REREG_TRANS;
             }
         }

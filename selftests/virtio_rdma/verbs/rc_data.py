@@ -6,8 +6,9 @@ import errno
 import struct
 
 import ktap
-from rc import (ALL_ACCESS, MR, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, open_device,
+from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, open_device,
                 pieces, post, recv_wr, remote, send_wr, sge)
+from uverbs import address, zeros
 
 DEVICE = open_device()
 MTU = 128 << DEVICE.port.active_mtu
@@ -409,8 +410,43 @@ def registered_part_of_a_page(rng):
             check(arena, content, f"{length} bytes at {offset}")
 
 
+def zero_based(rng):
+    """Memory that both ends name by offsets, wherever it begins; and the same after ibv_rereg_mr()."""
+    DEVICE.skip_on_rxe("it names all memory by addresses")
+    access = ALL_ACCESS | e.IBV_ACCESS_ZERO_BASED
+    with Pair(DEVICE) as pair:
+        for size in (8, 100, 4096, 3 * 4096 + 5):
+            for skip in (0, 1, 77, 4095):
+                memories = [zeros(skip + size + GUARD) for _ in range(2)]
+                source, target = [MR(end.pd, size, access, address(memory) + skip)
+                                  for end, memory in zip((pair.a, pair.b), memories)]
+                data = rng.randbytes(size)
+                memories[0][skip:skip + size] = data
+                offset = rng.randrange(size)
+                pair.a.post_send(e.IBV_WR_RDMA_WRITE, [SGE(offset, size - offset, source.lkey)],
+                                 remote=(offset, target.rkey))
+                complete(pair.a.send_cq)
+                expected = bytes(skip + offset) + data[offset:]
+                ktap.same_bytes(memories[1][:len(memories[1])], expected.ljust(len(memories[1]), b"\0"), "written")
+                pair.b.post_recv([SGE(0, offset, target.lkey)])
+                pair.a.post_send(e.IBV_WR_SEND, [SGE(0, offset, source.lkey)])
+                complete(pair.a.send_cq)
+                complete(pair.b.recv_cq)
+                ktap.same_bytes(memories[1][skip:skip + size], data, "sent")
+                source.close()
+                target.close()
+        region, local = pair.b.memory(64), pair.a.memory(64, data=rng.randbytes(64))
+        for named, start in ((access, 0), (ALL_ACCESS, region.buf), (access, 0)):
+            region.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pair.b.pd, 0, 0, named)
+            pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(local)], remote=(start, region.rkey))
+            complete(pair.a.send_cq)
+            ktap.same_bytes(region.read(64, 0), local.read(64, 0), "registered anew")
+        pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(local)], remote=(region.buf, region.rkey))
+        complete(pair.a.send_cq, 1, e.IBV_WC_REM_ACCESS_ERR)
+
+
 ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_write,
           rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
           fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
           fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions,
-          registered_part_of_a_page])
+          registered_part_of_a_page, zero_based])
