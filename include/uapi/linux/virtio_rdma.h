@@ -54,6 +54,10 @@
 #define VIRTIO_RDMA_F_MW		5
 /* REREG_MR */
 #define VIRTIO_RDMA_F_REREG_MR		6
+/* FLUSH; only with VIRTIO_RDMA_F_RINGS. */
+#define VIRTIO_RDMA_F_FLUSH		7
+/* ATOMIC_WRITE; only with VIRTIO_RDMA_F_RINGS. */
+#define VIRTIO_RDMA_F_ATOMIC_WRITE	8
 /* UD QPs attach to multicast groups: ATTACH_MCAST, DETACH_MCAST. */
 #define VIRTIO_RDMA_F_MCAST		9
 /* The device counts what its port sends and receives: QUERY_COUNTERS. */
@@ -77,6 +81,9 @@
 #define VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK	(1ULL << 22)
 #define VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B	(1ULL << 24)
 #define VIRTIO_RDMA_CAP_SG_GAPS_REG		(1ULL << 32)
+#define VIRTIO_RDMA_CAP_FLUSH_GLOBAL		(1ULL << 38)
+#define VIRTIO_RDMA_CAP_FLUSH_PERSISTENT	(1ULL << 39)
+#define VIRTIO_RDMA_CAP_ATOMIC_WRITE		(1ULL << 40)
 
 /* How far atomic operations are atomic, enum ib_atomic_cap. */
 enum virtio_rdma_atomic_cap {
@@ -349,6 +356,8 @@ struct virtio_rdma_cmd_destroy_pd {
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		(1U << 5)
 #define VIRTIO_RDMA_ACCESS_ON_DEMAND		(1U << 6)
 #define VIRTIO_RDMA_ACCESS_HUGETLB		(1U << 7)
+#define VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL		(1U << 8)
+#define VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT	(1U << 9)
 #define VIRTIO_RDMA_ACCESS_RELAXED_ORDERING	(1U << 20)
 
 struct virtio_rdma_cmd_get_dma_mr {
@@ -934,6 +943,8 @@ enum virtio_rdma_wr_opcode {
 	VIRTIO_RDMA_WR_BIND_MW			= 8,
 	VIRTIO_RDMA_WR_SEND_WITH_INV		= 9,
 	VIRTIO_RDMA_WR_RDMA_READ_WITH_INV	= 11,
+	VIRTIO_RDMA_WR_FLUSH			= 14,
+	VIRTIO_RDMA_WR_ATOMIC_WRITE		= 15,
 	VIRTIO_RDMA_WR_REG_MR			= 0x20,
 };
 
@@ -1077,6 +1088,8 @@ enum virtio_rdma_wc_opcode {
 	VIRTIO_RDMA_WC_FETCH_ADD		= 4,
 	VIRTIO_RDMA_WC_BIND_MW			= 5,
 	VIRTIO_RDMA_WC_LOCAL_INV		= 6,
+	VIRTIO_RDMA_WC_FLUSH			= 8,
+	VIRTIO_RDMA_WC_ATOMIC_WRITE		= 9,
 	VIRTIO_RDMA_WC_REG_MR			= 64,
 	VIRTIO_RDMA_WC_RECV			= 128,
 	VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM	= 129,
@@ -1232,7 +1245,8 @@ struct virtio_rdma_cq_ring {
  * @inline_len: bytes of data that follow, with SEND_INLINE
  * @rkey: key of the remote side (RDMA, atomics)
  * @remote_addr: address of the remote side (RDMA, atomics)
- * @compare_add: operand of an atomic
+ * @compare_add: operand of an atomic; what an ATOMIC_WRITE without SGEs writes,
+ *	in the order of memory
  * @swap: operand of compare and swap
  */
 struct virtio_rdma_ring_sq_wqe {
@@ -1320,6 +1334,46 @@ struct virtio_rdma_ring_bind_wqe {
 	__le64 length;
 	__le32 lkey;
 	__le32 reserved_2c;
+};
+
+/* enum ib_placement_type: what a FLUSH is to have done */
+#define VIRTIO_RDMA_FLUSH_GLOBAL	(1U << 0)
+#define VIRTIO_RDMA_FLUSH_PERSISTENT	(1U << 1)
+
+/* enum ib_selectivity_level: which memory a FLUSH is for */
+enum virtio_rdma_flush_level {
+	VIRTIO_RDMA_FLUSH_RANGE	= 0,
+	VIRTIO_RDMA_FLUSH_MR	= 1,
+};
+
+/**
+ * struct virtio_rdma_ring_flush_wqe - FLUSH in the ring of an RC QP
+ * @wr_id: opaque to the device, comes back in the CQE
+ * @opcode: VIRTIO_RDMA_WR_FLUSH
+ * @num_sge: zero
+ * @send_flags: VIRTIO_RDMA_SEND_*
+ * @type: VIRTIO_RDMA_FLUSH_GLOBAL, VIRTIO_RDMA_FLUSH_PERSISTENT or both
+ * @level: enum virtio_rdma_flush_level
+ * @reserved_0e: zero
+ * @reserved_10: zero
+ * @rkey: key of the remote side
+ * @remote_addr: address of the first byte there; of no account with FLUSH_MR
+ * @length: bytes; of no account with FLUSH_MR
+ * @reserved_28: zero
+ */
+struct virtio_rdma_ring_flush_wqe {
+	__le64 wr_id;
+	__u8   opcode;
+	__u8   num_sge;
+	__le16 send_flags;
+	__u8   type;
+	__u8   level;
+	__le16 reserved_0e;
+	__le32 reserved_10;
+	__le32 rkey;
+	__le64 remote_addr;
+	__le64 length;
+	__le64 reserved_28;
 };
 
 /**

@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_BAD_PKEY_CNTR,
-    VIRTIO_RDMA_CAP_BAD_QKEY_CNTR, VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK,
+    virtio_rdma_config, VIRTIO_RDMA_ATOMIC_GLOB, VIRTIO_RDMA_CAP_ATOMIC_WRITE,
+    VIRTIO_RDMA_CAP_BAD_PKEY_CNTR, VIRTIO_RDMA_CAP_BAD_QKEY_CNTR,
+    VIRTIO_RDMA_CAP_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_CAP_FLUSH_GLOBAL,
     VIRTIO_RDMA_CAP_MEM_MGT_EXTENSIONS, VIRTIO_RDMA_CAP_MEM_WINDOW,
     VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
-    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_COUNTERS,
-    VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST,
-    VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ,
-    VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_ATOMIC_WRITE,
+    VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH,
+    VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_REREG_MR,
+    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -352,6 +353,8 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
         | u64::from(rings) << VIRTIO_RDMA_F_SRQ
         | u64::from(rings) << VIRTIO_RDMA_F_XRC
         | u64::from(rings) << VIRTIO_RDMA_F_MW
+        | u64::from(rings) << VIRTIO_RDMA_F_FLUSH
+        | u64::from(rings) << VIRTIO_RDMA_F_ATOMIC_WRITE
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
@@ -417,7 +420,9 @@ pub(crate) fn config_space(
         config.ring_max_cqe = limits.ring_cqe;
         config.ring_max_inline_data = limits.inline_data.into();
         config.device_cap_flags |=
-            u64::from(VIRTIO_RDMA_CAP_MEM_WINDOW | VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B);
+            u64::from(VIRTIO_RDMA_CAP_MEM_WINDOW | VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B)
+                | VIRTIO_RDMA_CAP_FLUSH_GLOBAL
+                | VIRTIO_RDMA_CAP_ATOMIC_WRITE;
         config.max_mw = limits.max_mw;
         config.max_srq = limits.max_srq.into();
         config.max_srq_wr = limits.ring_wr;

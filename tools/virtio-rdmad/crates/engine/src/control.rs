@@ -26,7 +26,7 @@ use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
 use crate::mcast::{is_multicast, Attachments};
-use crate::mr::{valid_access, Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
+use crate::mr::{Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
 use crate::mw::MwEntry;
 use crate::qp::QpConfig;
 use crate::requester::Visit;
@@ -527,7 +527,7 @@ impl Shared {
         request: &virtio_rdma_cmd_get_dma_mr,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
         control.pds.get(request.pdn).ok_or(Status::NoObject)?;
-        if !valid_access(request.access_flags) {
+        if !self.valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
         let attributes = Attributes {
@@ -547,7 +547,7 @@ impl Shared {
         request: &virtio_rdma_cmd_reg_user_mr,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
         control.require_pd(request.pdn)?;
-        if !valid_access(request.access_flags) {
+        if !self.valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
         self.check_translation(request)?;
@@ -611,7 +611,7 @@ impl Shared {
             after.pdn = new.pdn;
         }
         if flags & VIRTIO_RDMA_REREG_ACCESS != 0 {
-            if !valid_access(new.access_flags) {
+            if !self.valid_access(new.access_flags) {
                 return Err(Status::Invalid);
             }
             after.access = new.access_flags;

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use crate::config::MAX_FAST_REG_PAGES;
 use crate::control::{use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
-use crate::mr::{valid_access, Attributes, Backing, KeyError, Mr, PageList, PAGE_SIZE};
+use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, PAGE_SIZE};
 use crate::qp::QpConfig;
 use crate::stats::Counter;
 use crate::sync::{read, write};
@@ -116,7 +116,7 @@ impl Shared {
             || touched != Some(request.npages.into())
             || request.npages as usize > max_pages
             || request.iova.checked_add(request.length).is_none()
-            || !valid_access(request.access)
+            || !self.valid_access(request.access)
         {
             return refuse("REG_MR with a value that is not valid", operation_error);
         }

@@ -41,6 +41,7 @@ mod doorbell;
 mod event;
 mod fabric;
 mod fast_reg;
+mod flush;
 mod hot;
 mod mcast;
 mod modify;

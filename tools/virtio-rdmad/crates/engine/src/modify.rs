@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_ah_attr, virtio_rdma_cmd_modify_qp, virtio_rdma_cmd_query_qp, virtio_rdma_qp_attr,
-    virtio_rdma_rsp_query_qp, VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_PORT, VIRTIO_RDMA_QP_ACCESS_FLAGS,
-    VIRTIO_RDMA_QP_ALT_PATH, VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_CAP, VIRTIO_RDMA_QP_CUR_STATE,
-    VIRTIO_RDMA_QP_DEST_QPN, VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
+    virtio_rdma_rsp_query_qp, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT,
+    VIRTIO_RDMA_AH_GRH, VIRTIO_RDMA_PORT, VIRTIO_RDMA_QP_ACCESS_FLAGS, VIRTIO_RDMA_QP_ALT_PATH,
+    VIRTIO_RDMA_QP_AV, VIRTIO_RDMA_QP_CAP, VIRTIO_RDMA_QP_CUR_STATE, VIRTIO_RDMA_QP_DEST_QPN,
+    VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY, VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
     VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, VIRTIO_RDMA_QP_MIN_RNR_TIMER, VIRTIO_RDMA_QP_PATH_MIG_STATE,
     VIRTIO_RDMA_QP_PATH_MTU, VIRTIO_RDMA_QP_PKEY_INDEX, VIRTIO_RDMA_QP_PORT, VIRTIO_RDMA_QP_QKEY,
     VIRTIO_RDMA_QP_RATE_LIMIT, VIRTIO_RDMA_QP_RETRY_CNT, VIRTIO_RDMA_QP_RNR_RETRY,
@@ -128,7 +129,7 @@ impl Shared {
         let invalid = has(not_here)
             || has(VIRTIO_RDMA_QP_PORT) && u32::from(new.port_num) != VIRTIO_RDMA_PORT
             || has(VIRTIO_RDMA_QP_PKEY_INDEX) && new.pkey_index != 0
-            || has(VIRTIO_RDMA_QP_ACCESS_FLAGS) && new.qp_access_flags & !KNOWN_ACCESS != 0
+            || has(VIRTIO_RDMA_QP_ACCESS_FLAGS) && new.qp_access_flags & !self.qp_access() != 0
             || has(VIRTIO_RDMA_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu)
             || has(VIRTIO_RDMA_QP_TIMEOUT) && new.timeout > 31
             || has(VIRTIO_RDMA_QP_RETRY_CNT) && new.retry_cnt > 7
@@ -174,6 +175,13 @@ impl Shared {
         set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
         set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
         Ok(Change { attr, sgid })
+    }
+
+    /// Access flags that a QP may have. It may let its peer ask for persistence, which no
+    /// region gives.
+    fn qp_access(&self) -> u32 {
+        let flush = VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
+        KNOWN_ACCESS | if self.has_flush() { flush } else { 0 }
     }
 
     /// The source GID of an address vector that is valid.

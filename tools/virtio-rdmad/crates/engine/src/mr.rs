@@ -8,13 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use abi::{
-    VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_MW_BIND,
-    VIRTIO_RDMA_ACCESS_RELAXED_ORDERING, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
-    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    VIRTIO_RDMA_ACCESS_MW_BIND, VIRTIO_RDMA_ACCESS_RELAXED_ORDERING,
+    VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC, VIRTIO_RDMA_ACCESS_REMOTE_READ,
+    VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
 };
-use memory::{Chunk, GuestMemory, Slice};
+use memory::{Chunk, GuestMemory, MemoryError, Slice};
 use smallvec::SmallVec;
 
+use crate::device::Shared;
 use crate::fast_reg::{FastReg, Invalidator};
 use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
@@ -23,7 +25,8 @@ use crate::sync::lock;
 /// Bytes of a page in a page table.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
 
-/// Access flags that mean something, or may be given without meaning anything.
+/// Access flags that mean something, or may be given without meaning anything, whatever was
+/// agreed on.
 pub(crate) const KNOWN_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_READ
@@ -32,12 +35,15 @@ pub(crate) const KNOWN_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_HUGETLB
     | VIRTIO_RDMA_ACCESS_RELAXED_ORDERING;
 
-/// Whether a region may have these access flags: all known, and remote writes
-/// only where local ones are allowed (IBA 10.6.3).
-pub(crate) fn valid_access(flags: u32) -> bool {
-    let remote_write = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-    flags & !KNOWN_ACCESS == 0
-        && (flags & remote_write == 0 || flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0)
+impl Shared {
+    /// Whether a region may have these access flags: all known, and remote writes
+    /// only where local ones are allowed (IBA 10.6.3). No memory is persistent.
+    pub(crate) fn valid_access(&self, flags: u32) -> bool {
+        let remote_write = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+        let flush = if self.has_flush() { VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL } else { 0 };
+        flags & !(KNOWN_ACCESS | flush) == 0
+            && (flags & remote_write == 0 || flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0)
+    }
 }
 
 /// A range of guest addresses.
@@ -273,15 +279,22 @@ impl Mr {
         self.pins.enter().then(|| Pin(self))
     }
 
-    /// Checks `[addr, addr + len)`; its offset in the memory of the region.
+    /// Checks the grounds alone.
     #[inline]
-    pub fn check(&self, claim: Claim, addr: u64, len: u64) -> Result<u64, KeyError> {
+    pub fn check_claim(&self, claim: Claim) -> Result<(), KeyError> {
         if self.attributes.pdn != claim.pdn {
             return Err(KeyError::Pd);
         }
         if self.attributes.access & claim.access != claim.access || !self.reach.includes(claim.qp) {
             return Err(KeyError::Access);
         }
+        Ok(())
+    }
+
+    /// Checks `[addr, addr + len)`; its offset in the memory of the region.
+    #[inline]
+    pub fn check(&self, claim: Claim, addr: u64, len: u64) -> Result<u64, KeyError> {
+        self.check_claim(claim)?;
         self.offset(addr, len).map(|offset| self.base + offset).ok_or(KeyError::Range)
     }
 
@@ -764,6 +777,21 @@ pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
     Ok(())
 }
 
+/// Reads as many bytes as `bytes` has from mapped memory.
+pub(crate) fn read(source: View<'_>, bytes: &mut [u8]) -> Result<(), Side> {
+    let _reading = Copying::begin(source).ok_or(Side::Source)?;
+    let mut from = Cursor::new(source);
+    let mut left = bytes;
+    while !left.is_empty() {
+        let chunk = from.chunk(left.len() as u64).ok_or(Side::Source)?;
+        let (now, rest) = left.split_at_mut(chunk.len());
+        chunk.read(now).map_err(|_| Side::Source)?;
+        from.advance(now.len());
+        left = rest;
+    }
+    Ok(())
+}
+
 /// An atomic operation on a 64-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Atomic {
@@ -780,15 +808,28 @@ pub(crate) enum Atomic {
 
 /// Does an atomic operation on a mapped word and returns what was there.
 pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
+    on_word(pins, target, |word| match operation {
+        Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
+        Atomic::FetchAdd(add) => word.fetch_add_u64(add),
+    })
+}
+
+/// Writes a mapped word, of which nobody sees but all.
+pub(crate) fn store(pins: &PinSet, target: &Mapping, value: u64) -> Result<(), Side> {
+    on_word(pins, target, |word| word.store_u64(value))
+}
+
+/// Does something to a mapped word.
+fn on_word<R>(
+    pins: &PinSet,
+    target: &Mapping,
+    act: impl FnOnce(Chunk<'_>) -> Result<R, MemoryError>,
+) -> Result<R, Side> {
     let _writing = Copying::begin(View { pins, mappings: std::slice::from_ref(target) })
         .ok_or(Side::Target)?;
     let place = pins.region(target).place(target.offset);
     let word = place.and_then(|place| place.chunk(8)).ok_or(Side::Target)?;
-    match operation {
-        Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
-        Atomic::FetchAdd(add) => word.fetch_add_u64(add),
-    }
-    .map_err(|_| Side::Target)
+    act(word).map_err(|_| Side::Target)
 }
 
 /// Collects the pages of a table into ranges, and cuts them to

@@ -14,10 +14,11 @@ use std::sync::Arc;
 
 use abi::{
     virtio_rdma_cmd_alloc_mw, virtio_rdma_cmd_dealloc_mw, virtio_rdma_ring_bind_wqe,
-    virtio_rdma_rsp_alloc_mw, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_MW_BIND,
-    VIRTIO_RDMA_ACCESS_RELAXED_ORDERING, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
-    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_ACCESS_ZERO_BASED,
-    VIRTIO_RDMA_MW_TYPE_1, VIRTIO_RDMA_MW_TYPE_2,
+    virtio_rdma_rsp_alloc_mw, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+    VIRTIO_RDMA_ACCESS_MW_BIND, VIRTIO_RDMA_ACCESS_RELAXED_ORDERING,
+    VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC, VIRTIO_RDMA_ACCESS_REMOTE_READ,
+    VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_ACCESS_ZERO_BASED, VIRTIO_RDMA_MW_TYPE_1,
+    VIRTIO_RDMA_MW_TYPE_2,
 };
 
 use crate::control::{unuse_pd, use_pd, Control, Status};
@@ -91,7 +92,7 @@ pub(crate) struct Part {
     pub iova: u64,
     /// Bytes.
     pub length: u64,
-    /// `VIRTIO_RDMA_ACCESS_REMOTE_*`.
+    /// `VIRTIO_RDMA_ACCESS_REMOTE_*`, `VIRTIO_RDMA_ACCESS_FLUSH_*`.
     pub access: u32,
     /// Who may use the key.
     pub reach: Reach,
@@ -246,6 +247,7 @@ impl KeyTable {
         &self,
         slot: u16,
         pdn: u32,
+        flush: bool,
         bind: &Bind,
     ) -> Result<Option<(Binding, &Arc<Mr>)>, &'static str> {
         let window = self.windows.all.get(&(bind.key >> 8));
@@ -255,8 +257,10 @@ impl KeyTable {
         if bind.new_key >> 8 != bind.key >> 8 {
             return Err("BIND_MW with a new key of another window");
         }
+        let access =
+            bind.access & if flush { ACCESS | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL } else { ACCESS };
         let zero_based = bind.access & VIRTIO_RDMA_ACCESS_ZERO_BASED != 0;
-        if bind.access & !(ACCESS | WITHOUT_MEANING | VIRTIO_RDMA_ACCESS_ZERO_BASED) != 0
+        if bind.access & !(access | WITHOUT_MEANING | VIRTIO_RDMA_ACCESS_ZERO_BASED) != 0
             || zero_based && window.kind == MwType::One
         {
             return Err("BIND_MW with access flags that the window cannot have");
@@ -286,15 +290,20 @@ impl KeyTable {
             MwType::Two => Reach::PeerOf(slot),
         };
         let iova = if zero_based { 0 } else { bind.addr };
-        let access = bind.access & ACCESS;
         let part = Part { offset, iova, length: bind.length, access, reach };
         Ok(Some((Binding { region: bind.lkey, part }, region)))
     }
 
     /// Does what BIND_MW asks for; returns what the window was before, which is to be
     /// revoked.
-    fn bind(&mut self, slot: u16, pdn: u32, bind: &Bind) -> Result<Option<Arc<Mr>>, &'static str> {
-        let window = self.check_bind(slot, pdn, bind)?;
+    fn bind(
+        &mut self,
+        slot: u16,
+        pdn: u32,
+        flush: bool,
+        bind: &Bind,
+    ) -> Result<Option<Arc<Mr>>, &'static str> {
+        let window = self.check_bind(slot, pdn, flush, bind)?;
         let mapped = window.map(|(binding, region)| {
             (binding, Arc::new(region.window(bind.new_key, &binding.part)))
         });
@@ -375,7 +384,7 @@ impl Shared {
     /// only.
     pub(crate) fn bind_mw(&self, slot: u16, config: QpConfig, bind: &Bind) -> Result<(), ()> {
         let revoked = write(&self.keys)
-            .bind(slot, config.pdn, bind)
+            .bind(slot, config.pdn, self.has_flush(), bind)
             .map_err(|why| self.complain(Counter::BadRegistration, &why))?;
         if let Some(mr) = revoked {
             mr.revoke();

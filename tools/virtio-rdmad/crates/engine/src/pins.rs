@@ -66,6 +66,17 @@ impl PinSet {
         Ok(Mapping { pin, offset, len })
     }
 
+    /// Checks the key alone.
+    pub fn check_key(
+        &mut self,
+        keys: &RwLock<KeyTable>,
+        key: u32,
+        claim: Claim,
+    ) -> Result<(), KeyError> {
+        let pin = self.find(keys, key)?;
+        self.pins[pin].region().check_claim(claim)
+    }
+
     /// Checks the bytes `[from, from + len)` of what `sges` name in turn; `len`
     /// is no more than there is.
     pub fn map_sges(

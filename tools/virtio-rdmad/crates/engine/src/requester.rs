@@ -166,6 +166,9 @@ impl Shared {
         }
         let len = (requester.wqe.total - requester.done).min(CHUNK);
         turn.spend(len);
+        if !self.offers(requester.wqe.operation) {
+            return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        }
         if requester.wqe.operation.is_local() {
             return Step::End(self.manage_memory(slot, &requester.wqe, config));
         }
@@ -248,7 +251,8 @@ impl Shared {
     ) -> Result<Mappings, u32> {
         let wqe = &requester.wqe;
         let fetches = matches!(wqe.operation, Operation::Read | Operation::Atomic(_));
-        if fetches && requester.attr.max_rd_atomic == 0 {
+        let is_answered = fetches || wqe.operation == Operation::AtomicWrite;
+        if is_answered && requester.attr.max_rd_atomic == 0 {
             return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if wqe.is_inline {
@@ -514,7 +518,9 @@ fn traffic(requester: &Requester) -> Traffic {
     let total = requester.wqe.total;
     let packets = packets(total, requester.attr.path_mtu);
     match requester.wqe.operation {
-        Operation::Send | Operation::Write => Traffic::sent(total, packets),
+        Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
+            Traffic::sent(total, packets)
+        }
         Operation::Read | Operation::Atomic(_) => Traffic {
             xmit_packets: 1,
             rcv_bytes: total,
@@ -530,9 +536,10 @@ fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
     let (messages, bytes) = match wqe.operation {
         _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
         Operation::Send => (Counter::SendMessages, Counter::SendBytes),
-        Operation::Write => (Counter::WriteMessages, Counter::WriteBytes),
+        Operation::Write | Operation::AtomicWrite => (Counter::WriteMessages, Counter::WriteBytes),
         Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
         Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
+        Operation::Flush(_) => return outbox.count(Counter::FlushMessages, 1),
         Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
     };
     outbox.count(messages, 1);

@@ -12,8 +12,8 @@ use abi::{
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
     VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV,
-    VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
+    VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
@@ -22,6 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::fast_reg::Invalidator;
+use crate::flush::Flush;
 use crate::mr::{self, Atomic, Claim, Data, Mapping, Side, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Responder};
@@ -118,6 +119,9 @@ impl Shared {
             Operation::Write => self.receive_write(slot, responder, message, pins, outbox),
             Operation::Read => self.serve_read(slot, responder, message, pins),
             Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic, pins),
+            operation if !self.offers(operation) => self.request_failed(slot, responder),
+            Operation::AtomicWrite => self.receive_atomic_write(slot, responder, message, pins),
+            Operation::Flush(flush) => self.serve_flush(slot, responder, message, flush, pins),
             // These concern no peer.
             Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => {
                 self.request_failed(slot, responder)
@@ -294,6 +298,72 @@ impl Shared {
             Data::Mapped(local) if mr::write(local, before.as_bytes()).is_ok() => Answer::Done,
             _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
         }
+    }
+
+    /// Whether driver and device agreed on what an operation needs.
+    pub(crate) fn offers(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::AtomicWrite => self.has_rings() && self.has(VIRTIO_RDMA_F_ATOMIC_WRITE),
+            Operation::Flush(_) => self.has_flush(),
+            _ => true,
+        }
+    }
+
+    /// A write of a word (IBA A19.4.2).
+    fn receive_atomic_write(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        pins: &mut PinSet,
+    ) -> Answer {
+        if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
+            return self.request_failed(slot, responder);
+        }
+        let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
+        let target = match self.map_remote(slot, responder, message, access, pins) {
+            Ok(Some(target)) => target,
+            Ok(None) => return self.request_failed(slot, responder),
+            Err(refusal) => return self.refuse(slot, responder, refusal),
+        };
+        let mut value = 0_u64;
+        let read = match message.local {
+            Data::Mapped(local) => mr::read(local, value.as_mut_bytes()),
+            Data::Inline(bytes) => {
+                value.as_mut_bytes().copy_from_slice(bytes);
+                Ok(())
+            }
+        };
+        if read.is_err() {
+            return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+        }
+        // As for the other atomics, an address is aligned in memory as well.
+        if mr::store(pins, &target, value).is_err() {
+            return self.request_failed(slot, responder);
+        }
+        advance_psn(responder, message);
+        Answer::Done
+    }
+
+    fn serve_flush(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        flush: Flush,
+        pins: &mut PinSet,
+    ) -> Answer {
+        if responder.attr.qp_access_flags & flush.access != flush.access {
+            return self.request_failed(slot, responder);
+        }
+        let Some(config) = responder.config else { return self.request_failed(slot, responder) };
+        let claim = Claim { pdn: config.pdn, access: flush.access, qp: Some(slot) };
+        let wqe = message.wqe;
+        if self.flush(&flush, wqe.rkey, wqe.remote_addr, claim, pins).is_err() {
+            return self.access_failed(slot, responder);
+        }
+        advance_psn(responder, message);
+        Answer::Done
     }
 
     /// Checks and pins the remote side of a chunk; with the first chunk, all of

@@ -46,6 +46,8 @@ counters! {
     ReadBytes = "read_bytes",
     /// Atomics completed as the requester.
     AtomicMessages = "atomic_messages",
+    /// FLUSHes completed as the requester.
+    FlushMessages = "flush_messages",
     /// Datagrams sent, delivered or not.
     DatagramMessages = "datagram_messages",
     /// Bytes of these.

@@ -8,11 +8,13 @@ use abi::{
     virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
     virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
     WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
-    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_BIND_MW,
-    VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_LOCAL_INV,
-    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
-    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
-    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, VIRTIO_RDMA_WR_BIND_MW,
+    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_ATOMIC_WRITE,
+    VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD,
+    VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_LOC_LEN_ERR,
+    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
+    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW, VIRTIO_RDMA_WR_FLUSH,
     VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
     VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, VIRTIO_RDMA_WR_REG_MR,
     VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
@@ -22,6 +24,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::fast_reg::Registration;
+use crate::flush::Flush;
 use crate::mr::Atomic;
 use crate::mw::Bind;
 use crate::qp::QpConfig;
@@ -109,6 +112,10 @@ pub(crate) enum Operation {
     Read,
     /// An atomic operation.
     Atomic(Atomic),
+    /// A write of 8 bytes, of which nobody sees but all; in rings only.
+    AtomicWrite,
+    /// A flush; in rings only.
+    Flush(Flush),
     /// A fast registration.
     RegMr(Registration),
     /// Invalidation of the key in `invalidate`, and nothing else.
@@ -118,6 +125,16 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// Whether it carries nothing.
+    fn has_no_data(self) -> bool {
+        self.is_local() || matches!(self, Self::Flush(_))
+    }
+
+    /// Whether it concerns 8 bytes.
+    fn is_of_a_word(self) -> bool {
+        matches!(self, Self::Atomic(_) | Self::AtomicWrite)
+    }
+
     /// Whether it concerns no peer.
     pub fn is_local(self) -> bool {
         matches!(self, Self::RegMr(_) | Self::LocalInv | Self::BindMw(_))
@@ -183,10 +200,17 @@ fn wc_opcode(opcode: u32) -> u8 {
         VIRTIO_RDMA_WR_REG_MR => VIRTIO_RDMA_WC_REG_MR,
         VIRTIO_RDMA_WR_LOCAL_INV => VIRTIO_RDMA_WC_LOCAL_INV,
         VIRTIO_RDMA_WR_BIND_MW => VIRTIO_RDMA_WC_BIND_MW,
+        VIRTIO_RDMA_WR_FLUSH => VIRTIO_RDMA_WC_FLUSH,
+        VIRTIO_RDMA_WR_ATOMIC_WRITE => VIRTIO_RDMA_WC_ATOMIC_WRITE,
         VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => VIRTIO_RDMA_WC_COMP_SWAP,
         VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD => VIRTIO_RDMA_WC_FETCH_ADD,
         _ => VIRTIO_RDMA_WC_SEND,
     }) as u8
+}
+
+/// Whether an `enum virtio_rdma_wr_opcode` is one of rings alone.
+fn needs_rings(opcode: u32) -> bool {
+    matches!(opcode, VIRTIO_RDMA_WR_BIND_MW | VIRTIO_RDMA_WR_FLUSH | VIRTIO_RDMA_WR_ATOMIC_WRITE)
 }
 
 /// Whether QPs of a type do an `enum virtio_rdma_wr_opcode` (IBA 9.4, table 38).
@@ -201,10 +225,15 @@ fn allows(kind: QpType, opcode: u32) -> bool {
     );
     let local =
         matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_BIND_MW);
-    let invalidates =
-        matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
+    let reliable = matches!(
+        opcode,
+        VIRTIO_RDMA_WR_SEND_WITH_INV
+            | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV
+            | VIRTIO_RDMA_WR_FLUSH
+            | VIRTIO_RDMA_WR_ATOMIC_WRITE
+    );
     match kind {
-        QpType::Rc | QpType::XrcIni => send || write || read || local || invalidates,
+        QpType::Rc | QpType::XrcIni => send || write || read || local || reliable,
         QpType::Uc => send || write || local,
         QpType::Ud | QpType::Gsi => send,
         QpType::XrcTgt => false,
@@ -325,12 +354,23 @@ impl SendWqe {
             VIRTIO_RDMA_WR_REG_MR => Operation::RegMr(Registration::from_entry(&prefix(&header))),
             VIRTIO_RDMA_WR_LOCAL_INV => Operation::LocalInv,
             VIRTIO_RDMA_WR_BIND_MW => Operation::BindMw(Bind::from_entry(&prefix(&header))),
+            VIRTIO_RDMA_WR_ATOMIC_WRITE => Operation::AtomicWrite,
+            VIRTIO_RDMA_WR_FLUSH => match Flush::from_entry(&prefix(&header)) {
+                Some(flush) => Operation::Flush(flush),
+                None => return refuse(operation_error, "a FLUSH of an unknown kind"),
+            },
             _ => Operation::Write,
         };
-        if self.operation.is_local() && (count != 0 || self.is_inline) {
+        if opcode == VIRTIO_RDMA_WR_ATOMIC_WRITE && count == 0 {
+            // What it writes is in its header.
+            self.inline.clear();
+            self.inline.extend_from_slice(common.compare_add.as_bytes());
+            (self.is_inline, self.total) = (true, 8);
+        }
+        if self.operation.has_no_data() && (count != 0 || self.is_inline) {
             return refuse(operation_error, "data where there may be none");
         }
-        if matches!(self.operation, Operation::Atomic(_)) && self.total != 8 {
+        if self.operation.is_of_a_word() && self.total != 8 {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
         }
         match config.kind {
@@ -359,7 +399,7 @@ impl SendWqe {
         let wr_id = header.wr_id;
         let refuse = |status, why| Err(Malformed { index: 0, wr_id, wc_opcode, status, why });
         let operation_error = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        if !allows(kind, opcode) || opcode == VIRTIO_RDMA_WR_BIND_MW {
+        if !allows(kind, opcode) || needs_rings(opcode) {
             return refuse(operation_error, "a send opcode that the QP does not do");
         }
         if header.send_flags & !KNOWN_FLAGS != 0 {

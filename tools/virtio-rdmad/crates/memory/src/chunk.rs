@@ -63,6 +63,18 @@ impl Chunk<'_> {
         Ok(len)
     }
 
+    /// Copies its first bytes.
+    pub fn read(self, to: &mut [u8]) -> Result<(), MemoryError> {
+        let (len, have) = (to.len(), self.len);
+        if len > have {
+            return Err(MemoryError::Bounds { offset: 0, len, have });
+        }
+        // SAFETY: this has `len` bytes or more; `to` is memory of this process that no guest maps,
+        // so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.addr.as_ptr(), to.as_mut_ptr(), len) };
+        Ok(())
+    }
+
     /// Copies `from` to its beginning, the last bytes last, as [`Chunk::copy_to`] does.
     pub fn write(self, from: &[u8]) -> Result<(), MemoryError> {
         let (len, have) = (from.len(), self.len);
@@ -79,6 +91,13 @@ impl Chunk<'_> {
     /// guest's processors too, and returns what was there.
     pub fn fetch_add_u64(self, add: u64) -> Result<u64, MemoryError> {
         Ok(self.word()?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// Writes the 64-bit word that it begins with: whoever reads it, the guest's processors too,
+    /// finds all of it or nothing.
+    pub fn store_u64(self, value: u64) -> Result<(), MemoryError> {
+        self.word()?.store(value, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Replaces the 64-bit word that it begins with by `swap` if it is `compare`, atomically against
@@ -205,6 +224,9 @@ mod tests {
         assert_eq!(to.copy_part_to(from), Ok(8));
         assert_eq!(memory.read_obj::<[u64; 2]>(32), Ok([u64::from_ne_bytes([7; 8]), 0]));
         assert!(to.write(&[0; 9]).is_err());
+        let mut found = [0; 9];
+        assert!(to.read(&mut found).is_err());
+        assert_eq!((to.read(&mut found[..8]), found), (Ok(()), [7, 7, 7, 7, 7, 7, 7, 7, 0]));
     }
 
     #[test]
@@ -218,6 +240,9 @@ mod tests {
         assert_eq!(word(4).compare_exchange_u64(9, 1), Ok(8));
         assert_eq!(word(4).compare_exchange_u64(8, 1), Ok(8));
         assert_eq!(slice.read_obj::<u64>(4), Ok(1));
+        assert_eq!(word(0).store_u64(1), Err(MemoryError::Misaligned { align: 8 }));
+        assert_eq!(word(4).store_u64(u64::MAX), Ok(()));
+        assert_eq!(slice.read_obj::<u64>(4), Ok(u64::MAX));
     }
 
     #[test]

@@ -1186,6 +1186,13 @@ impl Send {
             (entry.iova, entry.pages, entry.length) = (wr.iova, wr.pages, wr.length);
             return entry.as_bytes().to_vec();
         }
+        if self.opcode == VIRTIO_RDMA_WR_FLUSH {
+            let mut entry = virtio_rdma_ring_flush_wqe::read_from_bytes(&self.wr).unwrap();
+            (entry.wr_id, entry.opcode) = (self.wr_id, self.opcode as u8);
+            entry.send_flags = self.flags as u16;
+            entry.num_sge = self.sges.len() as u8;
+            return [entry.as_bytes(), self.sges.as_bytes()].concat();
+        }
         if self.opcode == VIRTIO_RDMA_WR_BIND_MW {
             let mut entry = virtio_rdma_ring_bind_wqe::read_from_bytes(&self.wr).unwrap();
             entry.send_flags = self.flags as u16;

@@ -7,6 +7,7 @@ mod control;
 mod datagram;
 mod driver;
 mod fast_reg;
+mod flush;
 mod hostile;
 mod mcast;
 mod mw;
