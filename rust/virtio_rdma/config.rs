@@ -111,6 +111,10 @@ pub(crate) struct Config {
     pub(crate) rereg_mr: bool,
     /// Number of memory windows; 0 without VIRTIO_RDMA_F_MW.
     pub(crate) max_mw: u32,
+    /// Whether there is FLUSH.
+    pub(crate) flush: bool,
+    /// Whether there is ATOMIC_WRITE.
+    pub(crate) atomic_write: bool,
     /// Number of PDs.
     pub(crate) max_pd: u32,
     /// READs and atomics that a QP serves.
@@ -200,6 +204,8 @@ impl Config {
                 .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
             rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_mw: if mws { field!(dev, max_mw: u32) } else { 0 },
+            flush: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_FLUSH),
+            atomic_write: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_ATOMIC_WRITE),
             max_pd: field!(dev, max_pd: u32),
             max_qp_rd_atom: field!(dev, max_qp_rd_atom: u32),
             max_res_rd_atom: field!(dev, max_res_rd_atom: u32),

@@ -44,6 +44,13 @@ const SRQ_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_SRQ_RESIZE as u64;
 const MW_CAP_FLAGS: u64 =
     (bindings::VIRTIO_RDMA_CAP_MEM_WINDOW | bindings::VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B) as u64;
 
+/// The capabilities that go with VIRTIO_RDMA_F_FLUSH.
+const FLUSH_CAP_FLAGS: u64 =
+    bindings::VIRTIO_RDMA_CAP_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_CAP_FLUSH_PERSISTENT;
+
+/// The capability that goes with VIRTIO_RDMA_F_ATOMIC_WRITE.
+const ATOMIC_WRITE_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_ATOMIC_WRITE;
+
 /// A limit as the kernel's attributes hold it.
 fn limit(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
@@ -113,6 +120,12 @@ impl ib::Driver for Hca {
         attr.max_mw = limit(config.max_mw);
         if config.max_mw != 0 {
             attr.device_cap_flags |= config.device_cap_flags & MW_CAP_FLAGS;
+        }
+        if config.flush {
+            attr.device_cap_flags |= config.device_cap_flags & FLUSH_CAP_FLAGS;
+        }
+        if config.atomic_write {
+            attr.device_cap_flags |= config.device_cap_flags & ATOMIC_WRITE_CAP_FLAGS;
         }
         attr.max_pd = limit(config.max_pd);
         attr.max_qp_rd_atom = limit(config.max_qp_rd_atom);

@@ -43,6 +43,11 @@ const MW_BIND: u32 = bindings::VIRTIO_RDMA_ACCESS_MW_BIND;
 /// device, such an MR has the IOVA 0.
 const ZERO_BASED: u32 = bindings::VIRTIO_RDMA_ACCESS_ZERO_BASED;
 
+/// The access flags that an MR may have where there is FLUSH. The core keeps those from a device
+/// that lacks the capability.
+const FLUSH: u32 =
+    bindings::VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
+
 /// Flags that only allow, or only hint: dropping them changes nothing that a consumer sees.
 const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
@@ -133,8 +138,14 @@ impl Mr {
 ///
 /// `EOPNOTSUPP` for a flag that is neither known nor optional.
 fn check_access(hca: &Hca, access: u32) -> Result<u32> {
-    let windows = hca.config().max_mw != 0;
-    let known = ACCESS | if windows { MW_BIND } else { 0 };
+    let config = hca.config();
+    let mut known = ACCESS;
+    if config.max_mw != 0 {
+        known |= MW_BIND;
+    }
+    if config.flush {
+        known |= FLUSH;
+    }
     if access & !(known | OPTIONAL) != 0 {
         return Err(crate::errno::unsupported());
     }

@@ -458,7 +458,7 @@ impl Qp {
         let request = bindings::virtio_rdma_cmd_modify_qp {
             qpn: self.qpn.to_le(),
             attr_mask: mask.to_le(),
-            attr: to_wire(attr, mask)?,
+            attr: to_wire(&self.hca, attr, mask)?,
         };
         match self.hca.execute::<cmd::ModifyQp>(&request) {
             // Consumers move their QPs to RESET or ERR to be done with them, and so they are.
@@ -468,13 +468,14 @@ impl Qp {
     }
 }
 
-/// Rights to operations that the device does not have. A program may grant them
-/// to its peers all the same, who have no use for them.
-const NO_ACCESS: u32 = bindings::ib_access_flags_IB_ACCESS_FLUSH_GLOBAL
-    | bindings::ib_access_flags_IB_ACCESS_FLUSH_PERSISTENT;
+/// Rights to FLUSH. Where the device does not have it, a program may grant them to its peers all the
+/// same, who have no use for them.
+const FLUSH_ACCESS: u32 =
+    bindings::VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
 
 /// The attributes of MODIFY_QP that `mask` names.
-fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
+fn to_wire(hca: &Hca, attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
+    let no_access = if hca.config().flush { 0 } else { FLUSH_ACCESS };
     let mut wire = wire::QpAttr {
         qp_state: attr.qp_state as u8,
         cur_qp_state: attr.cur_qp_state as u8,
@@ -483,7 +484,7 @@ fn to_wire(attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
         rq_psn: attr.rq_psn.to_le(),
         sq_psn: attr.sq_psn.to_le(),
         dest_qp_num: attr.dest_qp_num.to_le(),
-        qp_access_flags: (attr.qp_access_flags as u32 & !NO_ACCESS).to_le(),
+        qp_access_flags: (attr.qp_access_flags as u32 & !no_access).to_le(),
         pkey_index: attr.pkey_index.to_le(),
         en_sqd_async_notify: attr.en_sqd_async_notify,
         max_rd_atomic: attr.max_rd_atomic,

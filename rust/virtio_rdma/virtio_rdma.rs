@@ -194,6 +194,8 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_FAST_REG,
         bindings::VIRTIO_RDMA_F_MW,
         bindings::VIRTIO_RDMA_F_REREG_MR,
+        bindings::VIRTIO_RDMA_F_FLUSH,
+        bindings::VIRTIO_RDMA_F_ATOMIC_WRITE,
         bindings::VIRTIO_RDMA_F_MCAST,
         bindings::VIRTIO_RDMA_F_COUNTERS,
         bindings::VIRTIO_RDMA_F_XRC,
