@@ -12,12 +12,11 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     lock::Guard,
-    mw::Bind,
     object::{Qp, Ref},
     qp::{self, Limits, Rings},
     ring::Writer,
     wq::{self, State},
-    wqe::Open,
+    wqe::{Body, Open},
 };
 
 /// The batch that a thread makes on a QP.
@@ -75,11 +74,11 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// The rest of ibv_wr_bind_mw(3): what is to be bound, or why nothing is.
-    pub fn set_bind(&mut self, bind: Result<Bind>) {
+    /// What a work request has of its own, or why it has none.
+    pub fn set_body(&mut self, body: Result<Body>) {
         self.attempt(|batch| {
             let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
-            open.set_bind(bind?);
+            open.set_body(body?);
             Ok(())
         });
     }

@@ -218,6 +218,8 @@ fn is_known(opcode: u8) -> bool {
             | IBV_WC_FETCH_ADD
             | IBV_WC_LOCAL_INV
             | IBV_WC_BIND_MW
+            | IBV_WC_FLUSH
+            | IBV_WC_ATOMIC_WRITE
             | IBV_WC_RECV
             | IBV_WC_RECV_RDMA_WITH_IMM
     )

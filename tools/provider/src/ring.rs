@@ -347,6 +347,8 @@ unsafe impl Plain for bindings::virtio_rdma_ring_xrc_wqe {}
 // SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_ring_bind_wqe {}
 // SAFETY: as above.
+unsafe impl Plain for bindings::virtio_rdma_ring_flush_wqe {}
+// SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_ring_ud_wqe {}
 // SAFETY: as above.
 unsafe impl Plain for bindings::virtio_rdma_rq_wqe {}

@@ -8,7 +8,7 @@ use crate::{
     mw::Bind,
     qp::Limits,
     ring::Writer,
-    wr::{Request, Single},
+    wr::{Rdma, Request, Single},
 };
 
 /// Flags of a send work request that have a meaning here.
@@ -20,6 +20,9 @@ const INLINE: u32 = 1 << IBV_WR_SEND
     | 1 << IBV_WR_SEND_WITH_INV
     | 1 << IBV_WR_RDMA_WRITE
     | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+
+/// Opcodes that no list of work requests has: what they need has no place there.
+const BY_CALLS: u32 = 1 << IBV_WR_FLUSH;
 
 /// Bytes of an entry before its SGEs or inline data.
 pub const fn send_header(qp_type: ibv_qp_type) -> usize {
@@ -45,9 +48,12 @@ pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
         | 1 << IBV_WR_RDMA_READ
         | 1 << IBV_WR_ATOMIC_CMP_AND_SWP
         | 1 << IBV_WR_ATOMIC_FETCH_AND_ADD
-        | 1 << IBV_WR_SEND_WITH_INV;
+        | 1 << IBV_WR_SEND_WITH_INV
+        | 1 << IBV_WR_FLUSH
+        | 1 << IBV_WR_ATOMIC_WRITE;
     match qp_type {
-        IBV_QPT_RC | IBV_QPT_XRC_SEND => RC,
+        IBV_QPT_RC => RC,
+        IBV_QPT_XRC_SEND => RC & !(1 << IBV_WR_FLUSH | 1 << IBV_WR_ATOMIC_WRITE),
         IBV_QPT_UC => UC,
         _ => UD,
     }
@@ -67,7 +73,7 @@ struct Data {
 pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writer<'_>) -> Result {
     let wr = request.wr();
     let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
-    if opcode & opcodes(limits.qp_type) == 0 || wr.send_flags & !FLAGS != 0 {
+    if opcode & opcodes(limits.qp_type) & !BY_CALLS == 0 || wr.send_flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
@@ -75,6 +81,9 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
         return Err(Errno::EINVAL);
     }
     let sges = request.sges(limits.max_send_sge)?;
+    if wr.opcode == IBV_WR_ATOMIC_WRITE && sges.is_empty() {
+        return Err(Errno::EINVAL);
+    }
     if wr.opcode == IBV_WR_BIND_MW {
         if !sges.is_empty() {
             return Err(Errno::EINVAL);
@@ -134,7 +143,7 @@ fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring
         ..Default::default()
     };
     match wr.opcode {
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ | IBV_WR_ATOMIC_WRITE => {
             let remote = request.rdma();
             wqe.remote_addr = remote.remote_addr.to_le();
             wqe.rkey = remote.rkey.to_le();
@@ -214,6 +223,45 @@ fn datagram(
     wqe
 }
 
+/// What a FLUSH by calls asks for.
+#[derive(Clone, Copy)]
+pub struct Flush {
+    /// The remote side.
+    pub remote: Rdma,
+    /// Bytes.
+    pub length: u64,
+    /// `enum ibv_placement_type`, as bits.
+    pub placement: u8,
+    /// `enum ibv_selectivity_level`
+    pub level: u8,
+}
+
+/// The entry of a FLUSH.
+fn flushing(wr: &ibv_send_wr, flush: Flush) -> virtio_rdma_ring_flush_wqe {
+    virtio_rdma_ring_flush_wqe {
+        wr_id: wr.wr_id.to_le(),
+        opcode: wr.opcode as u8,
+        send_flags: (wr.send_flags as u16).to_le(),
+        type_: flush.placement,
+        level: flush.level,
+        rkey: flush.remote.rkey.to_le(),
+        remote_addr: flush.remote.remote_addr.to_le(),
+        length: flush.length.to_le(),
+        ..Default::default()
+    }
+}
+
+/// What a work request by calls has of its own.
+#[derive(Clone, Copy)]
+pub enum Body {
+    /// Of BIND_MW.
+    Bind(Bind),
+    /// Of FLUSH.
+    Flush(Flush),
+    /// Of ATOMIC_WRITE: what it writes, as it is in memory.
+    Word([u8; 8]),
+}
+
 /// A send work request that is being made by calls, in an entry of the ring:
 /// its data stand there, its header does not yet.
 pub struct Open {
@@ -221,7 +269,7 @@ pub struct Open {
     data: Option<Data>,
     av: Option<virtio_rdma_av>,
     remote_srqn: Option<u32>,
-    bind: Option<Bind>,
+    body: Option<Body>,
 }
 
 impl Open {
@@ -239,7 +287,7 @@ impl Open {
         // Which setter is called says that.
         let send_flags = wr.send_flags & !IBV_SEND_INLINE;
         let single = Single::new(ibv_send_wr { send_flags, ..wr });
-        Ok(Self { single, data: None, av: None, remote_srqn: None, bind: None })
+        Ok(Self { single, data: None, av: None, remote_srqn: None, body: None })
     }
 
     /// The destination of a datagram.
@@ -253,9 +301,9 @@ impl Open {
         self.remote_srqn = Some(remote_srqn);
     }
 
-    /// What is to be bound.
-    pub fn set_bind(&mut self, bind: Bind) {
-        self.bind = Some(bind);
+    /// What it has of its own.
+    pub fn set_body(&mut self, body: Body) {
+        self.body = Some(body);
     }
 
     /// An SGE list as data.
@@ -310,16 +358,23 @@ impl Open {
     /// # Errors
     ///
     /// EINVAL for a datagram without a destination, a message of an XRC initiator
-    /// without an SRQ, or a BIND_MW with data.
+    /// without an SRQ, or data where there may be none.
     pub fn close(self, limits: &Limits, mut entry: Writer<'_>) -> Result {
-        if let Some(bind) = self.bind {
-            if self.data.is_some() {
-                return Err(Errno::EINVAL);
+        if self.body.is_some() && self.data.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let request = self.single.request();
+        match self.body {
+            Some(Body::Bind(bind)) => return entry.put(binding(request.wr(), bind)),
+            Some(Body::Flush(flush)) => return entry.put(flushing(request.wr(), flush)),
+            Some(Body::Word(word)) => {
+                let header = connected(request, Data { num_sge: 0, inline_len: 0 });
+                let compare_add = u64::from_ne_bytes(word);
+                return entry.put(virtio_rdma_ring_sq_wqe { compare_add, ..header });
             }
-            return entry.put(binding(self.single.request().wr(), bind));
+            None => {}
         }
         let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
-        let request = self.single.request();
         match limits.qp_type {
             IBV_QPT_UD => entry.put(datagram(request, self.av.ok_or(Errno::EINVAL)?, data)),
             IBV_QPT_XRC_SEND => {
@@ -453,13 +508,16 @@ mod tests {
     fn opcodes_of_each_type() {
         let (ah, mw) = (ah(), mw(9));
         for (qp_type, allowed) in [
-            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
+            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15][..]),
             (IBV_QPT_XRC_SEND, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
             (IBV_QPT_UC, &[0, 1, 2, 3, 7, 8]),
             (IBV_QPT_UD, &[2, 3]),
         ] {
             for opcode in (0..40).chain([u32::MAX]) {
-                let mut wr = wr(opcode, 0, &mut []);
+                // What an ATOMIC_WRITE writes is in its SGEs.
+                let mut sges = [ibv_sge { addr: 0, length: 8, lkey: 0 }];
+                let count = usize::from(opcode == IBV_WR_ATOMIC_WRITE);
+                let mut wr = wr(opcode, 0, &mut sges[..count]);
                 wr.wr.ud.ah = ah.as_ref().verbs().as_ptr();
                 wr.__bindgen_anon_2.bind_mw = unbind(&mw);
                 let limits = Limits { qp_type, ..LIMITS };

@@ -11,6 +11,7 @@ use crate::{
     bindings::*,
     errno::{Errno, code},
     object::{Ah, Qp, Ref},
+    wqe::{Body, Flush},
     wr::{Atomic, Rdma, named_bind},
 };
 use core::{
@@ -22,7 +23,7 @@ use core::{
 type Operands = ibv_send_wr__bindgen_ty_2;
 
 /// The builders: what a program asks for at creation, and what it may post then.
-const BUILDERS: [(u32, ibv_wr_opcode); 10] = [
+const BUILDERS: [(u32, ibv_wr_opcode); 12] = [
     (IBV_QP_EX_WITH_SEND, IBV_WR_SEND),
     (IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM),
     (IBV_QP_EX_WITH_RDMA_WRITE, IBV_WR_RDMA_WRITE),
@@ -33,6 +34,8 @@ const BUILDERS: [(u32, ibv_wr_opcode); 10] = [
     (IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV),
     (IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW),
     (IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV),
+    (IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH),
+    (IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE),
 ];
 
 /// The `IBV_QP_EX_WITH_*` of the builders whose opcodes, as bits, a QP has.
@@ -57,7 +60,9 @@ pub unsafe fn install(qp: Ref<'_, Qp>) {
         let ex = verbs.cast::<ibv_qp_ex>();
         (*ex).wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
         (*ex).wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+        (*ex).wr_atomic_write = Some(wr_atomic_write);
         (*ex).wr_bind_mw = Some(wr_bind_mw);
+        (*ex).wr_flush = Some(wr_flush);
         (*ex).wr_local_inv = Some(wr_local_inv);
         (*ex).wr_rdma_read = Some(wr_rdma_read);
         (*ex).wr_rdma_write = Some(wr_rdma_write);
@@ -209,6 +214,38 @@ unsafe extern "C" fn wr_atomic_fetch_add(
     unsafe { begin(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, Operands { atomic }) };
 }
 
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    atomic_wr: *const c_void,
+) {
+    // SAFETY: the program lends 8 bytes.
+    let word = unsafe { atomic_wr.cast::<[u8; 8]>().read_unaligned() };
+    // SAFETY: see the head of this file.
+    unsafe {
+        begin(qp, IBV_WR_ATOMIC_WRITE, 0, rdma(rkey, remote_addr));
+        with(qp, |batch| batch.set_body(Ok(Body::Word(word))));
+    }
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let remote = Rdma { remote_addr, rkey };
+    let flush = Flush { remote, length: length as u64, placement, level };
+    // SAFETY: see the head of this file.
+    unsafe {
+        begin(qp, IBV_WR_FLUSH, 0, nothing());
+        with(qp, |batch| batch.set_body(Ok(Body::Flush(flush))));
+    }
+}
+
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
     // SAFETY: see the head of this file.
     unsafe { begin(qp, IBV_WR_LOCAL_INV, invalidate_rkey, nothing()) };
@@ -230,7 +267,7 @@ unsafe extern "C" fn wr_bind_mw(
     // SAFETY: the program names a live window and MR, and lends the structure.
     let bind = unsafe { named_bind(mw, rkey, &*bind_info) };
     // SAFETY: see the head of this file.
-    unsafe { with(qp, |batch| batch.set_bind(bind)) };
+    unsafe { with(qp, |batch| batch.set_body(bind.map(Body::Bind))) };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(

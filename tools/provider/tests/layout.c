@@ -115,6 +115,9 @@ int main(void)
 	SIZE(virtio_rdma_ring_bind_wqe);
 	OFFSET(virtio_rdma_ring_bind_wqe, mw_rkey);
 	OFFSET(virtio_rdma_ring_bind_wqe, lkey);
+	SIZE(virtio_rdma_ring_flush_wqe);
+	OFFSET(virtio_rdma_ring_flush_wqe, rkey);
+	OFFSET(virtio_rdma_ring_flush_wqe, length);
 	SIZE(ibv_mw);
 	OFFSET(ibv_mw, rkey);
 	SIZE(ibv_mw_bind);

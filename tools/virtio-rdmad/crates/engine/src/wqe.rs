@@ -225,15 +225,12 @@ fn allows(kind: QpType, opcode: u32) -> bool {
     );
     let local =
         matches!(opcode, VIRTIO_RDMA_WR_REG_MR | VIRTIO_RDMA_WR_LOCAL_INV | VIRTIO_RDMA_WR_BIND_MW);
-    let reliable = matches!(
-        opcode,
-        VIRTIO_RDMA_WR_SEND_WITH_INV
-            | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV
-            | VIRTIO_RDMA_WR_FLUSH
-            | VIRTIO_RDMA_WR_ATOMIC_WRITE
-    );
+    let invalidates =
+        matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_INV | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
+    let flush = matches!(opcode, VIRTIO_RDMA_WR_FLUSH | VIRTIO_RDMA_WR_ATOMIC_WRITE);
     match kind {
-        QpType::Rc | QpType::XrcIni => send || write || read || local || reliable,
+        QpType::Rc => send || write || read || local || invalidates || flush,
+        QpType::XrcIni => send || write || read || local || invalidates,
         QpType::Uc => send || write || local,
         QpType::Ud | QpType::Gsi => send,
         QpType::XrcTgt => false,
