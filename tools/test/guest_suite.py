@@ -27,7 +27,7 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 # An emulated guest with a debug kernel is slower again by as much as from user-mode Linux to it: it goes round
 # fewer loops, leaves out what measures, meets another half of what a device can do wrong in each run, and
 # restarts only in the middle of traffic.
-FEWER_LOOPS = {"LOOPS_PERCENT": "40"}
+FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = "50"
 MEASURES = ("perftest.sh",)
 DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
