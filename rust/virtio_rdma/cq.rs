@@ -149,12 +149,11 @@ impl Cq {
     pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>, this: &ib::Cq<Hca>) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let armed = state.armed;
         let is_due = match &mut state.queue {
             Queue::Virtqueue(queue) => {
                 queue.drop_qp(&self.hca, qpn);
                 // Those that stay are out of the ring, and their interrupt may find it empty.
-                let is_due = armed != 0 && queue.has_completions();
+                let is_due = queue.has_completions() && core::mem::take(&mut state.armed) != 0;
                 state.taken(&self.hca, self.cqn);
                 is_due
             }
@@ -164,9 +163,6 @@ impl Cq {
             }
             Queue::Program => false,
         };
-        if is_due {
-            state.armed = 0;
-        }
         drop(guard);
         if is_due {
             this.complete();

@@ -279,14 +279,10 @@ impl Shared {
         atomic: Atomic,
         pins: &mut PinSet,
     ) -> Answer {
-        if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
-            return self.request_failed(slot, responder);
-        }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-        let target = match self.map_remote(slot, responder, message, access, pins) {
-            Ok(Some(target)) => target,
-            Ok(None) => return self.request_failed(slot, responder),
-            Err(refusal) => return self.refuse(slot, responder, refusal),
+        let target = match self.map_word(slot, responder, message, access, pins) {
+            Ok(target) => target,
+            Err(answer) => return answer,
         };
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
@@ -297,6 +293,26 @@ impl Shared {
         match message.local {
             Data::Mapped(local) if mr::write(local, before.as_bytes()).is_ok() => Answer::Done,
             _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+        }
+    }
+
+    /// Checks and pins the word that an atomic operation or write names; the answer if it
+    /// is none.
+    fn map_word(
+        &self,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        access: u32,
+        pins: &mut PinSet,
+    ) -> Result<Mapping, Answer> {
+        if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
+            return Err(self.request_failed(slot, responder));
+        }
+        match self.map_remote(slot, responder, message, access, pins) {
+            Ok(Some(target)) => Ok(target),
+            Ok(None) => Err(self.request_failed(slot, responder)),
+            Err(refusal) => Err(self.refuse(slot, responder, refusal)),
         }
     }
 
@@ -317,26 +333,21 @@ impl Shared {
         message: &Message<'_>,
         pins: &mut PinSet,
     ) -> Answer {
-        if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
-            return self.request_failed(slot, responder);
-        }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_remote(slot, responder, message, access, pins) {
-            Ok(Some(target)) => target,
-            Ok(None) => return self.request_failed(slot, responder),
-            Err(refusal) => return self.refuse(slot, responder, refusal),
+        let target = match self.map_word(slot, responder, message, access, pins) {
+            Ok(target) => target,
+            Err(answer) => return answer,
         };
-        let mut value = 0_u64;
-        let read = match message.local {
-            Data::Mapped(local) => mr::read(local, value.as_mut_bytes()),
-            Data::Inline(bytes) => {
-                value.as_mut_bytes().copy_from_slice(bytes);
-                Ok(())
+        let value = match message.local {
+            Data::Mapped(local) => {
+                let mut bytes = [0; 8];
+                mr::read(local, &mut bytes).ok().map(|()| bytes)
             }
+            Data::Inline(bytes) => bytes.try_into().ok(),
         };
-        if read.is_err() {
+        let Some(value) = value.map(u64::from_ne_bytes) else {
             return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
-        }
+        };
         // As for the other atomics, an address is aligned in memory as well.
         if mr::store(pins, &target, value).is_err() {
             return self.request_failed(slot, responder);
