@@ -65,15 +65,20 @@ wait_for()
 active() { grep -q ACTIVE "$PORT/state" 2>/dev/null; }
 inactive() { [ -e "$PORT/state" ] && ! active; }
 
-# has_gid GID: whether the port's table holds it as RoCE v2.
-has_gid()
+# roce_gid REGEX: the index of the first entry of the port's table that matches and is RoCE v2. One process looks at
+# all of them: the table is long, and a fork is slow on a kernel that checks itself.
+roce_gid()
 {
-	for gid in "$PORT"/gids/*; do
-		[ "$(cat "$gid" 2>/dev/null)" = "$1" ] || continue
-		grep -q 'RoCE v2' "$PORT/gid_attrs/types/${gid##*/}" 2>/dev/null && return 0
+	for gid in $(grep -ls "$1" "$PORT"/gids/*); do
+		grep -q 'RoCE v2' "$PORT/gid_attrs/types/${gid##*/}" 2>/dev/null || continue
+		echo "${gid##*/}"
+		return
 	done
 	return 1
 }
+
+# has_gid GID: whether the port's table holds it as RoCE v2.
+has_gid() { roce_gid "^$1\$" >/dev/null; }
 
 no_gid() { ! has_gid "$1"; }
 
@@ -108,19 +113,7 @@ usable()
 }
 
 # gid_index: of the first RoCE v2 GID of an IPv4 address.
-gid_index()
-{
-	for gid in "$PORT"/gids/*; do
-		case $(cat "$gid" 2>/dev/null) in
-		0000:0000:0000:0000:0000:ffff:*) ;;
-		*) continue ;;
-		esac
-		grep -q 'RoCE v2' "$PORT/gid_attrs/types/${gid##*/}" 2>/dev/null || continue
-		echo "${gid##*/}"
-		return
-	done
-	return 1
-}
+gid_index() { roce_gid '^0000:0000:0000:0000:0000:ffff:'; }
 
 gone() { [ ! -e "/sys/class/infiniband/$DEVICE" ]; }
 
