@@ -10,9 +10,10 @@ use abi::{
     VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
 };
 
+use crate::copy;
 use crate::device::Shared;
 use crate::mcast::is_multicast;
-use crate::mr::{self, Claim, Data, View};
+use crate::mr::{Claim, Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
 use crate::responder::Received;
@@ -77,10 +78,11 @@ impl Shared {
         local.begin(&**self);
         // Inline data has no SGEs.
         let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
-        let mappings = local.map_sges(&self.keys, sges, Claim::local(config.pdn, 0), 0, wqe.total);
-        let Ok(mappings) = mappings else {
+        let claim = Claim::local(config.pdn, 0);
+        let mut mappings = Mappings::new();
+        if local.map_sges(&self.keys, sges, claim, 0..wqe.total, &mut mappings).is_err() {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
-        };
+        }
         let payload = if wqe.is_inline {
             Data::Inline(&wqe.inline)
         } else {
@@ -232,13 +234,16 @@ impl Shared {
         let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
-        let mut map = |from, len| pins.map_sges(&self.keys, sges, claim, from, len).map_err(|_| ());
-        let header = map(0, GRH_LEN as u64)?;
-        let payload = map(GRH_LEN as u64, datagram.wqe.total)?;
+        let (mut header, mut payload) = (Mappings::new(), Mappings::new());
+        let begin = GRH_LEN as u64;
+        let end = begin + datagram.wqe.total;
+        let mut map = |bytes, to| pins.map_sges(&self.keys, sges, claim, bytes, to).map_err(|_| ());
+        map(0..begin, &mut header)?;
+        map(begin..end, &mut payload)?;
         let view = |mappings| View { pins, mappings };
         let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
-        mr::write(view(&header), &grh).map_err(|_| ())?;
-        mr::scatter(datagram.payload, view(&payload)).map_err(|_| ())
+        copy::write(view(&header), &grh).map_err(|_| ())?;
+        copy::scatter(datagram.payload, view(&payload)).map_err(|_| ())
     }
 }
 

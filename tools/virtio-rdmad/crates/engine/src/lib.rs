@@ -30,9 +30,13 @@
 #![allow(clippy::cast_possible_truncation)]
 // Requests are passed alike, whatever their size.
 #![allow(clippy::trivially_copy_pass_by_ref)]
+// On the path of each message a small structure that is returned through memory, and moved on from
+// there in wider words, makes the processor wait for the stores: up to 10 ns of a message's 100.
+#![allow(clippy::inline_always)]
 
 mod config;
 mod control;
+mod copy;
 mod cq;
 mod cq_ring;
 mod datagram;

@@ -13,7 +13,7 @@ use abi::{
     VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC, VIRTIO_RDMA_ACCESS_REMOTE_READ,
     VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_PAGE_SHIFT,
 };
-use memory::{Chunk, GuestMemory, MemoryError, Slice};
+use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
 use crate::device::Shared;
@@ -72,7 +72,7 @@ pub(crate) enum Backing {
 }
 
 /// A contiguous piece of a region.
-struct Extent {
+pub(crate) struct Extent {
     /// Offset of its first byte within the region.
     start: u64,
     slice: Slice,
@@ -309,11 +309,11 @@ impl Mr {
         (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
     }
 
-    /// Where the byte `offset` of its memory is.
+    /// Its memory from the byte `offset` on.
     #[inline]
-    fn place(&self, offset: u64) -> Option<Place<'_>> {
+    pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
         let extents = match &self.map {
-            Map::Dma(memory) => return Some(Place::Dma { memory, addr: offset }),
+            Map::Dma(memory) => return Some(Pieces::Dma { memory, addr: offset }),
             Map::Extents(extents) => extents,
         };
         let at = match extents.first() {
@@ -321,44 +321,34 @@ impl Mr {
             _ => extents.partition_point(|e| e.start <= offset).checked_sub(1)?,
         };
         let skip = extents[at].skip(offset)?;
-        Some(Place::Extents { extents: &extents[at..], skip })
+        Some(Pieces::Extents { extents: extents[at..].iter(), skip })
     }
 }
 
-/// A place in a region.
-enum Place<'a> {
-    /// An address of the guest.
+/// The memory of a region from some place on, piece by contiguous piece.
+pub(crate) enum Pieces<'a> {
+    /// That of the guest, from an address on.
     Dma { memory: &'a GuestMemory, addr: u64 },
-    /// The byte `skip` of the first extent; the others follow it.
-    Extents { extents: &'a [Extent], skip: usize },
+    /// That of the extents, the first of them from the byte `skip` on.
+    Extents { extents: std::slice::Iter<'a, Extent>, skip: usize },
 }
 
-impl<'a> Place<'a> {
-    /// The contiguous memory here: `len` bytes or fewer, at least one. `None` where the guest has no
-    /// memory any more.
-    #[inline]
-    fn chunk(&self, len: u64) -> Option<Chunk<'a>> {
-        match *self {
-            Place::Dma { memory, addr } => memory.chunk(addr, len).ok(),
-            Place::Extents { extents, skip } => {
-                let slice = &extents.first()?.slice;
-                let have = slice.len() - skip;
-                slice.chunk(skip, usize::try_from(len).map_or(have, |len| have.min(len))).ok()
-            }
-        }
-    }
-
-    /// Goes on by as many bytes as a chunk from here had, or fewer.
-    #[inline]
-    fn advance(&mut self, bytes: usize) {
+impl<'a> Pieces<'a> {
+    /// The next piece, or its first `most` bytes; then the others are not to be had. `None` at the
+    /// end, or where the guest has no memory any more.
+    #[inline(always)]
+    pub fn next(&mut self, most: u64) -> Option<Chunk<'a>> {
         match self {
-            Place::Dma { addr, .. } => *addr += bytes as u64,
-            Place::Extents { extents, skip } => {
-                *skip += bytes;
-                if extents.first().is_some_and(|first| *skip >= first.slice.len()) {
-                    *extents = &extents[1..];
-                    *skip = 0;
-                }
+            Self::Dma { memory, addr } => {
+                let chunk = memory.chunk(*addr, most).ok()?;
+                *addr += chunk.len() as u64;
+                Some(chunk)
+            }
+            Self::Extents { extents, skip } => {
+                let slice = &extents.next()?.slice;
+                let skip = std::mem::take(skip);
+                let have = slice.len() - skip;
+                slice.chunk(skip, usize::try_from(most).map_or(have, |most| have.min(most))).ok()
             }
         }
     }
@@ -431,34 +421,34 @@ pub(crate) struct View<'a> {
     pub mappings: &'a [Mapping],
 }
 
-impl View<'_> {
-    /// Bytes.
-    pub fn len(&self) -> u64 {
-        self.mappings.iter().map(|mapping| mapping.len).sum()
-    }
-}
-
-/// A copy from or to revocable regions, under way: none of them is revoked
-/// before it ends.
-struct Copying<'a> {
-    view: View<'a>,
+/// A copy from or to revocable regions: none of them is revoked from its
+/// beginning to its end.
+pub(crate) struct Copying<'a> {
+    view: &'a View<'a>,
     /// How many of the mappings were entered.
     entered: usize,
 }
 
 impl<'a> Copying<'a> {
-    /// `None` if a region was revoked.
+    /// One that has not begun.
     #[inline]
-    fn begin(view: View<'a>) -> Option<Self> {
-        let mut copying = Self { view, entered: 0 };
-        for mapping in view.mappings {
-            let copies = &view.pins.region(mapping).copies;
+    pub fn new(view: &'a View<'a>) -> Self {
+        Self { view, entered: 0 }
+    }
+
+    /// Begins it; the bytes of the mappings. `None` if a region was revoked.
+    #[inline]
+    pub fn begin(&mut self) -> Option<u64> {
+        let mut len = 0;
+        for mapping in self.view.mappings {
+            let copies = &self.view.pins.region(mapping).copies;
             if copies.as_ref().is_some_and(|copies| !copies.enter()) {
                 return None;
             }
-            copying.entered += 1;
+            self.entered += 1;
+            len += mapping.len;
         }
-        Some(copying)
+        Some(len)
     }
 }
 
@@ -674,164 +664,6 @@ impl KeyTable {
     }
 }
 
-/// A place in a list of mappings.
-struct Cursor<'a> {
-    pins: &'a PinSet,
-    /// Those that follow the one that it is in.
-    mappings: &'a [Mapping],
-    place: Option<Place<'a>>,
-    /// Bytes to the end of the mapping.
-    left: u64,
-}
-
-impl<'a> Cursor<'a> {
-    fn new(view: View<'a>) -> Self {
-        let mut cursor = Self { pins: view.pins, mappings: view.mappings, place: None, left: 0 };
-        cursor.enter();
-        cursor
-    }
-
-    /// Goes to the next mapping that is not empty.
-    fn enter(&mut self) {
-        while self.left == 0 {
-            let Some((mapping, rest)) = self.mappings.split_first() else { return };
-            self.mappings = rest;
-            self.place = self.pins.region(mapping).place(mapping.offset);
-            self.left = mapping.len;
-        }
-    }
-
-    /// The contiguous memory here, at most `len` bytes; `None` at the end, or
-    /// where the guest has no memory any more.
-    #[inline]
-    fn chunk(&self, len: u64) -> Option<Chunk<'a>> {
-        self.place.as_ref()?.chunk(len.min(self.left))
-    }
-
-    #[inline]
-    fn advance(&mut self, bytes: usize) {
-        self.left -= bytes as u64;
-        if let Some(place) = &mut self.place {
-            place.advance(bytes);
-        }
-        if self.left == 0 {
-            self.enter();
-        }
-    }
-}
-
-/// Which side of a copy failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// The memory that is read.
-    Source,
-    /// The memory that is written.
-    Target,
-}
-
-/// Writes what a message carries; as [`copy`].
-pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
-    match source {
-        Data::Mapped(source) => copy(source, target).map(|_| ()),
-        Data::Inline(bytes) => write(target, bytes),
-    }
-}
-
-/// Copies from one list to another until one of them ends; returns how much.
-///
-/// What was checked when it was mapped fails here only where the guest's own
-/// map of memory is at odds with its region (a DMA region over memory that is
-/// read-only), or where the region was revoked meanwhile.
-pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
-    let total = source.len().min(target.len());
-    let _reading = Copying::begin(source).ok_or(Side::Source)?;
-    let _writing = Copying::begin(target).ok_or(Side::Target)?;
-    let (mut from, mut to) = (Cursor::new(source), Cursor::new(target));
-    let mut left = total;
-    while left > 0 {
-        let source = from.chunk(left).ok_or(Side::Source)?;
-        let target = to.chunk(left).ok_or(Side::Target)?;
-        // Only the end of a message is what programs poll.
-        let is_last = source.len().min(target.len()) as u64 == left;
-        let copied = if is_last { source.copy_to(target) } else { source.copy_part_to(target) };
-        let copied = copied.map_err(|_| Side::Target)?;
-        from.advance(copied);
-        to.advance(copied);
-        left -= copied as u64;
-    }
-    Ok(total)
-}
-
-/// Writes `bytes` to the beginning of mapped memory.
-pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
-    let _writing = Copying::begin(target).ok_or(Side::Target)?;
-    let mut to = Cursor::new(target);
-    let mut left = bytes;
-    while !left.is_empty() {
-        let chunk = to.chunk(left.len() as u64).ok_or(Side::Target)?;
-        let (now, rest) = left.split_at(chunk.len());
-        chunk.write(now).map_err(|_| Side::Target)?;
-        to.advance(now.len());
-        left = rest;
-    }
-    Ok(())
-}
-
-/// Reads as many bytes as `bytes` has from mapped memory.
-pub(crate) fn read(source: View<'_>, bytes: &mut [u8]) -> Result<(), Side> {
-    let _reading = Copying::begin(source).ok_or(Side::Source)?;
-    let mut from = Cursor::new(source);
-    let mut left = bytes;
-    while !left.is_empty() {
-        let chunk = from.chunk(left.len() as u64).ok_or(Side::Source)?;
-        let (now, rest) = left.split_at_mut(chunk.len());
-        chunk.read(now).map_err(|_| Side::Source)?;
-        from.advance(now.len());
-        left = rest;
-    }
-    Ok(())
-}
-
-/// An atomic operation on a 64-bit word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Atomic {
-    /// Replaces `compare` by `swap`.
-    CompareSwap {
-        /// What must be there.
-        compare: u64,
-        /// What is put there.
-        swap: u64,
-    },
-    /// Adds.
-    FetchAdd(u64),
-}
-
-/// Does an atomic operation on a mapped word and returns what was there.
-pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
-    on_word(pins, target, |word| match operation {
-        Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
-        Atomic::FetchAdd(add) => word.fetch_add_u64(add),
-    })
-}
-
-/// Writes a mapped word, of which nobody sees but all.
-pub(crate) fn store(pins: &PinSet, target: &Mapping, value: u64) -> Result<(), Side> {
-    on_word(pins, target, |word| word.store_u64(value))
-}
-
-/// Does something to a mapped word.
-fn on_word<R>(
-    pins: &PinSet,
-    target: &Mapping,
-    act: impl FnOnce(Chunk<'_>) -> Result<R, MemoryError>,
-) -> Result<R, Side> {
-    let _writing = Copying::begin(View { pins, mappings: std::slice::from_ref(target) })
-        .ok_or(Side::Target)?;
-    let place = pins.region(target).place(target.offset);
-    let word = place.and_then(|place| place.chunk(8)).ok_or(Side::Target)?;
-    act(word).map_err(|_| Side::Target)
-}
-
 /// Collects the pages of a table into ranges, and cuts them to
 /// `[offset, offset + length)`, `offset` being less than a page.
 #[derive(Default)]
@@ -875,16 +707,14 @@ impl PageList {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::RwLock;
-
-    use abi::virtio_rdma_sge;
 
     use super::*;
 
-    const OWN: Claim = Claim { pdn: 1, access: 0, qp: None };
+    pub(crate) const OWN: Claim = Claim { pdn: 1, access: 0, qp: None };
 
-    fn region(memory: &GuestMemory, key: u32, iova: u64, ranges: &[Range]) -> Arc<Mr> {
+    pub(crate) fn region(memory: &GuestMemory, key: u32, iova: u64, ranges: &[Range]) -> Arc<Mr> {
         let attributes = Attributes {
             key,
             pdn: 1,
@@ -912,44 +742,6 @@ mod tests {
                 Range { addr: 0x3000, len: 0x10 }
             ]
         );
-    }
-
-    #[test]
-    fn copies_across_extents() {
-        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
-        let data: Vec<u8> = (0..6000_u32).map(|i| (i * 7 % 253) as u8).collect();
-        memory.write(0x4000, &data).unwrap();
-        let mut table = KeyTable::default();
-        let source = [Range { addr: 0x4000, len: 6000 }];
-        let target = [Range { addr: 0x1000, len: 0x1000 }, Range { addr: 0x3000, len: 0x800 }];
-        table.insert(region(&memory, 0x100, 0x10_0000, &source));
-        table.insert(region(&memory, 0x200, 0, &target));
-        let table = RwLock::new(table);
-        let sges = [
-            virtio_rdma_sge { addr: 0x10_0000, length: 1000, lkey: 0x100 },
-            virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
-        ];
-        let mut pins = PinSet::default();
-        let all = pins.map_sges(&table, &sges, OWN, 0, 6000).unwrap();
-        let window = pins.map_sges(&table, &sges, OWN, 900, 200).unwrap();
-        let to_all = [pins.map(&table, 0x200, OWN, 0, 6000).unwrap()];
-        let to_window = [pins.map(&table, 0x200, OWN, 4000, 200).unwrap()];
-        let view = |mappings| View { pins: &pins, mappings };
-        assert_eq!(copy(view(&all), view(&to_all)), Ok(6000));
-        let mut found = vec![0; 6000];
-        memory.read(0x1000, &mut found[..0x1000]).unwrap();
-        memory.read(0x3000, &mut found[0x1000..]).unwrap();
-        assert_eq!(found, data);
-
-        assert_eq!(copy(view(&window), view(&to_window)), Ok(200));
-        memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
-        assert_eq!(found[..96], data[900..996]);
-
-        let to_gap = [pins.map(&table, 0x200, OWN, 4090, 14).unwrap()];
-        write(View { pins: &pins, mappings: &to_gap }, b"across the gap").unwrap();
-        memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
-        memory.read(0x3000, &mut found[6..14]).unwrap();
-        assert_eq!(&found[..14], b"across the gap");
     }
 
     #[test]

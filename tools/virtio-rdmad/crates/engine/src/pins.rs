@@ -2,6 +2,7 @@
 
 //! The memory regions that a round of turns uses, found once and held to its end.
 
+use std::ops::Range;
 use std::sync::RwLock;
 
 use abi::virtio_rdma_sge;
@@ -42,17 +43,25 @@ impl PinSet {
     }
 
     /// The index of the region with this key.
+    #[inline(always)]
     fn find(&mut self, keys: &RwLock<KeyTable>, key: u32) -> Result<usize, KeyError> {
         let has_key =
             |pin: &Pin| pin.region().attributes().key == key && !pin.region().is_revoked();
         if let Some(index) = self.pins.iter().position(has_key) {
             return Ok(index);
         }
+        self.add(keys, key)
+    }
+
+    /// Pins the region with this key.
+    #[inline(never)]
+    fn add(&mut self, keys: &RwLock<KeyTable>, key: u32) -> Result<usize, KeyError> {
         self.pins.push(read(keys).pin(key)?);
         Ok(self.pins.len() - 1)
     }
 
     /// Checks `[addr, addr + len)` of the region with this key.
+    #[inline(always)]
     pub fn map(
         &mut self,
         keys: &RwLock<KeyTable>,
@@ -77,18 +86,18 @@ impl PinSet {
         self.pins[pin].region().check_claim(claim)
     }
 
-    /// Checks the bytes `[from, from + len)` of what `sges` name in turn; `len`
-    /// is no more than there is.
+    /// Checks the `bytes` of what `sges` name in turn, which has as many, and puts them in place of
+    /// what is in `mappings`.
     pub fn map_sges(
         &mut self,
         keys: &RwLock<KeyTable>,
         sges: &[virtio_rdma_sge],
         claim: Claim,
-        from: u64,
-        len: u64,
-    ) -> Result<Mappings, KeyError> {
-        let mut mappings = Mappings::new();
-        let (mut skip, mut left) = (from, len);
+        bytes: Range<u64>,
+        mappings: &mut Mappings,
+    ) -> Result<(), KeyError> {
+        mappings.clear();
+        let (mut skip, mut left) = (bytes.start, bytes.end - bytes.start);
         for sge in sges {
             let length = u64::from(sge.length);
             if left == 0 {
@@ -104,6 +113,6 @@ impl PinSet {
             left -= part;
             skip = 0;
         }
-        Ok(mappings)
+        Ok(())
     }
 }

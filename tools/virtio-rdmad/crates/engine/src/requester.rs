@@ -172,15 +172,12 @@ impl Shared {
         if requester.wqe.operation.is_local() {
             return Step::End(self.manage_memory(slot, &requester.wqe, config));
         }
-        let local = match self.map_local(requester, config, len, &mut turn.local) {
-            Ok(local) => local,
-            Err(status) => return Step::End(status),
-        };
-        let Some(peer) = self.find_peer(requester) else {
-            return self.no_answer(slot, requester, config);
-        };
-        let answer = self.ask(slot, requester, config, &peer, &local, len, turn);
-        requester.peer = Some(peer);
+        let mut local = Mappings::new();
+        if let Err(status) = self.map_local(requester, config, len, &mut turn.local, &mut local) {
+            return Step::End(status);
+        }
+        self.find_peer(requester);
+        let answer = self.ask(slot, requester, config, &local, len, turn);
         match answer {
             None => self.no_answer(slot, requester, config),
             Some(Answer::Done) => {
@@ -248,7 +245,8 @@ impl Shared {
         config: QpConfig,
         len: u64,
         pins: &mut PinSet,
-    ) -> Result<Mappings, u32> {
+        local: &mut Mappings,
+    ) -> Result<(), u32> {
         let wqe = &requester.wqe;
         let fetches = matches!(wqe.operation, Operation::Read | Operation::Atomic(_));
         let is_answered = fetches || wqe.operation == Operation::AtomicWrite;
@@ -256,30 +254,32 @@ impl Shared {
             return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if wqe.is_inline {
-            return Ok(Mappings::new());
+            return Ok(());
         }
         let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
         let claim = Claim::local(config.pdn, access);
         pins.begin(self);
-        let mut map = |from, len| {
-            pins.map_sges(&self.keys, wqe.sges.as_slice(), claim, from, len)
+        let mut map = |bytes| {
+            pins.map_sges(&self.keys, wqe.sges.as_slice(), claim, bytes, local)
                 .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
         };
         if requester.done == 0 && len < wqe.total {
-            map(0, wqe.total)?;
+            map(0..wqe.total)?;
         }
-        map(requester.done, len)
+        map(requester.done..requester.done + len)
     }
 
-    /// The device and place of the other end, if there is a device with the
-    /// destination GID in this fabric.
-    fn find_peer(self: &Arc<Self>, requester: &mut Requester) -> Option<Peer> {
+    /// Sets the device and place of the other end: none unless a device with the destination GID is
+    /// in this fabric.
+    #[inline]
+    fn find_peer(self: &Arc<Self>, requester: &mut Requester) {
         let generation = self.fabric.generation();
-        if let Some(peer) = requester.peer.take() {
-            if peer.generation == generation {
-                return Some(peer);
-            }
+        if requester.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
+            requester.peer = self.look_up_peer(requester, generation);
         }
+    }
+
+    fn look_up_peer(self: &Arc<Self>, requester: &Requester, generation: u64) -> Option<Peer> {
         let attr = &requester.attr;
         // A device sends from no GID but its own.
         if !self.fabric.find(&requester.sgid).is_some_and(|own| Arc::ptr_eq(&own, self)) {
@@ -290,19 +290,18 @@ impl Shared {
         Some(Peer { device, slot, generation })
     }
 
-    /// Has the other end do a chunk; `None` if it is not connected to this QP
-    /// or not ready to receive.
-    #[allow(clippy::too_many_arguments)] // a message and its two ends
+    /// Has the other end do a chunk; `None` if there is none, or it is not connected
+    /// to this QP or not ready to receive.
     fn ask(
         self: &Arc<Self>,
         slot: u16,
         requester: &Requester,
         config: QpConfig,
-        peer: &Peer,
         local: &Mappings,
         len: u64,
         turn: &mut Turn,
     ) -> Option<Answer> {
+        let peer = requester.peer.as_ref()?;
         let qp = peer.device.qps.get(peer.slot)?;
         let mut responder = lock(&qp.responder);
         let dgid = &requester.attr.ah_attr.grh.dgid;
@@ -514,6 +513,7 @@ impl Shared {
 }
 
 /// What the work request under way sends and receives when it succeeds.
+#[inline(always)]
 fn traffic(requester: &Requester) -> Traffic {
     let total = requester.wqe.total;
     let packets = packets(total, requester.attr.path_mtu);

@@ -19,11 +19,12 @@ use abi::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::copy::{self, Atomic, Side};
 use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::fast_reg::Invalidator;
 use crate::flush::Flush;
-use crate::mr::{self, Atomic, Claim, Data, Mapping, Side, View};
+use crate::mr::{Claim, Data, Mapping, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Responder};
 use crate::state::{QpState, QpType};
@@ -205,14 +206,17 @@ impl Shared {
         let pdn = responder.config.ok_or(())?.recv_pdn;
         let sges = responder.receive.sges.as_slice();
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
-        let mut map = |from, len| pins.map_sges(&self.keys, sges, claim, from, len).map_err(|_| ());
+        let mut target = Mappings::new();
+        let mut map =
+            |bytes| pins.map_sges(&self.keys, sges, claim, bytes, &mut target).map_err(|_| ());
         if message.is_first() && !message.is_last() {
-            map(0, message.wqe.total)?;
+            map(0..message.wqe.total)?;
         }
-        let target = map(message.done, message.len)?;
-        mr::scatter(message.local, View { pins, mappings: &target }).map_err(|_| ())
+        map(message.done..message.done + message.len)?;
+        copy::scatter(message.local, View { pins, mappings: &target }).map_err(|_| ())
     }
 
+    #[inline(always)]
     fn receive_write(
         self: &Arc<Self>,
         slot: u16,
@@ -232,7 +236,7 @@ impl Shared {
                 return answer;
             }
         }
-        if mr::scatter(message.local, View { pins, mappings: target.as_slice() }).is_err() {
+        if copy::scatter(message.local, View { pins, mappings: target.as_slice() }).is_err() {
             return self.access_failed(slot, responder);
         }
         if takes_receive {
@@ -261,7 +265,7 @@ impl Shared {
         let Data::Mapped(local) = message.local else {
             return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
         };
-        match mr::copy(View { pins, mappings: source.as_slice() }, local) {
+        match copy::copy(View { pins, mappings: source.as_slice() }, local) {
             Ok(_) => {
                 advance_psn(responder, message);
                 Answer::Done
@@ -286,12 +290,12 @@ impl Shared {
         };
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
-        let Ok(before) = mr::atomic(pins, &target, atomic) else {
+        let Ok(before) = copy::atomic(pins, &target, atomic) else {
             return self.request_failed(slot, responder);
         };
         advance_psn(responder, message);
         match message.local {
-            Data::Mapped(local) if mr::write(local, before.as_bytes()).is_ok() => Answer::Done,
+            Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Answer::Done,
             _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
         }
     }
@@ -341,7 +345,7 @@ impl Shared {
         let value = match message.local {
             Data::Mapped(local) => {
                 let mut bytes = [0; 8];
-                mr::read(local, &mut bytes).ok().map(|()| bytes)
+                copy::read(local, &mut bytes).ok().map(|()| bytes)
             }
             Data::Inline(bytes) => bytes.try_into().ok(),
         };
@@ -349,7 +353,7 @@ impl Shared {
             return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
         };
         // As for the other atomics, an address is aligned in memory as well.
-        if mr::store(pins, &target, value).is_err() {
+        if copy::store(pins, &target, value).is_err() {
             return self.request_failed(slot, responder);
         }
         advance_psn(responder, message);
@@ -379,6 +383,7 @@ impl Shared {
 
     /// Checks and pins the remote side of a chunk; with the first chunk, all of
     /// it is checked. `None` for no bytes, of which no key is asked.
+    #[inline(always)]
     fn map_remote(
         &self,
         slot: u16,
@@ -720,18 +725,22 @@ fn is_reliable(responder: &Responder) -> bool {
     responder.config.is_some_and(|config| config.kind.is_reliable())
 }
 
-/// Bytes of an `enum ib_mtu`, 4096 for one that is not set.
-pub(crate) fn mtu_bytes(mtu: u8) -> u64 {
+/// Bytes of an `enum ib_mtu` as a power of two, of 4096 for one that is not set.
+fn mtu_log2(mtu: u8) -> u32 {
     if (1..=5).contains(&mtu) {
-        128 << mtu
+        7 + u32::from(mtu)
     } else {
-        4096
+        12
     }
 }
 
 /// How many packets a message of `len` bytes would be.
+#[inline]
 pub(crate) fn packets(len: u64, mtu: u8) -> u32 {
-    u32::try_from(len.div_ceil(mtu_bytes(mtu)).max(1)).unwrap_or(u32::MAX)
+    // Not by a division: each message asks several times.
+    let log2 = mtu_log2(mtu);
+    let last = u64::from(len & ((1 << log2) - 1) != 0);
+    u32::try_from((len >> log2) + last).map_or(u32::MAX, |packets| packets.max(1))
 }
 
 /// Bits of a packet sequence number.

@@ -53,6 +53,7 @@ impl Traffic {
         }
     }
 
+    #[inline(always)]
     fn add(&mut self, other: Self) {
         self.xmit_bytes += other.xmit_bytes;
         self.xmit_packets += other.xmit_packets;
@@ -118,6 +119,7 @@ impl Outbox {
     }
 
     /// Adds to what the port of a peer sent and received.
+    #[inline(always)]
     pub fn carry(&mut self, device: &Arc<Shared>, traffic: Traffic) {
         match self.traffic.iter_mut().find(|(other, _)| Arc::ptr_eq(other, device)) {
             Some((_, sum)) => sum.add(traffic),

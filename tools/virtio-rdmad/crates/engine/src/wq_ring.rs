@@ -151,6 +151,10 @@ impl WqRing {
         let Some(pages) = &self.pages else { return Ok(None) };
         let index = self.next;
         self.next = index.wrapping_add(1);
+        if self.next != self.limit {
+            // Another processor wrote it: it comes while this one is carried out.
+            pages.prefetch(self.shape.entry(self.next), 1 << self.shape.stride_log2);
+        }
         Ok(Some((index, Entry { pages, offset: self.shape.entry(index) })))
     }
 

@@ -23,9 +23,9 @@ use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
+use crate::copy::Atomic;
 use crate::fast_reg::Registration;
 use crate::flush::Flush;
-use crate::mr::Atomic;
 use crate::mw::Bind;
 use crate::qp::QpConfig;
 use crate::state::QpType;

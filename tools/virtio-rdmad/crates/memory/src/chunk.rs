@@ -20,6 +20,10 @@ pub struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
+    /// No bytes.
+    pub const EMPTY: Self =
+        Self { addr: NonNull::dangling(), len: 0, writable: false, mapping: PhantomData };
+
     /// The `len` bytes at `addr`, which may be written or not.
     ///
     /// # Safety
@@ -37,8 +41,19 @@ impl Chunk<'_> {
     }
 
     /// Whether it has no bytes.
+    #[inline]
     pub fn is_empty(self) -> bool {
         self.len == 0
+    }
+
+    /// What follows its first `bytes`: nothing if it has no more.
+    #[inline]
+    #[must_use]
+    pub fn skip(self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.len);
+        // SAFETY: at most the length of this range.
+        let addr = unsafe { self.addr.add(bytes) };
+        Self { addr, len: self.len - bytes, ..self }
     }
 
     /// Copies to the beginning of `to` what fits there; returns how much. The two may overlap.

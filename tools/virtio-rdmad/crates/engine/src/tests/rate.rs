@@ -145,7 +145,7 @@ fn rate() {
         }
         let mut bench = Bench::new(1);
         let [a, b] = bench.ends;
-        let scattered = [scattered(&mut bench.a, a.pdn), scattered(&mut bench.b, b.pdn)];
+        let scattered = [scattered(&mut bench.a, a.pdn, 77), scattered(&mut bench.b, b.pdn, 91)];
         for len in [4 << 10, 64 << 10, 1 << 20] {
             let bare = copy(&bench, len as usize, (1 << 30) / len);
             for (name, [from, to]) in [("one extent", [a.key, b.key]), ("pages", scattered)] {
@@ -159,8 +159,8 @@ fn rate() {
 }
 
 /// The key of a region at [`DATA`] whose pages do not follow each other, as those of a program do
-/// not.
-fn scattered(guest: &mut Guest, pdn: u32) -> u32 {
-    let pages: Vec<u64> = (0..256).rev().map(|page| DATA + page * 4096).collect();
+/// not, but lie `stride` pages apart, an odd number.
+fn scattered(guest: &mut Guest, pdn: u32, stride: u64) -> u32 {
+    let pages: Vec<u64> = (0..256).map(|page| DATA + page * stride % 256 * 4096).collect();
     guest.reg_pages(pdn, DATA, 1 << 20, ALL, &pages).unwrap().lkey
 }

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Copies from and to the memory of regions.
+
+use crate::mr::{Copying, Data, Mapping, Pieces, View};
+use crate::pins::PinSet;
+use memory::{Chunk, MemoryError};
+
+/// The memory of a list of mappings, piece by contiguous piece.
+struct Cursor<'a> {
+    pins: &'a PinSet,
+    /// The mappings that follow.
+    mappings: std::slice::Iter<'a, Mapping>,
+    /// What follows of this one, and how many bytes that is.
+    pieces: Option<Pieces<'a>>,
+    left: u64,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(view: &View<'a>) -> Self {
+        Self { pins: view.pins, mappings: view.mappings.iter(), pieces: None, left: 0 }
+    }
+
+    /// The next piece; `None` at the end, or where the guest has no memory any more.
+    #[inline(always)]
+    fn next(&mut self) -> Option<Chunk<'a>> {
+        if self.left == 0 {
+            self.enter()?;
+        }
+        let piece = self.pieces.as_mut()?.next(self.left)?;
+        self.left -= piece.len() as u64;
+        Some(piece)
+    }
+
+    /// Goes to the next mapping that is not empty.
+    #[inline(never)]
+    fn enter(&mut self) -> Option<()> {
+        let mapping = self.mappings.find(|mapping| mapping.len != 0)?;
+        self.pieces = Some(self.pins.region(mapping).pieces(mapping.offset)?);
+        self.left = mapping.len;
+        Some(())
+    }
+}
+
+/// Which side of a copy failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The memory that is read.
+    Source,
+    /// The memory that is written.
+    Target,
+}
+
+/// Writes what a message carries; as [`copy`].
+pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
+    match source {
+        Data::Mapped(source) => copy(source, target).map(|_| ()),
+        Data::Inline(bytes) => write(target, bytes),
+    }
+}
+
+/// Copies from one list to another until one of them ends; returns how much.
+///
+/// What was checked when it was mapped fails here only where the guest's own
+/// map of memory is at odds with its region (a DMA region over memory that is
+/// read-only), or where the region was revoked meanwhile.
+pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
+    let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
+    let have = reading.begin().ok_or(Side::Source)?;
+    let total = have.min(writing.begin().ok_or(Side::Target)?);
+    let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
+    // What is left of the pieces here. In registers: a load of what was stored a moment ago may wait
+    // for the copy to drain.
+    let (mut source, mut target) = (Chunk::EMPTY, Chunk::EMPTY);
+    let mut left = total;
+    while left > 0 {
+        if source.is_empty() {
+            source = from.next().ok_or(Side::Source)?;
+        }
+        if target.is_empty() {
+            target = to.next().ok_or(Side::Target)?;
+        }
+        // Only the end of a message is what programs poll.
+        let is_last = source.len().min(target.len()) as u64 == left;
+        let copied = if is_last { source.copy_to(target) } else { source.copy_part_to(target) };
+        let copied = copied.map_err(|_| Side::Target)?;
+        (source, target) = (source.skip(copied), target.skip(copied));
+        left -= copied as u64;
+    }
+    Ok(total)
+}
+
+/// Writes `bytes` to the beginning of mapped memory.
+pub(crate) fn write(target: View<'_>, bytes: &[u8]) -> Result<(), Side> {
+    let mut writing = Copying::new(&target);
+    writing.begin().ok_or(Side::Target)?;
+    let mut to = Cursor::new(&target);
+    let mut left = bytes;
+    while !left.is_empty() {
+        let piece = to.next().ok_or(Side::Target)?;
+        let (now, rest) = left.split_at(piece.len().min(left.len()));
+        piece.write(now).map_err(|_| Side::Target)?;
+        left = rest;
+    }
+    Ok(())
+}
+
+/// Reads as many bytes as `bytes` has from mapped memory.
+pub(crate) fn read(source: View<'_>, bytes: &mut [u8]) -> Result<(), Side> {
+    let mut reading = Copying::new(&source);
+    reading.begin().ok_or(Side::Source)?;
+    let mut from = Cursor::new(&source);
+    let mut left = bytes;
+    while !left.is_empty() {
+        let piece = from.next().ok_or(Side::Source)?;
+        let (now, rest) = left.split_at_mut(piece.len().min(left.len()));
+        piece.read(now).map_err(|_| Side::Source)?;
+        left = rest;
+    }
+    Ok(())
+}
+
+/// An atomic operation on a 64-bit word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    /// Replaces `compare` by `swap`.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What is put there.
+        swap: u64,
+    },
+    /// Adds.
+    FetchAdd(u64),
+}
+
+/// Does an atomic operation on a mapped word and returns what was there.
+pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
+    on_word(pins, target, |word| match operation {
+        Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
+        Atomic::FetchAdd(add) => word.fetch_add_u64(add),
+    })
+}
+
+/// Writes a mapped word, of which nobody sees but all.
+pub(crate) fn store(pins: &PinSet, target: &Mapping, value: u64) -> Result<(), Side> {
+    on_word(pins, target, |word| word.store_u64(value))
+}
+
+/// Does something to a mapped word.
+fn on_word<R>(
+    pins: &PinSet,
+    target: &Mapping,
+    act: impl FnOnce(Chunk<'_>) -> Result<R, MemoryError>,
+) -> Result<R, Side> {
+    let view = View { pins, mappings: std::slice::from_ref(target) };
+    let mut writing = Copying::new(&view);
+    writing.begin().ok_or(Side::Target)?;
+    let pieces = pins.region(target).pieces(target.offset);
+    let word = pieces.and_then(|mut pieces| pieces.next(8)).ok_or(Side::Target)?;
+    act(word).map_err(|_| Side::Target)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::RwLock;
+
+    use abi::virtio_rdma_sge;
+    use memory::GuestMemory;
+
+    use super::*;
+    use crate::mr::tests::{region, OWN};
+    use crate::mr::{KeyTable, Mappings, Range};
+
+    #[test]
+    fn copies_across_extents() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        let data: Vec<u8> = (0..6000_u32).map(|i| (i * 7 % 253) as u8).collect();
+        memory.write(0x4000, &data).unwrap();
+        let mut table = KeyTable::default();
+        let source = [Range { addr: 0x4000, len: 6000 }];
+        let target = [Range { addr: 0x1000, len: 0x1000 }, Range { addr: 0x3000, len: 0x800 }];
+        table.insert(region(&memory, 0x100, 0x10_0000, &source));
+        table.insert(region(&memory, 0x200, 0, &target));
+        let table = RwLock::new(table);
+        let sges = [
+            virtio_rdma_sge { addr: 0x10_0000, length: 1000, lkey: 0x100 },
+            virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
+        ];
+        let mut pins = PinSet::default();
+        let (mut all, mut window) = (Mappings::new(), Mappings::new());
+        pins.map_sges(&table, &sges, OWN, 0..6000, &mut all).unwrap();
+        pins.map_sges(&table, &sges, OWN, 900..1100, &mut window).unwrap();
+        let to_all = [pins.map(&table, 0x200, OWN, 0, 6000).unwrap()];
+        let to_window = [pins.map(&table, 0x200, OWN, 4000, 200).unwrap()];
+        let view = |mappings| View { pins: &pins, mappings };
+        assert_eq!(copy(view(&all), view(&to_all)), Ok(6000));
+        let mut found = vec![0; 6000];
+        memory.read(0x1000, &mut found[..0x1000]).unwrap();
+        memory.read(0x3000, &mut found[0x1000..]).unwrap();
+        assert_eq!(found, data);
+
+        assert_eq!(copy(view(&window), view(&to_window)), Ok(200));
+        memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
+        assert_eq!(found[..96], data[900..996]);
+
+        let to_gap = [pins.map(&table, 0x200, OWN, 4090, 14).unwrap()];
+        write(View { pins: &pins, mappings: &to_gap }, b"across the gap").unwrap();
+        memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
+        memory.read(0x3000, &mut found[6..14]).unwrap();
+        assert_eq!(&found[..14], b"across the gap");
+    }
+}
