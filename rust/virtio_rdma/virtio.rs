@@ -345,12 +345,12 @@ impl Device<device::Core<'_>> {
     /// The device whose DMA operations give the addresses that the queues use.
     ///
     /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is
-    /// the transport's own device, the addresses of which are then physical.
+    /// the transport's own device, the addresses of which are then physical, and all that there are.
     ///
     /// # Errors
     ///
     /// `ENODEV` if there is none; `EOPNOTSUPP` if an IOMMU translates the transport's device while
-    /// the virtio device expects physical addresses.
+    /// the virtio device expects physical addresses; `EIO` if the kernel cannot do DMA to all of them.
     pub(crate) fn dma_device(&self, queue: &Queue) -> Result<dma::Device> {
         // SAFETY: By the type invariants queue and device are valid; a device holds a reference to
         // its parent.
@@ -364,6 +364,8 @@ impl Device<device::Core<'_>> {
                 if bindings::virtio_rdma_iommu_mapped(parent) {
                     return Err(crate::errno::unsupported());
                 }
+                // Not every transport says so: virtio_uml leaves its device with 32 bits.
+                to_result(bindings::dma_set_mask_and_coherent(parent, u64::MAX))?;
                 parent
             } else {
                 of_queue
