@@ -34,6 +34,12 @@ const MAX_RING_CQE: u32 = 1 << 22;
 /// The most pages of a fast registration that the driver keeps a list for: that of a page.
 const MAX_FAST_REG_PAGES: u32 = (PAGE_SIZE / size_of::<u64>()) as u32;
 
+/// The largest MR, in bytes, whose page table the driver puts into one block of contiguous memory.
+const MAX_FLAT_MR_SIZE: u64 = 2 << 30;
+
+/// The largest MR, in bytes, whose pages a command can count.
+const MAX_MR_SIZE: u64 = (u32::MAX as u64) << bindings::VIRTIO_RDMA_PAGE_SHIFT;
+
 /// What a virtqueue is for, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
@@ -75,6 +81,8 @@ pub(crate) struct Config {
     pub(crate) hw_ver: u32,
     /// Largest MR, in bytes.
     pub(crate) max_mr_size: u64,
+    /// Whether the page tables of MRs may have levels.
+    pub(crate) page_levels: bool,
     /// Page sizes, bit n for 2^n bytes.
     pub(crate) page_size_cap: u64,
     /// Number of QPs.
@@ -162,6 +170,7 @@ impl Config {
         let rings = dev.has_feature(bindings::VIRTIO_RDMA_F_RINGS);
         let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
         let mws = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
+        let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
         // The limit of the path that was agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -177,7 +186,12 @@ impl Config {
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),
             hw_ver: field!(dev, hw_ver: u32),
-            max_mr_size: field!(dev, max_mr_size: u64),
+            max_mr_size: field!(dev, max_mr_size: u64).min(if page_levels {
+                MAX_MR_SIZE
+            } else {
+                MAX_FLAT_MR_SIZE
+            }),
+            page_levels,
             page_size_cap: field!(dev, page_size_cap: u64),
             max_qp: by_path!(max_qp: ring_max_qp),
             max_qp_wr: by_path!(max_qp_wr: ring_max_qp_wr),

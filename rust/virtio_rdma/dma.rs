@@ -80,6 +80,11 @@ pub(crate) fn device_as_raw(dev: &device::Device) -> *mut bindings::device {
 pub(crate) struct Buffer(Coherent<[u64]>);
 
 impl Buffer {
+    /// The address of its first byte, as the device sees it.
+    pub(crate) fn addr(&self) -> u64 {
+        self.0.dma_handle()
+    }
+
     /// The range of `len` bytes at `offset`, as the device sees it.
     ///
     /// # Errors

@@ -162,7 +162,11 @@ fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTa
         return Err(EINVAL);
     }
     let region = Region::pin(dev, memory.start, memory.length, memory.access)?;
-    let table = region.page_table()?;
+    let table = if dev.data().config().page_levels {
+        region.page_table_with_levels()?
+    } else {
+        region.page_table()?
+    };
     Ok((region, table))
 }
 
@@ -193,7 +197,7 @@ fn user_request(
         virt_addr: iova(memory).to_le(),
         pages: table.map_or(0, PageTable::addr).to_le(),
         npages: table.map_or(0, PageTable::npages).to_le(),
-        reserved_2c: 0,
+        levels: table.map_or(0, PageTable::levels).to_le(),
     })
 }
 

@@ -13,7 +13,8 @@ use crate::{
     cmd::Command,
     dma::{
         Buffer,
-        Pages, //
+        Pages,
+        PAGE_SIZE, //
     },
     hca::Hca,
     ib,
@@ -27,14 +28,19 @@ use kernel::{
 /// Bytes of an entry of a page table.
 const ENTRY: usize = size_of::<u64>();
 
+/// Entries of a page of a page table with levels.
+const LIST_ENTRIES: usize = PAGE_SIZE / ENTRY;
+
 /// Memory that the device can reach.
 pub(crate) enum Memory {
     /// Memory of a program.
     Program(Umem),
     /// Memory of the kernel.
     Kernel(Arc<Pages>),
+    /// A list of pages.
+    List(#[expect(dead_code, reason = "only kept")] Buffer),
     /// A page table.
-    Table(#[expect(dead_code, reason = "only kept")] Buffer),
+    Table(#[expect(dead_code, reason = "only kept")] KVVec<Buffer>),
 }
 
 /// A region. Nobody may drop it while an object of the device has it, unless the device has failed.
@@ -82,7 +88,7 @@ impl Region {
         }
     }
 
-    /// Lists the pages for a command. May sleep.
+    /// Lists the pages for a command, in one contiguous block. May sleep.
     ///
     /// # Errors
     ///
@@ -95,6 +101,19 @@ impl Region {
             Some(Memory::Kernel(pages)) => {
                 PageTable::new(&self.hca, pages.num_pages(), pages.addresses())
             }
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Lists the pages of a program's memory for a command that allows a page table with levels.
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`Region::page_table`].
+    pub(crate) fn page_table_with_levels(&self) -> Result<PageTable> {
+        match &self.memory {
+            Some(Memory::Program(umem)) => PageTable::with_levels(&self.hca, umem.blocks()),
             _ => Err(EINVAL),
         }
     }
@@ -182,7 +201,7 @@ impl Drop for PageList {
             return;
         }
         if let Some(list) = self.list.take() {
-            self.hca.quarantine(Memory::Table(list));
+            self.hca.quarantine(Memory::List(list));
         }
     }
 }
@@ -190,12 +209,14 @@ impl Drop for PageList {
 /// A page table. It is needed for as long as the command that names it.
 pub(crate) struct PageTable {
     hca: Arc<Hca>,
-    table: Option<Buffer>,
+    lists: KVVec<Buffer>,
     addr: u64,
     npages: u32,
+    levels: u32,
 }
 
 impl PageTable {
+    /// A table in one block.
     fn new(hca: &Arc<Hca>, npages: usize, pages: impl Iterator<Item = u64>) -> Result<Self> {
         let table = hca.alloc(npages.checked_mul(ENTRY).ok_or(EINVAL)?)?;
         let mut count = 0;
@@ -207,12 +228,53 @@ impl PageTable {
         if count != npages {
             return Err(EINVAL);
         }
+        let addr = table.span(0, count * ENTRY)?.addr;
+        let mut lists = KVVec::new();
+        lists.push(table, GFP_KERNEL)?;
         Ok(Self {
             hca: hca.clone(),
-            addr: table.span(0, count * ENTRY)?.addr,
+            lists,
+            addr,
             npages: u32::try_from(npages)?,
-            table: Some(table),
+            levels: 0,
         })
+    }
+
+    /// A table of which no block is more than a page, with as many levels of lists above it as that
+    /// takes.
+    fn with_levels(hca: &Arc<Hca>, pages: impl Iterator<Item = u64>) -> Result<Self> {
+        let mut table = Self {
+            hca: hca.clone(),
+            lists: KVVec::new(),
+            addr: 0,
+            npages: 0,
+            levels: 0,
+        };
+        for page in pages {
+            table.append(table.npages as usize, page)?;
+            table.npages = table.npages.checked_add(1).ok_or(EINVAL)?;
+        }
+        let mut level = 0..table.lists.len();
+        while level.len() > 1 {
+            for index in level.clone() {
+                let list = table.lists.get(index).ok_or(EINVAL)?.addr();
+                table.append(index - level.start, list)?;
+            }
+            level = level.end..table.lists.len();
+            table.levels += 1;
+        }
+        table.addr = table.lists.last().ok_or(EINVAL)?.addr();
+        Ok(table)
+    }
+
+    /// Sets the next entry of a level, which is its `index`th.
+    fn append(&mut self, index: usize, address: u64) -> Result {
+        let place = index % LIST_ENTRIES;
+        if place == 0 {
+            self.lists.push(self.hca.alloc(PAGE_SIZE)?, GFP_KERNEL)?;
+        }
+        let list = self.lists.last().ok_or(EINVAL)?;
+        list.write(place * ENTRY, &address.to_le())
     }
 
     /// The address of the table, as the device sees it.
@@ -225,10 +287,16 @@ impl PageTable {
         self.npages
     }
 
+    /// The number of levels of lists above the table.
+    pub(crate) fn levels(&self) -> u32 {
+        self.levels
+    }
+
     /// Keeps the table until the device has been reset. May sleep.
     fn keep(&mut self) {
-        if let Some(table) = self.table.take() {
-            self.hca.quarantine(Memory::Table(table));
+        let lists = core::mem::take(&mut self.lists);
+        if !lists.is_empty() {
+            self.hca.quarantine(Memory::Table(lists));
         }
     }
 

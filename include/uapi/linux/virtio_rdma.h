@@ -23,6 +23,9 @@
 /* Page tables list pages of 4 KiB. */
 #define VIRTIO_RDMA_PAGE_SHIFT		12
 
+/* Most levels of lists above the page table proper. */
+#define VIRTIO_RDMA_MAX_PAGE_LEVELS	3
+
 /* Ports count from 1; there is one. */
 #define VIRTIO_RDMA_PORT		1
 
@@ -64,6 +67,8 @@
 #define VIRTIO_RDMA_F_COUNTERS		10
 /* Extended reliable connections; only with VIRTIO_RDMA_F_SRQ. */
 #define VIRTIO_RDMA_F_XRC		11
+/* Page tables of MRs may have levels: virtio_rdma_cmd_reg_user_mr.levels */
+#define VIRTIO_RDMA_F_PAGE_LEVELS	12
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -420,6 +425,11 @@ struct virtio_rdma_rsp_map_mr_sg {
  *	one contiguous block that the device reads before it replies
  * @npages: entries of the page table; the pages of 4 KiB that
  *	[@start, @start + @length) touches
+ * @levels: with VIRTIO_RDMA_F_PAGE_LEVELS, how many levels of lists there are
+ *	above the page table, at most VIRTIO_RDMA_MAX_PAGE_LEVELS. Each cuts
+ *	what is below it into pages of 512 entries and lists the addresses of
+ *	these in order; @pages is the address of the highest, in one contiguous
+ *	block. Reserved without the bit.
  */
 struct virtio_rdma_cmd_reg_user_mr {
 	__le32 pdn;
@@ -429,7 +439,7 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le64 virt_addr;
 	__le64 pages;
 	__le32 npages;
-	__le32 reserved_2c;
+	__le32 levels;
 };
 
 /* enum ib_mr_rereg_flags: what REREG_MR replaces */

@@ -106,7 +106,7 @@ fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32)
         virt_addr: range.start,
         pages: guest.place(pages.as_bytes()),
         npages: pages.len() as u32,
-        reserved_2c: 0,
+        levels: 0,
     };
     let mr: virtio_rdma_rsp_mr =
         command(&guest.device, VIRTIO_RDMA_CMD_REG_USER_MR, &request).expect("a good region");
@@ -492,7 +492,7 @@ impl World {
             virt_addr: Self::addr(program),
             pages: self.a.place(pages.as_bytes()),
             npages: count as u32,
-            reserved_2c: 0,
+            levels: 0,
         };
         request.as_bytes().to_vec()
     }

@@ -12,8 +12,9 @@ use abi::{
     VIRTIO_RDMA_CAP_MEM_WINDOW_TYPE_2B, VIRTIO_RDMA_CAP_RC_RNR_NAK_GEN, VIRTIO_RDMA_CAP_SRQ_RESIZE,
     VIRTIO_RDMA_CAP_SYS_IMAGE_GUID, VIRTIO_RDMA_CAP_XRC, VIRTIO_RDMA_F_ATOMIC_WRITE,
     VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_EVENTS, VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_F_FLUSH,
-    VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_REREG_MR,
-    VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_PAGE_SHIFT,
+    VIRTIO_RDMA_F_MAC, VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_PAGE_LEVELS,
+    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_PAGE_SHIFT,
 };
 use zerocopy::{transmute, FromZeros};
 
@@ -35,6 +36,9 @@ const MAX_INLINE: u16 = 2048;
 
 /// Pages of a fast registration, at most; bounds what REG_MR reads.
 pub(crate) const MAX_FAST_REG_PAGES: usize = 512;
+
+/// Bytes of a memory region, at most: bounds how long the device reads a page table.
+const MAX_MR_SIZE: u64 = 1 << 40;
 
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
@@ -116,8 +120,8 @@ impl Default for Limits {
             max_mw: 1 << 16,
             max_pd: 65536,
             max_xrcd: 65536,
-            max_mr_size: 2 << 30,
-            max_extents: 2 << 20,
+            max_mr_size: MAX_MR_SIZE,
+            max_extents: 4 << 20,
             max_rd_atomic: 16,
             max_ah: 65536,
             max_mcast_grp: 4096,
@@ -156,7 +160,7 @@ impl Limits {
         self.max_mw = self.max_mw.clamp(1, 1 << 22);
         self.max_pd = self.max_pd.clamp(1, 1 << 22);
         self.max_xrcd = self.max_xrcd.clamp(1, 1 << 22);
-        self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, 2 << 30);
+        self.max_mr_size = self.max_mr_size.clamp(1 << VIRTIO_RDMA_PAGE_SHIFT, MAX_MR_SIZE);
         self.gid_table = self.gid_table.clamp(1, 1024);
         self
     }
@@ -346,6 +350,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
     1 << VIRTIO_RDMA_F_EVENTS
         | 1 << VIRTIO_RDMA_F_FAST_REG
         | 1 << VIRTIO_RDMA_F_REREG_MR
+        | 1 << VIRTIO_RDMA_F_PAGE_LEVELS
         | 1 << VIRTIO_RDMA_F_MCAST
         | 1 << VIRTIO_RDMA_F_COUNTERS
         | u64::from(mac.is_some()) << VIRTIO_RDMA_F_MAC

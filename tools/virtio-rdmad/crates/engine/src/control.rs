@@ -20,6 +20,7 @@ use abi::{
     VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
+use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
@@ -28,6 +29,7 @@ use crate::device::Shared;
 use crate::mcast::{is_multicast, Attachments};
 use crate::mr::{Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
 use crate::mw::MwEntry;
+use crate::page_table::Reader;
 use crate::qp::QpConfig;
 use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
@@ -46,8 +48,6 @@ const MAX_REQUEST: usize = 512;
 const MAX_REPLY: usize = 256;
 /// What REREG_MR may replace.
 const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
-/// Entries of a page table that are read at a time.
-const PAGES_AT_ONCE: usize = 512;
 
 /// `enum ib_port_state`: active.
 const PORT_ACTIVE: u8 = 4;
@@ -123,10 +123,24 @@ pub(crate) enum MrEntry {
     },
 }
 
+/// A request that was taken from the control queue.
+struct Request {
+    chain: Chain,
+    bytes: [u8; MAX_REQUEST],
+    length: usize,
+    /// Its page table, which may take more than a turn to read.
+    pages: Option<Reader>,
+}
+
+/// The pages that a request names, if they were read before it is handled.
+type Listed = Option<Result<PageList, Status>>;
+
 /// What only control commands change.
 pub(crate) struct Control {
     /// The control queue.
     pub ring: RingQueue,
+    /// What the next turn goes on with.
+    request: Option<Request>,
     /// The guest's memory.
     pub memory: GuestMemory,
     /// How many objects belong to each PD.
@@ -158,6 +172,7 @@ impl Control {
     pub fn new(limits: &Limits) -> Self {
         Self {
             ring: RingQueue::default(),
+            request: None,
             memory: GuestMemory::default(),
             pds: Slab::new(limits.max_pd),
             mrs: Slab::new(limits.max_mr),
@@ -212,25 +227,71 @@ impl Shared {
             if turn.is_over() {
                 break Visit::More;
             }
-            let chain = match control.ring.pop() {
-                Ok(Some(chain)) => chain,
-                Ok(None) => break if found { Visit::Done } else { Visit::Empty },
-                Err(error) => {
-                    self.complain(Counter::BadControlChain, &error);
-                    self.set_needs_reset();
-                    break Visit::Parked;
-                }
+            let mut request = match control.request.take() {
+                Some(request) => request,
+                None => match control.ring.pop() {
+                    Ok(Some(chain)) => {
+                        turn.spend(0);
+                        self.read_request(&control, chain)
+                    }
+                    Ok(None) => break if found { Visit::Done } else { Visit::Empty },
+                    Err(error) => {
+                        self.complain(Counter::BadControlChain, &error);
+                        self.set_needs_reset();
+                        break Visit::Parked;
+                    }
+                },
             };
             found = true;
-            turn.spend(0);
-            let mut request = [0; MAX_REQUEST];
-            let mut reply = [0; MAX_REPLY];
-            let room = chain.writable_len().min(reply.len());
-            let length = chain.read(&mut request).unwrap_or(0);
-            let written = self.command(&mut control, &request[..length], &mut reply[..room]);
-            let written = chain.write(&reply[..written]).unwrap_or(0);
-            control.ring.give_back(chain.head, written);
-            control.ring.signal_if_needed();
+            let is_ready = request.pages.as_mut().is_none_or(|p| p.run(&control.memory, turn));
+            if !is_ready {
+                control.request = Some(request);
+                break Visit::More;
+            }
+            self.answer(&mut control, request);
+        }
+    }
+
+    /// Copies a request.
+    fn read_request(&self, control: &Control, chain: Chain) -> Request {
+        let mut bytes = [0; MAX_REQUEST];
+        let length = chain.read(&mut bytes).unwrap_or(0);
+        let pages = self.pages_of_request(control, &bytes[..length]);
+        Request { chain, bytes, length, pages }
+    }
+
+    /// The page table of a request that is long enough and says nothing impossible of it.
+    fn pages_of_request(&self, control: &Control, request: &[u8]) -> Option<Reader> {
+        let (command, body) = request.split_first()?;
+        let mr = match u32::from(*command) {
+            abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
+                virtio_rdma_cmd_reg_user_mr::read_from_prefix(body).ok()?.0
+            }
+            abi::VIRTIO_RDMA_CMD_REREG_MR if self.has(VIRTIO_RDMA_F_REREG_MR) => {
+                let request = virtio_rdma_cmd_rereg_mr::read_from_prefix(body).ok()?.0;
+                (request.flags & VIRTIO_RDMA_REREG_TRANS != 0).then_some(request.mr)?
+            }
+            _ => return None,
+        };
+        self.page_table(control, &mr).ok()
+    }
+
+    /// Handles a request whose pages, if it names some, were read, and replies.
+    fn answer(self: &Arc<Self>, control: &mut Control, request: Request) {
+        let Request { chain, bytes, length, pages } = request;
+        let pages = pages.map(|pages| pages.finish(&control.memory));
+        let mut reply = [0; MAX_REPLY];
+        let room = chain.writable_len().min(reply.len());
+        let written = self.command(control, &bytes[..length], &mut reply[..room], pages);
+        let written = chain.write(&reply[..written]).unwrap_or(0);
+        control.ring.give_back(chain.head, written);
+        control.ring.signal_if_needed();
+    }
+
+    /// Ends a request that a turn has left unfinished.
+    pub(crate) fn finish_request(self: &Arc<Self>, control: &mut Control) {
+        if let Some(request) = control.request.take() {
+            self.answer(control, request);
         }
     }
 
@@ -240,6 +301,7 @@ impl Shared {
         control: &mut Control,
         request: &[u8],
         reply: &mut [u8],
+        pages: Listed,
     ) -> usize {
         self.stats.add(Counter::Commands, 1);
         let Some((status, reply)) = reply.split_first_mut() else {
@@ -248,7 +310,7 @@ impl Shared {
         };
         let result = match request.split_first() {
             Some((command, body)) => self
-                .dispatch(control, (*command).into(), body, reply)
+                .dispatch(control, (*command).into(), body, reply, pages)
                 .map_err(|status| (status, Some(*command))),
             None => Err((Status::Length, None)),
         };
@@ -273,6 +335,7 @@ impl Shared {
         command: u32,
         request: &[u8],
         reply: &mut [u8],
+        pages: Listed,
     ) -> Result<usize, Status> {
         let with_rings = matches!(
             command,
@@ -331,10 +394,10 @@ impl Shared {
                 exchange(request, reply, |request| self.create_mr(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
-                exchange(request, reply, |request| self.reg_user_mr(control, &request))
+                exchange(request, reply, |request| self.reg_user_mr(control, &request, pages))
             }
             abi::VIRTIO_RDMA_CMD_REREG_MR => {
-                exchange(request, reply, |request| self.rereg_mr(control, &request))
+                exchange(request, reply, |request| self.rereg_mr(control, &request, pages))
             }
             abi::VIRTIO_RDMA_CMD_DEREG_MR => {
                 exchange(request, reply, |request| self.dereg_mr(control, &request))
@@ -545,48 +608,45 @@ impl Shared {
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_reg_user_mr,
+        pages: Listed,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
         control.require_pd(request.pdn)?;
         if !self.valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
-        self.check_translation(request)?;
+        let table = self.page_table(control, request)?;
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
+        let pages = pages.unwrap_or_else(|| table.finish(&control.memory))?;
         let attributes = Attributes {
             key: 0,
             pdn: request.pdn,
             access: request.access_flags,
             iova: request.virt_addr,
             length: request.length,
-            backing: self.read_backing(control, request)?,
+            backing: backing(request, pages),
         };
         self.register(control, attributes)
     }
 
-    /// Checks what REG_USER_MR and REREG_MR say of the memory.
-    fn check_translation(&self, request: &virtio_rdma_cmd_reg_user_mr) -> Result<(), Status> {
+    /// The page table of REG_USER_MR and REREG_MR, once what they say of the memory is checked.
+    fn page_table(
+        &self,
+        control: &Control,
+        request: &virtio_rdma_cmd_reg_user_mr,
+    ) -> Result<Reader, Status> {
+        let levels = self.page_levels(request)?;
         let length = request.length;
         let in_limits = length != 0 && length <= self.limits.max_mr_size;
         let valid = in_limits
             && request.virt_addr.checked_add(length).is_some()
             && (request.start % PAGE_SIZE + length).div_ceil(PAGE_SIZE) == request.npages.into();
-        if valid {
-            Ok(())
-        } else {
-            Err(Status::Invalid)
+        if !valid {
+            return Err(Status::Invalid);
         }
-    }
-
-    /// Reads which memory they name.
-    fn read_backing(
-        &self,
-        control: &Control,
-        request: &virtio_rdma_cmd_reg_user_mr,
-    ) -> Result<Backing, Status> {
-        let pages = self.read_pages(control, request.pages, request.npages as usize)?;
-        Ok(Backing::Ranges(pages.cut(request.start % PAGE_SIZE, request.length)))
+        let room = self.limits.max_extents.saturating_sub(control.extents);
+        Ok(Reader::new(request.pages, levels, request.npages.into(), room))
     }
 
     /// Replaces attributes of a region; the old ones stay if it fails.
@@ -594,6 +654,7 @@ impl Shared {
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_rereg_mr,
+        pages: Listed,
     ) -> Result<(), Status> {
         let virtio_rdma_cmd_rereg_mr { mrn, flags, mr: new } = request;
         let entry = control.mrs.get(*mrn).ok_or(Status::NoObject)?;
@@ -617,9 +678,10 @@ impl Shared {
             after.access = new.access_flags;
         }
         if flags & VIRTIO_RDMA_REREG_TRANS != 0 {
-            self.check_translation(new)?;
+            let table = self.page_table(control, new)?;
+            let pages = pages.unwrap_or_else(|| table.finish(&control.memory))?;
             (after.iova, after.length) = (new.virt_addr, new.length);
-            after.backing = self.read_backing(control, new)?;
+            after.backing = backing(new, pages);
         }
         let room = self.limits.max_extents.saturating_sub(control.extents - old_extents);
         let mr =
@@ -637,41 +699,6 @@ impl Shared {
         unuse_pd(control, old_pdn);
         use_pd(control, new_pdn);
         Ok(())
-    }
-
-    /// Reads a page table of `count` entries at `addr`, once.
-    pub(crate) fn read_pages(
-        &self,
-        control: &Control,
-        mut addr: u64,
-        count: usize,
-    ) -> Result<PageList, Status> {
-        let room = self.limits.max_extents.saturating_sub(control.extents);
-        let mut list = PageList::default();
-        let mut table = [0_u64; PAGES_AT_ONCE];
-        let mut left = count;
-        while left > 0 {
-            let part = &mut table[..left.min(PAGES_AT_ONCE)];
-            control.memory.read(addr, part.as_mut_bytes()).map_err(|_| Status::Fault)?;
-            for page in &*part {
-                if page % PAGE_SIZE != 0 {
-                    return Err(Status::Invalid);
-                }
-                if page.checked_add(PAGE_SIZE).is_none() {
-                    return Err(Status::Fault);
-                }
-                if !list.push(*page, room) {
-                    return Err(Status::NoResource);
-                }
-            }
-            left -= part.len();
-            addr = match addr.checked_add(size_of_val(part) as u64) {
-                Some(next) => next,
-                None if left == 0 => break,
-                None => return Err(Status::Fault),
-            };
-        }
-        Ok(list)
     }
 
     /// A key for a new region.
@@ -774,6 +801,7 @@ impl Shared {
                 mr.retire();
             }
         }
+        control.request = None;
         control.mrs.clear();
         control.mws.clear();
         control.pds.clear();
@@ -1026,6 +1054,11 @@ fn query_pkey(request: &virtio_rdma_cmd_query_pkey) -> Result<virtio_rdma_rsp_qu
         return Err(Status::Invalid);
     }
     Ok(virtio_rdma_rsp_query_pkey { pkey: DEFAULT_PKEY })
+}
+
+/// The memory that REG_USER_MR and REREG_MR name.
+fn backing(request: &virtio_rdma_cmd_reg_user_mr, pages: PageList) -> Backing {
+    Backing::Ranges(pages.cut(request.start % PAGE_SIZE, request.length))
 }
 
 fn create_pd(control: &mut Control) -> Result<virtio_rdma_rsp_create_pd, Status> {

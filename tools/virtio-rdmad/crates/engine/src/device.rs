@@ -688,6 +688,7 @@ impl Device {
         let number = shared.jobs.number(queue);
         shared.started.store(true, Ordering::Release);
         lock(&shared.service).forget(number);
+        self.finish_request(queue);
         shared.with_virtqueue(queue, |place| place.set(Some(ring), Some(signal)));
         if let Queue::Receive(slot) = queue {
             lock(&shared.qps.take(slot).responder).notify = true;
@@ -707,8 +708,16 @@ impl Device {
     pub fn stop_queue(&self, index: u16) -> Option<u16> {
         let queue = self.shared.layout().queue(index)?;
         lock(&self.shared.service).forget(self.shared.jobs.number(queue));
+        self.finish_request(queue);
         let ring = self.shared.with_virtqueue(queue, RingQueue::take)??;
         Some(ring.next_avail())
+    }
+
+    /// Ends a request that was taken from a queue that goes, if it is the control queue.
+    fn finish_request(&self, queue: Queue) {
+        if queue == Queue::Control {
+            self.shared.finish_request(&mut lock(&self.shared.control));
+        }
     }
 
     /// Follows a change of the guest's memory map: rings and memory regions are
@@ -717,7 +726,10 @@ impl Device {
     /// but by rings that the new one does not hold.
     pub fn set_memory(&self, memory: &GuestMemory) {
         let shared = &self.shared;
-        shared.remap(&mut lock(&shared.control), memory);
+        let mut control = lock(&shared.control);
+        shared.finish_request(&mut control);
+        shared.remap(&mut control, memory);
+        drop(control);
         shared.remap_rings(memory);
         shared.remap_srqs(memory);
         let layout = shared.layout();
@@ -802,7 +814,7 @@ impl Device {
     /// the device reads, and room for those that it writes. Returns how many it
     /// wrote; 0 if there was no room for a status.
     pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
-        self.shared.command(&mut lock(&self.shared.control), request, reply)
+        self.shared.command(&mut lock(&self.shared.control), request, reply, None)
     }
 
     /// What the device tells of itself. For any thread; waits for a control

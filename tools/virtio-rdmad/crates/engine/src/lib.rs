@@ -51,6 +51,7 @@ mod mcast;
 mod modify;
 mod mr;
 mod mw;
+mod page_table;
 mod pins;
 mod qp;
 mod requester;

@@ -15,6 +15,7 @@ use crate::control::{check_capabilities, Control, Status};
 use crate::cq_ring::{region_len, CqRing};
 use crate::device::Shared;
 use crate::mr::{Range, PAGE_SIZE};
+use crate::page_table::Reader;
 use crate::state::QpType;
 use crate::sync::lock;
 use crate::work_queue::WorkQueue;
@@ -174,7 +175,9 @@ impl Shared {
         if count > self.limits.max_extents.saturating_sub(control.extents) {
             return Err(Status::NoResource);
         }
-        let ranges = self.read_pages(control, region.pages, count)?.ranges();
+        let room = self.limits.max_extents.saturating_sub(control.extents);
+        let table = Reader::new(region.pages, 0, needed, room);
+        let ranges = table.finish(&control.memory)?.ranges();
         let pages = Pages::new(&control.memory, ranges.iter().map(|r| (r.addr, r.len)));
         Ok((pages.map_err(|_| Status::Fault)?, ranges))
     }

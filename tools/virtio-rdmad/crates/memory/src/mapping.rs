@@ -40,11 +40,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `len` bytes of zeros.
+    /// Maps `len` bytes of zeros, which take memory from their first use on.
     pub(crate) fn anonymous(len: usize) -> Result<Self, Errno> {
         let null = std::ptr::null_mut();
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: as in `of_file`.
-        let addr = unsafe { mmap_anonymous(null, len, protection(true), MapFlags::SHARED) }?;
+        let addr = unsafe { mmap_anonymous(null, len, protection(true), flags) }?;
         Self::adopt(addr.cast(), len, true)
     }
 

@@ -647,7 +647,7 @@ impl Guest {
             virt_addr: addr,
             pages: table,
             npages: pages.len() as u32,
-            reserved_2c: 0,
+            levels: 0,
         };
         self.command(VIRTIO_RDMA_CMD_REG_USER_MR, &request)
     }

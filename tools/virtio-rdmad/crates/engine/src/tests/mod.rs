@@ -11,6 +11,7 @@ mod flush;
 mod hostile;
 mod mcast;
 mod mw;
+mod page_table;
 mod random;
 mod rate;
 mod rc;

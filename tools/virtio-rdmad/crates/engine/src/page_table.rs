@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Page tables of memory regions, flat or with levels (specification, chapter 5.2).
+
+use abi::{virtio_rdma_cmd_reg_user_mr, VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_MAX_PAGE_LEVELS};
+use memory::GuestMemory;
+use zerocopy::IntoBytes;
+
+use crate::control::Status;
+use crate::device::Shared;
+use crate::mr::{PageList, PAGE_SIZE};
+use crate::turn::Turn;
+
+/// Bytes of an entry.
+const ENTRY: u64 = size_of::<u64>() as u64;
+/// Entries of a page, which are read at a time.
+const ENTRIES: usize = (PAGE_SIZE / ENTRY) as usize;
+/// What reading an entry costs, in bytes that are copied in the same time.
+const COST: u64 = 4 * ENTRY;
+
+/// A page table that is being read, a page of entries after the other.
+///
+/// Nothing of the guest's memory is kept from one part to the next: each address that leads to a
+/// part is read and checked anew.
+pub(crate) struct Reader {
+    /// The highest list, or the table itself.
+    addr: u64,
+    levels: u32,
+    /// Entries of the table.
+    count: u64,
+    /// How many of them were read.
+    done: u64,
+    /// Ranges that there may be.
+    room: usize,
+    /// The pages so far, or what is wrong with the table.
+    found: Result<PageList, Status>,
+}
+
+impl Shared {
+    /// How many levels the page table of a request has; reserved without the bit.
+    pub(crate) fn page_levels(&self, request: &virtio_rdma_cmd_reg_user_mr) -> Result<u32, Status> {
+        if !self.has(VIRTIO_RDMA_F_PAGE_LEVELS) {
+            return Ok(0);
+        }
+        if request.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
+            return Err(Status::Invalid);
+        }
+        Ok(request.levels)
+    }
+}
+
+impl Reader {
+    /// Begins with the table of `count` entries at `addr`, under so many levels of lists; `room` is
+    /// how many ranges its pages may make up.
+    pub fn new(addr: u64, levels: u32, count: u64, room: usize) -> Self {
+        Self { addr, levels, count, done: 0, room, found: Ok(PageList::default()) }
+    }
+
+    /// Goes on until the turn is over; whether it has come to an end.
+    pub fn run(&mut self, memory: &GuestMemory, turn: &mut Turn) -> bool {
+        while !self.is_over() {
+            if turn.is_over() {
+                return false;
+            }
+            let before = self.done;
+            self.step(memory);
+            turn.spend(COST * (self.done - before));
+        }
+        true
+    }
+
+    /// Goes on to the end.
+    pub fn finish(mut self, memory: &GuestMemory) -> Result<PageList, Status> {
+        while !self.is_over() {
+            self.step(memory);
+        }
+        self.found
+    }
+
+    fn is_over(&self) -> bool {
+        self.done == self.count || self.found.is_err()
+    }
+
+    fn step(&mut self, memory: &GuestMemory) {
+        if let Err(why) = self.read(memory) {
+            self.found = Err(why);
+        }
+    }
+
+    /// Reads the next page of entries.
+    fn read(&mut self, memory: &GuestMemory) -> Result<(), Status> {
+        let addr = self.part(memory)?;
+        let mut entries = [0_u64; ENTRIES];
+        let left = usize::try_from(self.count - self.done).unwrap_or(ENTRIES);
+        let entries = &mut entries[..left.min(ENTRIES)];
+        memory.read(addr, entries.as_mut_bytes()).map_err(|_| Status::Fault)?;
+        let Ok(list) = &mut self.found else { return Ok(()) };
+        for page in &*entries {
+            if page % PAGE_SIZE != 0 {
+                return Err(Status::Invalid);
+            }
+            if page.checked_add(PAGE_SIZE).is_none() {
+                return Err(Status::Fault);
+            }
+            if !list.push(*page, self.room) {
+                return Err(Status::NoResource);
+            }
+        }
+        self.done += entries.len() as u64;
+        Ok(())
+    }
+
+    /// Where the entries that come next are, found from the highest list down.
+    fn part(&self, memory: &GuestMemory) -> Result<u64, Status> {
+        let entry = |list: u64, index: u64| list.checked_add(index * ENTRY).ok_or(Status::Fault);
+        if self.levels == 0 {
+            return entry(self.addr, self.done);
+        }
+        let (mut list, mut below) = (self.addr, self.done / ENTRIES as u64);
+        for level in (0..self.levels).rev() {
+            let each = (ENTRIES as u64).pow(level);
+            let at = entry(list, below / each)?;
+            list = memory.read_obj(at).map_err(|_| Status::Fault)?;
+            if list % PAGE_SIZE != 0 {
+                return Err(Status::Invalid);
+            }
+            below %= each;
+        }
+        Ok(list)
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Page tables: with levels, of regions of many GiB, and what is wrong with them.
+
+use std::sync::Arc;
+
+use abi::*;
+use memory::GuestMemory;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::driver::*;
+use crate::{Limits, Next};
+
+const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
+const INVALID: u32 = VIRTIO_RDMA_STATUS_INVAL;
+const FAULT: u32 = VIRTIO_RDMA_STATUS_FAULT;
+/// Where tests put page tables.
+const TABLES: u64 = 24 << 20;
+const PAGE: u64 = 0x1000;
+const GIB: u64 = 1 << 30;
+/// By which peers name the first byte.
+const IOVA: u64 = 0x7000_0000_0000;
+
+/// Writes a page table with so many levels of lists above it; the address of the highest.
+fn write_table(memory: &GuestMemory, at: u64, levels: u32, pages: &[u64]) -> u64 {
+    let mut at = at;
+    let mut entries = pages.to_vec();
+    for _ in 0..levels {
+        let mut lists = Vec::new();
+        for list in entries.chunks(512) {
+            memory.write(at, list.as_bytes()).unwrap();
+            lists.push(at);
+            at += PAGE;
+        }
+        entries = lists;
+    }
+    memory.write(at, entries.as_bytes()).unwrap();
+    at
+}
+
+/// A request for so many whole pages.
+fn request(pdn: u32, pages: u64, levels: u32, npages: u64) -> virtio_rdma_cmd_reg_user_mr {
+    virtio_rdma_cmd_reg_user_mr {
+        pdn,
+        access_flags: ALL,
+        start: 0,
+        length: npages * PAGE,
+        virt_addr: IOVA,
+        pages,
+        npages: npages as u32,
+        levels,
+    }
+}
+
+fn register(
+    guest: &mut Guest,
+    request: &virtio_rdma_cmd_reg_user_mr,
+) -> Result<virtio_rdma_rsp_mr, u32> {
+    guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, request)
+}
+
+/// Guest b has so much memory.
+fn pair(memory: u64) -> Pair {
+    let (fabric, clock) = fabric();
+    let mut a = Guest::new(&fabric, &clock, 1);
+    let limits = Limits { max_extents: 4096, ..limits() };
+    let setup = Setup { limits, memory, ..Setup::default() };
+    let mut b = Guest::with_setup(&fabric, &clock, 2, Arc::new(NoWake), setup);
+    let kind = VIRTIO_RDMA_QPT_RC;
+    let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
+    a.connect(ends[0].qpn, b.gid, ends[1].qpn);
+    b.connect(ends[1].qpn, a.gid, ends[0].qpn);
+    Pair { clock, fabric, a, b, ends }
+}
+
+/// Guest a writes or reads 64 bytes.
+fn access(pair: &mut Pair, opcode: u32, key: u32, offset: u64) -> u32 {
+    let a = pair.ends[0];
+    let send = Send::new(3, opcode, &[sge(DATA, 64, a.key)]).rdma(IOVA + offset, key);
+    pair.a.post_send(a.qpn, &send);
+    pair.settle();
+    pair.poll_a().unwrap().status.into()
+}
+
+#[test]
+fn a_table_with_levels_says_what_a_flat_one_says() {
+    for levels in 0..=VIRTIO_RDMA_MAX_PAGE_LEVELS {
+        let mut pair = pair(32 << 20);
+        // No two are neighbours.
+        let pages: Vec<u64> = (0..600).rev().map(|page| DATA + page * 2 * PAGE).collect();
+        let table = write_table(&pair.b.memory, TABLES, levels, &pages);
+        let request = request(pair.ends[1].pdn, table, levels, 600);
+        let mr = register(&mut pair.b, &request).unwrap();
+        for (seed, page) in [(1, 0), (2, 511), (3, 512), (4, 599)] {
+            let data = pair.a.fill(DATA, 64, seed);
+            let offset = page as u64 * PAGE + 100;
+            assert_eq!(access(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, mr.rkey, offset), OK);
+            assert_eq!(pair.b.bytes(pages[page] + 100, 64), data, "{levels} levels, page {page}");
+        }
+        let mut rereg = virtio_rdma_cmd_rereg_mr::new_zeroed();
+        (rereg.mrn, rereg.flags, rereg.mr) = (mr.mrn, VIRTIO_RDMA_REREG_TRANS, request);
+        (rereg.mr.length, rereg.mr.npages) = (513 * PAGE, 513);
+        pair.b.command::<_, ()>(VIRTIO_RDMA_CMD_REREG_MR, &rereg).unwrap();
+        let end = 512 * PAGE + 4000;
+        assert_eq!(access(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, mr.rkey, end), OK);
+        assert_ne!(access(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, mr.rkey, 513 * PAGE), OK);
+    }
+}
+
+#[test]
+fn regions_of_many_gib() {
+    let mut pair = pair(7 * GIB);
+    let first = GIB;
+    let mut pages: Vec<u64> = (0..5 * GIB / PAGE).map(|page| first + page * PAGE).collect();
+    let (swapped, other) = ((9 * GIB / 2 / PAGE) as usize, pages.len() - 1);
+    pages.swap(swapped, other);
+    for levels in [0, 1, 2, 3] {
+        let table = write_table(&pair.b.memory, 64 << 20, levels, &pages);
+        let request = request(pair.ends[1].pdn, table, levels, pages.len() as u64);
+        let mr = register(&mut pair.b, &request).unwrap();
+        let write = VIRTIO_RDMA_WR_RDMA_WRITE;
+        for page in [0, (4 * GIB / PAGE) as usize, swapped - 1, swapped, swapped + 1, other] {
+            let data = pair.a.fill(DATA, 64, page as u8);
+            assert_eq!(access(&mut pair, write, mr.rkey, page as u64 * PAGE), OK);
+            assert_eq!(pair.b.bytes(pages[page], 64), data);
+        }
+        let data = pair.b.fill(pages[swapped] + 8, 64, 77);
+        let offset = swapped as u64 * PAGE + 8;
+        assert_eq!(access(&mut pair, VIRTIO_RDMA_WR_RDMA_READ, mr.rkey, offset), OK);
+        assert_eq!(pair.a.bytes(DATA, 64), data);
+        pair.b.dereg_mr(mr.mrn).unwrap();
+    }
+}
+
+#[test]
+fn tables_that_cannot_be() {
+    let mut pair = pair(32 << 20);
+    let (pdn, guest) = (pair.ends[1].pdn, &mut pair.b);
+    let mut refused = |table, levels, npages, status| {
+        let request = request(pdn, table, levels, npages);
+        let result = register(guest, &request).map(|mr| mr.mrn);
+        assert_eq!(result, Err(status), "{npages} pages, {levels} levels, {table:#x}");
+    };
+    let end = 32 << 20;
+    refused(TABLES, 4, 1, INVALID);
+    refused(TABLES, u32::MAX, 1, INVALID);
+    for levels in 1..=3 {
+        refused(end, levels, 1, FAULT);
+        refused(u64::MAX - 7, levels, 1, FAULT);
+    }
+    // The second entry of the highest list is outside of memory.
+    refused(end - 8, 1, 513, FAULT);
+    // More than the device registers; and as many pages as 32 bits count none of.
+    refused(TABLES, 3, (1 << 28) + 1, INVALID);
+    refused(TABLES, 3, 1 << 32, INVALID);
+    refused(TABLES, 3, (1 << 32) + 1, INVALID);
+}
+
+#[test]
+fn entries_that_cannot_be() {
+    let mut pair = pair(32 << 20);
+    let (pdn, guest) = (pair.ends[1].pdn, &mut pair.b);
+    let pages: Vec<u64> = (0..600).map(|page| DATA + page * PAGE).collect();
+    for (levels, entry, status) in [
+        (1, DATA + 8, INVALID),
+        (1, 1 << 40, FAULT),
+        (1, u64::MAX - 0xfff, FAULT),
+        (2, DATA + 0x800, INVALID),
+        (2, 1 << 40, FAULT),
+        (3, u64::MAX, INVALID),
+        (3, !0xfff, FAULT),
+    ] {
+        // A page of the region, and the list that names it.
+        let mut spoilt = pages.clone();
+        spoilt[555] = entry;
+        let table = write_table(&guest.memory, TABLES, levels, &spoilt);
+        let result = register(guest, &request(pdn, table, levels, 600)).map(|mr| mr.mrn);
+        assert_eq!(result, Err(status));
+        let table = write_table(&guest.memory, TABLES, levels, &pages);
+        guest.memory.write(TABLES + 2 * PAGE + 8, entry.as_bytes()).unwrap();
+        let result = register(guest, &request(pdn, table, levels, 600)).map(|mr| mr.mrn);
+        assert_eq!(result, Err(status));
+    }
+    // More pieces than the device keeps, all of them from one page of entries.
+    let list: Vec<u64> = (0..512).rev().map(|page| DATA + page * PAGE).collect();
+    guest.memory.write(TABLES, list.as_bytes()).unwrap();
+    for (at, below) in [(1, 0), (2, 1), (3, 2)] {
+        let lists = [TABLES + below * PAGE; 512];
+        guest.memory.write(TABLES + at * PAGE, lists.as_bytes()).unwrap();
+    }
+    let result = register(guest, &request(pdn, TABLES + 3 * PAGE, 3, 1 << 28));
+    assert_eq!(result.map(|mr| mr.mrn), Err(VIRTIO_RDMA_STATUS_NO_RESOURCE));
+}
+
+#[test]
+fn levels_are_reserved_without_the_bit() {
+    let (fabric, clock) = fabric();
+    let mut guest = Guest::new(&fabric, &clock, 1);
+    guest.device.reset();
+    let bits = 1 << VIRTIO_RDMA_F_RINGS | 1 << VIRTIO_RDMA_F_PAGE_LEVELS;
+    guest.start_with(guest.device.features() & !bits);
+    let pdn = guest.create_pd();
+    let table = write_table(&guest.memory, TABLES, 0, &[DATA, DATA + PAGE]);
+    for levels in [0, 3, 4, u32::MAX] {
+        register(&mut guest, &request(pdn, table, levels, 2)).unwrap();
+    }
+}
+
+/// Makes a request available for a region of 1 GiB, whose table takes many turns to read.
+fn begin_long(pair: &mut Pair) {
+    let npages = GIB / PAGE;
+    let pages: Vec<u64> = (0..npages).map(|page| GIB + page * PAGE).collect();
+    let table = write_table(&pair.b.memory, 64 << 20, 2, &pages);
+    let request = request(pair.ends[1].pdn, table, 2, npages);
+    let bytes = [&[VIRTIO_RDMA_CMD_REG_USER_MR as u8], request.as_bytes()].concat();
+    pair.b.memory.write(TABLES, &bytes).unwrap();
+    pair.b.add(0, &[(TABLES, bytes.len() as u32, false), (TABLES + PAGE, 64, true)]);
+}
+
+#[test]
+fn a_long_table_does_not_hold_up_others() {
+    let mut pair = pair(3 * GIB);
+    let b = pair.ends[1];
+    begin_long(&mut pair);
+    let replies = pair.b.used_index(0);
+    assert_eq!(pair.b.device.run(64), Next::Busy);
+    let send = Send::new(7, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 64, b.key)])
+        .rdma(DATA, pair.ends[0].key);
+    pair.b.post_send(b.qpn, &send);
+    while pair.b.used_index(1 + b.cqn as u16) == 0 {
+        assert_eq!(pair.b.device.run(64), Next::Busy);
+    }
+    assert_eq!(pair.b.used_index(0), replies, "the table is still being read");
+    pair.b.run();
+    assert_eq!(pair.b.used_index(0), replies + 1);
+    assert_eq!(pair.b.bytes(TABLES + PAGE, 1), [VIRTIO_RDMA_STATUS_OK as u8]);
+}
+
+#[test]
+fn a_budget_of_one_is_enough() {
+    let mut pair = pair(3 * GIB);
+    begin_long(&mut pair);
+    let replies = pair.b.used_index(0);
+    for _ in 0..2 * GIB / PAGE / 512 {
+        pair.b.device.run(1);
+    }
+    assert_eq!(pair.b.used_index(0), replies + 1);
+}
+
+#[test]
+fn a_request_under_way_ends_before_its_memory_or_queue_goes() {
+    for stop in [false, true] {
+        let mut pair = pair(3 * GIB);
+        begin_long(&mut pair);
+        let replies = pair.b.used_index(0);
+        pair.b.device.run(64);
+        assert_eq!(pair.b.used_index(0), replies);
+        if stop {
+            pair.b.device.stop_queue(0);
+        } else {
+            let memory = pair.b.memory.clone();
+            pair.b.device.set_memory(&memory);
+        }
+        assert_eq!(pair.b.used_index(0), replies + 1);
+        assert_eq!(pair.b.bytes(TABLES + PAGE, 1), [VIRTIO_RDMA_STATUS_OK as u8]);
+        assert_eq!(pair.b.device.status().mrs, 2);
+    }
+}
+
+#[test]
+fn a_reset_ends_a_request_under_way() {
+    let mut pair = pair(3 * GIB);
+    begin_long(&mut pair);
+    pair.b.device.run(64);
+    pair.b.device.reset();
+    pair.b.start();
+    let pdn = pair.b.create_pd();
+    pair.b.reg_mr(pdn, DATA, 0x2000, ALL);
+    assert_eq!(pair.b.device.status().mrs, 1);
+}
