@@ -25,13 +25,16 @@ WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps 
 # Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
 ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 # An emulated guest with a debug kernel is slower again by as much as from user-mode Linux to it: it goes round
-# fewer loops, leaves out what measures, meets another half of what a device can do wrong in each run, and
-# restarts only in the middle of traffic.
+# fewer loops, leaves out what measures and what pins a million pages, meets another half of what a device can do
+# wrong in each run, and restarts only in the middle of traffic.
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = "50"
-MEASURES = ("perftest.sh",)
+TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
 DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh", "connections.sh")
+# Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
+LARGE = 7 << 10
+SPARE = 9 << 10
 # What "rdma resource" and what the device calls the same objects.
 OBJECTS = {"pd": "pds", "cq": "cqs", "qp": "qps", "mr": "mrs", "srq": "srqs"}
 PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
@@ -58,13 +61,14 @@ class Suite:
 
     def programs(self):
         """The selftests that these guests run."""
-        left_out = MEASURES if self.is_slow else ()
+        left_out = TOO_MUCH if self.is_slow else ()
         return [path for path in programs(self.options.share) if path not in left_out]
 
-    def boot(self, count, kind, rings):
+    def boot(self, count, kind, rings, memory):
         """A fresh network of guests with virtio-rdma up."""
         no_rings = () if rings else tuple(range(1, count + 1))
-        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings)
+        memory = memory or self.options.memory
+        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings, memory=memory)
         self.network = kind(options)
         self.network.boot()
 
@@ -100,6 +104,11 @@ class Suite:
         for path in self.programs():
             if path.startswith(DATA_PATH) and path not in BETWEEN_HOSTS:
                 self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
+
+    def large_regions(self):
+        """The selftest that wants more memory than other guests have."""
+        (guest,) = self.network.guests
+        self.finish(*self.program("verbs/mr_large.py pages", guest, {"PEERS": ""}, "much memory: "))
 
     def misbehaves(self):
         """The selftest that tells the device what to do wrong."""
@@ -214,12 +223,13 @@ class Suite:
         alive = self.network.daemon.poll() is None
         self.report.result(f"{title}: the device is alive", alive)
 
-    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None):
+    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None, memory=None):
         """Boot, act, judge, end; a failure names its logs. Lines that match
-        transport are reports of a defect of the guest's transport."""
+        transport are reports of a defect of the guest's transport. memory: MiB
+        a guest, where it is not what others have."""
         before, start = self.report.failed, time.monotonic()
         try:
-            self.boot(count, kind, rings)
+            self.boot(count, kind, rings, memory)
             for action in actions:
                 action()
             self.verdict(title, transport)
@@ -237,6 +247,15 @@ class Suite:
         self.report.result(f"{title}: the device removes its sockets", not left)
         self.report.note(f"{title}: {time.monotonic() - start:.0f} s")
 
+    def much_memory(self):
+        """A guest with more memory than others, where this machine has as much."""
+        with open("/proc/meminfo", encoding="ascii") as file:
+            values = dict(line.split(":") for line in file)
+        if int(values["MemAvailable"].split()[0]) >> 10 < SPARE:
+            self.report.note(f"no guest with {LARGE} MiB: this machine has less than {SPARE} MiB to spare")
+            return
+        self.part("one guest with much memory", 1, self.large_regions, self.agrees, memory=LARGE)
+
     def run(self):
         """Every part that these guests are for."""
         self.part("one guest", 1, self.alone, self.agrees)
@@ -247,6 +266,7 @@ class Suite:
         if not self.is_slow:
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
         if self.options.vmm == "uml":
+            self.much_memory()
             # QEMU lets its guest wait for ever.
             self.part("a device that dies", 2, self.dies, transport=DEAD_TRANSPORT)
             self.part("a device that dies, virtqueues", 2, self.dies, transport=DEAD_TRANSPORT, rings=False)

@@ -38,7 +38,8 @@ QUERY_PORT, CREATE_CQ, DESTROY_CQ, CREATE_PD, DESTROY_PD, REG_USER_MR, DEREG_MR 
 CREATE_QP, MODIFY_QP, QUERY_QP, DESTROY_QP, QUERY_PKEY, REQ_NOTIFY_CQ = 11, 12, 13, 14, 15, 18
 CREATE_RING_CQ, RESIZE_CQ, CREATE_RING_QP = 32, 33, 34
 # Offsets in struct virtio_rdma_config.
-PHYS_PORT_CNT, PAGE_SIZE_CAP, MAX_QP, MAX_QP_WR, MAX_SEND_SGE, MAX_CQ, MAX_CQE = 0, 40, 48, 52, 64, 76, 80
+PHYS_PORT_CNT, MAX_MR_SIZE, PAGE_SIZE_CAP, MAX_QP, MAX_QP_WR, MAX_SEND_SGE = 0, 32, 40, 48, 52, 64
+MAX_CQ, MAX_CQE = 76, 80
 COMP_VECTORS, RING_MAX_QP, RING_MAX_CQ, RING_MAX_QP_WR, RING_MAX_CQE = range(160, 180, 4)
 # Offsets in struct virtio_rdma_cqe, and its size.
 WR_ID, STATUS, OPCODE, BYTE_LEN, QP_NUM, CQE_SIZE = 0, 8, 9, 16, 24, 40
@@ -307,6 +308,17 @@ def config_with_huge_queues(_rng):
     attr = device().attr
     ktap.equal((attr.max_cqe <= (1 << 22 if RINGS else 32768), attr.max_qp_wr <= (1 << 16 if RINGS else 32768), attr.max_sge <= 32),
                (True,) * 3, "limits are sane")
+    data_flows()
+    recovers()
+
+
+def config_of_huge_mrs(_rng):
+    """The largest MR is one whose pages a command can count."""
+    unbind()
+    honest()
+    order(config=[MAX_MR_SIZE, u64(2**64 - 1)])
+    bind()
+    ktap.equal(device().attr.max_mr_size, (2**32 - 1) << 12, "max_mr_size")
     data_flows()
     recovers()
 
@@ -1321,7 +1333,7 @@ if __name__ == "__main__":
     ]
     ktap.run([isolated(test) for test in [
         config_of_ones, config_of_zeros, config_of_ones_but_ports, config_without_objects,
-        config_with_queues_that_do_not_exist, config_with_huge_queues,
+        config_with_queues_that_do_not_exist, config_with_huge_queues, config_of_huge_mrs,
         reply_of_no_length, reply_of_a_status_alone, reply_longer_than_its_buffer,
         reply_with_an_unknown_status, each_status_has_its_errno,
         mr_handles_mean_nothing, port_that_cannot_be, qp_state_that_cannot_be,

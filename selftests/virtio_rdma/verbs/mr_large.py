@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Memory regions of many GiB, and what is beyond the first four of them."""
+
+import ctypes
+import errno
+import mmap
+import os
+import time
+
+import ktap
+from rc import ALL_ACCESS, MR, SGE, Pair, complete, e, fails_with, open_device
+
+DEVICE = open_device()
+GIB = 1 << 30
+SIZE = 5 * GIB + 4096
+# Bytes of the file that is mapped over and over where there is less memory than SIZE. 4 GiB are no
+# multiple of it: a place that was cut to 32 bits is in another page of the file.
+FILE_SIZE = 25013 * mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
+# What a guest has besides a region of SIZE.
+REST = GIB // 2
+# An emulated guest takes minutes to pin more than a million pages.
+ktap.WATCHDOG = max(ktap.WATCHDOG, 500)
+WRITE, READ, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND
+REFUSED = e.IBV_WC_REM_ACCESS_ERR
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+MAP_FIXED, MAP_NORESERVE, MAP_HUGETLB = 0x10, 0x4000, 0x40000
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def map_memory(length, flags, file=-1, at=None):
+    """Maps memory that may be written; its address. Raises OSError."""
+    address = LIBC.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address
+
+
+def map_file(length):
+    """Maps a file of FILE_SIZE over and over."""
+    file = os.memfd_create("memory")
+    os.truncate(file, FILE_SIZE)
+    start = map_memory(length, PRIVATE | MAP_NORESERVE)
+    for offset in range(0, length, FILE_SIZE):
+        map_memory(min(FILE_SIZE, length - offset), mmap.MAP_SHARED | MAP_FIXED, file, start + offset)
+    os.close(file)
+    return start
+
+
+def available():
+    """Bytes of memory that nobody uses."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        values = dict(line.split(":") for line in file)
+    return int(values["MemAvailable"].split()[0]) << 10
+
+
+def needs_large_regions():
+    """Skips the test where there are none."""
+    if DEVICE.attr.max_mr_size < SIZE:
+        raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes")
+
+
+def places(rng):
+    """Offsets within a region of SIZE, and how many bytes there."""
+    yield from ((0, 64), (GIB - 32, 64), (2 * GIB - 32, 64), (4 * GIB - 32, 64), (4 * GIB, 8192), (SIZE - 64, 64))
+    for _ in range(20):
+        length = rng.randint(1, 20000)
+        yield rng.randrange(4 * GIB, SIZE - length), length
+
+
+def check(rng, start, what):
+    """Registers SIZE bytes at `start`, and moves data from and to them."""
+    with Pair(DEVICE) as pair:
+        before = time.monotonic()
+        region = MR(pair.b.pd, SIZE, ALL_ACCESS, address=start)
+        pair.b.mrs.append(region)
+        print(f"# {what}: {(time.monotonic() - before) * GIB / SIZE * 1000:.0f} ms a GiB", flush=True)
+        local = pair.a.memory(20000)
+        for offset, length in places(rng):
+            new = rng.randbytes(length)
+            local.write(new, length)
+            pair.a.post_send(WRITE, [SGE(local.buf, length, local.lkey)], remote=(start + offset, region.rkey))
+            complete(pair.a.send_cq)
+            ktap.same_bytes(ctypes.string_at(start + offset, length), new, f"written at {offset:#x}")
+            new = rng.randbytes(length)
+            ctypes.memmove(start + offset, new, length)
+            pair.a.post_send(READ, [SGE(local.buf, length, local.lkey)], remote=(start + offset, region.rkey))
+            complete(pair.a.send_cq)
+            ktap.same_bytes(local.read(length, 0), new, f"read at {offset:#x}")
+            pair.a.post_recv([SGE(local.buf, length, local.lkey)])
+            ctypes.memmove(start + offset, new[::-1], length)
+            pair.b.post_send(SEND, [SGE(start + offset, length, region.lkey)])
+            complete(pair.b.send_cq)
+            complete(pair.a.recv_cq)
+            ktap.same_bytes(local.read(length, 0), new[::-1], f"sent from {offset:#x}")
+        pair.a.post_send(WRITE, [SGE(local.buf, 8, local.lkey)], remote=(start + SIZE - 7, region.rkey))
+        complete(pair.a.send_cq, 1, REFUSED)
+
+
+def file_over_and_over(rng):
+    """5 GiB of addresses, with less memory behind them."""
+    needs_large_regions()
+    start = map_file(SIZE)
+    try:
+        check(rng, start, "the same pages of 4 KiB over and over")
+    finally:
+        LIBC.munmap(start, SIZE)
+
+
+def pages(rng):
+    """5 GiB of memory in pages of 4 KiB."""
+    needs_large_regions()
+    if available() < SIZE + REST:
+        raise ktap.Skip(f"{available() // GIB} GiB of memory are free")
+    start = map_memory(SIZE, PRIVATE)
+    try:
+        check(rng, start, "pages of 4 KiB")
+    finally:
+        LIBC.munmap(start, SIZE)
+
+
+def huge_pages(rng):
+    """5 GiB of memory in huge pages."""
+    needs_large_regions()
+    length = -(-SIZE // HUGE_PAGE) * HUGE_PAGE
+    try:
+        start = map_memory(length, PRIVATE | MAP_HUGETLB)
+    except OSError as error:
+        raise ktap.Skip(f"no huge pages ({error})") from error
+    try:
+        check(rng, start, "huge pages")
+    finally:
+        LIBC.munmap(start, length)
+
+
+def larger_than_the_largest(_rng):
+    """One page more than the device registers."""
+    with Pair(DEVICE) as pair:
+        length = DEVICE.attr.max_mr_size + mmap.PAGESIZE
+        fails_with(errno.EINVAL, MR, pair.a.pd, length, ALL_ACCESS, 0x10000)
+
+
+if __name__ == "__main__":
+    ktap.run([file_over_and_over, pages, huge_pages, larger_than_the_largest])
