@@ -159,7 +159,8 @@ bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value)
 	void *page;
 
 	offset += offset_in_page(umem->address);
-	if (!umem->writable || offset > PAGE_SIZE - sizeof(value))
+	if (umem->is_dmabuf || !umem->writable ||
+	    offset > PAGE_SIZE - sizeof(value))
 		return false;
 	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
 	WRITE_ONCE(*(u32 *)(page + offset), value);
@@ -172,7 +173,7 @@ bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value)
 	void *page;
 
 	offset += offset_in_page(umem->address);
-	if (offset > PAGE_SIZE - sizeof(*value))
+	if (umem->is_dmabuf || offset > PAGE_SIZE - sizeof(*value))
 		return false;
 	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
 	*value = READ_ONCE(*(u32 *)(page + offset));

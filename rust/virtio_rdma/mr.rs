@@ -72,7 +72,7 @@ pub(crate) struct Mr {
     fast: Option<FastReg>,
 }
 
-/// The memory of a program that an MR covers.
+/// What an MR of a program covers: memory of its own, or of a dma-buf.
 struct User {
     memory: ib::UserMemory,
     region: Region,
@@ -96,6 +96,31 @@ impl Mr {
             user: None,
             fast: None,
         }
+    }
+
+    /// Registers memory whose pages are listed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`user_request`] and [`Region::give`], `ENOMEM`.
+    fn register(
+        pd: &ib::Pd<Hca>,
+        memory: &ib::UserMemory,
+        region: Region,
+        table: PageTable,
+    ) -> Result<Self> {
+        let request = user_request(pd, memory, Some(&table))?;
+        // The memory of the lock first, so that nothing fails once the device has the MR.
+        let place = KBox::new_uninit(GFP_KERNEL)?;
+        let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
+        let user = User {
+            memory: *memory,
+            region,
+        };
+        Ok(Self {
+            user: Some(place.write_pin_init(new_mutex!(user))?),
+            ..Self::new(pd.hca(), &reply)
+        })
     }
 
     /// Whether memory windows may be bound to it. May sleep.
@@ -152,22 +177,37 @@ fn check_access(hca: &Hca, access: u32) -> Result<u32> {
     Ok(access & known)
 }
 
-/// Pins memory of the current process, and lists its pages.
+/// Takes hold of memory by `pin`, and lists its pages.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a length beyond the limits; those of [`Region::pin`].
-fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTable)> {
-    if memory.length == 0 || memory.length > dev.data().config().max_mr_size {
+/// `EINVAL` for a length beyond the limits; those of `pin`.
+fn take(
+    hca: &Hca,
+    memory: &ib::UserMemory,
+    pin: impl FnOnce() -> Result<Region>,
+) -> Result<(Region, PageTable)> {
+    if memory.length == 0 || memory.length > hca.config().max_mr_size {
         return Err(EINVAL);
     }
-    let region = Region::pin(dev, memory.start, memory.length, memory.access)?;
-    let table = if dev.data().config().page_levels {
+    let region = pin()?;
+    let table = if hca.config().page_levels {
         region.page_table_with_levels()?
     } else {
         region.page_table()?
     };
     Ok((region, table))
+}
+
+/// Pins memory of the current process, and lists its pages.
+///
+/// # Errors
+///
+/// Those of [`take`] and [`Region::pin`].
+fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTable)> {
+    take(dev.data(), memory, || {
+        Region::pin(dev, memory.start, memory.length, memory.access)
+    })
 }
 
 /// The address by which work requests name the first byte.
@@ -213,20 +253,19 @@ impl ib::MemoryRegion<Hca> for Mr {
     }
 
     fn reg_user(dev: &ib::Device<Hca>, pd: &ib::Pd<Hca>, memory: &ib::UserMemory) -> Result<Self> {
-        let hca = dev.data();
         let (region, table) = pin(dev, memory)?;
-        let request = user_request(pd, memory, Some(&table))?;
-        // The memory of the lock first, so that nothing fails once the device has the MR.
-        let place = KBox::new_uninit(GFP_KERNEL)?;
-        let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
-        let user = User {
-            memory: *memory,
-            region,
-        };
-        Ok(Self {
-            user: Some(place.write_pin_init(new_mutex!(user))?),
-            ..Self::new(hca, &reply)
-        })
+        Self::register(pd, memory, region, table)
+    }
+
+    fn reg_dma_buf(
+        dev: &ib::Device<Hca>,
+        pd: &ib::Pd<Hca>,
+        fd: c_int,
+        memory: &ib::UserMemory,
+    ) -> Result<Self> {
+        let attach = || Region::attach(dev, fd, memory);
+        let (region, table) = take(dev.data(), memory, attach)?;
+        Self::register(pd, memory, region, table)
     }
 
     fn rereg_user(
@@ -240,6 +279,9 @@ impl ib::MemoryRegion<Hca> for Mr {
             return Err(crate::errno::unsupported());
         }
         let mut user = self.user.as_ref().ok_or(EINVAL)?.lock();
+        if user.region.is_dma_buf() {
+            return Err(crate::errno::unsupported());
+        }
         let mut flags = flags;
         let mut after = user.memory;
         if flags & bindings::VIRTIO_RDMA_REREG_TRANS != 0 {

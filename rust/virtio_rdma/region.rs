@@ -35,6 +35,8 @@ const LIST_ENTRIES: usize = PAGE_SIZE / ENTRY;
 pub(crate) enum Memory {
     /// Memory of a program.
     Program(Umem),
+    /// Memory behind a dma-buf.
+    DmaBuf(Umem),
     /// Memory of the kernel.
     Kernel(Arc<Pages>),
     /// A list of pages.
@@ -61,6 +63,28 @@ impl Region {
             hca: dev.data().clone(),
             memory: Some(Memory::Program(umem)),
         })
+    }
+
+    /// Attaches to memory behind a dma-buf of the current process. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Umem::attach`].
+    pub(crate) fn attach(
+        dev: &ib::Device<Hca>,
+        fd: c_int,
+        memory: &ib::UserMemory,
+    ) -> Result<Self> {
+        let umem = Umem::attach(dev, fd, memory)?;
+        Ok(Self {
+            hca: dev.data().clone(),
+            memory: Some(Memory::DmaBuf(umem)),
+        })
+    }
+
+    /// Whether its memory is behind a dma-buf.
+    pub(crate) fn is_dma_buf(&self) -> bool {
+        matches!(self.memory, Some(Memory::DmaBuf(_)))
     }
 
     /// Wraps memory of the kernel.
@@ -95,7 +119,7 @@ impl Region {
     /// `ENOMEM`, `EINVAL` if there are more than a command can say.
     pub(crate) fn page_table(&self) -> Result<PageTable> {
         match &self.memory {
-            Some(Memory::Program(umem)) => {
+            Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => {
                 PageTable::new(&self.hca, umem.num_blocks(), umem.blocks())
             }
             Some(Memory::Kernel(pages)) => {
@@ -105,15 +129,17 @@ impl Region {
         }
     }
 
-    /// Lists the pages of a program's memory for a command that allows a page table with levels.
-    /// May sleep.
+    /// Lists the pages of what an MR covers, for a command that allows a page table with levels. May
+    /// sleep.
     ///
     /// # Errors
     ///
     /// As [`Region::page_table`].
     pub(crate) fn page_table_with_levels(&self) -> Result<PageTable> {
         match &self.memory {
-            Some(Memory::Program(umem)) => PageTable::with_levels(&self.hca, umem.blocks()),
+            Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => {
+                PageTable::with_levels(&self.hca, umem.blocks())
+            }
             _ => Err(EINVAL),
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pinned memory of a program.
+//! Pinned memory, of a program or behind a dma-buf.
 //!
 //! C header: [`include/rdma/ib_umem.h`](srctree/include/rdma/ib_umem.h)
 
@@ -21,7 +21,7 @@ use kernel::{
 /// The size of the blocks that memory is listed in.
 const BLOCK: c_ulong = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
-/// A `struct ib_umem`: memory of a program, pinned and mapped for the device.
+/// A `struct ib_umem`: memory of a program, or of a dma-buf, pinned and mapped for the device.
 pub(crate) struct Umem(NonNull<bindings::ib_umem>);
 
 // SAFETY: A `struct ib_umem` may be released from any thread: it holds a reference to the address
@@ -56,8 +56,45 @@ impl Umem {
         Ok(Self(NonNull::new(raw).ok_or(EINVAL)?))
     }
 
-    /// Writes the 32 bits at `offset`, a multiple of 4 in the first page, of memory that was pinned
-    /// to be written to. Any context.
+    /// Attaches to a range of the dma-buf behind a descriptor of the current process: `memory.start`
+    /// is its offset there. May sleep.
+    ///
+    /// The exporter keeps it where it is until this is dropped. One that wants to move it, or to take
+    /// it away, does not let it be pinned.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`; `EINVAL` for a descriptor of something else, a range that is not within the dma-buf, and
+    /// one whose first byte has another offset in its page than its IOVA; what the exporter says.
+    pub(crate) fn attach<D: ib::Driver>(
+        dev: &ib::Device<D>,
+        fd: c_int,
+        memory: &ib::UserMemory,
+    ) -> Result<Self> {
+        // SAFETY: The device is valid, and outlives its MRs.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_umem_dmabuf_get_pinned(
+                dev.as_raw(),
+                memory.start as c_ulong,
+                memory.length as usize,
+                fd,
+                memory.access as c_int,
+            )
+        })?;
+        // SAFETY: It is no error, so it is valid.
+        let umem = Self(NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?);
+        // It is by its IOVA, which this sets, that the blocks are counted.
+        // SAFETY: The memory is valid, and nobody else has it yet.
+        let block =
+            unsafe { bindings::ib_umem_find_best_pgsz(umem.0.as_ptr(), BLOCK, memory.virt_addr) };
+        if block != BLOCK {
+            return Err(EINVAL);
+        }
+        Ok(umem)
+    }
+
+    /// Writes the 32 bits at `offset`, a multiple of 4 in the first page, of a program's memory that was
+    /// pinned to be written to. Any context.
     ///
     /// # Errors
     ///
@@ -72,7 +109,8 @@ impl Umem {
         stored.then_some(()).ok_or(EINVAL)
     }
 
-    /// Reads the 32 bits at `offset`, a multiple of 4 in the first page. Any context.
+    /// Reads the 32 bits at `offset`, a multiple of 4 in the first page of a program's memory. Any
+    /// context.
     ///
     /// # Errors
     ///

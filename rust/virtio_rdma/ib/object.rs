@@ -461,10 +461,10 @@ pub(crate) trait AddressHandle<D: Driver>: Sized + Send + Sync {
     fn query(&self, attr: &mut bindings::rdma_ah_attr);
 }
 
-/// Memory of a program that is to be registered.
+/// Memory that is to be registered for a program.
 #[derive(Clone, Copy)]
 pub(crate) struct UserMemory {
-    /// Address of the first byte in the program.
+    /// Address of the first byte in the program, or its offset in the dma-buf.
     pub(crate) start: u64,
     /// Number of bytes.
     pub(crate) length: u64,
@@ -490,12 +490,21 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     /// `EINVAL`, `ENOMEM`, `EFAULT`, or what the device says.
     fn reg_user(dev: &Device<D>, pd: &Pd<D>, memory: &UserMemory) -> Result<Self>;
 
+    /// Registers memory of the dma-buf behind a descriptor of the current process. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`, `EINVAL`, `ENOMEM`, what the exporter says, or what the device says: `EFAULT` for memory
+    /// that it cannot reach.
+    fn reg_dma_buf(dev: &Device<D>, pd: &Pd<D>, fd: c_int, memory: &UserMemory) -> Result<Self>;
+
     /// Replaces what `flags` name (`enum ib_mr_rereg_flags`) of an MR of a program, which stays as it
     /// was if that fails. May sleep.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the device cannot do that; as [`MemoryRegion::reg_user`].
+    /// `EOPNOTSUPP` if the device cannot do that, and for an MR of a dma-buf; as
+    /// [`MemoryRegion::reg_user`].
     fn rereg_user(&self, dev: &Device<D>, flags: u32, pd: &Pd<D>, memory: &UserMemory) -> Result;
 
     /// Creates an MR for fast registration of at most `max_pages` pages of 4 KiB. May sleep.

@@ -50,7 +50,10 @@ use crate::{
     doorbell, //
 };
 use kernel::{
-    error::from_result,
+    error::{
+        from_err_ptr,
+        from_result, //
+    },
     prelude::*,
     transmute::AsBytes, //
 };
@@ -110,6 +113,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
+        reg_user_mr_dmabuf: Some(reg_user_mr_dmabuf::<D>),
         rereg_user_mr: Some(rereg_user_mr::<D>),
         alloc_mr: Some(alloc_mr::<D>),
         map_mr_sg: Some(map_mr_sg::<D>),
@@ -953,6 +957,44 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
         access: access as u32,
     };
     new_mr::<D>(|| D::Mr::reg_user(dev, pd, &memory))
+}
+
+/// The operation `reg_user_mr_dmabuf`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
+    pd: *mut bindings::ib_pd,
+    offset: u64,
+    length: u64,
+    virt_addr: u64,
+    fd: c_int,
+    access: c_int,
+    dmah: *mut bindings::ib_dmah,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_mr {
+    // SAFETY: By the contract of this module.
+    let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
+    if !dmah.is_null() {
+        return crate::errno::unsupported().to_ptr();
+    }
+    let memory = UserMemory {
+        start: offset,
+        length,
+        virt_addr,
+        access: access as u32,
+    };
+    let raw = new_mr::<D>(|| D::Mr::reg_dma_buf(dev, pd, fd, &memory));
+    // Unlike those of other MRs, the core leaves these to the driver.
+    if let Ok(mr) = from_err_ptr(raw) {
+        // SAFETY: The MR is valid, and nobody else knows of it.
+        unsafe {
+            (*mr).iova = virt_addr;
+            (*mr).length = length;
+        }
+    }
+    raw
 }
 
 /// The operation `rereg_user_mr`. The core excludes other operations on the MR.
