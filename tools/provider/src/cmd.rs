@@ -175,10 +175,11 @@ pub fn dealloc_pd(pd: Ref<'_, ibv_pd>) -> Result {
     Errno::check(unsafe { ibv_cmd_dealloc_pd(pd.as_ptr()) })
 }
 
-/// The memory that an MR is to cover, as in ibv_reg_mr_iova2(3).
+/// The memory that an MR is to cover, as in ibv_reg_mr_iova2(3) and
+/// ibv_reg_dmabuf_mr(3).
 #[derive(Clone, Copy)]
 pub struct Region {
-    /// Address of the first byte in the program.
+    /// Address of the first byte in the program, or its offset in the dma-buf.
     pub start: usize,
     /// Bytes.
     pub length: usize,
@@ -207,6 +208,30 @@ pub fn reg_mr(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Res
             size_of_val(&cmd),
             &mut resp,
             size_of_val(&resp),
+        )
+    })
+}
+
+/// Registers memory of the dma-buf behind `fd`, where `region.start` is its
+/// offset, and fills in `mr`. The kernel checks both.
+pub fn reg_dmabuf_mr(
+    pd: Ref<'_, ibv_pd>,
+    region: Region,
+    fd: c_int,
+    mr: Ref<'_, verbs_mr>,
+) -> Result {
+    // SAFETY: both are live; the function fills in the MR, and takes no command
+    // of the driver's.
+    Errno::check(unsafe {
+        ibv_cmd_reg_dmabuf_mr(
+            pd.as_ptr(),
+            region.start as u64,
+            region.length,
+            region.iova,
+            fd,
+            region.access,
+            mr.as_ptr(),
+            ptr::null_mut(),
         )
     })
 }

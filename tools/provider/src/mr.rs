@@ -8,11 +8,19 @@ use crate::{
     errno::Result,
     object::{Owned, Ref},
 };
+use core::ffi::c_int;
 
 /// ibv_reg_mr_iova2(3).
 pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::reg_mr(pd, region, mr.as_ref())?;
+    Ok(mr)
+}
+
+/// ibv_reg_dmabuf_mr(3).
+pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: Region, fd: c_int) -> Result<Owned<verbs_mr>> {
+    let mr = Owned::zeroed()?;
+    cmd::reg_dmabuf_mr(pd, region, fd, mr.as_ref())?;
     Ok(mr)
 }
 

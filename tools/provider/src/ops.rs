@@ -56,6 +56,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     query_port: Some(query_port),
     query_qp: Some(query_qp),
     query_rt_values: Some(query_rt_values),
+    reg_dmabuf_mr: Some(reg_dmabuf_mr),
     reg_mr: Some(reg_mr),
     rereg_mr: Some(rereg_mr),
     unimport_mr: Some(unimport_mr),
@@ -221,6 +222,20 @@ unsafe extern "C" fn reg_mr(
     let region = Region { start: addr.addr(), length, iova: hca_va, access };
     // SAFETY: see the head of this file.
     created(mr::register(unsafe { Ref::new(pd) }, region))
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // The provider is for machines whose addresses have 64 bits.
+    let region = Region { start: offset as usize, length, iova, access };
+    // SAFETY: see the head of this file.
+    created(mr::register_dmabuf(unsafe { Ref::new(pd) }, region, fd))
 }
 
 unsafe extern "C" fn rereg_mr(
