@@ -139,6 +139,8 @@ pub(crate) struct Config {
     pub(crate) has_events: bool,
     /// Whether the device counts what its port sends and receives.
     pub(crate) has_counters: bool,
+    /// Whether the device knows VLANs.
+    pub(crate) vlan: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -226,6 +228,7 @@ impl Config {
                 .then(|| Self::read_mac(dev)),
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
+            vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

@@ -199,6 +199,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_MCAST,
         bindings::VIRTIO_RDMA_F_COUNTERS,
         bindings::VIRTIO_RDMA_F_XRC,
+        bindings::VIRTIO_RDMA_F_VLAN,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

@@ -393,6 +393,8 @@ pub(crate) struct Completion {
     pub(crate) pkey_index: u16,
     /// The service level.
     pub(crate) sl: u8,
+    /// The VLAN.
+    pub(crate) vlan_id: u16,
 }
 
 impl Completion {
@@ -419,6 +421,7 @@ macro_rules! completion {
             wc_flags: u32::from_le($cqe.wc_flags),
             pkey_index: u16::from_le($cqe.pkey_index),
             sl: $cqe.sl,
+            vlan_id: u16::from_le($cqe.vlan_id),
         }
     };
 }

@@ -64,6 +64,8 @@
 #define VIRTIO_RDMA_F_COUNTERS		10
 /* Extended reliable connections; only with VIRTIO_RDMA_F_SRQ. */
 #define VIRTIO_RDMA_F_XRC		11
+/* GIDs belong to VLANs, and completions of datagrams tell by which one came. */
+#define VIRTIO_RDMA_F_VLAN		13
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -665,11 +667,23 @@ enum virtio_rdma_gid_type {
 	VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP	= 2,
 };
 
+/* The vlan_id of a GID that belongs to no VLAN */
+#define VIRTIO_RDMA_NO_VLAN		0xffff
+
+/**
+ * struct virtio_rdma_cmd_add_gid - set an entry of the GID table
+ * @gid: the GID
+ * @gid_type: enum virtio_rdma_gid_type
+ * @index: of the entry
+ * @vlan_id: the VLAN that it belongs to (IEEE 802.1Q), 0 to 4094, or
+ *	VIRTIO_RDMA_NO_VLAN; reserved without VIRTIO_RDMA_F_VLAN
+ * @port_num: port, 1
+ */
 struct virtio_rdma_cmd_add_gid {
 	__u8   gid[16];
 	__le32 gid_type;
 	__le16 index;
-	__le16 reserved_16;
+	__le16 vlan_id;
 	__le32 port_num;
 };
 
@@ -1100,12 +1114,14 @@ enum virtio_rdma_wc_opcode {
 #define VIRTIO_RDMA_WC_WITH_IMM		(1U << 1)
 #define VIRTIO_RDMA_WC_WITH_INVALIDATE	(1U << 2)
 #define VIRTIO_RDMA_WC_IP_CSUM_OK	(1U << 3)
+#define VIRTIO_RDMA_WC_WITH_VLAN	(1U << 5)
 
 /**
  * struct virtio_rdma_cqe - a completion
  * @wr_id: of the work request
  * @status: enum virtio_rdma_wc_status
  * @opcode: enum virtio_rdma_wc_opcode, valid whatever the status is
+ * @vlan_id: the VLAN that a datagram came by (VIRTIO_RDMA_WC_WITH_VLAN)
  * @vendor_err: a number that says more of an error, for logs only
  * @byte_len: bytes received; for READ and atomics, bytes read
  * @imm_data: immediate data, network byte order (VIRTIO_RDMA_WC_WITH_IMM)
@@ -1124,7 +1140,7 @@ struct virtio_rdma_cqe {
 	__le64 wr_id;
 	__u8   status;
 	__u8   opcode;
-	__u8   reserved_0a[2];
+	__le16 vlan_id;
 	__le32 vendor_err;
 	__le32 byte_len;
 	union {
@@ -1421,6 +1437,7 @@ struct virtio_rdma_ring_ud_wqe {
  * @src_qp: the sender's QP (UD, GSI)
  * @wc_flags: VIRTIO_RDMA_WC_*
  * @pkey_index: index of the P_Key (GSI)
+ * @vlan_id: the VLAN that a datagram came by (VIRTIO_RDMA_WC_WITH_VLAN)
  * @wqe_index: index of the work request in its ring, modulo 2^32: what the
  *	producer was before it was posted; the ring is that of the SRQ if it
  *	came from there
@@ -1446,7 +1463,7 @@ struct virtio_rdma_ring_cqe {
 	__le32 src_qp;
 	__le32 wc_flags;
 	__le16 pkey_index;
-	__le16 reserved_26;
+	__le16 vlan_id;
 	__le32 wqe_index;
 	__le32 srqn;
 	__le64 timestamp;

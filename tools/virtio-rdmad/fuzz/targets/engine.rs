@@ -945,7 +945,8 @@ impl World {
     /// The peer connects a QP to itself and writes from one place to another.
     fn check_peer(&mut self) {
         assert!(!self.b.device.needs_reset());
-        assert_eq!(self.b.device.status().gids, [(0, self.b.gid)]);
+        let address = engine::Address { gid: self.b.gid, vlan: None };
+        assert_eq!(self.b.device.status().gids, [(0, address)]);
         for counter in [
             Counter::BadSendChain,
             Counter::BadReceiveChain,

@@ -22,7 +22,7 @@ fn short(cqe: &Cqe) -> virtio_rdma_cqe {
         wr_id: cqe.wr_id,
         status: cqe.status,
         opcode: cqe.opcode,
-        reserved_0a: [0; 2],
+        vlan_id: cqe.vlan_id,
         vendor_err: cqe.vendor_err,
         byte_len: cqe.byte_len,
         ex: cqe.ex,

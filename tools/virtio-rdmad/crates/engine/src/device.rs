@@ -34,7 +34,7 @@ use crate::sync::{lock, write};
 use crate::table::Table;
 use crate::turn::Turn;
 use crate::work_queue::WorkQueue;
-use crate::{Clock, DeviceConfig, DeviceStatus, Fabric, Gid, Limits, QpStatus, Signal, Wake};
+use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
 /// Visits without work, of all queues that are looked at unasked together, after
 /// which one of them no longer is; and the fewest and most of one queue.
@@ -161,7 +161,7 @@ pub(crate) struct Shared {
     pub(crate) doorbells: Mutex<RingQueue>,
     /// The device-specific feature bits that are agreed on.
     agreed: AtomicU64,
-    gids: Mutex<Box<[Option<Gid>]>>,
+    gids: Mutex<Box<[Option<Address>]>>,
     events: Mutex<Events>,
     completion_events: Box<[Mutex<Events>]>,
     timers: Mutex<Timers>,
@@ -222,24 +222,30 @@ impl Shared {
     }
 
     /// An entry of the GID table.
-    pub fn gid(&self, index: usize) -> Option<Gid> {
+    pub fn gid(&self, index: usize) -> Option<Address> {
         *lock(&self.gids).get(index)?
+    }
+
+    /// Whether the guest has a GID in a VLAN; what belongs to none, every guest
+    /// gets.
+    pub fn is_in_vlan(&self, vlan: Option<u16>) -> bool {
+        vlan.is_none() || lock(&self.gids).iter().flatten().any(|address| address.vlan == vlan)
     }
 
     /// Sets or clears an entry of the GID table; `None` if there is no such
     /// entry, `Some(false)` if another guest has the GID.
-    pub fn set_gid(self: &Arc<Self>, index: usize, gid: Option<Gid>) -> Option<bool> {
+    pub fn set_gid(self: &Arc<Self>, index: usize, address: Option<Address>) -> Option<bool> {
         let mut gids = lock(&self.gids);
         let entry = gids.get_mut(index)?;
-        if *entry == gid {
+        if *entry == address {
             return Some(true);
         }
-        if let Some(gid) = gid {
-            if !self.fabric.claim(gid, self) {
+        if let Some(address) = address {
+            if !self.fabric.claim(address, self) {
                 return Some(false);
             }
         }
-        if let Some(before) = std::mem::replace(entry, gid) {
+        if let Some(before) = std::mem::replace(entry, address) {
             self.fabric.release(before, self);
         }
         Some(true)
@@ -310,9 +316,9 @@ impl Shared {
 
     /// The GIDs that are set, by index. No lock is held when it returns: commands take this one with
     /// that of the control queue held.
-    fn gids(&self) -> Vec<(u16, Gid)> {
+    fn gids(&self) -> Vec<(u16, Address)> {
         let gids = lock(&self.gids);
-        (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?))).collect()
+        (0..).zip(gids.iter()).filter_map(|(index, entry)| Some((index, (*entry)?))).collect()
     }
 
     /// After a CQ has overflowed: every QP and SRQ that uses it fails.

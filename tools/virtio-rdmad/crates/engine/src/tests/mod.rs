@@ -19,4 +19,5 @@ mod rings;
 mod srq;
 mod threads;
 mod uc;
+mod vlan;
 mod xrc;
