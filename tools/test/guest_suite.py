@@ -31,7 +31,7 @@ FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = "50"
 MEASURES = ("perftest.sh",)
 DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh", "connections.sh")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
 # What "rdma resource" and what the device calls the same objects.
 OBJECTS = {"pd": "pds", "cq": "cqs", "qp": "qps", "mr": "mrs", "srq": "srqs"}
 PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
@@ -91,7 +91,7 @@ class Suite:
         """Every selftest in guest 1, one after the other."""
         guest = self.network.guests[0]
         for path in self.programs():
-            if path != "verbs/rc_hosts.py":
+            if not path.endswith("_hosts.py"):
                 self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
 
     def data_path(self):
