@@ -69,7 +69,8 @@ int main(void)
 	SIZE(ibv_alloc_pd);
 	SIZE(ibv_reg_mr);
 	SIZE(ibv_create_cq);
-	SIZE(ibv_create_qp);
+	SIZE(ibv_create_qp_ex);
+	SIZE(ib_uverbs_ex_create_qp_resp);
 	SIZE(ibv_modify_qp);
 	SIZE(ibv_query_qp);
 	SIZE(virtio_rdma_uresp_alloc_ucontext);
