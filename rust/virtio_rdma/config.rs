@@ -9,7 +9,8 @@ use crate::{
     bindings,
     dma::PAGE_SIZE,
     ring,
-    virtio, //
+    virtio,
+    VirtioRdma, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -65,6 +66,8 @@ pub(crate) struct McastLimits {
 
 /// The limits and attributes of a device, all of them checked.
 pub(crate) struct Config {
+    /// The device-specific feature bits that are agreed on.
+    pub(crate) features: u64,
     /// GUID of the system image, in network order.
     pub(crate) sys_image_guid: [u8; 8],
     /// IEEE OUI of the vendor.
@@ -175,6 +178,10 @@ impl Config {
             };
         }
         let mut config = Self {
+            features: <VirtioRdma as virtio::Driver>::FEATURES
+                .iter()
+                .filter(|bit| dev.has_feature(**bit))
+                .fold(0, |features, bit| features | 1 << bit),
             sys_image_guid: dev.config(offset_of!(bindings::virtio_rdma_config, sys_image_guid)),
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),

@@ -224,7 +224,7 @@ pub fn create(
 /// # Errors
 ///
 /// EINVAL without a PD; EOPNOTSUPP for attributes, flags or work requests that no QP
-/// has, or work requests by calls where the kernel posts; as [`create`].
+/// of the device has, or work requests by calls where the kernel posts; as [`create`].
 pub fn create_ex(
     pd: Option<Ref<'_, ibv_pd>>,
     attr: &mut ibv_qp_init_attr_ex,
@@ -238,8 +238,9 @@ pub fn create_ex(
     }
     let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or(Errno::EINVAL)?;
     let by_calls = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type));
-    let rings = pd.context().private().numbers.is_some();
+    let context = pd.context().private();
+    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type) & context.opcodes);
+    let rings = context.numbers.is_some();
     if by_calls && (attr.send_ops_flags & !builders != 0 || !rings) {
         return Err(Errno::EOPNOTSUPP);
     }
