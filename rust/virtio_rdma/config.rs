@@ -144,6 +144,8 @@ pub(crate) struct Config {
     pub(crate) has_counters: bool,
     /// Whether the device knows VLANs.
     pub(crate) vlan: bool,
+    /// Whether completion events can be held back.
+    pub(crate) cq_moderation: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -236,6 +238,7 @@ impl Config {
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
             vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
+            cq_moderation: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

@@ -200,6 +200,7 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_COUNTERS,
         bindings::VIRTIO_RDMA_F_XRC,
         bindings::VIRTIO_RDMA_F_VLAN,
+        bindings::VIRTIO_RDMA_F_CQ_MODERATION,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

@@ -82,6 +82,7 @@ wire! {
     virtio_rdma_cmd_del_gid: 8,
     virtio_rdma_cmd_req_notify: 8,
     virtio_rdma_cmd_create_ring_cq: 24,
+    virtio_rdma_cmd_modify_cq: 8,
     virtio_rdma_cmd_resize_cq: 24,
     virtio_rdma_rsp_resize_cq: 4,
     virtio_rdma_cmd_create_ring_qp: 152,

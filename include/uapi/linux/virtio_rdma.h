@@ -66,6 +66,8 @@
 #define VIRTIO_RDMA_F_XRC		11
 /* GIDs belong to VLANs, and completions of datagrams tell by which one came. */
 #define VIRTIO_RDMA_F_VLAN		13
+/* Completion events are held back: MODIFY_CQ; only with VIRTIO_RDMA_F_RINGS. */
+#define VIRTIO_RDMA_F_CQ_MODERATION	14
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -246,6 +248,8 @@ enum virtio_rdma_cmd {
 	/* with VIRTIO_RDMA_F_XRC */
 	VIRTIO_RDMA_CMD_ALLOC_XRCD	= 47,
 	VIRTIO_RDMA_CMD_DEALLOC_XRCD	= 48,
+	/* with VIRTIO_RDMA_F_CQ_MODERATION */
+	VIRTIO_RDMA_CMD_MODIFY_CQ	= 49,
 };
 
 /*
@@ -940,6 +944,22 @@ struct virtio_rdma_rsp_alloc_xrcd {
 
 struct virtio_rdma_cmd_dealloc_xrcd {
 	__le32 xrcdn;
+};
+
+/* MODIFY_CQ (VIRTIO_RDMA_F_CQ_MODERATION) */
+
+/**
+ * struct virtio_rdma_cmd_modify_cq - hold back the completion events of a CQ
+ * @cqn: the CQ
+ * @cq_count: completions until an event
+ * @cq_period: microseconds until an event, if there are fewer
+ *
+ * If either is 0, no event is held back.
+ */
+struct virtio_rdma_cmd_modify_cq {
+	__le32 cqn;
+	__le16 cq_count;
+	__le16 cq_period;
 };
 
 /* ---- Send and receive virtqueues --------------------------------------- */

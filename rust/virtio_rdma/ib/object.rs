@@ -226,6 +226,14 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// The number of entries that the CQ has room for.
     fn cqe(&self) -> u32;
 
+    /// Holds completion events back until there are `count` completions, or `period` microseconds
+    /// have passed since the first of them; not at all if either is 0. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot, or what it says.
+    fn moderate(&self, count: u16, period: u16) -> Result;
+
     /// Gives a program's CQ room for `cqe` entries. May sleep.
     ///
     /// # Errors

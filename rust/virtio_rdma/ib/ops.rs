@@ -107,6 +107,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         dealloc_xrcd: Some(dealloc_xrcd::<D>),
         create_cq: Some(create_cq::<D>),
         destroy_cq: Some(destroy_cq::<D>),
+        modify_cq: Some(modify_cq::<D>),
         resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
@@ -454,6 +455,21 @@ unsafe extern "C" fn destroy_cq<D: Driver>(
         unsafe { Cq::<D>::drop_data(raw) };
         Ok(0)
     })
+}
+
+/// The operation `modify_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn modify_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    count: u16,
+    period: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let cq = unsafe { Cq::<D>::from_raw(raw) };
+    from_result(|| cq.moderate(count, period).map(|()| 0))
 }
 
 /// The operation `resize_user_cq`.

@@ -5,13 +5,12 @@ limits and teardown."""
 
 import ctypes
 import errno
-import os
 import socket
 import struct
 
 import ktap
 from rc import (AH, CQ, MR, PD, PORT, QP, AHAttr, GlobalRoute, PyverbsError, PyverbsRDMAError, QPAttr,
-                QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, post,
+                QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, pointer, post,
                 recv_wr, send_wr, sge)
 from pyverbs.addr import GID
 from pyverbs.qp import QPInitAttrEx
@@ -29,25 +28,12 @@ V6 = "ff0e::1234"
 LIBIBVERBS = ctypes.CDLL("libibverbs.so.1")
 
 
-def pointer(qp):
-    """The struct ibv_qp of a QP. pyverbs, which has no multicast, keeps it to
-    itself: it is the word of the object that points to the QP's number."""
-    with open("/proc/self/mem", "rb", buffering=0) as memory:
-        words = os.pread(memory.fileno(), type(qp).__basicsize__, id(qp))
-        for word, in struct.iter_unpack("Q", words):
-            try:
-                found = os.pread(memory.fileno(), 56, word)
-            except (OSError, OverflowError):
-                continue
-            if len(found) == 56 and struct.unpack("6QII", found)[-1] == qp.qp_num:
-                return word
-    raise AssertionError("no struct ibv_qp")
-
-
 def multicast(verb, qp, group):
-    """ibv_attach_mcast() or ibv_detach_mcast()."""
+    """ibv_attach_mcast() or ibv_detach_mcast(), which pyverbs does not have."""
+    # struct ibv_qp begins with six pointers; handle and number follow.
+    address = pointer(qp, 56, lambda raw: struct.unpack("6QII", raw)[-1] == qp.qp_num)
     packed = socket.inet_pton(socket.AF_INET6, group)
-    number = getattr(LIBIBVERBS, f"ibv_{verb}_mcast")(ctypes.c_void_p(pointer(qp)), packed, 0)
+    number = getattr(LIBIBVERBS, f"ibv_{verb}_mcast")(ctypes.c_void_p(address), packed, 0)
     if number:
         raise PyverbsRDMAError(f"ibv_{verb}_mcast", number)
 

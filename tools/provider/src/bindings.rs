@@ -119,6 +119,8 @@ mod tests {
             virtio_rdma_uresp_create_ah,
             virtio_rdma_uresp_create_ah.reserved_2c,
             ibv_resize_cq,
+            ibv_modify_cq,
+            ibv_modify_cq_attr,
             ib_uverbs_resize_cq_resp,
             ib_uverbs_create_ah_resp,
             virtio_rdma_qp_ring,

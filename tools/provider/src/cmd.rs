@@ -369,6 +369,13 @@ pub fn create_cq(
     })
 }
 
+/// Changes the attributes of a CQ that `attr` names.
+pub fn modify_cq(cq: Ref<'_, ibv_cq>, attr: &mut ibv_modify_cq_attr) -> Result {
+    let mut cmd = ibv_modify_cq::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe { ibv_cmd_modify_cq(cq.as_ptr(), attr, &mut cmd, size_of_val(&cmd)) })
+}
+
 /// Moves a CQ to another ring of `cqe` entries, and sets `cqe` of `cq`.
 pub fn resize_cq(cq: Ref<'_, ibv_cq>, cqe: c_int, ring: virtio_rdma_ureq_create_cq) -> Result {
     let mut cmd = Message::<ibv_resize_cq, virtio_rdma_ureq_create_cq> {

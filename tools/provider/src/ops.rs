@@ -51,6 +51,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     import_mr: Some(import_mr),
     import_pd: Some(import_pd),
+    modify_cq: Some(modify_cq),
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
@@ -418,6 +419,11 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: see the head of this file; the CQ is the first member of what
     // `create_cq` made.
     code(cq::resize(unsafe { Ref::new(cq.cast()) }, cqe))
+}
+
+unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::modify_cq(Ref::new(cq), &mut *attr) })
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {

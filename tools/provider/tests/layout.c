@@ -97,6 +97,8 @@ int main(void)
 	SIZE(virtio_rdma_uresp_create_ah);
 	OFFSET(virtio_rdma_uresp_create_ah, reserved_2c);
 	SIZE(ibv_resize_cq);
+	SIZE(ibv_modify_cq);
+	SIZE(ibv_modify_cq_attr);
 	SIZE(ib_uverbs_resize_cq_resp);
 	SIZE(ib_uverbs_create_ah_resp);
 	SIZE(virtio_rdma_qp_ring);

@@ -413,6 +413,9 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_DEALLOC_XRCD if self.has_xrc() => {
                 exchange(request, reply, |request| control.dealloc_xrcd(&request))
             }
+            abi::VIRTIO_RDMA_CMD_MODIFY_CQ if self.has_cq_moderation() => {
+                exchange(request, reply, |request| self.modify_cq(&request))
+            }
             // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
         }
@@ -512,6 +515,7 @@ impl Shared {
         if let (Some(pages), Ok(cqn)) = (pages, u16::try_from(request.cqn)) {
             control.extents -= pages;
             control.ring_cqs.give_back(cqn);
+            self.forget_event(cqn);
         }
         Ok(())
     }
