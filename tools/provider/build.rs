@@ -59,6 +59,10 @@ fn main() {
     if create_qp.is_some_and(|parameters| parameters.contains("ibv_command_buffer")) {
         println!("cargo:rustc-cfg=create_qp_takes_attrs");
     }
+    println!("cargo:rustc-check-cfg=cfg(has_port_speed)");
+    if driver.contains("ibv_cmd_query_port_speed(") {
+        println!("cargo:rustc-cfg=has_port_speed");
+    }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvirtio_rdma-rdmav{abi}.so");
 }
 

@@ -183,6 +183,13 @@ pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_a
     })
 }
 
+/// Reads the speed of a port, in units of 100 Mb/s.
+#[cfg(has_port_speed)]
+pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u64) -> Result {
+    // SAFETY: the context is live.
+    Errno::check(unsafe { ibv_cmd_query_port_speed(context.as_ptr(), port, speed) })
+}
+
 /// Allocates a PD and fills in `pd`.
 pub fn alloc_pd(context: Ref<'_, ibv_context>, pd: Ref<'_, ibv_pd>) -> Result {
     let mut cmd = ibv_alloc_pd::default();

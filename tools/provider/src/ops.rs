@@ -55,6 +55,8 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
+    #[cfg(has_port_speed)]
+    query_port_speed: Some(query_port_speed),
     query_qp: Some(query_qp),
     query_rt_values: Some(query_rt_values),
     reg_mr: Some(reg_mr),
@@ -161,6 +163,17 @@ unsafe extern "C" fn query_port(
     // SAFETY: see the head of this file.
     let (context, attr) = unsafe { (Ref::new(context), &mut *port_attr) };
     code(cmd::query_port(context, port_num, attr))
+}
+
+#[cfg(has_port_speed)]
+unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port_num: u32,
+    speed: *mut u64,
+) -> c_int {
+    // SAFETY: see the head of this file.
+    let (context, speed) = unsafe { (Ref::new(context), &mut *speed) };
+    code(cmd::query_port_speed(context, port_num, speed))
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
