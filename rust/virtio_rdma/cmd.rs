@@ -110,6 +110,9 @@ commands! {
     /// Creates a CQ with a ring.
     CreateRingCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_CQ
         (bindings::virtio_rdma_cmd_create_ring_cq) -> bindings::virtio_rdma_rsp_create_cq;
+    /// Sets how the events of a CQ are held back.
+    ModifyCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_CQ
+        (bindings::virtio_rdma_cmd_modify_cq) -> Nothing;
     /// Moves a CQ to another ring.
     ResizeCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_CQ
         (bindings::virtio_rdma_cmd_resize_cq) -> bindings::virtio_rdma_rsp_resize_cq;

@@ -9,7 +9,8 @@ use crate::{
     bindings,
     dma::PAGE_SIZE,
     ring,
-    virtio, //
+    virtio,
+    VirtioRdma, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -71,6 +72,8 @@ pub(crate) struct McastLimits {
 
 /// The limits and attributes of a device, all of them checked.
 pub(crate) struct Config {
+    /// The device-specific feature bits that are agreed on.
+    pub(crate) features: u64,
     /// GUID of the system image, in network order.
     pub(crate) sys_image_guid: [u8; 8],
     /// IEEE OUI of the vendor.
@@ -147,6 +150,10 @@ pub(crate) struct Config {
     pub(crate) has_events: bool,
     /// Whether the device counts what its port sends and receives.
     pub(crate) has_counters: bool,
+    /// Whether the device knows VLANs.
+    pub(crate) vlan: bool,
+    /// Whether completion events can be held back.
+    pub(crate) cq_moderation: bool,
     /// The number of completion event queues if work and completion queues are rings in memory;
     /// `None` if they are virtqueues.
     pub(crate) rings: Option<u32>,
@@ -182,6 +189,10 @@ impl Config {
             };
         }
         let mut config = Self {
+            features: <VirtioRdma as virtio::Driver>::FEATURES
+                .iter()
+                .filter(|bit| dev.has_feature(**bit))
+                .fold(0, |features, bit| features | 1 << bit),
             sys_image_guid: dev.config(offset_of!(bindings::virtio_rdma_config, sys_image_guid)),
             vendor_id: field!(dev, vendor_id: u32),
             vendor_part_id: field!(dev, vendor_part_id: u32),
@@ -240,6 +251,8 @@ impl Config {
                 .then(|| Self::read_mac(dev)),
             has_events: rings || dev.has_feature(bindings::VIRTIO_RDMA_F_EVENTS),
             has_counters: dev.has_feature(bindings::VIRTIO_RDMA_F_COUNTERS),
+            vlan: dev.has_feature(bindings::VIRTIO_RDMA_F_VLAN),
+            cq_moderation: rings && dev.has_feature(bindings::VIRTIO_RDMA_F_CQ_MODERATION),
             rings: rings.then(|| field!(dev, num_comp_vectors: u32)),
         };
         config.check(dev)?;

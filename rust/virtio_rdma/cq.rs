@@ -394,6 +394,18 @@ impl ib::CompletionQueue<Hca> for Cq {
         self.cqe
     }
 
+    fn moderate(&self, count: u16, period: u16) -> Result {
+        if !self.hca.config().cq_moderation {
+            return Err(crate::errno::unsupported());
+        }
+        let request = bindings::virtio_rdma_cmd_modify_cq {
+            cqn: self.cqn.to_le(),
+            cq_count: count.to_le(),
+            cq_period: period.to_le(),
+        };
+        self.hca.execute::<cmd::ModifyCq>(&request).map(|_| ())
+    }
+
     fn resize(&self, dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result {
         let _resizing = self.resizing.lock();
         if !matches!(self.state.lock().queue, Queue::Program) {

@@ -138,6 +138,10 @@ impl ib::Driver for Hca {
             attr.max_mcast_qp_attach = limit(mcast.max_qp_attach);
             attr.max_total_mcast_qp_attach = limit(mcast.max_total_qp_attach);
         }
+        if config.cq_moderation {
+            attr.cq_caps.max_cq_moderation_count = u16::MAX;
+            attr.cq_caps.max_cq_moderation_period = u16::MAX;
+        }
         attr.max_ah = limit(config.max_ah);
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;

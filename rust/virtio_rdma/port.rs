@@ -134,13 +134,23 @@ pub(crate) fn pkey(hca: &Arc<Hca>, port: u32, index: u16) -> Result<u16> {
     Ok(u16::from_le(hca.execute::<cmd::QueryPkey>(&request)?.pkey))
 }
 
+/// The number of the VLAN that a GID belongs to, as the device gets it.
+fn vlan_of(hca: &Hca, gid: &ib::GidAttr<'_>) -> Result<u16> {
+    if !hca.config().vlan {
+        return Ok(0);
+    }
+    Ok(gid
+        .vlan_id()?
+        .unwrap_or(bindings::VIRTIO_RDMA_NO_VLAN as u16))
+}
+
 /// Tells the device a GID.
 pub(crate) fn add_gid(hca: &Arc<Hca>, gid: &ib::GidAttr<'_>) -> Result {
     let request = bindings::virtio_rdma_cmd_add_gid {
         gid: gid.gid(),
         gid_type: gid.gid_type().to_le(),
         index: gid.index().to_le(),
-        reserved_16: 0,
+        vlan_id: vlan_of(hca, gid)?.to_le(),
         port_num: gid.port().to_le(),
     };
     hca.execute::<cmd::AddGid>(&request).map(|_| ())

@@ -55,6 +55,9 @@ pub(crate) struct Qp {
     recv_cqn: Option<u32>,
     /// The SRQ that it receives from.
     srqn: Option<u32>,
+    /// Whether completions of receives tell the VLAN: of datagrams, to the kernel. Programs have
+    /// another meaning for the flag.
+    tells_vlan: bool,
     cap: bindings::ib_qp_cap,
     /// The state that MODIFY_QP left the QP in, `enum ib_qp_state`.
     #[pin]
@@ -81,6 +84,9 @@ const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
 /// Attributes of alternate paths, which RoCE does not have.
 const ALTERNATE_PATH: u32 =
     bindings::VIRTIO_RDMA_QP_ALT_PATH | bindings::VIRTIO_RDMA_QP_PATH_MIG_STATE;
+
+/// The largest number of a VLAN.
+const MAX_VLAN: u16 = 4094;
 
 /// The flags that a UD QP may be created with.
 const CREATE_FLAGS: u32 = bindings::VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK;
@@ -211,14 +217,6 @@ impl Qp {
             .map_err(|counter| self.hca.stats().bad(counter))
             .ok()?;
 
-        let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
-        // Either immediate data or a key.
-        if placed
-            && self.hca.config().fast_reg.is_some()
-            && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_IMM == 0
-        {
-            flags |= bindings::VIRTIO_RDMA_WC_WITH_INVALIDATE;
-        }
         Some(ib::Wc {
             wr_id: entry.wr_id,
             status: cqe.status,
@@ -227,11 +225,33 @@ impl Qp {
             byte_len,
             ex: cqe.ex,
             src_qp: cqe.src_qp,
-            wc_flags: if ok { cqe.wc_flags & flags } else { 0 },
+            wc_flags: if ok { self.recv_flags(cqe, placed) } else { 0 },
             pkey_index: cqe.pkey_index,
             sl: cqe.sl,
             port_num: bindings::VIRTIO_RDMA_PORT as u8,
+            vlan_id: cqe.vlan_id,
         })
+    }
+
+    /// The `enum ib_wc_flags` of a receive that succeeded; `placed`: its data went into the work
+    /// request.
+    fn recv_flags(&self, cqe: &Completion, placed: bool) -> u32 {
+        let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
+        // Either immediate data or a key.
+        if placed
+            && self.hca.config().fast_reg.is_some()
+            && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_IMM == 0
+        {
+            flags |= bindings::VIRTIO_RDMA_WC_WITH_INVALIDATE;
+        }
+        if self.tells_vlan && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_VLAN != 0 {
+            if cqe.vlan_id <= MAX_VLAN {
+                flags |= bindings::VIRTIO_RDMA_WC_WITH_VLAN;
+            } else {
+                self.hca.stats().bad(Counter::BadCqeVlan);
+            }
+        }
+        cqe.wc_flags & flags
     }
 
     /// Flushes outstanding work requests that complete to CQ `cqn`, because the device has failed.
@@ -869,6 +889,9 @@ impl ib::QueuePair<Hca> for Qp {
         } = parts;
         let srqn = attr.srq_number();
         let signal_all = attr.signal_all;
+        let has_datagrams =
+            qp_type == bindings::ib_qp_type_IB_QPT_UD || qp_type == bindings::ib_qp_type_IB_QPT_GSI;
+        let tells_vlan = hca.config().vlan && has_datagrams && attr.udata.is_none();
         let has_recv_cq = !is_target && qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
         let send_cqn = attr.send_cq.filter(|_| !is_target).map(cq_number);
         let recv_cqn = attr.recv_cq.filter(|_| has_recv_cq).map(cq_number);
@@ -883,6 +906,7 @@ impl ib::QueuePair<Hca> for Qp {
             send_cqn,
             recv_cqn,
             srqn,
+            tells_vlan,
             cap,
             state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),

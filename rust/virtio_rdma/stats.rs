@@ -71,6 +71,8 @@ counters! {
     BadCqeOpcode: c"bad_cqe_opcode", "a CQE has an unknown opcode";
     /// CQEs of receives with more bytes than the work request had room for.
     BadCqeByteLen: c"bad_cqe_byte_len", "a CQE claims more bytes than there was room for";
+    /// CQEs with a number that no VLAN has.
+    BadCqeVlan: c"bad_cqe_vlan", "a CQE has a number that no VLAN has";
     /// Events of an unknown kind or of the wrong length.
     BadEvent: c"bad_event", "an event is unknown or has a wrong length";
     /// Events of an object that does not exist (any more).

@@ -29,6 +29,7 @@ impl ib::UserContext<Hca> for Ucontext {
                 None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
             },
             reserved_04: 0,
+            features: dev.config().features,
         }
     }
 }

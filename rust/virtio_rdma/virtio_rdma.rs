@@ -200,6 +200,8 @@ impl virtio::Driver for VirtioRdma {
         bindings::VIRTIO_RDMA_F_COUNTERS,
         bindings::VIRTIO_RDMA_F_XRC,
         bindings::VIRTIO_RDMA_F_PAGE_LEVELS,
+        bindings::VIRTIO_RDMA_F_VLAN,
+        bindings::VIRTIO_RDMA_F_CQ_MODERATION,
     ];
 
     fn validate(dev: &Core<'_>) -> Result {

@@ -82,6 +82,7 @@ wire! {
     virtio_rdma_cmd_del_gid: 8,
     virtio_rdma_cmd_req_notify: 8,
     virtio_rdma_cmd_create_ring_cq: 24,
+    virtio_rdma_cmd_modify_cq: 8,
     virtio_rdma_cmd_resize_cq: 24,
     virtio_rdma_rsp_resize_cq: 4,
     virtio_rdma_cmd_create_ring_qp: 152,
@@ -113,7 +114,7 @@ wire! {
     virtio_rdma_ring_cqe: 64,
     virtio_rdma_doorbell: 8,
     virtio_rdma_comp_event: 8,
-    virtio_rdma_uresp_alloc_ucontext: 8,
+    virtio_rdma_uresp_alloc_ucontext: 16,
     virtio_rdma_ureq_create_cq: 16,
     virtio_rdma_uresp_resize_cq: 8,
     virtio_rdma_ureq_create_qp: 40,
@@ -393,6 +394,8 @@ pub(crate) struct Completion {
     pub(crate) pkey_index: u16,
     /// The service level.
     pub(crate) sl: u8,
+    /// The VLAN.
+    pub(crate) vlan_id: u16,
 }
 
 impl Completion {
@@ -419,6 +422,7 @@ macro_rules! completion {
             wc_flags: u32::from_le($cqe.wc_flags),
             pkey_index: u16::from_le($cqe.pkey_index),
             sl: $cqe.sl,
+            vlan_id: u16::from_le($cqe.vlan_id),
         }
     };
 }

@@ -54,6 +54,15 @@ fn main() {
     if driver.contains("struct ibv_fd_arr *fd_arr,") {
         println!("cargo:rustc-cfg=get_context_takes_fds");
     }
+    println!("cargo:rustc-check-cfg=cfg(create_qp_takes_attrs)");
+    let create_qp = driver.split("ibv_cmd_create_qp_ex2(").nth(1).and_then(|s| s.split(';').next());
+    if create_qp.is_some_and(|parameters| parameters.contains("ibv_command_buffer")) {
+        println!("cargo:rustc-cfg=create_qp_takes_attrs");
+    }
+    println!("cargo:rustc-check-cfg=cfg(has_port_speed)");
+    if driver.contains("ibv_cmd_query_port_speed(") {
+        println!("cargo:rustc-cfg=has_port_speed");
+    }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvirtio_rdma-rdmav{abi}.so");
 }
 

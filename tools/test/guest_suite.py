@@ -30,8 +30,8 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = "50"
 TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
-DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.")
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "perftest.sh", "connections.sh")
+DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
 # Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
 LARGE = 7 << 10
 SPARE = 9 << 10
@@ -95,7 +95,7 @@ class Suite:
         """Every selftest in guest 1, one after the other."""
         guest = self.network.guests[0]
         for path in self.programs():
-            if path != "verbs/rc_hosts.py":
+            if not path.endswith("_hosts.py"):
                 self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
 
     def data_path(self):

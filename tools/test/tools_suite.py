@@ -27,6 +27,8 @@ CM = "rdma resource show cm_id | grep -q 'state LISTEN'"
 TCP = "grep -Eqi ':{:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6"
 # The kernel shows a listener a moment before it listens.
 NOT_YET = "RDMA_CM_EVENT_REJECTED; error: 8"
+# The addresses of the guests in a VLAN.
+VLAN = "10.5.0.{}"
 JOINED = "rdma resource show qp -dd | grep -q 'drv_mcast_groups 1'"
 
 
@@ -135,9 +137,16 @@ class Tools(guest_suite.Suite):
     ipv6 = ()  # each guest's index of the GID that prepare() gave it
 
     def prepare(self):
-        """Addresses of IPv6 beside those of IPv4."""
+        """Addresses of IPv6 beside those of IPv4, and a VLAN interface with addresses of its own.
+        Its neighbours are written down: the NIC of user-mode Linux does not carry tags."""
         for guest in self.network.guests:
-            guest.check(f"ip -6 addr add fd00::{guest.number}/64 dev eth0 nodad")
+            guest.check(f"ip -6 addr add fd00::{guest.number}/64 dev eth0 nodad; "
+                        f"ip link add link eth0 name vlan5 type vlan id 5 && ip link set vlan5 up && "
+                        f"ip addr add {VLAN.format(guest.number)}/24 dev vlan5")
+            for peer in self.network.guests:
+                if peer is not guest:
+                    guest.check(f"ip neigh replace {VLAN.format(peer.number)} lladdr {peer.mac} dev vlan5 "
+                                "nud permanent")
 
     def gids(self, pattern):
         """Waits until each guest's port has the GIDs of an address; their indices."""
@@ -193,12 +202,12 @@ class Tools(guest_suite.Suite):
         self.looks()
         self.prepare()
         self.gids("0000:0000:0000:0000:0000:ffff:0a00:000{}")
+        self.gids("0000:0000:0000:0000:0000:ffff:0a05:000{}")
         self.ipv6 = self.gids("fd00:0000:0000:0000:0000:0000:0000:000{}")
         self.cases(pingpongs())
         self.cases(connection_managers("over IPv4"))
         self.cases(connection_managers("over IPv6"), ("fd00::1", "fd00::2"))
-        for case in connection_managers("over a VLAN"):
-            self.report.result(case.name, skip="no completion tells the VLAN, and the RDMA CM drops the request")
+        self.cases(connection_managers("over a VLAN"), (VLAN.format(1), VLAN.format(2)))
         self.cases(servers())
         # Its address handle has no GRH, which no port of RoCE takes (ds_add_qp_dest() in rsocket.c).
         self.report.result("udpong", skip="datagrams of rsockets do not know RoCE")

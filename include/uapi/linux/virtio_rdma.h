@@ -69,6 +69,10 @@
 #define VIRTIO_RDMA_F_XRC		11
 /* Page tables of MRs may have levels: virtio_rdma_cmd_reg_user_mr.levels */
 #define VIRTIO_RDMA_F_PAGE_LEVELS	12
+/* GIDs belong to VLANs, and completions of datagrams tell by which one came. */
+#define VIRTIO_RDMA_F_VLAN		13
+/* Completion events are held back: MODIFY_CQ; only with VIRTIO_RDMA_F_RINGS. */
+#define VIRTIO_RDMA_F_CQ_MODERATION	14
 
 /* ---- Configuration space ----------------------------------------------- */
 
@@ -249,6 +253,8 @@ enum virtio_rdma_cmd {
 	/* with VIRTIO_RDMA_F_XRC */
 	VIRTIO_RDMA_CMD_ALLOC_XRCD	= 47,
 	VIRTIO_RDMA_CMD_DEALLOC_XRCD	= 48,
+	/* with VIRTIO_RDMA_F_CQ_MODERATION */
+	VIRTIO_RDMA_CMD_MODIFY_CQ	= 49,
 };
 
 /*
@@ -675,11 +681,23 @@ enum virtio_rdma_gid_type {
 	VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP	= 2,
 };
 
+/* The vlan_id of a GID that belongs to no VLAN */
+#define VIRTIO_RDMA_NO_VLAN		0xffff
+
+/**
+ * struct virtio_rdma_cmd_add_gid - set an entry of the GID table
+ * @gid: the GID
+ * @gid_type: enum virtio_rdma_gid_type
+ * @index: of the entry
+ * @vlan_id: the VLAN that it belongs to (IEEE 802.1Q), 0 to 4094, or
+ *	VIRTIO_RDMA_NO_VLAN; reserved without VIRTIO_RDMA_F_VLAN
+ * @port_num: port, 1
+ */
 struct virtio_rdma_cmd_add_gid {
 	__u8   gid[16];
 	__le32 gid_type;
 	__le16 index;
-	__le16 reserved_16;
+	__le16 vlan_id;
 	__le32 port_num;
 };
 
@@ -938,6 +956,22 @@ struct virtio_rdma_cmd_dealloc_xrcd {
 	__le32 xrcdn;
 };
 
+/* MODIFY_CQ (VIRTIO_RDMA_F_CQ_MODERATION) */
+
+/**
+ * struct virtio_rdma_cmd_modify_cq - hold back the completion events of a CQ
+ * @cqn: the CQ
+ * @cq_count: completions until an event
+ * @cq_period: microseconds until an event, if there are fewer
+ *
+ * If either is 0, no event is held back.
+ */
+struct virtio_rdma_cmd_modify_cq {
+	__le32 cqn;
+	__le16 cq_count;
+	__le16 cq_period;
+};
+
 /* ---- Send and receive virtqueues --------------------------------------- */
 
 /* enum ib_wr_opcode */
@@ -1110,12 +1144,14 @@ enum virtio_rdma_wc_opcode {
 #define VIRTIO_RDMA_WC_WITH_IMM		(1U << 1)
 #define VIRTIO_RDMA_WC_WITH_INVALIDATE	(1U << 2)
 #define VIRTIO_RDMA_WC_IP_CSUM_OK	(1U << 3)
+#define VIRTIO_RDMA_WC_WITH_VLAN	(1U << 5)
 
 /**
  * struct virtio_rdma_cqe - a completion
  * @wr_id: of the work request
  * @status: enum virtio_rdma_wc_status
  * @opcode: enum virtio_rdma_wc_opcode, valid whatever the status is
+ * @vlan_id: the VLAN that a datagram came by (VIRTIO_RDMA_WC_WITH_VLAN)
  * @vendor_err: a number that says more of an error, for logs only
  * @byte_len: bytes received; for READ and atomics, bytes read
  * @imm_data: immediate data, network byte order (VIRTIO_RDMA_WC_WITH_IMM)
@@ -1134,7 +1170,7 @@ struct virtio_rdma_cqe {
 	__le64 wr_id;
 	__u8   status;
 	__u8   opcode;
-	__u8   reserved_0a[2];
+	__le16 vlan_id;
 	__le32 vendor_err;
 	__le32 byte_len;
 	union {
@@ -1431,6 +1467,7 @@ struct virtio_rdma_ring_ud_wqe {
  * @src_qp: the sender's QP (UD, GSI)
  * @wc_flags: VIRTIO_RDMA_WC_*
  * @pkey_index: index of the P_Key (GSI)
+ * @vlan_id: the VLAN that a datagram came by (VIRTIO_RDMA_WC_WITH_VLAN)
  * @wqe_index: index of the work request in its ring, modulo 2^32: what the
  *	producer was before it was posted; the ring is that of the SRQ if it
  *	came from there
@@ -1456,7 +1493,7 @@ struct virtio_rdma_ring_cqe {
 	__le32 src_qp;
 	__le32 wc_flags;
 	__le16 pkey_index;
-	__le16 reserved_26;
+	__le16 vlan_id;
 	__le32 wqe_index;
 	__le32 srqn;
 	__le64 timestamp;

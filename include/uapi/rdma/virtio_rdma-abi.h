@@ -43,10 +43,14 @@
  * struct virtio_rdma_uresp_alloc_ucontext - driver data of GET_CONTEXT
  * @data_path: VIRTIO_RDMA_UDATA_PATH_*
  * @reserved_04: zero
+ * @features: the device's feature bits that the driver agreed on, bit n for
+ *	VIRTIO_RDMA_F_* of <linux/virtio_rdma.h> n; not there, or zero with
+ *	VIRTIO_RDMA_UDATA_PATH_RINGS, if the driver does not tell
  */
 struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 data_path;
 	__u32 reserved_04;
+	__aligned_u64 features;
 };
 
 /**

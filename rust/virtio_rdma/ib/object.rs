@@ -226,6 +226,14 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// The number of entries that the CQ has room for.
     fn cqe(&self) -> u32;
 
+    /// Holds completion events back until there are `count` completions, or `period` microseconds
+    /// have passed since the first of them; not at all if either is 0. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot, or what it says.
+    fn moderate(&self, count: u16, period: u16) -> Result;
+
     /// Gives a program's CQ room for `cqe` entries. May sleep.
     ///
     /// # Errors
@@ -758,7 +766,25 @@ impl<'a> GidAttr<'a> {
     pub(crate) fn port(&self) -> u32 {
         self.0.port_num
     }
+
+    /// The VLAN of the network interface that the GID is an address of; `None` if it is in none.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is no interface.
+    pub(crate) fn vlan_id(&self) -> Result<Option<u16>> {
+        let mut vlan_id = NO_VLAN;
+        // SAFETY: The attributes are those of an entry of the core's table, which keeps the
+        // interface; the number has room where the pointer says.
+        to_result(unsafe {
+            bindings::rdma_read_gid_l2_fields(self.0, &mut vlan_id, core::ptr::null_mut())
+        })?;
+        Ok((vlan_id != NO_VLAN).then_some(vlan_id))
+    }
 }
+
+/// What the core has for the number of a VLAN where there is none.
+const NO_VLAN: u16 = u16::MAX;
 
 /// The bytes of a GID, in network order.
 pub(super) fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {

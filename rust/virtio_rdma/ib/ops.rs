@@ -52,7 +52,8 @@ use crate::{
 use kernel::{
     error::{
         from_err_ptr,
-        from_result, //
+        from_result,
+        to_result, //
     },
     prelude::*,
     transmute::AsBytes, //
@@ -82,6 +83,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         req_notify_cq: Some(req_notify_cq::<D>),
         query_device: Some(query_device::<D>),
         query_port: Some(query_port::<D>),
+        query_port_speed: Some(query_port_speed::<D>),
         get_port_immutable: Some(get_port_immutable::<D>),
         get_link_layer: Some(get_link_layer),
         add_gid: Some(add_gid::<D>),
@@ -110,6 +112,7 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         dealloc_xrcd: Some(dealloc_xrcd::<D>),
         create_cq: Some(create_cq::<D>),
         destroy_cq: Some(destroy_cq::<D>),
+        modify_cq: Some(modify_cq::<D>),
         resize_user_cq: Some(resize_user_cq::<D>),
         get_dma_mr: Some(get_dma_mr::<D>),
         reg_user_mr: Some(reg_user_mr::<D>),
@@ -169,6 +172,38 @@ unsafe extern "C" fn query_port<D: Driver>(
     // SAFETY: By the contract of this module. The core has zeroed `attr`.
     let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
     from_result(|| D::query_port(dev, port, attr).map(|()| 0))
+}
+
+/// The operation `query_port_speed`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn query_port_speed<D: Driver>(
+    dev: *mut bindings::ib_device,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let dev = unsafe { Device::<D>::from_raw(dev) };
+    from_result(|| {
+        let mut attr = bindings::ib_port_attr::default();
+        D::query_port(dev, port, &mut attr)?;
+        // SAFETY: By the contract of this module.
+        unsafe { speed.write(port_speed(&mut attr)?) };
+        Ok(0)
+    })
+}
+
+/// The speed of a port with these attributes, in units of 100 Mb/s; 0 if it is down.
+fn port_speed(attr: &mut bindings::ib_port_attr) -> Result<u64> {
+    if attr.state != bindings::ib_port_state_IB_PORT_ACTIVE {
+        return Ok(0);
+    }
+    let mut info = bindings::ib_port_speed_info::default();
+    // SAFETY: Both structures are valid; speeds and widths that are none are an error to it.
+    to_result(unsafe { bindings::ib_port_attr_to_speed_info(attr, &mut info) })?;
+    Ok(u64::try_from(info.rate)?)
 }
 
 /// The operation `get_port_immutable`.
@@ -458,6 +493,21 @@ unsafe extern "C" fn destroy_cq<D: Driver>(
         unsafe { Cq::<D>::drop_data(raw) };
         Ok(0)
     })
+}
+
+/// The operation `modify_cq`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+unsafe extern "C" fn modify_cq<D: Driver>(
+    raw: *mut bindings::ib_cq,
+    count: u16,
+    period: u16,
+) -> c_int {
+    // SAFETY: By the contract of this module.
+    let cq = unsafe { Cq::<D>::from_raw(raw) };
+    from_result(|| cq.moderate(count, period).map(|()| 0))
 }
 
 /// The operation `resize_user_cq`.

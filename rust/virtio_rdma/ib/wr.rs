@@ -334,6 +334,8 @@ pub(crate) struct Wc {
     pub(crate) sl: u8,
     /// The port.
     pub(crate) port_num: u8,
+    /// The VLAN.
+    pub(crate) vlan_id: u16,
 }
 
 /// An array of work completions that a poller wants filled.
@@ -373,6 +375,7 @@ impl<'a> Wcs<'a> {
             pkey_index: wc.pkey_index,
             sl: wc.sl,
             port_num: u32::from(wc.port_num),
+            vlan_id: wc.vlan_id,
             ..Default::default()
         };
         // SAFETY: The members of the unions are integers and pointers of 64 and of 32 bits.

@@ -45,7 +45,8 @@ COMP_VECTORS, RING_MAX_QP, RING_MAX_CQ, RING_MAX_QP_WR, RING_MAX_CQE = range(160
 WR_ID, STATUS, OPCODE, BYTE_LEN, QP_NUM, CQE_SIZE = 0, 8, 9, 16, 24, 40
 # The same where they are in struct virtio_rdma_ring_cqe, and others; its index of the work request is
 # what names it.
-WQE_INDEX, LAP = 40, 60
+WC_FLAGS, VLAN_ID, WQE_INDEX, LAP = 32, 38, 40, 60
+WITH_VLAN = 1 << 5
 # Offsets in struct virtio_rdma_qp_ring and struct virtio_rdma_cq_ring.
 SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
@@ -929,6 +930,7 @@ def bad_cqes_of_the_kernel(_rng):
     bad_cqe_of_kernel("bad_cqe_status", write=[[STATUS, "ff"]])
     bad_cqe_of_kernel("bad_cqe_opcode", write=[[OPCODE, "ff"]])
     bad_cqe_of_kernel("bad_cqe_byte_len", write=[[BYTE_LEN, u32(2**32 - 1)]])
+    bad_cqe_of_kernel("bad_cqe_vlan", write=[[WC_FLAGS, u32(WITH_VLAN)], [VLAN_ID, u32(4095)[:4]]])
     bad_cqe_of_kernel("bad_cqe_wr_id", twice=True)
     bad_cqe_of_kernel("bad_cqe_wr_id", times=10, then=[{"used": 64, "times": 10}])
 

@@ -27,6 +27,7 @@ class Side:
         self.device = device
         self.stream = link.makefile("rwb")
         self.active = active
+        self.gid_index = device.gid.gid_index
 
     def exchange(self, value=None):
         """Trades a value with the other side; returns when both have come here."""
@@ -51,10 +52,6 @@ class Side:
         path = rc.AHAttr(port_num=rc.PORT, is_global=1, gr=route)
         end.connect(number, ah_attr=path, **changes)
         self.exchange()
-
-    @property
-    def gid_index(self):
-        return self.device.gid.gid_index
 
     def target(self, region):
         """Trades the places of two MRs: (address, rkey) of the other side's."""

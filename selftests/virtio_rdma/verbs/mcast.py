@@ -5,15 +5,15 @@ limits and teardown."""
 
 import ctypes
 import errno
-import os
 import socket
 import struct
 
 import ktap
 from rc import (AH, CQ, MR, PD, PORT, QP, AHAttr, GlobalRoute, PyverbsError, PyverbsRDMAError, QPAttr,
-                QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, post,
+                QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, pointer, post,
                 recv_wr, send_wr, sge)
 from pyverbs.addr import GID
+from pyverbs.qp import QPInitAttrEx
 
 DEVICE = open_device()
 if DEVICE.attr.max_mcast_grp == 0:
@@ -28,25 +28,12 @@ V6 = "ff0e::1234"
 LIBIBVERBS = ctypes.CDLL("libibverbs.so.1")
 
 
-def pointer(qp):
-    """The struct ibv_qp of a QP. pyverbs, which has no multicast, keeps it to
-    itself: it is the word of the object that points to the QP's number."""
-    with open("/proc/self/mem", "rb", buffering=0) as memory:
-        words = os.pread(memory.fileno(), type(qp).__basicsize__, id(qp))
-        for word, in struct.iter_unpack("Q", words):
-            try:
-                found = os.pread(memory.fileno(), 56, word)
-            except (OSError, OverflowError):
-                continue
-            if len(found) == 56 and struct.unpack("6QII", found)[-1] == qp.qp_num:
-                return word
-    raise AssertionError("no struct ibv_qp")
-
-
 def multicast(verb, qp, group):
-    """ibv_attach_mcast() or ibv_detach_mcast()."""
+    """ibv_attach_mcast() or ibv_detach_mcast(), which pyverbs does not have."""
+    # struct ibv_qp begins with six pointers; handle and number follow.
+    address = pointer(qp, 56, lambda raw: struct.unpack("6QII", raw)[-1] == qp.qp_num)
     packed = socket.inet_pton(socket.AF_INET6, group)
-    number = getattr(LIBIBVERBS, f"ibv_{verb}_mcast")(ctypes.c_void_p(pointer(qp)), packed, 0)
+    number = getattr(LIBIBVERBS, f"ibv_{verb}_mcast")(ctypes.c_void_p(address), packed, 0)
     if number:
         raise PyverbsRDMAError(f"ibv_{verb}_mcast", number)
 
@@ -59,15 +46,22 @@ def detach(qp, group):
     multicast("detach", qp, group)
 
 
+def flagged(end, qp_type, create_flags):
+    """Attributes of a QP that is created with flags."""
+    mask = e.IBV_QP_INIT_ATTR_PD | (e.IBV_QP_INIT_ATTR_CREATE_FLAGS if create_flags else 0)
+    cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=2, max_recv_sge=2)
+    return QPInitAttrEx(qp_type=qp_type, scq=end.send_cq, rcq=end.recv_cq, cap=cap, pd=end.pd,
+                        create_flags=create_flags, comp_mask=mask)
+
+
 class Ud:
     """A UD QP in RTS with a CQ for its sends and one for its receives."""
 
-    def __init__(self, qkey=QKEY):
+    def __init__(self, qkey=QKEY, create_flags=0):
         self.pd = PD(DEVICE.context)
         self.send_cq, self.recv_cq = CQ(DEVICE.context, 32), CQ(DEVICE.context, 32)
-        cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=2, max_recv_sge=2)
-        init = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.send_cq, rcq=self.recv_cq, cap=cap)
-        self.qp = QP(self.pd, init, self.attributes(qkey))
+        init = flagged(self, e.IBV_QPT_UD, create_flags)
+        self.qp = QP(DEVICE.context, init, self.attributes(qkey))
         self.mr = MR(self.pd, 8192, e.IBV_ACCESS_LOCAL_WRITE)
         self.groups = []
 
@@ -139,6 +133,30 @@ def every_member(rng):
         empty(stranger.recv_cq)
         for end in (sender, member, stranger):
             end.close()
+
+
+def loopback_is_blocked(rng):
+    """What a QP sends to its group does not come back to it, if it was created so."""
+    DEVICE.skip_on_rxe("no creation flags")
+    sender = Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)
+    member = Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)
+    for end in (sender, member):
+        end.attach(V4)
+        end.expect()
+    data = rng.randbytes(10)
+    sender.cast(V4, data)
+    member.received(data)
+    empty(sender.recv_cq)
+    # From others it gets all.
+    member.cast(V4, data)
+    sender.received(data)
+    empty(member.recv_cq)
+    for number, qp_type, flags in ((errno.EINVAL, e.IBV_QPT_RC, e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB),
+                                   (errno.EOPNOTSUPP, e.IBV_QPT_UD, e.IBV_QP_CREATE_SCATTER_FCS),
+                                   (errno.EOPNOTSUPP, e.IBV_QPT_UD, 1 << 31)):
+        fails_with(number, QP, DEVICE.context, flagged(sender, qp_type, flags))
+    sender.close()
+    member.close()
 
 
 def after_detach(rng):
@@ -249,5 +267,5 @@ def attachment_limit(_rng):
         thing.close()
 
 
-ktap.run([every_member, after_detach, wrong_qkey, no_receive, only_to_all_qps, bad_arguments,
+ktap.run([every_member, loopback_is_blocked, after_detach, wrong_qkey, no_receive, only_to_all_qps, bad_arguments,
           destroyed_while_attached, attachment_limit])

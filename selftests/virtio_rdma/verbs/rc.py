@@ -7,6 +7,7 @@ with an active port and a RoCE v2 GID is taken.
 
 import errno
 import os
+import struct
 
 import ktap
 
@@ -93,6 +94,21 @@ def fails_with(number, function, *args):
                    errno.errorcode[number], "error")
         return
     raise AssertionError(f"no error, expected {errno.errorcode[number]}")
+
+
+def pointer(thing, size, is_it):
+    """Where the C structure of an object of pyverbs is, which keeps that to itself: the word of the object that
+    points to `size` bytes of which is_it() says so."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        words = os.pread(memory.fileno(), type(thing).__basicsize__, id(thing))
+        for word, in struct.iter_unpack("Q", words):
+            try:
+                found = os.pread(memory.fileno(), size, word)
+            except (OSError, OverflowError):
+                continue
+            if len(found) == size and is_it(found):
+                return word
+    raise AssertionError(f"no C structure of {thing}")
 
 
 def descriptors():

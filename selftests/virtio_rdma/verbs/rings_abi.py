@@ -74,6 +74,17 @@ class Program:
         return self.verbs.create_qp(self.pd, self.cq, rings.request(), **options)
 
 
+def what_a_program_is_told(_rng):
+    """An older library has no room for all of it, a later one for more than there is."""
+    programs = [uverbs.Uverbs(DEVICE.name, room) for room in (8, 16, 32)]
+    short, whole, long = (program.told for program in programs)
+    path, reserved, features = struct.unpack("IIQ", whole)
+    ktap.equal((path, reserved, features >> uverbs.F_RINGS & 1), (uverbs.PATH_RINGS, 0, 1), "told")
+    ktap.equal((short, long), (whole[:8], whole + bytes(16)), "shorter and longer")
+    for program in programs:
+        program.close()
+
+
 def create_and_destroy(_rng):
     """Objects with rings come and go; their sizes are those of the rings."""
     with Program() as program:
@@ -187,5 +198,5 @@ def many_and_killed(_rng):
 
 
 if __name__ == "__main__":
-    ktap.run([create_and_destroy, qp_without_receives, bad_cq_rings, bad_qp_rings, inline_data,
+    ktap.run([what_a_program_is_told, create_and_destroy, qp_without_receives, bad_cq_rings, bad_qp_rings, inline_data,
               kernel_does_not_post, resize, many_and_killed])

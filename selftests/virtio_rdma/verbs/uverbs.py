@@ -13,6 +13,7 @@ CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
 CREATE_SRQ, DESTROY_SRQ, POST_SRQ_RECV = 32, 35, 36
 QPT_RC, QPT_UD = 2, 4
 PATH_KERNEL, PATH_RINGS = 0, 1
+F_RINGS = 2
 ALL_ACCESS, MW_BIND = 15, 16
 # enum ibv_qp_state, and what each step on the way to RTS names (enum ibv_qp_attr_mask).
 RESET, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6
@@ -36,10 +37,12 @@ def address(memory):
 class Uverbs:
     """An open device. Commands raise OSError."""
 
-    def __init__(self, device):
+    def __init__(self, device, room=8):
+        """`room`: bytes for what the driver tells, 8 at least."""
         name, = os.listdir(f"/sys/class/infiniband/{device}/device/infiniband_verbs")
         self.fd = os.open(f"/dev/infiniband/{name}", os.O_RDWR | os.O_CLOEXEC)
-        _, _, self.path, _ = struct.unpack("IIII", self.command(GET_CONTEXT, b"", 16))
+        self.told = self.command(GET_CONTEXT, b"", 8 + room)[8:]
+        self.path, = struct.unpack_from("I", self.told)
 
     def close(self):
         """Ends all that was created here."""

@@ -53,6 +53,37 @@ unsafe fn ibv_cmd_get_context(
     unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
 }
 
+/// Hides that the command takes attributes of the driver, of which there are none
+/// here, in later releases of rdma-core.
+///
+/// # Safety
+///
+/// As the function of the same name without the attributes.
+#[cfg(create_qp_takes_attrs)]
+unsafe fn ibv_cmd_create_qp_ex2(
+    context: *mut ibv_context,
+    qp: *mut verbs_qp,
+    attr: *mut ibv_qp_init_attr_ex,
+    cmd: *mut ibv_create_qp_ex,
+    cmd_size: usize,
+    resp: *mut ib_uverbs_ex_create_qp_resp,
+    resp_size: usize,
+) -> c_int {
+    // SAFETY: by the contract of this function; the attributes may be null.
+    unsafe {
+        crate::bindings::ibv_cmd_create_qp_ex2(
+            context,
+            qp,
+            attr,
+            cmd,
+            cmd_size,
+            resp,
+            resp_size,
+            ptr::null_mut(),
+        )
+    }
+}
+
 /// Opens the context in the kernel; answers what the driver says of it.
 pub fn get_context(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     let mut cmd = ibv_get_context::default();
@@ -150,6 +181,13 @@ pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_a
     Errno::check(unsafe {
         ibv_cmd_query_port(context.as_ptr(), port, attr, &mut cmd, size_of_val(&cmd))
     })
+}
+
+/// Reads the speed of a port, in units of 100 Mb/s.
+#[cfg(has_port_speed)]
+pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u64) -> Result {
+    // SAFETY: the context is live.
+    Errno::check(unsafe { ibv_cmd_query_port_speed(context.as_ptr(), port, speed) })
 }
 
 /// Allocates a PD and fills in `pd`.
@@ -363,6 +401,13 @@ pub fn create_cq(
     })
 }
 
+/// Changes the attributes of a CQ that `attr` names.
+pub fn modify_cq(cq: Ref<'_, ibv_cq>, attr: &mut ibv_modify_cq_attr) -> Result {
+    let mut cmd = ibv_modify_cq::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe { ibv_cmd_modify_cq(cq.as_ptr(), attr, &mut cmd, size_of_val(&cmd)) })
+}
+
 /// Moves a CQ to another ring of `cqe` entries, and sets `cqe` of `cq`.
 pub fn resize_cq(cq: Ref<'_, ibv_cq>, cqe: c_int, ring: virtio_rdma_ureq_create_cq) -> Result {
     let mut cmd = Message::<ibv_resize_cq, virtio_rdma_ureq_create_cq> {
@@ -406,33 +451,50 @@ pub fn destroy_cq(cq: Ref<'_, ibv_cq>) -> Result {
     Errno::check(unsafe { ibv_cmd_destroy_cq(cq.as_ptr()) })
 }
 
-/// Creates a QP, fills in `qp`, and writes to `attr.cap` what it really has.
-/// With `rings`, the program has its rings.
+/// Creates a QP with flags (`IBV_QP_CREATE_*`), fills in `qp`, and writes to
+/// `attr.cap` what it really has. With `rings`, the program has its rings.
 pub fn create_qp(
     pd: Ref<'_, ibv_pd>,
     attr: &mut ibv_qp_init_attr,
-    qp: Ref<'_, ibv_qp>,
+    create_flags: u32,
+    qp: Ref<'_, verbs_qp>,
     rings: Option<virtio_rdma_ureq_create_qp>,
 ) -> Result {
-    let mut cmd = Message::<ibv_create_qp, virtio_rdma_ureq_create_qp> {
+    let with_flags = if create_flags == 0 { 0 } else { IBV_QP_INIT_ATTR_CREATE_FLAGS };
+    let mut attr_ex = ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD | with_flags,
+        pd: pd.as_ptr(),
+        create_flags,
+        ..Default::default()
+    };
+    let mut cmd = Message::<ibv_create_qp_ex, virtio_rdma_ureq_create_qp> {
         core: Default::default(),
         driver: rings.unwrap_or_default(),
     };
-    let mut resp = ib_uverbs_create_qp_resp::default();
+    let mut resp = ib_uverbs_ex_create_qp_resp::default();
     // SAFETY: the buffers have the sizes given, and `cmd` begins with the
     // core's structure; the CQs that `attr` names are live by the contract of
     // ibv_create_qp(3).
     Errno::check(unsafe {
-        ibv_cmd_create_qp(
-            pd.as_ptr(),
+        ibv_cmd_create_qp_ex2(
+            pd.context().context().as_ptr(),
             qp.as_ptr(),
-            attr,
+            &mut attr_ex,
             (&raw mut cmd).cast(),
             cmd.len(rings.is_some()),
             &mut resp,
             size_of_val(&resp),
         )
-    })
+    })?;
+    attr.cap = attr_ex.cap;
+    Ok(())
 }
 
 /// Creates an XRC target, a QP without rings, and fills in `qp`.

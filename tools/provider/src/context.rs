@@ -15,6 +15,30 @@ pub struct Private {
     /// The QP numbers in use, if the program owns the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.
     pub numbers: Option<Numbers>,
+    /// The opcodes of send work requests that the device has, as bits.
+    pub opcodes: u32,
+}
+
+/// Opcodes that not every device has, and the features that it has them with:
+/// each alone is enough.
+const OPTIONAL: [(ibv_wr_opcode, u64); 5] = [
+    (IBV_WR_LOCAL_INV, 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW),
+    (IBV_WR_SEND_WITH_INV, 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW),
+    (IBV_WR_BIND_MW, 1 << VIRTIO_RDMA_F_MW),
+    (IBV_WR_FLUSH, 1 << VIRTIO_RDMA_F_FLUSH),
+    (IBV_WR_ATOMIC_WRITE, 1 << VIRTIO_RDMA_F_ATOMIC_WRITE),
+];
+
+/// The opcodes, as bits, that a device with these features has.
+fn opcodes(features: u64) -> u32 {
+    // A driver that does not tell: a device that lacks one says so when it meets it.
+    if features == 0 {
+        return u32::MAX;
+    }
+    OPTIONAL
+        .iter()
+        .filter(|(_, with)| features & with == 0)
+        .fold(u32::MAX, |opcodes, (opcode, _)| opcodes & !(1 << opcode))
 }
 
 /// Opens a context in the kernel.
@@ -45,7 +69,7 @@ impl Private {
             VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
             _ => return Err(Errno::EPROTONOSUPPORT),
         };
-        Ok(Self { numbers })
+        Ok(Self { numbers, opcodes: opcodes(description.features) })
     }
 }
 
@@ -69,4 +93,38 @@ pub fn query_rt_values(values: &mut ibv_values_ex) -> Result {
         values.raw_clock = timespec { tv_sec: 0, tv_nsec: clock::device() as _ };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{wqe, wr_ex};
+
+    /// What ibv_create_qp_ex(3) takes for an RC QP.
+    fn builders(features: u64) -> u64 {
+        wr_ex::builders(wqe::opcodes(IBV_QPT_RC) & opcodes(features))
+    }
+
+    #[test]
+    fn builders_of_a_device() {
+        let all = builders(0);
+        let rings = 1 << VIRTIO_RDMA_F_RINGS;
+        let flags = |flags: &[u32]| flags.iter().fold(0, |all, flag| all | u64::from(*flag));
+        let invalidate = flags(&[IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_SEND_WITH_INV]);
+        let bind = flags(&[IBV_QP_EX_WITH_BIND_MW]);
+        let (flush, write) =
+            (flags(&[IBV_QP_EX_WITH_FLUSH]), flags(&[IBV_QP_EX_WITH_ATOMIC_WRITE]));
+        let base = all & !(invalidate | bind | flush | write);
+        assert_eq!(all, base + invalidate + bind + flush + write);
+        for (feature, more) in [
+            (VIRTIO_RDMA_F_RINGS, 0),
+            (VIRTIO_RDMA_F_FAST_REG, invalidate),
+            (VIRTIO_RDMA_F_MW, invalidate + bind),
+            (VIRTIO_RDMA_F_FLUSH, flush),
+            (VIRTIO_RDMA_F_ATOMIC_WRITE, write),
+        ] {
+            assert_eq!(builders(rings | 1 << feature), base + more);
+        }
+        assert_eq!(builders(u64::MAX), all);
+    }
 }

@@ -300,6 +300,14 @@ impl<'a, V, P: Sync> Ref<'a, Object<V, P>> {
     }
 }
 
+impl<'a> Ref<'a, Context> {
+    /// The context as libibverbs hands it out.
+    pub fn context(self) -> Ref<'a, bindings::ibv_context> {
+        // SAFETY: the field is initialised.
+        unsafe { self.verbs().project(|context| &raw mut (*context).context) }
+    }
+}
+
 impl<'a> Ref<'a, bindings::verbs_cq> {
     /// The CQ as libibverbs hands it out.
     pub fn cq(self) -> Ref<'a, bindings::ibv_cq> {

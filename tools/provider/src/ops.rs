@@ -51,9 +51,12 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     import_mr: Some(import_mr),
     import_pd: Some(import_pd),
+    modify_cq: Some(modify_cq),
     modify_qp: Some(modify_qp),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
+    #[cfg(has_port_speed)]
+    query_port_speed: Some(query_port_speed),
     query_qp: Some(query_qp),
     query_rt_values: Some(query_rt_values),
     reg_dmabuf_mr: Some(reg_dmabuf_mr),
@@ -161,6 +164,17 @@ unsafe extern "C" fn query_port(
     // SAFETY: see the head of this file.
     let (context, attr) = unsafe { (Ref::new(context), &mut *port_attr) };
     code(cmd::query_port(context, port_num, attr))
+}
+
+#[cfg(has_port_speed)]
+unsafe extern "C" fn query_port_speed(
+    context: *mut ibv_context,
+    port_num: u32,
+    speed: *mut u64,
+) -> c_int {
+    // SAFETY: see the head of this file.
+    let (context, speed) = unsafe { (Ref::new(context), &mut *speed) };
+    code(cmd::query_port_speed(context, port_num, speed))
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -435,6 +449,11 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     code(cq::resize(unsafe { Ref::new(cq.cast()) }, cqe))
 }
 
+unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: see the head of this file.
+    code(unsafe { cmd::modify_cq(Ref::new(cq), &mut *attr) })
+}
+
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: see the head of this file; the CQ is the first member of what
     // `create_cq` made.
@@ -444,7 +463,7 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: see the head of this file.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
-    created(qp::create(pd, attr))
+    created(qp::create(pd, attr, 0))
 }
 
 unsafe extern "C" fn create_qp_ex(

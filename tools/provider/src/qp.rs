@@ -175,12 +175,17 @@ pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
-/// ibv_create_qp(3). `attr.cap` becomes what the QP really has.
+/// ibv_create_qp(3), with flags (`IBV_QP_CREATE_*`). `attr.cap` becomes what the QP
+/// really has.
 ///
 /// # Errors
 ///
 /// EINVAL for queues that no QP has, or without a CQ; ENOMEM; the kernel's.
-pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
+pub fn create(
+    pd: Ref<'_, ibv_pd>,
+    attr: &mut ibv_qp_init_attr,
+    create_flags: u32,
+) -> Result<Owned<Qp>> {
     if attr.qp_type == IBV_QPT_XRC_SEND {
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
     }
@@ -188,14 +193,14 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
     let context = pd.context();
     let domain = Domain::of(pd.whole());
     let Some(numbers) = &context.private().numbers else {
-        cmd::create_qp(pd, attr, qp.verbs().qp(), None)?;
+        cmd::create_qp(pd, attr, create_flags, qp.verbs(), None)?;
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
     let queues = Queues::new(attr, &domain)?;
     let mut got = ibv_qp_init_attr { cap: queues.cap(attr.cap), ..*attr };
     let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
-    cmd::create_qp(pd, &mut got, qp.verbs().qp(), Some(queues.request()))?;
+    cmd::create_qp(pd, &mut got, create_flags, qp.verbs(), Some(queues.request()))?;
     let number = qp.verbs().qp().number();
     match Registration::new(numbers, number, send_cq, recv_cq) {
         Ok(registration) => {
@@ -218,22 +223,24 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
 ///
 /// # Errors
 ///
-/// EINVAL without a PD; EOPNOTSUPP for attributes or work requests that no QP
-/// has, or work requests by calls where the kernel posts; as [`create`].
+/// EINVAL without a PD; EOPNOTSUPP for attributes, flags or work requests that no QP
+/// of the device has, or work requests by calls where the kernel posts; as [`create`].
 pub fn create_ex(
     pd: Option<Ref<'_, ibv_pd>>,
     attr: &mut ibv_qp_init_attr_ex,
 ) -> Result<(Owned<Qp>, bool)> {
     const MASK: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0;
-    if attr.comp_mask & !MASK != 0 || flags {
+    let has_flags = attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0;
+    let create_flags = if has_flags { attr.create_flags } else { 0 };
+    if attr.comp_mask & !MASK != 0 || create_flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or(Errno::EINVAL)?;
     let by_calls = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type));
-    let rings = pd.context().private().numbers.is_some();
+    let context = pd.context().private();
+    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type) & context.opcodes);
+    let rings = context.numbers.is_some();
     if by_calls && (attr.send_ops_flags & !builders != 0 || !rings) {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -246,7 +253,7 @@ pub fn create_ex(
         qp_type: attr.qp_type,
         sq_sig_all: attr.sq_sig_all,
     };
-    let qp = create(pd, &mut basic)?;
+    let qp = create(pd, &mut basic, create_flags)?;
     attr.cap = basic.cap;
     Ok((qp, by_calls))
 }

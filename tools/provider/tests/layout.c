@@ -69,11 +69,13 @@ int main(void)
 	SIZE(ibv_alloc_pd);
 	SIZE(ibv_reg_mr);
 	SIZE(ibv_create_cq);
-	SIZE(ibv_create_qp);
+	SIZE(ibv_create_qp_ex);
+	SIZE(ib_uverbs_ex_create_qp_resp);
 	SIZE(ibv_modify_qp);
 	SIZE(ibv_query_qp);
 	SIZE(virtio_rdma_uresp_alloc_ucontext);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, data_path);
+	OFFSET(virtio_rdma_uresp_alloc_ucontext, features);
 	SIZE(virtio_rdma_ureq_create_cq);
 	OFFSET(virtio_rdma_ureq_create_cq, buf_len);
 	SIZE(virtio_rdma_uresp_resize_cq);
@@ -95,6 +97,8 @@ int main(void)
 	SIZE(virtio_rdma_uresp_create_ah);
 	OFFSET(virtio_rdma_uresp_create_ah, reserved_2c);
 	SIZE(ibv_resize_cq);
+	SIZE(ibv_modify_cq);
+	SIZE(ibv_modify_cq_attr);
 	SIZE(ib_uverbs_resize_cq_resp);
 	SIZE(ib_uverbs_create_ah_resp);
 	SIZE(virtio_rdma_qp_ring);

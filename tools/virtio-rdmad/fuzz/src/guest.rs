@@ -257,7 +257,7 @@ impl Guest {
             gid: self.gid,
             gid_type: abi::VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
             index: 0,
-            reserved_16: 0,
+            vlan_id: abi::VIRTIO_RDMA_NO_VLAN as u16,
             port_num: 1,
         };
         // A guest that took another's GID may keep it.

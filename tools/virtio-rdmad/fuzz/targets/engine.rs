@@ -378,7 +378,8 @@ impl World {
     fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
         let (number, with_srq) = match program.u8() {
             250.. => (VIRTIO_RDMA_CMD_CREATE_RING_QP as u8, true),
-            byte @ 246.. => (VIRTIO_RDMA_CMD_ALLOC_XRCD as u8 + byte % 2, false),
+            byte @ 248.. => (VIRTIO_RDMA_CMD_ALLOC_XRCD as u8 + byte % 2, false),
+            246.. => (VIRTIO_RDMA_CMD_MODIFY_CQ as u8, false),
             byte @ 230.. => (VIRTIO_RDMA_CMD_CREATE_SRQ as u8 + byte % 5, false),
             byte @ 222.. => (VIRTIO_RDMA_CMD_ALLOC_MW as u8 + byte % 2, false),
             byte if byte % 23 < 20 => (byte % 23, false),
@@ -442,12 +443,17 @@ impl World {
                 request.ring.depth = Self::cqe(program);
                 bytes.extend(request.as_bytes());
             }
+            // Limits of a few CQEs and of a microsecond.
+            VIRTIO_RDMA_CMD_MODIFY_CQ => {
+                bytes.extend([handle, program.u32() & 0x1_0003].as_bytes());
+            }
             VIRTIO_RDMA_CMD_MODIFY_QP => bytes.extend(self.modify_request(program, handle)),
             VIRTIO_RDMA_CMD_QUERY_PKEY => bytes.extend([1, 0_u32].as_bytes()),
             VIRTIO_RDMA_CMD_ADD_GID => {
                 let gid = program.pick(&[self.a.gid, self.b.gid, [0xfe; 16], [0; 16]]);
                 bytes.extend(gid);
-                bytes.extend([2, handle, 1].as_bytes());
+                let vlan = if handle % 4 == 3 { 5 } else { VIRTIO_RDMA_NO_VLAN };
+                bytes.extend([2, handle ^ vlan << 16, 1].as_bytes());
             }
             VIRTIO_RDMA_CMD_DEL_GID => bytes.extend([handle, 1].as_bytes()),
             _ => bytes.extend([handle, 3 & program.u32(), 0, 0].as_bytes()),
@@ -945,7 +951,8 @@ impl World {
     /// The peer connects a QP to itself and writes from one place to another.
     fn check_peer(&mut self) {
         assert!(!self.b.device.needs_reset());
-        assert_eq!(self.b.device.status().gids, [(0, self.b.gid)]);
+        let address = engine::Address { gid: self.b.gid, vlan: None };
+        assert_eq!(self.b.device.status().gids, [(0, address)]);
         for counter in [
             Counter::BadSendChain,
             Counter::BadReceiveChain,

@@ -14,10 +14,11 @@ use abi::{
     virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_pd, virtio_rdma_rsp_create_qp,
     virtio_rdma_rsp_mr, virtio_rdma_rsp_query_counters, virtio_rdma_rsp_query_pkey,
     virtio_rdma_rsp_query_port, VIRTIO_RDMA_F_COUNTERS, VIRTIO_RDMA_F_FAST_REG,
-    VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_GID_TYPE_ROCE,
-    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_PORT, VIRTIO_RDMA_PORT_CM_SUP,
-    VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_PD,
-    VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR, VIRTIO_RDMA_SIGNAL_REQ_WR,
+    VIRTIO_RDMA_F_MCAST, VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_F_VLAN, VIRTIO_RDMA_GID_TYPE_ROCE,
+    VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP, VIRTIO_RDMA_NO_VLAN, VIRTIO_RDMA_PORT,
+    VIRTIO_RDMA_PORT_CM_SUP, VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK, VIRTIO_RDMA_REREG_ACCESS,
+    VIRTIO_RDMA_REREG_PD, VIRTIO_RDMA_REREG_TRANS, VIRTIO_RDMA_SIGNAL_ALL_WR,
+    VIRTIO_RDMA_SIGNAL_REQ_WR,
 };
 use memory::GuestMemory;
 use ring::Chain;
@@ -40,7 +41,7 @@ use crate::stats::Counter;
 use crate::sync::{lock, read, write};
 use crate::table::Numbers;
 use crate::turn::Turn;
-use crate::Limits;
+use crate::{Address, Limits};
 
 /// Bytes of a request that are looked at; no command has more.
 const MAX_REQUEST: usize = 512;
@@ -59,6 +60,10 @@ const MTU_4096: u8 = 5;
 const WIDTH_4X: u8 = 2;
 /// `enum ib_port_speed`: EDR, 25 Gb/s a lane. Nothing depends on it.
 const SPEED_EDR: u16 = 32;
+/// The `vlan_id` of a GID that belongs to no VLAN.
+const NO_VLAN: u16 = VIRTIO_RDMA_NO_VLAN as u16;
+/// Largest number of a VLAN (IEEE 802.1Q, 9.6).
+const MAX_VLAN: u16 = 4094;
 /// The only P_Key: the default partition, full member.
 const DEFAULT_PKEY: u16 = 0xffff;
 
@@ -471,6 +476,9 @@ impl Shared {
             abi::VIRTIO_RDMA_CMD_DEALLOC_XRCD if self.has_xrc() => {
                 exchange(request, reply, |request| control.dealloc_xrcd(&request))
             }
+            abi::VIRTIO_RDMA_CMD_MODIFY_CQ if self.has_cq_moderation() => {
+                exchange(request, reply, |request| self.modify_cq(&request))
+            }
             // MAP_MR_SG among them: REG_MR brings the pages.
             _ => Err(Status::Unsupported),
         }
@@ -570,6 +578,7 @@ impl Shared {
         if let (Some(pages), Ok(cqn)) = (pages, u16::try_from(request.cqn)) {
             control.extents -= pages;
             control.ring_cqs.give_back(cqn);
+            self.forget_event(cqn);
         }
         Ok(())
     }
@@ -1015,10 +1024,21 @@ impl Shared {
         if !known || !unicast || request.port_num != VIRTIO_RDMA_PORT {
             return Err(Status::Invalid);
         }
-        match self.set_gid(request.index.into(), Some(request.gid)) {
+        let address = Address { gid: request.gid, vlan: self.vlan_of(request)? };
+        match self.set_gid(request.index.into(), Some(address)) {
             Some(true) => Ok(()),
             Some(false) => Err(Status::Exists),
             None => Err(Status::Invalid),
+        }
+    }
+
+    /// The VLAN that a GID belongs to.
+    fn vlan_of(&self, request: &virtio_rdma_cmd_add_gid) -> Result<Option<u16>, Status> {
+        match request.vlan_id {
+            _ if !self.has(VIRTIO_RDMA_F_VLAN) => Ok(None),
+            NO_VLAN => Ok(None),
+            vlan if vlan <= MAX_VLAN => Ok(Some(vlan)),
+            _ => Err(Status::Invalid),
         }
     }
 

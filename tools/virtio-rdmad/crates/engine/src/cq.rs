@@ -2,6 +2,8 @@
 
 //! Completion queues.
 
+use std::time::Instant;
+
 use abi::{
     virtio_rdma_cqe, virtio_rdma_ring_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION,
     VIRTIO_RDMA_NOTIFY_SOLICITED, VIRTIO_RDMA_WC_SUCCESS,
@@ -9,9 +11,10 @@ use abi::{
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
-use crate::cq_ring::{CqRing, NotPlaced};
+use crate::cq_ring::{CqRing, Due, NotPlaced};
 use crate::ring_queue::RingQueue;
 use crate::stats::{Counter, Stats};
+use crate::Clock;
 
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
@@ -22,7 +25,7 @@ fn short(cqe: &Cqe) -> virtio_rdma_cqe {
         wr_id: cqe.wr_id,
         status: cqe.status,
         opcode: cqe.opcode,
-        reserved_0a: [0; 2],
+        vlan_id: cqe.vlan_id,
         vendor_err: cqe.vendor_err,
         byte_len: cqe.byte_len,
         ex: cqe.ex,
@@ -216,11 +219,14 @@ impl Cq {
         }
     }
 
-    /// After the CQEs of a turn: the vector in which the ring's owner wants an
-    /// event.
-    pub fn take_event(&mut self) -> Option<u16> {
-        let ring = self.ring()?;
-        ring.take_event().then_some(ring.vector)
+    /// After the CQEs of a turn: whether the ring's owner wants an event.
+    pub fn take_event(&mut self, clock: &dyn Clock) -> Due {
+        self.ring().map_or(Due::No, |ring| ring.take_event(clock))
+    }
+
+    /// Whether the event that is held back is due.
+    pub fn take_held(&mut self, now: Instant) -> Due {
+        self.ring().map_or(Due::No, |ring| ring.take_held(now))
     }
 
     /// Signals; tells whether it did, which it does not if the driver

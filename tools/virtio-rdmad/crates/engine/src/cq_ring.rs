@@ -4,12 +4,14 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{fence, Ordering};
+use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe};
 use memory::{GuestMemory, MemoryError, Pages};
 use zerocopy::transmute;
 
 use crate::mr::Range;
+use crate::Clock;
 
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
 const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
@@ -32,6 +34,34 @@ impl From<MemoryError> for NotPlaced {
     }
 }
 
+/// Whether an event is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// None is.
+    No,
+    /// One is, in this vector.
+    Now(u16),
+    /// One is held back until then.
+    At(Instant),
+}
+
+/// How long events are held back.
+#[derive(Clone, Copy)]
+struct Moderation {
+    /// Until there are so many completions.
+    count: u32,
+    /// And no longer than this, from the first of them on.
+    period: Duration,
+}
+
+/// An event that is held back.
+struct Held {
+    /// Completions so far.
+    count: u32,
+    /// When the first of them was placed.
+    since: Instant,
+}
+
 /// Bytes of the region of a CQ with `cqe` entries.
 pub(crate) fn region_len(cqe: u32) -> u64 {
     HEAD as u64 + u64::from(cqe) * CQE as u64
@@ -50,9 +80,14 @@ pub(crate) struct CqRing {
     consumer: u32,
     /// `arm_next` and `arm_solicited` at the last event.
     armed: [u32; 2],
-    /// CQEs were placed since the owner's wish was last looked at, and some
-    /// that are solicited, or errors.
-    fresh: [bool; 2],
+    /// CQEs that were placed since the owner's wish was last looked at.
+    fresh: u32,
+    /// Some of them are solicited, or errors.
+    solicited: bool,
+    /// What MODIFY_CQ asked for.
+    moderation: Option<Moderation>,
+    /// The event that the owner waits for.
+    held: Option<Held>,
     /// Completion event virtqueue.
     pub vector: u16,
 }
@@ -67,7 +102,10 @@ impl CqRing {
             produced: 0,
             consumer: 0,
             armed: [0; 2],
-            fresh: [false; 2],
+            fresh: 0,
+            solicited: false,
+            moderation: None,
+            held: None,
             vector,
         }
     }
@@ -107,27 +145,82 @@ impl CqRing {
         let words: [u64; CQE / 8] = transmute!(cqe);
         pages.publish(self.place_of(index), &words)?;
         self.produced = index.wrapping_add(1);
-        self.fresh[0] = true;
-        self.fresh[1] |= wakes;
+        self.fresh = self.fresh.saturating_add(1);
+        self.solicited |= wakes;
         Ok(())
+    }
+
+    /// What the owner asks for: `arm_next` and `arm_solicited`.
+    fn wish(&self) -> Option<[u32; 2]> {
+        let pages = self.pages.as_ref()?;
+        let load = |at| pages.load_u32(at, Ordering::Relaxed).ok();
+        Some([load(ARM_NEXT)?, load(ARM_SOLICITED)?])
     }
 
     /// Looks whether the owner wants an event for what was placed since this
     /// was last asked. An event disarms.
-    pub fn take_event(&mut self) -> bool {
-        let [fresh, solicited] = std::mem::take(&mut self.fresh);
-        let Some(pages) = self.pages.as_ref().filter(|_| fresh) else { return false };
+    pub fn take_event(&mut self, clock: &dyn Clock) -> Due {
+        let fresh = std::mem::take(&mut self.fresh);
+        let solicited = std::mem::take(&mut self.solicited);
+        if fresh == 0 {
+            return Due::No;
+        }
+        if let Some(held) = &mut self.held {
+            held.count = held.count.saturating_add(fresh);
+            let enough = self.moderation.is_none_or(|moderation| held.count >= moderation.count);
+            return if enough { self.release() } else { Due::No };
+        }
         // The owner writes its wish and then looks for CQEs; this side the reverse.
         fence(Ordering::SeqCst);
-        let load = |at| pages.load_u32(at, Ordering::Relaxed).ok();
-        let (Some(next), Some(on_solicited)) = (load(ARM_NEXT), load(ARM_SOLICITED)) else {
-            return false;
-        };
-        let due = next != self.armed[0] || solicited && on_solicited != self.armed[1];
-        if due {
-            self.armed = [next, on_solicited];
+        let Some(wish) = self.wish() else { return Due::No };
+        let [next, on_solicited] = wish;
+        if next == self.armed[0] && !(solicited && on_solicited != self.armed[1]) {
+            return Due::No;
         }
-        due
+        match self.moderation {
+            Some(Moderation { count, period }) if fresh < count => {
+                let since = clock.now();
+                self.held = Some(Held { count: fresh, since });
+                Due::At(since + period)
+            }
+            _ => {
+                self.armed = wish;
+                Due::Now(self.vector)
+            }
+        }
+    }
+
+    /// Looks after the event that is held back.
+    pub fn take_held(&mut self, now: Instant) -> Due {
+        let Some(held) = &self.held else { return Due::No };
+        match self.moderation {
+            Some(Moderation { count, period })
+                if held.count < count && now < held.since + period =>
+            {
+                Due::At(held.since + period)
+            }
+            _ => self.release(),
+        }
+    }
+
+    /// The event that is held back is due.
+    fn release(&mut self) -> Due {
+        self.held = None;
+        match self.wish() {
+            Some(wish) => {
+                self.armed = wish;
+                Due::Now(self.vector)
+            }
+            None => Due::No,
+        }
+    }
+
+    /// Holds events back until there are `count` completions, or `period`
+    /// microseconds have passed; not at all if either is 0.
+    pub fn moderate(&mut self, count: u16, period: u16) {
+        let moderation =
+            Moderation { count: count.into(), period: Duration::from_micros(period.into()) };
+        self.moderation = (count != 0 && period != 0).then_some(moderation);
     }
 
     /// Moves what was not taken to another ring; how many CQEs. `None`, and
@@ -139,8 +232,7 @@ impl CqRing {
         if count > self.depth().min(cqe) {
             return None;
         }
-        let arm = |at| old.load_u32(at, Ordering::Relaxed).ok();
-        let (next, solicited) = (arm(ARM_NEXT)?, arm(ARM_SOLICITED)?);
+        let [next, solicited] = self.wish()?;
         let mut new = Self::new(pages, ranges, cqe, self.vector);
         for index in 0..count {
             let mut cqe = [0; CQE];
@@ -150,7 +242,8 @@ impl CqRing {
         let head = new.pages.as_ref()?;
         head.store_u32(ARM_NEXT, next, Ordering::Relaxed).ok()?;
         head.store_u32(ARM_SOLICITED, solicited, Ordering::Relaxed).ok()?;
-        (new.armed, new.fresh) = (self.armed, self.fresh);
+        (new.armed, new.fresh, new.solicited) = (self.armed, self.fresh, self.solicited);
+        (new.moderation, new.held) = (self.moderation, self.held.take());
         *self = new;
         Some(count)
     }
@@ -161,8 +254,10 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::*;
+    use crate::SystemClock;
 
     const OTHER: u64 = 0x4000;
+    const NOW: Due = Due::Now(0);
 
     fn region(memory: &GuestMemory, addr: u64) -> (Pages, Box<[Range]>) {
         let pages = Pages::new(memory, [(addr, 0x2000)]).unwrap();
@@ -222,7 +317,7 @@ mod tests {
         let arm = |at: usize, value: u32| memory.write(at as u64, &value.to_le_bytes()).unwrap();
         let mut due = |wakes| {
             ring.place(&numbered(0), wakes).unwrap();
-            ring.take_event()
+            ring.take_event(&SystemClock) == NOW
         };
         assert!(!due(true));
         arm(ARM_NEXT, 1);
@@ -233,7 +328,7 @@ mod tests {
         arm(ARM_SOLICITED, 2);
         assert!(due(false) && !due(true));
         arm(ARM_NEXT, 3);
-        assert!(!ring.take_event(), "nothing was placed");
+        assert_eq!(ring.take_event(&SystemClock), Due::No, "nothing was placed");
     }
 
     #[test]
@@ -253,6 +348,6 @@ mod tests {
         let found: Vec<_> = (0..6).map(|index| read(&memory, OTHER, index, 16)).collect();
         assert_eq!(found, [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1)]);
         assert_eq!(memory.read_obj::<u32>(OTHER + ARM_NEXT as u64), Ok(7));
-        assert!(ring.take_event());
+        assert_eq!(ring.take_event(&SystemClock), NOW);
     }
 }

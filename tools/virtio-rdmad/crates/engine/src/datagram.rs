@@ -8,6 +8,7 @@ use abi::{
     virtio_rdma_av, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_MCAST_QPN, VIRTIO_RDMA_PORT,
     VIRTIO_RDMA_WC_GRH, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
     VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WITH_VLAN,
 };
 
 use crate::copy;
@@ -22,7 +23,7 @@ use crate::stats::Counter;
 use crate::sync::lock;
 use crate::turn::{Outbox, Traffic, Turn};
 use crate::wqe::SendWqe;
-use crate::Gid;
+use crate::{Address, Gid};
 
 /// The port's MTU: the largest payload of a datagram.
 const MTU: u64 = 4096;
@@ -39,7 +40,7 @@ const PROTOCOL_UDP: u8 = 17;
 /// What the wire would carry of a datagram besides its payload.
 struct Datagram<'a> {
     wqe: &'a SendWqe,
-    sgid: Gid,
+    source: Address,
     src_qpn: u32,
     qkey: u32,
     /// Whether it does not come back to its sender from a multicast group.
@@ -71,7 +72,7 @@ impl Shared {
         if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         }
-        let Some(sgid) = self.gid(av.gid_index.into()) else {
+        let Some(source) = self.gid(av.gid_index.into()) else {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         };
         let Turn { local, remote, outbox, .. } = turn;
@@ -91,7 +92,7 @@ impl Shared {
         let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
         let datagram = Datagram {
             wqe,
-            sgid,
+            source,
             src_qpn: u32::from(slot) + 1,
             qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
             block_loopback: config.block_loopback,
@@ -127,7 +128,8 @@ impl Shared {
             let Some(device) = member.device.upgrade() else { continue };
             let is_sender =
                 u32::from(member.slot) + 1 == datagram.src_qpn && Arc::ptr_eq(&device, self);
-            if is_sender && datagram.block_loopback {
+            let is_deaf = is_sender && datagram.block_loopback;
+            if is_deaf || !device.is_in_vlan(datagram.source.vlan) {
                 continue;
             }
             match device.accept(member.slot, datagram, pins, outbox) {
@@ -151,7 +153,8 @@ impl Shared {
         outbox: &mut Outbox,
     ) -> Result<(), Counter> {
         let ud = &datagram.wqe.ud;
-        let device = self.fabric.find(&ud.av.dgid).ok_or(Counter::DropUnreachable)?;
+        let target = datagram.source.beside(ud.av.dgid);
+        let device = self.fabric.find(&target).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
         device.accept(slot, datagram, pins, outbox)
     }
@@ -220,6 +223,10 @@ impl Shared {
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
             cqe.sl = (datagram.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
             cqe.port_num = VIRTIO_RDMA_PORT as u8;
+            if let Some(vlan) = datagram.source.vlan {
+                cqe.wc_flags |= VIRTIO_RDMA_WC_WITH_VLAN;
+                cqe.vlan_id = vlan;
+            }
         });
         Ok(())
     }
@@ -241,7 +248,7 @@ impl Shared {
         map(0..begin, &mut header)?;
         map(begin..end, &mut payload)?;
         let view = |mappings| View { pins, mappings };
-        let grh = grh(&datagram.wqe.ud.av, &datagram.sgid, packet_len(datagram.wqe));
+        let grh = grh(&datagram.wqe.ud.av, &datagram.source.gid, packet_len(datagram.wqe));
         copy::write(view(&header), &grh).map_err(|_| ())?;
         copy::scatter(datagram.payload, view(&payload)).map_err(|_| ())
     }

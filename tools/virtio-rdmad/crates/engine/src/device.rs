@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use abi::{
-    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_RINGS,
-    VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
-    VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_F_CQ_MODERATION,
+    VIRTIO_RDMA_F_MW, VIRTIO_RDMA_F_RINGS, VIRTIO_RDMA_F_SRQ, VIRTIO_RDMA_F_XRC,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use memory::{GuestMemory, Pages};
 use ring::SplitQueue;
@@ -21,6 +22,7 @@ use ring::SplitQueue;
 use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
 use crate::cq::{Cq, Cqe};
+use crate::cq_ring::Due;
 use crate::event::{asynchronous, completion, Events};
 use crate::hot::{Hot, Set};
 use crate::mr::KeyTable;
@@ -34,7 +36,7 @@ use crate::sync::{lock, write};
 use crate::table::Table;
 use crate::turn::Turn;
 use crate::work_queue::WorkQueue;
-use crate::{Clock, DeviceConfig, DeviceStatus, Fabric, Gid, Limits, QpStatus, Signal, Wake};
+use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
 /// Visits without work, of all queues that are looked at unasked together, after
 /// which one of them no longer is; and the fewest and most of one queue.
@@ -59,29 +61,29 @@ pub enum Next {
     At(Instant),
 }
 
-/// When the work requests that wait go on.
+/// When queues are looked at again that wait, by their numbers in [`Jobs`].
 #[derive(Default)]
 struct Timers {
-    by_slot: HashMap<u16, Instant>,
+    by_queue: HashMap<u16, Instant>,
     order: BTreeSet<(Instant, u16)>,
 }
 
 impl Timers {
-    fn set(&mut self, slot: u16, deadline: Option<Instant>) {
+    fn set(&mut self, queue: u16, deadline: Option<Instant>) {
         let before = match deadline {
             Some(deadline) => {
-                self.order.insert((deadline, slot));
-                self.by_slot.insert(slot, deadline)
+                self.order.insert((deadline, queue));
+                self.by_queue.insert(queue, deadline)
             }
-            None => self.by_slot.remove(&slot),
+            None => self.by_queue.remove(&queue),
         };
         if let Some(before) = before.filter(|before| Some(*before) != deadline) {
-            self.order.remove(&(before, slot));
+            self.order.remove(&(before, queue));
         }
     }
 
     fn clear(&mut self) {
-        self.by_slot.clear();
+        self.by_queue.clear();
         self.order.clear();
     }
 
@@ -90,12 +92,12 @@ impl Timers {
     }
 
     fn pop(&mut self, now: Instant) -> Option<u16> {
-        let &(deadline, slot) = self.order.first()?;
+        let &(deadline, queue) = self.order.first()?;
         if deadline > now {
             return None;
         }
-        self.set(slot, None);
-        Some(slot)
+        self.set(queue, None);
+        Some(queue)
     }
 }
 
@@ -161,7 +163,7 @@ pub(crate) struct Shared {
     pub(crate) doorbells: Mutex<RingQueue>,
     /// The device-specific feature bits that are agreed on.
     agreed: AtomicU64,
-    gids: Mutex<Box<[Option<Gid>]>>,
+    gids: Mutex<Box<[Option<Address>]>>,
     events: Mutex<Events>,
     completion_events: Box<[Mutex<Events>]>,
     timers: Mutex<Timers>,
@@ -205,6 +207,11 @@ impl Shared {
         self.has_srqs() && self.has(VIRTIO_RDMA_F_XRC)
     }
 
+    /// Whether completion events are held back.
+    pub fn has_cq_moderation(&self) -> bool {
+        self.has_rings() && self.has(VIRTIO_RDMA_F_CQ_MODERATION)
+    }
+
     /// Whether there are memory windows.
     pub fn has_mws(&self) -> bool {
         self.has_rings() && self.has(VIRTIO_RDMA_F_MW)
@@ -222,24 +229,30 @@ impl Shared {
     }
 
     /// An entry of the GID table.
-    pub fn gid(&self, index: usize) -> Option<Gid> {
+    pub fn gid(&self, index: usize) -> Option<Address> {
         *lock(&self.gids).get(index)?
+    }
+
+    /// Whether the guest has a GID in a VLAN; what belongs to none, every guest
+    /// gets.
+    pub fn is_in_vlan(&self, vlan: Option<u16>) -> bool {
+        vlan.is_none() || lock(&self.gids).iter().flatten().any(|address| address.vlan == vlan)
     }
 
     /// Sets or clears an entry of the GID table; `None` if there is no such
     /// entry, `Some(false)` if another guest has the GID.
-    pub fn set_gid(self: &Arc<Self>, index: usize, gid: Option<Gid>) -> Option<bool> {
+    pub fn set_gid(self: &Arc<Self>, index: usize, address: Option<Address>) -> Option<bool> {
         let mut gids = lock(&self.gids);
         let entry = gids.get_mut(index)?;
-        if *entry == gid {
+        if *entry == address {
             return Some(true);
         }
-        if let Some(gid) = gid {
-            if !self.fabric.claim(gid, self) {
+        if let Some(address) = address {
+            if !self.fabric.claim(address, self) {
                 return Some(false);
             }
         }
-        if let Some(before) = std::mem::replace(entry, gid) {
+        if let Some(before) = std::mem::replace(entry, address) {
             self.fabric.release(before, self);
         }
         Some(true)
@@ -253,9 +266,29 @@ impl Shared {
 
     /// Tells the guest of completions that were placed, if it wants to know.
     pub fn announce(&self, cq: u16) {
-        let Some(vector) = self.cqs.get(cq).and_then(|place| lock(place).take_event()) else {
-            return;
-        };
+        let Some(place) = self.cqs.get(cq) else { return };
+        let due = lock(place).take_event(self.clock());
+        match due {
+            Due::No => {}
+            Due::Now(vector) => self.raise_completion(cq, vector),
+            // The guest's own thread waits for that.
+            Due::At(_) => self.make_hot(self.jobs.completion(cq)),
+        }
+    }
+
+    /// Raises the event of a CQ that was held back, if it is due.
+    fn release_event(&self, cq: u16) {
+        let now = self.clock().now();
+        let Some(place) = self.cqs.get(cq) else { return };
+        let due = lock(place).take_held(now);
+        let time = if let Due::At(time) = due { Some(time) } else { None };
+        lock(&self.timers).set(self.jobs.completion(cq), time);
+        if let Due::Now(vector) = due {
+            self.raise_completion(cq, vector);
+        }
+    }
+
+    fn raise_completion(&self, cq: u16, vector: u16) {
         if let Some(events) = self.completion_events.get(usize::from(vector)) {
             self.stats.add(Counter::CompletionEvents, 1);
             lock(events).raise(completion(cq.into()), &self.name, &self.stats);
@@ -272,7 +305,12 @@ impl Shared {
 
     /// When the send queue of a QP goes on.
     pub fn set_timer(&self, slot: u16, deadline: Option<Instant>) {
-        lock(&self.timers).set(slot, deadline);
+        lock(&self.timers).set(self.jobs.send(slot), deadline);
+    }
+
+    /// No event of a CQ is waited for any more.
+    pub fn forget_event(&self, cq: u16) {
+        lock(&self.timers).set(self.jobs.completion(cq), None);
     }
 
     /// Places a CQE.
@@ -310,9 +348,9 @@ impl Shared {
 
     /// The GIDs that are set, by index. No lock is held when it returns: commands take this one with
     /// that of the control queue held.
-    fn gids(&self) -> Vec<(u16, Gid)> {
+    fn gids(&self) -> Vec<(u16, Address)> {
         let gids = lock(&self.gids);
-        (0..).zip(gids.iter()).filter_map(|(index, gid)| Some((index, (*gid)?))).collect()
+        (0..).zip(gids.iter()).filter_map(|(index, entry)| Some((index, (*entry)?))).collect()
     }
 
     /// After a CQ has overflowed: every QP and SRQ that uses it fails.
@@ -336,6 +374,7 @@ impl Shared {
             Queue::Control => self.service_control(turn),
             Queue::Completion(cq) => {
                 self.service_overflow(cq);
+                self.release_event(cq);
                 Visit::Parked
             }
             Queue::Send(slot) => self.service_send(slot, turn),
@@ -790,8 +829,8 @@ impl Device {
             return;
         }
         let now = shared.clock().now();
-        while let Some(slot) = timers.pop(now) {
-            service.active.insert(shared.jobs.send(slot));
+        while let Some(queue) = timers.pop(now) {
+            service.active.insert(queue);
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! One network: which guest has which GID.
+//! One network: which guest has which address.
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::sync::{Arc, RwLock, Weak};
 
 use crate::device::{Device, Shared};
 use crate::sync::{read, write};
-use crate::{Clock, DeviceConfig, Gid, SystemClock};
+use crate::{Address, Clock, DeviceConfig, Gid, SystemClock};
 
 /// One network.
 pub struct FabricConfig {
@@ -25,7 +25,7 @@ impl Default for FabricConfig {
     }
 }
 
-/// Who has a GID.
+/// Who has an address.
 struct Owner {
     device: Weak<Shared>,
     /// In how many entries of its table.
@@ -44,11 +44,11 @@ pub(crate) struct Member {
 /// to the group holds no lock.
 type Group = Arc<[Arc<Member>]>;
 
-/// A network of guests, who reach each other by GID.
+/// A network of guests, who reach each other by address.
 pub struct Fabric {
     name: String,
     clock: Arc<dyn Clock>,
-    owners: RwLock<HashMap<Gid, Owner>>,
+    owners: RwLock<HashMap<Address, Owner>>,
     /// Changes whenever an owner does, so that what was found can be kept.
     generation: AtomicU64,
     groups: RwLock<HashMap<Gid, Group>>,
@@ -84,16 +84,16 @@ impl Fabric {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The device that has a GID.
-    pub(crate) fn find(&self, gid: &Gid) -> Option<Arc<Shared>> {
-        read(&self.owners).get(gid)?.device.upgrade()
+    /// The device that has an address.
+    pub(crate) fn find(&self, address: &Address) -> Option<Arc<Shared>> {
+        read(&self.owners).get(address)?.device.upgrade()
     }
 
-    /// Gives a GID to one more entry of a device's table; `false` if another
+    /// Gives an address to one more entry of a device's table; `false` if another
     /// device has it.
-    pub(crate) fn claim(&self, gid: Gid, device: &Arc<Shared>) -> bool {
+    pub(crate) fn claim(&self, address: Address, device: &Arc<Shared>) -> bool {
         let new = || Owner { device: Arc::downgrade(device), entries: 1 };
-        match write(&self.owners).entry(gid) {
+        match write(&self.owners).entry(address) {
             Entry::Vacant(vacant) => {
                 vacant.insert(new());
             }
@@ -112,10 +112,10 @@ impl Fabric {
         true
     }
 
-    /// Takes a GID from one entry of a device's table.
-    pub(crate) fn release(&self, gid: Gid, device: &Shared) {
+    /// Takes an address from one entry of a device's table.
+    pub(crate) fn release(&self, address: Address, device: &Shared) {
         let mut owners = write(&self.owners);
-        if let Entry::Occupied(mut occupied) = owners.entry(gid) {
+        if let Entry::Occupied(mut occupied) = owners.entry(address) {
             let owner = occupied.get_mut();
             if !std::ptr::eq(owner.device.as_ptr(), device) {
                 return;

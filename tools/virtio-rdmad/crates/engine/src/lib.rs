@@ -87,6 +87,23 @@ pub const CHUNK: u64 = 128 << 10;
 /// A 16-byte global identifier, in network byte order.
 pub type Gid = [u8; 16];
 
+/// What a device is reached by: the same GID may be another guest's in another
+/// VLAN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The GID.
+    pub gid: Gid,
+    /// The VLAN that it belongs to (IEEE 802.1Q); `None`: to none.
+    pub vlan: Option<u16>,
+}
+
+impl Address {
+    /// The address of a GID in the same VLAN.
+    pub(crate) fn beside(self, gid: Gid) -> Self {
+        Self { gid, ..self }
+    }
+}
+
 /// The interrupt of one virtqueue.
 pub trait Signal: Send + Sync {
     /// Interrupts the guest. Called from any thread of the process; must not

@@ -23,7 +23,7 @@ use crate::qp::{Requester, Responder};
 use crate::responder::PSN_MASK;
 use crate::state::{check, QpState, Refused};
 use crate::sync::lock;
-use crate::Gid;
+use crate::Address;
 
 /// Largest QP number.
 const MAX_QPN: u32 = 0xff_ffff;
@@ -31,7 +31,7 @@ const MAX_QPN: u32 = 0xff_ffff;
 /// What MODIFY_QP changes, apart from the state.
 struct Change {
     attr: virtio_rdma_qp_attr,
-    sgid: Gid,
+    source: Address,
 }
 
 impl Shared {
@@ -69,9 +69,9 @@ impl Shared {
             requester.peer = None;
         }
         responder.attr = change.attr;
-        responder.sgid = change.sgid;
+        responder.source = change.source;
         requester.attr = change.attr;
-        requester.sgid = change.sgid;
+        requester.source = change.source;
         qp.set_state(&mut responder, to);
         match to {
             QpState::Reset => {
@@ -93,7 +93,7 @@ impl Shared {
                 responder.established = false;
                 drop(responder);
                 drop(requester);
-                self.invite(config.kind.is_connected(), &change.attr);
+                self.invite(config.kind.is_connected(), &change);
             }
             QpState::Init => {}
         }
@@ -101,11 +101,12 @@ impl Shared {
     }
 
     /// A QP became ready to receive: its peer may have been waiting for that.
-    fn invite(&self, is_connected: bool, attr: &virtio_rdma_qp_attr) {
+    fn invite(&self, is_connected: bool, change: &Change) {
         if !is_connected {
             return;
         }
-        let Some(device) = self.fabric.find(&attr.ah_attr.grh.dgid) else { return };
+        let Change { attr, source } = change;
+        let Some(device) = self.fabric.find(&source.beside(attr.ah_attr.grh.dgid)) else { return };
         if let Some(slot) = device.slot_of(attr.dest_qp_num) {
             device.make_hot(device.jobs.send(slot));
         }
@@ -120,7 +121,7 @@ impl Shared {
         new: &virtio_rdma_qp_attr,
     ) -> Result<Change, Status> {
         let mut attr = responder.attr;
-        let mut sgid = responder.sgid;
+        let mut source = responder.source;
         // The requester counts on.
         attr.sq_psn = requester.attr.sq_psn;
         let has = |bit| mask & bit != 0;
@@ -144,7 +145,7 @@ impl Shared {
             return Err(Status::Invalid);
         }
         if has(VIRTIO_RDMA_QP_AV) {
-            sgid = self.check_av(&new.ah_attr)?;
+            source = self.check_av(&new.ah_attr)?;
             attr.ah_attr = new.ah_attr;
         }
         let set8 = |bit, to: &mut u8, value| {
@@ -174,7 +175,7 @@ impl Shared {
         set32(VIRTIO_RDMA_QP_DEST_QPN, &mut attr.dest_qp_num, new.dest_qp_num);
         set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
         set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
-        Ok(Change { attr, sgid })
+        Ok(Change { attr, source })
     }
 
     /// Access flags that a QP may have. It may let its peer ask for persistence, which no
@@ -184,8 +185,8 @@ impl Shared {
         KNOWN_ACCESS | if self.has_flush() { flush } else { 0 }
     }
 
-    /// The source GID of an address vector that is valid.
-    fn check_av(&self, av: &virtio_rdma_ah_attr) -> Result<Gid, Status> {
+    /// The source of an address vector that is valid.
+    fn check_av(&self, av: &virtio_rdma_ah_attr) -> Result<Address, Status> {
         let with_grh = u32::from(av.ah_flags) & VIRTIO_RDMA_AH_GRH != 0;
         if !with_grh || u32::from(av.port_num) != VIRTIO_RDMA_PORT {
             return Err(Status::Invalid);

@@ -14,7 +14,7 @@ use crate::mr::Range;
 use crate::state::{QpState, QpType};
 use crate::work_queue::WorkQueue;
 use crate::wqe::{ReceiveWqe, SendWqe};
-use crate::Gid;
+use crate::{Address, Gid};
 
 /// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,
 /// its rings go with it.
@@ -156,8 +156,8 @@ pub(crate) struct Requester {
     pub config: Option<QpConfig>,
     /// Attributes, a copy of the responder's but for `sq_psn`.
     pub attr: virtio_rdma_qp_attr,
-    /// The source GID.
-    pub sgid: Gid,
+    /// The source.
+    pub source: Address,
     /// Whether `wqe` is under way.
     pub active: bool,
     /// The work request under way.
@@ -183,7 +183,7 @@ impl Requester {
             region: Box::default(),
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
-            sgid: Gid::default(),
+            source: Address::default(),
             active: false,
             wqe: SendWqe::empty(),
             done: 0,
@@ -202,7 +202,7 @@ impl Requester {
         self.peer = None;
         self.notify_drained = false;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
-        self.sgid = Gid::default();
+        self.source = Address::default();
         self.wqe = SendWqe::empty();
     }
 }
@@ -216,8 +216,8 @@ pub(crate) struct Responder {
     pub config: Option<QpConfig>,
     /// Attributes, in the form of QUERY_QP.
     pub attr: virtio_rdma_qp_attr,
-    /// The source GID.
-    pub sgid: Gid,
+    /// The source.
+    pub source: Address,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,
     /// The receive that a message goes into, or will.
@@ -240,7 +240,7 @@ impl Responder {
             queue: WorkQueue::default(),
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
-            sgid: Gid::default(),
+            source: Address::default(),
             has_receive: false,
             receive: ReceiveWqe::empty(),
             waiter: None,
@@ -257,7 +257,7 @@ impl Responder {
         let cap = self.attr.cap;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.attr.cap = cap;
-        self.sgid = Gid::default();
+        self.source = Address::default();
         self.has_receive = false;
         self.waiter = None;
         self.established = false;
@@ -272,12 +272,12 @@ impl Responder {
         }
     }
 
-    /// Whether the QP `qpn` of type `kind` at GID `from` is this one's peer, and
+    /// Whether the QP `qpn` of type `kind` at the address `from` is this one's peer, and
     /// names it by GID `to` (specification, chapter 8).
-    pub fn is_connected_to(&self, kind: QpType, from: &Gid, qpn: u32, to: &Gid) -> bool {
+    pub fn is_connected_to(&self, kind: QpType, from: &Address, qpn: u32, to: &Gid) -> bool {
         self.config.is_some_and(|config| config.kind == kind.responder())
             && self.attr.dest_qp_num == qpn
-            && self.attr.ah_attr.grh.dgid == *from
-            && self.sgid == *to
+            && self.attr.ah_attr.grh.dgid == from.gid
+            && self.source == from.beside(*to)
     }
 }

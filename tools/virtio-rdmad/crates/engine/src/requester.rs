@@ -282,10 +282,10 @@ impl Shared {
     fn look_up_peer(self: &Arc<Self>, requester: &Requester, generation: u64) -> Option<Peer> {
         let attr = &requester.attr;
         // A device sends from no GID but its own.
-        if !self.fabric.find(&requester.sgid).is_some_and(|own| Arc::ptr_eq(&own, self)) {
+        if !self.fabric.find(&requester.source).is_some_and(|own| Arc::ptr_eq(&own, self)) {
             return None;
         }
-        let device = self.fabric.find(&attr.ah_attr.grh.dgid)?;
+        let device = self.fabric.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
         let slot = device.slot_of(attr.dest_qp_num)?;
         Some(Peer { device, slot, generation })
     }
@@ -307,7 +307,7 @@ impl Shared {
         let dgid = &requester.attr.ah_attr.grh.dgid;
         let own = u32::from(slot) + 1;
         if !qp.state().receives()
-            || !responder.is_connected_to(config.kind, &requester.sgid, own, dgid)
+            || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
         {
             return None;
         }

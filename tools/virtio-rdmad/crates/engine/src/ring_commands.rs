@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use abi::{
-    virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_resize_cq,
-    virtio_rdma_ring_region, virtio_rdma_rsp_create_cq, virtio_rdma_rsp_create_qp,
-    virtio_rdma_rsp_resize_cq, VIRTIO_RDMA_QP_PRIVILEGED,
+    virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_modify_cq,
+    virtio_rdma_cmd_resize_cq, virtio_rdma_ring_region, virtio_rdma_rsp_create_cq,
+    virtio_rdma_rsp_create_qp, virtio_rdma_rsp_resize_cq, VIRTIO_RDMA_QP_PRIVILEGED,
 };
 use memory::Pages;
 
@@ -79,6 +79,19 @@ impl Shared {
         })??;
         control.extents = control.extents + new_pages - old_pages;
         Ok(virtio_rdma_rsp_resize_cq { moved })
+    }
+
+    /// Handles MODIFY_CQ.
+    pub(crate) fn modify_cq(&self, request: &virtio_rdma_cmd_modify_cq) -> Result<(), Status> {
+        let cqn = u16::try_from(request.cqn).map_err(|_| Status::NoObject)?;
+        self.with_cq(request.cqn, |cq| {
+            let ring = cq.ring().ok_or(Status::NoObject)?;
+            ring.moderate(request.cq_count, request.cq_period);
+            Ok(())
+        })??;
+        // The event that is held back may be due at another time.
+        self.make_hot(self.jobs.completion(cqn));
+        Ok(())
     }
 
     fn cq_region(

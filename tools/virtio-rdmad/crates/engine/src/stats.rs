@@ -5,7 +5,7 @@
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Gid, QpState};
+use crate::{Address, Gid, QpState};
 
 /// Declares [`Counter`] with a name for each member.
 macro_rules! counters {
@@ -242,7 +242,7 @@ pub struct DeviceStatus {
     /// Whether the guest's driver has started the device.
     pub started: bool,
     /// GIDs by index.
-    pub gids: Vec<(u16, Gid)>,
+    pub gids: Vec<(u16, Address)>,
     /// Live QPs.
     pub qps: Vec<QpStatus>,
     /// Live SRQs.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{DeviceStatus, QpStatus, SrqStatus};
+use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::{json, Map, Value};
@@ -92,7 +92,9 @@ fn of_guest(guest: &Guest) -> Value {
         guest.device.status();
     let gids: Vec<Value> = gids
         .into_iter()
-        .map(|(index, gid)| json!({ "index": index, "gid": Ipv6Addr::from(gid).to_string() }))
+        .map(|(index, Address { gid, vlan })| {
+            json!({ "index": index, "gid": Ipv6Addr::from(gid).to_string(), "vlan": vlan })
+        })
         .collect();
     let qps: Vec<Value> = qps.iter().map(of_qp).collect();
     let srqs: Vec<Value> = srqs.iter().map(of_srq).collect();

@@ -66,7 +66,11 @@ fn guest(guest: &Value) -> String {
         field("mac"),
     );
     for gid in guest["gids"].as_array().into_iter().flatten() {
-        let _ = writeln!(text, "  GID {} {}", plain(&gid["index"]), plain(&gid["gid"]));
+        let _ = write!(text, "  GID {} {}", plain(&gid["index"]), plain(&gid["gid"]));
+        if !gid["vlan"].is_null() {
+            let _ = write!(text, " VLAN {}", plain(&gid["vlan"]));
+        }
+        text.push('\n');
     }
     let qps = guest["qps"].as_array().map_or(&[][..], Vec::as_slice);
     let srqs = guest["srqs"].as_array().map_or(&[][..], Vec::as_slice);
@@ -130,7 +134,8 @@ mod tests {
             "sleep_seconds": 5.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true, "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
-            "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1" }],
+            "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
+                                { "index": 1, "gid": "fe80::1", "vlan": 5 }],
             "qps": [{ "qpn": 2, "type": "RC", "state": "RTS", "dest_qpn": 7, "dest_gid": "fe80::2",
                       "sends": 0, "receives": 100 },
                     { "qpn": 1, "type": "GSI", "state": "RTS", "dest_qpn": null, "dest_gid": null,
@@ -144,6 +149,7 @@ worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1
+  GID 1 fe80::1 VLAN 5
   1 PDs, 2 MRs, 1 MWs, 3 CQs, 2 QPs, 2 SRQs
   QP 2     RC   RTS   peer QP 7 at fe80::2 sends 0 receives 100
   QP 1     GSI  RTS   sends 0 receives 512

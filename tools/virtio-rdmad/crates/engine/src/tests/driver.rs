@@ -225,6 +225,12 @@ pub fn gid(number: u8) -> Gid {
     gid
 }
 
+/// ADD_GID of a GID that belongs to no VLAN.
+fn gid_request(index: u16, gid: Gid, gid_type: u32) -> virtio_rdma_cmd_add_gid {
+    let vlan_id = VIRTIO_RDMA_NO_VLAN as u16;
+    virtio_rdma_cmd_add_gid { gid, gid_type, index, vlan_id, port_num: 1 }
+}
+
 impl Guest {
     /// A guest whose driver has started and added its GID at index 0.
     pub fn new(fabric: &Arc<Fabric>, clock: &Arc<TestClock>, number: u8) -> Self {
@@ -440,13 +446,13 @@ impl Guest {
     }
 
     pub fn add_gid(&mut self, index: u16, gid: Gid, extra_type: u32) -> Result<(), u32> {
-        let request = virtio_rdma_cmd_add_gid {
-            gid,
-            gid_type: VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP + extra_type,
-            index,
-            reserved_16: 0,
-            port_num: 1,
-        };
+        let request = gid_request(index, gid, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP + extra_type);
+        self.command(VIRTIO_RDMA_CMD_ADD_GID, &request)
+    }
+
+    pub fn add_vlan_gid(&mut self, index: u16, gid: Gid, vlan_id: u32) -> Result<(), u32> {
+        let mut request = gid_request(index, gid, VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP);
+        request.vlan_id = vlan_id as u16;
         self.command(VIRTIO_RDMA_CMD_ADD_GID, &request)
     }
 
@@ -597,6 +603,7 @@ impl Guest {
             (short.byte_len, short.ex, short.qp_num) = (cqe.byte_len, cqe.ex, cqe.qp_num);
             (short.src_qp, short.wc_flags) = (cqe.src_qp, cqe.wc_flags);
             (short.pkey_index, short.sl, short.port_num) = (cqe.pkey_index, cqe.sl, cqe.port_num);
+            short.vlan_id = cqe.vlan_id;
             return Some(short);
         }
         let queue = 1 + cqn as u16;
@@ -971,11 +978,23 @@ impl Guest {
     }
 
     pub fn make_rtr(&mut self, qpn: u32, dgid: Gid, dest: u32, rc: bool) -> Result<(), u32> {
+        self.make_rtr_from(qpn, 0, dgid, dest, rc)
+    }
+
+    pub fn make_rtr_from(
+        &mut self,
+        qpn: u32,
+        sgid_index: u8,
+        dgid: Gid,
+        dest: u32,
+        rc: bool,
+    ) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
         attr.path_mtu = 3;
         attr.dest_qp_num = dest;
         attr.ah_attr.grh.dgid = dgid;
+        attr.ah_attr.grh.sgid_index = sgid_index;
         attr.ah_attr.ah_flags = VIRTIO_RDMA_AH_GRH as u8;
         attr.ah_attr.port_num = 1;
         let mut mask = VIRTIO_RDMA_QP_STATE
@@ -1140,6 +1159,14 @@ impl Send {
         let mut ud = WrUd::new_zeroed();
         (ud.remote_qpn, ud.remote_qkey) = (qpn, qkey);
         (ud.av.port, ud.av.pdn, ud.av.dgid, ud.av.hop_limit) = (1, pdn, dgid, 64);
+        self.wr = ud.as_bytes().to_vec();
+        self
+    }
+
+    /// The datagram goes from another entry of the GID table.
+    pub fn from(mut self, gid_index: u8) -> Self {
+        let mut ud = WrUd::read_from_bytes(&self.wr).unwrap();
+        ud.av.gid_index = gid_index;
         self.wr = ud.as_bytes().to_vec();
         self
     }

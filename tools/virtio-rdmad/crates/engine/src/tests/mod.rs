@@ -4,6 +4,7 @@
 //! memory, a clock that moves when told.
 
 mod control;
+mod cq_moderation;
 mod datagram;
 mod driver;
 mod fast_reg;
@@ -20,4 +21,5 @@ mod rings;
 mod srq;
 mod threads;
 mod uc;
+mod vlan;
 mod xrc;

@@ -11,7 +11,7 @@ use memory::GuestMemory;
 
 use super::driver::*;
 use super::hostile::Random;
-use super::{datagram, fast_reg, hostile, mcast, rc, threads, uc};
+use super::{datagram, fast_reg, hostile, mcast, rc, threads, uc, vlan};
 use crate::{Counter, Limits, Next};
 
 /// The tests of the other layout, once more.
@@ -86,6 +86,12 @@ again! {
     threads:
         two_guests_converse
         a_guest_comes_and_goes_under_traffic;
+    vlan:
+        a_gid_is_somebody_elses_in_another_vlan
+        without_the_feature_there_are_no_vlans
+        connections_stay_in_their_vlan
+        datagrams_tell_their_vlan
+        groups_reach_those_in_the_vlan;
 }
 
 #[test]
