@@ -267,7 +267,7 @@ impl Qp {
     }
 
     /// Reports an event, once between two changes of the state: the core keeps events until a program
-    /// reads them, however many there are. `this` is this QP. Any context.
+    /// reads them, however many there are. `this` is this QP. May sleep, as the handlers of a QP may.
     pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Qp<Hca>) {
         let mut reported = self.reported.lock();
         let first = *reported & 1 << event == 0;
@@ -279,7 +279,7 @@ impl Qp {
     }
 
     /// Reports that the QP takes no more work requests of its SRQ, if it has one, because the device
-    /// has failed: whoever drains it waits for that. `this` is this QP. Any context.
+    /// has failed: whoever drains it waits for that. `this` is this QP. May sleep.
     pub(crate) fn leave_srq(&self, this: &ib::Qp<Hca>) {
         if self.srqn.is_some() {
             self.report_once(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED, this);
@@ -928,8 +928,8 @@ impl ib::QueuePair<Hca> for Qp {
         *self.reported.lock() = 0;
         self.accept(next);
         if next == bindings::ib_qp_state_IB_QPS_ERR && self.hca.is_broken() {
-            let qps = &self.hca.objects().qps;
-            qps.with(self.qpn, |qp| qp.leave_srq(qp));
+            // What the device would have reported, Hca::run() does.
+            self.hca.wake_pollers();
         }
         Ok(())
     }
