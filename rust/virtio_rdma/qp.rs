@@ -114,6 +114,7 @@ fn wc_opcode(opcode: u32) -> u32 {
         bindings::ib_wr_opcode_IB_WR_REG_MR => bindings::ib_wc_opcode_IB_WC_REG_MR,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
+        bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE => bindings::ib_wc_opcode_IB_WC_ATOMIC_WRITE,
         _ => bindings::ib_wc_opcode_IB_WC_SEND,
     }
 }
@@ -346,6 +347,9 @@ impl Qp {
                 Self::rdma_body(wr)
             }
             bindings::ib_wr_opcode_IB_WR_RDMA_READ if rc => Self::rdma_body(wr),
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE if rc && self.hca.config().atomic_write => {
+                Self::rdma_body(wr)
+            }
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
             | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD
                 if rc =>
