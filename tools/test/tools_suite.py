@@ -95,6 +95,19 @@ def examples():
                "100 messages on each of 20 connections")
 
 
+# qperf's port of TCP, and its tests that the RDMA CM connects.
+QPERF_PORT = 19765
+QPERF = ("rc_bw", "rc_bi_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw", "rc_rdma_write_lat",
+         "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add")
+
+
+def qperf():
+    """One second each; the server serves until it is told to end."""
+    for test in QPERF:
+        yield Case(f"qperf {test}", f"qperf --listen_port {QPERF_PORT}", TCP.format(QPERF_PORT),
+                   f"qperf --listen_port {QPERF_PORT} -t 1 -cm 1 {{t1}} {test}", " =  ", stays=True)
+
+
 def multicast(label, group):
     """A sender in guest 2, a member in guest 1. To IPv4 groups alone: the kernel
     joins no IPv6 group on a port of RoCE v2 (cma_iboe_join_multicast(), ENOTSUPP)."""
@@ -206,6 +219,12 @@ class Tools(guest_suite.Suite):
         for case in multicast("to an IPv6 group", "ff0e::1234"):
             self.report.result(case.name, skip="the kernel joins no IPv6 group on a port of RoCE v2")
         self.cases(examples())
+        if all(guest.run("command -v qperf")[0] == 0 for guest in self.network.guests):
+            self.cases(qperf())
+            # Without the RDMA CM it knows LIDs alone: its QPs and address handles have no GRH.
+            self.report.result("qperf uc_*, ud_*", skip="qperf does not know RoCE")
+        else:
+            self.report.result("qperf", skip="the guests have no qperf")
         self.cases(perftest())
         self.finish(*self.program("connections.sh", self.network.guests[0],
                                   {"PEERS": "", "CONNECTIONS": CONNECTIONS}, ""))
