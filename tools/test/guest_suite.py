@@ -49,6 +49,12 @@ def programs(directory):
 DEAD_TRANSPORT = re.compile(r"WARNING: arch/um/drivers/virtio_uml\.c:\d+ at vu_(interrupt|del_vqs)\+")
 
 
+def options(vmm, kernel, kernel_dir, image, share):
+    """The options of guests with virtio-rdma; a debug kernel wants more memory."""
+    return guests.Options(vmm=vmm, kernel=kernel, kernel_dir=kernel_dir, image=image, share=share, rdma="virtio",
+                          memory=2048 if kernel == "debug" else 1024)
+
+
 class Suite:
     def __init__(self, options, report):
         self.options = options
@@ -257,12 +263,10 @@ def interrupt(*_):
 
 
 def main(arguments):
-    vmm, kernel, kernel_dir, image, share = arguments
     signal.signal(signal.SIGTERM, interrupt)
     report = ktap.Report()
     try:
-        Suite(guests.Options(vmm=vmm, kernel=kernel, kernel_dir=kernel_dir, image=image, share=share,
-                             rdma="virtio", memory=2048 if kernel == "debug" else 1024), report).run()
+        Suite(options(*arguments), report).run()
     except KeyboardInterrupt:
         return 130
     return report.end()
