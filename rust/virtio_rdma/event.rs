@@ -109,8 +109,8 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
 pub(crate) type Locked<E> = IrqSpinLock<Option<EventQueue<E>>>;
 
 /// Gives each event that is there to `handle`, without the lock, at most as many as there are buffers:
-/// these are available again only afterwards, when new events bring an interrupt of their own. Any
-/// context.
+/// these are available again only afterwards, when new events bring an interrupt of their own. The
+/// context is what `handle` needs.
 ///
 /// # Errors
 ///
@@ -183,8 +183,7 @@ fn target(event: u32) -> Option<Target> {
     })
 }
 
-/// Reports an event to the object that it names, which may leave it at the first of a kind. Any
-/// context.
+/// Reports an event to the object that it names, which may leave it at the first of a kind. May sleep.
 pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
     let handle = u32::from_le(event.handle);
     let found = match target(u32::from_le(event.event)) {
@@ -199,7 +198,7 @@ pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
         Some(Target::Qp(kind)) => hca
             .objects()
             .qps
-            .with(handle, |qp| qp.report_once(kind, qp)),
+            .with_held(handle, |qp| qp.report_once(kind, qp)),
         Some(Target::Srq(kind)) => hca
             .objects()
             .srqs

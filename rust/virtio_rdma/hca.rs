@@ -116,7 +116,12 @@ pub(crate) struct Hca {
     quarantine: Mutex<KVec<Memory>>,
     #[pin]
     wake: Work<Hca>,
+    #[pin]
+    report: Work<Hca, REPORT>,
 }
+
+/// The name of [`Hca::report`].
+const REPORT: u64 = 1;
 
 #[allow(unsafe_code)]
 mod work {
@@ -124,6 +129,16 @@ mod work {
 
     kernel::impl_has_work! {
         impl HasWork<Self> for Hca { self.wake }
+        impl HasWork<Self, 1> for Hca { self.report }
+    }
+}
+
+impl WorkItem<REPORT> for Hca {
+    type Pointer = Arc<Self>;
+
+    /// Reports the events that are in the event queue: handlers of QPs may sleep.
+    fn run(this: Arc<Self>) {
+        this.report_events();
     }
 }
 
@@ -140,10 +155,8 @@ impl WorkItem for Hca {
         }
         if this.is_broken() {
             this.control.wake_all();
-            this.handles.qps.for_each(|qp| {
-                qp.close();
-                qp.leave_srq(qp);
-            });
+            this.handles.qps.for_each(|qp| qp.close());
+            this.handles.qps.for_each_held(|qp| qp.leave_srq(qp));
             this.handles.srqs.for_each(|srq| srq.close());
             this.handles.cqs.for_each(|cq| {
                 cq.close();
@@ -201,6 +214,7 @@ impl Hca {
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- new_mutex!(KVec::new()),
                 wake <- new_work!("virtio_rdma::wake"),
+                report <- new_work!("virtio_rdma::report"),
             }? Error),
             GFP_KERNEL,
         )
@@ -279,12 +293,13 @@ impl Hca {
             queue.detach_all(reset);
         }
         self.quarantine.lock().clear();
+        crate::sync::flush_work(&self.report);
         crate::sync::flush_work(&self.wake);
     }
 
     /// Hands the buffers of the event queues to the device.
     pub(crate) fn start_events(self: &Arc<Self>) {
-        self.event_interrupt();
+        self.report_events();
         for vector in 0..self.completion_events.len() {
             self.vector_interrupt(vector);
         }
@@ -407,7 +422,7 @@ impl Hca {
     /// Lets the consumers of armed CQs of a failed device poll, soon. Any context.
     pub(crate) fn wake_pollers(self: &Arc<Self>) {
         // If it is queued already, it has yet to run.
-        let _ = workqueue::system_long().enqueue(self.clone());
+        let _ = workqueue::system_long().enqueue::<_, 0>(self.clone());
     }
 
     /// Executes a command. Sleeps.
@@ -505,7 +520,10 @@ impl Interrupt for Hca {
                     self.fail("the control queue broke");
                 }
             }
-            Role::Events => self.event_interrupt(),
+            Role::Events => {
+                // If it is queued already, it has yet to look.
+                let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
+            }
             Role::CompletionEvents(vector) => self.vector_interrupt(vector as usize),
             Role::Doorbells => self.doorbells.interrupt(),
             Role::Completions(cqn) => {
@@ -518,7 +536,8 @@ impl Interrupt for Hca {
 }
 
 impl Hca {
-    fn event_interrupt(self: &Arc<Self>) {
+    /// Reports the events that the device has raised. May sleep.
+    fn report_events(self: &Arc<Self>) {
         let result = event::interrupt(&self.events, &self.stats, |event| {
             event::report(self, event);
         });

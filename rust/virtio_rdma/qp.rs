@@ -120,6 +120,7 @@ fn wc_opcode(opcode: u32) -> u32 {
         bindings::ib_wr_opcode_IB_WR_REG_MR => bindings::ib_wc_opcode_IB_WC_REG_MR,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
         bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
+        bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE => bindings::ib_wc_opcode_IB_WC_ATOMIC_WRITE,
         _ => bindings::ib_wc_opcode_IB_WC_SEND,
     }
 }
@@ -287,7 +288,7 @@ impl Qp {
     }
 
     /// Reports an event, once between two changes of the state: the core keeps events until a program
-    /// reads them, however many there are. `this` is this QP. Any context.
+    /// reads them, however many there are. `this` is this QP. May sleep, as the handlers of a QP may.
     pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Qp<Hca>) {
         let mut reported = self.reported.lock();
         let first = *reported & 1 << event == 0;
@@ -299,7 +300,7 @@ impl Qp {
     }
 
     /// Reports that the QP takes no more work requests of its SRQ, if it has one, because the device
-    /// has failed: whoever drains it waits for that. `this` is this QP. Any context.
+    /// has failed: whoever drains it waits for that. `this` is this QP. May sleep.
     pub(crate) fn leave_srq(&self, this: &ib::Qp<Hca>) {
         if self.srqn.is_some() {
             self.report_once(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED, this);
@@ -366,6 +367,9 @@ impl Qp {
                 Self::rdma_body(wr)
             }
             bindings::ib_wr_opcode_IB_WR_RDMA_READ if rc => Self::rdma_body(wr),
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE if rc && self.hca.config().atomic_write => {
+                Self::rdma_body(wr)
+            }
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
             | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD
                 if rc =>
@@ -952,8 +956,8 @@ impl ib::QueuePair<Hca> for Qp {
         *self.reported.lock() = 0;
         self.accept(next);
         if next == bindings::ib_qp_state_IB_QPS_ERR && self.hca.is_broken() {
-            let qps = &self.hca.objects().qps;
-            qps.with(self.qpn, |qp| qp.leave_srq(qp));
+            // What the device would have reported, Hca::run() does.
+            self.hca.wake_pollers();
         }
         Ok(())
     }

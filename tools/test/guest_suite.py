@@ -30,7 +30,7 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = "50"
 TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
-DATA_PATH = ("nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
+DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
 # Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
 LARGE = 7 << 10
@@ -50,6 +50,12 @@ def programs(directory):
 # over, and warns of each, and again of each queue that it tells a dead device
 # to disable.
 DEAD_TRANSPORT = re.compile(r"WARNING: arch/um/drivers/virtio_uml\.c:\d+ at vu_(interrupt|del_vqs)\+")
+
+
+def options(vmm, kernel, kernel_dir, image, share):
+    """The options of guests with virtio-rdma; a debug kernel wants more memory."""
+    return guests.Options(vmm=vmm, kernel=kernel, kernel_dir=kernel_dir, image=image, share=share, rdma="virtio",
+                          memory=2048 if kernel == "debug" else 1024)
 
 
 class Suite:
@@ -277,12 +283,10 @@ def interrupt(*_):
 
 
 def main(arguments):
-    vmm, kernel, kernel_dir, image, share = arguments
     signal.signal(signal.SIGTERM, interrupt)
     report = ktap.Report()
     try:
-        Suite(guests.Options(vmm=vmm, kernel=kernel, kernel_dir=kernel_dir, image=image, share=share,
-                             rdma="virtio", memory=2048 if kernel == "debug" else 1024), report).run()
+        Suite(options(*arguments), report).run()
     except KeyboardInterrupt:
         return 130
     return report.end()

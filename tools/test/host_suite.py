@@ -14,7 +14,9 @@ import ktap
 FUZZ = {"engine": 4000, "ring": 20000, "vfio_user": 12000, "vhost_user": 8000}
 # What the kernel's checkpatch.pl looks at.
 KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
-            "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h"]
+            "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h",
+            *(f"selftests/virtio_rdma/kverbs/{name}" for name in (
+                "kverbs.h", "main.c", "objects.c", "contexts.c", "data.c", "memory.c", "states.c", "srq.c"))]
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
 RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""The suite pyverbs: rdma-core's own tests of the verbs, in one guest in
-loopback: user-mode Linux with rings, QEMU with virtqueues, as those of
-user-mode Linux are too short for the CQs of most tests. Runs inside the build
-root.
+"""The suites pyverbs and debug-pyverbs: rdma-core's own tests of the verbs, in
+one guest in loopback: user-mode Linux with rings, QEMU with virtqueues, as those
+of user-mode Linux are too short for the CQs of most tests; with the debug kernel
+QEMU with rings. Runs inside the build root.
 
-Arguments: the kernels' build directories (user-mode Linux's, QEMU's), then for
-each release of rdma-core its version, the guest image that has it and a
-directory with its package "tests".
+Arguments: plain or debug, the kernels' build directories (user-mode Linux's,
+which debug has none of, and QEMU's), then for each release of rdma-core its
+version, the guest image that has it and a directory with its package "tests".
 
 Each test must come to what the list pyverbs/outcomes says: a test that it does
 not name passes, one that it names skips, and none fails.
@@ -24,10 +24,11 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../vm"))
 import guests  # noqa: E402  pylint: disable=wrong-import-position
+import guest_suite  # noqa: E402  pylint: disable=wrong-import-position
 import ktap  # noqa: E402  pylint: disable=wrong-import-position
 
-# A bound on a module that hangs; the longest takes some seconds.
-HANG_SECONDS = 300
+# A bound on a module that hangs; the longest takes some seconds, with the debug kernel minutes.
+HANG_SECONDS = {"plain": 300, "debug": 1800}
 # Modules for devices of one vendor, which end the interpreter on others'.
 VENDORS = re.compile(r"test_(mlx5|efa|irdma|cuda|hns)")
 
@@ -106,8 +107,9 @@ class Module:
 
 
 class Suite:
-    def __init__(self, kernels, outcomes):
-        self.kernels = kernels
+    def __init__(self, kernel, directories, outcomes):
+        self.kernel = kernel
+        self.directories = directories
         self.outcomes = outcomes
         self.report = ktap.Report()
 
@@ -119,7 +121,7 @@ class Suite:
                    "--dev", device, "--port", "1", "--gid", str(gid)]
         job = guest.start(command, sink=module.feed)
         try:
-            module.end(job.wait(HANG_SECONDS), name)
+            module.end(job.wait(HANG_SECONDS[self.kernel]), name)
         except guests.Failure:
             job.kill(signal.SIGKILL)
             module.end("hangs", name)
@@ -157,13 +159,12 @@ class Suite:
         counts = collections.Counter(outcome for outcome, _ in outcomes.values())
         self.report.note(f"{title}: {counts['ok']} pass, {counts['skip']} skip, {counts['fail']} fail")
 
-    def part(self, vmm, release, image, share, rounds):
+    def part(self, vmm, path, release, image, share, rounds):
         """One guest: boot, run the tests as often as asked, judge, end."""
-        path = "rings" if vmm == "uml" else "virtqueues"
         title, configuration = f"{release}, {path}", frozenset((release, path))
-        network = guests.Network(guests.Options(
-            vmm=vmm, kernel_dir=self.kernels[vmm], image=image, share=share, rdma="virtio",
-            no_rings=() if path == "rings" else (1,)))
+        options = guest_suite.options(vmm, self.kernel, self.directories[vmm], image, share)
+        options.no_rings = () if path == "rings" else (1,)
+        network = guests.Network(options)
         before, start = self.report.failed, time.monotonic()
         try:
             network.boot()
@@ -192,18 +193,18 @@ class Suite:
         self.report.note(f"{title}: {time.monotonic() - start:.0f} s")
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
 def main(arguments):
-    um, x86_64, *releases = arguments
-    signal.signal(signal.SIGTERM, interrupt)
+    kernel, um, x86_64, *releases = arguments
+    signal.signal(signal.SIGTERM, guest_suite.interrupt)
     try:
-        suite = Suite({"uml": um, "qemu": x86_64}, Outcomes(os.path.join(HERE, "pyverbs/outcomes")))
+        suite = Suite(kernel, {"uml": um, "qemu": x86_64}, Outcomes(os.path.join(HERE, "pyverbs/outcomes")))
         for release in zip(*[iter(releases)] * 3):
-            suite.part("uml", *release, rounds=2)
-        suite.part("qemu", *releases[:3], rounds=1)
+            if kernel == "debug":
+                suite.part("qemu", "rings", *release, rounds=1)
+            else:
+                suite.part("uml", "rings", *release, rounds=2)
+        if kernel == "plain":
+            suite.part("qemu", "virtqueues", *releases[:3], rounds=1)
     except KeyboardInterrupt:
         return 130
     except guests.Failure as failure:

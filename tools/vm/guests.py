@@ -38,6 +38,8 @@ REPORT = re.compile(
     r"ODEBUG: |DMA-API: .*(error|device driver)|unreferenced object|"
     r"refcount_t: |possible circular locking|inconsistent lock state|panicked at"
 )
+# Modules with KUnit tests run them when they are loaded.
+KUNIT = "kunit.enable=1 kunit.autorun=1"
 # How long a guest may take from its start to its first message. A bound on a
 # guest that hangs, not an expectation.
 BOOT_SECONDS = 300
@@ -376,7 +378,7 @@ class QemuGuest(Guest):
         # timer interrupt at that moment of the boot ends in a false report.
         # kmemleak=off: nobody asks it, and a stack trace of each allocation
         # takes half of the time of an emulated guest with the debug kernel.
-        append = "console=ttyS0 root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p no5lvl kmemleak=off quiet loglevel=5"
+        append = "console=ttyS0 root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p no5lvl kmemleak=off quiet loglevel=5 " + KUNIT
         command = [
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", "q35,memory-backend=ram", *accelerator(options),
@@ -428,6 +430,7 @@ class UmlGuest(Guest):
             f"{options.kernel_dir}/linux", f"mem={options.memory}M", f"ncpus={options.cpus}",
             "seccomp=on", f"ubd0r={options.image}", "root=/dev/ubda", "ro",
             "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
+            *KUNIT.split(),
             "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
             f"vec0:transport=raw,ifname={self.name},depth=64,mtu={self.options.mtu},mac={self.mac}",
         ]

@@ -622,7 +622,8 @@ impl<T> Object<bindings::ib_srq, T> {
 }
 
 impl<T> Object<bindings::ib_qp, T> {
-    /// Reports an asynchronous event of this QP. Any context.
+    /// Reports an asynchronous event of this QP. May sleep: the core promises handlers of QPs the context
+    /// of a work queue (`struct ib_qp_init_attr`).
     pub(crate) fn report(&self, event: bindings::ib_event_type) {
         let raw = self.as_raw();
         // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it

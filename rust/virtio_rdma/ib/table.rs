@@ -9,6 +9,7 @@ use core::ptr::{
 };
 use kernel::{
     alloc::KVVec,
+    new_condvar,
     prelude::*,
     sync::{
         atomic::{
@@ -17,6 +18,7 @@ use kernel::{
             Full,
             Relaxed, //
         },
+        CondVar,
         LockClassKey, //
     },
 };
@@ -24,7 +26,11 @@ use kernel::{
 /// Slots that are allocated together, when the first of them is needed.
 const CHUNK: usize = 256;
 
-struct Published<T>(NonNull<T>);
+struct Published<T> {
+    object: NonNull<T>,
+    /// Calls of [`Table::with_held`] that use it.
+    users: u32,
+}
 
 // SAFETY: It is a reference in all but its lifetime.
 unsafe impl<T: Sync> Send for Published<T> {}
@@ -42,13 +48,16 @@ struct Chunk<T> {
 /// # Invariants
 ///
 /// - An object that is in the table is valid: it is taken out before it is dropped. A lookup holds
-///   the lock of the slot as long as it uses the object.
+///   the lock of the slot as long as it uses the object, or is one of its users, with which it is not
+///   taken out.
 /// - An element of `chunks` is null, or from [`KBox::into_raw`] and never changed again.
 pub(crate) struct Table<T: Sync> {
     chunks: KVVec<Atomic<*mut Chunk<T>>>,
     len: usize,
     name: &'static CStr,
     class: Pin<&'static LockClassKey>,
+    /// An object has lost its last user.
+    unused: Pin<KBox<CondVar>>,
 }
 
 // SAFETY: The chunks are shared between threads, each slot of them behind its lock.
@@ -80,6 +89,7 @@ impl<T: Sync> Table<T> {
             len,
             name,
             class,
+            unused: KBox::pin_init(new_condvar!(), GFP_KERNEL)?,
         })
     }
 
@@ -125,20 +135,51 @@ impl<T: Sync> Table<T> {
     /// `f` runs with interrupts off and must not change the table. Any context.
     pub(crate) fn with<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
         let entry = self.slot(number)?.lock();
-        let object = entry.as_ref()?;
+        let published = entry.as_ref()?;
         // SAFETY: By the type invariants the object is valid as long as the lock is held.
-        Some(f(unsafe { object.0.as_ref() }))
+        Some(f(unsafe { published.object.as_ref() }))
+    }
+
+    /// Calls `f` with the object of this number, if there is one: whoever takes it out of the table
+    /// meanwhile waits, so `f` must not do that itself. `f` may sleep. May sleep.
+    pub(crate) fn with_held<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
+        let slot = self.slot(number)?;
+        let mut entry = slot.lock();
+        let published = (*entry).as_mut()?;
+        published.users += 1;
+        let object = published.object;
+        drop(entry);
+        // SAFETY: By the type invariants the object is valid as long as it has users.
+        let result = f(unsafe { object.as_ref() });
+        if let Some(published) = &mut *slot.lock() {
+            published.users -= 1;
+            if published.users == 0 {
+                self.unused.notify_all();
+            }
+        }
+        Some(result)
+    }
+
+    /// The numbers that objects may have, as far as slots were ever needed.
+    fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        let chunks = self.chunks.iter().enumerate();
+        chunks
+            .filter(|(_, chunk)| !chunk.load(Relaxed).is_null())
+            .flat_map(|(index, _)| index * CHUNK..(index + 1) * CHUNK)
+            .map(|number| number as u32)
     }
 
     /// Calls `f` with each object, as [`Table::with`] does.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&T)) {
-        for (index, chunk) in self.chunks.iter().enumerate() {
-            if chunk.load(Relaxed).is_null() {
-                continue;
-            }
-            for number in 0..CHUNK {
-                self.with((index * CHUNK + number) as u32, &mut f);
-            }
+        for number in self.numbers() {
+            self.with(number, &mut f);
+        }
+    }
+
+    /// Calls `f` with each object, as [`Table::with_held`] does. May sleep.
+    pub(crate) fn for_each_held(&self, mut f: impl FnMut(&T)) {
+        for number in self.numbers() {
+            self.with_held(number, &mut f);
         }
     }
 
@@ -157,15 +198,23 @@ impl<T: Sync> Table<T> {
         if entry.is_some() {
             return Err(EEXIST);
         }
-        *entry = Some(Published(NonNull::from(object)));
+        *entry = Some(Published {
+            object: NonNull::from(object),
+            users: 0,
+        });
         Ok(())
     }
 
-    /// Takes the object with this number out, and waits until nobody uses it.
+    /// Takes the object with this number out, and waits until nobody uses it. May sleep.
     pub(super) fn unpublish(&self, number: u32) {
-        if let Some(slot) = self.slot(number) {
-            *slot.lock() = None;
+        let Some(slot) = self.slot(number) else {
+            return;
+        };
+        let mut entry = slot.lock();
+        while entry.as_ref().is_some_and(|published| published.users != 0) {
+            self.unused.wait(&mut entry);
         }
+        *entry = None;
     }
 }
 

@@ -15,7 +15,7 @@ use core::{
 };
 use kernel::prelude::*;
 
-/// The remote side of RDMA READ and RDMA WRITE.
+/// The remote side of RDMA READ, RDMA WRITE and ATOMIC WRITE.
 pub(crate) struct Rdma {
     /// The address of the first byte there.
     pub(crate) remote_addr: u64,
@@ -101,7 +101,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
             | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
             | bindings::ib_wr_opcode_IB_WR_RDMA_READ
-            | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => {
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV
+            | bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE => {
                 // SAFETY: A work request with this opcode is embedded in a `struct ib_rdma_wr`, as
                 // its first member.
                 let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_rdma_wr>() };

@@ -25,8 +25,13 @@ import sys
 import ktap
 import rc
 import uverbs
-from rc import (CQ, MR, PD, QP, ALL_ACCESS, AHAttr, GlobalRoute, Pair, QPAttr, QPCap, QPInitAttr, complete,
-                e, empty, fails_with, post, remote, send_wr, sge)
+from async_events import next_event
+from pyverbs.mr import MW
+from pyverbs.qp import QPInitAttrEx
+from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
+from pyverbs.xrcd import XRCD, XRCDInitAttr
+from rc import (CQ, MR, PD, QP, ALL_ACCESS, AHAttr, Endpoint, GlobalRoute, Pair, QPAttr, QPCap, QPInitAttr, complete,
+                e, empty, fails_with, post, recv_wr, remote, send_wr, sge)
 
 DRIVER = "/sys/bus/virtio/drivers/virtio_rdma"
 MODULE = "/run/vr/virtio_rdma.ko"
@@ -37,6 +42,8 @@ WRITE, SEND = e.IBV_WR_RDMA_WRITE, e.IBV_WR_SEND
 QUERY_PORT, CREATE_CQ, DESTROY_CQ, CREATE_PD, DESTROY_PD, REG_USER_MR, DEREG_MR = 1, 2, 3, 4, 5, 9, 10
 CREATE_QP, MODIFY_QP, QUERY_QP, DESTROY_QP, QUERY_PKEY, REQ_NOTIFY_CQ = 11, 12, 13, 14, 15, 18
 CREATE_RING_CQ, RESIZE_CQ, CREATE_RING_QP = 32, 33, 34
+CREATE_SRQ, QUERY_SRQ, DESTROY_SRQ, RESIZE_SRQ, ALLOC_MW, DEALLOC_MW = 35, 37, 38, 39, 41, 42
+ALLOC_XRCD, DEALLOC_XRCD = 47, 48
 # Offsets in struct virtio_rdma_config.
 PHYS_PORT_CNT, MAX_MR_SIZE, PAGE_SIZE_CAP, MAX_QP, MAX_QP_WR, MAX_SEND_SGE = 0, 32, 40, 48, 52, 64
 MAX_CQ, MAX_CQE = 76, 80
@@ -45,13 +52,15 @@ COMP_VECTORS, RING_MAX_QP, RING_MAX_CQ, RING_MAX_QP_WR, RING_MAX_CQE = range(160
 WR_ID, STATUS, OPCODE, BYTE_LEN, QP_NUM, CQE_SIZE = 0, 8, 9, 16, 24, 40
 # The same where they are in struct virtio_rdma_ring_cqe, and others; its index of the work request is
 # what names it.
-WC_FLAGS, VLAN_ID, WQE_INDEX, LAP = 32, 38, 40, 60
+WC_FLAGS, VLAN_ID, WQE_INDEX, SRQN, LAP = 32, 38, 40, 44, 60
 WITH_VLAN = 1 << 5
 # Offsets in struct virtio_rdma_qp_ring and struct virtio_rdma_cq_ring.
 SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
+# The same of struct virtio_rdma_srq_ring.
+SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
 # enum virtio_rdma_event_type
-QP_FATAL, PORT_ACTIVE = 1, 9
+QP_FATAL, PORT_ACTIVE, SRQ_ERR, SRQ_LIMIT_REACHED, LAST_WQE_REACHED = 1, 9, 14, 15, 16
 EVENT_SIZE = 8
 
 
@@ -515,6 +524,271 @@ def objects_that_are_not_destroyed(_rng):
         watch.failed("does not destroy")
         pair.a.device.context.close()
         recovers()
+
+
+# ---- SRQs, windows, domains ------------------------------------------------
+
+def new_srq(pd):
+    return SRQ(pd, SrqInitAttr(SrqAttr(max_wr=16, max_sge=1)))
+
+
+def new_xrcd(context):
+    """A domain that nobody else can name."""
+    mask = e.IBV_XRCD_INIT_ATTR_FD | e.IBV_XRCD_INIT_ATTR_OFLAGS
+    return XRCD(context, XRCDInitAttr(mask, os.O_CREAT, -1))
+
+
+def async_fds():
+    """The open files of asynchronous events; those of contexts that nobody closed are among them."""
+    names = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in rc.descriptors()}
+    return {fd for fd, name in names.items() if name == "anon_inode:[infinibandevent]"}
+
+
+def no_event(fd):
+    ktap.equal(select.select([fd], [], [], 0)[0], [], "events that wait")
+
+
+# What makes each kind of object, and the commands that do and undo it.
+EXTENDED = ((CREATE_SRQ, DESTROY_SRQ, lambda found, pd: new_srq(pd)),
+            (ALLOC_MW, DEALLOC_MW, lambda found, pd: MW(pd, e.IBV_MW_TYPE_2)),
+            (ALLOC_XRCD, DEALLOC_XRCD, lambda found, pd: new_xrcd(found.context)))
+
+
+def short_replies(_rng):
+    """Without the number of the new object, or with a part of it, which the driver does not use."""
+    for command, _, create in EXTENDED:
+        for used in (0, 1, 3, 2**32 - 1):
+            found = device()
+            pd = PD(found.context)
+            spoilt_create(command, lambda: create(found, pd), errno.EIO, "bad_reply_length", used=used)
+            # The device still has what it made, and does not let go of the PD.
+            pd.close()
+            found.context.close()
+            recovers()
+
+
+def refusals(_rng):
+    """Each status has its errno, and nothing is left behind."""
+    found = device()
+    pd = PD(found.context)
+    watch, before = Watch(), pinned()
+    for command, _, create in EXTENDED:
+        for status, number in ((2, errno.EINVAL), (3, errno.ENOENT), (4, errno.ENOMEM), (6, errno.EOPNOTSUPP)):
+            order(on="control", command=command, write=[[0, f"{status:02x}"]], used=1)
+            fails_with(number, lambda: create(found, pd))
+    ktap.equal(pinned() - before, 0, "pages that are pinned")
+    watch.silent()
+    # The device has made each of them.
+    found.context.close()
+    recovers()
+
+
+def srq_numbers_that_cannot_be(_rng):
+    """Those of SRQs that exist, and those that no SRQ has; a domain has any but 0."""
+    def wrong(command, number, create):
+        watch = Watch()
+        reply(command, write=[[1, u32(number)]])
+        fails_with(errno.EIO, create)
+        watch.counted("bad_handle", 1)
+        watch.failed("it gives objects wrong numbers")
+
+    for number in (0, 1, 2**24, 2**32 - 1):
+        rebind()
+        found = device()
+        pd = PD(found.context)
+        # The first SRQ of a fresh device has number 1.
+        srq = new_srq(pd)
+        wrong(CREATE_SRQ, number, lambda: new_srq(pd))
+        srq.close()
+        pd.close()
+        found.context.close()
+        recovers()
+    found = device()
+    wrong(ALLOC_XRCD, 0, lambda: new_xrcd(found.context))
+    found.context.close()
+    recovers()
+
+
+def extended_objects_that_are_not_destroyed(_rng):
+    for _, command, create in EXTENDED:
+        watch = Watch()
+        found = device()
+        pd = PD(found.context)
+        thing = create(found, pd)
+        reply(command, write=[[0, "05"]], used=1)
+        thing.close()
+        watch.failed("does not destroy")
+        pd.close()
+        found.context.close()
+        recovers()
+
+
+def srq_that_moves_too_much(_rng):
+    """The device says that it moved more work requests than the new ring holds."""
+    for number in (65, 2**31, 2**32 - 1):
+        found = device()
+        pd = PD(found.context)
+        srq = new_srq(pd)
+        watch = Watch()
+        reply(RESIZE_SRQ, write=[[1, u32(number)]])
+        try:
+            srq.modify(SrqAttr(max_wr=64), e.IBV_SRQ_MAX_WR)
+        except rc.PyverbsRDMAError:
+            pass
+        watch.failed("it moved more work requests than there is room for")
+        srq.close()
+        pd.close()
+        found.context.close()
+        recovers()
+
+
+def srq_whose_resizing_fails(_rng):
+    """The old ring is in use then; memory that the device may use nevertheless stays where it is."""
+    found = device()
+    pd = PD(found.context)
+    srq = new_srq(pd)
+    for what, number in (({"write": [[0, "04"]]}, errno.ENOMEM), ({"used": 0}, errno.EIO)):
+        before = pinned()
+        reply(RESIZE_SRQ, **{"used": 1, **what})
+        fails_with(number, lambda: srq.modify(SrqAttr(max_wr=256), e.IBV_SRQ_MAX_WR))
+        ktap.equal(pinned() - before > 0, number == errno.EIO, "the new ring is still pinned")
+    honest()
+    srq.close()
+    pd.close()
+    found.context.close()
+    recovers()
+
+
+def srq_attributes_that_cannot_be(_rng):
+    found = device()
+    pd = PD(found.context)
+    srq = new_srq(pd)
+    watch = Watch()
+    reply(QUERY_SRQ, write=[[1, "ff" * 16]])
+    fails_with(errno.EIO, srq.query)
+    watch.counted("bad_reply_value", 1)
+    # Sizes are the driver's own business.
+    reply(QUERY_SRQ, write=[[1, "ff" * 8]])
+    ktap.equal(srq.query().max_wr, 16, "max_wr")
+    honest()
+    srq.close()
+    pd.close()
+    found.context.close()
+    recovers()
+
+
+def flood_of_srq_events(_rng):
+    """A limit is reached once, if there is one, and an SRQ is in error once."""
+    rebind()
+    before = async_fds()
+    found = device()
+    (fd,) = async_fds() - before
+    pd = PD(found.context)
+    srq = new_srq(pd)
+    watch = Watch()
+    forge_event(SRQ_LIMIT_REACHED, 1, times=5000)
+    wait_counted(watch, "events", 5000)
+    no_event(fd)
+    # Nothing waits in the SRQ, so that the device itself says so at once.
+    srq.modify(SrqAttr(max_wr=16, srq_limit=1), e.IBV_SRQ_LIMIT)
+    forge_event(SRQ_LIMIT_REACHED, 1, times=5000)
+    forge_event(SRQ_ERR, 1, times=5000)
+    forge_event(SRQ_ERR, 2, times=5000)
+    wait_counted(watch, "stale_events", 5000)
+    events = [next_event(found.context), next_event(found.context)]
+    ktap.equal(events, [e.IBV_EVENT_SRQ_LIMIT_REACHED, e.IBV_EVENT_SRQ_ERR], "events")
+    no_event(fd)
+    watch.silent()
+    srq.close()
+    pd.close()
+    found.context.close()
+    recovers()
+
+
+class Shared:
+    """A pair of which one end receives from an SRQ."""
+
+    def __enter__(self):
+        self.device = device()
+        self.pd = PD(self.device.context)
+        self.srq = new_srq(self.pd)
+        self.a, self.b = Endpoint(self.device), Endpoint(self.device, srq=self.srq)
+        self.a.connect(self.b.qp.qp_num)
+        self.b.connect(self.a.qp.qp_num)
+        self.here = self.a.memory(64, data=bytes(range(64)))
+        self.there = self.b.memory(64, pd=self.pd)
+        return self
+
+    def __exit__(self, *_):
+        for thing in (self.a, self.b, self.srq, self.pd):
+            thing.close()
+        self.device.context.close()
+
+    def send(self, wr_id=1):
+        """One message, whose receive may complete otherwise."""
+        post(self.srq.post_recv, [recv_wr([sge(self.there)], wr_id)])
+        self.a.post_send(SEND, [sge(self.here)])
+        complete(self.a.send_cq)
+
+
+def cqes_of_an_srq(_rng):
+    """Of a QP that does not exist, of an SRQ for XRC that does not exist, with a status or an opcode that
+    does not exist; what came before and behind is not harmed."""
+    for write in ([[QP_NUM, u32(1000)]], [[SRQN, u32(1)]], [[SRQN, u32(2**32 - 1)]]):
+        with Shared() as shared:
+            order(on="cq", write=write)
+            shared.send()
+            empty(shared.b.recv_cq)
+            shared.send(2)
+            ktap.equal(complete(shared.b.recv_cq)[0].wr_id, 2, "wr_id")
+            ktap.same_bytes(shared.there.read(64, 0), bytes(range(64)), "data")
+            honest()
+    for write in ([[STATUS, "ff"]], [[OPCODE, "ff"]]):
+        with Shared() as shared:
+            order(on="cq", write=write)
+            shared.send()
+            complete(shared.b.recv_cq, 1, e.IBV_WC_GENERAL_ERR)
+            honest()
+    data_flows()
+
+
+def heads_of_srqs_that_change(_rng):
+    """What the device writes there harms the SRQ and its QPs alone, at most."""
+    for offset in (SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE):
+        for number in (1, 0, 2**31, 2**32 - 1):
+            with Shared() as shared:
+                for wr_id in range(3):
+                    poke("srq", offset, number)
+                    try:
+                        post(shared.srq.post_recv, [recv_wr([sge(shared.there)], wr_id)])
+                        shared.a.post_send(SEND, [sge(shared.here)])
+                    except rc.PyverbsError:
+                        break
+                    shared.a.send_cq.poll(4)
+                    shared.b.recv_cq.poll(4)
+            data_flows()
+
+
+def events_of_shared_queues(_rng):
+    """A QP with an SRQ hears once that it took its last work request; an XRC target, which nobody has
+    connected yet, hears nothing."""
+    before = async_fds()
+    with Shared() as shared:
+        (fd,) = async_fds() - before
+        watch = Watch()
+        forge_event(LAST_WQE_REACHED, shared.b.qp.qp_num, times=1000)
+        wait_counted(watch, "events", 1000)
+        ktap.equal(next_event(shared.device.context), e.IBV_EVENT_QP_LAST_WQE_REACHED, "event")
+        xrcd = new_xrcd(shared.device.context)
+        init = QPInitAttrEx(qp_type=e.IBV_QPT_XRC_RECV, comp_mask=e.IBV_QP_INIT_ATTR_XRCD, xrcd=xrcd)
+        target = QP(shared.device.context, init)
+        watch = Watch()
+        forge_event(QP_FATAL, target.qp_num, times=1000)
+        wait_counted(watch, "events", 1000)
+        no_event(fd)
+        target.close()
+        xrcd.close()
+    data_flows()
 
 
 # ---- the used ring ---------------------------------------------------------
@@ -1332,6 +1606,9 @@ if __name__ == "__main__":
         completion_events_break,
         doorbell_queue_breaks, doorbells_kept,
         no_reply_to_destroy,
+        short_replies, refusals, srq_numbers_that_cannot_be, extended_objects_that_are_not_destroyed,
+        srq_that_moves_too_much, srq_whose_resizing_fails, srq_attributes_that_cannot_be, flood_of_srq_events,
+        cqes_of_an_srq, heads_of_srqs_that_change, events_of_shared_queues,
     ]
     ktap.run([isolated(test) for test in [
         config_of_ones, config_of_zeros, config_of_ones_but_ports, config_without_objects,

@@ -423,10 +423,11 @@ def without(_rng):
     pd.close()
 
 
-if len(sys.argv) > 1:
-    program(sys.argv[1])
-elif DEVICE.attr.device_cap_flags & XRC:
-    ktap.run([attributes, refused, traffic, keys, wrong_srq, waits, limit_and_size, orders, programs,
-              opened])
-else:
-    ktap.run([without])
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        program(sys.argv[1])
+    elif DEVICE.attr.device_cap_flags & XRC:
+        ktap.run([attributes, refused, traffic, keys, wrong_srq, waits, limit_and_size, orders, programs,
+                  opened])
+    else:
+        ktap.run([without])

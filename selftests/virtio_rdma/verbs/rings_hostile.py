@@ -15,6 +15,7 @@ import sys
 
 import ktap
 import rc
+import rc_xrc
 import rings_wild
 import uverbs
 from rc import e, complete, empty, remote, sge
@@ -47,10 +48,17 @@ class Victim:
         self.kept = self.pair.b.memory(LENGTH, data=self.pattern)
         self.canary = uverbs.zeros(LENGTH)
         self.canary[:] = self.pattern
+        # An SRQ for XRC whose receives nobody is to take.
+        self.domain = self.extended = None
+        if DEVICE.attr.device_cap_flags & rc_xrc.XRC:
+            self.domain = rc_xrc.Domain()
+            self.extended = rc_xrc.Program(self.domain)
+            self.extended.post(0)
 
     def tells(self):
         """What a hostile program may know."""
-        return {"qpn": self.pair.b.qp.qp_num, "lkey": self.kept.lkey, "rkey": self.kept.rkey,
+        srqn = self.extended.number if self.extended else None
+        return {"qpn": self.pair.b.qp.qp_num, "srqn": srqn, "lkey": self.kept.lkey, "rkey": self.kept.rkey,
                 "address": self.kept.buf, "canary": uverbs.address(self.canary)}
 
     def round(self):
@@ -72,12 +80,19 @@ class Victim:
             empty(cq)
         ktap.same_bytes(self.kept.read(LENGTH, 0), self.pattern, "memory that nobody was told of")
         ktap.same_bytes(bytes(self.canary), self.pattern, "memory that is not registered")
+        if self.extended:
+            empty(self.extended.cq)
+            inbox = self.extended.inbox
+            ktap.same_bytes(inbox.read(inbox.length, 0), bytes(inbox.length), "receives that nobody was to take")
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         self.pair.__exit__(*error)
+        for thing in (self.extended, self.domain):
+            if thing:
+                thing.close()
 
 
 def objects():

@@ -16,7 +16,8 @@ import sys
 import time
 
 import uverbs
-from uverbs import ALL_ACCESS, ERR, MW_BIND, POST_RECV, POST_SEND, POST_SRQ_RECV, RESET, STATE, address, zeros
+from uverbs import (ALL_ACCESS, ERR, MW_BIND, POST_RECV, POST_SEND, POST_SRQ_RECV, QPT_XRC_INI, QPT_XRC_TGT, RESET,
+                    STATE, address, zeros)
 
 # Sizes of the rings: depth, stride and offset of each, as the driver is told.
 SQ, RQ, REGION = (16, 128, 256), (16, 128, 2304), 8192
@@ -28,7 +29,7 @@ SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
 SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
 CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
 WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
-LOCAL_INV, BIND_MW, SEND_INV, REG_MR = 7, 8, 9, 32
+LOCAL_INV, BIND_MW, SEND_INV, FLUSH, ATOMIC_WRITE, REG_MR = 7, 8, 9, 14, 15, 32
 SIGNALED, INLINED = 2, 8
 # Of enum ib_access_flags, what a window may have.
 WINDOW_ACCESS, ZERO_BASED = ALL_ACCESS | MW_BIND | 1 << 20, 1 << 5
@@ -113,6 +114,57 @@ class Srq:
     def ring(self):
         """Its doorbell."""
         self.program.verbs.post(POST_SRQ_RECV, self.handle, [])
+
+    def resize(self, depth):
+        """Another ring for what waits, if the device can make sense of that."""
+        memory = zeros(SRQ[2] + depth * SRQ[1])
+        request = struct.pack("QQ4I", address(memory), len(memory), depth, *SRQ[1:], 0)
+        try:
+            self.program.verbs.resize_srq(self.handle, depth, request)
+        except OSError:
+            return  # it is in error, or what waits does not fit
+        self.memory = memory
+
+
+class Extended:
+    """A domain of its own with an SRQ, and a connection of XRC."""
+
+    def __init__(self, program):
+        self.program, verbs, at = program, program.verbs, program.order
+        self.domain = verbs.open_xrcd()
+        self.srq_memory, self.memory = zeros(REGION), zeros(REGION)
+        request = struct.pack("QQ4I", address(self.srq_memory), REGION, *SRQ, 0)
+        self.srq, self.srqn = verbs.create_xsrq(program.pd, self.domain, program.cq, SRQ[0], SGES, request)
+        self.target, number, _ = verbs.create_qp(self.domain, 0, b"", type=QPT_XRC_TGT)
+        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *NO_RQ)
+        self.initiator, own, _ = verbs.create_qp(program.pd, program.cq, request, type=QPT_XRC_INI, send_wr=SQ[0],
+                                                 recv_wr=0, sge=SGES, inline=INLINE)
+        for qp, peer, kind in ((self.initiator, number, QPT_XRC_INI), (self.target, own, QPT_XRC_TGT)):
+            verbs.connect(qp, bytes.fromhex(at["gid"]), at["gid_index"], peer, at["mtu"], kind)
+
+    def send(self, wqe, srqn):
+        """Posts a request of an RC QP as one for an SRQ; it is the only one."""
+        wqe = wqe[:48] + struct.pack("<I12x", srqn) + wqe[48:112]
+        self.memory[SQ[2]:SQ[2] + len(wqe)] = wqe
+        ordered(self.memory, SQ_PRODUCER, 1)
+        self.program.verbs.post(POST_SEND, self.initiator, [])
+
+    def close_domain(self):
+        """The errno with which the domain stays, or None."""
+        try:
+            self.program.verbs.close_xrcd(self.domain)
+        except OSError as error:
+            return error.errno
+        return None
+
+    def close(self, *, srq=True):
+        """Ends everything, the SRQ too if it is still there."""
+        self.program.verbs.destroy_qp(self.initiator)
+        self.program.verbs.destroy_qp(self.target)
+        if srq:
+            self.program.verbs.destroy_srq(self.srq)
+        if self.close_domain() is not None:
+            sys.exit("a domain of which nothing is left stays")
 
 
 class Program:
@@ -481,6 +533,80 @@ def shared(program):
         program.renew(CQ_DEPTH)
 
 
+def resized(program):
+    """An SRQ that moves to other rings while its bytes and indices are wrong and messages take from it."""
+    rng = program.rng
+    for _ in range(max(2, program.order["rounds"] // 4)):
+        srq = program.share()
+        for _ in range(8):
+            for _ in range(rng.randint(1, 8)):
+                srq.post(program.receive())
+            if rng.random() < 0.3:
+                program.spray(srq.memory, len(srq.memory))
+            for qp in program.qps:
+                qp.post_send(program.wqe(opcode=rng.choice((SEND, SEND_IMM, WRITE_IMM))))
+                qp.ring()
+            srq.ring()
+            srq.resize(rng.choice((1, 4, 16, 16, 256)))
+            program.consume()
+        program.destroy()
+        program.verbs.destroy_srq(srq.handle)
+        program.renew(CQ_DEPTH)
+
+
+def extended(program):
+    """Messages for SRQs of others and for none; an SRQ that goes while one is under way; a domain in use."""
+    rng, victim = program.rng, program.order["victim"]
+    if victim["srqn"] is None:
+        return
+    taken = 0
+    for number in program.rounds():
+        connection = Extended(program)
+        goes = number % 4 == 3
+        others = (victim["srqn"], victim["srqn"], 0, connection.srqn + 1, rng.getrandbits(32))
+        # Its own SRQ has no receives: the message waits for one.
+        srqn = connection.srqn if goes else rng.choice([other for other in others if other != connection.srqn])
+        opcode = rng.choice((SEND, SEND_IMM, WRITE_IMM) if goes else (SEND, WRITE, WRITE_IMM, READ, SWAP, ADD))
+        connection.send(program.wqe(opcode=opcode), srqn)
+        if connection.close_domain() != errno.EBUSY:
+            sys.exit("a domain goes that is in use")
+        if goes:
+            program.verbs.destroy_srq(connection.srq)
+        status = program.completion(taken)
+        if status != REM_INV_REQ_ERR:
+            sys.exit(f"a message for SRQ {srqn:#x}, not {connection.srqn:#x}, ended in {status}")
+        taken += 1
+        ordered(program.cq_memory, CONSUMER, taken)
+        connection.close(srq=not goes)
+
+
+def memory_operations(program):
+    """FLUSH, which nobody here gave the right to, and ATOMIC_WRITE to anything by any key."""
+    rng, victim = program.rng, program.order["victim"]
+    begin, taken = address(program.data), 0
+    for _ in program.rounds():
+        qp, _ = program.qps
+        key = rng.choice((program.rkey, program.rkey, victim["rkey"], victim["lkey"], rng.getrandbits(32)))
+        place = rng.choice((begin, begin + 8, begin + 1, begin + MEMORY, begin + MEMORY - 4, victim["address"],
+                            victim["canary"], (1 << 64) - 8, rng.getrandbits(64)))
+        if rng.random() < 0.5:
+            kind, level = rng.choice((1, 1, 2, 3, 0, 255)), rng.choice((0, 1, 2, 255))
+            length = rng.choice((0, 8, MEMORY, (1 << 64) - 1))
+            wqe = struct.pack("<QBBHBBHIIQQQ", 1, FLUSH, 0, SIGNALED, kind, level, 0, 0, key, place, length, 0)
+            right = False
+        else:
+            wqe = program.wqe(opcode=ATOMIC_WRITE, sges=[], remote=(place, key))
+            right = key == program.rkey and place in (begin, begin + 8)
+        qp.post_send(wqe)
+        qp.ring()
+        status = program.completion(taken)
+        if (status == SUCCESS) != right or not right and status not in (QP_OP_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR):
+            sys.exit(f"opcode {wqe[8]} at {place:#x} by {key:#x}: {status}")
+        taken += 1
+        ordered(program.cq_memory, CONSUMER, taken)
+        program.again()
+
+
 def until_killed(program):
     """Everything at once, for ever."""
     print("running", flush=True)
@@ -496,7 +622,7 @@ def until_killed(program):
 
 
 WAYS = (qp_bytes, cq_bytes, indices, requests, moving, states, overflow, memory_goes, resizes, keys, windows,
-        other_peer, shared, until_killed)
+        other_peer, shared, resized, extended, memory_operations, until_killed)
 
 
 def main():

@@ -10,8 +10,10 @@ import struct
 GET_CONTEXT, ALLOC_PD, REG_MR, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 9, 18, 19, 20, 21
 ALLOC_MW, DEALLOC_MW = 14, 16
 CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
-CREATE_SRQ, DESTROY_SRQ, POST_SRQ_RECV = 32, 35, 36
-QPT_RC, QPT_UD = 2, 4
+CREATE_SRQ, MODIFY_SRQ, DESTROY_SRQ, POST_SRQ_RECV = 32, 33, 35, 36
+OPEN_XRCD, CLOSE_XRCD, CREATE_XSRQ = 37, 38, 39
+QPT_RC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT = 2, 4, 9, 10
+SRQT_XRC, SRQ_MAX_WR = 1, 1
 PATH_KERNEL, PATH_RINGS = 0, 1
 F_RINGS = 2
 ALL_ACCESS, MW_BIND = 15, 16
@@ -21,6 +23,9 @@ STATE = 1
 TO_INIT = STATE | 1 << 3 | 1 << 4 | 1 << 5
 TO_RTR = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20
 TO_RTS = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16
+# Of the two types of XRC: an initiator answers nothing, a target asks for nothing.
+STEPS = {QPT_RC: (TO_RTR, TO_RTS), QPT_XRC_INI: (TO_RTR & ~(1 << 15 | 1 << 17), TO_RTS),
+         QPT_XRC_TGT: (TO_RTR, STATE | 1 << 9 | 1 << 16)}
 SEND_WR_SIZE, RECV_WR_SIZE = 56, 16
 
 
@@ -103,11 +108,12 @@ class Uverbs:
         body += struct.pack("HH4B8B4B", 0, 0, state, 0, mtu, 0, 0, 16, 16, 1, 1, 14, 7, 7, 0, 0, 0, 0)
         self.command(MODIFY_QP, body)
 
-    def connect(self, qp, gid, gid_index, peer, mtu):
-        """Brings an RC QP from RESET to RTS."""
+    def connect(self, qp, gid, gid_index, peer, mtu, kind=QPT_RC):
+        """Brings a QP from RESET to RTS."""
+        to_rtr, to_rts = STEPS[kind]
         self.modify_qp(qp, INIT, TO_INIT)
-        self.modify_qp(qp, RTR, TO_RTR, gid, gid_index, peer, mtu)
-        self.modify_qp(qp, RTS, TO_RTS)
+        self.modify_qp(qp, RTR, to_rtr, gid, gid_index, peer, mtu)
+        self.modify_qp(qp, RTS, to_rts)
 
     def destroy_qp(self, qp):
         """Destroys a QP."""
@@ -122,6 +128,24 @@ class Uverbs:
         body = struct.pack("QIIII", 0, pd, max_wr, max_sge, 0)
         handle, *sizes, _ = struct.unpack("IIII", self.command(CREATE_SRQ, body + driver, 16))
         return handle, sizes
+
+    def resize_srq(self, srq, max_wr, driver):
+        """Gives an SRQ another ring."""
+        self.command(MODIFY_SRQ, struct.pack("IIII", srq, SRQ_MAX_WR, max_wr, 0) + driver)
+
+    def open_xrcd(self):
+        """An XRC domain that no file names; its handle."""
+        return struct.unpack("I", self.command(OPEN_XRCD, struct.pack("iI", -1, os.O_CREAT), 4))[0]
+
+    def close_xrcd(self, xrcd):
+        """Ends an XRC domain."""
+        self.command(CLOSE_XRCD, struct.pack("I", xrcd))
+
+    def create_xsrq(self, pd, xrcd, cq, max_wr, max_sge, driver):
+        """An SRQ for XRC; its handle and its number."""
+        body = struct.pack("Q8I", 0, SRQT_XRC, pd, max_wr, max_sge, 0, 0, xrcd, cq)
+        handle, _, _, number = struct.unpack("IIII", self.command(CREATE_XSRQ, body + driver, 16))
+        return handle, number
 
     def destroy_srq(self, srq):
         """Destroys an SRQ."""

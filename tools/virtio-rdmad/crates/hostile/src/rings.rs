@@ -10,13 +10,14 @@ use std::mem::offset_of;
 use std::sync::atomic::{fence, Ordering};
 
 use abi::{
-    virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_resize_cq,
-    virtio_rdma_cq_ring, virtio_rdma_ring_cqe, virtio_rdma_ring_region,
-    VIRTIO_RDMA_CMD_CREATE_RING_CQ, VIRTIO_RDMA_CMD_CREATE_RING_QP, VIRTIO_RDMA_CMD_DESTROY_CQ,
-    VIRTIO_RDMA_CMD_DESTROY_QP, VIRTIO_RDMA_CMD_MODIFY_QP, VIRTIO_RDMA_CMD_RESIZE_CQ,
-    VIRTIO_RDMA_QPS_RESET, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_STATUS_FAULT,
-    VIRTIO_RDMA_STATUS_INVAL, VIRTIO_RDMA_STATUS_NO_OBJECT, VIRTIO_RDMA_STATUS_NO_RESOURCE,
-    VIRTIO_RDMA_STATUS_OK,
+    virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_create_srq,
+    virtio_rdma_cmd_resize_cq, virtio_rdma_cmd_resize_srq, virtio_rdma_cq_ring,
+    virtio_rdma_ring_cqe, virtio_rdma_ring_region, VIRTIO_RDMA_CMD_CREATE_RING_CQ,
+    VIRTIO_RDMA_CMD_CREATE_RING_QP, VIRTIO_RDMA_CMD_CREATE_SRQ, VIRTIO_RDMA_CMD_DESTROY_CQ,
+    VIRTIO_RDMA_CMD_DESTROY_QP, VIRTIO_RDMA_CMD_DESTROY_SRQ, VIRTIO_RDMA_CMD_MODIFY_QP,
+    VIRTIO_RDMA_CMD_RESIZE_CQ, VIRTIO_RDMA_CMD_RESIZE_SRQ, VIRTIO_RDMA_QPS_RESET,
+    VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_STATUS_FAULT, VIRTIO_RDMA_STATUS_INVAL,
+    VIRTIO_RDMA_STATUS_NO_OBJECT, VIRTIO_RDMA_STATUS_NO_RESOURCE, VIRTIO_RDMA_STATUS_OK,
 };
 use engine::{Device, Limits};
 use memory::{GuestMemory, MemoryError, Pages};
@@ -216,13 +217,16 @@ pub struct Rings {
     cqs: BTreeMap<u32, Cq>,
     /// Addresses of the heads of QPs.
     qps: BTreeMap<u32, u64>,
+    /// Addresses of the heads of SRQs.
+    srqs: BTreeMap<u32, u64>,
 }
 
 impl Rings {
     /// None yet. `base` is the address of a [`SLOT`] for each CQ that there can be.
     pub fn new(limits: Limits, base: u64) -> Self {
         let slots = (0..limits.ring_cq).collect();
-        Self { limits, base, slots, cqs: BTreeMap::new(), qps: BTreeMap::new() }
+        let (qps, srqs) = (BTreeMap::new(), BTreeMap::new());
+        Self { limits, base, slots, cqs: BTreeMap::new(), qps, srqs }
     }
 
     /// None any more.
@@ -360,9 +364,22 @@ impl Rings {
             }
             VIRTIO_RDMA_CMD_CREATE_RING_QP => {
                 let create: Option<virtio_rdma_cmd_create_ring_qp> = read(body);
-                let page =
-                    create.and_then(|create| memory.read_obj::<u64>(create.region.pages).ok());
+                let page = create.and_then(|create| first_page(memory, &create.region));
                 self.qps.extend(read(reply).zip(page));
+            }
+            VIRTIO_RDMA_CMD_CREATE_SRQ => {
+                let create: Option<virtio_rdma_cmd_create_srq> = read(body);
+                let page = create.and_then(|create| first_page(memory, &create.region));
+                self.srqs.extend(read(reply).zip(page));
+            }
+            VIRTIO_RDMA_CMD_RESIZE_SRQ => {
+                let Some(resize) = read::<virtio_rdma_cmd_resize_srq>(body) else { return };
+                let page = first_page(memory, &resize.region);
+                self.srqs.extend(Some(resize.srqn).zip(page));
+            }
+            VIRTIO_RDMA_CMD_DESTROY_SRQ => {
+                let srqn: Option<u32> = read(body);
+                srqn.and_then(|srqn| self.srqs.remove(&srqn));
             }
             VIRTIO_RDMA_CMD_DESTROY_QP => {
                 let Some(qpn) = read(body) else { return };
@@ -443,6 +460,7 @@ impl Rings {
         let heads: Vec<u64> = match object {
             Object::Cq => cq_heads.copied().collect(),
             Object::Qp => self.qps.values().copied().collect(),
+            Object::Srq => self.srqs.values().copied().collect(),
         };
         for head in heads {
             if let Err(error) = memory.write(head + offset % PAGE, bytes) {
@@ -450,6 +468,14 @@ impl Rings {
             }
         }
     }
+}
+
+/// The address of the head of a region. That of an XRC target has none.
+fn first_page(memory: &GuestMemory, region: &virtio_rdma_ring_region) -> Option<u64> {
+    if region.npages == 0 {
+        return None;
+    }
+    memory.read_obj(region.pages).ok()
 }
 
 /// The reply of a request that is refused.

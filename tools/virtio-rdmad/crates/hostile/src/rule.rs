@@ -7,7 +7,7 @@
 //! | `{"forge": QUEUE, "bytes": HEX, "used": N, "times": N}` | buffers filled out of nothing |
 //! | `{"interrupt": QUEUE, "times": N}` | interrupts without a cause |
 //! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | the configuration space |
-//! | `{"poke": "qp" or "cq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings |
+//! | `{"poke": "qp", "cq" or "srq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings |
 //! | `{"needs_reset": true}` | DEVICE_NEEDS_RESET, where the transport has it |
 //! | `{"honest": true}` | an end of all this, but for what has happened |
 //!
@@ -45,6 +45,8 @@ pub enum Object {
     Cq,
     /// QPs.
     Qp,
+    /// SRQs.
+    Srq,
 }
 
 /// Buffers filled out of nothing.
@@ -162,6 +164,7 @@ fn object(value: &Value) -> Result<Object, String> {
     match value.as_str() {
         Some("cq") => Ok(Object::Cq),
         Some("qp") => Ok(Object::Qp),
+        Some("srq") => Ok(Object::Srq),
         _ => Err(format!("no object with rings is called {value}")),
     }
 }

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What each operation does to memory, and what is refused when it is posted.
+ */
+#include <rdma/ib_cache.h>
+
+#include "kverbs.h"
+
+/* Two QPs, each with a CQ, and memory at both ends. */
+struct ends {
+	struct kv_qp *a;
+	struct kv_qp *b;
+	struct kv_buf *here;
+	struct kv_buf *there;
+	/* Of all of @there, for a alone to use. */
+	struct ib_mr *mr;
+};
+
+static struct ends ends_new(struct kunit *test, enum ib_qp_type type)
+{
+	struct ends e = {
+		.a = kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL),
+		.b = kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL),
+		.here = kv_buf(test, PAGE_SIZE),
+		.there = kv_buf(test, PAGE_SIZE),
+	};
+
+	kv_pair(test, e.a, e.b);
+	return e;
+}
+
+static void ends_register(struct kunit *test, struct ends *e, int access)
+{
+	e->mr = kv_mr(test, 1);
+	KUNIT_ASSERT_EQ(test, 1, kv_map(e->mr, e->there, 0, PAGE_SIZE));
+	kv_reg(test, e->b, e->mr, IB_ACCESS_LOCAL_WRITE | access);
+}
+
+/* Posts to a, and wants it to end so. */
+static struct ib_wc does(struct kunit *test, struct ends *e, struct kv_op *op,
+			 enum ib_wc_status status)
+{
+	op->flags |= IB_SEND_SIGNALED;
+	KUNIT_ASSERT_EQ(test, 0, kv_post(e->a, op));
+	return kv_expect(test, e->a->cq, op->id, status);
+}
+
+struct type {
+	const char *name;
+	enum ib_qp_type type;
+};
+
+static const struct type types[] = {
+	{ "rc", IB_QPT_RC },
+	{ "uc", IB_QPT_UC },
+};
+
+KUNIT_ARRAY_PARAM_DESC(types, types, name);
+
+static enum ib_qp_type type_of(struct kunit *test)
+{
+	const struct type *param = test->param_value;
+
+	return param->type;
+}
+
+/* SEND, from several pieces to several others, with and without immediate data. */
+static void send(struct kunit *test)
+{
+	struct ends e = ends_new(test, type_of(test));
+	struct kv *kv = test->priv;
+	struct ib_sge out[3] = {
+		kv_sge(kv, e.here, 0, 100),
+		kv_sge(kv, e.here, 100, 0),
+		kv_sge(kv, e.here, 100, 156),
+	};
+	struct ib_sge in[2] = {
+		kv_sge(kv, e.there, 1, 31),
+		kv_sge(kv, e.there, 32, 1000),
+	};
+	struct kv_op op = {
+		.id = 1,
+		.opcode = IB_WR_SEND,
+		.sge = out,
+		.num_sge = 3,
+		.imm_data = cpu_to_be32(0x12345678),
+	};
+	struct ib_wc wc;
+
+	kv_fill(e.here->data, 256, 3);
+	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 2, in, 2));
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_SEND);
+	KUNIT_EXPECT_PTR_EQ(test, wc.qp, e.a->qp);
+	wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RECV);
+	KUNIT_EXPECT_EQ(test, wc.byte_len, 256);
+	KUNIT_EXPECT_EQ(test, wc.wc_flags & (IB_WC_WITH_IMM | IB_WC_WITH_INVALIDATE), 0);
+	KUNIT_EXPECT_PTR_EQ(test, wc.qp, e.b->qp);
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 1, 256, 3));
+	KUNIT_EXPECT_EQ(test, e.there->data[0], 0);
+	KUNIT_EXPECT_EQ(test, e.there->data[257], 0);
+
+	/* No bytes at all, but a word. */
+	op.opcode = IB_WR_SEND_WITH_IMM;
+	op.num_sge = 0;
+	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 3, NULL, 0));
+	does(test, &e, &op, IB_WC_SUCCESS);
+	wc = kv_expect(test, e.b->cq, 3, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.byte_len, 0);
+	KUNIT_EXPECT_EQ(test, wc.wc_flags & IB_WC_WITH_IMM, IB_WC_WITH_IMM);
+	KUNIT_EXPECT_EQ(test, be32_to_cpu(wc.ex.imm_data), 0x12345678);
+}
+
+/* RDMA WRITE, with and without immediate data. */
+static void write(struct kunit *test)
+{
+	struct ends e = ends_new(test, type_of(test));
+	struct kv *kv = test->priv;
+	struct ib_sge out = kv_sge(kv, e.here, 0, 500);
+	struct kv_op op = {
+		.id = 1,
+		.opcode = IB_WR_RDMA_WRITE,
+		.sge = &out,
+		.num_sge = 1,
+		.imm_data = cpu_to_be32(77),
+	};
+	struct ib_wc wc;
+
+	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.mr->rkey;
+	op.remote_addr = e.mr->iova + 8;
+	kv_fill(e.here->data, 500, 4);
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_WRITE);
+
+	kv_fill(e.here->data, 500, 5);
+	op.opcode = IB_WR_RDMA_WRITE_WITH_IMM;
+	op.remote_addr = e.mr->iova + 1000;
+	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 2, NULL, 0));
+	does(test, &e, &op, IB_WC_SUCCESS);
+	wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RECV_RDMA_WITH_IMM);
+	KUNIT_EXPECT_EQ(test, be32_to_cpu(wc.ex.imm_data), 77);
+	KUNIT_EXPECT_EQ(test, wc.byte_len, 500);
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 8, 500, 4));
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 1000, 500, 5));
+	kv_expect_none(test, e.b->cq);
+}
+
+/* RDMA READ, to several pieces. */
+static void read(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	struct ib_sge in[2] = { kv_sge(kv, e.here, 0, 200), kv_sge(kv, e.here, 200, 301) };
+	struct kv_op op = {
+		.id = 1,
+		.opcode = IB_WR_RDMA_READ,
+		.sge = in,
+		.num_sge = 2,
+	};
+	struct ib_wc wc;
+
+	ends_register(test, &e, IB_ACCESS_REMOTE_READ);
+	op.rkey = e.mr->rkey;
+	op.remote_addr = e.mr->iova + 77;
+	kv_fill(e.there->data + 77, 501, 6);
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_READ);
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.here->data, 501, 6));
+	KUNIT_EXPECT_EQ(test, e.here->data[501], 0);
+}
+
+/* Compare-and-swap, fetch-and-add. */
+static void atomics(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	struct ib_sge in = kv_sge(kv, e.here, 0, 8);
+	u64 *old = (u64 *)e.here->data;
+	u64 *word = (u64 *)(e.there->data + 16);
+	struct kv_op op = {
+		.id = 1,
+		.sge = &in,
+		.num_sge = 1,
+	};
+	struct ib_wc wc;
+
+	if (kv->dev->attrs.atomic_cap == IB_ATOMIC_NONE)
+		kunit_skip(test, "the device has no atomic operations");
+	ends_register(test, &e, IB_ACCESS_REMOTE_ATOMIC);
+	op.rkey = e.mr->rkey;
+	op.remote_addr = e.mr->iova + 16;
+	*word = 40;
+	op.opcode = IB_WR_ATOMIC_FETCH_AND_ADD;
+	op.compare_add = 2;
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_FETCH_ADD);
+	KUNIT_EXPECT_EQ(test, *old, 40ULL);
+	KUNIT_EXPECT_EQ(test, *word, 42ULL);
+
+	op.opcode = IB_WR_ATOMIC_CMP_AND_SWP;
+	op.compare_add = 41;
+	op.swap = 1;
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_COMP_SWAP);
+	KUNIT_EXPECT_EQ(test, *old, 42ULL);
+	KUNIT_EXPECT_EQ(test, *word, 42ULL);
+	op.compare_add = 42;
+	does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, *word, 1ULL);
+
+	op.remote_addr++;
+	does(test, &e, &op, IB_WC_REM_INV_REQ_ERR);
+}
+
+/* ATOMIC WRITE of 8 bytes, where the device says that it has it. */
+static void atomic_write(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	struct ib_sge out[2] = { kv_sge(kv, e.here, 0, 3), kv_sge(kv, e.here, 3, 5) };
+	struct kv_op op = {
+		.id = 1,
+		.opcode = IB_WR_ATOMIC_WRITE,
+		.sge = out,
+		.num_sge = 2,
+	};
+	struct ib_wc wc;
+
+	if (!(kv->dev->attrs.device_cap_flags & IB_DEVICE_ATOMIC_WRITE)) {
+		KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+		kunit_skip(test, "the device has no ATOMIC WRITE");
+	}
+	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.mr->rkey;
+	op.remote_addr = e.mr->iova + 24;
+	kv_fill(e.here->data, 8, 15);
+	wc = does(test, &e, &op, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_ATOMIC_WRITE);
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 24, 8, 15));
+	KUNIT_EXPECT_EQ(test, e.there->data[32], 0);
+	op.remote_addr++;
+	does(test, &e, &op, IB_WC_REM_INV_REQ_ERR);
+}
+
+/* Datagrams: the header in front of the data, the sender, and who gets none. */
+static void datagram(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_UD);
+	struct kv *kv = test->priv;
+	struct ib_sge out = kv_sge(kv, e.here, 0, 300);
+	struct ib_sge in = kv_sge(kv, e.there, 0, sizeof(struct ib_grh) + 300);
+	struct rdma_ah_attr attr;
+	struct ib_ud_wr wr = {
+		.wr = {
+			.wr_id = 1,
+			.opcode = IB_WR_SEND_WITH_IMM,
+			.send_flags = IB_SEND_SIGNALED,
+			.sg_list = &out,
+			.num_sge = 1,
+			.ex.imm_data = cpu_to_be32(5),
+		},
+		.remote_qpn = e.b->qp->qp_num,
+		.remote_qkey = KV_QKEY + 1,
+	};
+	struct ib_wc wc;
+
+	kv_ah_attr(kv, &attr);
+	wr.ah = rdma_create_ah(kv->pd, &attr, RDMA_CREATE_AH_SLEEPABLE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, wr.ah);
+	kv_fill(e.here->data, 300, 8);
+	KUNIT_EXPECT_EQ(test, 0, kv_recv(e.b, 2, &in, 1));
+	/* Another Q_Key: nobody gets it, and the sender does not hear of that. */
+	KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
+	wr.wr.wr_id = 3;
+	wr.remote_qkey = KV_QKEY;
+	KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
+	/* It is not needed once the work request is posted. */
+	rdma_destroy_ah(wr.ah, RDMA_DESTROY_AH_SLEEPABLE);
+	kv_expect(test, e.a->cq, 1, IB_WC_SUCCESS);
+	kv_expect(test, e.a->cq, 3, IB_WC_SUCCESS);
+	wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
+	KUNIT_EXPECT_EQ(test, wc.src_qp, e.a->qp->qp_num);
+	KUNIT_EXPECT_EQ(test, wc.byte_len, (u32)in.length);
+	KUNIT_EXPECT_EQ(test, wc.wc_flags & (IB_WC_GRH | IB_WC_WITH_IMM),
+			IB_WC_GRH | IB_WC_WITH_IMM);
+	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + sizeof(struct ib_grh), 300, 8));
+	kv_expect_none(test, e.b->cq);
+
+	/* Without a destination. */
+	wr.ah = NULL;
+	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, &wr.wr, NULL));
+}
+
+/* A completion is for all that was posted before it. */
+static void unsignaled(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	struct ib_sge out = kv_sge(kv, e.here, 0, 16);
+	struct kv_op op = {
+		.opcode = IB_WR_RDMA_WRITE,
+		.sge = &out,
+		.num_sge = 1,
+	};
+	unsigned int round, i;
+
+	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.mr->rkey;
+	op.remote_addr = e.mr->iova;
+	for (round = 0; round < DIV_ROUND_UP(kv_rounds, KV_DEPTH); round++) {
+		/* As many as the queue holds: each place is free again. */
+		for (i = 1; i <= KV_DEPTH; i++) {
+			op.id = i;
+			op.flags = i == KV_DEPTH ? IB_SEND_SIGNALED : 0;
+			KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
+		}
+		kv_expect(test, e.a->cq, KV_DEPTH, IB_WC_SUCCESS);
+	}
+	kv_expect_none(test, e.a->cq);
+}
+
+/* In a list, what stands before a bad work request is posted, and it is named. */
+static void lists(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	struct ib_sge sges[17], in = kv_sge(kv, e.there, 0, KV_LEN);
+	struct ib_send_wr wrs[3] = {};
+	const struct ib_send_wr *bad = NULL;
+	struct ib_recv_wr recvs[3] = {};
+	const struct ib_recv_wr *bad_recv = NULL;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(sges); i++)
+		sges[i] = kv_sge(kv, e.here, i, 1);
+	for (i = 0; i < 3; i++) {
+		wrs[i].wr_id = i;
+		wrs[i].opcode = IB_WR_SEND;
+		wrs[i].send_flags = IB_SEND_SIGNALED;
+		wrs[i].sg_list = sges;
+		wrs[i].num_sge = 1;
+		wrs[i].next = i < 2 ? &wrs[i + 1] : NULL;
+		recvs[i].wr_id = 10 + i;
+		recvs[i].sg_list = &in;
+		recvs[i].num_sge = 1;
+		recvs[i].next = i < 2 ? &recvs[i + 1] : NULL;
+	}
+	/* More pieces than the QP was created for. */
+	recvs[2].sg_list = sges;
+	recvs[2].num_sge = ARRAY_SIZE(sges);
+	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_recv(e.b->qp, recvs, &bad_recv));
+	KUNIT_EXPECT_PTR_EQ(test, bad_recv, (const struct ib_recv_wr *)&recvs[2]);
+	wrs[2].num_sge = ARRAY_SIZE(sges);
+	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, wrs, &bad));
+	KUNIT_EXPECT_PTR_EQ(test, bad, (const struct ib_send_wr *)&wrs[2]);
+	for (i = 0; i < 2; i++) {
+		kv_expect(test, e.a->cq, i, IB_WC_SUCCESS);
+		kv_expect(test, e.b->cq, 10 + i, IB_WC_SUCCESS);
+	}
+	kv_write_passes(test, e.a, e.b);
+}
+
+/* As many as the queue holds, and not one more. */
+static void full(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv_op op = { .opcode = IB_WR_SEND, .flags = IB_SEND_SIGNALED };
+	int i;
+
+	/* They wait for receives. */
+	for (op.id = 0; op.id < KV_DEPTH; op.id++)
+		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
+	KUNIT_EXPECT_EQ(test, -ENOMEM, kv_post(e.a, &op));
+	for (i = 0; i < KV_DEPTH; i++)
+		KUNIT_ASSERT_EQ(test, 0, kv_recv(e.a, 100 + i, NULL, 0));
+	KUNIT_EXPECT_EQ(test, -ENOMEM, kv_recv(e.a, 100 + i, NULL, 0));
+	for (i = 0; i < KV_DEPTH; i++)
+		KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, i, NULL, 0));
+	for (i = 0; i < KV_DEPTH; i++) {
+		kv_expect(test, e.a->cq, i, IB_WC_SUCCESS);
+		kv_expect(test, e.b->cq, i, IB_WC_SUCCESS);
+	}
+	kv_write_passes(test, e.a, e.b);
+}
+
+/*
+ * What the kernel's work requests have no structure for (BIND_MW, FLUSH), what no
+ * kernel consumer posts (inline data), what a QP type does not have, and what does
+ * not exist: refused when it is posted, and the QP is as before.
+ */
+static void refused(struct kunit *test)
+{
+	static const enum ib_wr_opcode rc[] = {
+		IB_WR_BIND_MW, IB_WR_LSO, IB_WR_FLUSH,
+		IB_WR_MASKED_ATOMIC_CMP_AND_SWP, IB_WR_MASKED_ATOMIC_FETCH_AND_ADD,
+		IB_WR_REG_MR_INTEGRITY, IB_WR_RESERVED1, 0xffff,
+	};
+	static const enum ib_wr_opcode uc[] = {
+		IB_WR_RDMA_READ, IB_WR_RDMA_READ_WITH_INV, IB_WR_ATOMIC_CMP_AND_SWP,
+		IB_WR_ATOMIC_FETCH_AND_ADD, IB_WR_SEND_WITH_INV, IB_WR_ATOMIC_WRITE,
+	};
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct ends u = ends_new(test, IB_QPT_UC);
+	struct kv *kv = test->priv;
+	struct ib_sge out = kv_sge(kv, e.here, 0, 8);
+	struct kv_op op = { .sge = &out, .num_sge = 1 };
+	struct ib_qp_init_attr attr = {
+		.send_cq = e.a->cq,
+		.recv_cq = e.a->cq,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_inline_data = 64 },
+		.qp_type = IB_QPT_RC,
+	};
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(rc); i++) {
+		op.opcode = rc[i];
+		KUNIT_EXPECT_EQ_MSG(test, -EINVAL, kv_post(e.a, &op), "opcode %d", rc[i]);
+	}
+	for (i = 0; i < ARRAY_SIZE(uc); i++) {
+		op.opcode = uc[i];
+		KUNIT_EXPECT_EQ_MSG(test, -EINVAL, kv_post(u.a, &op), "opcode %d", uc[i]);
+	}
+	op.opcode = IB_WR_SEND;
+	op.flags = IB_SEND_INLINE;
+	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+	op.flags = IB_SEND_IP_CSUM;
+	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+	KUNIT_EXPECT_EQ(test, -EINVAL, PTR_ERR_OR_ZERO(ib_create_qp(kv->pd, &attr)));
+	kv_expect_none(test, e.a->cq);
+	kv_write_passes(test, e.a, e.b);
+	kv_write_passes(test, u.a, u.b);
+}
+
+struct kunit_case kv_data_cases[] = {
+	KUNIT_CASE_PARAM(send, types_gen_params),
+	KUNIT_CASE_PARAM(write, types_gen_params),
+	KUNIT_CASE(read),
+	KUNIT_CASE(atomics),
+	KUNIT_CASE(atomic_write),
+	KUNIT_CASE(datagram),
+	KUNIT_CASE(unsignaled),
+	KUNIT_CASE(lists),
+	KUNIT_CASE(full),
+	KUNIT_CASE(refused),
+	{}
+};
