@@ -274,7 +274,10 @@ fn create_ring(
     let request = bindings::virtio_rdma_cmd_create_ring_cq {
         region: table.to_wire(),
         cqe: cqe.to_le(),
-        comp_vector: (comp_vector % hca.num_comp_vectors()).to_le(),
+        comp_vector: comp_vector
+            .checked_rem(hca.num_comp_vectors())
+            .ok_or(EINVAL)?
+            .to_le(),
     };
     let (reply, region) = region.give::<cmd::CreateRingCq>(table, &request)?;
     Ok((u32::from_le(reply.cqn), region))

@@ -262,7 +262,11 @@ impl Hca {
     /// Takes over the queue of a completion vector. The vectors are spread over the CPUs.
     fn attach_vector(&self, vector: u32, queue: Queue, dma: &dma::Device) -> Result {
         let mut events = EventQueue::new(queue, dma)?;
-        events.set_affinity(vector % crate::sync::num_online_cpus());
+        events.set_affinity(
+            vector
+                .checked_rem(crate::sync::num_online_cpus())
+                .unwrap_or(0),
+        );
         let place = self.completion_events.get(vector as usize).ok_or(EINVAL)?;
         *place.lock() = Some(events);
         Ok(())

@@ -184,7 +184,19 @@ impl WorkQueue {
 
     /// The slot of the next work request. There is at least one slot.
     fn next_slot(&self) -> usize {
-        (self.tail + self.count) % self.entries.len()
+        self.slot(self.count)
+    }
+
+    /// The slot that is `position` behind the oldest one, which is no more than there are slots.
+    fn slot(&self, position: usize) -> usize {
+        let depth = self.entries.len();
+        let slot = self.tail + position;
+        // Not by a division, which could panic.
+        if slot < depth {
+            slot
+        } else {
+            slot - depth
+        }
     }
 
     /// The name by which the device knows the next work request.
@@ -285,7 +297,11 @@ impl WorkQueue {
         let position = match &self.transport {
             Transport::Virtqueue(_) => {
                 let slot = usize::try_from(name).ok().filter(|slot| *slot < depth)?;
-                (slot + depth - self.tail) % depth
+                if slot < self.tail {
+                    slot + depth - self.tail
+                } else {
+                    slot - self.tail
+                }
             }
             Transport::Ring(ring) => {
                 let oldest = ring.producer().wrapping_sub(self.count as u32);
@@ -296,7 +312,7 @@ impl WorkQueue {
         if position >= self.count {
             return None;
         }
-        let slot = (self.tail + position) % depth;
+        let slot = self.slot(position);
         self.entries[slot].is_some().then_some((position, slot))
     }
 
@@ -306,7 +322,7 @@ impl WorkQueue {
             return None;
         }
         let entry = self.entries[self.tail].take();
-        self.tail = (self.tail + 1) % self.entries.len();
+        self.tail = self.slot(1);
         self.count -= 1;
         entry
     }

@@ -81,8 +81,11 @@ class Host:
         self.cargo_test("limits", ["cargo", "test", "--locked"], os.path.join(TOP, "tools/bench/limits"),
                         {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-bench")})
         self.command("bench", ["python3", "-B", "-m", "unittest", "test_bench"], os.path.join(TOP, "tools/bench"))
-        self.command("module builds without a warning", ["make", "-s", "build/module-x86_64", "build/module-um"],
-                     quiet=True)
+        for kernel in ("x86_64", "um"):
+            # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
+            self.command(f"module builds for {kernel} without a warning", [
+                "bash", "-c", f"rm -rf build/modules/warnings && tools/vm/module {kernel} MO=$PWD/build/modules/warnings "
+                ">/dev/null"], quiet=True)
         self.fuzz()
         kernel = subprocess.run(["tools/vm/kernel", "x86_64"], cwd=TOP, check=True, stdout=subprocess.PIPE,
                                 encoding="utf-8").stdout.strip()
