@@ -9,6 +9,7 @@ directory.
 """
 
 import os
+import re
 import signal
 import sys
 
@@ -20,6 +21,11 @@ import ktap  # noqa: E402  pylint: disable=wrong-import-position
 HANG_SECONDS = guest_suite.HANG_SECONDS
 RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
 DATAGRAMS = {("uml", "plain"): 2000, ("qemu", "plain"): 200, ("qemu", "debug"): 100}
+
+# isert_create_send_desc() of Linux 7.2.12 syncs a header that isert_init_tx_hdrs() has yet to map; DMA-API debugging
+# says so, once.
+UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
+                      r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
 
 
 class Stop(Exception):
@@ -190,7 +196,8 @@ def main(arguments):
     try:
         for vmm, kernel, kernel_dir in zip(*[iter(pairs)] * 3):
             suite = Ulp(guest_suite.options(vmm, kernel, kernel_dir, image, share), report, vmm + ": ")
-            suite.part(vmm, 2, suite.everything, suite.agrees)
+            suite.part(vmm, 2, suite.everything, suite.agrees,
+                       transport=UNMAPPED if kernel == "debug" else None)
     except KeyboardInterrupt:
         return 130
     return report.end()
