@@ -8,6 +8,7 @@ the directory with the selftests and the kernel's helpers.
 
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -28,7 +29,10 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 # fewer loops, leaves out what measures and what pins a million pages, meets another half of what a device can do
 # wrong in each run, and restarts only in the middle of traffic.
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
-FEWER_TESTS = "50"
+FEWER_TESTS = 50
+# How many of the programs such a guest runs, in percent: all of them, or others each time where the suite has little
+# time. SEED chooses them again.
+PROGRAMS_PERCENT = int(os.environ.get("PROGRAMS_PERCENT", "100"))
 TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
 DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
@@ -64,6 +68,18 @@ class Suite:
         self.report = report
         self.network = None
         self.is_slow = (options.vmm, options.kernel) == ("qemu", "debug")
+        seed = int(os.environ.get("SEED", "0"), 0) or random.getrandbits(32) | 1
+        self.random = random.Random(seed)
+        if PROGRAMS_PERCENT < 100:
+            self.report.note(f"{PROGRAMS_PERCENT} % of the programs, by the seed {seed:#x}")
+
+    def some(self, paths, label):
+        """The programs that run this time."""
+        chosen = self.random.sample(paths, -(-len(paths) * PROGRAMS_PERCENT // 100))
+        for path in paths:
+            if path not in chosen:
+                self.report.result(f"{label}{path}", True, "not this time: alone, the suite runs all")
+        return [path for path in paths if path in chosen]
 
     def programs(self):
         """The selftests that these guests run."""
@@ -100,16 +116,16 @@ class Suite:
     def alone(self):
         """Every selftest in guest 1, one after the other."""
         guest = self.network.guests[0]
-        for path in self.programs():
-            if not path.endswith("_hosts.py"):
-                self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
+        paths = [path for path in self.programs() if not path.endswith("_hosts.py")]
+        for path in self.some(paths, ""):
+            self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
 
     def data_path(self):
         """The selftests that post and poll, in guest 1, one after the other."""
         (guest,) = self.network.guests
-        for path in self.programs():
-            if path.startswith(DATA_PATH) and path not in BETWEEN_HOSTS:
-                self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
+        paths = [path for path in self.programs() if path.startswith(DATA_PATH) and path not in BETWEEN_HOSTS]
+        for path in self.some(paths, "virtqueues: "):
+            self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
 
     def large_regions(self):
         """The selftest that wants more memory than other guests have."""
@@ -125,7 +141,7 @@ class Suite:
         transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
         env = {"PEERS": "", "HOSTILE_TRANSPORT": transport}
         if self.is_slow:
-            env["TESTS_PERCENT"] = FEWER_TESTS
+            env["TESTS_PERCENT"] = str(FEWER_TESTS * PROGRAMS_PERCENT // 100)
         orders.job = guest.start("cd /mnt/virtio_rdma && exec ./verbs/hostile.py", env, orders.feed, typed=True)
         self.finish(orders.job, relay)
 
