@@ -10,7 +10,7 @@ import signal
 import struct
 
 import ktap
-from rc import ALL_ACCESS, SGE, Pair, PyverbsRDMAError, complete, e, fails_with, open_device
+from rc import ALL_ACCESS, SGE, Pair, PyverbsRDMAError, complete, e, fails_with, open_device, pinned
 from pyverbs.mr import DmaBufMR
 from pyverbs.pd import PD
 
@@ -71,16 +71,6 @@ def register(pair, buffer):
     region = DmaBufMR(pair.b.pd, LENGTH, ALL_ACCESS, dmabuf=buffer.fd, offset=OFFSET)
     pair.b.mrs.append(region)
     return region
-
-
-def pinned():
-    """Pages that the kernel keeps in place for somebody."""
-    # Each CPU keeps a part of the numbers to itself.
-    with open("/proc/sys/vm/stat_refresh", encoding="ascii") as file:
-        file.read()
-    with open("/proc/vmstat", encoding="ascii") as file:
-        values = dict(line.split() for line in file)
-    return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
 
 
 def move(rng, pair, buffer, region):

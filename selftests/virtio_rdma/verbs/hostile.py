@@ -31,7 +31,7 @@ from pyverbs.qp import QPInitAttrEx
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 from pyverbs.xrcd import XRCD, XRCDInitAttr
 from rc import (CQ, MR, PD, QP, ALL_ACCESS, AHAttr, Endpoint, GlobalRoute, Pair, QPAttr, QPCap, QPInitAttr, complete,
-                e, empty, fails_with, post, recv_wr, remote, send_wr, sge)
+                e, empty, fails_with, pinned, post, recv_wr, remote, send_wr, sge)
 
 DRIVER = "/sys/bus/virtio/drivers/virtio_rdma"
 MODULE = "/run/vr/virtio_rdma.ko"
@@ -152,16 +152,6 @@ def counters():
     links = json.loads(subprocess.run(["rdma", "-j", "statistic", "show"], check=True,
                                       stdout=subprocess.PIPE).stdout)
     return links[0]
-
-
-def pinned():
-    """Pages of programs that the kernel keeps in place for somebody."""
-    # Each CPU keeps a part of the numbers to itself.
-    with open("/proc/sys/vm/stat_refresh", encoding="ascii") as file:
-        file.read()
-    with open("/proc/vmstat", encoding="ascii") as file:
-        values = dict(line.split() for line in file)
-    return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
 
 
 def kernel_log():

@@ -102,14 +102,19 @@ def check(rng, start, what):
         complete(pair.a.send_cq, 1, REFUSED)
 
 
+def check_and_unmap(rng, start, length, what):
+    """Checks a region of SIZE in mapped memory, which is gone then."""
+    try:
+        check(rng, start, what)
+    finally:
+        LIBC.munmap(start, length)
+
+
 def file_over_and_over(rng):
     """5 GiB of addresses, with less memory behind them."""
     needs_large_regions()
     start = map_file(SIZE)
-    try:
-        check(rng, start, "the same pages of 4 KiB over and over")
-    finally:
-        LIBC.munmap(start, SIZE)
+    check_and_unmap(rng, start, SIZE, "the same pages of 4 KiB over and over")
 
 
 def pages(rng):
@@ -118,10 +123,7 @@ def pages(rng):
     if available() < SIZE + REST:
         raise ktap.Skip(f"{available() // GIB} GiB of memory are free")
     start = map_memory(SIZE, PRIVATE)
-    try:
-        check(rng, start, "pages of 4 KiB")
-    finally:
-        LIBC.munmap(start, SIZE)
+    check_and_unmap(rng, start, SIZE, "pages of 4 KiB")
 
 
 def huge_pages(rng):
@@ -132,10 +134,7 @@ def huge_pages(rng):
         start = map_memory(length, PRIVATE | MAP_HUGETLB)
     except OSError as error:
         raise ktap.Skip(f"no huge pages ({error})") from error
-    try:
-        check(rng, start, "huge pages")
-    finally:
-        LIBC.munmap(start, length)
+    check_and_unmap(rng, start, length, "huge pages")
 
 
 def larger_than_the_largest(_rng):

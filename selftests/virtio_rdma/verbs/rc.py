@@ -85,6 +85,16 @@ def open_device():
                          f"no active port with a RoCE v2 GID on {', '.join(names)}")
 
 
+def pinned():
+    """Pages that the kernel keeps in place for somebody."""
+    # Each CPU keeps a part of the numbers to itself.
+    with open("/proc/sys/vm/stat_refresh", encoding="ascii") as file:
+        file.read()
+    with open("/proc/vmstat", encoding="ascii") as file:
+        values = dict(line.split() for line in file)
+    return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
+
+
 def fails_with(number, function, *args):
     """Fails the test unless the call fails with this error number."""
     try:
