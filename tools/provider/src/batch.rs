@@ -187,7 +187,7 @@ mod tests {
                 max_inline_data: 40,
                 ..Default::default()
             };
-            let attr = ibv_qp_init_attr { qp_type, cap, ..Default::default() };
+            let attr = ibv_qp_init_attr_ex { qp_type, cap, ..Default::default() };
             let mut harness = Harness::new(&[]);
             let qp = model::qp(&mut harness, &attr, NUMBER);
             let stride = crate::wqe::send_header(qp_type) + 40;

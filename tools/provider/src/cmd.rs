@@ -451,29 +451,14 @@ pub fn destroy_cq(cq: Ref<'_, ibv_cq>) -> Result {
     Errno::check(unsafe { ibv_cmd_destroy_cq(cq.as_ptr()) })
 }
 
-/// Creates a QP with flags (`IBV_QP_CREATE_*`), fills in `qp`, and writes to
+/// Creates a QP in `pd`, which `attr` names too, fills in `qp`, and writes to
 /// `attr.cap` what it really has. With `rings`, the program has its rings.
 pub fn create_qp(
     pd: Ref<'_, ibv_pd>,
-    attr: &mut ibv_qp_init_attr,
-    create_flags: u32,
+    attr: &mut ibv_qp_init_attr_ex,
     qp: Ref<'_, verbs_qp>,
     rings: Option<virtio_rdma_ureq_create_qp>,
 ) -> Result {
-    let with_flags = if create_flags == 0 { 0 } else { IBV_QP_INIT_ATTR_CREATE_FLAGS };
-    let mut attr_ex = ibv_qp_init_attr_ex {
-        qp_context: attr.qp_context,
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        cap: attr.cap,
-        qp_type: attr.qp_type,
-        sq_sig_all: attr.sq_sig_all,
-        comp_mask: IBV_QP_INIT_ATTR_PD | with_flags,
-        pd: pd.as_ptr(),
-        create_flags,
-        ..Default::default()
-    };
     let mut cmd = Message::<ibv_create_qp_ex, virtio_rdma_ureq_create_qp> {
         core: Default::default(),
         driver: rings.unwrap_or_default(),
@@ -486,15 +471,13 @@ pub fn create_qp(
         ibv_cmd_create_qp_ex2(
             pd.context().context().as_ptr(),
             qp.as_ptr(),
-            &mut attr_ex,
+            attr,
             (&raw mut cmd).cast(),
             cmd.len(rings.is_some()),
             &mut resp,
             size_of_val(&resp),
         )
-    })?;
-    attr.cap = attr_ex.cap;
-    Ok(())
+    })
 }
 
 /// Creates an XRC target, a QP without rings, and fills in `qp`.

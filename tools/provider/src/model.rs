@@ -52,7 +52,7 @@ pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
 }
 
 /// A QP of a harness with the number and caps given, in RTS.
-pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr, number: u32) -> Owned<Qp> {
+pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Owned<Qp> {
     let cq = harness.cq.as_ref();
     let registration = Registration::new(&harness.numbers, number, cq, cq).unwrap();
     let qp = Blank::<verbs_qp, qp::Private>::new().unwrap();
@@ -196,7 +196,7 @@ mod cost {
     const ROUNDS: u32 = 2_000;
     const DEPTH: u32 = 128;
 
-    fn attr() -> ibv_qp_init_attr {
+    fn attr() -> ibv_qp_init_attr_ex {
         let cap = ibv_qp_cap {
             max_send_wr: DEPTH,
             max_recv_wr: DEPTH,
@@ -204,7 +204,7 @@ mod cost {
             max_recv_sge: 1,
             max_inline_data: 64,
         };
-        ibv_qp_init_attr { qp_type: IBV_QPT_RC, cap, ..Default::default() }
+        ibv_qp_init_attr_ex { qp_type: IBV_QPT_RC, cap, ..Default::default() }
     }
 
     /// The median of the rounds, in nanoseconds of one of `DEPTH`.
@@ -349,7 +349,7 @@ mod traffic {
         let completer = Completer::new(&cq);
         let mut harness = Harness::with_cq(&[], self::cq(Some(cq)));
         let cap = ibv_qp_cap { max_send_wr: DEPTH, ..Default::default() };
-        let attr = ibv_qp_init_attr { qp_type: IBV_QPT_RC, cap, ..Default::default() };
+        let attr = ibv_qp_init_attr_ex { qp_type: IBV_QPT_RC, cap, ..Default::default() };
         let qp = qp(&mut harness, &attr, 5);
         let request = qp.as_ref().private().request();
         let memory = Memory::at(request.buf_addr);
@@ -394,7 +394,7 @@ mod traffic {
     fn post_in_a_state_that_cannot() {
         let mut harness = Harness::new(&[]);
         let cap = ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, ..Default::default() };
-        let attr = ibv_qp_init_attr { qp_type: IBV_QPT_UC, cap, ..Default::default() };
+        let attr = ibv_qp_init_attr_ex { qp_type: IBV_QPT_UC, cap, ..Default::default() };
         let qp = qp(&mut harness, &attr, 5);
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
         let mut recv = ibv_recv_wr::default();

@@ -476,7 +476,7 @@ unsafe fn context_of<'a>(context: *mut bindings::ibv_context) -> Ref<'a, Context
 
 /// The CQs that a new QP completes to, or `None` if one is missing. One that
 /// receives nothing has its send queue's twice.
-pub fn cqs(attr: &bindings::ibv_qp_init_attr) -> Option<(Ref<'_, Cq>, Ref<'_, Cq>)> {
+pub fn cqs(attr: &bindings::ibv_qp_init_attr_ex) -> Option<(Ref<'_, Cq>, Ref<'_, Cq>)> {
     let recv_cq = match attr.qp_type {
         bindings::IBV_QPT_XRC_SEND => attr.send_cq,
         _ => attr.recv_cq,

@@ -463,7 +463,7 @@ unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: see the head of this file.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
-    created(qp::create(pd, attr, 0))
+    created(qp::create(pd, attr))
 }
 
 unsafe extern "C" fn create_qp_ex(

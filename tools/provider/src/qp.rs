@@ -58,7 +58,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn new(attr: &ibv_qp_init_attr) -> Self {
+    fn new(attr: &ibv_qp_init_attr_ex) -> Self {
         Self {
             qp_type: attr.qp_type,
             max_send_sge: attr.cap.max_send_sge,
@@ -124,7 +124,7 @@ impl Queues {
     /// # Errors
     ///
     /// EINVAL for what no ring can hold; ENOMEM.
-    fn new(attr: &ibv_qp_init_attr, domain: &Domain) -> Result<Self> {
+    fn new(attr: &ibv_qp_init_attr_ex, domain: &Domain) -> Result<Self> {
         let cap = &attr.cap;
         let data = sges(cap.max_send_sge).max(cap.max_inline_data as usize);
         let stride = wqe::send_header(attr.qp_type).saturating_add(data);
@@ -175,17 +175,31 @@ pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
-/// ibv_create_qp(3), with flags (`IBV_QP_CREATE_*`). `attr.cap` becomes what the QP
-/// really has.
+/// ibv_create_qp(3). `attr.cap` becomes what the QP really has.
 ///
 /// # Errors
 ///
 /// EINVAL for queues that no QP has, or without a CQ; ENOMEM; the kernel's.
-pub fn create(
-    pd: Ref<'_, ibv_pd>,
-    attr: &mut ibv_qp_init_attr,
-    create_flags: u32,
-) -> Result<Owned<Qp>> {
+pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<Qp>> {
+    let mut extended = ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd: pd.as_ptr(),
+        ..Default::default()
+    };
+    let qp = create_in(pd, &mut extended)?;
+    attr.cap = extended.cap;
+    Ok(qp)
+}
+
+/// A QP in `pd`, which `attr` names too. `attr.cap` becomes what it really has.
+fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owned<Qp>> {
     if attr.qp_type == IBV_QPT_XRC_SEND {
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
     }
@@ -193,14 +207,14 @@ pub fn create(
     let context = pd.context();
     let domain = Domain::of(pd.whole());
     let Some(numbers) = &context.private().numbers else {
-        cmd::create_qp(pd, attr, create_flags, qp.verbs(), None)?;
+        cmd::create_qp(pd, attr, qp.verbs(), None)?;
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
     let queues = Queues::new(attr, &domain)?;
-    let mut got = ibv_qp_init_attr { cap: queues.cap(attr.cap), ..*attr };
+    let mut got = ibv_qp_init_attr_ex { cap: queues.cap(attr.cap), ..*attr };
     let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
-    cmd::create_qp(pd, &mut got, create_flags, qp.verbs(), Some(queues.request()))?;
+    cmd::create_qp(pd, &mut got, qp.verbs(), Some(queues.request()))?;
     let number = qp.verbs().qp().number();
     match Registration::new(numbers, number, send_cq, recv_cq) {
         Ok(registration) => {
@@ -244,18 +258,7 @@ pub fn create_ex(
     if by_calls && (attr.send_ops_flags & !builders != 0 || !rings) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let mut basic = ibv_qp_init_attr {
-        qp_context: attr.qp_context,
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        cap: attr.cap,
-        qp_type: attr.qp_type,
-        sq_sig_all: attr.sq_sig_all,
-    };
-    let qp = create(pd, &mut basic, create_flags)?;
-    attr.cap = basic.cap;
-    Ok((qp, by_calls))
+    Ok((create_in(pd, attr)?, by_calls))
 }
 
 /// ibv_create_qp_ex(3) of an XRC target, which has no queues.
@@ -445,7 +448,7 @@ fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Re
 #[cfg(test)]
 impl Private {
     /// A QP that the kernel does not know.
-    pub fn without_kernel(attr: &ibv_qp_init_attr, registration: Registration) -> Self {
+    pub fn without_kernel(attr: &ibv_qp_init_attr_ex, registration: Registration) -> Self {
         let queues = Queues::new(attr, &Domain::NONE).unwrap();
         let rings = Some(Rings { queues, registration });
         Self { limits: Limits::new(attr), rings, _domain: Domain::NONE }
@@ -511,11 +514,11 @@ mod tests {
         assert!(check(&ud, &mut wr).is_ok());
     }
 
-    fn init(qp_type: ibv_qp_type, cap: [u32; 5]) -> ibv_qp_init_attr {
+    fn init(qp_type: ibv_qp_type, cap: [u32; 5]) -> ibv_qp_init_attr_ex {
         let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = cap;
         let cap =
             ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
-        ibv_qp_init_attr { qp_type, cap, ..Default::default() }
+        ibv_qp_init_attr_ex { qp_type, cap, ..Default::default() }
     }
 
     #[test]
