@@ -66,6 +66,34 @@ pub(crate) enum Invalidator {
     Remote,
 }
 
+/// What a work request says of a key that it invalidates.
+#[derive(Clone, Copy)]
+pub(crate) struct Invalidation {
+    /// The key.
+    pub key: u32,
+    /// Protection domain of the QP.
+    pub pdn: u32,
+    /// Place of the QP.
+    pub qp: u16,
+    /// Who asks for it.
+    pub by: Invalidator,
+}
+
+impl Invalidation {
+    /// Checks what the region or window with the index of the key is: its protection domain, its
+    /// key, and whether it is FREE.
+    pub fn check(&self, pdn: u32, key: u32, is_free: bool) -> Result<(), KeyError> {
+        if pdn != self.pdn {
+            return Err(KeyError::Pd);
+        }
+        // What is FREE already is no error for its owner.
+        if key != self.key || is_free && self.by == Invalidator::Remote {
+            return Err(KeyError::Key);
+        }
+        Ok(())
+    }
+}
+
 impl Shared {
     pub(crate) fn create_mr(
         &self,
@@ -145,17 +173,10 @@ impl Shared {
         self.has(VIRTIO_RDMA_F_FAST_REG) || self.has_mws()
     }
 
-    /// Ends the access that a key gives, by a work request at the QP in place `slot`:
-    /// no copy by it is under way when this returns. Any thread; locks of QPs may be
-    /// held.
-    pub(crate) fn invalidate(
-        &self,
-        pdn: u32,
-        slot: u16,
-        key: u32,
-        by: Invalidator,
-    ) -> Result<(), KeyError> {
-        let revoked = write(&self.keys).invalidate(pdn, slot, key, by)?;
+    /// Ends the access that a key gives: no copy by it is under way when this returns.
+    /// Any thread; locks of QPs may be held.
+    pub(crate) fn invalidate(&self, what: Invalidation) -> Result<(), KeyError> {
+        let revoked = write(&self.keys).invalidate(what)?;
         if let Some(mr) = revoked {
             mr.revoke();
         }

@@ -17,7 +17,7 @@ use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
 use crate::device::Shared;
-use crate::fast_reg::{FastReg, Invalidator};
+use crate::fast_reg::{FastReg, Invalidation};
 use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
 use crate::sync::lock;
@@ -567,29 +567,17 @@ impl KeyTable {
         self.insert(mr);
     }
 
-    /// Makes the region or window with this key FREE; returns what is to be revoked.
-    /// `qp` is the place of the QP by which it is done.
-    pub fn invalidate(
-        &mut self,
-        pdn: u32,
-        qp: u16,
-        key: u32,
-        by: Invalidator,
-    ) -> Result<Option<Arc<Mr>>, KeyError> {
-        if self.windows.has(key) {
-            self.windows.invalidate(pdn, qp, key, by)?;
-            return Ok(self.regions.remove(&(key >> 8)));
+    /// Makes the region or window with a key FREE; returns what is to be revoked.
+    pub fn invalidate(&mut self, what: Invalidation) -> Result<Option<Arc<Mr>>, KeyError> {
+        let index = what.key >> 8;
+        if self.windows.has(what.key) {
+            self.windows.invalidate(what)?;
+        } else {
+            let region = self.fast_regs.get_mut(&index).ok_or(KeyError::Key)?;
+            what.check(region.pdn, region.key, region.valid.is_none())?;
+            region.valid = None;
         }
-        let region = self.fast_regs.get_mut(&(key >> 8)).ok_or(KeyError::Key)?;
-        if region.pdn != pdn {
-            return Err(KeyError::Pd);
-        }
-        // A region that is FREE already is no error for its owner.
-        if region.key != key || (region.valid.is_none() && by == Invalidator::Remote) {
-            return Err(KeyError::Key);
-        }
-        region.valid = None;
-        Ok(self.regions.remove(&(key >> 8)))
+        Ok(self.regions.remove(&index))
     }
 
     /// Follows a change of the memory map with the VALID regions for fast

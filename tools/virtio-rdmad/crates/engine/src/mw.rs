@@ -23,7 +23,7 @@ use abi::{
 
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
-use crate::fast_reg::Invalidator;
+use crate::fast_reg::Invalidation;
 use crate::mr::{ByKey, KeyError, KeyTable, Mr};
 use crate::qp::QpConfig;
 use crate::stats::Counter;
@@ -209,28 +209,16 @@ impl Windows {
         }
     }
 
-    /// Makes the window with this key FREE, by a work request at the QP in place
-    /// `qp`.
-    pub fn invalidate(
-        &mut self,
-        pdn: u32,
-        qp: u16,
-        key: u32,
-        by: Invalidator,
-    ) -> Result<(), KeyError> {
-        let window = self.all.get(&(key >> 8)).ok_or(KeyError::Key)?;
-        if window.pdn != pdn {
-            return Err(KeyError::Pd);
-        }
-        // A window that is FREE already is no error for its owner.
-        if window.key != key || window.binding.is_none() && by == Invalidator::Remote {
-            return Err(KeyError::Key);
-        }
-        let is_others = window.binding.is_some_and(|binding| binding.qp() != Some(qp));
+    /// Makes the window with a key FREE.
+    pub fn invalidate(&mut self, what: Invalidation) -> Result<(), KeyError> {
+        let index = what.key >> 8;
+        let window = self.all.get(&index).ok_or(KeyError::Key)?;
+        what.check(window.pdn, window.key, window.binding.is_none())?;
+        let is_others = window.binding.is_some_and(|binding| binding.qp() != Some(what.qp));
         if window.kind == MwType::One || is_others {
             return Err(KeyError::Access);
         }
-        self.release(key >> 8);
+        self.release(index);
         Ok(())
     }
 

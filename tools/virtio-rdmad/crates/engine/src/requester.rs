@@ -19,7 +19,7 @@ use zerocopy::FromZeros;
 
 use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::fast_reg::Invalidator;
+use crate::fast_reg::{Invalidation, Invalidator};
 use crate::mr::{Claim, Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{Peer, QpConfig, Requester, Wait};
@@ -227,7 +227,8 @@ impl Shared {
         if !self.can_invalidate() {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         }
-        match self.invalidate(config.pdn, slot, key, Invalidator::Local) {
+        let (pdn, by) = (config.pdn, Invalidator::Local);
+        match self.invalidate(Invalidation { key, pdn, qp: slot, by }) {
             Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
             Err(why) => {
                 let detail = format_args!("a local invalidation ended in {why:?}");

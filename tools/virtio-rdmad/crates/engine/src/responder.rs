@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::copy::{self, Atomic, Side};
 use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::fast_reg::Invalidator;
+use crate::fast_reg::{Invalidation, Invalidator};
 use crate::flush::Flush;
 use crate::mr::{Claim, Data, Mapping, Mappings, View};
 use crate::pins::PinSet;
@@ -191,7 +191,8 @@ impl Shared {
             return Err(());
         }
         let pdn = responder.config.ok_or(())?.pdn;
-        self.invalidate(pdn, slot, key, Invalidator::Remote).map_err(|_| {
+        let by = Invalidator::Remote;
+        self.invalidate(Invalidation { key, pdn, qp: slot, by }).map_err(|_| {
             self.stats.add(Counter::AccessViolations, 1);
         })
     }
