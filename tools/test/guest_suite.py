@@ -286,9 +286,8 @@ class Suite:
         if PROGRAMS_PERCENT == 100:
             self.part("two guests, virtqueues", 2, self.together, self.agrees, rings=False)
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
-        if not self.is_slow:
-            self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
         if self.options.vmm == "uml":
+            self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.much_memory()
             # QEMU lets its guest wait for ever.
             self.part("a device that dies", 2, self.dies, transport=DEAD_TRANSPORT)
