@@ -255,8 +255,13 @@ class Guest:
                 if self.process.poll() is not None:
                     raise Failure(f"guest {self.number} died while booting, see {self.log}")
                 if time.monotonic() > deadline:
-                    raise Failure(f"guest {self.number} does not boot, see {self.log}")
+                    raise Failure(f"guest {self.number} does not boot, see {self.log}; {self.whereabouts()}")
                 self.booted.wait(0.5)
+
+    def whereabouts(self):
+        """What a guest that hangs is at, as far as that can be told from outside."""
+        waits = "".join(f" {name}:{place}" for name, place in wait_channels(self.process.pid))
+        return f"threads wait in{waits}"
 
     def send(self, **message):
         data = json.dumps(message).encode() + b"\n"
@@ -342,6 +347,29 @@ class QemuGuest(Guest):
             "SHARE": "share" if self.options.share else "",
         }
 
+    @property
+    def monitor(self):
+        """QEMU's socket for QMP."""
+        return f"{self.network.dir}/qmp{self.number}.sock"
+
+    def whereabouts(self):
+        """The same, and where its processors are, three times: addresses of the kernel, if QEMU answers."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(5)
+                connection.connect(self.monitor)
+                with connection.makefile("rw", encoding="utf-8") as stream:
+                    stream.readline()
+                    ask(stream, "qmp_capabilities")
+                    places = []
+                    for _ in range(3):
+                        registers = ask(stream, "human-monitor-command", **{"command-line": "info registers -a"})
+                        places.append(" ".join(re.findall(r"RIP=(\w+)", registers)))
+                        time.sleep(0.1)
+        except (OSError, ValueError, KeyError) as error:
+            places = [f"QEMU does not say ({error})"]
+        return f"processors: {', '.join(places)}; {super().whereabouts()}"
+
     def net_socket(self, number):
         return os.path.join(self.network.dir, f"net{number}.sock")
 
@@ -386,7 +414,7 @@ class QemuGuest(Guest):
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on",
             "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
             "-serial", "stdio",
-            "-qmp", f"unix:{self.network.dir}/qmp{self.number}.sock,server=on,wait=off",
+            "-qmp", f"unix:{self.monitor},server=on,wait=off",
             "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
             *self.netdevs(),
@@ -442,6 +470,27 @@ class UmlGuest(Guest):
         # thread to thread a hundred thousand times a second, and Linux 6.18 forgets what a group has had whenever
         # that is empty for a moment. All others starved, for a minute and longer.
         return ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", 'set -m; "$@" & wait $!', "bash", *kernel]
+
+
+def ask(stream, command, **arguments):
+    """QEMU's answer to a command of QMP, past the events before it. KeyError: it refuses."""
+    print(json.dumps({"execute": command, "arguments": arguments}), file=stream, flush=True)
+    while True:
+        answer = json.loads(stream.readline())
+        if "event" not in answer:
+            return answer["return"]
+
+
+def wait_channels(pid):
+    """The threads of a process by name, and where in the kernel each waits (0: nowhere)."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as file:
+                name = file.read().strip()
+            with open(f"/proc/{pid}/task/{task}/wchan", encoding="utf-8") as file:
+                yield name, file.read().strip()
+        except OSError:
+            pass
 
 
 @contextlib.contextmanager
