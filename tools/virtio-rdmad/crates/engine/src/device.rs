@@ -26,6 +26,7 @@ use crate::cq_ring::Due;
 use crate::event::{asynchronous, completion, Events};
 use crate::hot::{Hot, Set};
 use crate::mr::KeyTable;
+use crate::polled::PolledSet;
 use crate::qp::Qp;
 use crate::requester::Visit;
 use crate::ring_queue::RingQueue;
@@ -36,13 +37,8 @@ use crate::sync::{lock, write};
 use crate::table::Table;
 use crate::turn::Turn;
 use crate::work_queue::WorkQueue;
+use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
-
-/// Visits without work, of all queues that are looked at unasked together, after
-/// which one of them no longer is; and the fewest and most of one queue.
-const IDLE_VISITS: usize = 4096;
-const FEWEST_VISITS: usize = 8;
-const MOST_VISITS: usize = 512;
 
 /// Entries of the virtqueues that are no QP's or CQ's.
 const CONTROL_SIZE: u16 = 256;
@@ -106,11 +102,9 @@ struct Service {
     /// Queues that have work.
     active: Set,
     /// Queues that had work lately, and ask for no kicks.
-    polled: Set,
+    polled: PolledSet,
     /// Queues that were asked for no kicks.
     quiet: Set,
-    /// Visits in vain since a polled queue had work.
-    idle: Box<[u16]>,
     /// Where the next call begins.
     cursor: u16,
 }
@@ -119,9 +113,8 @@ impl Service {
     fn new(queues: u16) -> Self {
         Self {
             active: Set::new(queues),
-            polled: Set::new(queues),
+            polled: PolledSet::new(queues),
             quiet: Set::new(queues),
-            idle: vec![0; queues.into()].into(),
             cursor: 0,
         }
     }
@@ -131,14 +124,6 @@ impl Service {
         self.polled.clear();
         self.quiet.clear();
         self.cursor = 0;
-    }
-
-    /// The next queue to look at.
-    fn next(&self, from: u16) -> Option<u16> {
-        match (self.active.next(from), self.polled.next(from)) {
-            (Some(active), Some(polled)) => Some(active.min(polled)),
-            (active, polled) => active.or(polled),
-        }
     }
 
     /// A queue whose ring is new.
@@ -445,15 +430,18 @@ impl Shared {
         matches!(queue, Queue::Control | Queue::Doorbell | Queue::Send(_))
     }
 
-    /// One turn for each queue that has work or lately had; whether work was done
-    /// or is left.
+    /// One turn for each queue that has work; whether work was done or is left.
     fn round(self: &Arc<Self>, service: &mut Service, turn: &mut Turn, budget: u32) -> bool {
+        service.polled.look(&mut service.active);
+        while let Some(number) = service.polled.next_tired() {
+            self.arm(service, number);
+        }
         let mut left = budget;
         let mut worked = false;
         let start = service.cursor;
         for (from, to) in [(start, self.jobs.count()), (0, start)] {
             let mut at = from;
-            while let Some(number) = service.next(at).filter(|number| *number < to) {
+            while let Some(number) = service.active.next(at).filter(|number| *number < to) {
                 if left == 0 {
                     service.cursor = number;
                     return true;
@@ -495,33 +483,31 @@ impl Shared {
         service.active.remove(number);
         match visit {
             Visit::More => service.active.insert(number),
-            Visit::Done => {
-                service.polled.insert(number);
-                service.idle[usize::from(number)] = 0;
-            }
+            Visit::Done => service.polled.had_work(number, turn.taken, || self.watch(queue)),
             Visit::Parked => service.polled.remove(number),
-            Visit::Empty => self.found_empty(service, number),
+            Visit::Empty => {
+                if service.polled.was_empty(number, turn.taken, || self.watch(queue)) {
+                    self.arm(service, number);
+                }
+            }
+        }
+        if queue == Queue::Control {
+            service.polled.forget_watches();
         }
         spent != 0 || visit == Visit::More
     }
 
-    /// Counts a visit in vain: after a while the queue is not looked at unasked.
-    fn found_empty(&self, service: &mut Service, number: u16) {
-        service.polled.insert(number);
-        let most = (IDLE_VISITS / service.polled.len()).clamp(FEWEST_VISITS, MOST_VISITS);
-        let idle = &mut service.idle[usize::from(number)];
-        *idle += 1;
-        if usize::from(*idle) >= most {
-            *idle = 0;
-            self.arm(service, number);
-        }
+    /// A watch of a send ring.
+    fn watch(&self, queue: Queue) -> Option<Watch> {
+        let Queue::Send(slot) = queue else { return None };
+        lock(&self.qps.get(slot)?.requester).queue.watch()
     }
 
     /// Asks for kicks of a polled queue; whether work has come meanwhile.
     fn arm(&self, service: &mut Service, number: u16) -> bool {
-        let Some(queue) = self.jobs.queue(number) else { return false };
         service.polled.remove(number);
         service.quiet.remove(number);
+        let Some(queue) = self.jobs.queue(number) else { return false };
         let more = self.enable_notify(queue);
         if more {
             service.active.insert(number);
@@ -765,6 +751,7 @@ impl Device {
     /// but by rings that the new one does not hold.
     pub fn set_memory(&self, memory: &GuestMemory) {
         let shared = &self.shared;
+        lock(&shared.service).polled.forget_watches();
         let mut control = lock(&shared.control);
         shared.finish_request(&mut control);
         shared.remap(&mut control, memory);
@@ -841,10 +828,8 @@ impl Device {
         let shared = &self.shared;
         let mut service = lock(&shared.service);
         let mut more = false;
-        let mut at = 0;
-        while let Some(index) = service.polled.next(at) {
-            more |= shared.arm(&mut service, index);
-            at = index + 1;
+        while let Some(number) = service.polled.any() {
+            more |= shared.arm(&mut service, number);
         }
         more || !service.active.is_empty() || !shared.hot.is_empty()
     }
@@ -853,6 +838,7 @@ impl Device {
     /// the device reads, and room for those that it writes. Returns how many it
     /// wrote; 0 if there was no room for a status.
     pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
+        lock(&self.shared.service).polled.forget_watches();
         self.shared.command(&mut lock(&self.shared.control), request, reply, None)
     }
 

@@ -6,6 +6,7 @@ use abi::{
     virtio_rdma_doorbell, VIRTIO_RDMA_DOORBELL_RQ, VIRTIO_RDMA_DOORBELL_SQ,
     VIRTIO_RDMA_DOORBELL_SRQ,
 };
+use memory::prefetch;
 use ring::Chain;
 use zerocopy::FromBytes;
 
@@ -71,7 +72,11 @@ impl Shared {
             }
             let slot = self.slot_of(bell.number);
             match (slot, bell.queue) {
-                (Some(slot), VIRTIO_RDMA_DOORBELL_SQ) => self.hot.set(self.jobs.send(slot)),
+                (Some(slot), VIRTIO_RDMA_DOORBELL_SQ) => {
+                    // It is visited soon; until then its cache lines can come.
+                    self.qps.get(slot).inspect(|qp| prefetch(&qp.requester));
+                    self.hot.set(self.jobs.send(slot));
+                }
                 (Some(slot), VIRTIO_RDMA_DOORBELL_RQ) => self.hot.set(self.jobs.receive(slot)),
                 (None, _) => self.complain(Counter::BadDoorbell, &"no QP has this number"),
                 (_, _) => self.complain(Counter::BadDoorbell, &"a QP has no such ring"),

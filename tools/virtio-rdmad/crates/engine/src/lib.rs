@@ -53,6 +53,7 @@ mod mr;
 mod mw;
 mod page_table;
 mod pins;
+mod polled;
 mod qp;
 mod requester;
 mod responder;

@@ -111,6 +111,7 @@ impl Shared {
             }
         };
         requester.queue.signal_if_needed();
+        turn.taken = requester.queue.taken();
         visit
     }
 

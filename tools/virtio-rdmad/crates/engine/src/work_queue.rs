@@ -8,7 +8,7 @@ use ring::RingError;
 
 use crate::qp::QpConfig;
 use crate::ring_queue::RingQueue;
-use crate::wq_ring::{WqRing, WqRingError};
+use crate::wq_ring::{Watch, WqRing, WqRingError};
 use crate::wqe::{Malformed, ReceiveWqe, SendWqe};
 
 /// What makes a queue unusable until it is drained.
@@ -82,6 +82,22 @@ impl WorkQueue {
         match self {
             Self::Virtqueue(queue) => queue.size(),
             Self::Ring(_) => 0,
+        }
+    }
+
+    /// How far a ring was emptied; `None` of a virtqueue.
+    pub fn taken(&self) -> Option<u32> {
+        match self {
+            Self::Virtqueue(_) => None,
+            Self::Ring(ring) => Some(ring.taken()),
+        }
+    }
+
+    /// A watch of a ring.
+    pub fn watch(&self) -> Option<Watch> {
+        match self {
+            Self::Virtqueue(_) => None,
+            Self::Ring(ring) => ring.watch(),
         }
     }
 

@@ -12,6 +12,9 @@ use memory::{MemoryError, Pages};
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 
+/// Bytes of an entry that are asked for before it is taken.
+const MOST_PREFETCHED: u32 = 128;
+
 /// What a ring is for, and so where its head has what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -79,6 +82,12 @@ impl Shape {
     /// Where the ring ends in the region.
     pub fn end(&self) -> u64 {
         self.offset as u64 + (u64::from(self.depth) << self.stride_log2)
+    }
+
+    /// Bytes of an entry that are worth to be asked for: what most of them have.
+    #[inline]
+    fn prefetched(&self) -> usize {
+        1 << self.stride_log2.min(MOST_PREFETCHED.ilog2())
     }
 
     /// Where entry `index` is in the region; there are entries.
@@ -151,10 +160,7 @@ impl WqRing {
         let Some(pages) = &self.pages else { return Ok(None) };
         let index = self.next;
         self.next = index.wrapping_add(1);
-        if self.next != self.limit {
-            // Another processor wrote it: it comes while this one is carried out.
-            pages.prefetch(self.shape.entry(self.next), 1 << self.shape.stride_log2);
-        }
+        self.prefetch(pages, 2);
         Ok(Some((index, Entry { pages, offset: self.shape.entry(index) })))
     }
 
@@ -171,7 +177,30 @@ impl WqRing {
             return Err(WqRingError::Producer { producer, next, depth });
         }
         self.limit = producer;
+        self.prefetch(pages, 1);
         Ok(producer != next)
+    }
+
+    /// Asks for the entry that is so many behind the next, if there is one: another
+    /// processor wrote it, and it comes while those before it are carried out.
+    #[inline]
+    fn prefetch(&self, pages: &Pages, behind: u32) {
+        let waiting = self.limit.wrapping_sub(self.next);
+        if waiting > behind {
+            let entry = self.shape.entry(self.next.wrapping_add(behind));
+            pages.prefetch(entry, self.shape.prefetched());
+        }
+    }
+
+    /// How far entries were taken.
+    pub fn taken(&self) -> u32 {
+        self.next
+    }
+
+    /// A watch of what comes next; `None` while the ring is not in memory.
+    pub fn watch(&self) -> Option<Watch> {
+        let pages = Arc::clone(self.pages.as_ref()?);
+        Some(Watch { pages, producer: self.producer(), taken: self.next })
     }
 
     /// Entries that wait to be taken.
@@ -246,6 +275,28 @@ impl WqRing {
         self.limit = 0;
         self.broken = false;
         self.wake_up();
+    }
+}
+
+/// Tells whether something was posted to a ring, without the ring: true until a
+/// change of the memory map, and until the ring is reset or goes.
+pub(crate) struct Watch {
+    pages: Arc<Pages>,
+    /// Where the producer's index is.
+    producer: usize,
+    taken: u32,
+}
+
+impl Watch {
+    /// Whether there may be something to take, or to report.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        self.pages.load_u32(self.producer, Ordering::Relaxed) != Ok(self.taken)
+    }
+
+    /// Entries were taken from the ring, so far.
+    pub fn follow(&mut self, taken: u32) {
+        self.taken = taken;
     }
 }
 

@@ -16,11 +16,13 @@ mod chunk;
 mod map;
 mod mapping;
 mod pages;
+mod prefetch;
 mod sigbus;
 mod slice;
 
 pub use chunk::Chunk;
 pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
 pub use pages::{Pages, PAGE_SIZE};
+pub use prefetch::prefetch;
 pub use sigbus::{survive_truncation, truncations};
 pub use slice::Slice;

@@ -6,14 +6,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::mapping::Mapping;
+use crate::prefetch::lines;
 use crate::{GuestMemory, MemoryError};
 
 /// Bytes of a page.
 pub const PAGE_SIZE: usize = 4096;
-
-/// Bytes of a cache line, where they matter.
-#[cfg(target_arch = "x86_64")]
-const CACHE_LINE: usize = 64;
 
 /// Where the pages are in this process.
 #[derive(Debug)]
@@ -113,19 +110,13 @@ impl Pages {
         Ok(())
     }
 
-    /// Asks the processor for the cache lines at `offset`, which are soon to be read: as many as `len`
-    /// bytes are, at most two. Does nothing where there is no such page.
+    /// Asks the processor for the cache lines of `len` bytes at `offset`, which are soon to be read.
+    /// Does nothing where there is no such page.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {
-        #[cfg(target_arch = "x86_64")]
-        for line in [0, CACHE_LINE].into_iter().take_while(|&line| line < len) {
-            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-            let Ok(addr) = self.at(offset + line, 1) else { return };
-            // SAFETY: every x86-64 processor has the instruction, which changes nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(addr.as_ptr().cast()) };
+        if let Ok(addr) = self.at(offset, 1) {
+            lines(addr.as_ptr(), len);
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (offset, len);
     }
 
     /// Copies `from` to `offset`; within a page.

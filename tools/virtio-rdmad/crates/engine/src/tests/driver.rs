@@ -178,6 +178,8 @@ pub struct Guest {
     pub setup: Setup,
     /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
     pub rings: bool,
+    /// Whether the device's thread never sleeps: queues that had work stay looked at.
+    pub awake: bool,
     pub qp_rings: HashMap<u32, QpRings>,
     pub cq_rings: HashMap<u32, CqRing>,
     pub srq_rings: HashMap<u32, SrqRing>,
@@ -268,6 +270,7 @@ impl Guest {
             gid: gid(number),
             setup,
             rings: RINGS.get(),
+            awake: false,
             qp_rings: HashMap::new(),
             cq_rings: HashMap::new(),
             srq_rings: HashMap::new(),
@@ -409,7 +412,7 @@ impl Guest {
         for _ in 0..1_000_000 {
             match self.device.run(64) {
                 Next::Busy => {}
-                next if !self.device.arm() => return next,
+                next if self.awake || !self.device.arm() => return next,
                 _ => {}
             }
         }

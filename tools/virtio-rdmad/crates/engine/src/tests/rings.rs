@@ -185,6 +185,71 @@ fn reset_begins_the_rings_anew() {
     });
 }
 
+/// Posts writes without ringing where the device looks; all of them complete.
+fn write_and_complete(pair: &mut Pair, qpn: u32, count: u64) {
+    let [a, b] = pair.ends;
+    for wr_id in 0..count {
+        let part = [sge(DATA, 8, a.key)];
+        let write = Send::new(wr_id, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key);
+        pair.a.post_send(qpn, &write);
+    }
+    pair.settle();
+    for wr_id in 0..count {
+        assert_eq!(brief(pair.poll_a()).map(|cqe| (cqe.0, cqe.1)), Some((wr_id, 0)));
+    }
+}
+
+#[test]
+fn a_polled_ring_is_found_after_reset() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.a.awake = true;
+        for _ in 0..20 {
+            // As far as before.
+            write_and_complete(&mut pair, a.qpn, 3);
+            pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+            pair.a.connect(a.qpn, gid(2), b.qpn);
+        }
+    });
+}
+
+#[test]
+fn a_polled_ring_is_found_in_another_place() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.a.awake = true;
+        let mut qpn = a.qpn;
+        for _ in 0..20 {
+            write_and_complete(&mut pair, qpn, 3);
+            pair.a.destroy_qp(qpn).unwrap();
+            qpn = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_RC);
+            pair.a.connect(qpn, gid(2), b.qpn);
+            pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+            pair.b.connect(b.qpn, gid(1), qpn);
+        }
+    });
+}
+
+#[test]
+fn a_polled_ring_is_found_after_a_change_of_memory() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, _] = pair.ends;
+        pair.a.awake = true;
+        for _ in 0..4 {
+            write_and_complete(&mut pair, a.qpn, 3);
+            let mut bytes = vec![0; pair.a.setup.memory as usize];
+            pair.a.memory.read(0, &mut bytes).unwrap();
+            let new = GuestMemory::anonymous(&[(0, pair.a.setup.memory), EXTRA]).unwrap();
+            new.write(0, &bytes).unwrap();
+            pair.a.device.set_memory(&new);
+            pair.a.memory = new;
+        }
+    });
+}
+
 #[test]
 fn one_event_disarms() {
     with_rings(|| {

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Queues that are looked at unasked, because they had work lately.
+//!
+//! With many QPs nearly all of these looks are in vain, so a ring is not visited for one: a
+//! [`Watch`] reads the producer's index, and nothing else.
+
+use crate::hot::Set;
+use crate::wq_ring::Watch;
+
+/// Looks in vain, at all queues together, after which one of them is no longer looked at; and the
+/// fewest and most at one queue.
+const IDLE_LOOKS: usize = 4096;
+const FEWEST_LOOKS: usize = 8;
+const MOST_LOOKS: usize = 512;
+
+/// A queue that is looked at.
+struct Polled {
+    queue: u16,
+    /// Looks in vain since it had work.
+    idle: u16,
+    /// `None`: only a visit tells whether there is work.
+    watch: Option<Watch>,
+}
+
+/// All of them, in no order.
+pub(crate) struct PolledSet {
+    all: Vec<Polled>,
+    /// Where each queue is in `all`, plus one; 0: it is not looked at.
+    places: Box<[u16]>,
+    /// Those that were looked at in vain for long enough, until they are asked for.
+    tired: Vec<u16>,
+}
+
+impl PolledSet {
+    /// None of so many queues.
+    pub fn new(queues: u16) -> Self {
+        Self { all: Vec::new(), places: vec![0; queues.into()].into(), tired: Vec::new() }
+    }
+
+    /// What is known of a queue, which is looked at from now on.
+    fn place(&mut self, queue: u16) -> &mut Polled {
+        let place = &mut self.places[usize::from(queue)];
+        if *place == 0 {
+            self.all.push(Polled { queue, idle: 0, watch: None });
+            // There are fewer than 2^16 queues.
+            *place = self.all.len() as u16;
+        }
+        &mut self.all[usize::from(*place) - 1]
+    }
+
+    /// A queue had work, and has no more: it is looked at from now on. `taken` is how far its ring
+    /// was emptied; `watch` makes a watch of it, if it has a ring.
+    pub fn had_work(
+        &mut self,
+        queue: u16,
+        taken: Option<u32>,
+        watch: impl FnOnce() -> Option<Watch>,
+    ) {
+        let polled = self.place(queue);
+        polled.idle = 0;
+        polled.follow(taken, watch);
+    }
+
+    /// A visit found no work; whether that was so for long enough.
+    pub fn was_empty(
+        &mut self,
+        queue: u16,
+        taken: Option<u32>,
+        watch: impl FnOnce() -> Option<Watch>,
+    ) -> bool {
+        let most = self.most();
+        let polled = self.place(queue);
+        polled.follow(taken, watch);
+        polled.is_tired(most)
+    }
+
+    /// Looks at no queue of this number any more.
+    pub fn remove(&mut self, queue: u16) {
+        let place = std::mem::take(&mut self.places[usize::from(queue)]);
+        let Some(at) = usize::from(place).checked_sub(1) else { return };
+        self.all.swap_remove(at);
+        if let Some(moved) = self.all.get(at) {
+            self.places[usize::from(moved.queue)] = place;
+        }
+    }
+
+    /// A queue that is looked at, if there is one.
+    pub fn any(&self) -> Option<u16> {
+        self.all.last().map(|polled| polled.queue)
+    }
+
+    /// Looks at no queue any more.
+    pub fn clear(&mut self) {
+        self.all.clear();
+        self.tired.clear();
+        self.places.fill(0);
+    }
+
+    /// Rings may have become others: the next look at each queue is a visit.
+    pub fn forget_watches(&mut self) {
+        for polled in &mut self.all {
+            polled.watch = None;
+        }
+    }
+
+    /// Looks at each queue: those that may have work are added to `active`.
+    #[inline]
+    pub fn look(&mut self, active: &mut Set) {
+        let most = self.most();
+        for polled in &mut self.all {
+            if polled.watch.as_ref().is_none_or(Watch::has_work) {
+                active.insert(polled.queue);
+            } else if polled.is_tired(most) {
+                self.tired.push(polled.queue);
+            }
+        }
+    }
+
+    /// A queue that the last look found to be in vain for long enough.
+    pub fn next_tired(&mut self) -> Option<u16> {
+        self.tired.pop()
+    }
+
+    /// Looks in vain at one queue before it is tired.
+    fn most(&self) -> u16 {
+        // With none, one is about to come.
+        let share = IDLE_LOOKS / self.all.len().max(1);
+        share.clamp(FEWEST_LOOKS, MOST_LOOKS) as u16
+    }
+}
+
+impl Polled {
+    /// Follows with the watch after a visit.
+    fn follow(&mut self, taken: Option<u32>, watch: impl FnOnce() -> Option<Watch>) {
+        match (&mut self.watch, taken) {
+            (Some(watch), Some(taken)) => watch.follow(taken),
+            (place, Some(_)) => *place = watch(),
+            (place, None) => *place = None,
+        }
+    }
+
+    /// Counts a look in vain.
+    fn is_tired(&mut self, most: u16) -> bool {
+        self.idle = self.idle.saturating_add(1);
+        self.idle >= most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looked_at(polled: &mut PolledSet) -> Vec<u16> {
+        let mut active = Set::new(100);
+        polled.look(&mut active);
+        (0..100).filter(|queue| active.contains(*queue)).collect()
+    }
+
+    #[test]
+    fn queues_come_and_go() {
+        let mut polled = PolledSet::new(100);
+        for queue in [3, 50, 99, 7, 50] {
+            polled.had_work(queue, None, || None);
+        }
+        assert_eq!(looked_at(&mut polled), [3, 7, 50, 99]);
+        polled.remove(3);
+        polled.remove(3);
+        assert_eq!(looked_at(&mut polled), [7, 50, 99]);
+        polled.remove(99);
+        polled.remove(7);
+        assert_eq!((polled.any(), looked_at(&mut polled)), (Some(50), vec![50]));
+        polled.clear();
+        assert!(polled.any().is_none() && looked_at(&mut polled).is_empty());
+    }
+
+    #[test]
+    fn looks_in_vain_are_counted_until_there_is_work() {
+        let mut polled = PolledSet::new(100);
+        for _ in 1..MOST_LOOKS {
+            assert!(!polled.was_empty(5, None, || None));
+        }
+        polled.had_work(5, None, || None);
+        for _ in 1..MOST_LOOKS {
+            assert!(!polled.was_empty(5, None, || None));
+        }
+        assert!(polled.was_empty(5, None, || None));
+    }
+
+    #[test]
+    fn many_queues_are_looked_at_less() {
+        let mut polled = PolledSet::new(60_000);
+        for queue in 0..60_000 {
+            polled.had_work(queue, None, || None);
+        }
+        for _ in 1..FEWEST_LOOKS {
+            assert!(!polled.was_empty(5, None, || None));
+        }
+        assert!(polled.was_empty(5, None, || None));
+    }
+}
