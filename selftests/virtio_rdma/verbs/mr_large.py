@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Memory regions of many GiB, and what is beyond the first four of them."""
+"""Memory regions of many GiB, what is beyond the first four of them, and regions of huge pages."""
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -18,6 +19,7 @@ SIZE = 5 * GIB + 4096
 # multiple of it: a place that was cut to 32 bits is in another page of the file.
 FILE_SIZE = 25013 * mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
+HUGE_SIZE = 16 * HUGE_PAGE
 # What a guest has besides a region of SIZE.
 REST = GIB // 2
 # An emulated guest takes minutes to pin more than a million pages.
@@ -29,7 +31,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 MAP_FIXED, MAP_NORESERVE, MAP_HUGETLB = 0x10, 0x4000, 0x40000
+MADV_HUGEPAGE = 14
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -65,23 +69,26 @@ def needs_large_regions():
         raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes")
 
 
-def places(rng):
-    """Offsets within a region of SIZE, and how many bytes there."""
-    yield from ((0, 64), (GIB - 32, 64), (2 * GIB - 32, 64), (4 * GIB - 32, 64), (4 * GIB, 8192), (SIZE - 64, 64))
+def places(rng, size):
+    """Offsets within a region of `size`, and how many bytes there."""
+    for border in (HUGE_PAGE, GIB, 2 * GIB, 4 * GIB):
+        if border < size:
+            yield border - 32, 64
+    yield from ((0, 64), (size - 64, 64))
     for _ in range(20):
         length = rng.randint(1, 20000)
-        yield rng.randrange(4 * GIB, SIZE - length), length
+        yield rng.randrange(4 * GIB if size > 5 * GIB else 0, size - length), length
 
 
-def check(rng, start, what):
-    """Registers SIZE bytes at `start`, and moves data from and to them."""
+def check(rng, start, size, what):
+    """Registers `size` bytes at `start`, and moves data from and to them."""
     with Pair(DEVICE) as pair:
         before = time.monotonic()
-        region = MR(pair.b.pd, SIZE, ALL_ACCESS, address=start)
+        region = MR(pair.b.pd, size, ALL_ACCESS, address=start)
         pair.b.mrs.append(region)
-        print(f"# {what}: {(time.monotonic() - before) * GIB / SIZE * 1000:.0f} ms a GiB", flush=True)
+        print(f"# {what}: {(time.monotonic() - before) * GIB / size * 1000:.0f} ms a GiB", flush=True)
         local = pair.a.memory(20000)
-        for offset, length in places(rng):
+        for offset, length in places(rng, size):
             new = rng.randbytes(length)
             local.write(new, length)
             pair.a.post_send(WRITE, [SGE(local.buf, length, local.lkey)], remote=(start + offset, region.rkey))
@@ -98,16 +105,16 @@ def check(rng, start, what):
             complete(pair.b.send_cq)
             complete(pair.a.recv_cq)
             ktap.same_bytes(local.read(length, 0), new[::-1], f"sent from {offset:#x}")
-        pair.a.post_send(WRITE, [SGE(local.buf, 8, local.lkey)], remote=(start + SIZE - 7, region.rkey))
+        pair.a.post_send(WRITE, [SGE(local.buf, 8, local.lkey)], remote=(start + size - 7, region.rkey))
         complete(pair.a.send_cq, 1, REFUSED)
 
 
-def check_and_unmap(rng, start, length, what):
-    """Checks a region of SIZE in mapped memory, which is gone then."""
+def check_and_unmap(rng, start, size, what):
+    """Checks a region that is mapped memory, which is gone then."""
     try:
-        check(rng, start, what)
+        check(rng, start, size, what)
     finally:
-        LIBC.munmap(start, length)
+        LIBC.munmap(start, size)
 
 
 def file_over_and_over(rng):
@@ -126,15 +133,59 @@ def pages(rng):
     check_and_unmap(rng, start, SIZE, "pages of 4 KiB")
 
 
-def huge_pages(rng):
-    """5 GiB of memory in huge pages."""
-    needs_large_regions()
-    length = -(-SIZE // HUGE_PAGE) * HUGE_PAGE
+def pool(size=None):
+    """Huge pages of hugetlbfs, in use or not; how many there are, after it was set to `size`."""
+    path = "/proc/sys/vm/nr_hugepages"
+    if not os.path.exists(path):
+        raise ktap.Skip("a kernel without hugetlbfs")
+    if size is not None:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(str(size))
+    with open(path, encoding="ascii") as file:
+        return int(file.read())
+
+
+@contextlib.contextmanager
+def reserved(count):
+    """So many huge pages that nobody else has."""
+    before = pool()
     try:
-        start = map_memory(length, PRIVATE | MAP_HUGETLB)
-    except OSError as error:
-        raise ktap.Skip(f"no huge pages ({error})") from error
-    check_and_unmap(rng, start, length, "huge pages")
+        if (size := pool(before + count)) < before + count:
+            raise ktap.Skip(f"memory for {size - before} of {count} huge pages")
+        yield
+    finally:
+        pool(before)
+
+
+def huge_bytes(start):
+    """Bytes in huge pages of the mapping that begins at `start`."""
+    with open("/proc/self/smaps", encoding="ascii") as file:
+        mapping = file.read().split(f"\n{start:x}-", 1)[1]
+    return int(mapping.split("AnonHugePages:", 1)[1].split()[0]) << 10
+
+
+def huge_pages(rng):
+    """Memory in huge pages of hugetlbfs."""
+    with reserved(HUGE_SIZE // HUGE_PAGE):
+        start = map_memory(HUGE_SIZE, PRIVATE | MAP_HUGETLB)
+        check_and_unmap(rng, start, HUGE_SIZE, "huge pages")
+
+
+def transparent_huge_pages(rng):
+    """Memory that the kernel makes huge pages of, behind a border of them and not up to one."""
+    if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+        raise ktap.Skip("a kernel without transparent huge pages")
+    length = HUGE_SIZE + HUGE_PAGE
+    start = map_memory(length, PRIVATE)
+    try:
+        LIBC.madvise(start, length, MADV_HUGEPAGE)
+        first = -start % HUGE_PAGE + 3 * mmap.PAGESIZE
+        check(rng, start + first, HUGE_SIZE - 7 * mmap.PAGESIZE, "transparent huge pages")
+        found = huge_bytes(start)
+        if found < HUGE_SIZE // 2:
+            raise ktap.Skip(f"all went well, but only {found} of {length} bytes were in huge pages")
+    finally:
+        LIBC.munmap(start, length)
 
 
 def larger_than_the_largest(_rng):
@@ -145,4 +196,4 @@ def larger_than_the_largest(_rng):
 
 
 if __name__ == "__main__":
-    ktap.run([file_over_and_over, pages, huge_pages, larger_than_the_largest])
+    ktap.run([file_over_and_over, pages, huge_pages, transparent_huge_pages, larger_than_the_largest])
