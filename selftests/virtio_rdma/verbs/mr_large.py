@@ -56,11 +56,11 @@ def map_file(length):
     return start
 
 
-def available():
-    """Bytes of memory that nobody uses."""
+def memory_info(name):
+    """Bytes of memory that /proc/meminfo calls so."""
     with open("/proc/meminfo", encoding="ascii") as file:
         values = dict(line.split(":") for line in file)
-    return int(values["MemAvailable"].split()[0]) << 10
+    return int(values[name].split()[0]) << 10
 
 
 def needs_large_regions():
@@ -127,8 +127,8 @@ def file_over_and_over(rng):
 def pages(rng):
     """5 GiB of memory in pages of 4 KiB."""
     needs_large_regions()
-    if available() < SIZE + REST:
-        raise ktap.Skip(f"{available() // GIB} GiB of memory are free")
+    if (free := memory_info("MemAvailable")) < SIZE + REST:
+        raise ktap.Skip(f"{free // GIB} GiB of memory are free")
     start = map_memory(SIZE, PRIVATE)
     check_and_unmap(rng, start, SIZE, "pages of 4 KiB")
 
@@ -157,13 +157,6 @@ def reserved(count):
         pool(before)
 
 
-def huge_bytes(start):
-    """Bytes in huge pages of the mapping that begins at `start`."""
-    with open("/proc/self/smaps", encoding="ascii") as file:
-        mapping = file.read().split(f"\n{start:x}-", 1)[1]
-    return int(mapping.split("AnonHugePages:", 1)[1].split()[0]) << 10
-
-
 def huge_pages(rng):
     """Memory in huge pages of hugetlbfs."""
     with reserved(HUGE_SIZE // HUGE_PAGE):
@@ -175,13 +168,13 @@ def transparent_huge_pages(rng):
     """Memory that the kernel makes huge pages of, behind a border of them and not up to one."""
     if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
         raise ktap.Skip("a kernel without transparent huge pages")
-    length = HUGE_SIZE + HUGE_PAGE
+    before, length = memory_info("AnonHugePages"), HUGE_SIZE + HUGE_PAGE
     start = map_memory(length, PRIVATE)
     try:
         LIBC.madvise(start, length, MADV_HUGEPAGE)
         first = -start % HUGE_PAGE + 3 * mmap.PAGESIZE
         check(rng, start + first, HUGE_SIZE - 7 * mmap.PAGESIZE, "transparent huge pages")
-        found = huge_bytes(start)
+        found = memory_info("AnonHugePages") - before
         if found < HUGE_SIZE // 2:
             raise ktap.Skip(f"all went well, but only {found} of {length} bytes were in huge pages")
     finally:
