@@ -491,7 +491,7 @@ impl Shared {
                 }
             }
         }
-        if queue == Queue::Control {
+        if queue == Queue::Control && visit != Visit::Empty {
             service.polled.forget_watches();
         }
         spent != 0 || visit == Visit::More

@@ -74,7 +74,9 @@ impl Shared {
             match (slot, bell.queue) {
                 (Some(slot), VIRTIO_RDMA_DOORBELL_SQ) => {
                     // It is visited soon; until then its cache lines can come.
-                    self.qps.get(slot).inspect(|qp| prefetch(&qp.requester));
+                    if let Some(qp) = self.qps.get(slot) {
+                        prefetch(&qp.requester);
+                    }
                     self.hot.set(self.jobs.send(slot));
                 }
                 (Some(slot), VIRTIO_RDMA_DOORBELL_RQ) => self.hot.set(self.jobs.receive(slot)),

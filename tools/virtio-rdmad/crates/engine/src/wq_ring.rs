@@ -160,7 +160,7 @@ impl WqRing {
         let Some(pages) = &self.pages else { return Ok(None) };
         let index = self.next;
         self.next = index.wrapping_add(1);
-        self.prefetch(pages, 2);
+        self.prefetch_ahead(pages);
         Ok(Some((index, Entry { pages, offset: self.shape.entry(index) })))
     }
 
@@ -177,17 +177,16 @@ impl WqRing {
             return Err(WqRingError::Producer { producer, next, depth });
         }
         self.limit = producer;
-        self.prefetch(pages, 1);
+        self.prefetch_ahead(pages);
         Ok(producer != next)
     }
 
-    /// Asks for the entry that is so many behind the next, if there is one: another
-    /// processor wrote it, and it comes while those before it are carried out.
+    /// Asks for the entry behind the next, if there is one: another processor wrote
+    /// it, and it comes while those before it are carried out.
     #[inline]
-    fn prefetch(&self, pages: &Pages, behind: u32) {
-        let waiting = self.limit.wrapping_sub(self.next);
-        if waiting > behind {
-            let entry = self.shape.entry(self.next.wrapping_add(behind));
+    fn prefetch_ahead(&self, pages: &Pages) {
+        if self.limit.wrapping_sub(self.next) > 1 {
+            let entry = self.shape.entry(self.next.wrapping_add(1));
             pages.prefetch(entry, self.shape.prefetched());
         }
     }
@@ -278,8 +277,9 @@ impl WqRing {
     }
 }
 
-/// Tells whether something was posted to a ring, without the ring: true until a
-/// change of the memory map, and until the ring is reset or goes.
+/// Tells whether something was posted to a ring, without the ring; a hint, for
+/// taking checks what the owner wrote. To be made anew after a change of the memory
+/// map, and when the ring is reset or replaced.
 pub(crate) struct Watch {
     pages: Arc<Pages>,
     /// Where the producer's index is.
