@@ -73,7 +73,7 @@ def places(rng, size):
     """Offsets within a region of `size`, and how many bytes there."""
     for border in (HUGE_PAGE, GIB, 2 * GIB, 4 * GIB):
         if border < size:
-            yield border - 32, 64
+            yield from ((border - 32, 64), (border, 8192))
     yield from ((0, 64), (size - 64, 64))
     for _ in range(20):
         length = rng.randint(1, 20000)
