@@ -61,7 +61,7 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &Requester,
-        config: QpConfig,
+        config: &QpConfig,
         turn: &mut Turn,
     ) -> u32 {
         let wqe = &requester.wqe;

@@ -121,7 +121,7 @@ impl Shared {
 
     /// Does a REG_MR; the `enum virtio_rdma_wc_status` of its failure. Own thread
     /// only.
-    pub(crate) fn reg_mr(&self, config: QpConfig, request: &Registration) -> Result<(), u32> {
+    pub(crate) fn reg_mr(&self, config: &QpConfig, request: &Registration) -> Result<(), u32> {
         let refuse = |why: &str, status| {
             self.complain(Counter::BadRegistration, &why);
             Err(status)

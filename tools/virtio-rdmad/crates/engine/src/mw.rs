@@ -370,7 +370,7 @@ impl Shared {
     /// Does a BIND_MW in the QP in place `slot`; whether it could be done. No access
     /// by what the window was before is under way when this returns. Own thread
     /// only.
-    pub(crate) fn bind_mw(&self, slot: u16, config: QpConfig, bind: &Bind) -> Result<(), ()> {
+    pub(crate) fn bind_mw(&self, slot: u16, config: &QpConfig, bind: &Bind) -> Result<(), ()> {
         let revoked = write(&self.keys)
             .bind(slot, config.pdn, self.has_flush(), bind)
             .map_err(|why| self.complain(Counter::BadRegistration, &why))?;

@@ -79,6 +79,7 @@ impl Shared {
         let Some(qp) = self.qps.get(slot) else { return Visit::Parked };
         let mut requester = lock(&qp.requester);
         let Some(config) = requester.config else { return Visit::Parked };
+        let config = &config;
         let before = turn.left();
         let visit = loop {
             if turn.is_over() {
@@ -121,10 +122,10 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
-        config: QpConfig,
+        config: &QpConfig,
         turn: &mut Turn,
     ) -> bool {
-        let malformed = match requester.queue.pop_send(&mut requester.wqe, &config) {
+        let malformed = match requester.queue.pop_send(&mut requester.wqe, config) {
             Ok(Some(Ok(()))) => None,
             Ok(Some(Err(malformed))) => Some(malformed),
             Ok(None) => return false,
@@ -158,7 +159,7 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
-        config: QpConfig,
+        config: &QpConfig,
         turn: &mut Turn,
     ) -> Step {
         if !config.kind.is_connected() {
@@ -208,7 +209,7 @@ impl Shared {
     }
 
     /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
-    fn manage_memory(&self, slot: u16, wqe: &SendWqe, config: QpConfig) -> u32 {
+    fn manage_memory(&self, slot: u16, wqe: &SendWqe, config: &QpConfig) -> u32 {
         match &wqe.operation {
             Operation::RegMr(request) if self.has(VIRTIO_RDMA_F_FAST_REG) => {
                 self.reg_mr(config, request).err().unwrap_or(VIRTIO_RDMA_WC_SUCCESS)
@@ -223,7 +224,7 @@ impl Shared {
     }
 
     /// Invalidates the key that a work request names for this side, if it does.
-    fn invalidate_local(&self, slot: u16, wqe: &SendWqe, config: QpConfig) -> u32 {
+    fn invalidate_local(&self, slot: u16, wqe: &SendWqe, config: &QpConfig) -> u32 {
         let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
         if !self.can_invalidate() {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
@@ -244,7 +245,7 @@ impl Shared {
     fn map_local(
         &self,
         requester: &Requester,
-        config: QpConfig,
+        config: &QpConfig,
         len: u64,
         pins: &mut PinSet,
         local: &mut Mappings,
@@ -298,7 +299,7 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &Requester,
-        config: QpConfig,
+        config: &QpConfig,
         local: &Mappings,
         len: u64,
         turn: &mut Turn,
@@ -349,7 +350,7 @@ impl Shared {
 
     /// The peer is gone, or not there yet: try again later, as often as the
     /// QP's attributes say.
-    fn no_answer(&self, slot: u16, requester: &mut Requester, config: QpConfig) -> Step {
+    fn no_answer(&self, slot: u16, requester: &mut Requester, config: &QpConfig) -> Step {
         if config.kind == QpType::Uc {
             self.stats.add(Counter::DropUnreachable, 1);
             return Step::End(VIRTIO_RDMA_WC_SUCCESS);
@@ -406,7 +407,7 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
-        config: QpConfig,
+        config: &QpConfig,
         status: u32,
         outbox: &mut Outbox,
     ) {
@@ -436,7 +437,7 @@ impl Shared {
     fn complete_send(
         self: &Arc<Self>,
         slot: u16,
-        config: QpConfig,
+        config: &QpConfig,
         done: Flushed,
         status: u32,
         len: u64,
@@ -471,7 +472,7 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
-        config: QpConfig,
+        config: &QpConfig,
         turn: &mut Turn,
     ) -> Visit {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
@@ -534,7 +535,7 @@ fn traffic(requester: &Requester) -> Traffic {
 }
 
 /// Counts a message that was sent.
-fn count_send(config: QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
+fn count_send(config: &QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
     let (messages, bytes) = match wqe.operation {
         _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
         Operation::Send => (Counter::SendMessages, Counter::SendBytes),
