@@ -142,8 +142,10 @@ pub struct Worker {
     looked: Instant,
     /// When the processor was last offered to others.
     yielded: Instant,
-    /// Rounds in vain since the clock was looked at.
+    /// Rounds in vain since there was work.
     vain: u32,
+    /// How long a round in vain took when one was last timed.
+    look: Duration,
 }
 
 impl Worker {
@@ -170,6 +172,7 @@ impl Worker {
             looked: now,
             yielded: now,
             vain: 0,
+            look: Duration::ZERO,
         })
     }
 
@@ -222,7 +225,7 @@ impl Worker {
         }
         let worked = self.guard(at, Connection::turn)?;
         if worked {
-            let time = self.pass(Doing::Work);
+            let time = self.pass_work();
             let now = self.now;
             self.connections[at].worked(time, now);
         }
@@ -353,10 +356,28 @@ impl Worker {
 
     /// Looks at the clock; what passed since it did last was spent on something.
     fn pass(&mut self, doing: Doing) -> Duration {
+        let passed = self.look_at_clock();
+        self.shared().times.add(doing, passed);
+        passed
+    }
+
+    /// The same after work, before which there may have been rounds in vain that were not timed:
+    /// they are taken to have been as long as the last that was. The time of the work.
+    fn pass_work(&mut self) -> Duration {
+        let passed = self.look_at_clock();
+        let untimed = std::mem::take(&mut self.vain).saturating_sub(1) % ROUNDS;
+        let poll = passed.min(self.look * untimed);
+        let work = passed.saturating_sub(poll);
+        self.shared().times.add(Doing::Poll, poll);
+        self.shared().times.add(Doing::Work, work);
+        work
+    }
+
+    /// Looks at the clock; what passed since it did last.
+    fn look_at_clock(&mut self) -> Duration {
         let now = Instant::now();
         let passed = now.saturating_duration_since(self.now);
         self.now = now;
-        self.shared().times.add(doing, passed);
         passed
     }
 
@@ -378,6 +399,7 @@ impl Worker {
                 return;
             }
             let time = self.pass(Doing::Poll);
+            self.look = time / if self.vain == 1 { 1 } else { ROUNDS };
             self.crowd.looked(time);
             if !self.crowd.is_dense() {
                 self.offer();
