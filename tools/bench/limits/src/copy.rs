@@ -9,7 +9,7 @@ use std::time::Duration;
 use memmap2::MmapMut;
 use rustix::fs::{ftruncate, memfd_create, open, MemfdFlags, Mode, OFlags};
 
-use crate::samples::typical;
+use crate::samples::mean;
 use crate::Error;
 
 /// perftest walks through so many bytes with messages smaller than that, and sends larger ones
@@ -25,7 +25,7 @@ pub fn bandwidth(size: usize, time: Duration, dir: Option<&Path>) -> Result<f64,
     let (source, mut target) = (filled(len, dir)?, filled(len, dir)?);
     let places: Vec<usize> = (0..=len - size).step_by(size.next_multiple_of(LINE)).collect();
     let mut place = places.iter().cycle();
-    let seconds = typical(time, |count| {
+    let seconds = mean(time, |count| {
         for &at in place.by_ref().take(usize::try_from(count).unwrap_or(usize::MAX)) {
             let source = black_box(&source[at..at + size]);
             black_box(&mut target[at..at + size]).copy_from_slice(source);
