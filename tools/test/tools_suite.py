@@ -118,13 +118,13 @@ def multicast(label, group):
 
 
 def perftest():
-    """{send, write, read, atomic} x {bw, lat} x {RC, UC, UD} x {plain, -R, -e,
-    --use-srq, -g}, as far as perftest has them."""
+    """{send, write, read, atomic} x {bw, lat} x {RC, UC, UD} x {plain, ibv_post_send()
+    instead of ibv_wr_*(), -R, -e, --use-srq, -g}, as far as perftest has them."""
     services = {"send": ("RC", "UC", "UD"), "write": ("RC", "UC"), "read": ("RC",), "atomic": ("RC",)}
     for operation, kinds in services.items():
         for measure in ("bw", "lat"):
             for kind in kinds:
-                for option in ("", "-R", "-e", "--use-srq", "-g"):
+                for option in ("", "--use_old_post_send", "-R", "-e", "--use-srq", "-g"):
                     if skipped(operation, measure, kind, option):
                         continue
                     connection = f" -c {kind}" if operation != "atomic" else ""
