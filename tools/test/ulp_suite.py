@@ -26,6 +26,10 @@ DATAGRAMS = {("uml", "plain"): 2000, ("qemu", "plain"): 200, ("qemu", "debug"): 
 # says so, once.
 UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
                       r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
+# rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another: two
+# handler_mutex of one lock class, which lockdep takes for one.
+RECURSION = "WARNING: possible recursive locking detected"
+RECURSES = "rds_ib_laddr_check+"
 
 
 class Stop(Exception):
@@ -40,6 +44,11 @@ class Ulp(guest_suite.Suite):
         self.prefix = prefix
         self.kind = self.env = self.job = None
         self.target = self.host = None
+
+    def is_known(self, guest, line):
+        if RECURSION in line:
+            return any(RECURSES in after for after in guest.log_after(line, guest_suite.REPORT_LINES))
+        return bool(UNMAPPED.search(line))
 
     def result(self, name, passed=True, skip=None):
         """As Report.result(), with the name of what is under test."""
@@ -196,8 +205,7 @@ def main(arguments):
     try:
         for vmm, kernel, kernel_dir in zip(*[iter(pairs)] * 3):
             suite = Ulp(guest_suite.options(vmm, kernel, kernel_dir, image, share), report, vmm + ": ")
-            suite.part(vmm, 2, suite.everything, suite.agrees,
-                       transport=UNMAPPED if kernel == "debug" else None)
+            suite.part(vmm, 2, suite.everything, suite.agrees)
     except KeyboardInterrupt:
         return 130
     return report.end()
