@@ -15,6 +15,7 @@ need_device
 wait_for active || skip_all "the port is not active"
 wait_for gid_index >/dev/null || skip_all "the port has no GID of an IPv4 address"
 need_mads
+ibv_devinfo -v -d "$DEVICE" | grep -q MEM_MGT_EXTENSIONS || skip_all "$DEVICE has no fast registration"
 command -v fio >/dev/null || skip_all "no fio"
 MISSING=$(missing)
 [ -z "$MISSING" ] || skip_all "$MISSING"
@@ -37,7 +38,7 @@ on_ext4()
 	if command -v mke2fs >/dev/null; then
 		ktap_test_result "$@"
 	else
-		ktap_test_skip "$1 (no mke2fs)"
+		ktap_test_skip "$1 # no mke2fs"
 	fi
 }
 

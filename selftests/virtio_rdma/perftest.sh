@@ -70,15 +70,15 @@ if [ "$(limit max_srq)" -gt 0 ]; then
 	ktap_test_result "srq_pingpong" srq_pingpong
 	ktap_test_result "srq_pingpong_events" srq_pingpong -e
 else
-	ktap_test_skip "srq_pingpong"
-	ktap_test_skip "srq_pingpong_events"
+	ktap_test_skip "srq_pingpong # $DEVICE has no SRQs"
+	ktap_test_skip "srq_pingpong_events # $DEVICE has no SRQs"
 fi
 if ibv_devinfo -v -d "$DEVICE" | grep -q XRC; then
 	ktap_test_result "xsrq_pingpong" xsrq_pingpong
 	ktap_test_result "xsrq_pingpong_events" xsrq_pingpong -e
 else
-	ktap_test_skip "xsrq_pingpong"
-	ktap_test_skip "xsrq_pingpong_events"
+	ktap_test_skip "xsrq_pingpong # $DEVICE has no XRC"
+	ktap_test_skip "xsrq_pingpong_events # $DEVICE has no XRC"
 fi
 ktap_test_result "ib_send_bw" perf ib_send_bw -n 100
 ktap_test_result "ib_write_bw" perf ib_write_bw -a -n 50

@@ -126,10 +126,18 @@ class Suite:
 
     def data_path(self):
         """The selftests that post and poll, in guest 1, one after the other."""
+        self.those_of(DATA_PATH, "virtqueues: ")
+
+    def without_extensions(self):
+        """The selftests of what extensions are about, which skip or see that it is refused."""
+        self.those_of(ABOUT_EXTENSIONS, "no extensions: ")
+
+    def those_of(self, kinds, label):
+        """The selftests whose paths begin so, in guest 1, one after the other."""
         (guest,) = self.network.guests
-        paths = [path for path in self.programs() if path.startswith(DATA_PATH) and path not in BETWEEN_HOSTS]
-        for path in self.some(paths, "virtqueues: "):
-            self.finish(*self.program(path, guest, {"PEERS": ""}, "virtqueues: "))
+        paths = [path for path in self.programs() if path.startswith(kinds) and path not in BETWEEN_HOSTS]
+        for path in self.some(paths, label):
+            self.finish(*self.program(path, guest, {"PEERS": ""}, label))
 
     def large_regions(self):
         """The selftest that wants more memory than other guests have."""
@@ -297,6 +305,7 @@ class Suite:
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
         if self.options.vmm == "uml":
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
+            self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)
             self.much_memory()
             # QEMU lets its guest wait for ever.
             self.part("a device that dies", 2, self.dies, transport=DEAD_TRANSPORT)

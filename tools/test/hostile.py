@@ -14,6 +14,9 @@ PROGRAM = os.path.join(guests.TOP, "build", "virtio-rdma-hostile")
 class Network(guests.Network):
     """One guest with the hostile device."""
 
+    # What the device is told besides.
+    arguments = ()
+
     @property
     def orders(self):
         return os.path.join(self.dir, "orders.sock")
@@ -22,6 +25,7 @@ class Network(guests.Network):
         (guest,) = self.guests
         transport = "--vfio-user" if self.options.vmm == "qemu" else "--vhost-user"
         command = [PROGRAM, transport, guest.rdma_socket, "--mac", guest.mac, "--control", self.orders]
+        command += self.arguments
         return command + ["--no-rings"] * (guest.number in self.options.no_rings)
 
     def order(self, line):
@@ -32,6 +36,13 @@ class Network(guests.Network):
             connection.sendall(line.encode() + b"\n")
             with connection.makefile("r", encoding="utf-8") as answer:
                 return answer.readline()
+
+
+class Bare(Network):
+    """One guest whose device behaves, and has rings and what the RFC has, and nothing else: VIRTIO_RDMA_F_SRQ and
+    all bits of devices behind it are not offered."""
+
+    arguments = ("--direct", "--without", ",".join(map(str, range(3, 24))))
 
 
 class Orders:

@@ -274,14 +274,14 @@ static void end_hard_timer(void *timer)
 	hrtimer_cancel(timer);
 }
 
-/* A pair of QPs, the first of which is to WRITE to the memory of an MR. */
+/* A pair of QPs, the first of which is to WRITE to memory of the other. */
 static struct timed *timed_new(struct kunit *test)
 {
 	struct timed *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
 	struct kv *kv = test->priv;
 	struct kv_buf *buf = kv_buf(test, 2 * PAGE_SIZE);
 	struct kv_qp *peer = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
-	struct ib_mr *mr;
+	struct kv_remote remote;
 	struct ib_sge *sge = kunit_kzalloc(test, sizeof(*sge), GFP_KERNEL);
 
 	KUNIT_ASSERT_NOT_NULL(test, t);
@@ -289,9 +289,7 @@ static struct timed *timed_new(struct kunit *test)
 	t->cq = kv_cq(test, 2 * KV_DEPTH);
 	t->qp = kv_qp(test, IB_QPT_RC, t->cq, NULL);
 	kv_pair(test, t->qp, peer);
-	mr = kv_mr(test, 1);
-	KUNIT_ASSERT_EQ(test, 1, kv_map(mr, buf, PAGE_SIZE, PAGE_SIZE));
-	kv_reg(test, peer, mr, IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE);
+	remote = kv_expose(test, peer, buf, PAGE_SIZE, IB_ACCESS_REMOTE_WRITE);
 	kv_fill(buf->data, KV_LEN, 5);
 	*sge = kv_sge(kv, buf, 0, KV_LEN);
 	t->op = (struct kv_op) {
@@ -299,8 +297,8 @@ static struct timed *timed_new(struct kunit *test)
 		.flags = IB_SEND_SIGNALED,
 		.sge = sge,
 		.num_sge = 1,
-		.remote_addr = mr->iova,
-		.rkey = mr->rkey,
+		.remote_addr = remote.addr,
+		.rkey = remote.rkey,
 	};
 	t->left = KV_DEPTH;
 	init_completion(&t->done);

@@ -12,8 +12,8 @@ struct ends {
 	struct kv_qp *b;
 	struct kv_buf *here;
 	struct kv_buf *there;
-	/* Of all of @there, for a alone to use. */
-	struct ib_mr *mr;
+	/* All of @there, for a alone to use. */
+	struct kv_remote remote;
 };
 
 static struct ends ends_new(struct kunit *test, enum ib_qp_type type)
@@ -29,11 +29,9 @@ static struct ends ends_new(struct kunit *test, enum ib_qp_type type)
 	return e;
 }
 
-static void ends_register(struct kunit *test, struct ends *e, int access)
+static void ends_expose(struct kunit *test, struct ends *e, int access)
 {
-	e->mr = kv_mr(test, 1);
-	KUNIT_ASSERT_EQ(test, 1, kv_map(e->mr, e->there, 0, PAGE_SIZE));
-	kv_reg(test, e->b, e->mr, IB_ACCESS_LOCAL_WRITE | access);
+	e->remote = kv_expose(test, e->b, e->there, 0, access);
 }
 
 /* Posts to a, and wants it to end so. */
@@ -127,16 +125,16 @@ static void write(struct kunit *test)
 	};
 	struct ib_wc wc;
 
-	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.mr->rkey;
-	op.remote_addr = e.mr->iova + 8;
+	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.remote.rkey;
+	op.remote_addr = e.remote.addr + 8;
 	kv_fill(e.here->data, 500, 4);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_WRITE);
 
 	kv_fill(e.here->data, 500, 5);
 	op.opcode = IB_WR_RDMA_WRITE_WITH_IMM;
-	op.remote_addr = e.mr->iova + 1000;
+	op.remote_addr = e.remote.addr + 1000;
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 2, NULL, 0));
 	does(test, &e, &op, IB_WC_SUCCESS);
 	wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
@@ -162,9 +160,9 @@ static void read(struct kunit *test)
 	};
 	struct ib_wc wc;
 
-	ends_register(test, &e, IB_ACCESS_REMOTE_READ);
-	op.rkey = e.mr->rkey;
-	op.remote_addr = e.mr->iova + 77;
+	ends_expose(test, &e, IB_ACCESS_REMOTE_READ);
+	op.rkey = e.remote.rkey;
+	op.remote_addr = e.remote.addr + 77;
 	kv_fill(e.there->data + 77, 501, 6);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_READ);
@@ -189,9 +187,9 @@ static void atomics(struct kunit *test)
 
 	if (kv->dev->attrs.atomic_cap == IB_ATOMIC_NONE)
 		kunit_skip(test, "the device has no atomic operations");
-	ends_register(test, &e, IB_ACCESS_REMOTE_ATOMIC);
-	op.rkey = e.mr->rkey;
-	op.remote_addr = e.mr->iova + 16;
+	ends_expose(test, &e, IB_ACCESS_REMOTE_ATOMIC);
+	op.rkey = e.remote.rkey;
+	op.remote_addr = e.remote.addr + 16;
 	*word = 40;
 	op.opcode = IB_WR_ATOMIC_FETCH_AND_ADD;
 	op.compare_add = 2;
@@ -233,9 +231,9 @@ static void atomic_write(struct kunit *test)
 		KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
 		kunit_skip(test, "the device has no ATOMIC WRITE");
 	}
-	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.mr->rkey;
-	op.remote_addr = e.mr->iova + 24;
+	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.remote.rkey;
+	op.remote_addr = e.remote.addr + 24;
 	kv_fill(e.here->data, 8, 15);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_ATOMIC_WRITE);
@@ -307,9 +305,9 @@ static void unsignaled(struct kunit *test)
 	};
 	unsigned int round, i;
 
-	ends_register(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.mr->rkey;
-	op.remote_addr = e.mr->iova;
+	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
+	op.rkey = e.remote.rkey;
+	op.remote_addr = e.remote.addr;
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, KV_DEPTH); round++) {
 		/* As many as the queue holds: each place is free again. */
 		for (i = 1; i <= KV_DEPTH; i++) {

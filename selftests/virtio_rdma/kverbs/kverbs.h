@@ -57,6 +57,16 @@ struct kv_buf {
 };
 
 /**
+ * struct kv_remote - memory as a peer names it
+ * @addr: of the first byte
+ * @rkey: its key
+ */
+struct kv_remote {
+	u64 addr;
+	u32 rkey;
+};
+
+/**
  * struct kv_qp - a QP
  * @kv: what the test has
  * @qp: the QP
@@ -157,6 +167,9 @@ struct ib_mr *kv_mr(struct kunit *test, u32 max_pages);
 int kv_map(struct ib_mr *mr, struct kv_buf *buf, size_t offset, size_t len);
 int kv_post_reg(struct kv_qp *qp, struct ib_mr *mr, u32 key, int access);
 void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access);
+bool kv_has_fast_reg(struct ib_device *dev);
+struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *buf,
+			   size_t offset, int access);
 
 /* The tests. */
 extern struct kunit_case kv_context_cases[];

@@ -21,7 +21,7 @@ static struct sides sides_new(struct kunit *test)
 	struct kv *kv = test->priv;
 	struct sides s;
 
-	if (!(kv->dev->attrs.device_cap_flags & IB_DEVICE_MEM_MGT_EXTENSIONS))
+	if (!kv_has_fast_reg(kv->dev))
 		kunit_skip(test, "the device has no fast registration");
 	s = (struct sides) {
 		.a = kv_qp(test, IB_QPT_RC, kv_cq(test, 2 * KV_DEPTH), NULL),

@@ -61,7 +61,7 @@ int kv_init(struct kunit *test, struct ib_device *dev)
 	ret = rdma_read_gid_l2_fields(kv->gid, NULL, kv->mac);
 	if (ret)
 		return ret;
-	kv->pd = ib_alloc_pd(dev, 0);
+	kv->pd = ib_alloc_pd(dev, kv_has_fast_reg(dev) ? 0 : IB_PD_UNSAFE_GLOBAL_RKEY);
 	if (IS_ERR(kv->pd))
 		return PTR_ERR(kv->pd);
 	ret = kunit_add_action_or_reset(test, kv_dealloc_pd, kv->pd);
@@ -511,4 +511,34 @@ void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access)
 	KUNIT_ASSERT_EQ(test, 0, kv_post_reg(qp, mr, mr->rkey, access));
 	wc = kv_expect(test, qp->cq, 900, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_REG_MR);
+}
+
+bool kv_has_fast_reg(struct ib_device *dev)
+{
+	return dev->attrs.device_cap_flags & IB_DEVICE_MEM_MGT_EXTENSIONS;
+}
+
+/*
+ * Lets the peers of a QP, whose CQ the test polls, use a page of a buffer. Without
+ * fast registration it is a part of all memory, which the core exposes for READ
+ * and WRITE alone.
+ */
+struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *buf,
+			   size_t offset, int access)
+{
+	struct kv *kv = test->priv;
+	struct ib_mr *mr;
+
+	if (!kv_has_fast_reg(kv->dev)) {
+		if (access & IB_ACCESS_REMOTE_ATOMIC)
+			kunit_skip(test, "the device has no fast registration");
+		return (struct kv_remote) {
+			.addr = buf->addr + offset,
+			.rkey = kv->pd->unsafe_global_rkey,
+		};
+	}
+	mr = kv_mr(test, 1);
+	KUNIT_ASSERT_EQ(test, 1, kv_map(mr, buf, offset, PAGE_SIZE));
+	kv_reg(test, qp, mr, IB_ACCESS_LOCAL_WRITE | access);
+	return (struct kv_remote) { .addr = mr->iova, .rkey = mr->rkey };
 }

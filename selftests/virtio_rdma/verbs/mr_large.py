@@ -11,6 +11,7 @@ import time
 
 import ktap
 from rc import ALL_ACCESS, MR, SGE, Pair, complete, e, fails_with, open_device
+from uverbs import F_PAGE_LEVELS
 
 DEVICE = open_device()
 GIB = 1 << 30
@@ -66,7 +67,8 @@ def memory_info(name):
 def needs_large_regions():
     """Skips the test where there are none."""
     if DEVICE.attr.max_mr_size < SIZE:
-        raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes")
+        why = "" if DEVICE.has_feature(F_PAGE_LEVELS) else ": page tables have no levels"
+        raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes{why}")
 
 
 def places(rng, size):

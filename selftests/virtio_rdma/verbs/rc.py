@@ -57,6 +57,14 @@ class Device:
         """Whether RC QPs can be connected here."""
         return self.port.state == e.IBV_PORT_ACTIVE and self.gid is not None
 
+    def has_feature(self, bit):
+        """Whether driver and device agreed on a feature bit; always, if it is no virtio device."""
+        try:
+            with open(f"/sys/class/infiniband/{self.name}/device/features", encoding="ascii") as file:
+                return file.read()[bit] == "1"
+        except FileNotFoundError:
+            return True
+
     def skip_on_rxe(self, reason):
         """Skips the test on the kernel's software RoCE, where it deviates from IBA."""
         if self.is_rxe:

@@ -6,9 +6,9 @@ import errno
 import struct
 
 import ktap
-from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, open_device,
-                pieces, post, recv_wr, remote, send_wr, sge)
-from uverbs import address, zeros
+from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, fails_with,
+                open_device, pieces, post, recv_wr, remote, send_wr, sge)
+from uverbs import F_REREG_MR, address, zeros
 
 DEVICE = open_device()
 MTU = 128 << DEVICE.port.active_mtu
@@ -411,7 +411,7 @@ def registered_part_of_a_page(rng):
 
 
 def zero_based(rng):
-    """Memory that both ends name by offsets, wherever it begins; and the same after ibv_rereg_mr()."""
+    """Memory that both ends name by offsets, wherever it begins."""
     DEVICE.skip_on_rxe("it names all memory by addresses")
     access = ALL_ACCESS | e.IBV_ACCESS_ZERO_BASED
     with Pair(DEVICE) as pair:
@@ -435,12 +435,31 @@ def zero_based(rng):
                 ktap.same_bytes(memories[1][skip:skip + size], data, "sent")
                 source.close()
                 target.close()
-        region, local = pair.b.memory(64), pair.a.memory(64, data=rng.randbytes(64))
-        for named, start in ((access, 0), (ALL_ACCESS, region.buf), (access, 0)):
-            region.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pair.b.pd, 0, 0, named)
+
+
+def zero_based_anew(rng):
+    """ibv_rereg_mr() decides whether memory is named by offsets. Where there is none, the MR stays as it was."""
+    DEVICE.skip_on_rxe("it names all memory by addresses")
+    with Pair(DEVICE) as pair:
+        region, local = pair.b.memory(64), pair.a.memory(64)
+
+        def register(access):
+            region.rereg(e.IBV_REREG_MR_CHANGE_ACCESS, pair.b.pd, 0, 0, access)
+
+        def written(start):
+            local.write(rng.randbytes(64), 64)
             pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(local)], remote=(start, region.rkey))
             complete(pair.a.send_cq)
-            ktap.same_bytes(region.read(64, 0), local.read(64, 0), "registered anew")
+            ktap.same_bytes(region.read(64, 0), local.read(64, 0), "written")
+
+        offsets = ALL_ACCESS | e.IBV_ACCESS_ZERO_BASED
+        if not DEVICE.has_feature(F_REREG_MR):
+            fails_with(errno.EOPNOTSUPP, register, offsets)
+            written(region.buf)
+            raise ktap.Skip("the device has no REREG_MR")
+        for access, start in ((offsets, 0), (ALL_ACCESS, region.buf), (offsets, 0)):
+            register(access)
+            written(start)
         pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(local)], remote=(region.buf, region.rkey))
         complete(pair.a.send_cq, 1, e.IBV_WC_REM_ACCESS_ERR)
 
@@ -449,4 +468,4 @@ ktap.run([send, send_with_imm, send_nothing, send_into_larger_receive, rdma_writ
           rdma_write_with_imm, rdma_read, zero_length_rdma, compare_and_swap, fetch_and_add,
           fetch_and_add_from_both_sides, sge_lists_of_send, sge_lists_of_write, sge_lists_of_read,
           fence, random_operations, lists_of_requests, list_with_a_bad_request, both_directions,
-          registered_part_of_a_page, zero_based])
+          registered_part_of_a_page, zero_based, zero_based_anew])

@@ -12,7 +12,7 @@ from rc import (ALL_ACCESS, MR, PD, SIGNALED, Pair, QPCap, complete, e, fails_wi
 from pyverbs.mr import MW, MWBindInfo
 from pyverbs.qp import QPEx, QPInitAttrEx
 from pyverbs.wr import SendWR
-from uverbs import address, zeros
+from uverbs import F_RINGS, address, zeros
 
 DEVICE = open_device()
 FLUSH_GLOBAL, FLUSH_PERSISTENT = e.IBV_ACCESS_FLUSH_GLOBAL, e.IBV_ACCESS_FLUSH_PERSISTENT
@@ -21,17 +21,21 @@ BUILDERS = (e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_FLUSH | e.IBV_QP_EX_W
 SIZE = 3 * 4096
 
 
+def by_calls(end, builders):
+    """Attributes of a QP for an endpoint that takes work requests by calls."""
+    cap = QPCap(max_send_wr=64, max_recv_wr=16, max_send_sge=4, max_recv_sge=4)
+    return QPInitAttrEx(qp_type=e.IBV_QPT_RC, scq=end.send_cq, rcq=end.recv_cq, cap=cap, pd=end.pd,
+                        send_ops_flags=builders,
+                        comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
+
+
 class CallPair(Pair):
     """Two connected endpoints, `a` by calls; `b` grants its peer what is asked for."""
 
     def __init__(self, grants=ALL_ACCESS | FLUSH_GLOBAL | FLUSH_PERSISTENT):
         super().__init__(DEVICE, b={"qp_access_flags": grants})
         self.a.qp.close()
-        cap = QPCap(max_send_wr=64, max_recv_wr=16, max_send_sge=4, max_recv_sge=4)
-        attr = QPInitAttrEx(qp_type=e.IBV_QPT_RC, scq=self.a.send_cq, rcq=self.a.recv_cq, cap=cap, pd=self.a.pd,
-                            send_ops_flags=BUILDERS,
-                            comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
-        self.a.qp = QPEx(DEVICE.context, attr)
+        self.a.qp = QPEx(DEVICE.context, by_calls(self.a, BUILDERS))
         self.b.move(e.IBV_QPS_RESET)
         self.connect()
 
@@ -191,6 +195,17 @@ def without(_rng):
     pd = PD(DEVICE.context)
     fails_with(errno.EOPNOTSUPP, MR, pd, SIZE, ALL_ACCESS | FLUSH_GLOBAL)
     pd.close()
+    with Pair(DEVICE) as pair:
+        for builders in (e.IBV_QP_EX_WITH_FLUSH, e.IBV_QP_EX_WITH_ATOMIC_WRITE):
+            fails_with(errno.EOPNOTSUPP, QPEx, DEVICE.context, by_calls(pair.a, builders))
+        source, target = pair.a.memory(8), pair.b.memory(8)
+        wr = send_wr(e.IBV_WR_ATOMIC_WRITE, [sge(source)], remote=remote(target))
+        if DEVICE.has_feature(F_RINGS):
+            post(pair.a.qp.post_send, [wr])
+            complete(pair.a.send_cq, 1, e.IBV_WC_LOC_QP_OP_ERR)
+        else:
+            fails_with(errno.EINVAL, post, pair.a.qp.post_send, [wr])
+        ktap.same_bytes(target.read(8, 0), bytes(8), "memory")
 
 
 FLUSHES, WORDS = 1 << 38, 1 << 40

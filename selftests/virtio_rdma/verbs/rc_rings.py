@@ -173,7 +173,8 @@ def rings_over_fork(rng):
 
 def more_qps_than_virtqueues(rng):
     """More QPs than there are virtqueues, and traffic on the last as on the first."""
-    count = min(200, DEVICE.attr.max_qp // 2 - 1)
+    # Two QPs and four CQs each; the kernel has some for itself.
+    count = min(200, DEVICE.attr.max_qp // 2 - 1, DEVICE.attr.max_cq // 4 - 1)
     pairs = [Pair(DEVICE, depth=4, max_sge=1) for _ in range(count)]
     try:
         for pair in pairs:

@@ -370,7 +370,7 @@ def datagrams(rng):
         ah.close()
 
 
-def without_rings(_rng):
+def without(_rng):
     """A device that has no SRQs says so."""
     ktap.equal(DEVICE.attr.max_srq, 0, "max_srq")
     pd = PD(DEVICE.context)
@@ -382,4 +382,4 @@ if DEVICE.attr.max_srq:
     ktap.run([attributes, limits, one_qp, many_qps, resized, too_small, full, woken, no_receive, write_with_immediate,
               limit_event, last_wqe_event, failed_receive, protection, resets, datagrams])
 else:
-    ktap.run([without_rings])
+    ktap.run([without])

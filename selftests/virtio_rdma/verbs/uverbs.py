@@ -15,7 +15,7 @@ OPEN_XRCD, CLOSE_XRCD, CREATE_XSRQ = 37, 38, 39
 QPT_RC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT = 2, 4, 9, 10
 SRQT_XRC, SRQ_MAX_WR = 1, 1
 PATH_KERNEL, PATH_RINGS = 0, 1
-F_RINGS = 2
+F_RINGS, F_REREG_MR, F_PAGE_LEVELS = 2, 6, 12
 ALL_ACCESS, MW_BIND = 15, 16
 # enum ibv_qp_state, and what each step on the way to RTS names (enum ibv_qp_attr_mask).
 RESET, INIT, RTR, RTS, ERR = 0, 1, 2, 3, 6

@@ -2,11 +2,12 @@
 //! The device: the engine behind proxies, and the rules by which these spoil what passes.
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use abi::VIRTIO_RDMA_F_RINGS;
+use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
 use engine::{Device, DeviceConfig, Fabric, FabricConfig, Limits, Next};
 use memory::{GuestMemory, Region};
 use ring::{Chain, Layout};
@@ -43,6 +44,10 @@ struct Place {
 /// The device.
 pub struct Hostile {
     engine: Arc<Device>,
+    /// The device-specific feature bits that are offered.
+    features: u64,
+    /// Completions in rings go to the guest as they are.
+    direct: bool,
     limits: Limits,
     config: [u8; 256],
     /// The rings of objects, if VIRTIO_RDMA_F_RINGS is agreed on.
@@ -60,11 +65,14 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// A device that behaves.
+    /// A device that behaves, and does not offer the feature bits in `without`. With `direct`, no rule
+    /// holds for completions in rings.
     pub fn new(
         limits: Limits,
         mac: Option<[u8; 6]>,
         rings: bool,
+        without: u64,
+        direct: bool,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let fabric = Fabric::new(FabricConfig::default());
@@ -75,8 +83,11 @@ impl Hostile {
         let engine = fabric.add_device(config);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
         ftruncate(&shadow, shadow_len(&engine, &limits))?;
+        let features = engine.features() & !without;
         Ok(Self {
-            config: engine.config_space(),
+            config: config_space(&engine, features),
+            features,
+            direct,
             engine,
             limits,
             rings: None,
@@ -124,7 +135,9 @@ impl Hostile {
                 }
             }
             Order::Config(Config::Fill(byte)) => self.config.fill(byte),
-            Order::Config(Config::Honest) => self.config = self.engine.config_space(),
+            Order::Config(Config::Honest) => {
+                self.config = config_space(&self.engine, self.features);
+            }
             Order::Config(Config::Patch(offset, bytes)) => {
                 let skip = usize::try_from(offset).unwrap_or(usize::MAX);
                 for (place, byte) in self.config.iter_mut().skip(skip).zip(bytes) {
@@ -136,7 +149,7 @@ impl Hostile {
                 self.rules.clear();
                 self.places.values_mut().for_each(|place| place.forgeries.clear());
                 self.rings.iter_mut().for_each(Rings::end_forgeries);
-                self.config = self.engine.config_space();
+                self.config = config_space(&self.engine, self.features);
             }
         }
     }
@@ -409,8 +422,8 @@ impl Hostile {
     fn agree(&mut self, features: u64) {
         self.engine.set_driver_features(features);
         let base = SHADOW + queues_len(&self.engine);
-        let rings = features & self.engine.features() & 1 << VIRTIO_RDMA_F_RINGS != 0;
-        self.rings = rings.then(|| Rings::new(self.limits.clone(), base));
+        let rings = features & self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        self.rings = rings.then(|| Rings::new(self.limits.clone(), self.direct, base));
     }
 
     fn begin(&mut self, memory: &GuestMemory) -> Result<(), String> {
@@ -444,6 +457,14 @@ impl Hostile {
     }
 }
 
+/// The configuration space of a device that offers these feature bits, and is honest.
+fn config_space(engine: &Device, features: u64) -> [u8; 256] {
+    let mut config = engine.config_space();
+    let at = offset_of!(virtio_rdma_config, features);
+    config[at..at + 8].copy_from_slice(&features.to_le_bytes());
+    config
+}
+
 /// Bytes of the engine's virtqueues.
 fn queues_len(engine: &Device) -> u64 {
     STRIDE * u64::from(engine.queue_count())
@@ -468,7 +489,7 @@ impl vhost_user::Backend for Hostile {
     }
 
     fn features(&self) -> u64 {
-        self.engine.features()
+        self.features
     }
 
     fn config(&self) -> &[u8] {
@@ -508,7 +529,7 @@ impl engine::Signal for VfioUserSignal {
 
 impl vfio_user::Backend for Hostile {
     fn features(&self) -> u64 {
-        self.engine.features()
+        self.features
     }
 
     fn config(&self) -> &[u8] {

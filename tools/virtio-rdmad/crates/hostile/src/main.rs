@@ -47,6 +47,14 @@ struct Options {
     #[arg(long)]
     no_rings: bool,
 
+    /// Does not offer these feature bits.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..64))]
+    without: Vec<u32>,
+
+    /// Has no rules for completions in rings: they go to the guest as they are.
+    #[arg(long)]
+    direct: bool,
+
     /// Socket on which it takes orders.
     #[arg(long)]
     control: PathBuf,
@@ -133,7 +141,9 @@ impl Process {
         let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
         let limits = Limits { ring_qp: 95, ring_cq: 64, ring_wr: 1024, ring_cqe: 4096, ..limits };
         let mac = options.mac.map(|Mac(mac)| mac);
-        let device = Hostile::new(limits, mac, !options.no_rings, events.clone())?;
+        let without = options.without.iter().fold(0, |bits, bit| bits | 1 << bit);
+        let (rings, direct) = (!options.no_rings, options.direct);
+        let device = Hostile::new(limits, mac, rings, without, direct, events.clone())?;
         let (signals, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
         signal_hook::low_level::pipe::register(SIGINT, write)?;

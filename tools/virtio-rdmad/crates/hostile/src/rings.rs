@@ -2,8 +2,10 @@
 //! The rings of objects, between the guest and the engine.
 //!
 //! The engine writes its CQEs into a ring of this process, whatever the guest's is like. So what the
-//! guest finds in its completion rings, and when it is told, is this module's doing alone. Send and
-//! receive rings the engine reads where they are.
+//! guest finds in its completion rings, and when it is told, is this module's doing alone: it takes
+//! every CQE for a solicited one, and keeps what does not fit, where the engine's CQ would overflow.
+//! Send and receive rings the engine reads where they are. If it has the guest's completion rings
+//! directly, nothing here stands in between.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -211,6 +213,8 @@ impl Cq {
 /// The rings of a guest.
 pub struct Rings {
     limits: Limits,
+    /// The engine has the guest's own completion rings.
+    direct: bool,
     /// Where the memory of this process is, as the engine sees it.
     base: u64,
     slots: Vec<u16>,
@@ -223,15 +227,15 @@ pub struct Rings {
 
 impl Rings {
     /// None yet. `base` is the address of a [`SLOT`] for each CQ that there can be.
-    pub fn new(limits: Limits, base: u64) -> Self {
+    pub fn new(limits: Limits, direct: bool, base: u64) -> Self {
         let slots = (0..limits.ring_cq).collect();
         let (qps, srqs) = (BTreeMap::new(), BTreeMap::new());
-        Self { limits, base, slots, cqs: BTreeMap::new(), qps, srqs }
+        Self { limits, direct, base, slots, cqs: BTreeMap::new(), qps, srqs }
     }
 
     /// None any more.
     pub fn clear(&mut self) {
-        *self = Self::new(self.limits.clone(), self.base);
+        *self = Self::new(self.limits.clone(), self.direct, self.base);
     }
 
     /// Follows a change of the memory map.
@@ -249,7 +253,8 @@ impl Rings {
         request: &[u8],
         reply: &mut [u8],
     ) -> usize {
-        let result = match request.first().copied().map(u32::from) {
+        let command = request.first().copied().map(u32::from);
+        let result = match command.filter(|_| !self.direct) {
             Some(VIRTIO_RDMA_CMD_CREATE_RING_CQ) => self.create_cq(engine, memory, request, reply),
             Some(VIRTIO_RDMA_CMD_RESIZE_CQ) => self.resize_cq(memory, request, reply),
             _ => None,
