@@ -74,12 +74,13 @@ fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
 }
 
 fn of_worker(worker: &Shared) -> Value {
-    let Reading { work, poll, sleep, rounds, sleeps, asleep } = worker.times.read();
+    let Reading { work, poll, wait, sleep, rounds, sleeps, asleep } = worker.times.read();
     json!({
         "guests": worker.guests(),
         "asleep": asleep,
         "work_seconds": work.as_secs_f64(),
         "poll_seconds": poll.as_secs_f64(),
+        "wait_seconds": wait.as_secs_f64(),
         "sleep_seconds": sleep.as_secs_f64(),
         "rounds": rounds,
         "sleeps": sleeps,

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod clock;
 mod connection;
 mod control;
 mod daemon;

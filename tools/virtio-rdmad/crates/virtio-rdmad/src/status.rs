@@ -39,11 +39,14 @@ fn text(answer: &Value) -> String {
 
 fn worker(index: usize, worker: &Value) -> String {
     let seconds = |key: &str| worker[key].as_f64().unwrap_or(0.0);
-    let parts = ["work_seconds", "poll_seconds", "sleep_seconds"].map(seconds);
+    let parts = ["work_seconds", "poll_seconds", "wait_seconds", "sleep_seconds"].map(seconds);
     let all = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
-    let [work, poll, sleep] = parts.map(|part| 100.0 * part / all);
+    let [work, poll, wait, sleep] = parts.map(|part| 100.0 * part / all);
     let guests = plain(&worker["guests"]);
-    format!("worker {index}: {guests} guests, works {work:.1} %, polls {poll:.1} %, sleeps {sleep:.1} %\n")
+    format!(
+        "worker {index}: {guests} guests, works {work:.1} %, polls {poll:.1} %, \
+         waits for a processor {wait:.1} %, sleeps {sleep:.1} %\n"
+    )
 }
 
 fn guest(guest: &Value) -> String {
@@ -131,7 +134,7 @@ mod tests {
     #[test]
     fn text_shows_what_matters() {
         let answer = json!({ "workers": [{ "guests": 1, "work_seconds": 1.0, "poll_seconds": 2.0,
-            "sleep_seconds": 5.0 }], "guests": [{
+            "wait_seconds": 1.0, "sleep_seconds": 4.0 }], "guests": [{
             "name": "g1", "worker": 0, "network": "default", "transport": "vfio-user", "socket": "/s",
             "mac": null, "connected": true, "started": true, "queues": "rings", "pds": 1, "mrs": 2, "cqs": 3,
             "mws": 1, "gids": [{ "index": 0, "gid": "fe80::1", "vlan": null },
@@ -145,7 +148,7 @@ mod tests {
             "counters": { "send_messages": 5, "timeouts": 0 },
         }]});
         let expected = "\
-worker 0: 1 guests, works 12.5 %, polls 25.0 %, sleeps 62.5 %
+worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %
 
 g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   GID 0 fe80::1

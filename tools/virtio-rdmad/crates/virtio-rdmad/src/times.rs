@@ -11,6 +11,8 @@ pub enum Doing {
     Work,
     /// Looking for work in vain.
     Poll,
+    /// Neither, because others had the processor.
+    Wait,
 }
 
 /// The times and counts of one worker. Only the worker writes them, so that nothing is lost without
@@ -20,6 +22,7 @@ pub struct Times {
     begin: Instant,
     work: AtomicU64,
     poll: AtomicU64,
+    wait: AtomicU64,
     rounds: AtomicU64,
     sleeps: AtomicU64,
     asleep: AtomicBool,
@@ -32,6 +35,8 @@ pub struct Reading {
     pub work: Duration,
     /// Time spent in looking for work in vain.
     pub poll: Duration,
+    /// Time in which it was ready to do either and others had the processor.
+    pub wait: Duration,
     /// All other time since the worker was made.
     pub sleep: Duration,
     /// Rounds over all guests.
@@ -49,6 +54,7 @@ impl Times {
             begin: Instant::now(),
             work: AtomicU64::new(0),
             poll: AtomicU64::new(0),
+            wait: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
@@ -60,6 +66,7 @@ impl Times {
         let counter = match doing {
             Doing::Work => &self.work,
             Doing::Poll => &self.poll,
+            Doing::Wait => &self.wait,
         };
         add(counter, u64::try_from(time.as_nanos()).unwrap_or(0));
     }
@@ -81,11 +88,11 @@ impl Times {
     pub fn read(&self) -> Reading {
         let asleep = self.asleep.load(Ordering::Acquire);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (work, poll) =
-            (Duration::from_nanos(get(&self.work)), Duration::from_nanos(get(&self.poll)));
-        let sleep = self.begin.elapsed().saturating_sub(work + poll);
+        let [work, poll, wait] =
+            [&self.work, &self.poll, &self.wait].map(|counter| Duration::from_nanos(get(counter)));
+        let sleep = self.begin.elapsed().saturating_sub(work + poll + wait);
         let (rounds, sleeps) = (get(&self.rounds), get(&self.sleeps));
-        Reading { work, poll, sleep, rounds, sleeps, asleep }
+        Reading { work, poll, wait, sleep, rounds, sleeps, asleep }
     }
 }
 

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
 use crate::guest::Guest;
 use crate::poller::{Poller, Source};
@@ -136,8 +137,7 @@ pub struct Worker {
     departures: Arc<OwnedFd>,
     connections: Vec<Connection>,
     crowd: Crowd,
-    /// The clock when it was last looked at.
-    now: Instant,
+    clock: Clock,
     /// When sockets and kicks were looked at.
     looked: Instant,
     /// When the processor was last offered to others.
@@ -158,7 +158,8 @@ impl Worker {
     ) -> Result<Self, Errno> {
         let poller = Arc::new(Poller::new()?);
         poller.add(workers[index].waker.as_fd(), Source::Wake)?;
-        let now = Instant::now();
+        let clock = Clock::new();
+        let now = clock.now();
         let (connections, crowd) = (Vec::new(), Crowd::default());
         Ok(Self {
             workers,
@@ -168,7 +169,7 @@ impl Worker {
             departures,
             connections,
             crowd,
-            now,
+            clock,
             looked: now,
             yielded: now,
             vain: 0,
@@ -182,6 +183,8 @@ impl Worker {
 
     /// Serves guests until [`Shared::stop`].
     pub fn run(mut self) {
+        // Another thread may have made it.
+        self.clock.wake();
         while !self.shared().stop.load(Ordering::Relaxed) {
             if let Err(error) = self.round().and_then(|()| self.rest()) {
                 self.retire(error);
@@ -197,7 +200,7 @@ impl Worker {
         self.heed();
         if self.look_due() {
             let events = self.poller.wait(Some(Duration::ZERO))?;
-            self.looked = self.now;
+            self.looked = self.clock.now();
             self.dispatch(&events);
         }
         let mut worked = false;
@@ -226,7 +229,7 @@ impl Worker {
         let worked = self.guard(at, Connection::turn)?;
         if worked {
             let time = self.pass_work();
-            let now = self.now;
+            let now = self.clock.now();
             self.connections[at].worked(time, now);
         }
         Some(worked)
@@ -262,13 +265,13 @@ impl Worker {
             return Ok(());
         }
         self.pass(Doing::Poll);
-        let timeout = timer.map(|time| time.saturating_duration_since(self.now));
+        let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
         self.shared().times.sleeps(true);
         let events = self.poller.wait(timeout);
         self.shared().times.sleeps(false);
-        self.now = Instant::now();
+        self.clock.wake();
         self.crowd.slept();
-        self.looked = self.now;
+        self.looked = self.clock.now();
         if memory::truncations() > 0 {
             TRUNCATED.call_once(|| {
                 tracing::warn!("a monitor truncated its guest's memory, which is zeros now");
@@ -311,7 +314,7 @@ impl Worker {
     /// Begins to serve a guest.
     fn adopt(&mut self, guest: &Arc<Guest>, stream: UnixStream) {
         let name = &guest.spec.name;
-        let (poller, poll, now) = (&self.poller, self.poll, self.now);
+        let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
         let begin = || Connection::new(guest.clone(), stream, poller, poll, now);
         match catch_unwind(AssertUnwindSafe(begin)) {
             Ok(Ok(connection)) => {
@@ -354,37 +357,32 @@ impl Worker {
         let _ = rustix::io::write(&self.departures, &1_u64.to_ne_bytes());
     }
 
-    /// Looks at the clock; what passed since it did last was spent on something.
-    fn pass(&mut self, doing: Doing) -> Duration {
-        let passed = self.look_at_clock();
-        self.shared().times.add(doing, passed);
+    /// Looks at the clock; the time that passed since it did last was spent on something, as far as
+    /// this thread ran.
+    fn pass(&mut self, doing: Doing) -> Passed {
+        let passed = self.clock.look();
+        self.shared().times.add(doing, passed.ran);
+        self.shared().times.add(Doing::Wait, passed.waited);
         passed
     }
 
     /// The same after work, before which there may have been rounds in vain that were not timed:
-    /// they are taken to have been as long as the last that was. The time of the work.
+    /// they are taken to have been as long as the last that was. How long the work ran.
     fn pass_work(&mut self) -> Duration {
-        let passed = self.look_at_clock();
+        let Passed { ran, waited } = self.clock.look();
         let untimed = std::mem::take(&mut self.vain).saturating_sub(1) % ROUNDS;
-        let poll = passed.min(self.look * untimed);
-        let work = passed.saturating_sub(poll);
-        self.shared().times.add(Doing::Poll, poll);
-        self.shared().times.add(Doing::Work, work);
+        let poll = ran.min(self.look * untimed);
+        let work = ran.saturating_sub(poll);
+        for (doing, time) in [(Doing::Poll, poll), (Doing::Work, work), (Doing::Wait, waited)] {
+            self.shared().times.add(doing, time);
+        }
         work
-    }
-
-    /// Looks at the clock; what passed since it did last.
-    fn look_at_clock(&mut self) -> Duration {
-        let now = Instant::now();
-        let passed = now.saturating_duration_since(self.now);
-        self.now = now;
-        passed
     }
 
     /// Whether it is time to look at sockets and kicks.
     fn look_due(&self) -> bool {
         let period = if self.vain == 0 { EVENTS_BUSY } else { EVENTS_IDLE };
-        self.now.saturating_duration_since(self.looked) >= period
+        self.clock.now().saturating_duration_since(self.looked) >= period
     }
 
     /// After a round: parks guests that were looked at in vain for long enough.
@@ -398,14 +396,14 @@ impl Worker {
                 std::hint::spin_loop();
                 return;
             }
-            let time = self.pass(Doing::Poll);
-            self.look = time / if self.vain == 1 { 1 } else { ROUNDS };
-            self.crowd.looked(time);
+            let passed = self.pass(Doing::Poll);
+            self.look = passed.ran / if self.vain == 1 { 1 } else { ROUNDS };
+            self.crowd.looked(passed.total());
             if !self.crowd.is_dense() {
                 self.offer();
             }
         }
-        let (now, dense) = (self.now, self.crowd.is_dense());
+        let (now, dense) = (self.clock.now(), self.crowd.is_dense());
         for at in (0..self.connections.len()).rev() {
             if self.connections[at].is_tired(now, dense) {
                 self.guard(at, |connection| {
@@ -419,19 +417,19 @@ impl Worker {
 
     /// Lets others have the processor, if they want it and have not been asked just now.
     fn offer(&mut self) {
-        if self.now.saturating_duration_since(self.yielded) < OFFER {
+        if self.clock.now().saturating_duration_since(self.yielded) < OFFER {
             return;
         }
         std::thread::yield_now();
-        let time = self.pass(Doing::Poll);
-        self.crowd.yielded(time);
-        self.yielded = self.now;
+        let passed = self.pass(Doing::Poll);
+        self.crowd.yielded(passed.total());
+        self.yielded = self.clock.now();
     }
 
     /// Gives turns to parked guests whose time has come.
     fn expire(&mut self) {
         for connection in &mut self.connections {
-            if matches!(connection.state, State::Parked(Some(time)) if time <= self.now) {
+            if matches!(connection.state, State::Parked(Some(time)) if time <= self.clock.now()) {
                 connection.state = State::Hot;
             }
         }

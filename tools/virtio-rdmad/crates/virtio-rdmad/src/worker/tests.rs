@@ -170,3 +170,26 @@ fn a_guest_that_loses_its_memory_takes_nobody_along() {
     assert_eq!(other.answered(), 2);
     assert_ne!(memory::truncations(), 0);
 }
+
+#[test]
+fn looks_in_vain_before_work_are_no_work() {
+    let mut bench = Bench::new("vain", 1);
+    let worker = &mut bench.worker;
+    let look = Duration::from_millis(1);
+    worker.clock.wake();
+    let start = Instant::now();
+    while start.elapsed() < 20 * look {
+        std::hint::spin_loop();
+    }
+    // The first was timed, and the one after each ROUNDS.
+    (worker.vain, worker.look) = (ROUNDS + 4, look);
+    let work = worker.pass_work();
+    let times = worker.shared().times.read();
+    assert_eq!(times.poll, 3 * look);
+    assert_eq!(times.work, work);
+    assert!(work + times.poll + times.wait >= 20 * look);
+    assert_eq!(worker.vain, 0);
+    // No more than there was.
+    (worker.vain, worker.look) = (ROUNDS, Duration::from_secs(1));
+    assert_eq!(worker.pass_work(), Duration::ZERO);
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How long a thread took for something, and how much of that it had a processor.
+
+use std::time::{Duration, Instant};
+
+use rustix::time::{clock_gettime, ClockId};
+
+/// What takes longer may hold time without a processor. Of what is shorter it is not worth a system
+/// call to know.
+const ASK: Duration = Duration::from_micros(50);
+
+/// Time that passed.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Passed {
+    /// While the thread ran.
+    pub ran: Duration,
+    /// While it was ready to run and others had the processor.
+    pub waited: Duration,
+}
+
+impl Passed {
+    /// All of it.
+    pub fn total(self) -> Duration {
+        self.ran + self.waited
+    }
+}
+
+/// The clock of the thread that looks at it.
+#[derive(Debug)]
+pub struct Clock {
+    now: Instant,
+    /// When the kernel was last asked how long the thread has run, and the answer.
+    asked: (Instant, Duration),
+}
+
+impl Clock {
+    /// Starts now.
+    pub fn new() -> Self {
+        let now = Instant::now();
+        Self { now, asked: (now, processor_time()) }
+    }
+
+    /// The time when it was last looked at.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Looks at it: the time that passed since it was last.
+    pub fn look(&mut self) -> Passed {
+        let now = Instant::now();
+        let total = now.saturating_duration_since(self.now);
+        self.now = now;
+        let waited = if total < ASK { Duration::ZERO } else { self.waited().min(total) };
+        Passed { ran: total - waited, waited }
+    }
+
+    /// Looks at it after a sleep, which is no time that passed.
+    pub fn wake(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Asks how long the thread did not run, by now, since it asked last.
+    fn waited(&mut self) -> Duration {
+        let (then, had) = std::mem::replace(&mut self.asked, (self.now, processor_time()));
+        let ran = self.asked.1.saturating_sub(had);
+        self.now.saturating_duration_since(then).saturating_sub(ran)
+    }
+}
+
+/// How long this thread has run so far.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is ever negative.
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_without_the_processor_is_apart() {
+        let mut clock = Clock::new();
+        std::thread::sleep(10 * ASK);
+        let passed = clock.look();
+        assert!(passed.waited > passed.ran, "{passed:?}");
+        assert!(passed.total() >= 10 * ASK);
+    }
+
+    #[test]
+    fn what_a_sleep_took_did_not_pass() {
+        let mut clock = Clock::new();
+        std::thread::sleep(10 * ASK);
+        clock.wake();
+        let start = clock.now();
+        assert_eq!(start + clock.look().total(), clock.now());
+    }
+
+    #[test]
+    fn time_with_the_processor_is_not_waited_for() {
+        let mut clock = Clock::new();
+        let start = processor_time();
+        while processor_time() < start + 20 * ASK {}
+        // Another process may have had the processor meanwhile, or not.
+        assert!(clock.look().ran >= 20 * ASK);
+    }
+}
