@@ -27,6 +27,7 @@ CM = "rdma resource show cm_id | grep -q 'state LISTEN'"
 TCP = "grep -Eqi ':{:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6"
 # The kernel shows a listener a moment before it listens.
 NOT_YET = "RDMA_CM_EVENT_REJECTED; error: 8"
+ATTEMPTS = 5
 # The addresses of the guests in a VLAN.
 VLAN = "10.5.0.{}"
 JOINED = "rdma resource show qp -dd | grep -q 'drv_mcast_groups 1'"
@@ -172,28 +173,36 @@ class Tools(guest_suite.Suite):
         return int(text.split()[0])
 
     def case(self, case, addresses):
-        """Runs one; guest 1's side is waited for, and ended if guest 2's failed."""
-        first, second = self.network.guests
-        (d1, g1), (d2, g2) = first.link, second.link
-        names = {"d1": d1, "g1": g1, "d2": d2, "g2": g2, "t1": first.address,
+        """Runs one. Who meets nobody that listens begins anew with both sides: perftest's says that it
+        will listen before it does, when it is connected once already, and takes a second program for a
+        part of the first."""
+        (d1, g1), (d2, g2) = (guest.link for guest in self.network.guests)
+        names = {"d1": d1, "g1": g1, "d2": d2, "g2": g2, "t1": self.network.guests[0].address,
                  "a1": addresses[0], "a2": addresses[1], "i1": self.ipv6[0], "i2": self.ipv6[1]}
+        for _ in range(ATTEMPTS):
+            passed, text = self.attempt(case, names)
+            if passed or NOT_YET not in text:
+                break
+        self.report.result(case.name, passed)
+
+    def attempt(self, case, names):
+        """Runs both sides: whether they passed, and what guest 2's said. Guest 1's is waited for, and ended
+        if guest 2's failed."""
+        first, second = self.network.guests
         server = first.start(case.server.format(**names))
-        job, text = None, ""
+        job, passed = None, False
         try:
             first.check(f"until {case.ready}; do sleep 0.05; done", timeout=HANG_SECONDS)
             job = second.start(case.client.format(**names))
             status = job.wait(HANG_SECONDS)
-            if NOT_YET in job.text and server.status is None:
-                job = second.start(case.client.format(**names))
-                status = job.wait(HANG_SECONDS)
-            text = job.text
-            if case.stays:
-                server.kill(signal.SIGTERM)
-            ended = server.wait(HANG_SECONDS) in ((0, 128 + signal.SIGTERM) if case.stays else (0,))
-            passed = status == 0 and case.expect in text and ended and self.same(case.same)
+            if status == 0:
+                if case.stays:
+                    server.kill(signal.SIGTERM)
+                ended = server.wait(HANG_SECONDS) in ((0, 128 + signal.SIGTERM) if case.stays else (0,))
+                passed = case.expect in job.text and ended and self.same(case.same)
         except guests.Failure as failure:
             self.report.note(str(failure))
-            passed = False
+        text = job.text if job else ""
         if not passed:
             self.report.note(f"guest 1: {case.server.format(**names)}\n{server.text}")
             self.report.note(f"guest 2: {case.client.format(**names)}\n{text}")
@@ -201,7 +210,7 @@ class Tools(guest_suite.Suite):
                 if running and running.status is None:
                     running.kill(signal.SIGKILL)
                     running.done.wait(HANG_SECONDS)
-        self.report.result(case.name, passed)
+        return passed, text
 
     def same(self, command):
         """Whether a command prints the same in both guests."""
