@@ -981,11 +981,12 @@ impl Shared {
     }
 
     fn destroy_qp(
-        &self,
+        self: &Arc<Self>,
         control: &mut Control,
         request: &virtio_rdma_cmd_destroy_qp,
     ) -> Result<(), Status> {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
+        self.last_turn(slot);
         let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
         if !lock(&qp.responder).groups.is_empty() {

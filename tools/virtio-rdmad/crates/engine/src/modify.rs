@@ -34,6 +34,13 @@ struct Change {
     source: Address,
 }
 
+/// Whether a request ends what a QP does.
+fn ends(request: &virtio_rdma_cmd_modify_qp) -> bool {
+    let to = QpState::from_abi(request.attr.qp_state);
+    request.attr_mask & VIRTIO_RDMA_QP_STATE != 0
+        && matches!(to, Some(QpState::Reset | QpState::Err))
+}
+
 impl Shared {
     /// Handles MODIFY_QP: all attributes or none.
     pub(crate) fn modify_qp(
@@ -42,6 +49,9 @@ impl Shared {
     ) -> Result<(), Status> {
         let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
         let qp = self.qps.get(slot).ok_or(Status::NoObject)?;
+        if ends(request) {
+            self.last_turn(slot);
+        }
         let mut requester = lock(&qp.requester);
         let mut responder = lock(&qp.responder);
         let config = responder.config.ok_or(Status::NoObject)?;

@@ -116,6 +116,20 @@ impl Shared {
         visit
     }
 
+    /// Gives the send queue of a QP a turn before a command ends it (chapter 8 of the specification). Programs
+    /// that post without waiting for completions, and are done, take what they posted for sent:
+    /// other devices have sent it by the time a command reaches them.
+    pub(crate) fn last_turn(self: &Arc<Self>, slot: u16) {
+        let Some(qp) = self.qps.get(slot) else { return };
+        if qp.state() != QpState::Rts || lock(&qp.requester).active {
+            return;
+        }
+        let mut turn = Turn::default();
+        turn.begin(u32::MAX, true);
+        self.service_send(slot, &mut turn);
+        turn.finish(self);
+    }
+
     /// Takes the next work request; `false` if there is none or it ended at
     /// once (then the state has changed).
     fn fetch(

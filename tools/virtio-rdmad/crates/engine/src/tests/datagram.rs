@@ -113,3 +113,29 @@ pub fn errors_stop_the_send_queue_alone() {
     pair.settle();
     assert_eq!(brief(pair.poll_b()).unwrap().0, 8);
 }
+
+#[test]
+pub fn what_was_posted_before_the_qp_ends_is_sent() {
+    let end = |pair: &mut Pair, qpn, way| match way {
+        0 => pair.a.destroy_qp(qpn),
+        1 => pair.a.set_state(qpn, VIRTIO_RDMA_QPS_ERR),
+        _ => pair.a.set_state(qpn, VIRTIO_RDMA_QPS_RESET),
+    };
+    for way in 0..3 {
+        let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
+        let [a, b] = pair.ends;
+        for i in 0..5 {
+            pair.b.post_recv(b.qpn, i, &[sge(DATA + 100 * i, 100, b.key)]);
+        }
+        let part = [sge(DATA, 50, a.key)];
+        for i in 0..5 {
+            pair.a.post_send(a.qpn, &Send::new(i, SEND, &part).ud(gid(2), b.qpn, QKEY, a.pdn));
+        }
+        end(&mut pair, a.qpn, way).unwrap();
+        pair.settle();
+        for i in 0..5 {
+            let expected = Some((i, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_RECV));
+            assert_eq!(brief(pair.poll_b()), expected, "way {way}");
+        }
+    }
+}
