@@ -57,6 +57,7 @@ pub(crate) use stats::StatDesc;
 use table::Table;
 pub(crate) use wr::{
     FastReg,
+    InlineData,
     RecvWr,
     RecvWrs,
     SendWr,

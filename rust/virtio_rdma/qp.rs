@@ -30,6 +30,7 @@ use crate::{
     wq::{
         self,
         Entry,
+        Payload,
         Transport,
         WorkQueue, //
     },
@@ -79,7 +80,8 @@ pub(crate) struct Qp {
 /// The flags of a send work request that the device knows.
 const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
     | bindings::VIRTIO_RDMA_SEND_SIGNALED
-    | bindings::VIRTIO_RDMA_SEND_SOLICITED;
+    | bindings::VIRTIO_RDMA_SEND_SOLICITED
+    | bindings::VIRTIO_RDMA_SEND_INLINE;
 
 /// Attributes of alternate paths, which RoCE does not have.
 const ALTERNATE_PATH: u32 =
@@ -344,6 +346,31 @@ impl Qp {
         })
     }
 
+    /// The data of a send work request, or where it is.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for data inline that is too long, or that the operation or the queue has no place for.
+    fn payload<'a>(&self, wr: &ib::SendWr<'a, Hca>) -> Result<Payload<'a>> {
+        let Some(data) = wr.inline_data() else {
+            return Ok(Payload::Sges(wr.sges()));
+        };
+        let carries = matches!(
+            wr.opcode(),
+            bindings::ib_wr_opcode_IB_WR_SEND
+                | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
+                | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
+                | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+        );
+        if !carries
+            || self.hca.config().rings.is_none()
+            || data.len() > u64::from(self.cap.max_inline_data)
+        {
+            return Err(EINVAL);
+        }
+        Ok(Payload::Inline(data))
+    }
+
     fn body(&self, wr: &ib::SendWr<'_, Hca>) -> Result<WrBody> {
         let rc = self.qp_type == bindings::ib_qp_type_IB_QPT_RC;
         let connected = rc || self.qp_type == bindings::ib_qp_type_IB_QPT_UC;
@@ -414,6 +441,7 @@ impl Qp {
     fn post_one_send(&self, sq: &mut WorkQueue, wr: &ib::SendWr<'_, Hca>) -> Result {
         sq.check(wr.sges())?;
         let request = self.send_request(wr)?;
+        let payload = self.payload(wr)?;
         let entry = Entry {
             wr_id: wr.wr_id(),
             opcode: wr.opcode(),
@@ -423,7 +451,7 @@ impl Qp {
             sq.keep(entry);
             return Ok(());
         }
-        sq.post_send(&request, wr.sges(), entry)
+        sq.post_send(&request, &payload, entry)
             .inspect_err(|error| self.post_failed(*error))
     }
 
@@ -738,9 +766,6 @@ fn new_rings(
     srqn: Option<u32>,
     cap: &mut bindings::ib_qp_cap,
 ) -> Result<Parts> {
-    if cap.max_inline_data != 0 {
-        return Err(EINVAL);
-    }
     // No more than `max_qp_wr`, which is a power of two.
     cap.max_send_wr = cap.max_send_wr.next_power_of_two();
     if srqn.is_none() {

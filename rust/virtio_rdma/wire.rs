@@ -6,7 +6,10 @@
 //! An abstraction: that they may be copied, and what their unions hold, is unsafe
 //! here, so that it is not elsewhere.
 
-use crate::bindings;
+use crate::{
+    bindings,
+    wq::Payload, //
+};
 use kernel::{
     prelude::*,
     transmute::{
@@ -319,7 +322,9 @@ impl SendRequest {
     }
 
     /// The header for a ring. The driver's limits keep all numbers within the fields.
-    pub(crate) fn to_ring(&self, num_sge: usize, wr_id: u64) -> RingHeader {
+    pub(crate) fn to_ring(&self, payload: &Payload<'_>, wr_id: u64) -> RingHeader {
+        let num_sge = payload.num_sge() as u8;
+        let inline_len = (payload.inline_len() as u16).to_le();
         if let WrBody::Ud {
             remote_qpn,
             remote_qkey,
@@ -329,7 +334,8 @@ impl SendRequest {
             let mut wqe = RingUdWqe {
                 wr_id: wr_id.to_le(),
                 opcode: self.opcode as u8,
-                num_sge: num_sge as u8,
+                num_sge,
+                inline_len,
                 send_flags: (self.send_flags as u16).to_le(),
                 remote_qpn: remote_qpn.to_le(),
                 remote_qkey: remote_qkey.to_le(),
@@ -356,7 +362,8 @@ impl SendRequest {
         let mut wqe = RingSqWqe {
             wr_id: wr_id.to_le(),
             opcode: self.opcode as u8,
-            num_sge: num_sge as u8,
+            num_sge,
+            inline_len,
             send_flags: (self.send_flags as u16).to_le(),
             ..RingSqWqe::zeroed()
         };

@@ -13,6 +13,7 @@
 use crate::{
     bindings,
     hca::Lease,
+    ib,
     ring::WorkRing,
     wire::{
         self,
@@ -48,6 +49,32 @@ pub(crate) struct Entry {
     pub(crate) length: u64,
 }
 
+/// The local side of a work request.
+pub(crate) enum Payload<'a> {
+    /// Memory that the device reads or writes.
+    Sges(&'a [bindings::ib_sge]),
+    /// Data that the work request carries itself, in a ring.
+    Inline(ib::InlineData<'a>),
+}
+
+impl Payload<'_> {
+    /// How many SGEs the device gets.
+    pub(crate) fn num_sge(&self) -> usize {
+        match self {
+            Self::Sges(sges) => sges.len(),
+            Self::Inline(_) => 0,
+        }
+    }
+
+    /// How many bytes the work request carries itself.
+    pub(crate) fn inline_len(&self) -> u64 {
+        match self {
+            Self::Sges(_) => 0,
+            Self::Inline(data) => data.len(),
+        }
+    }
+}
+
 /// How work requests reach the device.
 pub(crate) enum Transport {
     /// By a virtqueue.
@@ -66,6 +93,35 @@ impl Transport {
             Self::Ring(ring) => ring.write(offset, value),
             Self::Program => Err(EINVAL),
         }
+    }
+
+    /// Copies the local side of a work request to `offset` of the slot, a multiple of 8; where it ends.
+    fn write_payload(
+        &mut self,
+        base: usize,
+        mut offset: usize,
+        payload: &Payload<'_>,
+    ) -> Result<usize> {
+        match payload {
+            Payload::Sges(sges) => {
+                for sge in *sges {
+                    self.write(base, offset, &sge_to_wire(sge))?;
+                    offset += SGE_SIZE;
+                }
+            }
+            Payload::Inline(data) => {
+                let mut bytes = data.bytes().fuse();
+                while let Some(first) = bytes.next() {
+                    let mut word = [first, 0, 0, 0, 0, 0, 0, 0];
+                    for (place, byte) in word.iter_mut().skip(1).zip(&mut bytes) {
+                        *place = byte;
+                    }
+                    self.write(base, offset, &u64::from_ne_bytes(word))?;
+                    offset += size_of::<u64>();
+                }
+            }
+        }
+        Ok(offset)
     }
 }
 
@@ -215,18 +271,19 @@ impl WorkQueue {
     pub(crate) fn post_send(
         &mut self,
         request: &SendRequest,
-        sges: &[bindings::ib_sge],
+        payload: &Payload<'_>,
         entry: Entry,
     ) -> Result {
         let name = self.next_name();
         if let Transport::Ring(_) = self.transport {
-            match request.to_ring(sges.len(), name) {
-                RingHeader::Connected(header) => self.post(&header, sges, entry),
-                RingHeader::Datagram(header) => self.post(&header, sges, entry),
-                RingHeader::Registration(header) => self.post(&header, sges, entry),
+            match request.to_ring(payload, name) {
+                RingHeader::Connected(header) => self.post(&header, payload, entry),
+                RingHeader::Datagram(header) => self.post(&header, payload, entry),
+                RingHeader::Registration(header) => self.post(&header, payload, entry),
             }
         } else {
-            self.post(&request.to_virtqueue(sges.len(), name), sges, entry)
+            let header = request.to_virtqueue(payload.num_sge(), name);
+            self.post(&header, payload, entry)
         }
     }
 
@@ -236,19 +293,18 @@ impl WorkQueue {
     ///
     /// `EIO` or `ENOSPC` if the device failed.
     pub(crate) fn post_recv(&mut self, sges: &[bindings::ib_sge], entry: Entry) -> Result {
-        self.post(&recv_header(self.next_name(), sges), sges, entry)
+        let header = recv_header(self.next_name(), sges);
+        self.post(&header, &Payload::Sges(sges), entry)
     }
 
-    fn post<T: AsBytes>(&mut self, header: &T, sges: &[bindings::ib_sge], entry: Entry) -> Result {
+    fn post<T: AsBytes>(&mut self, header: &T, payload: &Payload<'_>, entry: Entry) -> Result {
         let slot = self.next_slot();
         let base = slot * self.slot_size;
-        let mut end = size_of::<T>();
 
         self.transport.write(base, 0, header)?;
-        for sge in sges {
-            self.transport.write(base, end, &sge_to_wire(sge))?;
-            end += SGE_SIZE;
-        }
+        let end = self
+            .transport
+            .write_payload(base, size_of::<T>(), payload)?;
         match &mut self.transport {
             Transport::Virtqueue(lease) => {
                 // The device returns descriptors before it completes their work requests, so there

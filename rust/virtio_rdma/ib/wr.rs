@@ -95,6 +95,14 @@ impl<'a, D: Driver> SendWr<'a, D> {
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 
+    /// The data of a work request that is sent inline.
+    pub(crate) fn inline_data(&self) -> Option<InlineData<'a>> {
+        if self.raw.send_flags & bindings::ib_send_flags_IB_SEND_INLINE == 0 {
+            return None;
+        }
+        Some(InlineData { sges: self.sges() })
+    }
+
     /// The remote side, of a work request with an opcode that has one.
     pub(crate) fn rdma(&self) -> Option<Rdma> {
         match self.raw.opcode {
@@ -176,6 +184,32 @@ impl<'a, D: Driver> SendWr<'a, D> {
             ah: unsafe { Ah::<D>::from_raw(wr.ah) },
             remote_qpn: wr.remote_qpn,
             remote_qkey: wr.remote_qkey,
+        })
+    }
+}
+
+/// Data that a work request is to carry itself. Its SGEs name it by addresses of the kernel, and it
+/// is the consumer's again as soon as it is posted.
+#[derive(Clone, Copy)]
+pub(crate) struct InlineData<'a> {
+    sges: &'a [bindings::ib_sge],
+}
+
+impl<'a> InlineData<'a> {
+    /// The number of bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.sges.iter().map(|sge| u64::from(sge.length)).sum()
+    }
+
+    /// The bytes, one after the other.
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = u8> + 'a {
+        let pieces = self.sges.iter().filter(|sge| sge.length != 0);
+        pieces.flat_map(|sge| {
+            let start = core::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+            // SAFETY: The consumer lets the driver read so many bytes there, and nobody changes them
+            // while the work request is posted.
+            let piece = unsafe { core::slice::from_raw_parts(start, sge.length as usize) };
+            piece.iter().copied()
         })
     }
 }

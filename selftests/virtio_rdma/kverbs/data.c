@@ -16,17 +16,23 @@ struct ends {
 	struct kv_remote remote;
 };
 
-static struct ends ends_new(struct kunit *test, enum ib_qp_type type)
+static struct ends ends_of(struct kunit *test, struct kv_qp *a, struct kv_qp *b)
 {
 	struct ends e = {
-		.a = kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL),
-		.b = kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL),
+		.a = a,
+		.b = b,
 		.here = kv_buf(test, PAGE_SIZE),
 		.there = kv_buf(test, PAGE_SIZE),
 	};
 
 	kv_pair(test, e.a, e.b);
 	return e;
+}
+
+static struct ends ends_new(struct kunit *test, enum ib_qp_type type)
+{
+	return ends_of(test, kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL),
+		       kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL));
 }
 
 static void ends_expose(struct kunit *test, struct ends *e, int access)
@@ -405,12 +411,6 @@ static void refused(struct kunit *test)
 	struct kv *kv = test->priv;
 	struct ib_sge out = kv_sge(kv, e.here, 0, 8);
 	struct kv_op op = { .sge = &out, .num_sge = 1 };
-	struct ib_qp_init_attr attr = {
-		.send_cq = e.a->cq,
-		.recv_cq = e.a->cq,
-		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_inline_data = 64 },
-		.qp_type = IB_QPT_RC,
-	};
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(rc); i++) {
@@ -422,17 +422,103 @@ static void refused(struct kunit *test)
 		KUNIT_EXPECT_EQ_MSG(test, -EINVAL, kv_post(u.a, &op), "opcode %d", uc[i]);
 	}
 	op.opcode = IB_WR_SEND;
-	op.flags = IB_SEND_INLINE;
-	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
 	op.flags = IB_SEND_IP_CSUM;
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
-	KUNIT_EXPECT_EQ(test, -EINVAL, PTR_ERR_OR_ZERO(ib_create_qp(kv->pd, &attr)));
 	kv_expect_none(test, e.a->cq);
 	kv_write_passes(test, e.a, e.b);
 	kv_write_passes(test, u.a, u.b);
 }
 
+/* Data that is in no MR, in pieces, and the consumer's again once it is posted. */
+static void inline_data(struct kunit *test)
+{
+	static const u32 sizes[] = { 0, 1, 7, 8, 9, 33, KV_INLINE - 1, KV_INLINE };
+	enum ib_qp_type type = type_of(test);
+	struct ends e = ends_of(test, kv_qp_inline(test, type, kv_cq(test, 2 * KV_DEPTH)),
+				kv_qp(test, type, kv_cq(test, 2 * KV_DEPTH), NULL));
+	u8 *data = kunit_kzalloc(test, KV_INLINE, GFP_KERNEL);
+	struct ib_sge pieces[3] = {};
+	struct kv_op op = {
+		.flags = IB_SEND_INLINE | IB_SEND_SIGNALED,
+		.sge = pieces,
+		.num_sge = ARRAY_SIZE(pieces),
+	};
+	struct ib_sge in = kv_sge(test->priv, e.there, 0, KV_INLINE);
+	struct ib_wc wc;
+	int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, data);
+	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
+	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
+		u32 size = sizes[i], third = size / 3;
+
+		pieces[0] = (struct ib_sge) { .addr = (uintptr_t)data, .length = third };
+		pieces[1] = (struct ib_sge) { .addr = (uintptr_t)data + third };
+		pieces[2] = (struct ib_sge) {
+			.addr = (uintptr_t)data + third,
+			.length = size - third,
+		};
+		memset(e.there->data, 0xa5, PAGE_SIZE);
+		KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 2, &in, 1));
+		kv_fill(data, size, i);
+		op.id = 2 * i;
+		op.opcode = IB_WR_SEND;
+		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
+		kv_fill(data, size, i + 100);
+		op.id = 2 * i + 1;
+		op.opcode = IB_WR_RDMA_WRITE;
+		op.remote_addr = e.remote.addr + 1000;
+		op.rkey = e.remote.rkey;
+		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
+		memset(data, 0, KV_INLINE);
+		kv_expect(test, e.a->cq, 2 * i, IB_WC_SUCCESS);
+		kv_expect(test, e.a->cq, 2 * i + 1, IB_WC_SUCCESS);
+		wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
+		KUNIT_EXPECT_EQ(test, wc.byte_len, size);
+		KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data, size, i));
+		KUNIT_EXPECT_EQ(test, e.there->data[size], 0xa5);
+		KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 1000, size, i + 100));
+		KUNIT_EXPECT_EQ(test, e.there->data[1000 + size], 0xa5);
+	}
+	/* No more than that, and no operation that has no data of its own. */
+	pieces[1].length = 1;
+	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+	pieces[1].length = 0;
+	op.opcode = IB_WR_RDMA_READ;
+	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+	kv_expect_none(test, e.a->cq);
+	kv_write_passes(test, e.a, e.b);
+}
+
+/* A QP that asked for no inline data has none; nor has one more than the device has. */
+static void no_inline_data(struct kunit *test)
+{
+	struct ends e = ends_new(test, IB_QPT_RC);
+	struct kv *kv = test->priv;
+	u64 data = 0;
+	struct ib_sge out = { .addr = (uintptr_t)&data, .length = sizeof(data) };
+	struct kv_op op = {
+		.opcode = IB_WR_SEND,
+		.flags = IB_SEND_INLINE,
+		.sge = &out,
+		.num_sge = 1,
+	};
+	struct ib_qp_init_attr attr = {
+		.send_cq = e.a->cq,
+		.recv_cq = e.a->cq,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_inline_data = 1 << 20 },
+		.qp_type = IB_QPT_RC,
+	};
+
+	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
+	KUNIT_EXPECT_EQ(test, -EINVAL, PTR_ERR_OR_ZERO(ib_create_qp(kv->pd, &attr)));
+	kv_expect_none(test, e.a->cq);
+	kv_write_passes(test, e.a, e.b);
+}
+
 struct kunit_case kv_data_cases[] = {
+	KUNIT_CASE_PARAM(inline_data, types_gen_params),
+	KUNIT_CASE(no_inline_data),
 	KUNIT_CASE_PARAM(send, types_gen_params),
 	KUNIT_CASE_PARAM(write, types_gen_params),
 	KUNIT_CASE(read),

@@ -19,6 +19,8 @@
 
 /* Work requests of a queue. */
 #define KV_DEPTH	32
+/* Bytes of inline data, where a QP has any. */
+#define KV_INLINE 100
 
 /* The Q_Key of datagrams. */
 #define KV_QKEY		0x11223344
@@ -140,6 +142,7 @@ struct ib_cq *kv_cq(struct kunit *test, int cqe);
 struct ib_cq *kv_cq_in(struct kunit *test, enum ib_poll_context context);
 struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
 		    struct ib_srq *srq);
+struct kv_qp *kv_qp_inline(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq);
 void kv_destroy_qp_now(struct kunit *test, struct kv_qp *qp);
 void kv_expect_event(struct kunit *test, struct kv_qp *qp, enum ib_event_type event);
 void kv_pair(struct kunit *test, struct kv_qp *a, struct kv_qp *b);

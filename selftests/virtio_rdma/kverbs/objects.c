@@ -174,9 +174,8 @@ static void qp_event(struct ib_event *event, void *context)
 	complete(&qp->event);
 }
 
-/* A QP in RESET, that takes its receives from an SRQ if there is one. */
-struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
-		    struct ib_srq *srq)
+static struct kv_qp *qp_new(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
+			    struct ib_srq *srq, u32 max_inline_data)
 {
 	struct kv_qp *qp = kunit_kzalloc(test, sizeof(*qp), GFP_KERNEL);
 	struct ib_qp_init_attr attr = {
@@ -190,6 +189,7 @@ struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
 			.max_recv_wr = srq ? 0 : KV_DEPTH,
 			.max_send_sge = 4,
 			.max_recv_sge = srq ? 0 : 4,
+			.max_inline_data = max_inline_data,
 		},
 		.sq_sig_type = IB_SIGNAL_REQ_WR,
 		.qp_type = type,
@@ -200,9 +200,24 @@ struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
 	qp->cq = cq;
 	init_completion(&qp->event);
 	qp->qp = ib_create_qp(qp->kv->pd, &attr);
+	if (max_inline_data && PTR_ERR_OR_ZERO(qp->qp) == -EINVAL)
+		kunit_skip(test, "the device has no inline data");
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, qp->qp);
 	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, kv_destroy_qp, qp->qp));
 	return qp;
+}
+
+/* A QP in RESET, that takes its receives from an SRQ if there is one. */
+struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
+		    struct ib_srq *srq)
+{
+	return qp_new(test, type, cq, srq, 0);
+}
+
+/* A QP in RESET, whose work requests may carry KV_INLINE bytes themselves. */
+struct kv_qp *kv_qp_inline(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq)
+{
+	return qp_new(test, type, cq, NULL, KV_INLINE);
 }
 
 /* Destroys a QP before the test ends. */
