@@ -23,8 +23,8 @@ HERE, OTHER = 5, 6
 NETWORKS = ("198.51.100.{}/24", "2001:db8:5::{}/64")
 LISTENS = ("cm_id", "state LISTEN")
 JOINED = ("qp", "drv_mcast_groups 1")
-# Reason 8, "invalid service ID", in the words of each tool.
-NO_LISTENER = re.compile(r"REJECTED\W+(error|status)\W+8\b")
+# Nobody listens, in the words of rping, of perftest, which has two ways to say it, and of udaddy.
+NO_LISTENER = re.compile(r"REJECTED\W+error\W+8\b|Unexpected CM event bl blka 8\b|UNREACHABLE, error: 1\b")
 
 
 def run(*argv):
