@@ -51,7 +51,7 @@ impl Clock {
         let total = now.saturating_duration_since(self.now);
         self.now = now;
         let waited = if total < ASK { Duration::ZERO } else { self.waited().min(total) };
-        Passed { ran: total - waited, waited }
+        Passed { ran: total.saturating_sub(waited), waited }
     }
 
     /// Looks at it after a sleep, which is no time that passed.

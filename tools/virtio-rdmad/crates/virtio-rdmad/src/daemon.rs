@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use engine::{DeviceConfig, Fabric, FabricConfig};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::thread::{sched_setaffinity, CpuSet};
+use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control;
@@ -199,8 +200,12 @@ fn start(
     Ok(threads)
 }
 
+/// By how many nanoseconds a worker may oversleep. The kernel's 50 us would be most of a short RNR timer.
+const TIMER_SLACK: u64 = 1000;
+
 /// Makes the calling thread fit for a worker.
 fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
+    set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)).map_err(|error| error.to_string())?;
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();
         set.set(cpu.into());

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{epoll, Timespec};
+use rustix::event::{epoll, poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 /// Something that a worker waits for. Guests are named by their index.
@@ -83,6 +83,10 @@ impl Poller {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
+        if let Some(time) = timeout.as_ref().filter(|time| (time.tv_sec, time.tv_nsec) != (0, 0)) {
+            self.sleep(time)?;
+        }
+        let timeout = timeout.map(|_| Timespec::default());
         let none =
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [none; EVENTS];
@@ -93,11 +97,34 @@ impl Poller {
         };
         Ok(events[..count].iter().filter_map(|event| Source::of(event.data.u64())).collect())
     }
+
+    /// Waits until there is an event, at most so long: to the microsecond, where `epoll_wait()` knows
+    /// milliseconds, and not all kernels have `epoll_pwait2()`.
+    fn sleep(&self, time: &Timespec) -> Result<(), Errno> {
+        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(time)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+
+    #[test]
+    fn a_time_passes_unless_there_is_an_event() {
+        let poller = Poller::new().unwrap();
+        let (time, start) = (Duration::from_micros(100), Instant::now());
+        assert_eq!(poller.wait(Some(time)).unwrap(), []);
+        assert!(start.elapsed() >= time);
+        let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        poller.add(&reader, Source::Socket(7)).unwrap();
+        std::io::Write::write_all(&mut writer, b"x").unwrap();
+        assert_eq!(poller.wait(Some(Duration::from_secs(1000))).unwrap(), [Source::Socket(7)]);
+    }
 
     #[test]
     fn tokens_tell_sources_apart() {

@@ -62,6 +62,7 @@ const COMMON: &[i64] = &[
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_newfstatat,
+    libc::SYS_ppoll,
     libc::SYS_read,
     libc::SYS_recvmsg,
     libc::SYS_restart_syscall,
@@ -86,7 +87,6 @@ const ACCEPT: &[i64] = &[
     libc::SYS_getsockopt,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
-    libc::SYS_ppoll,
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_setsockopt,
