@@ -55,6 +55,9 @@ impl Qp {
 pub(crate) enum Wait {
     /// It does.
     No,
+    /// The peer had no receive; it is asked again at `ask`, and if it has none then, waited for
+    /// until `until`.
+    Pause { ask: Instant, until: Instant },
     /// The peer had no receive; it is asked again then, or when it has posted one.
     Receive(Instant),
     /// The peer did not answer; it is asked again then (never, with a timeout

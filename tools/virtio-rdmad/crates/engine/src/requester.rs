@@ -58,6 +58,13 @@ enum Step {
     Wait,
 }
 
+/// The longest that a requester leaves a responder without receives alone before it asks to be told
+/// of the next, and that in parts of the RNR timer. Who receives by polling posts again one at a
+/// time: told of the first, the requester would take each alone, at the price of a doorbell
+/// there and a turn here.
+pub(crate) const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE_PARTS: u32 = 4;
+
 /// IBA 9.7.5.2.8, table 45: the RNR timer by its encoding.
 fn rnr_delay(timer: u8) -> Duration {
     const HUNDREDTHS_OF_MS: [u32; 32] = [
@@ -335,7 +342,8 @@ impl Shared {
         } else {
             Data::Mapped(View { pins, mappings: local })
         };
-        let message = Message { wqe, done: requester.done, len, local };
+        let asks_again = self.asks_again(requester.wait);
+        let message = Message { wqe, done: requester.done, len, local, asks_again };
         let (device, waiter) = (&peer.device, (self, slot));
         let (slot, responder) = (peer.slot, &mut *responder);
         Some(match config.kind {
@@ -388,11 +396,26 @@ impl Shared {
         Step::Wait
     }
 
-    /// The peer has no receive: try again after its timer or when it posts one.
+    /// Whether a peer that has no receive is asked again in any case before it has to tell of one.
+    fn asks_again(&self, wait: Wait) -> bool {
+        match wait {
+            Wait::No | Wait::Answer(_) => true,
+            Wait::Pause { ask, .. } => self.clock().now() < ask,
+            Wait::Receive(_) => false,
+        }
+    }
+
+    /// The peer has no receive: try again after a pause, and then after its timer or when it posts one.
     fn not_ready(&self, slot: u16, requester: &mut Requester, timer: u8) -> Step {
         let now = self.clock().now();
         match requester.wait {
-            Wait::Receive(deadline) if now < deadline => return Step::Wait,
+            Wait::Pause { ask, .. } if now < ask => return Step::Wait,
+            Wait::Pause { until, .. } if now < until => {
+                requester.wait = Wait::Receive(until);
+                self.set_timer(slot, Some(until));
+                return Step::Wait;
+            }
+            Wait::Receive(until) if now < until => return Step::Wait,
             _ => {}
         }
         if requester.attr.rnr_retry != RNR_RETRY_INFINITE {
@@ -402,9 +425,14 @@ impl Shared {
             requester.rnr_left -= 1;
         }
         self.stats.add(Counter::RnrWaits, 1);
-        let deadline = now + rnr_delay(timer);
-        requester.wait = Wait::Receive(deadline);
-        self.set_timer(slot, Some(deadline));
+        if let Some(peer) = &requester.peer {
+            peer.device.stats.add(Counter::RnrNaks, 1);
+        }
+        let delay = rnr_delay(timer);
+        let (ask, until) = (now + PAUSE.min(delay / PAUSE_PARTS), now + delay);
+        let is_first = matches!(requester.wait, Wait::No | Wait::Answer(_));
+        requester.wait = if is_first { Wait::Pause { ask, until } } else { Wait::Receive(until) };
+        self.set_timer(slot, Some(if is_first { ask } else { until }));
         Step::Wait
     }
 

@@ -44,6 +44,9 @@ pub(crate) struct Message<'a> {
     pub len: u64,
     /// What they are, or where they go, at the requester.
     pub local: Data<'a>,
+    /// Whether the requester, should there be no receive for it, asks again by itself, so that it
+    /// need not be told of one.
+    pub asks_again: bool,
 }
 
 impl Message<'_> {
@@ -129,7 +132,6 @@ impl Shared {
             }
         };
         if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
-            self.stats.add(Counter::RnrNaks, 1);
             responder.waiter = Some((Arc::clone(waiter.0), waiter.1));
         }
         answer
@@ -156,7 +158,7 @@ impl Shared {
         if !message.is_first() && !responder.has_receive {
             return Answer::Restart;
         }
-        if let Err(answer) = self.take_receive(slot, responder, outbox) {
+        if let Err(answer) = self.take_receive(slot, responder, message, outbox) {
             return answer;
         }
         if message.wqe.total > responder.receive.sges.total() {
@@ -233,7 +235,7 @@ impl Shared {
         };
         let takes_receive = message.is_last() && message.wqe.takes_receive();
         if takes_receive {
-            if let Err(answer) = self.take_receive(slot, responder, outbox) {
+            if let Err(answer) = self.take_receive(slot, responder, message, outbox) {
                 return answer;
             }
         }
@@ -418,9 +420,11 @@ impl Shared {
         self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
+        message: &Message<'_>,
         outbox: &mut Outbox,
     ) -> Result<(), Answer> {
-        self.next_receive(slot, responder, outbox).map_err(|why| match why {
+        let waits = is_reliable(responder) && !message.asks_again;
+        self.next_receive(slot, responder, waits, outbox).map_err(|why| match why {
             NoReceive::Empty => Answer::NotReady(responder.attr.min_rnr_timer),
             NoReceive::Malformed => Answer::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
         })
@@ -434,13 +438,15 @@ impl Shared {
         responder: &mut Responder,
         outbox: &mut Outbox,
     ) -> bool {
-        self.next_receive(slot, responder, outbox).is_ok()
+        self.next_receive(slot, responder, false, outbox).is_ok()
     }
 
+    /// Takes the next receive into its place; if it `waits`, the guest is asked to tell of one.
     fn next_receive(
         self: &Arc<Self>,
         slot: u16,
         responder: &mut Responder,
+        waits: bool,
         outbox: &mut Outbox,
     ) -> Result<(), NoReceive> {
         if responder.has_receive {
@@ -448,8 +454,8 @@ impl Shared {
         }
         let srq = responder.config.and_then(|config| config.srq);
         let receive = match srq {
-            Some(srq) => self.next_shared(slot, srq, responder)?,
-            None => self.next_own(slot, responder)?,
+            Some(srq) => self.next_shared(slot, srq, responder, waits)?,
+            None => self.next_own(slot, responder, waits)?,
         };
         responder.has_receive = receive.is_ok();
         receive.map_err(|malformed| {
@@ -471,8 +477,8 @@ impl Shared {
         slot: u16,
         srq: u16,
         responder: &mut Responder,
+        waits: bool,
     ) -> Result<Result<(), Malformed>, NoReceive> {
-        let waits = is_reliable(responder);
         self.take_shared(slot, srq, responder, waits)
             .map_err(|error| {
                 self.complain(Counter::BadReceiveChain, &error);
@@ -488,6 +494,7 @@ impl Shared {
         &self,
         slot: u16,
         responder: &mut Responder,
+        waits: bool,
     ) -> Result<Result<(), Malformed>, NoReceive> {
         let max_sge = responder.config.map_or(0, |config| config.max_recv_sge);
         // Asked to be told: once, whatever the index does meanwhile.
@@ -495,7 +502,7 @@ impl Shared {
         let receive = loop {
             match responder.queue.pop_receive(&mut responder.receive, max_sge) {
                 Ok(Some(receive)) => break receive,
-                Ok(None) if asked || !is_reliable(responder) => {
+                Ok(None) if asked || !waits => {
                     return Err(NoReceive::Empty);
                 }
                 Ok(None) => {

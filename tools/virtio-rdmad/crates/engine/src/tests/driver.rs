@@ -82,6 +82,9 @@ pub const ATOMIC: u32 = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 pub const LOCAL: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
 pub const ALL: u32 = READ | WRITE | ATOMIC | LOCAL;
 
+/// What requesters pause before they wait for a receive: a quarter of the RNR timer of these tests.
+pub const PAUSE: Duration = Duration::from_micros(160);
+
 /// A clock that moves when told.
 pub struct TestClock {
     base: Instant,
@@ -96,6 +99,18 @@ impl TestClock {
     pub fn advance_to(&self, time: Instant) {
         let mut passed = self.passed.lock().unwrap();
         *passed = (*passed).max(time - self.base);
+    }
+
+    /// Moves to the end of what a device that has nothing to do waits for, if that may be a pause of
+    /// a requester; whether it did.
+    pub fn end_pause(&self, next: Next) -> bool {
+        match next {
+            Next::At(time) if time.saturating_duration_since(self.now()) <= PAUSE => {
+                self.advance_to(time);
+                true
+            }
+            _ => false,
+        }
     }
 
     pub fn passed(&self) -> Duration {
@@ -180,6 +195,8 @@ pub struct Guest {
     pub rings: bool,
     /// Whether the device's thread never sleeps: queues that had work stay looked at.
     pub awake: bool,
+    /// What its RC QPs are given.
+    pub rnr_retry: u8,
     pub qp_rings: HashMap<u32, QpRings>,
     pub cq_rings: HashMap<u32, CqRing>,
     pub srq_rings: HashMap<u32, SrqRing>,
@@ -271,6 +288,7 @@ impl Guest {
             setup,
             rings: RINGS.get(),
             awake: false,
+            rnr_retry: 3,
             qp_rings: HashMap::new(),
             cq_rings: HashMap::new(),
             srq_rings: HashMap::new(),
@@ -1018,7 +1036,8 @@ impl Guest {
         attr.qp_state = VIRTIO_RDMA_QPS_RTS as u8;
         let mut mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN;
         if rc {
-            (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic) = (14, 3, 3, 4);
+            (attr.timeout, attr.retry_cnt, attr.max_rd_atomic) = (14, 3, 4);
+            attr.rnr_retry = self.rnr_retry;
             mask |= VIRTIO_RDMA_QP_TIMEOUT
                 | VIRTIO_RDMA_QP_RETRY_CNT
                 | VIRTIO_RDMA_QP_RNR_RETRY
@@ -1347,6 +1366,16 @@ impl Pair {
 
     pub fn settle_in_time(&self) {
         settle_in_time(&[&self.a, &self.b]);
+    }
+
+    /// As `settle`, moving the clock to the end of pauses of requesters.
+    pub fn settle_and_pause(&self) -> Option<Instant> {
+        loop {
+            let time = self.settle()?;
+            if !self.clock.end_pause(Next::At(time)) {
+                return Some(time);
+            }
+        }
     }
 
     pub fn poll_a(&mut self) -> Option<virtio_rdma_cqe> {

@@ -149,14 +149,16 @@ pub fn a_missing_receive_is_waited_for() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
-    assert!(pair.settle().is_some());
+    assert!(pair.settle_and_pause().is_some());
     assert!(pair.poll_a().is_none());
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
     // The receive ends the wait; the clock stands still.
     pair.settle();
     assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
     assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
-    assert_eq!(pair.clock.passed(), Duration::ZERO);
+    assert_eq!(pair.clock.passed(), PAUSE);
+    assert_eq!(pair.a.device.counter(Counter::RnrWaits), 1);
+    assert_eq!(pair.b.device.counter(Counter::RnrNaks), 1);
 }
 
 #[test]
@@ -434,7 +436,7 @@ pub fn sqd_drains_and_tells() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
-    pair.settle();
+    pair.settle_and_pause();
     let mut attr = virtio_rdma_qp_attr::new_zeroed();
     attr.qp_state = VIRTIO_RDMA_QPS_SQD as u8;
     attr.en_sqd_async_notify = 1;

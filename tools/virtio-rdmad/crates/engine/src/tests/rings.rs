@@ -133,6 +133,30 @@ fn inline_data_is_checked() {
 }
 
 #[test]
+fn receives_that_come_in_the_pause_are_taken_at_its_end() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        for wr_id in 0..4 {
+            pair.a.post_send(a.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
+        }
+        assert!(pair.settle().is_some());
+        for wr_id in 0..4 {
+            pair.b.post_recv(b.qpn, wr_id, &[sge(DATA, 8, b.key)]);
+            // Nobody asked to be told of it.
+            assert!(pair.settle().is_some());
+        }
+        assert!(pair.poll_b().is_none());
+        assert!(pair.settle_and_pause().is_none());
+        for wr_id in 0..4 {
+            assert_eq!(brief(pair.poll_b()), Some((wr_id, 0, VIRTIO_RDMA_WC_RECV)));
+            assert_eq!(brief(pair.poll_a()), Some((wr_id, 0, VIRTIO_RDMA_WC_SEND)));
+        }
+        assert_eq!(pair.b.device.counter(Counter::RnrNaks), 1);
+    });
+}
+
+#[test]
 fn every_cqe_names_its_entry() {
     with_rings(|| {
         let mut pair = Pair::new();
@@ -609,9 +633,10 @@ fn a_region_is_replaced_while_a_peer_writes_cqes() {
     while !stop.load(Ordering::Acquire) && !receiver.is_finished() {
         a.post_send(x.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[]));
         while a.poll(x.cqn).is_none() && !stop.load(Ordering::Acquire) {
-            if let Next::At(time) = a.device.run(64) {
+            let next = a.device.run(64);
+            if let (Next::At(time), false) = (next, clock.end_pause(next)) {
                 // The receiver is as fast as it is: its timer never runs out here.
-                let before = time.checked_sub(Duration::from_nanos(1)).unwrap();
+                let before = time.checked_sub(PAUSE + Duration::from_nanos(1)).unwrap();
                 clock.advance_to(before);
             }
             if receiver.is_finished() {

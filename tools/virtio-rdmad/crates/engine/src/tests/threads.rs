@@ -36,7 +36,7 @@ impl Wake for Bell {
 }
 
 /// Waits for a CQE as a program does: polls, arms, polls again, and sleeps
-/// until an interrupt. The clock stands still, so only a peer ends a wait.
+/// until an interrupt. The clock stands still but for pauses, so mostly a peer ends a wait.
 fn next_cqe(guest: &mut Guest, cqn: u32, bell: &Bell) -> virtio_rdma_cqe {
     loop {
         if let Some(cqe) = guest.poll(cqn) {
@@ -48,7 +48,8 @@ fn next_cqe(guest: &mut Guest, cqn: u32, bell: &Bell) -> virtio_rdma_cqe {
             return cqe;
         }
         while guest.cq_signals(cqn) == before {
-            if guest.device.run(64) != Next::Busy && !guest.device.arm() {
+            let next = guest.device.run(64);
+            if next != Next::Busy && !guest.clock.end_pause(next) && !guest.device.arm() {
                 bell.wait();
             }
         }
@@ -91,6 +92,8 @@ fn pair_of_threads() -> (Pair, [Arc<Bell>; 2]) {
         Guest::with_wake(&fabric, &clock, number, bell)
     };
     let (mut a, mut b) = (guest(1), guest(2));
+    // The pauses of one move the clock of both.
+    (a.rnr_retry, b.rnr_retry) = (7, 7);
     let kind = VIRTIO_RDMA_QPT_RC;
     let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
     a.connect(ends[0].qpn, gid(2), ends[1].qpn);
