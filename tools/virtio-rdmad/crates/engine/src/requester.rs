@@ -59,11 +59,12 @@ enum Step {
 }
 
 /// The longest that a requester leaves a responder without receives alone before it asks to be told
-/// of the next, and that in parts of the RNR timer. Who receives by polling posts again one at a
-/// time: told of the first, the requester would take each alone, at the price of a doorbell
-/// there and a turn here.
-pub(crate) const PAUSE: Duration = Duration::from_micros(200);
-const PAUSE_PARTS: u32 = 4;
+/// of the next. Who receives by polling posts again one at a time: told of the first, the
+/// requester would take each alone, at the price of a doorbell there and a turn here.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// It pauses for no more than the RNR timer divided by this.
+const PAUSES_A_TIMER: u32 = 4;
 
 /// IBA 9.7.5.2.8, table 45: the RNR timer by its encoding.
 fn rnr_delay(timer: u8) -> Duration {
@@ -123,9 +124,9 @@ impl Shared {
         visit
     }
 
-    /// Gives the send queue of a QP a turn before a command ends it (chapter 8 of the specification). Programs
-    /// that post without waiting for completions, and are done, take what they posted for sent:
-    /// other devices have sent it by the time a command reaches them.
+    /// Gives the send queue of a QP a turn before a command ends it (chapter 8 of the
+    /// specification). Programs that post without waiting for completions, and are done, take what
+    /// they posted for sent: other devices have sent it by the time a command reaches them.
     pub(crate) fn last_turn(self: &Arc<Self>, slot: u16) {
         let Some(qp) = self.qps.get(slot) else { return };
         if qp.state() != QpState::Rts || lock(&qp.requester).active {
@@ -429,7 +430,7 @@ impl Shared {
             peer.device.stats.add(Counter::RnrNaks, 1);
         }
         let delay = rnr_delay(timer);
-        let (ask, until) = (now + PAUSE.min(delay / PAUSE_PARTS), now + delay);
+        let (ask, until) = (now + PAUSE.min(delay / PAUSES_A_TIMER), now + delay);
         let is_first = matches!(requester.wait, Wait::No | Wait::Answer(_));
         requester.wait = if is_first { Wait::Pause { ask, until } } else { Wait::Receive(until) };
         self.set_timer(slot, Some(if is_first { ask } else { until }));

@@ -10,7 +10,7 @@ use rustix::time::{clock_gettime, ClockId};
 const ASK: Duration = Duration::from_micros(50);
 
 /// Time that passed.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Passed {
     /// While the thread ran.
     pub ran: Duration,
