@@ -2,9 +2,18 @@
 
 //! Copies from and to the memory of regions.
 
+use std::ops::RangeInclusive;
+
 use crate::mr::{Copying, Data, Mapping, Pieces, View};
 use crate::pins::PinSet;
 use memory::{Chunk, MemoryError};
+
+/// Bytes of a message that is likely to be copied from and to a processor's second cache, if it is
+/// sent again and again: its two sides fit in that, and not in the first.
+const SECOND_CACHE: RangeInclusive<u64> = (32 << 10)..=(512 << 10);
+
+/// Bytes of a piece that is copied in another way then ([`Chunk::copy_cached_part_to`]).
+const SMALL_PIECE: usize = 8 << 10;
 
 /// The memory of a list of mappings, piece by contiguous piece.
 struct Cursor<'a> {
@@ -51,28 +60,30 @@ pub(crate) enum Side {
     Target,
 }
 
-/// Writes what a message carries; as [`copy`].
-pub(crate) fn scatter(source: Data<'_>, target: View<'_>) -> Result<(), Side> {
+/// Writes a part of what a message of `total` bytes carries; as [`copy`].
+pub(crate) fn scatter(source: Data<'_>, target: View<'_>, total: u64) -> Result<(), Side> {
     match source {
-        Data::Mapped(source) => copy(source, target).map(|_| ()),
+        Data::Mapped(source) => copy(source, target, total).map(|_| ()),
         Data::Inline(bytes) => write(target, bytes),
     }
 }
 
-/// Copies from one list to another until one of them ends; returns how much.
+/// Copies from one list to another until one of them ends; returns how much. `total` are the bytes
+/// of the message that this is a part of, which decide how fast its memory is.
 ///
 /// What was checked when it was mapped fails here only where the guest's own
 /// map of memory is at odds with its region (a DMA region over memory that is
 /// read-only), or where the region was revoked meanwhile.
-pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
+pub(crate) fn copy(source: View<'_>, target: View<'_>, total: u64) -> Result<u64, Side> {
     let (mut reading, mut writing) = (Copying::new(&source), Copying::new(&target));
     let have = reading.begin().ok_or(Side::Source)?;
-    let total = have.min(writing.begin().ok_or(Side::Target)?);
+    let len = have.min(writing.begin().ok_or(Side::Target)?);
     let (mut from, mut to) = (Cursor::new(&source), Cursor::new(&target));
     // What is left of the pieces here. In registers: a load of what was stored a moment ago may wait
     // for the copy to drain.
     let (mut source, mut target) = (Chunk::EMPTY, Chunk::EMPTY);
-    let mut left = total;
+    let is_cached = SECOND_CACHE.contains(&total);
+    let mut left = len;
     while left > 0 {
         if source.is_empty() {
             source = from.next().ok_or(Side::Source)?;
@@ -80,14 +91,20 @@ pub(crate) fn copy(source: View<'_>, target: View<'_>) -> Result<u64, Side> {
         if target.is_empty() {
             target = to.next().ok_or(Side::Target)?;
         }
-        // Only the end of a message is what programs poll.
-        let is_last = source.len().min(target.len()) as u64 == left;
-        let copied = if is_last { source.copy_to(target) } else { source.copy_part_to(target) };
+        let piece = source.len().min(target.len());
+        let copied = if piece as u64 == left {
+            // Only the end of a message is what programs poll.
+            source.copy_to(target)
+        } else if is_cached && piece <= SMALL_PIECE {
+            source.copy_cached_part_to(target)
+        } else {
+            source.copy_part_to(target)
+        };
         let copied = copied.map_err(|_| Side::Target)?;
         (source, target) = (source.skip(copied), target.skip(copied));
         left -= copied as u64;
     }
-    Ok(total)
+    Ok(len)
 }
 
 /// Writes `bytes` to the beginning of mapped memory.
@@ -194,13 +211,13 @@ mod tests {
         let to_all = [pins.map(&table, 0x200, OWN, 0, 6000).unwrap()];
         let to_window = [pins.map(&table, 0x200, OWN, 4000, 200).unwrap()];
         let view = |mappings| View { pins: &pins, mappings };
-        assert_eq!(copy(view(&all), view(&to_all)), Ok(6000));
+        assert_eq!(copy(view(&all), view(&to_all), 6000), Ok(6000));
         let mut found = vec![0; 6000];
         memory.read(0x1000, &mut found[..0x1000]).unwrap();
         memory.read(0x3000, &mut found[0x1000..]).unwrap();
         assert_eq!(found, data);
 
-        assert_eq!(copy(view(&window), view(&to_window)), Ok(200));
+        assert_eq!(copy(view(&window), view(&to_window), 200), Ok(200));
         memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
         assert_eq!(found[..96], data[900..996]);
 
@@ -209,5 +226,38 @@ mod tests {
         memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
         memory.read(0x3000, &mut found[6..14]).unwrap();
         assert_eq!(&found[..14], b"across the gap");
+    }
+
+    #[test]
+    fn messages_of_every_way_to_copy_arrive() {
+        let memory = GuestMemory::anonymous(&[(0, 0x20_0000)]).unwrap();
+        let pages = |first: u64, len: u64| -> Vec<Range> {
+            // No page is beside the one before.
+            let page = |at| Range { addr: first + (at * 37 % 128) * 0x2000, len: 0x1000 };
+            (0..len / 0x1000).map(page).collect()
+        };
+        let mut table = KeyTable::default();
+        for (key, first) in [(0x100, 0), (0x200, 0x10_0000)] {
+            table.insert(region(&memory, key, 0, &pages(first, 0x8_0000)));
+        }
+        let table = RwLock::new(table);
+        // The last is a part of a message that is too large to be cached.
+        for (len, of) in
+            [(0x7fff, 0x7fff), (0x8000, 0x8000), (0x1_2345, 0x1_2345), (0x8_0000, 0x8_0001)]
+        {
+            let data: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8 | 1).collect();
+            let mut pins = PinSet::default();
+            let from = [pins.map(&table, 0x100, OWN, 0, len).unwrap()];
+            let to = [pins.map(&table, 0x200, OWN, 0, 0x8_0000).unwrap()];
+            let view = |mappings| View { pins: &pins, mappings };
+            write(view(&to), &vec![0; 0x8_0000]).unwrap();
+            write(view(&from), &data).unwrap();
+            assert_eq!(copy(view(&from), view(&to), of), Ok(len));
+            let mut found = vec![0; 0x8_0000];
+            read(view(&to), &mut found).unwrap();
+            let (begin, end) = found.split_at(data.len());
+            assert_eq!(begin, data);
+            assert!(end.iter().all(|&byte| byte == 0));
+        }
     }
 }

@@ -250,7 +250,7 @@ impl Shared {
         let view = |mappings| View { pins, mappings };
         let grh = grh(&datagram.wqe.ud.av, &datagram.source.gid, packet_len(datagram.wqe));
         copy::write(view(&header), &grh).map_err(|_| ())?;
-        copy::scatter(datagram.payload, view(&payload)).map_err(|_| ())
+        copy::scatter(datagram.payload, view(&payload), datagram.wqe.total).map_err(|_| ())
     }
 }
 

@@ -711,7 +711,7 @@ pub(crate) mod tests {
             length: ranges.iter().map(|r| r.len).sum(),
             backing: Backing::Ranges(ranges.into()),
         };
-        Arc::new(Mr::new(memory, attributes, 8).unwrap())
+        Arc::new(Mr::new(memory, attributes, ranges.len()).unwrap())
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Shared {
             map(0..message.wqe.total)?;
         }
         map(message.done..message.done + message.len)?;
-        copy::scatter(message.local, View { pins, mappings: &target }).map_err(|_| ())
+        let target = View { pins, mappings: &target };
+        copy::scatter(message.local, target, message.wqe.total).map_err(|_| ())
     }
 
     #[inline(always)]
@@ -239,7 +240,8 @@ impl Shared {
                 return answer;
             }
         }
-        if copy::scatter(message.local, View { pins, mappings: target.as_slice() }).is_err() {
+        let target = View { pins, mappings: target.as_slice() };
+        if copy::scatter(message.local, target, message.wqe.total).is_err() {
             return self.access_failed(slot, responder);
         }
         if takes_receive {
@@ -268,7 +270,8 @@ impl Shared {
         let Data::Mapped(local) = message.local else {
             return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
         };
-        match copy::copy(View { pins, mappings: source.as_slice() }, local) {
+        let source = View { pins, mappings: source.as_slice() };
+        match copy::copy(source, local, message.wqe.total) {
             Ok(_) => {
                 advance_psn(responder, message);
                 Answer::Done

@@ -78,6 +78,25 @@ impl Chunk<'_> {
         Ok(len)
     }
 
+    /// As [`Chunk::copy_part_to`], for a page or two of memory that a processor has in its second
+    /// cache.
+    ///
+    /// libc copies 2 KiB and more by `rep movsb`, which is as fast as the cache once it runs but
+    /// takes some 10 ns to begin; a message of scattered pages pays that for each.
+    #[inline]
+    pub fn copy_cached_part_to(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
+        let len = self.fit(to)?;
+        let (from, to) = (self.addr.as_ptr(), to.addr.as_ptr());
+        if from.addr().abs_diff(to.addr()) < len {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy(from, to, len) };
+        } else {
+            // SAFETY: as above, and they do not overlap.
+            unsafe { copy_lines(from, to, len) };
+        }
+        Ok(len)
+    }
+
     /// Copies its first bytes.
     pub fn read(self, to: &mut [u8]) -> Result<(), MemoryError> {
         let (len, have) = (to.len(), self.len);
@@ -156,6 +175,29 @@ impl Chunk<'_> {
     }
 }
 
+/// What [`copy_lines`] moves at once: a cache line, if it is aligned.
+type Line = [u128; 4];
+
+/// Copies `len` bytes by loads and stores.
+///
+/// # Safety
+///
+/// `from` is valid for reads and `to` for writes of `len` bytes; they do not overlap.
+#[inline]
+unsafe fn copy_lines(from: *const u8, to: *mut u8, len: usize) {
+    let lines = len / size_of::<Line>();
+    for at in 0..lines {
+        // SAFETY: `at` is one of the lines that fit in `len`; no alignment is assumed.
+        unsafe {
+            let line = from.cast::<Line>().add(at).read_unaligned();
+            to.cast::<Line>().add(at).write_unaligned(line);
+        }
+    }
+    let done = lines * size_of::<Line>();
+    // SAFETY: what is left of `len`.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done) };
+}
+
 /// Largest naturally aligned word, in bytes, that ends where `[to, to + len)` ends.
 fn tail_len(to: *const u8, len: usize) -> usize {
     let end = (to as usize).wrapping_add(len);
@@ -218,6 +260,8 @@ unsafe fn copy_with_tail<T: Copy>(
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::{GuestMemory, Slice};
 
@@ -225,9 +269,17 @@ mod tests {
         GuestMemory::anonymous(&[(0, 4096)]).unwrap().slice(0, len).unwrap()
     }
 
-    fn copy(memory: &Slice, from: usize, to: usize, len: usize) {
+    const WAYS: Range<usize> = 0..3;
+
+    /// Copies in one of these.
+    fn copy(way: usize, memory: &Slice, from: usize, to: usize, len: usize) {
         let (from, to) = (memory.chunk(from, len).unwrap(), memory.chunk(to, len).unwrap());
-        assert_eq!(from.copy_to(to), Ok(len));
+        let copied = match way {
+            0 => from.copy_to(to),
+            1 => from.copy_part_to(to),
+            _ => from.copy_cached_part_to(to),
+        };
+        assert_eq!(copied, Ok(len));
     }
 
     #[test]
@@ -237,6 +289,7 @@ mod tests {
         let (from, to) = (memory.chunk(0, 16).unwrap(), memory.chunk(32, 8).unwrap());
         assert_eq!(from.copy_to(to), Ok(8));
         assert_eq!(to.copy_part_to(from), Ok(8));
+        assert_eq!(to.copy_cached_part_to(from), Ok(8));
         assert_eq!(memory.read_obj::<[u64; 2]>(32), Ok([u64::from_ne_bytes([7; 8]), 0]));
         assert!(to.write(&[0; 9]).is_err());
         let mut found = [0; 9];
@@ -264,12 +317,12 @@ mod tests {
     fn every_length_and_alignment_copies() {
         let memory = slice(4096);
         let pattern: Vec<u8> = (0..200_u8).map(|i| i | 1).collect();
-        for (from, to, len) in
-            (0..9).flat_map(|f| (0..9).flat_map(move |t| (0..70).map(move |l| (f, t, l))))
-        {
+        let places =
+            || (0..9).flat_map(|f| (0..9).flat_map(move |t| (0..140).map(move |l| (f, t, l))));
+        for (way, (from, to, len)) in WAYS.flat_map(|way| places().map(move |p| (way, p))) {
             memory.write(0, &[0; 1024]).unwrap();
             memory.write(from, &pattern).unwrap();
-            copy(&memory, from, 512 + to, len);
+            copy(way, &memory, from, 512 + to, len);
             let mut found = vec![0; len + 2];
             memory.read(511 + to, &mut found).unwrap();
             assert_eq!(found[1..=len], pattern[..len]);
@@ -279,14 +332,16 @@ mod tests {
 
     #[test]
     fn overlapping_copies_move() {
-        for (from, to) in [(0, 5), (5, 0), (0, 1), (8, 0), (3, 3)] {
-            let memory = slice(4096);
-            let pattern: Vec<u8> = (0..64).collect();
-            memory.write(from, &pattern).unwrap();
-            copy(&memory, from, to, 64);
-            let mut found = [0; 64];
-            memory.read(to, &mut found).unwrap();
-            assert_eq!(found[..], pattern[..]);
+        for (from, to) in [(0, 5), (5, 0), (0, 1), (8, 0), (3, 3), (0, 65), (65, 0)] {
+            for way in WAYS {
+                let memory = slice(4096);
+                let pattern: Vec<u8> = (0..=255).collect();
+                memory.write(from, &pattern).unwrap();
+                copy(way, &memory, from, to, 256);
+                let mut found = [0; 256];
+                memory.read(to, &mut found).unwrap();
+                assert_eq!(found[..], pattern[..]);
+            }
         }
     }
 }
