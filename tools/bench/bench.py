@@ -221,7 +221,7 @@ class Phase:
         row = self.found.row(self.vmm, *report.limit_key(point), point.unit)
         try:
             # A mean has to last as long as that with which it is compared.
-            seconds = self.seconds if point.limit == "memcpy" else LIMIT_SECONDS
+            seconds = self.seconds * point.longer if point.limit == "memcpy" else LIMIT_SECONDS
             row.samples[(number, point.key)] = self.limit.measure(point, seconds)
         except measure.Refused as error:
             row.error = str(error)
