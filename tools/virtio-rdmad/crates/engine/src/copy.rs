@@ -45,7 +45,7 @@ impl<'a> Cursor<'a> {
     #[inline(never)]
     fn enter(&mut self) -> Option<()> {
         let mapping = self.mappings.find(|mapping| mapping.len != 0)?;
-        self.pieces = Some(self.pins.region(mapping).pieces(mapping.offset)?);
+        self.pieces = Some(self.pins.pieces(mapping)?);
         self.left = mapping.len;
         Some(())
     }
@@ -173,8 +173,7 @@ fn on_word<R>(
     let view = View { pins, mappings: std::slice::from_ref(target) };
     let mut writing = Copying::new(&view);
     writing.begin().ok_or(Side::Target)?;
-    let pieces = pins.region(target).pieces(target.offset);
-    let word = pieces.and_then(|mut pieces| pieces.next(8)).ok_or(Side::Target)?;
+    let word = pins.pieces(target).and_then(|mut pieces| pieces.next(8)).ok_or(Side::Target)?;
     act(word).map_err(|_| Side::Target)
 }
 

@@ -2,6 +2,7 @@
 
 //! Memory regions and keys.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -276,7 +277,7 @@ impl Mr {
     /// Keeps [`Mr::retire`] from returning for as long as the pin lives; `None`
     /// if the region is retired.
     fn pin(self: Arc<Self>) -> Option<Pin> {
-        self.pins.enter().then(|| Pin(self))
+        self.pins.enter().then(|| Pin { region: self, near: Cell::new(0) })
     }
 
     /// Checks the grounds alone.
@@ -307,21 +308,6 @@ impl Mr {
             Map::Extents(_) => addr.checked_sub(self.attributes.iova)?,
         };
         (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
-    }
-
-    /// Its memory from the byte `offset` on.
-    #[inline]
-    pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
-        let extents = match &self.map {
-            Map::Dma(memory) => return Some(Pieces::Dma { memory, addr: offset }),
-            Map::Extents(extents) => extents,
-        };
-        let at = match extents.first() {
-            Some(first) if first.skip(offset).is_some() => 0,
-            _ => extents.partition_point(|e| e.start <= offset).checked_sub(1)?,
-        };
-        let skip = extents[at].skip(offset)?;
-        Some(Pieces::Extents { extents: extents[at..].iter(), skip })
     }
 }
 
@@ -383,19 +369,46 @@ fn resolve(
     Ok(extents.into())
 }
 
+/// Which of the extents the region's byte `offset` is in, and where there; `near` is the first guess.
+#[inline]
+fn locate(extents: &[Extent], near: usize, offset: u64) -> Option<(usize, usize)> {
+    let there = |at: usize| Some((at, extents.get(at)?.skip(offset)?));
+    there(near).or_else(|| there(near + 1)).or_else(|| {
+        let at = extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
+        there(at)
+    })
+}
+
 /// A region that is in use.
-pub(crate) struct Pin(Arc<Mr>);
+pub(crate) struct Pin {
+    region: Arc<Mr>,
+    /// The extent that was used last. Messages walk through memory, and a large region has
+    /// thousands.
+    near: Cell<usize>,
+}
 
 impl Pin {
     /// The region.
     pub fn region(&self) -> &Mr {
-        &self.0
+        &self.region
+    }
+
+    /// Its memory from the byte `offset` on.
+    #[inline]
+    pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
+        let extents = match &self.region.map {
+            Map::Dma(memory) => return Some(Pieces::Dma { memory, addr: offset }),
+            Map::Extents(extents) => extents,
+        };
+        let (at, skip) = locate(extents, self.near.get(), offset)?;
+        self.near.set(at);
+        Some(Pieces::Extents { extents: extents[at..].iter(), skip })
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.0.pins.leave();
+        self.region.pins.leave();
     }
 }
 
@@ -754,6 +767,29 @@ pub(crate) mod tests {
         assert_eq!(map(0x1_2345, 1, 0, u64::MAX, 2), Some(KeyError::Range));
         mr.retire();
         assert_eq!(map(0x1_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));
+    }
+
+    #[test]
+    fn every_byte_is_found_from_everywhere() {
+        let memory = GuestMemory::anonymous(&[(0, 0x1_0000)]).unwrap();
+        let lens = [3, 1, 7, 64, 2, 1, 9];
+        let ranges: Vec<Range> =
+            (0..).zip(lens).map(|(i, len)| Range { addr: i << 12, len }).collect();
+        let mr = region(&memory, 0x100, 0, &ranges);
+        let pin = Arc::clone(&mr).pin().unwrap();
+        let Map::Extents(extents) = &mr.map else { panic!() };
+        let places = (0..).zip(lens).flat_map(|(at, len)| (0..len).map(move |skip| (at, skip)));
+        let places: Vec<(usize, u64)> = places.collect();
+        for near in 0..lens.len() {
+            for (offset, &(at, skip)) in (0..).zip(&places) {
+                let skip = usize::try_from(skip).unwrap();
+                assert_eq!(locate(extents, near, offset), Some((at, skip)), "{offset} from {near}");
+                pin.near.set(near);
+                let piece = pin.pieces(offset).unwrap().next(1 << 12).unwrap();
+                assert_eq!(piece.len() + skip, extents[at].slice.len());
+            }
+            assert_eq!(locate(extents, near, places.len() as u64), None);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::RwLock;
 use abi::virtio_rdma_sge;
 use smallvec::SmallVec;
 
-use crate::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pin};
+use crate::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pieces, Pin};
 use crate::sync::read;
 
 /// Regions that are kept from one message to the next.
@@ -40,6 +40,12 @@ impl PinSet {
     /// The region of a mapping.
     pub fn region(&self, mapping: &Mapping) -> &Mr {
         self.pins[mapping.pin].region()
+    }
+
+    /// The memory of a mapping, and what follows it in the region.
+    #[inline]
+    pub fn pieces(&self, mapping: &Mapping) -> Option<Pieces<'_>> {
+        self.pins[mapping.pin].pieces(mapping.offset)
     }
 
     /// The index of the region with this key.
