@@ -59,6 +59,7 @@ mod requester;
 mod responder;
 mod ring_commands;
 mod ring_queue;
+mod rnr;
 mod slab;
 mod srq;
 mod state;

@@ -11,6 +11,7 @@ use zerocopy::FromZeros;
 
 use crate::device::Shared;
 use crate::mr::Range;
+use crate::rnr::Pace;
 use crate::state::{QpState, QpType};
 use crate::work_queue::WorkQueue;
 use crate::wqe::{ReceiveWqe, SendWqe};
@@ -55,9 +56,9 @@ impl Qp {
 pub(crate) enum Wait {
     /// It does.
     No,
-    /// The peer had no receive; it is asked again at `ask`, and if it has none then, waited for
-    /// until `until`.
-    Pause { ask: Instant, until: Instant },
+    /// The peer has had no receive `since` then; it is asked again at `ask`, and `until` the RNR
+    /// timer ends that is no further retry.
+    Pause { since: Instant, ask: Instant, until: Instant },
     /// The peer had no receive; it is asked again then, or when it has posted one.
     Receive(Instant),
     /// The peer did not answer; it is asked again then (never, with a timeout
@@ -171,6 +172,10 @@ pub(crate) struct Requester {
     pub wait: Wait,
     /// How often it is tried again without a receive at the peer.
     pub rnr_left: u8,
+    /// Whether the peer is asked again if it has no receive, or has to tell of one.
+    pub asks_again: bool,
+    /// How long such pauses are.
+    pub pace: Pace,
     /// How often it is tried again without an answer.
     pub retry_left: u8,
     /// The other end, where it was last found.
@@ -192,6 +197,8 @@ impl Requester {
             done: 0,
             wait: Wait::No,
             rnr_left: 0,
+            asks_again: true,
+            pace: Pace::default(),
             retry_left: 0,
             peer: None,
             notify_drained: false,
@@ -202,6 +209,7 @@ impl Requester {
     pub fn reset(&mut self) {
         self.active = false;
         self.wait = Wait::No;
+        self.pace = Pace::default();
         self.peer = None;
         self.notify_drained = false;
         self.attr = virtio_rdma_qp_attr::new_zeroed();

@@ -12,8 +12,8 @@ use std::time::Duration;
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
     VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::FromZeros;
 
@@ -32,9 +32,6 @@ use crate::work_queue::Flushed;
 use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
 
-/// `rnr_retry` that means for ever.
-const RNR_RETRY_INFINITE: u8 = 7;
-
 /// What visiting a queue found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Visit {
@@ -49,30 +46,13 @@ pub(crate) enum Visit {
 }
 
 /// What a step of the work request under way led to.
-enum Step {
+pub(crate) enum Step {
     /// A chunk was copied, others follow.
     Partial,
     /// It ends with this `enum virtio_rdma_wc_status`.
     End(u32),
     /// It waits.
     Wait,
-}
-
-/// The longest that a requester leaves a responder without receives alone before it asks to be told
-/// of the next. Who receives by polling posts again one at a time: told of the first, the
-/// requester would take each alone, at the price of a doorbell there and a turn here.
-const PAUSE: Duration = Duration::from_micros(200);
-
-/// It pauses for no more than the RNR timer divided by this.
-const PAUSES_A_TIMER: u32 = 4;
-
-/// IBA 9.7.5.2.8, table 45: the RNR timer by its encoding.
-fn rnr_delay(timer: u8) -> Duration {
-    const HUNDREDTHS_OF_MS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-    ];
-    Duration::from_micros(u64::from(HUNDREDTHS_OF_MS[usize::from(timer & 31)]) * 10)
 }
 
 /// The time for an answer: 4.096 us * 2^`timeout`; `None` for ever.
@@ -201,6 +181,7 @@ impl Shared {
             return Step::End(status);
         }
         self.find_peer(requester);
+        requester.asks_again = self.asks_again(requester);
         let answer = self.ask(slot, requester, config, &local, len, turn);
         match answer {
             None => self.no_answer(slot, requester, config),
@@ -212,6 +193,7 @@ impl Shared {
                 if requester.done < requester.wqe.total {
                     return Step::Partial;
                 }
+                requester.pace.count();
                 if let Some(peer) = &requester.peer {
                     turn.outbox.carry(&peer.device, traffic(requester).mirrored());
                 }
@@ -343,7 +325,7 @@ impl Shared {
         } else {
             Data::Mapped(View { pins, mappings: local })
         };
-        let asks_again = self.asks_again(requester.wait);
+        let asks_again = requester.asks_again;
         let message = Message { wqe, done: requester.done, len, local, asks_again };
         let (device, waiter) = (&peer.device, (self, slot));
         let (slot, responder) = (peer.slot, &mut *responder);
@@ -394,46 +376,6 @@ impl Shared {
         let deadline = answer_delay(requester.attr.timeout).map(|delay| self.clock().now() + delay);
         requester.wait = Wait::Answer(deadline);
         self.set_timer(slot, deadline);
-        Step::Wait
-    }
-
-    /// Whether a peer that has no receive is asked again in any case before it has to tell of one.
-    fn asks_again(&self, wait: Wait) -> bool {
-        match wait {
-            Wait::No | Wait::Answer(_) => true,
-            Wait::Pause { ask, .. } => self.clock().now() < ask,
-            Wait::Receive(_) => false,
-        }
-    }
-
-    /// The peer has no receive: try again after a pause, and then after its timer or when it posts one.
-    fn not_ready(&self, slot: u16, requester: &mut Requester, timer: u8) -> Step {
-        let now = self.clock().now();
-        match requester.wait {
-            Wait::Pause { ask, .. } if now < ask => return Step::Wait,
-            Wait::Pause { until, .. } if now < until => {
-                requester.wait = Wait::Receive(until);
-                self.set_timer(slot, Some(until));
-                return Step::Wait;
-            }
-            Wait::Receive(until) if now < until => return Step::Wait,
-            _ => {}
-        }
-        if requester.attr.rnr_retry != RNR_RETRY_INFINITE {
-            if requester.rnr_left == 0 {
-                return Step::End(VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR);
-            }
-            requester.rnr_left -= 1;
-        }
-        self.stats.add(Counter::RnrWaits, 1);
-        if let Some(peer) = &requester.peer {
-            peer.device.stats.add(Counter::RnrNaks, 1);
-        }
-        let delay = rnr_delay(timer);
-        let (ask, until) = (now + PAUSE.min(delay / PAUSES_A_TIMER), now + delay);
-        let is_first = matches!(requester.wait, Wait::No | Wait::Answer(_));
-        requester.wait = if is_first { Wait::Pause { ask, until } } else { Wait::Receive(until) };
-        self.set_timer(slot, Some(if is_first { ask } else { until }));
         Step::Wait
     }
 
@@ -598,9 +540,6 @@ mod tests {
 
     #[test]
     fn timers_are_those_of_iba() {
-        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
-        assert_eq!(rnr_delay(1), Duration::from_micros(10));
-        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
         assert_eq!(answer_delay(0), None);
         assert_eq!(answer_delay(14), Some(Duration::from_nanos(67_108_864)));
     }

@@ -82,8 +82,14 @@ pub const ATOMIC: u32 = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
 pub const LOCAL: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
 pub const ALL: u32 = READ | WRITE | ATOMIC | LOCAL;
 
-/// What requesters pause before they wait for a receive: a quarter of the RNR timer of these tests.
+/// The RNR timer of these tests.
+pub const RNR_TIMER: Duration = Duration::from_micros(640);
+
+/// What requesters pause before they wait for a receive.
 pub const PAUSE: Duration = Duration::from_micros(160);
+
+/// After so long, a requester that has more to send asks to be told of a receive.
+pub const PATIENCE: Duration = Duration::from_millis(6);
 
 /// A clock that moves when told.
 pub struct TestClock {
@@ -1376,6 +1382,15 @@ impl Pair {
                 return Some(time);
             }
         }
+    }
+
+    /// As `settle`, moving the clock on for that long, from one thing that is due to the next.
+    pub fn settle_for(&self, time: Duration) {
+        let end = self.clock.now() + time;
+        while let Some(next) = self.settle().filter(|&next| next <= end) {
+            self.clock.advance_to(next);
+        }
+        self.clock.advance_to(end);
     }
 
     pub fn poll_a(&mut self) -> Option<virtio_rdma_cqe> {

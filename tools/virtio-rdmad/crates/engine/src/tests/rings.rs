@@ -157,6 +157,37 @@ fn receives_that_come_in_the_pause_are_taken_at_its_end() {
 }
 
 #[test]
+fn a_backlog_asks_late_to_be_told_of_receives() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.rnr_retry = 7;
+        pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+        pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+        for wr_id in 0..3 {
+            pair.a.post_send(a.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
+        }
+        // It looks by itself at first, though nothing came for several RNR timers ...
+        pair.settle_for(PATIENCE / 2);
+        pair.b.post_recv(b.qpn, 0, &[sge(DATA, 8, b.key)]);
+        pair.settle();
+        assert!(pair.poll_b().is_none());
+        pair.settle_for(RNR_TIMER);
+        assert_eq!(brief(pair.poll_b()), Some((0, 0, VIRTIO_RDMA_WC_RECV)));
+        // ... and is told of the next then.
+        pair.settle_for(PATIENCE);
+        pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()), Some((1, 0, VIRTIO_RDMA_WC_RECV)));
+        // With nothing behind it, a message pauses once.
+        pair.settle_for(PAUSE);
+        pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()), Some((2, 0, VIRTIO_RDMA_WC_RECV)));
+    });
+}
+
+#[test]
 fn every_cqe_names_its_entry() {
     with_rings(|| {
         let mut pair = Pair::new();
