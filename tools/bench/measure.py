@@ -278,7 +278,7 @@ class Observer:
     """Looks at the device while a program runs: how many messages there were, and how long its workers worked for
     them. What others have of the processors, and what it looks for work in vain, is not in that."""
 
-    PERIOD = 0.1
+    PERIOD = 0.2
     COUNTERS = ("send_messages", "write_messages", "read_messages", "atomic_messages")
 
     def __init__(self, daemon):

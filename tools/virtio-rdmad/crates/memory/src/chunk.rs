@@ -184,18 +184,20 @@ type Line = [u128; 4];
 ///
 /// `from` is valid for reads and `to` for writes of `len` bytes; they do not overlap.
 #[inline]
-unsafe fn copy_lines(from: *const u8, to: *mut u8, len: usize) {
-    let lines = len / size_of::<Line>();
-    for at in 0..lines {
-        // SAFETY: `at` is one of the lines that fit in `len`; no alignment is assumed.
-        unsafe {
-            let line = from.cast::<Line>().add(at).read_unaligned();
-            to.cast::<Line>().add(at).write_unaligned(line);
-        }
+unsafe fn copy_lines(mut from: *const u8, mut to: *mut u8, len: usize) {
+    let rest = len % size_of::<Line>();
+    for _ in 0..len / size_of::<Line>() {
+        // SAFETY: as many lines fit in `len`; no alignment is assumed.
+        let line = unsafe { from.cast::<Line>().read_unaligned() };
+        // SAFETY: as above.
+        unsafe { to.cast::<Line>().write_unaligned(line) };
+        // SAFETY: at most to the end of `len`.
+        from = unsafe { from.add(size_of::<Line>()) };
+        // SAFETY: as above.
+        to = unsafe { to.add(size_of::<Line>()) };
     }
-    let done = lines * size_of::<Line>();
     // SAFETY: what is left of `len`.
-    unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done) };
+    unsafe { std::ptr::copy_nonoverlapping(from, to, rest) };
 }
 
 /// Largest naturally aligned word, in bytes, that ends where `[to, to + len)` ends.
