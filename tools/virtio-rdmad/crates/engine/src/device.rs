@@ -2,7 +2,6 @@
 
 //! The device of one guest.
 
-use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -35,6 +34,7 @@ use crate::state::{QpState, QpType};
 use crate::stats::{Counter, Stats};
 use crate::sync::{lock, write};
 use crate::table::Table;
+use crate::timers::Timers;
 use crate::turn::Turn;
 use crate::work_queue::WorkQueue;
 use crate::wq_ring::Watch;
@@ -55,46 +55,6 @@ pub enum Next {
     Idle,
     /// There was nothing to do, and will be at this time.
     At(Instant),
-}
-
-/// When queues are looked at again that wait, by their numbers in [`Jobs`].
-#[derive(Default)]
-struct Timers {
-    by_queue: HashMap<u16, Instant>,
-    order: BTreeSet<(Instant, u16)>,
-}
-
-impl Timers {
-    fn set(&mut self, queue: u16, deadline: Option<Instant>) {
-        let before = match deadline {
-            Some(deadline) => {
-                self.order.insert((deadline, queue));
-                self.by_queue.insert(queue, deadline)
-            }
-            None => self.by_queue.remove(&queue),
-        };
-        if let Some(before) = before.filter(|before| Some(*before) != deadline) {
-            self.order.remove(&(before, queue));
-        }
-    }
-
-    fn clear(&mut self) {
-        self.by_queue.clear();
-        self.order.clear();
-    }
-
-    fn next(&self) -> Option<Instant> {
-        self.order.first().map(|(deadline, _)| *deadline)
-    }
-
-    fn pop(&mut self, now: Instant) -> Option<u16> {
-        let &(deadline, queue) = self.order.first()?;
-        if deadline > now {
-            return None;
-        }
-        self.set(queue, None);
-        Some(queue)
-    }
 }
 
 /// What [`Device::run`] remembers from one call to the next.
@@ -151,6 +111,7 @@ pub(crate) struct Shared {
     gids: Mutex<Box<[Option<Address>]>>,
     events: Mutex<Events>,
     completion_events: Box<[Mutex<Events>]>,
+    /// When queues are looked at again that wait.
     timers: Mutex<Timers>,
     service: Mutex<Service>,
     pub(crate) hot: Hot,

@@ -66,6 +66,7 @@ mod state;
 mod stats;
 mod sync;
 mod table;
+mod timers;
 mod turn;
 mod work_queue;
 mod wq_ring;

@@ -498,7 +498,7 @@ pub(crate) enum KeyError {
     Range,
 }
 
-/// Mixes the bits of a key; keys are random, and chosen by the device.
+/// Mixes the bits of a key or of a queue's number; both are chosen by the device.
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
@@ -514,6 +514,10 @@ impl Hasher for KeyHasher {
         for byte in bytes {
             self.write_u32((*byte).into());
         }
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.write_u32(value.into());
     }
 
     fn write_u32(&mut self, value: u32) {
