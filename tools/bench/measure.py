@@ -235,10 +235,10 @@ class Limit:
         self.hang_seconds = hang_seconds
         self.memory_dir = memory_dir
 
-    def measure(self, point, seconds):
-        argv = [self.program, point.limit]
-        if point.limit == "memcpy":
-            argv += [str(point.size), str(seconds), self.memory_dir]
+    def measure(self, name, size, seconds):
+        argv = [self.program, name]
+        if name.startswith("memcpy"):
+            argv += [str(size), str(seconds), self.memory_dir]
         else:
             argv += [str(seconds)]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8",

@@ -92,8 +92,11 @@ class Report:
         result = []
         for verb in ("write", "read"):
             for size, text in ((65536, "64 KiB"), (1 << 20, "1 MiB")):
-                result.append(over(f"{verb} of {text}: of memcpy", 0.8, at(f"ib_{verb}_bw", size),
-                                   at("memcpy", size, path="limit")))
+                copied = at(f"ib_{verb}_bw", size)
+                goal = over(f"{verb} of {text}: of memcpy", 0.8, copied, at("memcpy", size, path="limit"))
+                # What is lost by the places of the guests' pages, the device cannot give back.
+                pages = self.ratio(copied, at("memcpy-pages", size, path="limit"))
+                result.append(goal | ({"of_scattered_pages": round(pages, 4)} if pages else {}))
         read = at("ib_read_lat", 2)
         result += [
             over("read of 2 bytes: cache line round trips", 10, read, at("cacheline", 0, path="limit"), False),
@@ -200,6 +203,8 @@ class Report:
             old = before.get("goal " + goal["goal"])
             lines.append(f"{goal['goal']:<50}{sign + ' ' + format(goal['target'], 'g'):>11}{value:>11} {word:>3}"
                          + (f"  {old:.3g}" if old else ""))
+            if goal["reached"] is False and "of_scattered_pages" in goal:
+                lines.append(f"    of memcpy between pages that lie anywhere: {goal['of_scattered_pages']:.3g}")
             if goal["profile"]:
                 lines.append("    time of all processors: " + ", ".join(
                     f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))
@@ -214,9 +219,9 @@ class Report:
                 "cpu": self.machine["cpu"], "figures": figures}
 
 
-def limit_key(point):
-    """Where the limit of a point stands: memcpy has a size, the others have none."""
-    return ("limit", point.limit, point.size if point.limit == "memcpy" else 0, 1)
+def limit_key(point, name=""):
+    """Where the limit of a point stands, or another one: memcpy has a size, the others have none."""
+    return ("limit", name or point.limit, point.size if point.limit == "memcpy" else 0, 1)
 
 
 def last_run(path, report):

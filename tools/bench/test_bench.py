@@ -110,6 +110,15 @@ class Report(unittest.TestCase):
         goal = self.goal("write of 64 KiB: of memcpy")
         self.assertEqual((goal["value"], goal["reached"], goal["ratio"], goal["path"]), (0.5, False, 0.625, "rings"))
 
+    def test_of_scattered_pages(self):
+        self.samples("rings", "ib_write_bw", 1 << 20, 70)
+        self.samples("limit", "memcpy", 1 << 20, 100)
+        self.assertNotIn("of_scattered_pages", self.goal("write of 1 MiB: of memcpy"))
+        self.samples("limit", "memcpy-pages", 1 << 20, 80)
+        self.assertEqual(self.goal("write of 1 MiB: of memcpy")["of_scattered_pages"], 0.875)
+        text = self.report.table(lambda vmm: plan.points(vmm, False), {})
+        self.assertIn("between pages that lie anywhere: 0.875", text)
+
     def test_at_most(self):
         self.samples("rings", "ib_read_lat", 2, 0.5)
         goal = self.goal("read of 2 bytes: us")

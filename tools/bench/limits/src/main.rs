@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! limits memcpy SIZE SECONDS [DIR]       MiB/s from one shared memory file to another
+//! limits memcpy-pages SIZE SECONDS DIR   the same between pages that lie anywhere
 //! limits cacheline SECONDS               µs a round trip of a polled cache line
 //! limits eventfd SECONDS [pinned]        µs a round trip of two blocking eventfds
 //! limits tcp-serve                       the other end of the next two
@@ -24,7 +25,8 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-const USAGE: &str = "usage: limits memcpy SIZE SECONDS [DIR] | cacheline SECONDS | \
+const USAGE: &str = "usage: limits memcpy SIZE SECONDS [DIR] | \
+                     memcpy-pages SIZE SECONDS DIR | cacheline SECONDS | \
                      eventfd SECONDS [pinned] | tcp-serve | tcp-bw ADDRESS SIZE SECONDS | \
                      tcp-lat ADDRESS SIZE SECONDS";
 
@@ -75,6 +77,9 @@ fn measure(arguments: &[&str]) -> Result<f64, Error> {
         ["memcpy", size, time] => copy::bandwidth(message_size(size)?, seconds(time)?, None),
         ["memcpy", size, time, dir] => {
             copy::bandwidth(message_size(size)?, seconds(time)?, Some(Path::new(dir)))
+        }
+        ["memcpy-pages", size, time, dir] => {
+            copy::bandwidth_of_pages(message_size(size)?, seconds(time)?, Path::new(dir))
         }
         ["cacheline", time] => pingpong::cacheline(seconds(time)?),
         ["eventfd", time] => pingpong::eventfd(seconds(time)?, false),
