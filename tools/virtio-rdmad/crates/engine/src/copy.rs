@@ -12,7 +12,7 @@ use memory::{Chunk, MemoryError};
 /// sent again and again: its two sides fit in that, and not in the first.
 const SECOND_CACHE: RangeInclusive<u64> = (32 << 10)..=(512 << 10);
 
-/// Bytes of a piece that is copied in another way then ([`Chunk::copy_cached_part_to`]).
+/// Largest piece of such a message for which [`Chunk::copy_cached_part_to`] is the faster way.
 const SMALL_PIECE: usize = 8 << 10;
 
 /// The memory of a list of mappings, piece by contiguous piece.

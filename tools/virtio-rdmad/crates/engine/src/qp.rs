@@ -56,8 +56,8 @@ impl Qp {
 pub(crate) enum Wait {
     /// It does.
     No,
-    /// The peer has had no receive `since` then; it is asked again at `ask`, and `until` the RNR
-    /// timer ends that is no further retry.
+    /// The peer has had no receive `since` then; it is asked again at `ask`. The RNR timer ends at
+    /// `until`: to ask from then on is one more retry.
     Pause { since: Instant, ask: Instant, until: Instant },
     /// The peer had no receive; it is asked again then, or when it has posted one.
     Receive(Instant),

@@ -7,7 +7,7 @@
 //! that is all there is to send, or where nothing came for long; else it pauses for a while in which
 //! receives gather, and never for longer than the timer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
 
@@ -28,7 +28,7 @@ const FIRST_PAUSES_A_TIMER: u32 = 4;
 const FEW: u32 = 16;
 
 /// How long a requester that has more to send tries again by itself before it asks to be told.
-const PATIENCE: Duration = Duration::from_millis(5);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// What a requester has learned about its peer's receives.
 #[derive(Default)]
@@ -68,12 +68,12 @@ impl Shared {
     /// Whether a peer that has no receive is asked again in any case, so that it need not tell of
     /// one.
     pub(crate) fn asks_again(&self, requester: &Requester) -> bool {
-        let is_early = |since: Instant, ask: Instant, now: Instant| {
-            now < ask || now < since + PATIENCE && requester.queue.waiting() > 0
-        };
         match requester.wait {
             Wait::No | Wait::Answer(_) => true,
-            Wait::Pause { since, ask, .. } => is_early(since, ask, self.clock().now()),
+            Wait::Pause { since, ask, .. } => {
+                let now = self.clock().now();
+                now < ask || (now < since + PATIENCE && requester.queue.waiting() > 0)
+            }
             Wait::Receive(_) => false,
         }
     }

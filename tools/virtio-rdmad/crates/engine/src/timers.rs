@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use crate::mr::KeyHasher;
 
-/// Times that no longer hold are kept in the heap until they come up, but no more than this beside
-/// as many as hold.
+/// Times that no longer hold stay in the heap until they come up; where setting one finds more of
+/// them than this and as many as hold, they go.
 const STALE: usize = 64;
 
 /// At most one time for each queue, by its number in [`crate::config::Jobs`].

@@ -14,6 +14,7 @@ use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+use crate::rnr::PATIENCE;
 use crate::{Clock, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next, Signal, Wake};
 
 /// Guest memory: rings below, data above.
@@ -88,8 +89,8 @@ pub const RNR_TIMER: Duration = Duration::from_micros(640);
 /// What requesters pause before they wait for a receive.
 pub const PAUSE: Duration = Duration::from_micros(160);
 
-/// After so long, a requester that has more to send asks to be told of a receive.
-pub const PATIENCE: Duration = Duration::from_millis(6);
+/// After so long, a requester that has more to send has asked to be told of a receive.
+pub const ASKED: Duration = PATIENCE.saturating_add(RNR_TIMER);
 
 /// A clock that moves when told.
 pub struct TestClock {

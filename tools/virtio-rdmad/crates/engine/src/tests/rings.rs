@@ -168,14 +168,14 @@ fn a_backlog_asks_late_to_be_told_of_receives() {
             pair.a.post_send(a.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
         }
         // It looks by itself at first, though nothing came for several RNR timers ...
-        pair.settle_for(PATIENCE / 2);
+        pair.settle_for(ASKED / 2);
         pair.b.post_recv(b.qpn, 0, &[sge(DATA, 8, b.key)]);
         pair.settle();
         assert!(pair.poll_b().is_none());
         pair.settle_for(RNR_TIMER);
         assert_eq!(brief(pair.poll_b()), Some((0, 0, VIRTIO_RDMA_WC_RECV)));
         // ... and is told of the next then.
-        pair.settle_for(PATIENCE);
+        pair.settle_for(ASKED);
         pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
         pair.settle();
         assert_eq!(brief(pair.poll_b()), Some((1, 0, VIRTIO_RDMA_WC_RECV)));
