@@ -25,6 +25,8 @@ BUDGET = {False: {"uml": 480, "qemu": 600}, True: {"uml": 60, "qemu": 40}}
 # How long one measurement takes, apart from starting the programs.
 SECONDS = {False: {"uml": 0.3, "qemu": 0.5}, True: {"uml": 0.2, "qemu": 0.3}}
 LIMIT_SECONDS = 0.05
+# Times as long: samples of the usual time vary by a tenth, and the goals of copies are near.
+THOROUGH = 3
 # Kept of the budget for what comes after the points.
 RESERVE = 10
 ROUNDS = 9
@@ -190,7 +192,7 @@ class Phase:
             return  # it had its chance
         start = time.monotonic()
         try:
-            row.samples[(number, point.key)] = path.measure(point, self.seconds * point.longer)
+            row.samples[(number, point.key)] = path.measure(point, self.seconds_of(point))
             self.record_core(path, point, number)
         except (measure.Refused, guests.Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
@@ -217,10 +219,18 @@ class Phase:
             self.broken[path.path] = lost
             self.found.note(f"{self.vmm} {path.path}: {lost}")
 
+    def is_thorough(self, point):
+        """Whether a point is a copy that a goal is about, in a run that has the time to look closely."""
+        return point.goal and point.limit == "memcpy" and not self.options.quick
+
+    def seconds_of(self, point):
+        """How long a point is measured."""
+        return self.seconds * point.longer * (THOROUGH if self.is_thorough(point) else 1)
+
     def measure_limit(self, point, number):
         # A mean has to last as long as that with which it is compared.
-        seconds = self.seconds * point.longer if point.limit == "memcpy" else LIMIT_SECONDS
-        names = [point.limit] + (["memcpy-pages"] if point.goal and point.limit == "memcpy" else [])
+        seconds = self.seconds_of(point) if point.limit == "memcpy" else LIMIT_SECONDS
+        names = [point.limit] + (["memcpy-pages"] if self.is_thorough(point) else [])
         for name in names:
             row = self.found.row(self.vmm, *report.limit_key(point, name), point.unit)
             try:

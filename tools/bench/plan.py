@@ -73,7 +73,7 @@ def bandwidth():
         for size in SIZES:
             goal = size in GOAL_SIZES["bw"] and verb != "send"
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
-                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size), longer=3 if goal else 1,
+                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size),
                         quick=VMMS if (verb, size) == ("write", 65536) else ("uml",) if goal else ())
     yield Point("ib_atomic_bw", ATOMIC_SIZE, MPPS, program="ib_atomic_bw")
 
