@@ -61,7 +61,7 @@ pub struct Options {
     ///
     /// It looks that long only as long as work tends to come in that time, and then sleeps. Longer
     /// answers faster and costs processor time; 0 sleeps at once.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub poll_us: u32,
 
     /// Whether the process gives up what it does not need once its sockets are open.
