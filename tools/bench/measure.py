@@ -192,7 +192,9 @@ class Pair:
 
     def connections(self, count=50):
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
-        argv = ["cmtime", "-c", str(count)]
+        # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
+        # of its kernel at a time (mm_context's turnstile), so that on two the spinning one kept the other out for seconds.
+        argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
         server = self.server.start(["timeout", str(self.hang_seconds), *argv])
         # It listens on the CM, which has no table to look at: the client comes again if it was too early.
         loop = " ".join(["for i in 1 2 3 4 5; do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,

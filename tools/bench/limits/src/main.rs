@@ -8,7 +8,7 @@
 //! limits memcpy SIZE SECONDS [DIR]       MiB/s from one shared memory file to another
 //! limits memcpy-pages SIZE SECONDS DIR   the same between pages that lie anywhere
 //! limits cacheline SECONDS               µs a round trip of a polled cache line
-//! limits eventfd SECONDS [pinned]        µs a round trip of two blocking eventfds
+//! limits eventfd SECONDS                 µs a round trip of two blocking eventfds
 //! limits tcp-serve                       the other end of the next two
 //! limits tcp-bw ADDRESS SIZE SECONDS     MiB/s, one write(2) a message
 //! limits tcp-lat ADDRESS SIZE SECONDS    µs one way, half of a round trip
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 const USAGE: &str = "usage: limits memcpy SIZE SECONDS [DIR] | \
                      memcpy-pages SIZE SECONDS DIR | cacheline SECONDS | \
-                     eventfd SECONDS [pinned] | tcp-serve | tcp-bw ADDRESS SIZE SECONDS | \
+                     eventfd SECONDS | tcp-serve | tcp-bw ADDRESS SIZE SECONDS | \
                      tcp-lat ADDRESS SIZE SECONDS";
 
 /// Why there is no number.
@@ -82,8 +82,7 @@ fn measure(arguments: &[&str]) -> Result<f64, Error> {
             copy::bandwidth_of_pages(message_size(size)?, seconds(time)?, Path::new(dir))
         }
         ["cacheline", time] => pingpong::cacheline(seconds(time)?),
-        ["eventfd", time] => pingpong::eventfd(seconds(time)?, false),
-        ["eventfd", time, "pinned"] => pingpong::eventfd(seconds(time)?, true),
+        ["eventfd", time] => pingpong::eventfd(seconds(time)?),
         ["tcp-serve"] => tcp::serve(),
         ["tcp-bw", peer, size, time] => {
             tcp::bandwidth(parse::<IpAddr>(peer)?, message_size(size)?, seconds(time)?)
