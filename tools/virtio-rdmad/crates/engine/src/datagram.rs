@@ -178,7 +178,10 @@ impl Shared {
         if is_foreign || !takes {
             return Err(Counter::DropUnreachable);
         }
-        self.receive_datagram(slot, &mut responder, datagram, pins, outbox)?;
+        let result = self.receive_datagram(slot, &mut responder, datagram, pins, outbox);
+        outbox.place_completions();
+        drop(responder);
+        result?;
         outbox.carry(self, Traffic::sent(datagram.wqe.total, 1).mirrored());
         Ok(())
     }

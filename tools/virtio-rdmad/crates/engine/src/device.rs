@@ -20,7 +20,7 @@ use ring::SplitQueue;
 
 use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
-use crate::cq::{Cq, Cqe};
+use crate::cq::Cq;
 use crate::cq_ring::Due;
 use crate::event::{asynchronous, completion, Events};
 use crate::hot::{Hot, Set};
@@ -35,7 +35,7 @@ use crate::stats::{Counter, Stats};
 use crate::sync::{lock, write};
 use crate::table::Table;
 use crate::timers::Timers;
-use crate::turn::Turn;
+use crate::turn::{Completion, Turn};
 use crate::work_queue::WorkQueue;
 use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
@@ -67,6 +67,8 @@ struct Service {
     quiet: Set,
     /// Where the next call begins.
     cursor: u16,
+    /// Room for the completions of a turn.
+    room: Vec<Completion>,
 }
 
 impl Service {
@@ -76,6 +78,7 @@ impl Service {
             polled: PolledSet::new(queues),
             quiet: Set::new(queues),
             cursor: 0,
+            room: Vec::new(),
         }
     }
 
@@ -259,11 +262,16 @@ impl Shared {
         lock(&self.timers).set(self.jobs.completion(cq), None);
     }
 
-    /// Places a CQE.
-    pub fn complete(&self, cq: u16, cqe: &Cqe, solicited: bool) {
+    /// Places CQEs.
+    pub fn complete<'a>(&self, cq: u16, completions: impl Iterator<Item = &'a Completion>) {
         let Some(place) = self.cqs.get(cq) else { return };
-        let result = lock(place).complete(cqe, solicited, &self.name, &self.stats);
-        if result.is_err() {
+        let mut overflow = false;
+        let mut place = lock(place);
+        for Completion { cqe, solicited, .. } in completions {
+            overflow |= place.complete(cqe, *solicited, &self.name, &self.stats).is_err();
+        }
+        drop(place);
+        if overflow {
             self.fail_cq(cq);
         }
     }
@@ -761,8 +769,10 @@ impl Device {
         shared.hot.take(&mut service.active);
         self.expire(service);
         let mut turn = Turn::default();
+        turn.outbox.completions = std::mem::take(&mut service.room);
         let worked = shared.round(service, &mut turn, budget);
         turn.finish(shared);
+        service.room = turn.outbox.completions;
         if worked || !service.active.is_empty() || !shared.hot.is_empty() {
             return Next::Busy;
         }

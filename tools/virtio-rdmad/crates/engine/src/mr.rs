@@ -268,6 +268,24 @@ impl Mr {
         }
     }
 
+    /// Whether the region may be revoked.
+    #[inline]
+    pub fn is_revocable(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// A copy begins, which a revocation waits for; `false` if the region was revoked.
+    fn enter(&self) -> bool {
+        self.copies.as_ref().is_none_or(Gate::enter)
+    }
+
+    /// The copy ends.
+    fn leave(&self) {
+        if let Some(copies) = &self.copies {
+            copies.leave();
+        }
+    }
+
     /// Whether the region was revoked.
     #[inline]
     pub fn is_revoked(&self) -> bool {
@@ -394,7 +412,7 @@ impl Pin {
     }
 
     /// Its memory from the byte `offset` on.
-    #[inline]
+    #[inline(always)] // or it is written word by word, and read from there before that is done
     pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
         let extents = match &self.region.map {
             Map::Dma(memory) => return Some(Pieces::Dma { memory, addr: offset }),
@@ -415,7 +433,9 @@ impl Drop for Pin {
 /// A part of a region that is checked, and pinned in a [`PinSet`].
 pub(crate) struct Mapping {
     /// Which of the set.
-    pub pin: usize,
+    pub pin: u32,
+    /// Whether its region may be revoked while it is pinned.
+    pub revocable: bool,
     /// Of the first byte in the memory of the region.
     pub offset: u64,
     /// Bytes.
@@ -438,7 +458,7 @@ pub(crate) struct View<'a> {
 /// beginning to its end.
 pub(crate) struct Copying<'a> {
     view: &'a View<'a>,
-    /// How many of the mappings were entered.
+    /// How many mappings of revocable regions were entered.
     entered: usize,
 }
 
@@ -454,11 +474,12 @@ impl<'a> Copying<'a> {
     pub fn begin(&mut self) -> Option<u64> {
         let mut len = 0;
         for mapping in self.view.mappings {
-            let copies = &self.view.pins.region(mapping).copies;
-            if copies.as_ref().is_some_and(|copies| !copies.enter()) {
-                return None;
+            if mapping.revocable {
+                if !self.view.pins.region(mapping).enter() {
+                    return None;
+                }
+                self.entered += 1;
             }
-            self.entered += 1;
             len += mapping.len;
         }
         Some(len)
@@ -468,10 +489,12 @@ impl<'a> Copying<'a> {
 impl Drop for Copying<'_> {
     #[inline]
     fn drop(&mut self) {
-        for mapping in self.view.mappings.iter().take(self.entered) {
-            if let Some(copies) = &self.view.pins.region(mapping).copies {
-                copies.leave();
-            }
+        if self.entered == 0 {
+            return;
+        }
+        let revocable = self.view.mappings.iter().filter(|mapping| mapping.revocable);
+        for mapping in revocable.take(self.entered) {
+            self.view.pins.region(mapping).leave();
         }
     }
 }

@@ -39,13 +39,13 @@ impl PinSet {
 
     /// The region of a mapping.
     pub fn region(&self, mapping: &Mapping) -> &Mr {
-        self.pins[mapping.pin].region()
+        self.pins[mapping.pin as usize].region()
     }
 
     /// The memory of a mapping, and what follows it in the region.
-    #[inline]
+    #[inline(always)]
     pub fn pieces(&self, mapping: &Mapping) -> Option<Pieces<'_>> {
-        self.pins[mapping.pin].pieces(mapping.offset)
+        self.pins[mapping.pin as usize].pieces(mapping.offset)
     }
 
     /// The index of the region with this key.
@@ -77,8 +77,10 @@ impl PinSet {
         len: u64,
     ) -> Result<Mapping, KeyError> {
         let pin = self.find(keys, key)?;
-        let offset = self.pins[pin].region().check(claim, addr, len)?;
-        Ok(Mapping { pin, offset, len })
+        let region = self.pins[pin].region();
+        let offset = region.check(claim, addr, len)?;
+        // A set has a few dozen regions at most.
+        Ok(Mapping { pin: pin as u32, revocable: region.is_revocable(), offset, len })
     }
 
     /// Checks the key alone.

@@ -205,6 +205,15 @@ impl Requester {
         }
     }
 
+    /// Begins with the work request that was just read.
+    pub fn begin(&mut self) {
+        self.active = true;
+        self.wait = Wait::No;
+        self.done = 0;
+        self.rnr_left = self.attr.rnr_retry;
+        self.retry_left = self.attr.retry_cnt;
+    }
+
     /// Forgets the work under way and the peer, as RESET does.
     pub fn reset(&mut self) {
         self.active = false;

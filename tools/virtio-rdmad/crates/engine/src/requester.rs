@@ -22,13 +22,13 @@ use crate::device::Shared;
 use crate::fast_reg::{Invalidation, Invalidator};
 use crate::mr::{Claim, Data, Mappings, View};
 use crate::pins::PinSet;
-use crate::qp::{Peer, QpConfig, Requester, Wait};
+use crate::qp::{Peer, Qp, QpConfig, Requester, Responder, Wait};
 use crate::responder::{packets, Answer, Message, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::lock;
 use crate::turn::{Outbox, Traffic, Turn};
-use crate::work_queue::Flushed;
+use crate::work_queue::{Flushed, Popped};
 use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
 
@@ -47,12 +47,14 @@ pub(crate) enum Visit {
 
 /// What a step of the work request under way led to.
 pub(crate) enum Step {
-    /// A chunk was copied, others follow.
+    /// Something was done, and something may follow.
     Partial,
     /// It ends with this `enum virtio_rdma_wc_status`.
     End(u32),
     /// It waits.
     Wait,
+    /// There is none under way any more, and this was found behind it.
+    Next(Popped),
 }
 
 /// The time for an answer: 4.096 us * 2^`timeout`; `None` for ever.
@@ -68,40 +70,57 @@ impl Shared {
         let mut requester = lock(&qp.requester);
         let Some(config) = requester.config else { return Visit::Parked };
         let config = &config;
+        let visit = self.send(slot, qp, &mut requester, config, turn);
+        turn.outbox.place_completions();
+        requester.queue.signal_if_needed();
+        turn.taken = requester.queue.taken();
+        visit
+    }
+
+    fn send(
+        self: &Arc<Self>,
+        slot: u16,
+        qp: &Qp,
+        requester: &mut Requester,
+        config: &QpConfig,
+        turn: &mut Turn,
+    ) -> Visit {
         let before = turn.left();
-        let visit = loop {
+        loop {
             if turn.is_over() {
-                break Visit::More;
+                return Visit::More;
             }
             match qp.state() {
                 QpState::Rts => {}
                 QpState::Sqd if requester.active => {}
                 QpState::Sqd => {
-                    self.drained(slot, &mut requester);
-                    break Visit::Parked;
+                    self.drained(slot, requester);
+                    return Visit::Parked;
                 }
                 QpState::Err | QpState::Sqe => {
-                    break self.flush_send(slot, &mut requester, config, turn)
+                    return self.flush_send(slot, requester, config, turn)
                 }
-                QpState::Reset | QpState::Init | QpState::Rtr => break Visit::Parked,
+                QpState::Reset | QpState::Init | QpState::Rtr => return Visit::Parked,
             }
-            if !requester.active && !self.fetch(slot, &mut requester, config, turn) {
-                if qp.state() == QpState::Rts {
-                    break if turn.left() == before { Visit::Empty } else { Visit::Done };
-                }
-                continue;
-            }
-            match self.step(slot, &mut requester, config, turn) {
+            let step = if requester.active {
+                self.step(slot, qp, requester, config, turn)
+            } else {
+                Step::Next(requester.queue.pop_send(&mut requester.wqe, config))
+            };
+            match step {
                 Step::Partial => {}
                 Step::End(status) => {
-                    self.finish(slot, &mut requester, config, status, &mut turn.outbox);
+                    self.finish(slot, requester, config, status, &mut turn.outbox);
                 }
-                Step::Wait => break Visit::Parked,
+                Step::Wait => return Visit::Parked,
+                Step::Next(popped) => {
+                    let found = self.begin(slot, requester, config, popped, turn);
+                    if !found && qp.state() == QpState::Rts {
+                        return if turn.left() == before { Visit::Empty } else { Visit::Done };
+                    }
+                }
             }
-        };
-        requester.queue.signal_if_needed();
-        turn.taken = requester.queue.taken();
-        visit
+        }
     }
 
     /// Gives the send queue of a QP a turn before a command ends it (chapter 8 of the
@@ -118,18 +137,22 @@ impl Shared {
         turn.finish(self);
     }
 
-    /// Takes the next work request; `false` if there is none or it ended at
-    /// once (then the state has changed).
-    fn fetch(
+    /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
+    /// (then the state has changed).
+    fn begin(
         self: &Arc<Self>,
         slot: u16,
         requester: &mut Requester,
         config: &QpConfig,
+        popped: Popped,
         turn: &mut Turn,
     ) -> bool {
-        let malformed = match requester.queue.pop_send(&mut requester.wqe, config) {
-            Ok(Some(Ok(()))) => None,
-            Ok(Some(Err(malformed))) => Some(malformed),
+        let malformed = match popped {
+            Ok(Some(Ok(()))) => {
+                requester.begin();
+                return true;
+            }
+            Ok(Some(Err(malformed))) => malformed,
             Ok(None) => return false,
             Err(error) => {
                 self.complain(Counter::BadSendChain, &error);
@@ -137,14 +160,6 @@ impl Shared {
                 self.fail_requester(slot, QpState::Err);
                 return false;
             }
-        };
-        requester.wait = Wait::No;
-        requester.done = 0;
-        requester.rnr_left = requester.attr.rnr_retry;
-        requester.retry_left = requester.attr.retry_cnt;
-        let Some(malformed) = malformed else {
-            requester.active = true;
-            return true;
         };
         turn.spend(0);
         self.complain(Counter::BadSendRequest, &malformed.why);
@@ -156,10 +171,12 @@ impl Shared {
         false
     }
 
-    /// Does the next chunk of the work request under way.
+    /// Goes on with the work request under way, and with those behind it as long as the peer does
+    /// what they ask for.
     fn step(
         self: &Arc<Self>,
         slot: u16,
+        qp: &Qp,
         requester: &mut Requester,
         config: &QpConfig,
         turn: &mut Turn,
@@ -168,48 +185,55 @@ impl Shared {
             turn.spend(requester.wqe.total);
             return Step::End(self.send_datagram(slot, requester, config, turn));
         }
-        let len = (requester.wqe.total - requester.done).min(CHUNK);
-        turn.spend(len);
         if !self.offers(requester.wqe.operation) {
+            turn.spend(0);
             return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if requester.wqe.operation.is_local() {
+            turn.spend(0);
             return Step::End(self.manage_memory(slot, &requester.wqe, config));
         }
         let mut local = Mappings::new();
-        if let Err(status) = self.map_local(requester, config, len, &mut turn.local, &mut local) {
-            return Step::End(status);
-        }
+        let len = match self.next_chunk(requester, config, turn, &mut local) {
+            Ok(len) => len,
+            Err(status) => return Step::End(status),
+        };
         self.find_peer(requester);
-        requester.asks_again = self.asks_again(requester);
-        let answer = self.ask(slot, requester, config, &local, len, turn);
+        // Its responder is locked for longer than the requester can be borrowed.
+        let peer = requester.peer.take();
+        let answer = match &peer {
+            Some(peer) => self.exchange(slot, qp, requester, config, peer, &mut local, len, turn),
+            None => Err(None),
+        };
+        requester.peer = peer;
         match answer {
-            None => self.no_answer(slot, requester, config),
-            Some(Answer::Done) => {
-                requester.done += len;
-                requester.retry_left = requester.attr.retry_cnt;
-                requester.rnr_left = requester.attr.rnr_retry;
-                self.stop_waiting(slot, requester);
-                if requester.done < requester.wqe.total {
-                    return Step::Partial;
-                }
-                requester.pace.count();
-                if let Some(peer) = &requester.peer {
-                    turn.outbox.carry(&peer.device, traffic(requester).mirrored());
-                }
-                Step::End(match requester.wqe.operation {
-                    Operation::Read => self.invalidate_local(slot, &requester.wqe, config),
-                    _ => VIRTIO_RDMA_WC_SUCCESS,
-                })
-            }
-            Some(answer) if config.kind == QpType::Uc => self.drop_unreliable(answer),
-            Some(Answer::Restart) => {
+            Ok(step) => step,
+            Err(None) => self.no_answer(slot, requester, config),
+            Err(Some(answer)) if config.kind == QpType::Uc => self.drop_unreliable(answer),
+            Err(Some(Answer::Restart)) => {
                 requester.done = 0;
                 Step::Partial
             }
-            Some(Answer::NotReady(timer)) => self.not_ready(slot, requester, timer),
-            Some(Answer::Failed(status)) => Step::End(status),
+            Err(Some(Answer::NotReady(timer))) => self.not_ready(slot, requester, timer),
+            Err(Some(Answer::Failed(status))) => Step::End(status),
+            Err(Some(Answer::Done)) => Step::Partial,
         }
+    }
+
+    /// Checks and pins the local side of the next chunk of the work request under way; how long it
+    /// is, or the status that the work request ends with.
+    #[inline]
+    fn next_chunk(
+        &self,
+        requester: &Requester,
+        config: &QpConfig,
+        turn: &mut Turn,
+        local: &mut Mappings,
+    ) -> Result<u64, u32> {
+        let len = (requester.wqe.total - requester.done).min(CHUNK);
+        turn.spend(len);
+        self.map_local(requester, config, len, &mut turn.local, local)?;
+        Ok(len)
     }
 
     /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
@@ -297,44 +321,124 @@ impl Shared {
         Some(Peer { device, slot, generation })
     }
 
-    /// Has the other end do a chunk; `None` if there is none, or it is not connected
-    /// to this QP or not ready to receive.
+    /// Has the other end do a chunk, and what follows it in the queue, with its responder locked
+    /// once for all of it: locking is what small messages would spend most of their time with. `Err`
+    /// has the answer that ended that; none if there is no other end, or it is not connected to this
+    /// QP or not ready to receive.
+    #[allow(clippy::too_many_arguments)] // both ends of a connection
+    fn exchange(
+        self: &Arc<Self>,
+        slot: u16,
+        qp: &Qp,
+        requester: &mut Requester,
+        config: &QpConfig,
+        peer: &Peer,
+        local: &mut Mappings,
+        mut len: u64,
+        turn: &mut Turn,
+    ) -> Result<Step, Option<Answer>> {
+        let other = peer.device.qps.get(peer.slot).ok_or(None)?;
+        let mut responder = lock(&other.responder);
+        let dgid = &requester.attr.ah_attr.grh.dgid;
+        let own = u32::from(slot) + 1;
+        if !other.state().receives()
+            || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
+        {
+            return Err(None);
+        }
+        let end = loop {
+            requester.asks_again = self.asks_again(requester);
+            match self.ask(slot, requester, config, peer, &mut responder, local, len, turn) {
+                Answer::Done => {}
+                answer => break Err(Some(answer)),
+            }
+            if let Some(step) = self.advance(slot, requester, config, peer, len, turn) {
+                break Ok(step);
+            }
+            if turn.is_over() || qp.state() != QpState::Rts {
+                break Ok(Step::Partial);
+            }
+            if !requester.active {
+                match requester.queue.pop_send(&mut requester.wqe, config) {
+                    Ok(Some(Ok(()))) => requester.begin(),
+                    // What becomes of that may lock this QP's responder, which may be this one.
+                    popped => break Ok(Step::Next(popped)),
+                }
+                let operation = requester.wqe.operation;
+                if operation.is_local() || !self.offers(operation) {
+                    break Ok(Step::Partial);
+                }
+            }
+            len = match self.next_chunk(requester, config, turn, local) {
+                Ok(len) => len,
+                Err(status) => break Ok(Step::End(status)),
+            };
+        };
+        turn.outbox.place_completions();
+        end
+    }
+
+    /// Has the responder of the other end, which is locked, do a chunk.
+    #[allow(clippy::too_many_arguments)] // both ends of a connection
+    #[inline(always)]
     fn ask(
         self: &Arc<Self>,
         slot: u16,
         requester: &Requester,
         config: &QpConfig,
-        local: &Mappings,
+        peer: &Peer,
+        responder: &mut Responder,
+        mappings: &Mappings,
         len: u64,
         turn: &mut Turn,
-    ) -> Option<Answer> {
-        let peer = requester.peer.as_ref()?;
-        let qp = peer.device.qps.get(peer.slot)?;
-        let mut responder = lock(&qp.responder);
-        let dgid = &requester.attr.ah_attr.grh.dgid;
-        let own = u32::from(slot) + 1;
-        if !qp.state().receives()
-            || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
-        {
-            return None;
-        }
+    ) -> Answer {
         let Turn { local: pins, remote, outbox, .. } = turn;
         let wqe = &requester.wqe;
         let local = if wqe.is_inline {
             Data::Inline(&wqe.inline)
         } else {
-            Data::Mapped(View { pins, mappings: local })
+            Data::Mapped(View { pins, mappings })
         };
-        let asks_again = requester.asks_again;
-        let message = Message { wqe, done: requester.done, len, local, asks_again };
+        let (done, asks_again) = (requester.done, requester.asks_again);
+        let message = Message { wqe, done, len, local, asks_again };
         let (device, waiter) = (&peer.device, (self, slot));
-        let (slot, responder) = (peer.slot, &mut *responder);
-        Some(match config.kind {
+        match config.kind {
             QpType::XrcIni => {
-                device.respond_to_xrc(slot, responder, &message, waiter, remote, outbox)
+                device.respond_to_xrc(peer.slot, responder, &message, waiter, remote, outbox)
             }
-            _ => device.respond(slot, responder, &message, waiter, remote, outbox),
-        })
+            _ => device.respond(peer.slot, responder, &message, waiter, remote, outbox),
+        }
+    }
+
+    /// The other end did a chunk of `len`; what follows if not more of the same.
+    #[inline]
+    fn advance(
+        self: &Arc<Self>,
+        slot: u16,
+        requester: &mut Requester,
+        config: &QpConfig,
+        peer: &Peer,
+        len: u64,
+        turn: &mut Turn,
+    ) -> Option<Step> {
+        requester.done += len;
+        requester.retry_left = requester.attr.retry_cnt;
+        requester.rnr_left = requester.attr.rnr_retry;
+        self.stop_waiting(slot, requester);
+        if requester.done < requester.wqe.total {
+            return None;
+        }
+        requester.pace.count();
+        turn.outbox.carry(&peer.device, traffic(requester).mirrored());
+        let status = match requester.wqe.operation {
+            Operation::Read => self.invalidate_local(slot, &requester.wqe, config),
+            _ => VIRTIO_RDMA_WC_SUCCESS,
+        };
+        if status != VIRTIO_RDMA_WC_SUCCESS {
+            return Some(Step::End(status));
+        }
+        self.finish(slot, requester, config, status, &mut turn.outbox);
+        None
     }
 
     /// The peer did not take a message of an unreliable connection. Nobody tells
@@ -436,8 +540,7 @@ impl Shared {
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = u32::from(slot) + 1;
         self.count_error(status);
-        self.complete(config.send_cq, &cqe, false);
-        outbox.touch(self, config.send_cq);
+        outbox.complete(self, config.send_cq, cqe, false);
     }
 
     /// Moves the QP into ERR or SQE after an error of its own. The responder of

@@ -635,7 +635,7 @@ impl Shared {
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_INVALIDATE;
         }
         fill(&mut cqe);
-        self.complete(config.recv_cq, &cqe, received.solicited);
+        outbox.complete(self, config.recv_cq, cqe, received.solicited);
         outbox.receive(self, config.recv_cq, received.len);
     }
 
@@ -657,8 +657,7 @@ impl Shared {
         cqe.qp_num = u32::from(slot) + 1;
         cqe.srqn = config.named_srqn();
         self.count_error(status);
-        self.complete(config.recv_cq, &cqe, false);
-        outbox.touch(self, config.recv_cq);
+        outbox.complete(self, config.recv_cq, cqe, false);
     }
 
     /// Looks after the receive queue when it was kicked or the QP has failed.
@@ -670,7 +669,9 @@ impl Shared {
             return false;
         }
         if qp.state() == QpState::Err {
-            return self.flush_receive(slot, &mut responder, turn);
+            let is_left = self.flush_receive(slot, &mut responder, turn);
+            turn.outbox.place_completions();
+            return is_left;
         }
         if let Some((device, slot)) = responder.waiter.take() {
             drop(responder);

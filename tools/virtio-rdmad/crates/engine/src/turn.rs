@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::pins::PinSet;
 use crate::stats::{Counter, Stats};
@@ -83,35 +84,60 @@ struct Touched {
     bytes: u64,
 }
 
+/// A completion that is yet to be placed.
+pub(crate) struct Completion {
+    /// Its CQ: an index of `Outbox::touched`.
+    touched: usize,
+    /// What is placed.
+    pub cqe: Cqe,
+    /// Whether it was solicited.
+    pub solicited: bool,
+}
+
 /// What turns leave to be done later, once for all of their messages.
 #[derive(Default)]
 pub(crate) struct Outbox {
     touched: SmallVec<[Touched; 2]>,
+    /// CQEs that are held back.
+    pub completions: Vec<Completion>,
     traffic: SmallVec<[(Arc<Shared>, Traffic); 2]>,
     tally: [u64; TALLIED],
 }
 
 impl Outbox {
-    /// A CQE was placed in a CQ: its guest is told later.
-    pub fn touch(&mut self, device: &Arc<Shared>, cq: u16) {
-        self.place(device, cq);
+    /// Holds a CQE back for [`Self::place_completions`], which has to come before the half of the QP
+    /// that it completes a work request of is unlocked: its CQEs are in the order of its work
+    /// requests. The guest is told later.
+    pub fn complete(&mut self, device: &Arc<Shared>, cq: u16, cqe: Cqe, solicited: bool) {
+        let touched = self.touch(device, cq);
+        self.completions.push(Completion { touched, cqe, solicited });
     }
 
-    /// The same for a message of `bytes` that was received there.
+    /// A message of `bytes` was received with a CQE in that CQ.
     pub fn receive(&mut self, device: &Arc<Shared>, cq: u16, bytes: u64) {
-        let place = self.place(device, cq);
+        let touched = self.touch(device, cq);
+        let place = &mut self.touched[touched];
         place.messages += 1;
         place.bytes += bytes;
     }
 
-    fn place(&mut self, device: &Arc<Shared>, cq: u16) -> &mut Touched {
+    fn touch(&mut self, device: &Arc<Shared>, cq: u16) -> usize {
         let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.device, device);
-        let index = self.touched.iter().position(is_it).unwrap_or_else(|| {
+        // Most likely it was touched just now.
+        self.touched.iter().rposition(is_it).unwrap_or_else(|| {
             let device = Arc::clone(device);
             self.touched.push(Touched { device, cq, messages: 0, bytes: 0 });
             self.touched.len() - 1
-        });
-        &mut self.touched[index]
+        })
+    }
+
+    /// Places the CQEs that are held back, each CQ's under one lock.
+    pub fn place_completions(&mut self) {
+        while let Some(&Completion { touched: first, .. }) = self.completions.first() {
+            let Touched { device, cq, .. } = &self.touched[first];
+            device.complete(*cq, self.completions.iter().filter(|held| held.touched == first));
+            self.completions.retain(|held| held.touched != first);
+        }
     }
 
     /// Adds to what the port of the device whose turn it is sent and received.
@@ -140,6 +166,7 @@ impl Outbox {
 
     /// Tells the guests of completions.
     fn announce(&mut self) {
+        debug_assert!(self.completions.is_empty(), "a CQE is told of before it is placed");
         for Touched { device, cq, messages, bytes } in self.touched.drain(..) {
             if messages != 0 {
                 device.stats.add(Counter::ReceiveMessages, messages);
