@@ -23,7 +23,7 @@ use crate::fast_reg::{Invalidation, Invalidator};
 use crate::mr::{Claim, Data, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{Peer, Qp, QpConfig, Requester, Responder, Wait};
-use crate::responder::{packets, Answer, Message, PSN_MASK};
+use crate::responder::{packets, Message, Nak, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::lock;
@@ -201,22 +201,21 @@ impl Shared {
         self.find_peer(requester);
         // Its responder is locked for longer than the requester can be borrowed.
         let peer = requester.peer.take();
-        let answer = match &peer {
+        let step = match &peer {
             Some(peer) => self.exchange(slot, qp, requester, config, peer, &mut local, len, turn),
             None => Err(None),
         };
         requester.peer = peer;
-        match answer {
+        match step {
             Ok(step) => step,
             Err(None) => self.no_answer(slot, requester, config),
-            Err(Some(answer)) if config.kind == QpType::Uc => self.drop_unreliable(answer),
-            Err(Some(Answer::Restart)) => {
+            Err(Some(nak)) if config.kind == QpType::Uc => self.drop_unreliable(nak),
+            Err(Some(Nak::Restart)) => {
                 requester.done = 0;
                 Step::Partial
             }
-            Err(Some(Answer::NotReady(timer))) => self.not_ready(slot, requester, timer),
-            Err(Some(Answer::Failed(status))) => Step::End(status),
-            Err(Some(Answer::Done)) => Step::Partial,
+            Err(Some(Nak::NotReady(timer))) => self.not_ready(slot, requester, timer),
+            Err(Some(Nak::Failed(status))) => Step::End(status),
         }
     }
 
@@ -323,7 +322,7 @@ impl Shared {
 
     /// Has the other end do a chunk, and what follows it in the queue, with its responder locked
     /// once for all of it: locking is what small messages would spend most of their time with. `Err`
-    /// has the answer that ended that; none if there is no other end, or it is not connected to this
+    /// has the NAK that ended that; none if there is no other end, or it is not connected to this
     /// QP or not ready to receive.
     #[allow(clippy::too_many_arguments)] // both ends of a connection
     fn exchange(
@@ -336,21 +335,21 @@ impl Shared {
         local: &mut Mappings,
         mut len: u64,
         turn: &mut Turn,
-    ) -> Result<Step, Option<Answer>> {
-        let other = peer.device.qps.get(peer.slot).ok_or(None)?;
-        let mut responder = lock(&other.responder);
+    ) -> Result<Step, Option<Nak>> {
+        let remote = peer.device.qps.get(peer.slot).ok_or(None)?;
+        let mut responder = lock(&remote.responder);
         let dgid = &requester.attr.ah_attr.grh.dgid;
         let own = u32::from(slot) + 1;
-        if !other.state().receives()
+        if !remote.state().receives()
             || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
         {
             return Err(None);
         }
         let end = loop {
             requester.asks_again = self.asks_again(requester);
-            match self.ask(slot, requester, config, peer, &mut responder, local, len, turn) {
-                Answer::Done => {}
-                answer => break Err(Some(answer)),
+            let to = &mut responder;
+            if let Err(nak) = self.ask(slot, requester, config, peer, to, local, len, turn) {
+                break Err(Some(nak));
             }
             if let Some(step) = self.advance(slot, requester, config, peer, len, turn) {
                 break Ok(step);
@@ -391,7 +390,7 @@ impl Shared {
         mappings: &Mappings,
         len: u64,
         turn: &mut Turn,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         let Turn { local: pins, remote, outbox, .. } = turn;
         let wqe = &requester.wqe;
         let local = if wqe.is_inline {
@@ -443,13 +442,13 @@ impl Shared {
 
     /// The peer did not take a message of an unreliable connection. Nobody tells
     /// the sender (IBA 9.8.2.2): it completes with success.
-    fn drop_unreliable(&self, answer: Answer) -> Step {
-        let counter = match answer {
-            Answer::NotReady(_) => Some(Counter::DropNoReceive),
+    fn drop_unreliable(&self, nak: Nak) -> Step {
+        let counter = match nak {
+            Nak::NotReady(_) => Some(Counter::DropNoReceive),
             // The responder was reset in the middle of it.
-            Answer::Restart => Some(Counter::DropUnreachable),
+            Nak::Restart => Some(Counter::DropUnreachable),
             // Counted where it was refused.
-            Answer::Done | Answer::Failed(_) => None,
+            Nak::Failed(_) => None,
         };
         if let Some(counter) = counter {
             self.stats.add(counter, 1);

@@ -68,11 +68,9 @@ enum Refusal {
     Memory,
 }
 
-/// What the responder answers to a chunk.
+/// Why the responder does not do what a chunk asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// It is done.
-    Done,
+pub(crate) enum Nak {
     /// RNR NAK, with the encoded timer.
     NotReady(u8),
     /// The responder knows nothing of the chunks before: begin again.
@@ -115,7 +113,7 @@ impl Shared {
         waiter: (&Arc<Self>, u16),
         pins: &mut PinSet,
         outbox: &mut Outbox,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         self.establish(slot, responder);
         pins.begin(&**self);
         let answer = match message.wqe.operation {
@@ -123,15 +121,15 @@ impl Shared {
             Operation::Write => self.receive_write(slot, responder, message, pins, outbox),
             Operation::Read => self.serve_read(slot, responder, message, pins),
             Operation::Atomic(atomic) => self.serve_atomic(slot, responder, message, atomic, pins),
-            operation if !self.offers(operation) => self.request_failed(slot, responder),
+            operation if !self.offers(operation) => Err(self.request_failed(slot, responder)),
             Operation::AtomicWrite => self.receive_atomic_write(slot, responder, message, pins),
             Operation::Flush(flush) => self.serve_flush(slot, responder, message, flush, pins),
             // These concern no peer.
             Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => {
-                self.request_failed(slot, responder)
+                Err(self.request_failed(slot, responder))
             }
         };
-        if matches!(answer, Answer::NotReady(_)) && is_reliable(responder) {
+        if matches!(answer, Err(Nak::NotReady(_))) && is_reliable(responder) {
             responder.waiter = Some((Arc::clone(waiter.0), waiter.1));
         }
         answer
@@ -154,30 +152,28 @@ impl Shared {
         message: &Message<'_>,
         pins: &mut PinSet,
         outbox: &mut Outbox,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         if !message.is_first() && !responder.has_receive {
-            return Answer::Restart;
+            return Err(Nak::Restart);
         }
-        if let Err(answer) = self.take_receive(slot, responder, message, outbox) {
-            return answer;
-        }
+        self.take_receive(slot, responder, message, outbox)?;
         if message.wqe.total > responder.receive.sges.total() {
             let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
-            return self.receive_failed(slot, responder, statuses, outbox);
+            return Err(self.receive_failed(slot, responder, statuses, outbox));
         }
         if self.scatter(responder, message, pins).is_err() {
             let statuses = (VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_REM_OP_ERR);
-            return self.receive_failed(slot, responder, statuses, outbox);
+            return Err(self.receive_failed(slot, responder, statuses, outbox));
         }
         if message.is_last() {
             if self.invalidate_remote(slot, responder, message).is_err() {
                 let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
-                return self.receive_failed(slot, responder, (status, status), outbox);
+                return Err(self.receive_failed(slot, responder, (status, status), outbox));
             }
             self.complete_receive(slot, responder, VIRTIO_RDMA_WC_RECV, message, outbox);
         }
         advance_psn(responder, message);
-        Answer::Done
+        Ok(())
     }
 
     /// Invalidates the key that a SEND names, if it does: one of the QP's PD, and
@@ -228,28 +224,25 @@ impl Shared {
         message: &Message<'_>,
         pins: &mut PinSet,
         outbox: &mut Outbox,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_remote(slot, responder, message, access, pins) {
-            Ok(target) => target,
-            Err(refusal) => return self.refuse(slot, responder, refusal),
-        };
+        let target = self
+            .map_remote(slot, responder, message, access, pins)
+            .map_err(|refusal| self.refuse(slot, responder, refusal))?;
         let takes_receive = message.is_last() && message.wqe.takes_receive();
         if takes_receive {
-            if let Err(answer) = self.take_receive(slot, responder, message, outbox) {
-                return answer;
-            }
+            self.take_receive(slot, responder, message, outbox)?;
         }
         let target = View { pins, mappings: target.as_slice() };
         if copy::scatter(message.local, target, message.wqe.total).is_err() {
-            return self.access_failed(slot, responder);
+            return Err(self.access_failed(slot, responder));
         }
         if takes_receive {
             let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
             self.complete_receive(slot, responder, opcode, message, outbox);
         }
         advance_psn(responder, message);
-        Answer::Done
+        Ok(())
     }
 
     fn serve_read(
@@ -258,27 +251,24 @@ impl Shared {
         responder: &mut Responder,
         message: &Message<'_>,
         pins: &mut PinSet,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         if responder.attr.max_dest_rd_atomic == 0 {
-            return self.request_failed(slot, responder);
+            return Err(self.request_failed(slot, responder));
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
-        let source = match self.map_remote(slot, responder, message, access, pins) {
-            Ok(source) => source,
-            Err(refusal) => return self.refuse(slot, responder, refusal),
-        };
+        let source = self
+            .map_remote(slot, responder, message, access, pins)
+            .map_err(|refusal| self.refuse(slot, responder, refusal))?;
         let Data::Mapped(local) = message.local else {
-            return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            return Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR));
         };
         let source = View { pins, mappings: source.as_slice() };
-        match copy::copy(source, local, message.wqe.total) {
-            Ok(_) => {
-                advance_psn(responder, message);
-                Answer::Done
-            }
-            Err(Side::Source) => self.access_failed(slot, responder),
-            Err(Side::Target) => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
-        }
+        copy::copy(source, local, message.wqe.total).map_err(|side| match side {
+            Side::Source => self.access_failed(slot, responder),
+            Side::Target => Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+        })?;
+        advance_psn(responder, message);
+        Ok(())
     }
 
     fn serve_atomic(
@@ -288,26 +278,22 @@ impl Shared {
         message: &Message<'_>,
         atomic: Atomic,
         pins: &mut PinSet,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
-        let target = match self.map_word(slot, responder, message, access, pins) {
-            Ok(target) => target,
-            Err(answer) => return answer,
-        };
+        let target = self.map_word(slot, responder, message, access, pins)?;
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
         let Ok(before) = copy::atomic(pins, &target, atomic) else {
-            return self.request_failed(slot, responder);
+            return Err(self.request_failed(slot, responder));
         };
         advance_psn(responder, message);
         match message.local {
-            Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Answer::Done,
-            _ => Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
+            Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Ok(()),
+            _ => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR)),
         }
     }
 
-    /// Checks and pins the word that an atomic operation or write names; the answer if it
-    /// is none.
+    /// Checks and pins the word that an atomic operation or write names.
     fn map_word(
         &self,
         slot: u16,
@@ -315,7 +301,7 @@ impl Shared {
         message: &Message<'_>,
         access: u32,
         pins: &mut PinSet,
-    ) -> Result<Mapping, Answer> {
+    ) -> Result<Mapping, Nak> {
         if responder.attr.max_dest_rd_atomic == 0 || message.wqe.remote_addr % 8 != 0 {
             return Err(self.request_failed(slot, responder));
         }
@@ -342,12 +328,9 @@ impl Shared {
         responder: &mut Responder,
         message: &Message<'_>,
         pins: &mut PinSet,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = match self.map_word(slot, responder, message, access, pins) {
-            Ok(target) => target,
-            Err(answer) => return answer,
-        };
+        let target = self.map_word(slot, responder, message, access, pins)?;
         let value = match message.local {
             Data::Mapped(local) => {
                 let mut bytes = [0; 8];
@@ -356,14 +339,14 @@ impl Shared {
             Data::Inline(bytes) => bytes.try_into().ok(),
         };
         let Some(value) = value.map(u64::from_ne_bytes) else {
-            return Answer::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            return Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR));
         };
         // As for the other atomics, an address is aligned in memory as well.
         if copy::store(pins, &target, value).is_err() {
-            return self.request_failed(slot, responder);
+            return Err(self.request_failed(slot, responder));
         }
         advance_psn(responder, message);
-        Answer::Done
+        Ok(())
     }
 
     fn serve_flush(
@@ -373,18 +356,20 @@ impl Shared {
         message: &Message<'_>,
         flush: Flush,
         pins: &mut PinSet,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         if responder.attr.qp_access_flags & flush.access != flush.access {
-            return self.request_failed(slot, responder);
+            return Err(self.request_failed(slot, responder));
         }
-        let Some(config) = responder.config else { return self.request_failed(slot, responder) };
+        let Some(config) = responder.config else {
+            return Err(self.request_failed(slot, responder));
+        };
         let claim = Claim { pdn: config.pdn, access: flush.access, qp: Some(slot) };
         let wqe = message.wqe;
         if self.flush(&flush, wqe.rkey, wqe.remote_addr, claim, pins).is_err() {
-            return self.access_failed(slot, responder);
+            return Err(self.access_failed(slot, responder));
         }
         advance_psn(responder, message);
-        Answer::Done
+        Ok(())
     }
 
     /// Checks and pins the remote side of a chunk; with the first chunk, all of
@@ -425,11 +410,11 @@ impl Shared {
         responder: &mut Responder,
         message: &Message<'_>,
         outbox: &mut Outbox,
-    ) -> Result<(), Answer> {
+    ) -> Result<(), Nak> {
         let waits = is_reliable(responder) && !message.asks_again;
         self.next_receive(slot, responder, waits, outbox).map_err(|why| match why {
-            NoReceive::Empty => Answer::NotReady(responder.attr.min_rnr_timer),
-            NoReceive::Malformed => Answer::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
+            NoReceive::Empty => Nak::NotReady(responder.attr.min_rnr_timer),
+            NoReceive::Malformed => Nak::Failed(VIRTIO_RDMA_WC_REM_OP_ERR),
         })
     }
 
@@ -537,7 +522,7 @@ impl Shared {
         responder: &mut Responder,
         (local, remote): (u32, u32),
         outbox: &mut Outbox,
-    ) -> Answer {
+    ) -> Nak {
         if is_reliable(responder) {
             responder.has_receive = false;
             self.fail_receive(slot, responder, responder.receive.failed(), local, outbox);
@@ -545,10 +530,10 @@ impl Shared {
         } else {
             self.stats.add(Counter::DropRefused, 1);
         }
-        Answer::Failed(remote)
+        Nak::Failed(remote)
     }
 
-    fn refuse(&self, slot: u16, responder: &mut Responder, refusal: Refusal) -> Answer {
+    fn refuse(&self, slot: u16, responder: &mut Responder, refusal: Refusal) -> Nak {
         match refusal {
             Refusal::Operation => self.request_failed(slot, responder),
             Refusal::Memory => self.access_failed(slot, responder),
@@ -556,16 +541,16 @@ impl Shared {
     }
 
     /// The requester asked for memory that it may not have.
-    fn access_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
+    fn access_failed(&self, slot: u16, responder: &mut Responder) -> Nak {
         self.stats.add(Counter::AccessViolations, 1);
         self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR);
-        Answer::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
+        Nak::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR)
     }
 
     /// The requester asked for what the responder does not do.
-    pub(crate) fn request_failed(&self, slot: u16, responder: &mut Responder) -> Answer {
+    pub(crate) fn request_failed(&self, slot: u16, responder: &mut Responder) -> Nak {
         self.fail_or_drop(slot, responder, VIRTIO_RDMA_EVENT_QP_REQ_ERR);
-        Answer::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
+        Nak::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR)
     }
 
     /// A request that the responder refuses ends a reliable connection with this

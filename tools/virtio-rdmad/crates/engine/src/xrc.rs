@@ -18,7 +18,7 @@ use crate::control::{Control, Status};
 use crate::device::Shared;
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Responder};
-use crate::responder::{Answer, Message};
+use crate::responder::{Message, Nak};
 use crate::srq::XrcSrq;
 use crate::state::QpType;
 use crate::stats::Counter;
@@ -73,15 +73,17 @@ impl Shared {
         waiter: (&Arc<Self>, u16),
         pins: &mut PinSet,
         outbox: &mut Outbox,
-    ) -> Answer {
+    ) -> Result<(), Nak> {
         if !self.select_srq(slot, responder, message.wqe.srqn) {
             self.stats.add(Counter::XrcViolations, 1);
-            return self.request_failed(slot, responder);
+            return Err(self.request_failed(slot, responder));
         }
         let answer = self.respond(slot, responder, message, waiter, pins, outbox);
         // It has a work request of that SRQ, or waits for one.
-        let goes_on = responder.has_receive || matches!(answer, Answer::NotReady(_));
+        let goes_on = responder.has_receive || matches!(answer, Err(Nak::NotReady(_)));
         if !goes_on {
+            // Without it, the SRQ's CQ may be gone when its CQEs are placed.
+            outbox.place_completions();
             responder.deselect();
         }
         answer
