@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite ulp: kernel consumers between two guests, target in guest 1 and
-host in guest 2: NVMe over Fabrics, and with QEMU iSER, SRP and RDS. Runs inside
-the build root.
+host in guest 2: NVMe over Fabrics, iSER, SRP, NFS and RDS. Runs inside the
+build root.
 
 Arguments: the guest image, the directory with the selftests and the kernel's
 helpers, then for each pair of guests vmm, kernel (plain or debug) and its build
@@ -59,7 +59,7 @@ class Ulp(guest_suite.Suite):
         """What follows is of this consumer. Whether both guests have it."""
         self.kind = kind
         self.target, self.host = self.network.guests
-        self.env = {"ADDRESS": self.target.address}
+        self.env = {"ADDRESS": self.target.address, "CLIENT": self.host.address}
         for guest in self.network.guests:
             status, text = self.step(guest, "missing")
             if status or text.strip():
@@ -110,6 +110,17 @@ class Ulp(guest_suite.Suite):
         self.do(self.host, "verify", name="fio_verify")
         self.do(self.host, "write_tree", name="ext4_written")
         self.do(self.host, "read_tree", name="ext4_read")
+        self.do(self.host, "disconnect")
+
+    def files(self):
+        """A remote file system: files, and the same after it was mounted anew."""
+        self.do(self.target, "target_up")
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "write_tree", name="files_written")
+        self.do(self.target, "stored")
+        self.do(self.host, "read_tree", name="files_read")
+        self.do(self.host, "verify_files", name="fio_verify")
         self.do(self.host, "disconnect")
 
     def reconnects(self):
@@ -195,6 +206,7 @@ class Ulp(guest_suite.Suite):
         self.consumer("nvme", self.blocks, self.reconnects, self.loses_target, self.gives_up, self.ends)
         self.consumer("iser", self.blocks, self.reconnects, self.ends)
         self.consumer("srp", self.blocks, self.reconnects, self.ends)
+        self.consumer("nfs", self.files, self.reconnects, self.ends)
         self.datagrams()
 
 

@@ -391,9 +391,9 @@ static void full(struct kunit *test)
 }
 
 /*
- * What the kernel's work requests have no structure for (BIND_MW, FLUSH), what no
- * kernel consumer posts (inline data), what a QP type does not have, and what does
- * not exist: refused when it is posted, and the QP is as before.
+ * What the kernel's work requests have no structure for (BIND_MW, FLUSH), what a QP
+ * type does not have, and what does not exist: refused when it is posted, and the QP
+ * is as before.
  */
 static void refused(struct kunit *test)
 {
@@ -490,6 +490,62 @@ static void inline_data(struct kunit *test)
 	kv_write_passes(test, e.a, e.b);
 }
 
+/* The same in datagrams, behind their header. */
+static void inline_datagram(struct kunit *test)
+{
+	static const u32 sizes[] = { 0, 1, 9, KV_INLINE };
+	struct ends e = ends_of(test, kv_qp_inline(test, IB_QPT_UD, kv_cq(test, 2 * KV_DEPTH)),
+				kv_qp(test, IB_QPT_UD, kv_cq(test, 2 * KV_DEPTH), NULL));
+	u8 *data = kunit_kzalloc(test, KV_INLINE, GFP_KERNEL);
+	u8 *received = e.there->data + sizeof(struct ib_grh);
+	struct ib_sge in = kv_sge(test->priv, e.there, 0, sizeof(struct ib_grh) + KV_INLINE);
+	struct ib_sge pieces[2] = {};
+	struct ib_ud_wr wr = {
+		.wr = {
+			.opcode = IB_WR_SEND,
+			.send_flags = IB_SEND_INLINE | IB_SEND_SIGNALED,
+			.sg_list = pieces,
+			.num_sge = ARRAY_SIZE(pieces),
+		},
+		.remote_qpn = e.b->qp->qp_num,
+		.remote_qkey = KV_QKEY,
+	};
+	struct rdma_ah_attr attr;
+	struct kv *kv = test->priv;
+	struct ib_wc wc;
+	int i;
+
+	KUNIT_ASSERT_NOT_NULL(test, data);
+	kv_ah_attr(kv, &attr);
+	wr.ah = rdma_create_ah(kv->pd, &attr, RDMA_CREATE_AH_SLEEPABLE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, wr.ah);
+	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
+		u32 size = sizes[i], half = size / 2;
+
+		pieces[0] = (struct ib_sge) { .addr = (uintptr_t)data, .length = half };
+		pieces[1] = (struct ib_sge) {
+			.addr = (uintptr_t)data + half,
+			.length = size - half,
+		};
+		memset(e.there->data, 0xa5, PAGE_SIZE);
+		KUNIT_EXPECT_EQ(test, 0, kv_recv(e.b, 2, &in, 1));
+		kv_fill(data, size, i);
+		wr.wr.wr_id = i;
+		KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
+		memset(data, 0, KV_INLINE);
+		kv_expect(test, e.a->cq, i, IB_WC_SUCCESS);
+		wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
+		KUNIT_EXPECT_EQ(test, wc.byte_len, sizeof(struct ib_grh) + size);
+		KUNIT_EXPECT_TRUE(test, kv_filled(received, size, i));
+		KUNIT_EXPECT_EQ(test, received[size], 0xa5);
+	}
+	pieces[1].length = KV_INLINE;
+	pieces[0].length = 1;
+	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, &wr.wr, NULL));
+	rdma_destroy_ah(wr.ah, RDMA_DESTROY_AH_SLEEPABLE);
+	kv_expect_none(test, e.a->cq);
+}
+
 /* A QP that asked for no inline data has none; nor has one more than the device has. */
 static void no_inline_data(struct kunit *test)
 {
@@ -518,6 +574,7 @@ static void no_inline_data(struct kunit *test)
 
 struct kunit_case kv_data_cases[] = {
 	KUNIT_CASE_PARAM(inline_data, types_gen_params),
+	KUNIT_CASE(inline_datagram),
 	KUNIT_CASE(no_inline_data),
 	KUNIT_CASE_PARAM(send, types_gen_params),
 	KUNIT_CASE_PARAM(write, types_gen_params),
