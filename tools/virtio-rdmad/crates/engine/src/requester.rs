@@ -539,7 +539,7 @@ impl Shared {
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
         cqe.qp_num = u32::from(slot) + 1;
         self.count_error(status);
-        outbox.complete(self, config.send_cq, cqe, false);
+        outbox.complete_send(self, config.send_cq, cqe);
     }
 
     /// Moves the QP into ERR or SQE after an error of its own. The responder of

@@ -620,8 +620,8 @@ impl Shared {
             cqe.wc_flags = VIRTIO_RDMA_WC_WITH_INVALIDATE;
         }
         fill(&mut cqe);
-        outbox.complete(self, config.recv_cq, cqe, received.solicited);
-        outbox.receive(self, config.recv_cq, received.len);
+        outbox.complete_receive(self, config.recv_cq, cqe, received.solicited);
+        outbox.count_receive(received.len);
     }
 
     /// Completes a receive with an error.
@@ -642,7 +642,7 @@ impl Shared {
         cqe.qp_num = u32::from(slot) + 1;
         cqe.srqn = config.named_srqn();
         self.count_error(status);
-        outbox.complete(self, config.recv_cq, cqe, false);
+        outbox.complete_receive(self, config.recv_cq, cqe, false);
     }
 
     /// Looks after the receive queue when it was kicked or the QP has failed.

@@ -92,6 +92,7 @@ pub(crate) struct Completion {
     pub cqe: Cqe,
     /// Whether it was solicited.
     pub solicited: bool,
+    is_receive: bool,
 }
 
 /// What turns leave to be done later, once for all of their messages.
@@ -105,20 +106,27 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Holds a CQE back for [`Self::place_completions`], which has to come before the half of the QP
-    /// that it completes a work request of is unlocked: its CQEs are in the order of its work
-    /// requests. The guest is told later.
-    pub fn complete(&mut self, device: &Arc<Shared>, cq: u16, cqe: Cqe, solicited: bool) {
+    /// Holds the CQE of a send back for [`Self::place_completions`], which has to come before the
+    /// half of the QP that it completes a work request of is unlocked: its CQEs are in the order of
+    /// its work requests. The guest is told later.
+    pub fn complete_send(&mut self, device: &Arc<Shared>, cq: u16, cqe: Cqe) {
         let touched = self.touch(device, cq);
-        self.completions.push(Completion { touched, cqe, solicited });
+        self.completions.push(Completion { touched, cqe, solicited: false, is_receive: false });
     }
 
-    /// A message of `bytes` was received with a CQE in that CQ.
-    pub fn receive(&mut self, device: &Arc<Shared>, cq: u16, bytes: u64) {
+    /// The same for the CQE of a receive.
+    pub fn complete_receive(&mut self, device: &Arc<Shared>, cq: u16, cqe: Cqe, solicited: bool) {
         let touched = self.touch(device, cq);
-        let place = &mut self.touched[touched];
-        place.messages += 1;
-        place.bytes += bytes;
+        self.completions.push(Completion { touched, cqe, solicited, is_receive: true });
+    }
+
+    /// A message of `bytes` was received; its CQE was the last.
+    pub fn count_receive(&mut self, bytes: u64) {
+        if let Some(held) = self.completions.last() {
+            let place = &mut self.touched[held.touched];
+            place.messages += 1;
+            place.bytes += bytes;
+        }
     }
 
     fn touch(&mut self, device: &Arc<Shared>, cq: u16) -> usize {
@@ -131,12 +139,15 @@ impl Outbox {
         })
     }
 
-    /// Places the CQEs that are held back, each CQ's under one lock.
+    /// Places the CQEs that are held back, each CQ's under one lock. Those of receives are first:
+    /// who sees that a send is complete finds that its message has arrived.
     pub fn place_completions(&mut self) {
-        while let Some(&Completion { touched: first, .. }) = self.completions.first() {
-            let Touched { device, cq, .. } = &self.touched[first];
-            device.complete(*cq, self.completions.iter().filter(|held| held.touched == first));
-            self.completions.retain(|held| held.touched != first);
+        let held = &mut self.completions;
+        while let Some(next) = held.iter().find(|held| held.is_receive).or(held.first()) {
+            let next = next.touched;
+            let Touched { device, cq, .. } = &self.touched[next];
+            device.complete(*cq, held.iter().filter(|held| held.touched == next));
+            held.retain(|held| held.touched != next);
         }
     }
 

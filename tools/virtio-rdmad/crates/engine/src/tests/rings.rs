@@ -631,6 +631,45 @@ fn a_large_message_holds_nobody_up() {
     });
 }
 
+/// Who sees that a SEND is complete, and tells the receiver, may not be told that there is nothing.
+#[test]
+fn a_send_is_complete_after_its_receive() {
+    const BATCH: u64 = 4;
+    let mut made = None;
+    with_rings(|| made = Some(Pair::new()));
+    let Pair { mut a, mut b, ends: [x, y], .. } = made.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (device, stopped) = (Arc::clone(&a.device), Arc::clone(&stop));
+    let worker = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            device.run(64);
+        }
+    });
+    let write = Send::new(BATCH, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, x.key)]);
+    let write = write.rdma(DATA, y.key);
+    for _ in 0..2000 {
+        for wr_id in 0..BATCH {
+            b.post_recv(y.qpn, wr_id, &[]);
+        }
+        for wr_id in 0..BATCH {
+            // The first CQE of a turn is not that of a receive.
+            a.post_send(x.qpn, &write);
+            a.post_send(x.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[]));
+        }
+        let mut left = 2 * BATCH;
+        while left > 0 {
+            let Some(cqe) = a.poll(x.cqn) else { continue };
+            assert_eq!(u32::from(cqe.status), VIRTIO_RDMA_WC_SUCCESS);
+            left -= 1;
+            if cqe.wr_id != BATCH {
+                assert_eq!(b.poll(y.cqn).map(|received| received.wr_id), Some(cqe.wr_id));
+            }
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    worker.join().unwrap();
+}
+
 #[test]
 fn a_region_is_replaced_while_a_peer_writes_cqes() {
     let mut made = None;
