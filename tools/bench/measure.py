@@ -190,8 +190,10 @@ class Pair:
 
     # ---- others
 
-    def connections(self, count=50):
+    def connections(self, most=50):
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
+        # Beside them there are the QPs of the connection manager and of cmtime's first connection.
+        count = min(most, self.limits["max_qp"] - 2)
         # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
         # of its kernel at a time (mm_context's turnstile), so that on two the spinning one kept the other out for seconds.
         argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
