@@ -196,12 +196,19 @@ class Phase:
             self.record_core(path, point, number)
         except (measure.Refused, guests.Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
+            core = self.core_of(point)
+            if core and self.wanted(path, core):
+                self.row(path, core).error = row.error
             self.failure(path, row, time.monotonic() - start)
 
+    def core_of(self, point):
+        """The point that is measured along with another, by the second that the device worked."""
+        key = (point.tool + plan.CORE, point.size, point.qps)
+        return next((other for other in self.points if other.key == key), None)
+
     def record_core(self, path, point, number):
-        """The figure that came with another, by the second that the device worked."""
-        tool = point.tool + plan.CORE
-        core = next((other for other in self.points if other.key == (tool, point.size, point.qps)), None)
+        """The figure that came with another."""
+        core = self.core_of(point)
         if core and getattr(path, "core_rate", None):
             self.row(path, core).samples[(number, core.key)] = path.core_rate / 1e6
 

@@ -31,6 +31,8 @@ RUNS = 5
 CLOCK_TRIES = 3
 CLOCK_SECONDS = 5
 ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
+# Entries of the CQ of QP 1: IB_MAD_QP_SEND_SIZE and IB_MAD_QP_RECV_SIZE (drivers/infiniband/core/mad_priv.h).
+MAD_CQE = 128 + 512
 
 
 class Refused(Exception):
@@ -190,10 +192,11 @@ class Pair:
 
     # ---- others
 
-    def connections(self, most=50):
+    def connections(self, count=50):
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
-        # Beside them there are the QPs of the connection manager and of cmtime's first connection.
-        count = min(most, self.limits["max_qp"] - 2)
+        if self.limits["max_cqe"] < MAD_CQE:
+            raise Refused(f"no connection manager: the kernel's MADs want a CQ of {MAD_CQE}, "
+                          f"the device has {self.limits['max_cqe']}")
         # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
         # of its kernel at a time (mm_context's turnstile), so that on two the spinning one kept the other out for seconds.
         argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
