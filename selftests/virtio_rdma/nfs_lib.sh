@@ -3,7 +3,7 @@
 # Sourced behind block_lib.sh: NFS over RDMA (RFC 8166, RFC 8267), server and
 # client, version 4 alone and without the programs of nfs-utils: what mountd would
 # tell the server, and mount.nfs the kernel, is told by hand. ADDRESS is the
-# server's.
+# server's, CLIENT the client's.
 
 NFSD=/proc/fs/nfsd
 RPC_CACHE=/proc/net/rpc

@@ -77,6 +77,7 @@ impl Shared {
         visit
     }
 
+    /// The turn itself: what there is to do by the state of the QP, again and again.
     fn send(
         self: &Arc<Self>,
         slot: u16,
