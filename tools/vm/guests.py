@@ -57,7 +57,8 @@ class Options:
     "debug". memory: MiB a guest. image, kernel_dir: from tools/vm/guest and
     tools/vm/kernel. share: a directory for /mnt, or "". keep: leave the run
     directory behind (it is left behind after a failure in any case). no_rings:
-    numbers of the guests to which the device does not offer rings.
+    numbers of the guests to which the device does not offer rings. workers: of
+    the device; 0 leaves their number to it.
     """
 
     vmm: str = "qemu"
@@ -72,6 +73,7 @@ class Options:
     cpus: int = 2
     keep: bool = False
     no_rings: tuple = ()
+    workers: int = 0
 
 
 def say(text):
@@ -545,6 +547,8 @@ class Network:
         transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
         command = [os.path.join(TOP, "build", "virtio-rdmad"),
                    "--control", os.path.join(self.dir, "control.sock")]
+        if self.options.workers:
+            command += ["--workers", str(self.options.workers)]
         for guest in self.guests:
             rings = ",rings=off" if guest.number in self.options.no_rings else ""
             command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}{rings}"]

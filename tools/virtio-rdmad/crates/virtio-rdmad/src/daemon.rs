@@ -99,13 +99,18 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
 /// How many workers there are.
 fn worker_count(options: &Options) -> Result<usize, DaemonError> {
     let cpus = options.cpus.as_ref().map(|cpus| cpus.0.len());
-    let most = || cpus.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-    let workers = options.workers.map_or_else(|| most().unwrap_or(1), usize::from);
-    let workers = workers.clamp(1, options.guests.len().max(1));
+    let wanted = options.workers.map(usize::from).or(cpus).unwrap_or_else(half_of_the_cpus);
+    let workers = wanted.clamp(1, options.guests.len().max(1));
     match cpus {
         Some(cpus) if workers > cpus => Err(DaemonError::Cpus { workers, cpus }),
         _ => Ok(workers),
     }
+}
+
+/// The other half is for the guests, which post and poll on theirs: a guest whose CPU a worker took to
+/// look for work waits for both. On two CPUs one worker serves two guests faster than two do.
+fn half_of_the_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2)
 }
 
 /// Refuses guests that would be taken for each other.

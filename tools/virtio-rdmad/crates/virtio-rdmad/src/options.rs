@@ -45,7 +45,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
-    /// Threads that serve guests; at most one a guest (default: one a CPU).
+    /// Threads that serve guests; at most one a guest (default: one for two CPUs).
     ///
     /// A guest is served by the worker that has the fewest when its monitor connects.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
