@@ -40,6 +40,8 @@ DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "
 ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments.", "verbs/dmabuf.", "verbs/events.",
                                 "verbs/modify_qp.", "verbs/mr_large.", "verbs/rings_abi.")
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
+# What a program can have beside the kernel's own.
+ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
 # Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
 LARGE = 7 << 10
 SPARE = 9 << 10
@@ -143,6 +145,11 @@ class Suite:
         """The selftest that wants more memory than other guests have."""
         (guest,) = self.network.guests
         self.finish(*self.program("verbs/mr_large.py pages", guest, {"PEERS": ""}, "much memory: "))
+
+    def all_objects(self):
+        """As many QPs, CQs and MRs as a guest is to be able to have."""
+        (guest,) = self.network.guests
+        self.finish(*self.program("verbs/scale.py", guest, {"PEERS": "", **ALL_OBJECTS}, "all objects: "))
 
     def misbehaves(self):
         """The selftest that tells the device what to do wrong."""
@@ -307,6 +314,7 @@ class Suite:
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)
             self.much_memory()
+            self.part("one guest with all objects", 1, self.all_objects, self.agrees)
             # QEMU lets its guest wait for ever.
             self.part("a device that dies", 2, self.dies, transport=DEAD_TRANSPORT)
             self.part("a device that dies, virtqueues", 2, self.dies, transport=DEAD_TRANSPORT, rings=False)

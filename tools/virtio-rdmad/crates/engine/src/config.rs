@@ -23,8 +23,9 @@ use crate::Wake;
 /// SGEs of one work request, at most; bounds what is copied per request.
 pub(crate) const MAX_SGE: usize = 16;
 
-/// QPs or CQs with rings, at most: bounds the numbers of [`Jobs`].
-const MAX_RING_OBJECTS: u16 = 16384;
+/// QPs or CQs with rings, at most: 16,384 for programs, and some for the kernel, whose MADs and
+/// shared CQs come out of the same numbers. Bounds the numbers of [`Jobs`].
+const MAX_RING_OBJECTS: u16 = 16384 + 64;
 /// SRQs, at most: with the others, they leave the numbers of [`Jobs`] in 16 bits.
 const MAX_SRQS: u16 = 8192;
 /// Completion event virtqueues, at most.
