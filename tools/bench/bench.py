@@ -209,8 +209,13 @@ class Phase:
     def record_core(self, path, point, number):
         """The figure that came with another."""
         core = self.core_of(point)
-        if core and getattr(path, "core_rate", None):
-            self.row(path, core).samples[(number, core.key)] = path.core_rate / 1e6
+        if not core or not self.wanted(path, core):
+            return
+        row = self.row(path, core)
+        if path.core_rate:
+            row.samples[(number, core.key)] = path.core_rate / 1e6
+        else:
+            row.error = "over before the device had been asked often enough"
 
     def failure(self, path, row, seconds):
         """Decide whether the path is worth another try."""
