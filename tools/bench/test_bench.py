@@ -44,13 +44,13 @@ def point(tool, size, qps=1):
 
 class Perftest(unittest.TestCase):
     def test_rate_has_more_digits_than_bandwidth(self):
-        value = pair([BW]).perftest(point("ib_write_bw", 64), 0.01)
+        value = pair([BW]).perftest(point("ib_write_bw", 64), 0.002)
         self.assertAlmostEqual(value, 3826 * 64 / 2**20)
 
     def test_short_first_run_is_repeated(self):
         one = pair([BW, BW])
         self.assertEqual(one.perftest(point("ib_write_rate", 64), 10), 0.003826)
-        self.assertEqual([argv[argv.index("-n") + 1] for argv in one.argv], ["10000", "38260"][:len(one.argv)])
+        self.assertEqual([argv[argv.index("-n") + 1] for argv in one.argv], ["1000", "38260"][:len(one.argv)])
 
     def test_messages_by_the_second_of_work(self):
         observer = measure.Observer(None)
@@ -60,12 +60,12 @@ class Perftest(unittest.TestCase):
         self.assertAlmostEqual(observer.rate(), 100)
 
     def test_latency_is_the_typical_one(self):
-        self.assertEqual(pair([LAT]).perftest(point("ib_read_lat", 2), 4e-5), 2.5)
+        self.assertEqual(pair([LAT]).perftest(point("ib_read_lat", 2), 2e-5), 2.5)
 
     def test_no_clock(self):
-        self.assertEqual(pair([NO_CLOCK, LAT]).perftest(point("ib_read_lat", 2), 4e-5), 2.5)
+        self.assertEqual(pair([NO_CLOCK, LAT]).perftest(point("ib_read_lat", 2), 2e-5), 2.5)
         with self.assertRaisesRegex(measure.Refused, "clock"):
-            pair([NO_CLOCK] * measure.CLOCK_TRIES).perftest(point("ib_read_lat", 2), 4e-5)
+            pair([NO_CLOCK] * measure.CLOCK_TRIES).perftest(point("ib_read_lat", 2), 2e-5)
 
     def test_no_result(self):
         with self.assertRaisesRegex(measure.Refused, "Couldn't"):
@@ -84,6 +84,11 @@ class Perftest(unittest.TestCase):
         one.known[("ib_write_bw", 1)] = {65536: 1.0}
         with self.assertRaisesRegex(measure.Refused, "too slow"):
             one.iterations(point("ib_write_bw", 8 << 20), 0.3)
+
+    def test_a_guess_is_no_reason_to_refuse(self):
+        one = pair([])
+        one.hang_seconds = measure.HANG_SECONDS[True]
+        self.assertEqual(one.iterations(point("ib_write_rate", 64, 1000), 0.3), measure.FEWEST)
 
     def test_connections(self):
         self.assertEqual(measure.cmtime_rate("step  avg/iter\nfull connect   20000  400000\nfull connect 1 1\n"), 50)
