@@ -3,7 +3,8 @@
 """Many objects at once: CQs, QPs and MRs are created, connected, used and
 destroyed, and nothing of them stays.
 
-SCALE_QPS and SCALE_MRS in the environment are how many. What one costs in time
+SCALE_QPS and SCALE_MRS in the environment are how many, which the device has to
+have then; without them there are fewer where it has fewer. What one costs in time
 and in memory of the kernel is a diagnostic line, not a result: time includes
 this program's own, and memory is what the guest has less than before, without
 what this program has.
@@ -20,8 +21,16 @@ import rc
 from rc import CQ, MR, PD, QP, QPCap, QPInitAttr, ALL_ACCESS, e, remote, sge
 
 DEVICE = rc.open_device()
-QPS = int(os.environ.get("SCALE_QPS", "256"))
-MRS = int(os.environ.get("SCALE_MRS", "1000"))
+
+
+def count_of(name, usual, limit):
+    """As many as the environment asks for; else as many as usual, or as the device has beside what others use."""
+    asked = os.environ.get(name)
+    return int(asked) if asked else max(1, min(usual, limit - 8))
+
+
+QPS = count_of("SCALE_QPS", 256, min(DEVICE.attr.max_qp, DEVICE.attr.max_cq))
+MRS = count_of("SCALE_MRS", 1000, DEVICE.attr.max_mr)
 # Each object may take a descriptor of nothing, but pinned memory counts.
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
 ktap.WATCHDOG = max(ktap.WATCHDOG, (QPS + MRS) // 20)
@@ -58,15 +67,9 @@ class Cost:
         print(f"# {self.what}: {self.count}, each {taken * 1e6:.0f} us, {used:.0f} bytes")
 
 
-def count_of(wanted, limit):
-    """As many as wanted, or as the device has beside what others use."""
-    return max(1, min(wanted, limit - 8))
-
-
 def queue_pairs(_rng):
     """Each QP with a CQ of its own; neighbours are connected and write to each other."""
-    attr = DEVICE.attr
-    count = count_of(QPS, min(attr.max_qp, attr.max_cq)) & ~1 or 2
+    count = QPS & ~1 or 2
     pd = PD(DEVICE.context)
     region = MR(pd, mmap.PAGESIZE, ALL_ACCESS)
     cqs, qps = [], []
@@ -108,7 +111,7 @@ class Attributes(rc.Endpoint):
 
 def memory_regions(_rng):
     """MRs over one buffer; the first, the last and some between carry data."""
-    count = count_of(MRS, DEVICE.attr.max_mr)
+    count = MRS
     with rc.Pair(DEVICE) as pair:
         memory_of = mmap.mmap(-1, mmap.PAGESIZE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory_of))
