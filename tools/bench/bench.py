@@ -196,20 +196,20 @@ class Phase:
             self.record_core(path, point, number)
         except (measure.Refused, guests.Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
-            core = self.core_of(point)
-            if core and self.wanted(path, core):
+            core = self.core_of(path, point)
+            if core:
                 self.row(path, core).error = row.error
             self.failure(path, row, time.monotonic() - start)
 
-    def core_of(self, point):
-        """The point that is measured along with another, by the second that the device worked."""
+    def core_of(self, path, point):
+        """The point that is measured along with another, by the second that the device worked, if this run has it."""
         key = (point.tool + plan.CORE, point.size, point.qps)
-        return next((other for other in self.points if other.key == key), None)
+        return next((other for other in self.points if other.key == key and self.wanted(path, other)), None)
 
     def record_core(self, path, point, number):
         """The figure that came with another."""
-        core = self.core_of(point)
-        if not core or not self.wanted(path, core):
+        core = self.core_of(path, point)
+        if not core:
             return
         row = self.row(path, core)
         if path.core_rate:
