@@ -91,6 +91,8 @@ class Host:
                                 encoding="utf-8").stdout.strip()
         self.command("checkpatch", [os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--strict",
                                     "--quiet", "-f", *KERNEL_C], quiet=True)
+        self.command("Documentation/layout.md says what the header says", [
+            "tools/abi/layout", "--check", "Documentation/layout.md"])
         self.command("the driver in a kernel tree", ["tools/vm/in-tree", "m"])
         self.command("clippy", ["make", "-s", "clippy"])
         self.command("rustfmt", ["make", "-s", "rustfmtcheck"])

@@ -76,7 +76,7 @@
 
 /* ---- Configuration space ----------------------------------------------- */
 
-/* enum ib_device_cap_flags, as far as this device uses it */
+/* What the device can do: virtio_rdma_config.device_cap_flags */
 #define VIRTIO_RDMA_CAP_BAD_PKEY_CNTR		(1ULL << 1)
 #define VIRTIO_RDMA_CAP_BAD_QKEY_CNTR		(1ULL << 2)
 #define VIRTIO_RDMA_CAP_CHANGE_PHY_PORT		(1ULL << 5)
@@ -94,7 +94,7 @@
 #define VIRTIO_RDMA_CAP_FLUSH_PERSISTENT	(1ULL << 39)
 #define VIRTIO_RDMA_CAP_ATOMIC_WRITE		(1ULL << 40)
 
-/* How far atomic operations are atomic, enum ib_atomic_cap. */
+/* Against what atomic operations are atomic: virtio_rdma_config.atomic_cap */
 enum virtio_rdma_atomic_cap {
 	VIRTIO_RDMA_ATOMIC_NONE		= 0,
 	/* against other QPs of this device */
@@ -257,33 +257,31 @@ enum virtio_rdma_cmd {
 	VIRTIO_RDMA_CMD_MODIFY_CQ	= 49,
 };
 
-/*
- * The status byte of a reply. The errno behind each is what the driver gives
- * its caller; a value not listed here means EIO.
- */
+/* The status byte of a reply */
 enum virtio_rdma_status {
+	/* done */
 	VIRTIO_RDMA_STATUS_OK		= 0,
-	/* EIO: the device failed in a way of its own */
+	/* the device failed in a way of its own */
 	VIRTIO_RDMA_STATUS_ERR		= 1,
-	/* EINVAL: a field has a value that is never valid */
+	/* a field has a value that is never valid */
 	VIRTIO_RDMA_STATUS_INVAL	= 2,
-	/* ENOENT: no object has this handle */
+	/* no object has this handle */
 	VIRTIO_RDMA_STATUS_NO_OBJECT	= 3,
-	/* ENOMEM: all objects of this kind are taken */
+	/* all objects of this kind are taken */
 	VIRTIO_RDMA_STATUS_NO_RESOURCE	= 4,
-	/* EBUSY: another object still uses this one */
+	/* another object still uses this one */
 	VIRTIO_RDMA_STATUS_BUSY		= 5,
-	/* EOPNOTSUPP: command, QP type or capability not implemented */
+	/* command, QP type or capability not implemented */
 	VIRTIO_RDMA_STATUS_UNSUPPORTED	= 6,
-	/* EPERM: the object belongs to another PD, or access rights forbid it */
+	/* the object belongs to another PD, or access rights forbid it */
 	VIRTIO_RDMA_STATUS_PERM		= 7,
-	/* EFAULT: an address is not memory of the guest */
+	/* an address is not memory of the guest */
 	VIRTIO_RDMA_STATUS_FAULT	= 8,
-	/* EMSGSIZE: request or reply shorter than the command's structures */
+	/* request or reply shorter than the command's structures */
 	VIRTIO_RDMA_STATUS_LENGTH	= 9,
-	/* EPROTO: not allowed in the object's present state */
+	/* not allowed in the object's present state */
 	VIRTIO_RDMA_STATUS_STATE	= 10,
-	/* EEXIST: the GID is in use by another guest */
+	/* the GID is in use by another guest */
 	VIRTIO_RDMA_STATUS_EXISTS	= 11,
 };
 
@@ -293,14 +291,14 @@ struct virtio_rdma_cmd_query_port {
 	__u8   port;
 };
 
-/* enum ib_port_capability_mask_bits */
+/* What the port can do: virtio_rdma_rsp_query_port.port_cap_flags */
 #define VIRTIO_RDMA_PORT_CM_SUP		(1U << 16)
 
 /**
  * struct virtio_rdma_rsp_query_port - attributes of a port
- * @state: enum ib_port_state
- * @max_mtu: enum ib_mtu, the largest
- * @active_mtu: enum ib_mtu, in use
+ * @state: as PortState of IBA 14.2.5.6: 4 for active
+ * @max_mtu: the largest MTU: 1 to 5 for 256, 512, 1024, 2048, 4096 bytes
+ * @active_mtu: the MTU in use, in the same numbers
  * @phys_mtu: MTU in bytes
  * @gid_tbl_len: entries of the GID table
  * @port_cap_flags: VIRTIO_RDMA_PORT_CM_SUP
@@ -308,9 +306,10 @@ struct virtio_rdma_cmd_query_port {
  * @bad_pkey_cntr: packets dropped for their P_Key
  * @qkey_viol_cntr: packets dropped for their Q_Key
  * @pkey_tbl_len: entries of the P_Key table
- * @active_width: enum ib_port_width
- * @active_speed: enum ib_port_speed
- * @phys_state: enum ib_port_phys_state
+ * @active_width: link width: 1, 2, 4, 8, 16 for 1, 4, 8, 12, 2 lanes
+ * @active_speed: link speed of a lane: 1, 2, 4, 8, 16, 32, 64, 128, 256 for SDR,
+ *	DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR
+ * @phys_state: as PortPhysicalState of IBA 14.2.5.6: 5 for link up
  */
 struct virtio_rdma_rsp_query_port {
 	__u8   state;
@@ -358,7 +357,7 @@ struct virtio_rdma_cmd_destroy_pd {
 
 /* Memory regions */
 
-/* enum ib_access_flags */
+/* Access rights of MRs, windows and QPs */
 #define VIRTIO_RDMA_ACCESS_LOCAL_WRITE		(1U << 0)
 #define VIRTIO_RDMA_ACCESS_REMOTE_WRITE		(1U << 1)
 #define VIRTIO_RDMA_ACCESS_REMOTE_READ		(1U << 2)
@@ -448,7 +447,7 @@ struct virtio_rdma_cmd_reg_user_mr {
 	__le32 levels;
 };
 
-/* enum ib_mr_rereg_flags: what REREG_MR replaces */
+/* What REREG_MR replaces */
 #define VIRTIO_RDMA_REREG_TRANS		(1U << 0)
 #define VIRTIO_RDMA_REREG_PD		(1U << 1)
 #define VIRTIO_RDMA_REREG_ACCESS	(1U << 2)
@@ -472,7 +471,7 @@ struct virtio_rdma_cmd_dereg_mr {
 
 /* ALLOC_MW, DEALLOC_MW (VIRTIO_RDMA_F_MW) */
 
-/* enum ib_mw_type; type 2 is 2B, bound to a QP */
+/* Types of memory windows; type 2 is 2B, bound to a QP */
 enum virtio_rdma_mw_type {
 	VIRTIO_RDMA_MW_TYPE_1	= 1,
 	VIRTIO_RDMA_MW_TYPE_2	= 2,
@@ -507,7 +506,7 @@ struct virtio_rdma_cmd_dealloc_mw {
 
 /* Queue pairs: QP number q is virtqueues 1 + N + 2 * (q - 1) and the next */
 
-/* enum ib_qp_type */
+/* Types of QPs */
 enum virtio_rdma_qp_type {
 	VIRTIO_RDMA_QPT_GSI	= 1,
 	VIRTIO_RDMA_QPT_RC	= 2,
@@ -518,13 +517,13 @@ enum virtio_rdma_qp_type {
 	VIRTIO_RDMA_QPT_XRC_TGT	= 10,
 };
 
-/* enum ib_sig_type */
+/* Which send work requests make a CQE when they succeed */
 enum virtio_rdma_sig_type {
 	VIRTIO_RDMA_SIGNAL_ALL_WR	= 0,
 	VIRTIO_RDMA_SIGNAL_REQ_WR	= 1,
 };
 
-/* enum ib_qp_create_flags; what a UD QP sends to a group does not come back to it */
+/* virtio_rdma_cmd_create_qp.create_flags: what a UD QP sends to a group does not come back */
 #define VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK	(1U << 1)
 
 struct virtio_rdma_cmd_create_qp {
@@ -547,7 +546,7 @@ struct virtio_rdma_rsp_create_qp {
 	__le32 qpn;
 };
 
-/* enum ib_qp_state */
+/* States of a QP */
 enum virtio_rdma_qp_state {
 	VIRTIO_RDMA_QPS_RESET	= 0,
 	VIRTIO_RDMA_QPS_INIT	= 1,
@@ -588,7 +587,7 @@ struct virtio_rdma_qp_cap {
 	__le32 max_inline_data;
 };
 
-/* The attributes of ibv_modify_qp(3), each with the same meaning and unit. */
+/* Attributes of a QP; specification, chapter 8, has their meaning and unit. */
 struct virtio_rdma_qp_attr {
 	__u8   qp_state;
 	__u8   cur_qp_state;
@@ -619,7 +618,7 @@ struct virtio_rdma_qp_attr {
 	struct virtio_rdma_ah_attr alt_ah_attr;
 };
 
-/* enum ib_qp_attr_mask */
+/* Which attributes MODIFY_QP sets */
 #define VIRTIO_RDMA_QP_STATE			(1U << 0)
 #define VIRTIO_RDMA_QP_CUR_STATE		(1U << 1)
 #define VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY	(1U << 2)
@@ -674,7 +673,7 @@ struct virtio_rdma_rsp_query_pkey {
 	__le16 pkey;
 };
 
-/* enum ib_gid_type of the kernel; UDP encapsulation is RoCE v2 */
+/* Types of GIDs; UDP encapsulation is RoCE v2 */
 enum virtio_rdma_gid_type {
 	VIRTIO_RDMA_GID_TYPE_IB			= 0,
 	VIRTIO_RDMA_GID_TYPE_ROCE		= 1,
@@ -974,7 +973,7 @@ struct virtio_rdma_cmd_modify_cq {
 
 /* ---- Send and receive virtqueues --------------------------------------- */
 
-/* enum ib_wr_opcode */
+/* What a send work request asks for */
 enum virtio_rdma_wr_opcode {
 	VIRTIO_RDMA_WR_RDMA_WRITE		= 0,
 	VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM	= 1,
@@ -992,7 +991,7 @@ enum virtio_rdma_wr_opcode {
 	VIRTIO_RDMA_WR_REG_MR			= 0x20,
 };
 
-/* enum ib_send_flags */
+/* Flags of a send work request */
 #define VIRTIO_RDMA_SEND_FENCE		(1U << 0)
 #define VIRTIO_RDMA_SEND_SIGNALED	(1U << 1)
 #define VIRTIO_RDMA_SEND_SOLICITED	(1U << 2)
@@ -1013,7 +1012,7 @@ struct virtio_rdma_sge {
  *	in 19:0
  * @dgid: destination GID
  * @gid_index: index of the source GID
- * @static_rate: enum ib_rate
+ * @static_rate: as IBA's static rate; a hint
  * @hop_limit: hop limit or TTL
  * @dmac: destination MAC address
  */
@@ -1097,7 +1096,7 @@ struct virtio_rdma_rq_wqe {
 
 /* ---- Completion virtqueues --------------------------------------------- */
 
-/* enum ib_wc_status */
+/* How a work request ended */
 enum virtio_rdma_wc_status {
 	VIRTIO_RDMA_WC_SUCCESS			= 0,
 	VIRTIO_RDMA_WC_LOC_LEN_ERR		= 1,
@@ -1123,7 +1122,7 @@ enum virtio_rdma_wc_status {
 	VIRTIO_RDMA_WC_GENERAL_ERR		= 21,
 };
 
-/* enum ib_wc_opcode; bit 7 says that a receive work request completed */
+/* What completed; bit 7 says that it is a receive work request */
 enum virtio_rdma_wc_opcode {
 	VIRTIO_RDMA_WC_SEND			= 0,
 	VIRTIO_RDMA_WC_RDMA_WRITE		= 1,
@@ -1139,7 +1138,7 @@ enum virtio_rdma_wc_opcode {
 	VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM	= 129,
 };
 
-/* enum ib_wc_flags */
+/* Which fields of a CQE have a meaning */
 #define VIRTIO_RDMA_WC_GRH		(1U << 0)
 #define VIRTIO_RDMA_WC_WITH_IMM		(1U << 1)
 #define VIRTIO_RDMA_WC_WITH_INVALIDATE	(1U << 2)
@@ -1187,7 +1186,7 @@ struct virtio_rdma_cqe {
 
 /* ---- Event virtqueue (VIRTIO_RDMA_F_EVENTS) ---------------------------- */
 
-/* enum ib_event_type */
+/* Asynchronous events */
 enum virtio_rdma_event_type {
 	VIRTIO_RDMA_EVENT_CQ_ERR		= 0,
 	VIRTIO_RDMA_EVENT_QP_FATAL		= 1,
@@ -1382,11 +1381,11 @@ struct virtio_rdma_ring_bind_wqe {
 	__le32 reserved_2c;
 };
 
-/* enum ib_placement_type: what a FLUSH is to have done */
+/* What a FLUSH is to have done */
 #define VIRTIO_RDMA_FLUSH_GLOBAL	(1U << 0)
 #define VIRTIO_RDMA_FLUSH_PERSISTENT	(1U << 1)
 
-/* enum ib_selectivity_level: which memory a FLUSH is for */
+/* Which memory a FLUSH is for */
 enum virtio_rdma_flush_level {
 	VIRTIO_RDMA_FLUSH_RANGE	= 0,
 	VIRTIO_RDMA_FLUSH_MR	= 1,
@@ -1474,8 +1473,9 @@ struct virtio_rdma_ring_ud_wqe {
  * @srqn: the SRQ of a receive of an XRC_TGT QP; 0 otherwise
  *	(VIRTIO_RDMA_F_XRC)
  * @timestamp: nanoseconds of the device's clock, 0 if it keeps none
- * @lap: written last, with release semantics: (i modulo 2^32) / depth + 1 of
- *	CQE i, so that a consumer need not read anything else to find it; never 0
+ * @lap: written last, with release semantics: i / depth + 1 modulo 2^32 of
+ *	CQE i, where i counts modulo 2^32, so that a consumer need not read
+ *	anything else to find it
  */
 struct virtio_rdma_ring_cqe {
 	__le64 wr_id;
