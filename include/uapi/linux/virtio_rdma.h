@@ -1270,14 +1270,17 @@ struct virtio_rdma_srq_ring {
  *	event at the next CQE
  * @arm_solicited: the same for the next CQE that is solicited or an error
  *
- * The CQEs follow: CQE i is at offset 128 + (i modulo depth) * 64.
+ * What a consumer writes at each poll and what a device reads after each CQE
+ * stand in cache lines of their own. The CQEs follow: CQE i is at offset
+ * 128 + (i modulo depth) * 64.
  */
 struct virtio_rdma_cq_ring {
 	__le32 consumer;
 	__le32 closed;
+	__u8   reserved_08[56];
 	__le32 arm_next;
 	__le32 arm_solicited;
-	__u8   reserved_10[112];
+	__u8   reserved_48[56];
 };
 
 /**

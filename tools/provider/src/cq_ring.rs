@@ -418,6 +418,18 @@ mod tests {
         assert_eq!((other.arm_next, other.arm_solicited), (1, 2));
     }
 
+    /// What the program writes at each poll is in no cache line that the device reads behind
+    /// each CQE.
+    #[test]
+    fn arming_words_have_a_line_of_their_own() {
+        let line = |offset: usize| offset / 64;
+        let consumer = line(offset_of!(virtio_rdma_cq_ring, consumer));
+        let next = line(offset_of!(virtio_rdma_cq_ring, arm_next));
+        let solicited = line(offset_of!(virtio_rdma_cq_ring, arm_solicited));
+        let cqes = line(size_of::<virtio_rdma_cq_ring>());
+        assert!(next == solicited && consumer < next && next < cqes);
+    }
+
     #[test]
     fn translation() {
         let cqe = virtio_rdma_ring_cqe {
