@@ -647,7 +647,7 @@ impl Guest {
             let which = usize::from(flags & VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION == 0);
             let ring = self.cq_rings.get_mut(&cqn).unwrap();
             ring.arms[which] = ring.arms[which].wrapping_add(1);
-            let at = ring.region + 8 + 4 * which as u64;
+            let at = ring.region + (offset_of!(virtio_rdma_cq_ring, arm_next) + 4 * which) as u64;
             self.memory.write(at, &ring.arms[which].to_le_bytes()).unwrap();
             fence(Ordering::SeqCst);
             return Ok(());
