@@ -32,6 +32,9 @@
 /* The QP number that CREATE_QP answers for a QP of type GSI. */
 #define VIRTIO_RDMA_GSI_QPN		1
 
+/* Most doorbells of one buffer of the doorbell virtqueue. */
+#define VIRTIO_RDMA_MAX_DOORBELLS	512
+
 /* ---- Feature bits ------------------------------------------------------ */
 
 /* The event virtqueue exists, behind the last receive queue. */
@@ -1512,7 +1515,7 @@ enum virtio_rdma_doorbell_queue {
 };
 
 /**
- * struct virtio_rdma_doorbell - an entry of the doorbell virtqueue
+ * struct virtio_rdma_doorbell - a doorbell; a buffer holds one or several
  * @number: QP number; SRQ number if @queue is VIRTIO_RDMA_DOORBELL_SRQ
  * @queue: enum virtio_rdma_doorbell_queue
  */

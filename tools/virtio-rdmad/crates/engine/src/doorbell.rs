@@ -4,7 +4,7 @@
 
 use abi::{
     virtio_rdma_doorbell, VIRTIO_RDMA_DOORBELL_RQ, VIRTIO_RDMA_DOORBELL_SQ,
-    VIRTIO_RDMA_DOORBELL_SRQ,
+    VIRTIO_RDMA_DOORBELL_SRQ, VIRTIO_RDMA_MAX_DOORBELLS,
 };
 use memory::prefetch;
 use ring::Chain;
@@ -16,8 +16,10 @@ use crate::stats::Counter;
 use crate::sync::lock;
 use crate::turn::Turn;
 
-/// Doorbells of one buffer that are looked at; a longer buffer is bad input.
-const MOST: usize = 64;
+/// Doorbells of one buffer; a longer buffer is bad input, and what is behind them is ignored.
+const MOST: usize = VIRTIO_RDMA_MAX_DOORBELLS as usize;
+/// Doorbells that are copied at a time.
+const PIECE: usize = 64;
 const LEN: usize = size_of::<virtio_rdma_doorbell>();
 
 impl Shared {
@@ -32,8 +34,7 @@ impl Shared {
             match queue.pop() {
                 Ok(Some(chain)) => {
                     found = true;
-                    turn.spend(0);
-                    self.ring_all(&chain);
+                    self.ring_all(&chain, turn);
                     queue.give_back(chain.head, 0);
                 }
                 Ok(None) => break if found { Visit::Done } else { Visit::Empty },
@@ -57,12 +58,26 @@ impl Shared {
     }
 
     /// Rings every doorbell of a buffer.
-    fn ring_all(&self, chain: &Chain) {
-        let mut bytes = [0; MOST * LEN];
-        let len = chain.read(&mut bytes).unwrap_or(0);
-        if len == 0 || len % LEN != 0 || chain.readable_len() > bytes.len() {
-            self.complain(Counter::BadDoorbell, &"a buffer that does not hold doorbells");
+    fn ring_all(&self, chain: &Chain, turn: &mut Turn) {
+        let len = chain.readable_len();
+        if len == 0 || len % LEN != 0 || len > MOST * LEN {
+            let detail = format_args!("a buffer of {len} bytes does not hold doorbells");
+            self.complain(Counter::BadDoorbell, &detail);
         }
+        let end = len.min(MOST * LEN);
+        for at in (0..end.max(1)).step_by(PIECE * LEN) {
+            turn.spend(0);
+            self.ring_piece(chain, at, end - at);
+        }
+    }
+
+    /// Rings the doorbells from byte `at` of a buffer on, of which `left` bytes are left: those that
+    /// are copied at a time.
+    fn ring_piece(&self, chain: &Chain, at: usize, left: usize) {
+        let mut bytes = [0; PIECE * LEN];
+        let bytes = &mut bytes[..left.min(PIECE * LEN)];
+        // The buffer was in memory when it was taken.
+        let len = chain.read_at(at, bytes).unwrap_or(0);
         let bells = bytes[..len].chunks_exact(LEN);
         for bell in bells.filter_map(|bell| virtio_rdma_doorbell::read_from_bytes(bell).ok()) {
             self.stats.add(Counter::Doorbells, 1);

@@ -74,11 +74,22 @@ impl Chain {
     /// Copies readable bytes from the beginning into `to`, and says how many: all of `to`, or
     /// fewer if the chain has fewer.
     pub fn read(&self, to: &mut [u8]) -> Result<usize, MemoryError> {
+        self.read_at(0, to)
+    }
+
+    /// As [`Chain::read`], but leaves out the first `skip` of the readable bytes.
+    pub fn read_at(&self, mut skip: usize, to: &mut [u8]) -> Result<usize, MemoryError> {
         let mut done = 0;
         for buffer in &self.readable {
-            let count = (to.len() - done).min(buffer.len as usize);
-            self.memory.read(buffer.addr, &mut to[done..done + count])?;
+            let len = buffer.len as usize;
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let count = (to.len() - done).min(len - skip);
+            self.memory.read(buffer.addr + skip as u64, &mut to[done..done + count])?;
             done += count;
+            skip = 0;
             if done == to.len() {
                 break;
             }

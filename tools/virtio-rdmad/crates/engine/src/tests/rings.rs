@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use abi::*;
 use memory::GuestMemory;
+use zerocopy::IntoBytes;
 
 use super::driver::*;
 use super::hostile::Random;
@@ -354,6 +355,55 @@ fn a_ring_that_sleeps_wants_a_doorbell() {
         }
         pair.settle();
         assert_eq!(pair.a.device.counter(Counter::BadDoorbell), 4);
+    });
+}
+
+/// Where tests put doorbells.
+const BELLS: u64 = 24 << 20;
+
+/// Specification, 13.1: a buffer holds up to 512 doorbells.
+#[test]
+fn a_buffer_holds_many_doorbells() {
+    with_rings(|| {
+        for count in [1, 64, 65, 512] {
+            let mut pair = Pair::new();
+            let [a, b] = pair.ends;
+            pair.settle();
+            let write = Send::new(7, VIRTIO_RDMA_WR_RDMA_WRITE, &[]).rdma(DATA, b.key);
+            pair.a.write_entry(a.qpn, VIRTIO_RDMA_DOORBELL_SQ, &write.entry());
+            let bell = |queue| virtio_rdma_doorbell { number: a.qpn, queue };
+            let mut bells = vec![bell(VIRTIO_RDMA_DOORBELL_RQ); count - 1];
+            bells.push(bell(VIRTIO_RDMA_DOORBELL_SQ));
+            // In two descriptors, of which the first ends within a doorbell.
+            pair.a.memory.write(BELLS, bells.as_bytes()).unwrap();
+            let rest = 8 * count as u32 - 4;
+            pair.a.add(1 + VECTORS, &[(BELLS, 4, false), (BELLS + 4, rest, false)]);
+            pair.settle();
+            let done = pair.poll_a().map(|cqe| cqe.wr_id);
+            assert_eq!(done, Some(7), "{count} doorbells");
+            assert_eq!(pair.a.device.counter(Counter::Doorbells), count as u64);
+            assert_eq!(pair.a.device.counter(Counter::BadDoorbell), 0);
+        }
+    });
+}
+
+/// Specification, 13.3: what is left of a buffer that is too long, or ends within a doorbell, is
+/// ignored, and what is whole is not.
+#[test]
+fn a_buffer_that_holds_no_doorbells_is_counted() {
+    with_rings(|| {
+        for (bytes, bells) in [(4, 0), (12, 1), (513 * 8, 512), (513 * 8 + 4, 512)] {
+            let mut pair = Pair::new();
+            let [a, _] = pair.ends;
+            pair.settle();
+            let bell = virtio_rdma_doorbell { number: a.qpn, queue: VIRTIO_RDMA_DOORBELL_SQ };
+            let mut buffer = vec![bell; 514].as_bytes().to_vec();
+            buffer.truncate(bytes);
+            pair.a.post(1 + VECTORS, &buffer);
+            pair.settle();
+            assert_eq!(pair.a.device.counter(Counter::Doorbells), bells, "{bytes} bytes");
+            assert_eq!(pair.a.device.counter(Counter::BadDoorbell), 1, "{bytes} bytes");
+        }
     });
 }
 
