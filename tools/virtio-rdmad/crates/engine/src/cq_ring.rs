@@ -82,8 +82,8 @@ pub(crate) struct CqRing {
     armed: [u32; 2],
     /// CQEs that were placed since the owner's wish was last looked at.
     fresh: u32,
-    /// Some of them are solicited, or errors.
-    solicited: bool,
+    /// The same from the first of them on that is solicited, or an error; 0 if none is.
+    fresh_solicited: u32,
     /// What MODIFY_CQ asked for.
     moderation: Option<Moderation>,
     /// The event that the owner waits for.
@@ -103,7 +103,7 @@ impl CqRing {
             consumer: 0,
             armed: [0; 2],
             fresh: 0,
-            solicited: false,
+            fresh_solicited: 0,
             moderation: None,
             held: None,
             vector,
@@ -146,7 +146,8 @@ impl CqRing {
         pages.publish(self.place_of(index), &words)?;
         self.produced = index.wrapping_add(1);
         self.fresh = self.fresh.saturating_add(1);
-        self.solicited |= wakes;
+        let counts = wakes || self.fresh_solicited != 0;
+        self.fresh_solicited = self.fresh_solicited.saturating_add(counts.into());
         Ok(())
     }
 
@@ -161,7 +162,7 @@ impl CqRing {
     /// was last asked. An event disarms.
     pub fn take_event(&mut self, clock: &dyn Clock) -> Due {
         let fresh = std::mem::take(&mut self.fresh);
-        let solicited = std::mem::take(&mut self.solicited);
+        let fresh_solicited = std::mem::take(&mut self.fresh_solicited);
         if fresh == 0 {
             return Due::No;
         }
@@ -174,13 +175,21 @@ impl CqRing {
         fence(Ordering::SeqCst);
         let Some(wish) = self.wish() else { return Due::No };
         let [next, on_solicited] = wish;
-        if next == self.armed[0] && !(solicited && on_solicited != self.armed[1]) {
+        // Completions from the one on that makes the event due.
+        let counted = if next != self.armed[0] {
+            fresh
+        } else if on_solicited != self.armed[1] {
+            fresh_solicited
+        } else {
+            0
+        };
+        if counted == 0 {
             return Due::No;
         }
         match self.moderation {
-            Some(Moderation { count, period }) if fresh < count => {
+            Some(Moderation { count, period }) if counted < count => {
                 let since = clock.now();
-                self.held = Some(Held { count: fresh, since });
+                self.held = Some(Held { count: counted, since });
                 Due::At(since + period)
             }
             _ => {
@@ -242,7 +251,8 @@ impl CqRing {
         let head = new.pages.as_ref()?;
         head.store_u32(ARM_NEXT, next, Ordering::Relaxed).ok()?;
         head.store_u32(ARM_SOLICITED, solicited, Ordering::Relaxed).ok()?;
-        (new.armed, new.fresh, new.solicited) = (self.armed, self.fresh, self.solicited);
+        new.armed = self.armed;
+        (new.fresh, new.fresh_solicited) = (self.fresh, self.fresh_solicited);
         (new.moderation, new.held) = (self.moderation, self.held.take());
         *self = new;
         Some(count)
@@ -329,6 +339,28 @@ mod tests {
         assert!(due(false) && !due(true));
         arm(ARM_NEXT, 3);
         assert_eq!(ring.take_event(&SystemClock), Due::No, "nothing was placed");
+    }
+
+    /// Specification, 13.5.1: the CQE that made the event due is the first that counts.
+    #[test]
+    fn moderation_counts_from_the_cqe_that_made_the_event_due() {
+        let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();
+        for (at, fresh, due) in [(ARM_NEXT, 3, true), (ARM_SOLICITED, 3, false)] {
+            let mut ring = ring(&memory, 64);
+            ring.moderate(3, u16::MAX);
+            memory.write(ARM_NEXT as u64, &[0; 8]).unwrap();
+            memory.write(at as u64, &1_u32.to_le_bytes()).unwrap();
+            for index in 1..=fresh {
+                ring.place(&numbered(0), index == fresh).unwrap();
+            }
+            assert_eq!(ring.take_event(&SystemClock) == NOW, due);
+            if !due {
+                ring.place(&numbered(0), false).unwrap();
+                assert_eq!(ring.take_event(&SystemClock), Due::No);
+                ring.place(&numbered(0), false).unwrap();
+                assert_eq!(ring.take_event(&SystemClock), NOW);
+            }
+        }
     }
 
     #[test]
