@@ -186,6 +186,9 @@ impl Shared {
 
 /// Reads the page list of a REG_MR, once; `None` if it or a page of it cannot be.
 fn read_page_list(memory: &GuestMemory, request: &Registration) -> Option<PageList> {
+    if request.pages % size_of::<u64>() as u64 != 0 {
+        return None;
+    }
     let mut table = [0_u64; MAX_FAST_REG_PAGES];
     let table = table.get_mut(..request.npages as usize)?;
     memory.read(request.pages, table.as_mut_bytes()).ok()?;

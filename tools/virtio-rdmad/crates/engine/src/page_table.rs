@@ -53,7 +53,9 @@ impl Reader {
     /// Begins with the table of `count` entries at `addr`, under so many levels of lists; `room` is
     /// how many ranges its pages may make up.
     pub fn new(addr: u64, levels: u32, count: u64, room: usize) -> Self {
-        Self { addr, levels, count, done: 0, room, found: Ok(PageList::default()) }
+        let is_aligned = addr % ENTRY == 0;
+        let found = if is_aligned { Ok(PageList::default()) } else { Err(Status::Invalid) };
+        Self { addr, levels, count, done: 0, room, found }
     }
 
     /// Goes on until the turn is over; whether it has come to an end.

@@ -149,10 +149,13 @@ fn page_tables_are_checked() {
     assert_eq!(guest.reg_pages(3, DATA, 9, ALL, &[DATA]).err(), Some(3));
     let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
     (request.pdn, request.length, request.npages) = (pdn, 0x1000, 1);
-    for pages in [u64::MAX - 3, 1 << 40, (32 << 20) - 4] {
+    let end = 32 << 20;
+    for (pages, status) in
+        [(u64::MAX - 7, fault), (1 << 40, fault), (end, fault), (end - 4, invalid), (1, invalid)]
+    {
         request.pages = pages;
         let command = VIRTIO_RDMA_CMD_REG_USER_MR;
-        assert_eq!(guest.command::<_, virtio_rdma_rsp_mr>(command, &request).err(), fault);
+        assert_eq!(guest.command::<_, virtio_rdma_rsp_mr>(command, &request).err(), status);
     }
     // More pieces than the device keeps: every other page, more than once.
     let pages: Vec<u64> = (0..600).map(|page| page * 0x2000).collect();

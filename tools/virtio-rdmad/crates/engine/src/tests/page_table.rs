@@ -148,6 +148,11 @@ fn tables_that_cannot_be() {
         refused(end, levels, 1, FAULT);
         refused(u64::MAX - 7, levels, 1, FAULT);
     }
+    // Entries that are not aligned; that is found before anything is read.
+    for levels in 0..=3 {
+        refused(TABLES + 4, levels, 1, INVALID);
+        refused(end + 1, levels, 1, INVALID);
+    }
     // The second entry of the highest list is outside of memory.
     refused(end - 8, 1, 513, FAULT);
     // More than the device registers; and as many pages as 32 bits count none of.

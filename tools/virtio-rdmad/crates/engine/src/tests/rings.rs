@@ -522,6 +522,7 @@ fn requests_for_rings_are_checked() {
         assert_eq!(create_cq(&|r| r.comp_vector = u32::MAX), Some(invalid));
         assert_eq!(create_cq(&|r| r.region.npages = 1), Some(invalid));
         assert_eq!(create_cq(&|r| r.region.pages = 1 << 40), Some(VIRTIO_RDMA_STATUS_FAULT));
+        assert_eq!(create_cq(&|r| r.region.pages += 4), Some(invalid));
         assert_eq!(create_cq(&|r| r.region.npages = u32::MAX), None);
 
         let pdn = guest.create_pd();
