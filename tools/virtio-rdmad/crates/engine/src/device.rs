@@ -16,7 +16,7 @@ use abi::{
     VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use memory::{GuestMemory, Pages};
-use ring::SplitQueue;
+use ring::{SplitQueue, MAX_SIZE};
 
 use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
@@ -40,7 +40,7 @@ use crate::work_queue::WorkQueue;
 use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
-/// Entries of the virtqueues that are no QP's or CQ's.
+/// Entries of the virtqueues that are no QP's or CQ's; of the control queue, the fewest.
 const CONTROL_SIZE: u16 = 256;
 const EVENT_SIZE: u16 = 256;
 const COMPLETION_EVENT_SIZE: u16 = 1024;
@@ -640,7 +640,7 @@ impl Device {
     pub fn queue_max_size(&self, index: u16) -> u16 {
         let limits = &self.shared.limits;
         let size = |queue| match queue {
-            Queue::Control => CONTROL_SIZE,
+            Queue::Control => control_size(limits.max_cq),
             Queue::Completion(_) => limits.cq_size,
             Queue::Send(_) | Queue::Receive(_) => limits.wq_size,
             Queue::Event => EVENT_SIZE,
@@ -868,6 +868,13 @@ fn qp_status(slot: u16, qp: &Qp) -> Option<QpStatus> {
         sends,
         receives: responder.queue.waiting(),
     })
+}
+
+/// Entries of the control queue: two for a notification of each CQ, and for another command
+/// (specification, chapter 2).
+fn control_size(max_cq: u16) -> u16 {
+    let needed = 2 * (u32::from(max_cq) + 1);
+    u16::try_from(needed.next_power_of_two()).map_or(MAX_SIZE, |size| size.max(CONTROL_SIZE))
 }
 
 /// A locally administered address, for a device without a network interface.

@@ -2,12 +2,14 @@
 
 //! Control commands: each error by its status.
 
+use std::sync::Arc;
+
 use abi::*;
 use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros};
 
 use super::driver::*;
-use crate::Counter;
+use crate::{Counter, DeviceConfig, Limits};
 
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
@@ -24,6 +26,23 @@ fn configuration_space_names_the_limits() {
     assert_eq!(config.sys_image_guid.to_ne_bytes(), [0x50, 0x54, 0, 0xff, 0xfe, 0, 0, 1]);
     assert_eq!(guest.device.queue_count(), 1 + 4 + 12 + 1);
     assert_eq!(guest.device.queue_max_size(18), 0);
+}
+
+/// Specification, chapter 2: two descriptors for a notification of each CQ, and for another command.
+#[test]
+fn the_control_queue_has_room_for_every_notification() {
+    for max_cq in [1, 127, 128, 240] {
+        let (fabric, _) = fabric();
+        let device = fabric.add_device(DeviceConfig {
+            name: "guest".into(),
+            mac: None,
+            limits: Limits { max_cq, ..limits() },
+            rings: false,
+            wake: Arc::new(NoWake),
+        });
+        let size = device.queue_max_size(0);
+        assert!(size.is_power_of_two() && size >= 2 * (max_cq + 1), "{max_cq} CQs, {size} entries");
+    }
 }
 
 #[test]
