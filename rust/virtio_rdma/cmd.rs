@@ -184,7 +184,7 @@ fn timeout() -> Duration {
 /// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// The error of a reply with this status, chapter 5 of the specification.
+/// The error of a reply with this status, annex A of the specification.
 ///
 /// # Errors
 ///
