@@ -9,7 +9,7 @@
 
 use crate::{
     bindings::{ibv_send_wr, ibv_sge, virtio_rdma_av},
-    cmd,
+    doorbell::{self, Queue},
     errno::{Errno, Result},
     lock::Guard,
     object::{Qp, Ref},
@@ -114,8 +114,7 @@ impl<'a> Batch<'a> {
     ///
     /// The first error since ibv_wr_start(), and nothing is posted: EINVAL for
     /// a work request that the QP cannot carry, or a QP that is not in a state
-    /// to send; ENOMEM for a full queue. Otherwise what the kernel answers to a
-    /// doorbell.
+    /// to send; ENOMEM for a full queue. EIO or ENODEV if the device is gone.
     pub fn complete(mut self) -> Result {
         self.attempt(|batch| {
             qp::check_can_send(batch.qp)?;
@@ -130,7 +129,7 @@ impl<'a> Batch<'a> {
         if !doorbell {
             return Ok(());
         }
-        cmd::ring_send_doorbell(self.qp.qp()).inspect_err(|_| self.rings.not_rung(wq::SEND))
+        doorbell::ring(Queue::Send(self.qp), || self.rings.not_rung(wq::SEND))
     }
 
     /// ibv_wr_abort(3): forgets all work requests.

@@ -7,6 +7,8 @@
 //! kernel's error number. Those that destroy a CQ, QP or SRQ return only after the
 //! program has acknowledged every event of the object.
 
+#[cfg(test)]
+use crate::model::kernel::{ibv_cmd_post_recv, ibv_cmd_post_send, ibv_cmd_post_srq_recv};
 use crate::{
     bindings::*,
     errno::{Errno, Result},

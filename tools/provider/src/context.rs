@@ -5,6 +5,7 @@
 use crate::{
     bindings::*,
     clock, cmd,
+    doorbell::Owed,
     errno::{Errno, Result},
     object::{Attributes, Ref},
     qpn::Numbers,
@@ -15,6 +16,8 @@ pub struct Private {
     /// The QP numbers in use, if the program owns the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.
     pub numbers: Option<Numbers>,
+    /// The doorbells that were not rung.
+    pub owed: Owed,
     /// The opcodes of send work requests that the device has, as bits.
     pub opcodes: u32,
 }
@@ -63,13 +66,13 @@ pub fn import(context: Ref<'_, verbs_context>) -> Result<Private> {
 
 impl Private {
     /// What a context of which the kernel says this has.
-    fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self> {
+    pub(crate) fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self> {
         let numbers = match description.data_path {
             VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
             VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
             _ => return Err(Errno::EPROTONOSUPPORT),
         };
-        Ok(Self { numbers, opcodes: opcodes(description.features) })
+        Ok(Self { numbers, owed: Owed::default(), opcodes: opcodes(description.features) })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     bindings::*,
     clock, cmd,
     cq_ring::{CqRing, Owner},
+    doorbell::Owed,
     errno::{Errno, Result},
     lock::Lock,
     object::{Blank, Cq, Owned, Ref},
@@ -169,22 +170,41 @@ pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
 ///
 /// # Errors
 ///
-/// EIO if the CQ is empty and the device gone.
+/// EIO if the CQ is empty and the device gone; EACCES if it is empty because the
+/// kernel rings no doorbell for a program that changed its credentials.
 pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
     let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    let numbers = cq.cq().context().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    let mut ring = ring.lock();
-    match ring.poll(numbers, entries) {
-        0 if ring.is_closed() => Err(Errno::EIO),
-        polled => Ok(polled),
+    let context = cq.cq().context().private();
+    let numbers = context.numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let polled = {
+        let mut ring = ring.lock();
+        match ring.poll(numbers, entries) {
+            0 if ring.is_closed() => return Err(Errno::EIO),
+            polled => polled,
+        }
+    };
+    if polled == entries.len() { Ok(polled) } else { emptied(&context.owed, polled) }
+}
+
+/// Rings the doorbells that are owed, as a CQ that is empty may wait for them.
+fn emptied(owed: &Owed, polled: usize) -> Result<usize> {
+    match owed.settle() {
+        // These pass.
+        Ok(()) | Err(Errno::ENOMEM | Errno::EBUSY) => Ok(polled),
+        Err(_) if polled != 0 => Ok(polled),
+        Err(errno) => Err(errno),
     }
 }
 
-/// ibv_req_notify_cq(3) on a ring; no system call.
+/// ibv_req_notify_cq(3) on a ring; a system call only for a doorbell that is owed.
+///
+/// # Errors
+///
+/// What the kernel answers to a doorbell that is owed: the program would sleep for ever.
 pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
     let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
     ring.lock().arm(solicited_only);
-    Ok(())
+    cq.cq().context().private().owed.settle()
 }
 
 /// Drops the CQEs of a QP that is destroyed or reset from its CQs, or those of an

@@ -16,12 +16,16 @@ pub struct Errno(NonZero<c_int>);
 pub type Result<T = (), E = Errno> = core::result::Result<T, E>;
 
 impl Errno {
+    /// The program may not do it.
+    pub const EACCES: Self = Self::constant(bindings::EACCES);
     /// Others use the object.
     pub const EBUSY: Self = Self::constant(bindings::EBUSY);
     /// An argument is not valid.
     pub const EINVAL: Self = Self::constant(bindings::EINVAL);
     /// The device is gone.
     pub const EIO: Self = Self::constant(bindings::EIO);
+    /// There is no such device any more.
+    pub const ENODEV: Self = Self::constant(bindings::ENODEV);
     /// There is none.
     pub const ENOENT: Self = Self::constant(bindings::ENOENT);
     /// No memory left.

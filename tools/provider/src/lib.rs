@@ -14,7 +14,7 @@
 //! | layer | modules | job |
 //! |---|---|---|
 //! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
-//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`clock`] | C objects, commands, work requests, shared memory |
+//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`doorbell`], [`clock`] | C objects, commands, work requests, shared memory |
 //! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
 //! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`], [`xrcd`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
@@ -28,6 +28,7 @@ pub mod context;
 pub mod cq;
 pub mod cq_ex;
 pub mod cq_ring;
+pub mod doorbell;
 pub mod driver;
 pub mod errno;
 pub mod lock;

@@ -4,9 +4,9 @@
 
 use crate::{
     bindings::*,
-    cq,
+    context, cq,
     cq_ring::CqRing,
-    object::{Blank, Cq, Owned, Qp},
+    object::{Blank, Context, Cq, Owned, Qp, Srq},
     qp,
     qpn::{Numbers, Registration},
     ring::{Region, Ring},
@@ -16,6 +16,117 @@ use std::{
     ptr, slice,
     sync::atomic::*,
 };
+
+/// The commands that the tests give to a kernel, which is none.
+pub mod kernel {
+    use super::*;
+    use core::ffi::{c_int, c_void};
+
+    /// The kernel behind a QP or SRQ, which has it as its context of the program's.
+    #[derive(Default)]
+    pub struct Kernel {
+        /// Doorbells that reached the device.
+        pub rung: AtomicU32,
+        /// Commands that fail from now on.
+        pub failures: AtomicU32,
+        /// Why they do.
+        pub errno: AtomicI32,
+    }
+
+    impl Kernel {
+        /// Has the next `count` commands fail.
+        pub fn fail(&self, count: u32, errno: u32) {
+            self.errno.store(errno as i32, Ordering::Relaxed);
+            self.failures.store(count, Ordering::Relaxed);
+        }
+
+        /// Doorbells since the last call.
+        pub fn take_rung(&self) -> u32 {
+            self.rung.swap(0, Ordering::Relaxed)
+        }
+
+        /// What stands for a command of the object that has this context.
+        unsafe fn ring(context: *mut c_void) -> c_int {
+            // SAFETY: the tests put a kernel there that lives longer, or nothing.
+            let Some(kernel) = (unsafe { context.cast::<Self>().as_ref() }) else { return 0 };
+            let less = |failures: u32| failures.checked_sub(1);
+            if kernel.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+                return kernel.errno.load(Ordering::Relaxed);
+            }
+            kernel.rung.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+    }
+
+    /// As the function of libibverbs.
+    pub unsafe fn ibv_cmd_post_send(
+        qp: *mut ibv_qp,
+        _: *mut ibv_send_wr,
+        _: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the tests pass live QPs.
+        unsafe { Kernel::ring((*qp).qp_context) }
+    }
+
+    /// As the function of libibverbs.
+    pub unsafe fn ibv_cmd_post_recv(
+        qp: *mut ibv_qp,
+        _: *mut ibv_recv_wr,
+        _: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the tests pass live QPs.
+        unsafe { Kernel::ring((*qp).qp_context) }
+    }
+
+    /// As the function of libibverbs.
+    pub unsafe fn ibv_cmd_post_srq_recv(
+        srq: *mut ibv_srq,
+        _: *mut ibv_recv_wr,
+        _: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the tests pass live SRQs.
+        unsafe { Kernel::ring((*srq).srq_context) }
+    }
+}
+
+/// A context whose objects have rings.
+pub fn context() -> Owned<Context> {
+    let description = virtio_rdma_uresp_alloc_ucontext {
+        data_path: VIRTIO_RDMA_UDATA_PATH_RINGS,
+        ..Default::default()
+    };
+    let context = Blank::<verbs_context, context::Private>::new().unwrap();
+    context.finish(context::Private::new(description).unwrap())
+}
+
+// SAFETY: integers, pointers and a mutex, as libibverbs allocates it.
+unsafe impl crate::object::Zeroable for verbs_context {}
+
+/// Makes a CQ one of a context.
+pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
+    // SAFETY: both are live, and nobody else uses the CQ.
+    unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().context().as_ptr() };
+}
+
+/// Makes a QP one of a context and a kernel.
+pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &kernel::Kernel) {
+    let at = qp.as_ref().qp().as_ptr();
+    // SAFETY: all are live, and nobody else uses the QP.
+    unsafe {
+        (*at).context = context.as_ref().context().as_ptr();
+        (*at).qp_context = ptr::from_ref(kernel).cast_mut().cast();
+    }
+}
+
+/// As [`qp_of`].
+pub fn srq_of(srq: &Owned<Srq>, context: &Owned<Context>, kernel: &kernel::Kernel) {
+    let at = srq.as_ref().srq().as_ptr();
+    // SAFETY: all are live, and nobody else uses the SRQ.
+    unsafe {
+        (*at).context = context.as_ref().context().as_ptr();
+        (*at).srq_context = ptr::from_ref(kernel).cast_mut().cast();
+    }
+}
 
 /// QPs of a context, and a CQ that they complete to, without a kernel.
 pub struct Harness {

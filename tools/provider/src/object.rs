@@ -453,6 +453,22 @@ impl<'a> Ref<'a, bindings::ibv_cq> {
     }
 }
 
+impl<'a> Ref<'a, bindings::ibv_qp> {
+    /// The context that the QP is part of.
+    pub fn context(self) -> Ref<'a, Context> {
+        // SAFETY: as for a PD.
+        unsafe { context_of((&raw const (*self.as_ptr()).context).read()) }
+    }
+}
+
+impl<'a> Ref<'a, bindings::ibv_srq> {
+    /// The context that the SRQ is part of.
+    pub fn context(self) -> Ref<'a, Context> {
+        // SAFETY: as for a PD.
+        unsafe { context_of((&raw const (*self.as_ptr()).context).read()) }
+    }
+}
+
 impl<'a> Ref<'a, bindings::ibv_context> {
     /// The whole context.
     pub fn whole(self) -> Ref<'a, Context> {

@@ -5,6 +5,7 @@
 use crate::{
     bindings::*,
     cmd,
+    doorbell::{self, Doorbell, Queue},
     errno::{Errno, Result},
     object::{self, Blank, Owned, Qp, Ref},
     pd::Domain,
@@ -85,9 +86,26 @@ struct Queues {
 pub struct Rings {
     queues: Queues,
     registration: Registration,
+    send_doorbell: Doorbell,
+    recv_doorbell: Doorbell,
 }
 
 impl Rings {
+    fn new(queues: Queues, registration: Registration) -> Self {
+        let (send_doorbell, recv_doorbell) = Default::default();
+        Self { queues, registration, send_doorbell, recv_doorbell }
+    }
+
+    /// The doorbell of the send queue.
+    pub fn send_doorbell(&self) -> &Doorbell {
+        &self.send_doorbell
+    }
+
+    /// The doorbell of the receive queue.
+    pub fn recv_doorbell(&self) -> &Doorbell {
+        &self.recv_doorbell
+    }
+
     /// The send queue.
     pub fn send(&self) -> &WorkQueue {
         &self.queues.send
@@ -99,7 +117,7 @@ impl Rings {
     ///
     /// ENOMEM if there is no free one.
     pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
-        let Self { queues, registration } = self;
+        let Self { queues, registration, .. } = self;
         let freed = Freed::Completed(registration.progress().send());
         state.entry(&queues.region, freed)
     }
@@ -107,7 +125,7 @@ impl Rings {
     /// Tells the device of the send work requests that were written; answers
     /// whether it wants a doorbell.
     pub fn publish(&self, state: &mut wq::State) -> bool {
-        let Self { queues, registration } = self;
+        let Self { queues, registration, .. } = self;
         let freed = Freed::Completed(registration.progress().send());
         state.publish(&queues.region, wq::SEND, freed)
     }
@@ -222,7 +240,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
                 registration.progress().share_receives();
             }
             attr.cap = queues.cap(attr.cap);
-            let rings = Some(Rings { queues, registration });
+            let rings = Some(Rings::new(queues, registration));
             Ok(qp.finish(Private { limits: Limits::new(attr), rings, _domain: domain }))
         }
         Err(errno) => {
@@ -295,7 +313,7 @@ pub fn modify(qp: Ref<'_, Qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
     cmd::modify_qp(qp.qp(), attr, mask)?;
     let reset = mask & IBV_QP_STATE as c_int != 0 && attr.qp_state == IBV_QPS_RESET;
     if let (true, Some(rings)) = (reset, &qp.private().rings) {
-        let Rings { queues, registration } = rings;
+        let Rings { queues, registration, .. } = rings;
         registration.reset();
         queues.send.reset(&queues.region, wq::SEND);
         if let Some(recv) = &queues.recv {
@@ -332,8 +350,8 @@ pub fn query(
 ///
 /// EINVAL for a request that the QP cannot carry, or a QP that is not in a
 /// state to send; ENOMEM for a full queue. The requests before the one that
-/// the error names are posted. What the kernel answers to a doorbell, with the
-/// list's first request.
+/// the error names are posted. EIO or ENODEV, with the list's first request, if the
+/// device is gone.
 pub fn post_send(
     qp: Ref<'_, Qp>,
     list: List<'_, ibv_send_wr>,
@@ -341,7 +359,7 @@ pub fn post_send(
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
     let Private { limits, rings, .. } = qp.private();
-    let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
+    let Some(Rings { queues, registration, .. }) = rings else { return refuse(Errno::EINVAL) };
     if let Err(errno) = check_can_send(qp) {
         return refuse(errno);
     }
@@ -356,10 +374,8 @@ pub fn post_send(
     if !doorbell {
         return result;
     }
-    result.and(cmd::ring_send_doorbell(qp.qp()).or_else(|errno| {
-        wq::SEND.not_rung(&queues.region);
-        refuse(errno)
-    }))
+    let rung = doorbell::ring(Queue::Send(qp), || wq::SEND.not_rung(&queues.region));
+    result.and(rung.or_else(refuse))
 }
 
 /// Checks that a QP is in a state to post sends (IBA 10.8.2).
@@ -382,7 +398,7 @@ pub fn post_recv(
     let first = list.first();
     let refuse = |errno| Err(PostError { errno, bad_wr: first });
     let Private { limits, rings, .. } = qp.private();
-    let Some(Rings { queues, registration }) = rings else { return refuse(Errno::EINVAL) };
+    let Some(Rings { queues, registration, .. }) = rings else { return refuse(Errno::EINVAL) };
     let Some(recv) = &queues.recv else { return refuse(Errno::EINVAL) };
     if qp.qp().state() == IBV_QPS_RESET {
         return refuse(Errno::EINVAL);
@@ -395,10 +411,8 @@ pub fn post_recv(
     if !doorbell {
         return result;
     }
-    result.and(cmd::ring_recv_doorbell(qp.qp()).or_else(|errno| {
-        wq::RECV.not_rung(&queues.region);
-        refuse(errno)
-    }))
+    let rung = doorbell::ring(Queue::Receive(qp), || wq::RECV.not_rung(&queues.region));
+    result.and(rung.or_else(refuse))
 }
 
 /// ibv_post_send(3) through the kernel.
@@ -450,7 +464,7 @@ impl Private {
     /// A QP that the kernel does not know.
     pub fn without_kernel(attr: &ibv_qp_init_attr_ex, registration: Registration) -> Self {
         let queues = Queues::new(attr, &Domain::NONE).unwrap();
-        let rings = Some(Rings { queues, registration });
+        let rings = Some(Rings::new(queues, registration));
         Self { limits: Limits::new(attr), rings, _domain: Domain::NONE }
     }
 

@@ -12,6 +12,7 @@
 use crate::{
     bindings::*,
     cmd,
+    doorbell::{self, Doorbell, Queue},
     errno::{Errno, Result},
     lock::Lock,
     object::{self, Blank, Owned, Ref, Srq},
@@ -38,6 +39,7 @@ pub struct Private {
     limits: Limits,
     /// What work requests are posted to.
     shared: Lock<Shared>,
+    doorbell: Doorbell,
     /// The number that its completions name, if it is for XRC.
     _number: Option<Registration>,
     /// Whose memory the ring is; behind it, and so dropped last.
@@ -89,12 +91,23 @@ impl Private {
     fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
         let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
         let shared = Lock::with(shared, domain.threads);
-        Ok(Self { limits: Limits::of_receives(max_sge), shared, _number: None, domain })
+        Ok(Self {
+            limits: Limits::of_receives(max_sge),
+            shared,
+            doorbell: Doorbell::default(),
+            _number: None,
+            domain,
+        })
     }
 
     /// What the driver wants to know of the ring.
-    fn request(&self) -> virtio_rdma_ureq_create_srq {
+    pub(crate) fn request(&self) -> virtio_rdma_ureq_create_srq {
         self.shared.lock().request()
+    }
+
+    /// The doorbell.
+    pub fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
     /// Writes the requests of a list to the ring.
@@ -221,8 +234,8 @@ pub fn query(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr) -> Result {
 /// # Errors
 ///
 /// EINVAL for a request that the SRQ cannot carry; ENOMEM for a full queue. The
-/// requests before the one that the error names are posted. What the kernel
-/// answers to a doorbell, with the list's first request.
+/// requests before the one that the error names are posted. EIO or ENODEV, with the
+/// list's first request, if the device is gone.
 pub fn post_recv(
     srq: Ref<'_, Srq>,
     list: List<'_, ibv_recv_wr>,
@@ -233,17 +246,21 @@ pub fn post_recv(
     if !doorbell {
         return result;
     }
-    result.and(cmd::ring_srq_doorbell(srq.srq()).map_err(|errno| {
-        private.not_rung();
-        PostError { errno, bad_wr: first }
-    }))
+    let rung = doorbell::ring(Queue::Shared(srq), || private.not_rung());
+    result.and(rung.map_err(|errno| PostError { errno, bad_wr: first }))
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{model::Memory, wr::tests::list};
     use core::sync::atomic::Ordering::{Acquire, SeqCst};
+
+    /// An SRQ that the kernel does not know.
+    pub fn srq(max_wr: u32) -> Owned<Srq> {
+        let private = Private::new(max_wr, 1, Domain::NONE).unwrap();
+        Blank::<verbs_srq, Private>::new().unwrap().finish(private)
+    }
 
     /// The other side of the ring, as it is now.
     fn memory(srq: &Private) -> Memory {
