@@ -20,7 +20,7 @@ use core::{
     ptr::NonNull,
     sync::atomic::{
         AtomicU32,
-        Ordering::{Acquire, Relaxed, Release},
+        Ordering::{AcqRel, Acquire, Relaxed},
     },
 };
 
@@ -110,31 +110,53 @@ pub type Srq = Object<bindings::verbs_srq, srq::Private>;
 pub type Ah = Object<bindings::ibv_ah, ah::Private>;
 
 /// Counts what keeps an object, which is not destroyed before it is given up.
-#[derive(Default)]
-pub struct Users(AtomicU32);
+///
+/// The count has memory of its own, which the last of the object and its users frees:
+/// ibv_unimport_pd(3) frees a PD whatever uses it.
+pub struct Users(Hold);
 
 impl Users {
+    /// No users.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub fn new() -> Result<Self> {
+        let count = Owned::<AtomicU32>::zeroed()?.into_raw();
+        // SAFETY: a pointer from into_raw() is not null.
+        let count = Hold(unsafe { NonNull::new_unchecked(count) });
+        count.count().store(1, Relaxed);
+        Ok(Self(count))
+    }
+
     /// Whether there are any.
     pub fn any(&self) -> bool {
-        self.0.load(Acquire) != 0
+        self.0.count().load(Acquire) != 1
     }
 }
 
 /// Keeps an object: its verb that destroys answers EBUSY until this is dropped.
-pub struct Hold(NonNull<Users>);
+pub struct Hold(NonNull<AtomicU32>);
 
 impl Hold {
     /// Keeps the object whose users these are.
     pub fn new(users: &Users) -> Self {
-        users.0.fetch_add(1, Relaxed);
-        Self(users.into())
+        users.0.count().fetch_add(1, Relaxed);
+        Self(users.0.0)
+    }
+
+    fn count(&self) -> &AtomicU32 {
+        // SAFETY: the count is freed with the last of those that share it.
+        unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // SAFETY: the object is there as long as it has users.
-        unsafe { self.0.as_ref() }.0.fetch_sub(1, Release);
+        if self.count().fetch_sub(1, AcqRel) == 1 {
+            // SAFETY: the count came from `Owned`, and nobody shares it any more.
+            drop(unsafe { Owned::from_raw(self.0.as_ptr()) });
+        }
     }
 }
 
@@ -142,6 +164,8 @@ impl Drop for Hold {
 unsafe impl Send for Hold {}
 // SAFETY: as above.
 unsafe impl Sync for Hold {}
+// SAFETY: zero is a valid atomic.
+unsafe impl Zeroable for AtomicU32 {}
 
 /// A C object on the heap that the provider owns.
 pub struct Owned<T>(NonNull<T>);
@@ -186,7 +210,7 @@ impl<T> Drop for Owned<T> {
         // SAFETY: the object came from malloc() and is owned by `self` alone.
         unsafe {
             self.0.drop_in_place();
-            bindings::free(self.0.as_ptr().cast());
+            free(self.0);
         }
     }
 }
@@ -237,7 +261,7 @@ impl<V, P> Drop for Blank<V, P> {
     fn drop(&mut self) {
         // SAFETY: the object came from malloc(), is owned by `self` alone, and
         // its C part is plain data.
-        unsafe { bindings::free(self.0.as_ptr().cast()) };
+        unsafe { free(self.0) };
     }
 }
 
@@ -260,6 +284,20 @@ fn allocate<T>() -> Result<NonNull<T>> {
     unsafe { object.write_bytes(0, 1) };
     Ok(object)
 }
+
+/// Frees memory of [`allocate`] or malloc().
+///
+/// # Safety
+///
+/// Nobody uses it any more.
+#[cfg(not(test))]
+unsafe fn free<T>(object: NonNull<T>) {
+    // SAFETY: by the contract of this function.
+    unsafe { bindings::free(object.as_ptr().cast()) };
+}
+
+#[cfg(test)]
+use crate::model::freed::free;
 
 // SAFETY: plain C structures of integers, pointers and pthread types, which
 // libibverbs itself allocates zeroed.

@@ -73,17 +73,17 @@ impl Domain {
 
 /// ibv_alloc_pd(3).
 pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
-    let pd = Blank::<ibv_pd, Private>::new()?;
+    let (pd, users) = (Blank::<ibv_pd, Private>::new()?, Users::new()?);
     cmd::alloc_pd(context, pd.verbs())?;
-    Ok(pd.finish(Private { users: Users::default(), parent: None }))
+    Ok(pd.finish(Private { users, parent: None }))
 }
 
 /// ibv_import_pd(3): the PD that has a handle in the kernel. Whether there is one
 /// shows when it is used.
 pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
-    let pd = Blank::<ibv_pd, Private>::new()?;
+    let (pd, users) = (Blank::<ibv_pd, Private>::new()?, Users::new()?);
     pd.verbs().import(context, handle);
-    Ok(pd.finish(Private { users: Users::default(), parent: None }))
+    Ok(pd.finish(Private { users, parent: None }))
 }
 
 /// ibv_alloc_parent_domain(3): with a thread domain, its objects are used by as
@@ -107,7 +107,7 @@ pub fn alloc_parent(
         _pd: Hold::new(users),
         _td: td.map(|(td, _)| Hold::new(&td.private().users)),
     };
-    Ok(domain.finish(Private { users: Users::default(), parent: Some(parent) }))
+    Ok(domain.finish(Private { users: Users::new()?, parent: Some(parent) }))
 }
 
 /// ibv_dealloc_pd(3).
@@ -121,4 +121,42 @@ pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
         return Err(Errno::EBUSY);
     }
     if parent.is_some() { Ok(()) } else { cmd::dealloc_pd(pd.verbs()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+
+    /// ibv_unimport_pd(3) cannot fail, so the PD may go before its parent domain.
+    #[test]
+    fn a_parent_domain_outlives_the_pd_that_was_imported() {
+        let context = model::context();
+        let pd = import(context.as_ref().context(), 7).unwrap();
+        let parent = alloc_parent(pd.as_ref(), None, |_| Ok(None)).unwrap();
+        drop(pd);
+        assert_eq!(dealloc(parent.as_ref()), Ok(()));
+        drop(parent);
+        assert!(model::freed::is_intact());
+    }
+    /// IBA 10.2.3: a PD that objects use is not deallocated.
+    #[test]
+    fn what_is_used_is_busy() {
+        let context = model::context();
+        let pd = import(context.as_ref().context(), 7).unwrap();
+        let td = crate::td::alloc().unwrap();
+        let threads = Some((td.as_ref(), Threads::MANY));
+        let parent = alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();
+        assert_eq!(dealloc(pd.as_ref()), Err(Errno::EBUSY));
+        assert_eq!(crate::td::dealloc(td.as_ref()), Err(Errno::EBUSY));
+        assert_eq!(alloc_parent(parent.as_ref(), None, |_| Ok(None)).err(), Some(Errno::EINVAL));
+        let refused = alloc_parent(pd.as_ref(), threads, |_| Err(Errno::EINVAL));
+        assert_eq!(refused.err(), Some(Errno::EINVAL));
+        // A domain without memory functions is not kept by its objects.
+        let domain = Domain::of(parent.as_ref());
+        assert_eq!(dealloc(parent.as_ref()), Ok(()));
+        drop((domain, parent));
+        assert!(!pd.as_ref().private().users.any());
+        assert_eq!(crate::td::dealloc(td.as_ref()), Ok(()));
+    }
 }

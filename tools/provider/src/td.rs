@@ -15,7 +15,7 @@ pub struct Private {
 
 /// ibv_alloc_td(3). The kernel knows nothing of it.
 pub fn alloc() -> Result<Owned<Td>> {
-    Ok(Blank::new()?.finish(Private { users: Users::default() }))
+    Ok(Blank::new()?.finish(Private { users: Users::new()? }))
 }
 
 /// ibv_dealloc_td(3).
