@@ -144,7 +144,8 @@ impl Queues {
     /// EINVAL for what no ring can hold; ENOMEM.
     fn new(attr: &ibv_qp_init_attr_ex, domain: &Domain) -> Result<Self> {
         let cap = &attr.cap;
-        let data = sges(cap.max_send_sge).max(cap.max_inline_data as usize);
+        // The driver gives each send queue at least one SGE.
+        let data = sges(cap.max_send_sge.max(1)).max(cap.max_inline_data as usize);
         let stride = wqe::send_header(attr.qp_type).saturating_add(data);
         let send = Ring::new(size_of::<virtio_rdma_qp_ring>(), cap.max_send_wr, stride)?;
         let mut end = send.end();
@@ -541,6 +542,7 @@ mod tests {
             (IBV_QPT_RC, [128, 128, 1, 1, 0], (128, 64, 256), (128, 32, 8448)),
             (IBV_QPT_RC, [100, 0, 4, 9, 236], (128, 512, 512), (0, 0, 0)),
             (IBV_QPT_UD, [0, 1, 0, 0, 0], (1, 128, 256), (1, 32, 384)),
+            (IBV_QPT_XRC_SEND, [1, 0, 0, 0, 0], (1, 128, 256), (0, 0, 0)),
             (IBV_QPT_UC, [3, 3, 253, 255, 0], (4, 4096, 4096), (4, 4096, 20480)),
         ] {
             let queues = Queues::new(&init(qp_type, cap), &Domain::NONE).unwrap();
