@@ -43,12 +43,17 @@ fn main() {
     }
     let abi = fs::read_to_string(rdma_core.join("abi")).expect("no file abi in RDMA_CORE");
     let abi = abi.trim();
+    let newest = fs::read_to_string(rdma_core.join("newest")).expect("no file newest in RDMA_CORE");
+    let newest = newest.split(' ').next().expect("no verb in newest");
     println!("cargo:rustc-link-search=native={}", rdma_core.join("lib").display());
     generate(&here.join("bindings.h"), &rdma_core, &uapi, &out);
 
     // The one function whose name carries the ABI's number gets one without.
     let mut file = OpenOptions::new().append(true).open(out).unwrap();
     writeln!(file, "pub use verbs_register_driver_{abi} as verbs_register_driver;").unwrap();
+    // A verb that no older release has, by its name alone.
+    writeln!(file, "unsafe extern \"C\" {{ pub fn {newest}(); }}").unwrap();
+    writeln!(file, "pub use {newest} as newest_verb;").unwrap();
     println!("cargo:rustc-check-cfg=cfg(get_context_takes_fds)");
     let driver = fs::read_to_string(rdma_core.join("include/infiniband/driver.h")).unwrap();
     if driver.contains("struct ibv_fd_arr *fd_arr,") {
