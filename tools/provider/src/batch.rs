@@ -86,20 +86,18 @@ impl<'a> Batch<'a> {
     /// ibv_wr_set_sge_list(3).
     pub fn set_sges(&mut self, sges: &[ibv_sge]) {
         self.attempt(|batch| {
-            let mut open = batch.state.open.take().ok_or(Errno::EINVAL)?;
-            let result = open.set_sges(batch.limits, sges, batch.entry()?);
-            batch.state.open = Some(open);
-            result
+            let entry = batch.entry()?;
+            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_sges(batch.limits, sges, entry)
         });
     }
 
     /// ibv_wr_set_inline_data_list(3): `put` writes the `len` bytes.
     pub fn set_inline(&mut self, len: usize, put: impl FnOnce(&mut Writer<'_>) -> Result) {
         self.attempt(|batch| {
-            let mut open = batch.state.open.take().ok_or(Errno::EINVAL)?;
-            let result = open.set_inline(batch.limits, len, batch.entry()?, put);
-            batch.state.open = Some(open);
-            result
+            let entry = batch.entry()?;
+            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_inline(batch.limits, len, entry, put)
         });
     }
 
@@ -151,8 +149,14 @@ impl<'a> Batch<'a> {
 
     /// Completes the work request that is being made.
     fn close(&mut self) -> Result {
-        let Some(open) = self.state.open.take() else { return Ok(()) };
-        open.close(self.limits, self.entry()?)?;
+        if self.state.open.is_none() {
+            return Ok(());
+        }
+        let entry = self.entry()?;
+        if let Some(open) = &self.state.open {
+            open.close(self.limits, entry)?;
+        }
+        self.state.open = None;
         self.state.filled();
         Ok(())
     }

@@ -60,6 +60,7 @@ pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
 }
 
 /// What a send entry says of its data.
+#[derive(Clone, Copy)]
 struct Data {
     num_sge: u8,
     inline_len: u16,
@@ -359,7 +360,7 @@ impl Open {
     ///
     /// EINVAL for a datagram without a destination, a message of an XRC initiator
     /// without an SRQ, or data where there may be none.
-    pub fn close(self, limits: &Limits, mut entry: Writer<'_>) -> Result {
+    pub fn close(&self, limits: &Limits, mut entry: Writer<'_>) -> Result {
         if self.body.is_some() && self.data.is_some() {
             return Err(Errno::EINVAL);
         }
