@@ -26,22 +26,13 @@ use core::{
 /// QP numbers have 24 bits.
 const NUMBERS: usize = 1 << 24;
 /// Numbers of one chunk.
-const CHUNK: usize = 1 << 10;
+const CHUNK: usize = 1 << 8;
 
 /// How far the work requests of a QP are done.
 ///
-/// Written by who holds the lock of the CQ that it belongs to; read by who
-/// posts.
-#[repr(C, align(64))]
+/// Threads that post sends, post receives and poll each CQ write to cache lines of their own.
+#[repr(C)]
 pub struct Progress {
-    /// The registration of the QP that has the number, 0 for none.
-    owner: AtomicU64,
-    /// The CQ of its send queue; as `owner`, written under [`Numbers::owners`].
-    send_cq: AtomicPtr<Cq>,
-    /// The CQ of its receive queue.
-    recv_cq: AtomicPtr<Cq>,
-    /// Whether its receives are those of an SRQ.
-    shared: AtomicBool,
     /// Its send queue.
     send: Side,
     /// Its receive queue.
@@ -51,45 +42,75 @@ pub struct Progress {
 /// How far the work requests of a queue are: numbers of them since RESET,
 /// modulo 2^32. Those between the two are outstanding.
 #[derive(Default)]
+#[repr(C)]
 pub struct Side {
-    /// No longer outstanding. Written by who polls.
+    polled: Polled,
+    posted: Posted,
+}
+
+/// What the thread that polls the CQ of a queue reads and writes, under the lock of the CQ.
+#[derive(Default)]
+#[repr(C, align(64))]
+struct Polled {
+    /// Work requests that are no longer outstanding.
     done: AtomicU32,
-    /// Posted. Written by who posts, before the device hears of it.
-    posted: AtomicU32,
+    /// Whether they are those of an SRQ.
+    shared: AtomicBool,
+    /// The registration of the QP that has the number, 0 for none.
+    owner: AtomicU64,
+    /// The CQ of the queue; as `owner`, written under [`Numbers::owners`].
+    cq: AtomicPtr<Cq>,
+}
+
+/// What the thread that posts to a queue writes.
+#[derive(Default)]
+#[repr(C, align(64))]
+struct Posted {
+    /// Work requests that were posted. Written before the device hears of them.
+    count: AtomicU32,
 }
 
 impl Side {
     /// Work requests that are no longer outstanding.
     pub fn done(&self) -> u32 {
-        self.done.load(Acquire)
+        self.polled.done.load(Acquire)
     }
 
     /// Work requests were posted, `posted` so far.
     pub fn post(&self, posted: u32) {
-        self.posted.store(posted, Release);
+        self.posted.count.store(posted, Release);
     }
 
     /// Notes that a work request, and all before it, are no longer outstanding.
     /// False, and nothing noted, if it is not: the index is the device's word.
     fn complete(&self, index: u32) -> bool {
-        let done = self.done.load(Relaxed);
-        let outstanding = self.posted.load(Acquire).wrapping_sub(done);
+        let done = self.polled.done.load(Relaxed);
+        let outstanding = self.posted.count.load(Acquire).wrapping_sub(done);
         if index.wrapping_sub(done) >= outstanding {
             return false;
         }
-        self.done.store(index.wrapping_add(1), Release);
+        self.polled.done.store(index.wrapping_add(1), Release);
         true
     }
 
     fn reset(&self) {
-        self.done.store(0, Relaxed);
-        self.posted.store(0, Relaxed);
+        self.polled.done.store(0, Relaxed);
+        self.posted.count.store(0, Relaxed);
+    }
+
+    /// A new QP has the number, and this queue completes to `cq`. The caller holds
+    /// [`Numbers::owners`].
+    fn register(&self, owner: u64, cq: Ref<'_, Cq>) {
+        self.reset();
+        self.polled.shared.store(false, Relaxed);
+        self.polled.cq.store(cq.as_ptr(), Relaxed);
+        self.polled.owner.store(owner, Release);
     }
 
     /// Sets the number of those that are no longer outstanding.
     #[cfg(test)]
     pub fn set_done(&self, done: u32) {
-        self.done.store(done, Release);
+        self.polled.done.store(done, Release);
     }
 
     /// Makes a work request one that is outstanding.
@@ -111,7 +132,7 @@ fn is_receive(cqe: &virtio_rdma_ring_cqe) -> bool {
 impl Progress {
     /// The receives of the QP, which is new, are those of an SRQ.
     pub fn share_receives(&self) {
-        self.shared.store(true, Relaxed);
+        self.recv.polled.shared.store(true, Relaxed);
     }
 
     /// The send queue.
@@ -136,8 +157,9 @@ impl Progress {
     /// The receives of an SRQ complete in any order, and nothing waits for
     /// that.
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
-        let is_shared = is_receive(cqe) && self.shared.load(Relaxed);
-        is_shared || self.side(cqe).complete(u32::from_le(cqe.wqe_index))
+        let side = self.side(cqe);
+        side.polled.owner.load(Acquire) != 0
+            && (side.polled.shared.load(Relaxed) || side.complete(u32::from_le(cqe.wqe_index)))
     }
 
     /// Makes the work request of a CQE one that is outstanding.
@@ -153,13 +175,21 @@ impl Progress {
     /// They are live.
     unsafe fn cqs(&self) -> (Ref<'_, Cq>, Ref<'_, Cq>) {
         // SAFETY: by the contract of this function.
-        unsafe { (Ref::new(self.send_cq.load(Relaxed)), Ref::new(self.recv_cq.load(Relaxed))) }
+        unsafe {
+            let cq = |side: &Side| Ref::new(side.polled.cq.load(Relaxed));
+            (cq(&self.send), cq(&self.recv))
+        }
     }
 
     /// Nothing was posted yet.
     fn reset(&self) {
         self.send.reset();
         self.recv.reset();
+    }
+
+    /// The registration of the QP that has the number, 0 for none.
+    fn owner(&self) -> &AtomicU64 {
+        &self.send.polled.owner
     }
 }
 
@@ -181,7 +211,7 @@ impl Directory {
 
     /// The place of a number that is taken.
     fn get(&self, number: u32) -> Option<&Progress> {
-        self.slot(number).filter(|slot| slot.owner.load(Acquire) != 0)
+        self.slot(number).filter(|slot| slot.owner().load(Acquire) != 0)
     }
 
     /// The place of a number, if one of its chunk was ever taken.
@@ -257,7 +287,10 @@ impl Numbers {
     /// is of no QP here, nor of an SRQ for XRC.
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
         match u32::from_le(cqe.srqn) {
-            0 => self.get(u32::from_le(cqe.qp_num)).is_some_and(|progress| progress.complete(cqe)),
+            0 => {
+                let progress = self.qps.slot(u32::from_le(cqe.qp_num));
+                progress.is_some_and(|progress| progress.complete(cqe))
+            }
             srqn => is_receive(cqe) && self.srqs.get(srqn).is_some(),
         }
     }
@@ -273,7 +306,8 @@ impl Numbers {
     /// Ends a registration: the CQEs of its QP or SRQ leave their CQs. The caller
     /// holds [`Self::owners`].
     fn retire(slot: &Progress, owner: Owner) {
-        slot.owner.store(0, Release);
+        slot.send.polled.owner.store(0, Release);
+        slot.recv.polled.owner.store(0, Release);
         // SAFETY: the CQs of a QP are live until ibv_destroy_qp() returns,
         // which needs the lock first: ibv_destroy_cq(3) refuses before. So it is
         // with an SRQ for XRC.
@@ -339,15 +373,12 @@ impl Registration {
         let mut owners = numbers.owners.lock();
         let (directory, number) = numbers.place(owner);
         let slot = directory.slot_or_new(number)?;
-        if slot.owner.load(Relaxed) != 0 {
+        if slot.owner().load(Relaxed) != 0 {
             Numbers::retire(slot, owner);
         }
         *owners += 1;
-        slot.reset();
-        slot.shared.store(false, Relaxed);
-        slot.send_cq.store(send_cq.as_ptr(), Relaxed);
-        slot.recv_cq.store(recv_cq.as_ptr(), Relaxed);
-        slot.owner.store(*owners, Release);
+        slot.recv.register(*owners, recv_cq);
+        slot.send.register(*owners, send_cq);
         Ok(Self { numbers: numbers.into(), progress: slot.into(), owner, id: *owners })
     }
 
@@ -372,7 +403,7 @@ impl Drop for Registration {
         let numbers = unsafe { self.numbers.as_ref() };
         let _owners = numbers.owners.lock();
         let slot = self.progress();
-        if slot.owner.load(Relaxed) == self.id {
+        if slot.owner().load(Relaxed) == self.id {
             Numbers::retire(slot, self.owner);
         }
     }
@@ -381,6 +412,8 @@ impl Drop for Registration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::mem::offset_of;
+
     use crate::{
         cq_ring::CqRing,
         model::{self, Completer, Harness},
@@ -397,6 +430,17 @@ mod tests {
     fn poll(harness: &Harness) -> Vec<u32> {
         let mut ring = harness.cq.as_ref().private().ring.as_ref().unwrap().lock();
         model::poll(&mut ring, &harness.numbers, 99).iter().map(|wc| wc.qp_num).collect()
+    }
+
+    /// Two that post and two that poll write to four cache lines.
+    #[test]
+    fn each_writer_has_a_line_of_its_own() {
+        let line = |at: usize| at / 64;
+        let (polled, posted) = (offset_of!(Side, polled), offset_of!(Side, posted));
+        let lines = [offset_of!(Progress, send), offset_of!(Progress, recv)]
+            .map(|side| [line(side + polled), line(side + posted)]);
+        assert_eq!(lines, [[0, 1], [2, 3]]);
+        assert_eq!((align_of::<Progress>(), size_of::<Progress>()), (64, 256));
     }
 
     #[test]
