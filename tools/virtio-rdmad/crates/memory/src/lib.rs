@@ -21,8 +21,8 @@ mod sigbus;
 mod slice;
 
 pub use chunk::Chunk;
-pub use map::{GuestMemory, MapError, MemoryError, Region, MAX_REGIONS};
+pub use map::{GuestMemory, Loss, MapError, MemoryError, Policy, Region, MAX_REGIONS};
 pub use pages::{Pages, PAGE_SIZE};
 pub use prefetch::prefetch;
-pub use sigbus::{survive_truncation, truncations};
+pub use sigbus::{losses, survive_losses};
 pub use slice::Slice;

@@ -9,10 +9,39 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mapping::Mapping;
+use crate::sigbus::{Lost, MAX_MAPPINGS};
 use crate::{Chunk, Slice};
 
-/// Most regions of one guest; bounds what a front end can make this process map.
+/// Most regions of one guest, however few guests there are.
 pub const MAX_REGIONS: usize = 1024;
+/// Most regions of one guest, however many guests there are.
+const MIN_REGIONS: usize = 16;
+
+/// What memory a front end may give out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Policy {
+    /// Most regions at a time.
+    pub max_regions: usize,
+    /// Whether files of every file system are taken, and not those of memfd, tmpfs and hugetlbfs
+    /// alone. An access to a page of another file, and to map it, may wait for as long as its
+    /// server, who may be anybody (FUSE), likes.
+    pub any_file: bool,
+}
+
+impl Policy {
+    /// For one of so many guests, each of which gets its share of the mappings that a process can
+    /// have: half of it, because a change of the memory map maps the new one before the old one goes.
+    pub fn of_one_of(guests: usize) -> Self {
+        let share = MAX_MAPPINGS / 2 / guests.max(1);
+        Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS), any_file: false }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::of_one_of(1)
+    }
+}
 
 /// Why an access to guest memory was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -76,19 +105,52 @@ pub enum MapError {
         len: u64,
     },
     /// The file ends before the region does; an access would end in SIGBUS.
-    #[error("region ends at {end:#x} of a file of {size:#x} bytes")]
+    #[error("region at {guest_addr:#x} ends at {end:#x} of a file of {size:#x} bytes")]
     Truncated {
+        /// First guest address.
+        guest_addr: u64,
         /// Where the region ends in the file.
         end: u64,
         /// Bytes in the file.
         size: u64,
     },
-    /// There are [`MAX_REGIONS`] already.
-    #[error("more than {MAX_REGIONS} regions")]
-    TooMany,
+    /// There are as many already as [`Policy::max_regions`] allows.
+    #[error(
+        "region of {len} bytes at {guest_addr:#x}: there are {max} regions, which is the limit"
+    )]
+    TooMany {
+        /// First guest address.
+        guest_addr: u64,
+        /// Bytes.
+        len: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// The file is none of memfd, tmpfs or hugetlbfs.
+    #[error(
+        "region of {len} bytes at {guest_addr:#x}: its file is none of memfd, tmpfs or hugetlbfs \
+         (any-file=on takes others)"
+    )]
+    FileSystem {
+        /// First guest address.
+        guest_addr: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// The kernel refused.
-    #[error("mapping guest memory: {0}")]
-    Os(#[from] Errno),
+    #[error("region of {len} bytes at {guest_addr:#x}, file offset {offset:#x}: {call}: {errno}")]
+    Os {
+        /// First guest address.
+        guest_addr: u64,
+        /// Bytes.
+        len: u64,
+        /// Offset in the file.
+        offset: u64,
+        /// What was asked of it.
+        call: &'static str,
+        /// Its answer.
+        errno: Errno,
+    },
 }
 
 /// What a front end says of one region of guest memory.
@@ -104,6 +166,19 @@ pub struct Region<'fd> {
     pub offset: u64,
     /// Whether the device may write it.
     pub writable: bool,
+}
+
+/// A part of guest memory that has turned into zeros, because its file has lost it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Loss {
+    /// First guest address of the region.
+    pub region: u64,
+    /// Where in the region the first byte of the loss is.
+    pub offset: u64,
+    /// Bytes, those of several losses together.
+    pub len: u64,
+    /// Whether a memory error of the host was among the reasons.
+    pub poisoned: bool,
 }
 
 /// A mapped region: `[start, start + len)` is at `offset` of the mapping.
@@ -130,30 +205,53 @@ impl Mapped {
 pub struct GuestMemory {
     /// By address, none overlapping.
     regions: Arc<Vec<Mapped>>,
+    policy: Policy,
 }
 
 impl GuestMemory {
+    /// No memory, to which regions may be added as far as `policy` allows.
+    pub fn new(policy: Policy) -> Self {
+        Self { regions: Arc::default(), policy }
+    }
+
+    /// This map without any region.
+    #[must_use]
+    pub fn cleared(&self) -> Self {
+        Self::new(self.policy)
+    }
+
     /// Memory of zeros at the given `(address, length)` ranges, for tests.
     pub fn anonymous(ranges: &[(u64, u64)]) -> Result<Self, MapError> {
         ranges.iter().try_fold(Self::default(), |memory, &(start, len)| {
             memory.check_new(start, len, 0)?;
             let bytes = to_usize(start, len)?;
-            let mapping = Arc::new(Mapping::anonymous(bytes)?);
+            let failed =
+                |errno| MapError::Os { guest_addr: start, len, offset: 0, call: "mmap", errno };
+            let mapping = Arc::new(Mapping::anonymous(bytes).map_err(failed)?);
             Ok(memory.insert(Mapped { start, len, offset: 0, mapping }))
         })
     }
 
     /// This map with one region more.
     ///
-    /// `len` and `guest_addr` are multiples of the page size; a file offset that is not is rounded
-    /// down for the mapping.
+    /// `len`, `guest_addr` and the file offset are multiples of the page size. What is mapped begins
+    /// and ends at multiples of the file's own page size, which may be larger; no more than the
+    /// region is accessed.
     pub fn with_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
         let &Region { guest_addr: start, len, fd, offset, writable } = region;
         self.check_new(start, len, offset)?;
-        check_file(fd, len, offset)?;
-        let bytes = to_usize(start, len)?;
-        let mapping = Arc::new(Mapping::of_file(fd, offset, bytes, writable)?);
-        Ok(self.insert(Mapped { start, len, offset: 0, mapping }))
+        let failed =
+            |call| move |errno| MapError::Os { guest_addr: start, len, offset, call, errno };
+        if !self.policy.any_file && !descriptor::is_memory(fd) {
+            return Err(MapError::FileSystem { guest_addr: start, len });
+        }
+        check_file(region)?;
+        let block = block_size(fd).map_err(failed("fstatfs"))?;
+        let whole = whole_blocks(offset, len, block)
+            .ok_or(MapError::Overflow { guest_addr: start, len })?;
+        let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable);
+        let mapping = Arc::new(mapping.map_err(failed("mmap"))?);
+        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
     }
 
     /// This map without every region that lies within `[guest_addr, guest_addr + len)`, and how
@@ -163,7 +261,24 @@ impl GuestMemory {
         let inside = |region: &Mapped| region.start >= guest_addr && region.end() <= end;
         let kept: Vec<_> = self.regions.iter().filter(|r| !inside(r)).cloned().collect();
         let removed = self.regions.len() - kept.len();
-        (Self { regions: Arc::new(kept) }, removed)
+        (Self { regions: Arc::new(kept), ..*self }, removed)
+    }
+
+    /// Whether a part of this memory was lost, so that this process has zeros of its own where the
+    /// guest has something else. Only to map it again helps.
+    pub fn is_damaged(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_damaged())
+    }
+
+    /// What was lost of each region since this was last asked of this map or another that shares
+    /// its mappings. [`crate::losses`] says at less cost whether to ask.
+    pub fn take_losses(&self) -> Vec<Loss> {
+        let loss = |region: &Mapped| {
+            let Lost { offset, len, poisoned } = region.mapping.take_lost()?;
+            let offset = offset.saturating_sub(region.offset) as u64;
+            Some(Loss { region: region.start, offset, len: len as u64, poisoned })
+        };
+        self.regions.iter().filter_map(loss).collect()
     }
 
     /// Whether there is no memory at all.
@@ -287,8 +402,9 @@ impl GuestMemory {
             return Err(MapError::Alignment { guest_addr, len, offset });
         }
         let end = guest_addr.checked_add(len).ok_or(MapError::Overflow { guest_addr, len })?;
-        if self.regions.len() >= MAX_REGIONS {
-            return Err(MapError::TooMany);
+        let max = self.policy.max_regions;
+        if self.regions.len() >= max {
+            return Err(MapError::TooMany { guest_addr, len, max });
         }
         if self.regions.iter().any(|region| region.start < end && guest_addr < region.end()) {
             return Err(MapError::Overlap { guest_addr, len });
@@ -300,7 +416,7 @@ impl GuestMemory {
         let mut regions = Vec::clone(&self.regions);
         let index = regions.partition_point(|other| other.start < region.start);
         regions.insert(index, region);
-        Self { regions: Arc::new(regions) }
+        Self { regions: Arc::new(regions), ..*self }
     }
 }
 
@@ -309,16 +425,50 @@ fn to_usize(guest_addr: u64, len: u64) -> Result<usize, MapError> {
 }
 
 /// Refuses a file that ends before the region does.
-fn check_file(fd: BorrowedFd<'_>, len: u64, offset: u64) -> Result<(), MapError> {
-    let stat = rustix::fs::fstat(fd)?;
+fn check_file(region: &Region<'_>) -> Result<(), MapError> {
+    let &Region { guest_addr, len, fd, offset, .. } = region;
+    let failed = |errno| MapError::Os { guest_addr, len, offset, call: "fstat", errno };
+    let stat = rustix::fs::fstat(fd).map_err(failed)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    let end = offset.checked_add(len).ok_or(MapError::Truncated { end: u64::MAX, size })?;
+    let end = offset.saturating_add(len);
     // A device file (hugetlbfs is none) has no size; mmap itself refuses what it cannot do there.
     let sized = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     if sized && end > size {
-        return Err(MapError::Truncated { end, size });
+        return Err(MapError::Truncated { guest_addr, end, size });
     }
     Ok(())
+}
+
+/// Bytes of a page of the file: what its mappings begin and end at multiples of.
+///
+/// tmpfs may have huge pages as well, but cuts them up where need be.
+fn block_size(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
+    /// `HUGETLBFS_MAGIC`, `linux/magic.h`.
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    let page = rustix::param::page_size();
+    let stat = rustix::fs::fstatfs(fd)?;
+    // The width and the sign of the field differ between architectures.
+    #[allow(clippy::unnecessary_fallible_conversions, clippy::useless_conversion)]
+    let kind = u64::try_from(stat.f_type).map_or(0, |kind| kind & u64::from(u32::MAX));
+    let size = usize::try_from(stat.f_bsize).unwrap_or(page);
+    Ok(if kind == HUGETLBFS && size.is_power_of_two() { size.max(page) } else { page })
+}
+
+/// Whole blocks of a file: `skip` bytes of them come before what they were made for.
+#[derive(Debug, Eq, PartialEq)]
+struct Whole {
+    offset: u64,
+    len: usize,
+    skip: usize,
+}
+
+/// The blocks of `block` bytes, a power of two, that hold `[offset, offset + len)` of a file.
+fn whole_blocks(offset: u64, len: u64, block: usize) -> Option<Whole> {
+    let mask = block as u64 - 1;
+    let skip = offset & mask;
+    let whole = skip.checked_add(len)?.checked_add(mask)? & !mask;
+    let (len, skip) = (usize::try_from(whole).ok()?, usize::try_from(skip).ok()?);
+    Some(Whole { offset: offset - skip as u64, len, skip })
 }
 
 #[cfg(test)]
@@ -374,6 +524,68 @@ mod tests {
         drop(memory);
         slice.read(0, &mut found).unwrap();
         assert_eq!(&found, b"guest");
+    }
+
+    #[test]
+    fn mappings_are_whole_blocks() {
+        let whole = |offset, len, block| whole_blocks(offset, len, block).unwrap();
+        let is = |offset, len, skip| Whole { offset, len, skip };
+        assert_eq!(whole(0x3000, 0x2000, 0x1000), is(0x3000, 0x2000, 0));
+        let huge = 2 << 20;
+        assert_eq!(whole(0, 0xa_0000, huge), is(0, huge, 0));
+        assert_eq!(whole(0xc_0000, 0x14_0000, huge), is(0, huge, 0xc_0000));
+        assert_eq!(whole(0x30_0000, 0x20_0000, huge), is(0x20_0000, 2 * huge, 0x10_0000));
+        assert_eq!(whole_blocks(0x1000, u64::MAX - 0x1fff, huge), None);
+    }
+
+    #[test]
+    fn guests_share_the_mappings() {
+        assert_eq!(Policy::default().max_regions, MAX_REGIONS);
+        for guests in [1, 16, 100, 1000, 2048] {
+            let Policy { max_regions, any_file } = Policy::of_one_of(guests);
+            assert!(max_regions * guests <= MAX_MAPPINGS / 2 && max_regions >= MIN_REGIONS);
+            assert!(!any_file);
+        }
+    }
+
+    #[test]
+    fn a_guest_has_no_more_regions_than_its_share() {
+        let fd = memfd(0x1000);
+        let region = |guest_addr| Region {
+            guest_addr,
+            len: 0x1000,
+            fd: fd.as_fd(),
+            offset: 0,
+            writable: true,
+        };
+        let policy = Policy { max_regions: 2, any_file: false };
+        let memory = GuestMemory::new(policy).with_region(&region(0)).unwrap();
+        let memory = memory.with_region(&region(0x1000)).unwrap();
+        let error = memory.with_region(&region(0x2000)).map(|_| ()).unwrap_err();
+        assert!(matches!(error, MapError::TooMany { guest_addr: 0x2000, max: 2, .. }));
+        // Neither a region that went nor all of them changes that.
+        let (memory, _) = memory.without(0, 0x1000);
+        let memory = memory.with_region(&region(0x2000)).unwrap();
+        assert!(memory.with_region(&region(0x3000)).is_err());
+        assert_eq!(memory.cleared().policy, policy);
+    }
+
+    /// Files of other file systems may hang whoever accesses them, and whoever asks about them.
+    #[test]
+    fn only_memory_is_taken_for_memory() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let region = Region {
+            guest_addr: 0x7000,
+            len: 0x1000,
+            fd: file.as_fd(),
+            offset: 0,
+            writable: false,
+        };
+        let error = GuestMemory::default().with_region(&region).map(|_| ()).unwrap_err();
+        assert!(matches!(error, MapError::FileSystem { guest_addr: 0x7000, .. }), "{error}");
+        let policy = Policy { any_file: true, ..Policy::default() };
+        let memory = GuestMemory::new(policy).with_region(&region).unwrap();
+        assert_eq!(memory.read_obj::<[u8; 4]>(0x7000), Ok(*b"\x7fELF"));
     }
 
     #[test]

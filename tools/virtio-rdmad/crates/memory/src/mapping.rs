@@ -5,9 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::io::Errno;
-use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
 
-use crate::{sigbus, slice, Chunk, MemoryError};
+use crate::sigbus::{Lost, Registration};
+use crate::{slice, Chunk, MemoryError};
 
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct Mapping {
     addr: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Of memory of a file, which can be lost.
+    registration: Option<Registration>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and is reached by raw copies only,
@@ -24,19 +27,23 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `fd` at `offset`, which is a multiple of the page size.
+    /// Maps `len` bytes of `fd` at `offset`, both multiples of `block`, which is the file's page
+    /// size. Core dumps leave them out.
     pub(crate) fn of_file(
         fd: BorrowedFd<'_>,
         offset: u64,
         len: usize,
+        block: usize,
         writable: bool,
     ) -> Result<Self, Errno> {
         let null = std::ptr::null_mut();
         // SAFETY: the kernel chooses the address, so no existing mapping is replaced; the new one
         // is reached through `Mapping` alone.
         let addr = unsafe { mmap(null, len, protection(writable), MapFlags::SHARED, fd, offset) }?;
-        let mapping = Self::adopt(addr.cast(), len, writable)?;
-        sigbus::register(mapping.addr, len)?;
+        let mut mapping = Self::adopt(addr.cast(), len, writable)?;
+        // SAFETY: the range was mapped just now; the advice does not change what it holds.
+        unsafe { madvise(addr, len, Advice::LinuxDontDump) }?;
+        mapping.registration = Some(Registration::new(mapping.addr, len, block)?);
         Ok(mapping)
     }
 
@@ -51,7 +58,17 @@ impl Mapping {
 
     fn adopt(addr: *mut u8, len: usize, writable: bool) -> Result<Self, Errno> {
         let addr = NonNull::new(addr).ok_or(Errno::NOMEM)?;
-        Ok(Self { addr, len, writable })
+        Ok(Self { addr, len, writable, registration: None })
+    }
+
+    /// Whether a part of it ever became zeros, which are this process's own.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.registration.as_ref().is_some_and(Registration::is_damaged)
+    }
+
+    /// What became zeros since this was last asked.
+    pub(crate) fn take_lost(&self) -> Option<Lost> {
+        self.registration.as_ref().and_then(Registration::take_lost)
     }
 
     /// First byte.
@@ -81,7 +98,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        sigbus::unregister(self.addr);
+        // Before another mapping can be at this address.
+        self.registration = None;
         // SAFETY: this is the range that mmap returned, and whoever could still reach it holds the
         // `Arc` around this mapping, so nobody does.
         let result = unsafe { munmap(self.addr.as_ptr().cast(), self.len) };

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::{
-    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags,
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendFlags,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -44,6 +44,21 @@ pub struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
+    /// There were more, which did not arrive.
+    pub fds_lost: bool,
+    /// There were more, of files that somebody can let others wait for.
+    pub fds_foreign: bool,
+}
+
+/// File descriptors that one read brought.
+#[derive(Debug)]
+struct Descriptors {
+    /// The end of that read, as a position in the buffer.
+    end: usize,
+    fds: Vec<OwnedFd>,
+    /// As in [`Message`].
+    lost: bool,
+    foreign: bool,
 }
 
 /// The socket and what was read ahead from it.
@@ -56,14 +71,15 @@ pub struct Channel {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// File descriptors and the end of the read they came with, as a position in `buffer`.
-    fds: VecDeque<(usize, Vec<OwnedFd>)>,
+    fds: VecDeque<Descriptors>,
+    /// Whether descriptors of every file are taken.
+    any_file: bool,
 }
 
 impl Channel {
-    pub fn new(socket: UnixStream) -> Self {
+    pub fn new(socket: UnixStream, any_file: bool) -> Self {
         let buffer = vec![0; 2 * MAX_MESSAGE].into_boxed_slice();
-        Self { socket, buffer, start: 0, end: 0, fds: VecDeque::new() }
+        Self { socket, buffer, start: 0, end: 0, fds: VecDeque::new(), any_file }
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
@@ -130,22 +146,26 @@ impl Channel {
         };
         let payload = payload.to_vec();
         self.start += size;
-        let mut fds = Vec::new();
-        while self.fds.front().is_some_and(|(end, _)| *end <= self.start) {
-            fds.extend(self.fds.pop_front().into_iter().flat_map(|(_, fds)| fds));
+        let (mut fds, mut fds_lost, mut fds_foreign) = (Vec::new(), false, false);
+        while self.fds.front().is_some_and(|read| read.end <= self.start) {
+            let Some(read) = self.fds.pop_front() else { break };
+            fds.extend(read.fds);
+            fds_lost |= read.lost;
+            fds_foreign |= read.foreign;
         }
-        Ok(Some(Message { header, payload, fds }))
+        Ok(Some(Message { header, payload, fds, fds_lost, fds_foreign }))
     }
 
     /// Reads what the socket has; `false` if that is nothing.
     fn fill(&mut self) -> Result<bool, ChannelError> {
         self.compact();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = if descriptor::may_receive() { space.len() } else { 0 };
+        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let read = match recvmsg(&self.socket, &mut part, &mut control, flags) {
-            Ok(message) => message.bytes,
+        let (read, lost) = match recvmsg(&self.socket, &mut part, &mut control, flags) {
+            Ok(message) => (message.bytes, message.flags.contains(ReturnFlags::CTRUNC)),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
             Err(errno) => return Err(errno.into()),
         };
@@ -159,12 +179,14 @@ impl Channel {
                 fds.extend(rights);
             }
         }
-        let waiting: usize = self.fds.iter().map(|(_, fds)| fds.len()).sum();
+        let (fds, foreign) =
+            if self.any_file { (fds, false) } else { descriptor::keep_harmless(fds) };
+        let waiting: usize = self.fds.iter().map(|read| read.fds.len()).sum();
         if waiting + fds.len() > MAX_FDS {
             return Err(ChannelError::Descriptors);
         }
-        if !fds.is_empty() {
-            self.fds.push_back((self.end, fds));
+        if lost || foreign || !fds.is_empty() {
+            self.fds.push_back(Descriptors { end: self.end, fds, lost, foreign });
         }
         Ok(true)
     }
@@ -172,8 +194,8 @@ impl Channel {
     /// Makes room behind what is unread, which is less than one message.
     fn compact(&mut self) {
         self.buffer.copy_within(self.start..self.end, 0);
-        for (end, _) in &mut self.fds {
-            *end -= self.start;
+        for read in &mut self.fds {
+            read.end -= self.start;
         }
         self.end -= self.start;
         self.start = 0;

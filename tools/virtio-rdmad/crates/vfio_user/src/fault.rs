@@ -31,9 +31,25 @@ pub enum Fault {
     /// A DMA region overlaps another.
     #[error("DMA region exists already")]
     DmaExists,
-    /// A DMA region that cannot be mapped.
-    #[error("DMA region cannot be mapped")]
+    /// A DMA region of addresses, a length or an offset that no region has, or beyond its file's end.
+    #[error("invalid DMA region")]
     DmaInvalid,
+    /// A DMA region in a file that is no memory.
+    #[error("DMA region in a file of another file system than tmpfs and hugetlbfs")]
+    DmaFile,
+    /// More DMA regions than this client may have.
+    #[error("too many DMA regions")]
+    DmaCount,
+    /// A DMA region that the kernel does not map.
+    #[error("DMA region that the kernel refuses to map")]
+    DmaRefused,
+    /// A message whose file descriptors did not all arrive: it had more than a message may have, or
+    /// this process has as many open as it may.
+    #[error("file descriptors of a message were lost")]
+    DescriptorsLost,
+    /// A file descriptor of another kind than the command needs: an eventfd, or memory.
+    #[error("a file descriptor that is neither an eventfd nor memory")]
+    DescriptorKind,
     /// No DMA region has this address and size.
     #[error("no such DMA region")]
     DmaUnknown,
@@ -54,6 +70,10 @@ impl Fault {
             Self::UnknownCommand => rustix::io::Errno::NOSYS,
             Self::DmaExists => rustix::io::Errno::EXIST,
             Self::DmaUnknown => rustix::io::Errno::NOENT,
+            Self::DmaFile | Self::DescriptorKind => rustix::io::Errno::PERM,
+            Self::DmaCount => rustix::io::Errno::NOSPC,
+            Self::DmaRefused => rustix::io::Errno::NOMEM,
+            Self::DescriptorsLost => rustix::io::Errno::MFILE,
             _ => rustix::io::Errno::INVAL,
         };
         errno.raw_os_error().unsigned_abs()

@@ -99,10 +99,9 @@ impl Interrupts {
     }
 }
 
-/// Adds to an eventfd. Failure has no remedy: a full counter is a signal already, and a client that
-/// closed its end gets none.
+/// Adds to an eventfd, without waiting for the client whatever that does to it.
 fn signal(fd: &OwnedFd) {
-    if let Err(error) = rustix::io::write(fd, &1u64.to_ne_bytes()) {
+    if let Err(error) = descriptor::signal(fd) {
         tracing::debug!(%error, "eventfd of an interrupt");
     }
 }

@@ -27,7 +27,7 @@ pub use interrupt::Signal;
 pub use registers::QueueSetup;
 pub use server::{Error, Server};
 
-use memory::GuestMemory;
+use memory::{GuestMemory, Policy};
 
 /// Most queues a device can have here: one MSI-X vector each and one for configuration changes.
 pub const MAX_QUEUES: u16 = 1023;
@@ -53,6 +53,10 @@ pub trait Backend {
     fn queue_count(&self) -> u16;
     /// Largest ring size of a queue, a power of two.
     fn queue_max_size(&self, queue: u16) -> u16;
+    /// What memory the client may give out.
+    fn memory_policy(&self) -> Policy {
+        Policy::default()
+    }
     /// The driver set DRIVER_OK. On an error the device asks the driver for a reset; what follows is
     /// called of a device that has started, until its reset.
     fn start(&mut self, setup: Setup) -> Result<(), String>;

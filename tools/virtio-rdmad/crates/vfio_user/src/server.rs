@@ -84,15 +84,16 @@ impl Server {
         let sizes: Vec<u16> = (0..count).map(|queue| backend.queue_max_size(queue)).collect();
         let interrupts = Arc::new(Interrupts::default());
         let registers = Registers::new(backend.features(), &sizes, &interrupts);
+        let policy = backend.memory_policy();
         let config_len = u32::try_from(backend.config().len()).unwrap_or(pci::DEVICE.len);
         Ok(Self {
-            channel: Channel::new(socket),
+            channel: Channel::new(socket, policy.any_file),
             negotiated: false,
             started: false,
             config: ConfigSpace::new(id, registers.vectors(), config_len),
             registers,
             interrupts,
-            memory: GuestMemory::default(),
+            memory: GuestMemory::new(policy),
             unshared: Vec::new(),
             faults: Faults::default(),
         })
@@ -101,6 +102,11 @@ impl Server {
     /// The socket, to be waited for.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+
+    /// The guest's memory as the client gave it out so far.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
     }
 
     /// What the client did wrong so far.
@@ -173,7 +179,13 @@ impl Server {
     }
 
     fn execute(&mut self, message: Message, backend: &mut impl Backend) -> Result<Vec<u8>, Fault> {
-        let Message { header, payload, fds } = message;
+        let Message { header, payload, fds, fds_lost, fds_foreign } = message;
+        if fds_lost {
+            return Err(Fault::DescriptorsLost);
+        }
+        if fds_foreign {
+            return Err(foreign_descriptor(header.command.get(), &payload));
+        }
         match header.command.get() {
             command::DMA_MAP => self.dma_map(&payload, &fds, backend).map(|()| Vec::new()),
             command::DMA_UNMAP => self.dma_unmap(&payload, backend),
@@ -211,13 +223,7 @@ impl Server {
         };
         let writable = map.flags.get() & wire::DMA_MAP_WRITE != 0;
         let region = Region { guest_addr, len, fd, offset: map.offset.get(), writable };
-        self.memory = self.memory.with_region(&region).map_err(|error| {
-            tracing::debug!(%error, "DMA_MAP");
-            match error {
-                MapError::Overlap { .. } => Fault::DmaExists,
-                _ => Fault::DmaInvalid,
-            }
-        })?;
+        self.memory = self.memory.with_region(&region).map_err(|error| refused_map(&error))?;
         tracing::trace!(guest_addr, len, writable, "DMA_MAP");
         self.publish_memory(backend);
         Ok(())
@@ -227,7 +233,7 @@ impl Server {
         let unmap: wire::DmaUnmap = parse(payload)?;
         if unmap.flags.get() & wire::DMA_UNMAP_ALL != 0 {
             self.unshared.clear();
-            self.memory = GuestMemory::default();
+            self.memory = self.memory.cleared();
             self.publish_memory(backend);
             return Ok(unmap.as_bytes().to_vec());
         }
@@ -282,7 +288,10 @@ impl Server {
         if start.checked_add(count).is_none_or(|end| end > vectors) {
             return Err(Fault::Irq);
         }
-        // A signal is sent by whoever has one for the guest, and must not wait for its monitor.
+        if !fds.iter().all(descriptor::is_eventfd) {
+            return Err(Fault::DescriptorKind);
+        }
+        // For the kernels on which a signal is a write.
         fds.iter().try_for_each(set_nonblocking).map_err(|_| Fault::Descriptors)?;
         let range = start..start + count;
         let msix = set.index.get() == irq::MSIX;
@@ -452,6 +461,31 @@ impl Server {
         }
         self.registers.reset();
         self.interrupts.take_isr();
+    }
+}
+
+/// Why a region is not mapped, which the log says with its name.
+fn refused_map(error: &MapError) -> Fault {
+    tracing::error!(%error, "DMA_MAP: the device does not have this memory");
+    match error {
+        MapError::Overlap { .. } => Fault::DmaExists,
+        MapError::FileSystem { .. } => Fault::DmaFile,
+        MapError::TooMany { .. } => Fault::DmaCount,
+        MapError::Os { .. } => Fault::DmaRefused,
+        MapError::Alignment { .. } | MapError::Overflow { .. } | MapError::Truncated { .. } => {
+            Fault::DmaInvalid
+        }
+    }
+}
+
+/// What is wrong with a message that came with a descriptor of no known kind.
+fn foreign_descriptor(number: u16, payload: &[u8]) -> Fault {
+    match parse::<wire::DmaMap>(payload) {
+        Ok(map) if number == command::DMA_MAP => {
+            let (guest_addr, len) = (map.address.get(), map.size.get());
+            refused_map(&MapError::FileSystem { guest_addr, len })
+        }
+        _ => Fault::DescriptorKind,
     }
 }
 

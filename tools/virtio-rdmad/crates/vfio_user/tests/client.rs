@@ -14,6 +14,8 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 use vfio_user::{Backend, Error, Fault, Server, Setup};
 
 const QUEUES: u16 = 4;
+const EPERM: u32 = 1;
+const ENOMEM: u32 = 12;
 const EINVAL: u32 = 22;
 const EEXIST: u32 = 17;
 const ENOSYS: u32 = 38;
@@ -255,6 +257,30 @@ fn every_signal_reaches_the_vector_of_its_queue() {
     assert_eq!(client.read(0, 0x1000, 1).unwrap(), [0], "reading clears it");
 }
 
+/// The client fills the eventfd and has writers wait; the device does not.
+#[test]
+fn a_full_eventfd_does_not_block() {
+    let mut client = Client::new();
+    let fd = new_eventfd();
+    client.set_irqs([0x24, 2, 3, 1], &[fd.as_fd()]).unwrap();
+    client.drive();
+    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty()).unwrap();
+    signal.signal();
+    signal.signal();
+}
+
+#[test]
+fn an_interrupt_is_an_eventfd() {
+    let mut client = Client::new();
+    let (_read, pipe) = rustix::pipe::pipe().unwrap();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(client.set_irqs([0x24, 2, 0, 1], &[pipe.as_fd()]), Err(EPERM));
+    assert_eq!(client.set_irqs([0x24, 2, 0, 1], &[file.as_fd()]), Err(EPERM));
+    assert_eq!(client.server.faults().get(Fault::DescriptorKind), 2);
+}
+
 #[test]
 fn intx_is_held_while_it_is_masked() {
     let mut client = Client::new();
@@ -302,6 +328,19 @@ fn private_memory_is_refused_with_needs_reset() {
     assert_eq!(client.write(0, 0x3000, &[0, 0]), Err(EINVAL));
     client.write(0, 20, &[0]).unwrap();
     assert_eq!((client.device.kicks.len(), client.device.resets), (0, 0));
+}
+
+#[test]
+fn memory_is_refused_by_its_reason() {
+    let mut client = Client::new();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(client.ask(2, &dma_map(0, 0x1000), &[file.as_fd()]), Err(EPERM));
+    let sealed = memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&sealed, 0x1000).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
+    assert_eq!(client.ask(2, &dma_map(0, 0x1000), &[sealed.as_fd()]), Err(ENOMEM));
+    let faults = client.server.faults();
+    assert_eq!((faults.get(Fault::DmaFile), faults.get(Fault::DmaRefused)), (1, 1));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::{
-    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags,
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendFlags,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -43,6 +43,10 @@ pub(crate) struct Message {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
+    /// There were more, which did not arrive.
+    pub(crate) fds_lost: bool,
+    /// There were more, of files that somebody can let others wait for.
+    pub(crate) fds_foreign: bool,
 }
 
 /// The socket and the message that is being read from it.
@@ -54,11 +58,17 @@ pub(crate) struct Channel {
     socket: UnixStream,
     buffer: Vec<u8>,
     fds: Vec<OwnedFd>,
+    fds_lost: bool,
+    fds_foreign: bool,
+    /// Whether descriptors of every file are taken.
+    any_file: bool,
 }
 
 impl Channel {
-    pub(crate) fn new(socket: UnixStream) -> Self {
-        Self { socket, buffer: Vec::with_capacity(HEADER + MAX_PAYLOAD), fds: Vec::new() }
+    pub(crate) fn new(socket: UnixStream, any_file: bool) -> Self {
+        let buffer = Vec::with_capacity(HEADER + MAX_PAYLOAD);
+        let (fds, fds_lost, fds_foreign) = (Vec::new(), false, false);
+        Self { socket, buffer, fds, fds_lost, fds_foreign, any_file }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -76,7 +86,10 @@ impl Channel {
         }
         let payload = self.buffer[HEADER..].to_vec();
         self.buffer.clear();
-        Ok(Some(Message { header, payload, fds: std::mem::take(&mut self.fds) }))
+        let fds = std::mem::take(&mut self.fds);
+        let fds_lost = std::mem::take(&mut self.fds_lost);
+        let fds_foreign = std::mem::take(&mut self.fds_foreign);
+        Ok(Some(Message { header, payload, fds, fds_lost, fds_foreign }))
     }
 
     /// Answers a request.
@@ -130,15 +143,23 @@ impl Channel {
     /// Reads into the buffer behind `have`, and file descriptors with it.
     fn read_at(&mut self, have: usize) -> Result<usize, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let room = if descriptor::may_receive() { space.len() } else { 0 };
+        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut part = [IoSliceMut::new(&mut self.buffer[have..])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let read = recvmsg(&self.socket, &mut part, &mut control, flags)?.bytes;
+        let received = recvmsg(&self.socket, &mut part, &mut control, flags)?;
+        self.fds_lost |= received.flags.contains(ReturnFlags::CTRUNC);
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds.take(MAX_FDS.saturating_sub(self.fds.len())));
+                let fds = fds.collect();
+                let (fds, foreign) =
+                    if self.any_file { (fds, false) } else { descriptor::keep_harmless(fds) };
+                self.fds.extend(fds);
+                self.fds_foreign |= foreign;
             }
         }
-        Ok(read)
+        self.fds_lost |= self.fds.len() > MAX_FDS;
+        self.fds.truncate(MAX_FDS);
+        Ok(received.bytes)
     }
 }

@@ -31,12 +31,26 @@ pub enum Fault {
     /// A change to a queue that runs.
     #[error("a queue was changed while it runs")]
     QueueRunning,
-    /// Memory that cannot be mapped.
-    #[error("a memory region that cannot be mapped")]
+    /// A region of addresses, a length or an offset that no region has, or beyond its file's end.
+    #[error("an invalid memory region")]
     Region,
+    /// A region in a file that is no memory.
+    #[error("a memory region in a file of another file system than tmpfs and hugetlbfs")]
+    RegionFile,
+    /// A region that the kernel does not map.
+    #[error("a memory region that the kernel refuses to map")]
+    RegionRefused,
+    /// A message whose file descriptors did not all arrive: it had more than a message may have, or
+    /// this process has as many open as it may.
+    #[error("file descriptors of a message were lost")]
+    DescriptorsLost,
     /// More regions than were offered.
     #[error("too many memory regions")]
     RegionCount,
+    /// A file descriptor of another kind than the request needs: memory; an eventfd or a socket of
+    /// this machine; for the requests of the back end such a socket.
+    #[error("a file descriptor of a kind that the request does not take")]
+    DescriptorKind,
     /// No memory region is the one named.
     #[error("no such memory region")]
     RegionUnknown,

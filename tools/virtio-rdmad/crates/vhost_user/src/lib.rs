@@ -28,7 +28,7 @@ pub use server::{Error, Server};
 pub use signal::Signal;
 pub use vring::QueueSetup;
 
-use memory::GuestMemory;
+use memory::{GuestMemory, Policy};
 
 /// Most queues a device can have here: messages name a queue by 8 bits.
 pub const MAX_QUEUES: u16 = 256;
@@ -44,6 +44,10 @@ pub trait Backend {
     fn config(&self) -> &[u8];
     /// Number of virtqueues, at most [`MAX_QUEUES`].
     fn queue_count(&self) -> u16;
+    /// What memory the front end may give out.
+    fn memory_policy(&self) -> Policy {
+        Policy::default()
+    }
     /// A queue is set up and enabled. The first one that starts begins the device's life.
     fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String>;
     /// The guest's memory changed. What the old map had and the new one lacks is not touched any

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, Region};
+use memory::{GuestMemory, MapError, Region};
 use ring::Layout;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -17,6 +17,9 @@ use crate::wire::{
     TABLE_REGIONS, VRING_INDEX, VRING_NO_FD,
 };
 use crate::{Backend, Fault, Faults};
+
+/// DEVICE_NEEDS_RESET, VIRTIO 1.3, 2.1.
+const STATUS_NEEDS_RESET: u64 = 0x40;
 
 /// Messages that one call of [`Server::serve`] answers before others have their turn.
 const BATCH: usize = 64;
@@ -80,13 +83,14 @@ impl Server {
     /// Serves a front end that has just connected, which finds a device fresh from reset.
     pub fn new(socket: UnixStream, backend: &impl Backend) -> Self {
         let count = backend.queue_count().min(crate::MAX_QUEUES);
+        let policy = backend.memory_policy();
         Self {
-            channel: Channel::new(socket),
+            channel: Channel::new(socket, policy.any_file),
             faults: Faults::default(),
             features: 0,
             protocol_features: 0,
             status: 0,
-            memory: GuestMemory::default(),
+            memory: GuestMemory::new(policy),
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
@@ -96,6 +100,18 @@ impl Server {
     /// What to wait for: when it is readable, call [`Server::serve`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+
+    /// Asks the driver for a reset, because the device cannot go on.
+    ///
+    /// A front end learns this when it asks for the status. user-mode Linux never does.
+    pub fn needs_reset(&mut self) {
+        self.status |= STATUS_NEEDS_RESET;
+    }
+
+    /// The guest's memory as the front end gave it out so far.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
     }
 
     /// What the front end did wrong so far.
@@ -142,7 +158,13 @@ impl Server {
     }
 
     fn handle(&mut self, message: Message, backend: &mut impl Backend) -> Result<Answer, Fault> {
-        let Message { header, payload, fds } = message;
+        let Message { header, payload, fds, fds_lost, fds_foreign } = message;
+        if fds_lost {
+            return Err(Fault::DescriptorsLost);
+        }
+        if fds_foreign {
+            return Err(foreign_descriptor(header.request, &payload));
+        }
         let payload = payload.as_slice();
         match header.request {
             request::GET_FEATURES => return Ok(Answer::of(&offered(backend))),
@@ -163,7 +185,7 @@ impl Server {
             request::SET_VRING_KICK => self.set_kick(parse(payload)?, fds, backend)?,
             request::SET_VRING_CALL => self.set_call(parse(payload)?, fds)?,
             request::SET_VRING_ENABLE => self.set_enable(parse(payload)?, backend)?,
-            request::SET_BACKEND_REQ_FD => drop(self.backend_requests.replace(only(fds)?)),
+            request::SET_BACKEND_REQ_FD => self.set_backend_requests(only(fds)?)?,
             request::GET_CONFIG => return get_config(payload, backend),
             request::SET_CONFIG => return Err(Fault::ConfigWrite),
             request::SET_STATUS => self.set_status(parse(payload)?, backend),
@@ -194,7 +216,8 @@ impl Server {
         if status == 0 {
             self.reset(backend);
         }
-        self.status = status;
+        // Only a reset takes that back.
+        self.status = status | self.status & STATUS_NEEDS_RESET;
     }
 
     /// Stops every queue and forgets what was said of them.
@@ -234,7 +257,7 @@ impl Server {
         if fds.len() != count {
             return Err(Fault::Descriptors);
         }
-        let mut memory = GuestMemory::default();
+        let mut memory = self.memory.cleared();
         for (region, fd) in regions.iter().zip(fds) {
             memory = map(&memory, region, fd)?;
         }
@@ -320,6 +343,7 @@ impl Server {
         backend: &mut impl Backend,
     ) -> Result<(), Fault> {
         let fd = vring_fd(which, fds)?;
+        check_event(fd.as_ref())?;
         let plain = self.features & F_PROTOCOL_FEATURES == 0;
         let vring = self.idle(which & VRING_INDEX)?;
         vring.kick = fd;
@@ -328,8 +352,17 @@ impl Server {
         self.start_if_ready((which & VRING_INDEX) as usize, backend)
     }
 
+    fn set_backend_requests(&mut self, fd: OwnedFd) -> Result<(), Fault> {
+        if !descriptor::is_socket(&fd) {
+            return Err(Fault::DescriptorKind);
+        }
+        self.backend_requests = Some(fd);
+        Ok(())
+    }
+
     fn set_call(&mut self, which: u64, fds: Vec<OwnedFd>) -> Result<(), Fault> {
         let fd = vring_fd(which, fds)?;
+        check_event(fd.as_ref())?;
         let vring = self.vring(which & VRING_INDEX)?;
         vring.signal.set(fd).map_err(|_| Fault::Descriptors)
     }
@@ -446,6 +479,49 @@ fn entries(bytes: &[u8], count: usize) -> Result<Vec<MemRegion>, Fault> {
     Ok(regions)
 }
 
+/// Refuses what is neither an eventfd nor a socket.
+fn check_event(fd: Option<&OwnedFd>) -> Result<(), Fault> {
+    let suits = |fd| descriptor::is_eventfd(fd) || descriptor::is_socket(fd);
+    if fd.is_some_and(|fd| !suits(fd)) {
+        return Err(Fault::DescriptorKind);
+    }
+    Ok(())
+}
+
+/// What is wrong with a message that came with a descriptor of no known kind.
+fn foreign_descriptor(number: u32, payload: &[u8]) -> Fault {
+    match number {
+        request::SET_MEM_TABLE => {
+            tracing::error!(
+                "SET_MEM_TABLE: the file of a region is none of memfd, tmpfs or hugetlbfs \
+                 (any-file=on takes others)"
+            );
+            Fault::RegionFile
+        }
+        request::ADD_MEM_REG => match parse::<SingleRegion>(payload) {
+            Ok(SingleRegion { region: MemRegion { guest_addr, size: len, .. }, .. }) => {
+                refused_region(&MapError::FileSystem { guest_addr, len })
+            }
+            Err(fault) => fault,
+        },
+        _ => Fault::DescriptorKind,
+    }
+}
+
+/// Why a region is not mapped, which the log says with its name.
+fn refused_region(error: &MapError) -> Fault {
+    tracing::error!(%error, "the device does not have this memory of the guest");
+    match error {
+        MapError::TooMany { .. } => Fault::RegionCount,
+        MapError::FileSystem { .. } => Fault::RegionFile,
+        MapError::Os { .. } => Fault::RegionRefused,
+        MapError::Alignment { .. }
+        | MapError::Overflow { .. }
+        | MapError::Overlap { .. }
+        | MapError::Truncated { .. } => Fault::Region,
+    }
+}
+
 fn map(memory: &GuestMemory, region: &MemRegion, fd: &OwnedFd) -> Result<GuestMemory, Fault> {
     if region.user_addr.checked_add(region.size).is_none() {
         return Err(Fault::Region);
@@ -457,10 +533,7 @@ fn map(memory: &GuestMemory, region: &MemRegion, fd: &OwnedFd) -> Result<GuestMe
         offset: region.mmap_offset,
         writable: true,
     };
-    memory.with_region(&region).map_err(|error| {
-        tracing::warn!(%error, "guest memory; it must be shared (a file or memfd, share=on)");
-        Fault::Region
-    })
+    memory.with_region(&region).map_err(|error| refused_region(&error))
 }
 
 /// The guest address of a front end's own address.

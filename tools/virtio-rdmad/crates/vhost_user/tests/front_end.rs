@@ -59,9 +59,9 @@ struct FrontEnd {
 
 impl FrontEnd {
     fn new() -> Self {
+        let device = Device::default();
         let (socket, other) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        let device = Device::default();
         let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, SIZE).unwrap();
         Self { socket, server: Server::new(other, &device), device, memory }
@@ -246,13 +246,15 @@ fn queues_start_signal_and_stop() {
 }
 
 #[test]
-fn a_full_pipe_does_not_block() {
+fn a_full_socket_does_not_block() {
     let mut front = FrontEnd::negotiated();
-    let (read, write) = rustix::pipe::pipe().unwrap();
+    let (read, write) = UnixStream::pair().unwrap();
+    let (read, write) = (OwnedFd::from(read), OwnedFd::from(write));
     front.set_up(0, &event(), &write);
     drop(write);
     assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
     let signal = front.device.started[0].1.signal.clone();
+    assert!(!rustix::fs::fcntl_getfl(&read).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     for _ in 0..20_000 {
         signal.signal();
     }
@@ -261,6 +263,39 @@ fn a_full_pipe_does_not_block() {
     assert_eq!(u64::from_ne_bytes(first), 1);
     drop(read);
     signal.signal();
+}
+
+/// The other end of an eventfd fills it and has writers wait; this one does not.
+#[test]
+fn a_full_eventfd_does_not_block() {
+    let mut front = FrontEnd::negotiated();
+    let call = event();
+    front.set_up(0, &event(), &call);
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    let signal = front.device.started[0].1.signal.clone();
+    rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    signal.signal();
+    signal.signal();
+}
+
+/// What somebody can let others wait for is no kick, no call and no way to the front end.
+#[test]
+fn descriptors_of_other_kinds_are_refused() {
+    let mut front = FrontEnd::negotiated();
+    let (_read, pipe) = rustix::pipe::pipe().unwrap();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let memory = front.memory.try_clone().unwrap();
+    for fd in [pipe.as_fd(), file.as_fd(), memory.as_fd()] {
+        front.refused(12, &0_u64.to_ne_bytes(), &[fd], Fault::DescriptorKind);
+        front.refused(13, &0_u64.to_ne_bytes(), &[fd], Fault::DescriptorKind);
+    }
+    front.refused(21, &[], &[file.as_fd()], Fault::DescriptorKind);
+    front.refused(21, &[], &[memory.as_fd()], Fault::DescriptorKind);
+    front.refused(21, &[], &[pipe.as_fd()], Fault::DescriptorKind);
+    let (socket, _other) = UnixStream::pair().unwrap();
+    assert_eq!(front.ack(21, &[], &[socket.as_fd()]), 0);
+    front.set_up(0, &event(), &event());
 }
 
 #[test]
@@ -285,6 +320,42 @@ fn memory_comes_and_goes() {
     let table = [&2_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
     front.refused(5, &table, fd, Fault::Payload);
     assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
+}
+
+/// More descriptors than a message may have, as those that a process has no room for, are lost on
+/// the way: what came with them is refused.
+#[test]
+fn a_message_that_loses_descriptors_is_refused() {
+    let mut front = FrontEnd::negotiated();
+    let memory = front.memory.try_clone().unwrap();
+    let fds = [memory.as_fd(); 9];
+    let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
+    front.refused(37, &more, &fds, Fault::DescriptorsLost);
+    assert_eq!(front.ack(37, &more, &fds[..1]), 0);
+}
+
+#[test]
+fn memory_is_refused_by_its_reason() {
+    let mut front = FrontEnd::negotiated();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let more = single(&region_at(GUEST + SIZE, 0x1000, 0));
+    front.refused(37, &more, &[file.as_fd()], Fault::RegionFile);
+    let sealed = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&sealed, 0x1000).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
+    front.refused(37, &more, &[sealed.as_fd()], Fault::RegionRefused);
+}
+
+#[test]
+fn a_device_that_cannot_go_on_says_so_until_it_is_reset() {
+    let mut front = FrontEnd::negotiated();
+    assert_eq!(front.ack(39, &0xf_u64.to_ne_bytes(), &[]), 0);
+    front.server.needs_reset();
+    assert_eq!(front.u64(40), 0x4f);
+    assert_eq!(front.ack(39, &0xf_u64.to_ne_bytes(), &[]), 0);
+    assert_eq!(front.u64(40), 0x4f);
+    assert_eq!(front.ack(39, &0_u64.to_ne_bytes(), &[]), 0);
+    assert_eq!(front.u64(40), 0);
 }
 
 #[test]

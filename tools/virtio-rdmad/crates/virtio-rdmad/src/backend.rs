@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use engine::Device;
-use memory::GuestMemory;
+use memory::{GuestMemory, Policy};
 use ring::{Layout, SplitQueue};
 
 use crate::guest::Guest;
@@ -63,6 +63,10 @@ impl Drop for Backend {
 }
 
 impl vhost_user::Backend for Backend {
+    fn memory_policy(&self) -> Policy {
+        self.guest.memory
+    }
+
     fn features(&self) -> u64 {
         self.device.features()
     }
@@ -81,6 +85,7 @@ impl vhost_user::Backend for Backend {
 
     fn start_queue(&mut self, queue: u16, setup: vhost_user::QueueSetup) -> Result<(), String> {
         let vhost_user::QueueSetup { memory, layout, base, kick, signal } = setup;
+        check_memory(&memory)?;
         let ring = SplitQueue::new(&memory, layout, base).map_err(|error| error.to_string())?;
         let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest.index, queue));
         watched.map_err(|error| format!("its kick cannot be waited for: {error}"))?;
@@ -103,6 +108,10 @@ impl vhost_user::Backend for Backend {
 }
 
 impl vfio_user::Backend for Backend {
+    fn memory_policy(&self) -> Policy {
+        self.guest.memory
+    }
+
     fn features(&self) -> u64 {
         self.device.features()
     }
@@ -121,6 +130,7 @@ impl vfio_user::Backend for Backend {
 
     fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
         let vfio_user::Setup { features, memory, queues } = setup;
+        check_memory(&memory)?;
         self.set_features(features);
         let mut started: Vec<(u16, SplitQueue, Arc<dyn engine::Signal>)> = Vec::new();
         for (index, queue) in (0..).zip(queues) {
@@ -148,6 +158,14 @@ impl vfio_user::Backend for Backend {
     fn reset(&mut self) {
         Backend::reset(self);
     }
+}
+
+/// Refuses memory of which the guest sees something else than the device.
+fn check_memory(memory: &GuestMemory) -> Result<(), String> {
+    if memory.is_damaged() {
+        return Err("memory of the guest was lost, and has not been mapped again since".to_owned());
+    }
+    Ok(())
 }
 
 struct VhostUserSignal(Arc<vhost_user::Signal>);

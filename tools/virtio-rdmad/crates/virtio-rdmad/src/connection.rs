@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::Next;
+use memory::{GuestMemory, Loss};
 use rustix::io::Errno;
 use tracing::Span;
 
@@ -75,12 +76,18 @@ impl Server {
         }
     }
 
-    /// Tells the driver that only a reset helps, where the transport can.
+    /// Tells the driver that only a reset helps, as far as the transport can.
     fn needs_reset(&mut self) {
         match self {
-            // The protocol has no way to say so.
-            Self::VhostUser(_) => {}
+            Self::VhostUser(server) => server.needs_reset(),
             Self::VfioUser(server) => server.needs_reset(),
+        }
+    }
+
+    fn memory(&self) -> &GuestMemory {
+        match self {
+            Self::VhostUser(server) => server.memory(),
+            Self::VfioUser(server) => server.memory(),
         }
     }
 }
@@ -143,6 +150,8 @@ pub struct Connection {
     /// There are messages.
     unread: bool,
     needs_reset: bool,
+    /// Losses of memory of all guests when this one's was last looked at.
+    losses: u64,
     /// What the engine said last.
     next: Next,
 }
@@ -172,6 +181,7 @@ impl Connection {
             poller: poller.clone(),
             unread: true,
             needs_reset: false,
+            losses: memory::losses(),
             next: Next::Idle,
         })
     }
@@ -200,8 +210,34 @@ impl Connection {
                 self.server.needs_reset();
             }
         }
+        self.notice_losses();
         self.busy = spoken || self.next == Next::Busy;
         Ok(self.busy)
+    }
+
+    /// Tells the guest if memory of it was lost.
+    ///
+    /// What the device has in its place are zeros that the guest does not see, so nothing that it
+    /// does with that memory can be trusted any more.
+    fn notice_losses(&mut self) {
+        let losses = memory::losses();
+        if losses == self.losses {
+            return;
+        }
+        self.losses = losses;
+        let lost = self.server.memory().take_losses();
+        let _span = self.span.enter();
+        for Loss { region, offset, len, poisoned } in &lost {
+            let cause =
+                if *poisoned { "a memory error of this host" } else { "its file has lost it" };
+            tracing::error!(
+                "{len} bytes at {offset:#x} of the memory region at {region:#x} are zeros now: \
+                 {cause}; the device needs a reset"
+            );
+        }
+        if !lost.is_empty() {
+            self.server.needs_reset();
+        }
     }
 
     /// The turn that just ended, at `now`, had work and took `time`.

@@ -67,7 +67,7 @@ fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
     let workers: Vec<Value> = workers.iter().map(of_worker).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "truncations": memory::truncations(),
+        "memory_losses": memory::losses(),
         "workers": workers,
         "guests": guests,
     })

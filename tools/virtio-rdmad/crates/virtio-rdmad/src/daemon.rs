@@ -13,8 +13,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
+use memory::Policy;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -67,7 +69,9 @@ pub enum DaemonError {
 /// Serves guests until SIGTERM or SIGINT.
 pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check(options)?;
-    memory::survive_truncation()?;
+    memory::survive_losses()?;
+    raise_descriptor_limit();
+    check_signals();
     // Caught from here on, so that no socket stays behind.
     let signals = signals()?;
     let control = options.control.as_deref().map(Socket::bind).transpose()?;
@@ -79,6 +83,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
     let filters = confine(options)?;
+    start_closer(filters.as_ref())?;
     let threads = start(options, &workers, &departures, filters.as_ref())?;
     let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
     if let Some(filters) = &filters {
@@ -94,6 +99,40 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     }
     tracing::info!("ends");
     Ok(result?)
+}
+
+/// Lets this process have as many descriptors as the system allows it: a guest takes some for its
+/// memory and one for each of its interrupts.
+fn raise_descriptor_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!(?current, ?maximum, "limit of open descriptors raised"),
+        Err(error) => tracing::warn!(%error, ?current, "the limit of open descriptors stays"),
+    }
+}
+
+/// Says so if this kernel makes a signal of a guest wait for its monitor.
+fn check_signals() {
+    if let Err(error) = descriptor::prepare() {
+        tracing::warn!(
+            %error,
+            "no asynchronous reads (io_setup): a monitor can let the worker of its guest wait"
+        );
+    }
+}
+
+/// Starts the thread that closes descriptors whose file system may let it wait.
+fn start_closer(filters: Option<&Filters>) -> Result<(), DaemonError> {
+    let filters = filters.cloned();
+    let confine = move || {
+        if let Some(Err(error)) = filters.map(|filters| filters.confine_worker()) {
+            tracing::error!(%error, "the thread that closes descriptors is not confined");
+        }
+    };
+    Ok(descriptor::start_closer(confine)?)
 }
 
 /// How many workers there are.
@@ -158,7 +197,8 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
         });
         let socket = Socket::bind(&spec.path)?;
         let (spec, rings) = (spec.clone(), AtomicBool::new(false));
-        guests.push(Arc::new(Guest { spec, index, device, link, rings, socket }));
+        let memory = Policy { any_file: spec.any_file, ..Policy::of_one_of(options.guests.len()) };
+        guests.push(Arc::new(Guest { spec, index, device, link, rings, memory, socket }));
     }
     Ok(guests)
 }
@@ -216,6 +256,8 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
         set.set(cpu.into());
         sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
     }
+    // What cannot be had was said of the main thread already.
+    let _ = descriptor::prepare();
     if let Some(filters) = filters {
         filters.confine_worker().map_err(|error| error.to_string())?;
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use engine::Device;
+use memory::Policy;
 
 use crate::options::GuestSpec;
 use crate::socket::Socket;
@@ -61,6 +62,8 @@ pub struct Guest {
     pub link: Arc<Link>,
     /// Whether its driver, if it has started the device, agreed on rings.
     pub rings: AtomicBool,
+    /// What memory its monitor may give out.
+    pub memory: Policy,
     /// Where its monitor connects.
     pub socket: Socket,
 }

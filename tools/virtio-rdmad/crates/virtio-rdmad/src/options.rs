@@ -32,6 +32,11 @@ pub struct Options {
     ///   vectors=N         interrupts that completions are spread over, with rings
     ///   max-qp=N          queue pairs, the one of the connection manager included, without rings
     ///   max-cq=N          completion queues, without rings
+    ///   any-file=on|off   take memory in files of any file system (default: off)
+    ///
+    /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs, because accesses to files of
+    /// other file systems, FUSE above all, can hang; any-file=on is for a monitor that is trusted not
+    /// to.
     ///
     /// Exactly one of vfio-user and vhost-user is needed. A driver that does not know rings uses
     /// virtqueues even if they are on. Then a queue pair takes two virtqueues and a completion queue
@@ -210,6 +215,8 @@ pub struct GuestSpec {
     pub limits: Limits,
     /// Whether it is offered rings.
     pub rings: bool,
+    /// Whether its memory may be in files of any file system.
+    pub any_file: bool,
 }
 
 /// What is wrong with a `--guest`.
@@ -221,7 +228,7 @@ pub enum SpecError {
     /// A key that does not exist.
     #[error(
         "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, rings, vectors, \
-         max-qp, max-cq"
+         max-qp, max-cq, any-file"
     )]
     UnknownKey(String),
     /// A key that came twice.
@@ -277,6 +284,7 @@ struct Pairs<'a> {
     vectors: Option<&'a str>,
     max_qp: Option<&'a str>,
     max_cq: Option<&'a str>,
+    any_file: Option<&'a str>,
 }
 
 impl<'a> Pairs<'a> {
@@ -295,6 +303,7 @@ impl<'a> Pairs<'a> {
                 "vectors" => ("vectors", &mut pairs.vectors),
                 "max-qp" => ("max-qp", &mut pairs.max_qp),
                 "max-cq" => ("max-cq", &mut pairs.max_cq),
+                "any-file" => ("any-file", &mut pairs.any_file),
                 _ => return Err(SpecError::UnknownKey(key.to_owned())),
             };
             if value.is_empty() {
@@ -350,6 +359,7 @@ impl FromStr for GuestSpec {
             network: pairs.network.unwrap_or("default").to_owned(),
             limits: pairs.limits(transport)?,
             rings: switch("rings", pairs.rings, true)?,
+            any_file: switch("any-file", pairs.any_file, false)?,
         })
     }
 }
@@ -413,8 +423,10 @@ mod tests {
         assert_eq!((guest.transport, guest.path), (Transport::VhostUser, "/a/b".into()));
         assert_eq!(guest.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0xff]));
         assert_eq!((guest.limits.max_qp, guest.limits.max_cq), (3, 4));
-        assert!(guest.rings);
-        let guest: GuestSpec = "name=g,vfio-user=s,rings=off,vectors=64".parse().unwrap();
+        assert!(guest.rings && !guest.any_file);
+        let guest: GuestSpec =
+            "name=g,vfio-user=s,rings=off,vectors=64,any-file=on".parse().unwrap();
+        assert!(guest.any_file);
         assert_eq!((guest.rings, guest.limits.comp_vectors), (false, 64));
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
     }

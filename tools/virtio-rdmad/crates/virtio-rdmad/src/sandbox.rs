@@ -53,10 +53,15 @@ const COMMON: &[i64] = &[
     libc::SYS_exit_group,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_futex,
     libc::SYS_getpid,
     libc::SYS_getrandom,
+    libc::SYS_getsockopt,
     libc::SYS_gettid,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_submit,
     libc::SYS_madvise,
     libc::SYS_membarrier,
     libc::SYS_mremap,
@@ -73,6 +78,7 @@ const COMMON: &[i64] = &[
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
     libc::SYS_sendmsg,
+    libc::SYS_sendto,
     libc::SYS_set_robust_list,
     libc::SYS_sigaltstack,
     libc::SYS_statx,
@@ -84,11 +90,9 @@ const COMMON: &[i64] = &[
 /// System calls of the threads that accept connections and remove sockets.
 const ACCEPT: &[i64] = &[
     libc::SYS_accept4,
-    libc::SYS_getsockopt,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
     libc::SYS_recvfrom,
-    libc::SYS_sendto,
     libc::SYS_setsockopt,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_unlink,

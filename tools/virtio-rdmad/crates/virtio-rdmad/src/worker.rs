@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -37,9 +37,6 @@ const OFFER: Duration = Duration::from_micros(10);
 
 /// Guests of a worker that is not to get any.
 const RETIRED: usize = usize::MAX / 2;
-
-/// Whether the log says that memory was truncated.
-static TRUNCATED: Once = Once::new();
 
 /// A monitor that has connected.
 struct Arrival {
@@ -138,6 +135,8 @@ pub struct Worker {
     connections: Vec<Connection>,
     crowd: Crowd,
     clock: Clock,
+    /// Losses of memory of all guests that this worker knows of.
+    losses: u64,
     /// When sockets and kicks were looked at.
     looked: Instant,
     /// When the processor was last offered to others.
@@ -170,6 +169,7 @@ impl Worker {
             connections,
             crowd,
             clock,
+            losses: memory::losses(),
             looked: now,
             yielded: now,
             vain: 0,
@@ -216,8 +216,25 @@ impl Worker {
             }
         }
         self.shared().times.count_round();
+        self.notice_losses();
         self.tick(worked);
         Ok(())
+    }
+
+    /// Gives every guest a turn, those of other workers too, if memory of any was lost: who finds that
+    /// out by an access need not be the worker of the guest whose memory it is.
+    fn notice_losses(&mut self) {
+        let losses = memory::losses();
+        if losses == self.losses {
+            return;
+        }
+        self.losses = losses;
+        for connection in &mut self.connections {
+            connection.state = State::Hot;
+        }
+        for worker in self.workers.iter() {
+            worker.waker.wake();
+        }
     }
 
     /// A guest's turn, if it gets one: whether there was work. `None`: it is gone.
@@ -272,11 +289,6 @@ impl Worker {
         self.clock.wake();
         self.crowd.slept();
         self.looked = self.clock.now();
-        if memory::truncations() > 0 {
-            TRUNCATED.call_once(|| {
-                tracing::warn!("a monitor truncated its guest's memory, which is zeros now");
-            });
-        }
         self.dispatch(&events?);
         self.expire();
         Ok(())

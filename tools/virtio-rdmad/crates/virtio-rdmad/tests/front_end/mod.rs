@@ -60,6 +60,18 @@ impl FrontEnd {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
+    /// Asks for the status of the device (GET_STATUS). The answer is read by [`FrontEnd::status`].
+    pub fn ask_status(&self) {
+        self.send(40, &[], &[]);
+    }
+
+    /// The device status that was asked for.
+    pub fn status(&self) -> u64 {
+        let mut answer = [0; 20];
+        assert_eq!(rustix::io::read(&self.socket, &mut answer), Ok(20));
+        u64::from_ne_bytes(answer[12..].try_into().unwrap())
+    }
+
     /// Takes the memory away.
     pub fn truncate(&self) {
         rustix::fs::ftruncate(&self.memory, 0).unwrap();

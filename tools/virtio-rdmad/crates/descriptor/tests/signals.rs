@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Signals to descriptors that somebody else has too.
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use descriptor::{is_eventfd, is_harmless, is_socket, send, signal};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, memfd_create, MemfdFlags, OFlags};
+use rustix::io::{read, write};
+
+fn count(fd: &OwnedFd) -> u64 {
+    let mut value = [0; 8];
+    read(fd, &mut value).unwrap();
+    u64::from_ne_bytes(value)
+}
+
+/// Many more than there is room for results.
+#[test]
+fn every_signal_counts() {
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    for _ in 0..10_000 {
+        signal(&fd).unwrap();
+    }
+    assert_eq!(count(&fd), 10_000);
+    signal(&fd).unwrap();
+    assert_eq!(count(&fd), 1);
+}
+
+/// The owner of the other descriptor fills the counter and has it wait. A signal that waits would let
+/// this test wait for ever.
+#[test]
+fn a_full_eventfd_that_blocks_does_not_block() {
+    let fd = eventfd(0, EventfdFlags::empty()).unwrap();
+    write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fcntl_setfl(&fd, fcntl_getfl(&fd).unwrap() - OFlags::NONBLOCK).unwrap();
+    for _ in 0..1000 {
+        signal(&fd).unwrap();
+    }
+    // The kernel's own signals go one beyond what a program can write.
+    assert!(count(&fd) >= u64::MAX - 1);
+}
+
+#[test]
+fn other_files_are_told_apart_and_not_written_to() {
+    let (mut reader, writer) = UnixStream::pair().unwrap();
+    let (_pipe, pipe) = rustix::pipe::pipe().unwrap();
+    let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+    let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    assert!(is_eventfd(&event) && !is_socket(&event) && is_harmless(&event));
+    for other in [&writer as &dyn std::os::fd::AsFd, &pipe, &memory] {
+        assert!(!is_eventfd(other.as_fd()));
+        assert!(signal(other.as_fd()).is_err());
+    }
+    assert!(is_socket(&writer) && is_harmless(&writer) && is_harmless(&memory));
+    assert!(!is_socket(&pipe) && !is_harmless(&pipe));
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert!(!is_harmless(&file));
+    // To ask is no signal.
+    assert!(read(&event, &mut [0; 8]).is_err());
+    drop(writer);
+    assert_eq!(reader.read(&mut [0; 8]).unwrap(), 0);
+}
+
+/// A socket that blocks and is full does not block either.
+#[test]
+fn a_full_socket_does_not_block() {
+    let (mut reader, writer) = UnixStream::pair().unwrap();
+    (0..100_000).for_each(|_| send(&writer).unwrap());
+    let mut first = [0; 8];
+    reader.read_exact(&mut first).unwrap();
+    assert_eq!(first, 1_u64.to_ne_bytes());
+    drop(reader);
+    assert!(send(&writer).is_err(), "and no SIGPIPE");
+}
+
+#[test]
+fn threads_signal_on_their_own() {
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                descriptor::prepare().unwrap();
+                (0..1000).for_each(|_| signal(&fd).unwrap());
+            });
+        }
+    });
+    assert_eq!(count(&fd), 4000);
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guest memory in files of each kind: small pages, huge pages, files that shrink.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use memory::{GuestMemory, Loss, Region};
+use rustix::fs::{fallocate, ftruncate, memfd_create, FallocateFlags, MemfdFlags};
+
+const HUGE: u64 = 2 << 20;
+
+fn memfd(len: u64) -> OwnedFd {
+    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, len).unwrap();
+    fd
+}
+
+/// A file of huge pages, or `None`, with the reason on standard error, where this machine has none.
+fn huge(pages: u64) -> Option<OwnedFd> {
+    let made = || {
+        let fd = memfd_create(
+            "guest",
+            MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        )?;
+        ftruncate(&fd, pages * HUGE)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, pages * HUGE)?;
+        Ok(fd)
+    };
+    let made: Result<OwnedFd, rustix::io::Errno> = made();
+    made.inspect_err(|error| eprintln!("skipped: {pages} huge pages of 2 MiB: {error}")).ok()
+}
+
+fn region(fd: &OwnedFd, guest_addr: u64, len: u64, offset: u64) -> Region<'_> {
+    Region { guest_addr, len, fd: fd.as_fd(), offset, writable: true }
+}
+
+fn map(fd: &OwnedFd, len: u64) -> GuestMemory {
+    GuestMemory::default().with_region(&region(fd, 0, len, 0)).unwrap()
+}
+
+/// The `VmFlags` of the mapping that holds what was written at the beginning of `memory`.
+fn vm_flags(memory: &GuestMemory) -> String {
+    let addr = format!("{:?}", memory.slice(0, 1).unwrap());
+    let addr = addr.split("addr: 0x").nth(1).unwrap().split(',').next().unwrap().to_owned();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&format!("{addr}-")));
+    lines.find_map(|line| line.strip_prefix("VmFlags: ")).unwrap().to_owned()
+}
+
+#[test]
+fn core_dumps_leave_guest_memory_out() {
+    let flags = vm_flags(&map(&memfd(0x4000), 0x4000));
+    assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+    let Some(fd) = huge(1) else { return };
+    let flags = vm_flags(&map(&fd, HUGE));
+    assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+}
+
+/// QEMU leaves holes in the memory of a PC: sections begin and end within a huge page.
+#[test]
+fn regions_of_huge_pages_begin_anywhere() {
+    let Some(fd) = huge(2) else { return };
+    let parts =
+        [(0, 0xa_0000), (0xc_0000, 0x4_0000), (0x10_0000, HUGE), (HUGE + 0x10_0000, 0xf_f000)];
+    let mut memory = GuestMemory::default();
+    for (addr, len) in parts {
+        memory = memory.with_region(&region(&fd, addr, len, addr)).unwrap();
+    }
+    for (addr, len) in parts {
+        memory.write(addr, &addr.to_ne_bytes()).unwrap();
+        memory.write(addr + len - 8, &(addr + 1).to_ne_bytes()).unwrap();
+    }
+    assert!(memory.read(0xa_0000, &mut [0]).is_err(), "the hole is no memory");
+    let whole = map(&fd, 2 * HUGE);
+    for (addr, len) in parts {
+        assert_eq!(whole.read_obj::<u64>(addr), Ok(addr));
+        assert_eq!(whole.read_obj::<u64>(addr + len - 8), Ok(addr + 1));
+    }
+    let (rest, removed) = memory.without(0, 0xa_0000);
+    assert_eq!((rest.ranges().count(), removed), (3, 1));
+}
+
+#[test]
+fn huge_pages_that_were_truncated_read_as_zeros() {
+    memory::survive_losses().unwrap();
+    let Some(fd) = huge(2) else { return };
+    let memory = map(&fd, 2 * HUGE);
+    memory.write(HUGE - 1, &[1; 0x2000]).unwrap();
+    ftruncate(&fd, HUGE).unwrap();
+    let mut bytes = [7; 2];
+    memory.read(HUGE + 0x5000, &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 0]);
+    memory.read(HUGE - 2, &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 1], "what the file has is left alone");
+    memory.write(2 * HUGE - 2, &[2; 2]).unwrap();
+    let loss = Loss { region: 0, offset: HUGE, len: HUGE, poisoned: false };
+    assert_eq!(memory.take_losses(), [loss]);
+}
+
+/// A page that cannot be had, a poisoned one say, takes no other along.
+#[test]
+fn only_the_page_that_is_lost_is_replaced() {
+    memory::survive_losses().unwrap();
+    let fd = memfd(0x4000);
+    let memory = map(&fd, 0x4000);
+    memory.write(0x3000, &[3; 16]).unwrap();
+    // What is behind the file's end is lost for the moment, and only one page of it looked at.
+    ftruncate(&fd, 0x1000).unwrap();
+    memory.read(0x1000, &mut [0; 16]).unwrap();
+    ftruncate(&fd, 0x4000).unwrap();
+    rustix::io::pwrite(&fd, &[4; 16], 0x3000).unwrap();
+    let mut bytes = [0; 16];
+    memory.read(0x3000, &mut bytes).unwrap();
+    assert_eq!(bytes, [4; 16]);
+    let loss = Loss { region: 0, offset: 0x1000, len: 0x1000, poisoned: false };
+    assert_eq!(memory.take_losses(), [loss]);
+    assert_eq!(memory.take_losses(), []);
+    assert!(memory.is_damaged() && !map(&fd, 0x4000).is_damaged());
+}
+
+/// The kernel lets a process have some 65,530 mappings: a front end cannot use them up by losing
+/// every second page.
+#[test]
+fn memory_that_is_lost_for_good_does_not_go_page_by_page() {
+    memory::survive_losses().unwrap();
+    let (pages, fd) = (256, memfd(256 << 12));
+    let memory = map(&fd, pages << 12);
+    memory.write(0, &vec![1; 256 << 12]).unwrap();
+    ftruncate(&fd, 0).unwrap();
+    let before = memory::losses();
+    for page in (1..pages).step_by(2) {
+        assert_eq!(memory.read_obj::<u64>(page << 12), Ok(0));
+    }
+    // Other tests of this process lose memory too, but less.
+    assert!(memory::losses() - before < 32);
+    // What was written meanwhile may be gone; what is written now stays.
+    memory.write(0, &vec![2; 256 << 12]).unwrap();
+    assert_eq!(memory.read_obj::<u64>((pages << 12) - 8), Ok(0x0202_0202_0202_0202));
+    drop(memory);
+    ftruncate(&fd, pages << 12).unwrap();
+    assert_eq!(
+        map(&fd, pages << 12).read_obj::<u64>(0x1000),
+        Ok(0),
+        "mapped again, it is the file's"
+    );
+}

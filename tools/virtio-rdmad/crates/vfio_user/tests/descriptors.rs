@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A process that has as many descriptors open as it may. Alone in its file, because that is a
+//! property of the process.
+
+use std::io::{IoSlice, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use memory::GuestMemory;
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use vfio_user::{Backend, Fault, Server, Setup};
+
+struct Device;
+
+impl Backend for Device {
+    fn features(&self) -> u64 {
+        0
+    }
+    fn config(&self) -> &[u8] {
+        &[]
+    }
+    fn queue_count(&self) -> u16 {
+        1
+    }
+    fn queue_max_size(&self, _queue: u16) -> u16 {
+        256
+    }
+    fn start(&mut self, _setup: Setup) -> Result<(), String> {
+        Ok(())
+    }
+    fn set_memory(&mut self, _memory: &GuestMemory) {}
+    fn kick(&mut self, _queue: u16) {}
+    fn reset(&mut self) {}
+}
+
+/// DMA_MAP whose descriptor does not arrive is refused with EMFILE, and not taken for one of memory
+/// that is not shared.
+#[test]
+fn a_region_that_loses_its_descriptor_is_refused() {
+    let (client, other) = UnixStream::pair().unwrap();
+    let mut server = Server::new(other, 42, &Device).unwrap();
+    let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+    let message = |command: u32, payload: &[u32]| {
+        let size = 16 + u32::try_from(payload.len()).unwrap() * 4;
+        let words = [&[command << 16, size, 0, 0], payload].concat();
+        words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+    };
+    let send = |bytes: &[u8], with_fd: bool| {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd.as_fd()];
+        if with_fd {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        sendmsg(&client, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    };
+    send(&message(1, &[0]), false);
+    let map = message(2, &[32, 3, 0, 0, 0x5000, 0, 0x1000, 0]);
+
+    let before = getrlimit(Resource::Nofile);
+    let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let full = (0..used).find(|limit| {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(*limit), ..before }).unwrap();
+        std::fs::File::open("/dev/null").is_ok()
+    });
+    let limit = full.map_or(used - 1, |limit| limit - 1);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..before }).unwrap();
+    send(&map, true);
+    while server.process(&mut Device).unwrap() {}
+    setrlimit(Resource::Nofile, before).unwrap();
+
+    let mut replies = vec![0; 4096];
+    let read = (&client).read(&mut replies).unwrap();
+    let reply = &replies[read - 16..read];
+    assert_eq!(reply[2..4], [2, 0], "the reply to DMA_MAP");
+    let errno = rustix::io::Errno::MFILE.raw_os_error().to_le_bytes();
+    assert_eq!((reply[8], &reply[12..]), (0x21, &errno[..]));
+    assert_eq!(server.faults().get(Fault::DescriptorsLost), 1);
+    // With a descriptor to spare the same is accepted.
+    send(&map, true);
+    while server.process(&mut Device).unwrap() {}
+    assert_eq!(server.memory().ranges().collect::<Vec<_>>(), [(0x5000, 0x1000)]);
+}
