@@ -68,6 +68,7 @@ fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "memory_losses": memory::losses(),
+        "log_lines_left_out": crate::log::left_out(),
         "workers": workers,
         "guests": guests,
     })

@@ -13,6 +13,7 @@ mod connection;
 mod control;
 mod daemon;
 mod guest;
+mod log;
 mod options;
 mod poller;
 mod sandbox;
@@ -26,8 +27,6 @@ mod worker;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
-
 use options::{Command, Options};
 
 fn main() -> ExitCode {
@@ -35,7 +34,7 @@ fn main() -> ExitCode {
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
         None => {
-            start_log(&options.log);
+            log::start(&options.log);
             daemon::run(&options)
         }
     };
@@ -46,16 +45,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Logs go to standard error. `RUST_LOG` wins over `--log`.
-fn start_log(level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(ansi)
-        .with_target(false)
-        .init();
 }

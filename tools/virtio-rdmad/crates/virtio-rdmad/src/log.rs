@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The log, of which no guest has more than its share.
+//!
+//! A guest that resets its device in a loop, or a monitor that connects over and over, makes a line
+//! each time. So of each kind of line a guest has some at once and some a minute; what is more is
+//! counted. What is more detailed than `info` is not limited: whoever asked for that wants it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Lines of one kind that a guest has at once.
+const BURST: u32 = 10;
+/// After this time it has one more.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Lines that were left out.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+
+/// How many lines about guests were left out, because there were too many of their kind.
+pub fn left_out() -> u64 {
+    LEFT_OUT.load(Ordering::Relaxed)
+}
+
+/// Logs to standard error from now on. `RUST_LOG` wins over `level`.
+pub fn start(level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(ansi)
+        .with_target(false);
+    tracing_subscriber::registry().with(lines.with_filter(Shares::default())).with(filter).init();
+}
+
+/// Lets each guest have its share of each kind of line.
+#[derive(Debug, Default)]
+struct Shares(Mutex<HashMap<(String, Identifier), Share>>);
+
+impl Shares {
+    /// Whether a guest may have another line of a kind.
+    fn take(&self, guest: String, kind: Identifier, now: Instant) -> bool {
+        let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.entry((guest, kind)).or_insert(Share { lines: BURST, since: now }).take(now)
+    }
+}
+
+/// Lines that a guest may still have, as of `since`.
+#[derive(Debug)]
+struct Share {
+    lines: u32,
+    since: Instant,
+}
+
+impl Share {
+    fn take(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.since);
+        let more = u32::try_from(passed.as_nanos() / PERIOD.as_nanos()).unwrap_or(BURST).min(BURST);
+        if more > 0 {
+            self.lines = (self.lines + more).min(BURST);
+            self.since = now;
+        }
+        let left = self.lines.checked_sub(1);
+        self.lines = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+/// The guest that a span is about.
+struct Guest(String);
+
+/// Finds a field that names a guest.
+struct Finder {
+    field: &'static str,
+    found: Option<String>,
+}
+
+impl Visit for Finder {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == self.field {
+            self.found = Some(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, _field: &Field, _value: &dyn std::fmt::Debug) {}
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Shares {
+    fn enabled(&self, _metadata: &Metadata<'_>, _context: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, context: &Context<'_, S>) -> bool {
+        if *event.metadata().level() > Level::INFO {
+            return true;
+        }
+        let of_span = || {
+            let mut scope = context.event_scope(event)?;
+            scope.find_map(|span| span.extensions().get::<Guest>().map(|guest| guest.0.clone()))
+        };
+        let mut finder = Finder { field: "guest", found: None };
+        event.record(&mut finder);
+        let Some(guest) = finder.found.or_else(of_span) else { return true };
+        let passes = self.take(guest, event.metadata().callsite(), Instant::now());
+        LEFT_OUT.fetch_add(u64::from(!passes), Ordering::Relaxed);
+        passes
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if attributes.metadata().name() != "guest" {
+            return;
+        }
+        let mut finder = Finder { field: "name", found: None };
+        attributes.record(&mut finder);
+        if let (Some(span), Some(name)) = (context.span(id), finder.found) {
+            span.extensions_mut().insert(Guest(name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// One guest's lines are limited by their kind; those of others and the process's own are not.
+    #[test]
+    fn a_guest_has_its_share_of_the_log() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
+        let log = tracing_subscriber::registry().with(layer.with_filter(Shares::default()));
+        tracing::subscriber::with_default(log, || {
+            let span = tracing::info_span!("guest", name = "loud");
+            for _ in 0..1000 {
+                span.in_scope(|| tracing::info!("resets"));
+                tracing::warn!(guest = "loud", "comes back");
+                tracing::info!("of nobody");
+            }
+            span.in_scope(|| tracing::info!("another kind"));
+            tracing::info_span!("guest", name = "quiet").in_scope(|| tracing::info!("resets"));
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.ends_with(what)).count();
+        assert_eq!(count("resets"), 10 + 1);
+        assert_eq!(text.lines().filter(|line| line.contains("comes back")).count(), 10);
+        assert_eq!(count("of nobody"), 1000);
+        assert_eq!(count("another kind"), 1);
+        assert!(left_out() >= 2 * 990);
+    }
+
+    #[test]
+    fn a_share_grows_again() {
+        let start = Instant::now();
+        let mut share = Share { lines: BURST, since: start };
+        assert_eq!((0..100).filter(|_| share.take(start)).count(), 10);
+        assert_eq!((0..100).filter(|_| share.take(start + 2 * PERIOD)).count(), 2);
+        assert_eq!((0..100).filter(|_| share.take(start + 1000 * PERIOD)).count(), 10);
+    }
+}
