@@ -23,6 +23,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::control;
 use crate::guest::{Guest, Link};
 use crate::options::{GuestSpec, Options, Switch};
+use crate::privileges;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::Socket;
 use crate::worker::{Shared, Worker};
@@ -82,6 +83,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let guests: Arc<[_]> = guests(options, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
+    if options.sandbox == Switch::On || options.user.is_some() {
+        privileges::give_up(options.user)?;
+    }
     let filters = confine(options)?;
     start_closer(filters.as_ref())?;
     let threads = start(options, &workers, &departures, filters.as_ref())?;

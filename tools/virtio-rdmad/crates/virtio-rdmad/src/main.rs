@@ -16,6 +16,7 @@ mod guest;
 mod log;
 mod options;
 mod poller;
+mod privileges;
 mod sandbox;
 mod socket;
 mod spin;

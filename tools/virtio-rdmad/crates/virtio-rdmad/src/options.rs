@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::Limits;
 use rustix::thread::CpuSet;
 
+use crate::privileges::User;
+
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
 ///
 /// Each guest's virtual machine monitor connects to a socket of its own. Guests of one network
@@ -74,6 +76,13 @@ pub struct Options {
     /// Off is for systems that do not let it.
     #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true, default_value_t = Switch::On)]
     pub sandbox: Switch,
+
+    /// User and group that the process belongs to once its sockets are open, if it is started as root.
+    ///
+    /// The user must be able to write to the sockets' directories for the sockets to be removed in
+    /// the end.
+    #[arg(long, value_name = "UID:GID")]
+    pub user: Option<User>,
 
     /// What to log: error, warn, info, debug or trace; or what RUST_LOG takes, and which wins.
     #[arg(long, value_name = "LEVEL", default_value = "info")]

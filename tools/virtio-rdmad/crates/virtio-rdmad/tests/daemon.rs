@@ -300,6 +300,29 @@ fn workers_need_a_cpu_each() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("only 1 CPUs"));
 }
 
+/// Started as root, it is another user's once its sockets are open.
+#[test]
+fn it_gives_root_up() {
+    let is_root = rustix::process::geteuid().is_root();
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap();
+    let users: u64 =
+        map.lines().filter_map(|l| l.split_whitespace().last()?.parse::<u64>().ok()).sum();
+    if !is_root || users < 2000 {
+        eprintln!("skipped: this is not root, or of a user namespace of {users} users");
+        return;
+    }
+    let daemon = Daemon::start_with("root", &["--user", "1234:1235"], &["name=a,vhost-user"]);
+    for task in std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        assert!(status.contains("Uid:\t1234\t1234\t1234\t1234"), "{status}");
+        assert!(status.contains("Gid:\t1235\t1235\t1235\t1235"), "{status}");
+        assert!(status.contains("Groups:\t \n"), "{status}");
+    }
+    let directory = daemon.directory.clone();
+    drop(daemon);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn it_also_runs_without_a_sandbox() {
     let (daemon, mut sockets) = eight("open", &["--sandbox", "off"]);
@@ -313,6 +336,10 @@ fn it_also_runs_without_a_sandbox() {
         // The sockets are there before the threads have closed themselves in.
         while !std::fs::read_to_string(&path).unwrap().contains("Seccomp:\t2") {
             std::thread::yield_now();
+        }
+        let status = std::fs::read_to_string(&path).unwrap();
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert!(status.contains(&format!("{set}:\t0000000000000000")), "{status}");
         }
     }
     daemon.end();
