@@ -6,6 +6,7 @@ Arguments: vmm, kernel (plain or debug), its build directory, the guest image,
 the directory with the selftests and the kernel's helpers.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -42,6 +43,9 @@ ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
 # What a program can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
+# Memory of a guest in huge pages, in MiB, and what it runs.
+HUGE_GUEST = 1024
+IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.")
 # Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
 LARGE = 7 << 10
 SPARE = 9 << 10
@@ -68,6 +72,29 @@ def options(vmm, kernel, kernel_dir, image, share):
                           memory=2048 if kernel == "debug" else 1024)
 
 
+def reserve_huge_pages(count, stack):
+    """Has so many huge pages of 2 MiB free until stack ends; why not, if it cannot."""
+    path = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+
+    def value(name):
+        with open(path + name, encoding="ascii") as file:
+            return int(file.read())
+
+    def want(total):
+        with open(path + "nr_hugepages", "w", encoding="ascii") as file:
+            file.write(str(total))
+
+    try:
+        before, free = value("nr_hugepages"), value("free_hugepages")
+        if free < count:
+            want(before + count - free)
+            stack.callback(want, before)
+            free = value("free_hugepages")
+    except OSError as error:
+        return f"no {count} huge pages of 2 MiB: {error}"
+    return None if free >= count else f"{free} huge pages of 2 MiB can be had, {count} are needed"
+
+
 class Suite:
     def __init__(self, options, report):
         self.options = options
@@ -92,11 +119,12 @@ class Suite:
         left_out = TOO_MUCH if self.is_slow else ()
         return [path for path in programs(self.options.share) if path not in left_out]
 
-    def boot(self, count, kind, rings, memory):
+    def boot(self, count, kind, rings, memory, hugetlb):
         """A fresh network of guests with virtio-rdma up."""
         no_rings = () if rings else tuple(range(1, count + 1))
         memory = memory or self.options.memory
-        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings, memory=memory)
+        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings, memory=memory,
+                                             hugetlb=hugetlb)
         self.network = kind(options)
         self.network.boot()
 
@@ -269,13 +297,14 @@ class Suite:
         alive = self.network.daemon.poll() is None
         self.report.result(f"{title}: the device is alive", alive)
 
-    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None, memory=None):
+    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None, memory=None,
+             hugetlb=False):
         """Boot, act, judge, end; a failure names its logs. Lines that match
         transport are reports of a defect of the guest's transport. memory: MiB
-        a guest, where it is not what others have."""
+        a guest, where it is not what others have. hugetlb: in huge pages."""
         before, start = self.report.failed, time.monotonic()
         try:
-            self.boot(count, kind, rings, memory)
+            self.boot(count, kind, rings, memory, hugetlb)
             for action in actions:
                 action()
             self.verdict(title, transport)
@@ -302,6 +331,17 @@ class Suite:
             return
         self.part("one guest with much memory", 1, self.large_regions, self.agrees, memory=LARGE)
 
+    def in_huge_pages(self):
+        """A guest whose memory is in hugetlbfs: what QEMU gives out of it begins and ends within huge pages."""
+        label = "one guest in huge pages"
+        with contextlib.ExitStack() as stack:
+            reason = reserve_huge_pages(HUGE_GUEST // 2, stack)
+            if reason:
+                self.report.result(label, True, reason)
+                return
+            self.part(label, 1, lambda: self.those_of(IN_HUGE_PAGES, "huge pages: "), self.agrees,
+                      memory=HUGE_GUEST, hugetlb=True)
+
     def run(self):
         """Every part that these guests are for."""
         self.part("one guest", 1, self.alone, self.agrees)
@@ -310,6 +350,8 @@ class Suite:
         if PROGRAMS_PERCENT == 100:
             self.part("two guests, virtqueues", 2, self.together, self.agrees, rings=False)
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
+        if self.options.vmm == "qemu" and self.options.kernel == "plain":
+            self.in_huge_pages()
         if self.options.vmm == "uml":
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)

@@ -58,7 +58,8 @@ class Options:
     tools/vm/kernel. share: a directory for /mnt, or "". keep: leave the run
     directory behind (it is left behind after a failure in any case). no_rings:
     numbers of the guests to which the device does not offer rings. workers: of
-    the device; 0 leaves their number to it.
+    the device; 0 leaves their number to it. hugetlb: QEMU's guests have their
+    memory in huge pages of 2 MiB, of which the machine has enough.
     """
 
     vmm: str = "qemu"
@@ -74,6 +75,7 @@ class Options:
     keep: bool = False
     no_rings: tuple = ()
     workers: int = 0
+    hugetlb: bool = False
 
 
 def say(text):
@@ -413,7 +415,8 @@ class QemuGuest(Guest):
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", "q35,memory-backend=ram", *accelerator(options),
             "-smp", str(options.cpus), "-m", str(options.memory),
-            "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on",
+            "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on"
+                       + (",hugetlb=on,hugetlbsize=2M" if options.hugetlb else ""),
             "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
             "-serial", "stdio",
             "-qmp", f"unix:{self.monitor},server=on,wait=off",
