@@ -7,7 +7,6 @@
 use crate::{
     bindings,
     cmd,
-    dma::PAGE_SIZE,
     hca::Hca,
     ib,
     region::{
@@ -84,6 +83,8 @@ struct FastReg {
     max_pages: u32,
     /// How many are set; its consumer lets nobody else map the region meanwhile.
     num_pages: Atomic<u32>,
+    /// The binary logarithm of their size.
+    page_shift: Atomic<u32>,
 }
 
 impl Mr {
@@ -137,8 +138,10 @@ impl Mr {
     /// than were mapped; `EOPNOTSUPP` for access flags that the driver does not know.
     pub(crate) fn registration(&self, wr: &ib::FastReg<'_, Hca>) -> Result<Registration> {
         let fast = self.fast.as_ref().ok_or(EINVAL)?;
-        let offset = wr.iova % PAGE_SIZE as u64;
-        let npages = wr.length.saturating_add(offset).div_ceil(PAGE_SIZE as u64);
+        let page_shift = fast.page_shift.load(Relaxed);
+        let page_size = 1 << page_shift;
+        let offset = wr.iova % page_size;
+        let npages = wr.length.saturating_add(offset).div_ceil(page_size);
         if wr.key >> KEY_BITS != self.rkey >> KEY_BITS
             || wr.length == 0
             || npages > u64::from(fast.num_pages.load(Relaxed))
@@ -153,6 +156,7 @@ impl Mr {
             pages: fast.list.addr(),
             iova: wr.iova,
             length: wr.length,
+            page_shift: page_shift as u8,
         })
     }
 }
@@ -333,6 +337,7 @@ impl ib::MemoryRegion<Hca> for Mr {
             list,
             max_pages,
             num_pages: Atomic::new(0),
+            page_shift: Atomic::new(bindings::VIRTIO_RDMA_PAGE_SHIFT),
         };
         Ok(Self {
             fast: Some(fast),
@@ -340,31 +345,25 @@ impl ib::MemoryRegion<Hca> for Mr {
         })
     }
 
-    fn begin_pages(&self) -> Result {
+    fn begin_pages(&self, page_size: u32) -> Result {
         let fast = self.fast.as_ref().ok_or(EINVAL)?;
+        let sizes = self.hca.config().page_size_cap;
+        if !page_size.is_power_of_two() || sizes & u64::from(page_size) == 0 {
+            return Err(EINVAL);
+        }
+        fast.page_shift.store(page_size.trailing_zeros(), Relaxed);
         fast.num_pages.store(0, Relaxed);
         Ok(())
     }
 
-    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result {
+    fn add_page(&self, addr: u64) -> Result {
         let fast = self.fast.as_ref().ok_or(EINVAL)?;
-        let end = addr.checked_add(len).ok_or(EINVAL)?;
-        let mut count = fast.num_pages.load(Relaxed);
-        // The list begins with the page of the first byte.
-        let mut page = if count == 0 {
-            addr.max(iova - iova % PAGE_SIZE as u64)
-        } else {
-            addr
-        };
-        while page < end {
-            if count == fast.max_pages {
-                return Err(ENOMEM);
-            }
-            fast.list.set(count as usize, page)?;
-            count += 1;
-            page += PAGE_SIZE as u64;
+        let count = fast.num_pages.load(Relaxed);
+        if count == fast.max_pages {
+            return Err(ENOMEM);
         }
-        fast.num_pages.store(count, Relaxed);
+        fast.list.set(count as usize, addr)?;
+        fast.num_pages.store(count + 1, Relaxed);
         Ok(())
     }
 

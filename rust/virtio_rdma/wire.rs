@@ -107,7 +107,7 @@ wire! {
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1: 16,
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2: 32,
     virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3: 52,
-    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4: 40,
+    virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4: 48,
     virtio_rdma_rq_wqe: 16,
     virtio_rdma_cqe: 40,
     virtio_rdma_event: 8,
@@ -169,6 +169,8 @@ pub(crate) struct Registration {
     pub(crate) iova: u64,
     /// The number of bytes.
     pub(crate) length: u64,
+    /// The binary logarithm of the bytes of a page.
+    pub(crate) page_shift: u8,
 }
 
 /// What a send work request does, by its opcode.
@@ -255,6 +257,8 @@ impl WrBody {
                     pages: reg.pages.to_le(),
                     iova: reg.iova.to_le(),
                     length: reg.length.to_le(),
+                    page_shift: reg.page_shift,
+                    reserved_29: [0; 7],
                 },
             ),
             WrBody::None => {}
@@ -356,6 +360,7 @@ impl SendRequest {
                 iova: reg.iova.to_le(),
                 pages: reg.pages.to_le(),
                 length: reg.length.to_le(),
+                page_shift: reg.page_shift,
                 ..RingRegWqe::zeroed()
             });
         }

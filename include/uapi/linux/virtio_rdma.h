@@ -114,7 +114,8 @@ enum virtio_rdma_atomic_cap {
  * @vendor_part_id: part number given by the vendor
  * @hw_ver: version of the device
  * @max_mr_size: largest memory region, in bytes
- * @page_size_cap: mask of page sizes, bit n for 2^n bytes; bit 12 is set
+ * @page_size_cap: mask of page sizes of a fast registration, bit n for 2^n bytes;
+ *	bit 12 is set
  * @max_qp: number of QPs; M in the numbering of virtqueues
  * @max_qp_wr: most outstanding work requests of one send or receive queue
  * @device_cap_flags: VIRTIO_RDMA_CAP_*
@@ -134,7 +135,8 @@ enum virtio_rdma_atomic_cap {
  * @max_mcast_qp_attach: most QPs of one multicast group
  * @max_total_mcast_qp_attach: most attachments in all groups
  * @max_ah: number of address handles
- * @max_fast_reg_page_list_len: most pages of a fast registration
+ * @max_fast_reg_page_list_len: most pages of a fast registration, whatever their
+ *	size
  * @max_pi_fast_reg_page_list_len: the same for protection information
  * @max_pkeys: entries of the P_Key table
  * @local_ca_ack_delay: IBA's Local CA ACK Delay, 4.096 us * 2^n
@@ -389,7 +391,7 @@ struct virtio_rdma_rsp_mr {
  * struct virtio_rdma_cmd_create_mr - create a region for fast registration
  * @pdn: the PD
  * @access_flags: zero; access rights come with each REG_MR
- * @max_num_sg: most pages that a REG_MR gives it, at most
+ * @max_num_sg: most pages that a REG_MR gives it, whatever their size, at most
  *	max_fast_reg_page_list_len
  *
  * The region is FREE: its keys give access to nothing. The low 8 bits of its
@@ -1081,6 +1083,8 @@ struct virtio_rdma_sq_wqe {
 			__le64 pages;
 			__le64 iova;
 			__le64 length;
+			__u8   page_shift;
+			__u8   reserved_29[7];
 		} reg;
 		__u8 raw[56];
 	} wr;
@@ -1335,11 +1339,12 @@ struct virtio_rdma_ring_xrc_wqe {
  * @num_sge: zero
  * @send_flags: VIRTIO_RDMA_SEND_*
  * @access: VIRTIO_RDMA_ACCESS_*
- * @npages: entries of the page list: the pages of 4 KiB that
- *	[@iova, @iova + @length) touches
+ * @npages: entries of the page list: the pages that [@iova, @iova + @length)
+ *	touches
+ * @page_shift: log2 of the bytes of a page: a bit of page_size_cap
  * @key: the new key of the region
  * @iova: address by which work requests name the first byte; its offset within
- *	a 4 KiB page is the offset of the first byte within the first page
+ *	a page is the offset of the first byte within the first page
  * @pages: address of the page list: @npages times a __le64 page address, in one
  *	contiguous block that the device reads before the work request completes
  * @length: bytes
@@ -1351,7 +1356,8 @@ struct virtio_rdma_ring_reg_wqe {
 	__le16 send_flags;
 	__le32 access;
 	__le16 npages;
-	__le16 reserved_12;
+	__u8   page_shift;
+	__u8   reserved_13;
 	__le32 key;
 	__le64 iova;
 	__le64 pages;

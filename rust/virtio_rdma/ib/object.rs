@@ -515,27 +515,28 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     /// [`MemoryRegion::reg_user`].
     fn rereg_user(&self, dev: &Device<D>, flags: u32, pd: &Pd<D>, memory: &UserMemory) -> Result;
 
-    /// Creates an MR for fast registration of at most `max_pages` pages of 4 KiB. May sleep.
+    /// Creates an MR for fast registration of at most `max_pages` pages, of whatever size its consumer
+    /// maps them. May sleep.
     ///
     /// # Errors
     ///
     /// `EOPNOTSUPP` if the device has none, `EINVAL`, `ENOMEM`, or what the device says.
     fn alloc(pd: &Pd<D>, max_pages: u32) -> Result<Self>;
 
-    /// Forgets the pages of an MR for fast registration. Any context.
+    /// Forgets the pages of an MR for fast registration; those that follow have `page_size` bytes.
+    /// Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is none.
-    fn begin_pages(&self) -> Result;
+    /// `EINVAL` if it is none, or if the device has no pages of that size.
+    fn begin_pages(&self, page_size: u32) -> Result;
 
-    /// Adds the pages of `len` bytes at `addr`, a multiple of 4 KiB each, to an MR whose first byte
-    /// is at `iova`. Any context.
+    /// Adds the page at `addr`, a multiple of its size. Any context.
     ///
     /// # Errors
     ///
     /// `EINVAL` if it is not for fast registration, `ENOMEM` if there are too many.
-    fn add_pages(&self, addr: u64, len: u64, iova: u64) -> Result;
+    fn add_page(&self, addr: u64) -> Result;
 
     /// Destroys the MR, which is in `pd`, in the device. May sleep. It is dropped afterwards, unless
     /// this fails.

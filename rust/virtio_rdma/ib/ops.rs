@@ -46,7 +46,6 @@ use super::{
 };
 use crate::{
     bindings,
-    dma::PAGE_SIZE,
     doorbell, //
 };
 use kernel::{
@@ -1115,10 +1114,7 @@ unsafe extern "C" fn map_mr_sg<D: Driver>(
     from_result(|| {
         // SAFETY: By the contract of this module.
         let (mr, page_size) = unsafe { (Mr::<D>::from_raw(raw), (*raw).page_size) };
-        if (page_size as usize) < PAGE_SIZE || !page_size.is_power_of_two() {
-            return Err(EINVAL);
-        }
-        mr.begin_pages()?;
+        mr.begin_pages(page_size)?;
         // SAFETY: By the contract of this module; `set_page` is called for this MR.
         Ok(unsafe { bindings::ib_sg_to_pages(raw, sg, nents, offset, Some(set_page::<D>)) })
     })
@@ -1130,9 +1126,9 @@ unsafe extern "C" fn map_mr_sg<D: Driver>(
 ///
 /// Only `ib_sg_to_pages()` may call it, for an MR of this driver.
 unsafe extern "C" fn set_page<D: Driver>(raw: *mut bindings::ib_mr, addr: u64) -> c_int {
-    // SAFETY: By the safety requirements; `ib_sg_to_pages()` has set the IOVA.
-    let (mr, page_size, iova) = unsafe { (Mr::<D>::from_raw(raw), (*raw).page_size, (*raw).iova) };
-    from_result(|| mr.add_pages(addr, page_size.into(), iova).map(|()| 0))
+    // SAFETY: By the safety requirements.
+    let mr = unsafe { Mr::<D>::from_raw(raw) };
+    from_result(|| mr.add_page(addr).map(|()| 0))
 }
 
 /// Allocates an MR, which `dereg_mr` frees.

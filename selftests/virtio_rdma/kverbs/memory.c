@@ -2,6 +2,8 @@
 /*
  * Memory that work requests register and invalidate.
  */
+#include <linux/sizes.h>
+
 #include "kverbs.h"
 
 #define PAGES	4
@@ -296,6 +298,57 @@ static void largest(struct kunit *test)
 	       IB_WC_REM_ACCESS_ERR);
 }
 
+/*
+ * Pages of the size that the consumer maps them with: one entry of the list for
+ * each, however many pages of the kernel that is.
+ */
+static void page_sizes(struct kunit *test)
+{
+	static const unsigned int sizes[] = { SZ_4K, SZ_16K, SZ_64K, SZ_128K };
+	struct sides s = sides_new(test);
+	struct kv_buf *large = kv_buf(test, SZ_256K);
+	/* Large enough for a page of any size that is aligned to it. */
+	size_t first = ALIGN(large->addr, SZ_128K) - large->addr;
+	struct ib_mr *one = kv_mr(test, 1);
+	struct scatterlist sg;
+	unsigned int i;
+
+	sg_init_table(&sg, 1);
+	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
+		unsigned int size = sizes[i];
+
+		if (size < PAGE_SIZE)
+			continue;
+		sg_dma_address(&sg) = large->addr + first;
+		sg_dma_len(&sg) = size;
+		KUNIT_ASSERT_EQ(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
+		KUNIT_EXPECT_EQ(test, one->length, size);
+		kv_reg(test, s.b, one, REMOTE);
+		kv_fill(s.here->data, PAGE_SIZE, 20 + i);
+		/* To the end of the page, and not beyond. */
+		access(test, &s, IB_WR_RDMA_WRITE, one->iova + size - PAGE_SIZE, one->rkey,
+		       PAGE_SIZE, IB_WC_SUCCESS);
+		KUNIT_EXPECT_TRUE(test, kv_filled(large->data + first + size - PAGE_SIZE, PAGE_SIZE,
+						  20 + i));
+		access(test, &s, IB_WR_RDMA_READ, one->iova + size, one->rkey, 1,
+		       IB_WC_REM_ACCESS_ERR);
+		invalidate(test, s.b, one->rkey, IB_WC_SUCCESS);
+		/* From its middle; two of them are one too many. */
+		sg_dma_address(&sg) = large->addr + first + size / 2;
+		sg_dma_len(&sg) = size / 2;
+		KUNIT_ASSERT_EQ(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
+		kv_reg(test, s.b, one, REMOTE);
+		access(test, &s, IB_WR_RDMA_WRITE, one->iova, one->rkey, size / 2 < PAGE_SIZE ?
+		       size / 2 : PAGE_SIZE, IB_WC_SUCCESS);
+		KUNIT_EXPECT_EQ(test, large->data[first + size / 2], s.here->data[0]);
+		invalidate(test, s.b, one->rkey, IB_WC_SUCCESS);
+		sg_dma_len(&sg) = size;
+		KUNIT_EXPECT_NE(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
+	}
+	/* None of a size that is no power of two, or that the device does not have. */
+	KUNIT_EXPECT_EQ(test, -EINVAL, ib_map_mr_sg(one, &sg, 1, NULL, 3 * PAGE_SIZE));
+}
+
 /* What is wrong with a registration is said when it is posted, or when it completes. */
 static void bad_registration(struct kunit *test)
 {
@@ -339,6 +392,7 @@ struct kunit_case kv_memory_cases[] = {
 	KUNIT_CASE(read_with_inv),
 	KUNIT_CASE(in_order),
 	KUNIT_CASE(largest),
+	KUNIT_CASE(page_sizes),
 	KUNIT_CASE(bad_registration),
 	{}
 };

@@ -371,6 +371,15 @@ fn guid(mac: [u8; 6]) -> [u8; 8] {
     [oui[0] ^ 2, oui[1], oui[2], 0xff, 0xfe, m3, m4, m5]
 }
 
+/// Page sizes of a fast registration, bit n for 2^n bytes: 4 KiB to 2 GiB.
+const PAGE_SIZES: u64 = 0xffff_f000;
+
+/// The bytes of a page of which `shift` is the binary logarithm, if there are pages of that size.
+pub(crate) fn page_size(shift: u8) -> Option<u64> {
+    let size = 1_u64.checked_shl(shift.into())?;
+    (size & PAGE_SIZES != 0).then_some(size)
+}
+
 /// The configuration space.
 pub(crate) fn config_space(
     limits: &Limits,
@@ -387,7 +396,7 @@ pub(crate) fn config_space(
     config.vendor_part_id = VENDOR_PART_ID;
     config.hw_ver = 1;
     config.max_mr_size = limits.max_mr_size;
-    config.page_size_cap = 1 << VIRTIO_RDMA_PAGE_SHIFT;
+    config.page_size_cap = PAGE_SIZES;
     config.max_qp = limits.max_qp.into();
     config.max_qp_wr = limits.wq_size.into();
     config.device_cap_flags = u64::from(

@@ -20,10 +20,10 @@ use abi::{
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
-use crate::config::MAX_FAST_REG_PAGES;
+use crate::config::{page_size, MAX_FAST_REG_PAGES};
 use crate::control::{use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
-use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, PAGE_SIZE};
+use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::QpConfig;
 use crate::stats::Counter;
 use crate::sync::{read, write};
@@ -55,6 +55,8 @@ pub(crate) struct Registration {
     pub iova: u64,
     /// Bytes.
     pub length: u64,
+    /// Binary logarithm of the bytes of a page.
+    pub page_shift: u8,
 }
 
 /// Who invalidates a key.
@@ -138,8 +140,11 @@ impl Shared {
         if region.valid.is_some() {
             return refuse("REG_MR of a region that is VALID", operation_error);
         }
-        let (offset, max_pages) = (request.iova % PAGE_SIZE, region.max_pages);
-        let touched = offset.checked_add(request.length).map(|end| end.div_ceil(PAGE_SIZE));
+        let Some(page_size) = page_size(request.page_shift) else {
+            return refuse("REG_MR of pages of a size that there is not", operation_error);
+        };
+        let (offset, max_pages) = (request.iova % page_size, region.max_pages);
+        let touched = offset.checked_add(request.length).map(|end| end.div_ceil(page_size));
         if request.length == 0
             || touched != Some(request.npages.into())
             || request.npages as usize > max_pages
@@ -150,7 +155,7 @@ impl Shared {
         }
         let memory = keys.memory().clone();
         drop(keys);
-        let Some(pages) = read_page_list(&memory, request) else {
+        let Some(pages) = read_page_list(&memory, request, page_size) else {
             return refuse("REG_MR of pages that are none", VIRTIO_RDMA_WC_LOC_PROT_ERR);
         };
         let attributes = Attributes {
@@ -185,7 +190,11 @@ impl Shared {
 }
 
 /// Reads the page list of a REG_MR, once; `None` if it or a page of it cannot be.
-fn read_page_list(memory: &GuestMemory, request: &Registration) -> Option<PageList> {
+fn read_page_list(
+    memory: &GuestMemory,
+    request: &Registration,
+    page_size: u64,
+) -> Option<PageList> {
     if request.pages % size_of::<u64>() as u64 != 0 {
         return None;
     }
@@ -193,9 +202,10 @@ fn read_page_list(memory: &GuestMemory, request: &Registration) -> Option<PageLi
     let table = table.get_mut(..request.npages as usize)?;
     memory.read(request.pages, table.as_mut_bytes()).ok()?;
     let mut list = PageList::default();
-    for page in &*table {
-        let is_page = page % PAGE_SIZE == 0 && page.checked_add(PAGE_SIZE).is_some();
-        if !is_page || !list.push(*page, MAX_FAST_REG_PAGES) {
+    for addr in &*table {
+        let is_page = addr % page_size == 0 && addr.checked_add(page_size).is_some();
+        let page = Range { addr: *addr, len: page_size };
+        if !is_page || !list.push_range(page, MAX_FAST_REG_PAGES) {
             return None;
         }
     }

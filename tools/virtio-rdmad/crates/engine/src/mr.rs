@@ -693,7 +693,7 @@ impl KeyTable {
 }
 
 /// Collects the pages of a table into ranges, and cuts them to
-/// `[offset, offset + length)`, `offset` being less than a page.
+/// `[offset, offset + length)`, which begins in the first page and ends in the last.
 #[derive(Default)]
 pub(crate) struct PageList {
     ranges: Vec<Range>,
@@ -707,16 +707,21 @@ impl PageList {
 
     /// Appends a page; `false` if there would be more than `room` ranges.
     pub fn push(&mut self, page: u64, room: usize) -> bool {
+        self.push_range(Range { addr: page, len: PAGE_SIZE }, room)
+    }
+
+    /// Appends a page of any size; `false` if there would be more than `room` ranges.
+    pub fn push_range(&mut self, page: Range, room: usize) -> bool {
         if let Some(last) = self.ranges.last_mut() {
-            if last.addr.checked_add(last.len) == Some(page) {
-                last.len += PAGE_SIZE;
+            if last.addr.checked_add(last.len) == Some(page.addr) {
+                last.len += page.len;
                 return true;
             }
         }
         if self.ranges.len() == room {
             return false;
         }
-        self.ranges.push(Range { addr: page, len: PAGE_SIZE });
+        self.ranges.push(page);
         true
     }
 

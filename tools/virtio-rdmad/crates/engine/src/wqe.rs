@@ -492,14 +492,14 @@ fn invalidates(opcode: u32) -> bool {
 impl Registration {
     /// Of a virtqueue.
     fn from_wr(wr: &WrReg) -> Self {
-        let WrReg { key, access, npages, pages, iova, length, .. } = *wr;
-        Self { key, access, npages, pages, iova, length }
+        let WrReg { key, access, npages, pages, iova, length, page_shift, .. } = *wr;
+        Self { key, access, npages, pages, iova, length, page_shift }
     }
 
     /// Of a ring.
     fn from_entry(entry: &virtio_rdma_ring_reg_wqe) -> Self {
-        let virtio_rdma_ring_reg_wqe { key, access, npages, pages, iova, length, .. } = *entry;
-        Self { key, access, npages: npages.into(), pages, iova, length }
+        let virtio_rdma_ring_reg_wqe { key, access, pages, iova, length, page_shift, .. } = *entry;
+        Self { key, access, npages: entry.npages.into(), pages, iova, length, page_shift }
     }
 }
 

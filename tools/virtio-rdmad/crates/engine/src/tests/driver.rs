@@ -704,7 +704,16 @@ impl Guest {
         let list = self.allocate(pages.as_bytes().len() as u64);
         self.memory.write(list, pages.as_bytes()).unwrap();
         let npages = pages.len() as u32;
-        WrReg { mrn: 0, key, access, npages, pages: list, iova, length }
+        WrReg {
+            key,
+            access,
+            npages,
+            pages: list,
+            iova,
+            length,
+            page_shift: VIRTIO_RDMA_PAGE_SHIFT as u8,
+            ..WrReg::new_zeroed()
+        }
     }
 
     pub fn alloc_mw(&mut self, pdn: u32, kind: u32) -> Result<virtio_rdma_rsp_alloc_mw, u32> {
@@ -1240,6 +1249,7 @@ impl Send {
             entry.send_flags = self.flags as u16;
             (entry.access, entry.npages, entry.key) = (wr.access, wr.npages as u16, wr.key);
             (entry.iova, entry.pages, entry.length) = (wr.iova, wr.pages, wr.length);
+            entry.page_shift = wr.page_shift;
             return entry.as_bytes().to_vec();
         }
         if self.opcode == VIRTIO_RDMA_WR_FLUSH {

@@ -88,6 +88,39 @@ pub fn a_region_gets_pages_and_loses_them() {
 }
 
 #[test]
+pub fn pages_have_the_size_that_is_asked_for() {
+    let mut pair = Pair::new();
+    let mr = pair.b.create_mr(pair.ends[1].pdn, 2).unwrap();
+    // From the middle of a page of 16 KiB to the middle of another, which lies before it.
+    let (pages, len) = ([DATA + 0x8000, DATA], 0x5800);
+    let mut reg = pair.b.registration(mr.rkey, ALL, 0x7000_1010, len, &pages);
+    reg.page_shift = 14;
+    assert_eq!(post(&mut pair, 1, &Send::reg_mr(1, reg)), OK);
+    let data = pair.a.fill(DATA, len as usize, 7);
+    assert_eq!(write(&mut pair, mr.rkey, 0x7000_1010, len as u32), OK);
+    let found = [pair.b.bytes(pages[0] + 0x1010, 0x2ff0), pair.b.bytes(pages[1], 0x2810)];
+    assert_eq!(found.concat(), data);
+    assert_eq!(write(&mut pair, mr.rkey, 0x7000_1010 + len, 1), VIRTIO_RDMA_WC_REM_ACCESS_ERR);
+}
+
+#[test]
+pub fn pages_of_other_sizes_fail() {
+    let with = |shift, page| {
+        let mut pair = Pair::new();
+        let mr = region(&mut pair);
+        let mut reg = pair.b.registration(mr.rkey, ALL, 0, 0x1000, &[page]);
+        reg.page_shift = shift;
+        post(&mut pair, 1, &Send::reg_mr(1, reg))
+    };
+    for shift in [0, 11, 32, 64, 255] {
+        assert_eq!(with(shift, DATA), BIND, "{shift}");
+    }
+    assert_eq!(with(14, DATA), OK);
+    assert_eq!(with(14, DATA + 0x1000), PROTECTION, "not aligned to its size");
+    assert_eq!(with(31, !0x7fff_ffff), PROTECTION, "it wraps");
+}
+
+#[test]
 pub fn a_free_region_gives_no_access() {
     let mut pair = Pair::new();
     let mr = region(&mut pair);
