@@ -87,5 +87,5 @@ check_fs() { e2fsck -fn "$(disk)"; }
 no_connections()
 {
 	! rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm \[' &&
-		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds|rpcrdma)'
+		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds|rpcrdma|rtrs)'
 }

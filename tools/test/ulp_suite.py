@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite ulp: kernel consumers between two guests, target in guest 1 and
-host in guest 2: NVMe over Fabrics, iSER, SRP, NFS and RDS. Runs inside the
+host in guest 2: NVMe over Fabrics, iSER, SRP, RNBD, NFS and RDS. Runs inside the
 build root.
 
 Arguments: the guest image, the directory with the selftests and the kernel's
@@ -206,6 +206,7 @@ class Ulp(guest_suite.Suite):
         self.consumer("nvme", self.blocks, self.reconnects, self.loses_target, self.gives_up, self.ends)
         self.consumer("iser", self.blocks, self.reconnects, self.ends)
         self.consumer("srp", self.blocks, self.reconnects, self.ends)
+        self.consumer("rnbd", self.blocks, self.reconnects, self.ends)
         self.consumer("nfs", self.files, self.reconnects, self.ends)
         self.datagrams()
 
