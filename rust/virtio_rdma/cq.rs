@@ -428,10 +428,15 @@ impl ib::CompletionQueue<Hca> for Cq {
         if u32::from_le(reply.moved) > cqe {
             self.hca.stats().bad(Counter::BadReplyValue);
             self.hca.fail("it moved more CQEs than there is room for");
+            return Err(EIO);
         }
         // The lock is not held when the old ring goes, which may sleep.
         let old = self.state.lock().region.replace(new);
         drop(old);
+        if self.hca.is_broken() {
+            // Hca::run() may have closed the old ring.
+            self.close();
+        }
         udata.respond(&bindings::virtio_rdma_uresp_resize_cq {
             moved: u32::from_le(reply.moved),
             reserved_04: 0,

@@ -75,8 +75,11 @@ impl ib::Driver for Hca {
         Hca::bad_number(self);
     }
 
-    fn handles(&self) -> &ib::Handles<Self> {
-        self.objects()
+    fn published(self: &Arc<Self>) {
+        // Hca::run() may have looked at all objects before this one was there.
+        if self.is_broken() {
+            self.wake_pollers();
+        }
     }
 
     fn query_device(self: &Arc<Self>, attr: &mut bindings::ib_device_attr) -> Result {

@@ -91,7 +91,7 @@ pub(crate) struct Hca {
     dev: ARef<device::Device>,
     config: Config,
     stats: Stats,
-    handles: ib::Handles<Hca>,
+    handles: Arc<ib::Handles<Hca>>,
     broken: Atomic<bool>,
     attached: SetOnce<Attached>,
     #[pin]
@@ -173,10 +173,13 @@ impl Hca {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(dev: ARef<device::Device>, config: Config) -> Result<Arc<Self>> {
-        let handles = ib::Handles::new(
-            config.max_cq as usize,
-            config.max_qp as usize + 1,
-            config.max_srq as usize + 1,
+        let handles = Arc::new(
+            ib::Handles::new(
+                config.max_cq as usize,
+                config.max_qp as usize + 1,
+                config.max_srq as usize + 1,
+            )?,
+            GFP_KERNEL,
         )?;
         let rings = config.rings.is_some();
         let control = ControlQueue::new(if rings { 0 } else { config.max_cq })?;
@@ -320,7 +323,7 @@ impl Hca {
     }
 
     /// The objects by number.
-    pub(crate) fn objects(&self) -> &ib::Handles<Hca> {
+    pub(crate) fn objects(&self) -> &Arc<ib::Handles<Hca>> {
         &self.handles
     }
 

@@ -100,11 +100,12 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// The counters of a port.
     const STATS: &'static [StatDesc];
 
-    /// The objects by which the driver finds them: CQs, QPs and SRQs by number.
-    fn handles(&self) -> &Handles<Self>;
-
     /// The device gave a new object a number that is out of range or taken. Any context.
     fn bad_number(self: &Arc<Self>);
+
+    /// There is a new object in the [`Handles`]: what concerns all objects concerns it from now on, and
+    /// what happened to them before did not reach it. Any context.
+    fn published(self: &Arc<Self>);
 
     /// Fills in the attributes of the device.
     ///

@@ -355,12 +355,14 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
             self.hca.stats().bad(Counter::BadReplyValue);
             self.hca
                 .fail("it moved more work requests than there is room for");
+            return Err(EIO);
         }
         *size = shape.depth;
         // The lock is not held when the old ring goes, which may sleep.
         let old = core::mem::replace(&mut *self.region.lock(), region);
         drop(old);
         if self.hca.is_broken() {
+            // Hca::run() may have closed the old ring.
             self.close();
         }
         Ok(())

@@ -134,7 +134,7 @@ fn register(
         num_comp_vectors: hca.num_comp_vectors(),
         has_pma: hca.config().has_counters,
     };
-    let ibdev = ib::UnregisteredDevice::new(hca.clone(), &config)?;
+    let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), &config)?;
     let pairing = port::Pairing::new(ibdev.clone(), ARef::from(transport));
     // The interfaces that exist are looked at here: the RDMA core wants to know of the paired one
     // before the device is registered.

@@ -79,11 +79,12 @@ impl<D: Driver> Handles<D> {
 ///
 /// # Invariants
 ///
-/// `raw` is from `ib_alloc_device()`; `data` is initialised.
+/// `raw` is from `ib_alloc_device()`; `data` and `handles` are initialised.
 #[repr(C)]
 pub(crate) struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
     data: Arc<D>,
+    handles: Arc<Handles<D>>,
 }
 
 // SAFETY: The C part is handed to the RDMA core, which locks.
@@ -108,6 +109,11 @@ impl<D: Driver> Device<D> {
     /// The driver's data.
     pub(crate) fn data(&self) -> &Arc<D> {
         &self.data
+    }
+
+    /// The objects by number; the same ones as long as the device lives.
+    pub(super) fn handles(&self) -> &Handles<D> {
+        &self.handles
     }
 
     /// Pairs the port with a network interface, or with none. May sleep.
@@ -169,12 +175,16 @@ pub(crate) struct Config<'a> {
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
-    /// Allocates a device. May sleep.
+    /// Allocates a device, the objects of which will be in `handles`. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, or what [`Driver::query_device`] says.
-    pub(crate) fn new(data: Arc<D>, config: &Config<'_>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        data: Arc<D>,
+        handles: Arc<Handles<D>>,
+        config: &Config<'_>,
+    ) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
         ops.owner = crate::THIS_MODULE.as_ptr();
         if !config.has_pma {
@@ -188,10 +198,11 @@ impl<D: Driver> UnregisteredDevice<D> {
         };
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
 
-        // SAFETY: `dev` is valid, `data` not yet initialised, and nobody else knows of it. The
+        // SAFETY: `dev` is valid, its Rust members not yet initialised, and nobody else knows of it. The
         // operations are copied. All members of the anonymous union begin with the `struct device`.
         unsafe {
             (&raw mut (*dev.as_ptr()).data).write(data);
+            (&raw mut (*dev.as_ptr()).handles).write(handles);
             bindings::ib_set_device_ops(raw, &raw const *ops);
             (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
             (*raw).phys_port_cnt = PORT;
@@ -217,10 +228,11 @@ impl<D: Driver> Deref for UnregisteredDevice<D> {
 
 impl<D: Driver> Drop for UnregisteredDevice<D> {
     fn drop(&mut self) {
-        // SAFETY: The device is not registered (any more), so no operation uses `data`, and this is
-        // its last user.
+        // SAFETY: The device is not registered (any more), so no operation uses `data` or `handles`, and
+        // this is its last user.
         unsafe {
             ptr::drop_in_place(&raw mut (*self.0.as_ptr()).data);
+            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).handles);
             bindings::ib_dealloc_device(self.0.as_ptr().cast());
         }
     }

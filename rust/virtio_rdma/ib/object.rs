@@ -33,10 +33,12 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// A reference to an [`Object`] exists only between the initialisation of `data` and its drop.
+/// A reference to an [`Object`] exists only between the initialisation of `handle` and `data` and
+/// the drop of `data`.
 #[repr(C)]
 pub(crate) struct Object<C, T> {
     raw: Opaque<C>,
+    handle: u32,
     data: T,
 }
 
@@ -58,6 +60,12 @@ impl<C, T> Object<C, T> {
         self.raw.get()
     }
 
+    /// The number by which the driver finds the object, if it is one that is found so. It is the one
+    /// that the driver's data said first.
+    pub(super) fn handle(&self) -> u32 {
+        self.handle
+    }
+
     /// The object in which `raw` is embedded.
     ///
     /// # Safety
@@ -68,37 +76,54 @@ impl<C, T> Object<C, T> {
         unsafe { &*raw.cast::<Self>() }
     }
 
-    /// Initialises the driver's data in place.
+    /// Initialises the driver's data in place; `handle` says by which number the object is found.
     ///
     /// # Safety
     ///
     /// `raw` must be the first member of [`Object::SIZE`] bytes that stay where they are, the
     /// driver's data of which is not initialised.
-    pub(super) unsafe fn init<'a>(raw: *mut C, init: impl PinInit<T, Error>) -> Result<&'a Self> {
+    ///
+    /// # Errors
+    ///
+    /// Those of `init`.
+    pub(super) unsafe fn init<'a>(
+        raw: *mut C,
+        init: impl PinInit<T, Error>,
+        handle: impl FnOnce(&T) -> u32,
+    ) -> Result<&'a Self> {
         let this = raw.cast::<Self>();
-        // SAFETY: By the safety requirements, `data` is valid for writes and pinned.
-        unsafe { init.__pinned_init(&raw mut (*this).data)? };
-        // SAFETY: `data` has just been initialised.
+        // SAFETY: By the safety requirements, `handle` and `data` are valid for writes, and `data`
+        // is pinned; it is initialised when `handle` gets it.
+        unsafe {
+            init.__pinned_init(&raw mut (*this).data)?;
+            (&raw mut (*this).handle).write(handle(&(*this).data));
+        }
+        // SAFETY: `handle` and `data` have just been initialised.
         Ok(unsafe { &*this })
     }
 
-    /// Initialises the driver's data with a value.
+    /// Initialises the driver's data of an object that is not found by number with a value.
     ///
     /// # Safety
     ///
     /// As for [`Object::init`].
     pub(super) unsafe fn write(raw: *mut C, data: T) {
-        // SAFETY: By the safety requirements, `data` is valid for writes.
-        unsafe { (&raw mut (*raw.cast::<Self>()).data).write(data) };
+        let this = raw.cast::<Self>();
+        // SAFETY: By the safety requirements, `handle` and `data` are valid for writes.
+        unsafe {
+            (&raw mut (*this).handle).write(0);
+            (&raw mut (*this).data).write(data);
+        }
     }
 
-    /// Makes the object, with the C structure zeroed.
+    /// Makes an object that is not found by number, with the C structure zeroed.
     pub(super) fn new(data: T) -> Self
     where
         C: Default,
     {
         Self {
             raw: Opaque::new(C::default()),
+            handle: 0,
             data,
         }
     }
@@ -723,6 +748,30 @@ impl Udata<'_> {
             )
         })?;
         Ok(request)
+    }
+
+    /// Refuses what the program sent to an operation that has no request structure, as
+    /// `ib_is_udata_in_empty()` does. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if any byte is not zero, `EFAULT`.
+    pub(crate) fn no_request(&self) -> Result {
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; nothing is copied.
+        to_result(unsafe {
+            bindings::_ib_copy_validate_udata_in(self.raw.as_ptr(), core::ptr::null_mut(), 0, 0)
+        })
+    }
+
+    /// Zeroes what the program has room for behind an operation that has no answer, as
+    /// `ib_respond_empty_udata()` does. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn no_answer(&self) -> Result {
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; nothing is read.
+        to_result(unsafe { bindings::_ib_respond_udata(self.raw.as_ptr(), core::ptr::null(), 0) })
     }
 
     /// Copies as much of `answer` to the program as it has room for, and zeros behind it. May

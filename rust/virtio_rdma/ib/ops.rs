@@ -10,6 +10,7 @@ use super::{
     mad,
     object::{
         gid_bytes,
+        Object,
         Ucontext, //
     },
     restrack,
@@ -37,6 +38,7 @@ use super::{
     SharedReceiveQueue,
     Srq,
     SrqInitAttr,
+    Table,
     Udata,
     UserContext,
     UserMemory,
@@ -139,6 +141,64 @@ pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
         size_ib_ucontext: Ucontext::<D>::SIZE,
         size_ib_xrcd: Xrcd::<D>::SIZE,
         ..Default::default()
+    }
+}
+
+/// For an operation that takes nothing from a program but what the core knows of, and tells it nothing
+/// either (`ib_no_udata_io()`).
+///
+/// # Safety
+///
+/// `udata` must be null, or that of the current system call.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` if the program sent bytes that are not zero, `EFAULT`.
+unsafe fn no_driver_data(udata: *mut bindings::ib_udata) -> Result {
+    // SAFETY: By the safety requirements.
+    let Some(udata) = (unsafe { Udata::from_raw(udata) }) else {
+        return Ok(());
+    };
+    udata.no_request()?;
+    udata.no_answer()
+}
+
+/// Lets the driver find a new object by its number. If it cannot, the object is destroyed in the
+/// device, as far as that knows it.
+///
+/// # Safety
+///
+/// [`Table::retire`] must take the object out of the table before it is dropped.
+///
+/// # Errors
+///
+/// `ENOMEM`; `EIO` for a number that is out of range or taken.
+unsafe fn publish<D: Driver, C, T>(
+    dev: &Device<D>,
+    table: &Table<Object<C, T>>,
+    object: &Object<C, T>,
+    destroy: impl FnOnce() -> Result,
+) -> Result
+where
+    Object<C, T>: Sync,
+{
+    // SAFETY: By the safety requirements.
+    match unsafe { table.publish(object.handle(), object) } {
+        Ok(()) => {
+            dev.data().published();
+            Ok(())
+        }
+        Err(error) => {
+            let error = if error == ENOMEM {
+                error
+            } else {
+                dev.data().bad_number();
+                EIO
+            };
+            // The device may keep the object, the driver does not.
+            let _ = destroy();
+            Err(error)
+        }
     }
 }
 
@@ -454,16 +514,9 @@ unsafe extern "C" fn create_cq<D: Driver>(
     from_result(|| {
         let data = D::Cq::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_cq` bytes, not initialised yet.
-        let cq = unsafe { Cq::<D>::init(raw, data)? };
+        let cq = unsafe { Cq::<D>::init(raw, data, |cq| cq.number())? };
         // SAFETY: `destroy_cq` takes it out before it is dropped.
-        let published = unsafe { dev.handles().cqs.publish(cq.number(), cq) };
-        if let Err(mut error) = published {
-            if error != ENOMEM {
-                dev.data().bad_number();
-                error = EIO;
-            }
-            // The device may keep the CQ, the driver does not.
-            let _ = cq.destroy();
+        if let Err(error) = unsafe { publish(dev, &dev.handles().cqs, cq, || cq.destroy()) } {
             // SAFETY: The core frees the memory next.
             unsafe { Cq::<D>::drop_data(raw) };
             return Err(error);
@@ -481,13 +534,14 @@ unsafe extern "C" fn create_cq<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (cq, dev) = unsafe { (Cq::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
     from_result(|| {
-        cq.destroy()?;
-        dev.handles().cqs.unpublish(cq.number());
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        dev.handles().cqs.retire(cq.handle(), || cq.destroy())?;
         // SAFETY: The core frees the memory next.
         unsafe { Cq::<D>::drop_data(raw) };
         Ok(0)
@@ -612,22 +666,15 @@ unsafe extern "C" fn create_qp<D: Driver>(
         };
         let data = D::Qp::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet.
-        let qp = unsafe { Qp::<D>::init(raw, data)? };
+        let qp = unsafe { Qp::<D>::init(raw, data, |qp| qp.number())? };
         // SAFETY: `destroy_qp` takes it out before it is dropped.
-        let published = unsafe { dev.handles().qps.publish(qp.number(), qp) };
-        if let Err(mut error) = published {
-            if error != ENOMEM {
-                dev.data().bad_number();
-                error = EIO;
-            }
-            // The device may keep the QP, the driver does not.
-            let _ = qp.destroy();
+        if let Err(error) = unsafe { publish(dev, &dev.handles().qps, qp, || qp.destroy()) } {
             // SAFETY: The core frees the memory next.
             unsafe { Qp::<D>::drop_data(raw) };
             return Err(error);
         }
         // SAFETY: By the contract of this module.
-        unsafe { (*raw).qp_num = qp.number() };
+        unsafe { (*raw).qp_num = qp.handle() };
         init.cap = qp.cap();
         Ok(0)
     })
@@ -681,13 +728,14 @@ unsafe extern "C" fn query_qp<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (qp, dev) = unsafe { (Qp::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
     from_result(|| {
-        qp.destroy()?;
-        dev.handles().qps.unpublish(qp.number());
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        dev.handles().qps.retire(qp.handle(), || qp.destroy())?;
         // SAFETY: The core frees the memory next.
         unsafe { Qp::<D>::drop_data(raw) };
         Ok(0)
@@ -842,16 +890,9 @@ unsafe extern "C" fn create_srq<D: Driver>(
     from_result(|| {
         let data = D::Srq::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_srq` bytes, not initialised yet.
-        let srq = unsafe { Srq::<D>::init(raw, data)? };
+        let srq = unsafe { Srq::<D>::init(raw, data, |srq| srq.number())? };
         // SAFETY: `destroy_srq` takes it out before it is dropped.
-        let published = unsafe { dev.handles().srqs.publish(srq.number(), srq) };
-        if let Err(mut error) = published {
-            if error != ENOMEM {
-                dev.data().bad_number();
-                error = EIO;
-            }
-            // The device may keep the SRQ, the driver does not.
-            let _ = srq.destroy();
+        if let Err(error) = unsafe { publish(dev, &dev.handles().srqs, srq, || srq.destroy()) } {
             // SAFETY: The core frees the memory next.
             unsafe { Srq::<D>::drop_data(raw) };
             return Err(error);
@@ -859,7 +900,7 @@ unsafe extern "C" fn create_srq<D: Driver>(
         (init.attr.max_wr, init.attr.max_sge) = srq.sizes();
         if attr.xrc.is_some() {
             // SAFETY: By the contract of this module; it is an SRQ for XRC.
-            unsafe { (*raw).ext.__bindgen_anon_1.xrc.srq_num = srq.number() };
+            unsafe { (*raw).ext.__bindgen_anon_1.xrc.srq_num = srq.handle() };
         }
         Ok(0)
     })
@@ -924,7 +965,7 @@ unsafe extern "C" fn query_srq<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (srq, dev) = unsafe {
@@ -934,8 +975,9 @@ unsafe extern "C" fn destroy_srq<D: Driver>(
         )
     };
     from_result(|| {
-        srq.destroy()?;
-        dev.handles().srqs.unpublish(srq.number());
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        dev.handles().srqs.retire(srq.handle(), || srq.destroy())?;
         // SAFETY: The core frees the memory next.
         unsafe { Srq::<D>::drop_data(raw) };
         Ok(0)

@@ -30,6 +30,8 @@ struct Published<T> {
     object: NonNull<T>,
     /// Calls of [`Table::with_held`] that use it.
     users: u32,
+    /// It is being destroyed, and the device may have given its number to another object.
+    leaving: bool,
 }
 
 // SAFETY: It is a reference in all but its lifetime.
@@ -56,8 +58,8 @@ pub(crate) struct Table<T: Sync> {
     len: usize,
     name: &'static CStr,
     class: Pin<&'static LockClassKey>,
-    /// An object has lost its last user.
-    unused: Pin<KBox<CondVar>>,
+    /// An object has lost its last user, has left the table, or stays in it.
+    changed: Pin<KBox<CondVar>>,
 }
 
 // SAFETY: The chunks are shared between threads, each slot of them behind its lock.
@@ -89,7 +91,7 @@ impl<T: Sync> Table<T> {
             len,
             name,
             class,
-            unused: KBox::pin_init(new_condvar!(), GFP_KERNEL)?,
+            changed: KBox::pin_init(new_condvar!(), GFP_KERNEL)?,
         })
     }
 
@@ -154,7 +156,7 @@ impl<T: Sync> Table<T> {
         if let Some(published) = &mut *slot.lock() {
             published.users -= 1;
             if published.users == 0 {
-                self.unused.notify_all();
+                self.changed.notify_all();
             }
         }
         Some(result)
@@ -183,11 +185,12 @@ impl<T: Sync> Table<T> {
         }
     }
 
-    /// Puts an object in the table. May sleep.
+    /// Puts an object in the table. If another one has the number and is [leaving](Table::retire), waits
+    /// until it has left. May sleep.
     ///
     /// # Safety
     ///
-    /// [`Table::unpublish`] must be called with this number before the object is dropped.
+    /// [`Table::retire`] or [`Table::unpublish`] must take this number out before the object is dropped.
     ///
     /// # Errors
     ///
@@ -195,14 +198,46 @@ impl<T: Sync> Table<T> {
     pub(super) unsafe fn publish(&self, number: u32, object: &T) -> Result {
         self.grow(number)?;
         let mut entry = self.slot(number).ok_or(EINVAL)?.lock();
+        while entry.as_ref().is_some_and(|published| published.leaving) {
+            self.changed.wait(&mut entry);
+        }
         if entry.is_some() {
             return Err(EEXIST);
         }
         *entry = Some(Published {
             object: NonNull::from(object),
             users: 0,
+            leaving: false,
         });
         Ok(())
+    }
+
+    /// Calls `destroy`, which destroys the object with this number in the device, and takes it out as
+    /// [`Table::unpublish`] does. The object is found until then, and whoever publishes another one with
+    /// the same number waits: the device may give a number out again as soon as it has destroyed the
+    /// object, before `destroy` returns. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of `destroy`; the object then stays in the table.
+    pub(super) fn retire(&self, number: u32, destroy: impl FnOnce() -> Result) -> Result {
+        self.set_leaving(number, true);
+        let result = destroy();
+        if result.is_ok() {
+            self.unpublish(number);
+        } else {
+            self.set_leaving(number, false);
+        }
+        result
+    }
+
+    fn set_leaving(&self, number: u32, leaving: bool) {
+        if let Some(slot) = self.slot(number) {
+            if let Some(published) = &mut *slot.lock() {
+                published.leaving = leaving;
+            }
+            self.changed.notify_all();
+        }
     }
 
     /// Takes the object with this number out, and waits until nobody uses it. May sleep.
@@ -212,9 +247,11 @@ impl<T: Sync> Table<T> {
         };
         let mut entry = slot.lock();
         while entry.as_ref().is_some_and(|published| published.users != 0) {
-            self.unused.wait(&mut entry);
+            self.changed.wait(&mut entry);
         }
         *entry = None;
+        drop(entry);
+        self.changed.notify_all();
     }
 }
 

@@ -21,6 +21,7 @@ import select
 import struct
 import subprocess
 import sys
+import threading
 
 import ktap
 import rc
@@ -400,6 +401,138 @@ def numbers_that_cannot_be(_rng):
         recovers()
 
 
+def hits():
+    """How often a rule has held so far."""
+    return order(interrupt="control", times=0)
+
+
+class Full:
+    """A program with as many objects of a kind as the device has."""
+
+    def __init__(self, found, kind):
+        self.verbs = uverbs.Uverbs(found.name)
+        self.pd = self.verbs.alloc_pd()
+        self.memory = uverbs.zeros(16384)
+        at = uverbs.address(self.memory)
+        self.rings = {"cq": (at, 4096), "qp": (at + 4096, 4096, 8, 64, 256, 8, 32, 1024),
+                      "srq": (at + 8192, 4096, 8, 32, 256, 0)}
+        self.kind = kind
+        self.cq = None if kind == "cq" else self.create_cq()
+        self.objects = []
+        while True:
+            try:
+                self.objects.append(self.create())
+            except OSError as error:
+                ktap.equal(errno.errorcode[error.errno], "ENOMEM", f"the last {kind}")
+                return
+
+    def driver_data(self, kind):
+        """The rings of an object."""
+        return struct.pack("QQ" + "I" * (len(self.rings[kind]) - 2), *self.rings[kind]) if RINGS else b""
+
+    def create_cq(self):
+        return self.verbs.create_cq(16, self.driver_data("cq"))[0]
+
+    def create(self):
+        """An object; its handle."""
+        if self.kind == "cq":
+            return self.create_cq()
+        if self.kind == "srq":
+            return self.verbs.create_srq(self.pd, 8, 1, self.driver_data("srq"))[0]
+        return self.verbs.create_qp(self.pd, self.cq, self.driver_data("qp"))[0]
+
+    def destroy(self, handle):
+        getattr(self.verbs, "destroy_" + self.kind)(handle)
+
+
+KINDS = {"cq": (CREATE_CQ, DESTROY_CQ), "qp": (CREATE_QP, DESTROY_QP), "srq": (CREATE_SRQ, DESTROY_SRQ)}
+
+
+def numbers_given_out_again(_rng):
+    """A number is given out again before whoever destroyed the object that had it knows that it is gone."""
+    for kind in ("cq", "qp", "srq") if RINGS else ("cq", "qp"):
+        found = device()
+        watch = Watch()
+        full = Full(found, kind)
+        count = len(full.objects)
+        for _ in range(3):
+            create, destroy = KINDS[kind]
+            reply(create)
+            before = reply(destroy, hold=2)
+            threads = [threading.Thread(target=full.destroy, args=(full.objects.pop(),)),
+                       threading.Thread(target=lambda: full.objects.append(full.create()))]
+            for done, thread in enumerate(threads, 1):
+                thread.start()
+                while hits() != before + done:
+                    os.sched_yield()
+            # The device has given the only number out that is free; only now it says that it was freed.
+            full.verbs.alloc_pd()
+            for thread in threads:
+                thread.join()
+            ktap.equal(len(full.objects), count, "objects")
+            honest()
+        watch.silent()
+        full.verbs.close()
+        found.context.close()
+    data_flows()
+
+
+def numbers_change_hands(_rng):
+    """Threads destroy and create objects where no number is free but theirs."""
+    def run(full, count, errors):
+        try:
+            for _ in range(count):
+                full.destroy(full.objects.pop())
+                full.objects.append(full.create())
+        except OSError as error:
+            errors.append(error)
+
+    for kind in ("cq", "qp", "srq") if RINGS else ("cq", "qp"):
+        found = device()
+        watch = Watch()
+        full, errors = Full(found, kind), []
+        threads = [threading.Thread(target=run, args=(full, 100, errors)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ktap.equal(errors, [], "errors")
+        watch.silent()
+        full.verbs.close()
+        found.context.close()
+    data_flows()
+
+
+def polled_to_its_end(cq):
+    """Whoever polls a CQ of a device that has failed hears of it."""
+    try:
+        while True:
+            empty(cq)
+            os.sched_yield()
+    except rc.PyverbsError:
+        pass
+
+
+def fails_while_a_cq_comes(_rng):
+    """The device fails just when a CQ is created, or moved to another ring."""
+    for resizes in [False, True] * 8:
+        found = device()
+        cq = CQ(found.context, 32) if resizes else None
+        reply(RESIZE_CQ if resizes else CREATE_CQ, jump=5000)
+        try:
+            if resizes:
+                cq.resize(64)
+            else:
+                cq = CQ(found.context, 32)
+        except rc.PyverbsError:
+            pass
+        if cq:
+            polled_to_its_end(cq)
+            cq.close()
+        found.context.close()
+        recovers()
+
+
 def resize_of_too_many_cqes(_rng):
     """The device says that it moved more CQEs than the new ring holds."""
     for number in (65, 2**31, 2**32 - 1):
@@ -407,8 +540,9 @@ def resize_of_too_many_cqes(_rng):
         cq = CQ(found.context, 32)
         watch = Watch()
         reply(RESIZE_CQ, write=[[1, u32(number)]])
-        cq.resize(64)
+        fails_with(errno.EIO, lambda: cq.resize(64))
         watch.failed("it moved more CQEs than there is room for")
+        polled_to_its_end(cq)
         cq.close()
         found.context.close()
         recovers()
@@ -1444,13 +1578,8 @@ def interrupts_without_a_cause(_rng):
 
 def closed(end, region):
     """The program that has the rings of a failed device hears errors: when it polls, and when it posts."""
-    for cq in (end.send_cq, end.recv_cq):
-        try:
-            while True:
-                empty(cq)
-                os.sched_yield()
-        except rc.PyverbsError:
-            pass
+    polled_to_its_end(end.send_cq)
+    polled_to_its_end(end.recv_cq)
     try:
         end.post_send(SEND, [sge(region, 0, 64)])
     except rc.PyverbsError:
@@ -1582,13 +1711,14 @@ if __name__ == "__main__":
     if not VFIO and os.environ.get("HOSTILE_TRANSPORT") != "vhost-user":
         ktap.skip_all("the device is not hostile")
     virtqueues = [
-        handles_that_cannot_be,
+        handles_that_cannot_be, numbers_given_out_again, numbers_change_hands,
         cq_breaks, cq_index_jumps, send_descriptor_twice, descriptors_kept_after_completion,
         descriptors_kept_at_destroy, descriptors_kept_at_reset,
         cqe_of_a_wrong_length, cqe_of_an_unknown_status, cqe_of_an_unknown_opcode, cqe_of_too_many_bytes,
     ]
     rings = [
-        numbers_that_cannot_be, resize_of_too_many_cqes, resize_that_fails,
+        numbers_that_cannot_be, numbers_given_out_again, numbers_change_hands, fails_while_a_cq_comes,
+        resize_of_too_many_cqes, resize_that_fails,
         wrong_cqes_in_a_ring, cqe_that_never_comes, cqes_out_of_place, heads_that_change,
         ring_that_says_it_is_closed,
         bad_cqes_of_the_kernel, cqes_of_the_kernel_out_of_place, flood_of_cqes_of_the_kernel,

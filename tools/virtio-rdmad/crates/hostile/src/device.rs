@@ -39,6 +39,29 @@ impl engine::Wake for NoWake {
 struct Place {
     proxy: Proxy,
     forgeries: Vec<Forgery>,
+    held: Vec<Held>,
+}
+
+/// A buffer that goes back later.
+struct Held {
+    /// Behind how many others.
+    behind: u32,
+    /// Its head.
+    id: u32,
+    /// How many bytes were written to it.
+    written: u32,
+}
+
+impl Place {
+    /// Gives a buffer back, and those that were held for it.
+    fn push(&mut self, id: u32, written: u32) -> Result<(), memory::MemoryError> {
+        self.proxy.push(id, written)?;
+        self.held.iter_mut().for_each(|held| held.behind -= 1);
+        for held in self.held.extract_if(.., |held| held.behind == 0) {
+            self.proxy.push(held.id, held.written)?;
+        }
+        Ok(())
+    }
 }
 
 /// The device.
@@ -311,8 +334,13 @@ impl Hostile {
         let read = chain.read(&mut command);
         let is_it = |wanted| read == Ok(1) && command[0] == wanted;
         match self.rule_for(role, |rule| rule.command.is_none_or(is_it)) {
+            Some(rule) if rule.hold != 0 => {
+                let (behind, id) = (rule.hold, chain.head.into());
+                place.held.push(Held { behind, id, written });
+                Ok(())
+            }
             Some(rule) => self.spoil(&rule, place, chain, written),
-            None => place.proxy.push(chain.head.into(), written),
+            None => place.push(chain.head.into(), written),
         }
     }
 
@@ -363,7 +391,7 @@ impl Hostile {
         let entries = if rule.keep { 0 } else { 1 + usize::from(rule.twice) };
         for _ in 0..entries {
             let id = rule.id.unwrap_or(chain.head.into());
-            place.proxy.push(id, rule.used.unwrap_or(written))?;
+            place.push(id, rule.used.unwrap_or(written))?;
         }
         if rule.jump != 0 {
             place.proxy.jump(rule.jump)?;
@@ -413,7 +441,7 @@ impl Hostile {
         let shadow = SHADOW + STRIDE * u64::from(index);
         let (proxy, ring, wanted) = Proxy::new(memory, layout, base, shadow, signal)
             .map_err(|error| format!("queue {index}: {error}"))?;
-        self.places.insert(index, Place { proxy, forgeries: Vec::new() });
+        self.places.insert(index, Place { proxy, forgeries: Vec::new(), held: Vec::new() });
         self.engine.set_queue(index, ring, wanted);
         Ok(())
     }

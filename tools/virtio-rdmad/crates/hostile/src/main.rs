@@ -139,7 +139,8 @@ impl Process {
         let events = Arc::new(Events::new()?);
         let is_vfio = vfio_user.is_some();
         let limits = if is_vfio { Limits::default() } else { Limits::for_64_queues() };
-        let limits = Limits { ring_qp: 95, ring_cq: 64, ring_wr: 1024, ring_cqe: 4096, ..limits };
+        let small = Limits { ring_qp: 95, ring_cq: 64, max_srq: 64, ring_wr: 1024, ..limits };
+        let limits = Limits { ring_cqe: 4096, ..small };
         let mac = options.mac.map(|Mac(mac)| mac);
         let without = options.without.iter().fold(0, |bits, bit| bits | 1 << bit);
         let (rings, direct) = (!options.no_rings, options.direct);

@@ -79,6 +79,9 @@ pub struct Rule {
     pub id: Option<u32>,
     /// The buffer is not given back at all.
     pub keep: bool,
+    /// Behind how many others of its queue the buffer is given back: what the device did may show before
+    /// it says so.
+    pub hold: u32,
     /// It is given back twice.
     pub twice: bool,
     /// How far the used index jumps afterwards.
@@ -207,6 +210,7 @@ fn rule(role: Role, value: &Value) -> Result<Rule, String> {
         used: number(value, "used")?,
         id: number(value, "id")?,
         keep: says("keep"),
+        hold: number(value, "hold")?.unwrap_or(0),
         twice: says("twice"),
         jump: number(value, "jump")?.unwrap_or(0),
         then: list(value, "then", forgery)?,
