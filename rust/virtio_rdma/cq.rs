@@ -249,6 +249,7 @@ struct Parts {
 }
 
 fn new_virtqueue(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
+    attr.udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
     let request = bindings::virtio_rdma_cmd_create_cq {
         cqe: attr.cqe.to_le(),
     };

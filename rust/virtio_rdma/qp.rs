@@ -856,6 +856,7 @@ fn new_program_rings(
 /// `EOPNOTSUPP` if the device has none, or for flags; `EINVAL` without a domain, or with an SRQ; what the
 /// device says.
 fn new_xrc_target(hca: &Arc<Hca>, attr: &ib::QpInitAttr<'_, Hca>) -> Result<Parts> {
+    attr.udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
     if !hca.config().xrc || attr.create_flags != 0 {
         return Err(crate::errno::unsupported());
     }
@@ -890,7 +891,10 @@ fn new_queues(
     let hca = dev.data();
     let (request, mut cap) = create_request(hca, attr)?;
     let parts = match &attr.udata {
-        _ if hca.config().rings.is_none() => new_virtqueues(hca, &request, &cap)?,
+        udata if hca.config().rings.is_none() => {
+            udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
+            new_virtqueues(hca, &request, &cap)?
+        }
         None => new_rings(hca, &request, attr.srq_number(), &mut cap)?,
         Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
     };

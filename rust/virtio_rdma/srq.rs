@@ -230,7 +230,7 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::SrqInitAttr<'_, Hca>) -> Result<Parts> {
 /// # Errors
 ///
 /// `EINVAL` for a ring that is smaller than that or does not lie within the buffer, or a buffer that is
-/// not made of whole pages; those of [`Region::pin`].
+/// not made of whole pages; `EOPNOTSUPP` for a reserved field that is not zero; those of [`Region::pin`].
 fn pin_ring(
     dev: &ib::Device<Hca>,
     max_wr: u32,
@@ -238,6 +238,9 @@ fn pin_ring(
     udata: &ib::Udata<'_>,
 ) -> Result<(Region, Shape)> {
     let asked: bindings::virtio_rdma_ureq_create_srq = udata.request()?;
+    if asked.reserved_1c != 0 {
+        return Err(crate::errno::unsupported());
+    }
     let shape = Shape::of_program_srq(&asked, max_sge)?;
     if shape.depth < max_wr
         || shape.depth > dev.data().config().max_srq_wr

@@ -4,7 +4,8 @@
  * beyond the common verbs commands.
  *
  * Rules of the kernel's RDMA uAPI: structures are multiples of 8 bytes, only
- * grow at the end, and every byte a later version may use is zero until then.
+ * grow at the end, and every byte a later version may use is zero until then: the
+ * driver refuses any other with EOPNOTSUPP, also of commands without a structure.
  */
 #ifndef VIRTIO_RDMA_ABI_USER_H
 #define VIRTIO_RDMA_ABI_USER_H

@@ -187,6 +187,7 @@ impl<D: Driver> UnregisteredDevice<D> {
     ) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
         ops.owner = crate::THIS_MODULE.as_ptr();
+        ops.set_uverbs_robust_udata(1);
         if !config.has_pma {
             // The core then shows no counters of the port.
             ops.process_mad = None;

@@ -210,12 +210,16 @@ where
 unsafe extern "C" fn query_device<D: Driver>(
     dev: *mut bindings::ib_device,
     attr: *mut bindings::ib_device_attr,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
     *attr = Default::default();
-    from_result(|| dev.data().query_device(attr).map(|()| 0))
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        dev.data().query_device(attr).map(|()| 0)
+    })
 }
 
 /// The operation `query_port`.
@@ -351,7 +355,9 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
     // SAFETY: By the contract of this module.
     let (dev, udata) = unsafe { (Device::<D>::from_raw((*raw).device), Udata::from_raw(udata)) };
     from_result(|| {
-        let data = D::Ucontext::alloc(dev, &udata.ok_or(EINVAL)?)?;
+        let udata = udata.ok_or(EINVAL)?;
+        udata.no_request()?;
+        let data = D::Ucontext::alloc(dev, &udata)?;
         // SAFETY: The core allocated `size_ib_ucontext` bytes, not initialised yet.
         unsafe { Ucontext::<D>::write(raw, data) };
         Ok(0)
@@ -408,11 +414,13 @@ unsafe extern "C" fn disassociate_ucontext(_context: *mut bindings::ib_ucontext)
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn alloc_pd<D: Driver>(
     raw: *mut bindings::ib_pd,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let dev = unsafe { Device::<D>::from_raw((*raw).device) };
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         let data = D::Pd::alloc(dev)?;
         // SAFETY: The core allocated `size_ib_pd` bytes, not initialised yet.
         unsafe { Pd::<D>::write(raw, data) };
@@ -427,9 +435,11 @@ unsafe extern "C" fn alloc_pd<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_pd<D: Driver>(
     raw: *mut bindings::ib_pd,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         // SAFETY: By the contract of this module.
         unsafe { Pd::<D>::from_raw(raw) }.dealloc()?;
         // SAFETY: The core frees the memory next.
@@ -457,6 +467,7 @@ unsafe extern "C" fn create_ah<D: Driver>(
         )
     };
     from_result(|| {
+        udata.as_ref().map_or(Ok(()), Udata::no_request)?;
         let data = D::Ah::create(pd, &AhAttr::new(attr).ok_or(EINVAL)?, udata.as_ref())?;
         // SAFETY: The core allocated `size_ib_ah` bytes, not initialised yet.
         unsafe { Ah::<D>::write(raw, data) };
@@ -512,6 +523,7 @@ unsafe extern "C" fn create_cq<D: Driver>(
         udata: unsafe { Udata::from_raw(attrs.cast()) },
     };
     from_result(|| {
+        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let data = D::Cq::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_cq` bytes, not initialised yet.
         let cq = unsafe { Cq::<D>::init(raw, data, |cq| cq.number())? };
@@ -664,6 +676,7 @@ unsafe extern "C" fn create_qp<D: Driver>(
                 udata: Udata::from_raw(udata),
             }
         };
+        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let data = D::Qp::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet.
         let qp = unsafe { Qp::<D>::init(raw, data, |qp| qp.number())? };
@@ -689,11 +702,15 @@ unsafe extern "C" fn modify_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
     mask: c_int,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let (qp, attr) = unsafe { (Qp::<D>::from_raw(raw), &*attr) };
-    from_result(|| qp.modify(attr, mask as u32).map(|()| 0))
+    from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        qp.modify(attr, mask as u32).map(|()| 0)
+    })
 }
 
 /// The operation `query_qp`.
@@ -827,11 +844,13 @@ unsafe extern "C" fn post_recv<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn alloc_xrcd<D: Driver>(
     raw: *mut bindings::ib_xrcd,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module.
     let dev = unsafe { Device::<D>::from_raw((*raw).device) };
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         let data = D::Xrcd::alloc(dev)?;
         // SAFETY: The core allocated `size_ib_xrcd` bytes, not initialised yet.
         unsafe { Xrcd::<D>::write(raw, data) };
@@ -846,9 +865,11 @@ unsafe extern "C" fn alloc_xrcd<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_xrcd<D: Driver>(
     raw: *mut bindings::ib_xrcd,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         // SAFETY: By the contract of this module.
         unsafe { Xrcd::<D>::from_raw(raw) }.dealloc()?;
         // SAFETY: The core frees the memory next.
@@ -888,6 +909,7 @@ unsafe extern "C" fn create_srq<D: Driver>(
         }
     };
     from_result(|| {
+        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let data = D::Srq::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_srq` bytes, not initialised yet.
         let srq = unsafe { Srq::<D>::init(raw, data, |srq| srq.number())? };
@@ -932,6 +954,12 @@ unsafe extern "C" fn modify_srq<D: Driver>(
     from_result(|| {
         if mask & !known != 0 || resizes && arms && attr.srq_limit > attr.max_wr {
             return Err(EINVAL);
+        }
+        if let Some(udata) = &udata {
+            udata.no_answer()?;
+            if !resizes {
+                udata.no_request()?;
+            }
         }
         if resizes {
             let udata = udata.ok_or_else(crate::errno::unsupported)?;
@@ -1034,7 +1062,7 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
     virt_addr: u64,
     access: c_int,
     dmah: *mut bindings::ib_dmah,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
     // SAFETY: By the contract of this module.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
@@ -1047,7 +1075,11 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
         virt_addr,
         access: access as u32,
     };
-    new_mr::<D>(|| D::Mr::reg_user(dev, pd, &memory))
+    new_mr::<D>(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
+        D::Mr::reg_user(dev, pd, &memory)
+    })
 }
 
 /// The operation `reg_user_mr_dmabuf`.
@@ -1063,7 +1095,7 @@ unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
     fd: c_int,
     access: c_int,
     dmah: *mut bindings::ib_dmah,
-    _attrs: *mut bindings::uverbs_attr_bundle,
+    attrs: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
     // SAFETY: By the contract of this module.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
@@ -1076,7 +1108,11 @@ unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
         virt_addr,
         access: access as u32,
     };
-    let raw = new_mr::<D>(|| D::Mr::reg_dma_buf(dev, pd, fd, &memory));
+    let raw = new_mr::<D>(|| {
+        // SAFETY: By the contract of this module; `driver_udata` is the first member.
+        unsafe { no_driver_data(attrs.cast())? };
+        D::Mr::reg_dma_buf(dev, pd, fd, &memory)
+    });
     // Unlike those of other MRs, the core leaves these to the driver.
     if let Ok(mr) = from_err_ptr(raw) {
         // SAFETY: The MR is valid, and nobody else knows of it.
@@ -1101,7 +1137,7 @@ unsafe extern "C" fn rereg_user_mr<D: Driver>(
     virt_addr: u64,
     access: c_int,
     pd: *mut bindings::ib_pd,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
     // SAFETY: By the contract of this module.
     let (dev, mr, pd) = unsafe {
@@ -1117,7 +1153,9 @@ unsafe extern "C" fn rereg_user_mr<D: Driver>(
         virt_addr,
         access: access as u32,
     };
-    match mr.rereg_user(dev, flags as u32, pd, &memory) {
+    // SAFETY: By the contract of this module.
+    let unused = unsafe { no_driver_data(udata) };
+    match unused.and_then(|()| mr.rereg_user(dev, flags as u32, pd, &memory)) {
         // The same MR, with the same keys.
         Ok(()) => core::ptr::null_mut(),
         Err(error) => error.to_ptr(),
@@ -1202,9 +1240,11 @@ fn new_mr<D: Driver>(create: impl FnOnce() -> Result<D::Mr>) -> *mut bindings::i
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dereg_mr<D: Driver>(
     raw: *mut bindings::ib_mr,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         // SAFETY: By the contract of this module; the core has set the MR's PD.
         let (mr, pd) = unsafe { (Mr::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mr.dereg(pd)?;
@@ -1221,11 +1261,13 @@ unsafe extern "C" fn dereg_mr<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn alloc_mw<D: Driver>(
     raw: *mut bindings::ib_mw,
-    _udata: *mut bindings::ib_udata,
+    udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: By the contract of this module; the core has set PD and type.
     let (pd, mw_type) = unsafe { (Pd::<D>::from_raw((*raw).pd), (*raw).type_) };
     from_result(|| {
+        // SAFETY: By the contract of this module.
+        unsafe { no_driver_data(udata)? };
         let data = D::Mw::alloc(pd, mw_type)?;
         let key = data.key();
         // SAFETY: The core allocated `size_ib_mw` bytes, of which only its own are initialised.

@@ -5,6 +5,7 @@ which error. The commands are written as they are, without a library."""
 
 import errno
 import mmap
+import os
 import struct
 
 import ktap
@@ -188,6 +189,80 @@ def resize(_rng):
         ktap.equal(verbs.resize_cq(program.cq, 1, tiny.request()), (1, 0), "one CQE")
 
 
+def driver_data_of(program):
+    """Every command that may carry driver data, each with what is valid of it: its number, its body with the driver
+    data that it has, and the bytes of its answer without that of the driver."""
+    verbs = program.verbs
+    memory, rings, ring = zeros(2 * PAGE), Rings(), Ring(16)
+    at = address(memory)
+    qp, _, _ = program.qp(rings)
+    work = struct.pack("QQIIII", at, PAGE, 8, 32, HEAD, 0)
+    srq, _ = verbs.create_srq(program.pd, 8, 1, work)
+    xrcd = verbs.open_xrcd()
+    mr, *_ = struct.unpack("III", verbs.command(
+        uverbs.REG_MR, struct.pack("QQQII", at, PAGE, at, program.pd, uverbs.ALL_ACCESS), 12))
+    gid = bytes.fromhex(DEVICE.context.query_gid(rc.PORT, DEVICE.gid.gid_index).gid.replace(":", ""))
+    route = struct.pack("16sI4B", gid, 0, DEVICE.gid.gid_index, 1, 0, 0)
+    path = struct.pack("16sIHHBBBBBBBB", bytes(16), 0, 0, 0, 0, 64, 0, 0, 0, 0, 1, 1)
+    to_init = path + bytes(32) + struct.pack("7I", qp, uverbs.TO_INIT, 0, 0, 0, 0, 0)
+    to_init += struct.pack("HH4B8B4B", 0, 0, uverbs.INIT, *[0] * 7, 1, *[0] * 7)
+    sizes = struct.pack("QIIIIIIIIIBBBB", 0, program.pd, program.cq, program.cq, 0, 8, 8, 1, 1, 0, 0, uverbs.QPT_RC, 0, 0)
+    commands = {
+        "ALLOC_PD": (uverbs.ALLOC_PD, b"", 4),
+        "CREATE_AH": (uverbs.CREATE_AH, struct.pack("QII", 0, program.pd, 0) + route + struct.pack("H6B", 0, *[0] * 3, 1, 1, 0),
+                      4),
+        "REG_MR": (uverbs.REG_MR, struct.pack("QQQII", at, PAGE, at, program.pd, uverbs.ALL_ACCESS), 12),
+        "REREG_MR": (uverbs.REREG_MR, struct.pack("IIQQQII", mr, 4, 0, 0, 0, program.pd, uverbs.ALL_ACCESS), 8),
+        "ALLOC_MW": (uverbs.ALLOC_MW, struct.pack("IB3x", program.pd, 1), 8),
+        "CREATE_CQ": (uverbs.CREATE_CQ, struct.pack("QIIiI", 0, 16, 0, -1, 0) + ring.request(), 8),
+        "RESIZE_CQ": (uverbs.RESIZE_CQ, struct.pack("II", program.cq, 16) + ring.request(), 8),
+        "CREATE_QP": (uverbs.CREATE_QP, sizes + rings.request(), 32),
+        "MODIFY_QP": (uverbs.MODIFY_QP, to_init, 0),
+        "CREATE_SRQ": (uverbs.CREATE_SRQ, struct.pack("QIIII", 0, program.pd, 8, 1, 0) + work, 16),
+        "MODIFY_SRQ": (uverbs.MODIFY_SRQ, struct.pack("IIII", srq, 2, 0, 1), 0),
+        "MODIFY_SRQ to another size": (uverbs.MODIFY_SRQ, struct.pack("IIII", srq, uverbs.SRQ_MAX_WR, 8, 0) + work, 0),
+        "OPEN_XRCD": (uverbs.OPEN_XRCD, struct.pack("iI", -1, os.O_CREAT), 4),
+        "CREATE_XSRQ": (uverbs.CREATE_XSRQ,
+                        struct.pack("Q8I", 0, uverbs.SRQT_XRC, program.pd, 8, 1, 0, 0, xrcd, program.cq) + work, 16),
+    }
+    keep = memory, rings, ring
+    return commands, keep
+
+
+def driver_data_that_is_not_known(_rng):
+    """Bytes that the driver knows nothing of are refused by every command unless they are zero, and what a command
+    has no answer for is zeroed: struct ib_udata in <rdma/ib_verbs.h>."""
+    with Program() as program:
+        commands, _keep = driver_data_of(program)
+        for name, (number, body, answer) in commands.items():
+            for more in b"\1" + bytes(7), bytes(7) + b"\1", bytes(60) + b"\0\0\1\0":
+                try:
+                    program.verbs.command(number, body + more, answer + (64 if answer else 0))
+                except OSError as error:
+                    ktap.equal(error.errno, errno.EOPNOTSUPP, name)
+                else:
+                    raise AssertionError(f"{name} takes {more}")
+            try:
+                told = program.verbs.command(number, body + bytes(8), answer + (64 if answer else 0))
+            except OSError as error:
+                raise AssertionError(f"{name} fails: {error}") from error
+            ktap.equal(told[answer + 48:], bytes(len(told[answer + 48:])), f"{name}: the end of its answer")
+        verbs = uverbs.Uverbs.__new__(uverbs.Uverbs)
+        verbs.fd = os.open(program.verbs.path_of(DEVICE.name), os.O_RDWR | os.O_CLOEXEC)
+        fails(errno.EOPNOTSUPP, verbs.command, uverbs.GET_CONTEXT, b"\1" + bytes(7), 16)
+        verbs.close()
+
+
+def reserved_fields(_rng):
+    """A reserved field of driver data must be zero, or it could never get a meaning."""
+    with Program() as program:
+        memory = zeros(PAGE)
+        fields = address(memory), PAGE, 8, 32, HEAD
+        fails(errno.EOPNOTSUPP, program.verbs.create_srq, program.pd, 8, 1, struct.pack("QQIIII", *fields, 1))
+        srq, _ = program.verbs.create_srq(program.pd, 8, 1, struct.pack("QQIIII", *fields, 0))
+        fails(errno.EOPNOTSUPP, program.verbs.resize_srq, srq, 8, struct.pack("QQIIII", *fields, 1 << 31))
+
+
 def many_and_killed(_rng):
     """A program that ends without destroying anything leaves nothing behind."""
     for _ in range(3):
@@ -199,4 +274,4 @@ def many_and_killed(_rng):
 
 if __name__ == "__main__":
     ktap.run([what_a_program_is_told, create_and_destroy, qp_without_receives, bad_cq_rings, bad_qp_rings, inline_data,
-              kernel_does_not_post, resize, many_and_killed])
+              kernel_does_not_post, resize, driver_data_that_is_not_known, reserved_fields, many_and_killed])

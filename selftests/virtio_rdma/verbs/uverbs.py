@@ -7,6 +7,7 @@ import mmap
 import os
 import struct
 
+CREATE_AH, REREG_MR = 5, 11
 GET_CONTEXT, ALLOC_PD, REG_MR, CREATE_CQ, RESIZE_CQ, DESTROY_CQ, POLL_CQ = 0, 3, 9, 18, 19, 20, 21
 ALLOC_MW, DEALLOC_MW = 14, 16
 CREATE_QP, MODIFY_QP, DESTROY_QP, POST_SEND, POST_RECV = 24, 26, 27, 28, 29
@@ -44,10 +45,15 @@ class Uverbs:
 
     def __init__(self, device, room=8):
         """`room`: bytes for what the driver tells, 8 at least."""
-        name, = os.listdir(f"/sys/class/infiniband/{device}/device/infiniband_verbs")
-        self.fd = os.open(f"/dev/infiniband/{name}", os.O_RDWR | os.O_CLOEXEC)
+        self.fd = os.open(self.path_of(device), os.O_RDWR | os.O_CLOEXEC)
         self.told = self.command(GET_CONTEXT, b"", 8 + room)[8:]
         self.path, = struct.unpack_from("I", self.told)
+
+    @staticmethod
+    def path_of(device):
+        """The file of a device."""
+        name, = os.listdir(f"/sys/class/infiniband/{device}/device/infiniband_verbs")
+        return f"/dev/infiniband/{name}"
 
     def close(self):
         """Ends all that was created here."""
@@ -55,7 +61,8 @@ class Uverbs:
 
     def command(self, number, body, answer=0):
         """Sends a command whose first member is the address of the answer."""
-        out = ctypes.create_string_buffer(max(answer, 1))
+        # Not zeros, so that it shows what is written.
+        out = ctypes.create_string_buffer(b"\xff" * max(answer, 1), max(answer, 1))
         size = 8 + (8 if answer else 0) + len(body)
         assert size % 4 == 0
         head = struct.pack("IHH", number, size // 4, answer // 4)
