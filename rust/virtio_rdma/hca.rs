@@ -178,6 +178,7 @@ impl Hca {
                 config.max_cq as usize,
                 config.max_qp as usize + 1,
                 config.max_srq as usize + 1,
+                config.rings.is_none(),
             )?,
             GFP_KERNEL,
         )?;

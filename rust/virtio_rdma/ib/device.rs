@@ -8,6 +8,7 @@ use super::{
         Element, //
     },
     ops,
+    wr::StandIns,
     Cq,
     Driver,
     Qp,
@@ -50,21 +51,24 @@ pub(crate) struct Handles<D: Driver> {
     pub(crate) qps: Table<Qp<D>>,
     /// The shared receive queues.
     pub(crate) srqs: Table<Srq<D>>,
+    /// What completions of programs point to.
+    pub(super) stand_ins: StandIns,
     device: Table<Device<D>>,
 }
 
 impl<D: Driver> Handles<D> {
     /// Makes tables for CQ numbers below `cqs`, QP numbers below `qps` and SRQ numbers below `srqs`.
-    /// May sleep.
+    /// Whether the kernel polls CQs for programs is up to `polls`. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(cqs: usize, qps: usize, srqs: usize) -> Result<Self> {
+    pub(crate) fn new(cqs: usize, qps: usize, srqs: usize, polls: bool) -> Result<Self> {
         Ok(Self {
             cqs: Table::new(cqs, c"ib::Handles::cqs", static_lock_class!())?,
             qps: Table::new(qps, c"ib::Handles::qps", static_lock_class!())?,
             srqs: Table::new(srqs, c"ib::Handles::srqs", static_lock_class!())?,
+            stand_ins: StandIns::new(if polls { qps } else { 0 })?,
             device: Table::new(1, c"ib::Handles::device", static_lock_class!())?,
         })
     }

@@ -617,14 +617,17 @@ unsafe extern "C" fn poll_cq<D: Driver>(
     if len == 0 {
         return 0;
     }
-    // SAFETY: By the contract of this module; `wc` has room for `num` completions.
-    let (cq, slots) = unsafe {
+    // SAFETY: By the contract of this module; `wc` has room for `num` completions. The CQ of a program
+    // has a user object all its life.
+    let (cq, dev, slots, is_program) = unsafe {
         (
             Cq::<D>::from_raw(raw),
+            Device::<D>::from_raw((*raw).device),
             core::slice::from_raw_parts_mut(wc.cast(), len),
+            !(*raw).uobject.is_null(),
         )
     };
-    let mut wcs = Wcs::new(slots);
+    let mut wcs = Wcs::new(slots, is_program.then(|| &dev.handles().stand_ins));
     from_result(|| cq.poll(&mut wcs).map(|()| wcs.filled() as c_int))
 }
 
