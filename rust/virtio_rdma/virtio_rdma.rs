@@ -94,7 +94,8 @@ struct Data {
     active: Mutex<Option<Active>>,
 }
 
-/// What makes the device usable: first the registration goes, then the pairing.
+/// What makes the device usable. First the pairing goes, so that nobody pairs a device that is not
+/// registered any more, then the registration: members are dropped in the order of their declaration.
 struct Active {
     _notifier: Pin<KBox<net::Notifier<port::Pairing>>>,
     _registration: ib::Registration<Hca>,
