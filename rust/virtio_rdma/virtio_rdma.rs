@@ -212,6 +212,10 @@ impl virtio::Driver for VirtioRdma {
         }
         // Chains are one or two descriptors, added where nothing can be allocated.
         dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
+        // Rings are shared as between processors; what a device behind a bus needs, virtqueues alone have.
+        if dev.has_feature(bindings::VIRTIO_F_ORDER_PLATFORM) {
+            dev.clear_feature(bindings::VIRTIO_RDMA_F_RINGS);
+        }
         // An armed CQ must signal the next completion even if earlier ones were not polled, and the
         // event index would suppress that.
         dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);
