@@ -4,6 +4,11 @@
 //!
 //! The device may write it at any time, whatever the protocol says. So nobody
 //! gets a reference into it: values are copied in and out, each word read once.
+//!
+//! Every access is a volatile one of a word, or of a byte behind the last whole
+//! word, and so what READ_ONCE() and WRITE_ONCE() are to the kernel's memory model
+//! (`tools/memory-model`): those of several threads do not race. Threads that
+//! write to the same place at a time leave some words of each, as a device may.
 
 use crate::bindings;
 use kernel::{
@@ -179,7 +184,8 @@ const PIECE: usize = 16 * PAGE_SIZE;
 
 /// Coherent memory that the device knows as a list of pages.
 ///
-/// Several threads may use it at a time; who uses which bytes is theirs to agree on.
+/// Several threads may use it at a time: what they write to the same bytes mixes word by word, and
+/// harms nothing else.
 pub(crate) struct Pages {
     /// All of [`PIECE`] bytes, but for the last.
     pieces: KVec<Buffer>,

@@ -278,7 +278,7 @@ impl Hca {
 
     /// Gives the queues up, and all memory that the device could touch. It has no objects any more.
     /// May sleep.
-    pub(crate) fn detach(&self, reset: &Reset) {
+    pub(crate) fn detach(&self, reset: &Reset<'_>) {
         let mut queues = core::mem::take(&mut *self.queues.lock());
         let events = self.events.lock().take();
 

@@ -336,10 +336,13 @@ impl Device<device::Core<'_>> {
 
     /// Resets the device: it touches no memory of the driver afterwards, until it is made ready once
     /// more. May sleep.
-    pub(crate) fn reset(&self) -> Reset {
+    pub(crate) fn reset(&self) -> Reset<'_> {
         // SAFETY: By the type invariant the device is valid.
         unsafe { bindings::virtio_reset_device(self.as_raw()) };
-        Reset(())
+        Reset {
+            vdev: self.as_raw(),
+            _device: PhantomData,
+        }
     }
 
     /// The device whose DMA operations give the addresses that the queues use.
@@ -444,8 +447,29 @@ impl Drop for Found {
     }
 }
 
-/// The device was reset, and has not been made ready since: it has no buffers any more.
-pub(crate) struct Reset(());
+/// A device that was reset. It has no buffers any more, unless it has been made ready since.
+///
+/// # Invariants
+///
+/// `vdev` is valid for `'a`.
+pub(crate) struct Reset<'a> {
+    vdev: *mut bindings::virtio_device,
+    _device: PhantomData<&'a bindings::virtio_device>,
+}
+
+impl Reset<'_> {
+    /// Whether this is the device of `queue`, and has not been made ready since. May sleep.
+    fn is_of(&self, queue: &Queue) -> bool {
+        // SAFETY: By the type invariants the queue and the device are valid, and each transport has
+        // `get_status`.
+        unsafe {
+            (*queue.as_raw()).vdev == self.vdev
+                && u32::from(bindings::virtio_rdma_get_status(self.vdev))
+                    & bindings::VIRTIO_CONFIG_S_DRIVER_OK
+                    == 0
+        }
+    }
+}
 
 /// A virtqueue with the memory that its buffers lie in, with one owner at a time.
 ///
@@ -679,8 +703,12 @@ impl Queue {
         unsafe { bindings::virtqueue_kick(self.as_raw()) };
     }
 
-    /// Takes back all buffers that the device had when it was reset.
-    pub(crate) fn detach_all(&mut self, _reset: &Reset) {
+    /// Takes back all buffers that the device had when it was reset. Those of a device that is another
+    /// one, or is ready again, are its own: then nothing happens. May sleep.
+    pub(crate) fn detach_all(&mut self, reset: &Reset<'_>) {
+        if !reset.is_of(self) {
+            return;
+        }
         // SAFETY: By the type invariants `vq` is valid.
         while unsafe { !bindings::virtqueue_detach_unused_buf(self.as_raw()).is_null() } {}
         self.in_ring = 0;
