@@ -39,6 +39,14 @@ impl Private {
     pub fn without_kernel(ring: Option<CqRing>) -> Self {
         Self { ring: ring.map(Lock::new), poll: None, domain: Domain::NONE }
     }
+
+    /// The same, extended.
+    #[cfg(test)]
+    pub fn extended_without_kernel(ring: CqRing, flags: u32) -> Self {
+        let wc = MaybeUninit::new(ibv_wc::default());
+        let poll = Some(Lock::new(Poll { wc, device_time: 0, wallclock: 0, flags }));
+        Self { poll, ..Self::without_kernel(Some(ring)) }
+    }
 }
 
 /// A completion that a program reads piece by piece, and when it was polled.

@@ -216,6 +216,16 @@ pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     blank.finish(cq::Private::without_kernel(ring))
 }
 
+/// The same, extended, of a context.
+pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
+    let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
+    let cq = blank.finish(cq::Private::extended_without_kernel(ring, flags));
+    cq_of(&cq, context);
+    // SAFETY: the CQ is extended, and nobody else has it.
+    unsafe { crate::cq_ex::install(cq.as_ref()) };
+    cq
+}
+
 /// A QP of a harness with the number and caps given, in RTS.
 pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Owned<Qp> {
     let cq = harness.cq.as_ref();
@@ -306,6 +316,11 @@ impl Completer {
         Self { memory, depth: ring.depth(), producer: 0, armed: (0, 0) }
     }
 
+    /// The other side of the ring of a CQ.
+    pub fn of(cq: &Owned<Cq>) -> Self {
+        Self::new(&cq.as_ref().private().ring.as_ref().unwrap().lock())
+    }
+
     /// Writes a CQE, if there is room; answers whether there was.
     pub fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
         let consumer = self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer));
@@ -343,6 +358,19 @@ impl Completer {
             self.armed = now;
         }
         event
+    }
+
+    /// Moves what the program has not taken to another ring, if it fits there: RESIZE_CQ.
+    pub fn move_to(&self, new: &mut Self) -> bool {
+        let consumer = self.consumer();
+        let held = self.producer.wrapping_sub(consumer);
+        for index in 0..held.min(new.depth) {
+            let offset = 128 + (consumer.wrapping_add(index) % self.depth) as usize * 64;
+            // SAFETY: the entry is in the region, and this side wrote it.
+            let cqe = unsafe { self.memory.0.add(offset).cast::<virtio_rdma_ring_cqe>().read() };
+            assert!(new.complete(cqe));
+        }
+        held <= new.depth
     }
 
     /// What the program says that it took.
@@ -421,6 +449,84 @@ mod cost {
 
     #[test]
     #[ignore = "a measurement"]
+    fn cost_of_wr() {
+        let mut harness = Harness::new(&[]);
+        let qp = qp(&mut harness, &attr(), 5);
+        // SAFETY: the QP has rings, and nobody else has it.
+        unsafe { crate::wr_ex::install(qp.as_ref()) };
+        let send = harness.numbers.get(5).unwrap().send();
+        let data = [7u8; 64];
+        let ex = qp.as_ref().as_ptr().cast::<ibv_qp_ex>();
+        for batch in [1, 16] {
+            for inline in [false, true] {
+                let round = |_| {
+                    let start = Instant::now();
+                    for _ in 0..DEPTH / batch {
+                        // SAFETY: calls as ibv_wr_post(3) has them.
+                        unsafe {
+                            let ex = black_box(ex);
+                            (*ex).wr_start.unwrap()(ex);
+                            for wr_id in 0..batch {
+                                ((*ex).wr_id, (*ex).wr_flags) = (wr_id.into(), IBV_SEND_SIGNALED);
+                                (*ex).wr_rdma_write.unwrap()(ex, 1, 2);
+                                if inline {
+                                    let at = data.as_ptr().cast_mut().cast();
+                                    (*ex).wr_set_inline_data.unwrap()(ex, at, 64);
+                                } else {
+                                    (*ex).wr_set_sge.unwrap()(ex, 1, 2, 64);
+                                }
+                            }
+                            assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
+                        }
+                    }
+                    let spent = start.elapsed().as_nanos();
+                    send.set_done(send.done().wrapping_add(DEPTH));
+                    spent
+                };
+                let each = each((0..ROUNDS).map(round).collect());
+                println!("ibv_wr, {batch} at a time, inline {inline}: {each:.1} ns");
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost_of_extended_poll() {
+        let context = context();
+        let cq = cq_ex(CqRing::new(DEPTH).unwrap(), 0, &context);
+        let numbers = context.as_ref().private().numbers.as_ref().unwrap();
+        let _registration = Registration::new(numbers, 5, cq.as_ref(), cq.as_ref()).unwrap();
+        let mut device = Completer::of(&cq);
+        let ex = cq.as_ref().as_ptr().cast::<ibv_cq_ex>();
+        for batch in [1, 16] {
+            let round = |_| {
+                for _ in 0..DEPTH {
+                    let wqe_index = device.producer;
+                    let cqe = virtio_rdma_ring_cqe { qp_num: 5, wqe_index, ..Default::default() };
+                    assert!(device.complete_posted(numbers, cqe));
+                }
+                let start = Instant::now();
+                for _ in 0..DEPTH / batch {
+                    let mut attr = ibv_poll_cq_attr::default();
+                    // SAFETY: calls as ibv_create_cq_ex(3) has them.
+                    unsafe {
+                        let ex = black_box(ex);
+                        assert_eq!((*ex).start_poll.unwrap()(ex, &mut attr), 0);
+                        for _ in 1..batch {
+                            assert_eq!((*ex).next_poll.unwrap()(ex), 0);
+                        }
+                        (*ex).end_poll.unwrap()(ex);
+                    }
+                }
+                start.elapsed().as_nanos()
+            };
+            let each = each((0..ROUNDS).map(round).collect());
+            println!("extended poll, {batch} at a time: {each:.1} ns");
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement"]
     fn cost_of_poll_cq() {
         let harness = Harness::new(&[5]);
         let cq = cq(Some(CqRing::new(DEPTH).unwrap()));
@@ -429,7 +535,8 @@ mod cost {
         for batch in [1, 16] {
             let mut entries = [MaybeUninit::<ibv_wc>::uninit(); 16];
             let round = |_| {
-                for wqe_index in 0..DEPTH {
+                for _ in 0..DEPTH {
+                    let wqe_index = device.producer;
                     let cqe = virtio_rdma_ring_cqe { qp_num: 5, wqe_index, ..Default::default() };
                     assert!(device.complete_posted(&harness.numbers, cqe));
                 }
@@ -553,6 +660,102 @@ mod traffic {
         });
         let seen = seen.into_inner().unwrap();
         assert!((0..SENDERS * EACH).filter(|&id| signaled(id)).all(|id| seen.contains(&id)));
+    }
+
+    /// A device whose ring of CQEs moves while it completes.
+    struct Moving(Mutex<(Completer, u32)>);
+
+    impl Moving {
+        /// Completes the next work request of QP 9, which nobody destroys.
+        fn complete_next(&self, numbers: &Numbers) -> bool {
+            let mut device = self.0.lock().unwrap();
+            let (completer, index) = &mut *device;
+            let cqe = virtio_rdma_ring_cqe {
+                wr_id: u64::from(*index),
+                qp_num: 9,
+                wqe_index: *index,
+                ..Default::default()
+            };
+            numbers.get(9).unwrap().send().post(index.wrapping_add(1));
+            let placed = completer.complete(cqe);
+            *index += u32::from(placed);
+            placed
+        }
+    }
+
+    /// Polling finds each completion of a QP once and in order, and none of a QP that is
+    /// destroyed, whose number another one has by then, while the CQ is resized.
+    #[test]
+    fn destroy_and_resize_beside_poll() {
+        const COUNT: u32 = 20_000;
+        let ring = CqRing::new(32).unwrap();
+        let moving = Moving(Mutex::new((Completer::new(&ring), 0)));
+        let harness = Harness::with_cq(&[9], cq(Some(ring)));
+        let numbers = &*harness.numbers;
+        let shared = &Shared(harness.cq.as_ref());
+        let lock = harness.cq.as_ref().private().ring.as_ref().unwrap();
+        // Incarnations of QP 7 that are gone, and the end.
+        let (gone, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    let incarnation = gone.load(Ordering::Relaxed) + 1;
+                    let cq = shared.0;
+                    let qp = Registration::new(numbers, 7, cq, cq).unwrap();
+                    for wqe_index in 0..3 {
+                        let wr_id = incarnation;
+                        let qp_num = 7;
+                        let cqe =
+                            virtio_rdma_ring_cqe { wr_id, qp_num, wqe_index, ..Default::default() };
+                        qp.progress().send().post(wqe_index + 1);
+                        moving.0.lock().unwrap().0.complete(cqe);
+                    }
+                    drop(qp);
+                    gone.store(incarnation, Ordering::Release);
+                    thread::yield_now();
+                }
+            });
+            scope.spawn(|| {
+                let mut depth = 32;
+                while !stop.load(Ordering::Acquire) {
+                    depth = 96 - depth;
+                    let mut new = CqRing::new(depth).unwrap();
+                    let mut old = lock.lock();
+                    let mut device = moving.0.lock().unwrap();
+                    let mut completer = Completer::new(&new);
+                    if device.0.move_to(&mut completer) {
+                        device.0 = completer;
+                        new.arm_as(&old);
+                        *old = new;
+                    }
+                    drop((old, device));
+                    thread::yield_now();
+                }
+            });
+            scope.spawn(|| {
+                while moving.0.lock().unwrap().1 != COUNT {
+                    if !moving.complete_next(numbers) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let mut expected = 0;
+            while expected < u64::from(COUNT) {
+                let before = gone.load(Ordering::Acquire);
+                for wc in poll(&mut lock.lock(), numbers, 5) {
+                    match wc.qp_num {
+                        9 => {
+                            assert_eq!(wc.wr_id, expected);
+                            expected += 1;
+                        }
+                        _ => assert!(wc.wr_id > before, "of a QP that is destroyed"),
+                    }
+                }
+                thread::yield_now();
+            }
+            stop.store(true, Ordering::Release);
+        });
+        assert_eq!(harness.progress(9).0, COUNT);
     }
 
     #[test]

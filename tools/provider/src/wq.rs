@@ -236,7 +236,11 @@ impl WorkQueue {
 mod tests {
     use super::*;
     use crate::{bindings::ibv_recv_wr, model::Memory, wr::tests::list};
-    use std::{ptr, sync::atomic::Ordering::Acquire};
+    use std::{
+        hint, ptr,
+        sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, fence},
+        thread,
+    };
 
     const DEPTH: u32 = 8;
 
@@ -334,6 +338,88 @@ mod tests {
         assert_eq!(bench.memory().word(132).load(SeqCst), 0);
         bench.memory().word(128).store(1, SeqCst);
         assert_eq!(bench.post(&[4], 99), (None, false));
+    }
+
+    /// No work request is lost to a device that goes to sleep (specification, 13.3): either the
+    /// device sees it when it looks once more, or the poster sees that the device sleeps, and
+    /// rings. Each round races the two; no time is measured.
+    #[test]
+    fn neither_side_misses_the_other() {
+        const ROUNDS: u32 = 200_000;
+        let bench = Bench::new();
+        let shared = &Sleeper::default();
+        let (side, memory) = (&bench.side, bench.memory());
+        thread::scope(|scope| {
+            scope.spawn(move || shared.run(side, memory, ROUNDS));
+            let mut rung = 0;
+            for round in 1..=ROUNDS {
+                // The device is some way towards its sleep.
+                (0..round % 61).for_each(|_| hint::spin_loop());
+                let mut wr = ibv_recv_wr::default();
+                let freed = Freed::Completed(&bench.side);
+                let posted =
+                    bench.queue.post(&bench.region, RECV, freed, list(&mut wr), |_, mut entry| {
+                        entry.put(crate::bindings::virtio_rdma_rq_wqe::default())
+                    });
+                assert!(posted.result.is_ok());
+                if posted.doorbell {
+                    rung += 1;
+                    shared.rung.store(rung, SeqCst);
+                }
+                while bench.side.done() != round {
+                    // It sleeps, has heard of each doorbell, and has not seen the work request.
+                    let is_deaf = shared.heard.load(SeqCst) == rung && shared.asleep.load(SeqCst);
+                    if is_deaf && bench.side.done() != round {
+                        shared.lost.store(true, SeqCst);
+                        panic!("work request {round} was posted to a device that sleeps");
+                    }
+                    thread::yield_now();
+                }
+            }
+        });
+    }
+
+    /// A device that sleeps whenever there is nothing to do.
+    #[derive(Default)]
+    struct Sleeper {
+        /// Doorbells that the poster rang.
+        rung: AtomicU32,
+        /// Doorbells that the device knows of.
+        heard: AtomicU32,
+        asleep: AtomicBool,
+        /// The test has failed.
+        lost: AtomicBool,
+    }
+
+    impl Sleeper {
+        fn run(&self, side: &Side, memory: Memory, rounds: u32) {
+            let mut taken = 0;
+            while taken != rounds && !self.lost.load(SeqCst) {
+                memory.word(132).store(0, SeqCst);
+                let producer = memory.word(64).load(Acquire);
+                if producer != taken {
+                    taken = producer;
+                    side.set_done(taken);
+                    continue;
+                }
+                memory.word(132).store(1, SeqCst);
+                fence(SeqCst);
+                if memory.word(64).load(Acquire) == taken {
+                    self.sleep();
+                }
+            }
+        }
+
+        /// Waits for a doorbell.
+        fn sleep(&self) {
+            let heard = self.heard.load(SeqCst);
+            self.asleep.store(true, SeqCst);
+            while self.rung.load(SeqCst) == heard && !self.lost.load(SeqCst) {
+                thread::yield_now();
+            }
+            self.asleep.store(false, SeqCst);
+            self.heard.store(self.rung.load(SeqCst), SeqCst);
+        }
     }
 
     #[test]
