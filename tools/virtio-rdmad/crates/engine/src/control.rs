@@ -28,9 +28,9 @@ use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
 use crate::mcast::{is_multicast, Attachments};
-use crate::mr::{Attributes, Backing, Mr, PageList, ResolveError, PAGE_SIZE};
+use crate::mr::{Attributes, Backing, Map, Mr, ResolveError};
 use crate::mw::MwEntry;
-use crate::page_table::Reader;
+use crate::prepare::Prepared;
 use crate::qp::QpConfig;
 use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
@@ -40,7 +40,8 @@ use crate::state::{QpState, QpType};
 use crate::stats::Counter;
 use crate::sync::{lock, read, write};
 use crate::table::Numbers;
-use crate::turn::Turn;
+use crate::turn::{cost, Turn};
+use crate::users::User;
 use crate::{Address, Limits};
 
 /// Bytes of a request that are looked at; no command has more.
@@ -49,6 +50,9 @@ const MAX_REQUEST: usize = 512;
 const MAX_REPLY: usize = 256;
 /// What REREG_MR may replace.
 const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
+
+/// Pages of a region that are freed at a time.
+const FREED: usize = 256;
 
 /// `enum ib_port_state`: active.
 const PORT_ACTIVE: u8 = 4;
@@ -85,7 +89,7 @@ pub(crate) enum Status {
 
 impl Status {
     /// Why a region cannot be.
-    fn of_region(why: ResolveError) -> Self {
+    pub(crate) fn of_region(why: ResolveError) -> Self {
         match why {
             ResolveError::Fault => Self::Fault,
             ResolveError::TooManyExtents => Self::NoResource,
@@ -133,12 +137,9 @@ struct Request {
     chain: Chain,
     bytes: [u8; MAX_REQUEST],
     length: usize,
-    /// Its page table, which may take more than a turn to read.
-    pages: Option<Reader>,
+    /// What it needs, which may take more than a turn.
+    prepared: Prepared,
 }
-
-/// The pages that a request names, if they were read before it is handled.
-type Listed = Option<Result<PageList, Status>>;
 
 /// What only control commands change.
 pub(crate) struct Control {
@@ -146,6 +147,8 @@ pub(crate) struct Control {
     pub ring: RingQueue,
     /// What the next turn goes on with.
     request: Option<Request>,
+    /// Regions that nobody can find any more, whose tables are yet to be freed.
+    dead: Vec<Arc<Mr>>,
     /// The guest's memory.
     pub memory: GuestMemory,
     /// How many objects belong to each PD.
@@ -178,6 +181,7 @@ impl Control {
         Self {
             ring: RingQueue::default(),
             request: None,
+            dead: Vec::new(),
             memory: GuestMemory::default(),
             pds: Slab::new(limits.max_pd),
             mrs: Slab::new(limits.max_mr),
@@ -196,6 +200,40 @@ impl Control {
     /// Fails if there is no such PD.
     pub fn require_pd(&self, pdn: u32) -> Result<(), Status> {
         self.pds.get(pdn).map(|_| ()).ok_or(Status::NoObject)
+    }
+
+    /// The region of this number.
+    pub fn mr(&self, mrn: u32) -> Option<&MrEntry> {
+        self.mrs.get(mrn)
+    }
+
+    /// A region is gone; what it takes is freed in this turn or the next ones.
+    fn bury(&mut self, mr: Arc<Mr>) {
+        if mr.extents() != 0 {
+            self.dead.push(mr);
+        }
+    }
+
+    /// Frees what regions that are gone take, until the turn is over; whether nothing is left.
+    fn free_dead(&mut self, turn: &mut Turn) -> bool {
+        while let Some(mr) = self.dead.pop() {
+            // A peer that held it lets go of it at the end of its round.
+            let mut mr = match Arc::try_unwrap(mr) {
+                Ok(mr) => mr,
+                Err(mr) => {
+                    self.dead.push(mr);
+                    return false;
+                }
+            };
+            while mr.extents() != 0 {
+                if turn.is_over() {
+                    self.dead.push(Arc::new(mr));
+                    return false;
+                }
+                turn.work(mr.shed(FREED) as u64 * cost::FREE);
+            }
+        }
+        true
     }
 
     /// Gives a region its number.
@@ -229,7 +267,7 @@ impl Shared {
         let mut control = lock(&self.control);
         let mut found = false;
         loop {
-            if turn.is_over() {
+            if turn.is_over() || !control.free_dead(turn) {
                 break Visit::More;
             }
             let mut request = match control.request.take() {
@@ -248,12 +286,13 @@ impl Shared {
                 },
             };
             found = true;
-            let is_ready = request.pages.as_mut().is_none_or(|p| p.run(&control.memory, turn));
-            if !is_ready {
+            let Request { prepared, bytes, length, .. } = &mut request;
+            if !self.go_on(prepared, &control, &bytes[..*length], turn) {
                 control.request = Some(request);
                 break Visit::More;
             }
             self.answer(&mut control, request);
+            turn.work(self.take_charge());
         }
     }
 
@@ -261,33 +300,16 @@ impl Shared {
     fn read_request(&self, control: &Control, chain: Chain) -> Request {
         let mut bytes = [0; MAX_REQUEST];
         let length = chain.read(&mut bytes).unwrap_or(0);
-        let pages = self.pages_of_request(control, &bytes[..length]);
-        Request { chain, bytes, length, pages }
+        let prepared = self.prepare(control, &bytes[..length]);
+        Request { chain, bytes, length, prepared }
     }
 
-    /// The page table of a request that is long enough and says nothing impossible of it.
-    fn pages_of_request(&self, control: &Control, request: &[u8]) -> Option<Reader> {
-        let (command, body) = request.split_first()?;
-        let mr = match u32::from(*command) {
-            abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
-                virtio_rdma_cmd_reg_user_mr::read_from_prefix(body).ok()?.0
-            }
-            abi::VIRTIO_RDMA_CMD_REREG_MR if self.has(VIRTIO_RDMA_F_REREG_MR) => {
-                let request = virtio_rdma_cmd_rereg_mr::read_from_prefix(body).ok()?.0;
-                (request.flags & VIRTIO_RDMA_REREG_TRANS != 0).then_some(request.mr)?
-            }
-            _ => return None,
-        };
-        self.page_table(control, &mr).ok()
-    }
-
-    /// Handles a request whose pages, if it names some, were read, and replies.
+    /// Handles a request that was prepared, and replies.
     fn answer(self: &Arc<Self>, control: &mut Control, request: Request) {
-        let Request { chain, bytes, length, pages } = request;
-        let pages = pages.map(|pages| pages.finish(&control.memory));
+        let Request { chain, bytes, length, prepared } = request;
         let mut reply = [0; MAX_REPLY];
         let room = chain.writable_len().min(reply.len());
-        let written = self.command(control, &bytes[..length], &mut reply[..room], pages);
+        let written = self.command(control, &bytes[..length], &mut reply[..room], prepared);
         let written = chain.write(&reply[..written]).unwrap_or(0);
         control.ring.give_back(chain.head, written);
         control.ring.signal_if_needed();
@@ -295,9 +317,23 @@ impl Shared {
 
     /// Ends a request that a turn has left unfinished.
     pub(crate) fn finish_request(self: &Arc<Self>, control: &mut Control) {
-        if let Some(request) = control.request.take() {
+        if let Some(mut request) = control.request.take() {
+            let Request { prepared, bytes, length, .. } = &mut request;
+            self.go_on(prepared, control, &bytes[..*length], &mut Turn::endless());
             self.answer(control, request);
         }
+    }
+
+    /// Handles a request that did not come by the control queue, at once.
+    pub(crate) fn command_at_once(
+        self: &Arc<Self>,
+        control: &mut Control,
+        request: &[u8],
+        reply: &mut [u8],
+    ) -> usize {
+        let mut prepared = self.prepare(control, request);
+        self.go_on(&mut prepared, control, request, &mut Turn::endless());
+        self.command(control, request, reply, prepared)
     }
 
     /// Handles one request; how many bytes of `reply` it wrote.
@@ -306,7 +342,7 @@ impl Shared {
         control: &mut Control,
         request: &[u8],
         reply: &mut [u8],
-        pages: Listed,
+        prepared: Prepared,
     ) -> usize {
         self.stats.add(Counter::Commands, 1);
         let Some((status, reply)) = reply.split_first_mut() else {
@@ -315,7 +351,7 @@ impl Shared {
         };
         let result = match request.split_first() {
             Some((command, body)) => self
-                .dispatch(control, (*command).into(), body, reply, pages)
+                .dispatch(control, (*command).into(), body, reply, prepared)
                 .map_err(|status| (status, Some(*command))),
             None => Err((Status::Length, None)),
         };
@@ -340,7 +376,7 @@ impl Shared {
         command: u32,
         request: &[u8],
         reply: &mut [u8],
-        pages: Listed,
+        prepared: Prepared,
     ) -> Result<usize, Status> {
         let with_rings = matches!(
             command,
@@ -399,10 +435,10 @@ impl Shared {
                 exchange(request, reply, |request| self.create_mr(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_REG_USER_MR => {
-                exchange(request, reply, |request| self.reg_user_mr(control, &request, pages))
+                exchange(request, reply, |request| self.reg_user_mr(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_REREG_MR => {
-                exchange(request, reply, |request| self.rereg_mr(control, &request, pages))
+                exchange(request, reply, |request| self.rereg_mr(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_DEREG_MR => {
                 exchange(request, reply, |request| self.dereg_mr(control, &request))
@@ -438,16 +474,16 @@ impl Shared {
                 exchange(request, reply, |request| self.req_notify_cq(&request))
             }
             abi::VIRTIO_RDMA_CMD_CREATE_RING_CQ => {
-                exchange(request, reply, |request| self.create_ring_cq(control, &request))
+                exchange(request, reply, |request| self.create_ring_cq(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_RESIZE_CQ => {
-                exchange(request, reply, |request| self.resize_cq(control, &request))
+                exchange(request, reply, |request| self.resize_cq(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_CREATE_RING_QP => {
-                exchange(request, reply, |request| self.create_ring_qp(control, &request))
+                exchange(request, reply, |request| self.create_ring_qp(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_CREATE_SRQ => {
-                exchange(request, reply, |request| self.create_srq(control, &request))
+                exchange(request, reply, |request| self.create_srq(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_MODIFY_SRQ => {
                 exchange(request, reply, |request| self.modify_srq(&request))
@@ -459,7 +495,7 @@ impl Shared {
                 exchange(request, reply, |request| self.destroy_srq(control, &request))
             }
             abi::VIRTIO_RDMA_CMD_RESIZE_SRQ => {
-                exchange(request, reply, |request| self.resize_srq(control, &request))
+                exchange(request, reply, |request| self.resize_srq(control, &request, prepared))
             }
             abi::VIRTIO_RDMA_CMD_ATTACH_MCAST if self.has(VIRTIO_RDMA_F_MCAST) => {
                 exchange(request, reply, |request| self.attach_mcast(control, &request))
@@ -568,7 +604,7 @@ impl Shared {
         request: &virtio_rdma_cmd_destroy_cq,
     ) -> Result<(), Status> {
         let pages = self.with_cq(request.cqn, |cq| {
-            if cq.users() != 0 {
+            if !cq.users.is_empty() {
                 return Err(Status::Busy);
             }
             let pages = cq.ring().map(|ring| ring.pages_len());
@@ -610,52 +646,35 @@ impl Shared {
             length: u64::MAX,
             backing: Backing::Dma,
         };
-        self.register(control, attributes)
+        let map = Map::Dma(control.memory.clone());
+        self.register(control, attributes, map)
     }
 
     fn reg_user_mr(
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_reg_user_mr,
-        pages: Listed,
+        prepared: Prepared,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
         control.require_pd(request.pdn)?;
         if !self.valid_access(request.access_flags) {
             return Err(Status::Invalid);
         }
-        let table = self.page_table(control, request)?;
+        self.prepare_memory(control, request)?;
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
         }
-        let pages = pages.unwrap_or_else(|| table.finish(&control.memory))?;
+        let Prepared::Memory(found) = prepared else { return Err(Status::Error) };
+        let (backing, map) = found.finish(&control.memory)?;
         let attributes = Attributes {
             key: 0,
             pdn: request.pdn,
             access: request.access_flags,
             iova: request.virt_addr,
             length: request.length,
-            backing: backing(request, pages),
+            backing,
         };
-        self.register(control, attributes)
-    }
-
-    /// The page table of REG_USER_MR and REREG_MR, once what they say of the memory is checked.
-    fn page_table(
-        &self,
-        control: &Control,
-        request: &virtio_rdma_cmd_reg_user_mr,
-    ) -> Result<Reader, Status> {
-        let levels = self.page_levels(request)?;
-        let length = request.length;
-        let in_limits = length != 0 && length <= self.limits.max_mr_size;
-        let valid = in_limits
-            && request.virt_addr.checked_add(length).is_some()
-            && (request.start % PAGE_SIZE + length).div_ceil(PAGE_SIZE) == request.npages.into();
-        if !valid {
-            return Err(Status::Invalid);
-        }
-        let room = self.limits.max_extents.saturating_sub(control.extents);
-        Ok(Reader::new(request.pages, levels, request.npages.into(), room))
+        self.register(control, attributes, map)
     }
 
     /// Replaces attributes of a region; the old ones stay if it fails.
@@ -663,7 +682,7 @@ impl Shared {
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_rereg_mr,
-        pages: Listed,
+        prepared: Prepared,
     ) -> Result<(), Status> {
         let virtio_rdma_cmd_rereg_mr { mrn, flags, mr: new } = request;
         let entry = control.mrs.get(*mrn).ok_or(Status::NoObject)?;
@@ -687,14 +706,13 @@ impl Shared {
             after.access = new.access_flags;
         }
         if flags & VIRTIO_RDMA_REREG_TRANS != 0 {
-            let table = self.page_table(control, new)?;
-            let pages = pages.unwrap_or_else(|| table.finish(&control.memory))?;
+            self.prepare_memory(control, new)?;
             (after.iova, after.length) = (new.virt_addr, new.length);
-            after.backing = backing(new, pages);
         }
-        let room = self.limits.max_extents.saturating_sub(control.extents - old_extents);
-        let mr =
-            Arc::new(Mr::new(&control.memory, after.clone(), room).map_err(Status::of_region)?);
+        let Prepared::Memory(found) = prepared else { return Err(Status::Error) };
+        let (backing, map) = found.finish(&control.memory)?;
+        after.backing = backing;
+        let mr = Arc::new(Mr::resolved(after.clone(), map));
         let (key, new_pdn) = (after.key, after.pdn);
         let entry = MrEntry::Fixed { attributes: after, live: Some(Arc::clone(&mr)) };
         let Some(place) = control.mrs.get_mut(*mrn) else { return Err(Status::NoObject) };
@@ -703,7 +721,7 @@ impl Shared {
         control.invalid_keys.remove(&(key >> 8));
         write(&self.keys).insert(mr);
         if let MrEntry::Fixed { live: Some(before), .. } = before {
-            before.retire();
+            self.retire(control, before);
         }
         unuse_pd(control, old_pdn);
         use_pd(control, new_pdn);
@@ -721,6 +739,7 @@ impl Shared {
         &self,
         control: &mut Control,
         mut attributes: Attributes,
+        map: Map,
     ) -> Result<virtio_rdma_rsp_mr, Status> {
         if !control.mrs.has_room() {
             return Err(Status::NoResource);
@@ -728,9 +747,7 @@ impl Shared {
         let key = self.choose_key(control)?;
         attributes.key = key;
         let pdn = attributes.pdn;
-        let room = self.limits.max_extents.saturating_sub(control.extents);
-        let mr = Mr::new(&control.memory, attributes.clone(), room).map_err(Status::of_region)?;
-        let mr = Arc::new(mr);
+        let mr = Arc::new(Mr::resolved(attributes.clone(), map));
         let entry = MrEntry::Fixed { attributes, live: Some(Arc::clone(&mr)) };
         let mrn = control.insert_mr(entry)?;
         control.extents += mr.extents();
@@ -762,10 +779,19 @@ impl Shared {
             }
         };
         if let Some(mr) = live {
-            mr.retire();
+            self.retire(control, mr);
         }
         unuse_pd(control, pdn);
         Ok(())
+    }
+
+    /// Ends all use of a region that nobody finds any more. Where a peer has to end its round first,
+    /// nothing else is done in this one.
+    fn retire(&self, control: &mut Control, mr: Arc<Mr>) {
+        if mr.retire() {
+            self.charge(cost::WAIT);
+        }
+        control.bury(mr);
     }
 
     /// Resolves every region against a new map of memory.
@@ -811,6 +837,7 @@ impl Shared {
             }
         }
         control.request = None;
+        control.dead.clear();
         control.mrs.clear();
         control.mws.clear();
         control.pds.clear();
@@ -839,7 +866,7 @@ impl Shared {
         let slot = self.free_slot(control, kind)?;
         self.check_virtqueues(slot, request)?;
         self.occupy(slot, request, config, None);
-        self.attach(control, config);
+        self.attach(control, slot, config);
         Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
     }
 
@@ -885,12 +912,12 @@ impl Shared {
     }
 
     /// A new QP uses its PD or XRC domain, its CQs and its SRQ.
-    pub(crate) fn attach(&self, control: &mut Control, config: QpConfig) {
+    pub(crate) fn attach(&self, control: &mut Control, slot: u16, config: QpConfig) {
         for cq in config.own_cqs() {
-            lock(self.cqs.take(cq)).attach();
+            lock(self.cqs.take(cq)).users.insert(User::Qp(slot));
         }
         if let Some(srq) = config.srq {
-            self.attach_srq(srq);
+            self.attach_srq(srq, slot);
         }
         match config.own_pdn() {
             Some(pdn) => use_pd(control, pdn),
@@ -899,12 +926,12 @@ impl Shared {
     }
 
     /// The reverse, when it is gone.
-    fn detach(&self, control: &mut Control, config: QpConfig) {
+    fn detach(&self, control: &mut Control, slot: u16, config: QpConfig) {
         for cq in config.own_cqs() {
-            lock(self.cqs.take(cq)).detach();
+            lock(self.cqs.take(cq)).users.remove(User::Qp(slot));
         }
         if let Some(srq) = config.srq {
-            self.detach_srq(srq);
+            self.detach_srq(srq, slot);
         }
         match config.own_pdn() {
             Some(pdn) => unuse_pd(control, pdn),
@@ -1012,7 +1039,7 @@ impl Shared {
         if self.has_rings() && slot != 0 {
             control.ring_slots.give_back(slot);
         }
-        self.detach(control, config);
+        self.detach(control, slot, config);
         Ok(())
     }
 
@@ -1075,11 +1102,6 @@ fn query_pkey(request: &virtio_rdma_cmd_query_pkey) -> Result<virtio_rdma_rsp_qu
         return Err(Status::Invalid);
     }
     Ok(virtio_rdma_rsp_query_pkey { pkey: DEFAULT_PKEY })
-}
-
-/// The memory that REG_USER_MR and REREG_MR name.
-fn backing(request: &virtio_rdma_cmd_reg_user_mr, pages: PageList) -> Backing {
-    Backing::Ranges(pages.cut(request.start % PAGE_SIZE, request.length))
 }
 
 fn create_pd(control: &mut Control) -> Result<virtio_rdma_rsp_create_pd, Status> {

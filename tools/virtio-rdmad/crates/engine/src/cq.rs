@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use crate::cq_ring::{CqRing, Due, NotPlaced};
 use crate::ring_queue::RingQueue;
 use crate::stats::{Counter, Stats};
+use crate::users::Users;
 use crate::Clock;
 
 /// A completion, in the form that says most.
@@ -80,8 +81,8 @@ pub(crate) struct Cq {
     placed: bool,
     /// One that is solicited, or an error.
     placed_solicited: bool,
-    /// Send and receive queues of QPs that complete here.
-    users: u32,
+    /// QPs and SRQs that complete here.
+    pub users: Users,
 }
 
 impl Cq {
@@ -116,7 +117,7 @@ impl Cq {
         self.armed = Armed::No;
         self.placed = false;
         self.placed_solicited = false;
-        self.users = 0;
+        self.users = Users::default();
         if let Some(ring) = ring {
             self.queue = CqQueue::Ring(Box::new(ring));
         }
@@ -141,9 +142,10 @@ impl Cq {
             CqQueue::Virtqueue(_) => true,
             CqQueue::Ring(ring) => ring.set_memory(memory),
         };
-        if in_memory || std::mem::replace(&mut self.error, true) {
+        if in_memory || self.error {
             return Ok(());
         }
+        self.fail();
         Err(Overflow)
     }
 
@@ -152,24 +154,10 @@ impl Cq {
         self.live
     }
 
-    /// Whether it overflowed.
-    pub fn is_error(&self) -> bool {
-        self.error
-    }
-
-    /// How many queues of QPs complete here.
-    pub fn users(&self) -> u32 {
-        self.users
-    }
-
-    /// One more.
-    pub fn attach(&mut self) {
-        self.users += 1;
-    }
-
-    /// One less.
-    pub fn detach(&mut self) {
-        self.users = self.users.saturating_sub(1);
+    /// Puts the CQ into error, and all that use it behind it.
+    fn fail(&mut self) {
+        self.error = true;
+        self.users.fail();
     }
 
     /// Places a CQE. A virtqueue signals if it is armed for it; a ring waits for
@@ -196,7 +184,7 @@ impl Cq {
             CqQueue::Virtqueue(queue) => place(queue, &short(cqe)),
         };
         if let Err((counter, detail)) = result {
-            self.error = true;
+            self.fail();
             stats.complain(name, counter, detail);
             return Err(Overflow);
         }

@@ -232,31 +232,58 @@ impl CqRing {
         self.moderation = (count != 0 && period != 0).then_some(moderation);
     }
 
-    /// Moves what was not taken to another ring; how many CQEs. `None`, and
-    /// nothing is changed, if they do not fit there.
-    pub fn resize(&mut self, pages: Pages, ranges: Box<[Range]>, cqe: u32) -> Option<u32> {
-        let old = self.pages.as_ref()?;
-        let consumer = old.load_u32(CONSUMER, Ordering::Acquire).ok()?;
-        let count = self.produced.wrapping_sub(consumer);
-        if count > self.depth().min(cqe) {
+    /// Begins to move what was not taken to another ring; `None` if it does not fit there.
+    pub fn begin_move(&self, pages: Pages, ranges: Box<[Range]>, cqe: u32) -> Option<MovingCq> {
+        let from = self.pages.as_ref()?.load_u32(CONSUMER, Ordering::Acquire).ok()?;
+        let moving = MovingCq { new: Self::new(pages, ranges, cqe, self.vector), from };
+        self.left(&moving).map(|_| moving)
+    }
+
+    /// CQEs that are yet to be moved; `None` if they do not fit.
+    fn left(&self, moving: &MovingCq) -> Option<u32> {
+        let count = self.produced.wrapping_sub(moving.from);
+        if count > self.depth().min(moving.new.depth()) {
             return None;
         }
-        let [next, solicited] = self.wish()?;
-        let mut new = Self::new(pages, ranges, cqe, self.vector);
-        for index in 0..count {
+        count.checked_sub(moving.new.produced)
+    }
+
+    /// Moves up to `most` CQEs; how many. `None` if they do not fit.
+    pub fn move_some(&self, moving: &mut MovingCq, most: u32) -> Option<u32> {
+        let old = self.pages.as_ref()?;
+        let count = self.left(moving)?.min(most);
+        for _ in 0..count {
+            let index = moving.from.wrapping_add(moving.new.produced);
             let mut cqe = [0; CQE];
-            old.read(self.place_of(consumer.wrapping_add(index)), &mut cqe).ok()?;
-            new.place(&transmute!(cqe), false).ok()?;
+            old.read(self.place_of(index), &mut cqe).ok()?;
+            moving.new.place(&transmute!(cqe), false).ok()?;
         }
+        Some(count)
+    }
+
+    /// Goes on in the other ring; how many CQEs were moved there. `None`, and the old ring is still
+    /// in use, if they do not fit.
+    pub fn end_move(&mut self, mut moving: MovingCq) -> Option<u32> {
+        self.move_some(&mut moving, u32::MAX)?;
+        let [next, solicited] = self.wish()?;
+        let MovingCq { mut new, .. } = moving;
         let head = new.pages.as_ref()?;
         head.store_u32(ARM_NEXT, next, Ordering::Relaxed).ok()?;
         head.store_u32(ARM_SOLICITED, solicited, Ordering::Relaxed).ok()?;
         new.armed = self.armed;
         (new.fresh, new.fresh_solicited) = (self.fresh, self.fresh_solicited);
         (new.moderation, new.held) = (self.moderation, self.held.take());
+        let moved = new.produced;
         *self = new;
-        Some(count)
+        Some(moved)
     }
+}
+
+/// A completion ring that takes the place of another, and so far has a part of its CQEs.
+pub(crate) struct MovingCq {
+    new: CqRing,
+    /// The consumer's index in the old ring: nobody polls meanwhile.
+    from: u32,
 }
 
 #[cfg(test)]
@@ -373,9 +400,11 @@ mod tests {
         memory.write(0, &3_u32.to_le_bytes()).unwrap();
         memory.write(ARM_NEXT as u64, &7_u32.to_le_bytes()).unwrap();
         let (pages, ranges) = region(&memory, OTHER);
-        assert_eq!(ring.resize(pages, ranges, 4), None);
+        assert!(ring.begin_move(pages, ranges, 4).is_none());
         let (pages, ranges) = region(&memory, OTHER);
-        assert_eq!(ring.resize(pages, ranges, 16), Some(5));
+        let mut moving = ring.begin_move(pages, ranges, 16).unwrap();
+        assert_eq!(ring.move_some(&mut moving, 3), Some(3));
+        assert_eq!(ring.end_move(moving), Some(5));
         ring.place(&numbered(8), false).unwrap();
         let found: Vec<_> = (0..6).map(|index| read(&memory, OTHER, index, 16)).collect();
         assert_eq!(found, [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1)]);

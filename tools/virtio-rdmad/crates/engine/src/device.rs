@@ -35,7 +35,8 @@ use crate::stats::{Counter, Stats};
 use crate::sync::{lock, write};
 use crate::table::Table;
 use crate::timers::Timers;
-use crate::turn::{Completion, Turn};
+use crate::turn::{cost, Completion, Turn};
+use crate::users::User;
 use crate::work_queue::WorkQueue;
 use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
@@ -45,6 +46,11 @@ const CONTROL_SIZE: u16 = 256;
 const EVENT_SIZE: u16 = 256;
 const COMPLETION_EVENT_SIZE: u16 = 1024;
 const DOORBELL_SIZE: u16 = 1024;
+
+/// Timers that are taken in one call of [`Device::run`].
+const MOST_TIMERS: usize = 256;
+/// Queues that one call of [`Device::arm`] asks for kicks of.
+const MOST_ARMED: usize = 256;
 
 /// What [`Device::run`] leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +129,8 @@ pub(crate) struct Shared {
     awake: AtomicBool,
     started: AtomicBool,
     needs_reset: AtomicBool,
+    /// What the turn under way is yet to be charged with, in nanoseconds.
+    charged: AtomicU64,
 }
 
 impl Shared {
@@ -307,19 +315,33 @@ impl Shared {
         (0..).zip(gids.iter()).filter_map(|(index, entry)| Some((index, (*entry)?))).collect()
     }
 
-    /// After a CQ has overflowed: every QP and SRQ that uses it fails.
-    fn service_overflow(&self, cq: u16) {
-        if !self.cqs.get(cq).is_some_and(|place| lock(place).is_error()) {
-            return;
-        }
-        for (slot, qp) in self.qps.iter() {
-            let mut responder = lock(&qp.responder);
-            let uses = responder.config.is_some_and(|c| c.own_cqs().any(|own| own == cq));
-            if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
-                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+    /// After a CQ has overflowed: every QP and SRQ that uses it fails. Whether some are left at the
+    /// end of the turn.
+    fn service_overflow(&self, cq: u16, turn: &mut Turn) -> bool {
+        let Some(place) = self.cqs.get(cq) else { return false };
+        self.fail_users(turn, || lock(place).users.next_to_fail())
+    }
+
+    /// Has all users fail that `next` names, until the turn is over; whether some are left.
+    pub fn fail_users(&self, turn: &mut Turn, mut next: impl FnMut() -> Option<User>) -> bool {
+        while !turn.is_over() {
+            match next() {
+                Some(User::Qp(slot)) => self.fail_qp(slot),
+                Some(User::Srq(slot)) => self.fail_srq(slot),
+                None => return false,
             }
+            turn.work(cost::OBJECT);
         }
-        self.fail_srqs_of_cq(cq);
+        true
+    }
+
+    /// Has a QP fail, unless it has or does nothing.
+    fn fail_qp(&self, slot: u16) {
+        let Some(qp) = self.qps.get(slot) else { return };
+        let mut responder = lock(&qp.responder);
+        if responder.config.is_some() && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+            self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+        }
     }
 
     /// Does what a queue has to do in its turn.
@@ -327,26 +349,25 @@ impl Shared {
         match queue {
             Queue::Control => self.service_control(turn),
             Queue::Completion(cq) => {
-                self.service_overflow(cq);
+                let more = self.service_overflow(cq, turn);
                 self.release_event(cq);
-                Visit::Parked
+                if more {
+                    Visit::More
+                } else {
+                    Visit::Parked
+                }
             }
             Queue::Send(slot) => self.service_send(slot, turn),
             Queue::Receive(slot) if self.service_receive(slot, turn) => Visit::More,
             Queue::Receive(_) => Visit::Parked,
-            Queue::Srq(slot) => {
-                self.service_srq(slot);
-                Visit::Parked
-            }
-            Queue::Event => {
-                lock(&self.events).deliver(&self.name, &self.stats);
-                Visit::Parked
-            }
+            Queue::Srq(slot) if self.service_srq(slot, turn) => Visit::More,
+            Queue::Srq(_) => Visit::Parked,
+            Queue::Event => lock(&self.events).service(&self.name, &self.stats, turn),
             Queue::CompletionEvents(vector) => {
-                if let Some(events) = self.completion_events.get(usize::from(vector)) {
-                    lock(events).deliver(&self.name, &self.stats);
+                match self.completion_events.get(usize::from(vector)) {
+                    Some(events) => lock(events).service(&self.name, &self.stats, turn),
+                    None => Visit::Parked,
                 }
-                Visit::Parked
             }
             Queue::Doorbell => self.service_doorbells(turn),
         }
@@ -401,8 +422,10 @@ impl Shared {
 
     /// One turn for each queue that has work; whether work was done or is left.
     fn round(self: &Arc<Self>, service: &mut Service, turn: &mut Turn, budget: u32) -> bool {
-        service.polled.look(&mut service.active);
+        let looks = service.polled.look(&mut service.active);
+        turn.work_between(looks as u64 * cost::LOOK);
         while let Some(number) = service.polled.next_tired() {
+            turn.work_between(cost::VISIT);
             self.arm(service, number);
         }
         let mut left = budget;
@@ -411,7 +434,7 @@ impl Shared {
         for (from, to) in [(start, self.jobs.count()), (0, start)] {
             let mut at = from;
             while let Some(number) = service.active.next(at).filter(|number| *number < to) {
-                if left == 0 {
+                if left == 0 || turn.is_round_over() {
                     service.cursor = number;
                     return true;
                 }
@@ -442,6 +465,7 @@ impl Shared {
         }
         let given = turn.begin(*left, service.active.len() <= 1);
         let visit = self.visit(queue, turn);
+        turn.work(self.take_charge());
         turn.end();
         if queue == Queue::Doorbell {
             // The rings that it named have their turn in this round.
@@ -464,6 +488,20 @@ impl Shared {
             service.polled.forget_watches();
         }
         spent != 0 || visit == Visit::More
+    }
+
+    /// Charges the turn under way, of the guest's own thread, with work of so many nanoseconds.
+    pub fn charge(&self, nanoseconds: u64) {
+        self.charged.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// What was charged since this was last asked.
+    pub fn take_charge(&self) -> u64 {
+        // Most turns are charged with nothing.
+        match self.charged.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.charged.swap(0, Ordering::Relaxed),
+        }
     }
 
     /// A watch of a send ring.
@@ -604,6 +642,7 @@ impl Device {
             awake: AtomicBool::new(false),
             started: AtomicBool::new(false),
             needs_reset: AtomicBool::new(false),
+            charged: AtomicU64::new(0),
             limits,
         };
         Self { shared: Arc::new(shared), config_space, features: features(mac, rings) }
@@ -757,7 +796,8 @@ impl Device {
         }
     }
 
-    /// Does what there is to do, `budget` messages or chunks at most.
+    /// Does what there is to do, `budget` messages or chunks at most, and no more than 0.2 ms of
+    /// work: what takes longer goes on with the next call.
     ///
     /// Queues that had work are looked at again by each later call, without
     /// being kicked, until [`Device::arm`].
@@ -767,42 +807,48 @@ impl Device {
         let service = &mut *service;
         shared.awake.store(false, Ordering::SeqCst);
         shared.hot.take(&mut service.active);
-        self.expire(service);
         let mut turn = Turn::default();
+        let is_late = self.expire(service, &mut turn);
         turn.outbox.completions = std::mem::take(&mut service.room);
         let worked = shared.round(service, &mut turn, budget);
-        turn.finish(shared);
+        shared.stats.add(Counter::Work, turn.finish(shared));
         service.room = turn.outbox.completions;
-        if worked || !service.active.is_empty() || !shared.hot.is_empty() {
+        if worked || is_late || !service.active.is_empty() || !shared.hot.is_empty() {
             return Next::Busy;
         }
         lock(&shared.timers).next().map_or(Next::Idle, Next::At)
     }
 
-    /// Makes queues hot whose time has come.
-    fn expire(&self, service: &mut Service) {
+    /// Makes queues hot whose time has come; whether some are left for the next call.
+    fn expire(&self, service: &mut Service, turn: &mut Turn) -> bool {
         let shared = &self.shared;
         let mut timers = lock(&shared.timers);
         if timers.next().is_none() {
-            return;
+            return false;
         }
         let now = shared.clock().now();
-        while let Some(queue) = timers.pop(now) {
+        for _ in 0..MOST_TIMERS {
+            let Some(queue) = timers.pop(now) else { return false };
+            turn.work_between(cost::TIMER);
             service.active.insert(queue);
         }
+        true
     }
 
     /// Prepares for sleep: asks the guest for kicks of every queue. `true`: work
-    /// has come meanwhile, call [`Device::run`] again. `false`: the thread may
+    /// has come meanwhile, or there are many queues; call [`Device::run`] again. `false`: the thread may
     /// sleep until a kick, a [`Wake`] or the time that `run` named.
     pub fn arm(&self) -> bool {
         let shared = &self.shared;
         let mut service = lock(&shared.service);
         let mut more = false;
-        while let Some(number) = service.polled.any() {
+        for _ in 0..MOST_ARMED {
+            let Some(number) = service.polled.any() else { break };
             more |= shared.arm(&mut service, number);
         }
-        more || !service.active.is_empty() || !shared.hot.is_empty()
+        more || service.polled.any().is_some()
+            || !service.active.is_empty()
+            || !shared.hot.is_empty()
     }
 
     /// Handles one control request outside of the control queue: the bytes that
@@ -810,7 +856,7 @@ impl Device {
     /// wrote; 0 if there was no room for a status.
     pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
         lock(&self.shared.service).polled.forget_watches();
-        self.shared.command(&mut lock(&self.shared.control), request, reply, None)
+        self.shared.command_at_once(&mut lock(&self.shared.control), request, reply)
     }
 
     /// What the device tells of itself. For any thread; waits for a control

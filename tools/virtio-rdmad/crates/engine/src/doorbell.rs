@@ -14,7 +14,7 @@ use crate::device::Shared;
 use crate::requester::Visit;
 use crate::stats::Counter;
 use crate::sync::lock;
-use crate::turn::Turn;
+use crate::turn::{cost, Turn};
 
 /// Doorbells of one buffer; a longer buffer is bad input, and what is behind them is ignored.
 const MOST: usize = VIRTIO_RDMA_MAX_DOORBELLS as usize;
@@ -67,13 +67,13 @@ impl Shared {
         let end = len.min(MOST * LEN);
         for at in (0..end.max(1)).step_by(PIECE * LEN) {
             turn.spend(0);
-            self.ring_piece(chain, at, end - at);
+            turn.work(self.ring_piece(chain, at, end - at) * cost::DOORBELL);
         }
     }
 
     /// Rings the doorbells from byte `at` of a buffer on, of which `left` bytes are left: those that
-    /// are copied at a time.
-    fn ring_piece(&self, chain: &Chain, at: usize, left: usize) {
+    /// are copied at a time. The result is how many there were.
+    fn ring_piece(&self, chain: &Chain, at: usize, left: usize) -> u64 {
         let mut bytes = [0; PIECE * LEN];
         let bytes = &mut bytes[..left.min(PIECE * LEN)];
         // The buffer was in memory when it was taken.
@@ -99,5 +99,6 @@ impl Shared {
                 (_, _) => self.complain(Counter::BadDoorbell, &"a QP has no such ring"),
             }
         }
+        (len / LEN) as u64
     }
 }

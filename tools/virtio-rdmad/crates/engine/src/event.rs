@@ -7,8 +7,10 @@ use std::collections::{HashSet, VecDeque};
 use abi::{virtio_rdma_comp_event, virtio_rdma_event};
 use zerocopy::IntoBytes;
 
+use crate::requester::Visit;
 use crate::ring_queue::RingQueue;
 use crate::stats::{Counter, Stats};
+use crate::turn::{cost, Turn};
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.
 pub(crate) type Event = [u32; 2];
@@ -25,6 +27,9 @@ pub(crate) fn asynchronous(event: u32, handle: u32) -> Event {
 pub(crate) fn completion(cqn: u32) -> Event {
     [cqn, 0]
 }
+
+/// Most events that are written at a time.
+const MOST: u32 = 64;
 
 /// A virtqueue of events, and the events for which the driver has posted no
 /// buffer.
@@ -48,10 +53,11 @@ impl Events {
         self.deliver(name, stats);
     }
 
-    /// Writes waiting events into the buffers that are there: as many as the ring holds, in case the
-    /// driver goes on adding, which brings another kick.
-    pub fn deliver(&mut self, name: &str, stats: &Stats) {
-        for _ in 0..self.ring.size() {
+    /// Writes waiting events into the buffers that are there, [`MOST`] at a time; how many buffers it
+    /// took. Where it took them all, there may be more.
+    pub fn deliver(&mut self, name: &str, stats: &Stats) -> u32 {
+        let mut taken = 0;
+        while taken < MOST {
             let Some(&event) = self.waiting.front() else { break };
             let chain = match self.ring.pop() {
                 Ok(Some(chain)) => chain,
@@ -61,6 +67,7 @@ impl Events {
                     break;
                 }
             };
+            taken += 1;
             let bytes = event.as_bytes();
             let fits = chain.writable_len() >= bytes.len();
             let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
@@ -73,5 +80,17 @@ impl Events {
             self.known.remove(&event);
         }
         self.ring.signal_if_needed();
+        taken
+    }
+
+    /// As [`Self::deliver`], on behalf of the guest; whether there may be more.
+    pub fn service(&mut self, name: &str, stats: &Stats, turn: &mut Turn) -> Visit {
+        let taken = self.deliver(name, stats);
+        turn.work(u64::from(taken) * cost::EVENT);
+        if taken == MOST {
+            Visit::More
+        } else {
+            Visit::Parked
+        }
     }
 }

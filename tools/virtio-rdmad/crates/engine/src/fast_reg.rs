@@ -27,6 +27,7 @@ use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::QpConfig;
 use crate::stats::Counter;
 use crate::sync::{read, write};
+use crate::turn::cost;
 
 /// A region for fast registration.
 pub(crate) struct FastReg {
@@ -155,6 +156,7 @@ impl Shared {
         }
         let memory = keys.memory().clone();
         drop(keys);
+        self.charge(2 * cost::PAGE * u64::from(request.npages));
         let Some(pages) = read_page_list(&memory, request, page_size) else {
             return refuse("REG_MR of pages that are none", VIRTIO_RDMA_WC_LOC_PROT_ERR);
         };
@@ -164,7 +166,7 @@ impl Shared {
             access: request.access,
             iova: request.iova,
             length: request.length,
-            backing: Backing::Ranges(pages.cut(offset, request.length)),
+            backing: Backing::Ranges(pages.cut(offset, request.length, request.npages.into())),
         };
         let Ok(mr) = Mr::new(&memory, attributes.clone(), max_pages) else {
             return refuse("REG_MR of pages that are not memory", VIRTIO_RDMA_WC_LOC_PROT_ERR);

@@ -22,6 +22,7 @@ use crate::fast_reg::{FastReg, Invalidation};
 use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
 use crate::sync::lock;
+use crate::turn::{cost, Turn};
 
 /// Bytes of a page in a page table.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
@@ -69,7 +70,7 @@ pub(crate) enum Backing {
     /// All memory of the guest, named by guest address.
     Dma,
     /// These ranges one after the other; no two neighbours are adjacent.
-    Ranges(Arc<[Range]>),
+    Ranges(Arc<Vec<Range>>),
 }
 
 /// A contiguous piece of a region.
@@ -89,10 +90,11 @@ impl Extent {
 }
 
 /// The same, in addresses of this process.
-enum Map {
+pub(crate) enum Map {
     Dma(GuestMemory),
+    Extents(Vec<Extent>),
     /// A window has those of its region.
-    Extents(Arc<[Extent]>),
+    Window(Arc<Mr>),
 }
 
 /// On what grounds a key is used.
@@ -163,13 +165,16 @@ impl Gate {
         }
     }
 
-    /// Closes it, and waits until nobody is inside.
-    fn close(&self) {
-        self.state.fetch_or(CLOSED, Ordering::AcqRel);
+    /// Closes it, and waits until nobody is inside; whether that took any time.
+    fn close(&self) -> bool {
+        if self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0 {
+            return false;
+        }
         let mut guard = lock(&self.left);
         while self.state.load(Ordering::Acquire) != CLOSED {
             guard = self.last_left.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
+        true
     }
 
     fn is_closed(&self) -> bool {
@@ -214,23 +219,32 @@ impl Mr {
         attributes: Attributes,
         room: usize,
     ) -> Result<Self, ResolveError> {
-        let map = match &attributes.backing {
-            Backing::Dma => Map::Dma(memory.clone()),
-            Backing::Ranges(ranges) => {
-                let write = attributes.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
-                Map::Extents(resolve(memory, ranges, write, room)?)
-            }
-        };
+        let write = attributes.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
+        let mut resolving = Resolving::new(&attributes.backing, write, room);
+        resolving.run(memory, &mut Turn::endless());
+        Ok(Self::resolved(attributes, resolving.finish(memory)?))
+    }
+
+    /// A region that was resolved.
+    pub fn resolved(attributes: Attributes, map: Map) -> Self {
         let reach = Reach::Everybody;
-        Ok(Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None })
+        Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None }
+    }
+
+    /// Frees what is known of up to `most` pages of a region that nobody uses; of how many it did.
+    pub fn shed(&mut self, most: usize) -> usize {
+        let Map::Extents(extents) = &mut self.map else { return 0 };
+        let freed = extents.len().min(most);
+        extents.truncate(extents.len() - freed);
+        freed
     }
 
     /// A window on a part of the region, which is within it; revocable.
-    pub fn window(&self, key: u32, part: &Part) -> Self {
+    pub fn window(self: &Arc<Self>, key: u32, part: &Part) -> Self {
         let Part { offset, iova, length, access, reach } = *part;
         let map = match &self.map {
             Map::Dma(memory) => Map::Dma(memory.clone()),
-            Map::Extents(extents) => Map::Extents(Arc::clone(extents)),
+            Map::Extents(_) | Map::Window(_) => Map::Window(Arc::clone(self)),
         };
         let attributes = Attributes { key, access, iova, length, ..self.attributes.clone() };
         let base = self.base + offset;
@@ -250,14 +264,15 @@ impl Mr {
     /// Extents in use.
     pub fn extents(&self) -> usize {
         match &self.map {
-            Map::Dma(_) => 0,
+            Map::Dma(_) | Map::Window(_) => 0,
             Map::Extents(extents) => extents.len(),
         }
     }
 
-    /// Ends all use: no new pin succeeds, and when this returns none is left.
-    pub fn retire(&self) {
-        self.pins.close();
+    /// Ends all use: no new pin succeeds, and when this returns none is left. Whether it had to wait
+    /// for that, which is for the end of a peer's round.
+    pub fn retire(&self) -> bool {
+        self.pins.close()
     }
 
     /// Ends all access: no copy begins, whoever has pinned the region, and when
@@ -323,7 +338,7 @@ impl Mr {
             Map::Dma(memory) => {
                 return memory.contains(addr, len).then_some(addr);
             }
-            Map::Extents(_) => addr.checked_sub(self.attributes.iova)?,
+            Map::Extents(_) | Map::Window(_) => addr.checked_sub(self.attributes.iova)?,
         };
         (offset.checked_add(len)? <= self.attributes.length).then_some(offset)
     }
@@ -358,33 +373,74 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Finds each range in this process.
-fn resolve(
-    memory: &GuestMemory,
-    ranges: &[Range],
+/// A region that is being resolved, over as many turns as that takes.
+pub(crate) struct Resolving {
+    /// `None`: all memory of the guest.
+    ranges: Option<Arc<Vec<Range>>>,
+    /// Whether it is to be written.
     write: bool,
+    /// Extents that there may be.
     room: usize,
-) -> Result<Arc<[Extent]>, ResolveError> {
-    let mut extents = Vec::new();
-    let mut start = 0;
-    for range in ranges {
-        let mut done = 0;
-        while done < range.len {
-            let slice = memory
-                .prefix(range.addr + done, range.len - done)
-                .map_err(|_| ResolveError::Fault)?;
-            if write && !slice.writable() {
-                return Err(ResolveError::Fault);
-            }
-            if extents.len() == room {
-                return Err(ResolveError::TooManyExtents);
-            }
-            done += slice.len() as u64;
-            extents.push(Extent { start: start + done - slice.len() as u64, slice });
-        }
-        start += range.len;
+    /// The range that comes next, and how many bytes of it were found.
+    at: usize,
+    done: u64,
+    /// Bytes of the ranges before.
+    start: u64,
+    found: Result<Vec<Extent>, ResolveError>,
+}
+
+impl Resolving {
+    /// Begins with a region of this; `room` is how many extents it may use.
+    pub fn new(backing: &Backing, write: bool, room: usize) -> Self {
+        let ranges = match backing {
+            Backing::Dma => None,
+            Backing::Ranges(ranges) => Some(Arc::clone(ranges)),
+        };
+        Self { ranges, write, room, at: 0, done: 0, start: 0, found: Ok(Vec::new()) }
     }
-    Ok(extents.into())
+
+    /// Goes on until the turn is over; whether it has come to an end.
+    pub fn run(&mut self, memory: &GuestMemory, turn: &mut Turn) -> bool {
+        let Some(ranges) = self.ranges.clone() else { return true };
+        while let (Some(range), true) = (ranges.get(self.at), self.found.is_ok()) {
+            if turn.is_over() {
+                return false;
+            }
+            turn.work(cost::PAGE);
+            if let Err(why) = self.step(memory, range) {
+                self.found = Err(why);
+            }
+        }
+        true
+    }
+
+    /// Finds the next piece of a range in this process.
+    fn step(&mut self, memory: &GuestMemory, range: &Range) -> Result<(), ResolveError> {
+        let slice = memory
+            .prefix(range.addr + self.done, range.len - self.done)
+            .map_err(|_| ResolveError::Fault)?;
+        if self.write && !slice.writable() {
+            return Err(ResolveError::Fault);
+        }
+        let Ok(extents) = &mut self.found else { return Ok(()) };
+        if extents.len() == self.room {
+            return Err(ResolveError::TooManyExtents);
+        }
+        let start = self.start + self.done;
+        self.done += slice.len() as u64;
+        extents.push(Extent { start, slice });
+        if self.done >= range.len {
+            (self.at, self.done, self.start) = (self.at + 1, 0, self.start + range.len);
+        }
+        Ok(())
+    }
+
+    /// Where the region's memory is, if it was found.
+    pub fn finish(self, memory: &GuestMemory) -> Result<Map, ResolveError> {
+        let mut extents = self.found?;
+        extents.shrink_to_fit();
+        Ok(if self.ranges.is_some() { Map::Extents(extents) } else { Map::Dma(memory.clone()) })
+    }
 }
 
 /// Which of the extents the region's byte `offset` is in, and where there; `near` is the first guess.
@@ -414,9 +470,15 @@ impl Pin {
     /// Its memory from the byte `offset` on.
     #[inline(always)] // or it is written word by word, and read from there before that is done
     pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
-        let extents = match &self.region.map {
+        let mut map = &self.region.map;
+        if let Map::Window(region) = map {
+            map = &region.map;
+        }
+        let extents = match map {
             Map::Dma(memory) => return Some(Pieces::Dma { memory, addr: offset }),
             Map::Extents(extents) => extents,
+            // There is no window on a window.
+            Map::Window(_) => return None,
         };
         let (at, skip) = locate(extents, self.near.get(), offset)?;
         self.near.set(at);
@@ -725,9 +787,9 @@ impl PageList {
         true
     }
 
-    /// The ranges of the bytes themselves.
-    pub fn cut(mut self, offset: u64, length: u64) -> Arc<[Range]> {
-        let total: u64 = self.ranges.iter().map(|r| r.len).sum();
+    /// The ranges of the bytes themselves; there are `pages` pages.
+    pub fn cut(mut self, offset: u64, length: u64, pages: u64) -> Arc<Vec<Range>> {
+        let total = pages * PAGE_SIZE;
         if let Some(first) = self.ranges.first_mut() {
             first.addr += offset;
             first.len -= offset;
@@ -735,7 +797,7 @@ impl PageList {
         if let Some(last) = self.ranges.last_mut() {
             last.len -= total - offset - length;
         }
-        self.ranges.into()
+        Arc::new(self.ranges)
     }
 }
 
@@ -754,7 +816,7 @@ pub(crate) mod tests {
             access: VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
             iova,
             length: ranges.iter().map(|r| r.len).sum(),
-            backing: Backing::Ranges(ranges.into()),
+            backing: Backing::Ranges(Arc::new(ranges.to_vec())),
         };
         Arc::new(Mr::new(memory, attributes, ranges.len()).unwrap())
     }
@@ -766,7 +828,7 @@ pub(crate) mod tests {
             assert!(list.push(page, 3));
         }
         assert!(!list.push(0x9000, 3));
-        let ranges = list.cut(0x10, 0x3000);
+        let ranges = list.cut(0x10, 0x3000, 4);
         assert_eq!(
             ranges[..],
             [
@@ -822,6 +884,21 @@ pub(crate) mod tests {
             }
             assert_eq!(locate(extents, near, places.len() as u64), None);
         }
+    }
+
+    #[test]
+    fn what_work_requests_made_is_returned_to_be_retired() {
+        let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
+        let mut table = KeyTable::default();
+        for key in [0x100, 0x200] {
+            table.insert_fast_reg(FastReg { pdn: 1, max_pages: 1, key, valid: None });
+        }
+        let mr = region(&memory, 0x100, 0, &[Range { addr: 0, len: 0x1000 }]);
+        table.set_valid(mr.attributes.clone(), Arc::clone(&mr));
+        table.insert(region(&memory, 0x300, 0, &[Range { addr: 0x1000, len: 0x1000 }]));
+        let valid = table.clear();
+        assert_eq!(valid.len(), 1);
+        assert!(Arc::ptr_eq(&valid[0], &mr) && table.pin(0x300).is_err());
     }
 
     #[test]

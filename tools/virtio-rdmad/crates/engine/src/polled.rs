@@ -14,9 +14,14 @@ const IDLE_LOOKS: usize = 4096;
 const FEWEST_LOOKS: usize = 8;
 const MOST_LOOKS: usize = 512;
 
+/// Most queues that are looked at in one round; the next round goes on behind them.
+const LOOKS: usize = 1024;
+
 /// A queue that is looked at.
 struct Polled {
     queue: u16,
+    /// The generation of its watch.
+    generation: u64,
     /// Looks in vain since it had work.
     idle: u16,
     /// `None`: only a visit tells whether there is work.
@@ -30,23 +35,30 @@ pub(crate) struct PolledSet {
     places: Box<[u16]>,
     /// Those that were looked at in vain for long enough, until they are asked for.
     tired: Vec<u16>,
+    /// Where in `all` the next look begins.
+    cursor: usize,
+    /// Watches of earlier generations are not looked at any more.
+    generation: u64,
 }
 
 impl PolledSet {
     /// None of so many queues.
     pub fn new(queues: u16) -> Self {
-        Self { all: Vec::new(), places: vec![0; queues.into()].into(), tired: Vec::new() }
+        let (all, tired) = (Vec::new(), Vec::new());
+        Self { all, places: vec![0; queues.into()].into(), tired, cursor: 0, generation: 0 }
     }
 
     /// What is known of a queue, which is looked at from now on.
     fn place(&mut self, queue: u16) -> &mut Polled {
         let place = &mut self.places[usize::from(queue)];
         if *place == 0 {
-            self.all.push(Polled { queue, idle: 0, watch: None });
+            self.all.push(Polled { queue, generation: self.generation, idle: 0, watch: None });
             // There are fewer than 2^16 queues.
             *place = self.all.len() as u16;
         }
-        &mut self.all[usize::from(*place) - 1]
+        let polled = &mut self.all[usize::from(*place) - 1];
+        polled.renew(self.generation);
+        polled
     }
 
     /// A queue had work, and has no more: it is looked at from now on. `taken` is how far its ring
@@ -99,22 +111,27 @@ impl PolledSet {
 
     /// Rings may have become others: the next look at each queue is a visit.
     pub fn forget_watches(&mut self) {
-        for polled in &mut self.all {
-            polled.watch = None;
-        }
+        self.generation += 1;
     }
 
-    /// Looks at each queue: those that may have work are added to `active`.
+    /// Looks at the queues, or at the next [`LOOKS`] of them: those that may have work are added to
+    /// `active`. Returns how many it looked at.
     #[inline]
-    pub fn look(&mut self, active: &mut Set) {
-        let most = self.most();
-        for polled in &mut self.all {
+    pub fn look(&mut self, active: &mut Set) -> usize {
+        let (most, len) = (self.most(), self.all.len());
+        let begin = if len <= LOOKS || self.cursor >= len { 0 } else { self.cursor };
+        let end = len.min(begin + LOOKS);
+        self.cursor = end;
+        let generation = self.generation;
+        for polled in &mut self.all[begin..end] {
+            polled.renew(generation);
             if polled.watch.as_ref().is_none_or(Watch::has_work) {
                 active.insert(polled.queue);
             } else if polled.is_tired(most) {
                 self.tired.push(polled.queue);
             }
         }
+        end - begin
     }
 
     /// A queue that the last look found to be in vain for long enough.
@@ -131,6 +148,15 @@ impl PolledSet {
 }
 
 impl Polled {
+    /// Drops a watch of an earlier generation.
+    #[inline]
+    fn renew(&mut self, generation: u64) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.watch = None;
+        }
+    }
+
     /// Follows with the watch after a visit.
     fn follow(&mut self, taken: Option<u32>, watch: impl FnOnce() -> Option<Watch>) {
         match (&mut self.watch, taken) {

@@ -135,7 +135,8 @@ impl Shared {
         let mut turn = Turn::default();
         turn.begin(u32::MAX, true);
         self.service_send(slot, &mut turn);
-        turn.finish(self);
+        turn.end();
+        self.charge(turn.finish(self));
     }
 
     /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
@@ -192,7 +193,9 @@ impl Shared {
         }
         if requester.wqe.operation.is_local() {
             turn.spend(0);
-            return Step::End(self.manage_memory(slot, &requester.wqe, config));
+            let status = self.manage_memory(slot, &requester.wqe, config);
+            turn.work(self.take_charge());
+            return Step::End(status);
         }
         let mut local = Mappings::new();
         let len = match self.next_chunk(requester, config, turn, &mut local) {

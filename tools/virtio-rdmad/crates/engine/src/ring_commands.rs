@@ -12,10 +12,10 @@ use abi::{
 use memory::Pages;
 
 use crate::control::{check_capabilities, Control, Status};
-use crate::cq_ring::{region_len, CqRing};
+use crate::cq_ring::{CqRing, MovingCq};
 use crate::device::Shared;
 use crate::mr::{Range, PAGE_SIZE};
-use crate::page_table::Reader;
+use crate::prepare::{Prepared, MOVED};
 use crate::state::QpType;
 use crate::sync::lock;
 use crate::work_queue::WorkQueue;
@@ -49,12 +49,14 @@ impl Shared {
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_create_ring_cq,
+        prepared: Prepared,
     ) -> Result<virtio_rdma_rsp_create_cq, Status> {
         let vector = u16::try_from(request.comp_vector).map_err(|_| Status::Invalid)?;
         if vector >= self.limits.comp_vectors {
             return Err(Status::Invalid);
         }
-        let (pages, ranges) = self.cq_region(control, &request.region, request.cqe)?;
+        let len = self.cq_region_len(request.cqe)?;
+        let (pages, ranges) = self.region(control, &request.region, len, prepared)?;
         let cqn = control.ring_cqs.take().ok_or(Status::NoResource)?;
         control.extents += pages_of(&ranges);
         let ring = CqRing::new(pages, ranges, request.cqe, vector);
@@ -66,19 +68,44 @@ impl Shared {
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_resize_cq,
+        prepared: Prepared,
     ) -> Result<virtio_rdma_rsp_resize_cq, Status> {
         // The number first: a CQ that does not exist has no size.
         self.with_cq(request.cqn, |_| ())?;
-        let (pages, ranges) = self.cq_region(control, &request.region, request.cqe)?;
-        let new_pages = pages_of(&ranges);
-        let (moved, old_pages) = self.with_cq(request.cqn, |cq| {
+        let len = self.cq_region_len(request.cqe)?;
+        let moving = match prepared {
+            Prepared::Cq(_, moving) => moving,
+            other => return Err(self.why_not(control, &request.region, len, other)),
+        };
+        let (moved, old_pages, new_pages) = self.with_cq(request.cqn, |cq| {
             let ring = cq.ring().ok_or(Status::NoObject)?;
             let old_pages = ring.pages_len();
-            let moved = ring.resize(pages, ranges, request.cqe).ok_or(Status::Invalid)?;
-            Ok((moved, old_pages))
+            let moved = ring.end_move(moving).ok_or(Status::Invalid)?;
+            Ok((moved, old_pages, ring.pages_len()))
         })??;
         control.extents = control.extents + new_pages - old_pages;
         Ok(virtio_rdma_rsp_resize_cq { moved })
+    }
+
+    /// Begins a RESIZE_CQ whose new region was found.
+    pub(crate) fn begin_resize_cq(
+        &self,
+        request: &virtio_rdma_cmd_resize_cq,
+        pages: Pages,
+        ranges: Box<[Range]>,
+    ) -> Result<MovingCq, Status> {
+        self.with_cq(request.cqn, |cq| {
+            let ring = cq.ring().ok_or(Status::NoObject)?;
+            ring.begin_move(pages, ranges, request.cqe).ok_or(Status::Invalid)
+        })?
+    }
+
+    /// Moves some CQEs of a RESIZE_CQ; how many.
+    pub(crate) fn move_cqes(&self, cqn: u32, moving: &mut MovingCq) -> Result<u32, Status> {
+        self.with_cq(cqn, |cq| {
+            let ring = cq.ring().ok_or(Status::NoObject)?;
+            ring.move_some(moving, MOVED).ok_or(Status::Invalid)
+        })?
     }
 
     /// Handles MODIFY_CQ.
@@ -94,31 +121,14 @@ impl Shared {
         Ok(())
     }
 
-    fn cq_region(
+    /// The shapes of the send and the receive ring, whose region has no more pages than they and its
+    /// head need.
+    pub(crate) fn qp_shapes(
         &self,
-        control: &Control,
-        region: &virtio_rdma_ring_region,
-        cqe: u32,
-    ) -> Result<(Pages, Box<[Range]>), Status> {
-        if !cqe.is_power_of_two() || cqe > self.limits.ring_cqe {
-            return Err(Status::Invalid);
-        }
-        self.read_region(control, region, region_len(cqe))
-    }
-
-    pub(crate) fn create_ring_qp(
-        &self,
-        control: &mut Control,
         request: &virtio_rdma_cmd_create_ring_qp,
-    ) -> Result<virtio_rdma_rsp_create_qp, Status> {
+    ) -> Result<(Shape, Shape), Status> {
         let base = &request.base;
         let kind = QpType::from_abi(base.qp_type).ok_or(Status::Unsupported)?;
-        if kind.is_xrc() && !self.has_xrc() {
-            return Err(Status::Unsupported);
-        }
-        if kind == QpType::XrcTgt {
-            return self.create_xrc_target(control, request);
-        }
         if base.max_inline_data > self.limits.inline_data.into() {
             return Err(Status::Invalid);
         }
@@ -130,6 +140,25 @@ impl Shared {
         let receive_len = receive_entry_len(base.max_recv_sge as usize);
         let receive = Shape::check(&request.rq, base.max_recv_wr, most, receive_len);
         let (send, receive) = send.zip(receive).ok_or(Status::Invalid)?;
+        check_gaps(&[send, receive])?;
+        Ok((send, receive))
+    }
+
+    pub(crate) fn create_ring_qp(
+        &self,
+        control: &mut Control,
+        request: &virtio_rdma_cmd_create_ring_qp,
+        prepared: Prepared,
+    ) -> Result<virtio_rdma_rsp_create_qp, Status> {
+        let base = &request.base;
+        let kind = QpType::from_abi(base.qp_type).ok_or(Status::Unsupported)?;
+        if kind.is_xrc() && !self.has_xrc() {
+            return Err(Status::Unsupported);
+        }
+        if kind == QpType::XrcTgt {
+            return self.create_xrc_target(control, request);
+        }
+        let (send, receive) = self.qp_shapes(request)?;
         let receives_nothing = kind == QpType::XrcIni;
         if request.flags & !VIRTIO_RDMA_QP_PRIVILEGED != 0 || receives_nothing && receive.depth != 0
         {
@@ -146,12 +175,12 @@ impl Shared {
                 (Some(srq), recv_pdn, max_recv_sge);
         }
         let end = send.end().max(receive.end());
-        let (pages, region) = self.read_region(control, &request.region, end)?;
+        let (pages, region) = self.region(control, &request.region, end, prepared)?;
         let slot = self.free_ring_slot(control, kind)?;
         control.extents += pages_of(&region);
         let rings = QpRings { pages: Arc::new(pages), region, send, receive };
         self.occupy(slot, base, config, Some(rings));
-        self.attach(control, config);
+        self.attach(control, slot, config);
         Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
     }
 
@@ -171,27 +200,41 @@ impl Shared {
         Ok(0)
     }
 
-    /// Reads the page table of a region that holds `len` bytes, and finds the
-    /// pages.
-    pub(crate) fn read_region(
+    /// The pages of a region that holds `len` bytes, which were found before.
+    pub(crate) fn region(
         &self,
         control: &Control,
         region: &virtio_rdma_ring_region,
         len: u64,
+        prepared: Prepared,
     ) -> Result<(Pages, Box<[Range]>), Status> {
-        // Pages beyond those that the rings need are never touched.
-        let needed = len.div_ceil(PAGE_SIZE);
-        if u64::from(region.npages) < needed {
-            return Err(Status::Invalid);
+        match prepared {
+            Prepared::Rings(rings) => rings.finish(),
+            other => Err(self.why_not(control, region, len, other)),
         }
-        let count = usize::try_from(needed).map_err(|_| Status::Invalid)?;
-        if count > self.limits.max_extents.saturating_sub(control.extents) {
-            return Err(Status::NoResource);
-        }
-        let room = self.limits.max_extents.saturating_sub(control.extents);
-        let table = Reader::new(region.pages, 0, needed, room);
-        let ranges = table.finish(&control.memory)?.ranges();
-        let pages = Pages::new(&control.memory, ranges.iter().map(|r| (r.addr, r.len)));
-        Ok((pages.map_err(|_| Status::Fault)?, ranges))
     }
+
+    /// Why there is no region for rings.
+    pub(crate) fn why_not(
+        &self,
+        control: &Control,
+        region: &virtio_rdma_ring_region,
+        len: u64,
+        prepared: Prepared,
+    ) -> Status {
+        match prepared {
+            Prepared::Failed(why) => why,
+            _ => self.prepare_rings(control, region, len).err().unwrap_or(Status::Error),
+        }
+    }
+}
+
+/// Whether a region has no more pages than its head and its rings need, wherever they begin.
+pub(crate) fn check_gaps(rings: &[Shape]) -> Result<(), Status> {
+    let end = rings.iter().map(Shape::end).max().unwrap_or(0);
+    let most = 1 + rings.iter().map(Shape::most_pages).sum::<u64>();
+    if end.div_ceil(PAGE_SIZE) > most {
+        return Err(Status::Invalid);
+    }
+    Ok(())
 }

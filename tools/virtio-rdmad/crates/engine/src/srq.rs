@@ -8,8 +8,8 @@ use std::sync::Arc;
 use abi::{
     virtio_rdma_cmd_create_srq, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_modify_srq,
     virtio_rdma_cmd_query_srq, virtio_rdma_cmd_resize_srq, virtio_rdma_qp_ring,
-    virtio_rdma_rsp_create_srq, virtio_rdma_rsp_query_srq, virtio_rdma_rsp_resize_srq,
-    virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR,
+    virtio_rdma_ring_shape, virtio_rdma_rsp_create_srq, virtio_rdma_rsp_query_srq,
+    virtio_rdma_rsp_resize_srq, virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_SRQ_ERR,
     VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
 };
 use memory::{GuestMemory, Pages};
@@ -19,12 +19,14 @@ use crate::config::MAX_SGE;
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::mr::Range;
+use crate::prepare::{Prepared, MOVED};
 use crate::qp::Responder;
-use crate::ring_commands::pages_of;
-use crate::state::QpState;
+use crate::ring_commands::{check_gaps, pages_of};
 use crate::stats::{Counter, SrqStatus};
 use crate::sync::lock;
-use crate::wq_ring::{Kind, Shape, WqRing, WqRingError};
+use crate::turn::{cost, Turn};
+use crate::users::{User, Users};
+use crate::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
 use crate::wqe::{receive_entry_len, Malformed, ReceiveWqe};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
@@ -64,14 +66,22 @@ pub(crate) struct Srq {
     /// No work request is taken any more.
     in_error: bool,
     /// QPs that receive from here.
-    users: u32,
+    users: Users,
     /// The owner was asked for a doorbell.
     asleep: bool,
     /// Places of the QPs that wait for a work request.
     waiting: BTreeSet<u16>,
+    /// Places of those that waited, and are to look again.
+    roused: BTreeSet<u16>,
     /// Work requests that QPs took and did not complete before they were reset or
     /// destroyed. They are taken first, so there are never more than QPs.
     returned: VecDeque<ReceiveWqe>,
+}
+
+/// The ring that an SRQ moves to.
+pub(crate) struct MovingSrq {
+    region: Box<[Range]>,
+    ring: MovingWq,
 }
 
 impl Srq {
@@ -123,27 +133,45 @@ impl Srq {
         }
     }
 
-    /// The QPs that waited: each is to look again, and waits anew if it must.
-    fn take_waiting(&mut self) -> BTreeSet<u16> {
-        std::mem::take(&mut self.waiting)
+    /// The QPs that wait are to look again, each once, and wait again if they must. `false` while
+    /// others are that did so before.
+    fn rouse(&mut self) -> bool {
+        let is_free = self.roused.is_empty();
+        if is_free {
+            std::mem::swap(&mut self.waiting, &mut self.roused);
+        }
+        is_free
     }
 
-    /// Moves to another ring; how many work requests were moved. `None`, and nothing
-    /// is changed, if the work requests that wait, or the limit, do not fit there.
-    fn resize(
-        &mut self,
-        pages: Pages,
-        region: Box<[Range]>,
-        shape: Shape,
-    ) -> Result<Option<u32>, SrqError> {
+    /// The next QP that is to look again.
+    fn next_roused(&mut self) -> Option<u16> {
+        self.roused.pop_first()
+    }
+
+    /// Begins to move to another ring; `None` if the work requests that wait, or the limit, do not
+    /// fit there.
+    fn begin_resize(&mut self, pages: Pages, shape: Shape) -> Result<Option<MovingWq>, SrqError> {
         if self.in_error {
             return Err(SrqError::InError);
         }
         if self.limit > shape.depth {
             return Ok(None);
         }
-        let len = receive_entry_len(self.max_sge);
-        let moved = self.ring.resize(Arc::new(pages), shape, len)?;
+        Ok(self.ring.begin_move(pages, shape, receive_entry_len(self.max_sge))?)
+    }
+
+    /// Goes on in the other ring; how many work requests were moved. `None`, and nothing is changed,
+    /// if they do not fit there.
+    fn end_resize(
+        &mut self,
+        moving: MovingWq,
+        region: Box<[Range]>,
+        shape: Shape,
+    ) -> Result<Option<u32>, SrqError> {
+        if self.in_error {
+            return Err(SrqError::InError);
+        }
+        let moved = self.ring.end_move(moving)?;
         if moved.is_some() {
             (self.max_wr, self.region) = (shape.depth, region);
         }
@@ -183,27 +211,48 @@ impl Shared {
         lock(self.srqs.get(slot)?).as_mut().map(f)
     }
 
+    /// The shape of the ring of an SRQ, whose region has no more pages than it and its head need.
+    pub(crate) fn srq_shape(
+        &self,
+        ring: &virtio_rdma_ring_shape,
+        max_sge: usize,
+    ) -> Result<Shape, Status> {
+        if max_sge > MAX_SGE {
+            return Err(Status::Invalid);
+        }
+        let shape = Shape::check(ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
+        let shape = shape.ok_or(Status::Invalid)?;
+        check_gaps(&[shape])?;
+        Ok(shape)
+    }
+
+    /// The same of RESIZE_SRQ.
+    pub(crate) fn resized_shape(
+        &self,
+        request: &virtio_rdma_cmd_resize_srq,
+    ) -> Result<Shape, Status> {
+        let max_sge = self.with_srq(request.srqn, |srq| srq.max_sge)?;
+        self.srq_shape(&request.ring, max_sge)
+    }
+
     /// Handles CREATE_SRQ.
     pub(crate) fn create_srq(
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_create_srq,
+        prepared: Prepared,
     ) -> Result<virtio_rdma_rsp_create_srq, Status> {
         control.require_pd(request.pdn)?;
         let max_sge = request.max_sge as usize;
-        let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
-        let shape = shape.ok_or(Status::Invalid)?;
-        if max_sge > MAX_SGE {
-            return Err(Status::Invalid);
-        }
+        let shape = self.srq_shape(&request.ring, max_sge)?;
         let xrc = self.xrc_of_srq(control, request.xrcdn, request.cqn)?;
-        let (pages, region) = self.read_region(control, &request.region, shape.end())?;
+        let (pages, region) = self.region(control, &request.region, shape.end(), prepared)?;
         let slot = control.srq_slots.take().ok_or(Status::NoResource)?;
         control.extents += pages_of(&region);
         use_pd(control, request.pdn);
         if let Some(XrcSrq { xrcdn, cq }) = xrc {
             control.use_xrcd(xrcdn);
-            lock(self.cqs.take(cq)).attach();
+            lock(self.cqs.take(cq)).users.insert(User::Srq(slot));
         }
         let srq = Srq {
             pdn: request.pdn,
@@ -214,9 +263,10 @@ impl Shared {
             region,
             limit: 0,
             in_error: false,
-            users: 0,
+            users: Users::default(),
             asleep: false,
             waiting: BTreeSet::new(),
+            roused: BTreeSet::new(),
             returned: VecDeque::new(),
         };
         *lock(self.srqs.take(slot)) = Some(srq);
@@ -256,28 +306,24 @@ impl Shared {
         })
     }
 
-    /// Handles RESIZE_SRQ.
+    /// Handles RESIZE_SRQ, whose work requests were moved but for the last.
     pub(crate) fn resize_srq(
         &self,
         control: &mut Control,
         request: &virtio_rdma_cmd_resize_srq,
+        prepared: Prepared,
     ) -> Result<virtio_rdma_rsp_resize_srq, Status> {
         let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
-        let (max_sge, old_pages) =
-            self.with_srq(request.srqn, |srq| (srq.max_sge, pages_of(&srq.region)))?;
-        let shape = Shape::check(&request.ring, 1, self.limits.ring_wr, receive_entry_len(max_sge));
-        let shape = shape.ok_or(Status::Invalid)?;
-        let (pages, region) = self.read_region(control, &request.region, shape.end())?;
+        let shape = self.resized_shape(request)?;
+        let (region, moving) = match prepared {
+            Prepared::Srq(_, MovingSrq { region, ring }) => (region, ring),
+            other => return Err(self.why_not(control, &request.region, shape.end(), other)),
+        };
         let new_pages = pages_of(&region);
-        let resized = self.with_srq(request.srqn, |srq| srq.resize(pages, region, shape))?;
-        let resized = resized.map_err(|error| {
-            if error != SrqError::InError {
-                self.complain(Counter::BadReceiveChain, &error);
-                self.fail_srq(slot);
-            }
-            Status::State
+        let (old_pages, resized) = self.with_srq(request.srqn, |srq| {
+            (pages_of(&srq.region), srq.end_resize(moving, region, shape))
         })?;
-        let moved = resized.ok_or(Status::Invalid)?;
+        let moved = self.resized(slot, resized)?;
         control.extents = control.extents + new_pages - old_pages;
         // The owner is asked for doorbells as it was at the old ring.
         let awaited = self.in_srq_slot(slot, |srq| srq.asleep && srq.ring.sleep());
@@ -285,6 +331,38 @@ impl Shared {
             self.make_hot(self.jobs.srq(slot));
         }
         Ok(virtio_rdma_rsp_resize_srq { moved })
+    }
+
+    /// What becomes of a RESIZE_SRQ: an SRQ whose old ring is wrong fails.
+    fn resized<T>(&self, slot: u16, result: Result<Option<T>, SrqError>) -> Result<T, Status> {
+        let resized = result.map_err(|error| {
+            if error != SrqError::InError {
+                self.complain(Counter::BadReceiveChain, &error);
+                self.fail_srq(slot);
+            }
+            Status::State
+        })?;
+        resized.ok_or(Status::Invalid)
+    }
+
+    /// Begins a RESIZE_SRQ whose new region was found.
+    pub(crate) fn begin_resize_srq(
+        &self,
+        request: &virtio_rdma_cmd_resize_srq,
+        pages: Pages,
+        region: Box<[Range]>,
+    ) -> Result<(u16, MovingSrq), Status> {
+        let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
+        let shape = self.resized_shape(request)?;
+        let begun = self.with_srq(request.srqn, |srq| srq.begin_resize(pages, shape))?;
+        let ring = self.resized(slot, begun)?;
+        Ok((slot, MovingSrq { region, ring }))
+    }
+
+    /// Moves some work requests of a RESIZE_SRQ; how many.
+    pub(crate) fn move_receives(&self, slot: u16, moving: &mut MovingSrq) -> Result<u32, Status> {
+        let moved = self.in_srq_slot(slot, |srq| srq.ring.move_some(&mut moving.ring, MOVED));
+        moved.flatten().ok_or(Status::Invalid)
     }
 
     /// Handles DESTROY_SRQ.
@@ -296,7 +374,7 @@ impl Shared {
         let slot = self.srq_slot_of(request.srqn).ok_or(Status::NoObject)?;
         let mut place = lock(self.srqs.take(slot));
         let srq = match place.take() {
-            Some(srq) if srq.users != 0 => {
+            Some(srq) if !srq.users.is_empty() => {
                 *place = Some(srq);
                 return Err(Status::Busy);
             }
@@ -306,7 +384,7 @@ impl Shared {
         if let Some(XrcSrq { xrcdn, cq }) = srq.xrc {
             self.abandon_srq(slot);
             control.unuse_xrcd(xrcdn);
-            lock(self.cqs.take(cq)).detach();
+            lock(self.cqs.take(cq)).users.remove(User::Srq(slot));
         }
         control.extents -= pages_of(&srq.region);
         control.srq_slots.give_back(slot);
@@ -339,16 +417,6 @@ impl Shared {
         })?
     }
 
-    /// An SRQ whose CQ is in error has none to complete to.
-    pub(crate) fn fail_srqs_of_cq(&self, cq: u16) {
-        let uses = |srq: &mut Srq| srq.xrc.is_some_and(|xrc| xrc.cq == cq);
-        for (slot, _) in self.srqs.iter() {
-            if self.in_srq_slot(slot, uses) == Some(true) {
-                self.fail_srq(slot);
-            }
-        }
-    }
-
     /// What a QP needs to know of the SRQ that it is created with, which is none for
     /// XRC: its place, its PD and the SGEs of its work requests.
     pub(crate) fn srq_config(&self, srqn: u32) -> Result<(u16, u32, usize), Status> {
@@ -359,14 +427,14 @@ impl Shared {
         })?
     }
 
-    /// One more QP receives from an SRQ.
-    pub(crate) fn attach_srq(&self, srq: u16) {
-        self.in_srq_slot(srq, |srq| srq.users += 1);
+    /// The QP in place `slot` receives from an SRQ.
+    pub(crate) fn attach_srq(&self, srq: u16, slot: u16) {
+        self.in_srq_slot(srq, |srq| srq.users.insert(User::Qp(slot)));
     }
 
-    /// One less, which has left it before.
-    pub(crate) fn detach_srq(&self, srq: u16) {
-        self.in_srq_slot(srq, |srq| srq.users = srq.users.saturating_sub(1));
+    /// It does no more, and has left the SRQ before.
+    pub(crate) fn detach_srq(&self, srq: u16, slot: u16) {
+        self.in_srq_slot(srq, |srq| srq.users.remove(User::Qp(slot)));
     }
 
     /// Takes a work request of an SRQ into the place of the responder's, which,
@@ -391,7 +459,13 @@ impl Shared {
     /// Puts an SRQ into error, for its owner's doing. Every QP that uses it fails
     /// when the guest's own thread comes to it.
     pub(crate) fn fail_srq(&self, srq: u16) {
-        let first = self.in_srq_slot(srq, |srq| !std::mem::replace(&mut srq.in_error, true));
+        let first = self.in_srq_slot(srq, |srq| {
+            let first = !std::mem::replace(&mut srq.in_error, true);
+            if first {
+                srq.users.fail();
+            }
+            first
+        });
         if first == Some(true) {
             self.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, u32::from(srq) + 1);
             self.make_hot(self.jobs.srq(srq));
@@ -419,31 +493,30 @@ impl Shared {
     }
 
     /// Looks after an SRQ when its owner rang, or it has failed: whoever waits for
-    /// a work request looks again. Own thread only.
-    pub(crate) fn service_srq(&self, srq: u16) {
-        let found = self.in_srq_slot(srq, |srq| (srq.take_waiting(), srq.in_error));
-        let Some((waiting, in_error)) = found else { return };
-        if in_error {
-            self.fail_srq_users(srq);
+    /// a work request looks again. Whether some are left at the end of the turn. Own thread only.
+    pub(crate) fn service_srq(&self, srq: u16, turn: &mut Turn) -> bool {
+        let next = || self.in_srq_slot(srq, |srq| srq.users.next_to_fail())?;
+        if self.fail_users(turn, next) {
+            return true;
         }
-        for slot in waiting {
+        let Some(mut all) = self.in_srq_slot(srq, Srq::rouse) else { return false };
+        while !turn.is_over() {
+            let Some(slot) = self.in_srq_slot(srq, Srq::next_roused).flatten() else {
+                if all {
+                    return false;
+                }
+                // Those that began to wait since the others were roused.
+                all = self.in_srq_slot(srq, Srq::rouse) == Some(true);
+                continue;
+            };
+            turn.work(cost::OBJECT);
             let Some(qp) = self.qps.get(slot) else { continue };
             let waiter = lock(&qp.responder).waiter.take();
             if let Some((device, slot)) = waiter {
                 device.make_hot(device.jobs.send(slot));
             }
         }
-    }
-
-    /// Every QP that uses an SRQ fails.
-    fn fail_srq_users(&self, srq: u16) {
-        for (slot, qp) in self.qps.iter() {
-            let mut responder = lock(&qp.responder);
-            let uses = responder.config.is_some_and(|config| config.srq == Some(srq));
-            if uses && !matches!(qp.state(), QpState::Err | QpState::Reset) {
-                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
-            }
-        }
+        true
     }
 
     /// Finds the rings of SRQs anew after a change of the memory map. An SRQ that
@@ -472,7 +545,7 @@ impl Shared {
                 receives: srq.left(),
                 max_wr: srq.max_wr,
                 limit: srq.limit,
-                qps: srq.users,
+                qps: u32::try_from(srq.users.len()).unwrap_or(u32::MAX),
                 in_error: srq.in_error,
             })
         };

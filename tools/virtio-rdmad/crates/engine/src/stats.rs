@@ -119,6 +119,8 @@ counters! {
     BadDoorbell = "bad_doorbell",
     /// Rings that a change of the memory map took away.
     LostRings = "lost_rings",
+    /// What all turns have cost, in nanoseconds as the device estimates them.
+    Work = "work_ns",
     /// Control requests.
     Commands = "commands",
     /// Control requests without room for a status.

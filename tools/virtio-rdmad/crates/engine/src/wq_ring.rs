@@ -9,11 +9,18 @@ use std::sync::Arc;
 use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape, virtio_rdma_srq_ring};
 use memory::{MemoryError, Pages};
 
+use crate::config::MAX_SGE;
+use crate::mr::PAGE_SIZE;
+use crate::wqe::receive_entry_len;
+
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 
 /// Bytes of an entry that are asked for before it is taken.
 const MOST_PREFETCHED: u32 = 128;
+
+/// Bytes of an entry that is moved, at most: those of a receive with all SGEs.
+const MOST_MOVED: usize = receive_entry_len(MAX_SGE);
 
 /// What a ring is for, and so where its head has what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +84,12 @@ impl Shape {
             && offset % stride == 0
             && offset as usize >= head;
         valid.then(|| Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
+    }
+
+    /// Pages that the ring touches, wherever in its region it begins.
+    pub fn most_pages(&self) -> u64 {
+        let bytes = u64::from(self.depth) << self.stride_log2;
+        bytes.div_ceil(PAGE_SIZE) + u64::from(bytes != 0)
     }
 
     /// Where the ring ends in the region.
@@ -236,36 +249,60 @@ impl WqRing {
         }
     }
 
-    /// Moves the ring of an SRQ, and what waits in it to index 0 and on; how many
-    /// entries, of which the first `len` bytes count. `None`, and nothing is
-    /// changed, if they do not fit there. An error is one of the old ring.
-    pub fn resize(
+    /// Begins to move the ring of an SRQ, and what waits in it to index 0 and on; of an entry the
+    /// first `len` bytes count. `None` if they do not fit there. An error is one of the old ring.
+    pub fn begin_move(
         &mut self,
-        pages: Arc<Pages>,
+        pages: Pages,
         shape: Shape,
         len: usize,
-    ) -> Result<Option<u32>, WqRingError> {
+    ) -> Result<Option<MovingWq>, WqRingError> {
         self.look()?;
-        let waiting = self.limit.wrapping_sub(self.next);
-        if waiting > shape.depth || self.copy_to(&pages, shape, waiting, len).is_none() {
-            return Ok(None);
-        }
-        (self.pages, self.shape) = (Some(pages), shape);
-        (self.next, self.limit) = (0, waiting);
-        Ok(Some(waiting))
+        let moving = MovingWq { pages, shape, len, from: self.next, moved: 0 };
+        Ok(self.left(&moving).map(|_| moving))
     }
 
-    /// Copies the next `count` entries to a new ring, and shows them there;
-    /// `None` if one of the two rings is not in memory.
-    fn copy_to(&self, new: &Pages, shape: Shape, count: u32, len: usize) -> Option<()> {
-        let old = self.pages.as_ref()?;
-        let mut bytes = vec![0; len];
-        for index in 0..count {
-            old.read(self.shape.entry(self.next.wrapping_add(index)), &mut bytes).ok()?;
-            new.write(shape.entry(index), &bytes).ok()?;
+    /// Entries that are yet to be moved; `None` if they do not fit.
+    fn left(&self, moving: &MovingWq) -> Option<u32> {
+        let count = self.limit.wrapping_sub(moving.from);
+        if count > self.shape.depth.min(moving.shape.depth) {
+            return None;
         }
-        new.store_u32(offset_of!(virtio_rdma_srq_ring, consumer), 0, Ordering::Relaxed).ok()?;
-        new.store_u32(self.producer(), count, Ordering::Release).ok()
+        count.checked_sub(moving.moved)
+    }
+
+    /// Moves up to `most` entries; how many. `None` if they do not fit, or one of the two rings is
+    /// not in memory.
+    pub fn move_some(&self, moving: &mut MovingWq, most: u32) -> Option<u32> {
+        let old = self.pages.as_ref()?;
+        let count = self.left(moving)?.min(most);
+        let mut bytes = [0; MOST_MOVED];
+        let bytes = bytes.get_mut(..moving.len)?;
+        for _ in 0..count {
+            let from = self.shape.entry(moving.from.wrapping_add(moving.moved));
+            old.read(from, bytes).ok()?;
+            moving.pages.write(moving.shape.entry(moving.moved), bytes).ok()?;
+            moving.moved += 1;
+        }
+        Some(count)
+    }
+
+    /// Goes on in the other ring; how many entries were moved there, of which some may have been
+    /// taken meanwhile. `None`, and the old ring is still in use, if they do not fit. An error is one
+    /// of the old ring.
+    pub fn end_move(&mut self, mut moving: MovingWq) -> Result<Option<u32>, WqRingError> {
+        self.look()?;
+        if self.move_some(&mut moving, u32::MAX).is_none() {
+            return Ok(None);
+        }
+        let MovingWq { pages, shape, from, moved, .. } = moving;
+        let taken = self.next.wrapping_sub(from);
+        let consumer = offset_of!(virtio_rdma_srq_ring, consumer);
+        pages.store_u32(consumer, taken, Ordering::Relaxed)?;
+        pages.store_u32(self.producer(), moved, Ordering::Release)?;
+        (self.pages, self.shape) = (Some(Arc::new(pages)), shape);
+        (self.next, self.limit) = (taken, moved);
+        Ok(Some(moved))
     }
 
     /// Forgets what is posted, as RESET does.
@@ -275,6 +312,17 @@ impl WqRing {
         self.broken = false;
         self.wake_up();
     }
+}
+
+/// A ring that takes the place of that of an SRQ, and so far has a part of its entries.
+pub(crate) struct MovingWq {
+    pages: Pages,
+    shape: Shape,
+    /// Bytes of an entry.
+    len: usize,
+    /// Index in the old ring of the entry with index 0 in this one.
+    from: u32,
+    moved: u32,
 }
 
 /// Tells whether something was posted to a ring, without the ring; a hint, for
@@ -409,8 +457,8 @@ mod tests {
             let shape = virtio_rdma_ring_shape { depth, stride, offset: 256, reserved_0c: 0 };
             Shape::check(&shape, 1, 64, 32).unwrap()
         };
-        let pages = |addr| Arc::new(Pages::new(&memory, [(addr, 0x1000)]).unwrap());
-        let mut ring = WqRing::new(pages(0), shape(4, 32), Kind::Shared);
+        let pages = |addr| Pages::new(&memory, [(addr, 0x1000)]).unwrap();
+        let mut ring = WqRing::new(Arc::new(pages(0)), shape(4, 32), Kind::Shared);
         let start = u32::MAX - 1;
         (ring.next, ring.limit) = (start, start);
         for step in 0..4_u32 {
@@ -419,8 +467,10 @@ mod tests {
         }
         produce(&memory, start.wrapping_add(4));
         assert!(matches!(ring.pop(), Ok(Some(_))));
-        assert_eq!(ring.resize(pages(0x1000), shape(2, 64), 32), Ok(None));
-        assert_eq!(ring.resize(pages(0x1000), shape(8, 64), 32), Ok(Some(3)));
+        assert!(ring.begin_move(pages(0x1000), shape(2, 64), 32).unwrap().is_none());
+        let mut moving = ring.begin_move(pages(0x1000), shape(8, 64), 32).unwrap().unwrap();
+        assert_eq!(ring.move_some(&mut moving, 2), Some(2));
+        assert_eq!(ring.end_move(moving), Ok(Some(3)));
         // The old ring is of no concern any more.
         produce(&memory, 77);
         assert_eq!(memory.read_obj::<u32>(0x1000), Ok(3));
@@ -434,7 +484,7 @@ mod tests {
         }
         assert!(matches!(ring.pop(), Ok(None)));
         memory.write(0x1000, &99_u32.to_le_bytes()).unwrap();
-        assert!(ring.resize(pages(0), shape(4, 32), 32).is_err());
+        assert!(ring.begin_move(pages(0), shape(4, 32), 32).is_err());
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(crate) fn send_entry_len(kind: QpType, max_sge: usize, max_inline: usize) ->
 }
 
 /// Bytes of an entry of a receive ring with this many SGEs.
-pub(crate) fn receive_entry_len(max_sge: usize) -> usize {
+pub(crate) const fn receive_entry_len(max_sge: usize) -> usize {
     RECEIVE_HEADER + max_sge * size_of::<virtio_rdma_sge>()
 }
 

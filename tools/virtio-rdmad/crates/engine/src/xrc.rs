@@ -60,7 +60,7 @@ impl Shared {
         let slot = self.free_ring_slot(control, QpType::XrcTgt)?;
         let config = QpConfig::xrc_target(request.xrcdn);
         self.occupy(slot, &virtio_rdma_cmd_create_qp::new_zeroed(), config, None);
-        self.attach(control, config);
+        self.attach(control, slot, config);
         Ok(virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 })
     }
 

@@ -18,7 +18,7 @@ enum Place {
     /// One behind the other from here on: an address is an addition.
     Contiguous(NonNull<u8>),
     /// Each at its own place: an address is a look into this table.
-    Scattered(Box<[NonNull<u8>]>),
+    Scattered(Vec<NonNull<u8>>),
 }
 
 /// A region of whole pages, resolved once, with words that the guest and this process share.
@@ -30,11 +30,11 @@ enum Place {
 pub struct Pages {
     place: Place,
     len: usize,
-    /// Keeps the mappings alive that `place` points into, each once.
-    _mappings: Box<[Arc<Mapping>]>,
+    /// Keeps the mappings alive that `place` points into, each once, by address.
+    mappings: Vec<Arc<Mapping>>,
 }
 
-// SAFETY: the pointers lead into `_mappings`, which are `Send` and `Sync`; they are reached by raw
+// SAFETY: the pointers lead into `mappings`, which are `Send` and `Sync`; they are reached by raw
 // copies and atomics only, which are defined from every thread.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
@@ -47,39 +47,55 @@ impl Pages {
         memory: &GuestMemory,
         ranges: impl IntoIterator<Item = (u64, u64)>,
     ) -> Result<Self, MemoryError> {
-        let mut pages = Vec::new();
-        let mut mappings: Vec<Arc<Mapping>> = Vec::new();
+        let mut pages = Self::empty();
         for (addr, len) in ranges {
-            if addr % PAGE_SIZE as u64 != 0 || len % PAGE_SIZE as u64 != 0 {
-                return Err(MemoryError::Misaligned { align: PAGE_SIZE });
-            }
-            let mut done = 0;
-            while done < len {
-                let at = addr.checked_add(done).ok_or(MemoryError::Unmapped { addr, len })?;
-                let (page, mapping) = memory.page(at)?;
-                if !mappings.last().is_some_and(|last| Arc::ptr_eq(last, mapping)) {
-                    mappings.push(Arc::clone(mapping));
-                }
-                pages.push(page);
-                done += PAGE_SIZE as u64;
-            }
+            pages.extend(memory, addr, len)?;
         }
-        mappings.sort_unstable_by_key(Arc::as_ptr);
-        mappings.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        let len = pages.len() * PAGE_SIZE;
-        let next = |page: &NonNull<u8>| page.as_ptr() as usize + PAGE_SIZE;
-        let place = match pages.first() {
-            Some(first)
-                // Neighbours in this process may be different mappings: no pointer leads from
-                // one to the other.
-                if mappings.len() == 1
-                    && pages.windows(2).all(|pair| next(&pair[0]) == pair[1].as_ptr() as usize) =>
-            {
-                Place::Contiguous(*first)
-            }
-            _ => Place::Scattered(pages.into()),
+        pages.seal();
+        Ok(pages)
+    }
+
+    /// A region without pages, for [`Self::extend`].
+    pub fn empty() -> Self {
+        Self { place: Place::Scattered(Vec::new()), len: 0, mappings: Vec::new() }
+    }
+
+    /// Appends the pages of a range, as [`Self::new`] does, to a region that is not sealed. After an
+    /// error the region is of no use.
+    pub fn extend(&mut self, memory: &GuestMemory, addr: u64, len: u64) -> Result<(), MemoryError> {
+        let Place::Scattered(pages) = &mut self.place else {
+            return Err(MemoryError::Unmapped { addr, len });
         };
-        Ok(Self { place, len, _mappings: mappings.into() })
+        if addr % PAGE_SIZE as u64 != 0 || len % PAGE_SIZE as u64 != 0 {
+            return Err(MemoryError::Misaligned { align: PAGE_SIZE });
+        }
+        let mut done = 0;
+        while done < len {
+            let at = addr.checked_add(done).ok_or(MemoryError::Unmapped { addr, len })?;
+            let (page, mapping) = memory.page(at)?;
+            let place = self.mappings.binary_search_by_key(&Arc::as_ptr(mapping), Arc::as_ptr);
+            if let Err(place) = place {
+                self.mappings.insert(place, Arc::clone(mapping));
+            }
+            pages.push(page);
+            self.len += PAGE_SIZE;
+            done += PAGE_SIZE as u64;
+        }
+        Ok(())
+    }
+
+    /// Ends the region: makes access to it fast where its pages follow each other.
+    pub fn seal(&mut self) {
+        let Place::Scattered(pages) = &mut self.place else { return };
+        pages.shrink_to_fit();
+        let next = |page: &NonNull<u8>| page.as_ptr() as usize + PAGE_SIZE;
+        // Neighbours in this process may be different mappings: no pointer leads from one to the
+        // other.
+        let is_contiguous = self.mappings.len() == 1
+            && pages.windows(2).all(|pair| next(&pair[0]) == pair[1].as_ptr() as usize);
+        if let (true, Some(first)) = (is_contiguous, pages.first()) {
+            self.place = Place::Contiguous(*first);
+        }
     }
 
     /// Bytes of the region.

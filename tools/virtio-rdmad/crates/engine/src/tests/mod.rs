@@ -3,6 +3,7 @@
 //! The engine as a guest's driver sees it: rings written by hand in anonymous
 //! memory, a clock that moves when told.
 
+mod bounds;
 mod control;
 mod cq_moderation;
 mod datagram;
