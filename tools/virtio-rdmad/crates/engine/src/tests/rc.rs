@@ -597,3 +597,56 @@ pub fn default_limits_are_what_consumers_need() {
     assert!(limits.max_rd_atomic >= 16);
     assert!(limits.wq_size >= 1024 && limits.cq_size >= 4096);
 }
+
+#[test]
+pub fn a_part_that_cannot_be_read_is_found_before_the_first_is_sent() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let before = pair.b.bytes(DATA, 64);
+    pair.a.fill(DATA, 64, 9);
+    let chunk = crate::CHUNK as u32;
+    let parts = [sge(DATA, chunk, a.key), sge(DATA, chunk, a.key ^ 0x100)];
+    pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &parts).rdma(DATA, b.key));
+    pair.settle();
+    let error = VIRTIO_RDMA_WC_LOC_PROT_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_RDMA_WRITE)));
+    assert_eq!(pair.b.bytes(DATA, 64), before);
+}
+
+#[test]
+pub fn a_sign_before_the_deadline_is_no_retry() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle();
+    for _ in 0..5 {
+        pair.a.device.kick(pair.a.send_queue(a.qpn));
+        pair.settle();
+    }
+    assert!(pair.poll_a().is_none());
+    pair.settle_in_time();
+    assert_eq!(pair.clock.passed(), 4 * Duration::from_nanos(4096 << 14));
+    let error = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
+    assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
+}
+
+#[test]
+pub fn memory_of_a_receive_that_is_filled_may_go_before_the_message_ends() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let chunk = crate::CHUNK as u32;
+    let part = pair.b.reg_mr(b.pdn, DATA, chunk.into(), LOCAL);
+    let rest = sge(DATA + u64::from(chunk), 2 * chunk, b.key);
+    pair.b.post_recv(b.qpn, 2, &[sge(DATA, chunk, part.lkey), rest]);
+    let data = pair.a.fill(DATA, 3 * chunk as usize, 5);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 3 * chunk, a.key)]));
+    while pair.b.bytes(DATA, chunk as usize) != data[..chunk as usize] {
+        pair.a.device.run(1);
+    }
+    pair.b.dereg_mr(part.mrn).unwrap();
+    pair.settle();
+    assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(pair.b.bytes(DATA, data.len()), data);
+}

@@ -813,3 +813,18 @@ fn sixteen_thousand_qps() {
         }
     });
 }
+
+#[test]
+fn a_receive_ring_that_goes_wrong_in_err_names_its_qp() {
+    with_rings(|| {
+        let mut pair = Pair::new();
+        let b = pair.ends[1];
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        while pair.b.poll_event().is_some() {}
+        let producer = pair.b.qp_rings[&b.qpn].region + 64;
+        pair.b.memory.write(producer, &99_u32.to_le_bytes()).unwrap();
+        pair.b.ring_doorbell(b.qpn, VIRTIO_RDMA_DOORBELL_RQ);
+        pair.b.run();
+        assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_QP_FATAL, b.qpn)));
+    });
+}
