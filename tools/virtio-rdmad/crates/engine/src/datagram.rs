@@ -21,7 +21,7 @@ use crate::responder::Received;
 use crate::state::QpType;
 use crate::stats::Counter;
 use crate::sync::lock;
-use crate::turn::{Outbox, Traffic, Turn};
+use crate::turn::{cost, Outbox, Traffic, Turn};
 use crate::wqe::SendWqe;
 use crate::{Address, Gid};
 
@@ -101,8 +101,9 @@ impl Shared {
         outbox.carry_own(Traffic::sent(wqe.total, 1));
         if datagram.is_multicast() {
             outbox.count(Counter::MulticastXmitPackets, 1);
-            let copies = self.multicast(&datagram, remote, outbox);
+            let (copies, dropped) = self.multicast(&datagram, remote, outbox);
             (0..copies).for_each(|_| turn.spend(wqe.total));
+            turn.work(dropped * cost::MESSAGE);
         } else if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
             self.stats.add(dropped, 1);
         }
@@ -110,18 +111,18 @@ impl Shared {
     }
 
     /// Brings a datagram to each QP that is attached to its group; how many got
-    /// it.
+    /// it, and how many did not.
     fn multicast(
         self: &Arc<Self>,
         datagram: &Datagram<'_>,
         pins: &mut PinSet,
         outbox: &mut Outbox,
-    ) -> u32 {
+    ) -> (u32, u64) {
         let ud = &datagram.wqe.ud;
         let group = self.fabric.group(&ud.av.dgid);
         let Some(group) = group.filter(|_| ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN) else {
             self.stats.add(Counter::DropUnreachable, 1);
-            return 0;
+            return (0, 0);
         };
         let mut copies = 0;
         for member in group.iter() {
@@ -142,7 +143,7 @@ impl Shared {
                 }
             }
         }
-        copies
+        (copies, group.len() as u64 - u64::from(copies))
     }
 
     /// Brings a datagram to its destination, or says why it is dropped.

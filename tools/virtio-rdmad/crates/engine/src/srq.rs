@@ -396,6 +396,7 @@ impl Shared {
     /// whoever sent one finds that out.
     fn abandon_srq(&self, srq: u16) {
         for (_, qp) in self.qps.iter() {
+            self.charge(cost::OBJECT);
             let mut responder = lock(&qp.responder);
             if responder.config.is_none_or(|config| config.srq != Some(srq)) {
                 continue;

@@ -192,7 +192,7 @@ fn resizing_a_full_cq_and_a_full_srq() {
         let mut guest = guest();
         let pdn = guest.create_pd();
         let depth = 16384_u32;
-        let mut region = |at, pages| write_pages(&guest, at, pages);
+        let region = |at, pages| write_pages(&guest, at, pages);
         let (old, new) = (region(48 << 20, 300), region(49 << 20, 300));
         let (old_srq, new_srq) = (region(50 << 20, 200), region(51 << 20, 200));
         let request = virtio_rdma_cmd_create_ring_cq { region: old, cqe: depth, comp_vector: 0 };

@@ -228,3 +228,24 @@ pub fn ports_count_what_they_carry() {
         pair.a.command(VIRTIO_RDMA_CMD_QUERY_COUNTERS, &wrong);
     assert_eq!(reply.err(), Some(VIRTIO_RDMA_STATUS_INVAL));
 }
+
+#[test]
+pub fn copies_that_nobody_takes_are_paid_for() {
+    let mut pair = ud();
+    let b = pair.ends[1];
+    let cost = |pair: &mut Pair| {
+        let before = pair.a.device.counter(Counter::Work);
+        cast(pair, group(1), ALL_QPS, QKEY);
+        sent(pair);
+        pair.a.device.counter(Counter::Work) - before
+    };
+    let alone = cost(&mut pair);
+    let second = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_UD);
+    to_rts(&mut pair.b, second, QKEY, false);
+    for qpn in [b.qpn, second] {
+        pair.b.mcast(ATTACH, qpn, group(1)).unwrap();
+    }
+    // None of them has a receive.
+    assert!(cost(&mut pair) >= alone + 2 * crate::turn::cost::MESSAGE);
+    assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 2);
+}
