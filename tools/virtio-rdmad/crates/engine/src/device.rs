@@ -359,9 +359,8 @@ impl Shared {
             }
             Queue::Send(slot) => self.service_send(slot, turn),
             Queue::Receive(slot) if self.service_receive(slot, turn) => Visit::More,
-            Queue::Receive(_) => Visit::Parked,
             Queue::Srq(slot) if self.service_srq(slot, turn) => Visit::More,
-            Queue::Srq(_) => Visit::Parked,
+            Queue::Receive(_) | Queue::Srq(_) => Visit::Parked,
             Queue::Event => lock(&self.events).service(&self.name, &self.stats, turn),
             Queue::CompletionEvents(vector) => {
                 match self.completion_events.get(usize::from(vector)) {

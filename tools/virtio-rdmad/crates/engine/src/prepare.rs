@@ -229,22 +229,24 @@ impl Shared {
     ) -> Option<PreparedMemory> {
         let MrEntry::Fixed { attributes, live } = control.mr(request.mrn)? else { return None };
         let changes = |flag| request.flags & flag != 0;
-        let access = match changes(VIRTIO_RDMA_REREG_ACCESS) {
-            true => request.mr.access_flags,
-            false => attributes.access,
+        let access = if changes(VIRTIO_RDMA_REREG_ACCESS) {
+            request.mr.access_flags
+        } else {
+            attributes.access
         };
         let old_extents = live.as_ref().map_or(0, |mr| mr.extents());
         let room = self.limits.max_extents.saturating_sub(control.extents - old_extents);
-        let memory = match changes(VIRTIO_RDMA_REREG_TRANS) {
-            true => self.prepare_memory(control, &request.mr).ok()?,
-            false => PreparedMemory {
+        let memory = if changes(VIRTIO_RDMA_REREG_TRANS) {
+            self.prepare_memory(control, &request.mr).ok()?
+        } else {
+            PreparedMemory {
                 table: None,
                 write: false,
                 room,
                 backing: attributes.backing.clone(),
                 resolving: None,
                 failed: None,
-            },
+            }
         };
         let write = access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
         Some(PreparedMemory { write, room, ..memory })

@@ -75,7 +75,7 @@ impl Shared {
         let len = self.cq_region_len(request.cqe)?;
         let moving = match prepared {
             Prepared::Cq(_, moving) => moving,
-            other => return Err(self.why_not(control, &request.region, len, other)),
+            other => return Err(self.why_not(control, &request.region, len, &other)),
         };
         let (moved, old_pages, new_pages) = self.with_cq(request.cqn, |cq| {
             let ring = cq.ring().ok_or(Status::NoObject)?;
@@ -210,7 +210,7 @@ impl Shared {
     ) -> Result<(Pages, Box<[Range]>), Status> {
         match prepared {
             Prepared::Rings(rings) => rings.finish(),
-            other => Err(self.why_not(control, region, len, other)),
+            other => Err(self.why_not(control, region, len, &other)),
         }
     }
 
@@ -220,10 +220,10 @@ impl Shared {
         control: &Control,
         region: &virtio_rdma_ring_region,
         len: u64,
-        prepared: Prepared,
+        prepared: &Prepared,
     ) -> Status {
         match prepared {
-            Prepared::Failed(why) => why,
+            Prepared::Failed(why) => *why,
             _ => self.prepare_rings(control, region, len).err().unwrap_or(Status::Error),
         }
     }

@@ -317,7 +317,7 @@ impl Shared {
         let shape = self.resized_shape(request)?;
         let (region, moving) = match prepared {
             Prepared::Srq(_, MovingSrq { region, ring }) => (region, ring),
-            other => return Err(self.why_not(control, &request.region, shape.end(), other)),
+            other => return Err(self.why_not(control, &request.region, shape.end(), &other)),
         };
         let new_pages = pages_of(&region);
         let (old_pages, resized) = self.with_srq(request.srqn, |srq| {
