@@ -1373,7 +1373,8 @@ struct virtio_rdma_ring_reg_wqe {
  * @access: VIRTIO_RDMA_ACCESS_* of those who have the new key; with
  *	ZERO_BASED (type 2) they name the first byte 0
  * @mw_rkey: key of the window; the low 8 bits do not count
- * @new_rkey: its key from now on; the upper 24 bits are those of @mw_rkey
+ * @new_rkey: its low 8 bits are those of the window's key from now on, whose
+ *	upper 24 bits stay those of @mw_rkey
  * @addr: address of the first byte in the MR
  * @length: bytes; 0 takes the window from its MR (type 1)
  * @lkey: key of the MR; of no account if @length is 0

@@ -353,7 +353,10 @@ def in_order(rng):
 
 
 def by_calls(rng):
-    """ibv_wr_bind_mw(), ibv_wr_local_inv() and ibv_wr_send_inv(), under keys of the program's choice."""
+    """
+    ibv_wr_bind_mw(), ibv_wr_local_inv() and ibv_wr_send_inv(), under keys of the program's choice: the low 8 bits are
+    the program's, the others stay the window's (IBA 10.6.7.2.3), and the window has the new key once it is posted.
+    """
     builders = (e.IBV_QP_EX_WITH_BIND_MW | e.IBV_QP_EX_WITH_LOCAL_INV | e.IBV_QP_EX_WITH_SEND_WITH_INV |
                 e.IBV_QP_EX_WITH_SEND)
     with Windows() as pair:
@@ -370,11 +373,13 @@ def by_calls(rng):
         info = MWBindInfo(region, region.buf, SIZE, REMOTE)
         qp = pair.b.qp
         for round_ in range(20):
-            key = window.rkey & ~KEY_BITS | rng.randrange(256)
+            asked = rng.getrandbits(32)
+            key = window.rkey & ~KEY_BITS | asked & KEY_BITS
             qp.wr_start()
             qp.wr_id, qp.wr_flags = 2 * round_, SIGNALED
-            qp.wr_bind_mw(window, key, info)
+            qp.wr_bind_mw(window, asked, info)
             qp.wr_complete()
+            ktap.equal(window.rkey, key, "key")
             wc, = complete(pair.b.send_cq)
             ktap.equal((wc.wr_id, wc.opcode), (2 * round_, e.IBV_WC_BIND_MW), "completion")
             pair.access(WRITE, sge(local), region.buf, key)

@@ -9,6 +9,9 @@ use crate::{
     object::{Owned, Ref},
 };
 
+/// The bits of a window's key that are the consumer's to change.
+const KEY_BITS: u32 = 0xff;
+
 /// What a work request says of the binding of a window.
 #[derive(Clone, Copy)]
 pub struct Bind {
@@ -27,7 +30,8 @@ pub struct Bind {
 }
 
 impl Bind {
-    /// Of a window and what it is to be bound to.
+    /// Of a window and what it is to be bound to. Of the new key the low 8 bits count, which are the
+    /// consumer's (IBA 10.6.7.2.3); the others stay those of the window, whatever the program says.
     pub fn new(
         mw: Ref<'_, ibv_mw>,
         new_rkey: u32,
@@ -36,7 +40,7 @@ impl Bind {
     ) -> Self {
         Self {
             mw_rkey: mw.rkey(),
-            new_rkey,
+            new_rkey: mw.rkey() & !KEY_BITS | new_rkey & KEY_BITS,
             lkey: mr.map_or(0, Ref::lkey),
             addr: info.addr,
             length: info.length,
@@ -79,9 +83,9 @@ pub fn bind_request(mw: Ref<'_, ibv_mw>, bind: &ibv_mw_bind) -> Result<ibv_send_
     })
 }
 
-/// The key that follows: the low 8 bits are the consumer's to change.
-pub fn next_rkey(rkey: u32) -> u32 {
-    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+/// The key that follows.
+fn next_rkey(rkey: u32) -> u32 {
+    rkey & !KEY_BITS | rkey.wrapping_add(1) & KEY_BITS
 }
 
 #[cfg(test)]
@@ -93,6 +97,16 @@ mod tests {
         assert_eq!(next_rkey(0x1234_5600), 0x1234_5601);
         assert_eq!(next_rkey(0x1234_56ff), 0x1234_5600);
         assert_eq!(next_rkey(u32::MAX), 0xffff_ff00);
+    }
+
+    #[test]
+    fn the_upper_bits_of_a_key_stay() {
+        let mw: Owned<ibv_mw> = Owned::zeroed().unwrap();
+        mw.as_ref().set_rkey(0x5ff);
+        for (asked, key) in [(0x600, 0x500), (0xabcd_ef12, 0x512), (7, 0x507)] {
+            let bind = Bind::new(mw.as_ref(), asked, None, &ibv_mw_bind_info::default());
+            assert_eq!((bind.mw_rkey, bind.new_rkey), (0x5ff, key));
+        }
     }
 
     #[test]

@@ -289,9 +289,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw
     code(mw::bind_request(mw, bind).and_then(|mut wr| {
         // SAFETY: a list of one, which names what the program does.
         let list = unsafe { List::new(&mut wr) };
-        qp::post_send(qp, list).map_err(|error| error.errno)?;
-        mw.set_rkey(mw::next_rkey(mw.rkey()));
-        Ok(())
+        qp::post_send(qp, list).map_err(|error| error.errno)
     }))
 }
 

@@ -248,7 +248,8 @@ impl<'a> Request<'a, ibv_send_wr> {
     }
 }
 
-/// The binding of the window at `mw`.
+/// The binding of the window at `mw`, whose key is the new one from then on: programs take it from
+/// there once they have posted the request, whatever upper bits they asked for.
 ///
 /// # Errors
 ///
@@ -268,7 +269,9 @@ pub unsafe fn named_bind(
     if mr.is_none() && info.length != 0 {
         return Err(Errno::EINVAL);
     }
-    Ok(Bind::new(mw, new_rkey, mr, info))
+    let bind = Bind::new(mw, new_rkey, mr, info);
+    mw.set_rkey(bind.new_rkey);
+    Ok(bind)
 }
 
 /// Why a list was not posted to its end.

@@ -41,6 +41,9 @@ const WITHOUT_MEANING: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_MW_BIND
     | VIRTIO_RDMA_ACCESS_RELAXED_ORDERING;
 
+/// The bits of a key that are the consumer's (IBA 10.6.7.2.3).
+const KEY_BITS: u32 = 0xff;
+
 /// The types of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MwType {
@@ -123,7 +126,7 @@ pub(crate) struct Bind {
     /// The window's key, of which the low 8 bits do not count: who posted a BIND_MW
     /// that failed may have them wrong.
     pub key: u32,
-    /// Its key from now on.
+    /// Its key from now on: the low 8 bits are what was asked for, the others those of `key`.
     pub new_key: u32,
     /// `VIRTIO_RDMA_ACCESS_*`.
     pub access: u32,
@@ -140,7 +143,8 @@ impl Bind {
     pub fn from_entry(entry: &virtio_rdma_ring_bind_wqe) -> Self {
         let virtio_rdma_ring_bind_wqe { access, mw_rkey, new_rkey, addr, length, lkey, .. } =
             *entry;
-        Self { key: mw_rkey, new_key: new_rkey, access, addr, length, lkey }
+        let new_key = mw_rkey & !KEY_BITS | new_rkey & KEY_BITS;
+        Self { key: mw_rkey, new_key, access, addr, length, lkey }
     }
 }
 
@@ -242,9 +246,6 @@ impl KeyTable {
         let Some(window) = window.filter(|window| window.pdn == pdn) else {
             return Err("BIND_MW of a key that its PD does not have");
         };
-        if bind.new_key >> 8 != bind.key >> 8 {
-            return Err("BIND_MW with a new key of another window");
-        }
         let access =
             bind.access & if flush { ACCESS | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL } else { ACCESS };
         let zero_based = bind.access & VIRTIO_RDMA_ACCESS_ZERO_BASED != 0;
