@@ -138,8 +138,6 @@ pub(crate) struct Config {
     pub(crate) atomic_cap: u8,
     /// The multicast groups that UD QPs attach to; `None` if the device has none.
     pub(crate) mcast: Option<McastLimits>,
-    /// Number of AHs.
-    pub(crate) max_ah: u32,
     /// Entries of the P_Key table.
     pub(crate) max_pkeys: u16,
     /// Local CA ACK Delay.
@@ -243,7 +241,6 @@ impl Config {
                     max_qp_attach: field!(dev, max_mcast_qp_attach: u32),
                     max_total_qp_attach: field!(dev, max_total_mcast_qp_attach: u32),
                 }),
-            max_ah: field!(dev, max_ah: u32),
             max_pkeys: field!(dev, max_pkeys: u16),
             local_ca_ack_delay: field!(dev, local_ca_ack_delay: u8),
             mac: dev

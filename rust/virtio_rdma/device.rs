@@ -145,7 +145,8 @@ impl ib::Driver for Hca {
             attr.cq_caps.max_cq_moderation_count = u16::MAX;
             attr.cq_caps.max_cq_moderation_period = u16::MAX;
         }
-        attr.max_ah = limit(config.max_ah);
+        // They are the driver's own, as many as there is memory for.
+        attr.max_ah = c_int::MAX;
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;
         Ok(())

@@ -134,7 +134,7 @@ enum virtio_rdma_atomic_cap {
  * @max_mcast_grp: number of multicast groups
  * @max_mcast_qp_attach: most QPs of one multicast group
  * @max_total_mcast_qp_attach: most attachments in all groups
- * @max_ah: number of address handles
+ * @max_ah: of no account: the device knows no address handles
  * @max_fast_reg_page_list_len: most pages of a fast registration, whatever their
  *	size
  * @max_pi_fast_reg_page_list_len: the same for protection information
