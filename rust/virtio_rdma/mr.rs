@@ -203,12 +203,15 @@ fn take(
     Ok((region, table))
 }
 
-/// Pins memory of the current process, and lists its pages.
+/// Pins memory of the current process, and lists its pages. No bytes have none.
 ///
 /// # Errors
 ///
 /// Those of [`take`] and [`Region::pin`].
 fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTable)> {
+    if memory.length == 0 {
+        return Ok((Region::empty(dev.data()), PageTable::empty(dev.data())));
+    }
     take(dev.data(), memory, || {
         Region::pin(dev, memory.start, memory.length, memory.access)
     })

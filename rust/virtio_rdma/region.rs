@@ -65,6 +65,14 @@ impl Region {
         })
     }
 
+    /// A region of no bytes.
+    pub(crate) fn empty(hca: &Arc<Hca>) -> Self {
+        Self {
+            hca: hca.clone(),
+            memory: None,
+        }
+    }
+
     /// Attaches to memory behind a dma-buf of the current process. May sleep.
     ///
     /// # Errors
@@ -266,16 +274,21 @@ impl PageTable {
         })
     }
 
-    /// A table of which no block is more than a page, with as many levels of lists above it as that
-    /// takes.
-    fn with_levels(hca: &Arc<Hca>, pages: impl Iterator<Item = u64>) -> Result<Self> {
-        let mut table = Self {
+    /// The table of a region of no bytes.
+    pub(crate) fn empty(hca: &Arc<Hca>) -> Self {
+        Self {
             hca: hca.clone(),
             lists: KVVec::new(),
             addr: 0,
             npages: 0,
             levels: 0,
-        };
+        }
+    }
+
+    /// A table of which no block is more than a page, with as many levels of lists above it as that
+    /// takes.
+    fn with_levels(hca: &Arc<Hca>, pages: impl Iterator<Item = u64>) -> Result<Self> {
+        let mut table = Self::empty(hca);
         for page in pages {
             table.append(table.npages as usize, page)?;
             table.npages = table.npages.checked_add(1).ok_or(EINVAL)?;

@@ -434,7 +434,7 @@ struct virtio_rdma_rsp_map_mr_sg {
  * @pages: address of the page table: @npages times a __le64 page address, in
  *	one contiguous block that the device reads before it replies
  * @npages: entries of the page table; the pages of 4 KiB that
- *	[@start, @start + @length) touches
+ *	[@start, @start + @length) touches, 0 for no bytes
  * @levels: with VIRTIO_RDMA_F_PAGE_LEVELS, how many levels of lists there are
  *	above the page table, at most VIRTIO_RDMA_MAX_PAGE_LEVELS. Each cuts
  *	what is below it into pages of 512 entries and lists the addresses of

@@ -1104,6 +1104,15 @@ fn query_pkey(request: &virtio_rdma_cmd_query_pkey) -> Result<virtio_rdma_rsp_qu
     Ok(virtio_rdma_rsp_query_pkey { pkey: DEFAULT_PKEY })
 }
 
+/// How many pages of `page_size` bytes `length` bytes touch, of which the first is at `start`; no
+/// bytes touch none.
+pub(crate) fn touched(start: u64, length: u64, page_size: u64) -> u64 {
+    match length {
+        0 => 0,
+        _ => length.saturating_add(start % page_size).div_ceil(page_size),
+    }
+}
+
 fn create_pd(control: &mut Control) -> Result<virtio_rdma_rsp_create_pd, Status> {
     let pdn = control.pds.insert(0).map_err(|_| Status::NoResource)?;
     Ok(virtio_rdma_rsp_create_pd { pdn })

@@ -21,7 +21,7 @@ use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
 use crate::config::{page_size, MAX_FAST_REG_PAGES};
-use crate::control::{use_pd, Control, MrEntry, Status};
+use crate::control::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::QpConfig;
@@ -145,9 +145,7 @@ impl Shared {
             return refuse("REG_MR of pages of a size that there is not", operation_error);
         };
         let (offset, max_pages) = (request.iova % page_size, region.max_pages);
-        let touched = offset.checked_add(request.length).map(|end| end.div_ceil(page_size));
-        if request.length == 0
-            || touched != Some(request.npages.into())
+        if touched(request.iova, request.length, page_size) != request.npages.into()
             || request.npages as usize > max_pages
             || request.iova.checked_add(request.length).is_none()
             || !self.valid_access(request.access)
@@ -166,7 +164,7 @@ impl Shared {
             access: request.access,
             iova: request.iova,
             length: request.length,
-            backing: Backing::Ranges(pages.cut(offset, request.length, request.npages.into())),
+            backing: Backing::Ranges(pages.cut(offset, request.length, u64::from(request.npages) * page_size)),
         };
         let Ok(mr) = Mr::new(&memory, attributes.clone(), max_pages) else {
             return refuse("REG_MR of pages that are not memory", VIRTIO_RDMA_WC_LOC_PROT_ERR);

@@ -787,9 +787,8 @@ impl PageList {
         true
     }
 
-    /// The ranges of the bytes themselves; there are `pages` pages.
-    pub fn cut(mut self, offset: u64, length: u64, pages: u64) -> Arc<Vec<Range>> {
-        let total = pages * PAGE_SIZE;
+    /// The ranges of the bytes themselves; the whole pages have `total` bytes.
+    pub fn cut(mut self, offset: u64, length: u64, total: u64) -> Arc<Vec<Range>> {
         if let Some(first) = self.ranges.first_mut() {
             first.addr += offset;
             first.len -= offset;
@@ -828,7 +827,7 @@ pub(crate) mod tests {
             assert!(list.push(page, 3));
         }
         assert!(!list.push(0x9000, 3));
-        let ranges = list.cut(0x10, 0x3000, 4);
+        let ranges = list.cut(0x10, 0x3000, 4 * PAGE_SIZE);
         assert_eq!(
             ranges[..],
             [

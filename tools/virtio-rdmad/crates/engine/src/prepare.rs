@@ -14,7 +14,7 @@ use abi::{
 use memory::{GuestMemory, Pages};
 use zerocopy::FromBytes;
 
-use crate::control::{Control, MrEntry, Status};
+use crate::control::{touched, Control, MrEntry, Status};
 use crate::cq_ring::{region_len, MovingCq};
 use crate::device::Shared;
 use crate::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
@@ -45,7 +45,7 @@ pub(crate) enum Prepared {
 
 /// The memory of REG_USER_MR and REREG_MR.
 pub(crate) struct PreparedMemory {
-    /// What it is to be, by offset in the first page, bytes and pages of the table.
+    /// What it is to be, by offset in the first page, bytes, and bytes of all pages of the table.
     table: Option<(Reader, [u64; 3])>,
     write: bool,
     room: usize,
@@ -61,9 +61,9 @@ impl PreparedMemory {
                 self.table = Some((reader, shape));
                 return false;
             }
-            let [offset, length, pages] = shape;
+            let [offset, length, total] = shape;
             match reader.finish(memory) {
-                Ok(list) => self.backing = Backing::Ranges(list.cut(offset, length, pages)),
+                Ok(list) => self.backing = Backing::Ranges(list.cut(offset, length, total)),
                 Err(why) => self.failed = Some(why),
             }
         }
@@ -201,10 +201,9 @@ impl Shared {
     ) -> Result<PreparedMemory, Status> {
         let levels = self.page_levels(request)?;
         let (offset, length) = (request.start % PAGE_SIZE, request.length);
-        let in_limits = length != 0 && length <= self.limits.max_mr_size;
-        let valid = in_limits
+        let valid = length <= self.limits.max_mr_size
             && request.virt_addr.checked_add(length).is_some()
-            && (offset + length).div_ceil(PAGE_SIZE) == request.npages.into();
+            && touched(request.start, length, PAGE_SIZE) == request.npages.into();
         if !valid {
             return Err(Status::Invalid);
         }
@@ -212,7 +211,7 @@ impl Shared {
         let pages = request.npages.into();
         let table = Reader::new(request.pages, levels, pages, room);
         Ok(PreparedMemory {
-            table: Some((table, [offset, length, pages])),
+            table: Some((table, [offset, length, pages * PAGE_SIZE])),
             write: request.access_flags & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0,
             room,
             backing: Backing::Dma,
