@@ -17,7 +17,7 @@ use abi::{
     VIRTIO_RDMA_QP_RNR_RETRY, VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE,
     VIRTIO_RDMA_QP_TIMEOUT,
 };
-use engine::{Device, DeviceConfig, Fabric, Gid, Limits, Next, Signal, Wake};
+use engine::{AddressRights, Device, DeviceConfig, Fabric, Gid, Limits, Next, Signal, Wake};
 use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -204,6 +204,7 @@ impl Guest {
         let device = fabric.add_device(DeviceConfig {
             name: format!("guest{number}"),
             mac,
+            addresses: AddressRights::default(),
             limits,
             rings: true,
             wake: Arc::new(Nobody),

@@ -18,7 +18,7 @@ use abi::{
 };
 use zerocopy::{transmute, FromZeros};
 
-use crate::Wake;
+use crate::{AddressRights, Wake};
 
 /// SGEs of one work request, at most; bounds what is copied per request.
 pub(crate) const MAX_SGE: usize = 16;
@@ -173,6 +173,8 @@ pub struct DeviceConfig {
     pub name: String,
     /// MAC address of the paired network interface.
     pub mac: Option<[u8; 6]>,
+    /// The addresses that the guest may use.
+    pub addresses: AddressRights,
     /// What the guest may use.
     pub limits: Limits,
     /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it what needs rings.
@@ -366,7 +368,7 @@ pub(crate) fn features(mac: Option<[u8; 6]>, rings: bool) -> u64 {
 }
 
 /// The EUI-64 of a MAC address, as RoCE forms a GUID.
-fn guid(mac: [u8; 6]) -> [u8; 8] {
+pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
     let [oui @ .., m3, m4, m5] = mac;
     [oui[0] ^ 2, oui[1], oui[2], 0xff, 0xfe, m3, m4, m5]
 }

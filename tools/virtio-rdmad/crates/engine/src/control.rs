@@ -3,6 +3,7 @@
 //! The control queue and its commands (specification, chapter 5).
 
 use std::collections::HashSet;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use abi::{
@@ -81,6 +82,7 @@ pub(crate) enum Status {
     NoResource = abi::VIRTIO_RDMA_STATUS_NO_RESOURCE as u8,
     Busy = abi::VIRTIO_RDMA_STATUS_BUSY as u8,
     Unsupported = abi::VIRTIO_RDMA_STATUS_UNSUPPORTED as u8,
+    Permission = abi::VIRTIO_RDMA_STATUS_PERM as u8,
     Fault = abi::VIRTIO_RDMA_STATUS_FAULT as u8,
     Length = abi::VIRTIO_RDMA_STATUS_LENGTH as u8,
     State = abi::VIRTIO_RDMA_STATUS_STATE as u8,
@@ -104,6 +106,7 @@ impl Status {
             Self::NoResource => Counter::CommandNoResource,
             Self::Busy => Counter::CommandBusy,
             Self::Unsupported => Counter::CommandUnsupported,
+            Self::Permission => Counter::CommandPermission,
             Self::Fault => Counter::CommandFault,
             Self::Length => Counter::CommandLength,
             Self::State => Counter::CommandState,
@@ -1053,6 +1056,15 @@ impl Shared {
             return Err(Status::Invalid);
         }
         let address = Address { gid: request.gid, vlan: self.vlan_of(request)? };
+        if !self.fabric.may_use(&address, self) {
+            let gid = Ipv6Addr::from(address.gid);
+            match address.vlan {
+                None => self.complain(Counter::ForeignAddress, &format_args!("GID {gid}")),
+                Some(vlan) => self
+                    .complain(Counter::ForeignAddress, &format_args!("GID {gid} in VLAN {vlan}")),
+            }
+            return Err(Status::Permission);
+        }
         match self.set_gid(request.index.into(), Some(address)) {
             Some(true) => Ok(()),
             Some(false) => Err(Status::Exists),

@@ -28,6 +28,7 @@ use crate::mr::KeyTable;
 use crate::polled::PolledSet;
 use crate::qp::Qp;
 use crate::requester::Visit;
+use crate::rights::Rights;
 use crate::ring_queue::RingQueue;
 use crate::srq::Srq;
 use crate::state::{QpState, QpType};
@@ -108,6 +109,7 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) jobs: Jobs,
     pub(crate) fabric: Arc<Fabric>,
+    pub(crate) rights: Rights,
     pub(crate) stats: Stats,
     pub(crate) cqs: Table<Mutex<Cq>>,
     pub(crate) qps: Table<Qp>,
@@ -614,7 +616,7 @@ pub struct Device {
 
 impl Device {
     pub(crate) fn new(fabric: Arc<Fabric>, config: DeviceConfig) -> Self {
-        let DeviceConfig { name, mac, limits, rings, wake } = config;
+        let DeviceConfig { name, mac, addresses, limits, rings, wake } = config;
         let limits = limits.clamped();
         let jobs = Jobs::new(&limits);
         let node = mac.unwrap_or_else(random_mac);
@@ -623,6 +625,7 @@ impl Device {
             name,
             jobs,
             fabric,
+            rights: Rights::new(mac, addresses),
             stats: Stats::new(),
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),
@@ -645,6 +648,11 @@ impl Device {
             limits,
         };
         Self { shared: Arc::new(shared), config_space, features: features(mac, rings) }
+    }
+
+    /// What peers use of it.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The configuration space.

@@ -49,6 +49,8 @@ pub struct Fabric {
     name: String,
     clock: Arc<dyn Clock>,
     owners: RwLock<HashMap<Address, Owner>>,
+    /// All devices.
+    devices: RwLock<Vec<Weak<Shared>>>,
     /// Changes whenever an owner does, so that what was found can be kept.
     generation: AtomicU64,
     groups: RwLock<HashMap<Gid, Group>>,
@@ -61,6 +63,7 @@ impl Fabric {
             name: config.name,
             clock: config.clock,
             owners: RwLock::new(HashMap::new()),
+            devices: RwLock::new(Vec::new()),
             generation: AtomicU64::new(0),
             groups: RwLock::new(HashMap::new()),
         })
@@ -73,7 +76,23 @@ impl Fabric {
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.
     pub fn add_device(self: &Arc<Self>, config: DeviceConfig) -> Arc<Device> {
-        Arc::new(Device::new(Arc::clone(self), config))
+        let device = Arc::new(Device::new(Arc::clone(self), config));
+        let mut devices = write(&self.devices);
+        devices.retain(|device| device.strong_count() != 0);
+        devices.push(Arc::downgrade(device.shared()));
+        drop(devices);
+        device
+    }
+
+    /// Whether a device may use an address: its own list has it, and it is not another guest's,
+    /// whether that guest uses it at present or not.
+    pub(crate) fn may_use(&self, address: &Address, device: &Arc<Shared>) -> bool {
+        let is_others = |other: &Weak<Shared>| {
+            let other = other.upgrade().filter(|other| !Arc::ptr_eq(other, device));
+            other.is_some_and(|other| other.rights.owns(&address.gid))
+        };
+        device.rights.may_use(address)
+            && (device.rights.owns(&address.gid) || !read(&self.devices).iter().any(is_others))
     }
 
     pub(crate) fn clock(&self) -> &dyn Clock {

@@ -58,6 +58,7 @@ mod prepare;
 mod qp;
 mod requester;
 mod responder;
+mod rights;
 mod ring_commands;
 mod ring_queue;
 mod rnr;
@@ -83,6 +84,7 @@ use std::time::Instant;
 pub use config::{DeviceConfig, Limits};
 pub use device::{Device, Next};
 pub use fabric::{Fabric, FabricConfig};
+pub use rights::{AddressRights, GidPrefix, VlanList};
 pub use state::QpState;
 pub use stats::{Counter, DeviceStatus, QpStatus, SrqStatus};
 

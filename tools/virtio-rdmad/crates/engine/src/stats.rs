@@ -147,6 +147,8 @@ counters! {
     CommandExists = "command_exists",
     /// Control requests that ended in ERR.
     CommandError = "command_error",
+    /// Addresses that the guest may not use, and wanted to.
+    ForeignAddress = "foreign_address",
     /// Malformed chains in the control queue.
     BadControlChain = "bad_control_chain",
     /// Malformed chains in the doorbell queue.

@@ -195,6 +195,7 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
         let device = fabric.add_device(DeviceConfig {
             name: spec.name.clone(),
             mac: spec.mac,
+            addresses: spec.addresses.clone(),
             limits: spec.limits.clone(),
             rings: spec.rings,
             wake: link.clone(),

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The command line.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine::Limits;
+use engine::{AddressRights, GidPrefix, Limits, VlanList};
 use rustix::thread::CpuSet;
 
 use crate::privileges::User;
@@ -30,6 +31,8 @@ pub struct Options {
     ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
     ///   mac=MAC           MAC address of the guest's network interface that RDMA goes with
     ///   network=NAME      guests of different networks cannot reach each other (default: default)
+    ///   gid=LIST          addresses that the guest may use (default: all that are not another guest's)
+    ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
     ///   vectors=N         interrupts that completions are spread over, with rings
     ///   max-qp=N          queue pairs, the one of the connection manager included, without rings
@@ -39,6 +42,11 @@ pub struct Options {
     /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs, because accesses to files of
     /// other file systems, FUSE above all, can hang; any-file=on is for a monitor that is trusted not
     /// to.
+    ///
+    /// A gid= list is of IP addresses and prefixes with + between them, such as 10.0.0.1+fd00::/64; the
+    /// link-local address of mac= need not be on it. What is made from another guest's mac=, or is on
+    /// the gid= list of others as a single address, and not on this one's, is another guest's. A vlan=
+    /// list is of numbers and ranges, such as none+5+7-9, where none stands for addresses in no VLAN.
     ///
     /// Exactly one of vfio-user and vhost-user is needed. A driver that does not know rings uses
     /// virtqueues even if they are on. Then a queue pair takes two virtqueues and a completion queue
@@ -220,6 +228,8 @@ pub struct GuestSpec {
     pub mac: Option<[u8; 6]>,
     /// The network it is in.
     pub network: String,
+    /// The addresses that it may use.
+    pub addresses: AddressRights,
     /// What it may use.
     pub limits: Limits,
     /// Whether it is offered rings.
@@ -236,8 +246,8 @@ pub enum SpecError {
     NoValue(String),
     /// A key that does not exist.
     #[error(
-        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, rings, vectors, \
-         max-qp, max-cq, any-file"
+        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, gid, vlan, rings, \
+         vectors, max-qp, max-cq, any-file"
     )]
     UnknownKey(String),
     /// A key that came twice.
@@ -289,6 +299,8 @@ struct Pairs<'a> {
     vhost_user: Option<&'a str>,
     mac: Option<&'a str>,
     network: Option<&'a str>,
+    gid: Option<&'a str>,
+    vlan: Option<&'a str>,
     rings: Option<&'a str>,
     vectors: Option<&'a str>,
     max_qp: Option<&'a str>,
@@ -308,6 +320,8 @@ impl<'a> Pairs<'a> {
                 "vhost-user" => ("vhost-user", &mut pairs.vhost_user),
                 "mac" => ("mac", &mut pairs.mac),
                 "network" => ("network", &mut pairs.network),
+                "gid" => ("gid", &mut pairs.gid),
+                "vlan" => ("vlan", &mut pairs.vlan),
                 "rings" => ("rings", &mut pairs.rings),
                 "vectors" => ("vectors", &mut pairs.vectors),
                 "max-qp" => ("max-qp", &mut pairs.max_qp),
@@ -366,6 +380,10 @@ impl FromStr for GuestSpec {
             path,
             mac: pairs.mac.map(mac).transpose()?,
             network: pairs.network.unwrap_or("default").to_owned(),
+            addresses: AddressRights {
+                gids: pairs.gid.map(gid_list).transpose()?,
+                vlans: pairs.vlan.map(vlan_list).transpose()?,
+            },
             limits: pairs.limits(transport)?,
             rings: switch("rings", pairs.rings, true)?,
             any_file: switch("any-file", pairs.any_file, false)?,
@@ -389,6 +407,58 @@ fn switch(key: &'static str, value: Option<&str>, default: bool) -> Result<bool,
         Some("off") => Ok(false),
         Some(value) => Err(SpecError::Value { key, value: value.to_owned(), wanted: "on or off" }),
     }
+}
+
+/// IP addresses and prefixes with `+` between them, as GIDs: an IPv4 address as the IPv6 address that
+/// it is mapped to (RFC 4291, section 2.5.5.2).
+fn gid_list(list: &str) -> Result<Vec<GidPrefix>, SpecError> {
+    list.split('+').map(gid_prefix).collect()
+}
+
+fn gid_prefix(text: &str) -> Result<GidPrefix, SpecError> {
+    let error = || {
+        let wanted = "an IP address or a prefix such as 10.0.0.0/24";
+        SpecError::Value { key: "gid", value: text.to_owned(), wanted }
+    };
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address, Some(length.parse::<u32>().map_err(|_| error())?)),
+        None => (text, None),
+    };
+    let (gid, bits, mapped) = match address.parse::<IpAddr>().map_err(|_| error())? {
+        IpAddr::V4(address) => (address.to_ipv6_mapped(), 32, 96),
+        IpAddr::V6(address) => (address, 128, 0),
+    };
+    let length = length.unwrap_or(bits);
+    if length > bits {
+        return Err(error());
+    }
+    GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
+}
+
+/// The largest VLAN ID (IEEE 802.1Q).
+const MAX_VLAN: u16 = 4094;
+
+/// Numbers and ranges of VLANs, and `none`, with `+` between them.
+fn vlan_list(list: &str) -> Result<VlanList, SpecError> {
+    let mut vlans = VlanList::default();
+    for entry in list.split('+') {
+        let error = || {
+            let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
+            SpecError::Value { key: "vlan", value: entry.to_owned(), wanted }
+        };
+        if entry == "none" {
+            vlans.untagged = true;
+            continue;
+        }
+        let number = |digits: &str| digits.parse::<u16>().map_err(|_| error());
+        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last > MAX_VLAN {
+            return Err(error());
+        }
+        vlans.ranges.push(first..=last);
+    }
+    Ok(vlans)
 }
 
 /// A unicast MAC address in the usual notation.
@@ -438,6 +508,38 @@ mod tests {
         assert!(guest.any_file);
         assert_eq!((guest.rings, guest.limits.comp_vectors), (false, 64));
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
+    }
+
+    #[test]
+    fn addresses_are_listed() {
+        let parse = |keys: &str| format!("name=a,vfio-user=b{keys}").parse::<GuestSpec>();
+        let rights = parse("").unwrap().addresses;
+        assert_eq!((rights.gids, rights.vlans), (None, None));
+        let rights = parse(",gid=10.0.0.1+10.1.0.0/16+fd00::/8+fd00::1,vlan=none+5+7-9").unwrap();
+        let prefix = |first: &[u8], last: &[u8], bits| {
+            let mut gid = [0; 16];
+            gid[..first.len()].copy_from_slice(first);
+            gid[16 - last.len()..].copy_from_slice(last);
+            GidPrefix::new(gid, bits).unwrap()
+        };
+        let gids = vec![
+            prefix(&[], &[0xff, 0xff, 10, 0, 0, 1], 128),
+            prefix(&[], &[0xff, 0xff, 10, 1, 0, 0], 112),
+            prefix(&[0xfd], &[], 8),
+            prefix(&[0xfd], &[1], 128),
+        ];
+        assert_eq!(rights.addresses.gids, Some(gids));
+        let vlans = VlanList { untagged: true, ranges: vec![5..=5, 7..=9] };
+        assert_eq!(rights.addresses.vlans, Some(vlans));
+        for list in ["10.0.0", "10.0.0.1/33", "fd00::/129", "fd00::/x", "10.0.0.1+", "10.0.0.0/-1"]
+        {
+            let error = parse(&format!(",gid={list}")).unwrap_err();
+            assert!(matches!(error, SpecError::Value { key: "gid", .. }), "{list}");
+        }
+        for list in ["4095", "9-7", "5+", "any", "-1", "1-"] {
+            let error = parse(&format!(",vlan={list}")).unwrap_err();
+            assert!(matches!(error, SpecError::Value { key: "vlan", .. }), "{list}");
+        }
     }
 
     #[test]

@@ -16,7 +16,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::rnr::PATIENCE;
 use crate::{
-    Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next, Signal, Wake,
+    AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next,
+    Signal, Wake,
 };
 
 /// Guest memory: rings below, data above.
@@ -42,6 +43,10 @@ pub const INLINE: u32 = 256;
 #[derive(Clone)]
 pub struct Setup {
     pub limits: Limits,
+    /// Addresses that the guest may use.
+    pub addresses: AddressRights,
+    /// Whether the guest adds its GID when it starts.
+    pub adds_gid: bool,
     /// Bytes of guest memory.
     pub memory: u64,
     /// Entries of send and receive rings, and of each.
@@ -60,6 +65,8 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             limits: limits(),
+            addresses: AddressRights::default(),
+            adds_gid: true,
             memory: MEMORY,
             depth: RING.into(),
             stride: STRIDE,
@@ -288,6 +295,7 @@ impl Guest {
         let device = fabric.add_device(DeviceConfig {
             name: format!("guest{number}"),
             mac: Some([0x52, 0x54, 0, 0, 0, number]),
+            addresses: setup.addresses.clone(),
             limits: setup.limits.clone(),
             rings: true,
             wake: Arc::clone(&wake),
@@ -356,7 +364,9 @@ impl Guest {
                 }
             }
         }
-        self.add_gid(0, self.gid, 0).unwrap();
+        if self.setup.adds_gid {
+            self.add_gid(0, self.gid, 0).unwrap();
+        }
     }
 
     pub fn send_queue(&self, qpn: u32) -> u16 {

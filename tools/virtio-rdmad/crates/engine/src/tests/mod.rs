@@ -18,6 +18,7 @@ mod random;
 mod rate;
 mod rc;
 mod rereg_mr;
+mod rights;
 mod rings;
 mod srq;
 mod threads;

@@ -30,6 +30,7 @@ fn setup(qps: u16) -> Setup {
         regions: 64 << 20,
         region_len: 0x5000,
         region_count: u64::from(qps) + 1,
+        ..Setup::default()
     }
 }
 

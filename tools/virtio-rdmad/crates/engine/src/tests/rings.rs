@@ -784,6 +784,7 @@ fn sixteen_thousand_qps() {
             regions: 64 << 20,
             region_len: 0x1000,
             region_count: 2 * u64::from(count) + 1,
+            ..Setup::default()
         };
         let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
         let pdn = guest.create_pd();

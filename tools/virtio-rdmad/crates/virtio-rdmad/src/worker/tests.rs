@@ -36,6 +36,7 @@ impl Bench {
             let device = fabric.add_device(DeviceConfig {
                 name: spec.name.clone(),
                 mac: None,
+                addresses: engine::AddressRights::default(),
                 limits: spec.limits.clone(),
                 rings: spec.rings,
                 wake: link.clone(),

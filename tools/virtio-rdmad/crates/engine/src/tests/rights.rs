@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Which addresses a guest may add to its GID table.
+
+use std::sync::Arc;
+
+use abi::*;
+
+use super::driver::*;
+use crate::{AddressRights, Counter, Gid, GidPrefix, VlanList};
+
+const REFUSED: Result<(), u32> = Err(VIRTIO_RDMA_STATUS_PERM);
+const EXISTS: Result<(), u32> = Err(VIRTIO_RDMA_STATUS_EXISTS);
+
+/// The GID that guest `number` makes of its MAC address (RFC 4291, appendix A) in fe80::/64, or in
+/// another prefix that begins with these bytes.
+fn own(number: u8, prefix: [u8; 2]) -> Gid {
+    let [p0, p1] = prefix;
+    [p0, p1, 0, 0, 0, 0, 0, 0, 0x50, 0x54, 0, 0xff, 0xfe, 0, 0, number]
+}
+
+const LINK_LOCAL: [u8; 2] = [0xfe, 0x80];
+const GLOBAL: [u8; 2] = [0x20, 0x01];
+
+/// Guests 1, 2 and so on, with these rights.
+fn guests<const N: usize>(rights: [AddressRights; N]) -> [Guest; N] {
+    let (fabric, clock) = fabric();
+    let mut number = 0;
+    rights.map(|addresses| {
+        number += 1;
+        let setup = Setup { addresses, ..Setup::default() };
+        let wake = Arc::new(NoWake);
+        Guest::with_setup(&fabric, &clock, number, wake, setup)
+    })
+}
+
+fn listed(gids: &[(Gid, u32)]) -> AddressRights {
+    let gids = gids.iter().map(|(gid, bits)| GidPrefix::new(*gid, *bits).unwrap()).collect();
+    AddressRights { gids: Some(gids), vlans: None }
+}
+
+/// What is made from a guest's MAC address is that guest's in every prefix and VLAN, whether it uses
+/// it or not.
+#[test]
+pub fn nobody_takes_what_is_made_from_anothers_mac() {
+    let [mut a, mut b] = guests([AddressRights::default(), AddressRights::default()]);
+    for prefix in [LINK_LOCAL, GLOBAL] {
+        assert_eq!(b.add_gid(1, own(1, prefix), 0), REFUSED);
+        assert_eq!(b.add_vlan_gid(1, own(1, prefix), 5), REFUSED);
+        assert_eq!(a.add_gid(1, own(1, prefix), 0), Ok(()));
+        assert_eq!(a.add_vlan_gid(2, own(1, prefix), 5), Ok(()));
+    }
+    assert_eq!(b.device.counter(Counter::ForeignAddress), 4);
+    assert_eq!(b.add_gid(1, own(9, LINK_LOCAL), 0), Ok(()), "nobody's MAC address");
+}
+
+/// Without lists, other addresses are the guest's that has them, and anybody's when it has let go.
+#[test]
+pub fn other_addresses_move() {
+    let [mut a, mut b] = guests([AddressRights::default(), AddressRights::default()]);
+    assert_eq!(a.add_gid(1, gid(50), 0), Ok(()));
+    assert_eq!(b.add_gid(1, gid(50), 0), EXISTS);
+    assert_eq!(a.del_gid(1), Ok(()));
+    assert_eq!(b.add_gid(1, gid(50), 0), Ok(()));
+}
+
+/// A guest with a list uses what is on it, and its own link-local GID.
+#[test]
+pub fn a_list_is_all_that_a_guest_may_use() {
+    let [mut a, mut b] = guests([listed(&[(gid(0), 120)]), AddressRights::default()]);
+    assert_eq!(a.add_gid(1, gid(50), 0), Ok(()));
+    assert_eq!(a.add_gid(2, own(1, LINK_LOCAL), 0), Ok(()));
+    let mut outside = gid(50);
+    outside[14] = 1;
+    assert_eq!(a.add_gid(3, outside, 0), REFUSED);
+    assert_eq!(a.add_gid(3, own(1, GLOBAL), 0), REFUSED);
+    // A prefix is shared with others.
+    assert_eq!(b.add_gid(1, gid(51), 0), Ok(()));
+}
+
+/// An address that is listed by itself is nobody's but those guests' that have it on their lists.
+#[test]
+pub fn a_single_address_is_kept_for_its_guests() {
+    let none = AddressRights::default();
+    let rights = [listed(&[(gid(1), 128), (gid(50), 128)]), none, listed(&[(gid(0), 120)])];
+    let [mut a, mut b, mut c] = guests(rights);
+    assert_eq!(b.add_gid(1, gid(50), 0), REFUSED);
+    assert_eq!(c.add_gid(1, gid(50), 0), REFUSED, "a prefix is weaker");
+    assert_eq!(a.add_gid(1, gid(50), 0), Ok(()));
+    let both = || listed(&[(gid(0), 120), (gid(60), 128)]);
+    let [mut a, mut b] = guests([both(), both()]);
+    assert_eq!(a.add_gid(1, gid(60), 0), Ok(()));
+    assert_eq!(b.add_gid(1, gid(60), 0), EXISTS);
+    assert_eq!(a.del_gid(1), Ok(()));
+    assert_eq!(b.add_gid(1, gid(60), 0), Ok(()));
+}
+
+/// A guest with a list of VLANs uses addresses in these alone.
+#[test]
+pub fn vlans_are_listed() {
+    let vlans = |untagged| {
+        let vlans = Some(VlanList { untagged, ranges: vec![5..=5, 7..=9] });
+        AddressRights { gids: None, vlans }
+    };
+    let [mut a] = guests([vlans(true)]);
+    for vlan in [5, 7, 9] {
+        assert_eq!(a.add_vlan_gid(1, gid(50), vlan), Ok(()));
+    }
+    for vlan in [0, 6, 10, 4094] {
+        assert_eq!(a.add_vlan_gid(1, gid(50), vlan), REFUSED);
+    }
+    assert_eq!(a.add_gid(2, gid(51), 0), Ok(()));
+    let (fabric, clock) = fabric();
+    let setup = Setup { addresses: vlans(false), adds_gid: false, ..Setup::default() };
+    let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
+    assert_eq!(guest.add_gid(0, gid(1), 0), REFUSED);
+    assert_eq!(guest.add_vlan_gid(0, own(1, LINK_LOCAL), 6), REFUSED);
+    assert_eq!(guest.add_vlan_gid(0, own(1, LINK_LOCAL), 7), Ok(()));
+}
