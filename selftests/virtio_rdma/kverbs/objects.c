@@ -297,7 +297,7 @@ int kv_rtr_to_rts(struct kv_qp *qp)
 	int mask = IB_QP_STATE | IB_QP_SQ_PSN;
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTS,
-		.timeout = 18,
+		.timeout = 14,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = 4,

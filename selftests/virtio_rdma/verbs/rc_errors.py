@@ -389,6 +389,48 @@ def bad_memory_registration(_rng):
     pd.close()
 
 
+def region_of_no_bytes(_rng):
+    """A region of no bytes has keys, which give access to nothing, and which requests of no bytes may name (C9-88)."""
+    with Pair(DEVICE) as pair:
+        near, local = pair.b.memory(64, data=bytes(64)), pair.a.memory(64)
+        for region, pd in ((near, pair.b.pd), (local, pair.a.pd)):
+            MR(pd, 0, ALL_ACCESS, address=region.buf).close()
+        region = MR(pair.b.pd, 0, ALL_ACCESS, address=near.buf + 8)
+        for opcode in (WRITE, READ):
+            pair.a.post_send(opcode, [SGE(local.buf, 0, local.lkey)], remote=(near.buf + 8, region.rkey))
+            complete(pair.a.send_cq)
+        requester_fails(pair, e.IBV_WC_REM_ACCESS_ERR, WRITE, [SGE(local.buf, 1, local.lkey)],
+                        remote=(near.buf + 8, region.rkey))
+        unharmed(near, bytes(64))
+        region.close()
+
+
+def immediate_with_a_bad_key(rng):
+    """A WRITE with immediate data whose key is bad completes its receive with an error (IBA 11.6.2, Local Access)."""
+    with Pair(DEVICE) as pair:
+        content = rng.randbytes(64)
+        target, inbox = pair.b.memory(64, data=content), pair.b.memory(8)
+        pair.b.post_recv([sge(inbox)], wr_id=5)
+        requester_fails(pair, e.IBV_WC_REM_ACCESS_ERR, e.IBV_WR_RDMA_WRITE_WITH_IMM, [sge(pair.a.memory(64))],
+                        remote=(target.buf, target.rkey ^ 0xff00))
+        # rxe has the status that the requester sees.
+        status = e.IBV_WC_REM_ACCESS_ERR if DEVICE.is_rxe else e.IBV_WC_LOC_ACCESS_ERR
+        wc, = complete(pair.b.recv_cq, status=status)
+        ktap.equal(wc.wr_id, 5, "receive")
+        unharmed(target, content)
+
+
+def unexpected_psn(rng):
+    """A message with another PSN than the expected one is retried in vain (IBA 9.7.4.1)."""
+    for psn in (0x123455, 0x123457):
+        with Pair(DEVICE, b={"rq_psn": psn}) as pair:
+            content = rng.randbytes(64)
+            target = pair.b.memory(64, data=content)
+            requester_fails(pair, e.IBV_WC_RETRY_EXC_ERR, WRITE, [sge(pair.a.memory(64))], remote=remote(target))
+            ktap.equal(pair.b.state(), e.IBV_QPS_RTS, "responder's state")
+            unharmed(target, content)
+
+
 def one_failing_qp_leaves_others_alone(rng):
     with Pair(DEVICE) as good, Pair(DEVICE) as bad:
         source, target = good.a.memory(SIZE, data=rng.randbytes(SIZE)), good.b.memory(SIZE)
@@ -406,4 +448,5 @@ ktap.run([unknown_lkey, stale_lkey, lkey_of_another_pd, local_range,
           short_receive, receive_into_wrong_memory, rnr_retries_exhausted, rnr_retried,
           retries_exceeded, flush_on_error, reset_and_connect_again, post_in_the_wrong_state,
           too_many_sges, wrong_transitions, attributes_out_of_range, query_what_was_set,
-          limits_of_the_device, bad_memory_registration, one_failing_qp_leaves_others_alone])
+          limits_of_the_device, bad_memory_registration, region_of_no_bytes, immediate_with_a_bad_key,
+          unexpected_psn, one_failing_qp_leaves_others_alone])

@@ -34,7 +34,7 @@ SIGNALED, INLINED = 2, 8
 # Of enum ib_access_flags, what a window may have.
 WINDOW_ACCESS, ZERO_BASED = ALL_ACCESS | MW_BIND | 1 << 20, 1 << 5
 # Of enum ib_wc_status.
-SUCCESS, QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR = 0, 2, 6, 9, 10
+SUCCESS, QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR, RETRY_EXC_ERR = 0, 2, 6, 9, 10, 12
 
 
 def ordered(memory, at, value):
@@ -426,7 +426,7 @@ def resizes(program):
 def keys(program):
     """Registrations, which are the kernel's, and invalidations of keys that are not for that."""
     rng, victim = program.rng, program.order["victim"]
-    expected = {REG_MR: [QP_OP_ERR], LOCAL_INV: [MW_BIND_ERR], SEND_INV: [REM_INV_REQ_ERR] * 2}
+    expected = {REG_MR: [QP_OP_ERR], LOCAL_INV: [MW_BIND_ERR], SEND_INV: [REM_INV_REQ_ERR, RETRY_EXC_ERR]}
     taken = 0
     for _ in program.rounds():
         qp, peer = program.qps

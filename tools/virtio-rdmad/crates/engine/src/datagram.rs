@@ -105,7 +105,7 @@ impl Shared {
             (0..copies).for_each(|_| turn.spend(wqe.total));
             turn.work(dropped * cost::MESSAGE);
         } else if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
-            self.stats.add(dropped, 1);
+            self.count_drop(dropped);
         }
         VIRTIO_RDMA_WC_SUCCESS
     }
@@ -138,12 +138,18 @@ impl Shared {
                     device.stats.add(Counter::MulticastRcvPackets, 1);
                     copies += 1;
                 }
-                Err(dropped) => {
-                    self.stats.add(dropped, 1);
-                }
+                Err(dropped) => self.count_drop(dropped),
             }
         }
         (copies, group.len() as u64 - u64::from(copies))
+    }
+
+    /// Counts a datagram of this sender that was dropped. A wrong Q_Key is counted where it arrives,
+    /// and nowhere else (IBA 14.2.5.6, `Q_KeyViolations`).
+    fn count_drop(&self, dropped: Counter) {
+        if dropped != Counter::DropQkey {
+            self.stats.add(dropped, 1);
+        }
     }
 
     /// Brings a datagram to its destination, or says why it is dropped.
@@ -210,9 +216,7 @@ impl Shared {
         pins.begin(&**self);
         if self.write_datagram(responder, datagram, pins).is_err() {
             let status = VIRTIO_RDMA_WC_LOC_PROT_ERR;
-            responder.has_receive = false;
-            self.fail_receive(slot, responder, responder.receive.failed(), status, outbox);
-            self.fail_responder(slot, responder, None);
+            self.fail_taken_receive(slot, responder, status, outbox);
             return Err(Counter::DropRefused);
         }
         let received = Received {

@@ -19,7 +19,7 @@ use abi::{
 use crate::control::Status;
 use crate::device::Shared;
 use crate::mr::KNOWN_ACCESS;
-use crate::qp::{Requester, Responder};
+use crate::qp::{Partner, Requester, Responder};
 use crate::responder::PSN_MASK;
 use crate::state::{check, QpState, Refused};
 use crate::sync::lock;
@@ -77,6 +77,12 @@ impl Shared {
             && attr.en_sqd_async_notify != 0;
         if mask & (VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_DEST_QPN) != 0 {
             requester.peer = None;
+        }
+        if config.kind.is_connected() && mask & VIRTIO_RDMA_QP_AV != 0 {
+            let dgid = change.attr.ah_attr.grh.dgid;
+            let partner = Partner::new(self.fabric.find(&change.source.beside(dgid)).as_ref());
+            requester.partner = partner.clone();
+            responder.partner = partner;
         }
         responder.attr = change.attr;
         responder.source = change.source;

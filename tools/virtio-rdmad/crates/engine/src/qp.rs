@@ -3,7 +3,7 @@
 //! Queue pairs: the two halves of each, under a lock of its own.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
@@ -74,6 +74,28 @@ pub(crate) struct Peer {
     pub slot: u16,
     /// The fabric's generation when it was found.
     pub generation: u64,
+}
+
+/// The device that a connection is with: the one that has the destination GID when the QP becomes
+/// ready to receive or, if none has it then, the first one that has it. A GID may move to another
+/// guest later; the connections do not move with it.
+#[derive(Clone, Default)]
+pub(crate) struct Partner(Option<Weak<Shared>>);
+
+impl Partner {
+    /// Fixes the device, if there is one.
+    pub fn new(device: Option<&Arc<Shared>>) -> Self {
+        Self(device.map(Arc::downgrade))
+    }
+
+    /// Whether the connection is with this device, which has the destination GID. The first one
+    /// that is asked for is, if none was fixed.
+    #[inline]
+    pub fn is(&mut self, device: &Arc<Shared>) -> bool {
+        // What a `Weak` points to is not freed, so that no other device can be in its place.
+        let partner = self.0.get_or_insert_with(|| Arc::downgrade(device));
+        std::ptr::eq(partner.as_ptr(), Arc::as_ptr(device))
+    }
 }
 
 /// What a QP was created with.
@@ -180,6 +202,8 @@ pub(crate) struct Requester {
     pub retry_left: u8,
     /// The other end, where it was last found.
     pub peer: Option<Peer>,
+    /// Whom the connection is with.
+    pub partner: Partner,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
 }
@@ -201,6 +225,7 @@ impl Requester {
             pace: Pace::default(),
             retry_left: 0,
             peer: None,
+            partner: Partner::default(),
             notify_drained: false,
         }
     }
@@ -220,6 +245,7 @@ impl Requester {
         self.wait = Wait::No;
         self.pace = Pace::default();
         self.peer = None;
+        self.partner = Partner::default();
         self.notify_drained = false;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.source = Address::default();
@@ -238,6 +264,8 @@ pub(crate) struct Responder {
     pub attr: virtio_rdma_qp_attr,
     /// The source.
     pub source: Address,
+    /// Whom the connection is with.
+    pub partner: Partner,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,
     /// The receive that a message goes into, or will.
@@ -261,6 +289,7 @@ impl Responder {
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
             source: Address::default(),
+            partner: Partner::default(),
             has_receive: false,
             receive: ReceiveWqe::empty(),
             waiter: None,
@@ -278,6 +307,7 @@ impl Responder {
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.attr.cap = cap;
         self.source = Address::default();
+        self.partner = Partner::default();
         self.has_receive = false;
         self.waiter = None;
         self.established = false;

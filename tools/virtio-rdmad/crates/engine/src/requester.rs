@@ -219,6 +219,7 @@ impl Shared {
                 Step::Partial
             }
             Err(Some(Nak::NotReady(timer))) => self.not_ready(slot, requester, timer),
+            Err(Some(Nak::Silence)) => self.no_answer(slot, requester, config),
             Err(Some(Nak::Failed(status))) => Step::End(status),
         }
     }
@@ -313,13 +314,16 @@ impl Shared {
         }
     }
 
-    fn look_up_peer(self: &Arc<Self>, requester: &Requester, generation: u64) -> Option<Peer> {
+    fn look_up_peer(self: &Arc<Self>, requester: &mut Requester, generation: u64) -> Option<Peer> {
         let attr = &requester.attr;
         // A device sends from no GID but its own.
         if !self.fabric.find(&requester.source).is_some_and(|own| Arc::ptr_eq(&own, self)) {
             return None;
         }
         let device = self.fabric.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
+        if !requester.partner.is(&device) {
+            return None;
+        }
         let slot = device.slot_of(attr.dest_qp_num)?;
         Some(Peer { device, slot, generation })
     }
@@ -347,6 +351,9 @@ impl Shared {
         if !remote.state().receives()
             || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
         {
+            return Err(None);
+        }
+        if !responder.partner.is(self) || !expects(&mut responder, requester, config.kind) {
             return Err(None);
         }
         let end = loop {
@@ -403,7 +410,8 @@ impl Shared {
             Data::Mapped(View { pins, mappings })
         };
         let (done, asks_again) = (requester.done, requester.asks_again);
-        let message = Message { wqe, done, len, local, asks_again };
+        let path_mtu = requester.attr.path_mtu;
+        let message = Message { wqe, done, len, local, path_mtu, asks_again };
         let (device, waiter) = (&peer.device, (self, slot));
         match config.kind {
             QpType::XrcIni => {
@@ -452,7 +460,7 @@ impl Shared {
             // The responder was reset in the middle of it.
             Nak::Restart => Some(Counter::DropUnreachable),
             // Counted where it was refused.
-            Nak::Failed(_) => None,
+            Nak::Failed(_) | Nak::Silence => None,
         };
         if let Some(counter) = counter {
             self.stats.add(counter, 1);
@@ -604,6 +612,25 @@ impl Shared {
             self.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, u32::from(slot) + 1);
         }
     }
+}
+
+/// Whether the message under way is the one that the responder expects, by its PSN. On a reliable
+/// connection any other gets nowhere, however often it is retried (IBA 9.7.4.1). On an unreliable one
+/// the first packet of a message sets what is expected (IBA 9.8.2.2).
+///
+/// Both sides count the packets of a message when all of it is done, so that each message behind it
+/// is expected as well.
+#[inline]
+fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bool {
+    let psn = requester.attr.sq_psn;
+    if responder.attr.rq_psn == psn {
+        return true;
+    }
+    if kind != QpType::Uc || requester.done != 0 {
+        return false;
+    }
+    responder.attr.rq_psn = psn;
+    true
 }
 
 /// What the work request under way sends and receives when it succeeds.

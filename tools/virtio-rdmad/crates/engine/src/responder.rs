@@ -12,10 +12,11 @@ use abi::{
     VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_EVENT_COMM_EST,
     VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
     VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_EVENT_QP_REQ_ERR,
-    VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, VIRTIO_RDMA_WC_REM_ACCESS_ERR,
-    VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_F_ATOMIC_WRITE, VIRTIO_RDMA_WC_LOC_ACCESS_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM,
+    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
+    VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -44,6 +45,8 @@ pub(crate) struct Message<'a> {
     pub len: u64,
     /// What they are, or where they go, at the requester.
     pub local: Data<'a>,
+    /// The requester's path MTU, an `enum ib_mtu`: the size of the packets that it would send.
+    pub path_mtu: u8,
     /// Whether the requester, should there be no receive for it, asks again by itself, so that it
     /// need not be told of one.
     pub asks_again: bool,
@@ -56,6 +59,19 @@ impl Message<'_> {
 
     fn is_last(&self) -> bool {
         self.done + self.len == self.wqe.total
+    }
+
+    /// Whether it is one packet at the requester.
+    fn is_one_packet(&self) -> bool {
+        packets(self.wqe.total, self.path_mtu) == 1
+    }
+
+    /// Whether its packets have the size that the responder expects of them. Both path MTUs are the
+    /// same on a connection that was made well; if not, what is one packet for both still passes.
+    #[inline]
+    fn fits_path(&self, responders: u8) -> bool {
+        self.path_mtu == responders
+            || self.is_one_packet() && packets(self.wqe.total, responders) == 1
     }
 }
 
@@ -75,6 +91,8 @@ pub(crate) enum Nak {
     NotReady(u8),
     /// The responder knows nothing of the chunks before: begin again.
     Restart,
+    /// There is no answer.
+    Silence,
     /// It ends with this `enum virtio_rdma_wc_status` at the requester.
     Failed(u32),
 }
@@ -117,6 +135,9 @@ impl Shared {
         self.establish(slot, responder);
         pins.begin(&**self);
         let answer = match message.wqe.operation {
+            _ if !message.fits_path(responder.attr.path_mtu) => {
+                self.refuse_packets(slot, responder, message, outbox)
+            }
             Operation::Send => self.receive_send(slot, responder, message, pins, outbox),
             Operation::Write => self.receive_write(slot, responder, message, pins, outbox),
             Operation::Read => self.serve_read(slot, responder, message, pins),
@@ -162,13 +183,19 @@ impl Shared {
             return Err(self.receive_failed(slot, responder, statuses, outbox));
         }
         if self.scatter(responder, message, pins).is_err() {
-            let statuses = (VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_REM_OP_ERR);
-            return Err(self.receive_failed(slot, responder, statuses, outbox));
+            self.fail_taken_receive(slot, responder, VIRTIO_RDMA_WC_LOC_PROT_ERR, outbox);
+            return Err(Nak::Failed(VIRTIO_RDMA_WC_REM_OP_ERR));
         }
         if message.is_last() {
-            if self.invalidate_remote(slot, responder, message).is_err() {
+            if message.wqe.invalidate.is_some() && !self.can_invalidate() {
                 let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
                 return Err(self.receive_failed(slot, responder, (status, status), outbox));
+            }
+            if self.invalidate_remote(slot, responder, message).is_err() {
+                // An error of class J (IBA 9.9.3.1), which no NAK tells of.
+                let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
+                self.fail_taken_receive(slot, responder, status, outbox);
+                return Err(Nak::Silence);
             }
             self.complete_receive(slot, responder, VIRTIO_RDMA_WC_RECV, message, outbox);
         }
@@ -185,9 +212,6 @@ impl Shared {
         message: &Message<'_>,
     ) -> Result<(), ()> {
         let Some(key) = message.wqe.invalidate else { return Ok(()) };
-        if !self.can_invalidate() {
-            return Err(());
-        }
         let pdn = responder.config.ok_or(())?.pdn;
         let by = Invalidator::Remote;
         self.invalidate(Invalidation { key, pdn, qp: slot, by }).map_err(|_| {
@@ -226,16 +250,29 @@ impl Shared {
         outbox: &mut Outbox,
     ) -> Result<(), Nak> {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let target = self
-            .map_remote(slot, responder, message, access, pins)
-            .map_err(|refusal| self.refuse(slot, responder, refusal))?;
         let takes_receive = message.is_last() && message.wqe.takes_receive();
+        // A packet is checked for the operation, then for the receive that it needs, then for its
+        // key (IBA 9.7.4.1). The key stands in the first packet, the immediate data in the last.
+        let in_one_packet = takes_receive && message.is_one_packet();
+        if in_one_packet && may(responder, access) {
+            self.take_receive(slot, responder, message, outbox)?;
+        }
+        let target = match self.map_remote(slot, responder, message, access, pins) {
+            Ok(target) => target,
+            Err(Refusal::Memory) if in_one_packet => {
+                return Err(self.write_failed(slot, responder, outbox));
+            }
+            Err(refusal) => return Err(self.refuse(slot, responder, refusal)),
+        };
         if takes_receive {
             self.take_receive(slot, responder, message, outbox)?;
         }
         let target = View { pins, mappings: target.as_slice() };
         if copy::scatter(message.local, target, message.wqe.total).is_err() {
-            return Err(self.access_failed(slot, responder));
+            return Err(match takes_receive {
+                true => self.write_failed(slot, responder, outbox),
+                false => self.access_failed(slot, responder),
+            });
         }
         if takes_receive {
             let opcode = VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM;
@@ -357,7 +394,7 @@ impl Shared {
         flush: Flush,
         pins: &mut PinSet,
     ) -> Result<(), Nak> {
-        if responder.attr.qp_access_flags & flush.access != flush.access {
+        if !may(responder, flush.access) {
             return Err(self.request_failed(slot, responder));
         }
         let Some(config) = responder.config else {
@@ -384,9 +421,10 @@ impl Shared {
         pins: &mut PinSet,
     ) -> Result<Option<Mapping>, Refusal> {
         let wqe = message.wqe;
-        if responder.attr.qp_access_flags & access != access {
+        if !may(responder, access) {
             return Err(Refusal::Operation);
         }
+        // IBA C9-88.
         if wqe.total == 0 {
             return Ok(None);
         }
@@ -524,13 +562,59 @@ impl Shared {
         outbox: &mut Outbox,
     ) -> Nak {
         if is_reliable(responder) {
-            responder.has_receive = false;
-            self.fail_receive(slot, responder, responder.receive.failed(), local, outbox);
-            self.fail_responder(slot, responder, None);
+            self.fail_taken_receive(slot, responder, local, outbox);
         } else {
             self.stats.add(Counter::DropRefused, 1);
         }
         Nak::Failed(remote)
+    }
+
+    /// The receive that was taken fails with this status, and the QP with it.
+    pub(crate) fn fail_taken_receive(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        status: u32,
+        outbox: &mut Outbox,
+    ) {
+        responder.has_receive = false;
+        self.fail_receive(slot, responder, responder.receive.failed(), status, outbox);
+        self.fail_responder(slot, responder, None);
+    }
+
+    /// Refuses the key or the range of a write that has taken its receive: the completion of that
+    /// tells of it, and no event (IBA 11.6.2, Local Access Error).
+    fn write_failed(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        outbox: &mut Outbox,
+    ) -> Nak {
+        self.stats.add(Counter::AccessViolations, 1);
+        let statuses = (VIRTIO_RDMA_WC_LOC_ACCESS_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR);
+        self.receive_failed(slot, responder, statuses, outbox)
+    }
+
+    /// Refuses a message whose packets would not have the size that the responder expects (IBA
+    /// 9.7.4.1). A SEND has taken its receive by then, whose completion tells of it. Of a READ it is
+    /// the requester that finds packets of the wrong size, in the answer (IBA 9.7.5.1).
+    #[cold]
+    fn refuse_packets(
+        self: &Arc<Self>,
+        slot: u16,
+        responder: &mut Responder,
+        message: &Message<'_>,
+        outbox: &mut Outbox,
+    ) -> Result<(), Nak> {
+        match message.wqe.operation {
+            Operation::Read => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_LEN_ERR)),
+            Operation::Send => {
+                self.take_receive(slot, responder, message, outbox)?;
+                let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+                Err(self.receive_failed(slot, responder, statuses, outbox))
+            }
+            _ => Err(self.request_failed(slot, responder)),
+        }
     }
 
     fn refuse(&self, slot: u16, responder: &mut Responder, refusal: Refusal) -> Nak {
@@ -716,6 +800,11 @@ impl Shared {
             self.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, u32::from(slot) + 1);
         }
     }
+}
+
+/// Whether a QP lets its peer do this.
+fn may(responder: &Responder, access: u32) -> bool {
+    responder.attr.qp_access_flags & access == access
 }
 
 fn is_reliable(responder: &Responder) -> bool {

@@ -82,6 +82,8 @@ counters! {
     LocalQpOperation = "local_qp_operation_errors",
     /// Completions with LOC_PROT_ERR.
     LocalProtection = "local_protection_errors",
+    /// Completions with LOC_ACCESS_ERR.
+    LocalAccess = "local_access_errors",
     /// Completions with MW_BIND_ERR: registrations, invalidations and bindings.
     MemoryManagement = "memory_management_errors",
     /// Completions with REM_INV_REQ_ERR.

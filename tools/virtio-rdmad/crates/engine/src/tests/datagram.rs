@@ -81,7 +81,6 @@ pub fn what_cannot_be_delivered_is_dropped() {
     lost(&mut pair, gid(9), b.qpn, QKEY, Counter::DropUnreachable);
     lost(&mut pair, gid(2), 5, QKEY, Counter::DropUnreachable);
     lost(&mut pair, gid(2), u32::MAX, QKEY, Counter::DropUnreachable);
-    lost(&mut pair, gid(2), b.qpn, QKEY + 1, Counter::DropQkey);
     lost(&mut pair, gid(2), b.qpn, QKEY, Counter::DropNoReceive);
     pair.b.post_recv(b.qpn, 8, &[sge(DATA, 139, b.key)]);
     lost(&mut pair, gid(2), b.qpn, QKEY, Counter::DropRefused);
@@ -89,6 +88,22 @@ pub fn what_cannot_be_delivered_is_dropped() {
     pair.a.post_send(a.qpn, &Send::new(7, SEND, &small).ud(gid(2), b.qpn, QKEY, a.pdn));
     pair.settle();
     assert_eq!(pair.poll_b().map(|cqe| (cqe.wr_id, cqe.byte_len)), Some((8, 139)));
+}
+
+/// IBA 9.6.1.5: a datagram with a wrong Q_Key is dropped. The port that it arrives at counts it, the
+/// sender's does not.
+#[test]
+pub fn a_wrong_qkey_is_counted_where_it_arrives() {
+    let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
+    let [a, b] = pair.ends;
+    pair.b.post_recv(b.qpn, 8, &[sge(DATA, 140, b.key)]);
+    let send = Send::new(7, SEND, &[sge(DATA, 100, a.key)]);
+    pair.a.post_send(a.qpn, &send.ud(gid(2), b.qpn, QKEY + 1, a.pdn));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_SUCCESS);
+    assert!(pair.poll_b().is_none());
+    let counted = [&pair.a, &pair.b].map(|guest| guest.device.counter(Counter::DropQkey));
+    assert_eq!(counted, [0, 1]);
 }
 
 #[test]

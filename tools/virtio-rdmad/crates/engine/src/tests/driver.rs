@@ -217,6 +217,11 @@ pub struct Guest {
     pub awake: bool,
     /// What its RC QPs are given.
     pub rnr_retry: u8,
+    /// What its connections are given: the path MTU (`enum ib_mtu`), the PSN that is sent first and
+    /// the one that is expected first.
+    pub path_mtu: u8,
+    pub sq_psn: u32,
+    pub rq_psn: u32,
     pub qp_rings: HashMap<u32, QpRings>,
     pub cq_rings: HashMap<u32, CqRing>,
     pub srq_rings: HashMap<u32, SrqRing>,
@@ -310,6 +315,9 @@ impl Guest {
             rings: RINGS.get(),
             awake: false,
             rnr_retry: 3,
+            path_mtu: 3,
+            sq_psn: 0,
+            rq_psn: 0,
             qp_rings: HashMap::new(),
             cq_rings: HashMap::new(),
             srq_rings: HashMap::new(),
@@ -1054,7 +1062,7 @@ impl Guest {
     ) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
-        attr.path_mtu = 3;
+        (attr.path_mtu, attr.rq_psn) = (self.path_mtu, self.rq_psn);
         attr.dest_qp_num = dest;
         attr.ah_attr.grh.dgid = dgid;
         attr.ah_attr.grh.sgid_index = sgid_index;
@@ -1076,6 +1084,7 @@ impl Guest {
     pub fn make_rts(&mut self, qpn: u32, rc: bool) -> Result<(), u32> {
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTS as u8;
+        attr.sq_psn = self.sq_psn;
         let mut mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN;
         if rc {
             (attr.timeout, attr.retry_cnt, attr.max_rd_atomic) = (14, 3, 4);

@@ -96,11 +96,15 @@ pub fn members_take_their_qkey_only() {
         assert!(pair.poll_b().is_none());
         assert_eq!(pair.a.device.counter(counter), before + 1);
     };
-    lost(group(1), ALL_QPS, QKEY + 1, Counter::DropQkey);
     lost(group(2), ALL_QPS, QKEY, Counter::DropUnreachable);
     lost(group6(1), ALL_QPS, QKEY, Counter::DropUnreachable);
     lost(group(1), b.qpn, QKEY, Counter::DropUnreachable);
     lost(gid(2), ALL_QPS, QKEY, Counter::DropUnreachable);
+    cast(&mut pair, group(1), ALL_QPS, QKEY + 1);
+    sent(&mut pair);
+    assert!(pair.poll_b().is_none());
+    let counted = [&pair.a, &pair.b].map(|guest| guest.device.counter(Counter::DropQkey));
+    assert_eq!(counted, [0, 1]);
     cast(&mut pair, group(1), ALL_QPS, QKEY);
     assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(2));
 }

@@ -4,6 +4,7 @@
 //! memory, a clock that moves when told.
 
 mod bounds;
+mod connection;
 mod control;
 mod cq_moderation;
 mod datagram;

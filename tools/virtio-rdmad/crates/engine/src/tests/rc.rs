@@ -320,6 +320,94 @@ pub fn a_bad_remote_key_fails_both_ends() {
     }
 }
 
+/// A WRITE with immediate data of `len` bytes whose key is bad, to a QP with a receive.
+fn write_with_bad_key(len: u32, peer: (u32, u32)) {
+    let send = |pair: &mut Pair| {
+        let [a, b] = pair.ends;
+        receives(pair, sge(DATA, 8, b.key));
+        let local = [sge(DATA, len, a.key)];
+        Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, &local).rdma(DATA, b.key ^ 1)
+    };
+    fails(send, VIRTIO_RDMA_WC_REM_ACCESS_ERR, Some(peer));
+}
+
+/// IBA 11.6.2 (Local Access Error): a WRITE with immediate data that is refused for its key completes
+/// the receive that it takes. Only one of several packets is refused before it takes one (9.7.4.1):
+/// then an event tells of it.
+#[test]
+pub fn a_write_with_immediate_and_a_bad_key_fails_its_receive() {
+    write_with_bad_key(1024, (VIRTIO_RDMA_WC_LOC_ACCESS_ERR, u32::MAX));
+    let flushed = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+    write_with_bad_key(1025, (flushed, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+}
+
+/// IBA 9.7.4.1: whether there is a receive is looked at before the key.
+#[test]
+pub fn a_write_with_immediate_waits_for_a_receive_before_its_key_is_checked() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM, &[sge(DATA, 8, a.key)]);
+    pair.a.post_send(a.qpn, &write.rdma(DATA, b.key ^ 1));
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR);
+    assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
+}
+
+/// IBA C9-88: the key of no bytes is not checked; whether the QP lets its peer read or write is.
+#[test]
+pub fn no_bytes_need_no_key() {
+    for opcode in [RDMA_WRITE, RDMA_READ] {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.a.post_send(a.qpn, &Send::new(1, opcode, &[]).rdma(u64::MAX, b.key ^ 1));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).map(|(id, status, _)| (id, status)), Some((1, OK)));
+        let mut attr = virtio_rdma_qp_attr::new_zeroed();
+        attr.qp_access_flags = LOCAL;
+        pair.b.modify(b.qpn, VIRTIO_RDMA_QP_ACCESS_FLAGS, attr).unwrap();
+        pair.a.post_send(a.qpn, &Send::new(2, opcode, &[]).rdma(DATA, b.key));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
+    }
+}
+
+/// IBA 10.6.3: a region of no bytes has keys. They give access to nothing, and what is no bytes long
+/// may name them.
+#[test]
+pub fn a_region_of_no_bytes_gives_access_to_none() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    for at in [DATA, DATA + 5] {
+        let empty = pair.b.reg_pages(b.pdn, at, 0, ALL, &[]).unwrap();
+        let own = pair.a.reg_pages(a.pdn, at, 0, ALL, &[]).unwrap();
+        for opcode in [RDMA_WRITE, RDMA_READ] {
+            pair.a.post_send(
+                a.qpn,
+                &Send::new(1, opcode, &[sge(at, 0, own.lkey)]).rdma(at, empty.rkey),
+            );
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        }
+        assert_eq!(
+            pair.b.reg_pages(b.pdn, at, 0, ALL, &[DATA]).err(),
+            Some(VIRTIO_RDMA_STATUS_INVAL)
+        );
+    }
+    let local = |pair: &mut Pair| {
+        let own = pair.a.reg_pages(pair.ends[0].pdn, DATA, 0, ALL, &[]).unwrap();
+        Send::new(1, RDMA_WRITE, &[sge(DATA, 1, own.lkey)]).rdma(DATA, pair.ends[1].key)
+    };
+    fails(local, VIRTIO_RDMA_WC_LOC_PROT_ERR, None);
+    for opcode in [RDMA_WRITE, RDMA_READ] {
+        let remote = |pair: &mut Pair| {
+            let empty = pair.b.reg_pages(pair.ends[1].pdn, DATA, 0, ALL, &[]).unwrap();
+            Send::new(1, opcode, &[sge(DATA, 1, pair.ends[0].key)]).rdma(DATA, empty.rkey)
+        };
+        let peer = Some((OK, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+        fails(remote, VIRTIO_RDMA_WC_REM_ACCESS_ERR, peer);
+    }
+}
+
 #[test]
 pub fn a_qp_without_remote_access_refuses_the_request() {
     for opcode in [RDMA_WRITE, RDMA_READ] {
@@ -422,6 +510,8 @@ pub fn reset_discards_and_the_queues_go_on() {
         assert!(pair.poll_a().is_none());
         let total = 4 * round + 3;
         assert_eq!(u32::from(pair.a.used_index(pair.a.send_queue(a.qpn))), total);
+        // B has had one message in each round, and was not reset.
+        pair.a.sq_psn = round.into();
         pair.a.connect(a.qpn, pair.b.gid, b.qpn);
         pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
         pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 8, a.key)]));

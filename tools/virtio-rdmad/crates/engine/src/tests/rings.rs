@@ -221,7 +221,7 @@ fn reset_begins_the_rings_anew() {
     with_rings(|| {
         let mut pair = Pair::new();
         let [a, b] = pair.ends;
-        for _ in 0..20 {
+        for round in 0..20 {
             for wr_id in 0..3 {
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
                 pair.a.post_send(a.qpn, &send);
@@ -230,6 +230,8 @@ fn reset_begins_the_rings_anew() {
             pair.settle();
             pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
             assert!(pair.poll_a().is_none());
+            // B has had one message in each round, and was not reset.
+            pair.a.sq_psn = round;
             pair.a.connect(a.qpn, gid(2), b.qpn);
             pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
             let send = Send::new(4, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
@@ -265,6 +267,8 @@ fn a_polled_ring_is_found_after_reset() {
             // As far as before.
             write_and_complete(&mut pair, a.qpn, 3);
             pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+            // B goes on where it was.
+            pair.a.sq_psn += 3;
             pair.a.connect(a.qpn, gid(2), b.qpn);
         }
     });

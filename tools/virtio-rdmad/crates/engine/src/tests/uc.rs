@@ -108,6 +108,21 @@ pub fn what_the_responder_refuses_is_lost() {
     assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
 }
 
+/// IBA 9.9.3 (class A): an error of the receiver's own, a receive that names memory it may not,
+/// completes the receive and fails its QP on an unreliable connection too. The sender is not told.
+#[test]
+pub fn a_bad_receive_fails_the_receiver_alone() {
+    let mut pair = connected();
+    let [a, b] = pair.ends;
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key ^ 1)]);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(brief(pair.poll_b()), Some((9, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_ERR);
+    assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
+}
+
 #[test]
 pub fn a_message_cut_off_is_lost() {
     let mut pair = connected();

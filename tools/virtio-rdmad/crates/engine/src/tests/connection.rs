@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What has to be the same at both ends of a connection: PSNs, the path MTU, and the guest that has
+//! the address.
+
+use abi::*;
+
+use super::driver::*;
+use crate::Gid;
+
+const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
+const SEND: u32 = VIRTIO_RDMA_WR_SEND;
+const RDMA_WRITE: u32 = VIRTIO_RDMA_WR_RDMA_WRITE;
+const RDMA_READ: u32 = VIRTIO_RDMA_WR_RDMA_READ;
+const UC: u32 = VIRTIO_RDMA_QPT_UC;
+const RC: u32 = VIRTIO_RDMA_QPT_RC;
+
+fn connect(guest: &mut Guest, qpn: u32, dgid: Gid, dest: u32, kind: u32) {
+    guest.make_init(qpn, ALL);
+    guest.make_rtr(qpn, dgid, dest, kind == RC).unwrap();
+    guest.make_rts(qpn, kind == RC).unwrap();
+}
+
+/// A pair of QPs after `change` set what they are given.
+fn pair_with(kind: u32, change: impl FnOnce(&mut Pair)) -> Pair {
+    let mut pair = Pair::unconnected(kind);
+    change(&mut pair);
+    let ([a, b], gids) = (pair.ends, [pair.a.gid, pair.b.gid]);
+    connect(&mut pair.a, a.qpn, gids[1], b.qpn, kind);
+    connect(&mut pair.b, b.qpn, gids[0], a.qpn, kind);
+    pair
+}
+
+/// A sends `len` bytes to B or reads them from there; the status.
+fn transfer(pair: &mut Pair, opcode: u32, len: u32) -> u32 {
+    let [a, b] = pair.ends;
+    let part = [sge(DATA, len, a.key)];
+    pair.a.post_send(a.qpn, &Send::new(1, opcode, &part).rdma(DATA + 0x1_0000, b.key));
+    pair.settle_in_time();
+    brief(pair.poll_a()).unwrap().1
+}
+
+fn state(guest: &mut Guest, qpn: u32) -> u32 {
+    guest.query(qpn).qp_state.into()
+}
+
+/// IBA 9.7.4.1: PSNs go round at 2^24, and each side counts the packets of all operations.
+#[test]
+pub fn psns_go_round() {
+    let mut pair = pair_with(RC, |pair| {
+        (pair.a.sq_psn, pair.b.rq_psn) = (0xff_fffe, 0xff_fffe);
+        (pair.b.sq_psn, pair.a.rq_psn) = (7, 7);
+    });
+    let [a, b] = pair.ends;
+    let add = Send::new(1, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, &[sge(DATA, 8, a.key)]);
+    for opcode in [RDMA_WRITE, RDMA_READ, RDMA_WRITE, RDMA_READ] {
+        assert_eq!(transfer(&mut pair, opcode, 3000), OK);
+        pair.a.post_send(a.qpn, &add.clone().atomic(DATA, b.key, 1, 0));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    }
+    assert_eq!(pair.a.query(a.qpn).sq_psn, 14);
+    assert_eq!(pair.b.query(b.qpn).rq_psn, 14);
+    assert_eq!(pair.b.query(b.qpn).sq_psn, 7);
+}
+
+/// IBA 9.7.4.1: a request with another PSN than the expected one is not executed. The requester
+/// retries it in vain; the responder and its receives stay as they are.
+#[test]
+pub fn a_reliable_connection_needs_the_expected_psn() {
+    for (sent, expected) in [(5, 6), (6, 5), (0xff_ffff, 0), (0x80_0000, 0)] {
+        for opcode in [SEND, RDMA_WRITE, RDMA_READ] {
+            let mut pair = pair_with(RC, |pair| (pair.a.sq_psn, pair.b.rq_psn) = (sent, expected));
+            let b = pair.ends[1];
+            pair.a.fill(DATA, 8, 1);
+            pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+            assert_eq!(transfer(&mut pair, opcode, 8), VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+            assert!(pair.poll_b().is_none() && pair.b.poll_event().is_none());
+            assert_eq!(state(&mut pair.b, b.qpn), VIRTIO_RDMA_QPS_RTS);
+            assert_eq!(pair.b.bytes(DATA, 8), [0; 8]);
+            assert_eq!(pair.b.bytes(DATA + 0x1_0000, 8), [0; 8]);
+        }
+    }
+}
+
+/// IBA 9.8.2.2: on an unreliable connection the first packet of a message is taken with any PSN.
+#[test]
+pub fn an_unreliable_connection_takes_any_psn() {
+    let mut pair = pair_with(UC, |pair| (pair.a.sq_psn, pair.b.rq_psn) = (100, 5));
+    let [a, b] = pair.ends;
+    assert_eq!(transfer(&mut pair, SEND, 5000), OK, "lost, without a receive");
+    let data = pair.a.fill(DATA, 5000, 3);
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 5000, b.key)]);
+    assert_eq!(transfer(&mut pair, SEND, 5000), OK);
+    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(pair.b.bytes(DATA, 5000), data);
+    assert_eq!(pair.a.query(a.qpn).sq_psn, 110);
+    assert_eq!(pair.b.query(b.qpn).rq_psn, 110);
+}
+
+/// IBA 9.7.4.1: packets that are not the last of their message have the size of the path MTU. What
+/// is one packet for both ends arrives; the rest is an invalid request, whoever has the larger MTU.
+#[test]
+pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
+    for mtus in [(1, 3), (3, 1)] {
+        let unequal = || pair_with(RC, |pair| (pair.a.path_mtu, pair.b.path_mtu) = mtus);
+        let mut pair = unequal();
+        let b = pair.ends[1];
+        let data = pair.a.fill(DATA, 256, 7);
+        pair.b.post_recv(b.qpn, 9, &[sge(DATA, 256, b.key)]);
+        for opcode in [SEND, RDMA_WRITE, RDMA_READ, SEND] {
+            pair.b.post_recv(b.qpn, 9, &[sge(DATA, 256, b.key)]);
+            assert_eq!(transfer(&mut pair, opcode, 256), OK);
+        }
+        assert_eq!(pair.b.bytes(DATA, 256), data);
+        for (opcode, remote, local, event) in [
+            (RDMA_WRITE, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, None, true),
+            (SEND, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, Some(VIRTIO_RDMA_WC_LOC_LEN_ERR), false),
+            // The answer is what does not fit, which the requester finds.
+            (RDMA_READ, VIRTIO_RDMA_WC_LOC_LEN_ERR, None, false),
+        ] {
+            let mut pair = unequal();
+            let b = pair.ends[1];
+            if local.is_some() {
+                pair.b.post_recv(b.qpn, 9, &[sge(DATA, 512, b.key)]);
+            }
+            pair.a.fill(DATA, 257, 7);
+            assert_eq!(transfer(&mut pair, opcode, 257), remote);
+            assert_eq!(brief(pair.poll_b()).map(|(_, status, _)| status), local);
+            let raised = event.then_some((VIRTIO_RDMA_EVENT_QP_REQ_ERR, b.qpn));
+            assert_eq!(pair.b.poll_event(), raised);
+            assert_eq!(pair.b.bytes(DATA, 257), [0; 257]);
+            let ends = if opcode == RDMA_READ { VIRTIO_RDMA_QPS_RTS } else { VIRTIO_RDMA_QPS_ERR };
+            assert_eq!(state(&mut pair.b, b.qpn), ends);
+        }
+    }
+}
+
+/// IBA 9.8.3: on an unreliable connection, what has packets of the wrong size is dropped.
+#[test]
+pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
+    let mut pair = pair_with(UC, |pair| pair.b.path_mtu = 1);
+    let b = pair.ends[1];
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 512, b.key)]);
+    for opcode in [SEND, RDMA_WRITE] {
+        assert_eq!(transfer(&mut pair, opcode, 257), OK);
+    }
+    assert!(pair.poll_b().is_none());
+    assert_eq!(pair.b.device.counter(crate::Counter::DropRefused), 2);
+    assert_eq!(transfer(&mut pair, SEND, 256), OK);
+    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+}
+
+/// A third guest that takes the address of B, and a QP with the number, the peer and the PSNs that B's
+/// had; A is still in RTS.
+fn taken_over() -> (Pair, Guest, End) {
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.b.del_gid(0).unwrap();
+    let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+    let mut c = Guest::new(&pair.fabric, &pair.clock, 3);
+    let end = End::new(&mut c, RC);
+    assert_eq!(end.qpn, b.qpn);
+    c.del_gid(0).unwrap();
+    c.add_gid(0, gid_b, 0).unwrap();
+    c.connect(end.qpn, gid_a, a.qpn);
+    (pair, c, end)
+}
+
+/// A guest that takes over an address gets nothing of the connections that were made with the guest
+/// that had it (specification, chapter 8): neither what the peer sends,
+#[test]
+pub fn an_address_that_moves_takes_no_requests_along() {
+    let (mut pair, mut c, end) = taken_over();
+    let a = pair.ends[0];
+    c.post_recv(end.qpn, 9, &[sge(DATA, 8, end.key)]);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    settle_in_time(&[&pair.a, &pair.b, &c]);
+    assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+    assert!(c.poll(end.cqn).is_none());
+}
+
+/// nor what the peer would receive,
+#[test]
+pub fn an_address_that_moves_takes_no_rights_along() {
+    let (mut pair, mut c, end) = taken_over();
+    let a = pair.ends[0];
+    pair.a.post_recv(a.qpn, 9, &[sge(DATA, 8, a.key)]);
+    c.post_send(end.qpn, &Send::new(1, SEND, &[sge(DATA, 8, end.key)]));
+    settle_in_time(&[&pair.a, &pair.b, &c]);
+    assert_eq!(brief(c.poll(end.cqn)).unwrap().1, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+    assert!(pair.poll_a().is_none());
+}
+
+/// but the peer may connect anew.
+#[test]
+pub fn a_peer_connects_to_whoever_has_the_address() {
+    let (mut pair, mut c, end) = taken_over();
+    let (a, gid_b) = (pair.ends[0], pair.b.gid);
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+    pair.a.connect(a.qpn, gid_b, end.qpn);
+    c.post_recv(end.qpn, 9, &[sge(DATA, 8, end.key)]);
+    let data = pair.a.fill(DATA, 8, 4);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    settle_in_time(&[&pair.a, &pair.b, &c]);
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(brief(c.poll(end.cqn)), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(c.bytes(DATA, 8), data);
+}
+
+/// A QP whose peer's address nobody has yet is connected with the first guest that has it.
+#[test]
+pub fn a_connection_is_with_the_first_guest_that_has_the_address() {
+    let mut pair = Pair::unconnected(RC);
+    let ([a, b], gids) = (pair.ends, [pair.a.gid, pair.b.gid]);
+    pair.b.del_gid(0).unwrap();
+    pair.a.connect(a.qpn, gids[1], b.qpn);
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle();
+    pair.b.add_gid(0, gids[1], 0).unwrap();
+    pair.b.connect(b.qpn, gids[0], a.qpn);
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+}
