@@ -44,6 +44,9 @@ void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 
 const struct uapi_definition *virtio_rdma_uapi_definitions(void);
 
+int virtio_rdma_is_udata_in_empty(struct ib_udata *udata);
+int virtio_rdma_respond_empty_udata(struct ib_udata *udata);
+
 struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access);

@@ -147,6 +147,16 @@ void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 	sg_dma_len(sg) = len;
 }
 
+int virtio_rdma_is_udata_in_empty(struct ib_udata *udata)
+{
+	return ib_is_udata_in_empty(udata);
+}
+
+int virtio_rdma_respond_empty_udata(struct ib_udata *udata)
+{
+	return ib_respond_empty_udata(udata);
+}
+
 struct ib_umem *virtio_rdma_umem_get(struct ib_device *device,
 				     unsigned long addr, size_t size,
 				     int access)

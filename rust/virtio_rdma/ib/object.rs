@@ -757,10 +757,8 @@ impl Udata<'_> {
     ///
     /// `EOPNOTSUPP` if any byte is not zero, `EFAULT`.
     pub(crate) fn no_request(&self) -> Result {
-        // SAFETY: By the contract of `from_raw`, `raw` is valid; nothing is copied.
-        to_result(unsafe {
-            bindings::_ib_copy_validate_udata_in(self.raw.as_ptr(), core::ptr::null_mut(), 0, 0)
-        })
+        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        to_result(unsafe { bindings::virtio_rdma_is_udata_in_empty(self.raw.as_ptr()) })
     }
 
     /// Zeroes what the program has room for behind an operation that has no answer, as
@@ -770,8 +768,8 @@ impl Udata<'_> {
     ///
     /// `EFAULT`.
     pub(crate) fn no_answer(&self) -> Result {
-        // SAFETY: By the contract of `from_raw`, `raw` is valid; nothing is read.
-        to_result(unsafe { bindings::_ib_respond_udata(self.raw.as_ptr(), core::ptr::null(), 0) })
+        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        to_result(unsafe { bindings::virtio_rdma_respond_empty_udata(self.raw.as_ptr()) })
     }
 
     /// Copies as much of `answer` to the program as it has room for, and zeros behind it. May
