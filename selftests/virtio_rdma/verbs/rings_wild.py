@@ -467,8 +467,7 @@ def windows(program):
         length = rng.choice((8, 8, 8, 4096, 0, 1 << 63, (1 << 64) - 1))
         within = region == lkey and place >= begin and 0 < length <= begin + MEMORY - place
         flags = WINDOW_ACCESS | (ZERO_BASED if kind == 2 else 0)
-        right = (key == window and new >> 8 == key >> 8 and not access & ~flags and
-                 (within or length == 0 and kind == 1))
+        right = key == window and not access & ~flags and (within or length == 0 and kind == 1)
         qp.post_send(struct.pack("<QBBHIIIQQII", 1, BIND_MW, 0, SIGNALED, access, key, new, place, length, region, 0))
         qp.ring()
         status = program.completion(taken)
@@ -479,7 +478,8 @@ def windows(program):
         if right:
             # By its peer, which names the victim's memory with the window's key.
             there = rng.choice((victim["address"], victim["canary"], begin + MEMORY, place + length))
-            peer.post_send(program.wqe(opcode=rng.choice((WRITE, READ)), remote=(there, new),
+            bound = key & ~0xff | new & 0xff
+            peer.post_send(program.wqe(opcode=rng.choice((WRITE, READ)), remote=(there, bound),
                                        sges=[struct.pack("<QII", begin, 64, program.lkey)]))
             peer.ring()
             status = program.completion(taken)
