@@ -668,8 +668,10 @@ impl World {
         let pages = program.pick(&[GIVEN.start, LOCAL.start, u64::MAX]);
         let access = program.pick(&[ALL_ACCESS, 1, 0, u32::MAX]);
         let (iova, length) = (Self::addr(program), program.pick(&[0x2000, 0x1000, 1, 0]));
-        let npages = ((iova % 0x1000 + length).div_ceil(0x1000)) as u32;
-        WrReg { mrn: 0, key, access, npages, pages, iova, length }
+        let page_shift = program.pick(&[12, 12, 12, 16, 0]);
+        let page_size = 1 << page_shift;
+        let npages = ((iova % page_size + length).div_ceil(page_size)) as u32;
+        WrReg { key, access, npages, pages, iova, length, page_shift, ..WrReg::new_zeroed() }
     }
 
     /// A window on any memory; its key stays, so that the program knows it.

@@ -280,7 +280,8 @@ fn stream(world: &mut World, program: &mut Program<'_>) {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+// What signals keep open for as long as the thread lives is there before descriptors are counted.
+fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| {
     let before = open_files();
     let mut program = Program::new(bytes);
     let mut world = World::new();
