@@ -164,7 +164,11 @@ impl Shared {
             access: request.access,
             iova: request.iova,
             length: request.length,
-            backing: Backing::Ranges(pages.cut(offset, request.length, u64::from(request.npages) * page_size)),
+            backing: Backing::Ranges(pages.cut(
+                offset,
+                request.length,
+                u64::from(request.npages) * page_size,
+            )),
         };
         let Ok(mr) = Mr::new(&memory, attributes.clone(), max_pages) else {
             return refuse("REG_MR of pages that are not memory", VIRTIO_RDMA_WC_LOC_PROT_ERR);

@@ -212,14 +212,13 @@ impl Shared {
         requester.peer = peer;
         match step {
             Ok(step) => step,
-            Err(None) => self.no_answer(slot, requester, config),
             Err(Some(nak)) if config.kind == QpType::Uc => self.drop_unreliable(nak),
+            Err(None | Some(Nak::Silence)) => self.no_answer(slot, requester, config),
             Err(Some(Nak::Restart)) => {
                 requester.done = 0;
                 Step::Partial
             }
             Err(Some(Nak::NotReady(timer))) => self.not_ready(slot, requester, timer),
-            Err(Some(Nak::Silence)) => self.no_answer(slot, requester, config),
             Err(Some(Nak::Failed(status))) => Step::End(status),
         }
     }

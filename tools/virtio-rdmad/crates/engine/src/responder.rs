@@ -269,9 +269,10 @@ impl Shared {
         }
         let target = View { pins, mappings: target.as_slice() };
         if copy::scatter(message.local, target, message.wqe.total).is_err() {
-            return Err(match takes_receive {
-                true => self.write_failed(slot, responder, outbox),
-                false => self.access_failed(slot, responder),
+            return Err(if takes_receive {
+                self.write_failed(slot, responder, outbox)
+            } else {
+                self.access_failed(slot, responder)
             });
         }
         if takes_receive {

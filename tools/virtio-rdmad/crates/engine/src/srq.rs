@@ -86,8 +86,8 @@ pub(crate) struct MovingSrq {
 
 impl Srq {
     /// Takes the next work request into `wqe`, for the QP in place `slot`. If there
-    /// is none and the QP `waits`, its owner is asked for a doorbell, and
-    /// [`Srq::take_waiting`] names the QP.
+    /// is none and the QP `waits`, its owner is asked for a doorbell, which
+    /// rouses the QP.
     fn take(
         &mut self,
         slot: u16,

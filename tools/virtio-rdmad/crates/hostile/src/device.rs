@@ -57,7 +57,10 @@ impl Place {
     fn push(&mut self, id: u32, written: u32) -> Result<(), memory::MemoryError> {
         self.proxy.push(id, written)?;
         self.held.iter_mut().for_each(|held| held.behind -= 1);
-        for held in self.held.extract_if(.., |held| held.behind == 0) {
+        let all = std::mem::take(&mut self.held);
+        let (due, held): (Vec<_>, Vec<_>) = all.into_iter().partition(|held| held.behind == 0);
+        self.held = held;
+        for held in due {
             self.proxy.push(held.id, held.written)?;
         }
         Ok(())

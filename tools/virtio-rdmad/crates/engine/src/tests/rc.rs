@@ -511,7 +511,7 @@ pub fn reset_discards_and_the_queues_go_on() {
         let total = 4 * round + 3;
         assert_eq!(u32::from(pair.a.used_index(pair.a.send_queue(a.qpn))), total);
         // B has had one message in each round, and was not reset.
-        pair.a.sq_psn = round.into();
+        pair.a.sq_psn = round;
         pair.a.connect(a.qpn, pair.b.gid, b.qpn);
         pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
         pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 8, a.key)]));
