@@ -43,7 +43,7 @@
 #define VIRTIO_RDMA_F_MAC		1
 /*
  * Work and completion queues are rings in guest memory instead of virtqueues,
- * and the virtqueues are numbered anew: specification, chapter 13.
+ * and the virtqueues have other numbers: specification, chapter 13.
  */
 #define VIRTIO_RDMA_F_RINGS		2
 /* Shared receive queues; only with VIRTIO_RDMA_F_RINGS. */

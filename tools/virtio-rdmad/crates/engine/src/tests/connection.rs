@@ -192,7 +192,7 @@ pub fn an_address_that_moves_takes_no_rights_along() {
     assert!(pair.poll_a().is_none());
 }
 
-/// but the peer may connect anew.
+/// but the peer may connect again.
 #[test]
 pub fn a_peer_connects_to_whoever_has_the_address() {
     let (mut pair, mut c, end) = taken_over();
