@@ -279,7 +279,7 @@ impl Failed {
     /// For the log.
     pub(crate) fn why(&self) -> &'static str {
         match self {
-            Failed::Broken => "the control queue broke",
+            Failed::Broken => "its control queue is broken",
             Failed::Silent => "a command has no reply",
             Failed::Untold => "a command's reply came without an interrupt",
         }
@@ -434,9 +434,6 @@ impl ControlQueue {
             .map_err(|_| Failed::Broken)?;
         if self.poll(slot, stats) {
             return Ok(());
-        }
-        if self.transport_is_broken() {
-            return Err(Failed::Broken);
         }
         let mut waited = Duration::ZERO;
         while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
