@@ -12,7 +12,6 @@ use crate::{
         Stats, //
     },
     sync::{
-        needs_processor,
         new_irq_spinlock,
         Completion,
         IrqGuard,
@@ -28,7 +27,6 @@ use core::time::Duration;
 use kernel::{
     new_condvar, new_mutex,
     prelude::*,
-    processor::cpu_relax,
     sync::{
         atomic::{
             Atomic,
@@ -36,11 +34,6 @@ use kernel::{
         },
         CondVar,
         Mutex, //
-    },
-    time::{
-        Delta,
-        Instant,
-        Monotonic, //
     },
     transmute::{
         AsBytes,
@@ -188,13 +181,6 @@ fn timeout() -> Duration {
     Duration::from_secs(seconds.max(1).into())
 }
 
-/// The longest that a caller looks for its reply before it sleeps, in nanoseconds. To fall asleep and
-/// be woken by an interrupt takes about as long, and a device that is awake has replied by then.
-const MAX_POLL: u64 = 50_000;
-
-/// The shortest, where replies came late.
-const MIN_POLL: u64 = 2_000;
-
 /// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
 const LIVENESS: Duration = Duration::from_secs(1);
 
@@ -244,17 +230,12 @@ struct Inner {
     queue: Option<Queue>,
     slots: [State; MAX_SLOTS as usize],
     notifies: KVec<Notify>,
-    /// Callers that look for their replies. While there are any, the queue's interrupt is off.
-    pollers: u32,
 }
 
 /// The control queue of a device.
 #[pin_data]
 pub(crate) struct ControlQueue {
     broken: Atomic<bool>,
-    /// How long a caller looks for its reply, in nanoseconds: twice as long after one that came
-    /// meanwhile, half as long after one that did not.
-    poll: Atomic<u64>,
     /// Wakes the caller of each slot.
     replies: KVec<Pin<KBox<Completion>>>,
     #[pin]
@@ -309,13 +290,11 @@ impl ControlQueue {
             queue: None,
             slots: [State::Idle; MAX_SLOTS as usize],
             notifies,
-            pollers: 0,
         };
         let free = KVec::with_capacity(MAX_SLOTS as usize, GFP_KERNEL)?;
 
         Ok(try_pin_init!(Self {
             broken: Atomic::new(false),
-            poll: Atomic::new(MAX_POLL),
             replies,
             inner <- new_irq_spinlock!(inner, "virtio_rdma::ControlQueue"),
             free <- new_mutex!(free),
@@ -372,8 +351,7 @@ impl ControlQueue {
         drop(free);
     }
 
-    /// Executes a command. Waits until the device replies: looks for the reply for a moment, then sleeps,
-    /// uninterruptibly.
+    /// Executes a command. Sleeps until the device replies, uninterruptibly.
     ///
     /// # Errors
     ///
@@ -432,9 +410,6 @@ impl ControlQueue {
         reply.reinit();
         self.send(slot, opcode, request)
             .map_err(|_| Failed::Broken)?;
-        if self.poll(slot, stats) {
-            return Ok(());
-        }
         let mut waited = Duration::ZERO;
         while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
             waited += LIVENESS;
@@ -449,42 +424,6 @@ impl ControlQueue {
             Ok(())
         } else {
             Err(Failed::Silent)
-        }
-    }
-
-    /// Looks for the reply of a slot that was just sent, for a bounded time; whether it is there.
-    fn poll(&self, slot: u32, stats: &Stats) -> bool {
-        let longest = self.poll.load(Relaxed);
-        let start = Instant::<Monotonic>::now();
-        let mut is_there = false;
-
-        while !is_there && !needs_processor() && !self.broken.load(Relaxed) {
-            is_there = self.look(slot, stats);
-            if !is_there && start.elapsed() > Delta::from_nanos(longest as i64) {
-                break;
-            }
-            cpu_relax();
-        }
-        let next = if is_there { longest * 2 } else { longest / 2 };
-        self.poll.store(next.clamp(MIN_POLL, MAX_POLL), Relaxed);
-        // The reply may have come between the last look and the interrupt's being on.
-        self.end_poll(stats);
-        is_there
-    }
-
-    /// Takes what the device has used; whether the reply of a slot is there.
-    fn look(&self, slot: u32, stats: &Stats) -> bool {
-        let mut inner = self.inner.lock();
-        self.take_used(&mut inner, stats);
-        matches!(inner.slots.get(slot as usize), Some(State::Replied(_)))
-    }
-
-    /// Leaves it to the interrupt to take what the device uses, unless others look for replies.
-    fn end_poll(&self, stats: &Stats) {
-        let mut inner = self.inner.lock();
-        inner.pollers -= 1;
-        while inner.pollers == 0 && inner.queue.as_mut().is_some_and(Queue::has_used) {
-            self.take_used(&mut inner, stats);
         }
     }
 
@@ -515,7 +454,6 @@ impl ControlQueue {
             .is_none_or(Queue::is_broken)
     }
 
-    /// Sends a request. [`ControlQueue::end_poll`] has to follow.
     fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -525,8 +463,6 @@ impl ControlQueue {
         queue.exchange(slot)?.set_request(opcode, request)?;
         queue.add_exchange(slot)?;
         *state = State::Sent;
-        inner.pollers += 1;
-        queue.disable_interrupt();
         queue.kick();
         Ok(())
     }
@@ -585,20 +521,16 @@ impl ControlQueue {
     pub(crate) fn interrupt(&self, stats: &Stats) -> Result {
         let mut inner = self.inner.lock();
 
-        self.take_used(&mut inner, stats);
+        while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
+            match token.checked_sub(MAX_SLOTS) {
+                None => self.reply_arrived(&mut inner, token, written),
+                Some(cqn) => inner.notify_returned(cqn, written, stats),
+            }
+        }
         if inner.queue.as_ref().is_some_and(Queue::is_broken) {
             return Err(EIO);
         }
         Ok(())
-    }
-
-    fn take_used(&self, inner: &mut IrqGuard<'_, Inner>, stats: &Stats) {
-        while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
-            match token.checked_sub(MAX_SLOTS) {
-                None => self.reply_arrived(inner, token, written),
-                Some(cqn) => inner.notify_returned(cqn, written, stats),
-            }
-        }
     }
 
     fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
