@@ -59,8 +59,14 @@ const STATUS_CAPABILITIES: u16 = 1 << 4;
 const COMMAND_WRITABLE: u16 = 0x0407;
 const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 
+const CAP_ID_PM: u8 = 0x01;
 const CAP_ID_VENDOR: u8 = 0x09;
 const CAP_ID_MSIX: u8 = 0x11;
+/// Power management, PCI Power Management 1.2, 3.2.3: the version, and neither D1 nor D2 nor PME#.
+const PM_CAPABILITIES: u16 = 3;
+/// `PowerState` and `No_Soft_Reset`, PCI Power Management 1.2, 3.2.4.
+const PM_STATE: u16 = 3;
+const PM_NO_SOFT_RESET: u16 = 1 << 3;
 /// `enum` of virtio structures, VIRTIO 1.3, 4.1.4.
 const CFG_COMMON: u8 = 1;
 const CFG_NOTIFY: u8 = 2;
@@ -124,6 +130,8 @@ impl ConfigSpace {
         self.access = add(self, &virtio_cap(CFG_PCI, Window { offset: 0, len: 0 }, &[0; 4]));
         let msix = add(self, &msix_cap(vectors));
         self.allow(msix + 2, &MSIX_CONTROL_WRITABLE.to_le_bytes());
+        let pm = add(self, &pm_cap());
+        self.allow(pm + 4, &PM_STATE.to_le_bytes());
         self.allow(self.access + 4, &[0xff]);
         self.allow(self.access + 8, &[0xff; 8]);
     }
@@ -187,6 +195,16 @@ fn msix_cap(vectors: u16) -> Vec<u8> {
     cap
 }
 
+/// Says that the device keeps its state in D3hot, so that the driver of a guest that is suspended need
+/// not reset it. It does in D3hot what it does in D0: what peers do to the guest's memory goes on.
+fn pm_cap() -> Vec<u8> {
+    let mut cap = vec![CAP_ID_PM, 0];
+    cap.extend(PM_CAPABILITIES.to_le_bytes());
+    cap.extend(PM_NO_SOFT_RESET.to_le_bytes());
+    cap.extend([0; 2]);
+    cap
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,12 +223,27 @@ mod tests {
     fn the_capability_list_holds_every_structure_once() {
         let space = ConfigSpace::new(42, 258, 256);
         let ids: Vec<u8> = walk(&space).iter().map(|(id, _)| *id).collect();
-        assert_eq!(ids, [9, 9, 9, 9, 9, 0x11]);
+        assert_eq!(ids, [9, 9, 9, 9, 9, 0x11, 0x01]);
         let kinds: Vec<u8> = walk(&space)[..5].iter().map(|(_, at)| space.bytes[at + 3]).collect();
         assert_eq!(kinds, [1, 2, 3, 4, 5]);
         let msix = walk(&space)[5].1;
         assert_eq!(space.read(msix + 2, 2), Some(&257u16.to_le_bytes()[..]));
         assert_eq!(space.read(0, 4), Some(&[0xf4, 0x1a, 0x6a, 0x10][..]));
+    }
+
+    /// PCI Power Management 1.2, 3.2.4 and 5.4.1: a driver that finds `No_Soft_Reset` need not set the
+    /// device up again after D3hot.
+    #[test]
+    fn the_device_keeps_its_state_in_d3hot() {
+        let mut space = ConfigSpace::new(42, 2, 256);
+        let (id, pm) = *walk(&space).last().unwrap();
+        assert_eq!(id, CAP_ID_PM);
+        assert_eq!(space.read(pm + 4, 2), Some(&PM_NO_SOFT_RESET.to_le_bytes()[..]));
+        space.write(pm + 4, &PM_STATE.to_le_bytes()).unwrap();
+        let asleep = PM_NO_SOFT_RESET | PM_STATE;
+        assert_eq!(space.read(pm + 4, 2), Some(&asleep.to_le_bytes()[..]), "D3hot");
+        space.write(pm + 4, &0u16.to_le_bytes()).unwrap();
+        assert_eq!(space.read(pm + 4, 2), Some(&PM_NO_SOFT_RESET.to_le_bytes()[..]), "D0");
     }
 
     #[test]
