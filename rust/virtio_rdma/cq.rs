@@ -21,6 +21,7 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
+    virtio,
     wire::{
         self,
         Completion, //
@@ -133,6 +134,14 @@ impl Cq {
     pub(crate) fn close(&self) {
         if let Some(region) = &self.state.lock().region {
             region.tell_program(offset_of!(wire::CqRing, closed), 1);
+        }
+    }
+
+    /// Takes the virtqueue away, with its index, if the CQ has one: the device has been reset. Any context.
+    pub(crate) fn revoke(&self) -> Option<(u32, virtio::Queue)> {
+        match &mut self.state.lock().queue {
+            Queue::Virtqueue(queue) => queue.revoke(),
+            Queue::Ring(_) | Queue::Program => None,
         }
     }
 

@@ -36,6 +36,7 @@ use crate::{
     },
     sync::{
         new_irq_spinlock,
+        Completion,
         IrqSpinLock, //
     },
     virtio::{
@@ -45,6 +46,7 @@ use crate::{
     },
     wire, //
 };
+use core::time::Duration;
 use kernel::{
     device, new_condvar, new_mutex, new_work,
     prelude::*,
@@ -76,6 +78,14 @@ struct Parked {
     queue: Option<Queue>,
     /// The object that has the queue is being destroyed.
     leaving: bool,
+}
+
+/// Memory that a device may still touch although nobody uses it.
+enum Quarantine {
+    /// The device may touch it: it has failed, or its reply made no sense.
+    Kept(KVec<Memory>),
+    /// The device has been reset and touches nothing any more.
+    Over,
 }
 
 /// What is known only when the queues are there.
@@ -111,9 +121,14 @@ pub(crate) struct Hca {
     /// Events of the port that are to be reported, a bit for each `enum ib_event_type`.
     #[pin]
     port_events: IrqSpinLock<u32>,
-    /// Memory that a failed device may still touch.
     #[pin]
-    quarantine: Mutex<KVec<Memory>>,
+    quarantine: Mutex<Quarantine>,
+    /// PDs in which consumers in the kernel have had QPs.
+    #[pin]
+    consumers: Mutex<u32>,
+    /// `consumers` has become 0.
+    #[pin]
+    unused: Completion,
     #[pin]
     wake: Work<Hca>,
     #[pin]
@@ -216,7 +231,9 @@ impl Hca {
                 queues <- new_mutex!(KVec::new()),
                 returned <- new_condvar!(),
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
-                quarantine <- new_mutex!(KVec::new()),
+                quarantine <- new_mutex!(Quarantine::Kept(KVec::new())),
+                consumers <- new_mutex!(0),
+                unused <- Completion::new(),
                 wake <- new_work!("virtio_rdma::wake"),
                 report <- new_work!("virtio_rdma::report"),
             }? Error),
@@ -276,10 +293,11 @@ impl Hca {
         Ok(())
     }
 
-    /// Gives the queues up, and all memory that the device could touch. It has no objects any more.
-    /// May sleep.
+    /// Gives the queues up, and all memory that the device could touch. It has no objects any more, or is
+    /// out of service; those that have virtqueues lose them. May sleep.
     pub(crate) fn detach(&self, reset: &Reset<'_>) {
         let mut queues = core::mem::take(&mut *self.queues.lock());
+        self.revoke(&mut queues);
         let events = self.events.lock().take();
 
         if let Some(mut queue) = self.control.detach() {
@@ -300,9 +318,26 @@ impl Hca {
         for queue in queues.iter_mut().filter_map(|parked| parked.queue.as_mut()) {
             queue.detach_all(reset);
         }
-        self.quarantine.lock().clear();
+        // What is in it is freed without the lock.
+        let kept = core::mem::replace(&mut *self.quarantine.lock(), Quarantine::Over);
+        drop(kept);
         crate::sync::flush_work(&self.report);
         crate::sync::flush_work(&self.wake);
+    }
+
+    /// Takes the virtqueues from the objects that have them, to their places in `queues`.
+    fn revoke(&self, queues: &mut KVec<Parked>) {
+        let mut put = |(index, queue): (u32, Queue)| {
+            if let Some(parked) = queues.get_mut(index as usize) {
+                parked.queue = Some(queue);
+            }
+        };
+        self.handles.cqs.for_each(|cq| {
+            let _ = cq.revoke().map(&mut put);
+        });
+        self.handles
+            .qps
+            .for_each(|qp| qp.revoke().into_iter().flatten().for_each(&mut put));
     }
 
     /// Hands the buffers of the event queues to the device.
@@ -417,8 +452,47 @@ impl Hca {
             return;
         }
         dev_err!(self.dev, "the device has failed: {}\n", why);
+        self.end();
+    }
+
+    /// Takes the device out of service as [`Hca::fail`] does, because the machine is about to sleep. Any
+    /// context.
+    pub(crate) fn retire(self: &Arc<Self>) {
+        if !self.broken.xchg(true, Full) {
+            self.end();
+        }
+    }
+
+    /// Lets those who use the device know that it is broken.
+    fn end(self: &Arc<Self>) {
         self.control.fail();
         self.report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+    }
+
+    /// Counts a PD in which a consumer in the kernel creates a QP. May sleep.
+    pub(crate) fn consumer_came(&self) {
+        *self.consumers.lock() += 1;
+    }
+
+    /// Follows the destruction of a PD that was counted. May sleep.
+    pub(crate) fn consumer_left(&self) {
+        let mut consumers = self.consumers.lock();
+        *consumers -= 1;
+        if *consumers == 0 {
+            self.unused.complete();
+        }
+    }
+
+    /// Waits until the consumers in the kernel have no PDs any more, for `timeout` at most: some keep
+    /// theirs until the RDMA device is unregistered. Sleeps.
+    pub(crate) fn wait_unused(&self, timeout: Duration) {
+        let consumers = self.consumers.lock();
+        if *consumers != 0 {
+            self.unused.reinit();
+            drop(consumers);
+            // Whoever still has one is told that the device is removed.
+            let _ = self.unused.wait_timeout(timeout);
+        }
     }
 
     /// Reports an event of the port, soon; the same event twice is once until then. Any context.
@@ -511,12 +585,17 @@ impl Hca {
     /// Keeps memory until the device has been reset. May sleep.
     pub(crate) fn quarantine(&self, memory: Memory) {
         let mut quarantine = self.quarantine.lock();
-        if quarantine.reserve(1, GFP_KERNEL).is_err() {
+        let Quarantine::Kept(kept) = &mut *quarantine else {
+            drop(quarantine);
+            drop(memory);
+            return;
+        };
+        if kept.reserve(1, GFP_KERNEL).is_err() {
             // Better lost than written to by the device when it is somebody else's.
             core::mem::forget(memory);
             return;
         }
-        let _ = quarantine.push_within_capacity(memory);
+        let _ = kept.push_within_capacity(memory);
     }
 }
 
@@ -581,6 +660,11 @@ pub(crate) struct Lease {
 impl Lease {
     fn queue(&mut self) -> Result<&mut Queue> {
         self.queue.as_mut().ok_or(EIO)
+    }
+
+    /// Takes the virtqueue away, with its index: the device has been reset. Any context.
+    pub(crate) fn revoke(&mut self) -> Option<(u32, Queue)> {
+        Some((self.index, self.queue.take()?))
     }
 
     /// Whether the queue does nothing any more.

@@ -15,6 +15,10 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     },
@@ -26,6 +30,8 @@ pub(crate) struct Pd {
     pdn: u32,
     /// How many memory windows are in it.
     windows: Pin<KBox<Mutex<u32>>>,
+    /// Whether a consumer in the kernel has created a QP in it.
+    is_consumers: Atomic<bool>,
 }
 
 impl Pd {
@@ -37,6 +43,13 @@ impl Pd {
     /// The device.
     pub(crate) fn hca(&self) -> &Arc<Hca> {
         &self.hca
+    }
+
+    /// Follows the creation of a QP of a consumer in the kernel in it. May sleep.
+    pub(crate) fn consumer_came(&self) {
+        if !self.is_consumers.xchg(true, Relaxed) {
+            self.hca.consumer_came();
+        }
     }
 
     /// How many memory windows are in it: counted before the device makes one, and until it has
@@ -55,6 +68,7 @@ impl ib::ProtectionDomain<Hca> for Pd {
             hca: dev.data().clone(),
             pdn: u32::from_le(reply.pdn),
             windows,
+            is_consumers: Atomic::new(false),
         })
     }
 
@@ -63,6 +77,9 @@ impl ib::ProtectionDomain<Hca> for Pd {
             pdn: self.pdn.to_le(),
         };
         self.hca.execute_destroy::<cmd::DestroyPd>(&request);
+        if self.is_consumers.load(Relaxed) {
+            self.hca.consumer_left();
+        }
         Ok(())
     }
 }

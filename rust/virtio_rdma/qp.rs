@@ -21,6 +21,7 @@ use crate::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
+    virtio,
     wire::{
         self,
         Completion,
@@ -281,6 +282,12 @@ impl Qp {
             region.tell_program(offset_of!(wire::QpRing, sq_wake), 1);
             region.tell_program(offset_of!(wire::QpRing, rq_wake), 1);
         }
+    }
+
+    /// Takes the virtqueues away, with their indices, if the QP has some: the device has been reset. Any
+    /// context.
+    pub(crate) fn revoke(&self) -> [Option<(u32, virtio::Queue)>; 2] {
+        [self.sq.lock().revoke(), self.rq.lock().revoke()]
     }
 
     /// Whether a work request that completes to CQ `cqn` is outstanding. Any context.
@@ -920,6 +927,12 @@ impl ib::QueuePair<Hca> for Qp {
             rq,
             region,
         } = parts;
+        // That of the GSI is the core's own.
+        if attr.udata.is_none() && qp_type != bindings::ib_qp_type_IB_QPT_GSI {
+            if let Some(pd) = attr.pd {
+                pd.consumer_came();
+            }
+        }
         let srqn = attr.srq_number();
         let signal_all = attr.signal_all;
         let has_datagrams =

@@ -11,13 +11,17 @@ use crate::bindings;
 use core::time::Duration;
 use kernel::{
     prelude::*,
-    sync::lock::{
-        Backend,
-        Guard,
-        Lock, //
+    sync::{
+        lock::{
+            Backend,
+            Guard,
+            Lock, //
+        },
+        Arc, //
     },
     types::Opaque,
     workqueue::{
+        HasWork,
         Work,
         WorkItem, //
     },
@@ -138,6 +142,19 @@ impl Completion {
 pub(crate) fn flush_work<T: WorkItem<ID> + ?Sized, const ID: u64>(work: &Work<T, ID>) {
     // SAFETY: The reference says that the work item is valid and initialised.
     unsafe { bindings::flush_work(Work::raw_get(work)) };
+}
+
+/// Takes a work item off its queue, or waits until it has run. Sleeps.
+pub(crate) fn cancel_work<T, const ID: u64>(item: &Arc<T>, work: fn(&T) -> &Work<T, ID>)
+where
+    T: WorkItem<ID, Pointer = Arc<T>> + HasWork<T, ID>,
+{
+    // SAFETY: The reference says that the work item is valid and initialised.
+    if unsafe { bindings::cancel_work_sync(Work::raw_get(work(item))) } {
+        // SAFETY: It was on a queue, whose reference is that of `Arc::into_raw` when it was enqueued:
+        // that it runs, which would give the reference back, was prevented.
+        drop(unsafe { Arc::from_raw(Arc::as_ptr(item)) });
+    }
 }
 
 /// The number of CPUs that are online.

@@ -67,6 +67,8 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
             (*vdrv.get()).probe = Some(Self::probe_callback);
             (*vdrv.get()).remove = Some(Self::remove_callback);
             (*vdrv.get()).config_changed = Some(Self::config_changed_callback);
+            (*vdrv.get()).freeze = Some(Self::freeze_callback);
+            (*vdrv.get()).restore = Some(Self::restore_callback);
         }
 
         // SAFETY: `vdrv` is a valid `struct virtio_driver` until `unregister`.
@@ -127,6 +129,30 @@ impl<T: Driver> Adapter<T> {
     }
 }
 
+impl<T: Driver> Adapter<T> {
+    extern "C" fn freeze_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: The virtio core calls with a valid device, which is bound: `probe_callback` stored
+        // the data. Nobody unbinds it meanwhile: tasks are frozen, and the transport's device, which
+        // would be removed with it, is locked.
+        let (dev, data) = unsafe {
+            let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
+            (dev, dev.as_ref().drvdata_borrow::<T::Data>())
+        };
+
+        from_result(|| T::freeze(dev, data).map(|()| 0))
+    }
+
+    extern "C" fn restore_callback(vdev: *mut bindings::virtio_device) -> c_int {
+        // SAFETY: As in `freeze_callback`.
+        let (dev, data) = unsafe {
+            let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
+            (dev, dev.as_ref().drvdata_borrow::<T::Data>())
+        };
+
+        from_result(|| T::restore(dev, data).map(|()| 0))
+    }
+}
+
 /// An entry of the table of devices that a driver serves.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
@@ -174,6 +200,23 @@ pub(crate) trait Driver {
     /// The device asks for a reset (DEVICE_NEEDS_RESET): it does nothing any more. Called with
     /// interrupts off, or from a hard interrupt, perhaps more than once.
     fn needs_reset(data: Pin<&Self::Data>);
+
+    /// Gives the device up before the machine sleeps or is hibernated: it must have been reset, and
+    /// have no queues, when this returns. Tasks are frozen. [`Driver::restore`] or
+    /// [`Driver::unbind`] follows; after the snapshot of a hibernation, the one and then this again.
+    ///
+    /// # Errors
+    ///
+    /// Any; the machine then stays awake.
+    fn freeze(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>) -> Result;
+
+    /// Takes the device into service again after [`Driver::freeze`]: it was reset, and the features
+    /// were agreed on. Tasks are still frozen.
+    ///
+    /// # Errors
+    ///
+    /// Any; the device then stays out of service.
+    fn restore(dev: &Device<device::Core<'_>>, data: Pin<&Self::Data>) -> Result;
 
     /// Unbinds from a device, which must have been reset when this returns. `data` is dropped
     /// afterwards.

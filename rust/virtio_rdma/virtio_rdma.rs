@@ -13,12 +13,10 @@
 
 use kernel::{
     device as kernel_device,
-    new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
-        Arc,
-        Mutex, //
+        Arc, //
     },
     types::ScopeGuard, //
 };
@@ -39,6 +37,7 @@ mod mr;
 mod mw;
 mod net;
 mod pd;
+mod pm;
 mod pma;
 mod port;
 mod qp;
@@ -59,6 +58,7 @@ use config::{
     Role, //
 };
 use hca::Hca;
+use pm::Service;
 
 kernel::module_driver!(<T>, virtio::Adapter<T>, {
     type: VirtioRdma,
@@ -85,20 +85,9 @@ kernel::module_device_table!("virtio", MODULE_ID_TABLE, ID_TABLE);
 /// The driver.
 struct VirtioRdma;
 
-/// The driver's data of a bound device. What unbinding ends is dropped there, in order.
-#[pin_data]
+/// The driver's data of a bound device.
 struct Data {
-    hca: Arc<Hca>,
-    ibdev: Arc<ib::UnregisteredDevice<Hca>>,
-    #[pin]
-    active: Mutex<Option<Active>>,
-}
-
-/// What makes the device usable. First the pairing goes, so that nobody pairs a device that is not
-/// registered any more, then the registration: members are dropped in the order of their declaration.
-struct Active {
-    _notifier: Pin<KBox<net::Notifier<port::Pairing>>>,
-    _registration: ib::Registration<Hca>,
+    service: Arc<Service>,
 }
 
 /// A virtio device in the hands of its driver.
@@ -122,34 +111,8 @@ fn queue_specs(config: &Config) -> Result<KVec<virtio::QueueSpec>> {
     Ok(specs)
 }
 
-/// Registers the RDMA device of a virtio device that is ready.
-fn register(
-    dev: &Core<'_>,
-    hca: &Arc<Hca>,
-    dma: &dma::Device,
-) -> Result<(Arc<ib::UnregisteredDevice<Hca>>, Active)> {
-    let transport: &kernel_device::Device = dev.as_ref();
-    let config = ib::Config {
-        parent: transport,
-        node_guid: hca.config().sys_image_guid,
-        num_comp_vectors: hca.num_comp_vectors(),
-        has_pma: hca.config().has_counters,
-    };
-    let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), &config)?;
-    let pairing = port::Pairing::new(ibdev.clone(), ARef::from(transport));
-    // The interfaces that exist are looked at here: the RDMA core wants to know of the paired one
-    // before the device is registered.
-    let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
-    let registration = ib::Registration::new(ibdev.clone(), dma)?;
-    let active = Active {
-        _notifier: notifier,
-        _registration: registration,
-    };
-    Ok((ibdev, active))
-}
-
-/// Takes a device into service.
-fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, Arc<ib::UnregisteredDevice<Hca>>, Active)> {
+/// Takes a device into service: it has its queues, and is ready.
+fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
     let transport: &kernel_device::Device = dev.as_ref();
     let config = Config::read(dev)?;
     let specs = queue_specs(&config)?;
@@ -178,9 +141,17 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, Arc<ib::UnregisteredDevice<Hca>>, 
     hca.attach(queues, dma.clone())?;
     dev.ready();
     hca.start_events();
-    let (ibdev, active) = register(dev, &hca, &dma)?;
     stop.dismiss();
-    Ok((hca, ibdev, active))
+    Ok((hca, dma))
+}
+
+/// Takes a device into service, and registers its RDMA device.
+fn bind(dev: &Core<'_>) -> Result<Data> {
+    let transport: &kernel_device::Device = dev.as_ref();
+    let (hca, dma) = start(dev)?;
+    let service = Service::new(ARef::from(transport), hca.clone(), &dma)
+        .inspect_err(|_| hca.detach(&dev.reset()))?;
+    Ok(Data { service })
 }
 
 impl virtio::Driver for VirtioRdma {
@@ -223,23 +194,26 @@ impl virtio::Driver for VirtioRdma {
     }
 
     fn probe(dev: &Core<'_>) -> impl PinInit<Data, Error> {
-        pin_init::pin_init_scope(move || {
-            let (hca, ibdev, active) = start(dev)?;
-            Ok(try_pin_init!(Data {
-                hca,
-                ibdev,
-                active <- new_mutex!(Some(active)),
-            }? Error))
-        })
+        // The memory of the data is there when the device is taken into service.
+        pin_init::pin_init_scope(move || Ok(bind(dev)))
     }
 
     fn needs_reset(data: Pin<&Data>) {
-        data.hca.fail("it asks for a reset");
+        data.service.fail("it asks for a reset");
+    }
+
+    fn freeze(dev: &Core<'_>, data: Pin<&Data>) -> Result {
+        data.service.retire(|| dev.reset());
+        Ok(())
+    }
+
+    fn restore(dev: &Core<'_>, data: Pin<&Data>) -> Result {
+        let (hca, dma) = start(dev)?;
+        data.service.renew(hca, dma);
+        Ok(())
     }
 
     fn unbind(dev: &Core<'_>, data: Pin<&Data>) {
-        let active = data.active.lock().take();
-        drop(active);
-        data.hca.detach(&dev.reset());
+        data.service.end(|| dev.reset());
     }
 }

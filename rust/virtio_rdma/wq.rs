@@ -15,6 +15,7 @@ use crate::{
     hca::Lease,
     ib,
     ring::WorkRing,
+    virtio,
     wire::{
         self,
         RingHeader,
@@ -206,6 +207,15 @@ impl WorkQueue {
             tail: 0,
             count: 0,
             accept: false,
+        }
+    }
+
+    /// Takes the virtqueue away, with its index, if the queue is one: the device has been reset. Any
+    /// context.
+    pub(crate) fn revoke(&mut self) -> Option<(u32, virtio::Queue)> {
+        match &mut self.transport {
+            Transport::Virtqueue(lease) => lease.revoke(),
+            Transport::Ring(_) | Transport::Program => None,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
         Lease, //
     },
     stats::Counter,
+    virtio::Queue,
     wire, //
 };
 use kernel::{
@@ -90,6 +91,11 @@ impl CompletionQueue {
     /// Tells the device about the buffers that are available again.
     pub(super) fn release(&mut self) {
         self.lease.kick();
+    }
+
+    /// Takes the virtqueue away, with its index: the device has been reset. Any context.
+    pub(super) fn revoke(&mut self) -> Option<(u32, Queue)> {
+        self.lease.revoke()
     }
 
     /// Whether the queue does nothing any more.

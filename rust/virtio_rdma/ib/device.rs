@@ -32,6 +32,7 @@ use kernel::{
     error::to_result,
     prelude::*,
     static_lock_class,
+    str::CString,
     sync::Arc,
     types::Opaque, //
 };
@@ -222,6 +223,21 @@ impl<D: Driver> UnregisteredDevice<D> {
     }
 }
 
+impl<D: Driver> UnregisteredDevice<D> {
+    /// The name that it was registered by, or that it was given since. It is not registered any more. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn name(&self) -> Result<CString> {
+        // SAFETY: By the type invariants the device is valid; its name ends with a zero, and does not
+        // change, because the core does not know the device any more.
+        let name = unsafe { CStr::from_char_ptr((&raw const (*self.as_raw()).name).cast()) };
+        Ok(CString::try_from(name)?)
+    }
+}
+
 impl<D: Driver> Deref for UnregisteredDevice<D> {
     type Target = Device<D>;
 
@@ -248,16 +264,26 @@ impl<D: Driver> Drop for UnregisteredDevice<D> {
 pub(crate) struct Registration<D: Driver>(Arc<UnregisteredDevice<D>>);
 
 impl<D: Driver> Registration<D> {
-    /// Registers a device. May sleep.
+    /// Registers a device, by this name or else the next one of [`Driver::NAME`]. May sleep.
     ///
     /// # Errors
     ///
-    /// What the RDMA core says.
-    pub(crate) fn new(dev: Arc<UnregisteredDevice<D>>, dma: &dma::Device) -> Result<Self> {
+    /// What the RDMA core says: `ENFILE` for a name that another device has.
+    pub(crate) fn new(
+        dev: Arc<UnregisteredDevice<D>>,
+        dma: &dma::Device,
+        name: Option<&CStr>,
+    ) -> Result<Self> {
+        // To the core, a name with this sign is the format of one.
+        let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
         // SAFETY: The device is valid and complete. `dma` is bound as long as this registration
         // exists, by the contract of `dma::Device::new`.
         to_result(unsafe {
-            bindings::ib_register_device(dev.as_raw(), D::NAME.as_char_ptr(), dma.as_raw())
+            bindings::ib_register_device(
+                dev.as_raw(),
+                name.unwrap_or(D::NAME).as_char_ptr(),
+                dma.as_raw(),
+            )
         })?;
         let this = Self(dev);
         // SAFETY: `drop` takes it out.
