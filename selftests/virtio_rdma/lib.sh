@@ -117,13 +117,16 @@ gid_index() { roce_gid '^0000:0000:0000:0000:0000:ffff:'; }
 
 gone() { [ ! -e "/sys/class/infiniband/$DEVICE" ]; }
 
+# The bound on a program that does not notice that its device is gone.
+TRAFFIC_SECONDS=300
+
 # traffic_start: programs that use the device until it is gone; sets TRAFFIC.
 traffic_start()
 {
 	TRAFFIC=
 	rm -f /tmp/traffic.$$.*
 	for number in 1 2 3; do
-		RDMA_DEVICE=$DEVICE python3 "$DIR/verbs/traffic.py" >/tmp/traffic.$$.$number 2>&1 &
+		RDMA_DEVICE=$DEVICE timeout -k 1 $TRAFFIC_SECONDS python3 "$DIR/verbs/traffic.py" >/tmp/traffic.$$.$number 2>&1 &
 		TRAFFIC="$TRAFFIC $!"
 	done
 	for number in 1 2 3; do

@@ -40,6 +40,8 @@ TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
 DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
 ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments.", "verbs/dmabuf.", "verbs/events.",
                                 "verbs/modify_qp.", "verbs/mr_large.", "verbs/rings_abi.")
+# What only a guest that nobody needs afterwards can do.
+SLEEPS = "suspend.sh"
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
 # What a program can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
@@ -119,12 +121,10 @@ class Suite:
         left_out = TOO_MUCH if self.is_slow else ()
         return [path for path in programs(self.options.share) if path not in left_out]
 
-    def boot(self, count, kind, rings, memory, hugetlb):
+    def boot(self, count, kind, rings, **changes):
         """A fresh network of guests with virtio-rdma up."""
         no_rings = () if rings else tuple(range(1, count + 1))
-        memory = memory or self.options.memory
-        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings, memory=memory,
-                                             hugetlb=hugetlb)
+        options = guests.dataclasses.replace(self.options, guests=count, no_rings=no_rings, **changes)
         self.network = kind(options)
         self.network.boot()
 
@@ -150,7 +150,7 @@ class Suite:
     def alone(self):
         """Every selftest in guest 1, one after the other."""
         guest = self.network.guests[0]
-        paths = [path for path in self.programs() if not path.endswith("_hosts.py")]
+        paths = [path for path in self.programs() if not path.endswith("_hosts.py") and path != SLEEPS]
         for path in self.some(paths, ""):
             self.finish(*self.program(path, guest, {"PEERS": ""}, ""))
 
@@ -178,6 +178,19 @@ class Suite:
         """As many QPs, CQs and MRs as a guest is to be able to have."""
         (guest,) = self.network.guests
         self.finish(*self.program("verbs/scale.py", guest, {"PEERS": "", **ALL_OBJECTS}, "all objects: "))
+
+    def sleeps(self):
+        """The selftest that lets its machine sleep, with a disk of the other guest."""
+        target, guest = self.network.guests
+        target_step = "cd /mnt/virtio_rdma && ADDRESS={} ./ulp.sh nvme {}"
+        for word in ("missing", "target_up"):
+            target.check(target_step.format(target.address, word), timeout=HANG_SECONDS)
+        label = "virtqueues: " if self.network.options.no_rings else ""
+        env = {"PEERS": "", "SLEEPS": "1", "ADDRESS": target.address}
+        if self.network.options.swap:
+            env["SWAP"] = "/dev/vdb"
+        self.finish(*self.program(SLEEPS, guest, env, label))
+        target.check(target_step.format(target.address, "target_down"), timeout=HANG_SECONDS)
 
     def misbehaves(self):
         """The selftest that tells the device what to do wrong."""
@@ -297,14 +310,13 @@ class Suite:
         alive = self.network.daemon.poll() is None
         self.report.result(f"{title}: the device is alive", alive)
 
-    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None, memory=None,
-             hugetlb=False):
+    def part(self, title, count, *actions, kind=guests.Network, rings=True, transport=None, **changes):
         """Boot, act, judge, end; a failure names its logs. Lines that match
-        transport are reports of a defect of the guest's transport. memory: MiB
-        a guest, where it is not what others have. hugetlb: in huge pages."""
+        transport are reports of a defect of the guest's transport. changes: options
+        of the guests that others do not have."""
         before, start = self.report.failed, time.monotonic()
         try:
-            self.boot(count, kind, rings, memory, hugetlb)
+            self.boot(count, kind, rings, **changes)
             for action in actions:
                 action()
             self.verdict(title, transport)
@@ -352,6 +364,9 @@ class Suite:
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
         if self.options.vmm == "qemu" and self.options.kernel == "plain":
             self.in_huge_pages()
+        if self.options.vmm == "qemu" and PROGRAMS_PERCENT == 100:
+            self.part("a guest that sleeps", 2, self.sleeps, self.agrees, swap=True)
+            self.part("a guest that sleeps, virtqueues", 2, self.sleeps, self.agrees, rings=False)
         if self.options.vmm == "uml":
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)

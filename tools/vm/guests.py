@@ -59,7 +59,8 @@ class Options:
     directory behind (it is left behind after a failure in any case). no_rings:
     numbers of the guests to which the device does not offer rings. workers: of
     the device; 0 leaves their number to it. hugetlb: QEMU's guests have their
-    memory in huge pages of 2 MiB, of which the machine has enough.
+    memory in huge pages of 2 MiB, of which the machine has enough. swap: QEMU's
+    guests have an empty disk for swap space, /dev/vdb, and resume from it.
     """
 
     vmm: str = "qemu"
@@ -76,6 +77,7 @@ class Options:
     no_rings: tuple = ()
     workers: int = 0
     hugetlb: bool = False
+    swap: bool = False
 
 
 def say(text):
@@ -394,6 +396,14 @@ class QemuGuest(Guest):
         return ["-fsdev", f"local,id={tag},path={path},security_model=none,readonly={readonly}",
                 "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
 
+    def swap_disk(self):
+        if not self.options.swap:
+            return []
+        path = f"{self.network.dir}/swap{self.number}"
+        with open(path, "wb") as file:
+            file.truncate(self.options.memory << 20)
+        return ["-drive", f"if=none,id=swap,format=raw,file={path}", "-device", "virtio-blk-pci,drive=swap"]
+
     def rdma_device(self):
         if self.options.rdma != "virtio":
             return []
@@ -411,6 +421,8 @@ class QemuGuest(Guest):
         # kmemleak=off: nobody asks it, and a stack trace of each allocation
         # takes half of the time of an emulated guest with the debug kernel.
         append = "console=ttyS0 root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p no5lvl kmemleak=off quiet loglevel=5 " + KUNIT
+        if options.swap:
+            append += " resume=/dev/vdb"
         command = [
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", "q35,memory-backend=ram", *accelerator(options),
@@ -422,6 +434,7 @@ class QemuGuest(Guest):
             "-qmp", f"unix:{self.monitor},server=on,wait=off",
             "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
+            *self.swap_disk(),
             *self.netdevs(),
             "-device", f"virtio-net-pci,netdev=nic,mac={self.mac},host_mtu={options.mtu},romfile=",
             "-device", "virtio-serial-pci",

@@ -34,6 +34,7 @@ def parse(argv):
     parser.add_argument("--image", required=True)
     parser.add_argument("--kernel-dir", required=True)
     parser.add_argument("--hugetlb", action="store_true")
+    parser.add_argument("--swap", action="store_true")
     parser.add_argument("--keep", action="store_true")
     arguments, rest = parser.parse_known_args(own)
     commands = {}

@@ -1,0 +1,220 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# Devices are frozen and thawed, as they are before and after the snapshot of a
+# hibernation (pm_test), idle and under programs: those end, also the ones that
+# poll, and the RDMA device is back by its name and with its GIDs. A suspend, of
+# a device that keeps its state, goes on where it was.
+#
+# ADDRESS is that of an NVMe over Fabrics target in another machine, SWAP a disk
+# that the kernel resumes from: a file system on the former under load lives
+# through a freeze, and everything lives through a hibernation.
+#
+# Only in a guest that is for this: file systems of its host (9p) do not survive.
+
+. "$(dirname "$0")/lib.sh"
+. "$DIR/block_lib.sh"
+. "$DIR/nvme_lib.sh"
+
+need_device
+[ -w /sys/power/pm_test ] || skip_all "the kernel cannot test sleep states (CONFIG_PM_DEBUG)"
+grep -q disk /sys/power/state || skip_all "the kernel has no hibernation"
+[ -n "${SLEEPS:-}" ] || skip_all "not in a guest that other tests follow in (SLEEPS=1)"
+
+# What is needed later is not on the host.
+case $DIR in
+/tmp/*) ;;
+*)
+	PLACE=/tmp/suspend.$$
+	mkdir "$PLACE" && cp -r "$DIR" "$DIR/../kselftest" "$PLACE/" || exit 1
+	# So are modules.
+	modprobe -aq rdma_ucm ib_umad nvme-rdma ext4
+	cd / && exec "$PLACE/$(basename "$DIR")/suspend.sh"
+	;;
+esac
+
+# forget_host: no file system of the host, which would hang whoever looks at it.
+forget_host()
+{
+	for path in $(awk '$3 == "9p" { print $2 }' /proc/mounts); do
+		umount -l "$path" || return
+	done
+}
+
+# enter STATE: of sleep, until the machine is awake.
+enter() { echo "$1" >/sys/power/state; }
+
+# sleeps LEVEL STATE: freezes tasks and devices as for that state, up to that level of it, and thaws them.
+sleeps()
+{
+	echo "$1" >/sys/power/pm_test && enter "$2"
+	result=$?
+	echo none >/sys/power/pm_test
+	return $result
+}
+
+# freezes: as before and after a snapshot, which costs the device its state.
+freezes() { sleeps devices disk; }
+
+# hibernates: writes all memory to $SWAP, restarts the machine, and reads it back.
+hibernates()
+{
+	mkswap "$SWAP" >/dev/null 2>&1 && swapon "$SWAP" || return
+	echo reboot >/sys/power/disk && enter disk
+	result=$?
+	swapoff "$SWAP" && return $result
+}
+
+# gids: the port's table, without its numbers.
+gids() { grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "$PORT"/gids/* 2>/dev/null | sort; }
+same_gids() { [ "$(gids)" = "$GIDS" ]; }
+
+# is_new: another RDMA device than that of the index $INDEX.
+index() { rdma dev show "$DEVICE" 2>/dev/null | sed -n 's/^\([0-9]*\):.*/\1/p'; }
+is_new() { NEW=$(index) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
+
+before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; }
+
+# is_back: by its name, with its GIDs, and it moves data.
+is_back() { wait_for is_new && wait_for same_gids && usable; }
+
+# idle HOW: hibernates or freezes.
+idle() { before && "$1" && is_back; }
+
+# again: three times without a pause, the new RDMA device perhaps not there yet.
+again() { before && for round in 1 2 3; do freezes || return; done; is_back; }
+
+# waiter_start: a program that waits for an event of a CQ.
+waiter_start()
+{
+	rm -f /tmp/waiter.$$
+	RDMA_DEVICE=$DEVICE timeout -k 1 $TRAFFIC_SECONDS python3 "$DIR/verbs/wait_event.py" >/tmp/waiter.$$ 2>&1 &
+	WAITER=$!
+	wait_for grep -qs waiting /tmp/waiter.$$
+}
+
+waiter_ended() { wait $WAITER || { sed 's/^/# /' /tmp/waiter.$$; return 1; }; }
+
+# connections_start: of the RDMA CM, made and ended all the time.
+connections_start()
+{
+	rm -f /tmp/connections.$$.*
+	timeout -k 1 $TRAFFIC_SECONDS "$DIR/connections" server 1000000 20 >/tmp/connections.$$.server 2>&1 &
+	SERVER=$!
+	timeout -k 1 $TRAFFIC_SECONDS "$DIR/connections" client "$(port_address)" 1000000 20 20 \
+		>/tmp/connections.$$.client 2>&1 &
+	CLIENT=$!
+	wait_for grep -qs made /tmp/connections.$$.client
+}
+
+# connections_ended: as a program that fails does, not by the bound on one that hangs.
+connections_ended()
+{
+	for pid in $CLIENT $SERVER; do
+		wait "$pid"
+		result=$?
+		[ $result = 1 ] && continue
+		echo "# the program ends with $result"
+		sed 's/^/# /' /tmp/connections.$$.*
+		return 1
+	done
+}
+
+# under_programs HOW: the device is lost to a program that posts and polls, one that waits for an event, and
+# one that connects.
+under_programs()
+{
+	before && traffic_start && waiter_start && connections_start || return
+	"$1" && traffic_ended && waiter_ended && connections_ended && is_back
+}
+
+# under_mount HOW: a file system on a remote disk, under load, which the host connects again; no byte is lost.
+under_mount()
+{
+	before && store_up && connect && write_tree || return
+	load_fs >"$PLACE/load" 2>&1 &
+	LOAD=$!
+	wait_for grep -q running "$PLACE/load" && "$1" && wait_for is_new && wait_for is_live && runs_on || return
+	touch "$PLACE/stop"
+	wait $LOAD || { sed 's/^/# /' "$PLACE/load"; return 1; }
+	read_tree && check_fs >/dev/null 2>&1 && disconnect && store_down
+}
+
+# runs_on: another round of the load begins.
+runs_on()
+{
+	seen=$(grep -c running "$PLACE/load")
+	wait_for more_runs
+}
+
+more_runs() { [ "$(grep -c running "$PLACE/load")" -gt "$seen" ]; }
+
+# goes_on: no program notices that the machine was suspended to idle. Only the waiting for an interrupt that wakes
+# it is left out: in QEMU, the clock has no such interrupt.
+goes_on()
+{
+	before && traffic_start && sleeps platform freeze || return
+	for pid in $TRAFFIC; do kill -0 "$pid" || return; done
+	[ "$(index)" = "$INDEX" ] && usable || return
+	for pid in $TRAFFIC; do kill -0 "$pid" || return; done
+	kill $TRAFFIC
+	for pid in $TRAFFIC; do wait "$pid"; done 2>/dev/null
+	grep -q ended /tmp/traffic.$$.* && return 1
+	return 0
+}
+
+# keeps_state: the device says by its PCI power management that it does (No_Soft_Reset).
+keeps_state()
+{
+	function=$(readlink -f "$DRIVER/$VIRTIO/..")
+	[ -e "$function/vendor" ] && [ "$(cat "$function/power_state")" = D0 ]
+}
+
+# with_target, with_swap, with_target_and_swap NAME CMD...: where there is one.
+with_target()
+{
+	if [ -n "${ADDRESS:-}" ]; then
+		ktap_test_result "$@"
+	else
+		ktap_test_skip "$1 # no NVMe over Fabrics target (ADDRESS)"
+	fi
+}
+
+with_swap()
+{
+	if [ -n "${SWAP:-}" ]; then
+		ktap_test_result "$@"
+	else
+		ktap_test_skip "$1 # no disk to resume from (SWAP)"
+	fi
+}
+
+with_target_and_swap()
+{
+	if [ -n "${SWAP:-}" ]; then
+		with_target "$@"
+	else
+		with_swap "$@"
+	fi
+}
+
+forget_host || skip_all "a file system of the host stays"
+# The seconds that a test of a sleep state waits with devices frozen.
+echo 1 >/sys/module/suspend/parameters/pm_test_delay 2>/dev/null
+
+ktap_print_header
+ktap_set_plan 9
+ktap_test_result "usable" usable
+ktap_test_result "freeze_idle" idle freezes
+ktap_test_result "freeze_under_programs" under_programs freezes
+with_target "freeze_under_mount" under_mount freezes
+with_swap "hibernate_idle" idle hibernates
+with_swap "hibernate_under_programs" under_programs hibernates
+with_target_and_swap "hibernate_under_mount" under_mount hibernates
+ktap_test_result "freeze_again" again
+if keeps_state; then
+	ktap_test_result "suspend_keeps_objects" goes_on
+else
+	ktap_test_skip "suspend_keeps_objects # the device loses its state"
+fi
+ktap_finished
