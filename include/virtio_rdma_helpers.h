@@ -34,6 +34,9 @@ void virtio_rdma_clear_feature(struct virtio_device *vdev, unsigned int fbit);
 int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 			 struct virtqueue *vqs[], struct virtqueue_info info[]);
 void virtio_rdma_del_vqs(struct virtio_device *vdev);
+bool virtio_rdma_has_queues(struct virtio_device *vdev);
+void virtio_rdma_no_queues(struct virtio_device *vdev);
+void virtio_rdma_wait_no_queues(struct virtio_device *vdev);
 void virtio_rdma_device_ready(struct virtio_device *vdev);
 u8 virtio_rdma_get_status(struct virtio_device *vdev);
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu);

@@ -8,6 +8,7 @@
 #include <linux/if_vlan.h>
 #include <linux/iommu.h>
 #include <linux/pci.h>
+#include <linux/wait_bit.h>
 #include <net/net_namespace.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -117,6 +118,24 @@ int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 void virtio_rdma_del_vqs(struct virtio_device *vdev)
 {
 	vdev->config->del_vqs(vdev);
+}
+
+/*
+ * The driver's pointer of a device is not NULL as long as there are queues.
+ */
+bool virtio_rdma_has_queues(struct virtio_device *vdev)
+{
+	return smp_load_acquire(&vdev->priv);
+}
+
+void virtio_rdma_no_queues(struct virtio_device *vdev)
+{
+	store_release_wake_up(&vdev->priv, NULL);
+}
+
+void virtio_rdma_wait_no_queues(struct virtio_device *vdev)
+{
+	wait_var_event(&vdev->priv, !virtio_rdma_has_queues(vdev));
 }
 
 void virtio_rdma_device_ready(struct virtio_device *vdev)

@@ -518,7 +518,7 @@ impl ib::CompletionQueue<Hca> for Cq {
         drop(state);
         let waiting = self.has_outstanding();
         if waiting {
-            self.hca.wake_pollers();
+            self.hca.attend();
         }
         report_missed && waiting
     }

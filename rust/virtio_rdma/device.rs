@@ -78,7 +78,7 @@ impl ib::Driver for Hca {
     fn published(self: &Arc<Self>) {
         // Hca::run() may have looked at all objects before this one was there.
         if self.is_broken() {
-            self.wake_pollers();
+            self.attend();
         }
     }
 

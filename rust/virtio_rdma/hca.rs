@@ -43,6 +43,7 @@ use crate::{
         Interrupt,
         Queue,
         Reset, //
+        Status,
     },
     wire, //
 };
@@ -73,11 +74,30 @@ use kernel::{
     },
 };
 
-/// A queue that no object uses.
-struct Parked {
-    queue: Option<Queue>,
-    /// The object that has the queue is being destroyed.
-    leaving: bool,
+/// What became of a queue.
+enum Place {
+    /// It is not for objects.
+    Fixed,
+    /// No object has it.
+    Parked(Queue),
+    /// An object has it, by a [`Lease`].
+    Lent {
+        /// The object is being destroyed.
+        leaving: bool,
+    },
+}
+
+impl Place {
+    /// Gives the queue to an object, if it has none.
+    fn lend(&mut self) -> Option<Queue> {
+        match core::mem::replace(self, Place::Lent { leaving: false }) {
+            Place::Parked(queue) => Some(queue),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
 }
 
 /// Memory that a device may still touch although nobody uses it.
@@ -114,10 +134,12 @@ pub(crate) struct Hca {
     completion_events: KVec<Pin<KBox<event::Locked<wire::CompEvent>>>>,
     /// By index of the virtqueue; of those that objects use.
     #[pin]
-    queues: Mutex<KVec<Parked>>,
+    queues: Mutex<KVec<Place>>,
     /// A queue has come back to `queues`.
     #[pin]
     returned: CondVar,
+    #[pin]
+    status: Mutex<Option<Status>>,
     /// Events of the port that are to be reported, a bit for each `enum ib_event_type`.
     #[pin]
     port_events: IrqSpinLock<u32>,
@@ -160,10 +182,14 @@ impl WorkItem<REPORT> for Hca {
 impl WorkItem for Hca {
     type Pointer = Arc<Self>;
 
-    /// Reports what happened to the port. If the device has failed, ends the waiting for commands,
+    /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service. Reports what happened to the port.
+    /// If the device has failed, ends the waiting for commands,
     /// and lets the consumers of armed CQs poll, so that they find their work requests flushed, or a
     /// ring that is closed.
     fn run(this: Arc<Self>) {
+        if this.status.lock().as_ref().is_some_and(Status::needs_reset) {
+            this.fail("it asks for a reset");
+        }
         let events = core::mem::take(&mut *this.port_events.lock());
         for event in (0..u32::BITS).filter(|event| events & 1 << event != 0) {
             this.handles.report_port(event);
@@ -177,6 +203,10 @@ impl WorkItem for Hca {
                 cq.close();
                 cq.wake(cq);
             });
+            // Whoever waits in `revoke` looks at objects that were published since; it holds this lock but
+            // while it waits.
+            let _queues = this.queues.lock();
+            this.returned.notify_all();
         }
     }
 }
@@ -230,6 +260,7 @@ impl Hca {
                 events <- new_irq_spinlock!(None, "virtio_rdma::events"),
                 queues <- new_mutex!(KVec::new()),
                 returned <- new_condvar!(),
+                status <- new_mutex!(None),
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- new_mutex!(Quarantine::Kept(KVec::new())),
                 consumers <- new_mutex!(0),
@@ -253,11 +284,9 @@ impl Hca {
             max_cqe: config.max_cqe,
             dma: dma.clone(),
         };
+        *self.status.lock() = queues.first().map(Queue::status);
         for (index, queue) in queues.into_iter().enumerate() {
-            let mut parked = Parked {
-                queue: None,
-                leaving: false,
-            };
+            let mut place = Place::Fixed;
             match config.role(index as u32) {
                 Role::Control => self.control.attach(queue)?,
                 Role::Events => *self.events.lock() = Some(EventQueue::new(queue, &dma)?),
@@ -265,15 +294,15 @@ impl Hca {
                 Role::CompletionEvents(vector) => self.attach_vector(vector, queue, &dma)?,
                 Role::Completions(_) => {
                     attached.max_cqe = attached.max_cqe.min(queue.size());
-                    parked.queue = Some(queue);
+                    place = Place::Parked(queue);
                 }
                 Role::Sends | Role::Receives => {
                     attached.max_qp_wr = attached.max_qp_wr.min(queue.size());
-                    parked.queue = Some(queue);
+                    place = Place::Parked(queue);
                 }
             }
             if config.rings.is_none() {
-                self.queues.lock().push(parked, GFP_KERNEL)?;
+                self.queues.lock().push(place, GFP_KERNEL)?;
             }
         }
         self.attached.populate(attached);
@@ -296,8 +325,9 @@ impl Hca {
     /// Gives the queues up, and all memory that the device could touch. It has no objects any more, or is
     /// out of service; those that have virtqueues lose them. May sleep.
     pub(crate) fn detach(&self, reset: &Reset<'_>) {
-        let mut queues = core::mem::take(&mut *self.queues.lock());
-        self.revoke(&mut queues);
+        let mut queues = self.revoke();
+        let status = self.status.lock().take();
+        drop(status);
         let events = self.events.lock().take();
 
         if let Some(mut queue) = self.control.detach() {
@@ -315,8 +345,10 @@ impl Hca {
                 queue.detach_all(reset);
             }
         }
-        for queue in queues.iter_mut().filter_map(|parked| parked.queue.as_mut()) {
-            queue.detach_all(reset);
+        for place in &mut queues {
+            if let Place::Parked(queue) = place {
+                queue.detach_all(reset);
+            }
         }
         // What is in it is freed without the lock.
         let kept = core::mem::replace(&mut *self.quarantine.lock(), Quarantine::Over);
@@ -325,19 +357,30 @@ impl Hca {
         crate::sync::flush_work(&self.wake);
     }
 
-    /// Takes the virtqueues from the objects that have them, to their places in `queues`.
-    fn revoke(&self, queues: &mut KVec<Parked>) {
-        let mut put = |(index, queue): (u32, Queue)| {
-            if let Some(parked) = queues.get_mut(index as usize) {
-                parked.queue = Some(queue);
+    /// Takes the virtqueues of objects, also from those that have one. Waits for a thread that is about to
+    /// publish an object with a virtqueue, or to drop it. Sleeps.
+    fn revoke(&self) -> KVec<Place> {
+        let mut queues = self.queues.lock();
+        loop {
+            let mut park = |(index, queue): (u32, Queue)| {
+                if let Some(place) = queues.get_mut(index as usize) {
+                    *place = Place::Parked(queue);
+                }
+            };
+            self.handles.cqs.for_each(|cq| {
+                let _ = cq.revoke().map(&mut park);
+            });
+            self.handles
+                .qps
+                .for_each(|qp| qp.revoke().into_iter().flatten().for_each(&mut park));
+            if !queues
+                .iter()
+                .any(|place| matches!(place, Place::Lent { .. }))
+            {
+                return core::mem::take(&mut *queues);
             }
-        };
-        self.handles.cqs.for_each(|cq| {
-            let _ = cq.revoke().map(&mut put);
-        });
-        self.handles
-            .qps
-            .for_each(|qp| qp.revoke().into_iter().flatten().for_each(&mut put));
+            self.returned.wait(&mut queues);
+        }
     }
 
     /// Hands the buffers of the event queues to the device.
@@ -498,11 +541,12 @@ impl Hca {
     /// Reports an event of the port, soon; the same event twice is once until then. Any context.
     pub(crate) fn report_port(self: &Arc<Self>, event: bindings::ib_event_type) {
         *self.port_events.lock() |= 1 << event;
-        self.wake_pollers();
+        self.attend();
     }
 
-    /// Lets the consumers of armed CQs of a failed device poll, soon. Any context.
-    pub(crate) fn wake_pollers(self: &Arc<Self>) {
+    /// Attends, soon, to what happened to the device: looks at its status, reports events of the port, and lets
+    /// the consumers of armed CQs poll if it has failed. Any context.
+    pub(crate) fn attend(self: &Arc<Self>) {
         // If it is queued already, it has yet to run.
         let _ = workqueue::system_long().enqueue::<_, 0>(self.clone());
     }
@@ -538,8 +582,9 @@ impl Hca {
     /// device may give its number to another. May sleep.
     pub(crate) fn leave(&self, index: Option<u32>) {
         let mut queues = self.queues.lock();
-        if let Some(parked) = index.and_then(|index| queues.get_mut(index as usize)) {
-            parked.leaving = true;
+        let place = index.and_then(|index| queues.get_mut(index as usize));
+        if let Some(Place::Lent { leaving }) = place {
+            *leaving = true;
         }
     }
 
@@ -547,11 +592,11 @@ impl Hca {
     fn take_queue(&self, index: u32) -> Option<Queue> {
         let mut queues = self.queues.lock();
         loop {
-            let parked = queues.get_mut(index as usize)?;
-            match parked.queue.take() {
-                None if parked.leaving => self.returned.wait(&mut queues),
-                queue => return queue,
+            let place = queues.get_mut(index as usize)?;
+            if !matches!(place, Place::Lent { leaving: true }) {
+                return place.lend();
             }
+            self.returned.wait(&mut queues);
         }
     }
 
@@ -755,10 +800,12 @@ impl Drop for Lease {
         if let Some(queue) = self.queue.as_mut().filter(|_| !self.hca.is_broken()) {
             queue.free_memory();
         }
-        if let Some(parked) = self.hca.queues.lock().get_mut(self.index as usize) {
-            parked.queue = self.queue.take();
-            parked.leaving = false;
+        let mut queues = self.hca.queues.lock();
+        let place = queues.get_mut(self.index as usize);
+        if let (Some(place), Some(queue)) = (place, self.queue.take()) {
+            *place = Place::Parked(queue);
         }
+        drop(queues);
         self.hca.returned.notify_all();
     }
 }

@@ -159,9 +159,9 @@ impl Service {
         )
     }
 
-    /// Takes the device out of service: it does not do what the specification says. Any context.
-    pub(crate) fn fail(&self, why: &str) {
-        self.hca.lock().fail(why);
+    /// Looks at the status of the device, soon. Any context.
+    pub(crate) fn config_changed(&self) {
+        self.hca.lock().attend();
     }
 
     /// Takes the device out of service because the machine is about to sleep, resets it, and gives up its
@@ -191,7 +191,7 @@ impl Service {
         let active = state.active.take();
         state.renewed = None;
         drop(state);
-        // What the device may touch until it is reset needs the RDMA device to be freed.
+        // The memory that the device may touch until it is reset is freed by means of the RDMA device.
         let _ibdev = active.map(Active::end);
         let hca = self.hca.lock().clone();
         hca.detach(&reset());

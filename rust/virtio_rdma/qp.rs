@@ -496,7 +496,7 @@ impl Qp {
         };
         self.hca.stats().add(counter, count);
         if self.hca.is_broken() {
-            self.hca.wake_pollers();
+            self.hca.attend();
         } else if queue.publish() {
             self.hca.ring_doorbell(self.qpn, ring);
         }
@@ -999,7 +999,7 @@ impl ib::QueuePair<Hca> for Qp {
         self.accept(next);
         if next == bindings::ib_qp_state_IB_QPS_ERR && self.hca.is_broken() {
             // What the device would have reported, Hca::run() does.
-            self.hca.wake_pollers();
+            self.hca.attend();
         }
         Ok(())
     }

@@ -96,7 +96,9 @@ impl<T: Driver> Adapter<T> {
         from_result(|| {
             let data = T::probe(dev);
 
-            dev.as_ref().set_drvdata(data)?;
+            dev.as_ref()
+                .set_drvdata(data)
+                .inspect_err(|_| dev.wait_no_queues())?;
             Ok(0)
         })
     }
@@ -110,6 +112,7 @@ impl<T: Driver> Adapter<T> {
         let data = unsafe { dev.as_ref().drvdata_borrow::<T::Data>() };
 
         T::unbind(dev, data);
+        dev.wait_no_queues();
     }
 }
 
@@ -118,14 +121,12 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: The virtio core calls with a valid device, and only while it is bound: the data
         // was stored by `probe_callback`, after which the core enables these calls, and stays until
         // `remove_callback` is through, before which it disables them.
-        let (needs_reset, data) = unsafe {
+        let data = unsafe {
             let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
-            (dev.needs_reset(), dev.as_ref().drvdata_borrow::<T::Data>())
+            dev.as_ref().drvdata_borrow::<T::Data>()
         };
 
-        if needs_reset {
-            T::needs_reset(data);
-        }
+        T::config_changed(data);
     }
 }
 
@@ -139,7 +140,11 @@ impl<T: Driver> Adapter<T> {
             (dev, dev.as_ref().drvdata_borrow::<T::Data>())
         };
 
-        from_result(|| T::freeze(dev, data).map(|()| 0))
+        from_result(|| {
+            T::freeze(dev, data)?;
+            dev.wait_no_queues();
+            Ok(0)
+        })
     }
 
     extern "C" fn restore_callback(vdev: *mut bindings::virtio_device) -> c_int {
@@ -197,9 +202,9 @@ pub(crate) trait Driver {
     /// Binds to a device.
     fn probe(dev: &Device<device::Core<'_>>) -> impl PinInit<Self::Data, Error>;
 
-    /// The device asks for a reset (DEVICE_NEEDS_RESET): it does nothing any more. Called with
-    /// interrupts off, or from a hard interrupt, perhaps more than once.
-    fn needs_reset(data: Pin<&Self::Data>);
+    /// Something about the device changed: its configuration, or its [`Status`]. Called with interrupts off,
+    /// or from a hard interrupt.
+    fn config_changed(data: Pin<&Self::Data>);
 
     /// Gives the device up before the machine sleeps or is hibernated: it must have been reset, and
     /// have no queues, when this returns. Tasks are frozen. [`Driver::restore`] or
@@ -259,14 +264,6 @@ impl<Ctx: device::DeviceContext> Device<Ctx> {
 }
 
 impl Device<device::Core<'_>> {
-    /// Whether the device asks for a reset. Any context.
-    fn needs_reset(&self) -> bool {
-        // SAFETY: By the type invariant the device is valid, and each transport has `get_status`.
-        let status = unsafe { bindings::virtio_rdma_get_status(self.as_raw()) };
-
-        u32::from(status) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
-    }
-
     /// Declines a feature of the transport. For [`Driver::validate`].
     pub(crate) fn clear_feature(&self, bit: c_uint) {
         // SAFETY: By the type invariant the device is valid; it is in probing, so nobody else
@@ -312,9 +309,8 @@ impl Device<device::Core<'_>> {
         specs: &[QueueSpec],
         handler: Arc<H>,
     ) -> Result<KVec<Queue>> {
-        // SAFETY: By the type invariant the device is valid. `priv` is null but while there are queues,
-        // and changes in the core's context alone.
-        if !unsafe { (*self.as_raw()).priv_ }.is_null() {
+        // SAFETY: By the type invariant the device is valid.
+        if unsafe { bindings::virtio_rdma_has_queues(self.as_raw()) } {
             return Err(EBUSY);
         }
         let mut infos = KVec::with_capacity(specs.len(), GFP_KERNEL)?;
@@ -363,12 +359,19 @@ impl Device<device::Core<'_>> {
                     memory: None,
                     exchanges: KVec::new(),
                     in_ring: 0,
-                    _found: found.clone(),
+                    found: found.clone(),
                 },
                 GFP_KERNEL,
             )?;
         }
         Ok(queues)
+    }
+
+    /// Waits until the last [`Queue`] is gone: it is of no use to whoever has it, but it deletes the queues,
+    /// which the device must outlive. Sleeps.
+    fn wait_no_queues(&self) {
+        // SAFETY: By the type invariant the device is valid.
+        unsafe { bindings::virtio_rdma_wait_no_queues(self.as_raw()) }
     }
 
     /// Tells the device that it may begin (DRIVER_OK).
@@ -476,16 +479,17 @@ unsafe impl Sync for Found {}
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: The device outlives its queues: they are dropped before it is unbound. Once the
-        // queues are deleted, no callback runs, so `priv` can go.
+        // SAFETY: The device is valid: `wait_no_queues` keeps it bound until `virtio_rdma_no_queues` is called.
+        // Once the queues are deleted, no callback runs, so that nobody else looks at `priv`.
         unsafe {
             if self.present {
                 bindings::virtio_rdma_del_vqs(self.vdev);
             }
-            let handler = core::mem::replace(&mut (*self.vdev).priv_, ptr::null_mut());
+            let handler = (*self.vdev).priv_;
             if !handler.is_null() {
                 (self.release)(handler);
             }
+            bindings::virtio_rdma_no_queues(self.vdev);
         }
     }
 }
@@ -514,6 +518,19 @@ impl Reset<'_> {
     }
 }
 
+/// What a device says of itself, as long as this exists: it counts as one of the queues.
+pub(crate) struct Status(Arc<Found>);
+
+impl Status {
+    /// Whether the device has failed and wants a reset (DEVICE_NEEDS_RESET). May sleep: to virtio-ccw this is
+    /// a command of the channel.
+    pub(crate) fn needs_reset(&self) -> bool {
+        // SAFETY: The device is valid as long as there are queues, and each transport has `get_status`.
+        let status = unsafe { bindings::virtio_rdma_get_status(self.0.vdev) };
+        u32::from(status) & bindings::VIRTIO_CONFIG_S_NEEDS_RESET != 0
+    }
+}
+
 /// A virtqueue with the memory that its buffers lie in, with one owner at a time.
 ///
 /// Each buffer is named by a token, which comes back when the device has used it. The core of
@@ -521,7 +538,7 @@ impl Reset<'_> {
 ///
 /// # Invariants
 ///
-/// - `vq` is valid as long as `_found` exists, and no other [`Queue`] has it.
+/// - `vq` is valid as long as `found` exists, and no other [`Queue`] has it.
 /// - As long as `in_ring` is not 0, `memory` stays what it is, and the exchanges that are `added` are
 ///   neither moved nor looked into: the device has buffers in them.
 pub(crate) struct Queue {
@@ -531,7 +548,7 @@ pub(crate) struct Queue {
     exchanges: KVec<Exchange>,
     /// Buffers that were added and have not come back.
     in_ring: u32,
-    _found: Arc<Found>,
+    found: Arc<Found>,
 }
 
 // SAFETY: A virtqueue may be used from any thread; `&mut self` serialises.
@@ -557,6 +574,11 @@ impl Queue {
     pub(crate) fn is_broken(&self) -> bool {
         // SAFETY: By the type invariants `vq` is valid.
         unsafe { bindings::virtqueue_is_broken(self.as_raw()) }
+    }
+
+    /// The status of the device that has this queue.
+    pub(crate) fn status(&self) -> Status {
+        Status(self.found.clone())
     }
 
     /// Lets the interrupt of this queue go to `cpu`, where the transport can.

@@ -198,8 +198,8 @@ impl virtio::Driver for VirtioRdma {
         pin_init::pin_init_scope(move || Ok(bind(dev)))
     }
 
-    fn needs_reset(data: Pin<&Data>) {
-        data.service.fail("it asks for a reset");
+    fn config_changed(data: Pin<&Data>) {
+        data.service.config_changed();
     }
 
     fn freeze(dev: &Core<'_>, data: Pin<&Data>) -> Result {
