@@ -54,6 +54,18 @@ impl Signals {
 
     /// Reads nothing; the completion signals `fd`.
     fn read(&self, fd: BorrowedFd<'_>, flags: u32) -> Result<(), Error> {
+        match self.submit(fd, flags) {
+            // There is no room for another result until those that are there were taken.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let mut results = [IoEvent::default(); RESULTS as usize];
+                self.context.get_events(0, &mut results, None)?;
+                self.submit(fd, flags)
+            }
+            result => result,
+        }
+    }
+
+    fn submit(&self, fd: BorrowedFd<'_>, flags: u32) -> Result<(), Error> {
         let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
         let mut read = IoControlBlock {
             aio_lio_opcode: u16::try_from(IOCB_CMD_PREAD).unwrap_or_default(),
@@ -70,18 +82,6 @@ impl Signals {
             read.aio_key = flags;
         }
         self.context.submit(&[&mut read]).map(|_| ())
-    }
-
-    fn signal(&self, fd: BorrowedFd<'_>) -> Result<(), Error> {
-        match self.read(fd, 0) {
-            // There is no room for another result until those that are there were taken.
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let mut results = [IoEvent::default(); RESULTS as usize];
-                self.context.get_events(0, &mut results, None)?;
-                self.read(fd, 0)
-            }
-            result => result,
-        }
     }
 
     fn is_eventfd(&self, fd: BorrowedFd<'_>) -> bool {
@@ -106,7 +106,7 @@ pub fn prepare() -> Result<(), Error> {
 pub fn signal(fd: impl AsFd) -> Result<(), Error> {
     let fd = fd.as_fd();
     with_signals(|signals| match signals {
-        Some(signals) => signals.signal(fd),
+        Some(signals) => signals.read(fd, 0),
         None => write(fd),
     })
 }

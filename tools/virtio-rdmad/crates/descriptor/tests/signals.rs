@@ -28,6 +28,16 @@ fn every_signal_counts() {
     assert_eq!(count(&fd), 1);
 }
 
+/// What a descriptor is does not depend on how many results wait to be taken.
+#[test]
+fn an_eventfd_is_one_after_any_number_of_signals() {
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    for signals in 0..2_000 {
+        assert!(is_eventfd(&fd), "after {signals} signals");
+        signal(&fd).unwrap();
+    }
+}
+
 /// The owner of the other descriptor fills the counter and has it wait. A signal that waits would let
 /// this test wait for ever.
 #[test]
