@@ -52,9 +52,6 @@ const MAX_REPLY: usize = 256;
 /// What REREG_MR may replace.
 const REREG: u32 = VIRTIO_RDMA_REREG_TRANS | VIRTIO_RDMA_REREG_PD | VIRTIO_RDMA_REREG_ACCESS;
 
-/// Pages of a region that are freed at a time.
-const FREED: usize = 256;
-
 /// `enum ib_port_state`: active.
 const PORT_ACTIVE: u8 = 4;
 /// `enum ib_port_phys_state`: link up.
@@ -218,7 +215,7 @@ impl Control {
     }
 
     /// Frees what regions that are gone take, until the turn is over; whether nothing is left.
-    fn free_dead(&mut self, turn: &mut Turn) -> bool {
+    pub fn free_dead(&mut self, turn: &mut Turn) -> bool {
         while let Some(mr) = self.dead.pop() {
             // A peer that held it lets go of it at the end of its round.
             let mut mr = match Arc::try_unwrap(mr) {
@@ -233,10 +230,52 @@ impl Control {
                     self.dead.push(Arc::new(mr));
                     return false;
                 }
-                turn.work(mr.shed(FREED) as u64 * cost::FREE);
+                turn.work(mr.shed() * cost::FREE);
             }
         }
         true
+    }
+
+    /// Numbers of regions that were given out so far.
+    pub fn mr_numbers(&self) -> u32 {
+        self.mrs.numbers()
+    }
+
+    /// Takes the region of the highest number, as [`Slab::pop`].
+    pub fn pop_mr(&mut self) -> Option<Option<MrEntry>> {
+        self.mrs.pop()
+    }
+
+    /// Puts a region of GET_DMA_MR or REG_USER_MR, or that it is not in memory, in the place of the one
+    /// of before, which it returns.
+    pub fn set_live(&mut self, mrn: u32, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
+        match self.mrs.get_mut(mrn) {
+            Some(MrEntry::Fixed { live, .. }) => std::mem::replace(live, mr),
+            _ => mr,
+        }
+    }
+
+    /// Notes whether the region with this key is in memory.
+    pub fn set_valid_key(&mut self, key: u32, is_valid: bool) {
+        if is_valid {
+            self.invalid_keys.remove(&(key >> 8));
+        } else {
+            self.invalid_keys.insert(key >> 8);
+        }
+    }
+
+    /// Drops the request that is under way, if there is one, until the turn is over; whether it is gone.
+    pub fn drop_request(&mut self, turn: &mut Turn) -> bool {
+        let is_gone = self.request.as_mut().is_none_or(|request| request.prepared.shed(turn));
+        if is_gone {
+            self.request = None;
+        }
+        is_gone
+    }
+
+    /// Nothing, when all objects are gone.
+    pub fn clear(&mut self, limits: &Limits) {
+        *self = Self::new(limits);
     }
 
     /// Gives a region its number.
@@ -273,12 +312,11 @@ impl Shared {
             if turn.is_over() || !control.free_dead(turn) {
                 break Visit::More;
             }
-            let mut request = match control.request.take() {
-                Some(request) => request,
-                None => match control.ring.pop() {
+            if control.request.is_none() {
+                match control.ring.pop() {
                     Ok(Some(chain)) => {
                         turn.spend(0);
-                        self.read_request(&control, chain)
+                        control.request = Some(self.read_request(&control, chain));
                     }
                     Ok(None) => break if found { Visit::Done } else { Visit::Empty },
                     Err(error) => {
@@ -286,17 +324,27 @@ impl Shared {
                         self.set_needs_reset();
                         break Visit::Parked;
                     }
-                },
-            };
+                }
+            }
             found = true;
-            let Request { prepared, bytes, length, .. } = &mut request;
-            if !self.go_on(prepared, &control, &bytes[..*length], turn) {
-                control.request = Some(request);
+            if !self.go_on_request(&mut control, turn) {
                 break Visit::More;
             }
-            self.answer(&mut control, request);
-            turn.work(self.take_charge());
         }
+    }
+
+    /// Goes on with the request that is under way, if there is one, until the turn is over; whether it
+    /// has come to its end.
+    pub(crate) fn go_on_request(self: &Arc<Self>, control: &mut Control, turn: &mut Turn) -> bool {
+        let Some(mut request) = control.request.take() else { return true };
+        let Request { prepared, bytes, length, .. } = &mut request;
+        if !self.go_on(prepared, control, &bytes[..*length], turn) {
+            control.request = Some(request);
+            return false;
+        }
+        self.answer(control, request);
+        turn.work(self.take_charge());
+        true
     }
 
     /// Copies a request.
@@ -316,15 +364,6 @@ impl Shared {
         let written = chain.write(&reply[..written]).unwrap_or(0);
         control.ring.give_back(chain.head, written);
         control.ring.signal_if_needed();
-    }
-
-    /// Ends a request that a turn has left unfinished.
-    pub(crate) fn finish_request(self: &Arc<Self>, control: &mut Control) {
-        if let Some(mut request) = control.request.take() {
-            let Request { prepared, bytes, length, .. } = &mut request;
-            self.go_on(prepared, control, &bytes[..*length], &mut Turn::endless());
-            self.answer(control, request);
-        }
     }
 
     /// Handles a request that did not come by the control queue, at once.
@@ -790,69 +829,11 @@ impl Shared {
 
     /// Ends all use of a region that nobody finds any more. Where a peer has to end its round first,
     /// nothing else is done in this one.
-    fn retire(&self, control: &mut Control, mr: Arc<Mr>) {
+    pub(crate) fn retire(&self, control: &mut Control, mr: Arc<Mr>) {
         if mr.retire() {
             self.charge(cost::WAIT);
         }
         control.bury(mr);
-    }
-
-    /// Resolves every region against a new map of memory.
-    pub(crate) fn remap(&self, control: &mut Control, memory: &GuestMemory) {
-        control.memory = memory.clone();
-        let max_extents = self.limits.max_extents;
-        for entry in control.mrs.values_mut() {
-            let MrEntry::Fixed { attributes, live } = entry else { continue };
-            let before = live.take();
-            control.extents -= before.as_ref().map_or(0, |mr| mr.extents());
-            let room = max_extents.saturating_sub(control.extents);
-            let key = attributes.key;
-            if let Ok(mr) = Mr::new(memory, attributes.clone(), room) {
-                let mr = Arc::new(mr);
-                control.extents += mr.extents();
-                control.invalid_keys.remove(&(key >> 8));
-                write(&self.keys).insert(Arc::clone(&mr));
-                *live = Some(mr);
-            } else {
-                write(&self.keys).remove(key);
-                control.invalid_keys.insert(key >> 8);
-            }
-            if let Some(mr) = before {
-                mr.retire();
-            }
-        }
-        let mut before = write(&self.keys).remap_fast_regs(memory);
-        before.extend(write(&self.keys).remap_windows());
-        for mr in before {
-            mr.retire();
-        }
-    }
-
-    /// Ends all regions and PDs, and forgets the guest's memory.
-    pub(crate) fn remove_all(&self, control: &mut Control) {
-        let valid = write(&self.keys).clear();
-        for mr in valid {
-            mr.retire();
-        }
-        for entry in control.mrs.values_mut() {
-            if let MrEntry::Fixed { live: Some(mr), .. } = entry {
-                mr.retire();
-            }
-        }
-        control.request = None;
-        control.dead.clear();
-        control.mrs.clear();
-        control.mws.clear();
-        control.pds.clear();
-        control.xrcds.clear();
-        control.invalid_keys.clear();
-        control.extents = 0;
-        control.next_slot = 1;
-        control.ring_cqs = Numbers::new(0, self.limits.ring_cq);
-        control.ring_slots = Numbers::new(1, self.limits.ring_qp);
-        control.srq_slots = Numbers::new(0, self.limits.max_srq);
-        control.attachments = Attachments::default();
-        control.memory = GuestMemory::default();
     }
 
     fn create_qp(

@@ -8,7 +8,7 @@ use abi::{
     virtio_rdma_cqe, virtio_rdma_ring_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION,
     VIRTIO_RDMA_NOTIFY_SOLICITED, VIRTIO_RDMA_WC_SUCCESS,
 };
-use memory::GuestMemory;
+use memory::Pages;
 use zerocopy::IntoBytes;
 
 use crate::cq_ring::{CqRing, Due, NotPlaced};
@@ -136,12 +136,12 @@ impl Cq {
         }
     }
 
-    /// Follows a change of the memory map; `Err` if the CQ has failed by that.
-    pub fn set_memory(&mut self, memory: &GuestMemory) -> Result<(), Overflow> {
-        let in_memory = match &mut self.queue {
-            CqQueue::Virtqueue(_) => true,
-            CqQueue::Ring(ring) => ring.set_memory(memory),
-        };
+    /// Follows a change of the memory map with the ring, if there is one, whose pages are `None` if
+    /// they are not in memory; `Err` if the CQ has failed by that.
+    pub fn set_pages(&mut self, pages: Option<Pages>) -> Result<(), Overflow> {
+        let CqQueue::Ring(ring) = &mut self.queue else { return Ok(()) };
+        let in_memory = pages.is_some();
+        ring.set_pages(pages);
         if in_memory || self.error {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe};
-use memory::{GuestMemory, MemoryError, Pages};
+use memory::{MemoryError, Pages};
 use zerocopy::transmute;
 
 use crate::mr::Range;
@@ -115,10 +115,14 @@ impl CqRing {
         self.ranges.iter().map(Range::pages).sum()
     }
 
-    /// Follows a change of the memory map; whether the region is in memory.
-    pub fn set_memory(&mut self, memory: &GuestMemory) -> bool {
-        self.pages = Pages::new(memory, self.ranges.iter().map(|r| (r.addr, r.len))).ok();
-        self.pages.is_some()
+    /// What the region is made of.
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Follows a change of the memory map; `None`: the region is not in memory.
+    pub fn set_pages(&mut self, pages: Option<Pages>) {
+        self.pages = pages;
     }
 
     fn depth(&self) -> u32 {
@@ -288,6 +292,7 @@ pub(crate) struct MovingCq {
 
 #[cfg(test)]
 mod tests {
+    use memory::GuestMemory;
     use zerocopy::FromZeros;
 
     use super::*;

@@ -15,9 +15,10 @@ use abi::{
     VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
     VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
-use memory::{GuestMemory, Pages};
+use memory::GuestMemory;
 use ring::{SplitQueue, MAX_SIZE};
 
+use crate::change::{Change, Remap, Reset};
 use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
 use crate::cq::Cq;
@@ -33,12 +34,11 @@ use crate::ring_queue::RingQueue;
 use crate::srq::Srq;
 use crate::state::{QpState, QpType};
 use crate::stats::{Counter, Stats};
-use crate::sync::{lock, write};
+use crate::sync::lock;
 use crate::table::Table;
 use crate::timers::Timers;
 use crate::turn::{cost, Completion, Turn};
 use crate::users::User;
-use crate::work_queue::WorkQueue;
 use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
@@ -76,6 +76,8 @@ struct Service {
     cursor: u16,
     /// Room for the completions of a turn.
     room: Vec<Completion>,
+    /// What comes before everything else.
+    change: Option<Change>,
 }
 
 impl Service {
@@ -86,6 +88,7 @@ impl Service {
             quiet: Set::new(queues),
             cursor: 0,
             room: Vec::new(),
+            change: None,
         }
     }
 
@@ -120,17 +123,17 @@ pub(crate) struct Shared {
     /// The device-specific feature bits that are agreed on.
     agreed: AtomicU64,
     gids: Mutex<Box<[Option<Address>]>>,
-    events: Mutex<Events>,
-    completion_events: Box<[Mutex<Events>]>,
+    pub(crate) events: Mutex<Events>,
+    pub(crate) completion_events: Box<[Mutex<Events>]>,
     /// When queues are looked at again that wait.
-    timers: Mutex<Timers>,
+    pub(crate) timers: Mutex<Timers>,
     service: Mutex<Service>,
     pub(crate) hot: Hot,
     wake: Arc<dyn Wake>,
     /// The thread was woken and has not looked yet.
     awake: AtomicBool,
     started: AtomicBool,
-    needs_reset: AtomicBool,
+    pub(crate) needs_reset: AtomicBool,
     /// What the turn under way is yet to be charged with, in nanoseconds.
     charged: AtomicU64,
 }
@@ -177,7 +180,7 @@ impl Shared {
     }
 
     /// The numbering of virtqueues that was agreed on.
-    fn layout(&self) -> Layout {
+    pub fn layout(&self) -> Layout {
         Layout::new(&self.limits, self.has_rings())
     }
 
@@ -287,7 +290,7 @@ impl Shared {
     }
 
     /// A CQ has come to be in error.
-    fn fail_cq(&self, cq: u16) {
+    pub fn fail_cq(&self, cq: u16) {
         self.raise(VIRTIO_RDMA_EVENT_CQ_ERR, cq.into());
         self.make_hot(self.jobs.completion(cq));
     }
@@ -376,7 +379,11 @@ impl Shared {
     }
 
     /// Calls `f` with the virtqueue of a queue; `None` if it is none.
-    fn with_virtqueue<R>(&self, queue: Queue, f: impl FnOnce(&mut RingQueue) -> R) -> Option<R> {
+    pub fn with_virtqueue<R>(
+        &self,
+        queue: Queue,
+        f: impl FnOnce(&mut RingQueue) -> R,
+    ) -> Option<R> {
         Some(match queue {
             Queue::Control => f(&mut lock(&self.control).ring),
             Queue::Completion(cq) => f(lock(self.cqs.take(cq)).virtqueue()?),
@@ -524,81 +531,6 @@ impl Shared {
         more
     }
 
-    /// Ends everything that the guest made; touches its memory no more.
-    fn reset(self: &Arc<Self>) {
-        self.started.store(false, Ordering::Release);
-        for index in 0..self.limits.gid_table.into() {
-            self.set_gid(index, None);
-        }
-        for (slot, qp) in self.qps.iter() {
-            let mut requester = lock(&qp.requester);
-            requester.reset();
-            requester.config = None;
-            requester.region = Box::default();
-            requester.queue = WorkQueue::default();
-            drop(requester);
-            let mut responder = lock(&qp.responder);
-            qp.set_state(&mut responder, QpState::Reset);
-            responder.reset();
-            responder.config = None;
-            let groups = std::mem::take(&mut responder.groups);
-            responder.notify = true;
-            responder.queue = WorkQueue::default();
-            drop(responder);
-            for gid in &groups {
-                self.fabric.leave(gid, self, slot);
-            }
-        }
-        for (_, srq) in self.srqs.iter() {
-            *lock(srq) = None;
-        }
-        let mut control = lock(&self.control);
-        control.ring.set(None, None);
-        self.remove_all(&mut control);
-        drop(control);
-        for (_, cq) in self.cqs.iter() {
-            *lock(cq) = Cq::default();
-        }
-        for events in self.completion_events.iter().chain([&self.events]) {
-            *lock(events) = Events::default();
-        }
-        *lock(&self.doorbells) = RingQueue::default();
-        lock(&self.timers).clear();
-        self.needs_reset.store(false, Ordering::Release);
-    }
-
-    /// Finds the rings anew after a change of the memory map. What is no longer
-    /// in memory fails.
-    fn remap_rings(&self, memory: &GuestMemory) {
-        for (cqn, cq) in self.cqs.iter() {
-            if lock(cq).set_memory(memory).is_err() {
-                self.complain(Counter::LostRings, &"a completion ring is not in memory");
-                self.fail_cq(cqn);
-            }
-        }
-        for (slot, qp) in self.qps.iter() {
-            let mut requester = lock(&qp.requester);
-            if requester.queue.ring().is_none() {
-                continue;
-            }
-            let ranges = requester.region.iter().map(|range| (range.addr, range.len));
-            let pages = Pages::new(memory, ranges).ok().map(Arc::new);
-            let mut responder = lock(&qp.responder);
-            let lost = pages.is_none();
-            let jobs = [self.jobs.send(slot), self.jobs.receive(slot)];
-            for (queue, job) in [&mut requester.queue, &mut responder.queue].into_iter().zip(jobs) {
-                // What is flushed there waited, and nobody rings for it.
-                if queue.ring().is_some_and(|ring| ring.set_pages(pages.clone())) {
-                    self.make_hot(job);
-                }
-            }
-            if lost && !matches!(qp.state(), QpState::Err | QpState::Reset) {
-                self.complain(Counter::LostRings, &"the rings of a QP are not in memory");
-                self.fail_responder(slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
-            }
-        }
-    }
-
     /// The control queue is broken: only a reset helps.
     pub fn set_needs_reset(&self) {
         self.needs_reset.store(true, Ordering::Release);
@@ -715,7 +647,12 @@ impl Device {
         memory: &GuestMemory,
         queues: impl IntoIterator<Item = (u16, SplitQueue, Arc<dyn Signal>)>,
     ) {
-        self.set_memory(memory);
+        if self.shared.started.swap(true, Ordering::AcqRel) {
+            self.set_memory(memory);
+        } else {
+            self.settle();
+            self.shared.give_memory(&mut lock(&self.shared.control), memory);
+        }
         for (index, ring, signal) in queues {
             self.set_queue(index, ring, signal);
         }
@@ -757,38 +694,64 @@ impl Device {
     /// Ends a request that was taken from a queue that goes, if it is the control queue.
     fn finish_request(&self, queue: Queue) {
         if queue == Queue::Control {
-            self.shared.finish_request(&mut lock(&self.shared.control));
+            let mut control = lock(&self.shared.control);
+            self.shared.go_on_request(&mut control, &mut Turn::endless());
         }
     }
 
-    /// Follows a change of the guest's memory map: rings and memory regions are
-    /// found anew. A region that is no longer in memory is invalid until a later
-    /// change brings it back. When this returns, nothing of the old map is in use
-    /// but by rings that the new one does not hold.
-    pub fn set_memory(&self, memory: &GuestMemory) {
-        let shared = &self.shared;
-        lock(&shared.service).polled.forget_watches();
-        let mut control = lock(&shared.control);
-        shared.finish_request(&mut control);
-        shared.remap(&mut control, memory);
-        drop(control);
-        shared.remap_rings(memory);
-        shared.remap_srqs(memory);
-        let layout = shared.layout();
-        for index in 0..layout.count() {
-            let Some(queue) = layout.queue(index) else { continue };
-            let result = shared.with_virtqueue(queue, |ring| ring.set_memory(memory));
-            if let Some(Err(error)) = result {
-                tracing::debug!(guest = shared.name, index, %error, "a queue is not in memory");
+    /// Begins to follow a change of the guest's memory map: rings and memory regions are found again.
+    /// A region that is no longer in memory is invalid until a later change brings it back.
+    ///
+    /// [`Device::run`] goes on with it, and does nothing else before it has come to its end. Once the
+    /// device [is settled](Self::is_settled), nothing of the old map is in use but by rings that the
+    /// new one does not hold. What was begun before and has not come to its end does so now, however
+    /// long that takes.
+    pub fn begin_memory(&self, memory: &GuestMemory) {
+        self.settle();
+        let mut service = lock(&self.shared.service);
+        service.polled.forget_watches();
+        service.change = Some(Change::Memory(Remap::new(memory)));
+    }
+
+    /// Begins to reset the device (status 0, or the guest has gone): everything that the guest made is
+    /// destroyed. As with [`Self::begin_memory`], [`Device::run`] goes on with it; once the device is
+    /// settled, no thread touches the guest's memory.
+    ///
+    /// There is nothing to do for a device that was not started since the last reset.
+    pub fn begin_reset(&self) {
+        self.settle();
+        if self.shared.started.swap(false, Ordering::AcqRel) {
+            let mut service = lock(&self.shared.service);
+            service.clear();
+            service.change = Some(Change::Reset(Reset::new()));
+        }
+    }
+
+    /// Whether what [`Self::begin_memory`] or [`Self::begin_reset`] began last has come to its end.
+    pub fn is_settled(&self) -> bool {
+        lock(&self.shared.service).change.is_none()
+    }
+
+    /// Goes on at once to the end of what was begun, however long that takes.
+    pub fn settle(&self) {
+        let change = lock(&self.shared.service).change.take();
+        if let Some(mut change) = change {
+            while !change.run(&self.shared, &mut Turn::endless()) {
+                std::thread::yield_now();
             }
         }
     }
 
-    /// Resets the device (status 0, or the guest has gone): everything that the
-    /// guest made is destroyed. When this returns, no thread touches its memory.
+    /// Follows a change of the guest's memory map at once, as [`Self::begin_memory`].
+    pub fn set_memory(&self, memory: &GuestMemory) {
+        self.begin_memory(memory);
+        self.settle();
+    }
+
+    /// Resets the device at once, as [`Self::begin_reset`].
     pub fn reset(&self) {
-        lock(&self.shared.service).clear();
-        self.shared.reset();
+        self.begin_reset();
+        self.settle();
     }
 
     /// Whether the guest broke its control queue, so that the status of the
@@ -805,7 +768,8 @@ impl Device {
     }
 
     /// Does what there is to do, `budget` messages or chunks at most, and no more than 0.2 ms of
-    /// work: what takes longer goes on with the next call.
+    /// work: what takes longer goes on with the next call. What [`Device::begin_memory`] or
+    /// [`Device::begin_reset`] began comes first.
     ///
     /// Queues that had work are looked at again by each later call, without
     /// being kicked, until [`Device::arm`].
@@ -816,6 +780,15 @@ impl Device {
         shared.awake.store(false, Ordering::SeqCst);
         shared.hot.take(&mut service.active);
         let mut turn = Turn::default();
+        if let Some(mut change) = service.change.take() {
+            turn.begin(budget, true);
+            if !change.run(shared, &mut turn) {
+                service.change = Some(change);
+            }
+            turn.end();
+            shared.stats.add(Counter::Work, turn.finish(shared));
+            return Next::Busy;
+        }
         let is_late = self.expire(service, &mut turn);
         turn.outbox.completions = std::mem::take(&mut service.room);
         let worked = shared.round(service, &mut turn, budget);
@@ -896,7 +869,6 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.reset();
-        write(&self.shared.keys).clear();
     }
 }
 

@@ -27,6 +27,9 @@ use crate::turn::{cost, Turn};
 /// Bytes of a page in a page table.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
 
+/// Pages of a region that are freed at a time.
+const FREED: usize = 256;
+
 /// Access flags that mean something, or may be given without meaning anything, whatever was
 /// agreed on.
 pub(crate) const KNOWN_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
@@ -133,6 +136,13 @@ pub(crate) struct Attributes {
     pub backing: Backing,
 }
 
+impl Attributes {
+    /// Whether the memory is to be written.
+    pub fn writes(&self) -> bool {
+        self.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0
+    }
+}
+
 /// Counts those who are inside, until it is closed: then nobody else comes in,
 /// and whoever closed it waits until all have left.
 #[derive(Default)]
@@ -219,8 +229,7 @@ impl Mr {
         attributes: Attributes,
         room: usize,
     ) -> Result<Self, ResolveError> {
-        let write = attributes.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
-        let mut resolving = Resolving::new(&attributes.backing, write, room);
+        let mut resolving = Resolving::new(&attributes.backing, attributes.writes(), room);
         resolving.run(memory, &mut Turn::endless());
         Ok(Self::resolved(attributes, resolving.finish(memory)?))
     }
@@ -231,12 +240,12 @@ impl Mr {
         Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None }
     }
 
-    /// Frees what is known of up to `most` pages of a region that nobody uses; of how many it did.
-    pub fn shed(&mut self, most: usize) -> usize {
-        let Map::Extents(extents) = &mut self.map else { return 0 };
-        let freed = extents.len().min(most);
-        extents.truncate(extents.len() - freed);
-        freed
+    /// Frees what is known of some pages of a region that nobody uses; of how many.
+    pub fn shed(&mut self) -> u64 {
+        match &mut self.map {
+            Map::Extents(extents) => shed(extents),
+            Map::Dma(_) | Map::Window(_) => 0,
+        }
     }
 
     /// A window on a part of the region, which is within it; revocable.
@@ -386,7 +395,8 @@ pub(crate) struct Resolving {
     done: u64,
     /// Bytes of the ranges before.
     start: u64,
-    found: Result<Vec<Extent>, ResolveError>,
+    found: Vec<Extent>,
+    failed: Option<ResolveError>,
 }
 
 impl Resolving {
@@ -396,22 +406,30 @@ impl Resolving {
             Backing::Dma => None,
             Backing::Ranges(ranges) => Some(Arc::clone(ranges)),
         };
-        Self { ranges, write, room, at: 0, done: 0, start: 0, found: Ok(Vec::new()) }
+        let (found, failed) = (Vec::new(), None);
+        Self { ranges, write, room, at: 0, done: 0, start: 0, found, failed }
     }
 
     /// Goes on until the turn is over; whether it has come to an end.
     pub fn run(&mut self, memory: &GuestMemory, turn: &mut Turn) -> bool {
         let Some(ranges) = self.ranges.clone() else { return true };
-        while let (Some(range), true) = (ranges.get(self.at), self.found.is_ok()) {
+        while let (Some(range), None) = (ranges.get(self.at), self.failed) {
             if turn.is_over() {
                 return false;
             }
             turn.work(cost::PAGE);
-            if let Err(why) = self.step(memory, range) {
-                self.found = Err(why);
-            }
+            self.failed = self.step(memory, range).err();
         }
-        true
+        // What was found before is of no use.
+        self.failed.is_none() || self.shed(turn)
+    }
+
+    /// Frees what was found, until the turn is over; whether nothing is left.
+    pub fn shed(&mut self, turn: &mut Turn) -> bool {
+        while !self.found.is_empty() && !turn.is_over() {
+            turn.work(shed(&mut self.found) * cost::FREE);
+        }
+        self.found.is_empty()
     }
 
     /// Finds the next piece of a range in this process.
@@ -422,13 +440,12 @@ impl Resolving {
         if self.write && !slice.writable() {
             return Err(ResolveError::Fault);
         }
-        let Ok(extents) = &mut self.found else { return Ok(()) };
-        if extents.len() == self.room {
+        if self.found.len() == self.room {
             return Err(ResolveError::TooManyExtents);
         }
         let start = self.start + self.done;
         self.done += slice.len() as u64;
-        extents.push(Extent { start, slice });
+        self.found.push(Extent { start, slice });
         if self.done >= range.len {
             (self.at, self.done, self.start) = (self.at + 1, 0, self.start + range.len);
         }
@@ -437,10 +454,20 @@ impl Resolving {
 
     /// Where the region's memory is, if it was found.
     pub fn finish(self, memory: &GuestMemory) -> Result<Map, ResolveError> {
-        let mut extents = self.found?;
+        if let Some(why) = self.failed {
+            return Err(why);
+        }
+        let mut extents = self.found;
         extents.shrink_to_fit();
         Ok(if self.ranges.is_some() { Map::Extents(extents) } else { Map::Dma(memory.clone()) })
     }
+}
+
+/// Frees some extents; how many.
+fn shed(extents: &mut Vec<Extent>) -> u64 {
+    let freed = extents.len().min(FREED);
+    extents.truncate(extents.len() - freed);
+    freed as u64
 }
 
 /// Which of the extents the region's byte `offset` is in, and where there; `near` is the first guess.
@@ -682,33 +709,27 @@ impl KeyTable {
         Ok(self.regions.remove(&index))
     }
 
-    /// Follows a change of the memory map with the VALID regions for fast
-    /// registration; returns those of before, which are to be retired.
-    pub fn remap_fast_regs(&mut self, memory: &GuestMemory) -> Vec<Arc<Mr>> {
+    /// The guest's memory is another from now on. Regions follow one by one.
+    pub fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory = memory.clone();
-        let mut before = Vec::new();
-        for (index, region) in &self.fast_regs {
-            let Some(attributes) = &region.valid else { continue };
-            before.extend(self.regions.remove(index));
-            if let Ok(mr) = Mr::new(memory, attributes.clone(), region.max_pages) {
-                self.regions.insert(*index, Arc::new(mr.revocable()));
-            }
+    }
+
+    /// Follows a change of the memory map with a region for fast registration, if it is VALID; returns
+    /// the one of before, which is to be retired.
+    pub fn remap_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
+        let index = key >> 8;
+        let region = self.fast_regs.get(&index)?;
+        let attributes = region.valid.clone()?;
+        let before = self.regions.remove(&index);
+        if let Ok(mr) = Mr::new(&self.memory, attributes, region.max_pages) {
+            self.regions.insert(index, Arc::new(mr.revocable()));
         }
         before
     }
 
-    /// Follows with the bound windows after their regions have followed a change of
-    /// the memory map; returns those of before, which are to be retired.
-    pub fn remap_windows(&mut self) -> Vec<Arc<Mr>> {
-        let mut before = Vec::new();
-        for (key, binding) in self.windows.bound() {
-            before.extend(self.regions.remove(&(key >> 8)));
-            if let Some(region) = self.regions.get(&(binding.region >> 8)) {
-                let window = Arc::new(region.window(key, &binding.part));
-                self.regions.insert(key >> 8, window);
-            }
-        }
-        before
+    /// The region with these upper 24 bits of its key, if it is in memory.
+    pub fn resolved(&self, index: u32) -> Option<&Arc<Mr>> {
+        self.regions.get(&index)
     }
 
     /// Adds a region, or puts it in the place of the one with the same key, which it
@@ -731,17 +752,6 @@ impl KeyTable {
             return None;
         }
         self.regions.get(&index).filter(is_listed).filter(|mr| mr.attributes.key == key)
-    }
-
-    /// Forgets all regions, and the guest's memory; returns those that no control
-    /// command made. All may still be pinned.
-    pub fn clear(&mut self) -> Vec<Arc<Mr>> {
-        let fast = self.fast_regs.keys().copied();
-        let bound = self.windows.bound().map(|(key, _)| key >> 8);
-        let indices: Vec<_> = fast.chain(bound).collect();
-        let valid = indices.iter().filter_map(|index| self.regions.remove(index)).collect();
-        *self = Self::default();
-        valid
     }
 
     /// Pins the region with this key.
@@ -886,7 +896,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_work_requests_made_is_returned_to_be_retired() {
+    fn what_a_work_request_made_is_returned_to_be_retired() {
         let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
         let mut table = KeyTable::default();
         for key in [0x100, 0x200] {
@@ -894,10 +904,9 @@ pub(crate) mod tests {
         }
         let mr = region(&memory, 0x100, 0, &[Range { addr: 0, len: 0x1000 }]);
         table.set_valid(mr.attributes.clone(), Arc::clone(&mr));
-        table.insert(region(&memory, 0x300, 0, &[Range { addr: 0x1000, len: 0x1000 }]));
-        let valid = table.clear();
-        assert_eq!(valid.len(), 1);
-        assert!(Arc::ptr_eq(&valid[0], &mr) && table.pin(0x300).is_err());
+        assert!(table.remove_fast_reg(0x200).is_none());
+        let valid = table.remove_fast_reg(0x100).unwrap();
+        assert!(Arc::ptr_eq(&valid, &mr) && table.pin(0x100).is_err());
     }
 
     #[test]

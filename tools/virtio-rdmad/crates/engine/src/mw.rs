@@ -184,11 +184,6 @@ impl Windows {
         self.by_region.range((index, 0)..=(index, u32::MAX)).next().is_some()
     }
 
-    /// Those that are bound: key and binding.
-    pub fn bound(&self) -> impl Iterator<Item = (u32, &Binding)> {
-        self.all.values().filter_map(|window| Some((window.key, window.binding.as_ref()?)))
-    }
-
     /// Makes a window FREE, which is one.
     fn release(&mut self, index: u32) {
         let Some(window) = self.all.get_mut(&index) else { return };
@@ -303,8 +298,24 @@ impl KeyTable {
         })
     }
 
+    /// Follows with a window after its region has followed a change of the memory map: with the one
+    /// that comes first of those from `from` on, which are bound to `region`, both the upper 24 bits of
+    /// a key. Returns those of the window and what it was before, which is to be retired.
+    pub fn remap_window(&mut self, region: u32, from: u32) -> Option<(u32, Option<Arc<Mr>>)> {
+        let (_, index) =
+            *self.windows.by_region.range((region, from)..=(region, u32::MAX)).next()?;
+        let window = self.windows.all.get(&index)?;
+        let (key, binding) = (window.key, window.binding?);
+        let before = self.remove(key);
+        if let Some(mr) = self.resolved(region) {
+            let bound = Arc::new(mr.window(key, &binding.part));
+            self.insert(bound);
+        }
+        Some((index, before))
+    }
+
     /// Takes a window out; returns what is to be revoked.
-    fn remove_window(&mut self, key: u32) -> Option<Arc<Mr>> {
+    pub fn remove_window(&mut self, key: u32) -> Option<Arc<Mr>> {
         let index = key >> 8;
         self.windows.release(index);
         self.windows.all.remove(&index)?;
@@ -330,6 +341,13 @@ pub(crate) struct MwEntry {
     key: u32,
     /// Its PD.
     pdn: u32,
+}
+
+impl MwEntry {
+    /// A key with the upper 24 bits of the window's.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
 }
 
 impl Shared {

@@ -43,6 +43,16 @@ pub(crate) enum Prepared {
     Failed(Status),
 }
 
+impl Prepared {
+    /// Frees what was found, until the turn is over; whether nothing is left that takes long to free.
+    pub fn shed(&mut self, turn: &mut Turn) -> bool {
+        match self {
+            Self::Memory(PreparedMemory { resolving: Some(resolving), .. }) => resolving.shed(turn),
+            _ => true,
+        }
+    }
+}
+
 /// The memory of REG_USER_MR and REREG_MR.
 pub(crate) struct PreparedMemory {
     /// What it is to be, by offset in the first page, bytes, and bytes of all pages of the table.

@@ -7,13 +7,14 @@
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
     free: Vec<u32>,
+    used: usize,
     limit: u32,
 }
 
 impl<T> Slab<T> {
     /// An empty table of at most `limit` objects. Memory grows with use.
     pub fn new(limit: u32) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), limit }
+        Self { slots: Vec::new(), free: Vec::new(), used: 0, limit }
     }
 
     /// Whether another object fits.
@@ -25,11 +26,13 @@ impl<T> Slab<T> {
     pub fn insert(&mut self, value: T) -> Result<u32, T> {
         if let Some(number) = self.free.pop() {
             self.slots[number as usize] = Some(value);
+            self.used += 1;
             return Ok(number);
         }
         match u32::try_from(self.slots.len()) {
             Ok(number) if number < self.limit => {
                 self.slots.push(Some(value));
+                self.used += 1;
                 Ok(number)
             }
             _ => Err(value),
@@ -50,22 +53,25 @@ impl<T> Slab<T> {
     pub fn remove(&mut self, number: u32) -> Option<T> {
         let value = self.slots.get_mut(number as usize)?.take()?;
         self.free.push(number);
+        self.used -= 1;
         Some(value)
     }
 
-    /// All objects, to change them.
-    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().flatten()
+    /// Numbers that were given out so far: those of all objects are less.
+    pub fn numbers(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Forgets all objects.
-    pub fn clear(&mut self) {
-        self.slots.clear();
-        self.free.clear();
+    /// Takes the object of the highest number out, if there is one of that number; `None` when no
+    /// number is left. No other object may come afterwards.
+    pub fn pop(&mut self) -> Option<Option<T>> {
+        let last = self.slots.pop()?;
+        self.used -= usize::from(last.is_some());
+        Some(last)
     }
 
     /// How many objects there are.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.used
     }
 }

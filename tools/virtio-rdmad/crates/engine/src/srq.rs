@@ -12,7 +12,7 @@ use abi::{
     virtio_rdma_rsp_resize_srq, virtio_rdma_srq_ring, VIRTIO_RDMA_EVENT_SRQ_ERR,
     VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED,
 };
-use memory::{GuestMemory, Pages};
+use memory::Pages;
 use zerocopy::FromZeros;
 
 use crate::config::MAX_SGE;
@@ -176,6 +176,16 @@ impl Srq {
             (self.max_wr, self.region) = (shape.depth, region);
         }
         Ok(moved)
+    }
+
+    /// What its region is made of.
+    pub fn region(&self) -> &[Range] {
+        &self.region
+    }
+
+    /// How many QPs receive from here.
+    pub fn users(&self) -> usize {
+        self.users.len()
     }
 
     /// Work requests that wait to be taken.
@@ -520,21 +530,13 @@ impl Shared {
         true
     }
 
-    /// Finds the rings of SRQs anew after a change of the memory map. An SRQ that
-    /// is no longer in memory fails.
-    pub(crate) fn remap_srqs(&self, memory: &GuestMemory) {
-        for (slot, place) in self.srqs.iter() {
-            let lost = lock(place).as_mut().is_some_and(|srq| {
-                let ranges = srq.region.iter().map(|range| (range.addr, range.len));
-                let pages = Pages::new(memory, ranges).ok().map(Arc::new);
-                let lost = pages.is_none();
-                srq.ring.set_pages(pages);
-                lost
-            });
-            if lost {
-                self.complain(Counter::LostRings, &"the ring of an SRQ is not in memory");
-                self.fail_srq(slot);
-            }
+    /// Gives the ring of an SRQ its pages after a change of the memory map; without them, it fails.
+    pub(crate) fn set_srq_pages(&self, slot: u16, pages: Option<Arc<Pages>>) {
+        let lost = pages.is_none();
+        self.in_srq_slot(slot, |srq| srq.ring.set_pages(pages));
+        if lost {
+            self.complain(Counter::LostRings, &"the ring of an SRQ is not in memory");
+            self.fail_srq(slot);
         }
     }
 

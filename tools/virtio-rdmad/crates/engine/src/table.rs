@@ -16,6 +16,11 @@ impl<T: Default> Table<T> {
         Self { places: (0..len).map(|_| OnceLock::new()).collect() }
     }
 
+    /// How many places there are.
+    pub fn len(&self) -> u16 {
+        u16::try_from(self.places.len()).unwrap_or(u16::MAX)
+    }
+
     /// What is in a place that was used.
     pub fn get(&self, index: u16) -> Option<&T> {
         self.places.get(usize::from(index))?.get().map(|place| &**place)

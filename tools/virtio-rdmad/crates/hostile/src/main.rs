@@ -106,7 +106,7 @@ impl Server {
 
     fn process(&mut self, device: &mut Hostile) -> Result<bool, Error> {
         match self {
-            Self::VhostUser(server) => Ok(server.serve(device).map(|()| false)?),
+            Self::VhostUser(server) => Ok(server.serve(device)?),
             Self::VfioUser(server) => Ok(server.process(device)?),
         }
     }

@@ -60,11 +60,17 @@ pub trait Backend {
     /// The driver set DRIVER_OK. On an error the device asks the driver for a reset; what follows is
     /// called of a device that has started, until its reset.
     fn start(&mut self, setup: Setup) -> Result<(), String>;
-    /// The guest's memory changed. What the old map had and the new one lacks is not touched any
-    /// more when this returns.
+    /// The guest's memory changes. What the old map had and the new one lacks is not touched any
+    /// more once the backend [is settled](Self::is_settled).
     fn set_memory(&mut self, memory: &GuestMemory);
     /// The driver made buffers available.
     fn kick(&mut self, queue: u16);
-    /// The driver reset the device. Guest memory is not touched any more when this returns.
+    /// The driver resets the device. Guest memory is not touched any more once the backend
+    /// [is settled](Self::is_settled).
     fn reset(&mut self);
+    /// Whether the last [`Self::set_memory`] or [`Self::reset`] has come to its end. Until then the
+    /// client gets no reply, and nothing else is called.
+    fn is_settled(&self) -> bool {
+        true
+    }
 }

@@ -14,7 +14,7 @@ use crate::channel::{Channel, ChannelError, Message};
 use crate::interrupt::Interrupts;
 use crate::pci::{self, ConfigSpace};
 use crate::registers::{Action, Registers};
-use crate::wire::{self, command, header_flags, irq, region, set_irqs};
+use crate::wire::{self, command, header_flags, irq, region, set_irqs, Header};
 use crate::{Backend, Fault, Faults, Setup, MAX_QUEUES};
 
 /// Messages handled before the caller gets to do something else.
@@ -72,6 +72,8 @@ pub struct Server {
     /// Ranges that came without a file descriptor: ROM, BARs of other devices, private memory.
     unshared: Vec<(u64, u64)>,
     faults: Faults,
+    /// What the last message is answered with, once the backend has done what it asks for.
+    held: Option<(Header, Result<Vec<u8>, Fault>)>,
 }
 
 impl Server {
@@ -96,6 +98,7 @@ impl Server {
             memory: GuestMemory::new(policy),
             unshared: Vec::new(),
             faults: Faults::default(),
+            held: None,
         })
     }
 
@@ -119,11 +122,16 @@ impl Server {
         self.registers.needs_reset();
     }
 
-    /// Answers what the client sent. Does not wait; returns whether there was anything.
+    /// Answers what the client sent. Does not wait; returns whether there was anything, or the backend
+    /// is not settled: call again then.
     ///
     /// When this fails the connection is over, and the caller resets the backend.
     pub fn process(&mut self, backend: &mut impl Backend) -> Result<bool, Error> {
         for done in 0..BATCH {
+            if !backend.is_settled() {
+                return Ok(true);
+            }
+            self.send_held()?;
             let Some(message) = self.channel.receive()? else {
                 return Ok(done > 0);
             };
@@ -146,12 +154,18 @@ impl Server {
         if let Err(fault) = result {
             self.faults.count(fault);
         }
-        if header.flags.get() & header_flags::NO_REPLY != 0 {
-            return Ok(());
+        if header.flags.get() & header_flags::NO_REPLY == 0 {
+            self.held = Some((header, result));
         }
-        match result {
-            Ok(payload) => self.channel.reply(&header, &payload)?,
-            Err(fault) => self.channel.reply_error(&header, fault.errno())?,
+        Ok(())
+    }
+
+    /// Sends the reply that waited for the backend.
+    fn send_held(&mut self) -> Result<(), Error> {
+        match self.held.take() {
+            Some((header, Ok(payload))) => self.channel.reply(&header, &payload)?,
+            Some((header, Err(fault))) => self.channel.reply_error(&header, fault.errno())?,
+            None => {}
         }
         Ok(())
     }

@@ -26,6 +26,10 @@ struct Device {
     kicks: Vec<u16>,
     resets: usize,
     memory: Vec<Vec<(u64, u64)>>,
+    /// Whether changes of memory and resets take until the test says otherwise.
+    is_slow: bool,
+    /// Whether one of them is under way.
+    is_busy: bool,
 }
 
 impl Backend for Device {
@@ -47,6 +51,10 @@ impl Backend for Device {
     }
     fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory.push(memory.ranges().collect());
+        self.is_busy = self.is_slow;
+    }
+    fn is_settled(&self) -> bool {
+        !self.is_busy
     }
     fn kick(&mut self, queue: u16) {
         self.kicks.push(queue);
@@ -54,6 +62,7 @@ impl Backend for Device {
     fn reset(&mut self) {
         self.started = None;
         self.resets += 1;
+        self.is_busy = self.is_slow;
     }
 }
 
@@ -105,6 +114,11 @@ impl Client {
     ) -> Result<Vec<u8>, u32> {
         self.send(command, 0, payload, fds);
         while self.server.process(&mut self.device).unwrap() {}
+        self.reply(command)
+    }
+
+    /// Takes the reply to a command.
+    fn reply(&mut self, command: u16) -> Result<Vec<u8>, u32> {
         let mut header = [0; 16];
         self.socket.read_exact(&mut header).unwrap();
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
@@ -118,6 +132,13 @@ impl Client {
         } else {
             Err(word(12))
         }
+    }
+
+    /// Has the server look at what was sent; whether a reply has come.
+    fn is_answered(&mut self) -> bool {
+        let again = self.server.process(&mut self.device).unwrap();
+        assert!(again || self.device.is_settled(), "nobody looks whether it has followed");
+        rustix::io::ioctl_fionread(&self.socket).unwrap() != 0
     }
 
     fn read(&mut self, region: u32, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
@@ -145,6 +166,11 @@ impl Client {
     /// What a driver does up to DRIVER_OK, with queue 2 enabled on vector 3.
     fn drive(&mut self) {
         self.map(0, 0x10_0000).unwrap();
+        self.set_up();
+    }
+
+    /// The same, without memory.
+    fn set_up(&mut self) {
         for (offset, data) in [
             (20, &[1][..]),
             (20, &[3]),
@@ -301,14 +327,75 @@ fn memory_comes_and_goes() {
     client.drive();
     assert_eq!(client.map(0x8_0000, 0x1000), Err(EEXIST));
     client.map(0x20_0000, 0x1000).unwrap();
-    let mut unmap = 24u32.to_le_bytes().to_vec();
-    unmap.extend(0u32.to_le_bytes());
-    unmap.extend(0x20_0000u64.to_le_bytes());
-    unmap.extend(0x1000u64.to_le_bytes());
+    let unmap = dma_unmap(0x20_0000, 0x1000);
     assert_eq!(client.ask(3, &unmap, &[]), Ok(unmap.clone()));
     assert!(client.ask(3, &unmap, &[]).is_err(), "it is gone");
     let both = vec![(0, 0x10_0000), (0x20_0000, 0x1000)];
     assert_eq!(client.device.memory, [both, vec![(0, 0x10_0000)]]);
+}
+
+fn dma_unmap(address: u64, size: u64) -> Vec<u8> {
+    let mut payload = 24u32.to_le_bytes().to_vec();
+    payload.extend(0u32.to_le_bytes());
+    payload.extend(address.to_le_bytes());
+    payload.extend(size.to_le_bytes());
+    payload
+}
+
+/// The client may use unmapped memory for something else when it has the reply, and the driver what
+/// it gave the device when the status is 0.
+#[test]
+fn a_reply_comes_when_the_device_has_followed() {
+    let mut client = Client::new();
+    client.drive();
+    client.map(0x20_0000, 0x1000).unwrap();
+    client.device.is_slow = true;
+    let unmap = dma_unmap(0x20_0000, 0x1000);
+    client.send(3, 0, &unmap, &[]);
+    // Kicks and the next change wait behind it.
+    client.send(10, 0x10, &access(0, 0x3008, 2, &[2, 0]), &[]);
+    client.send(10, 0, &access(0, 20, 1, &[0]), &[]);
+    for _ in 0..3 {
+        assert!(!client.is_answered());
+        assert_eq!((client.device.memory.len(), client.device.kicks.len()), (2, 0));
+    }
+    client.device.is_busy = false;
+    assert!(client.is_answered());
+    assert_eq!(client.reply(3), Ok(unmap));
+    // The reset is under way.
+    assert_eq!((client.device.kicks.len(), client.device.resets), (1, 1));
+    client.send(9, 0, &access(0, 20, 1, &[]), &[]);
+    assert!(!client.is_answered());
+    client.device.is_busy = false;
+    assert!(client.is_answered());
+    client.reply(10).unwrap();
+    assert_eq!(client.reply(9).unwrap()[16..], [0]);
+    // DEVICE_RESET of a device that runs is held back likewise.
+    client.device.is_slow = false;
+    client.map(0x30_0000, 0x1000).unwrap();
+    client.set_up();
+    client.device.is_slow = true;
+    client.send(13, 0, &[], &[]);
+    assert!(!client.is_answered());
+    client.device.is_busy = false;
+    assert!(client.is_answered());
+    client.reply(13).unwrap();
+}
+
+#[test]
+fn a_client_that_goes_while_the_device_follows_is_noticed_afterwards() {
+    for replies in [0, 0x10] {
+        let mut client = Client::new();
+        client.drive();
+        client.device.is_slow = true;
+        client.send(3, replies, &dma_unmap(0, 0x10_0000), &[]);
+        assert!(!client.is_answered());
+        client.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(client.server.process(&mut client.device).unwrap());
+        client.device.is_busy = false;
+        let ended = client.server.process(&mut client.device);
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    }
 }
 
 #[test]

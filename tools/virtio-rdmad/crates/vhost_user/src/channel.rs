@@ -103,6 +103,7 @@ impl Channel {
             match sendmsg(&self.socket, &[IoSlice::new(&message)], &mut none, flags) {
                 Ok(sent) if sent == message.len() => return Ok(()),
                 Ok(_) | Err(Errno::AGAIN) => return Err(ChannelError::Stuck),
+                Err(Errno::PIPE) => return Err(ChannelError::Closed),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -50,10 +50,15 @@ pub trait Backend {
     }
     /// A queue is set up and enabled. The first one that starts begins the device's life.
     fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String>;
-    /// The guest's memory changed. What the old map had and the new one lacks is not touched any
-    /// more when this returns.
+    /// The guest's memory changes. What the old map had and the new one lacks is not touched any
+    /// more once the backend [is settled](Self::is_settled).
     fn set_memory(&mut self, memory: &GuestMemory);
-    /// The driver reset the device. Guest memory is not touched any more when this returns, and
-    /// no queue is started.
+    /// The driver resets the device. Guest memory is not touched any more, and no queue is started,
+    /// once the backend [is settled](Self::is_settled).
     fn reset(&mut self);
+    /// Whether the last [`Self::set_memory`] or [`Self::reset`] has come to its end. Until then the
+    /// front end gets no answer, and nothing else is called.
+    fn is_settled(&self) -> bool {
+        true
+    }
 }

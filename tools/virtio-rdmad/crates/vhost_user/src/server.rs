@@ -48,11 +48,14 @@ impl Error {
 }
 
 /// What a request is answered with.
+#[derive(Debug)]
 enum Answer {
     /// Nothing, or that it went well if the front end wants to know.
     Done,
     /// A payload that the request asked for.
     Payload(Vec<u8>),
+    /// Where the queue of this number would go on.
+    Base(u32),
 }
 
 impl Answer {
@@ -77,6 +80,8 @@ pub struct Server {
     vrings: Vec<Vring>,
     /// Held so that the front end notices when this process ends.
     backend_requests: Option<OwnedFd>,
+    /// What the last request is answered with, once the backend has done what it asks for.
+    held: Option<(Header, Result<Answer, Fault>)>,
 }
 
 impl Server {
@@ -94,6 +99,7 @@ impl Server {
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
+            held: None,
         }
     }
 
@@ -119,25 +125,45 @@ impl Server {
         &self.faults
     }
 
-    /// Answers what the front end sent. Never waits, and does a bounded number of messages.
+    /// Answers what the front end sent. Never waits, and does a bounded number of messages. Whether
+    /// the backend is not settled: call again then, whether there is something to read or not.
     ///
     /// On an error the connection is over: reset the backend and drop this.
-    pub fn serve(&mut self, backend: &mut impl Backend) -> Result<(), Error> {
+    pub fn serve(&mut self, backend: &mut impl Backend) -> Result<bool, Error> {
         for _ in 0..BATCH {
-            let Some(message) = self.channel.receive()? else { break };
-            self.answer(message, backend)?;
+            if !self.answer_held(backend)? {
+                return Ok(true);
+            }
+            let Some(message) = self.channel.receive()? else { return Ok(false) };
+            let header = message.header;
+            let result = self.handle(message, backend);
+            if let Err(fault) = result {
+                self.faults.count(fault, header.request);
+            }
+            self.held = Some((header, result));
         }
-        Ok(())
+        Ok(!self.answer_held(backend)?)
     }
 
-    fn answer(&mut self, message: Message, backend: &mut impl Backend) -> Result<(), Error> {
-        let header = message.header;
-        let result = self.handle(message, backend);
-        if let Err(fault) = result {
-            self.faults.count(fault, header.request);
+    /// Answers the request that waits for the backend, if that is settled; whether it is.
+    fn answer_held(&mut self, backend: &impl Backend) -> Result<bool, Error> {
+        if !backend.is_settled() {
+            return Ok(false);
         }
+        self.note_bases();
+        if let Some((header, result)) = self.held.take() {
+            self.answer(header, result)?;
+        }
+        Ok(true)
+    }
+
+    fn answer(&self, header: Header, result: Result<Answer, Fault>) -> Result<(), Error> {
         match result {
             Ok(Answer::Payload(payload)) => self.channel.reply(&header, &payload)?,
+            Ok(Answer::Base(index)) => {
+                let num = self.vrings[index as usize].base.into();
+                self.channel.reply(&header, VringState { index, num }.as_bytes())?;
+            }
             Err(_) if header.request == request::GET_CONFIG => self.channel.reply(&header, &[])?,
             Err(fault) if has_payload(header.request) => {
                 return Err(Error::Unanswerable { request: header.request, fault })
@@ -236,8 +262,17 @@ impl Server {
         }
         for vring in &mut self.vrings {
             if let Some(layout) = vring.running.take() {
-                vring.base = used_index(&self.memory, &layout);
+                vring.stopped = Some(layout);
                 vring.enabled = false;
+            }
+        }
+    }
+
+    /// Notes where the queues that have stopped would go on: the device writes to them no more.
+    fn note_bases(&mut self) {
+        for vring in &mut self.vrings {
+            if let Some(layout) = vring.stopped.take() {
+                vring.base = used_index(&self.memory, &layout);
             }
         }
     }
@@ -331,9 +366,8 @@ impl Server {
         let index = state.index as usize;
         self.vring(index as u64)?;
         self.stop(backend);
-        let vring = self.vring(index as u64)?;
-        vring.kick = None;
-        Ok(Answer::of(&VringState { index: state.index, num: vring.base.into() }))
+        self.vring(index as u64)?.kick = None;
+        Ok(Answer::Base(state.index))
     }
 
     fn set_kick(

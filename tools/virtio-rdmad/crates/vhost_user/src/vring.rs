@@ -36,6 +36,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     /// The layout it runs with, if it runs.
     pub(crate) running: Option<Layout>,
+    /// The layout that it ran with, until `base` is what the device left there.
+    pub(crate) stopped: Option<Layout>,
     pub(crate) signal: Arc<Signal>,
 }
 

@@ -22,6 +22,10 @@ struct Device {
     started: Vec<(u16, QueueSetup)>,
     resets: usize,
     memory: Option<GuestMemory>,
+    /// Whether changes of memory and resets take until the test says otherwise.
+    is_slow: bool,
+    /// Whether one of them is under way.
+    is_busy: bool,
 }
 
 impl Backend for Device {
@@ -43,10 +47,15 @@ impl Backend for Device {
     }
     fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory = Some(memory.clone());
+        self.is_busy = self.is_slow;
     }
     fn reset(&mut self) {
         self.started.clear();
         self.resets += 1;
+        self.is_busy = self.is_slow;
+    }
+    fn is_settled(&self) -> bool {
+        !self.is_busy
     }
 }
 
@@ -90,7 +99,7 @@ impl FrontEnd {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
-    fn serve(&mut self) -> Result<(), Error> {
+    fn serve(&mut self) -> Result<bool, Error> {
         self.server.serve(&mut self.device)
     }
 
@@ -104,6 +113,11 @@ impl FrontEnd {
     ) -> Option<Vec<u8>> {
         self.send(&message(request, payload, flags), fds);
         self.serve().unwrap();
+        self.answer(request)
+    }
+
+    /// Takes the answer to a request, if there is one.
+    fn answer(&mut self, request: u32) -> Option<Vec<u8>> {
         let mut header = [0; 12];
         let read = self.socket.read(&mut header).unwrap_or(0);
         if read == 0 {
@@ -320,6 +334,66 @@ fn memory_comes_and_goes() {
     let table = [&2_u32.to_ne_bytes()[..], &[0; 4], &region()].concat();
     front.refused(5, &table, fd, Fault::Payload);
     assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
+}
+
+/// The front end may use memory that it took away for something else when it has the answer.
+#[test]
+fn an_answer_comes_when_the_device_has_followed() {
+    let mut front = FrontEnd::negotiated();
+    front.set_up(0, &event(), &event());
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    let memory = front.memory.try_clone().unwrap();
+    let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
+    assert_eq!(front.ack(37, &more, &[memory.as_fd()]), 0);
+    front.device.is_slow = true;
+    front.send(&message(38, &more, NEED_REPLY), &[]);
+    // What comes next waits behind it.
+    front.send(&message(39, &0_u64.to_ne_bytes(), 0), &[]);
+    front.send(&message(40, &[], 0), &[]);
+    for _ in 0..3 {
+        assert!(front.serve().unwrap());
+        assert_eq!((front.answer(38), front.device.resets), (None, 0));
+    }
+    front.device.is_busy = false;
+    assert!(front.serve().unwrap());
+    assert_eq!(front.answer(38), Some(vec![0; 8]));
+    assert_eq!((front.answer(40), front.device.resets), (None, 1));
+    front.device.is_busy = false;
+    assert!(!front.serve().unwrap());
+    assert_eq!(front.answer(40), Some(vec![0; 8]));
+}
+
+/// The device writes to a queue until the reset that stops it has come to its end.
+#[test]
+fn a_queue_goes_on_where_the_device_left_it() {
+    let mut front = FrontEnd::negotiated();
+    front.set_up(3, &event(), &event());
+    assert_eq!(front.ack(18, &state(3, 1), &[]), 0);
+    let memory = front.device.started[0].1.memory.clone();
+    front.device.is_slow = true;
+    front.send(&message(11, &state(3, 0), 0), &[]);
+    assert!(front.serve().unwrap());
+    memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
+    assert!(front.serve().unwrap());
+    front.device.is_busy = false;
+    assert!(!front.serve().unwrap());
+    assert_eq!(front.answer(11), Some(state(3, 77)));
+}
+
+#[test]
+fn a_front_end_that_goes_while_the_device_follows_is_noticed_afterwards() {
+    for flags in [0, NEED_REPLY] {
+        let mut front = FrontEnd::negotiated();
+        front.set_up(0, &event(), &event());
+        assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+        front.device.is_slow = true;
+        front.send(&message(38, &single(&region()), flags), &[]);
+        assert!(front.serve().unwrap());
+        front.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(front.serve().unwrap());
+        front.device.is_busy = false;
+        assert!(front.serve().unwrap_err().is_closed());
+    }
 }
 
 /// More descriptors than a message may have, as those that a process has no room for, are lost on

@@ -38,12 +38,13 @@ impl Backend {
         self.device.set_driver_features(features);
     }
 
-    /// Ends the device's life. Guest memory is not touched any more when this returns.
+    /// Begins the end of the device's life. Guest memory is not touched any more when the device is
+    /// settled.
     pub fn reset(&mut self) {
         for kick in self.kicks.drain(..) {
             self.poller.remove(&kick);
         }
-        self.device.reset();
+        self.device.begin_reset();
         if std::mem::take(&mut self.started) {
             tracing::info!("the device is reset");
         }
@@ -57,8 +58,10 @@ impl Backend {
 }
 
 impl Drop for Backend {
+    /// Where a connection ends in order, the reset has come to its end before.
     fn drop(&mut self) {
         self.reset();
+        self.device.settle();
     }
 }
 
@@ -99,7 +102,11 @@ impl vhost_user::Backend for Backend {
     }
 
     fn set_memory(&mut self, memory: &GuestMemory) {
-        self.device.set_memory(memory);
+        self.device.begin_memory(memory);
+    }
+
+    fn is_settled(&self) -> bool {
+        self.device.is_settled()
     }
 
     fn reset(&mut self) {
@@ -148,7 +155,11 @@ impl vfio_user::Backend for Backend {
     }
 
     fn set_memory(&mut self, memory: &GuestMemory) {
-        self.device.set_memory(memory);
+        self.device.begin_memory(memory);
+    }
+
+    fn is_settled(&self) -> bool {
+        self.device.is_settled()
     }
 
     fn kick(&mut self, queue: u16) {

@@ -71,7 +71,7 @@ impl Server {
     /// Answers messages; whether there may be more that the socket does not announce.
     fn process(&mut self, backend: &mut Backend) -> Result<bool, Ended> {
         match self {
-            Self::VhostUser(server) => Ok(server.serve(backend).map(|()| false)?),
+            Self::VhostUser(server) => Ok(server.serve(backend)?),
             Self::VfioUser(server) => Ok(server.process(backend)?),
         }
     }
@@ -154,6 +154,8 @@ pub struct Connection {
     losses: u64,
     /// What the engine said last.
     next: Next,
+    /// Why the connection has ended, while the reset that follows is under way.
+    ended: Option<Ended>,
 }
 
 impl Connection {
@@ -183,6 +185,7 @@ impl Connection {
             needs_reset: false,
             losses: memory::losses(),
             next: Next::Idle,
+            ended: None,
         })
     }
 
@@ -196,8 +199,29 @@ impl Connection {
         self.state = State::Hot;
     }
 
-    /// Does a bounded part of what there is to do; whether that was anything.
+    /// Does a bounded part of what there is to do; whether that was anything. An error comes when the
+    /// guest's device is reset.
     pub fn turn(&mut self) -> Result<bool, Ended> {
+        if self.ended.is_none() {
+            match self.serve() {
+                Ok(busy) => return Ok(busy),
+                Err(ended) => {
+                    self.backend.reset();
+                    self.ended = Some(ended);
+                }
+            }
+        }
+        if self.guest.device.is_settled() {
+            if let Some(ended) = self.ended.take() {
+                return Err(ended);
+            }
+        }
+        self.guest.device.run(self.budget.get());
+        self.busy = true;
+        Ok(true)
+    }
+
+    fn serve(&mut self) -> Result<bool, Ended> {
         let spoken = std::mem::take(&mut self.unread);
         if spoken {
             let _span = self.span.enter();

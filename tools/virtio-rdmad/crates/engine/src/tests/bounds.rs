@@ -4,12 +4,16 @@
 //! that the engine counts, in nanoseconds as it estimates them. Here are the guests that want much.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use abi::*;
+use memory::GuestMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
-use crate::{Counter, Limits};
+use crate::sync::read;
+use crate::{Counter, Device, Limits};
 
 const PAGE: u64 = 0x1000;
 /// Objects: to do something for all of them takes longer than a turn.
@@ -221,5 +225,246 @@ fn resizing_a_full_cq_and_a_full_srq() {
             guest.command(VIRTIO_RDMA_CMD_RESIZE_SRQ, &request).unwrap();
         assert_eq!(reply.moved, depth);
         assert!(guest.device.counter(Counter::Work) - before > TURN);
+    });
+}
+
+/// What concerns all that a guest has, which is much here.
+struct Much {
+    guest: Guest,
+    pdn: u32,
+    /// Connected with each other.
+    qpns: [u32; 2],
+    cqn: u32,
+    /// Of a region at [`DATA`].
+    data: u32,
+    /// Of regions in memory that can be taken away: one by pages, a window on it, and one for fast
+    /// registration.
+    extra: [u32; 3],
+}
+
+impl Much {
+    fn new() -> Self {
+        let mut guest = guest();
+        let (pdn, cqn) = (guest.create_pd(), guest.create_cq(16));
+        let qps: Vec<u32> =
+            (0..MANY).map(|_| guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC)).collect();
+        for _ in 0..MANY / 4 {
+            guest.create_cq(2);
+            guest.create_srq(pdn);
+        }
+        for _ in 0..MANY {
+            guest.reg_mr(pdn, EXTRA.0, 0x1000, ALL);
+        }
+        let region = write_pages(&guest, 48 << 20, 40_000);
+        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
+        (request.pdn, request.access_flags, request.length) = (pdn, ALL, 40_000 * PAGE);
+        (request.pages, request.npages) = (region.pages, region.npages);
+        guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request).unwrap();
+        let data = guest.reg_mr(pdn, DATA, 0x4000, ALL).lkey;
+        let gid = guest.gid;
+        let qpns = [qps[0], qps[1]];
+        guest.connect(qpns[0], gid, qpns[1]);
+        guest.connect(qpns[1], gid, qpns[0]);
+        let mut this = Self { guest, pdn, qpns, cqn, data, extra: [0; 3] };
+        let access = ALL | VIRTIO_RDMA_ACCESS_MW_BIND;
+        this.extra[0] = this.guest.reg_mr(pdn, EXTRA.0, 0x1000, access).lkey;
+        for _ in 0..MANY {
+            this.extra[1] = this.bind_window();
+        }
+        this.extra[2] = this.guest.create_mr(pdn, 1).unwrap().rkey;
+        let registration = this.guest.registration(this.extra[2], ALL, EXTRA.0, 0x1000, &[EXTRA.0]);
+        assert_eq!(this.post(&Send::reg_mr(1, registration)), VIRTIO_RDMA_WC_SUCCESS);
+        this
+    }
+
+    fn bind_window(&mut self) -> u32 {
+        let window = self.guest.alloc_mw(self.pdn, VIRTIO_RDMA_MW_TYPE_1).unwrap();
+        let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
+        (bind.mw_rkey, bind.new_rkey) = (window.rkey, window.rkey);
+        (bind.addr, bind.length, bind.lkey) = (EXTRA.0, 0x1000, self.extra[0]);
+        bind.access = WRITE;
+        assert_eq!(self.post(&Send::bind_mw(1, bind)), VIRTIO_RDMA_WC_SUCCESS);
+        window.rkey
+    }
+
+    fn post(&mut self, send: &Send) -> u32 {
+        self.guest.post_send(self.qpns[0], send);
+        self.guest.run();
+        self.guest.poll_ring(self.cqn).unwrap().status.into()
+    }
+
+    /// What a write to each of the regions in memory that can be taken away gives.
+    fn write_extra(&mut self) -> [u32; 3] {
+        self.extra.map(|key| {
+            let part = [sge(DATA, 64, self.data)];
+            let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(EXTRA.0, key);
+            let status = self.post(&send);
+            if status != VIRTIO_RDMA_WC_SUCCESS {
+                let gid = self.guest.gid;
+                for (from, to) in [(0, 1), (1, 0)] {
+                    self.guest.set_state(self.qpns[from], VIRTIO_RDMA_QPS_RESET).unwrap();
+                    self.guest.connect(self.qpns[from], gid, self.qpns[to]);
+                }
+            }
+            status
+        })
+    }
+
+    /// Lets the device follow what was begun, which takes longer than a turn.
+    fn follow(&self) {
+        let work = || self.guest.device.counter(Counter::Work);
+        let before = work();
+        assert!(!self.guest.device.is_settled());
+        self.guest.run();
+        assert!(self.guest.device.is_settled());
+        let took = work() - before;
+        assert!(took > 2 * TURN, "all took {took} ns");
+    }
+}
+
+#[test]
+fn a_change_of_memory_is_followed_in_steps() {
+    with_rings(|| {
+        let mut much = Much::new();
+        let all = much.guest.memory.clone();
+        let (ok, refused) = (VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_REM_ACCESS_ERR);
+        let (less, _) = all.without(EXTRA.0, EXTRA.1);
+        for (memory, status) in [(&less, refused), (&all, ok)] {
+            much.guest.device.begin_memory(memory);
+            much.follow();
+            assert_eq!(much.write_extra(), [status; 3]);
+        }
+        // Without any memory all rings are lost, and what uses them fails.
+        much.guest.device.begin_memory(&GuestMemory::default());
+        much.follow();
+        // QPs in RESET do not fail.
+        let rings = u64::from(2 + 1 + 2 * (MANY / 4));
+        assert_eq!(much.guest.device.counter(Counter::LostRings), rings);
+    });
+}
+
+#[test]
+fn a_reset_goes_in_steps() {
+    with_rings(|| {
+        let mut much = Much::new();
+        let group = [0xff; 16];
+        let (pdn, cqn) = (much.pdn, much.cqn);
+        let qpn = much.guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_UD);
+        much.guest.mcast(VIRTIO_RDMA_CMD_ATTACH_MCAST, qpn, group).unwrap();
+        much.guest.device.begin_reset();
+        much.follow();
+        let status = much.guest.device.status();
+        let left = (status.gids.len(), status.qps.len(), status.srqs.len(), status.cqs);
+        assert_eq!((left, status.mrs, status.mws, status.pds), ((0, 0, 0, 0), 0, 0, 0));
+        assert!(!status.started);
+        // There is nothing left for another.
+        much.guest.device.begin_reset();
+        assert!(much.guest.device.is_settled());
+        much.guest.start();
+        let pdn = much.guest.create_pd();
+        much.guest.reg_mr(pdn, DATA, 0x4000, ALL);
+        assert_eq!(much.guest.device.status().mrs, 1);
+    });
+}
+
+/// Begins a REG_USER_MR of many pages, and leaves it unfinished; where its status is to come.
+fn begin_region(guest: &mut Guest, pdn: u32, count: u64) -> u64 {
+    let region = write_pages(guest, 48 << 20, count);
+    let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
+    (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
+    (request.pages, request.npages) = (region.pages, region.npages);
+    let bytes = [&[VIRTIO_RDMA_CMD_REG_USER_MR as u8], request.as_bytes()].concat();
+    let (at, reply) = (47 << 20, (47 << 20) + PAGE);
+    guest.memory.write(at, &bytes).unwrap();
+    guest.memory.write(reply, &[0xff]).unwrap();
+    guest.add(0, &[(at, bytes.len() as u32, false), (reply, 64, true)]);
+    // The table is read, and half of the pages are found.
+    for _ in 0..2 * count * 50 / 3 / 64_000 {
+        guest.device.run(256);
+    }
+    assert_eq!(guest.bytes(reply, 1), [0xff]);
+    reply
+}
+
+#[test]
+fn a_region_that_is_half_there_follows_or_goes_in_steps() {
+    with_rings(|| {
+        let mut guest = guest();
+        let pdn = guest.create_pd();
+        let reply = begin_region(&mut guest, pdn, 60_000);
+        guest.device.begin_memory(&guest.memory);
+        guest.device.run(64);
+        assert!(!guest.device.is_settled());
+        guest.run();
+        assert_eq!(guest.bytes(reply, 1), [VIRTIO_RDMA_STATUS_OK as u8]);
+        assert_eq!(guest.device.status().mrs, 1);
+        let reply = begin_region(&mut guest, pdn, 60_000);
+        guest.device.begin_reset();
+        let before = guest.device.counter(Counter::Work);
+        guest.run();
+        assert!(guest.device.counter(Counter::Work) - before > TURN);
+        assert_eq!((guest.bytes(reply, 1), guest.device.status().mrs), (vec![0xff], 0));
+    });
+}
+
+#[test]
+fn a_region_whose_last_page_is_none_goes_in_steps() {
+    with_rings(|| {
+        let mut guest = guest();
+        let pdn = guest.create_pd();
+        let count = 40_000;
+        let region = write_pages(&guest, 48 << 20, count);
+        guest.memory.write((48 << 20) + (count - 1) * 8, &(1_u64 << 50).to_le_bytes()).unwrap();
+        let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
+        (request.pdn, request.access_flags, request.length) = (pdn, ALL, count * PAGE);
+        (request.pages, request.npages) = (region.pages, region.npages);
+        let found = |guest: &Guest| guest.device.counter(Counter::Work);
+        let before = found(&guest);
+        let result = guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
+        assert_eq!(result.err(), Some(VIRTIO_RDMA_STATUS_FAULT));
+        // To read the table, to find its pages, and to free what was found of them.
+        assert!(found(&guest) - before > count * (4 + 50 + 10));
+    });
+}
+
+/// Has the device follow what was begun, while a peer is in the middle of a copy by `key`: it waits for
+/// that, and nobody begins another.
+fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device)) {
+    let keys = &device.shared().keys;
+    let pin = read(keys).pin(key).ok().expect("a region in memory");
+    begin(device);
+    let thread = thread::spawn({
+        let device = Arc::clone(device);
+        move || {
+            while !device.is_settled() {
+                device.run(64);
+            }
+        }
+    });
+    while read(keys).pin(key).is_ok() {
+        thread::yield_now();
+    }
+    thread::sleep(Duration::from_millis(20));
+    assert!(!thread.is_finished(), "the memory is given away under a copy");
+    drop(pin);
+    thread.join().unwrap();
+}
+
+#[test]
+fn memory_is_not_given_away_under_a_copy() {
+    with_rings(|| {
+        let much = Much::new();
+        let all = much.guest.memory.clone();
+        let (less, _) = all.without(EXTRA.0, EXTRA.1);
+        let device = &much.guest.device;
+        for key in much.extra {
+            follow_beside_copy(device, key, |device| device.begin_memory(&less));
+            device.set_memory(&all);
+        }
+        follow_beside_copy(device, much.extra[2], Device::begin_reset);
+        for which in [0, 1] {
+            let much = Much::new();
+            follow_beside_copy(&much.guest.device, much.extra[which], Device::begin_reset);
+        }
     });
 }

@@ -156,6 +156,39 @@ fn a_guest_that_fails_takes_nobody_along() {
     assert_eq!(again.answered(), 1);
 }
 
+/// The device of a guest that goes is reset over many turns.
+#[test]
+fn a_guest_that_goes_leaves_others_their_turn() {
+    let mut bench = Bench::new("goes", 2);
+    let gone = FrontEnd::start(bench.connect(0), 1);
+    let other = FrontEnd::start(bench.connect(1), 1);
+    bench.settle();
+    let device = bench.guests[0].device.clone();
+    // GET_DMA_MR in the PD that there is.
+    let request = [&[abi::VIRTIO_RDMA_CMD_GET_DMA_MR as u8][..], &[0; 8]].concat();
+    for _ in 0..10_000 {
+        let mut reply = [0; 16];
+        assert_eq!((device.command(&request, &mut reply), reply[0]), (13, 0));
+    }
+    drop(gone);
+    bench.worker.rest().unwrap();
+    let mut rounds = 0;
+    while bench.guests[0].link.worker().is_some() {
+        rounds += 1;
+        other.post(1 + rounds);
+        engine::Wake::wake(&*bench.guests[1].link);
+        bench.guests[1].device.kick(0);
+        bench.worker.round().unwrap();
+        assert_eq!(other.answered(), 1 + rounds);
+    }
+    assert!((10..100).contains(&rounds), "{rounds} rounds");
+    assert_eq!(device.status().mrs, 0);
+    // Its monitor may connect again.
+    let again = FrontEnd::start(bench.connect(0), 1);
+    bench.settle();
+    assert_eq!(again.answered(), 1);
+}
+
 #[test]
 fn a_guest_that_loses_its_memory_takes_nobody_along() {
     memory::survive_losses().unwrap();
