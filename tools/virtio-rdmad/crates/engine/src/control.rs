@@ -2,7 +2,6 @@
 
 //! The control queue and its commands (specification, chapter 5).
 
-use std::collections::HashSet;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
@@ -25,6 +24,7 @@ use memory::GuestMemory;
 use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+use crate::by_key::ByKey;
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
 use crate::cq::valid_notify_flags;
 use crate::device::Shared;
@@ -159,7 +159,7 @@ pub(crate) struct Control {
     /// Memory windows.
     pub mws: Slab<MwEntry>,
     /// Upper 24 bits of the keys of regions that are not in memory.
-    invalid_keys: HashSet<u32>,
+    invalid_keys: ByKey<()>,
     /// Extents of all regions, and pages of rings.
     pub extents: usize,
     /// Where the search for a free QP on virtqueues begins, so that numbers come
@@ -187,7 +187,7 @@ impl Control {
             mrs: Slab::new(limits.max_mr),
             xrcds: Slab::new(limits.max_xrcd),
             mws: Slab::new(limits.max_mw),
-            invalid_keys: HashSet::new(),
+            invalid_keys: ByKey::default(),
             extents: 0,
             next_slot: 1,
             ring_cqs: Numbers::new(0, limits.ring_cq),
@@ -258,9 +258,9 @@ impl Control {
     /// Notes whether the region with this key is in memory.
     pub fn set_valid_key(&mut self, key: u32, is_valid: bool) {
         if is_valid {
-            self.invalid_keys.remove(&(key >> 8));
+            self.invalid_keys.remove(key >> 8);
         } else {
-            self.invalid_keys.insert(key >> 8);
+            self.invalid_keys.insert(key >> 8, ());
         }
     }
 
@@ -760,7 +760,7 @@ impl Shared {
         let Some(place) = control.mrs.get_mut(*mrn) else { return Err(Status::NoObject) };
         let before = std::mem::replace(place, entry);
         control.extents = control.extents - old_extents + mr.extents();
-        control.invalid_keys.remove(&(key >> 8));
+        control.invalid_keys.remove(key >> 8);
         write(&self.keys).insert(mr);
         if let MrEntry::Fixed { live: Some(before), .. } = before {
             self.retire(control, before);
@@ -772,7 +772,7 @@ impl Shared {
 
     /// A key for a new region.
     pub(crate) fn choose_key(&self, control: &Control) -> Result<u32, Status> {
-        let taken = |key: u32| control.invalid_keys.contains(&(key >> 8));
+        let taken = |key: u32| control.invalid_keys.contains(key >> 8);
         read(&self.keys).choose_key(taken).ok_or(Status::Error)
     }
 
@@ -811,7 +811,7 @@ impl Shared {
         let (pdn, live) = match control.mrs.remove(request.mrn).ok_or(Status::NoObject)? {
             MrEntry::Fixed { attributes, live } => {
                 write(&self.keys).remove(attributes.key);
-                control.invalid_keys.remove(&(attributes.key >> 8));
+                control.invalid_keys.remove(attributes.key >> 8);
                 control.extents -= live.as_ref().map_or(0, |mr| mr.extents());
                 (attributes.pdn, live)
             }
@@ -991,6 +991,13 @@ impl Shared {
         responder.queue.disable_notify();
     }
 
+    /// Whether nothing refuses the end of the QP in place `slot`.
+    pub(crate) fn may_destroy_qp(&self, slot: u16) -> bool {
+        let Some(qp) = self.qps.get(slot) else { return false };
+        let exists = lock(&qp.requester).config.is_some();
+        exists && lock(&qp.responder).groups.is_empty()
+    }
+
     fn destroy_qp(
         self: &Arc<Self>,
         control: &mut Control,
@@ -1018,7 +1025,13 @@ impl Shared {
         responder.queue.drain();
         responder.queue.remove_ring();
         drop(responder);
-        self.release_windows(slot);
+        // There are few more than when the command began, or it had gone on.
+        loop {
+            match self.release_windows(slot) {
+                0 => break,
+                count => self.charge(count * cost::OBJECT),
+            }
+        }
         control.extents -= pages_of(&region);
         if self.has_rings() && slot != 0 {
             control.ring_slots.give_back(slot);

@@ -34,6 +34,7 @@
 // there in wider words, makes the processor wait for the stores: up to 10 ns of a message's 100.
 #![allow(clippy::inline_always)]
 
+mod by_key;
 mod change;
 mod config;
 mod control;

@@ -3,8 +3,7 @@
 //! Memory regions and keys.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::Hasher;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -17,6 +16,7 @@ use abi::{
 use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
+use crate::by_key::ByKey;
 use crate::device::Shared;
 use crate::fast_reg::{FastReg, Invalidation};
 use crate::mw::{Part, Reach, Windows};
@@ -614,9 +614,6 @@ pub(crate) enum KeyError {
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
-/// Something by the upper 24 bits of its key.
-pub(crate) type ByKey<T> = HashMap<u32, T, BuildHasherDefault<KeyHasher>>;
-
 impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
@@ -658,10 +655,13 @@ impl KeyTable {
         loop {
             let key = getrandom::u32().ok()?;
             let index = key >> 8;
-            let is_used = self.regions.contains_key(&index)
-                || self.fast_regs.contains_key(&index)
+            let is_used = self.regions.contains(index)
+                || self.fast_regs.contains(index)
                 || self.windows.has(key);
-            if index != 0 && !is_used && !taken(key) {
+            let is_crowded = self.regions.is_crowded(index)
+                || self.fast_regs.is_crowded(index)
+                || self.windows.is_crowded(key);
+            if index != 0 && !is_used && !is_crowded && !taken(key) {
                 return Some(key);
             }
         }
@@ -679,18 +679,18 @@ impl KeyTable {
 
     /// The region for fast registration that has this key, or will have it.
     pub fn fast_reg(&self, key: u32) -> Option<&FastReg> {
-        self.fast_regs.get(&(key >> 8))
+        self.fast_regs.get(key >> 8)
     }
 
     /// Takes a region for fast registration out; returns it, if it is VALID.
     pub fn remove_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
-        self.fast_regs.remove(&(key >> 8))?;
-        self.regions.remove(&(key >> 8))
+        self.fast_regs.remove(key >> 8)?;
+        self.regions.remove(key >> 8)
     }
 
     /// Makes a region VALID.
     pub fn set_valid(&mut self, attributes: Attributes, mr: Arc<Mr>) {
-        let Some(region) = self.fast_regs.get_mut(&(attributes.key >> 8)) else { return };
+        let Some(region) = self.fast_regs.get_mut(attributes.key >> 8) else { return };
         region.key = attributes.key;
         region.valid = Some(attributes);
         self.insert(mr);
@@ -702,11 +702,11 @@ impl KeyTable {
         if self.windows.has(what.key) {
             self.windows.invalidate(what)?;
         } else {
-            let region = self.fast_regs.get_mut(&index).ok_or(KeyError::Key)?;
+            let region = self.fast_regs.get_mut(index).ok_or(KeyError::Key)?;
             what.check(region.pdn, region.key, region.valid.is_none())?;
             region.valid = None;
         }
-        Ok(self.regions.remove(&index))
+        Ok(self.regions.remove(index))
     }
 
     /// The guest's memory is another from now on. Regions follow one by one.
@@ -718,9 +718,9 @@ impl KeyTable {
     /// the one of before, which is to be retired.
     pub fn remap_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
         let index = key >> 8;
-        let region = self.fast_regs.get(&index)?;
+        let region = self.fast_regs.get(index)?;
         let attributes = region.valid.clone()?;
-        let before = self.regions.remove(&index);
+        let before = self.regions.remove(index);
         if let Ok(mr) = Mr::new(&self.memory, attributes, region.max_pages) {
             self.regions.insert(index, Arc::new(mr.revocable()));
         }
@@ -729,7 +729,7 @@ impl KeyTable {
 
     /// The region with these upper 24 bits of its key, if it is in memory.
     pub fn resolved(&self, index: u32) -> Option<&Arc<Mr>> {
-        self.regions.get(&index)
+        self.regions.get(index)
     }
 
     /// Adds a region, or puts it in the place of the one with the same key, which it
@@ -740,7 +740,7 @@ impl KeyTable {
 
     /// Takes a region out and returns it; it may still be pinned.
     pub fn remove(&mut self, key: u32) -> Option<Arc<Mr>> {
-        self.regions.remove(&(key >> 8))
+        self.regions.remove(key >> 8)
     }
 
     /// A region of a list of pages, no window and not for fast registration, that is
@@ -748,15 +748,15 @@ impl KeyTable {
     pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
         let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes.backing, Backing::Ranges(_));
         let index = key >> 8;
-        if self.fast_regs.contains_key(&index) || self.windows.has(key) {
+        if self.fast_regs.contains(index) || self.windows.has(key) {
             return None;
         }
-        self.regions.get(&index).filter(is_listed).filter(|mr| mr.attributes.key == key)
+        self.regions.get(index).filter(is_listed).filter(|mr| mr.attributes.key == key)
     }
 
     /// Pins the region with this key.
     pub fn pin(&self, key: u32) -> Result<Pin, KeyError> {
-        let mr = self.regions.get(&(key >> 8)).ok_or(KeyError::Key)?;
+        let mr = self.regions.get(key >> 8).ok_or(KeyError::Key)?;
         if mr.attributes.key != key {
             return Err(KeyError::Key);
         }

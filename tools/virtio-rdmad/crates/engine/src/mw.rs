@@ -21,10 +21,11 @@ use abi::{
     VIRTIO_RDMA_MW_TYPE_2,
 };
 
+use crate::by_key::ByKey;
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::fast_reg::Invalidation;
-use crate::mr::{ByKey, KeyError, KeyTable, Mr};
+use crate::mr::{KeyError, KeyTable, Mr};
 use crate::qp::QpConfig;
 use crate::stats::Counter;
 use crate::sync::{read, write};
@@ -40,6 +41,9 @@ const ACCESS: u32 = CHANGES | VIRTIO_RDMA_ACCESS_REMOTE_READ;
 const WITHOUT_MEANING: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_MW_BIND
     | VIRTIO_RDMA_ACCESS_RELAXED_ORDERING;
+
+/// Windows of a QP that are freed at a time when it goes.
+const FEW: usize = 64;
 
 /// The bits of a key that are the consumer's (IBA 10.6.7.2.3).
 const KEY_BITS: u32 = 0xff;
@@ -175,7 +179,12 @@ pub(crate) struct Windows {
 impl Windows {
     /// Whether a window has a key with these upper 24 bits.
     pub fn has(&self, key: u32) -> bool {
-        self.all.contains_key(&(key >> 8))
+        self.all.contains(key >> 8)
+    }
+
+    /// Whether no other window should get this key, as [`ByKey::is_crowded`].
+    pub fn is_crowded(&self, key: u32) -> bool {
+        self.all.is_crowded(key >> 8)
     }
 
     /// Whether a window is bound to the region with this key.
@@ -186,7 +195,7 @@ impl Windows {
 
     /// Makes a window FREE, which is one.
     fn release(&mut self, index: u32) {
-        let Some(window) = self.all.get_mut(&index) else { return };
+        let Some(window) = self.all.get_mut(index) else { return };
         let Some(binding) = window.binding.take() else { return };
         self.by_region.remove(&(binding.region >> 8, index));
         if let Some(qp) = binding.qp() {
@@ -198,7 +207,7 @@ impl Windows {
     fn assign(&mut self, key: u32, binding: Option<Binding>) {
         let index = key >> 8;
         self.release(index);
-        let Some(window) = self.all.get_mut(&index) else { return };
+        let Some(window) = self.all.get_mut(index) else { return };
         window.key = key;
         window.binding = binding;
         let Some(binding) = binding else { return };
@@ -211,7 +220,7 @@ impl Windows {
     /// Makes the window with a key FREE.
     pub fn invalidate(&mut self, what: Invalidation) -> Result<(), KeyError> {
         let index = what.key >> 8;
-        let window = self.all.get(&index).ok_or(KeyError::Key)?;
+        let window = self.all.get(index).ok_or(KeyError::Key)?;
         what.check(window.pdn, window.key, window.binding.is_none())?;
         let is_others = window.binding.is_some_and(|binding| binding.qp() != Some(what.qp));
         if window.kind == MwType::One || is_others {
@@ -222,8 +231,8 @@ impl Windows {
     }
 
     /// Upper 24 bits of the keys of those that are bound to a QP.
-    fn of_qp(&self, qp: u16) -> Vec<u32> {
-        self.by_qp.range((qp, 0)..=(qp, u32::MAX)).map(|(_, index)| *index).collect()
+    fn of_qp(&self, qp: u16) -> impl Iterator<Item = u32> + '_ {
+        self.by_qp.range((qp, 0)..=(qp, u32::MAX)).map(|(_, index)| *index)
     }
 }
 
@@ -237,7 +246,7 @@ impl KeyTable {
         flush: bool,
         bind: &Bind,
     ) -> Result<Option<(Binding, &Arc<Mr>)>, &'static str> {
-        let window = self.windows.all.get(&(bind.key >> 8));
+        let window = self.windows.all.get(bind.key >> 8);
         let Some(window) = window.filter(|window| window.pdn == pdn) else {
             return Err("BIND_MW of a key that its PD does not have");
         };
@@ -304,7 +313,7 @@ impl KeyTable {
     pub fn remap_window(&mut self, region: u32, from: u32) -> Option<(u32, Option<Arc<Mr>>)> {
         let (_, index) =
             *self.windows.by_region.range((region, from)..=(region, u32::MAX)).next()?;
-        let window = self.windows.all.get(&index)?;
+        let window = self.windows.all.get(index)?;
         let (key, binding) = (window.key, window.binding?);
         let before = self.remove(key);
         if let Some(mr) = self.resolved(region) {
@@ -318,20 +327,20 @@ impl KeyTable {
     pub fn remove_window(&mut self, key: u32) -> Option<Arc<Mr>> {
         let index = key >> 8;
         self.windows.release(index);
-        self.windows.all.remove(&index)?;
+        self.windows.all.remove(index)?;
         self.remove(key)
     }
 
-    /// Makes the windows of a QP FREE; returns what is to be revoked.
-    fn release_windows(&mut self, qp: u16) -> Vec<Arc<Mr>> {
-        let indices = self.windows.of_qp(qp);
-        indices
-            .into_iter()
-            .filter_map(|index| {
-                self.windows.release(index);
-                self.remove(index << 8)
-            })
-            .collect()
+    /// Makes [`FEW`] windows of a QP FREE, or all if there are no more; returns how many, and what is
+    /// to be revoked.
+    fn release_windows(&mut self, qp: u16) -> (usize, Vec<Arc<Mr>>) {
+        let indices: Vec<u32> = self.windows.of_qp(qp).take(FEW).collect();
+        let revoked = indices.iter().filter_map(|index| {
+            self.windows.release(*index);
+            self.remove(index << 8)
+        });
+        let revoked = revoked.collect();
+        (indices.len(), revoked)
     }
 }
 
@@ -399,11 +408,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the windows of a QP FREE, which goes.
-    pub(crate) fn release_windows(&self, slot: u16) {
-        let revoked = write(&self.keys).release_windows(slot);
+    /// Makes [`FEW`] windows of a QP that goes FREE, or all if there are no more; how many.
+    pub(crate) fn release_windows(&self, slot: u16) -> u64 {
+        let (count, revoked) = write(&self.keys).release_windows(slot);
         for mr in revoked {
             mr.revoke();
         }
+        count as u64
+    }
+
+    /// Whether more than [`FEW`] windows are bound to a QP.
+    pub(crate) fn has_many_windows(&self, slot: u16) -> bool {
+        read(&self.keys).windows.of_qp(slot).nth(FEW).is_some()
     }
 }

@@ -3,13 +3,15 @@
 //! The long part of control commands: what is read, found or copied before a command is carried out,
 //! over as many turns as that takes.
 //!
-//! It changes nothing that anybody else sees, so a command that is refused after it has done no harm.
+//! Of a command that may be refused, it changes nothing that anybody else sees. The end of an SRQ or a QP
+//! begins with what the object has of others, or they of it, once nothing can refuse it any more.
 
 use abi::{
     virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_create_srq,
-    virtio_rdma_cmd_reg_user_mr, virtio_rdma_cmd_rereg_mr, virtio_rdma_cmd_resize_cq,
-    virtio_rdma_cmd_resize_srq, virtio_rdma_ring_region, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
-    VIRTIO_RDMA_F_REREG_MR, VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_TRANS,
+    virtio_rdma_cmd_destroy_qp, virtio_rdma_cmd_destroy_srq, virtio_rdma_cmd_reg_user_mr,
+    virtio_rdma_cmd_rereg_mr, virtio_rdma_cmd_resize_cq, virtio_rdma_cmd_resize_srq,
+    virtio_rdma_ring_region, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_F_REREG_MR,
+    VIRTIO_RDMA_REREG_ACCESS, VIRTIO_RDMA_REREG_TRANS,
 };
 use memory::{GuestMemory, Pages};
 use zerocopy::FromBytes;
@@ -39,6 +41,10 @@ pub(crate) enum Prepared {
     Cq(u32, MovingCq),
     /// An SRQ's.
     Srq(u16, MovingSrq),
+    /// An SRQ for XRC ends, and with it what the QPs from a place on have of it.
+    SrqEnd(u16, u16),
+    /// A QP ends that may have many windows.
+    QpEnd(u16),
     /// The command ends with this.
     Failed(Status),
 }
@@ -195,6 +201,15 @@ impl Shared {
                 let request: virtio_rdma_cmd_resize_cq = parse(request)?;
                 rings(&request.region, self.cq_region_len(request.cqe).ok()?)
             }
+            abi::VIRTIO_RDMA_CMD_DESTROY_SRQ if self.has_srqs() => {
+                let request: virtio_rdma_cmd_destroy_srq = parse(request)?;
+                self.begin_srq_end(request.srqn).map(|slot| Prepared::SrqEnd(slot, 0))
+            }
+            abi::VIRTIO_RDMA_CMD_DESTROY_QP if self.has_mws() => {
+                let request: virtio_rdma_cmd_destroy_qp = parse(request)?;
+                let slot = self.slot_of(request.qpn)?;
+                self.may_destroy_qp(slot).then_some(Prepared::QpEnd(slot))
+            }
             abi::VIRTIO_RDMA_CMD_RESIZE_SRQ if self.has_srqs() => {
                 let request: virtio_rdma_cmd_resize_srq = parse(request)?;
                 rings(&request.region, self.resized_shape(&request).ok()?.end())
@@ -327,6 +342,29 @@ impl Shared {
                 });
                 *prepared = moving.unwrap_or_else(Prepared::Failed);
                 self.go_on(prepared, control, request, turn)
+            }
+            Prepared::SrqEnd(srq, next) => {
+                while *next < self.qps.len() {
+                    if turn.is_over() {
+                        return false;
+                    }
+                    turn.work(if self.abandon_srq(*srq, *next) {
+                        cost::OBJECT
+                    } else {
+                        cost::LOOK
+                    });
+                    *next += 1;
+                }
+                true
+            }
+            Prepared::QpEnd(slot) => {
+                while self.has_many_windows(*slot) {
+                    if turn.is_over() {
+                        return false;
+                    }
+                    turn.work(self.release_windows(*slot) * cost::OBJECT);
+                }
+                true
             }
             Prepared::Cq(cqn, moving) => {
                 let moved = go_on_moving(turn, || self.move_cqes(*cqn, moving));

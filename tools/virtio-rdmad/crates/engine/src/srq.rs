@@ -53,6 +53,7 @@ pub(crate) struct XrcSrq {
 }
 
 /// An SRQ.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Srq {
     pdn: u32,
     /// If it is for XRC.
@@ -65,6 +66,8 @@ pub(crate) struct Srq {
     limit: u32,
     /// No work request is taken any more.
     in_error: bool,
+    /// DESTROY_SRQ is under way: no target receives from here any more.
+    ends: bool,
     /// QPs that receive from here.
     users: Users,
     /// The owner was asked for a doorbell.
@@ -273,6 +276,7 @@ impl Shared {
             region,
             limit: 0,
             in_error: false,
+            ends: false,
             users: Users::default(),
             asleep: false,
             waiting: BTreeSet::new(),
@@ -392,7 +396,6 @@ impl Shared {
         };
         drop(place);
         if let Some(XrcSrq { xrcdn, cq }) = srq.xrc {
-            self.abandon_srq(slot);
             control.unuse_xrcd(xrcdn);
             lock(self.cqs.take(cq)).users.remove(User::Srq(slot));
         }
@@ -402,15 +405,23 @@ impl Shared {
         Ok(())
     }
 
-    /// An SRQ for XRC is gone: no target is in the middle of a message for it, and
-    /// whoever sent one finds that out.
-    fn abandon_srq(&self, srq: u16) {
-        for (_, qp) in self.qps.iter() {
-            self.charge(cost::OBJECT);
-            let mut responder = lock(&qp.responder);
-            if responder.config.is_none_or(|config| config.srq != Some(srq)) {
-                continue;
-            }
+    /// Begins the end of an SRQ for XRC, if nothing refuses it; its place. From now on no target finds
+    /// it.
+    pub(crate) fn begin_srq_end(&self, srqn: u32) -> Option<u16> {
+        let slot = self.srq_slot_of(srqn)?;
+        let ends = self.in_srq_slot(slot, |srq| {
+            srq.ends = srq.xrc.is_some() && srq.users.is_empty();
+            srq.ends
+        })?;
+        ends.then_some(slot)
+    }
+
+    /// An SRQ for XRC ends: the target in place `slot` is not in the middle of a message for it, and
+    /// whoever sent one finds that out. Whether there was a QP ever.
+    pub(crate) fn abandon_srq(&self, srq: u16, slot: u16) -> bool {
+        let Some(qp) = self.qps.get(slot) else { return false };
+        let mut responder = lock(&qp.responder);
+        if responder.config.is_some_and(|config| config.srq == Some(srq)) {
             responder.has_receive = false;
             responder.deselect();
             if let Some((device, slot)) = responder.waiter.take() {
@@ -418,12 +429,13 @@ impl Shared {
                 device.make_hot(device.jobs.send(slot));
             }
         }
+        true
     }
 
     /// PD and CQ of the SRQ in a place, if that is one for XRC of this domain.
     pub(crate) fn xrc_srq(&self, srq: u16, xrcdn: u32) -> Option<(u32, u16)> {
         self.in_srq_slot(srq, |srq| {
-            let xrc = srq.xrc.filter(|xrc| xrc.xrcdn == xrcdn)?;
+            let xrc = srq.xrc.filter(|xrc| xrc.xrcdn == xrcdn && !srq.ends)?;
             Some((srq.pdn, xrc.cq))
         })?
     }

@@ -269,7 +269,7 @@ impl Much {
         let access = ALL | VIRTIO_RDMA_ACCESS_MW_BIND;
         this.extra[0] = this.guest.reg_mr(pdn, EXTRA.0, 0x1000, access).lkey;
         for _ in 0..MANY {
-            this.extra[1] = this.bind_window();
+            this.extra[1] = this.bind_window(VIRTIO_RDMA_MW_TYPE_1);
         }
         this.extra[2] = this.guest.create_mr(pdn, 1).unwrap().rkey;
         let registration = this.guest.registration(this.extra[2], ALL, EXTRA.0, 0x1000, &[EXTRA.0]);
@@ -277,8 +277,8 @@ impl Much {
         this
     }
 
-    fn bind_window(&mut self) -> u32 {
-        let window = self.guest.alloc_mw(self.pdn, VIRTIO_RDMA_MW_TYPE_1).unwrap();
+    fn bind_window(&mut self, kind: u32) -> u32 {
+        let window = self.guest.alloc_mw(self.pdn, kind).unwrap();
         let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
         (bind.mw_rkey, bind.new_rkey) = (window.rkey, window.rkey);
         (bind.addr, bind.length, bind.lkey) = (EXTRA.0, 0x1000, self.extra[0]);
@@ -364,6 +364,40 @@ fn a_reset_goes_in_steps() {
         let pdn = much.guest.create_pd();
         much.guest.reg_mr(pdn, DATA, 0x4000, ALL);
         assert_eq!(much.guest.device.status().mrs, 1);
+    });
+}
+
+#[test]
+fn a_qp_with_many_windows_goes_in_steps() {
+    with_rings(|| {
+        let mut much = Much::new();
+        for _ in 0..MANY {
+            much.bind_window(VIRTIO_RDMA_MW_TYPE_2);
+        }
+        let work = |much: &Much| much.guest.device.counter(Counter::Work);
+        let before = work(&much);
+        much.guest.destroy_qp(much.qpns[0]).unwrap();
+        assert!(work(&much) - before > u64::from(MANY) * 100);
+        assert_eq!(much.guest.device.status().mws, 2 * MANY as usize);
+    });
+}
+
+#[test]
+fn an_srq_for_xrc_goes_in_steps() {
+    with_rings(|| {
+        let mut guest = guest();
+        let (pdn, cqn) = (guest.create_pd(), guest.create_cq(2));
+        let xrcdn = guest.alloc_xrcd().unwrap();
+        let srqns = [(); 2].map(|()| guest.create_xrc_srq(pdn, xrcdn, cqn).unwrap());
+        for _ in 0..MANY {
+            guest.create_xrc_tgt(xrcdn).unwrap();
+        }
+        for srqn in srqns {
+            let before = guest.device.counter(Counter::Work);
+            guest.destroy_srq(srqn).unwrap();
+            assert!(guest.device.counter(Counter::Work) - before > TURN);
+        }
+        assert_eq!(guest.destroy_srq(srqns[0]), Err(VIRTIO_RDMA_STATUS_NO_OBJECT));
     });
 }
 
