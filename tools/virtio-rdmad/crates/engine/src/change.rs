@@ -27,7 +27,7 @@ use crate::work_queue::WorkQueue;
 /// What is under way.
 pub(crate) enum Change {
     /// All is found again in other memory.
-    Memory(Remap),
+    Memory(Box<Remap>),
     /// All ends.
     Reset(Reset),
 }
@@ -194,7 +194,7 @@ impl Remap {
             Some(requester.region.clone())
         };
         match self.find_rings(turn, ranges) {
-            Rings::Found(pages) => shared.set_qp_pages(slot, pages.map(Arc::new)),
+            Rings::Found(pages) => shared.set_qp_pages(slot, pages.map(Arc::new).as_ref()),
             other => return other.step(),
         }
         Step::More
@@ -233,18 +233,14 @@ impl Remap {
         ranges: impl FnOnce() -> Option<Box<[Range]>>,
     ) -> Rings {
         turn.work(cost::LOOK);
-        let mut rings = match self.rings.take() {
-            Some(rings) => rings,
-            None => match ranges() {
-                Some(ranges) => {
-                    turn.work(cost::OBJECT + ranges.len() as u64 * cost::FREE);
-                    PreparedRings::of_ranges(ranges)
-                }
-                None => {
-                    self.at += 1;
-                    return Rings::Absent;
-                }
-            },
+        let begin = || {
+            let ranges = ranges()?;
+            turn.work(cost::OBJECT + ranges.len() as u64 * cost::FREE);
+            Some(PreparedRings::of_ranges(ranges))
+        };
+        let Some(mut rings) = self.rings.take().or_else(begin) else {
+            self.at += 1;
+            return Rings::Absent;
         };
         if !rings.run(&self.memory, turn) {
             self.rings = Some(rings);
@@ -337,13 +333,11 @@ impl Reset {
 
     fn end_gid(&mut self, shared: &Arc<Shared>, turn: &mut Turn) -> Step {
         turn.work(cost::OBJECT);
-        match shared.set_gid(self.at as usize, None) {
-            None => self.next(Victim::Qps),
-            Some(_) => {
-                self.at += 1;
-                Step::More
-            }
+        if shared.set_gid(self.at as usize, None).is_none() {
+            return self.next(Victim::Qps);
         }
+        self.at += 1;
+        Step::More
     }
 
     fn end_qp(&mut self, shared: &Shared, turn: &mut Turn) -> Step {
@@ -389,8 +383,10 @@ impl Reset {
     fn end_window(&mut self, shared: &Shared, turn: &mut Turn) -> Step {
         turn.work(cost::LOOK);
         let control = &mut *lock(&shared.control);
-        let Some(window) = control.mws.pop() else { return self.next(Victim::Regions) };
-        let Some(window) = window else { return Step::More };
+        if control.mws.numbers() == 0 {
+            return self.next(Victim::Regions);
+        }
+        let Some(window) = control.mws.pop() else { return Step::More };
         turn.work(cost::OBJECT);
         let bound = write(&shared.keys).remove_window(window.key());
         if let Some(mr) = bound {
@@ -405,8 +401,10 @@ impl Reset {
             return Step::Wait;
         }
         turn.work(cost::LOOK);
-        let Some(region) = control.pop_mr() else { return self.next(Victim::Cqs) };
-        let Some(region) = region else { return Step::More };
+        if control.mr_numbers() == 0 {
+            return self.next(Victim::Cqs);
+        }
+        let Some(region) = control.pop_mr() else { return Step::More };
         turn.work(cost::OBJECT);
         let mut keys = write(&shared.keys);
         let live = match region {
@@ -458,7 +456,7 @@ impl Shared {
     }
 
     /// Gives the rings of a QP their pages in other memory; without them, it fails.
-    fn set_qp_pages(&self, slot: u16, pages: Option<Arc<Pages>>) {
+    fn set_qp_pages(&self, slot: u16, pages: Option<&Arc<Pages>>) {
         let qp = self.qps.take(slot);
         let mut requester = lock(&qp.requester);
         let mut responder = lock(&qp.responder);
@@ -466,7 +464,7 @@ impl Shared {
         let jobs = [self.jobs.send(slot), self.jobs.receive(slot)];
         for (queue, job) in [&mut requester.queue, &mut responder.queue].into_iter().zip(jobs) {
             // What is flushed there waited, and nobody rings for it.
-            if queue.ring().is_some_and(|ring| ring.set_pages(pages.clone())) {
+            if queue.ring().is_some_and(|ring| ring.set_pages(pages.cloned())) {
                 self.make_hot(job);
             }
         }

@@ -241,8 +241,8 @@ impl Control {
         self.mrs.numbers()
     }
 
-    /// Takes the region of the highest number, as [`Slab::pop`].
-    pub fn pop_mr(&mut self) -> Option<Option<MrEntry>> {
+    /// Takes the region of the highest number out, as [`Slab::pop`].
+    pub fn pop_mr(&mut self) -> Option<MrEntry> {
         self.mrs.pop()
     }
 

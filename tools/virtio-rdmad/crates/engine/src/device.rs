@@ -710,7 +710,7 @@ impl Device {
         self.settle();
         let mut service = lock(&self.shared.service);
         service.polled.forget_watches();
-        service.change = Some(Change::Memory(Remap::new(memory)));
+        service.change = Some(Change::Memory(Box::new(Remap::new(memory))));
     }
 
     /// Begins to reset the device (status 0, or the guest has gone): everything that the guest made is

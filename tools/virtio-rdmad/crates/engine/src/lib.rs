@@ -18,7 +18,8 @@
 //! at a time, of whichever device), then the leaves, never two at once. The
 //! use of a memory region is pinned by a count for one call of [`Device::run`] at
 //! most, which is bounded in messages and bytes, and not while the control queue
-//! has its turn, so deregistration waits for a bounded time, and never for itself.
+//! has its turn or a change of memory or a reset goes on, so these wait for a bounded
+//! time, and never for themselves.
 //!
 //! # What a guest wrote
 //! is copied once, then checked. Nothing that a guest, or a peer, writes makes

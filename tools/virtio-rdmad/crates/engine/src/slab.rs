@@ -62,12 +62,12 @@ impl<T> Slab<T> {
         u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes the object of the highest number out, if there is one of that number; `None` when no
-    /// number is left. No other object may come afterwards.
-    pub fn pop(&mut self) -> Option<Option<T>> {
+    /// Takes the highest number back, and returns its object if there is one. No other object may come
+    /// afterwards.
+    pub fn pop(&mut self) -> Option<T> {
         let last = self.slots.pop()?;
         self.used -= usize::from(last.is_some());
-        Some(last)
+        last
     }
 
     /// How many objects there are.

@@ -465,7 +465,7 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
 /// that, and nobody begins another.
 fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device)) {
     let keys = &device.shared().keys;
-    let pin = read(keys).pin(key).ok().expect("a region in memory");
+    let Ok(pin) = read(keys).pin(key) else { panic!("the region is not in memory") };
     begin(device);
     let thread = thread::spawn({
         let device = Arc::clone(device);

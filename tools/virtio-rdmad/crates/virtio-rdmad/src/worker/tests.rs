@@ -165,7 +165,8 @@ fn a_guest_that_goes_leaves_others_their_turn() {
     bench.settle();
     let device = bench.guests[0].device.clone();
     // GET_DMA_MR in the PD that there is.
-    let request = [&[abi::VIRTIO_RDMA_CMD_GET_DMA_MR as u8][..], &[0; 8]].concat();
+    let mut request = [0; 9];
+    request[0] = u8::try_from(abi::VIRTIO_RDMA_CMD_GET_DMA_MR).unwrap();
     for _ in 0..10_000 {
         let mut reply = [0; 16];
         assert_eq!((device.command(&request, &mut reply), reply[0]), (13, 0));
