@@ -70,6 +70,7 @@ unsigned int virtio_rdma_netdev_port_state(struct net_device *ndev);
 unsigned int virtio_rdma_netdev_port_mtu(const struct net_device *ndev);
 
 unsigned int virtio_rdma_num_online_cpus(void);
+bool virtio_rdma_need_resched(void);
 
 struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype);
 int virtio_rdma_nla_nest_end(struct sk_buff *skb, struct nlattr *start);

@@ -285,6 +285,11 @@ unsigned int virtio_rdma_num_online_cpus(void)
 	return num_online_cpus();
 }
 
+bool virtio_rdma_need_resched(void)
+{
+	return need_resched();
+}
+
 struct nlattr *virtio_rdma_nla_nest_start(struct sk_buff *skb, int attrtype)
 {
 	return nla_nest_start(skb, attrtype);

@@ -12,6 +12,7 @@ use crate::{
         Stats, //
     },
     sync::{
+        needs_processor,
         new_irq_spinlock,
         Completion,
         IrqGuard,
@@ -27,6 +28,7 @@ use core::time::Duration;
 use kernel::{
     new_condvar, new_mutex,
     prelude::*,
+    processor::cpu_relax,
     sync::{
         atomic::{
             Atomic,
@@ -34,6 +36,11 @@ use kernel::{
         },
         CondVar,
         Mutex, //
+    },
+    time::{
+        Delta,
+        Instant,
+        Monotonic, //
     },
     transmute::{
         AsBytes,
@@ -181,6 +188,14 @@ fn timeout() -> Duration {
     Duration::from_secs(seconds.max(1).into())
 }
 
+/// How long a caller looks for its reply before it sleeps. A device that is awake replies within
+/// microseconds, and one that was asleep mostly within this time; to fall asleep and be woken by an
+/// interrupt takes as long where the processors of the host have other work too.
+const POLL: Delta = Delta::from_micros(200);
+
+/// After so many callers in a row whose replies did not come meanwhile, one of so many looks.
+const PATIENCE: u32 = 16;
+
 /// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
 const LIVENESS: Duration = Duration::from_secs(1);
 
@@ -230,12 +245,18 @@ struct Inner {
     queue: Option<Queue>,
     slots: [State; MAX_SLOTS as usize],
     notifies: KVec<Notify>,
+    /// Callers that look for their replies.
+    pollers: u32,
+    /// Callers that sleep until the interrupt. It is off while there are pollers and no sleepers.
+    sleepers: u32,
 }
 
 /// The control queue of a device.
 #[pin_data]
 pub(crate) struct ControlQueue {
     broken: Atomic<bool>,
+    /// Callers since the last whose reply came while it looked.
+    vain: Atomic<u32>,
     /// Wakes the caller of each slot.
     replies: KVec<Pin<KBox<Completion>>>,
     #[pin]
@@ -260,7 +281,7 @@ impl Failed {
     /// For the log.
     pub(crate) fn why(&self) -> &'static str {
         match self {
-            Failed::Broken => "its control queue is broken",
+            Failed::Broken => "the control queue broke",
             Failed::Silent => "a command has no reply",
             Failed::Untold => "a command's reply came without an interrupt",
         }
@@ -290,11 +311,14 @@ impl ControlQueue {
             queue: None,
             slots: [State::Idle; MAX_SLOTS as usize],
             notifies,
+            pollers: 0,
+            sleepers: 0,
         };
         let free = KVec::with_capacity(MAX_SLOTS as usize, GFP_KERNEL)?;
 
         Ok(try_pin_init!(Self {
             broken: Atomic::new(false),
+            vain: Atomic::new(0),
             replies,
             inner <- new_irq_spinlock!(inner, "virtio_rdma::ControlQueue"),
             free <- new_mutex!(free),
@@ -351,7 +375,8 @@ impl ControlQueue {
         drop(free);
     }
 
-    /// Executes a command. Sleeps until the device replies, uninterruptibly.
+    /// Executes a command. Waits until the device replies: looks for the reply for a moment, then sleeps,
+    /// uninterruptibly.
     ///
     /// # Errors
     ///
@@ -410,17 +435,77 @@ impl ControlQueue {
         reply.reinit();
         self.send(slot, opcode, request)
             .map_err(|_| Failed::Broken)?;
+        if !self.poll(slot, stats) {
+            let result = self.sleep(slot, reply, stats);
+            self.inner.lock().sleepers -= 1;
+            return result;
+        }
+        // What was taken along with the reply may have broken the queue, of which no interrupt tells.
+        if self.transport_is_broken() {
+            return Err(Failed::Broken);
+        }
+        Ok(())
+    }
+
+    /// Looks for the reply of a slot that was just sent, for a moment and while nobody else wants the
+    /// processor; whether it is there. If it is not, the caller is a sleeper from here on.
+    fn poll(&self, slot: u32, stats: &Stats) -> bool {
+        let vain = self.vain.load(Relaxed);
+        let start = Instant::<Monotonic>::now();
+        let mut is_there = false;
+
+        if vain < PATIENCE || vain % PATIENCE == 0 {
+            while !is_there && !needs_processor() && start.elapsed() < POLL {
+                cpu_relax();
+                is_there = self.look(slot, stats);
+            }
+        }
+        let vain = if is_there { 0 } else { vain.wrapping_add(1) };
+        self.vain.store(vain, Relaxed);
+        self.end_poll(is_there, stats);
+        is_there
+    }
+
+    /// Takes what the device has used; whether the reply of a slot is there.
+    fn look(&self, slot: u32, stats: &Stats) -> bool {
+        let mut inner = self.inner.lock();
+        self.take_used(&mut inner, stats);
+        inner.has_reply(slot)
+    }
+
+    /// Leaves it to the interrupt to take what the device uses, unless all callers look for replies: one
+    /// that looks may lose the processor for long, and must not keep those that sleep waiting.
+    fn end_poll(&self, is_there: bool, stats: &Stats) {
+        let mut inner = self.inner.lock();
+        inner.pollers -= 1;
+        if !is_there {
+            inner.sleepers += 1;
+        }
+        // A reply may have come between the last look and the interrupt's being on.
+        while (inner.pollers == 0 || inner.sleepers != 0)
+            && inner.queue.as_mut().is_some_and(Queue::has_used)
+        {
+            self.take_used(&mut inner, stats);
+        }
+    }
+
+    /// Sleeps until the reply of a slot is there.
+    fn sleep(&self, slot: u32, reply: &Completion, stats: &Stats) -> Result<(), Failed> {
         let mut waited = Duration::ZERO;
-        while !self.broken.load(Relaxed) && !reply.wait_timeout(LIVENESS) {
-            waited += LIVENESS;
+        loop {
+            // A caller that looked may have found that out.
             if self.transport_is_broken() {
                 return Err(Failed::Broken);
             }
             if waited >= timeout() {
                 return Err(self.silence(slot, stats));
             }
+            if self.broken.load(Relaxed) || reply.wait_timeout(LIVENESS) {
+                break;
+            }
+            waited += LIVENESS;
         }
-        if matches!(self.state(slot), State::Replied(_)) {
+        if self.inner.lock().has_reply(slot) {
             Ok(())
         } else {
             Err(Failed::Silent)
@@ -431,19 +516,11 @@ impl ControlQueue {
     fn silence(&self, slot: u32, stats: &Stats) -> Failed {
         // Its errors are those of a queue that is broken, which is known then.
         let _ = self.interrupt(stats);
-        if matches!(self.state(slot), State::Replied(_)) {
+        if self.inner.lock().has_reply(slot) {
             Failed::Untold
         } else {
             Failed::Silent
         }
-    }
-
-    fn state(&self, slot: u32) -> State {
-        let inner = self.inner.lock();
-        inner
-            .slots
-            .get(slot as usize)
-            .map_or(State::Sent, |state| *state)
     }
 
     fn transport_is_broken(&self) -> bool {
@@ -454,6 +531,7 @@ impl ControlQueue {
             .is_none_or(Queue::is_broken)
     }
 
+    /// Sends a request. [`ControlQueue::end_poll`] has to follow.
     fn send(&self, slot: u32, opcode: u8, request: &[u8]) -> Result {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -463,6 +541,10 @@ impl ControlQueue {
         queue.exchange(slot)?.set_request(opcode, request)?;
         queue.add_exchange(slot)?;
         *state = State::Sent;
+        inner.pollers += 1;
+        if inner.sleepers == 0 {
+            queue.disable_interrupt();
+        }
         queue.kick();
         Ok(())
     }
@@ -521,16 +603,20 @@ impl ControlQueue {
     pub(crate) fn interrupt(&self, stats: &Stats) -> Result {
         let mut inner = self.inner.lock();
 
-        while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
-            match token.checked_sub(MAX_SLOTS) {
-                None => self.reply_arrived(&mut inner, token, written),
-                Some(cqn) => inner.notify_returned(cqn, written, stats),
-            }
-        }
+        self.take_used(&mut inner, stats);
         if inner.queue.as_ref().is_some_and(Queue::is_broken) {
             return Err(EIO);
         }
         Ok(())
+    }
+
+    fn take_used(&self, inner: &mut IrqGuard<'_, Inner>, stats: &Stats) {
+        while let Some((token, written)) = inner.queue.as_mut().and_then(Queue::get) {
+            match token.checked_sub(MAX_SLOTS) {
+                None => self.reply_arrived(inner, token, written),
+                Some(cqn) => inner.notify_returned(cqn, written, stats),
+            }
+        }
     }
 
     fn reply_arrived(&self, inner: &mut IrqGuard<'_, Inner>, slot: u32, written: u32) {
@@ -543,6 +629,11 @@ impl ControlQueue {
 }
 
 impl Inner {
+    /// Whether the device has replied to the command of a slot.
+    fn has_reply(&self, slot: u32) -> bool {
+        matches!(self.slots.get(slot as usize), Some(State::Replied(_)))
+    }
+
     /// Sends what is wanted of a CQ's notification, unless one is under way.
     fn send_notify(&mut self, cqn: u32) {
         let (Some(queue), Some(entry)) = (self.queue.as_mut(), self.notifies.get_mut(cqn as usize))

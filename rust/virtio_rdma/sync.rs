@@ -162,3 +162,9 @@ pub(crate) fn num_online_cpus() -> u32 {
     // SAFETY: There are no requirements.
     unsafe { bindings::virtio_rdma_num_online_cpus() }
 }
+
+/// Whether the scheduler wants this processor for another thread than the current.
+pub(crate) fn needs_processor() -> bool {
+    // SAFETY: There are no requirements.
+    unsafe { bindings::virtio_rdma_need_resched() }
+}
