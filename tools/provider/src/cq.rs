@@ -4,7 +4,7 @@
 
 use crate::{
     bindings::*,
-    clock, cmd,
+    clock, cmd, context,
     cq_ring::{CqRing, Owner},
     doorbell::Owed,
     errno::{Errno, Result},
@@ -20,32 +20,45 @@ const POLL_BATCH: usize = 256;
 
 /// What the provider adds to a CQ.
 pub struct Private {
-    /// The ring, if the program has it.
-    pub ring: Option<Lock<CqRing>>,
-    /// What the program reads of a completion, of an extended CQ.
-    poll: Option<Lock<Poll>>,
+    state: Lock<State>,
     /// Where the ring's memory comes from; behind it, and so dropped last.
     domain: Domain,
 }
 
 impl Private {
+    /// What the CQ's lock protects.
+    pub fn state(&self) -> &Lock<State> {
+        &self.state
+    }
+
+    /// A CQ that the kernel does not know, for completions with what `flags` says.
+    #[cfg(test)]
+    pub fn without_kernel(ring: Option<CqRing>, flags: u32) -> Self {
+        Self { state: Lock::new(State::new(ring, flags)), domain: Domain::NONE }
+    }
+}
+
+/// What the lock of a CQ protects.
+pub struct State {
+    /// The ring, if the program has it.
+    ring: Option<CqRing>,
     /// What the program reads of a completion, of an extended CQ.
-    pub fn poll(&self) -> Option<&Lock<Poll>> {
-        self.poll.as_ref()
-    }
+    pub poll: Poll,
+}
 
-    /// A CQ that the kernel does not know.
-    #[cfg(test)]
-    pub fn without_kernel(ring: Option<CqRing>) -> Self {
-        Self { ring: ring.map(Lock::new), poll: None, domain: Domain::NONE }
-    }
-
-    /// The same, extended.
-    #[cfg(test)]
-    pub fn extended_without_kernel(ring: CqRing, flags: u32) -> Self {
+impl State {
+    fn new(ring: Option<CqRing>, flags: u32) -> Self {
         let wc = MaybeUninit::new(ibv_wc::default());
-        let poll = Some(Lock::new(Poll { wc, device_time: 0, wallclock: 0, flags }));
-        Self { poll, ..Self::without_kernel(Some(ring)) }
+        Self { ring, poll: Poll { wc, device_time: 0, wallclock: 0, flags } }
+    }
+
+    /// The ring.
+    ///
+    /// # Errors
+    ///
+    /// EOPNOTSUPP if the kernel polls.
+    pub fn ring(&mut self) -> Result<&mut CqRing> {
+        self.ring.as_mut().ok_or(Errno::EOPNOTSUPP)
     }
 }
 
@@ -79,7 +92,7 @@ pub struct Attr<'a> {
 ///
 /// EINVAL for a number of CQEs that no CQ has; ENOMEM; the kernel's.
 pub fn create(context: Ref<'_, ibv_context>, attr: Attr<'_>) -> Result<Owned<Cq>> {
-    new(context, attr, None)
+    new(context, attr, 0)
 }
 
 /// What an extended CQ can tell of a completion.
@@ -101,38 +114,39 @@ pub fn create_ex(
     if flags & !WC_FLAGS != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    new(context, attr, Some(flags))
+    new(context, attr, flags)
 }
 
-fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: Option<u32>) -> Result<Owned<Cq>> {
+fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq, Private>::new()?;
     let Attr { cqe, channel, comp_vector, domain } = attr;
-    let threads = domain.threads;
-    let poll = flags.map(|flags| {
-        let wc = MaybeUninit::new(ibv_wc::default());
-        let poll = Poll { wc, device_time: 0, wallclock: 0, flags };
-        Lock::with(poll, threads)
-    });
+    let state = |ring| Lock::with(State::new(ring, flags), domain.threads);
     if context.whole().private().numbers.is_none() {
         cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
-        let domain = domain.without_memory();
-        return Ok(cq.finish(Private { ring: None, poll, domain }));
+        let state = state(None);
+        return Ok(cq.finish(Private { state, domain: domain.without_memory() }));
     }
     let (ring, cqe) = new_ring(cqe, &domain)?;
     cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
-    Ok(cq.finish(Private { ring: Some(Lock::with(ring, threads)), poll, domain }))
+    let state = state(Some(ring));
+    Ok(cq.finish(Private { state, domain }))
 }
 
-/// Takes a completion off an extended CQ, for the program to read.
+/// Takes a completion off an extended CQ, for the program to read. The caller has the CQ's lock.
 ///
 /// # Errors
 ///
 /// ENOENT if there is none; EIO if there will be none any more; the kernel's.
-pub fn next(cq: Ref<'_, Cq>, poll: &mut Poll) -> Result {
-    let entries = slice::from_mut(&mut poll.wc);
-    let polled = match cq.private().ring {
-        Some(_) => self::poll(cq, entries)?,
-        None => poll_kernel(cq.cq(), entries)?,
+pub fn next(cq: Ref<'_, Cq>, state: &mut State) -> Result {
+    let State { ring, poll } = state;
+    let entry = slice::from_mut(&mut poll.wc);
+    let polled = match ring {
+        Some(ring) => {
+            let context = cq.cq().context().private();
+            let polled = take(context, ring, entry)?;
+            if polled == 0 { emptied(&context.owed, 0)? } else { polled }
+        }
+        None => poll_kernel(cq.cq(), entry)?,
     };
     if polled == 0 {
         return Err(Errno::ENOENT);
@@ -165,10 +179,11 @@ fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
 ///
 /// EINVAL for fewer CQEs than the CQ holds, and as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
-    let lock = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    let (mut ring, cqe) = new_ring(cqe, &cq.private().domain)?;
-    let mut old = lock.lock();
-    ring.arm_as(&old);
+    let Private { state, domain } = cq.private();
+    let (mut ring, cqe) = new_ring(cqe, domain)?;
+    let mut state = state.lock();
+    let old = state.ring()?;
+    ring.arm_as(old);
     cmd::resize_cq(cq.cq(), cqe, ring.request())?;
     *old = ring;
     Ok(())
@@ -181,17 +196,26 @@ pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
 /// EIO if the CQ is empty and the device gone; EACCES if it is empty because the
 /// kernel rings no doorbell for a program that changed its credentials.
 pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
-    let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
     let context = cq.cq().context().private();
-    let numbers = context.numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    let polled = {
-        let mut ring = ring.lock();
-        match ring.poll(numbers, entries) {
-            0 if ring.is_closed() => return Err(Errno::EIO),
-            polled => polled,
-        }
-    };
+    let polled = take(context, cq.private().state.lock().ring()?, entries)?;
     if polled == entries.len() { Ok(polled) } else { emptied(&context.owed, polled) }
+}
+
+/// Takes completions off a ring; answers how many.
+///
+/// # Errors
+///
+/// EIO if there are none, and the device is gone.
+fn take(
+    context: &context::Private,
+    ring: &mut CqRing,
+    entries: &mut [MaybeUninit<ibv_wc>],
+) -> Result<usize> {
+    let numbers = context.numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    match ring.poll(numbers, entries) {
+        0 if ring.is_closed() => Err(Errno::EIO),
+        polled => Ok(polled),
+    }
 }
 
 /// Rings the doorbells that are owed, as a CQ that is empty may wait for them.
@@ -210,8 +234,7 @@ fn emptied(owed: &Owed, polled: usize) -> Result<usize> {
 ///
 /// What the kernel answers to a doorbell that is owed: the program would sleep for ever.
 pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
-    let ring = cq.private().ring.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    ring.lock().arm(solicited_only);
+    cq.private().state.lock().ring()?.arm(solicited_only);
     cq.cq().context().private().owed.settle()
 }
 
@@ -220,8 +243,8 @@ pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
 pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, owner: Owner) {
     let same = send_cq.as_ptr() == recv_cq.as_ptr();
     for cq in [send_cq, recv_cq].into_iter().take(if same { 1 } else { 2 }) {
-        if let Some(ring) = &cq.private().ring {
-            ring.lock().purge(owner);
+        if let Ok(ring) = cq.private().state.lock().ring() {
+            ring.purge(owner);
         }
     }
 }

@@ -6,10 +6,14 @@
 //! As in [`crate::ops`], the program's contract vouches for the pointers. It also
 //! says that all but ibv_start_poll() come from the thread whose ibv_start_poll()
 //! succeeded last, and before its ibv_end_poll().
+//!
+//! From one to the other the thread has the lock of the CQ. It does not wait for itself when it
+//! arms or resizes the CQ meanwhile, or destroys a QP. (Where two threads destroy QPs, one of them
+//! between the two calls, each may wait for the other, as with other providers.)
 
 use crate::{
     bindings::*,
-    cq::{self, Poll},
+    cq::{self, Poll, State},
     errno::{Errno, Result, code},
     lock::Lock,
     object::{Cq, Ref},
@@ -20,7 +24,7 @@ use core::ffi::{c_int, c_uint};
 ///
 /// # Safety
 ///
-/// `cq` is a CQ with a [`Poll`] that nobody else uses yet.
+/// Nobody else uses the CQ yet.
 pub unsafe fn install(cq: Ref<'_, Cq>) {
     let ex = cq.verbs().as_ptr().cast::<ibv_cq_ex>();
     // SAFETY: the CQ is the caller's alone; its union holds a `struct
@@ -44,15 +48,15 @@ pub unsafe fn install(cq: Ref<'_, Cq>) {
     }
 }
 
-/// The lock of what the program reads of a completion.
+/// The CQ and its lock.
 ///
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn lock<'a>(cq: *mut ibv_cq_ex) -> (Ref<'a, Cq>, Option<&'a Lock<Poll>>) {
+unsafe fn lock<'a>(cq: *mut ibv_cq_ex) -> (Ref<'a, Cq>, &'a Lock<State>) {
     // SAFETY: the CQ is the first member of what `create_cq_ex` made.
     let cq: Ref<'a, Cq> = unsafe { Ref::new(cq.cast()) };
-    (cq, cq.private().poll())
+    (cq, cq.private().state())
 }
 
 /// The completion that was taken last.
@@ -66,9 +70,9 @@ fn wc(poll: &Poll) -> &ibv_wc {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, poll: &mut Poll) -> Result {
-    cq::next(cq, poll)?;
-    let wc = wc(poll);
+unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, state: &mut State) -> Result {
+    cq::next(cq, state)?;
+    let wc = wc(&state.poll);
     // SAFETY: the fields are the polling thread's.
     unsafe {
         (*at).wr_id = wc.wr_id;
@@ -82,49 +86,43 @@ unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, poll: &mut Poll) -> Result {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn read<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Poll) -> T) -> T {
-    // SAFETY: by the contract of this function.
-    let Some(lock) = (unsafe { lock(cq) }).1 else { return T::default() };
-    // SAFETY: this thread's ibv_start_poll() kept the guard.
-    let poll = unsafe { lock.kept() };
-    let value = read(&poll);
-    poll.keep();
+unsafe fn read<T>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Poll) -> T) -> T {
+    // SAFETY: by the contract of this function; this thread's ibv_start_poll() kept the guard.
+    let state = unsafe { lock(cq).1.kept() };
+    let value = read(&state.poll);
+    state.keep();
     value
 }
 
 unsafe extern "C" fn start_poll(at: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: see the head of this file.
     let ((cq, lock), mask) = unsafe { (lock(at), (*attr).comp_mask) };
-    let Some(lock) = lock else { return Errno::EOPNOTSUPP.get() };
     if mask != 0 {
         return Errno::EINVAL.get();
     }
-    let mut poll = lock.lock();
+    let mut state = lock.lock();
     // SAFETY: this thread has the lock.
-    let result = unsafe { take(at, cq, &mut poll) };
+    let result = unsafe { take(at, cq, &mut state) };
     if result.is_ok() {
-        poll.keep();
+        state.keep_open();
     }
     code(result)
 }
 
 unsafe extern "C" fn next_poll(at: *mut ibv_cq_ex) -> c_int {
     // SAFETY: see the head of this file.
-    let (cq, Some(lock)) = (unsafe { lock(at) }) else { return Errno::EOPNOTSUPP.get() };
+    let (cq, lock) = unsafe { lock(at) };
     // SAFETY: this thread's ibv_start_poll() kept the guard.
-    let mut poll = unsafe { lock.kept() };
+    let mut state = unsafe { lock.kept() };
     // SAFETY: this thread has the lock.
-    let result = unsafe { take(at, cq, &mut poll) };
-    poll.keep();
+    let result = unsafe { take(at, cq, &mut state) };
+    state.keep();
     code(result)
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: see the head of this file.
-    if let Some(lock) = (unsafe { lock(cq) }).1 {
-        // SAFETY: this thread's ibv_start_poll() kept the guard.
-        drop(unsafe { lock.kept() });
-    }
+    // SAFETY: see the head of this file; this thread's ibv_start_poll() kept the guard.
+    drop(unsafe { lock(cq).1.reclaim() });
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
@@ -186,4 +184,230 @@ unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: see the head of this file.
     unsafe { read(cq, |poll| poll.wallclock) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cq_ring::CqRing,
+        model::{self, Completer},
+        object::{Context, Owned},
+        qpn::Registration,
+    };
+    use core::sync::atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    };
+    use std::{thread, time::Duration};
+
+    const QPN: u32 = 5;
+
+    /// An extended CQ, a QP that completes to it, and the device.
+    struct Bench {
+        device: Completer,
+        registration: Option<Registration>,
+        cq: Owned<Cq>,
+        context: Owned<Context>,
+    }
+
+    // SAFETY: verbs may be called from any thread.
+    unsafe impl Sync for Bench {}
+
+    impl Bench {
+        fn new(depth: u32, flags: u32) -> Self {
+            let context = model::context();
+            let cq = model::cq_ex(CqRing::new(depth).unwrap(), flags, &context);
+            let mut bench = Self { device: Completer::of(&cq), registration: None, cq, context };
+            bench.registration = Some(bench.register(QPN));
+            bench
+        }
+
+        fn register(&self, number: u32) -> Registration {
+            let numbers = self.context.as_ref().private().numbers.as_ref().unwrap();
+            Registration::new(numbers, number, self.cq.as_ref(), self.cq.as_ref()).unwrap()
+        }
+
+        /// Completes a work request of a QP; whether there is room.
+        fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
+            let numbers = self.context.as_ref().private().numbers.as_ref().unwrap();
+            let wqe_index = self.device.producer;
+            self.device.complete_posted(numbers, virtio_rdma_ring_cqe { wqe_index, ..cqe })
+        }
+
+        fn complete_next(&mut self) -> bool {
+            let wr_id = self.device.producer.into();
+            self.complete(virtio_rdma_ring_cqe { wr_id, qp_num: QPN, ..Default::default() })
+        }
+
+        fn ex(&self) -> *mut ibv_cq_ex {
+            self.cq.as_ref().as_ptr().cast()
+        }
+
+        fn start(&self) -> c_int {
+            // SAFETY: as ibv_create_cq_ex(3) has it, here and below.
+            unsafe { (*self.ex()).start_poll.unwrap()(self.ex(), &mut Default::default()) }
+        }
+
+        fn next(&self) -> c_int {
+            // SAFETY: see above.
+            unsafe { (*self.ex()).next_poll.unwrap()(self.ex()) }
+        }
+
+        fn end(&self) {
+            // SAFETY: see above.
+            unsafe { (*self.ex()).end_poll.unwrap()(self.ex()) }
+        }
+
+        fn wr_id(&self) -> u64 {
+            // SAFETY: see above.
+            unsafe { (*self.ex()).wr_id }
+        }
+
+        /// Whether another thread can use the CQ, within the time that it would take.
+        fn is_open(&self) -> bool {
+            let done = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    drop(self.cq.as_ref().private().state().lock());
+                    done.store(true, Release);
+                });
+                thread::sleep(Duration::from_millis(20));
+                let open = done.load(Acquire);
+                if !open {
+                    self.end();
+                }
+                open
+            })
+        }
+    }
+
+    #[test]
+    fn each_completion_once_and_in_order() {
+        let mut bench = Bench::new(32, 0);
+        let mut expected = 0;
+        for round in 0..100 {
+            assert_eq!(bench.start(), Errno::ENOENT.get());
+            let count = 1 + round % 32;
+            (0..count).for_each(|_| assert!(bench.complete_next()));
+            assert_eq!((bench.start(), bench.wr_id()), (0, expected));
+            for wr_id in expected + 1..expected + count {
+                assert_eq!((bench.next(), bench.wr_id()), (0, wr_id));
+            }
+            assert_eq!(bench.next(), Errno::ENOENT.get());
+            bench.end();
+            expected += count;
+        }
+    }
+
+    /// A work request may be posted, and complete, as soon as the completion of another was read,
+    /// in a CQ that has as many CQEs as there are work requests.
+    #[test]
+    fn completions_make_room_before_the_end() {
+        let mut bench = Bench::new(4, 0);
+        (0..4).for_each(|_| assert!(bench.complete_next()));
+        assert!(!bench.complete_next());
+        assert_eq!(bench.start(), 0);
+        for wr_id in 0..100 {
+            assert_eq!(bench.wr_id(), wr_id);
+            assert!(bench.complete_next());
+            assert!(!bench.complete_next());
+            assert_eq!(bench.next(), 0);
+        }
+        bench.end();
+    }
+
+    /// A thread has the CQ from the first completion to the end, and nothing at all if there is
+    /// no completion.
+    #[test]
+    fn one_thread_from_start_to_end() {
+        let mut bench = Bench::new(4, 0);
+        assert_eq!(bench.start(), Errno::ENOENT.get());
+        assert!(bench.is_open());
+        // SAFETY: as ibv_create_cq_ex(3) has it.
+        let unknown = unsafe {
+            let mut attr = ibv_poll_cq_attr { comp_mask: 1 };
+            (*bench.ex()).start_poll.unwrap()(bench.ex(), &mut attr)
+        };
+        assert_eq!(unknown, Errno::EINVAL.get());
+        assert!(bench.complete_next() && bench.complete_next());
+        assert_eq!(bench.start(), 0);
+        assert!(!bench.is_open());
+        assert_eq!((bench.start(), bench.next()), (0, Errno::ENOENT.get()));
+        bench.end();
+        assert!(bench.is_open());
+    }
+
+    /// The thread that polls arms the CQ and destroys a QP meanwhile, and goes on behind what
+    /// that took off the CQ.
+    #[test]
+    fn no_wait_for_oneself() {
+        let mut bench = Bench::new(8, 0);
+        let other = bench.register(9);
+        for qp_num in [QPN, 9, QPN, 9] {
+            let wr_id = qp_num.into();
+            assert!(bench.complete(virtio_rdma_ring_cqe { wr_id, qp_num, ..Default::default() }));
+        }
+        assert_eq!((bench.start(), bench.wr_id()), (0, QPN.into()));
+        assert_eq!(cq::req_notify(bench.cq.as_ref(), false), Ok(()));
+        assert!(bench.device.event(false));
+        drop(other);
+        assert_eq!((bench.next(), bench.wr_id()), (0, QPN.into()));
+        assert_eq!(bench.next(), Errno::ENOENT.get());
+        bench.end();
+        assert!(bench.is_open());
+    }
+
+    #[test]
+    fn a_device_that_is_gone() {
+        let mut bench = Bench::new(4, 0);
+        assert!(bench.complete_next());
+        bench.device.close();
+        assert_eq!((bench.start(), bench.next()), (0, Errno::EIO.get()));
+        bench.end();
+        assert_eq!(bench.start(), Errno::EIO.get());
+        assert!(bench.is_open());
+    }
+
+    #[test]
+    fn what_the_program_reads() {
+        let stamps =
+            IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        for flags in [0, stamps] {
+            let mut bench = Bench::new(4, flags);
+            assert!(bench.complete(virtio_rdma_ring_cqe {
+                wr_id: 1,
+                status: 10,
+                opcode: 128,
+                sl: 3,
+                vendor_err: 4,
+                byte_len: 5,
+                ex: virtio_rdma_ring_cqe__bindgen_ty_1 { imm_data: 6 },
+                qp_num: QPN,
+                src_qp: 8,
+                wc_flags: VIRTIO_RDMA_WC_GRH | VIRTIO_RDMA_WC_WITH_IMM,
+                ..Default::default()
+            }));
+            assert_eq!(bench.start(), 0);
+            let at = bench.ex();
+            // SAFETY: as ibv_create_cq_ex(3) has it.
+            unsafe {
+                let cq = &*at;
+                assert_eq!((cq.wr_id, cq.status), (1, IBV_WC_REM_ACCESS_ERR));
+                assert_eq!(cq.read_opcode.unwrap()(at), IBV_WC_RECV);
+                assert_eq!(cq.read_vendor_err.unwrap()(at), 4);
+                assert_eq!(cq.read_byte_len.unwrap()(at), 5);
+                assert_eq!(cq.read_imm_data.unwrap()(at), 6);
+                assert_eq!(cq.read_qp_num.unwrap()(at), QPN);
+                assert_eq!(cq.read_src_qp.unwrap()(at), 8);
+                assert_eq!(cq.read_wc_flags.unwrap()(at), IBV_WC_GRH | IBV_WC_WITH_IMM);
+                assert_eq!(cq.read_sl.unwrap()(at), 3);
+                assert_eq!(cq.read_slid.unwrap()(at), 0);
+                assert_eq!(cq.read_dlid_path_bits.unwrap()(at), 0);
+                assert_eq!(cq.read_completion_ts.unwrap()(at) != 0, flags != 0);
+                assert_eq!(cq.read_completion_wallclock_ns.unwrap()(at) != 0, flags != 0);
+            }
+            bench.end();
+        }
+    }
 }

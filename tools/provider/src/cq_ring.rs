@@ -126,6 +126,10 @@ impl CqRing {
                 polled += 1;
             }
         }
+        // With each completion, of extended polling too: as soon as the program has read one it
+        // may post, and what completes then needs the place, where the CQ has as many CQEs as there
+        // are work requests. This is a store and no more: the device reads the word once a lap,
+        // when it knows of no free place, so that the cache line stays here.
         if self.consumer != first {
             self.region.store(CONSUMER, self.consumer, Release);
         }

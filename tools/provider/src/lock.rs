@@ -10,7 +10,7 @@ use core::{
     hint, mem,
     ops::{Deref, DerefMut},
     sync::atomic::{
-        AtomicU32,
+        AtomicU32, AtomicUsize,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
@@ -49,6 +49,8 @@ pub struct Lock<T> {
     taken: AtomicU32,
     /// See [`Threads::one`].
     elided: bool,
+    /// The thread that may take the lock again, which it keeps; 0 if none does.
+    keeper: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -58,36 +60,54 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// An open lock.
     pub const fn new(value: T) -> Self {
-        Self { taken: AtomicU32::new(0), elided: false, value: UnsafeCell::new(value) }
+        Self::with(value, Threads::MANY)
     }
 
     /// An open lock for as many threads. With one, nobody ever waits, and the
     /// lock costs nothing.
     pub const fn with(value: T, threads: Threads) -> Self {
-        Self { taken: AtomicU32::new(0), elided: threads.one, value: UnsafeCell::new(value) }
+        Self {
+            taken: AtomicU32::new(0),
+            elided: threads.one,
+            keeper: AtomicUsize::new(0),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the lock, and holds it until the guard is dropped.
     pub fn lock(&self) -> Guard<'_, T> {
-        if !self.elided && self.taken.swap(1, Acquire) != 0 {
-            self.wait();
-        }
-        Guard(self)
+        let frees = !self.elided && (self.taken.swap(1, Acquire) == 0 || self.wait());
+        Guard { lock: self, frees }
     }
 
     /// The guard that was kept.
     ///
     /// # Safety
     ///
-    /// This thread took the lock, kept its guard ([`Guard::keep`]) and has no
-    /// other one of it.
+    /// This thread took the lock, kept its guard ([`Guard::keep`], [`Guard::keep_open`]) and has
+    /// no other one of it, nor takes the lock while it has this one.
     pub unsafe fn kept(&self) -> Guard<'_, T> {
-        Guard(self)
+        Guard { lock: self, frees: !self.elided }
     }
 
-    /// Takes the lock when its holder lets go.
+    /// The guard that [`Guard::keep_open`] kept, which is kept no longer.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::kept`].
+    pub unsafe fn reclaim(&self) -> Guard<'_, T> {
+        self.keeper.store(0, Relaxed);
+        // SAFETY: by the contract of this function.
+        unsafe { self.kept() }
+    }
+
+    /// Takes the lock when its holder lets go. False if this thread has it already.
     #[cold]
-    fn wait(&self) {
+    fn wait(&self) -> bool {
+        // Only this thread writes its own name there.
+        if self.keeper.load(Relaxed) == this_thread() {
+            return false;
+        }
         loop {
             let mut spins = 0;
             while self.taken.load(Relaxed) != 0 {
@@ -99,19 +119,35 @@ impl<T> Lock<T> {
                 hint::spin_loop();
             }
             if self.taken.swap(1, Acquire) == 0 {
-                return;
+                return true;
             }
         }
     }
 }
 
+/// A number other than 0 that no other thread has meanwhile.
+fn this_thread() -> usize {
+    // SAFETY: the function has no preconditions. Each thread has an errno of its own.
+    unsafe { bindings::__errno_location() }.addr()
+}
+
 /// A lock that is held.
-pub struct Guard<'a, T>(&'a Lock<T>);
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// Whether the lock is open when this guard goes.
+    frees: bool,
+}
 
 impl<T> Guard<'_, T> {
     /// Keeps the lock beyond the guard, for a later call of this thread.
     pub fn keep(self) {
         mem::forget(self);
+    }
+
+    /// The same, and until [`Lock::reclaim`] this thread may take the lock as if it were open.
+    pub fn keep_open(self) {
+        self.lock.keeper.store(this_thread(), Relaxed);
+        self.keep();
     }
 }
 
@@ -120,21 +156,21 @@ impl<T> Deref for Guard<'_, T> {
 
     fn deref(&self) -> &T {
         // SAFETY: this guard is the only one, and so the only way to the value.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        if !self.0.elided {
-            self.0.taken.store(0, Release);
+        if self.frees {
+            self.lock.taken.store(0, Release);
         }
     }
 }
@@ -145,7 +181,7 @@ unsafe impl<T: Sync> Sync for Guard<'_, T> {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
+    use std::{thread, time::Duration};
 
     #[test]
     fn one_thread_at_a_time() {
@@ -171,6 +207,35 @@ mod tests {
         assert_eq!(*guard, 2);
         drop(guard);
         assert_eq!(lock.taken.load(Relaxed), 0);
+    }
+
+    /// The thread that keeps a lock open does not wait for itself, another one does.
+    #[test]
+    fn kept_open_for_one_thread() {
+        let lock = Lock::new(0u32);
+        lock.lock().keep_open();
+        *lock.lock() += 1;
+        *lock.lock() += 1;
+        assert_eq!(lock.taken.load(Relaxed), 1);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| *lock.lock());
+            thread::sleep(Duration::from_millis(20));
+            assert!(!other.is_finished());
+            // SAFETY: this thread kept the guard.
+            let mut guard = unsafe { lock.reclaim() };
+            *guard = 7;
+            drop(guard);
+            assert_eq!(other.join().unwrap(), 7);
+        });
+        // Whoever kept it once does not have it for ever.
+        thread::scope(|scope| {
+            lock.lock().keep_open();
+            // SAFETY: as above.
+            drop(unsafe { lock.reclaim() });
+            let held = scope.spawn(|| lock.lock().keep()).join();
+            assert!(held.is_ok() && lock.keeper.load(Relaxed) == 0);
+            assert_eq!(lock.taken.load(Relaxed), 1);
+        });
     }
 
     #[test]

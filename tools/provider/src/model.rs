@@ -213,13 +213,13 @@ impl Harness {
 /// A CQ that the kernel does not know.
 pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
-    blank.finish(cq::Private::without_kernel(ring))
+    blank.finish(cq::Private::without_kernel(ring, 0))
 }
 
 /// The same, extended, of a context.
 pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq, cq::Private>::new().unwrap();
-    let cq = blank.finish(cq::Private::extended_without_kernel(ring, flags));
+    let cq = blank.finish(cq::Private::without_kernel(Some(ring), flags));
     cq_of(&cq, context);
     // SAFETY: the CQ is extended, and nobody else has it.
     unsafe { crate::cq_ex::install(cq.as_ref()) };
@@ -318,7 +318,7 @@ impl Completer {
 
     /// The other side of the ring of a CQ.
     pub fn of(cq: &Owned<Cq>) -> Self {
-        Self::new(&cq.as_ref().private().ring.as_ref().unwrap().lock())
+        Self::new(cq.as_ref().private().state().lock().ring().unwrap())
     }
 
     /// Writes a CQE, if there is room; answers whether there was.
@@ -358,6 +358,11 @@ impl Completer {
             self.armed = now;
         }
         event
+    }
+
+    /// The driver says that the device is gone.
+    pub fn close(&self) {
+        self.memory.word(offset_of!(virtio_rdma_cq_ring, closed)).store(1, Ordering::Relaxed);
     }
 
     /// Moves what the program has not taken to another ring, if it fits there: RESIZE_CQ.
@@ -530,8 +535,8 @@ mod cost {
     fn cost_of_poll_cq() {
         let harness = Harness::new(&[5]);
         let cq = cq(Some(CqRing::new(DEPTH).unwrap()));
-        let lock = cq.as_ref().private().ring.as_ref().unwrap();
-        let mut device = Completer::new(&lock.lock());
+        let lock = cq.as_ref().private().state();
+        let mut device = Completer::of(&cq);
         for batch in [1, 16] {
             let mut entries = [MaybeUninit::<ibv_wc>::uninit(); 16];
             let round = |_| {
@@ -544,7 +549,7 @@ mod cost {
                 let mut polled = 0;
                 while polled < DEPTH as usize {
                     let entries = black_box(&mut entries[..batch]);
-                    polled += lock.lock().poll(&harness.numbers, entries);
+                    polled += lock.lock().ring().unwrap().poll(&harness.numbers, entries);
                 }
                 start.elapsed().as_nanos()
             };
@@ -630,7 +635,7 @@ mod traffic {
 
         let seen = Mutex::new(BTreeSet::new());
         let numbers = &harness.numbers;
-        let cq = harness.cq.as_ref().private().ring.as_ref().unwrap();
+        let cq = harness.cq.as_ref().private().state();
         let shared = &Shared(qp.as_ref());
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
@@ -638,7 +643,7 @@ mod traffic {
                 scope.spawn(|| {
                     loop {
                         let last = stop.load(Ordering::Acquire);
-                        let polled = poll(&mut cq.lock(), numbers, 5);
+                        let polled = poll(cq.lock().ring().unwrap(), numbers, 5);
                         for wc in &polled {
                             assert!(seen.lock().unwrap().insert(wc.wr_id), "twice");
                         }
@@ -693,7 +698,7 @@ mod traffic {
         let harness = Harness::with_cq(&[9], cq(Some(ring)));
         let numbers = &*harness.numbers;
         let shared = &Shared(harness.cq.as_ref());
-        let lock = harness.cq.as_ref().private().ring.as_ref().unwrap();
+        let lock = harness.cq.as_ref().private().state();
         // Incarnations of QP 7 that are gone, and the end.
         let (gone, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         thread::scope(|scope| {
@@ -720,15 +725,16 @@ mod traffic {
                 while !stop.load(Ordering::Acquire) {
                     depth = 96 - depth;
                     let mut new = CqRing::new(depth).unwrap();
-                    let mut old = lock.lock();
+                    let mut state = lock.lock();
+                    let old = state.ring().unwrap();
                     let mut device = moving.0.lock().unwrap();
                     let mut completer = Completer::new(&new);
                     if device.0.move_to(&mut completer) {
                         device.0 = completer;
-                        new.arm_as(&old);
+                        new.arm_as(old);
                         *old = new;
                     }
-                    drop((old, device));
+                    drop((state, device));
                     thread::yield_now();
                 }
             });
@@ -742,7 +748,7 @@ mod traffic {
             let mut expected = 0;
             while expected < u64::from(COUNT) {
                 let before = gone.load(Ordering::Acquire);
-                for wc in poll(&mut lock.lock(), numbers, 5) {
+                for wc in poll(lock.lock().ring().unwrap(), numbers, 5) {
                     match wc.qp_num {
                         9 => {
                             assert_eq!(wc.wr_id, expected);

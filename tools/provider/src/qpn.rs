@@ -428,8 +428,11 @@ mod tests {
     }
 
     fn poll(harness: &Harness) -> Vec<u32> {
-        let mut ring = harness.cq.as_ref().private().ring.as_ref().unwrap().lock();
-        model::poll(&mut ring, &harness.numbers, 99).iter().map(|wc| wc.qp_num).collect()
+        let mut state = harness.cq.as_ref().private().state().lock();
+        model::poll(state.ring().unwrap(), &harness.numbers, 99)
+            .iter()
+            .map(|wc| wc.qp_num)
+            .collect()
     }
 
     /// Two that post and two that poll write to four cache lines.
