@@ -88,7 +88,8 @@ pub struct Limits {
     /// pages of rings: bounds the memory that a guest can make the device use, 48
     /// bytes each.
     pub max_extents: usize,
-    /// READs and atomics that one QP has under way or serves.
+    /// READs and atomics that one QP has under way or serves. They cost no memory: each is done
+    /// at once, and nothing is kept for one that comes twice.
     pub max_rd_atomic: u8,
     /// Address handles (the driver's own; the device only names a number).
     pub max_ah: u32,
@@ -123,7 +124,7 @@ impl Default for Limits {
             max_xrcd: 65536,
             max_mr_size: MAX_MR_SIZE,
             max_extents: 4 << 20,
-            max_rd_atomic: 16,
+            max_rd_atomic: 128,
             max_ah: 65536,
             max_mcast_grp: 4096,
             max_mcast_qp_attach: 64,

@@ -684,7 +684,7 @@ pub fn a_third_qp_cannot_speak_to_a_connected_one() {
 #[test]
 pub fn default_limits_are_what_consumers_need() {
     let limits = Limits::default();
-    assert!(limits.max_rd_atomic >= 16);
+    assert!(limits.max_rd_atomic >= 128);
     assert!(limits.wq_size >= 1024 && limits.cq_size >= 4096);
 }
 
