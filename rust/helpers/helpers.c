@@ -23,7 +23,7 @@
 static_assert(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP == 1U << UVERBS_ID_NS_SHIFT);
 
 #define CONTEXT_RESP \
-	UVERBS_ATTR_STRUCT(struct virtio_rdma_uresp_alloc_ucontext, reserved_04)
+	UVERBS_ATTR_STRUCT(struct virtio_rdma_uresp_alloc_ucontext, max_inline_data)
 
 ADD_UVERBS_ATTRIBUTES_SIMPLE(virtio_rdma_query_context, UVERBS_OBJECT_DEVICE,
 			     UVERBS_METHOD_QUERY_CONTEXT,

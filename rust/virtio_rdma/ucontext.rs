@@ -28,7 +28,7 @@ impl ib::UserContext<Hca> for Ucontext {
                 Some(_) => bindings::VIRTIO_RDMA_UDATA_PATH_RINGS,
                 None => bindings::VIRTIO_RDMA_UDATA_PATH_KERNEL,
             },
-            reserved_04: 0,
+            max_inline_data: dev.config().max_inline_data,
             features: dev.config().features,
         }
     }

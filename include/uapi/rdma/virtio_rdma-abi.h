@@ -43,14 +43,15 @@
 /**
  * struct virtio_rdma_uresp_alloc_ucontext - driver data of GET_CONTEXT
  * @data_path: VIRTIO_RDMA_UDATA_PATH_*
- * @reserved_04: zero
+ * @max_inline_data: most bytes of inline data of a QP with rings; zero if there are
+ *	none, or if the driver does not tell
  * @features: the device's feature bits that the driver agreed on, bit n for
  *	VIRTIO_RDMA_F_* of <linux/virtio_rdma.h> n; not there, or zero with
  *	VIRTIO_RDMA_UDATA_PATH_RINGS, if the driver does not tell
  */
 struct virtio_rdma_uresp_alloc_ucontext {
 	__u32 data_path;
-	__u32 reserved_04;
+	__u32 max_inline_data;
 	__aligned_u64 features;
 };
 

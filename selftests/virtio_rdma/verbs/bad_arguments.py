@@ -122,11 +122,12 @@ def modify_state(end, state):
 def post(_rng):
     end = Endpoint(DEVICE, depth=4)
     end.connect(end.qp.qp_num)
-    region = end.memory(64)
+    region = end.memory(1024)
     more = end.init_attr.cap.max_send_sge + 1
     fails(errno.EINVAL, "too many SGEs", end.post_send, e.IBV_WR_SEND, [SGE(region.buf, 1, region.lkey)] * more)
     fails(errno.EINVAL, "an unknown opcode", end.post_send, 77, [sge(region)])
-    fails(errno.EINVAL, "inline beyond the limit", end.post_send, e.IBV_WR_SEND, [sge(region)],
+    inline = end.init_attr.cap.max_inline_data + 1
+    fails(errno.EINVAL, "inline beyond the limit", end.post_send, e.IBV_WR_SEND, [sge(region, 0, inline)],
           flags=e.IBV_SEND_SIGNALED | e.IBV_SEND_INLINE)
     for count in range(end.init_attr.cap.max_recv_wr):
         end.post_recv([sge(region)], count)

@@ -70,6 +70,27 @@ def inline_limits(rng):
         empty(pair.a.send_cq)
 
 
+def inline_data_unasked(rng):
+    """A QP has the inline data that its entries hold anyway, up to 96 bytes, and that many are sent."""
+    for max_sge, expected in ((1, 16), (2, 80), (4, 80), (6, 96), (16, 96)):
+        with Pair(DEVICE, max_sge=max_sge) as pair:
+            limit = pair.a.init_attr.cap.max_inline_data
+            ktap.equal(limit, expected, f"max_inline_data with {max_sge} SGEs")
+            ktap.equal(pair.a.qp.query(e.IBV_QP_CAP)[1].cap.max_inline_data, limit, "queried")
+            data = rng.randbytes(limit)
+            target, buffer = pair.b.memory(limit), ctypes.create_string_buffer(data, limit)
+            for length, works in ((limit, True), (limit + 1, False)):
+                def attempt(length=length):
+                    pair.a.post_send(e.IBV_WR_RDMA_WRITE, [SGE(ctypes.addressof(buffer), length, 0)],
+                                     remote=remote(target), flags=SIGNALED | e.IBV_SEND_INLINE)
+                if works:
+                    attempt()
+                    complete(pair.a.send_cq)
+                else:
+                    fails_with(errno.EINVAL, attempt)
+            ktap.same_bytes(target.read(limit, 0), data, "data")
+
+
 def resize_under_traffic(rng):
     """A CQ that is resized again and again loses no completion and keeps their order."""
     depth, total = 32, 3000
@@ -188,7 +209,7 @@ def more_qps_than_virtqueues(rng):
 
 
 if rings():
-    ktap.run([inline_data, inline_limits, resize_under_traffic, resized_cq_stays_armed,
+    ktap.run([inline_data, inline_limits, inline_data_unasked, resize_under_traffic, resized_cq_stays_armed,
               destroyed_qp_leaves_no_completion, reset_qp_leaves_no_completion, rings_over_fork,
               more_qps_than_virtqueues])
 else:

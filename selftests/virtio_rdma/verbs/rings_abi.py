@@ -79,11 +79,16 @@ def what_a_program_is_told(_rng):
     """An older library has no room for all of it, a later one for more than there is."""
     programs = [uverbs.Uverbs(DEVICE.name, room) for room in (8, 16, 32)]
     short, whole, long = (program.told for program in programs)
-    path, reserved, features = struct.unpack("IIQ", whole)
-    ktap.equal((path, reserved, features >> uverbs.F_RINGS & 1), (uverbs.PATH_RINGS, 0, 1), "told")
+    path, inline, features = struct.unpack("IIQ", whole)
+    ktap.equal((path, features >> uverbs.F_RINGS & 1), (uverbs.PATH_RINGS, 1), "told")
     ktap.equal((short, long), (whole[:8], whole + bytes(16)), "shorter and longer")
     for program in programs:
         program.close()
+    # The most that a QP may ask for, if its entries have room.
+    with Program() as program:
+        rings = [Rings(sq=(8, 4096, 4096), rq=(8, 32, 1024), size=9 * PAGE) for _ in range(2)]
+        ktap.equal(program.qp(rings[0], inline=inline)[2][4], inline, "inline data")
+        fails(errno.EINVAL, program.qp, rings[1], inline=inline + 1)
 
 
 def create_and_destroy(_rng):

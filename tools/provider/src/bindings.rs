@@ -97,6 +97,7 @@ mod tests {
             ibv_query_qp,
             virtio_rdma_uresp_alloc_ucontext,
             virtio_rdma_uresp_alloc_ucontext.data_path,
+            virtio_rdma_uresp_alloc_ucontext.max_inline_data,
             virtio_rdma_uresp_alloc_ucontext.features,
             virtio_rdma_ureq_create_cq,
             virtio_rdma_ureq_create_cq.buf_len,

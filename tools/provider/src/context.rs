@@ -20,6 +20,8 @@ pub struct Private {
     pub owed: Owed,
     /// The opcodes of send work requests that the device has, as bits.
     pub opcodes: u32,
+    /// Most bytes of inline data that a QP may ask for; 0 if the driver does not tell.
+    pub max_inline_data: u32,
 }
 
 /// Opcodes that not every device has, and the features that it has them with:
@@ -72,7 +74,12 @@ impl Private {
             VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
             _ => return Err(Errno::EPROTONOSUPPORT),
         };
-        Ok(Self { numbers, owed: Owed::default(), opcodes: opcodes(description.features) })
+        Ok(Self {
+            numbers,
+            owed: Owed::default(),
+            opcodes: opcodes(description.features),
+            max_inline_data: description.max_inline_data,
+        })
     }
 }
 

@@ -74,9 +74,14 @@ impl Limits {
     }
 }
 
+/// Bytes of inline data that a QP gets unasked, where its entries have room for them.
+const FREE_INLINE_DATA: u32 = 96;
+
 /// The queues of a QP before it has a number.
 struct Queues {
     region: Region,
+    /// Bytes of inline data that cost nothing.
+    free_inline_data: u32,
     send: WorkQueue,
     /// `None` with an SRQ, or for a QP that receives nothing.
     recv: Option<WorkQueue>,
@@ -137,17 +142,21 @@ impl Rings {
 }
 
 impl Queues {
-    /// Rings for the queues that `attr` asks for.
+    /// Rings for the queues that `attr` asks for, on a device that takes `max_inline_data` bytes
+    /// of inline data.
     ///
     /// # Errors
     ///
     /// EINVAL for what no ring can hold; ENOMEM.
-    fn new(attr: &ibv_qp_init_attr_ex, domain: &Domain) -> Result<Self> {
+    fn new(attr: &ibv_qp_init_attr_ex, max_inline_data: u32, domain: &Domain) -> Result<Self> {
         let cap = &attr.cap;
+        let header = wqe::send_header(attr.qp_type);
         // The driver gives each send queue at least one SGE.
         let data = sges(cap.max_send_sge.max(1)).max(cap.max_inline_data as usize);
-        let stride = wqe::send_header(attr.qp_type).saturating_add(data);
+        let stride = header.saturating_add(data);
         let send = Ring::new(size_of::<virtio_rdma_qp_ring>(), cap.max_send_wr, stride)?;
+        let room = (send.stride() - header) as u32;
+        let free_inline_data = room.min(FREE_INLINE_DATA).min(max_inline_data);
         let mut end = send.end();
         let mut recv = None;
         if cap.max_recv_wr != 0 && attr.srq.is_null() {
@@ -157,7 +166,8 @@ impl Queues {
             recv = Some(WorkQueue::new(ring, domain.threads));
         }
         let region = Region::lent(end, domain.allocator, Resource::Qp)?;
-        Ok(Self { region, send: WorkQueue::new(send, domain.threads), recv })
+        let send = WorkQueue::new(send, domain.threads);
+        Ok(Self { region, free_inline_data, send, recv })
     }
 
     /// What the driver wants to know of the rings.
@@ -184,6 +194,7 @@ impl Queues {
         ibv_qp_cap {
             max_send_wr: self.send.ring().depth(),
             max_recv_wr: self.recv.as_ref().map_or(0, |recv| recv.ring().depth()),
+            max_inline_data: cap.max_inline_data.max(self.free_inline_data),
             ..cap
         }
     }
@@ -230,7 +241,7 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
-    let queues = Queues::new(attr, &domain)?;
+    let queues = Queues::new(attr, context.private().max_inline_data, &domain)?;
     let mut got = ibv_qp_init_attr_ex { cap: queues.cap(attr.cap), ..*attr };
     let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
     cmd::create_qp(pd, &mut got, qp.verbs(), Some(queues.request()))?;
@@ -464,7 +475,7 @@ fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Re
 impl Private {
     /// A QP that the kernel does not know.
     pub fn without_kernel(attr: &ibv_qp_init_attr_ex, registration: Registration) -> Self {
-        let queues = Queues::new(attr, &Domain::NONE).unwrap();
+        let queues = Queues::new(attr, 0, &Domain::NONE).unwrap();
         let rings = Some(Rings::new(queues, registration));
         Self { limits: Limits::new(attr), rings, _domain: Domain::NONE }
     }
@@ -545,7 +556,7 @@ mod tests {
             (IBV_QPT_XRC_SEND, [1, 0, 0, 0, 0], (1, 128, 256), (0, 0, 0)),
             (IBV_QPT_UC, [3, 3, 253, 255, 0], (4, 4096, 4096), (4, 4096, 20480)),
         ] {
-            let queues = Queues::new(&init(qp_type, cap), &Domain::NONE).unwrap();
+            let queues = Queues::new(&init(qp_type, cap), 0, &Domain::NONE).unwrap();
             let request = queues.request();
             assert_eq!((request.sq_depth, request.sq_stride, request.sq_offset), send);
             assert_eq!((request.rq_depth, request.rq_stride, request.rq_offset), recv);
@@ -555,6 +566,34 @@ mod tests {
             assert!(request.buf_addr.is_multiple_of(4096));
             let got = queues.cap(init(qp_type, cap).cap);
             assert_eq!((got.max_send_wr, got.max_recv_wr), (send.0, recv.0));
+        }
+    }
+
+    /// What the entries have room for anyway, 96 bytes at most, and no more than the device
+    /// takes; what was asked for is left to the driver to refuse.
+    #[test]
+    fn inline_data_that_costs_nothing() {
+        for (qp_type, sges, asked, device, got) in [
+            (IBV_QPT_RC, 1, 0, 512, 16),
+            (IBV_QPT_RC, 0, 0, 512, 16),
+            (IBV_QPT_RC, 2, 0, 512, 80),
+            (IBV_QPT_RC, 4, 0, 512, 80),
+            (IBV_QPT_RC, 1, 17, 512, 80),
+            (IBV_QPT_RC, 6, 0, 512, 96),
+            (IBV_QPT_RC, 16, 0, 512, 96),
+            (IBV_QPT_RC, 16, 97, 512, 97),
+            (IBV_QPT_UD, 1, 0, 512, 48),
+            (IBV_QPT_XRC_SEND, 1, 0, 512, 64),
+            (IBV_QPT_RC, 4, 0, 60, 60),
+            (IBV_QPT_RC, 4, 61, 60, 61),
+            (IBV_QPT_RC, 4, 0, 0, 0),
+        ] {
+            let attr = init(qp_type, [8, 0, sges, 1, asked]);
+            let queues = Queues::new(&attr, device, &Domain::NONE).unwrap();
+            let plain = Queues::new(&attr, 0, &Domain::NONE).unwrap();
+            assert_eq!(queues.cap(attr.cap).max_inline_data, got, "{sges} SGEs, {asked}");
+            let [with, without] = [&queues, &plain].map(Queues::request);
+            assert_eq!((with.sq_stride, with.buf_len), (without.sq_stride, without.buf_len));
         }
     }
 
@@ -569,7 +608,7 @@ mod tests {
             [1, 1, 1, 1, u32::MAX],
             [1, 1, u32::MAX, u32::MAX, 0],
         ] {
-            let queues = Queues::new(&init(IBV_QPT_RC, cap), &Domain::NONE);
+            let queues = Queues::new(&init(IBV_QPT_RC, cap), 512, &Domain::NONE);
             assert_eq!(queues.err(), Some(Errno::EINVAL), "{cap:?}");
         }
     }

@@ -75,6 +75,7 @@ int main(void)
 	SIZE(ibv_query_qp);
 	SIZE(virtio_rdma_uresp_alloc_ucontext);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, data_path);
+	OFFSET(virtio_rdma_uresp_alloc_ucontext, max_inline_data);
 	OFFSET(virtio_rdma_uresp_alloc_ucontext, features);
 	SIZE(virtio_rdma_ureq_create_cq);
 	OFFSET(virtio_rdma_ureq_create_cq, buf_len);
