@@ -80,6 +80,12 @@ impl<T> Lock<T> {
         Guard { lock: self, frees }
     }
 
+    /// Whether somebody has the lock.
+    #[cfg(test)]
+    pub fn is_taken(&self) -> bool {
+        self.taken.load(Relaxed) != 0
+    }
+
     /// The guard that was kept.
     ///
     /// # Safety
@@ -201,12 +207,12 @@ mod tests {
         let mut guard = lock.lock();
         *guard = 2;
         guard.keep();
-        assert_eq!(lock.taken.load(Relaxed), 1);
+        assert!(lock.is_taken());
         // SAFETY: the guard of this thread was kept.
         let guard = unsafe { lock.kept() };
         assert_eq!(*guard, 2);
         drop(guard);
-        assert_eq!(lock.taken.load(Relaxed), 0);
+        assert!(!lock.is_taken());
     }
 
     /// The thread that keeps a lock open does not wait for itself, another one does.
@@ -216,7 +222,7 @@ mod tests {
         lock.lock().keep_open();
         *lock.lock() += 1;
         *lock.lock() += 1;
-        assert_eq!(lock.taken.load(Relaxed), 1);
+        assert!(lock.is_taken());
         thread::scope(|scope| {
             let other = scope.spawn(|| *lock.lock());
             thread::sleep(Duration::from_millis(20));
@@ -234,7 +240,7 @@ mod tests {
             drop(unsafe { lock.reclaim() });
             let held = scope.spawn(|| lock.lock().keep()).join();
             assert!(held.is_ok() && lock.keeper.load(Relaxed) == 0);
-            assert_eq!(lock.taken.load(Relaxed), 1);
+            assert!(lock.is_taken());
         });
     }
 
