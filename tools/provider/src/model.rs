@@ -384,6 +384,24 @@ impl Completer {
     }
 }
 
+/// Keeps this thread on the n-th of the processors that it may use, if there are as many.
+pub fn pin(n: usize) {
+    unsafe extern "C" {
+        fn sched_getaffinity(pid: i32, size: usize, mask: *mut [u64; 16]) -> i32;
+        fn sched_setaffinity(pid: i32, size: usize, mask: *const [u64; 16]) -> i32;
+    }
+    let mut mask = [0u64; 16];
+    // SAFETY: the mask has as many bytes.
+    unsafe { sched_getaffinity(0, size_of_val(&mask), &mut mask) };
+    let cpus = (0..1024usize).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 != 0);
+    if let Some(cpu) = cpus.skip(n).next() {
+        let mut one = [0u64; 16];
+        one[cpu / 64] = 1 << (cpu % 64);
+        // SAFETY: as above.
+        unsafe { sched_setaffinity(0, size_of_val(&one), &one) };
+    }
+}
+
 /// What posting and polling cost, in a release build:
 /// `cargo test --release -- --ignored --nocapture cost`.
 mod cost {
