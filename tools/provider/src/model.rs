@@ -393,8 +393,8 @@ pub fn pin(n: usize) {
     let mut mask = [0u64; 16];
     // SAFETY: the mask has as many bytes.
     unsafe { sched_getaffinity(0, size_of_val(&mask), &mut mask) };
-    let cpus = (0..1024usize).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 != 0);
-    if let Some(cpu) = cpus.skip(n).next() {
+    let mut cpus = (0..1024usize).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 != 0);
+    if let Some(cpu) = cpus.nth(n) {
         let mut one = [0u64; 16];
         one[cpu / 64] = 1 << (cpu % 64);
         // SAFETY: as above.
