@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite programs: what people run over RDMA, as the distribution has it,
 between two guests and within one: UCX, Open MPI over UCX, libfabric, rsockets
-and qperf. Runs inside the build root.
+and qperf; and kernel consumers as applications.md shows them. Runs inside the build root.
 
 Each program runs over virtio-rdma, and then over rxe in guests of the same kind,
 and a result says what rxe did: a fact, and no result. A program that fails on both
@@ -22,6 +22,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../vm"))
 import guests  # noqa: E402  pylint: disable=wrong-import-position
+import examples  # noqa: E402  pylint: disable=wrong-import-position
 import guest_suite  # noqa: E402  pylint: disable=wrong-import-position
 import ktap  # noqa: E402  pylint: disable=wrong-import-position
 from tools_suite import CM, NOT_YET, ATTEMPTS, TCP  # noqa: E402  pylint: disable=wrong-import-position
@@ -281,6 +282,10 @@ class Programs(guest_suite.Suite):
             self.ours.append((case, self.outcome(case)))
             self.report.note(f"{time.monotonic() - start:.1f} s: {case}{' fails' * bool(self.ours[-1][1].failure)}")
 
+    def examples(self):
+        """What the documentation tells to type."""
+        examples.run_all(self.report, *self.network.guests)
+
     def over_rxe(self):
         """Those of which there is time with rxe, in guests of the same kind."""
         options = guests.dataclasses.replace(self.options, guests=2, rdma="rxe")
@@ -321,6 +326,8 @@ def main(arguments):
     suite = Programs(guest_suite.options(*arguments), ktap.Report())
     try:
         suite.part("two guests", 2, suite.over_virtio, suite.agrees)
+        if ONLY.search("applications.md"):
+            suite.part("two guests with disks", 2, suite.examples)
         suite.over_rxe()
         suite.results()
     except KeyboardInterrupt:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The lines of Documentation/applications.md about disks and files, run word by
+word in two guests: in a block that says "# guest 1" and "# guest 2", what follows
+each is of that guest. Each block leaves a file system mounted at /media of guest 2,
+where files are written and read back past every cache of that guest."""
+
+import os
+import re
+
+HANG_SECONDS = 240
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../Documentation/applications.md")
+FILES = """
+cd /media && for size in 1 4097 1048577 20000000; do head -c $size /dev/urandom >file.$size; done
+sha256sum file.* >/tmp/sums && sync && echo 3 >/proc/sys/vm/drop_caches && sha256sum --quiet -c /tmp/sums
+cd / && umount /media
+"""
+# What SRP's line about GUID says.
+GUID = "sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid"
+# Zeros from buffers of mke2fs: the kernel's page of zeros is not in the memory that user-mode Linux shares with a device.
+FS_ENV = {"UNIX_IO_NOZEROOUT": "1"}
+# The next disk has the name of this one.
+AFTERWARDS = {"iSER": "iscsiadm -m node -u"}
+
+
+def examples():
+    """Title, lines of guest 1 and lines of guest 2 of each block that has both."""
+    with open(PAGE, encoding="utf-8") as file:
+        sections = re.split(r"^## ", file.read(), flags=re.MULTILINE)
+    for section in sections:
+        title = section.partition("\n")[0]
+        block = "\n".join(line[4:] for line in section.split("\n") if line.startswith("    "))
+        match = re.fullmatch(r"# guest 1\b[^\n]*\n(.*)# guest 2\b[^\n]*\n(.*)", block, re.DOTALL)
+        if match:
+            yield title, match[1], match[2]
+
+
+def run(guest, lines, env=None):
+    """Every line must succeed; what they say if one does not."""
+    job = guest.start(["bash", "-exc", lines.replace("virtio_rdma0", guest.link[0])], env)
+    return job.text if job.wait(HANG_SECONDS) else ""
+
+
+def run_all(report, first, second):
+    """A result for each block."""
+    for title, of_first, of_second in examples():
+        failure = run(first, of_first)
+        env = FS_ENV | ({"GUID": first.run(GUID)[1].strip()} if title == "SRP" else {})
+        failure = failure or run(second, of_second, env) or run(second, FILES)
+        failure = failure or run(second, AFTERWARDS.get(title, ":"))
+        if failure:
+            report.note(failure)
+        report.result(f"applications.md: {title}", not failure)
