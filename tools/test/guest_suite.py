@@ -162,6 +162,15 @@ class Suite:
         """The selftests of what extensions are about, which skip or see that it is refused."""
         self.those_of(ABOUT_EXTENSIONS, "no extensions: ")
 
+    def behind_a_bus(self):
+        """The driver accepts VIRTIO_F_ORDER_PLATFORM and leaves VIRTIO_RDMA_F_RINGS, whose barriers are those of
+        processors; virtqueues carry the data."""
+        (guest,) = self.network.guests
+        features = guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
+        order_platform, rings = features[36], features[2]
+        self.report.result("behind a bus: no rings", (order_platform, rings) == ("1", "0"))
+        self.those_of(("verbs/rc_data.",), "behind a bus: ")
+
     def those_of(self, kinds, label):
         """The selftests whose paths begin so, in guest 1, one after the other."""
         (guest,) = self.network.guests
@@ -370,6 +379,7 @@ class Suite:
         if self.options.vmm == "uml":
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)
+            self.part("a device behind a bus", 1, self.behind_a_bus, kind=hostile.Bus)
             self.much_memory()
             self.part("one guest with all objects", 1, self.all_objects, self.agrees)
             # QEMU lets its guest wait for ever.

@@ -45,6 +45,12 @@ class Bare(Network):
     arguments = ("--direct", "--without", ",".join(map(str, range(3, 24))))
 
 
+class Bus(Network):
+    """One guest whose device is behind a bus that orders memory in its own way: VIRTIO_F_ORDER_PLATFORM is offered."""
+
+    arguments = ("--direct", "--with", "36")
+
+
 class Orders:
     """Takes the orders, lines that begin with @, out of a program's output and
     types the device's answers; what is left is the report."""

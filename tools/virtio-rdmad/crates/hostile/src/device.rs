@@ -91,13 +91,11 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// A device that behaves, and does not offer the feature bits in `without`. With `direct`, no rule
-    /// holds for completions in rings.
+    /// A device that behaves. With `direct`, no rule holds for completions in rings.
     pub fn new(
         limits: Limits,
         mac: Option<[u8; 6]>,
         rings: bool,
-        without: u64,
         direct: bool,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
@@ -110,7 +108,7 @@ impl Hostile {
         let engine = fabric.add_device(config);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
         ftruncate(&shadow, shadow_len(&engine, &limits))?;
-        let features = engine.features() & !without;
+        let features = engine.features();
         Ok(Self {
             config: config_space(&engine, features),
             features,
@@ -127,6 +125,12 @@ impl Hostile {
             hits: 0,
             needs_reset: false,
         })
+    }
+
+    /// Offers the feature bits in `with` besides, and those in `without` no more.
+    pub fn offer(&mut self, with: u64, without: u64) {
+        self.features = (self.features | with) & !without;
+        self.config = config_space(&self.engine, self.features);
     }
 
     /// How often a rule has held.

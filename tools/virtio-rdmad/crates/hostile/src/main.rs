@@ -51,6 +51,10 @@ struct Options {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..64))]
     without: Vec<u32>,
 
+    /// Offers these feature bits too, and does nothing about them.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..64))]
+    with: Vec<u32>,
+
     /// Has no rules for completions in rings: they go to the guest as they are.
     #[arg(long)]
     direct: bool,
@@ -142,9 +146,11 @@ impl Process {
         let small = Limits { ring_qp: 95, ring_cq: 64, max_srq: 64, ring_wr: 1024, ..limits };
         let limits = Limits { ring_cqe: 4096, ..small };
         let mac = options.mac.map(|Mac(mac)| mac);
-        let without = options.without.iter().fold(0, |bits, bit| bits | 1 << bit);
+        let bits = |list: &[u32]| list.iter().fold(0, |bits, bit| bits | 1 << bit);
+        let (with, without) = (bits(&options.with), bits(&options.without));
         let (rings, direct) = (!options.no_rings, options.direct);
-        let device = Hostile::new(limits, mac, rings, without, direct, events.clone())?;
+        let mut device = Hostile::new(limits, mac, rings, direct, events.clone())?;
+        device.offer(with, without);
         let (signals, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
         signal_hook::low_level::pipe::register(SIGINT, write)?;
