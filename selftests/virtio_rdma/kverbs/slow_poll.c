@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Lets a function of the driver that polls a CQ return late, if it has found
+ * completions, so that something can happen between that and what its caller
+ * does with them.
+ */
+#include <linux/delay.h>
+#include <linux/kprobes.h>
+#include <linux/module.h>
+#include <linux/ptrace.h>
+
+static char *symbol;
+module_param(symbol, charp, 0444);
+MODULE_PARM_DESC(symbol, "the function that polls");
+
+static unsigned int delay_ms = 300;
+module_param(delay_ms, uint, 0444);
+MODULE_PARM_DESC(delay_ms, "milliseconds that it returns late");
+
+static int wait_before_return(struct kretprobe_instance *instance,
+			      struct pt_regs *regs)
+{
+	if ((int)regs_return_value(regs) > 0)
+		mdelay(delay_ms);
+	return 0;
+}
+
+static struct kretprobe probe = {
+	.handler = wait_before_return,
+};
+
+static int __init slow_poll_init(void)
+{
+	probe.kp.symbol_name = symbol;
+	return register_kretprobe(&probe);
+}
+
+static void __exit slow_poll_exit(void)
+{
+	unregister_kretprobe(&probe);
+}
+
+module_init(slow_poll_init);
+module_exit(slow_poll_exit);
+MODULE_DESCRIPTION("Late return from polling, for a test");
+MODULE_LICENSE("GPL");
