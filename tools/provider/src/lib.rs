@@ -19,6 +19,9 @@
 //! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`], [`xrcd`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the provider is for processors with addresses of 64 bits");
+
 pub mod ah;
 pub mod batch;
 pub mod bindings;
