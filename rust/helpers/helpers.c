@@ -125,6 +125,7 @@ void virtio_rdma_del_vqs(struct virtio_device *vdev)
  */
 bool virtio_rdma_has_queues(struct virtio_device *vdev)
 {
+	/* Pairs with virtio_rdma_no_queues(): the queues were deleted. */
 	return smp_load_acquire(&vdev->priv);
 }
 
