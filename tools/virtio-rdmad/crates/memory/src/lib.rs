@@ -19,6 +19,7 @@ mod pages;
 mod prefetch;
 mod sigbus;
 mod slice;
+mod unmap;
 
 pub use chunk::Chunk;
 pub use map::{GuestMemory, Loss, MapError, MemoryError, Policy, Region, MAX_REGIONS};
@@ -26,3 +27,4 @@ pub use pages::{Pages, PAGE_SIZE};
 pub use prefetch::prefetch;
 pub use sigbus::{losses, survive_losses};
 pub use slice::Slice;
+pub use unmap::start_unmapper;

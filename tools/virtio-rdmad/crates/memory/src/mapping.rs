@@ -5,9 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::io::Errno;
-use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, Advice, MapFlags, ProtFlags};
 
 use crate::sigbus::{Lost, Registration};
+use crate::unmap::unmap;
 use crate::{slice, Chunk, MemoryError};
 
 /// A shared mapping of this process, unmapped when dropped.
@@ -102,8 +103,7 @@ impl Drop for Mapping {
         self.registration = None;
         // SAFETY: this is the range that mmap returned, and whoever could still reach it holds the
         // `Arc` around this mapping, so nobody does.
-        let result = unsafe { munmap(self.addr.as_ptr().cast(), self.len) };
-        debug_assert!(result.is_ok(), "munmap of a whole mapping does not fail");
+        unsafe { unmap(self.addr, self.len) };
     }
 }
 

@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         privileges::give_up(options.user)?;
     }
     let filters = confine(options)?;
-    start_closer(filters.as_ref())?;
+    start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &departures, filters.as_ref())?;
     let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
     if let Some(filters) = &filters {
@@ -128,15 +128,19 @@ fn check_signals() {
     }
 }
 
-/// Starts the thread that closes descriptors whose file system may let it wait.
-fn start_closer(filters: Option<&Filters>) -> Result<(), DaemonError> {
-    let filters = filters.cloned();
-    let confine = move || {
-        if let Some(Err(error)) = filters.map(|filters| filters.confine_worker()) {
-            tracing::error!(%error, "the thread that closes descriptors is not confined");
+/// Starts the threads that do what a worker must not wait for: one closes descriptors whose file
+/// system may let it wait for ever, one unmaps memory.
+fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
+    let confine = |job: &'static str| {
+        let filters = filters.cloned();
+        move || {
+            if let Some(Err(error)) = filters.map(|filters| filters.confine_worker()) {
+                tracing::error!(%error, "the thread that {job} is not confined");
+            }
         }
     };
-    Ok(descriptor::start_closer(confine)?)
+    descriptor::start_closer(confine("closes descriptors"))?;
+    Ok(memory::start_unmapper(confine("unmaps memory"))?)
 }
 
 /// How many workers there are.
