@@ -10,14 +10,14 @@
 //!
 //! * [`Service::retire`], while tasks are frozen, takes the device out of
 //!   service, as one that failed: work requests are flushed, programs are told
-//!   that their rings are closed, commands fail. So nobody waits for it, neither
-//!   before the machine sleeps nor afterwards.
+//!   that their rings are closed, commands fail. So nobody waits for it, either
+//!   before the machine sleeps or afterwards.
 //! * [`Service::renew`], with tasks still frozen, has a device that works.
 //! * [`Service::run`], when tasks run again, unregisters the old RDMA device and
 //!   registers a new one by the same name.
 //!
-//! Unregistering waits for tasks, of a file system that lies on a remote block
-//! device among others, so it does not go with frozen ones. And until then,
+//! Unregistering waits for tasks, for example those of a file system on a remote
+//! block device, so that it cannot happen while tasks are frozen. By then,
 //! consumers in the kernel that recover from errors have given up what they had
 //! on the old device: NVMe over Fabrics deletes a host's controller if its RDMA
 //! device is removed while it is connected, and connects again otherwise.
