@@ -16,8 +16,10 @@ cd / && umount /media
 """
 # What SRP's line about GUID says.
 GUID = "sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid"
-# Zeros from buffers of mke2fs: the kernel's page of zeros is not in the memory that user-mode Linux shares with a device.
+# Zeros from buffers of mke2fs, all of them before the file system is mounted: the kernel's page of zeros is not in the
+# memory that user-mode Linux shares with a device.
 FS_ENV = {"UNIX_IO_NOZEROOUT": "1"}
+FS_DEFAULTS = r"sed -i 's/^\[defaults\]/&\n\tlazy_itable_init = 0\n\tdiscard = 0/' /etc/mke2fs.conf"
 # The next disk has the name of this one.
 AFTERWARDS = {"iSER": "iscsiadm -m node -u"}
 
@@ -42,6 +44,7 @@ def run(guest, lines, env=None):
 
 def run_all(report, first, second):
     """A result for each block."""
+    second.check(FS_DEFAULTS)
     for title, of_first, of_second in examples():
         failure = run(first, of_first)
         env = FS_ENV | ({"GUID": first.run(GUID)[1].strip()} if title == "SRP" else {})
