@@ -440,7 +440,7 @@ impl ControlQueue {
             self.inner.lock().sleepers -= 1;
             return result;
         }
-        // What was taken along with the reply may have broken the queue, of which no interrupt tells.
+        // What was taken along with the reply may have broken the queue, and no interrupt says so.
         if self.transport_is_broken() {
             return Err(Failed::Broken);
         }

@@ -52,8 +52,8 @@ use kernel::{
     },
 };
 
-/// How long consumers in the kernel have to give up a device that was retired. They need milliseconds, but
-/// for those that keep a PD until the device is unregistered.
+/// How long consumers in the kernel have to give up a device that was retired. They need milliseconds,
+/// except those that keep a PD until the device is unregistered.
 const RECOVERY: Duration = Duration::from_secs(5);
 
 /// An RDMA device that is registered, and paired with a network interface.
@@ -165,7 +165,7 @@ impl Service {
     }
 
     /// Takes the device out of service because the machine is about to sleep, resets it, and gives up its
-    /// queues. Its RDMA device stays, with all objects, of which none works any more. Sleeps.
+    /// queues. Its RDMA device stays, with all objects, but they do not work any more. Sleeps.
     pub(crate) fn retire<'a>(&self, reset: impl FnOnce() -> Reset<'a>) {
         let hca = self.hca.lock().clone();
         hca.retire();

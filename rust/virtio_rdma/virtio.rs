@@ -367,8 +367,8 @@ impl Device<device::Core<'_>> {
         Ok(queues)
     }
 
-    /// Waits until the last [`Queue`] is gone: it is of no use to whoever has it, but it deletes the queues,
-    /// which the device must outlive. Sleeps.
+    /// Waits until the last [`Queue`] is gone. The last one deletes the queues, so the device must outlive
+    /// it. Sleeps.
     fn wait_no_queues(&self) {
         // SAFETY: By the type invariant the device is valid.
         unsafe { bindings::virtio_rdma_wait_no_queues(self.as_raw()) }

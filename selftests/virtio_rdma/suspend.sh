@@ -33,7 +33,7 @@ case $DIR in
 	;;
 esac
 
-# forget_host: no file system of the host, which would hang whoever looks at it.
+# forget_host: unmounts the file systems of the host, because a process that uses one would hang.
 forget_host()
 {
 	for path in $(awk '$3 == "9p" { print $2 }' /proc/mounts); do
@@ -81,7 +81,7 @@ is_back() { wait_for is_new && wait_for same_gids && usable; }
 # idle HOW: hibernates or freezes.
 idle() { before && "$1" && is_back; }
 
-# again: three times without a pause, the new RDMA device perhaps not there yet.
+# again: freezes three times without a pause, so that the new RDMA device may not be there yet.
 again() { before && for round in 1 2 3; do freezes || return; done; is_back; }
 
 # waiter_start: a program that waits for an event of a CQ.

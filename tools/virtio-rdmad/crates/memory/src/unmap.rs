@@ -31,8 +31,9 @@ impl Drop for Range {
     }
 }
 
-/// Starts the thread that unmaps memory which guests do not share any more, after `confine` in it.
-/// Without it, whoever drops the last use of memory unmaps it. Once a process.
+/// Starts the thread that unmaps memory which guests do not share any more. It calls `confine` first.
+/// Without this thread, the thread that drops the last use of memory unmaps it. Call this once in a
+/// process.
 ///
 /// # Errors
 ///
