@@ -58,8 +58,8 @@ bool virtio_rdma_umem_load(struct ib_umem *umem, size_t offset, u32 *value);
 size_t virtio_rdma_umem_num_blocks(struct ib_umem *umem, unsigned long pgsz);
 void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
 				  struct ib_umem *umem, unsigned long pgsz);
-bool virtio_rdma_block_iter_next(struct ib_block_iter *iter);
-dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter);
+size_t virtio_rdma_block_iter_list(struct ib_block_iter *iter, __le64 *list,
+				   size_t max);
 
 void virtio_rdma_dev_put(struct net_device *ndev);
 struct net_device *virtio_rdma_notifier_netdev(void *info);

@@ -222,14 +222,18 @@ void virtio_rdma_block_iter_start(struct ib_block_iter *iter,
 	__rdma_umem_block_iter_start(iter, umem, pgsz);
 }
 
-bool virtio_rdma_block_iter_next(struct ib_block_iter *iter)
+/* Lists the next blocks in up to @max entries; returns how many there were. */
+size_t virtio_rdma_block_iter_list(struct ib_block_iter *iter, __le64 *list,
+				   size_t max)
 {
-	return __rdma_umem_block_iter_next(iter);
-}
+	size_t n = 0;
 
-dma_addr_t virtio_rdma_block_iter_address(struct ib_block_iter *iter)
-{
-	return rdma_block_iter_dma_address(iter);
+	while (n < max && __rdma_umem_block_iter_next(iter)) {
+		dma_addr_t block = rdma_block_iter_dma_address(iter);
+
+		WRITE_ONCE(list[n++], cpu_to_le64(block));
+	}
+	return n;
 }
 
 void virtio_rdma_dev_put(struct net_device *ndev)

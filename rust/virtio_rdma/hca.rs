@@ -108,6 +108,9 @@ enum Quarantine {
     Over,
 }
 
+/// Pages that are kept for page tables: those of a registration of 64 MiB, with a list of lists.
+const MAX_LISTS: usize = 33;
+
 /// What is known only when the queues are there.
 struct Attached {
     dma: dma::Device,
@@ -145,6 +148,9 @@ pub(crate) struct Hca {
     port_events: IrqSpinLock<u32>,
     #[pin]
     quarantine: Mutex<Quarantine>,
+    /// Pages for page tables of commands to come, at most [`MAX_LISTS`]; `None` once the queues were given up.
+    #[pin]
+    lists: Mutex<Option<KVec<Buffer>>>,
     /// PDs in which consumers in the kernel have had QPs.
     #[pin]
     consumers: Mutex<u32>,
@@ -245,6 +251,7 @@ impl Hca {
             )?;
         }
         let stats = Stats::new(dev.clone());
+        let lists = KVec::with_capacity(MAX_LISTS, GFP_KERNEL)?;
 
         Arc::pin_init(
             try_pin_init!(Self {
@@ -263,6 +270,7 @@ impl Hca {
                 status <- new_mutex!(None),
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- new_mutex!(Quarantine::Kept(KVec::new())),
+                lists <- new_mutex!(Some(lists)),
                 consumers <- new_mutex!(0),
                 unused <- Completion::new(),
                 wake <- new_work!("virtio_rdma::wake"),
@@ -353,6 +361,8 @@ impl Hca {
         // What is in it is freed without the lock.
         let kept = core::mem::replace(&mut *self.quarantine.lock(), Quarantine::Over);
         drop(kept);
+        let lists = self.lists.lock().take();
+        drop(lists);
         crate::sync::flush_work(&self.report);
         crate::sync::flush_work(&self.wake);
     }
@@ -439,6 +449,31 @@ impl Hca {
     /// `ENOMEM`.
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
         self.attached.as_ref().ok_or(ENODEV)?.dma.alloc(len)
+    }
+
+    /// Takes a page for the page table of a command, one that was used before if there is one: to allocate and
+    /// to zero another takes longer than a small registration. What it holds is left from there. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn take_list(&self) -> Result<Buffer> {
+        let list = (*self.lists.lock()).as_mut().and_then(|lists| lists.pop());
+        list.map_or_else(|| self.alloc(dma::PAGE_SIZE), Ok)
+    }
+
+    /// Gives a block back that [`Hca::take_list`] or [`Hca::alloc`] gave, and that the device does not touch any
+    /// more. May sleep.
+    pub(crate) fn return_list(&self, list: Buffer) {
+        let is_page = list.words().1 * size_of::<u64>() == dma::PAGE_SIZE;
+        let mut lists = self.lists.lock();
+        let rest = match &mut *lists {
+            Some(lists) if is_page => lists.push_within_capacity(list).err().map(|error| error.0),
+            _ => Some(list),
+        };
+        // It is freed without the lock.
+        drop(lists);
+        drop(rest);
     }
 
     /// Allocates memory that the device knows as a list of pages. May sleep.

@@ -128,10 +128,14 @@ impl Region {
     pub(crate) fn page_table(&self) -> Result<PageTable> {
         match &self.memory {
             Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => {
-                PageTable::new(&self.hca, umem.num_blocks(), umem.blocks())
+                let mut blocks = umem.blocks();
+                PageTable::new(&self.hca, umem.num_blocks(), |list| Ok(blocks.list(list)))
             }
             Some(Memory::Kernel(pages)) => {
-                PageTable::new(&self.hca, pages.num_pages(), pages.addresses())
+                let mut addresses = pages.addresses();
+                PageTable::new(&self.hca, pages.num_pages(), |list| {
+                    list_addresses(list, &mut addresses)
+                })
             }
             _ => Err(EINVAL),
         }
@@ -146,7 +150,8 @@ impl Region {
     pub(crate) fn page_table_with_levels(&self) -> Result<PageTable> {
         match &self.memory {
             Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => {
-                PageTable::with_levels(&self.hca, umem.blocks())
+                let mut blocks = umem.blocks();
+                PageTable::with_levels(&self.hca, |list| Ok(blocks.list(list)))
             }
             _ => Err(EINVAL),
         }
@@ -240,6 +245,18 @@ impl Drop for PageList {
     }
 }
 
+/// Writes the next addresses to `list` until that is full or there are no more. Returns how many there were.
+fn list_addresses(list: &Buffer, addresses: &mut impl Iterator<Item = u64>) -> Result<usize> {
+    let (_, len) = list.words();
+    for count in 0..len {
+        let Some(address) = addresses.next() else {
+            return Ok(count);
+        };
+        list.write(count * ENTRY, &address.to_le())?;
+    }
+    Ok(len)
+}
+
 /// A page table. It is needed for as long as the command that names it.
 pub(crate) struct PageTable {
     hca: Arc<Hca>,
@@ -250,28 +267,27 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// A table in one block.
-    fn new(hca: &Arc<Hca>, npages: usize, pages: impl Iterator<Item = u64>) -> Result<Self> {
-        let table = hca.alloc(npages.checked_mul(ENTRY).ok_or(EINVAL)?)?;
-        let mut count = 0;
-
-        for page in pages {
-            table.write(count * ENTRY, &page.to_le())?;
-            count += 1;
-        }
+    /// A table of `npages` entries in one block. `fill` writes the next entries to a list until that is full or
+    /// there are no more, and returns how many there were.
+    fn new(
+        hca: &Arc<Hca>,
+        npages: usize,
+        mut fill: impl FnMut(&Buffer) -> Result<usize>,
+    ) -> Result<Self> {
+        let mut table = Self::empty(hca);
+        let list = if npages <= LIST_ENTRIES {
+            hca.take_list()?
+        } else {
+            hca.alloc(npages.checked_mul(ENTRY).ok_or(EINVAL)?)?
+        };
+        let count = fill(&list)?;
+        table.addr = list.addr();
+        table.lists.push(list, GFP_KERNEL)?;
         if count != npages {
             return Err(EINVAL);
         }
-        let addr = table.span(0, count * ENTRY)?.addr;
-        let mut lists = KVVec::new();
-        lists.push(table, GFP_KERNEL)?;
-        Ok(Self {
-            hca: hca.clone(),
-            lists,
-            addr,
-            npages: u32::try_from(npages)?,
-            levels: 0,
-        })
+        table.npages = u32::try_from(npages)?;
+        Ok(table)
     }
 
     /// The table of a region of no bytes.
@@ -286,12 +302,27 @@ impl PageTable {
     }
 
     /// A table of which no block is more than a page, with as many levels of lists above it as that
-    /// takes.
-    fn with_levels(hca: &Arc<Hca>, pages: impl Iterator<Item = u64>) -> Result<Self> {
+    /// takes. `fill` does what it does for [`PageTable::new`].
+    fn with_levels(
+        hca: &Arc<Hca>,
+        mut fill: impl FnMut(&Buffer) -> Result<usize>,
+    ) -> Result<Self> {
         let mut table = Self::empty(hca);
-        for page in pages {
-            table.append(table.npages as usize, page)?;
-            table.npages = table.npages.checked_add(1).ok_or(EINVAL)?;
+        loop {
+            let list = hca.take_list()?;
+            let count = fill(&list)?;
+            if count == 0 && !table.lists.is_empty() {
+                hca.return_list(list);
+                break;
+            }
+            table.lists.push(list, GFP_KERNEL)?;
+            table.npages = table
+                .npages
+                .checked_add(u32::try_from(count)?)
+                .ok_or(EINVAL)?;
+            if count < LIST_ENTRIES {
+                break;
+            }
         }
         let mut level = 0..table.lists.len();
         while level.len() > 1 {
@@ -310,7 +341,7 @@ impl PageTable {
     fn append(&mut self, index: usize, address: u64) -> Result {
         let place = index % LIST_ENTRIES;
         if place == 0 {
-            self.lists.push(self.hca.alloc(PAGE_SIZE)?, GFP_KERNEL)?;
+            self.lists.push(self.hca.take_list()?, GFP_KERNEL)?;
         }
         let list = self.lists.last().ok_or(EINVAL)?;
         list.write(place * ENTRY, &address.to_le())
@@ -353,6 +384,9 @@ impl Drop for PageTable {
     fn drop(&mut self) {
         if self.hca.is_broken() {
             self.keep();
+        }
+        while let Some(list) = self.lists.pop() {
+            self.hca.return_list(list);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::{
     bindings,
+    dma::Buffer,
     ib, //
 };
 use core::{
@@ -160,15 +161,14 @@ pub(crate) struct Blocks<'a> {
     _umem: PhantomData<&'a Umem>,
 }
 
-impl Iterator for Blocks<'_> {
-    type Item = u64;
-
-    fn next(&mut self) -> Option<u64> {
+impl Blocks<'_> {
+    /// Writes the addresses of the next blocks to `list`, little-endian, until it is full or there are no
+    /// more. Returns how many there were.
+    pub(crate) fn list(&mut self, list: &Buffer) -> usize {
+        let (words, len) = list.words();
         // SAFETY: The iterator is initialised, and holds no pointer into itself. What it points to,
-        // the list of pages, lives as long as the borrowed `Umem`. It has an address once it advanced.
-        unsafe {
-            bindings::virtio_rdma_block_iter_next(&raw mut self.iter)
-                .then(|| bindings::virtio_rdma_block_iter_address(&raw mut self.iter))
-        }
+        // the list of pages, lives as long as the borrowed `Umem`. `words` are `len` words of memory
+        // that is shared with the device, and the function writes each of them once.
+        unsafe { bindings::virtio_rdma_block_iter_list(&raw mut self.iter, words.cast(), len) }
     }
 }
