@@ -257,6 +257,10 @@ fn start(
 /// By how many nanoseconds a worker may oversleep. The kernel's 50 us would be most of a short RNR timer.
 const TIMER_SLACK: u64 = 1000;
 
+/// What a worker works at a time where processors are few. It sleeps after less, mostly, and is the one
+/// that guests wait for: what matters is that it comes before a guest's processor which has had longer.
+const SLICE: Duration = Duration::from_micros(100);
+
 /// Makes the calling thread fit for a worker.
 fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
     set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)).map_err(|error| error.to_string())?;
@@ -264,6 +268,9 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
         let mut set = CpuSet::new();
         set.set(cpu.into());
         sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+    }
+    if let Err(error) = scheduler::set_slice(SLICE) {
+        tracing::debug!(%error, "this worker waits for slices of others");
     }
     // What cannot be had was said of the main thread already.
     let _ = descriptor::prepare();
