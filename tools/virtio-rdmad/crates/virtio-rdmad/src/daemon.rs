@@ -24,6 +24,7 @@ use crate::control;
 use crate::guest::{Guest, Link};
 use crate::options::{GuestSpec, Options, Switch};
 use crate::privileges;
+use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::Socket;
 use crate::worker::{Shared, Worker};
@@ -62,6 +63,9 @@ pub enum DaemonError {
     /// The process cannot be confined.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// The process that removes the sockets does not start.
+    #[error("sandbox: the process that removes the sockets: {0} (--sandbox=off goes without)")]
+    Remover(Error),
     /// The operating system refused something.
     #[error("{0}")]
     Os(#[from] Error),
@@ -86,7 +90,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if options.sandbox == Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
-    let filters = confine(options)?;
+    // Goes before the guests do, and so the sockets' files before those who listen.
+    let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &departures, filters.as_ref())?;
     let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
@@ -212,14 +217,16 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
     Ok(guests)
 }
 
-/// Leaves the file system; what the threads are to be confined with, if they are.
-fn confine(options: &Options) -> Result<Option<Filters>, DaemonError> {
+/// Leaves the file system to a process that removes the sockets; that, and what the threads are to be
+/// confined with, if they are.
+fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError> {
     if options.sandbox == Switch::Off {
         return Ok(None);
     }
     let sockets = options.guests.iter().map(|guest| &guest.path).chain(&options.control);
-    sandbox::leave_file_system(sockets.map(PathBuf::as_path))?;
-    Ok(Some(Filters::new()?))
+    let remover = Remover::start(sockets.map(PathBuf::as_path)).map_err(DaemonError::Remover)?;
+    sandbox::leave_file_system(std::iter::empty())?;
+    Ok(Some((remover, Filters::new()?)))
 }
 
 /// Starts the workers; all of them are ready when this returns.

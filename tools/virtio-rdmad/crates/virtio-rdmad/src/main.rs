@@ -3,7 +3,8 @@
 //!
 //! The main thread reads the command line, makes one [`engine::Fabric`] a network and one
 //! [`engine::Device`] a guest, starts the workers ([`worker`]), hands the monitors that connect to
-//! them, and waits for signals. Another thread answers on the control socket ([`control`]).
+//! them, and waits for signals. Another thread answers on the control socket ([`control`]), and another
+//! process removes the sockets in the end ([`remover`]).
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod log;
 mod options;
 mod poller;
 mod privileges;
+mod remover;
 mod sandbox;
 mod socket;
 mod spin;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
+        Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);
             daemon::run(&options)

@@ -10,6 +10,7 @@ use engine::{AddressRights, GidPrefix, Limits, VlanList};
 use rustix::thread::CpuSet;
 
 use crate::privileges::User;
+use crate::remover;
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
 ///
@@ -167,6 +168,9 @@ impl FromStr for CpuList {
 pub enum Command {
     /// Print the guests, queue pairs and counters of a running virtio-rdmad.
     Status(StatusOptions),
+    /// Remove sockets when the standard input ends: what virtio-rdmad starts for itself.
+    #[command(name = remover::COMMAND, hide = true)]
+    RemoveSockets(RemoverOptions),
 }
 
 /// Options of `virtio-rdmad status`.
@@ -179,6 +183,14 @@ pub struct StatusOptions {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of the process that removes the sockets.
+#[derive(Args, Debug)]
+pub struct RemoverOptions {
+    /// Where the sockets are.
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
 }
 
 /// How a guest's monitor attaches the device.

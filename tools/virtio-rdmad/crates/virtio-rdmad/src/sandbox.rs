@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the process gives up once its sockets are open.
 //!
-//! Landlock takes the file system away, but for removing the process's own sockets when it ends.
+//! Landlock takes the file system away, wholly: another process removes the sockets when this one
+//! ends ([`crate::remover`]), and that may remove files next to them and do nothing else.
 //! Seccomp leaves each thread the system calls of its job: workers get messages, map guest memory
-//! and wait; the main thread and the one of the control socket accept connections as well. Nothing
+//! and wait; the main thread and the one of the control socket accept connections as well. None
 //! opens a file, makes a socket, starts a program or makes memory executable. A system call that is
 //! missing fails with EPERM and does not end the process: a guest's device would go with it.
 
@@ -87,13 +88,17 @@ const COMMON: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// System calls of the threads that accept connections and remove sockets.
+/// System calls of the threads that accept connections.
 const ACCEPT: &[i64] = &[
     libc::SYS_accept4,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
     libc::SYS_recvfrom,
     libc::SYS_setsockopt,
+];
+
+/// System calls of the process that removes the sockets.
+const REMOVE: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_unlink,
     libc::SYS_unlinkat,
@@ -107,12 +112,17 @@ const PROTECTION: u8 = 2;
 pub struct Filters {
     worker: BpfProgram,
     other: BpfProgram,
+    remover: BpfProgram,
 }
 
 impl Filters {
     /// Compiles them for this machine.
     pub fn new() -> Result<Self, SandboxError> {
-        Ok(Self { worker: compile(&[COMMON])?, other: compile(&[COMMON, ACCEPT])? })
+        Ok(Self {
+            worker: compile(&[COMMON])?,
+            other: compile(&[COMMON, ACCEPT])?,
+            remover: compile(&[COMMON, REMOVE])?,
+        })
     }
 
     /// Confines the calling thread to what a worker needs.
@@ -123,6 +133,11 @@ impl Filters {
     /// Confines the calling thread to what the main thread and that of the control socket need.
     pub fn confine(&self) -> Result<(), SandboxError> {
         Ok(apply_filter(&self.other)?)
+    }
+
+    /// Confines the calling thread to what removing the sockets needs.
+    pub fn confine_remover(&self) -> Result<(), SandboxError> {
+        Ok(apply_filter(&self.remover)?)
     }
 }
 
@@ -146,8 +161,11 @@ fn compile(lists: &[&[i64]]) -> Result<BpfProgram, SandboxError> {
 }
 
 /// Takes the file system and TCP away from the calling thread and those that it starts, but for
-/// removing files in the directories of `sockets`. Says in the log what the kernel cannot enforce.
-pub fn leave_file_system<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<(), SandboxError> {
+/// removing files in the directories of `removable`, and below these. Says in the log what the kernel
+/// cannot enforce.
+pub fn leave_file_system<'a>(
+    removable: impl Iterator<Item = &'a Path>,
+) -> Result<(), SandboxError> {
     let abi = ABI::V6;
     let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(abi))?
@@ -158,7 +176,7 @@ pub fn leave_file_system<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    for directory in sockets.map(directory).collect::<HashSet<_>>() {
+    for directory in removable.map(directory).collect::<HashSet<_>>() {
         let rule = PathBeneath::new(PathFd::new(directory)?, AccessFs::RemoveFile);
         ruleset = ruleset.add_rule(rule)?;
     }
@@ -203,16 +221,23 @@ mod tests {
     }
 
     #[test]
-    fn the_main_thread_accepts_and_removes() {
+    fn the_main_thread_accepts_and_the_remover_removes() {
         let directory = std::env::temp_dir().join(format!("rdmad-sandbox-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a");
         let listener = UnixListener::bind(&path).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         alone(|| {
-            leave_file_system(std::iter::once(path.as_path())).unwrap();
+            leave_file_system(std::iter::empty()).unwrap();
             Filters::new().unwrap().confine().unwrap();
             listener.accept().unwrap();
+            assert!(std::fs::File::open(&path).is_err());
+            assert!(std::fs::remove_file(&path).is_err());
+        });
+        alone(|| {
+            leave_file_system(std::iter::once(path.as_path())).unwrap();
+            Filters::new().unwrap().confine_remover().unwrap();
+            assert!(listener.accept().is_err());
             assert!(std::fs::File::open(&path).is_err());
             std::fs::remove_file(&path).unwrap();
         });

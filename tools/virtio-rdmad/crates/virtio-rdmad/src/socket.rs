@@ -6,13 +6,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// A socket that others connect to; its file goes when this does.
+/// A socket that others connect to. Its file goes when this does, unless the process may remove no
+/// files; then a [`Remover`](crate::remover::Remover) does it.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    path: PathBuf,
-    /// Device and inode of the file that was made here.
-    file: (u64, u64),
+    name: Name,
 }
 
 impl Socket {
@@ -23,8 +22,8 @@ impl Socket {
         remove_stale(path).map_err(named)?;
         let listener = UnixListener::bind(path).map_err(named)?;
         listener.set_nonblocking(true).map_err(named)?;
-        let file = identity(path).map_err(named)?;
-        Ok(Self { listener, path: path.to_owned(), file })
+        let name = Name::of(path).map_err(named)?;
+        Ok(Self { listener, name })
     }
 
     /// What to wait for.
@@ -47,7 +46,26 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Somebody else's file may be there by now.
+        self.name.remove();
+    }
+}
+
+/// What a socket is called in the file system.
+#[derive(Debug)]
+pub struct Name {
+    path: PathBuf,
+    /// Device and inode of the file.
+    file: (u64, u64),
+}
+
+impl Name {
+    /// Of the socket whose file is at `path` now.
+    pub fn of(path: &Path) -> Result<Self, Error> {
+        Ok(Self { path: path.to_owned(), file: identity(path)? })
+    }
+
+    /// Removes the file, unless somebody else's is there by now.
+    pub fn remove(&self) {
         if identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }

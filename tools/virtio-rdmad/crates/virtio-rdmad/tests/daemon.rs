@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
@@ -42,7 +43,8 @@ impl Daemon {
             let path = directory.join(name).display().to_string();
             command.args(["--guest", &format!("{guest}={path}")]);
         }
-        let mut child = command.env_remove("RUST_LOG").stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            command.env_remove("RUST_LOG").process_group(0).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let mut daemon = Self { child, stderr, directory };
         daemon.wait_for("ready");
@@ -321,6 +323,31 @@ fn it_gives_root_up() {
     let directory = daemon.directory.clone();
     drop(daemon);
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Sockets go by another process, which serves nobody.
+#[test]
+fn sockets_go_with_a_process_that_is_killed() {
+    let mut daemon = Daemon::start("killed");
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    // The log ends when the last process that writes it has.
+    daemon.stderr.read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(std::fs::read_dir(&daemon.directory).unwrap().count(), 0);
+    std::fs::remove_dir(&daemon.directory).unwrap();
+}
+
+/// What a service manager and a terminal do.
+#[test]
+fn signals_to_all_processes_leave_no_socket() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut daemon = Daemon::start("group");
+        let group = rustix::process::Pid::from_child(&daemon.child);
+        rustix::process::kill_process_group(group, signal).unwrap();
+        assert!(daemon.child.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(&daemon.directory).unwrap().count(), 0);
+        std::fs::remove_dir(&daemon.directory).unwrap();
+    }
 }
 
 #[test]
