@@ -194,6 +194,17 @@ def resize(_rng):
         ktap.equal(verbs.resize_cq(program.cq, 1, tiny.request()), (1, 0), "one CQE")
 
 
+# Driver data with a byte that nobody knows: behind what the driver knows, right away and far away.
+UNKNOWN = b"\1" + bytes(7), bytes(7) + b"\1", bytes(60) + b"\0\0\1\0"
+
+
+def modify_to_init(qp):
+    """struct ib_uverbs_modify_qp for RESET to INIT."""
+    path = struct.pack("16sIHHBBBBBBBB", bytes(16), 0, 0, 0, 0, 64, 0, 0, 0, 0, 1, 1)
+    body = path + bytes(32) + struct.pack("7I", qp, uverbs.TO_INIT, 0, 0, 0, 0, 0)
+    return body + struct.pack("HH4B8B4B", 0, 0, uverbs.INIT, *[0] * 7, 1, *[0] * 7)
+
+
 def driver_data_of(program):
     """Every command that may carry driver data, each with what is valid of it: its number, its body with the driver
     data that it has, and the bytes of its answer without that of the driver."""
@@ -208,9 +219,6 @@ def driver_data_of(program):
         uverbs.REG_MR, struct.pack("QQQII", at, PAGE, at, program.pd, uverbs.ALL_ACCESS), 12))
     gid = bytes.fromhex(DEVICE.context.query_gid(rc.PORT, DEVICE.gid.gid_index).gid.replace(":", ""))
     route = struct.pack("16sI4B", gid, 0, DEVICE.gid.gid_index, 1, 0, 0)
-    path = struct.pack("16sIHHBBBBBBBB", bytes(16), 0, 0, 0, 0, 64, 0, 0, 0, 0, 1, 1)
-    to_init = path + bytes(32) + struct.pack("7I", qp, uverbs.TO_INIT, 0, 0, 0, 0, 0)
-    to_init += struct.pack("HH4B8B4B", 0, 0, uverbs.INIT, *[0] * 7, 1, *[0] * 7)
     sizes = struct.pack("QIIIIIIIIIBBBB", 0, program.pd, program.cq, program.cq, 0, 8, 8, 1, 1, 0, 0, uverbs.QPT_RC, 0, 0)
     commands = {
         "ALLOC_PD": (uverbs.ALLOC_PD, b"", 4),
@@ -222,7 +230,7 @@ def driver_data_of(program):
         "CREATE_CQ": (uverbs.CREATE_CQ, struct.pack("QIIiI", 0, 16, 0, -1, 0) + ring.request(), 8),
         "RESIZE_CQ": (uverbs.RESIZE_CQ, struct.pack("II", program.cq, 16) + ring.request(), 8),
         "CREATE_QP": (uverbs.CREATE_QP, sizes + rings.request(), 32),
-        "MODIFY_QP": (uverbs.MODIFY_QP, to_init, 0),
+        "MODIFY_QP": (uverbs.MODIFY_QP, modify_to_init(qp), 0),
         "CREATE_SRQ": (uverbs.CREATE_SRQ, struct.pack("QIIII", 0, program.pd, 8, 1, 0) + work, 16),
         "MODIFY_SRQ": (uverbs.MODIFY_SRQ, struct.pack("IIII", srq, 2, 0, 1), 0),
         "MODIFY_SRQ to another size": (uverbs.MODIFY_SRQ, struct.pack("IIII", srq, uverbs.SRQ_MAX_WR, 8, 0) + work, 0),
@@ -242,7 +250,7 @@ def driver_data_that_is_not_known(_rng):
     with Program() as program:
         commands, _keep = driver_data_of(program)
         for name, (number, body, answer) in commands.items():
-            for more in b"\1" + bytes(7), bytes(7) + b"\1", bytes(60) + b"\0\0\1\0":
+            for more in UNKNOWN:
                 try:
                     program.verbs.command(number, body + more, answer + (64 if answer else 0))
                 except OSError as error:
@@ -258,6 +266,99 @@ def driver_data_that_is_not_known(_rng):
         verbs.fd = os.open(program.verbs.path_of(DEVICE.name), os.O_RDWR | os.O_CLOEXEC)
         fails(errno.EOPNOTSUPP, verbs.command, uverbs.GET_CONTEXT, b"\1" + bytes(7), 16)
         verbs.close()
+
+
+def refused_and_taken(name, send):
+    """Expects that `send(more, room)` fails with unknown bytes behind the driver data, and takes zeros; and that the
+    driver's answer, which it returns, ends in zeros."""
+    for more in UNKNOWN:
+        try:
+            send(more, 64)
+        except OSError as error:
+            ktap.equal((name, error.errno), (name, errno.EOPNOTSUPP), "error")
+        else:
+            raise AssertionError(f"{name} takes {more}")
+    for more in b"", bytes(8), bytes(64):
+        try:
+            told = send(more, 64)
+        except OSError as error:
+            raise AssertionError(f"{name} fails with {len(more)} zeros: {error}") from error
+        ktap.equal((name, told), (name, bytes(64)), "the driver's answer")
+
+
+def extended_commands(program, qp):
+    """Every extended command whose driver data the core hands on (that of EX_MODIFY_CQ it does not): its number, its
+    body, the driver data that it has, and the bytes of its answer without that of the driver."""
+    sizes = struct.pack("Q9I4B4I", 0, program.pd, program.cq, program.cq, 0, 8, 8, 1, 1, 0, 0, uverbs.QPT_RC, 0, 0,
+                        0, 0, 0, 0)
+    rings, ring = Rings(), Ring(16)
+    commands = {
+        "EX_QUERY_DEVICE": (uverbs.QUERY_DEVICE, bytes(8), b"", 304),
+        "EX_CREATE_CQ": (uverbs.CREATE_CQ, struct.pack("QIIiIII", 0, 16, 0, -1, 0, 0, 0), ring.request(), 16),
+        "EX_CREATE_QP": (uverbs.CREATE_QP, sizes, rings.request(), 40),
+        "EX_MODIFY_QP": (uverbs.MODIFY_QP, modify_to_init(qp) + bytes(8), b"", 8),
+    }
+    return commands, (rings, ring)
+
+
+def driver_data_of_extended_commands(_rng):
+    """The extended commands refuse what the plain ones refuse, and take what those take."""
+    with Program() as program:
+        qp, _, _ = program.qp(Rings())
+        commands, _keep = extended_commands(program, qp)
+        for name, (number, body, driver, answer) in commands.items():
+            refused_and_taken(name, lambda more, room, command=(number, body), driver=driver, answer=answer:
+                              program.verbs.extended(*command, driver + more, answer, room)[answer:])
+
+
+def reserved_fields_of_extended_commands(_rng):
+    """Masks and flags that nobody knows are refused, by the core or by the driver."""
+    with Program() as program:
+        qp, _, _ = program.qp(Rings())
+        commands, _keep = extended_commands(program, qp)
+        # The places of comp_mask, flags and reserved fields, and of what else must be zero.
+        places = {"EX_QUERY_DEVICE": (0, 4), "EX_CREATE_CQ": (20, 24, 28), "EX_CREATE_QP": (47, 48, 52)}
+        for name, offsets in places.items():
+            number, body, driver, answer = commands[name]
+            for offset in offsets:
+                for bit in 1, 128:
+                    wrong = bytearray(body)
+                    wrong[offset + (0 if bit == 1 or offset == 47 else 3)] = bit
+                    try:
+                        program.verbs.extended(number, bytes(wrong), driver, answer)
+                    except OSError as error:
+                        ktap.equal(error.errno in (errno.EINVAL, errno.EOPNOTSUPP), True, f"{name}, {offset}: {error}")
+                    else:
+                        raise AssertionError(f"{name} takes {bit} at {offset}")
+
+
+def driver_data_of_methods(_rng):
+    """The same by ioctl(): methods, and commands that are invoked by one."""
+    if not DEVICE.attr.max_srq:
+        raise ktap.Skip("the device has no SRQs, whose method is among these")
+    with Program() as program:
+        verbs, memory, rings, ring = program.verbs, zeros(PAGE), Rings(), Ring(16)
+        at = address(memory)
+        number = struct.Struct("Q").pack
+        handles = {
+            "CQ_CREATE": (uverbs.ON_CQ, uverbs.CREATE, ring.request(), {
+                0: 0, 1: struct.pack("I", 16), 2: number(0), 4: struct.pack("I", 0)}, {6: 4}),
+            "QP_CREATE": (uverbs.ON_QP, uverbs.CREATE, rings.request(), {
+                0: 0, 2: program.pd, 4: program.cq, 5: program.cq, 7: number(0), 8: struct.pack("5I", 8, 8, 1, 1, 0),
+                9: number(uverbs.QPT_RC)}, {13: 20, 14: 4}),
+            "SRQ_CREATE": (uverbs.ON_SRQ, uverbs.CREATE, struct.pack("QQIIII", at, PAGE, 8, 32, HEAD, 0), {
+                0: 0, 1: program.pd, 9: number(0), 4: number(0), 5: struct.pack("I", 8), 6: struct.pack("I", 1),
+                7: struct.pack("I", 0)}, {11: 4, 12: 4}),
+            "REG_MR": (uverbs.ON_MR, uverbs.REG_MR_METHOD, b"", {
+                0: 0, 1: program.pd, 3: number(at), 4: number(at), 5: number(PAGE), 6: number(0)}, {9: 4, 10: 4}),
+            "ALLOC_PD, invoked": (uverbs.ON_DEVICE, uverbs.INVOKE_WRITE, b"", {
+                0: number(0), 2: number(uverbs.ALLOC_PD)}, {1: 4}),
+        }
+        for name, (what, method, driver, attributes, answers) in handles.items():
+            def send(more, room, call=(what, method), driver=driver, attributes=attributes, answers=answers):
+                sent = {**attributes, uverbs.UHW_IN: driver + more} if driver + more else attributes
+                return verbs.ioctl(*call, sent, [*answers.items(), (uverbs.UHW_OUT, room)])[uverbs.UHW_OUT]
+            refused_and_taken(name, send)
 
 
 def reserved_fields(_rng):
@@ -283,4 +384,6 @@ def many_and_killed(_rng):
 
 if __name__ == "__main__":
     ktap.run([what_a_program_is_told, create_and_destroy, qp_without_receives, bad_cq_rings, bad_qp_rings, inline_data,
-              kernel_does_not_post, resize, driver_data_that_is_not_known, reserved_fields, many_and_killed])
+              kernel_does_not_post, resize, driver_data_that_is_not_known,
+              driver_data_of_extended_commands, reserved_fields_of_extended_commands, driver_data_of_methods,
+              reserved_fields, many_and_killed])

@@ -3,6 +3,7 @@
 between: for what a library would not send."""
 
 import ctypes
+import fcntl
 import mmap
 import os
 import struct
@@ -28,6 +29,13 @@ TO_RTS = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16
 STEPS = {QPT_RC: (TO_RTR, TO_RTS), QPT_XRC_INI: (TO_RTR & ~(1 << 15 | 1 << 17), TO_RTS),
          QPT_XRC_TGT: (TO_RTR, STATE | 1 << 9 | 1 << 16)}
 SEND_WR_SIZE, RECV_WR_SIZE = 56, 16
+# The flag of the numbers of extended commands, and the command that the plain ones here do not have.
+EXTENDED, QUERY_DEVICE = 1 << 31, 1
+# ioctl(): RDMA_VERBS_IOCTL, objects and their methods (<rdma/ib_user_ioctl_cmds.h>), attributes of driver data.
+IOCTL, MANDATORY = 0xc0181b01, 1
+ON_DEVICE, ON_CQ, ON_QP, ON_SRQ, ON_MR = 0, 3, 4, 5, 7
+INVOKE_WRITE, CREATE, REG_MR_METHOD = 0, 0, 5
+UHW_IN, UHW_OUT = 1 << 12, (1 << 12) + 1
 
 
 def zeros(size):
@@ -70,6 +78,38 @@ class Uverbs:
             head += struct.pack("Q", ctypes.addressof(out))
         os.write(self.fd, head + body)
         return out.raw[:answer]
+
+    def extended(self, number, body, driver=b"", answer=0, room=0):
+        """Sends an extended command with driver data; its answer, and behind it the driver's."""
+        out = ctypes.create_string_buffer(b"\xff" * max(answer + room, 1), max(answer + room, 1))
+        sizes = len(body), len(driver), answer, room
+        assert not any(size % 8 for size in sizes)
+        words = [size // 8 for size in sizes]
+        head = struct.pack("IHHQHHI", number | EXTENDED, words[0], words[2],
+                           ctypes.addressof(out) if answer + room else 0, words[1], words[3], 0)
+        os.write(self.fd, head + body + driver)
+        return out.raw[:answer + room]
+
+    def ioctl(self, what, method, attributes, answers=()):
+        """Calls a method with attributes that are numbers (a handle, a descriptor) or bytes, and room for answers: numbers
+        of attributes and bytes. The answers by number; a handle of 0 is one that is made, and is an answer as well."""
+        keep, packed = [], b""
+        for number, value in attributes.items():
+            size = 0 if isinstance(value, int) else len(value)
+            if isinstance(value, bytes):
+                # Up to eight bytes stand in the attribute itself.
+                keep.append(ctypes.create_string_buffer(value, max(size, 1)))
+                value = int.from_bytes(value, "little") if size <= 8 else ctypes.addressof(keep[-1])
+            packed += struct.pack("HHHHQ", number, size, MANDATORY, 0, value)
+        rooms = {number: ctypes.create_string_buffer(b"\xff" * size, size) for number, size in answers}
+        for number, room in rooms.items():
+            packed += struct.pack("HHHHQ", number, len(room), MANDATORY, 0, ctypes.addressof(room))
+        count = len(attributes) + len(rooms)
+        request = bytearray(struct.pack("HHHHQII", 24 + len(packed), what, method, count, 0, 0, 0) + packed)
+        fcntl.ioctl(self.fd, IOCTL, request)
+        made = {number: struct.unpack_from("Q", request, 24 + 16 * place + 8)[0]
+                for place, (number, value) in enumerate(attributes.items()) if value == 0}
+        return {**made, **{number: room.raw for number, room in rooms.items()}}
 
     def alloc_pd(self):
         """A PD; its handle."""
