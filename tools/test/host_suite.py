@@ -93,6 +93,8 @@ class Host:
                                     "--quiet", "-f", *KERNEL_C], quiet=True)
         self.command("Documentation/layout.md says what the header says", [
             "tools/abi/layout", "--check", "Documentation/layout.md"])
+        self.command("Documentation/user-abi.md says what the header says", [
+            "tools/abi/layout", "--user", "--check", "Documentation/user-abi.md"])
         self.command("the driver in a kernel tree", ["tools/vm/in-tree", "m"])
         self.command("clippy", ["make", "-s", "clippy"])
         self.command("rustfmt", ["make", "-s", "rustfmtcheck"])
