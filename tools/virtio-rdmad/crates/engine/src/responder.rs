@@ -252,7 +252,7 @@ impl Shared {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
         let takes_receive = message.is_last() && message.wqe.takes_receive();
         // A packet is checked for the operation, then for the receive that it needs, then for its
-        // key (IBA 9.7.4.1). The key stands in the first packet, the immediate data in the last.
+        // key (IBA 9.7.4.1, the latter in 9.7.4.1.5). The key stands in the first packet, the immediate data in the last.
         let in_one_packet = takes_receive && message.is_one_packet();
         if in_one_packet && may(responder, access) {
             self.take_receive(slot, responder, message, outbox)?;
@@ -597,8 +597,12 @@ impl Shared {
     }
 
     /// Refuses a message whose packets would not have the size that the responder expects (IBA
-    /// 9.7.4.1). A SEND has taken its receive by then, whose completion tells of it. Of a READ it is
-    /// the requester that finds packets of the wrong size, in the answer (IBA 9.7.5.1).
+    /// 9.7.4.1.6). A SEND has taken its receive by then, whose completion tells of it.
+    ///
+    /// The request of a READ is one packet, whatever it asks for, so that the responder finds nothing
+    /// wrong and answers in packets of its own path MTU (IBA 9.7.5.1.3). It is the requester that gets
+    /// packets of the wrong size (IBA 9.7.6). The work request ends with Local Length Error, not with
+    /// Bad Response Error, which is for an opcode that is not expected (IBA 11.6.2).
     #[cold]
     fn refuse_packets(
         self: &Arc<Self>,
@@ -639,7 +643,7 @@ impl Shared {
     }
 
     /// A request that the responder refuses ends a reliable connection with this
-    /// event; on an unreliable one it is dropped (IBA 9.8.3).
+    /// event; on an unreliable one it is dropped (IBA 9.8.2).
     fn fail_or_drop(&self, slot: u16, responder: &mut Responder, event: u32) {
         if is_reliable(responder) {
             self.fail_responder(slot, responder, Some(event));

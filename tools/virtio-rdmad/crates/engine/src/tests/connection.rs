@@ -44,7 +44,7 @@ fn state(guest: &mut Guest, qpn: u32) -> u32 {
     guest.query(qpn).qp_state.into()
 }
 
-/// IBA 9.7.4.1: PSNs go round at 2^24, and each side counts the packets of all operations.
+/// IBA 9.7.1: PSNs go round at 2^24, and each side counts the packets of all operations.
 #[test]
 pub fn psns_go_round() {
     let mut pair = pair_with(RC, |pair| {
@@ -98,7 +98,7 @@ pub fn an_unreliable_connection_takes_any_psn() {
     assert_eq!(pair.b.query(b.qpn).rq_psn, 110);
 }
 
-/// IBA 9.7.4.1: packets that are not the last of their message have the size of the path MTU. What
+/// IBA 9.7.4.1.6: packets that are not the last of their message have the size of the path MTU. What
 /// is one packet for both ends arrives; the rest is an invalid request, whoever has the larger MTU.
 #[test]
 pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
@@ -116,7 +116,7 @@ pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
         for (opcode, remote, local, event) in [
             (RDMA_WRITE, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, None, true),
             (SEND, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, Some(VIRTIO_RDMA_WC_LOC_LEN_ERR), false),
-            // The answer is what does not fit, which the requester finds.
+            // The answer is what does not fit (IBA 9.7.5.1.3), which the requester finds (IBA 9.7.6).
             (RDMA_READ, VIRTIO_RDMA_WC_LOC_LEN_ERR, None, false),
         ] {
             let mut pair = unequal();
@@ -136,7 +136,7 @@ pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
     }
 }
 
-/// IBA 9.8.3: on an unreliable connection, what has packets of the wrong size is dropped.
+/// IBA 9.8.2: on an unreliable connection, what has packets of the wrong size is dropped.
 #[test]
 pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
     let mut pair = pair_with(UC, |pair| pair.b.path_mtu = 1);

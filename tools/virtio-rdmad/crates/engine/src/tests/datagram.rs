@@ -90,7 +90,7 @@ pub fn what_cannot_be_delivered_is_dropped() {
     assert_eq!(pair.poll_b().map(|cqe| (cqe.wr_id, cqe.byte_len)), Some((8, 139)));
 }
 
-/// IBA 9.6.1.5: a datagram with a wrong Q_Key is dropped. The port that it arrives at counts it, the
+/// IBA 9.6.1.4.1: a datagram with a wrong Q_Key is dropped. The port that it arrives at counts it, the
 /// sender's does not.
 #[test]
 pub fn a_wrong_qkey_is_counted_where_it_arrives() {
