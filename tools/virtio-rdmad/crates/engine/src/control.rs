@@ -351,7 +351,11 @@ impl Shared {
     fn read_request(&self, control: &Control, chain: Chain) -> Request {
         let mut bytes = [0; MAX_REQUEST];
         let length = chain.read(&mut bytes).unwrap_or(0);
-        let prepared = self.prepare(control, &bytes[..length]);
+        // A request without room for a status is not carried out.
+        let prepared = match chain.writable_len() {
+            0 => Prepared::Nothing,
+            _ => self.prepare(control, &bytes[..length]),
+        };
         Request { chain, bytes, length, prepared }
     }
 
@@ -996,6 +1000,14 @@ impl Shared {
         let Some(qp) = self.qps.get(slot) else { return false };
         let exists = lock(&qp.requester).config.is_some();
         exists && lock(&qp.responder).groups.is_empty()
+    }
+
+    /// Parts the QP in place `slot`, which is to end, from its peer: it neither sends nor answers any
+    /// more. Own thread only.
+    pub(crate) fn part_qp(self: &Arc<Self>, slot: u16) {
+        self.last_turn(slot);
+        let qp = self.qps.take(slot);
+        qp.set_state(&mut lock(&qp.responder), QpState::Reset);
     }
 
     fn destroy_qp(

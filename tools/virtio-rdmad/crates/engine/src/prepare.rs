@@ -4,7 +4,10 @@
 //! over as many turns as that takes.
 //!
 //! Of a command that may be refused, it changes nothing that anybody else sees. The end of an SRQ or a QP
-//! begins with what the object has of others, or they of it, once nothing can refuse it any more.
+//! begins with what the object has of others, or they of it, once nothing can refuse it any more. By
+//! then a QP is gone for its peer, which is not to find that it lacks what it had.
+
+use std::sync::Arc;
 
 use abi::{
     virtio_rdma_cmd_create_ring_cq, virtio_rdma_cmd_create_ring_qp, virtio_rdma_cmd_create_srq,
@@ -305,7 +308,7 @@ impl Shared {
 
     /// Goes on until the turn is over; whether it has come to an end.
     pub(crate) fn go_on(
-        &self,
+        self: &Arc<Self>,
         prepared: &mut Prepared,
         control: &Control,
         request: &[u8],
@@ -358,6 +361,9 @@ impl Shared {
                 true
             }
             Prepared::QpEnd(slot) => {
+                if self.has_many_windows(*slot) {
+                    self.part_qp(*slot);
+                }
                 while self.has_many_windows(*slot) {
                     if turn.is_over() {
                         return false;

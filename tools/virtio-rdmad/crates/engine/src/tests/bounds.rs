@@ -382,6 +382,62 @@ fn a_qp_with_many_windows_goes_in_steps() {
     });
 }
 
+/// Adds a DESTROY_QP of the QP that the windows are bound to, whose reply is to come into `room` bytes;
+/// where that is.
+fn add_destroy_qp(much: &mut Much, room: u32) -> u64 {
+    let (at, reply) = (47 << 20, (47 << 20) + PAGE);
+    let request = virtio_rdma_cmd_destroy_qp { qpn: much.qpns[0] };
+    let bytes = [&[VIRTIO_RDMA_CMD_DESTROY_QP as u8], request.as_bytes()].concat();
+    much.guest.memory.write(at, &bytes).unwrap();
+    much.guest.memory.write(reply, &[0xff]).unwrap();
+    let reply_buffer = (reply, room, true);
+    let buffers = [(at, bytes.len() as u32, false), reply_buffer];
+    much.guest.add(0, &buffers[..if room == 0 { 1 } else { 2 }]);
+    reply
+}
+
+/// Peers take a QP that is being destroyed for destroyed: windows that it has no more are no reason
+/// for a NAK, because there is nobody to send one.
+#[test]
+fn a_qp_that_ends_is_gone_before_its_windows_are() {
+    with_rings(|| {
+        let mut much = Much::new();
+        let keys: Vec<u32> = (0..MANY).map(|_| much.bind_window(VIRTIO_RDMA_MW_TYPE_2)).collect();
+        let reply = add_destroy_qp(&mut much, 1);
+        much.guest.device.run(1);
+        assert_eq!(much.guest.bytes(reply, 1), [0xff], "it takes several turns");
+        // The one that goes first.
+        let key = *keys.iter().min().unwrap();
+        let local = [sge(DATA, 8, much.data)];
+        let write = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &local).rdma(EXTRA.0, key);
+        much.guest.post_send(much.qpns[1], &write);
+        settle_in_time(&[&much.guest]);
+        assert_eq!(much.guest.bytes(reply, 1), [VIRTIO_RDMA_STATUS_OK as u8]);
+        let status = much.guest.poll_ring(much.cqn).unwrap().status;
+        assert_eq!(u32::from(status), VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+    });
+}
+
+/// What is not carried out, for lack of room for a status, has not begun either.
+#[test]
+fn a_request_without_room_for_a_status_changes_nothing() {
+    with_rings(|| {
+        let mut much = Much::new();
+        let keys: Vec<u32> = (0..MANY).map(|_| much.bind_window(VIRTIO_RDMA_MW_TYPE_2)).collect();
+        add_destroy_qp(&mut much, 0);
+        much.guest.run();
+        assert!(much.guest.used(0).is_some());
+        let local = [sge(DATA, 8, much.data)];
+        for key in [keys.iter().min(), keys.iter().max()].into_iter().flatten() {
+            let write = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &local).rdma(EXTRA.0, *key);
+            much.guest.post_send(much.qpns[1], &write);
+            much.guest.run();
+            let status = much.guest.poll_ring(much.cqn).unwrap().status;
+            assert_eq!(u32::from(status), VIRTIO_RDMA_WC_SUCCESS);
+        }
+    });
+}
+
 #[test]
 fn an_srq_for_xrc_goes_in_steps() {
     with_rings(|| {
