@@ -2,9 +2,12 @@
 
 //! The operations of a device: what the RDMA core calls, handed to the traits.
 //!
-//! All of these functions have the same contract: the RDMA core calls them with
-//! valid pointers to objects of a device of this driver, which it created
-//! through the functions here and destroys at most once.
+//! The RDMA core alone calls these functions, by the table of a device that is
+//! registered ([`super::device::Registration`]), and so with objects of this
+//! driver. An object that is made is zeroed memory of the core's, of the size in
+//! the table, in which the core has set its own members; one that exists has gone
+//! through the function here that makes it, and goes through the one that ends
+//! it once.
 
 use super::{
     mad,
@@ -212,11 +215,14 @@ unsafe extern "C" fn query_device<D: Driver>(
     attr: *mut bindings::ib_device_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns. `attr` is the core's own, which nobody else has before this
+    // returns.
     let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
     *attr = Default::default();
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         dev.data().query_device(attr).map(|()| 0)
     })
@@ -232,7 +238,8 @@ unsafe extern "C" fn query_port<D: Driver>(
     port: u32,
     attr: *mut bindings::ib_port_attr,
 ) -> c_int {
-    // SAFETY: By the contract of this module. The core has zeroed `attr`.
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns. `attr` is the core's own, and zeroed.
     let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
     from_result(|| D::query_port(dev, port, attr).map(|()| 0))
 }
@@ -247,12 +254,13 @@ unsafe extern "C" fn query_port_speed<D: Driver>(
     port: u32,
     speed: *mut u64,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns.
     let dev = unsafe { Device::<D>::from_raw(dev) };
     from_result(|| {
         let mut attr = bindings::ib_port_attr::default();
         D::query_port(dev, port, &mut attr)?;
-        // SAFETY: By the contract of this module.
+        // SAFETY: `speed` is the core's own, and valid for writes.
         unsafe { speed.write(port_speed(&mut attr)?) };
         Ok(0)
     })
@@ -279,7 +287,9 @@ unsafe extern "C" fn get_port_immutable<D: Driver>(
     port: u32,
     attr: *mut bindings::ib_port_immutable,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns. `attr` is that of the port, which nobody reads before the
+    // device is registered.
     let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
     from_result(|| D::port_immutable(dev, port, attr).map(|()| 0))
 }
@@ -307,7 +317,8 @@ unsafe extern "C" fn query_pkey<D: Driver>(
     index: u16,
     pkey: *mut u16,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns. `pkey` is the caller's, and valid for writes.
     let (dev, pkey) = unsafe { (Device::<D>::from_raw(dev), &mut *pkey) };
     from_result(|| {
         *pkey = D::query_pkey(dev, port, index)?;
@@ -324,7 +335,8 @@ unsafe extern "C" fn add_gid<D: Driver>(
     attr: *const bindings::ib_gid_attr,
     _context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core's GID table calls with an entry of its own, which it keeps until this
+    // returns, and which names the registered device that has the table.
     let (dev, attr) = unsafe { (Device::<D>::from_raw((*attr).device), &*attr) };
     from_result(|| D::add_gid(dev, &GidAttr::new(attr)).map(|()| 0))
 }
@@ -338,7 +350,7 @@ unsafe extern "C" fn del_gid<D: Driver>(
     attr: *const bindings::ib_gid_attr,
     _context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: As in `add_gid`; the entry goes when this has returned.
     let (dev, attr) = unsafe { (Device::<D>::from_raw((*attr).device), &*attr) };
     from_result(|| D::del_gid(dev, &GidAttr::new(attr)).map(|()| 0))
 }
@@ -352,7 +364,9 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
     raw: *mut bindings::ib_ucontext,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile. `udata` is null, or that of the system call that the core is in
+    // until this returns.
     let (dev, udata) = unsafe { (Device::<D>::from_raw((*raw).device), Udata::from_raw(udata)) };
     from_result(|| {
         let udata = udata.ok_or(EINVAL)?;
@@ -370,7 +384,8 @@ unsafe extern "C" fn alloc_ucontext<D: Driver>(
 ///
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_ucontext<D: Driver>(raw: *mut bindings::ib_ucontext) {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a context that `alloc_ucontext` made. The core has destroyed all of its
+    // objects and frees it next, so that there is no reference to it.
     unsafe { Ucontext::<D>::drop_data(raw) };
 }
 
@@ -383,7 +398,8 @@ unsafe extern "C" fn query_ucontext<D: Driver>(
     raw: *mut bindings::ib_ucontext,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a context that `alloc_ucontext` made; its device is registered while the
+    // system call is in uverbs, which holds `disassociate_srcu`.
     let dev = unsafe { Device::<D>::from_raw((*raw).device) };
     let answer = D::Ucontext::describe(dev);
     let bytes = answer.as_bytes();
@@ -416,10 +432,12 @@ unsafe extern "C" fn alloc_pd<D: Driver>(
     raw: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile.
     let dev = unsafe { Device::<D>::from_raw((*raw).device) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         let data = D::Pd::alloc(dev)?;
         // SAFETY: The core allocated `size_ib_pd` bytes, not initialised yet.
@@ -438,9 +456,11 @@ unsafe extern "C" fn dealloc_pd<D: Driver>(
     udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is a PD that `alloc_pd` made, which the core destroys once: it stays until
+        // the data is dropped below.
         unsafe { Pd::<D>::from_raw(raw) }.dealloc()?;
         // SAFETY: The core frees the memory next.
         unsafe { Pd::<D>::drop_data(raw) };
@@ -458,7 +478,9 @@ unsafe extern "C" fn create_ah<D: Driver>(
     attr: *mut bindings::rdma_ah_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set the PD of the new object to one that `alloc_pd` made and that it
+    // keeps, as it keeps the attributes, until this returns. `udata` is null, or that of the system
+    // call that the core is in until this returns.
     let (pd, attr, udata) = unsafe {
         (
             Pd::<D>::from_raw((*raw).pd),
@@ -484,7 +506,8 @@ unsafe extern "C" fn query_ah<D: Driver>(
     raw: *mut bindings::ib_ah,
     attr: *mut bindings::rdma_ah_attr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an AH that `create_ah` made and its owner keeps until this returns. `attr`
+    // is the core's own, which nobody else has before this returns.
     let (ah, attr) = unsafe { (Ah::<D>::from_raw(raw), &mut *attr) };
     *attr = Default::default();
     ah.query(attr);
@@ -497,7 +520,8 @@ unsafe extern "C" fn query_ah<D: Driver>(
 ///
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn destroy_ah<D: Driver>(raw: *mut bindings::ib_ah, _flags: u32) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an AH that `create_ah` made, which its owner uses no more, and which the
+    // core frees next. Work requests have copies of what is in it.
     unsafe { Ah::<D>::drop_data(raw) };
     0
 }
@@ -512,14 +536,15 @@ unsafe extern "C" fn create_cq<D: Driver>(
     attr: *const bindings::ib_cq_init_attr,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile. `attr` is the core's own, and is not changed before this returns.
     let (dev, attr) = unsafe { (Device::<D>::from_raw((*raw).device), &*attr) };
     let attr = CqInitAttr {
         cqe: attr.cqe,
         comp_vector: attr.comp_vector,
         flags: attr.flags,
-        // SAFETY: `driver_udata` is the first member. By the contract of this module, the
-        // attributes are null or those of the system call.
+        // SAFETY: `driver_udata` is the first member of `attrs`, which are null, or those of the
+        // system call that the core is in until this returns.
         udata: unsafe { Udata::from_raw(attrs.cast()) },
     };
     from_result(|| {
@@ -533,7 +558,7 @@ unsafe extern "C" fn create_cq<D: Driver>(
             unsafe { Cq::<D>::drop_data(raw) };
             return Err(error);
         }
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is valid, and the core reads `cqe` once this has returned.
         unsafe { (*raw).cqe = cq.cqe() as c_int };
         Ok(0)
     })
@@ -548,10 +573,12 @@ unsafe extern "C" fn destroy_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a CQ that `create_cq` made, which the core destroys once: it stays until the
+    // data is dropped below. Its device is registered as long as it has objects.
     let (cq, dev) = unsafe { (Cq::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         dev.handles().cqs.retire(cq.handle(), || cq.destroy())?;
         // SAFETY: The core frees the memory next.
@@ -570,7 +597,8 @@ unsafe extern "C" fn modify_cq<D: Driver>(
     count: u16,
     period: u16,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns.
     let cq = unsafe { Cq::<D>::from_raw(raw) };
     from_result(|| cq.moderate(count, period).map(|()| 0))
 }
@@ -585,7 +613,10 @@ unsafe extern "C" fn resize_user_cq<D: Driver>(
     cqe: c_uint,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // has objects. `udata` is null, or that of the system call that the core is in until this
+    // returns.
     let (cq, dev, udata) = unsafe {
         (
             Cq::<D>::from_raw(raw),
@@ -595,7 +626,7 @@ unsafe extern "C" fn resize_user_cq<D: Driver>(
     };
     from_result(|| {
         cq.resize(dev, cqe, &udata.ok_or(EINVAL)?)?;
-        // SAFETY: By the contract of this module. Whoever reads it meanwhile gets either number.
+        // SAFETY: `raw` is valid, as above. Whoever reads it meanwhile gets either number.
         unsafe { (&raw mut (*raw).cqe).write_volatile(cqe as c_int) };
         Ok(0)
     })
@@ -617,8 +648,10 @@ unsafe extern "C" fn poll_cq<D: Driver>(
     if len == 0 {
         return 0;
     }
-    // SAFETY: By the contract of this module; `wc` has room for `num` completions. The CQ of a program
-    // has a user object all its life.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // has objects. `wc` has room for `num` completions. The CQ of a program has a user object all
+    // its life.
     let (cq, dev, slots, is_program) = unsafe {
         (
             Cq::<D>::from_raw(raw),
@@ -640,7 +673,8 @@ unsafe extern "C" fn req_notify_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns.
     let cq = unsafe { Cq::<D>::from_raw(raw) };
     let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
@@ -659,12 +693,16 @@ unsafe extern "C" fn create_qp<D: Driver>(
     init: *mut bindings::ib_qp_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile. `init` is the caller's, and nobody else changes it before this
+    // returns.
     let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: The core has set `pd` of the new QP, to null for an XRC target.
         let pd = unsafe { (*raw).pd };
-        // SAFETY: By the contract of this module; what the type does not have is null.
+        // SAFETY: What `init` and `pd` name are objects that the functions here made and that the
+        // core has counted this QP as a user of, or null where the type of the QP has none. `udata`
+        // is null, or that of the system call that the core is in until this returns.
         let attr = unsafe {
             QpInitAttr {
                 qp_type: init.qp_type,
@@ -689,7 +727,7 @@ unsafe extern "C" fn create_qp<D: Driver>(
             unsafe { Qp::<D>::drop_data(raw) };
             return Err(error);
         }
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is valid, and the core reads `qp_num` once this has returned.
         unsafe { (*raw).qp_num = qp.handle() };
         init.cap = qp.cap();
         Ok(0)
@@ -707,10 +745,12 @@ unsafe extern "C" fn modify_qp<D: Driver>(
     mask: c_int,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `attr` is the core's own.
     let (qp, attr) = unsafe { (Qp::<D>::from_raw(raw), &*attr) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         qp.modify(attr, mask as u32).map(|()| 0)
     })
@@ -727,7 +767,9 @@ unsafe extern "C" fn query_qp<D: Driver>(
     _mask: c_int,
     init: *mut bindings::ib_qp_init_attr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `attr` and `init` are the caller's,
+    // which nobody else has before this returns.
     let (qp, attr, init) = unsafe { (Qp::<D>::from_raw(raw), &mut *attr, &mut *init) };
     *attr = Default::default();
     *init = Default::default();
@@ -750,10 +792,12 @@ unsafe extern "C" fn destroy_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made, which the core destroys once: it stays until the
+    // data is dropped below. Its device is registered as long as it has objects.
     let (qp, dev) = unsafe { (Qp::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         dev.handles().qps.retire(qp.handle(), || qp.destroy())?;
         // SAFETY: The core frees the memory next.
@@ -772,7 +816,8 @@ unsafe extern "C" fn attach_mcast<D: Driver>(
     gid: *mut bindings::ib_gid,
     _lid: u16,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `gid` is the caller's.
     let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
     from_result(|| qp.attach_mcast(gid).map(|()| 0))
 }
@@ -787,7 +832,7 @@ unsafe extern "C" fn detach_mcast<D: Driver>(
     gid: *mut bindings::ib_gid,
     _lid: u16,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: As in `attach_mcast`.
     let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
     from_result(|| qp.detach_mcast(gid).map(|()| 0))
 }
@@ -802,7 +847,9 @@ unsafe extern "C" fn post_send<D: Driver>(
     wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `wr` heads the caller's list for a QP
+    // of this type, which may be empty.
     let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), SendWrs::new(wr, (*raw).qp_type)) };
     let result = if wr.is_null() {
         qp.doorbell(doorbell::Ring::Send)
@@ -810,7 +857,8 @@ unsafe extern "C" fn post_send<D: Driver>(
         qp.post_send(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
+        // has none.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))
@@ -826,7 +874,9 @@ unsafe extern "C" fn post_recv<D: Driver>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `wr` heads the caller's list, which
+    // may be empty.
     let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
     let result = if wr.is_null() {
         qp.doorbell(doorbell::Ring::Receive)
@@ -834,7 +884,8 @@ unsafe extern "C" fn post_recv<D: Driver>(
         qp.post_recv(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
+        // has none.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))
@@ -849,10 +900,12 @@ unsafe extern "C" fn alloc_xrcd<D: Driver>(
     raw: *mut bindings::ib_xrcd,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile.
     let dev = unsafe { Device::<D>::from_raw((*raw).device) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         let data = D::Xrcd::alloc(dev)?;
         // SAFETY: The core allocated `size_ib_xrcd` bytes, not initialised yet.
@@ -871,9 +924,11 @@ unsafe extern "C" fn dealloc_xrcd<D: Driver>(
     udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is an XRC domain that `alloc_xrcd` made, which the core destroys once: it
+        // stays until the data is dropped below.
         unsafe { Xrcd::<D>::from_raw(raw) }.dealloc()?;
         // SAFETY: The core frees the memory next.
         unsafe { Xrcd::<D>::drop_data(raw) };
@@ -891,16 +946,21 @@ unsafe extern "C" fn create_srq<D: Driver>(
     init: *mut bindings::ib_srq_init_attr,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile. `init` is the caller's, and nobody else changes it before this
+    // returns.
     let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
-    // SAFETY: By the contract of this module; the type says which member of the union is in use.
+    // SAFETY: The type says which member of the union is in use. The domain and the CQ that it
+    // names are from the functions here, and the core has counted this SRQ as a user of them.
     let xrc = unsafe {
         (init.srq_type == bindings::ib_srq_type_IB_SRQT_XRC).then(|| {
             let xrcd = init.ext.__bindgen_anon_1.xrc.xrcd;
             (Xrcd::<D>::from_raw(xrcd), Cq::<D>::from_raw(init.ext.cq))
         })
     };
-    // SAFETY: By the contract of this module.
+    // SAFETY: The core has set the PD of the new SRQ to one that `alloc_pd` made, and counted this
+    // SRQ as a user of it. `udata` is null, or that of the system call that the core is in until
+    // this returns.
     let attr = unsafe {
         SrqInitAttr {
             xrc,
@@ -924,7 +984,7 @@ unsafe extern "C" fn create_srq<D: Driver>(
         }
         (init.attr.max_wr, init.attr.max_sge) = srq.sizes();
         if attr.xrc.is_some() {
-            // SAFETY: By the contract of this module; it is an SRQ for XRC.
+            // SAFETY: `raw` is valid, and the member is in use: it is an SRQ for XRC.
             unsafe { (*raw).ext.__bindgen_anon_1.xrc.srq_num = srq.handle() };
         }
         Ok(0)
@@ -942,7 +1002,10 @@ unsafe extern "C" fn modify_srq<D: Driver>(
     mask: bindings::ib_srq_attr_mask,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
+    // none that it destroys, so that it stays until this returns. Its device is registered as long
+    // as it has objects. `attr` is the core's own. `udata` is null, or that of the system call that
+    // the core is in until this returns.
     let (srq, dev, attr, udata) = unsafe {
         (
             Srq::<D>::from_raw(raw),
@@ -984,7 +1047,9 @@ unsafe extern "C" fn query_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
+    // none that it destroys, so that it stays until this returns. `attr` is the caller's, which
+    // nobody else has before this returns.
     let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &mut *attr) };
     from_result(|| srq.query(attr).map(|()| 0))
 }
@@ -998,7 +1063,8 @@ unsafe extern "C" fn destroy_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an SRQ that `create_srq` made, which the core destroys once: it stays until
+    // the data is dropped below. Its device is registered as long as it has objects.
     let (srq, dev) = unsafe {
         (
             Srq::<D>::from_raw(raw),
@@ -1006,7 +1072,8 @@ unsafe extern "C" fn destroy_srq<D: Driver>(
         )
     };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         dev.handles().srqs.retire(srq.handle(), || srq.destroy())?;
         // SAFETY: The core frees the memory next.
@@ -1025,7 +1092,9 @@ unsafe extern "C" fn post_srq_recv<D: Driver>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
+    // none that it destroys, so that it stays until this returns. `wr` heads the caller's list,
+    // which may be empty.
     let (srq, mut wrs) = unsafe { (Srq::<D>::from_raw(raw), RecvWrs::new(wr)) };
     let result = if wr.is_null() {
         srq.doorbell()
@@ -1033,7 +1102,8 @@ unsafe extern "C" fn post_srq_recv<D: Driver>(
         srq.post_recv(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
+        // has none.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))
@@ -1048,7 +1118,8 @@ unsafe extern "C" fn get_dma_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     access: c_int,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns.
     let pd = unsafe { Pd::<D>::from_raw(pd) };
     new_mr::<D>(|| D::Mr::get_dma(pd, access as u32))
 }
@@ -1067,7 +1138,9 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
     dmah: *mut bindings::ib_dmah,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // has objects.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
     if !dmah.is_null() {
         return crate::errno::unsupported().to_ptr();
@@ -1079,7 +1152,8 @@ unsafe extern "C" fn reg_user_mr<D: Driver>(
         access: access as u32,
     };
     new_mr::<D>(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         D::Mr::reg_user(dev, pd, &memory)
     })
@@ -1100,7 +1174,9 @@ unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
     dmah: *mut bindings::ib_dmah,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // has objects.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
     if !dmah.is_null() {
         return crate::errno::unsupported().to_ptr();
@@ -1112,7 +1188,8 @@ unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
         access: access as u32,
     };
     let raw = new_mr::<D>(|| {
-        // SAFETY: By the contract of this module; `driver_udata` is the first member.
+        // SAFETY: `driver_udata` is the first member of `attrs`, those of the system call that the
+        // core is in until this returns.
         unsafe { no_driver_data(attrs.cast())? };
         D::Mr::reg_dma_buf(dev, pd, fd, &memory)
     });
@@ -1142,7 +1219,9 @@ unsafe extern "C" fn rereg_user_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: By the contract of this module.
+    // SAFETY: `raw` is from `new_mr`, and its user object is locked for writing. `pd` is one that
+    // `alloc_pd` made, which the core keeps until this returns. Its device is registered as long as
+    // it has objects.
     let (dev, mr, pd) = unsafe {
         (
             Device::<D>::from_raw((*raw).device),
@@ -1156,7 +1235,7 @@ unsafe extern "C" fn rereg_user_mr<D: Driver>(
         virt_addr,
         access: access as u32,
     };
-    // SAFETY: By the contract of this module.
+    // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
     let unused = unsafe { no_driver_data(udata) };
     match unused.and_then(|()| mr.rereg_user(dev, flags as u32, pd, &memory)) {
         // The same MR, with the same keys.
@@ -1178,7 +1257,8 @@ unsafe extern "C" fn alloc_mr<D: Driver>(
     if mr_type != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
         return EINVAL.to_ptr();
     }
-    // SAFETY: By the contract of this module.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns.
     let pd = unsafe { Pd::<D>::from_raw(pd) };
     new_mr::<D>(|| D::Mr::alloc(pd, max_num_sg))
 }
@@ -1195,10 +1275,12 @@ unsafe extern "C" fn map_mr_sg<D: Driver>(
     offset: *mut c_uint,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is from `new_mr`, and its owner, a ULP, does nothing else with it until
+        // this returns.
         let (mr, page_size) = unsafe { (Mr::<D>::from_raw(raw), (*raw).page_size) };
         mr.begin_pages(page_size)?;
-        // SAFETY: By the contract of this module; `set_page` is called for this MR.
+        // SAFETY: `raw` is valid, as above, `sg` is the caller's list of `nents` entries, and
+        // `set_page` is called for this MR alone.
         Ok(unsafe { bindings::ib_sg_to_pages(raw, sg, nents, offset, Some(set_page::<D>)) })
     })
 }
@@ -1246,9 +1328,11 @@ unsafe extern "C" fn dereg_mr<D: Driver>(
     udata: *mut bindings::ib_udata,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
-        // SAFETY: By the contract of this module; the core has set the MR's PD.
+        // SAFETY: `raw` is from `new_mr`, and the core deregisters it once: it stays until it is
+        // freed below. The core has set its PD, which it counts as a user of.
         let (mr, pd) = unsafe { (Mr::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mr.dereg(pd)?;
         // SAFETY: It is from `new_mr`.
@@ -1266,10 +1350,12 @@ unsafe extern "C" fn alloc_mw<D: Driver>(
     raw: *mut bindings::ib_mw,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: By the contract of this module; the core has set PD and type.
+    // SAFETY: The core has set the type of the new window, and its PD to one that `alloc_pd` made
+    // and that it keeps until this returns.
     let (pd, mw_type) = unsafe { (Pd::<D>::from_raw((*raw).pd), (*raw).type_) };
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
         unsafe { no_driver_data(udata)? };
         let data = D::Mw::alloc(pd, mw_type)?;
         let key = data.key();
@@ -1289,7 +1375,8 @@ unsafe extern "C" fn alloc_mw<D: Driver>(
 /// Only the RDMA core may call it, for a device of this driver.
 unsafe extern "C" fn dealloc_mw<D: Driver>(raw: *mut bindings::ib_mw) -> c_int {
     from_result(|| {
-        // SAFETY: By the contract of this module.
+        // SAFETY: `raw` is a window that `alloc_mw` made, which the core destroys once: it stays
+        // until the data is dropped below. So does its PD, which the core counts it as a user of.
         let (mw, pd) = unsafe { (Mw::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mw.dealloc(pd)?;
         // SAFETY: The core frees the memory next.
