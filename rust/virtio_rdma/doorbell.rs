@@ -5,6 +5,9 @@
 //!
 //! When the queue is full, a doorbell is remembered and goes out when the device
 //! returns a buffer. Only then are interrupts on.
+//!
+//! The device is notified with the lock held. Somebody else may give the queue up
+//! as soon as it is free ([`DoorbellQueue::detach`]), and delete it.
 
 #![deny(unsafe_code)]
 

@@ -3,6 +3,11 @@
 //! Synchronisation that the `kernel` crate does not have: a spinlock that keeps
 //! interrupts off, and a completion that can be waited for with a timeout.
 //!
+//! `kernel::sync::SpinLock` leaves interrupts on. `kernel::sync::Completion` can
+//! be waited for without a timeout alone, and completes for ever, while a slot of
+//! the control queue waits for one reply after the other and must give up a device
+//! that does not send it.
+//!
 //! Verbs such as `post_send` and `poll_cq` may be called from any context
 //! (`Documentation/infiniband/core_locking.rst`), and virtqueue callbacks come
 //! from hard interrupts, so what they share needs interrupts off.
@@ -30,7 +35,10 @@ use kernel::{
 /// A spinlock that is held with interrupts off.
 ///
 /// Guards of several are to be dropped in the reverse order: each restores the interrupts as they
-/// were when it was made.
+/// were when it was made. One that goes too early switches them on while another lock is held, and an
+/// interrupt that takes that lock waits for ever on the same processor. It does not let two have the
+/// data. All guards here are locals, which go in the reverse order unless something drops or moves
+/// them, and lockdep reports a lock of interrupts that is held with interrupts on.
 pub(crate) type IrqSpinLock<T> = Lock<T, IrqSpinLockBackend>;
 
 /// The guard of an [`IrqSpinLock`].
