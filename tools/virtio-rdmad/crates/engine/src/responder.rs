@@ -252,7 +252,8 @@ impl Shared {
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
         let takes_receive = message.is_last() && message.wqe.takes_receive();
         // A packet is checked for the operation, then for the receive that it needs, then for its
-        // key (IBA 9.7.4.1, the latter in 9.7.4.1.5). The key stands in the first packet, the immediate data in the last.
+        // key (IBA 9.7.4.1, the latter in 9.7.4.1.5). The key stands in the first packet, the immediate
+        // data in the last.
         let in_one_packet = takes_receive && message.is_one_packet();
         if in_one_packet && may(responder, access) {
             self.take_receive(slot, responder, message, outbox)?;
