@@ -36,7 +36,8 @@ impl Umem {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a range that wraps or a thread of the kernel, `EPERM` beyond RLIMIT_MEMLOCK, `EFAULT`, `ENOMEM`.
+    /// `EINVAL` for a range that wraps or a thread of the kernel, `EPERM` for a RLIMIT_MEMLOCK of 0, `ENOMEM` beyond it,
+    /// `EFAULT`.
     pub(crate) fn pin<D: ib::Driver>(
         dev: &ib::Device<D>,
         start: u64,
