@@ -27,10 +27,10 @@ SECONDS = {False: {"uml": 0.3, "qemu": 0.5}, True: {"uml": 0.3, "qemu": 0.3}}
 LIMIT_SECONDS = 0.05
 # Times as long: samples of the usual time vary by a tenth, and the goals of copies are near.
 THOROUGH = 3
-# How often connections are measured.
-CM_ROUNDS = {False: 9, True: 3}
+# How often what goes by address is measured.
+TIMES = {"cm": {False: 9, True: 3}, "nvme": {False: 3, True: 1}}
 # Kept of the budget for what comes after the points.
-RESERVE = 10
+RESERVE = {False: 40, True: 10}
 ROUNDS = 9
 # A path that fails in this way so often is not tried any more.
 MOST_HANGS = 3
@@ -106,11 +106,7 @@ class Phase:
             self.paths.append(measure.Pair(path, *pair, link, self.hang_seconds,
                                            measure.Daemon(os.path.join(self.network.dir, "control.sock"))))
         self.idle()
-        for point in self.points:
-            if point.kind == "cm":
-                for path in self.paths:
-                    if self.wanted(path, point):
-                        self.connections(path, point)
+        self.by_address(self.paths)
         server, client = self.network.guests[:2]
         for guest in (server, client):
             link = self.network.rdma_up(guest, "rxe")
@@ -118,6 +114,7 @@ class Phase:
                 raise guests.Failure(f"{link[0]} came up instead of rxe")
         self.paths += [measure.Pair("rxe", server, client, link, self.hang_seconds),
                        measure.Tcp(server, client, self.hang_seconds)]
+        self.by_address(self.paths[-1:])
         self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,
                                    self.hang_seconds)
 
@@ -134,24 +131,32 @@ class Phase:
         row.samples[(0, point.key)] = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
 
     def rxe_alone(self):
-        """The connection manager goes by address: rxe has its turn when our driver is gone."""
-        points = [point for point in self.points if point.kind == "cm"]
+        """The turn of rxe with what goes by address, when our driver is gone."""
         rxe = next(path for path in self.paths if path.path == "rxe")
-        if points and "rxe" not in self.broken and self.wanted(rxe, points[0]):
+        points = [point for point in self.points if point.kind in plan.BY_ADDRESS and self.wanted(rxe, point)]
+        if points and "rxe" not in self.broken:
             for guest in (rxe.server, rxe.client):
                 guest.check(["rmmod", "virtio_rdma"], timeout=self.hang_seconds)
-            for point in points:
-                self.connections(rxe, point)
+            self.by_address([rxe])
 
-    def connections(self, path, point):
-        """Connections a second, several times, because runs over any device take 50 ms or 600 for 50 connections.
+    def by_address(self, paths):
+        """What goes by address, several times in a row.
 
-        cmtime spins in both guests, so that their CPUs share the processors. Those that wait for the spinlocks of
-        the kernel's MAD layer (timeout_sends() and ib_modify_mad() of drivers/infiniband/core/mad.c) spin for a
-        scheduler's slice each time that the lock is handed to a CPU that has no processor.
+        Runs of cmtime over any device take 50 ms or 600 for 50 connections. It spins in both guests, so that
+        their CPUs share the processors. Those that wait for the spinlocks of the kernel's MAD layer (timeout_sends()
+        and ib_modify_mad() of drivers/infiniband/core/mad.c) spin for a scheduler's slice each time that the lock is
+        handed to a CPU that has no processor.
         """
-        for number in range(CM_ROUNDS[self.options.quick]):
-            self.measure(path, point, number)
+        for point in self.points:
+            rounds = TIMES[point.kind][self.options.quick] if point.kind in plan.BY_ADDRESS else 0
+            for path in paths if rounds else ():
+                if not self.wanted(path, point):
+                    continue
+                self.step(f"{self.vmm}: {point.tool}, {path.path}")
+                for number in range(rounds):
+                    self.measure(path, point, number)
+                    if point.limit and path is self.paths[0]:
+                        self.measure_own_disk(path, point, number)
 
     # ---- points
 
@@ -161,7 +166,7 @@ class Phase:
         for number in range(ROUNDS):
             chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
             for point in chosen:
-                if time.monotonic() > self.deadline - RESERVE:
+                if time.monotonic() > self.deadline - RESERVE[self.options.quick]:
                     return
                 self.step(f"{self.vmm} {number + 1}: {point.tool} {report.size_text(point.size)}"
                           + (f" x{point.qps}" if point.qps > 1 else ""))
@@ -262,6 +267,14 @@ class Phase:
             except measure.Refused as error:
                 row.error = str(error)
 
+    def measure_own_disk(self, path, point, number):
+        """What the guest itself does with a disk that is not behind a network."""
+        row = self.found.row(self.vmm, *report.limit_key(point), point.unit)
+        try:
+            row.samples[(number, point.key)] = measure.own_disk_reads(path.client, path.hang_seconds)
+        except (measure.Refused, guests.Failure) as error:
+            row.error = str(error)
+
     def out_of_time(self):
         """Say so where there is neither a figure nor another reason."""
         for point in self.points:
@@ -289,7 +302,8 @@ class Phase:
         """Where the time of all processors goes under the loads whose goals were missed."""
         path = self.paths[0]
         for key in self.profiled() if os.environ.get("BENCH_ROOT") else ():
-            point = next((point for point in self.points if point.key == key), None)
+            point = next((point for point in self.points
+                          if point.key == key and point.kind not in plan.BY_ADDRESS), None)
             if not point or path.path in self.broken:
                 continue
             name = f"profile-{self.vmm}-{path.path}-{point.tool}-{point.size}-{point.qps}"

@@ -31,6 +31,8 @@ RUNS = 5
 CLOCK_TRIES = 3
 CLOCK_SECONDS = 5
 ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
+# How long NVMe over Fabrics is measured, after a second that is not counted.
+NVME_SECONDS = 2
 # Entries of the CQ of QP 1: IB_MAD_QP_SEND_SIZE and IB_MAD_QP_RECV_SIZE (drivers/infiniband/core/mad_priv.h).
 MAD_CQE = 128 + 512
 
@@ -69,6 +71,11 @@ class Pair:
             what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
             return last_number(self.client, self.hang_seconds, [
                 "python3", "-B", "/mnt/objects.py", self.device, str(self.index), *what, str(seconds)])
+        if self.limits["max_cqe"] < MAD_CQE:
+            raise Refused(f"no connection manager: the kernel's MADs want a CQ of {MAD_CQE}, "
+                          f"the device has {self.limits['max_cqe']}")
+        if point.kind == "nvme":
+            return nvme_reads(self.server, self.client, self.hang_seconds, "rdma")
         return self.connections()
 
     def lost(self):
@@ -193,9 +200,6 @@ class Pair:
 
     def connections(self, count=50):
         """Connections a second of the RDMA connection manager: id, address, route, QP, connect."""
-        if self.limits["max_cqe"] < MAD_CQE:
-            raise Refused(f"no connection manager: the kernel's MADs want a CQ of {MAD_CQE}, "
-                          f"the device has {self.limits['max_cqe']}")
         # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
         # of its kernel at a time (mm_context's turnstile), so that on two the spinning one kept the other out for seconds.
         argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
@@ -232,6 +236,8 @@ class Tcp:
         return "" if self.job.status is None else f"limits tcp-serve: {last_line(self.job.text)}"
 
     def measure(self, point, seconds):
+        if point.kind == "nvme":
+            return nvme_reads(self.server, self.client, self.hang_seconds, "tcp")
         return last_number(self.client, self.hang_seconds, [
             "/mnt/limits", point.tcp.replace("_", "-"), self.server.address, str(point.size), str(seconds)])
 
@@ -257,6 +263,20 @@ class Limit:
         if done.returncode:
             raise Refused(done.stderr.strip())
         return float(done.stdout)
+
+
+def nvme_reads(server, client, hang_seconds, transport):
+    """Random reads of 4 KiB a second, 16 at a time, of a namespace in the other guest's memory."""
+    try:
+        server.check(["/mnt/nvme", "up", transport, server.address], timeout=hang_seconds)
+        return last_number(client, hang_seconds, ["/mnt/nvme", "read", transport, server.address, str(NVME_SECONDS)])
+    finally:
+        server.run(["/mnt/nvme", "down"], timeout=hang_seconds)
+
+
+def own_disk_reads(guest, hang_seconds):
+    """The same reads of a disk in the guest's own memory."""
+    return last_number(guest, hang_seconds, ["/mnt/nvme", "local", str(NVME_SECONDS)])
 
 
 def last_number(guest, hang_seconds, argv):

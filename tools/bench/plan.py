@@ -20,6 +20,9 @@ RATE_QPS = (1, 16, 64, 1000)
 ATOMIC_SIZE = 8
 REGISTRATIONS = (4096, 1 << 20, 64 << 20)
 
+# Kinds whose programs name the other end by its address: only one driver at a time may have a device with it.
+BY_ADDRESS = ("cm", "nvme")
+
 # What the name of a figure ends in that is by the second that the device worked.
 CORE = "_core"
 
@@ -30,12 +33,11 @@ MIBS, US, MPPS, PER_SECOND, PERCENT = "MiB/s", "us", "M/s", "1/s", "%"
 class Point:
     """One line of the report.
 
-    tool: its name there. kind: who runs it ("perftest", "objects", "cm", "idle"; "core" comes with another figure). size: bytes of a message or a
-    registration. arguments: beyond device, size and count. limit: tool of the limit with the same unit, or "";
-    tcp: whether TCP does the same. goal: repeated until there is a median. longer: of the usual time.
-    list: work requests a post.
-    vmms: the guests
-    on which it is measured; quick: those of a short run.
+    tool: its name there. kind: who runs it ("perftest", "objects", "cm", "nvme", "idle"; "core" comes with another
+    figure). size: bytes of a message or a registration. arguments: beyond device, size and count. limit: tool of the
+    limit with the same unit, or "". tcp: what TCP's row is called, or "". goal: repeated until there is a median.
+    longer: of the usual time. list: work requests a post.
+    vmms: the guests on which it is measured; quick: those of a short run.
     """
 
     tool: str
@@ -71,7 +73,7 @@ def sized(size):
 def bandwidth():
     for verb in ("write", "read", "send"):
         for size in SIZES:
-            goal = size in GOAL_SIZES["bw"] and verb != "send"
+            goal = size in GOAL_SIZES["bw"]
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
                         tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size),
                         quick=VMMS if (verb, size) == ("write", 65536) else ("uml",) if goal else ())
@@ -110,9 +112,11 @@ def rates():
 
 def objects():
     for size in REGISTRATIONS:
-        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", quick=VMMS if size == 4096 else ())
-    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", quick=VMMS)
-    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", quick=VMMS)
+        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", goal=True, quick=VMMS if size == 4096 else ())
+    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", goal=True, quick=VMMS)
+    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", goal=True, quick=VMMS)
+    yield Point("nvme_read", 4096, PER_SECOND, 0, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",
+                vmms=("uml",))
     yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)
 
 
