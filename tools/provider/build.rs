@@ -15,8 +15,8 @@ const FUNCTIONS: &str = "ibv_cmd_.*|_verbs_init_and_alloc_context|verbs_uninit_c
     |verbs_set_ops|verbs_register_driver_.*|__verbs_log|calloc|aligned_alloc|free|abort|__errno_location\
     |mmap|munmap|sysconf|sched_yield|clock_gettime";
 const TYPES: &str = "verbs_(context|context_ops|device|device_ops|match_ent|mr|qp|qp_mask|cq|srq|xrcd|sysfs_dev)\
-    |ibv_.*|ib_uverbs_.*|uverbs_methods_device|uverbs_default_objects|rdma_driver_id|virtio_rdma_.*";
-const VARIABLES: &str = "IBV_.*|VERBS_.*|VIRTIO_RDMA_.*|UVERBS_(ATTR_F_MANDATORY|OBJECT_DEVICE|METHOD_QUERY_CONTEXT)|_UHW_NO_INDEX|E[A-Z0-9]+\
+    |ibv_.*|ib_uverbs_.*|uverbs_(attrs|methods)_.*|uverbs_default_objects|rdma_driver_id|virtio_rdma_.*";
+const VARIABLES: &str = "IBV_.*|VERBS_.*|VIRTIO_RDMA_.*|UVERBS_(ATTR_F_MANDATORY|ATTR_UHW_(IN|OUT)|OBJECT_DEVICE|METHOD_QUERY_CONTEXT)|IB_USER_VERBS_EX_CMD_.*|_UHW_NO_INDEX|E[A-Z0-9]+\
     |MAP_(SHARED|ANONYMOUS)|PROT_(READ|WRITE)|_SC_PAGESIZE|CLOCK_(MONOTONIC|REALTIME)";
 
 fn main() {

@@ -166,9 +166,69 @@ fn abandon(context: Blank<verbs_context, context::Private>, errno: Errno) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::uverbs::{self, Kernel, Opened};
     use core::ffi::c_char;
+
+    /// Opens a context as libibverbs does for ibv_open_device(3).
+    pub unsafe fn alloc_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
+        // SAFETY: the tests pass a live device and an open file.
+        unsafe { super::alloc_context(device, cmd_fd, ptr::null_mut()) }
+    }
+
+    /// Opens it as libibverbs does for ibv_import_device(3).
+    unsafe fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
+        // SAFETY: as above.
+        unsafe { super::import_context(device, cmd_fd) }
+    }
+
+    /// The verbs of a context are those of its data path, whether it was opened or imported.
+    #[test]
+    fn a_context_has_the_verbs_of_its_data_path() {
+        let kernel = Kernel::new();
+        for (data_path, poll_cq, post_srq_recv) in [
+            (VIRTIO_RDMA_UDATA_PATH_RINGS, ops::RINGS.poll_cq, ops::RINGS.post_srq_recv),
+            (VIRTIO_RDMA_UDATA_PATH_KERNEL, ops::KERNEL.poll_cq, None),
+        ] {
+            let description = uverbs::description(data_path);
+            let opened = Opened::new(&kernel, description);
+            kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, description);
+            let imported = Opened::open(import_context).unwrap();
+            for opened in [opened, imported] {
+                // SAFETY: the context is live.
+                let ops = unsafe { &(*opened.verbs()).ops };
+                let address = |poll: Option<_>| poll.map(|poll: PollCq| poll as usize);
+                assert_eq!(address(ops.poll_cq), address(poll_cq));
+                let is_own = ops.post_srq_recv.map(|post| post as usize)
+                    == post_srq_recv.map(|post| post as usize);
+                assert_eq!(is_own, post_srq_recv.is_some());
+                assert_eq!(opened.holds(), 1);
+            }
+        }
+    }
+
+    type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+
+    /// A context that the kernel refuses, or that speaks of a data path that is none here, is
+    /// nobody's: `errno` says why, and libibverbs does not have the device any more.
+    #[test]
+    fn a_context_that_cannot_be() {
+        let kernel = Kernel::new();
+        for way in [alloc_context, import_context] {
+            for errno in [EACCES, ENODEV] {
+                kernel.fail(errno);
+                assert!(Opened::open(way).is_none());
+                assert_eq!(Errno::last().get(), errno as c_int);
+            }
+        }
+        kernel.answer(UVERBS_ATTR_UHW_OUT, uverbs::description(7));
+        assert!(Opened::open(alloc_context).is_none());
+        assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+        kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, uverbs::description(7));
+        assert!(Opened::open(import_context).is_none());
+        assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
+    }
 
     unsafe extern "C" {
         safe fn fnmatch(pattern: *const c_char, string: *const c_char, flags: c_int) -> c_int;

@@ -47,6 +47,8 @@ pub mod qpn;
 pub mod ring;
 pub mod srq;
 pub mod td;
+#[cfg(test)]
+mod uverbs;
 pub mod wq;
 pub mod wqe;
 pub mod wr;

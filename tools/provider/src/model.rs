@@ -10,6 +10,7 @@ use crate::{
     qp,
     qpn::{Numbers, Registration},
     ring::{Region, Ring},
+    uverbs,
 };
 use std::{
     mem::{MaybeUninit, offset_of},
@@ -61,9 +62,13 @@ pub mod kernel {
     /// As the function of libibverbs.
     pub unsafe fn ibv_cmd_post_send(
         qp: *mut ibv_qp,
-        _: *mut ibv_send_wr,
-        _: *mut *mut ibv_send_wr,
+        wr: *mut ibv_send_wr,
+        bad_wr: *mut *mut ibv_send_wr,
     ) -> c_int {
+        if uverbs::is_there() {
+            // SAFETY: by the contract of this function.
+            return unsafe { crate::bindings::ibv_cmd_post_send(qp, wr, bad_wr) };
+        }
         // SAFETY: the tests pass live QPs.
         unsafe { Kernel::ring((*qp).qp_context) }
     }
@@ -71,9 +76,13 @@ pub mod kernel {
     /// As the function of libibverbs.
     pub unsafe fn ibv_cmd_post_recv(
         qp: *mut ibv_qp,
-        _: *mut ibv_recv_wr,
-        _: *mut *mut ibv_recv_wr,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
     ) -> c_int {
+        if uverbs::is_there() {
+            // SAFETY: by the contract of this function.
+            return unsafe { crate::bindings::ibv_cmd_post_recv(qp, wr, bad_wr) };
+        }
         // SAFETY: the tests pass live QPs.
         unsafe { Kernel::ring((*qp).qp_context) }
     }
@@ -81,9 +90,13 @@ pub mod kernel {
     /// As the function of libibverbs.
     pub unsafe fn ibv_cmd_post_srq_recv(
         srq: *mut ibv_srq,
-        _: *mut ibv_recv_wr,
-        _: *mut *mut ibv_recv_wr,
+        wr: *mut ibv_recv_wr,
+        bad_wr: *mut *mut ibv_recv_wr,
     ) -> c_int {
+        if uverbs::is_there() {
+            // SAFETY: by the contract of this function.
+            return unsafe { crate::bindings::ibv_cmd_post_srq_recv(srq, wr, bad_wr) };
+        }
         // SAFETY: the tests pass live SRQs.
         unsafe { Kernel::ring((*srq).srq_context) }
     }

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! A kernel for tests, behind the libibverbs that the library is for: what answers
+//! its commands, and shows which ones they were (rdma-core
+//! kernel-headers/rdma/rdma_user_ioctl_cmds.h).
+//!
+//! A thread that has a [`Kernel`] sends its commands there; those of other threads
+//! go where ioctl(2) takes them.
+
+use crate::{
+    bindings::*,
+    driver,
+    object::{Owned, Ref, Zeroable},
+    ops,
+};
+use core::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::{
+    cell::RefCell, collections::BTreeMap, fs::File, marker::PhantomData, mem, os::fd::IntoRawFd,
+    ptr, slice,
+};
+
+/// What a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// A method of an object.
+    Method(u32, u32),
+    /// A command of write(2), in the place of which it came.
+    Write(u32),
+}
+
+/// What the kernel got.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Which one it is.
+    pub name: Name,
+    /// What came in, by the numbers of the attributes.
+    pub input: BTreeMap<u32, Vec<u8>>,
+    /// Bytes that the kernel may answer, by the same.
+    pub room: BTreeMap<u32, usize>,
+    /// The attributes that a kernel must know or refuse the command.
+    pub mandatory: Vec<u32>,
+}
+
+impl Command {
+    /// What came in for an attribute.
+    pub fn input<T>(&self, attr: u32) -> T {
+        let bytes = &self.input[&attr];
+        assert_eq!(bytes.len(), size_of::<T>(), "attribute {attr} of {:?}", self.name);
+        // SAFETY: as many bytes are there; the tests name types of integers.
+        unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+    }
+
+    /// The handle that names an object, or a number that is sent as one is.
+    pub fn handle(&self, attr: u32) -> u64 {
+        self.input(attr)
+    }
+
+    /// The part of a command that is the same for each driver.
+    pub fn core<T>(&self) -> T {
+        self.input(UVERBS_ATTR_CORE_IN)
+    }
+
+    /// Whether the driver's part is missing, of what comes in and what goes out.
+    pub fn is_without_driver(&self) -> bool {
+        !self.input.contains_key(&UVERBS_ATTR_UHW_IN)
+            && !self.room.contains_key(&UVERBS_ATTR_UHW_OUT)
+    }
+}
+
+/// What a thread's kernel knows.
+#[derive(Default)]
+struct State {
+    commands: Vec<Command>,
+    /// What the next commands with room for it answer.
+    answers: Vec<(u32, Vec<u8>)>,
+    /// Commands that succeed before one fails, and why it does.
+    failure: Option<(u32, u32)>,
+    handles: u32,
+}
+
+thread_local! {
+    static STATE: RefCell<Option<State>> = const { RefCell::new(None) };
+}
+
+/// The kernel of this thread.
+pub struct Kernel(PhantomData<*mut ()>);
+
+impl Kernel {
+    /// A kernel that knows of no object.
+    pub fn new() -> Self {
+        STATE.set(Some(State { handles: FIRST_HANDLE, ..State::default() }));
+        Self(PhantomData)
+    }
+
+    /// Has the next command that has room for an attribute answer it.
+    pub fn answer<T>(&self, attr: u32, value: T) {
+        // SAFETY: the tests name types of integers without padding.
+        let bytes = unsafe { slice::from_raw_parts((&raw const value).cast(), size_of::<T>()) };
+        with(|state| state.answers.push((attr, bytes.to_vec())));
+    }
+
+    /// Has the next command fail.
+    pub fn fail(&self, errno: u32) {
+        self.fail_after(0, errno);
+    }
+
+    /// Has a command fail after some that do not.
+    pub fn fail_after(&self, commands: u32, errno: u32) {
+        with(|state| state.failure = Some((commands, errno)));
+    }
+
+    /// The commands since the last call.
+    pub fn take(&self) -> Vec<Command> {
+        with(|state| mem::take(&mut state.commands))
+    }
+
+    /// The names of the commands since the last call.
+    pub fn names(&self) -> Vec<Name> {
+        self.take().iter().map(|command| command.name).collect()
+    }
+
+    /// The one command since the last call.
+    pub fn one(&self) -> Command {
+        let mut commands = self.take();
+        assert_eq!(commands.len(), 1, "{commands:?}");
+        commands.remove(0)
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        let state = STATE.take();
+        assert!(state.is_some_and(|state| state.answers.is_empty()), "an answer nobody asked for");
+    }
+}
+
+/// The first handle that a kernel gives to an object; the others follow.
+pub const FIRST_HANDLE: u32 = 100;
+
+/// Whether this thread has a kernel.
+pub fn is_there() -> bool {
+    STATE.with_borrow(Option::is_some)
+}
+
+fn with<T>(act: impl FnOnce(&mut State) -> T) -> T {
+    STATE.with_borrow_mut(|state| act(state.as_mut().expect("the thread has a kernel")))
+}
+
+/// A context that a program opened, and its device.
+pub struct Opened {
+    /// The context, which is closed with this value.
+    pub verbs_context: *mut verbs_context,
+    device: Owned<verbs_device>,
+    _sysfs: Owned<verbs_sysfs_dev>,
+}
+
+// SAFETY: integers and text, as libibverbs allocates it.
+unsafe impl Zeroable for verbs_sysfs_dev {}
+
+impl Opened {
+    /// Opens a context of a driver that says this of it.
+    pub fn new(kernel: &Kernel, description: virtio_rdma_uresp_alloc_ucontext) -> Self {
+        kernel.answer(UVERBS_ATTR_UHW_OUT, description);
+        let opened = Self::open(driver::tests::alloc_context);
+        kernel.take();
+        opened.expect("a context")
+    }
+
+    /// A context whose objects have rings.
+    pub fn with_rings(kernel: &Kernel) -> Self {
+        Self::new(kernel, description(VIRTIO_RDMA_UDATA_PATH_RINGS))
+    }
+
+    /// Opens a context in a way.
+    pub fn open(way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context) -> Option<Self> {
+        let device = Owned::<verbs_device>::zeroed().unwrap();
+        let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
+        let at = device.as_ref().as_ptr();
+        let file = File::open("/dev/null").unwrap().into_raw_fd();
+        // SAFETY: the device is live, and libibverbs frees none that somebody has.
+        let context = unsafe {
+            (*at).refcount = 1;
+            (*at).sysfs = sysfs.as_ref().as_ptr();
+            way(&raw mut (*at).device, file)
+        };
+        if context.is_null() {
+            // SAFETY: the device is live.
+            assert_eq!(unsafe { (*at).refcount }, 1, "a hold on the device");
+            return None;
+        }
+        Some(Self { verbs_context: context, device, _sysfs: sysfs })
+    }
+
+    /// What libibverbs hands to the program.
+    pub fn verbs(&self) -> *mut ibv_context {
+        // SAFETY: the context is live.
+        unsafe { &raw mut (*self.verbs_context).context }
+    }
+
+    /// The same, as verbs have it.
+    pub fn context(&self) -> Ref<'_, ibv_context> {
+        // SAFETY: the context is live.
+        unsafe { Ref::new(self.verbs()) }
+    }
+
+    /// How often libibverbs has the device.
+    pub fn holds(&self) -> i32 {
+        // SAFETY: the device is live.
+        unsafe { (*self.device.as_ref().as_ptr()).refcount - 1 }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the context any more.
+        unsafe { ops::COMMON.free_context.unwrap()(self.verbs()) };
+        assert_eq!(self.holds(), 0);
+    }
+}
+
+/// What a driver with this data path says of a context.
+pub fn description(data_path: u32) -> virtio_rdma_uresp_alloc_ucontext {
+    virtio_rdma_uresp_alloc_ucontext { data_path, ..Default::default() }
+}
+
+/// The attributes of a method that go to the program, besides a driver's.
+fn outputs(name: Name) -> &'static [u32] {
+    const WRITE: &[u32] = &[UVERBS_ATTR_CORE_OUT];
+    match name {
+        Name::Write(_) => WRITE,
+        Name::Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT) => {
+            &[UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT]
+        }
+        Name::Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT) => &[
+            UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+            UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT,
+            VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP,
+        ],
+        Name::Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT) => {
+            &[UVERBS_ATTR_QUERY_PORT_RESP]
+        }
+        Name::Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE) => {
+            &[UVERBS_ATTR_CREATE_CQ_RESP_CQE]
+        }
+        Name::Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_DESTROY) => &[UVERBS_ATTR_DESTROY_CQ_RESP],
+        Name::Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE) => {
+            &[UVERBS_ATTR_CREATE_QP_RESP_CAP, UVERBS_ATTR_CREATE_QP_RESP_QP_NUM]
+        }
+        Name::Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_DESTROY) => &[UVERBS_ATTR_DESTROY_QP_RESP],
+        Name::Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE) => &[
+            UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR,
+            UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE,
+            UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM,
+        ],
+        Name::Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_DESTROY) => {
+            &[UVERBS_ATTR_DESTROY_SRQ_RESP]
+        }
+        Name::Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR) => &[
+            UVERBS_ATTR_QUERY_MR_RESP_LKEY,
+            UVERBS_ATTR_QUERY_MR_RESP_RKEY,
+            UVERBS_ATTR_QUERY_MR_RESP_LENGTH,
+            UVERBS_ATTR_QUERY_MR_RESP_IOVA,
+        ],
+        Name::Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR) => {
+            &[UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY]
+        }
+        Name::Method(..) => &[],
+    }
+}
+
+/// Whether the answer of a command begins with the handle of a new object.
+fn makes_handle(name: Name) -> bool {
+    matches!(
+        name,
+        Name::Write(
+            IB_USER_VERBS_CMD_ALLOC_PD
+                | IB_USER_VERBS_CMD_REG_MR
+                | IB_USER_VERBS_CMD_ALLOC_MW
+                | IB_USER_VERBS_CMD_CREATE_AH
+                | IB_USER_VERBS_CMD_OPEN_XRCD
+                | IB_USER_VERBS_CMD_OPEN_QP
+        )
+    )
+}
+
+/// Whether the attribute 0 of a method is the handle of a new object.
+fn makes_object(name: Name) -> bool {
+    matches!(
+        name,
+        Name::Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
+            | Name::Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE)
+            | Name::Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE)
+            | Name::Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR)
+    )
+}
+
+/// What a new object has unless the test says otherwise: what was asked for.
+fn echo(name: Name, attr: u32) -> Option<u32> {
+    match (name, attr) {
+        (Name::Method(UVERBS_OBJECT_CQ, _), UVERBS_ATTR_CREATE_CQ_RESP_CQE) => {
+            Some(UVERBS_ATTR_CREATE_CQ_CQE)
+        }
+        (Name::Method(UVERBS_OBJECT_QP, _), UVERBS_ATTR_CREATE_QP_RESP_CAP) => {
+            Some(UVERBS_ATTR_CREATE_QP_CAP)
+        }
+        (Name::Method(UVERBS_OBJECT_SRQ, _), UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR) => {
+            Some(UVERBS_ATTR_CREATE_SRQ_MAX_WR)
+        }
+        (Name::Method(UVERBS_OBJECT_SRQ, _), UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE) => {
+            Some(UVERBS_ATTR_CREATE_SRQ_MAX_SGE)
+        }
+        _ => None,
+    }
+}
+
+impl ib_uverbs_attr {
+    fn data(&self) -> u64 {
+        // SAFETY: both variants are integers.
+        unsafe { self.__bindgen_anon_1.data }
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.data() as usize)
+    }
+
+    /// What the attribute says, of one that comes in.
+    fn bytes(&self) -> Vec<u8> {
+        let len = usize::from(self.len);
+        if len > size_of::<u64>() {
+            // SAFETY: libibverbs lends as many bytes.
+            return unsafe { slice::from_raw_parts(self.pointer(), len) }.to_vec();
+        }
+        // A handle or a descriptor has no length.
+        self.data().to_ne_bytes()[..if len == 0 { 8 } else { len }].to_vec()
+    }
+}
+
+/// The command that libibverbs sent.
+fn command(header: &ib_uverbs_ioctl_hdr, attrs: &[ib_uverbs_attr]) -> Command {
+    let mut name = Name::Method(header.object_id.into(), header.method_id.into());
+    if name == Name::Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) {
+        let number = attrs.iter().find(|attr| u32::from(attr.attr_id) == UVERBS_ATTR_WRITE_CMD);
+        name = Name::Write(number.expect("a command").data() as u32);
+    }
+    let mut command =
+        Command { name, input: BTreeMap::new(), room: BTreeMap::new(), mandatory: vec![] };
+    for attr in attrs {
+        let id = attr.attr_id.into();
+        if u32::from(attr.flags) & UVERBS_ATTR_F_MANDATORY != 0 {
+            command.mandatory.push(id);
+        }
+        let repeated = if is_output(name, id) {
+            command.room.insert(id, attr.len.into()).is_some()
+        } else {
+            command.input.insert(id, attr.bytes()).is_some()
+        };
+        assert!(!repeated, "attribute {id} twice");
+    }
+    command
+}
+
+fn is_output(name: Name, attr: u32) -> bool {
+    attr == UVERBS_ATTR_UHW_OUT || outputs(name).contains(&attr)
+}
+
+/// Answers a command; an error number.
+fn execute(header: &ib_uverbs_ioctl_hdr, attrs: &mut [ib_uverbs_attr]) -> Result<(), u32> {
+    let command = command(header, attrs);
+    // By a command that is too short libibverbs finds out whether the kernel knows such.
+    if command.input.len() == 1
+        && matches!(command.name, Name::Write(IB_USER_VERBS_CMD_QUERY_DEVICE))
+    {
+        return Err(ENOSPC);
+    }
+    with(|state| {
+        state.commands.push(command.clone());
+        match &mut state.failure {
+            Some((0, errno)) => {
+                let errno = *errno;
+                state.failure = None;
+                return Err(errno);
+            }
+            Some((commands, _)) => *commands -= 1,
+            None => {}
+        }
+        attrs.iter_mut().for_each(|attr| state.fill(&command, attr));
+        Ok(())
+    })
+}
+
+impl State {
+    /// Answers an attribute, if it is one that goes to the program.
+    fn fill(&mut self, command: &Command, attr: &mut ib_uverbs_attr) {
+        let id = u32::from(attr.attr_id);
+        if id == 0 && makes_object(command.name) {
+            attr.__bindgen_anon_1.data = self.handle().into();
+            return;
+        }
+        if !is_output(command.name, id) {
+            return;
+        }
+        let answer = match self.answers.iter().position(|(of, _)| *of == id) {
+            Some(at) => self.answers.remove(at).1,
+            None if id == UVERBS_ATTR_CORE_OUT && makes_handle(command.name) => {
+                self.handle().to_ne_bytes().to_vec()
+            }
+            None => echo(command.name, id).map_or(vec![], |of| command.input[&of].clone()),
+        };
+        let room = usize::from(attr.len);
+        assert!(answer.len() <= room, "{} bytes for {room}", answer.len());
+        // SAFETY: libibverbs lends as much room.
+        unsafe {
+            attr.pointer().write_bytes(0, room);
+            ptr::copy_nonoverlapping(answer.as_ptr(), attr.pointer(), answer.len());
+        }
+    }
+
+    fn handle(&mut self) -> u32 {
+        self.handles += 1;
+        self.handles - 1
+    }
+}
+
+/// RDMA_VERBS_IOCTL.
+const VERBS_IOCTL: c_ulong = 3 << 30 | (size_of::<ib_uverbs_ioctl_hdr>() as c_ulong) << 16 | 0x1b01;
+
+/// What libibverbs calls.
+///
+/// # Safety
+///
+/// As ioctl(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request != VERBS_IOCTL || !is_there() {
+        // SAFETY: by the contract of this function.
+        return unsafe { real_ioctl()(fd, request, argument) };
+    }
+    let header = argument.cast::<ib_uverbs_ioctl_hdr>();
+    // SAFETY: libibverbs passes a header, behind which there are as many attributes.
+    let (header, attrs) = unsafe {
+        let first = header.byte_add(size_of::<ib_uverbs_ioctl_hdr>()).cast::<ib_uverbs_attr>();
+        (&*header, slice::from_raw_parts_mut(first, (*header).num_attrs.into()))
+    };
+    let expected = size_of_val(header) + size_of_val(attrs);
+    assert_eq!(usize::from(header.length), expected);
+    match execute(header, attrs) {
+        Ok(()) => 0,
+        Err(errno) => {
+            // SAFETY: the function has no preconditions.
+            unsafe { *__errno_location() = errno as c_int };
+            -1
+        }
+    }
+}
+
+type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
+
+/// The function of the C library.
+fn real_ioctl() -> Ioctl {
+    unsafe extern "C" {
+        fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+    const NAME: &CStr = c"ioctl";
+    // RTLD_NEXT is all ones.
+    let next = ptr::without_provenance_mut(usize::MAX);
+    // SAFETY: the C library has the function, which has this type but for its ellipsis.
+    unsafe { mem::transmute::<*mut c_void, Ioctl>(dlsym(next, NAME.as_ptr())) }
+}
