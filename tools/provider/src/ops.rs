@@ -649,3 +649,1102 @@ unsafe extern "C" fn post_recv_kernel(
     // SAFETY: as for `post_recv`.
     unsafe { posted(qp::post_recv_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::Memory,
+        uverbs::{
+            FIRST_HANDLE, Kernel,
+            Name::{self, Method, Write},
+            Opened, description,
+        },
+    };
+    use core::mem::offset_of;
+    use std::{cell::Cell, vec};
+
+    /// Calls an entry point, as libibverbs or the program does.
+    macro_rules! call {
+        ($table:ident.$verb:ident($($argument:expr),* $(,)?)) => {{
+            let verb = $table.$verb.expect(stringify!($verb));
+            // SAFETY: the arguments are as the verb's page of the manual has them, for objects
+            // that are live.
+            #[allow(unused_unsafe)]
+            unsafe { verb($($argument),*) }
+        }};
+    }
+
+    /// What the kernel hears of each kind of object that is destroyed.
+    const END: [Name; 8] = [
+        Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY),
+        Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY),
+        Method(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY),
+        Method(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY),
+        Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_DESTROY),
+        Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_DESTROY),
+        Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_DESTROY),
+        Method(UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY),
+    ];
+    const NEW_CQ: Name = Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE);
+    const NEW_QP: Name = Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE);
+    const NEW_SRQ: Name = Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE);
+
+    /// Objects of a program, each of which the kernel knows.
+    struct Program {
+        pd: *mut ibv_pd,
+        mr: *mut ibv_mr,
+        mw: *mut ibv_mw,
+        ah: *mut ibv_ah,
+        xrcd: *mut ibv_xrcd,
+        cq: *mut ibv_cq,
+        qp: *mut ibv_qp,
+        srq: *mut ibv_srq,
+        context: *mut ibv_context,
+        opened: Opened,
+        kernel: Kernel,
+    }
+
+    impl Program {
+        /// With rings.
+        fn new() -> Self {
+            let kernel = Kernel::new();
+            let opened = Opened::with_rings(&kernel);
+            let context = opened.verbs();
+            let pd = call!(COMMON.alloc_pd(context));
+            let cq = call!(COMMON.create_cq(context, 4, ptr::null_mut(), 0));
+            let mut program = Self {
+                pd,
+                cq,
+                mr: call!(COMMON.reg_mr(pd, ptr::null_mut(), 4096, 0, 1)),
+                mw: call!(RINGS.alloc_mw(pd, IBV_MW_TYPE_1)),
+                ah: call!(COMMON.create_ah(pd, &mut Default::default())),
+                xrcd: call!(RINGS.open_xrcd(context, &mut domain_attr())),
+                qp: ptr::null_mut(),
+                srq: call!(RINGS.create_srq(pd, &mut srq_attr())),
+                context,
+                opened,
+                kernel,
+            };
+            program.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, NUMBER);
+            program.qp = call!(COMMON.create_qp(pd, &mut program.init()));
+            program.set_state(IBV_QPS_RTS);
+            program.kernel.take();
+            program
+        }
+
+        fn init(&self) -> ibv_qp_init_attr {
+            let cap = ibv_qp_cap { max_send_wr: 8, max_recv_wr: 8, ..cap() };
+            ibv_qp_init_attr {
+                send_cq: self.cq,
+                recv_cq: self.cq,
+                qp_type: IBV_QPT_RC,
+                cap,
+                ..Default::default()
+            }
+        }
+
+        fn init_ex(&self) -> ibv_qp_init_attr_ex {
+            ibv_qp_init_attr_ex {
+                send_cq: self.cq,
+                recv_cq: self.cq,
+                qp_type: IBV_QPT_RC,
+                cap: cap(),
+                comp_mask: IBV_QP_INIT_ATTR_PD,
+                pd: self.pd,
+                ..Default::default()
+            }
+        }
+
+        fn init_xrc(&self) -> ibv_srq_init_attr_ex {
+            ibv_srq_init_attr_ex {
+                attr: srq_attr().attr,
+                comp_mask: IBV_SRQ_INIT_ATTR_TYPE
+                    | IBV_SRQ_INIT_ATTR_PD
+                    | IBV_SRQ_INIT_ATTR_XRCD
+                    | IBV_SRQ_INIT_ATTR_CQ,
+                srq_type: IBV_SRQT_XRC,
+                pd: self.pd,
+                xrcd: self.xrcd,
+                cq: self.cq,
+                ..Default::default()
+            }
+        }
+
+        fn cq_attr(&self) -> ibv_cq_init_attr_ex {
+            ibv_cq_init_attr_ex { cqe: 4, ..Default::default() }
+        }
+
+        /// As libibverbs does behind ibv_modify_qp(3).
+        fn set_state(&self, state: ibv_qp_state) {
+            // SAFETY: the QP is live, and nobody else uses it.
+            unsafe { (*self.qp).state = state };
+        }
+
+        fn qp(&self) -> Ref<'_, Qp> {
+            // SAFETY: the QP is live.
+            unsafe { Ref::new(self.qp.cast()) }
+        }
+
+        /// What the device sees of the rings of the QP.
+        fn rings(&self) -> (Memory, virtio_rdma_ureq_create_qp) {
+            let request = self.qp().private().request();
+            (Memory::at(request.buf_addr), request)
+        }
+
+        /// The same of the SRQ.
+        fn shared(&self) -> (Memory, virtio_rdma_ureq_create_srq) {
+            // SAFETY: the SRQ is live.
+            let srq: Ref<'_, Srq> = unsafe { Ref::new(self.srq.cast()) };
+            let request = srq.private().request();
+            (Memory::at(request.buf_addr), request)
+        }
+    }
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            let answers = [
+                call!(COMMON.destroy_qp(self.qp)),
+                call!(RINGS.destroy_srq(self.srq)),
+                call!(COMMON.destroy_cq(self.cq)),
+                call!(COMMON.destroy_ah(self.ah)),
+                call!(RINGS.close_xrcd(self.xrcd)),
+                call!(RINGS.dealloc_mw(self.mw)),
+                call!(COMMON.dereg_mr(self.mr.cast())),
+                call!(COMMON.dealloc_pd(self.pd)),
+            ];
+            assert_eq!(answers, [0; 8]);
+            // The context goes before the kernel does, as the fields do.
+            let _ = (&self.opened, &self.kernel);
+        }
+    }
+
+    /// The number of the program's QP.
+    const NUMBER: u32 = 5;
+
+    fn cap() -> ibv_qp_cap {
+        ibv_qp_cap { max_send_wr: 1, max_send_sge: 1, max_recv_sge: 1, ..Default::default() }
+    }
+
+    fn srq_attr() -> ibv_srq_init_attr {
+        let attr = ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+        ibv_srq_init_attr { attr, ..Default::default() }
+    }
+
+    fn domain_attr() -> ibv_xrcd_init_attr {
+        let comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+        ibv_xrcd_init_attr { comp_mask, fd: -1, oflags: 0 }
+    }
+
+    fn parent_attr(pd: *mut ibv_pd) -> ibv_parent_domain_init_attr {
+        ibv_parent_domain_init_attr { pd, ..Default::default() }
+    }
+
+    /// What a verb that returned a pointer answered: NULL, and why.
+    fn refusal<T>(object: *mut T) -> Option<Errno> {
+        object.is_null().then(Errno::last)
+    }
+
+    /// Each verb that creates something: what the kernel hears, what it answers, and the verb
+    /// that ends it with what the kernel hears then.
+    #[test]
+    fn each_verb_that_creates() {
+        type End = fn(*mut c_void) -> c_int;
+        type Create = (&'static str, fn(&Program) -> *mut c_void, Name, End, Name);
+        let p = Program::new();
+        let [end_pd, end_mr, end_mw, end_ah, end_cq, end_qp, end_srq, end_xrcd] = END;
+        let verbs: [Create; 16] = [
+            (
+                "alloc_pd",
+                |p| call!(COMMON.alloc_pd(p.context)).cast(),
+                Write(IB_USER_VERBS_CMD_ALLOC_PD),
+                |pd| call!(COMMON.dealloc_pd(pd.cast())),
+                end_pd,
+            ),
+            (
+                "reg_mr",
+                |p| call!(COMMON.reg_mr(p.pd, ptr::null_mut(), 1, 2, 0)).cast(),
+                Write(IB_USER_VERBS_CMD_REG_MR),
+                |mr| call!(COMMON.dereg_mr(mr.cast())),
+                end_mr,
+            ),
+            (
+                "reg_dmabuf_mr",
+                |p| call!(COMMON.reg_dmabuf_mr(p.pd, 1, 2, 3, 4, 0)).cast(),
+                Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR),
+                |mr| call!(COMMON.dereg_mr(mr.cast())),
+                end_mr,
+            ),
+            (
+                "import_mr",
+                |p| call!(COMMON.import_mr(p.pd, 77)).cast(),
+                Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR),
+                |mr| call!(COMMON.dereg_mr(mr.cast())),
+                end_mr,
+            ),
+            (
+                "alloc_mw",
+                |p| call!(RINGS.alloc_mw(p.pd, IBV_MW_TYPE_2)).cast(),
+                Write(IB_USER_VERBS_CMD_ALLOC_MW),
+                |mw| call!(RINGS.dealloc_mw(mw.cast())),
+                end_mw,
+            ),
+            (
+                "create_ah",
+                |p| call!(COMMON.create_ah(p.pd, &mut Default::default())).cast(),
+                Write(IB_USER_VERBS_CMD_CREATE_AH),
+                |ah| call!(COMMON.destroy_ah(ah.cast())),
+                end_ah,
+            ),
+            (
+                "create_cq",
+                |p| call!(COMMON.create_cq(p.context, 4, ptr::null_mut(), 0)).cast(),
+                NEW_CQ,
+                |cq| call!(COMMON.destroy_cq(cq.cast())),
+                end_cq,
+            ),
+            (
+                "create_cq_ex",
+                |p| call!(COMMON.create_cq_ex(p.context, &mut p.cq_attr())).cast(),
+                NEW_CQ,
+                |cq| call!(COMMON.destroy_cq(cq.cast())),
+                end_cq,
+            ),
+            (
+                "create_qp",
+                |p| call!(COMMON.create_qp(p.pd, &mut p.init())).cast(),
+                NEW_QP,
+                |qp| call!(COMMON.destroy_qp(qp.cast())),
+                end_qp,
+            ),
+            (
+                "create_qp_ex",
+                |p| call!(COMMON.create_qp_ex(p.context, &mut p.init_ex())).cast(),
+                NEW_QP,
+                |qp| call!(COMMON.destroy_qp(qp.cast())),
+                end_qp,
+            ),
+            (
+                "create_qp_ex, XRC target",
+                |p| {
+                    let mut attr = ibv_qp_init_attr_ex {
+                        qp_type: IBV_QPT_XRC_RECV,
+                        comp_mask: IBV_QP_INIT_ATTR_XRCD,
+                        xrcd: p.xrcd,
+                        ..Default::default()
+                    };
+                    call!(COMMON.create_qp_ex(p.context, &mut attr)).cast()
+                },
+                NEW_QP,
+                |qp| call!(COMMON.destroy_qp(qp.cast())),
+                end_qp,
+            ),
+            (
+                "open_qp",
+                |p| {
+                    let mut attr = ibv_qp_open_attr {
+                        comp_mask: IBV_QP_OPEN_ATTR_NUM
+                            | IBV_QP_OPEN_ATTR_XRCD
+                            | IBV_QP_OPEN_ATTR_TYPE,
+                        qp_type: IBV_QPT_XRC_RECV,
+                        xrcd: p.xrcd,
+                        ..Default::default()
+                    };
+                    call!(RINGS.open_qp(p.context, &mut attr)).cast()
+                },
+                Write(IB_USER_VERBS_CMD_OPEN_QP),
+                |qp| call!(COMMON.destroy_qp(qp.cast())),
+                end_qp,
+            ),
+            (
+                "create_srq",
+                |p| call!(RINGS.create_srq(p.pd, &mut srq_attr())).cast(),
+                NEW_SRQ,
+                |srq| call!(RINGS.destroy_srq(srq.cast())),
+                end_srq,
+            ),
+            (
+                "create_srq_ex",
+                |p| {
+                    p.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, 9u32);
+                    call!(RINGS.create_srq_ex(p.context, &mut p.init_xrc())).cast()
+                },
+                NEW_SRQ,
+                |srq| call!(RINGS.destroy_srq(srq.cast())),
+                end_srq,
+            ),
+            (
+                "open_xrcd",
+                |p| call!(RINGS.open_xrcd(p.context, &mut domain_attr())).cast(),
+                Write(IB_USER_VERBS_CMD_OPEN_XRCD),
+                |xrcd| call!(RINGS.close_xrcd(xrcd.cast())),
+                end_xrcd,
+            ),
+            (
+                "create_cq_ex, one thread",
+                |p| {
+                    let mut attr = ibv_cq_init_attr_ex {
+                        comp_mask: IBV_CQ_INIT_ATTR_MASK_FLAGS,
+                        flags: IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+                        ..p.cq_attr()
+                    };
+                    call!(COMMON.create_cq_ex(p.context, &mut attr)).cast()
+                },
+                NEW_CQ,
+                |cq| call!(COMMON.destroy_cq(cq.cast())),
+                end_cq,
+            ),
+        ];
+        for (name, create, new, end, gone) in verbs {
+            for errno in [EPERM, EINVAL, ENOMEM] {
+                if name != "create_srq_ex" {
+                    p.kernel.fail(errno);
+                    let error = refusal(create(&p)).map(Errno::get);
+                    assert_eq!(error, Some(errno as c_int), "{name}");
+                    assert_eq!(p.kernel.names(), [new], "{name}");
+                }
+            }
+            let object = create(&p);
+            assert!(!object.is_null(), "{name}");
+            assert_eq!(p.kernel.names(), [new], "{name}");
+            // What the kernel does not give up is still there.
+            for errno in [EBUSY, EIO] {
+                p.kernel.fail(errno);
+                assert_eq!(end(object), errno as c_int, "{name}");
+                assert_eq!(p.kernel.names(), [gone], "{name}");
+            }
+            assert_eq!(end(object), 0, "{name}");
+            assert_eq!(p.kernel.names(), [gone], "{name}");
+        }
+        assert!(crate::model::freed::is_intact());
+    }
+
+    /// Each verb that does something with an object, and what the kernel hears.
+    #[test]
+    fn each_verb_that_asks_the_kernel() {
+        type Verb = (&'static str, fn(&Program) -> c_int, Name);
+        let p = Program::new();
+        let verbs: [Verb; 10] = [
+            (
+                "query_port",
+                |p| call!(COMMON.query_port(p.context, 1, &mut Default::default())),
+                Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT),
+            ),
+            (
+                "query_qp",
+                |p| {
+                    let (mut attr, mut init) = Default::default();
+                    call!(COMMON.query_qp(p.qp, &mut attr, 1, &mut init))
+                },
+                Write(IB_USER_VERBS_CMD_QUERY_QP),
+            ),
+            (
+                "modify_qp",
+                |p| call!(COMMON.modify_qp(p.qp, &mut Default::default(), 0)),
+                Write(IB_USER_VERBS_CMD_MODIFY_QP),
+            ),
+            (
+                "modify_cq",
+                |p| call!(COMMON.modify_cq(p.cq, &mut Default::default())),
+                Write(IB_USER_VERBS_EX_CMD_MODIFY_CQ | 1 << 31),
+            ),
+            ("resize_cq", |p| call!(RINGS.resize_cq(p.cq, 8)), Write(IB_USER_VERBS_CMD_RESIZE_CQ)),
+            (
+                "attach_mcast",
+                |p| call!(COMMON.attach_mcast(p.qp, &ibv_gid { raw: [1; 16] }, 2)),
+                Write(IB_USER_VERBS_CMD_ATTACH_MCAST),
+            ),
+            (
+                "detach_mcast",
+                |p| call!(COMMON.detach_mcast(p.qp, &ibv_gid { raw: [1; 16] }, 2)),
+                Write(IB_USER_VERBS_CMD_DETACH_MCAST),
+            ),
+            (
+                "rereg_mr",
+                |p| {
+                    let flags = IBV_REREG_MR_CHANGE_ACCESS as c_int;
+                    let (mr, none) = (p.mr.cast(), ptr::null_mut());
+                    call!(COMMON.rereg_mr(mr, flags, none, ptr::null_mut(), 0, 1))
+                },
+                Write(IB_USER_VERBS_CMD_REREG_MR),
+            ),
+            (
+                "modify_srq",
+                |p| {
+                    let limit = IBV_SRQ_LIMIT as c_int;
+                    call!(RINGS.modify_srq(p.srq, &mut Default::default(), limit))
+                },
+                Write(IB_USER_VERBS_CMD_MODIFY_SRQ),
+            ),
+            (
+                "query_srq",
+                |p| call!(RINGS.query_srq(p.srq, &mut Default::default())),
+                Write(IB_USER_VERBS_CMD_QUERY_SRQ),
+            ),
+        ];
+        for (name, verb, command) in verbs {
+            for errno in [EPERM, ENOMEM] {
+                p.kernel.fail(errno);
+                assert_eq!(verb(&p), errno as c_int, "{name}");
+                assert_eq!(p.kernel.names(), [command], "{name}");
+            }
+            assert_eq!(verb(&p), 0, "{name}");
+            assert_eq!(p.kernel.names(), [command], "{name}");
+        }
+    }
+
+    /// What a program imports is not the kernel's to end: no command is sent, and the object is
+    /// the one that was asked for.
+    #[test]
+    fn what_is_imported() {
+        let p = Program::new();
+        let pd = call!(COMMON.import_pd(p.context, 55));
+        // SAFETY: the PD is live.
+        assert_eq!(unsafe { ((*pd).handle, (*pd).context) }, (55, p.context));
+        assert_eq!(p.kernel.names(), []);
+        let mr = call!(COMMON.import_mr(pd, 66));
+        let command = p.kernel.one();
+        assert_eq!(command.handle(UVERBS_ATTR_QUERY_MR_HANDLE), 66);
+        // SAFETY: the MR is live.
+        assert_eq!(unsafe { (*mr).handle }, 66);
+        call!(COMMON.unimport_mr(mr));
+        call!(COMMON.unimport_pd(pd));
+        assert_eq!(p.kernel.names(), []);
+    }
+
+    /// A program's numbers reach the kernel unmixed.
+    #[test]
+    fn arguments_of_regions() {
+        let p = Program::new();
+        let at = ptr::without_provenance_mut(0x1000);
+        let mr = call!(COMMON.reg_mr(p.pd, at, 0x2000, 0x3000, 5));
+        let core: ib_uverbs_reg_mr = p.kernel.one().core();
+        assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
+        assert_eq!(core.access_flags, 5);
+        let flags = IBV_REREG_MR_CHANGE_TRANSLATION as c_int;
+        let none = ptr::null_mut();
+        assert_eq!(call!(COMMON.rereg_mr(mr.cast(), flags, none, at, 0x4000, 7)), 0);
+        let core: ib_uverbs_rereg_mr = p.kernel.one().core();
+        // By its address a program names the first byte (ibv_rereg_mr(3)).
+        assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x4000, 0x1000));
+        assert_eq!((core.flags as c_int, core.access_flags), (flags, 7));
+        let flags = IBV_REREG_MR_CHANGE_PD as c_int;
+        assert_eq!(call!(COMMON.rereg_mr(mr.cast(), flags, none, at, 1, 0)), EINVAL as c_int);
+        assert_eq!(call!(COMMON.rereg_mr(mr.cast(), flags, p.pd, at, 1, 0)), 0);
+        assert_eq!(p.kernel.one().core::<ib_uverbs_rereg_mr>().pd_handle, FIRST_HANDLE);
+        assert_eq!(call!(COMMON.dereg_mr(mr.cast())), 0);
+    }
+
+    /// Attributes that no object has, and such as are missing, end in an error, and no command
+    /// is sent.
+    #[test]
+    fn attributes_that_cannot_be() {
+        let p = Program::new();
+        let td = |comp_mask| {
+            refusal(call!(COMMON.alloc_td(p.context, &mut ibv_td_init_attr { comp_mask })))
+        };
+        assert_eq!(td(1), Some(Errno::EINVAL));
+
+        let parent = |attr: &mut _| refusal(call!(COMMON.alloc_parent_domain(p.context, attr)));
+        assert_eq!(parent(&mut parent_attr(ptr::null_mut())), Some(Errno::EINVAL));
+        let mut attr = ibv_parent_domain_init_attr { comp_mask: 1 << 3, ..parent_attr(p.pd) };
+        assert_eq!(parent(&mut attr), Some(Errno::EINVAL));
+        attr.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
+        assert_eq!(parent(&mut attr), Some(Errno::EINVAL));
+        attr.alloc = Some(Lender::alloc);
+        assert_eq!(parent(&mut attr), Some(Errno::EINVAL));
+
+        let cq = |attr: ibv_cq_init_attr_ex| {
+            refusal(call!(COMMON.create_cq_ex(p.context, &mut { attr })))
+        };
+        let flags = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+        let with_pd = IBV_CQ_INIT_ATTR_MASK_PD;
+        let good = p.cq_attr();
+        for (attr, errno) in [
+            (ibv_cq_init_attr_ex { comp_mask: 1 << 2, ..good }, Errno::EOPNOTSUPP),
+            (
+                ibv_cq_init_attr_ex {
+                    comp_mask: flags,
+                    flags: IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
+            (ibv_cq_init_attr_ex { comp_mask: with_pd, ..good }, Errno::EINVAL),
+            // A PD that is no parent domain.
+            (
+                ibv_cq_init_attr_ex { comp_mask: with_pd, parent_domain: p.pd, ..good },
+                Errno::EINVAL,
+            ),
+            (ibv_cq_init_attr_ex { cqe: u32::MAX, ..good }, Errno::EINVAL),
+            (ibv_cq_init_attr_ex { cqe: 0, ..good }, Errno::EINVAL),
+            (ibv_cq_init_attr_ex { comp_vector: u32::MAX, ..good }, Errno::EINVAL),
+            (ibv_cq_init_attr_ex { wc_flags: 1 << 32, ..good }, Errno::EOPNOTSUPP),
+            (
+                ibv_cq_init_attr_ex { wc_flags: IBV_WC_EX_WITH_TM_INFO.into(), ..good },
+                Errno::EOPNOTSUPP,
+            ),
+        ] {
+            assert_eq!(cq(attr), Some(errno));
+        }
+        let none = ptr::null_mut();
+        for cqe in [0, -1, c_int::MAX] {
+            let cq = call!(COMMON.create_cq(p.context, cqe, none, 0));
+            assert_eq!(refusal(cq), Some(Errno::EINVAL));
+        }
+
+        let qp = |attr: ibv_qp_init_attr_ex| {
+            refusal(call!(COMMON.create_qp_ex(p.context, &mut { attr })))
+        };
+        let (good, pd) = (p.init_ex(), IBV_QP_INIT_ATTR_PD);
+        for (attr, errno) in [
+            (
+                ibv_qp_init_attr_ex { comp_mask: pd | IBV_QP_INIT_ATTR_MAX_TSO_HEADER, ..good },
+                Errno::EOPNOTSUPP,
+            ),
+            (ibv_qp_init_attr_ex { comp_mask: 0, ..good }, Errno::EINVAL),
+            (ibv_qp_init_attr_ex { pd: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (
+                ibv_qp_init_attr_ex {
+                    comp_mask: pd | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+                    create_flags: IBV_QP_CREATE_SOURCE_QPN,
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
+            (
+                ibv_qp_init_attr_ex {
+                    comp_mask: pd | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                    send_ops_flags: 1 << 63,
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
+            // A UD QP reads nothing from elsewhere.
+            (
+                ibv_qp_init_attr_ex {
+                    qp_type: IBV_QPT_UD,
+                    comp_mask: pd | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                    send_ops_flags: IBV_QP_EX_WITH_RDMA_READ.into(),
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
+            (ibv_qp_init_attr_ex { send_cq: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (ibv_qp_init_attr_ex { recv_cq: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (ibv_qp_init_attr_ex { qp_type: IBV_QPT_XRC_RECV, ..good }, Errno::EINVAL),
+            (
+                ibv_qp_init_attr_ex {
+                    qp_type: IBV_QPT_XRC_RECV,
+                    comp_mask: IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+                    xrcd: p.xrcd,
+                    ..good
+                },
+                Errno::EOPNOTSUPP,
+            ),
+        ] {
+            assert_eq!(qp(attr), Some(errno));
+        }
+
+        let srq = |attr: ibv_srq_init_attr_ex| {
+            refusal(call!(RINGS.create_srq_ex(p.context, &mut { attr })))
+        };
+        let good = p.init_xrc();
+        for (attr, errno) in [
+            (ibv_srq_init_attr_ex { srq_type: IBV_SRQT_BASIC, ..good }, Errno::EOPNOTSUPP),
+            (ibv_srq_init_attr_ex { srq_type: IBV_SRQT_TM, ..good }, Errno::EOPNOTSUPP),
+            (
+                ibv_srq_init_attr_ex { comp_mask: good.comp_mask | IBV_SRQ_INIT_ATTR_TM, ..good },
+                Errno::EOPNOTSUPP,
+            ),
+            (ibv_srq_init_attr_ex { pd: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (ibv_srq_init_attr_ex { xrcd: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (ibv_srq_init_attr_ex { cq: ptr::null_mut(), ..good }, Errno::EINVAL),
+            (
+                ibv_srq_init_attr_ex { comp_mask: good.comp_mask & !IBV_SRQ_INIT_ATTR_CQ, ..good },
+                Errno::EINVAL,
+            ),
+        ] {
+            assert_eq!(srq(attr), Some(errno));
+        }
+        let mut attr = ibv_srq_init_attr::default();
+        assert_eq!(refusal(call!(RINGS.create_srq(p.pd, &mut attr))), Some(Errno::EINVAL));
+        assert_eq!(
+            refusal(call!(RINGS.open_qp(p.context, &mut Default::default()))),
+            Some(Errno::EINVAL)
+        );
+
+        let mut values = ibv_values_ex { comp_mask: 1 << 1, ..Default::default() };
+        assert_eq!(call!(COMMON.query_rt_values(p.context, &mut values)), EINVAL as c_int);
+        for entries in [-1, c_int::MIN] {
+            assert_eq!(call!(RINGS.poll_cq(p.cq, entries, ptr::null_mut())), -1);
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+        assert_eq!(call!(RINGS.poll_cq(p.cq, 0, ptr::null_mut())), 0);
+        assert_eq!(p.kernel.names(), []);
+    }
+
+    /// An SRQ for XRC has the number that the kernel gave it; another one has none. One whose
+    /// number cannot be is destroyed again.
+    #[test]
+    fn numbers_of_srqs() {
+        let p = Program::new();
+        let mut number = 0;
+        assert_eq!(call!(RINGS.get_srq_num(p.srq, &mut number)), EOPNOTSUPP as c_int);
+        p.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, 9u32);
+        let srq = call!(RINGS.create_srq_ex(p.context, &mut p.init_xrc()));
+        assert_eq!((call!(RINGS.get_srq_num(srq, &mut number)), number), (0, 9));
+        // SAFETY: the SRQ is live.
+        assert_eq!(unsafe { (*srq).pd }, p.pd);
+        assert_eq!(call!(RINGS.destroy_srq(srq)), 0);
+        p.kernel.take();
+        for number in [0, 1 << 24] {
+            p.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, number);
+            let srq = call!(RINGS.create_srq_ex(p.context, &mut p.init_xrc()));
+            assert_eq!(refusal(srq), Some(Errno::EINVAL));
+            assert_eq!(p.kernel.names(), [NEW_SRQ, END[6]]);
+        }
+        p.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 1u32 << 24);
+        assert_eq!(refusal(call!(COMMON.create_qp(p.pd, &mut p.init()))), Some(Errno::EINVAL));
+        assert_eq!(p.kernel.names(), [NEW_QP, END[5]]);
+        p.kernel.fail(ENOMEM);
+        let srq = call!(RINGS.create_srq_ex(p.context, &mut p.init_xrc()));
+        assert_eq!((refusal(srq), p.kernel.names()), (Some(Errno::ENOMEM), vec![NEW_SRQ]));
+    }
+
+    /// Extended objects have their entry points; others, which have no room for them, do not.
+    #[test]
+    fn extended_objects_have_entry_points() {
+        let p = Program::new();
+        let cq = call!(COMMON.create_cq_ex(p.context, &mut p.cq_attr()));
+        // SAFETY: the objects are live, here and below.
+        unsafe {
+            let mut attr = ibv_poll_cq_attr::default();
+            assert_eq!((*cq).start_poll.unwrap()(cq, &mut attr), ENOENT as c_int);
+        }
+        for by_calls in [false, true] {
+            let mut attr = p.init_ex();
+            if by_calls {
+                attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+                attr.send_ops_flags = IBV_QP_EX_WITH_SEND.into();
+            }
+            let qp = call!(COMMON.create_qp_ex(p.context, &mut attr));
+            let ex = qp.cast::<ibv_qp_ex>();
+            // SAFETY: see above.
+            unsafe {
+                assert_eq!((*ex).wr_start.is_some(), by_calls);
+                let mask = (*qp.cast::<verbs_qp>()).comp_mask & VERBS_QP_EX;
+                assert_eq!(mask != 0, by_calls);
+            }
+            assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
+        }
+        assert_eq!(call!(COMMON.destroy_cq(cq.cast())), 0);
+    }
+
+    /// Each verb that posts writes to the ring that is its own, and to no other; what the verb
+    /// cannot post it names.
+    #[test]
+    fn each_verb_that_posts() {
+        let p = Program::new();
+        let (memory, rings) = p.rings();
+        let (shared, srq) = p.shared();
+        let posted = || {
+            let word =
+                |memory: Memory, at| memory.word(at).load(core::sync::atomic::Ordering::SeqCst);
+            let rq = offset_of!(virtio_rdma_qp_ring, rq_producer);
+            (word(memory, 0), word(memory, rq), word(shared, 0))
+        };
+        let id = |memory: Memory, at: u32| {
+            let at = at as usize;
+            let half = |at| memory.word(at).load(core::sync::atomic::Ordering::SeqCst);
+            u64::from(half(at)) | u64::from(half(at + 4)) << 32
+        };
+        let mut send =
+            ibv_send_wr { wr_id: 1 << 32 | 11, opcode: IBV_WR_SEND, ..Default::default() };
+        let mut bad = ptr::null_mut();
+        assert_eq!(call!(RINGS.post_send(p.qp, &mut send, &mut bad)), 0);
+        assert_eq!((posted(), id(memory, rings.sq_offset)), ((1, 0, 0), 1 << 32 | 11));
+        assert!(bad.is_null());
+        let mut recv = ibv_recv_wr { wr_id: 1 << 32 | 12, ..Default::default() };
+        let mut bad_recv = ptr::null_mut();
+        assert_eq!(call!(RINGS.post_recv(p.qp, &mut recv, &mut bad_recv)), 0);
+        assert_eq!((posted(), id(memory, rings.rq_offset + 8)), ((1, 1, 0), 1 << 32 | 12));
+        recv.wr_id = 1 << 32 | 13;
+        assert_eq!(call!(RINGS.post_srq_recv(p.srq, &mut recv, &mut bad_recv)), 0);
+        assert_eq!((posted(), id(shared, srq.offset + 8)), ((1, 1, 1), 1 << 32 | 13));
+        assert!(bad_recv.is_null());
+
+        // The second one of a list.
+        let mut wrong = ibv_send_wr { opcode: 99, ..Default::default() };
+        send.next = &raw mut wrong;
+        assert_eq!(call!(RINGS.post_send(p.qp, &mut send, &mut bad)), EINVAL as c_int);
+        assert_eq!((bad, posted()), (&raw mut wrong, (2, 1, 1)));
+        // A program need not want to know.
+        assert_eq!(call!(RINGS.post_send(p.qp, &mut send, ptr::null_mut())), EINVAL as c_int);
+        let mut wrong = ibv_recv_wr { num_sge: -1, ..Default::default() };
+        recv.next = &raw mut wrong;
+        assert_eq!(call!(RINGS.post_recv(p.qp, &mut recv, &mut bad_recv)), EINVAL as c_int);
+        assert_eq!((bad_recv, posted()), (&raw mut wrong, (3, 2, 1)));
+        bad_recv = ptr::null_mut();
+        assert_eq!(call!(RINGS.post_srq_recv(p.srq, &mut recv, &mut bad_recv)), EINVAL as c_int);
+        assert_eq!((bad_recv, posted()), (&raw mut wrong, (3, 2, 2)));
+        assert_eq!(p.kernel.names(), []);
+    }
+
+    /// ibv_bind_mw(3) posts the binding, and the window has its next key; of one that is not
+    /// posted it keeps the old one.
+    #[test]
+    fn a_window_is_bound() {
+        let p = Program::new();
+        let (memory, rings) = p.rings();
+        // SAFETY: the window is live, here and below.
+        unsafe { (*p.mw).rkey = 0x5ff };
+        // SAFETY: see above.
+        let key = || unsafe { (*p.mw).rkey };
+        let mut bind = ibv_mw_bind { wr_id: 7, ..Default::default() };
+        bind.bind_info = ibv_mw_bind_info {
+            mr: p.mr,
+            addr: 0x1000,
+            length: 0x2000,
+            mw_access_flags: IBV_ACCESS_REMOTE_READ,
+        };
+        p.set_state(IBV_QPS_INIT);
+        assert_eq!(call!(RINGS.bind_mw(p.qp, p.mw, &mut bind)), EINVAL as c_int);
+        assert_eq!(key(), 0x5ff);
+        p.set_state(IBV_QPS_RTS);
+        assert_eq!(call!(RINGS.bind_mw(p.qp, p.mw, &mut bind)), 0);
+        assert_eq!(key(), 0x500);
+        let word = |at: usize| {
+            memory.word(rings.sq_offset as usize + at).load(core::sync::atomic::Ordering::SeqCst)
+        };
+        let at = |at| word(at);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, wr_id)), 7);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, mw_rkey)), 0x5ff);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, new_rkey)), 0x500);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, addr)), 0x1000);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, length)), 0x2000);
+        assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, access)), IBV_ACCESS_REMOTE_READ);
+    }
+
+    /// Where the kernel posts and polls, the verbs are commands, and none of them touches a ring.
+    #[test]
+    fn the_verbs_without_rings() {
+        let kernel = Kernel::new();
+        let opened = Opened::new(&kernel, description(VIRTIO_RDMA_UDATA_PATH_KERNEL));
+        let context = opened.verbs();
+        let pd = call!(COMMON.alloc_pd(context));
+        let cq = call!(COMMON.create_cq(context, 4, ptr::null_mut(), 0));
+        assert!(kernel.take().iter().all(|command| command.is_without_driver()));
+        let mut attr = ibv_qp_init_attr {
+            send_cq: cq,
+            recv_cq: cq,
+            qp_type: IBV_QPT_RC,
+            cap: ibv_qp_cap { max_recv_wr: 1, ..cap() },
+            ..Default::default()
+        };
+        let qp = call!(COMMON.create_qp(pd, &mut attr));
+        assert!(kernel.one().is_without_driver());
+        let (mut send, mut recv) = (ibv_send_wr::default(), ibv_recv_wr::default());
+        let (mut bad_send, mut bad_recv) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!(call!(KERNEL.post_send(qp, &mut send, &mut bad_send)), 0);
+        assert_eq!(call!(KERNEL.post_recv(qp, &mut recv, &mut bad_recv)), 0);
+        assert_eq!(call!(KERNEL.req_notify_cq(cq, 1)), 0);
+        let mut wc = ibv_wc::default();
+        kernel.answer(UVERBS_ATTR_CORE_OUT, 0u32);
+        assert_eq!(call!(KERNEL.poll_cq(cq, 1, &mut wc)), 0);
+        let commands = kernel.take();
+        let names: Vec<_> = commands.iter().map(|command| command.name).collect();
+        let expected = [
+            IB_USER_VERBS_CMD_POST_SEND,
+            IB_USER_VERBS_CMD_POST_RECV,
+            IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,
+            IB_USER_VERBS_CMD_POLL_CQ,
+        ];
+        assert_eq!(names, expected.map(Write));
+        let core: ib_uverbs_req_notify_cq = commands[2].core();
+        assert_eq!(core.solicited_only, 1);
+        // The request that the kernel does not take is the program's, not a copy.
+        kernel.fail(ENOMEM);
+        assert_eq!(call!(KERNEL.post_send(qp, &mut send, &mut bad_send)), ENOMEM as c_int);
+        assert_eq!(bad_send, &raw mut send);
+        kernel.fail(EIO);
+        assert_eq!(call!(KERNEL.post_recv(qp, &mut recv, &mut bad_recv)), EIO as c_int);
+        assert_eq!(bad_recv, &raw mut recv);
+        kernel.fail(EIO);
+        assert_eq!(call!(KERNEL.poll_cq(cq, 1, &mut wc)), -1);
+        assert_eq!(Errno::last(), Errno::EIO);
+        assert_eq!(call!(KERNEL.poll_cq(cq, -1, &mut wc)), -1);
+        assert_eq!(Errno::last(), Errno::EINVAL);
+        // Neither has work requests by calls.
+        kernel.take();
+        let mut attr = ibv_qp_init_attr_ex {
+            send_cq: cq,
+            recv_cq: cq,
+            qp_type: IBV_QPT_RC,
+            comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            pd,
+            ..Default::default()
+        };
+        let refused = call!(COMMON.create_qp_ex(context, &mut attr));
+        assert_eq!((refusal(refused), kernel.names()), (Some(Errno::EOPNOTSUPP), vec![]));
+        assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
+        assert_eq!(call!(COMMON.destroy_cq(cq)), 0);
+        assert_eq!(call!(COMMON.dealloc_pd(pd)), 0);
+    }
+
+    /// Of the attributes of a device as many are written as the program has room for, with the
+    /// clock of the time stamps.
+    #[test]
+    fn attributes_of_the_device() {
+        let p = Program::new();
+        let clock = offset_of!(ibv_device_attr_ex, hca_core_clock);
+        for (size, has_clock) in [(clock, false), (clock + 8, true)] {
+            let mut attr = ibv_device_attr_ex { hca_core_clock: 1, ..Default::default() };
+            let input = ptr::null();
+            p.kernel.answer(UVERBS_ATTR_CORE_OUT, [0u64; 22]);
+            assert_eq!(call!(COMMON.query_device_ex(p.context, input, &mut attr, size)), 0);
+            assert_eq!(attr.completion_timestamp_mask, u64::MAX);
+            assert_eq!(attr.hca_core_clock, if has_clock { crate::clock::KHZ } else { 1 });
+        }
+        let mut attr = ibv_device_attr_ex::default();
+        p.kernel.fail(EPERM);
+        let error =
+            call!(COMMON.query_device_ex(p.context, ptr::null(), &mut attr, size_of_val(&attr)));
+        assert_eq!((error, attr.completion_timestamp_mask), (EPERM as c_int, 0));
+        let mut values = ibv_values_ex { comp_mask: 1, ..Default::default() };
+        assert_eq!(call!(COMMON.query_rt_values(p.context, &mut values)), 0);
+        assert_ne!(values.raw_clock.tv_nsec, 0);
+    }
+
+    /// The memory functions of a program, and what became of the memory.
+    #[derive(Default)]
+    struct Lender {
+        /// What it lends next: memory, or an answer that is none.
+        next: Cell<*mut c_void>,
+        /// What was lent, for what, and the domain that asked.
+        lent: Cell<Option<(usize, u64, *mut ibv_pd)>>,
+        /// What came back, for what.
+        back: Cell<Option<(*mut c_void, u64)>>,
+    }
+
+    impl Lender {
+        unsafe extern "C" fn alloc(
+            pd: *mut ibv_pd,
+            context: *mut c_void,
+            size: usize,
+            alignment: usize,
+            resource: u64,
+        ) -> *mut c_void {
+            // SAFETY: the tests' context is a lender that lives longer.
+            let lender = unsafe { &*context.cast::<Self>() };
+            assert_eq!((alignment, size % alignment), (4096, 0));
+            lender.lent.set(Some((size, resource, pd)));
+            lender.next.get()
+        }
+
+        unsafe extern "C" fn free(
+            _: *mut ibv_pd,
+            context: *mut c_void,
+            at: *mut c_void,
+            resource: u64,
+        ) {
+            // SAFETY: as above.
+            let lender = unsafe { &*context.cast::<Self>() };
+            assert_eq!(lender.back.replace(Some((at, resource))), None);
+        }
+
+        /// A parent domain that borrows here.
+        fn domain(&self, p: &Program) -> *mut ibv_pd {
+            let mut attr = ibv_parent_domain_init_attr {
+                alloc: Some(Self::alloc),
+                free: Some(Self::free),
+                pd_context: ptr::from_ref(self).cast_mut().cast(),
+                comp_mask: IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+                    | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+                ..parent_attr(p.pd)
+            };
+            let domain = call!(COMMON.alloc_parent_domain(p.context, &mut attr));
+            assert!(!domain.is_null());
+            domain
+        }
+    }
+
+    /// Memory of the program's: pages that are not zero.
+    #[repr(align(4096))]
+    struct Pages([u8; 4 * 4096]);
+
+    /// The rings of a QP, a CQ and an SRQ of a parent domain are in the memory that its functions
+    /// lend, which is zeroed before, and given back when the object is gone; until then the
+    /// domain is busy. The kernel knows nothing of it, and takes the domain for its PD.
+    #[test]
+    fn memory_of_a_parent_domain() {
+        let p = Program::new();
+        let lender = Lender::default();
+        let domain = lender.domain(&p);
+        assert_eq!(p.kernel.names(), []);
+        // SAFETY: both are live.
+        unsafe { assert_eq!(((*domain).handle, (*domain).context), ((*p.pd).handle, p.context)) };
+        assert_eq!(call!(COMMON.dealloc_pd(p.pd)), EBUSY as c_int);
+        type Create = fn(&Program, *mut ibv_pd) -> *mut c_void;
+        type End = fn(*mut c_void) -> c_int;
+        let kinds: [(u64, Create, End); 3] = [
+            (
+                1,
+                |p, pd| call!(COMMON.create_qp(pd, &mut p.init())).cast(),
+                |qp| call!(COMMON.destroy_qp(qp.cast())),
+            ),
+            (
+                2,
+                |p, parent_domain| {
+                    let comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
+                    let mut attr = ibv_cq_init_attr_ex { comp_mask, parent_domain, ..p.cq_attr() };
+                    call!(COMMON.create_cq_ex(p.context, &mut attr)).cast()
+                },
+                |cq| call!(COMMON.destroy_cq(cq.cast())),
+            ),
+            (
+                3,
+                |_, pd| call!(RINGS.create_srq(pd, &mut srq_attr())).cast(),
+                |srq| call!(RINGS.destroy_srq(srq.cast())),
+            ),
+        ];
+        for (resource, create, end) in kinds {
+            let mut pages = Box::new(Pages([0xa5; 4 * 4096]));
+            let at: *mut c_void = (&raw mut *pages).cast();
+            lender.next.set(at);
+            let object = create(&p, domain);
+            assert!(!object.is_null());
+            let (size, for_what, asked) = lender.lent.take().unwrap();
+            assert_eq!((for_what, asked), (resource, domain));
+            assert!(pages.0[..size].iter().all(|&byte| byte == 0));
+            // The driver is told of this memory.
+            let told: [u64; 2] = p.kernel.one().input[&UVERBS_ATTR_UHW_IN][..16]
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|word| u64::from_ne_bytes(*word))
+                .collect::<Vec<_>>()
+                .try_into()
+                .unwrap();
+            assert_eq!(told, [at.expose_provenance() as u64, size as u64]);
+            assert_eq!(call!(COMMON.dealloc_pd(domain)), EBUSY as c_int);
+            p.kernel.fail(EIO);
+            assert_eq!((end(object), lender.back.get()), (EIO as c_int, None));
+            assert_eq!((end(object), lender.back.take()), (0, Some((at, resource))));
+
+            // Memory that begins anywhere is given back, and none at all is an error.
+            let odd = at.wrapping_byte_add(64);
+            lender.next.set(odd);
+            assert_eq!(refusal(create(&p, domain)), Some(Errno::EINVAL));
+            assert_eq!(lender.back.take(), Some((odd, resource)));
+            lender.next.set(ptr::null_mut());
+            assert_eq!(refusal(create(&p, domain)), Some(Errno::ENOMEM));
+            // Memory of a QP that the kernel refuses goes back as well.
+            lender.next.set(at);
+            p.kernel.fail(EPERM);
+            assert_eq!(refusal(create(&p, domain)).map(Errno::get), Some(EPERM as c_int));
+            assert_eq!(lender.back.take(), Some((at, resource)));
+            // IBV_ALLOCATOR_USE_DEFAULT: the provider has memory of its own.
+            lender.next.set(ptr::without_provenance_mut(usize::MAX));
+            let object = create(&p, domain);
+            assert!(!object.is_null());
+            assert_eq!((end(object), lender.back.get()), (0, None));
+            p.kernel.take();
+        }
+        assert_eq!((call!(COMMON.dealloc_pd(domain)), p.kernel.names()), (0, vec![]));
+    }
+
+    /// A CQ that moves borrows its next ring before it gives back the old one.
+    #[test]
+    fn a_cq_of_a_parent_domain_moves() {
+        let p = Program::new();
+        let lender = Lender::default();
+        let parent_domain = lender.domain(&p);
+        let mut pages = [const { Pages([0; 4 * 4096]) }; 2].map(Box::new);
+        let [old, new]: [*mut c_void; 2] = pages.each_mut().map(|pages| (&raw mut **pages).cast());
+        let comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
+        let mut attr = ibv_cq_init_attr_ex { comp_mask, parent_domain, ..p.cq_attr() };
+        lender.next.set(old);
+        let cq: *mut ibv_cq = call!(COMMON.create_cq_ex(p.context, &mut attr)).cast();
+        lender.next.set(new);
+        // Of a ring to which the kernel does not move, the memory goes back.
+        p.kernel.fail(EINVAL);
+        assert_eq!(call!(RINGS.resize_cq(cq, 8)), EINVAL as c_int);
+        assert_eq!(lender.back.take(), Some((new, 2)));
+        assert_eq!(call!(RINGS.resize_cq(cq, 8)), 0);
+        assert_eq!(lender.back.take(), Some((old, 2)));
+        assert_eq!(call!(COMMON.destroy_cq(cq)), 0);
+        assert_eq!(lender.back.take(), Some((new, 2)));
+        assert_eq!(call!(COMMON.dealloc_pd(parent_domain)), 0);
+    }
+
+    /// Objects of a thread domain have no locks, others have. The domain is busy while a parent
+    /// domain has it.
+    #[test]
+    fn threads_of_a_thread_domain() {
+        let p = Program::new();
+        let td = call!(COMMON.alloc_td(p.context, &mut ibv_td_init_attr::default()));
+        for with_td in [false, true] {
+            let mut attr = parent_attr(p.pd);
+            attr.td = if with_td { td } else { ptr::null_mut() };
+            // What a device without such memory need not look at.
+            attr.comp_mask = 1 << 2;
+            let domain = call!(COMMON.alloc_parent_domain(p.context, &mut attr));
+            let qp = call!(COMMON.create_qp(domain, &mut p.init()));
+            // SAFETY: the objects are live, here and below.
+            let whole: Ref<'_, Qp> = unsafe { Ref::new(qp.cast()) };
+            let state = whole.private().rings().unwrap().send().state();
+            let guard = state.lock();
+            assert_eq!(state.is_taken(), !with_td);
+            drop(guard);
+            for one in [false, true] {
+                let mut attr = ibv_cq_init_attr_ex {
+                    comp_mask: IBV_CQ_INIT_ATTR_MASK_PD | IBV_CQ_INIT_ATTR_MASK_FLAGS,
+                    flags: if one { IBV_CREATE_CQ_ATTR_SINGLE_THREADED } else { 0 },
+                    parent_domain: domain,
+                    ..p.cq_attr()
+                };
+                let cq = call!(COMMON.create_cq_ex(p.context, &mut attr));
+                // SAFETY: see above.
+                let whole: Ref<'_, Cq> = unsafe { Ref::new(cq.cast()) };
+                let state = whole.private().state();
+                let guard = state.lock();
+                assert_eq!(state.is_taken(), !(with_td || one));
+                drop(guard);
+                assert_eq!(call!(COMMON.destroy_cq(cq.cast())), 0);
+            }
+            assert_eq!(call!(COMMON.destroy_qp(qp)), 0);
+            let busy = if with_td { EBUSY as c_int } else { 0 };
+            if with_td {
+                assert_eq!(call!(COMMON.dealloc_td(td)), busy);
+            }
+            assert_eq!(call!(COMMON.dealloc_pd(domain)), 0);
+        }
+        assert_eq!(call!(COMMON.dealloc_td(td)), 0);
+    }
+
+    /// A QP that comes to RESET has empty queues; one that the kernel does not let there keeps
+    /// what it has.
+    #[test]
+    fn a_qp_is_reset() {
+        let p = Program::new();
+        let (memory, _) = p.rings();
+        let posted = || memory.word(0).load(core::sync::atomic::Ordering::SeqCst);
+        let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
+        let mut bad = ptr::null_mut();
+        assert_eq!(call!(RINGS.post_send(p.qp, &mut send, &mut bad)), 0);
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..Default::default() };
+        let state = IBV_QP_STATE as c_int;
+        p.kernel.fail(EINVAL);
+        assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, state)), EINVAL as c_int);
+        assert_eq!(posted(), 1);
+        // Other attributes, and another state, leave the queues as they are.
+        assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, 0)), 0);
+        attr.qp_state = IBV_QPS_ERR;
+        assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, state)), 0);
+        assert_eq!(posted(), 1);
+        attr.qp_state = IBV_QPS_RESET;
+        assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, state)), 0);
+        assert_eq!(posted(), 0);
+    }
+}
