@@ -587,3 +587,257 @@ impl Attributes<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+    use bindings::*;
+    use std::{cell::Cell, ptr, rc::Rc, slice, thread};
+
+    /// What a provider adds, and counts how often it is dropped.
+    struct Dropped(Rc<Cell<u32>>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    type Tested = Object<ibv_pd, Dropped>;
+
+    fn tested(count: &Rc<Cell<u32>>) -> Owned<Tested> {
+        Blank::<ibv_pd, Dropped>::new().unwrap().finish(Dropped(count.clone()))
+    }
+
+    /// libibverbs finds its part where the object begins, and the provider's part behind it.
+    #[test]
+    fn libibverbs_part_comes_first() {
+        let count = Rc::default();
+        let object = tested(&count);
+        let at = object.as_ref().as_ptr();
+        assert_eq!(object.as_ref().verbs().as_ptr().addr(), at.addr());
+        assert_eq!(offset_of!(Tested, verbs), 0);
+        assert!(offset_of!(Tested, private) >= size_of::<ibv_pd>());
+    }
+
+    /// An object that was given away is dropped once, when it was taken back, and no sooner; its
+    /// memory is freed with it.
+    #[test]
+    fn an_object_is_dropped_once() {
+        let count = Rc::default();
+        drop(tested(&count));
+        assert_eq!(count.get(), 1);
+        let raw = tested(&count).into_raw();
+        assert_eq!(count.get(), 1);
+        // SAFETY: it came from into_raw().
+        let object = unsafe { Owned::from_raw(raw) };
+        assert_eq!((object.as_ref().as_ptr(), count.get()), (raw, 1));
+        drop(object);
+        assert_eq!(count.get(), 2);
+    }
+
+    /// An object that was not finished has no part of the provider's to drop.
+    #[test]
+    fn a_blank_drops_nothing() {
+        let blank = Blank::<ibv_pd, Dropped>::new().unwrap();
+        // SAFETY: the part is there.
+        let bytes = unsafe {
+            slice::from_raw_parts(blank.verbs().as_ptr().cast::<u8>(), size_of::<ibv_pd>())
+        };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        drop(blank);
+        // What libibverbs allocated is taken with what stands there.
+        // SAFETY: calloc() has no preconditions, and the memory has room.
+        let blank = unsafe {
+            let raw: *mut ibv_pd = calloc(1, size_of::<Tested>() as _).cast();
+            (*raw).handle = 77;
+            Blank::<ibv_pd, Dropped>::from_raw(raw)
+        };
+        let count = Rc::default();
+        let object = blank.finish(Dropped(Rc::clone(&count)));
+        // SAFETY: the object is live.
+        assert_eq!(unsafe { (*object.as_ref().verbs().as_ptr()).handle }, 77);
+        drop(object);
+        assert_eq!(count.get(), 1);
+    }
+
+    /// Memory is zeroed and aligned as the type wants it, also where malloc() does not do that.
+    #[test]
+    fn memory_is_zeroed_and_aligned() {
+        #[repr(C, align(256))]
+        struct Wide([u8; 512]);
+        #[repr(C, align(16))]
+        struct Narrow([u8; 48]);
+        // SAFETY: bytes.
+        unsafe impl Zeroable for Wide {}
+        // SAFETY: as above.
+        unsafe impl Zeroable for Narrow {}
+        fn check<T: Zeroable>() {
+            // Several, as the first may be zeroed and aligned by chance.
+            let mut all: Vec<Owned<T>> = vec![];
+            for _ in 0..16 {
+                let object = Owned::<T>::zeroed().unwrap();
+                let at = object.as_ref().as_ptr();
+                assert!(at.is_aligned());
+                // SAFETY: the object is live, and this thread's alone.
+                unsafe {
+                    let bytes = slice::from_raw_parts(at.cast::<u8>(), size_of::<T>());
+                    assert!(bytes.iter().all(|&byte| byte == 0));
+                    at.write_bytes(0xa5, 1);
+                }
+                if all.len() < 8 {
+                    all.push(object);
+                } else {
+                    let raw = object.into_raw();
+                    // SAFETY: the memory came from malloc(), and nobody uses it any more.
+                    unsafe { bindings::free(raw.cast()) };
+                }
+            }
+        }
+        check::<Wide>();
+        check::<Narrow>();
+    }
+
+    /// An object is busy as long as somebody has it, whoever lets go last.
+    #[test]
+    fn holds_are_counted() {
+        let users = Users::new().unwrap();
+        assert!(!users.any());
+        let mut holds: Vec<Hold> = (0..3).map(|_| Hold::new(&users)).collect();
+        for left in (0..3).rev() {
+            assert!(users.any());
+            drop(holds.remove(left / 2));
+        }
+        assert!(!users.any());
+        // The count is there for those who stay when the object is gone.
+        let (first, second) = (Hold::new(&users), Hold::new(&users));
+        drop(users);
+        assert_eq!(second.count().load(Relaxed), 2);
+        drop(first);
+        assert_eq!(second.count().load(Relaxed), 1);
+        drop(second);
+        assert!(model::freed::is_intact());
+    }
+
+    /// Threads that take and give back an object at the same time leave it free, and its count is
+    /// freed once.
+    #[test]
+    fn holds_of_many_threads() {
+        let users = Users::new().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        let hold = Hold::new(&users);
+                        assert!(users.any());
+                        drop(hold);
+                    }
+                });
+            }
+        });
+        assert!(!users.any());
+        for _ in 0..100 {
+            let users = Users::new().unwrap();
+            let hold = Hold::new(&users);
+            thread::scope(|scope| {
+                scope.spawn(move || drop(hold));
+                scope.spawn(move || drop(users));
+            });
+        }
+    }
+
+    /// A program's pointers to objects lead to the whole ones, and those to their context.
+    #[test]
+    fn whole_objects() {
+        let context = model::context();
+        let at = context.as_ref().context();
+        assert_eq!(at.whole().as_ptr(), context.as_ref().as_ptr());
+        assert_ne!(at.as_ptr().addr(), context.as_ref().as_ptr().addr());
+        let pd = crate::pd::import(at, 7).unwrap();
+        let verbs = pd.as_ref().verbs();
+        assert_eq!(verbs.whole().as_ptr(), pd.as_ref().as_ptr());
+        assert_eq!(verbs.context().as_ptr(), context.as_ref().as_ptr());
+        // SAFETY: the PD is live.
+        assert_eq!(unsafe { (*verbs.as_ptr()).handle }, 7);
+        let alias = Owned::<ibv_pd>::zeroed().unwrap();
+        alias.as_ref().alias(verbs);
+        // SAFETY: as above.
+        assert_eq!(unsafe { (*alias.as_ref().as_ptr()).handle }, 7);
+        assert_eq!(alias.as_ref().context().as_ptr(), context.as_ref().as_ptr());
+        let (cq, qp) = (Owned::<verbs_cq>::zeroed().unwrap(), Owned::<verbs_qp>::zeroed().unwrap());
+        let srq = Owned::<verbs_srq>::zeroed().unwrap();
+        // SAFETY: the objects are live.
+        unsafe {
+            (*cq.as_ref().cq().as_ptr()).context = at.as_ptr();
+            (*qp.as_ref().qp().as_ptr()).context = at.as_ptr();
+            (*srq.as_ref().srq().as_ptr()).context = at.as_ptr();
+        }
+        let expected = context.as_ref().as_ptr();
+        assert_eq!(cq.as_ref().cq().context().as_ptr(), expected);
+        assert_eq!(qp.as_ref().qp().context().as_ptr(), expected);
+        assert_eq!(srq.as_ref().srq().context().as_ptr(), expected);
+        // SAFETY: the pointer is null, or that of a live object.
+        unsafe {
+            assert!(Ref::<'_, ibv_pd>::optional(ptr::null_mut()).is_none());
+            let there = Ref::optional(verbs.as_ptr()).unwrap();
+            assert_eq!(there.as_ptr(), verbs.as_ptr());
+        }
+    }
+
+    /// Both CQs of a QP must be there; an XRC initiator, which receives nothing, has one.
+    #[test]
+    fn cqs_of_a_qp() {
+        let (send, recv) = (model::cq(None), model::cq(None));
+        let [send_cq, recv_cq] = [&send, &recv].map(|cq| cq.as_ref().cq().as_ptr());
+        let none = ptr::null_mut();
+        let found = |qp_type, send_cq, recv_cq| {
+            let attr = ibv_qp_init_attr_ex { qp_type, send_cq, recv_cq, ..Default::default() };
+            cqs(&attr).map(|(send, recv)| (send.cq().as_ptr(), recv.cq().as_ptr()))
+        };
+        for qp_type in [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD] {
+            assert_eq!(found(qp_type, send_cq, recv_cq), Some((send_cq, recv_cq)));
+            assert_eq!(found(qp_type, none, recv_cq), None);
+            assert_eq!(found(qp_type, send_cq, none), None);
+        }
+        assert_eq!(found(IBV_QPT_XRC_SEND, send_cq, none), Some((send_cq, send_cq)));
+        assert_eq!(found(IBV_QPT_XRC_SEND, send_cq, recv_cq), Some((send_cq, send_cq)));
+        assert_eq!(found(IBV_QPT_XRC_SEND, none, recv_cq), None);
+    }
+
+    /// An SRQ has a number if it is for XRC, and only then.
+    #[test]
+    fn numbers_of_srqs() {
+        let srq = Owned::<verbs_srq>::zeroed().unwrap();
+        for (srq_type, number) in
+            [(IBV_SRQT_BASIC, None), (IBV_SRQT_XRC, Some(9)), (IBV_SRQT_TM, None)]
+        {
+            // SAFETY: the SRQ is live.
+            unsafe {
+                (*srq.as_ref().as_ptr()).srq_type = srq_type;
+                (*srq.as_ref().as_ptr()).srq_num = 9;
+            }
+            assert_eq!(srq.as_ref().xrc_number(), number);
+        }
+    }
+
+    /// What a program has no room for is not written, to the byte.
+    #[test]
+    fn attributes_end_where_the_program_says() {
+        const MASK: usize = offset_of!(ibv_device_attr_ex, completion_timestamp_mask);
+        const CLOCK: usize = offset_of!(ibv_device_attr_ex, hca_core_clock);
+        for (size, mask, clock) in [
+            (MASK, 0, 0),
+            (MASK + 7, 0, 0),
+            (MASK + 8, 3, 0),
+            (CLOCK + 7, 3, 0),
+            (CLOCK + 8, 3, 4),
+            (size_of::<ibv_device_attr_ex>(), 3, 4),
+        ] {
+            let mut attr = ibv_device_attr_ex::default();
+            // SAFETY: the attributes are at least as long.
+            unsafe { Attributes::new(&mut attr, size) }.set_clock(3, 4);
+            assert_eq!((attr.completion_timestamp_mask, attr.hca_core_clock), (mask, clock));
+        }
+    }
+}

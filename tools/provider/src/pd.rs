@@ -126,7 +126,12 @@ pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model;
+    use crate::{
+        bindings::{EBUSY, ENOMEM, UVERBS_ATTR_DESTROY_PD_HANDLE},
+        model,
+        ring::tests::allocator,
+        uverbs::{FIRST_HANDLE, Kernel, Opened},
+    };
 
     /// ibv_unimport_pd(3) cannot fail, so the PD may go before its parent domain.
     #[test]
@@ -139,6 +144,74 @@ mod tests {
         drop(parent);
         assert!(model::freed::is_intact());
     }
+
+    /// An object whose memory came from a parent domain keeps that domain, and one that has none
+    /// of it does not; a PD that is no parent domain has neither locks to leave out nor memory.
+    #[test]
+    fn who_has_memory_keeps_the_domain() {
+        let context = model::context();
+        let pd = import(context.as_ref().context(), 7).unwrap();
+        let plain = Domain::of(pd.as_ref());
+        assert!(plain.allocator.is_none() && !pd.as_ref().private().users.any());
+        assert_eq!(Domain::of_parent(pd.as_ref()).err(), Some(Errno::EINVAL));
+        let parent = alloc_parent(pd.as_ref(), None, |_| Ok(Some(allocator()))).unwrap();
+        let domains = [Domain::of(parent.as_ref()), Domain::of_parent(parent.as_ref()).unwrap()];
+        assert!(domains.iter().all(|domain| domain.allocator.is_some()));
+        for domain in domains {
+            assert_eq!(dealloc(parent.as_ref()), Err(Errno::EBUSY));
+            drop(domain);
+        }
+        let without = Domain::of(parent.as_ref()).without_memory();
+        assert!(without.allocator.is_none());
+        assert_eq!(dealloc(parent.as_ref()), Ok(()));
+        drop((without, parent));
+        assert!(!pd.as_ref().private().users.any());
+    }
+
+    /// A domain may end when the last one ended that uses it, whichever that is.
+    #[test]
+    fn several_domains_of_one_pd() {
+        let context = model::context();
+        let pd = import(context.as_ref().context(), 7).unwrap();
+        let td = crate::td::alloc().unwrap();
+        let threads = Some((td.as_ref(), Threads::MANY));
+        let new = || alloc_parent(pd.as_ref(), threads, |_| Ok(None)).unwrap();
+        let mut parents = vec![new(), new(), new()];
+        for at in [1, 1, 0] {
+            assert_eq!(dealloc(pd.as_ref()), Err(Errno::EBUSY));
+            assert_eq!(crate::td::dealloc(td.as_ref()), Err(Errno::EBUSY));
+            drop(parents.remove(at));
+        }
+        assert!(!pd.as_ref().private().users.any());
+        assert_eq!(crate::td::dealloc(td.as_ref()), Ok(()));
+    }
+
+    /// The PD of a program is the kernel's: its handle is the one that the kernel gave, and a PD
+    /// that the kernel keeps is still there.
+    #[test]
+    fn a_pd_of_the_kernel() {
+        let kernel = Kernel::new();
+        let opened = Opened::with_rings(&kernel);
+        let context = opened.context();
+        kernel.fail(ENOMEM);
+        assert_eq!(alloc(context).err(), Some(Errno::ENOMEM));
+        let pd = alloc(context).unwrap();
+        kernel.take();
+        kernel.fail(EBUSY);
+        assert_eq!(dealloc(pd.as_ref()), Err(Errno::EBUSY));
+        assert_eq!(dealloc(pd.as_ref()), Ok(()));
+        for command in kernel.take() {
+            let handle = command.handle(UVERBS_ATTR_DESTROY_PD_HANDLE);
+            assert_eq!(handle, FIRST_HANDLE.into());
+        }
+        // A parent domain is no PD of the kernel's, and neither is one that was imported.
+        let imported = import(context, 7).unwrap();
+        let parent = alloc_parent(imported.as_ref(), None, |_| Ok(None)).unwrap();
+        assert_eq!(dealloc(parent.as_ref()), Ok(()));
+        drop((parent, imported));
+        assert!(kernel.take().is_empty());
+    }
+
     /// IBA 10.2.3: a PD that objects use is not deallocated.
     #[test]
     fn what_is_used_is_busy() {

@@ -414,3 +414,320 @@ impl Writer<'_> {
         Ok(at)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::model::Memory;
+    use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+    use std::{cell::Cell, fs};
+
+    const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
+
+    /// A ring is as deep and its entries are as long as was asked for at least, both powers of
+    /// two, and it begins behind its head, at a multiple of its stride.
+    #[test]
+    fn geometry() {
+        for head in [0usize, 1, 64, 192, 256, 4095, 4096, 100_000] {
+            for depth in [0u32, 1, 2, 3, 31, 32, 33, 1000, 1 << 15] {
+                for stride in [0usize, 1, 32, 33, 64, 65, 500, 4095, 4096] {
+                    let ring = Ring::new(head, depth, stride).unwrap();
+                    assert!(ring.depth() >= depth.max(1) && ring.depth() < 2 * depth.max(1));
+                    let wanted = stride.max(32);
+                    assert!(ring.stride() >= wanted && ring.stride() < 2 * wanted);
+                    assert!(ring.depth().is_power_of_two() && ring.stride().is_power_of_two());
+                    let offset = ring.offset() as usize;
+                    assert!(offset >= head && offset - head < ring.stride());
+                    assert_eq!(offset % ring.stride(), 0);
+                    assert_eq!(ring.end(), offset + ring.depth() as usize * ring.stride());
+                }
+            }
+        }
+    }
+
+    /// What no region can hold is refused, up to the last byte that has an offset.
+    #[test]
+    fn geometry_that_cannot_be() {
+        for (head, depth, stride) in [
+            (0, (1 << 31) + 1, 32),
+            (0, u32::MAX, 32),
+            (0, 1, 4097),
+            (0, 1, usize::MAX),
+            (usize::MAX, 1, 32),
+            (1 << 32, 1, 32),
+            (0, 1 << 27, 32),
+            (0, 1 << 20, 4096),
+            (32, (1 << 27) - 1, 32),
+        ] {
+            assert_eq!(Ring::new(head, depth, stride).err(), Some(Errno::EINVAL));
+        }
+        let ring = Ring::new((1 << 31) - 32, 1 << 25, 32).unwrap();
+        assert_eq!(ring.end(), (1 << 31) - 32 + (1 << 30));
+        assert!(Ring::new(0, 1 << 26, 32).is_ok());
+    }
+
+    /// A lap takes as many indices as there are entries; indices go round where a lap ends, and
+    /// no lap has the number that memory has before the first one.
+    #[test]
+    fn laps() {
+        let ring = Ring::new(0, 8, CQE).unwrap();
+        let laps =
+            |range: core::ops::Range<u32>| range.map(|index| ring.lap(index)).collect::<Vec<_>>();
+        assert_eq!(laps(6..10), [1, 1, 2, 2]);
+        let last = u32::MAX;
+        assert_eq!(ring.lap(last), (last >> 3) + 1);
+        assert_eq!(ring.lap(last.wrapping_add(1)), 1);
+        for depth in [2, 32, 1 << 20] {
+            let ring = Ring::new(0, depth, CQE).unwrap();
+            for index in [0, depth - 1, depth, u32::MAX - depth, u32::MAX] {
+                assert_ne!(ring.lap(index), 0);
+                assert_ne!(ring.lap(index), ring.lap(index.wrapping_add(depth)));
+            }
+        }
+    }
+
+    /// A region is zeroed, whole pages, and one that a child of fork(2) and the device share with
+    /// the program.
+    #[test]
+    fn a_region_is_shared_memory() {
+        for (len, size) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (100_000, 102_400)] {
+            let region = Region::new(len).unwrap();
+            assert_eq!(region.size(), size);
+            assert_eq!(region.addr() % 4096, 0);
+            let memory = Memory::new(&region);
+            assert!((0..size).step_by(4).all(|at| memory.word(at).load(Relaxed) == 0));
+            memory.word(size - 4).store(7, Relaxed);
+            let maps = fs::read_to_string("/proc/self/maps").unwrap();
+            let mapping = maps.lines().find(|line| {
+                let (range, _) = line.split_once(' ').unwrap();
+                let (from, to) = range.split_once('-').unwrap();
+                let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).unwrap());
+                (from..to).contains(&region.addr())
+            });
+            assert!(mapping.unwrap().contains(" rw-s "), "{mapping:?}");
+        }
+        assert_eq!(Region::new(usize::MAX).err(), Some(Errno::ENOMEM));
+        assert_eq!(Region::new(usize::MAX / 2).err(), Some(Errno::ENOMEM));
+    }
+
+    /// Memory that is no longer needed is given back.
+    #[test]
+    fn a_region_is_unmapped() {
+        let region = Region::new(1 << 20).unwrap();
+        let at = format!("{:x}-", region.addr());
+        let is_mapped = || {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().any(|line| line.starts_with(&at))
+        };
+        // The kernel may join neighbours, so that the region does not begin a line; then there is
+        // nothing to see here.
+        let was_mapped = is_mapped();
+        drop(region);
+        assert!(!(was_mapped && is_mapped()));
+    }
+
+    /// The words of the head are little-endian, each at its own offset, and the last one of the
+    /// page is one.
+    #[test]
+    fn words_of_the_head() {
+        const FIRST: Word = Word::at(0);
+        const LAST: Word = Word::at(4092);
+        let region = Region::new(1).unwrap();
+        region.store(FIRST, 0x1122_3344, Release);
+        region.store(LAST, 5, SeqCst);
+        let memory = Memory::new(&region);
+        assert_eq!(memory.word(0).load(Relaxed).to_ne_bytes(), [0x44, 0x33, 0x22, 0x11]);
+        assert_eq!((region.load(FIRST, Relaxed), memory.word(4).load(Relaxed)), (0x1122_3344, 0));
+        assert_eq!(region.swap(LAST, 0xaabb_ccdd, SeqCst), 5);
+        assert_eq!(memory.word(4092).load(Relaxed).to_ne_bytes(), [0xdd, 0xcc, 0xbb, 0xaa]);
+    }
+
+    /// Bytes of a region, each of which says where it is.
+    fn patterned(len: usize) -> Region {
+        let region = Region::new(len).unwrap();
+        let memory = Memory::new(&region);
+        for at in (0..region.size()).step_by(4) {
+            memory.word(at).store(u32::MAX - at as u32, Relaxed);
+        }
+        region
+    }
+
+    /// The words of a region that are not as [`patterned`] left them.
+    fn changed(region: &Region) -> Vec<usize> {
+        let memory = Memory::new(region);
+        let is_changed = |at: &usize| memory.word(*at).load(Relaxed) != u32::MAX - *at as u32;
+        (0..region.size()).step_by(4).filter(is_changed).collect()
+    }
+
+    /// An index names an entry modulo the depth, at a stride from the one before, for any index
+    /// up to the last one; what is written to it is nowhere else.
+    #[test]
+    fn entries_are_a_stride_apart() {
+        for (head, depth, stride) in [(192, 8, 64), (256, 4, 33), (1, 1, 32), (64, 16, 500)] {
+            let ring = Ring::new(head, depth, stride).unwrap();
+            for index in [0, 1, depth - 1, depth, 5 * depth + 3, u32::MAX - 1, u32::MAX] {
+                let region = patterned(ring.end());
+                let mut writer = region.writer(ring, index).unwrap();
+                let bytes = vec![0u8; ring.stride()];
+                // SAFETY: the bytes are there.
+                unsafe { writer.put_bytes(bytes.as_ptr(), bytes.len()) }.unwrap();
+                let place = (index % ring.depth()) as usize;
+                let from = ring.offset() as usize + place * ring.stride();
+                let expected: Vec<_> = (from..from + ring.stride()).step_by(4).collect();
+                assert_eq!(changed(&region), expected);
+            }
+        }
+    }
+
+    /// A ring that is not within its region has no entry there, for a writer or for a reader.
+    #[test]
+    fn an_entry_is_within_its_region() {
+        let ring = Ring::new(0, 128, CQE).unwrap();
+        let region = Region::new(4096).unwrap();
+        for (index, is_there) in [(0, true), (63, true), (64, false), (127, false), (128, true)] {
+            assert_eq!(region.writer(ring, index).is_ok(), is_there);
+            if is_there {
+                let mut writer = region.writer(ring, index).unwrap();
+                let lap = ring.lap(index).to_le();
+                writer.put(virtio_rdma_ring_cqe { lap, ..Default::default() }).unwrap();
+            }
+            assert_eq!(region.cqe(ring, index).is_some(), is_there);
+        }
+        let behind = Ring::new(4096, 1, CQE).unwrap();
+        assert_eq!(region.writer(behind, 0).err(), Some(Errno::EINVAL));
+    }
+
+    /// A writer fills its entry from the front without a gap, and not a byte more than there is:
+    /// what does not fit changes nothing.
+    #[test]
+    fn a_writer_ends_with_its_entry() {
+        let ring = Ring::new(64, 4, 64).unwrap();
+        let region = patterned(ring.end());
+        let mut writer = region.writer(ring, 1).unwrap();
+        let sge = |n: u32| virtio_rdma_sge { addr: n.into(), length: n + 1, lkey: n + 2 };
+        assert_eq!(writer.skip(16), Ok(()));
+        assert_eq!((writer.put(sge(10)), writer.put(sge(20))), (Ok(()), Ok(())));
+        let data = [9u8; 32];
+        // SAFETY: the bytes are there, here and below.
+        assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), 13) }, Ok(()));
+        let before = changed(&region);
+        assert_eq!((writer.put(sge(30)), writer.skip(4)), (Err(Errno::EINVAL), Err(Errno::EINVAL)));
+        for len in [4, 32, usize::MAX] {
+            // SAFETY: as many bytes are not read.
+            assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), len) }, Err(Errno::EINVAL));
+        }
+        assert_eq!(changed(&region), before);
+        // SAFETY: see above.
+        assert_eq!(unsafe { writer.put_bytes(data.as_ptr(), 3) }, Ok(()));
+        assert_eq!((writer.skip(0), writer.skip(1)), (Ok(()), Err(Errno::EINVAL)));
+        let memory = Memory::new(&region);
+        let [first, second]: [virtio_rdma_sge; 2] = memory.read(ring, 1, 16);
+        assert_eq!((first.addr, first.length, first.lkey), (10, 11, 12));
+        assert_eq!((second.addr, second.length, second.lkey), (20, 21, 22));
+        assert_eq!(memory.bytes(ring, 1, 48, 16), [9; 16]);
+        // The next entry begins behind it, untouched, as what was left out is.
+        assert!(changed(&region).iter().all(|at| (64 + 64 + 16..64 + 128).contains(at)));
+    }
+
+    /// A CQE is there when its lap is, which is the last that the device writes; what is copied
+    /// is what stood there.
+    #[test]
+    fn a_cqe_is_there_with_its_lap() {
+        let ring = Ring::new(128, 4, CQE).unwrap();
+        let region = Region::new(ring.end()).unwrap();
+        let cqe = |index: u32, lap: u32| virtio_rdma_ring_cqe {
+            wr_id: 0x1111_2222_3333_4444 + u64::from(index),
+            byte_len: 5,
+            qp_num: 6,
+            wqe_index: index,
+            lap: lap.to_le(),
+            ..Default::default()
+        };
+        for index in [0, 3, 4, 11, 12, u32::MAX - 3, u32::MAX] {
+            let lap = ring.lap(index);
+            for other in [0, lap - 1, lap + 1, !lap, u32::MAX] {
+                region.writer(ring, index).unwrap().put(cqe(index, other)).unwrap();
+                assert!(region.cqe(ring, index).is_none());
+            }
+            region.writer(ring, index).unwrap().put(cqe(index, lap)).unwrap();
+            let got = region.cqe(ring, index).unwrap();
+            assert_eq!((got.wr_id, got.wqe_index), (cqe(index, lap).wr_id, index));
+            assert_eq!((got.byte_len, got.qp_num), (5, 6));
+            assert!(region.cqe(ring, index.wrapping_add(4)).is_none());
+        }
+        // Entries of another length hold no CQEs.
+        let wide = Ring::new(128, 2, 2 * CQE).unwrap();
+        region.writer(wide, 0).unwrap().put(cqe(0, 1)).unwrap();
+        assert!(region.cqe(wide, 0).is_none());
+    }
+
+    unsafe extern "C" fn no_memory(
+        _: *mut bindings::ibv_pd,
+        _: *mut c_void,
+        _: usize,
+        _: usize,
+        _: u64,
+    ) -> *mut c_void {
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn nothing(_: *mut bindings::ibv_pd, _: *mut c_void, _: *mut c_void, _: u64) {
+    }
+
+    /// An allocator of a program that has no memory.
+    pub fn allocator() -> Allocator {
+        Allocator { pd: ptr::null_mut(), context: ptr::null_mut(), alloc: no_memory, free: nothing }
+    }
+
+    /// A program that has no memory says so, and gets none from elsewhere.
+    #[test]
+    fn no_memory_of_the_program() {
+        let region = Region::lent(1, Some(allocator()), Resource::Cq);
+        assert_eq!(region.err(), Some(Errno::ENOMEM));
+        assert_eq!(Region::lent(1, None, Resource::Cq).unwrap().size(), 4096);
+    }
+
+    /// An allocator is there if the attributes say so, with both functions, and its context
+    /// counts if they say that.
+    #[test]
+    fn memory_functions() {
+        use bindings::*;
+        thread_local! {
+            static HEARD: Cell<usize> = const { Cell::new(0) };
+        }
+        unsafe extern "C" fn alloc(
+            _: *mut ibv_pd,
+            context: *mut c_void,
+            _: usize,
+            _: usize,
+            _: u64,
+        ) -> *mut c_void {
+            HEARD.set(context.addr());
+            // IBV_ALLOCATOR_USE_DEFAULT
+            ptr::without_provenance_mut(usize::MAX)
+        }
+        unsafe extern "C" fn free(_: *mut ibv_pd, _: *mut c_void, _: *mut c_void, _: u64) {}
+        let new = |attr: &ibv_parent_domain_init_attr| {
+            // SAFETY: the functions are as the page of the manual has them.
+            unsafe { Allocator::new(attr, ptr::null_mut()) }
+        };
+        let mut attr = ibv_parent_domain_init_attr {
+            alloc: Some(alloc),
+            free: Some(free),
+            pd_context: ptr::without_provenance_mut(7),
+            ..Default::default()
+        };
+        assert!(new(&attr).unwrap().is_none());
+        for (mask, heard) in [(0, 0), (IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, 7)] {
+            attr.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | mask;
+            let allocator = new(&attr).unwrap();
+            HEARD.set(99);
+            let region = Region::lent(5000, allocator, Resource::Qp).unwrap();
+            assert_eq!((region.size(), HEARD.get()), (8192, heard));
+        }
+        for (alloc, free) in [(attr.alloc, None), (None, attr.free), (None, None)] {
+            let half = ibv_parent_domain_init_attr { alloc, free, ..attr };
+            assert_eq!(new(&half).err(), Some(Errno::EINVAL));
+        }
+    }
+}
