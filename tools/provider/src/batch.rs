@@ -74,11 +74,11 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// What a work request has of its own, or why it has none.
-    pub fn set_body(&mut self, body: Result<Body>) {
+    /// What a work request has of its own, which `body` finds, or why it has none.
+    pub fn set_body(&mut self, body: impl FnOnce() -> Result<Body>) {
         self.attempt(|batch| {
             let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
-            open.set_body(body?);
+            open.set_body(body()?);
             Ok(())
         });
     }
