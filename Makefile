@@ -82,6 +82,10 @@ bench: ## every path beside the machine's limits; Q=1: in 2 minutes; PROFILE=1: 
 test: ## all suites but ulp, tools, programs and pyverbs; T="host uml qemu debug ulp tools programs pyverbs debug-ulp ..." some of them
 	@$(top)/tools/test/run $(T)
 
+.PHONY: tsan
+tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
+	@$(provider) tsan
+
 .PHONY: fuzz
 fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 	@set -e; for target in $(F); do \

@@ -598,7 +598,7 @@ mod traffic {
         object::Ref,
         wr::{List, tests::list},
     };
-    use std::{collections::BTreeSet, sync::Mutex, thread};
+    use std::{collections::BTreeSet, env, sync::Mutex, thread};
 
     /// Many threads use an object.
     struct Shared<'a, T>(Ref<'a, T>);
@@ -607,8 +607,13 @@ mod traffic {
     unsafe impl<T> Sync for Shared<'_, T> {}
 
     const SENDERS: u64 = 3;
-    const EACH: u64 = 20_000;
     const DEPTH: u32 = 16;
+
+    /// Rounds of a test, TIMES as many if the environment has that.
+    fn rounds() -> u64 {
+        let times = env::var("TIMES").map_or(1, |times| times.parse().expect("a number"));
+        20_000 * times
+    }
 
     /// Whether a request asks for a completion.
     fn signaled(wr_id: u64) -> bool {
@@ -627,9 +632,9 @@ mod traffic {
 
     /// Carries out what is posted: completes what asks for it, and the last of
     /// each batch, without which a queue of unsignalled requests stays full.
-    fn device(memory: Memory, ring: Ring, mut cq: Completer) {
+    fn device(memory: Memory, ring: Ring, mut cq: Completer, count: u64) {
         let mut done = 0u32;
-        while u64::from(done) < SENDERS * EACH {
+        while u64::from(done) < count {
             let producer = memory.word(0).load(Ordering::Acquire);
             assert!(producer.wrapping_sub(done) <= DEPTH);
             for index in done..producer {
@@ -653,6 +658,7 @@ mod traffic {
 
     #[test]
     fn threads_share_a_qp() {
+        let each = rounds();
         let cq = CqRing::new(DEPTH).unwrap();
         let completer = Completer::new(&cq);
         let mut harness = Harness::with_cq(&[], self::cq(Some(cq)));
@@ -685,17 +691,17 @@ mod traffic {
                     }
                 });
             }
-            let device = scope.spawn(move || device(memory, ring, completer));
+            let device = scope.spawn(move || device(memory, ring, completer, SENDERS * each));
             for sender in 0..SENDERS {
                 scope.spawn(move || {
-                    (sender * EACH..(sender + 1) * EACH).for_each(|wr_id| post(shared.0, wr_id));
+                    (sender * each..(sender + 1) * each).for_each(|wr_id| post(shared.0, wr_id));
                 });
             }
             device.join().unwrap();
             stop.store(true, Ordering::Release);
         });
         let seen = seen.into_inner().unwrap();
-        assert!((0..SENDERS * EACH).filter(|&id| signaled(id)).all(|id| seen.contains(&id)));
+        assert!((0..SENDERS * each).filter(|&id| signaled(id)).all(|id| seen.contains(&id)));
     }
 
     /// A device whose ring of CQEs moves while it completes.
@@ -723,7 +729,7 @@ mod traffic {
     /// destroyed, whose number another one has by then, while the CQ is resized.
     #[test]
     fn destroy_and_resize_beside_poll() {
-        const COUNT: u32 = 20_000;
+        let count = rounds() as u32;
         let ring = CqRing::new(32).unwrap();
         let moving = Moving(Mutex::new((Completer::new(&ring), 0)));
         let harness = Harness::with_cq(&[9], cq(Some(ring)));
@@ -770,14 +776,14 @@ mod traffic {
                 }
             });
             scope.spawn(|| {
-                while moving.0.lock().unwrap().1 != COUNT {
+                while moving.0.lock().unwrap().1 != count {
                     if !moving.complete_next(numbers) {
                         thread::yield_now();
                     }
                 }
             });
             let mut expected = 0;
-            while expected < u64::from(COUNT) {
+            while expected < u64::from(count) {
                 let before = gone.load(Ordering::Acquire);
                 for wc in poll(lock.lock().ring().unwrap(), numbers, 5) {
                     match wc.qp_num {
@@ -792,7 +798,7 @@ mod traffic {
             }
             stop.store(true, Ordering::Release);
         });
-        assert_eq!(harness.progress(9).0, COUNT);
+        assert_eq!(harness.progress(9).0, count);
     }
 
     #[test]
