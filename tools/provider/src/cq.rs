@@ -212,8 +212,23 @@ fn take(
     entries: &mut [MaybeUninit<ibv_wc>],
 ) -> Result<usize> {
     let numbers = context.numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    match ring.poll(numbers, entries) {
-        0 if ring.is_closed() => Err(Errno::EIO),
+    take_with(ring, |ring| ring.poll(numbers, entries), CqRing::is_closed)
+}
+
+/// The same of a ring that is polled by `poll`.
+///
+/// A ring that is closed is polled once more: the last completion may have come after the poll
+/// that found none, and before the end.
+fn take_with<R>(
+    ring: &mut R,
+    mut poll: impl FnMut(&mut R) -> usize,
+    is_closed: impl FnOnce(&R) -> bool,
+) -> Result<usize> {
+    match poll(ring) {
+        0 if is_closed(ring) => match poll(ring) {
+            0 => Err(Errno::EIO),
+            polled => Ok(polled),
+        },
         polled => Ok(polled),
     }
 }
@@ -281,6 +296,7 @@ fn poll_batches<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{cell::Cell, mem};
 
     /// Polls a CQ that holds `held` completions and fails at the n-th command.
     fn run(room: usize, mut held: usize, fail: usize) -> (Result<usize>, Vec<usize>) {
@@ -307,6 +323,27 @@ mod tests {
         }
         let page = new_ring(1, &Domain::NONE).map(|(ring, _)| ring.request().buf_len);
         assert_eq!(page, Ok(4096));
+    }
+
+    /// A completion that came between a poll and the end of the device is polled, and no error
+    /// is answered before all have been.
+    #[test]
+    fn the_last_completion_comes_before_the_end() {
+        // What comes between the poll and the look whether the ring is closed.
+        let take = |held: usize, late: usize, closed: bool| {
+            let mut ring = held;
+            let come = Cell::new(0);
+            let poll = |ring: &mut usize| mem::take(ring) + come.take();
+            let is_closed = |_: &usize| {
+                come.set(late);
+                closed
+            };
+            take_with(&mut ring, poll, is_closed)
+        };
+        assert_eq!(take(2, 0, true), Ok(2));
+        assert_eq!(take(0, 1, true), Ok(1));
+        assert_eq!(take(0, 0, true), Err(Errno::EIO));
+        assert_eq!((take(0, 1, false), take(0, 0, false)), (Ok(0), Ok(0)));
     }
 
     #[test]

@@ -10,7 +10,10 @@ use crate::{
 };
 use core::{
     mem::{MaybeUninit, offset_of},
-    sync::atomic::{Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence},
+    sync::atomic::{
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        fence,
+    },
 };
 
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_cq_ring, consumer));
@@ -136,9 +139,10 @@ impl CqRing {
         polled
     }
 
-    /// Whether no more CQEs come: the driver says that the device is gone.
+    /// Whether no more CQEs come: the driver says that the device is gone. Those that were written
+    /// before are seen by the next poll.
     pub fn is_closed(&self) -> bool {
-        self.region.load(CLOSED, Relaxed) != 0
+        self.region.load(CLOSED, Acquire) != 0
     }
 
     /// Drops the CQEs of a QP that is destroyed or reset, or an SRQ that is destroyed,
