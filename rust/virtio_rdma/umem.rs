@@ -96,7 +96,7 @@ impl Umem {
     }
 
     /// Writes the 32 bits at `offset`, a multiple of 4 in the first page, of a program's memory that was
-    /// pinned to be written to. Any context.
+    /// pinned to be written to, after everything that was written before. Any context.
     ///
     /// # Errors
     ///
