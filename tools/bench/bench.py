@@ -317,7 +317,7 @@ class Phase:
             perf.send_signal(signal.SIGINT)
             _, errors = perf.communicate(timeout=self.hang_seconds)
             try:
-                self.found.profiles[key] = perf_shares(data)
+                self.found.profiles[(self.vmm, *key)] = perf_shares(data)
                 with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
                     file.write(perf_report(data, "overhead,comm,dso,symbol"))
             except measure.Refused as error:

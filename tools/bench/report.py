@@ -51,7 +51,7 @@ class Report:
         self.rows = {}
         self.quick = quick
         self.notes = []
-        # Where the processors' time went under a load: percent, thread, program. By tool, size and QPs.
+        # Where the processors' time went under a load: percent, thread, program. By guests, tool, size and QPs.
         self.profiles = {}
         self.start = time.time()
         self.machine = machine()
@@ -134,7 +134,7 @@ class Report:
         reached = None if value is None else (value >= target if least else value <= target)
         # How much of the goal there is: 1 and more is reached.
         ratio = None if not value else round(value / target if least else target / value, 3)
-        profile = self.profiles.get((load[0].removesuffix(plan.CORE), *load[1:]), []) if reached is False else []
+        profile = self.profiles.get((vmm, load[0].removesuffix(plan.CORE), *load[1:]), []) if reached is False else []
         return {"goal": name, "vmm": vmm, "path": path, "load": load, "target": target,
                 "at": "least" if least else "most", "value": None if value is None else round(value, 4),
                 "ratio": ratio, "reached": reached,

@@ -62,6 +62,22 @@ class Perftest(unittest.TestCase):
     def test_latency_is_the_typical_one(self):
         self.assertEqual(pair([LAT]).perftest(point("ib_read_lat", 2), 2e-5), 2.5)
 
+    def test_endless_run_is_repeated_with_less(self):
+        one = pair([BW])
+        one.hang_seconds = 40
+        counts = []
+
+        def both(argv, port, finished=one.both):
+            counts.append(int(argv[argv.index("-n") + 1]))
+            if len(counts) == 1:
+                raise measure.Endless("client: does not end")
+            return finished(argv, port)
+
+        one.both = both
+        one.known = {("ib_write_bw", 1): {64: 1e-5}}
+        self.assertEqual(one.perftest(point("ib_write_rate", 64), 0.002), 0.003826)
+        self.assertEqual(counts, [200, measure.FEWEST])
+
     def test_no_clock(self):
         self.assertEqual(pair([NO_CLOCK, LAT]).perftest(point("ib_read_lat", 2), 2e-5), 2.5)
         with self.assertRaisesRegex(measure.Refused, "clock"):

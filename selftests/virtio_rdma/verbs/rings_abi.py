@@ -333,7 +333,7 @@ def reserved_fields_of_extended_commands(_rng):
 
 
 def driver_data_of_methods(_rng):
-    """The same by ioctl(): methods, and commands that are invoked by one."""
+    """ioctl() has the same rules, for methods and for the commands that a method invokes."""
     if not DEVICE.attr.max_srq:
         raise ktap.Skip("the device has no SRQs, whose method is among these")
     with Program() as program:

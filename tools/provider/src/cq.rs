@@ -215,10 +215,8 @@ fn take(
     take_with(ring, |ring| ring.poll(numbers, entries), CqRing::is_closed)
 }
 
-/// The same of a ring that is polled by `poll`.
-///
-/// A ring that is closed is polled once more: the last completion may have come after the poll
-/// that found none, and before the end.
+/// Polls a ring by `poll`, and a ring that is closed once more: its last completion may have come after
+/// the first poll and before the end.
 fn take_with<R>(
     ring: &mut R,
     mut poll: impl FnMut(&mut R) -> usize,
