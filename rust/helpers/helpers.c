@@ -193,6 +193,7 @@ bool virtio_rdma_umem_store(struct ib_umem *umem, size_t offset, u32 value)
 	    offset > PAGE_SIZE - sizeof(value))
 		return false;
 	page = kmap_local_page(sg_page(umem->sgt_append.sgt.sgl));
+	/* Pairs with the acquire by which a program reads the word. */
 	smp_store_release((u32 *)(page + offset), value);
 	kunmap_local(page);
 	return true;

@@ -303,10 +303,7 @@ impl PageTable {
 
     /// A table of which no block is more than a page, with as many levels of lists above it as that
     /// takes. `fill` does what it does for [`PageTable::new`].
-    fn with_levels(
-        hca: &Arc<Hca>,
-        mut fill: impl FnMut(&Buffer) -> Result<usize>,
-    ) -> Result<Self> {
+    fn with_levels(hca: &Arc<Hca>, mut fill: impl FnMut(&Buffer) -> Result<usize>) -> Result<Self> {
         let mut table = Self::empty(hca);
         loop {
             let list = hca.take_list()?;
