@@ -90,7 +90,7 @@ impl Buffer {
         self.0.dma_handle()
     }
 
-    /// Its words and their number, for functions in C that access each word once.
+    /// Returns the first word and the number of words, for functions in C that access each word once.
     pub(crate) fn words(&self) -> (*mut u64, usize) {
         (self.0.as_mut_ptr().cast(), self.0.size() / WORD)
     }

@@ -451,8 +451,8 @@ impl Hca {
         self.attached.as_ref().ok_or(ENODEV)?.dma.alloc(len)
     }
 
-    /// Takes a page for the page table of a command, one that was used before if there is one: to allocate and
-    /// to zero another takes longer than a small registration. What it holds is left from there. May sleep.
+    /// Takes a page for the page table of a command. A page that an earlier command used is neither allocated
+    /// nor zeroed, and still holds that command's entries. May sleep.
     ///
     /// # Errors
     ///
@@ -462,8 +462,8 @@ impl Hca {
         list.map_or_else(|| self.alloc(dma::PAGE_SIZE), Ok)
     }
 
-    /// Gives a block back that [`Hca::take_list`] or [`Hca::alloc`] gave, and that the device does not touch any
-    /// more. May sleep.
+    /// Takes back a block of [`Hca::take_list`] or [`Hca::alloc`] that the device no longer touches, and keeps it
+    /// for the next command if it is a page. May sleep.
     pub(crate) fn return_list(&self, list: Buffer) {
         let is_page = list.words().1 * size_of::<u64>() == dma::PAGE_SIZE;
         let mut lists = self.lists.lock();

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 /// Asks that the calling thread gets a processor for `slice` at a time, and soon when it wakes up.
 ///
-/// The thread gets no more of a processor than before. A thread with a shorter slice than the running
-/// one's takes the processor over when it wakes up; it waits for the end of a slice of others, one to
-/// three milliseconds, otherwise. Linux heeds this since release 6.12 (`PREEMPT_SHORT` of
+/// The thread gets no more of a processor than before. If its slice is shorter than that of the running
+/// thread, it takes the processor over when it wakes up. Otherwise it waits until the other's slice
+/// ends, for one to three milliseconds. Linux heeds this since release 6.12 (`PREEMPT_SHORT` of
 /// kernel/sched/features.h) and takes 0.1 to 100 ms; older kernels ignore it. A thread with a policy
 /// other than `SCHED_OTHER` and `SCHED_BATCH` keeps what its operator gave it.
 ///
@@ -30,7 +30,7 @@ pub fn set_slice(slice: Duration) -> Result<(), Error> {
     }
 }
 
-/// The calling thread's policy and its parameters.
+/// Reads the calling thread's policy and its parameters.
 fn attributes() -> Result<libc::sched_attr, Error> {
     // The kernel fills in less where it knows less.
     let mut attr = libc::sched_attr {
@@ -53,7 +53,7 @@ fn attributes() -> Result<libc::sched_attr, Error> {
     }
 }
 
-/// One of libc's `SCHED_...`.
+/// Returns the policy, one of libc's `SCHED_...`.
 fn policy(attr: &libc::sched_attr) -> i32 {
     attr.sched_policy.try_into().unwrap_or(-1)
 }

@@ -264,8 +264,8 @@ fn start(
 /// By how many nanoseconds a worker may oversleep. The kernel's 50 us would be most of a short RNR timer.
 const TIMER_SLACK: u64 = 1000;
 
-/// What a worker works at a time where processors are few. It sleeps after less, mostly, and is the one
-/// that guests wait for: what matters is that it comes before a guest's processor which has had longer.
+/// How long a worker asks to run at a time where threads share processors. Guests wait for it, and it
+/// mostly sleeps after less: with the shortest slice it gets the processor as soon as it is woken.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// Makes the calling thread fit for a worker.
