@@ -7,7 +7,7 @@ top := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 vm := $(top)/tools/vm
 enter := $(vm)/enter
 build := $(top)/build
-kernels := um x86_64 um-debug x86_64-debug
+kernels := um x86_64 um-debug x86_64-debug stock stock-7.3
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
 limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-bench $(enter)
@@ -28,7 +28,7 @@ export CARGO_TERM_QUIET ?= true
 .DELETE_ON_ERROR:
 
 .PHONY: all
-all: build/um build/x86_64 ## the module, the device and the provider
+all: build/um build/stock ## the module, the device and the provider
 
 # What guests of a kernel need, and nothing for another kernel.
 .PHONY: $(kernels:%=build/%)

@@ -53,8 +53,8 @@ class Failure(Exception):
 class Options:
     """How to boot.
 
-    vmm: "qemu" or "uml". rdma: "virtio", "rxe" or "none". kernel: "plain" or
-    "debug". memory: MiB a guest. image, kernel_dir: from tools/vm/guest and
+    vmm: "qemu" or "uml". rdma: "virtio", "rxe" or "none". kernel: "stock" or its
+    like, "plain" or "debug". memory: MiB a guest. image, kernel_dir: from tools/vm/guest and
     tools/vm/kernel. share: a directory for /mnt, or "". keep: leave the run
     directory behind (it is left behind after a failure in any case). no_rings:
     numbers of the guests to which the device does not offer rings. workers: of
@@ -429,7 +429,7 @@ class QemuGuest(Guest):
             "-smp", str(options.cpus), "-m", str(options.memory),
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on"
                        + (",hugetlb=on,hugetlbsize=2M" if options.hugetlb else ""),
-            "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage", "-append", append,
+            *kernel(options), "-append", append,
             "-serial", "stdio",
             "-qmp", f"unix:{self.monitor},server=on,wait=off",
             "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
@@ -663,6 +663,14 @@ class Network:
         return sorted(glob.glob(os.path.join(self.dir, "*.log")))
 
 
+def kernel(options):
+    """What QEMU boots: a kernel of Debian's with what mounts the guest's disk, or one that was built here."""
+    stock = os.path.join(options.kernel_dir, "vmlinuz")
+    if os.path.exists(stock):
+        return ["-kernel", stock, "-initrd", os.path.join(options.kernel_dir, "initrd")]
+    return ["-kernel", os.path.join(options.kernel_dir, "arch/x86/boot/bzImage")]
+
+
 def accelerator(options):
     """KVM where a kernel really boots under it, TCG elsewhere."""
     if kvm_works(options):
@@ -688,11 +696,11 @@ def kvm_works(options):
 
 
 def try_kvm(options):
-    """Boot a kernel whose init returns at once; see whether it got there."""
+    """Boot a kernel whose init returns at once, as stage1 does without a share; see whether it got there."""
     command = [
         "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "512", "-smp", "2",
-        "-kernel", f"{options.kernel_dir}/arch/x86/boot/bzImage",
+        *kernel(options),
         "-append", "console=ttyS0 root=/dev/vda ro init=/bin/true panic=-1",
         "-serial", "stdio",
         "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
