@@ -17,6 +17,8 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 
+struct module *virtio_rdma_this_module(void);
+
 void virtio_rdma_store_release(u32 *word, u32 value);
 u32 virtio_rdma_load_acquire(const u32 *word);
 void virtio_rdma_mb(void);

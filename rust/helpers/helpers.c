@@ -41,6 +41,11 @@ const struct uapi_definition *virtio_rdma_uapi_definitions(void)
 	return virtio_rdma_definitions;
 }
 
+struct module *virtio_rdma_this_module(void)
+{
+	return THIS_MODULE;
+}
+
 /* The other side is a device, also where the kernel has one CPU only. */
 void virtio_rdma_store_release(u32 *word, u32 value)
 {

@@ -7,6 +7,7 @@
 
 use crate::{
     bindings,
+    kernel_release,
     stats::{
         Counter,
         Stats, //
@@ -184,7 +185,8 @@ const DESCRIPTORS: u32 = 2;
 
 /// The device has failed if it does not reply for this long.
 fn timeout() -> Duration {
-    let seconds = *crate::module_parameters::command_timeout.value();
+    let seconds: u32 =
+        kernel_release::parameter(crate::module_parameters::command_timeout.value());
     Duration::from_secs(seconds.max(1).into())
 }
 

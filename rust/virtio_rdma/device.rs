@@ -51,9 +51,10 @@ const FLUSH_CAP_FLAGS: u64 =
 /// The capability that goes with VIRTIO_RDMA_F_ATOMIC_WRITE.
 const ATOMIC_WRITE_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_ATOMIC_WRITE;
 
-/// A limit as the kernel's attributes hold it.
-fn limit(value: u32) -> c_int {
-    c_int::try_from(value).unwrap_or(c_int::MAX)
+/// A limit as the kernel's attributes hold it: they are of type `u32` since Linux 7.3 and were `int`, which
+/// consumers still use.
+fn limit<T: TryFrom<u32> + Default>(value: u32) -> T {
+    T::try_from(value.min(c_int::MAX as u32)).unwrap_or_default()
 }
 
 impl ib::Driver for Hca {
@@ -146,7 +147,7 @@ impl ib::Driver for Hca {
             attr.cq_caps.max_cq_moderation_period = u16::MAX;
         }
         // They are the driver's own, as many as there is memory for.
-        attr.max_ah = c_int::MAX;
+        attr.max_ah = limit(u32::MAX);
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;
         Ok(())

@@ -10,7 +10,10 @@
 //! (`tools/memory-model`): those of several threads do not race. Threads that
 //! write to the same place at a time leave some words of each, as a device may.
 
-use crate::bindings;
+use crate::{
+    bindings,
+    kernel_release, //
+};
 use kernel::{
     device,
     dma::Coherent,
@@ -87,7 +90,7 @@ pub(crate) struct Buffer(Coherent<[u64]>);
 impl Buffer {
     /// The address of its first byte, as the device sees it.
     pub(crate) fn addr(&self) -> u64 {
-        self.0.dma_handle()
+        kernel_release::dma_address(&self.0)
     }
 
     /// Returns the first word and the number of words, for functions in C that access each word once.
@@ -103,7 +106,7 @@ impl Buffer {
     pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.check(offset, len)?;
         Ok(Span {
-            addr: self.0.dma_handle() + offset as u64,
+            addr: self.addr() + offset as u64,
             len: u32::try_from(len)?,
         })
     }
@@ -227,7 +230,7 @@ impl Pages {
         self.pieces.iter().flat_map(|piece| {
             (0..piece.0.size())
                 .step_by(PAGE_SIZE)
-                .map(|offset| piece.0.dma_handle() + offset as u64)
+                .map(|offset| piece.addr() + offset as u64)
         })
     }
 

@@ -33,6 +33,7 @@ mod errno;
 mod event;
 mod hca;
 mod ib;
+mod kernel_release;
 mod mr;
 mod mw;
 mod net;
@@ -74,13 +75,12 @@ kernel::module_driver!(<T>, virtio::Adapter<T>, {
     },
 });
 
-const ID_TABLE: kernel::device_id::IdArray<virtio::DeviceId, (), 1> =
-    kernel::device_id::IdArray::new_without_index([(
-        virtio::DeviceId::new(bindings::VIRTIO_RDMA_DEVICE_ID),
-        (),
-    )]);
-
-kernel::module_device_table!("virtio", MODULE_ID_TABLE, ID_TABLE);
+kernel_release::device_table!(
+    "virtio",
+    virtio::DeviceId,
+    ID_TABLE,
+    [virtio::DeviceId::new(bindings::VIRTIO_RDMA_DEVICE_ID)]
+);
 
 /// The driver.
 struct VirtioRdma;

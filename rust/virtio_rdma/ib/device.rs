@@ -191,7 +191,8 @@ impl<D: Driver> UnregisteredDevice<D> {
         config: &Config<'_>,
     ) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
-        ops.owner = crate::THIS_MODULE.as_ptr();
+        // SAFETY: There are no requirements.
+        ops.owner = unsafe { bindings::virtio_rdma_this_module() };
         ops.set_uverbs_robust_udata(1);
         if !config.has_pma {
             // The core then shows no counters of the port.

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     bindings,
-    doorbell, //
+    doorbell,
+    kernel_release, //
 };
 use core::{
     marker::PhantomData,
@@ -95,7 +96,7 @@ impl<C, T> Object<C, T> {
         // SAFETY: By the safety requirements, `handle` and `data` are valid for writes, and `data`
         // is pinned; it is initialised when `handle` gets it.
         unsafe {
-            init.__pinned_init(&raw mut (*this).data)?;
+            kernel_release::init_in_place(&raw mut (*this).data, init)?;
             (&raw mut (*this).handle).write(handle(&(*this).data));
         }
         // SAFETY: `handle` and `data` have just been initialised.
