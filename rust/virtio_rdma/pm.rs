@@ -66,7 +66,8 @@ struct Active {
 }
 
 impl Active {
-    /// Registers the RDMA device of a virtio device that is ready, by this name if there is one. May sleep.
+    /// Registers the RDMA device of a virtio device that is ready, by this name if there is one and no other
+    /// device has it. May sleep.
     ///
     /// # Errors
     ///
@@ -88,7 +89,12 @@ impl Active {
         // The interfaces that exist are looked at here: the RDMA core wants to know of the paired one
         // before the device is registered.
         let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
-        let registration = ib::Registration::new(ibdev.clone(), dma, name)?;
+        let register = |name| ib::Registration::new(ibdev.clone(), dma, name);
+        let registration = match register(name) {
+            // Before, the device may have been in another network namespace, where the name was free.
+            Err(error) if error == ENFILE && name.is_some() => register(None)?,
+            result => result?,
+        };
         Ok(Self {
             ibdev,
             _notifier: notifier,
