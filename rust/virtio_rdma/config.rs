@@ -15,6 +15,7 @@ use crate::{
 use core::mem::offset_of;
 use kernel::{
     device,
+    page,
     prelude::*, //
 };
 
@@ -116,7 +117,8 @@ pub(crate) struct Config {
     pub(crate) xrc: bool,
     /// Number of MRs.
     pub(crate) max_mr: u32,
-    /// Pages of a fast registration; `None` if there is none.
+    /// Pages of a fast registration, whatever their size; `None` if there is none, or none with pages of
+    /// the kernel's size.
     pub(crate) fast_reg: Option<u32>,
     /// Whether MRs can be registered anew.
     pub(crate) rereg_mr: bool,
@@ -176,6 +178,7 @@ impl Config {
         let srqs = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_SRQ);
         let mws = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
+        let page_size_cap = field!(dev, page_size_cap: u64);
         // The limit of the path that was agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
@@ -201,7 +204,7 @@ impl Config {
                 MAX_FLAT_MR_SIZE
             }),
             page_levels,
-            page_size_cap: field!(dev, page_size_cap: u64),
+            page_size_cap,
             max_qp: by_path!(max_qp: ring_max_qp),
             max_qp_wr: by_path!(max_qp_wr: ring_max_qp_wr),
             device_cap_flags: field!(dev, device_cap_flags: u64),
@@ -224,6 +227,8 @@ impl Config {
                 .has_feature(bindings::VIRTIO_RDMA_F_FAST_REG)
                 .then(|| field!(dev, max_fast_reg_page_list_len: u32))
                 .filter(|pages| *pages != 0)
+                // Most consumers map pages of the kernel, which may be larger than 4 KiB.
+                .filter(|_| page_size_cap & page::PAGE_SIZE as u64 != 0)
                 .map(|pages| pages.min(MAX_FAST_REG_PAGES)),
             rereg_mr: dev.has_feature(bindings::VIRTIO_RDMA_F_REREG_MR),
             max_mw: if mws { field!(dev, max_mw: u32) } else { 0 },
