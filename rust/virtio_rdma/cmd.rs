@@ -6,8 +6,7 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    bindings,
-    kernel_release,
+    bindings, kernel_release,
     stats::{
         Counter,
         Stats, //
@@ -185,8 +184,7 @@ const DESCRIPTORS: u32 = 2;
 
 /// The device has failed if it does not reply for this long.
 fn timeout() -> Duration {
-    let seconds: u32 =
-        kernel_release::parameter(crate::module_parameters::command_timeout.value());
+    let seconds: u32 = kernel_release::parameter(crate::module_parameters::command_timeout.value());
     Duration::from_secs(seconds.max(1).into())
 }
 

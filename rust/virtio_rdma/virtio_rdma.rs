@@ -54,6 +54,18 @@ mod wire;
 mod wq;
 mod xrcd;
 
+// The kernel does not ask Kconfig whether it allows an external module.
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!(
+    "virtio_rdma needs a 64-bit kernel: it keeps addresses and lengths of the device as a usize"
+);
+#[cfg(not(target_endian = "little"))]
+compile_error!("virtio_rdma needs a little-endian kernel: nobody has run it on another");
+#[cfg(CONFIG_CFI)]
+compile_error!(
+    "virtio_rdma needs a kernel without CONFIG_CFI: its callbacks have enums as integers"
+);
+
 use config::{
     Config,
     Role, //
