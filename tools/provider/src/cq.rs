@@ -320,7 +320,7 @@ mod tests {
             assert_eq!(new_ring(asked, &Domain::NONE).err(), Some(Errno::EINVAL));
         }
         let page = new_ring(1, &Domain::NONE).map(|(ring, _)| ring.request().buf_len);
-        assert_eq!(page, Ok(4096));
+        assert_eq!(page, Ok(crate::ring::page_size() as u64));
     }
 
     /// A completion that came between a poll and the end of the device is polled, and no error

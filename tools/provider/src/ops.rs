@@ -1537,7 +1537,7 @@ mod tests {
         ) -> *mut c_void {
             // SAFETY: the tests' context is a lender that lives longer.
             let lender = unsafe { &*context.cast::<Self>() };
-            assert_eq!((alignment, size % alignment), (4096, 0));
+            assert_eq!((alignment, size % alignment), (crate::ring::page_size(), 0));
             lender.lent.set(Some((size, resource, pd)));
             lender.next.get()
         }
@@ -1569,9 +1569,15 @@ mod tests {
         }
     }
 
-    /// Memory of the program's: pages that are not zero.
-    #[repr(align(4096))]
-    struct Pages([u8; 4 * 4096]);
+    /// A page of the program's, as large as any machine has.
+    #[derive(Clone, Copy)]
+    #[repr(align(65536))]
+    struct Page([u8; 65536]);
+
+    /// Memory of the program's, of this byte.
+    fn pages(byte: u8) -> Box<[Page]> {
+        vec![Page([byte; 65536]); 4].into()
+    }
 
     /// The rings of a QP, a CQ and an SRQ of a parent domain are in the memory that its functions
     /// lend, which is zeroed before, and given back when the object is gone; until then the
@@ -1609,14 +1615,14 @@ mod tests {
             ),
         ];
         for (resource, create, end) in kinds {
-            let mut pages = Box::new(Pages([0xa5; 4 * 4096]));
-            let at: *mut c_void = (&raw mut *pages).cast();
+            let mut pages = pages(0xa5);
+            let at: *mut c_void = pages.as_mut_ptr().cast();
             lender.next.set(at);
             let object = create(&p, domain);
             assert!(!object.is_null());
             let (size, for_what, asked) = lender.lent.take().unwrap();
             assert_eq!((for_what, asked), (resource, domain));
-            assert!(pages.0[..size].iter().all(|&byte| byte == 0));
+            assert!(pages.iter().flat_map(|page| page.0).take(size).all(|byte| byte == 0));
             // The driver is told of this memory.
             let told: [u64; 2] = p.kernel.one().input[&UVERBS_ATTR_UHW_IN][..16]
                 .as_chunks::<8>()
@@ -1660,8 +1666,8 @@ mod tests {
         let p = Program::new();
         let lender = Lender::default();
         let parent_domain = lender.domain(&p);
-        let mut pages = [const { Pages([0; 4 * 4096]) }; 2].map(Box::new);
-        let [old, new]: [*mut c_void; 2] = pages.each_mut().map(|pages| (&raw mut **pages).cast());
+        let mut pages = [pages(0), pages(0)];
+        let [old, new]: [*mut c_void; 2] = pages.each_mut().map(|pages| pages.as_mut_ptr().cast());
         let comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
         let mut attr = ibv_cq_init_attr_ex { comp_mask, parent_domain, ..p.cq_attr() };
         lender.next.set(old);

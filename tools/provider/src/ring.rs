@@ -254,8 +254,9 @@ impl Drop for Region {
     }
 }
 
-/// Bytes of a page.
-fn page_size() -> usize {
+/// Bytes of a page of the program's memory, which the pages of 4 KiB of the
+/// device need not be.
+pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf() has no preconditions.
     let size = unsafe { bindings::sysconf(bindings::_SC_PAGESIZE as _) };
     usize::try_from(size).unwrap_or(MIN_PAGE).max(MIN_PAGE)
@@ -490,10 +491,12 @@ pub(crate) mod tests {
     /// the program.
     #[test]
     fn a_region_is_shared_memory() {
-        for (len, size) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (100_000, 102_400)] {
+        let page = page_size();
+        for (len, pages) in [(0, 1), (1, 1), (page, 1), (page + 1, 2), (25 * page - 1, 25)] {
             let region = Region::new(len).unwrap();
+            let size = pages * page;
             assert_eq!(region.size(), size);
-            assert_eq!(region.addr() % 4096, 0);
+            assert_eq!(region.addr() % page as u64, 0);
             let memory = Memory::new(&region);
             assert!((0..size).step_by(4).all(|at| memory.word(at).load(Relaxed) == 0));
             memory.word(size - 4).store(7, Relaxed);
@@ -684,7 +687,7 @@ pub(crate) mod tests {
     fn no_memory_of_the_program() {
         let region = Region::lent(1, Some(allocator()), Resource::Cq);
         assert_eq!(region.err(), Some(Errno::ENOMEM));
-        assert_eq!(Region::lent(1, None, Resource::Cq).unwrap().size(), 4096);
+        assert_eq!(Region::lent(1, None, Resource::Cq).unwrap().size(), page_size());
     }
 
     /// An allocator is there if the attributes say so, with both functions, and its context
