@@ -3,10 +3,10 @@
 //! Synchronisation that the `kernel` crate does not have: a spinlock that keeps
 //! interrupts off, and a completion that can be waited for with a timeout.
 //!
-//! `kernel::sync::SpinLock` leaves interrupts on. `kernel::sync::Completion` can
-//! be waited for without a timeout alone, and completes for ever, while a slot of
-//! the control queue waits for one reply after the other and must give up a device
-//! that does not send it.
+//! `kernel::sync::SpinLock` leaves interrupts on, and `SpinLockIrq` is not there
+//! before Linux 7.3. `kernel::sync::Completion` can be waited for without a timeout
+//! alone, and completes for ever, while a slot of the control queue waits for one
+//! reply after the other and must give up a device that does not send it.
 //!
 //! Verbs such as `post_send` and `poll_cq` may be called from any context
 //! (`Documentation/infiniband/core_locking.rst`), and virtqueue callbacks come
