@@ -8,7 +8,6 @@ mod virtqueue;
 
 use crate::{
     bindings, cmd,
-    dma::PAGE_SIZE,
     hca::Hca,
     ib,
     region::Region,
@@ -317,10 +316,8 @@ fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
 fn pin_ring(dev: &ib::Device<Hca>, cqe: u32, udata: &ib::Udata<'_>) -> Result<Region> {
     let asked: bindings::virtio_rdma_ureq_create_cq = udata.request()?;
     if !cqe.is_power_of_two()
-        || asked.buf_addr % PAGE_SIZE as u64 != 0
-        || asked.buf_len % PAGE_SIZE as u64 != 0
+        || !ring::is_region(asked.buf_addr, asked.buf_len)
         || asked.buf_len < ring::cq_len(cqe) as u64
-        || asked.buf_len > ring::MAX_REGION
     {
         return Err(EINVAL);
     }

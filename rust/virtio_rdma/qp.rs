@@ -5,9 +5,7 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    ah, bindings, cmd,
-    dma::PAGE_SIZE,
-    doorbell,
+    ah, bindings, cmd, doorbell,
     hca::Hca,
     ib,
     region::Region,
@@ -833,9 +831,7 @@ fn new_program_rings(
         || layout.rq.depth < cap.max_recv_wr && !no_rq
         || layout.rq.depth != 0 && has_none
         || layout.sq.depth.max(layout.rq.depth) > hca.max_qp_wr()
-        || asked.buf_addr % PAGE_SIZE as u64 != 0
-        || asked.buf_len % PAGE_SIZE as u64 != 0
-        || asked.buf_len > ring::MAX_REGION
+        || !ring::is_region(asked.buf_addr, asked.buf_len)
     {
         return Err(EINVAL);
     }

@@ -20,6 +20,7 @@ use crate::{
 use core::mem::offset_of;
 use kernel::{
     bitmap::BitmapVec,
+    page,
     prelude::*,
     sync::Arc,
     transmute::AsBytes, //
@@ -41,10 +42,17 @@ const CQE_SIZE: usize = size_of::<wire::RingCqe>();
 
 /// The most bytes of a region that a program may give: that of the largest rings, and no more than
 /// a page table of two MiB can list.
-pub(crate) const MAX_REGION: u64 = 1 << 30;
+const MAX_REGION: u64 = 1 << 30;
 
 /// The most bytes of inline data that the largest entry has room for.
 pub(crate) const MAX_INLINE_DATA: u32 = MAX_STRIDE - size_of::<wire::RingUdWqe>() as u32;
+
+/// Whether a program's buffer may be a region: whole pages of the kernel, which may be larger than those of
+/// the device, and not too many of them.
+pub(crate) fn is_region(addr: u64, len: u64) -> bool {
+    let page_size = page::PAGE_SIZE as u64;
+    addr % page_size == 0 && len % page_size == 0 && len <= MAX_REGION
+}
 
 /// Bytes of an entry of a send ring.
 pub(crate) fn send_entry_size(qp_type: u32, max_sge: u32, max_inline_data: u32) -> u32 {

@@ -6,7 +6,6 @@
 
 use crate::{
     bindings, cmd,
-    dma::PAGE_SIZE,
     hca::Hca,
     ib,
     region::Region,
@@ -244,9 +243,7 @@ fn pin_ring(
     let shape = Shape::of_program_srq(&asked, max_sge)?;
     if shape.depth < max_wr
         || shape.depth > dev.data().config().max_srq_wr
-        || asked.buf_addr % PAGE_SIZE as u64 != 0
-        || asked.buf_len % PAGE_SIZE as u64 != 0
-        || asked.buf_len > ring::MAX_REGION
+        || !ring::is_region(asked.buf_addr, asked.buf_len)
     {
         return Err(EINVAL);
     }
