@@ -4,8 +4,8 @@
 //!
 //! Other modules use what is here and do not know the release. Kbuild passes
 //! `--cfg virtio_rdma_linux_X_Y` for each release X.Y that changed an interface
-//! and is not newer than the kernel. A piece that the oldest supported release
-//! does not need any more is to be removed here, in Kbuild, and nowhere else.
+//! and is not newer than the kernel. When the oldest of these releases is no
+//! longer supported, its variants go from here and its line from Kbuild.
 
 use core::borrow::Borrow;
 use kernel::{
@@ -55,8 +55,8 @@ pub(crate) fn dma_address<T: KnownSize + ?Sized>(memory: &Coherent<T>) -> u64 {
 ///
 /// # Safety
 ///
-/// `slot` must be valid for writes and pinned; what it points to is not initialised, and is so after an
-/// error too.
+/// `slot` must be valid for writes, and what is there must stay there. The caller uses it only after a
+/// success.
 ///
 /// # Errors
 ///
