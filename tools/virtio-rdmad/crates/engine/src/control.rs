@@ -407,8 +407,10 @@ impl Shared {
                 1 + length
             }
             Err((error, command)) => {
-                let detail = format_args!("control command {command:?} ended in {error:?}");
-                self.complain(error.counter(), &detail);
+                self.complain(
+                    error.counter(),
+                    &format_args!("control command {command:?} ended in {error:?}"),
+                );
                 *status = error as u8;
                 1
             }

@@ -61,8 +61,10 @@ impl Shared {
     fn ring_all(&self, chain: &Chain, turn: &mut Turn) {
         let len = chain.readable_len();
         if len == 0 || len % LEN != 0 || len > MOST * LEN {
-            let detail = format_args!("a buffer of {len} bytes does not hold doorbells");
-            self.complain(Counter::BadDoorbell, &detail);
+            self.complain(
+                Counter::BadDoorbell,
+                &format_args!("a buffer of {len} bytes does not hold doorbells"),
+            );
         }
         let end = len.min(MOST * LEN);
         for at in (0..end.max(1)).step_by(PIECE * LEN) {

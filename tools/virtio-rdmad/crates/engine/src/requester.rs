@@ -264,8 +264,10 @@ impl Shared {
         match self.invalidate(Invalidation { key, pdn, qp: slot, by }) {
             Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
             Err(why) => {
-                let detail = format_args!("a local invalidation ended in {why:?}");
-                self.complain(Counter::BadRegistration, &detail);
+                self.complain(
+                    Counter::BadRegistration,
+                    &format_args!("a local invalidation ended in {why:?}"),
+                );
                 VIRTIO_RDMA_WC_MW_BIND_ERR
             }
         }
