@@ -12,6 +12,7 @@
 //!
 //! All `unsafe` code of the data path lives in this crate.
 
+pub mod atomic;
 mod chunk;
 mod map;
 mod mapping;

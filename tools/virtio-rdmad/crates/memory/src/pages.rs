@@ -2,7 +2,9 @@
 //! Pages of guest memory that make up one region.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 
 use crate::mapping::Mapping;
@@ -19,6 +21,46 @@ enum Place {
     Contiguous(NonNull<u8>),
     /// Each at its own place: an address is a look into this table.
     Scattered(Vec<NonNull<u8>>),
+    /// Nowhere: a test watches each access.
+    #[cfg(loom)]
+    Modelled(Arc<litmus::Memory>),
+}
+
+/// Words of 64 bits, one behind the other.
+#[cfg(not(loom))]
+struct Words<'a> {
+    first: NonNull<u64>,
+    pages: std::marker::PhantomData<&'a Pages>,
+}
+
+#[cfg(not(loom))]
+impl<'a> Words<'a> {
+    /// The word with this index.
+    ///
+    /// # Safety
+    ///
+    /// There are more words than that.
+    #[inline]
+    unsafe fn at(&self, index: usize) -> &'a AtomicU64 {
+        // SAFETY: by the contract of this function.
+        let place = unsafe { self.first.add(index) };
+        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+        unsafe { AtomicU64::from_ptr(place.as_ptr()) }
+    }
+}
+
+/// The same of a model.
+#[cfg(loom)]
+struct Words<'a> {
+    memory: &'a litmus::Memory,
+    offset: usize,
+}
+
+#[cfg(loom)]
+impl<'a> Words<'a> {
+    unsafe fn at(&self, index: usize) -> litmus::Word64<'a> {
+        litmus::Word64::new(self.memory, self.offset + index * size_of::<u64>())
+    }
 }
 
 /// A region of whole pages, resolved once, with words that the guest and this process share.
@@ -53,6 +95,12 @@ impl Pages {
         }
         pages.seal();
         Ok(pages)
+    }
+
+    /// A region that is a model of one.
+    #[cfg(loom)]
+    pub fn modelled(memory: Arc<litmus::Memory>) -> Self {
+        Self { place: Place::Modelled(memory), len: PAGE_SIZE, mappings: Vec::new() }
     }
 
     /// A region without pages, for [`Self::extend`].
@@ -113,12 +161,19 @@ impl Pages {
         match &self.place {
             Place::Contiguous(_) => 0,
             Place::Scattered(pages) => pages.len(),
+            #[cfg(loom)]
+            Place::Modelled(_) => 0,
         }
     }
 
     /// Copies from `offset` into `to`; within a page.
     #[inline]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), MemoryError> {
+        #[cfg(loom)]
+        if let Place::Modelled(memory) = &self.place {
+            memory.read(offset, to);
+            return Ok(());
+        }
         let from = self.at(offset, to.len())?;
         // SAFETY: `at` checked the range; `to` is memory of this process that no guest maps, so
         // the two do not overlap.
@@ -138,6 +193,11 @@ impl Pages {
     /// Copies `from` to `offset`; within a page.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
+        #[cfg(loom)]
+        if let Place::Modelled(memory) = &self.place {
+            memory.write(offset, from);
+            return Ok(());
+        }
         let to = self.at(offset, from.len())?;
         // SAFETY: `at` checked the range; `from` is memory of this process that no guest maps.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
@@ -149,19 +209,13 @@ impl Pages {
     #[inline]
     pub fn publish(&self, offset: usize, words: &[u64]) -> Result<(), MemoryError> {
         let Some((last, body)) = words.split_last() else { return Ok(()) };
-        let to = self.aligned::<u64>(offset, words.len())?;
+        let to = self.words(offset, words.len())?;
         for (index, word) in body.iter().enumerate() {
-            // SAFETY: `aligned` checked the range of all words.
-            let place = unsafe { to.add(index) };
-            // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
-            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
-            place.store(*word, Ordering::Relaxed);
+            // SAFETY: there are as many words.
+            unsafe { to.at(index) }.store(*word, Ordering::Relaxed);
         }
         // SAFETY: as above.
-        let place = unsafe { to.add(body.len()) };
-        // SAFETY: as above.
-        let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
-        place.store(*last, Ordering::Release);
+        unsafe { to.at(body.len()) }.store(*last, Ordering::Release);
         Ok(())
     }
 
@@ -170,10 +224,7 @@ impl Pages {
     /// `order` is `Relaxed`, `Acquire` or `SeqCst`, as for an atomic load.
     #[inline]
     pub fn load_u32(&self, offset: usize, order: Ordering) -> Result<u32, MemoryError> {
-        let word = self.aligned::<u32>(offset, 1)?;
-        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
-        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
-        Ok(u32::from_le(word.load(order)))
+        Ok(u32::from_le(self.word(offset)?.load(order)))
     }
 
     /// Stores a little-endian 32-bit word at a multiple of 4.
@@ -181,11 +232,44 @@ impl Pages {
     /// `order` is `Relaxed`, `Release` or `SeqCst`, as for an atomic store.
     #[inline]
     pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), MemoryError> {
-        let word = self.aligned::<u32>(offset, 1)?;
-        // SAFETY: as in `load_u32`; all pages may be written.
-        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
-        word.store(value.to_le(), order);
+        self.word(offset)?.store(value.to_le(), order);
         Ok(())
+    }
+
+    /// The word at `offset`, a multiple of 4.
+    #[cfg(not(loom))]
+    #[inline]
+    fn word(&self, offset: usize) -> Result<&AtomicU32, MemoryError> {
+        let word = self.aligned::<u32>(offset, 1)?;
+        // SAFETY: in bounds and aligned, and all pages may be written; atomics may be shared with
+        // whoever else maps the page.
+        Ok(unsafe { AtomicU32::from_ptr(word.as_ptr()) })
+    }
+
+    /// The `count` words at `offset`, a multiple of 8, within a page.
+    #[cfg(not(loom))]
+    #[inline]
+    fn words(&self, offset: usize, count: usize) -> Result<Words<'_>, MemoryError> {
+        let first = self.aligned(offset, count)?;
+        Ok(Words { first, pages: std::marker::PhantomData })
+    }
+
+    #[cfg(loom)]
+    fn word(&self, offset: usize) -> Result<&litmus::AtomicU32, MemoryError> {
+        self.model(offset).map(|memory| memory.word(offset))
+    }
+
+    #[cfg(loom)]
+    fn words(&self, offset: usize, _count: usize) -> Result<Words<'_>, MemoryError> {
+        self.model(offset).map(|memory| Words { memory, offset })
+    }
+
+    #[cfg(loom)]
+    fn model(&self, offset: usize) -> Result<&litmus::Memory, MemoryError> {
+        match &self.place {
+            Place::Modelled(memory) => Ok(memory),
+            _ => Err(MemoryError::Bounds { offset, len: 0, have: 0 }),
+        }
     }
 
     /// Address of `[offset, offset + len)`, if that lies within one page of the region.
@@ -201,11 +285,14 @@ impl Pages {
             Place::Contiguous(base) => Ok(unsafe { base.add(offset) }),
             // SAFETY: `within` is less than the page that the pointer leads to.
             Place::Scattered(pages) => Ok(unsafe { pages[offset / PAGE_SIZE].add(within) }),
+            #[cfg(loom)]
+            Place::Modelled(_) => Err(MemoryError::Bounds { offset, len, have: 0 }),
         }
     }
 
     /// Address of `count` times `T` at `offset`, a multiple of the size of `T`.
     #[inline]
+    #[cfg_attr(loom, allow(dead_code))]
     fn aligned<T>(&self, offset: usize, count: usize) -> Result<NonNull<T>, MemoryError> {
         if offset % size_of::<T>() != 0 {
             return Err(MemoryError::Misaligned { align: size_of::<T>() });

@@ -2,7 +2,9 @@
 //! A contiguous range of guest memory.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU16, AtomicU32};
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -19,6 +21,9 @@ pub struct Slice {
     addr: NonNull<u8>,
     len: usize,
     mapping: Arc<Mapping>,
+    /// What stands for the words of the range.
+    #[cfg(loom)]
+    model: Option<Arc<litmus::Memory>>,
 }
 
 // SAFETY: `addr` points into `mapping`, which is `Send` and `Sync`; a slice adds nothing to it.
@@ -36,7 +41,20 @@ impl Slice {
         check(mapping.len(), offset, len)?;
         // SAFETY: `offset` is at most the mapping's length.
         let addr = unsafe { mapping.addr().add(offset) };
-        Ok(Self { addr, len, mapping: Arc::clone(mapping) })
+        Ok(Self {
+            addr,
+            len,
+            mapping: Arc::clone(mapping),
+            #[cfg(loom)]
+            model: None,
+        })
+    }
+
+    /// The same range, of which a test watches the words.
+    #[cfg(loom)]
+    #[must_use]
+    pub fn modelled(self, memory: Arc<litmus::Memory>) -> Self {
+        Self { model: Some(memory), ..self }
     }
 
     /// First byte.
@@ -62,7 +80,7 @@ impl Slice {
     /// The part `[offset, offset + len)`.
     pub fn sub(&self, offset: usize, len: usize) -> Result<Self, MemoryError> {
         let addr = self.at(offset, len)?;
-        Ok(Self { addr, len, mapping: Arc::clone(&self.mapping) })
+        Ok(Self { addr, len, ..self.clone() })
     }
 
     /// Joins two slices that follow each other in this process and share their mapping.
@@ -116,40 +134,59 @@ impl Slice {
     ///
     /// `order` is `Relaxed`, `Acquire` or `SeqCst`, as for an atomic load.
     pub fn load_u16(&self, offset: usize, order: Ordering) -> Result<u16, MemoryError> {
-        let word = self.aligned::<u16>(offset)?;
-        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
-        let word = unsafe { AtomicU16::from_ptr(word.as_ptr()) };
-        Ok(u16::from_le(word.load(order)))
+        Ok(u16::from_le(self.word16(offset)?.load(order)))
     }
 
     /// Stores a little-endian 16-bit word at a multiple of 2.
     ///
     /// `order` is `Relaxed`, `Release` or `SeqCst`, as for an atomic store.
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) -> Result<(), MemoryError> {
-        let word = self.aligned::<u16>(offset)?;
+        let word = self.word16(offset)?;
         self.check_writable()?;
-        // SAFETY: as in `load_u16`, and writable.
-        let word = unsafe { AtomicU16::from_ptr(word.as_ptr()) };
         word.store(value.to_le(), order);
         Ok(())
     }
 
     /// Loads a little-endian 32-bit word from a multiple of 4; `order` as in [`Slice::load_u16`].
     pub fn load_u32(&self, offset: usize, order: Ordering) -> Result<u32, MemoryError> {
-        let word = self.aligned::<u32>(offset)?;
-        // SAFETY: as in `load_u16`.
-        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
-        Ok(u32::from_le(word.load(order)))
+        Ok(u32::from_le(self.word32(offset)?.load(order)))
     }
 
     /// Stores a little-endian 32-bit word at a multiple of 4; `order` as in [`Slice::store_u16`].
     pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) -> Result<(), MemoryError> {
-        let word = self.aligned::<u32>(offset)?;
+        let word = self.word32(offset)?;
         self.check_writable()?;
-        // SAFETY: as in `store_u16`.
-        let word = unsafe { AtomicU32::from_ptr(word.as_ptr()) };
         word.store(value.to_le(), order);
         Ok(())
+    }
+
+    /// The word at `offset`, which may be written if the range may.
+    #[cfg(not(loom))]
+    #[inline]
+    fn word16(&self, offset: usize) -> Result<&AtomicU16, MemoryError> {
+        let word = self.aligned::<u16>(offset)?;
+        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+        Ok(unsafe { AtomicU16::from_ptr(word.as_ptr()) })
+    }
+
+    /// The same of 32 bits.
+    #[cfg(not(loom))]
+    #[inline]
+    fn word32(&self, offset: usize) -> Result<&AtomicU32, MemoryError> {
+        let word = self.aligned::<u32>(offset)?;
+        // SAFETY: as above.
+        Ok(unsafe { AtomicU32::from_ptr(word.as_ptr()) })
+    }
+
+    #[cfg(loom)]
+    fn word16(&self, offset: usize) -> Result<litmus::Word16<'_>, MemoryError> {
+        self.word32(offset).map(litmus::Word16)
+    }
+
+    #[cfg(loom)]
+    fn word32(&self, offset: usize) -> Result<&litmus::AtomicU32, MemoryError> {
+        let missing = MemoryError::Bounds { offset, len: 0, have: 0 };
+        self.model.as_ref().map(|memory| memory.word(offset)).ok_or(missing)
     }
 
     /// Address of `[offset, offset + len)`, if that lies within.
@@ -169,6 +206,7 @@ impl Slice {
     }
 
     /// Address of the `T` at `offset`, if that lies within and is aligned in this process.
+    #[cfg_attr(loom, allow(dead_code))]
     fn aligned<T>(&self, offset: usize) -> Result<NonNull<T>, MemoryError> {
         let word = self.at(offset, size_of::<T>())?.cast::<T>();
         if word.is_aligned() {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The queue itself: available ring, used ring, notifications.
 
-use std::sync::atomic::{fence, Ordering};
+use std::sync::atomic::Ordering;
 
+use memory::atomic::fence;
 use memory::{GuestMemory, MemoryError, Slice};
 
 use crate::chain::{Chain, Walk, DESCRIPTOR_SIZE};
@@ -356,3 +357,6 @@ impl SplitQueue {
 fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
+
+#[cfg(all(test, loom))]
+mod orders;

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Memory of words and of data.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use loom::cell::UnsafeCell;
+
+use crate::AtomicU32;
+
+/// Bytes of a cell.
+const CELL: usize = 8;
+
+/// 8 bytes that are not to be read while they are written: whoever does so fails the test, even if
+/// this run of it finds the right bytes there.
+#[derive(Debug)]
+struct Cell {
+    access: UnsafeCell<()>,
+    value: Mutex<[u8; CELL]>,
+}
+
+impl Cell {
+    fn read(&self) -> [u8; CELL] {
+        self.access.with(|_| ());
+        *self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, value: [u8; CELL]) {
+        self.access.with_mut(|_| ());
+        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = value;
+    }
+}
+
+/// Shared memory of which the words and cells exist that a test names, all of them 0. A copy from
+/// or to other places does nothing.
+#[derive(Debug)]
+pub struct Memory {
+    words: BTreeMap<usize, AtomicU32>,
+    cells: BTreeMap<usize, Cell>,
+}
+
+impl Memory {
+    /// Words at these offsets for atomic accesses, and 8 bytes of data at each of those.
+    pub fn new(
+        words: impl IntoIterator<Item = usize>,
+        cells: impl IntoIterator<Item = usize>,
+    ) -> Self {
+        let word = |at| (at, AtomicU32::new(0));
+        let cell = |at| (at, Cell { access: UnsafeCell::new(()), value: Mutex::default() });
+        Self {
+            words: words.into_iter().map(word).collect(),
+            cells: cells.into_iter().map(cell).collect(),
+        }
+    }
+
+    /// The word at `at`.
+    ///
+    /// # Panics
+    ///
+    /// If the test names none there.
+    pub fn word(&self, at: usize) -> &AtomicU32 {
+        self.words.get(&at).unwrap_or_else(|| panic!("there is no word at {at}"))
+    }
+
+    /// Copies out what begins within the bytes from `at` on.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        for (place, cell) in self.cells.range(at..at + to.len()) {
+            let place = place - at;
+            if let Some(to) = to.get_mut(place..place + CELL) {
+                to.copy_from_slice(&cell.read());
+            }
+        }
+    }
+
+    /// Copies in what begins within the bytes from `at` on.
+    pub fn write(&self, at: usize, from: &[u8]) {
+        for (place, cell) in self.cells.range(at..at + from.len()) {
+            let place = place - at;
+            if let Some(Ok(from)) = from.get(place..place + CELL).map(TryInto::try_into) {
+                cell.write(from);
+            }
+        }
+    }
+
+    /// Reads the data at `at`.
+    pub fn get(&self, at: usize) -> u64 {
+        let mut bytes = [0; CELL];
+        self.read(at, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Writes the data at `at`.
+    pub fn set(&self, at: usize, value: u64) {
+        self.write(at, &value.to_le_bytes());
+    }
+}
+
+/// A word of 16 bits.
+#[derive(Debug)]
+pub struct Word16<'a>(pub &'a AtomicU32);
+
+impl Word16<'_> {
+    /// As of an atomic.
+    #[allow(clippy::cast_possible_truncation)] // what is stored there has 16 bits
+    pub fn load(&self, order: Ordering) -> u16 {
+        self.0.load(order) as u16
+    }
+
+    /// As of an atomic.
+    pub fn store(&self, value: u16, order: Ordering) {
+        self.0.store(value.into(), order);
+    }
+}
+
+/// A word of 64 bits, whose upper half is a word of the memory, or which is data.
+#[derive(Debug)]
+pub struct Word64<'a> {
+    memory: &'a Memory,
+    at: usize,
+}
+
+impl<'a> Word64<'a> {
+    /// The word at `at`.
+    pub fn new(memory: &'a Memory, at: usize) -> Self {
+        Self { memory, at }
+    }
+
+    /// As of an atomic; of a word, its upper half counts.
+    pub fn store(&self, value: u64, order: Ordering) {
+        match self.memory.words.get(&(self.at + CELL / 2)) {
+            Some(word) => word.store((value >> 32) as u32, order),
+            None => self.memory.set(self.at, value),
+        }
+    }
+}
