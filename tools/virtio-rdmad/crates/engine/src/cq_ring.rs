@@ -3,10 +3,11 @@
 //! Completion rings in guest memory (specification, chapter 13).
 
 use std::mem::offset_of;
-use std::sync::atomic::{fence, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe};
+use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 use zerocopy::transmute;
 

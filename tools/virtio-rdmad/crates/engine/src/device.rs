@@ -130,8 +130,6 @@ pub(crate) struct Shared {
     service: Mutex<Service>,
     pub(crate) hot: Hot,
     wake: Arc<dyn Wake>,
-    /// The thread was woken and has not looked yet.
-    awake: AtomicBool,
     started: AtomicBool,
     pub(crate) needs_reset: AtomicBool,
     /// What the turn under way is yet to be charged with, in nanoseconds.
@@ -259,8 +257,7 @@ impl Shared {
 
     /// Has the guest's thread look at a queue.
     pub fn make_hot(&self, queue: u16) {
-        self.hot.set(queue);
-        if !self.awake.swap(true, Ordering::SeqCst) {
+        if self.hot.call(queue) {
             self.wake.wake();
         }
     }
@@ -574,7 +571,6 @@ impl Device {
             service: Mutex::new(Service::new(jobs.count())),
             hot: Hot::new(jobs.count()),
             wake,
-            awake: AtomicBool::new(false),
             started: AtomicBool::new(false),
             needs_reset: AtomicBool::new(false),
             charged: AtomicU64::new(0),
@@ -777,7 +773,7 @@ impl Device {
         let shared = &self.shared;
         let mut service = lock(&shared.service);
         let service = &mut *service;
-        shared.awake.store(false, Ordering::SeqCst);
+        shared.hot.begin();
         shared.hot.take(&mut service.active);
         let mut turn = Turn::default();
         if let Some(mut change) = service.change.take() {

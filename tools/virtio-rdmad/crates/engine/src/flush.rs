@@ -3,13 +3,14 @@
 //! FLUSH (IBA A19.4.1; specification, chapter 15.1): what earlier work requests put
 //! into memory of the peer is where everybody there finds it.
 
-use std::sync::atomic::{fence, Ordering};
+use std::sync::atomic::Ordering;
 
 use abi::{
     virtio_rdma_ring_flush_wqe, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL,
     VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_GLOBAL, VIRTIO_RDMA_FLUSH_MR,
     VIRTIO_RDMA_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_RANGE, VIRTIO_RDMA_F_FLUSH,
 };
+use memory::atomic::fence;
 
 use crate::device::Shared;
 use crate::mr::{Claim, KeyError};

@@ -2,13 +2,17 @@
 
 //! Which queues have work: one bit each, and one for each word of these.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+
+use memory::atomic::{AtomicBool, AtomicU64};
 
 /// Bits that any thread sets and the guest's own thread takes.
 pub(crate) struct Hot {
     words: Box<[AtomicU64]>,
     /// Words that may have bits.
     summary: Box<[AtomicU64]>,
+    /// The guest's own thread was woken and has not looked yet.
+    awake: AtomicBool,
 }
 
 impl Hot {
@@ -16,7 +20,8 @@ impl Hot {
     pub fn new(queues: u16) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         let count = words(queues.into());
-        Self { words: zeros(count), summary: zeros(words(count)) }
+        let awake = AtomicBool::new(false);
+        Self { words: zeros(count), summary: zeros(words(count)), awake }
     }
 
     /// Sets a queue's bit; what the caller wrote before is seen by whoever
@@ -26,6 +31,19 @@ impl Hot {
         self.words[word].fetch_or(1 << (queue % 64), Ordering::SeqCst);
         // After the bit: whoever takes the summary finds it.
         self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
+    }
+
+    /// The same, for the guest's own thread to look; whether it must be woken for that.
+    pub fn call(&self, queue: u16) -> bool {
+        self.set(queue);
+        // After the bit: a thread that was woken and has not looked yet finds it.
+        !self.awake.swap(true, Ordering::AcqRel)
+    }
+
+    /// The guest's own thread is about to look: from now on it is woken again.
+    pub fn begin(&self) {
+        // Not a store, which would read nothing: it sees the bits of all who found the thread woken.
+        self.awake.swap(false, Ordering::AcqRel);
     }
 
     /// Moves all bits into `set`.

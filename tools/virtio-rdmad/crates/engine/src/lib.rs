@@ -49,6 +49,7 @@ mod event;
 mod fabric;
 mod fast_reg;
 mod flush;
+mod gate;
 mod hot;
 mod mcast;
 mod modify;
@@ -79,7 +80,9 @@ mod wq_ring;
 mod wqe;
 mod xrc;
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod orders;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::time::Instant;

@@ -4,8 +4,7 @@
 
 use std::cell::Cell;
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_HUGETLB, VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
@@ -19,9 +18,9 @@ use smallvec::SmallVec;
 use crate::by_key::ByKey;
 use crate::device::Shared;
 use crate::fast_reg::{FastReg, Invalidation};
+use crate::gate::Gate;
 use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
-use crate::sync::lock;
 use crate::turn::{cost, Turn};
 
 /// Bytes of a page in a page table.
@@ -140,55 +139,6 @@ impl Attributes {
     /// Whether the memory is to be written.
     pub fn writes(&self) -> bool {
         self.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0
-    }
-}
-
-/// Counts those who are inside, until it is closed: then nobody else comes in,
-/// and whoever closed it waits until all have left.
-#[derive(Default)]
-struct Gate {
-    /// [`CLOSED`], and how many are inside.
-    state: AtomicU32,
-    /// Only of a closed gate whose last visitor leaves.
-    left: Mutex<()>,
-    last_left: Condvar,
-}
-
-const CLOSED: u32 = 1 << 31;
-
-impl Gate {
-    /// Goes in, which [`Gate::leave`] must follow; `false` if it is closed.
-    #[inline]
-    fn enter(&self) -> bool {
-        if self.state.fetch_add(1, Ordering::Acquire) & CLOSED == 0 {
-            return true;
-        }
-        self.leave();
-        false
-    }
-
-    #[inline]
-    fn leave(&self) {
-        if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
-            drop(lock(&self.left));
-            self.last_left.notify_all();
-        }
-    }
-
-    /// Closes it, and waits until nobody is inside; whether that took any time.
-    fn close(&self) -> bool {
-        if self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED == 0 {
-            return false;
-        }
-        let mut guard = lock(&self.left);
-        while self.state.load(Ordering::Acquire) != CLOSED {
-            guard = self.last_left.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-        true
-    }
-
-    fn is_closed(&self) -> bool {
-        self.state.load(Ordering::Acquire) & CLOSED != 0
     }
 }
 
@@ -918,7 +868,7 @@ pub(crate) mod tests {
             let mr = Arc::clone(&mr);
             std::thread::spawn(move || mr.retire())
         };
-        while mr.pins.state.load(Ordering::Acquire) != CLOSED | 1 {
+        while !mr.pins.is_closed() {
             std::thread::yield_now();
         }
         assert!(!retiring.is_finished());

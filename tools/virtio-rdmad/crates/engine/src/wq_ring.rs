@@ -3,10 +3,11 @@
 //! Send, receive and shared receive rings in guest memory (specification, chapter 13).
 
 use std::mem::offset_of;
-use std::sync::atomic::{fence, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape, virtio_rdma_srq_ring};
+use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 
 use crate::config::MAX_SGE;
