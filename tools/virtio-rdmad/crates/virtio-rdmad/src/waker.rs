@@ -2,8 +2,9 @@
 //! Waking a thread from another thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 
+use memory::atomic::AtomicU8;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 
@@ -79,5 +80,43 @@ mod tests {
         assert!(waker.take());
         assert!(waker.may_sleep());
         assert!(!waker.take(), "it woke for another reason");
+    }
+}
+
+/// On a processor of any kind: `make loom`.
+#[cfg(all(test, loom))]
+mod orders {
+    use std::sync::Arc;
+
+    use litmus::{check, thread, Memory};
+
+    use super::*;
+
+    const WORK: usize = 0;
+
+    #[test]
+    fn work_is_found_or_wakes_a_sleeper() {
+        check(|| {
+            let waker = Arc::new(Waker::new().unwrap());
+            let memory = Arc::new(Memory::new([WORK], []));
+            let caller = thread::spawn({
+                let (waker, memory) = (Arc::clone(&waker), Arc::clone(&memory));
+                move || {
+                    memory.word(WORK).store(1, Ordering::Relaxed);
+                    waker.wake();
+                }
+            });
+            let finds = || memory.word(WORK).load(Ordering::Relaxed) == 1;
+            waker.take();
+            if !finds() {
+                let sleeps = waker.may_sleep();
+                if sleeps {
+                    caller.join().unwrap();
+                    assert!(rustix::io::read(&waker.eventfd, &mut [0; 8]).is_ok());
+                } else {
+                    assert!(waker.take() && finds());
+                }
+            }
+        });
     }
 }
