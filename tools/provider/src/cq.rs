@@ -217,7 +217,7 @@ fn take(
 
 /// Polls a ring by `poll`, and a ring that is closed once more: its last completion may have come after
 /// the first poll and before the end.
-fn take_with<R>(
+pub(crate) fn take_with<R>(
     ring: &mut R,
     mut poll: impl FnMut(&mut R) -> usize,
     is_closed: impl FnOnce(&R) -> bool,

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    atomic::fence,
     bindings::*,
     errno::Result,
     qpn::Numbers,
@@ -10,10 +11,7 @@ use crate::{
 };
 use core::{
     mem::{MaybeUninit, offset_of},
-    sync::atomic::{
-        Ordering::{Acquire, Relaxed, Release, SeqCst},
-        fence,
-    },
+    sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_cq_ring, consumer));
@@ -75,6 +73,14 @@ impl CqRing {
         Self::lent(depth, None)
     }
 
+    /// A ring of a model.
+    #[cfg(loom)]
+    pub fn modelled(depth: u32, memory: &std::sync::Arc<litmus::Memory>) -> Self {
+        let mut ring = Self::lent(depth, None).expect("memory");
+        ring.region.model = Some(std::sync::Arc::clone(memory));
+        ring
+    }
+
     /// Number of CQEs.
     pub fn depth(&self) -> u32 {
         self.ring.depth()
@@ -116,8 +122,7 @@ impl CqRing {
         // CQEs that make no sense are dropped: bounded, should they not end.
         let mut budget = self.depth();
         while polled < entries.len() && budget > 0 {
-            let Some(cqe) = self.region.cqe(self.ring, self.consumer) else { break };
-            self.consumer = self.consumer.wrapping_add(1);
+            let Some(cqe) = self.next() else { break };
             budget -= 1;
             // Of no QP or SRQ here, or of no work request that is outstanding: the device
             // misbehaves.
@@ -129,6 +134,21 @@ impl CqRing {
                 polled += 1;
             }
         }
+        self.release(first);
+        polled
+    }
+
+    /// Takes a CQE, if there is one.
+    #[inline(always)]
+    fn next(&mut self) -> Option<virtio_rdma_ring_cqe> {
+        let cqe = self.region.cqe(self.ring, self.consumer)?;
+        self.consumer = self.consumer.wrapping_add(1);
+        Some(cqe)
+    }
+
+    /// Gives the places of what was taken since `first` to the device.
+    #[inline(always)]
+    fn release(&mut self, first: u32) {
         // With each completion, of extended polling too: as soon as the program has read one it
         // may post, and what completes then needs the place, where the CQ has as many CQEs as there
         // are work requests. This is a store and no more: the device reads the word once a lap,
@@ -136,7 +156,15 @@ impl CqRing {
         if self.consumer != first {
             self.region.store(CONSUMER, self.consumer, Release);
         }
-        polled
+    }
+
+    /// Takes a CQE, if there is one, and hands it to `note`.
+    #[cfg(loom)]
+    pub fn take<R>(&mut self, note: impl FnOnce(&virtio_rdma_ring_cqe) -> R) -> Option<R> {
+        let first = self.consumer;
+        let noted = self.next().map(|cqe| note(&cqe));
+        self.release(first);
+        noted
     }
 
     /// Whether no more CQEs come: the driver says that the device is gone. Those that were written

@@ -14,7 +14,7 @@
 //! | layer | modules | job |
 //! |---|---|---|
 //! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
-//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`qpn`], [`doorbell`], [`clock`] | C objects, commands, work requests, shared memory |
+//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`atomic`], [`qpn`], [`doorbell`], [`clock`] | C objects, commands, work requests, shared memory |
 //! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
 //! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`], [`xrcd`] | what each verb does, no `unsafe` |
 #![cfg_attr(not(test), no_std)]
@@ -23,6 +23,7 @@
 compile_error!("the provider is for processors with addresses of 64 bits");
 
 pub mod ah;
+pub mod atomic;
 pub mod batch;
 pub mod bindings;
 pub mod clock;
@@ -41,6 +42,8 @@ pub mod mr;
 mod mw;
 pub mod object;
 pub mod ops;
+#[cfg(all(test, loom))]
+mod orders;
 pub mod pd;
 pub mod qp;
 pub mod qpn;

@@ -4,15 +4,15 @@
 //! A spin lock, as posting and polling hold it for some tens of nanoseconds.
 //! Where more threads than CPUs meet on one, those that wait give up the CPU.
 
-use crate::bindings;
+use crate::{
+    atomic::{AtomicU32, AtomicUsize, spin_loop},
+    bindings,
+};
 use core::{
     cell::UnsafeCell,
-    hint, mem,
+    mem,
     ops::{Deref, DerefMut},
-    sync::atomic::{
-        AtomicU32, AtomicUsize,
-        Ordering::{Acquire, Relaxed, Release},
-    },
+    sync::atomic::Ordering::{Acquire, Relaxed, Release},
 };
 
 /// Looks at a taken lock before the CPU is given up.
@@ -59,13 +59,13 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     /// An open lock.
-    pub const fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self::with(value, Threads::MANY)
     }
 
     /// An open lock for as many threads. With one, nobody ever waits, and the
     /// lock costs nothing.
-    pub const fn with(value: T, threads: Threads) -> Self {
+    pub fn with(value: T, threads: Threads) -> Self {
         Self {
             taken: AtomicU32::new(0),
             elided: threads.one,
@@ -122,7 +122,7 @@ impl<T> Lock<T> {
                     // SAFETY: sched_yield() has no preconditions.
                     unsafe { bindings::sched_yield() };
                 }
-                hint::spin_loop();
+                spin_loop();
             }
             if self.taken.swap(1, Acquire) == 0 {
                 return true;

@@ -8,6 +8,7 @@
 //! takes no lock but the CQ's.
 
 use crate::{
+    atomic::AtomicU32,
     bindings::{VIRTIO_RDMA_WC_RECV, virtio_rdma_ring_cqe},
     cq,
     cq_ring::Owner,
@@ -18,7 +19,7 @@ use crate::{
 use core::{
     ptr::{self, NonNull},
     sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
+        AtomicBool, AtomicPtr, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
 };
@@ -83,7 +84,7 @@ impl Side {
 
     /// Notes that a work request, and all before it, are no longer outstanding.
     /// False, and nothing noted, if it is not: the index is the device's word.
-    fn complete(&self, index: u32) -> bool {
+    pub fn complete(&self, index: u32) -> bool {
         let done = self.polled.done.load(Relaxed);
         let outstanding = self.posted.count.load(Acquire).wrapping_sub(done);
         if index.wrapping_sub(done) >= outstanding {

@@ -6,6 +6,7 @@
 //! ones: after fork(2) the device and the parent still mean the same memory.
 
 use crate::{
+    atomic::AtomicU32,
     bindings::{self, virtio_rdma_ring_cqe, virtio_rdma_sge},
     errno::{Errno, Result},
 };
@@ -14,7 +15,7 @@ use core::{
     marker::PhantomData,
     mem,
     ptr::{self, NonNull},
-    sync::atomic::{AtomicU32, Ordering, Ordering::Acquire},
+    sync::atomic::{Ordering, Ordering::Acquire},
 };
 
 /// Bytes of the smallest page, and so of the smallest region.
@@ -109,6 +110,9 @@ pub struct Region {
     len: usize,
     /// Whose memory it is; without it, a mapping of the provider's own.
     lender: Option<(Allocator, Resource)>,
+    /// What stands for the words of the region, and sees what is done to its bytes.
+    #[cfg(loom)]
+    pub model: Option<std::sync::Arc<litmus::Memory>>,
 }
 
 // SAFETY: the memory is reached by atomic operations, and by writes to entries
@@ -142,7 +146,13 @@ impl Region {
             return Err(Errno::ENOMEM);
         }
         let base = NonNull::new(base.cast()).ok_or(Errno::ENOMEM)?;
-        Ok(Self { base, len, lender: None })
+        Ok(Self {
+            base,
+            len,
+            lender: None,
+            #[cfg(loom)]
+            model: None,
+        })
     }
 
     /// The same in the program's own memory, if it has an allocator and that
@@ -155,7 +165,13 @@ impl Region {
         let Some(allocator) = allocator else { return Self::new(len) };
         let len = len.max(1).checked_next_multiple_of(page_size()).ok_or(Errno::ENOMEM)?;
         match allocator.allocate(len, resource)? {
-            Some(base) => Ok(Self { base, len, lender: Some((allocator, resource)) }),
+            Some(base) => Ok(Self {
+                base,
+                len,
+                lender: Some((allocator, resource)),
+                #[cfg(loom)]
+                model: None,
+            }),
             None => Self::new(len),
         }
     }
@@ -188,7 +204,33 @@ impl Region {
     fn word(&self, word: Word) -> &AtomicU32 {
         // SAFETY: a `Word` is aligned and lies in the first page of any region;
         // it is used by atomic operations alone, on both sides.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(word.0).cast()) }
+        unsafe { self.atomic(self.base.add(word.0)) }
+    }
+
+    /// The word at `at`.
+    ///
+    /// # Safety
+    ///
+    /// It is aligned and in the region, and used by atomic operations alone.
+    #[cfg(not(loom))]
+    #[inline]
+    unsafe fn atomic(&self, at: NonNull<u8>) -> &AtomicU32 {
+        // SAFETY: by the contract of this function.
+        unsafe { AtomicU32::from_ptr(at.cast().as_ptr()) }
+    }
+
+    #[cfg(loom)]
+    unsafe fn atomic(&self, at: NonNull<u8>) -> &AtomicU32 {
+        let model = self.model.as_ref().expect("a test of orders");
+        model.word(at.addr().get() - self.base.addr().get())
+    }
+
+    /// Tells the model that an entry is read or written.
+    #[cfg(loom)]
+    fn watch(&self, entry: NonNull<u8>, writes: bool) {
+        let model = self.model.as_ref().expect("a test of orders");
+        let offset = entry.addr().get() - self.base.addr().get();
+        if writes { model.set(offset, 0) } else { _ = model.get(offset) }
     }
 
     /// The bytes of entry `index` of a ring.
@@ -208,6 +250,8 @@ impl Region {
     /// EINVAL for a ring that is not within the region.
     pub fn writer(&self, ring: Ring, index: u32) -> Result<Writer<'_>> {
         let entry = self.entry(ring, index).ok_or(Errno::EINVAL)?;
+        #[cfg(loom)]
+        self.watch(entry, true);
         Ok(Writer { at: entry, left: ring.stride(), lifetime: PhantomData })
     }
 
@@ -221,10 +265,12 @@ impl Region {
         let entry = self.entry(ring, index)?;
         // SAFETY: the entry holds a CQE, whose lap is used by atomic
         // operations alone.
-        let lap = unsafe { AtomicU32::from_ptr(entry.add(LAP).as_ptr().cast()) };
+        let lap = unsafe { self.atomic(entry.add(LAP)) };
         if u32::from_le(lap.load(Acquire)) != ring.lap(index) {
             return None;
         }
+        #[cfg(loom)]
+        self.watch(entry, false);
         let words: [u64; WORDS] = core::array::from_fn(|word| {
             // SAFETY: as above; each word is read once, whatever the device
             // does meanwhile.

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! What threads and the device meet by: atomics and fences, or under `--cfg loom` those of a model
+//! checker.
+
+#[cfg(not(loom))]
+pub use core::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence},
+};
+#[cfg(loom)]
+pub use litmus::{AtomicBool, AtomicU32, AtomicUsize, fence, spin_loop};
