@@ -86,6 +86,12 @@ test: ## all suites but ulp, tools, programs and pyverbs; T="host uml qemu debug
 tsan: ## the provider's tests in which threads meet, under ThreadSanitizer
 	@$(provider) tsan
 
+.PHONY: loom
+loom: ## what device, provider and their threads see of each other, in each order that a processor allows
+	@$(device_cargo) env RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(build)/cargo-loom \
+		cargo test --locked -p engine -p ring -p virtio-rdmad --lib --bins orders::
+	@$(provider) loom
+
 .PHONY: fuzz
 fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 	@set -e; for target in $(F); do \

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite host: unit, property and fuzz tests of the device and the provider,
-and the checks of the sources. Runs inside the build root."""
+those under a model of memory, and the checks of the sources. Runs inside the build root."""
 
 import os
 import re
@@ -80,6 +80,7 @@ class Host:
         self.cargo_test("provider", ["make", "-s", "-C", "tools/provider", "test"], TOP, {})
         self.cargo_test("limits", ["cargo", "test", "--locked"], os.path.join(TOP, "tools/bench/limits"),
                         {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-bench")})
+        self.cargo_test("loom", ["make", "-s", "loom"], TOP, {})
         self.command("bench", ["python3", "-B", "-m", "unittest", "test_bench"], os.path.join(TOP, "tools/bench"))
         for kernel in ("x86_64", "um"):
             # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
