@@ -92,6 +92,14 @@ loom: ## what device, provider and their threads see of each other, in each orde
 		cargo test --locked -p engine -p ring -p virtio-rdmad --lib --bins orders::
 	@$(provider) loom
 
+# As far as that needs no linker. The sources of the standard library are the build root's, and their
+# use is an option of a nightly compiler.
+.PHONY: check-aarch64
+check-aarch64: ## whether device and provider compile for aarch64
+	@$(device_cargo) env RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$(build)/cargo-aarch64 \
+		cargo check --locked -p virtio-rdmad --target aarch64-unknown-linux-gnu -Zbuild-std
+	@$(provider) check-aarch64
+
 .PHONY: fuzz
 fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 	@set -e; for target in $(F); do \
@@ -138,6 +146,6 @@ clean: ## remove build/; what is cached for all checkouts stays
 .PHONY: help
 help: ## this list
 	@echo 'Targets:'
-	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  \1\t\2/p' $(top)/Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9_-]*\):.*## \(.*\)/  \1\t\2/p' $(top)/Makefile | expand -t 18
 	@echo
 	@echo 'tools/vm/vm --help: run a program of your own in guests.'
