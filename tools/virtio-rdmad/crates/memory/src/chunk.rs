@@ -332,6 +332,51 @@ mod tests {
         }
     }
 
+    /// Whoever polls the last byte finds all others behind it.
+    #[test]
+    fn the_last_word_comes_last() {
+        const ROUNDS: u8 = 100;
+        const TARGET: usize = 0x10_0000;
+        let memory = GuestMemory::anonymous(&[(0, 0x20_0000)]).unwrap();
+        let memory = &memory.slice(0, 0x20_0000).unwrap();
+        for len in [64, 4095, 0x1_0002, 0x4_0000] {
+            let target = memory.sub(TARGET, len).unwrap();
+            let seen = &AtomicU64::new(0);
+            let mut wrong = 0;
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    for round in 1..=ROUNDS {
+                        memory.write(0, &vec![round; len]).unwrap();
+                        copy(0, memory, 0, TARGET, len);
+                        wait(|| seen.load(Ordering::Acquire) == round.into());
+                    }
+                });
+                let mut found = vec![0; len];
+                for round in 1..=ROUNDS {
+                    wait(|| target.read_obj::<u8>(len - 1).unwrap() == round);
+                    target.read(0, &mut found).unwrap();
+                    wrong += usize::from(found.iter().any(|&byte| byte != round));
+                    seen.store(round.into(), Ordering::Release);
+                }
+            });
+            assert_eq!(wrong, 0, "copies of {len} bytes");
+        }
+    }
+
+    /// Waits, and now and then gives up the processor.
+    fn wait(is_over: impl Fn() -> bool) {
+        for look in 1_u32.. {
+            let over = is_over();
+            fence(Ordering::Acquire);
+            if over {
+                return;
+            }
+            if look % 1024 == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     #[test]
     fn overlapping_copies_move() {
         for (from, to) in [(0, 5), (5, 0), (0, 1), (8, 0), (3, 3), (0, 65), (65, 0)] {
