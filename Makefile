@@ -49,7 +49,7 @@ modules_install:
 	$(MAKE) -C $(KDIR) M=$(top) MO=$(build)/modules/kdir modules_install
 else
 .PHONY: modules
-modules: build/module-um build/module-x86_64
+modules: build/module-um build/module-stock
 endif
 
 .PHONY: device
@@ -111,7 +111,7 @@ fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 
 .PHONY: clippy
 clippy: ## lint all Rust, the kernel part with the kernel's own rules
-	@$(vm)/module x86_64 CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
+	@$(vm)/module um CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
 	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(limits_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(fuzz_cargo) cargo clippy --release --locked -- -D warnings

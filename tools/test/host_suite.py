@@ -82,13 +82,12 @@ class Host:
                         {"CARGO_TARGET_DIR": os.path.join(TOP, "build/cargo-bench")})
         self.cargo_test("loom", ["make", "-s", "loom"], TOP, {})
         self.command("bench", ["python3", "-B", "-m", "unittest", "test_bench"], os.path.join(TOP, "tools/bench"))
-        for kernel in ("x86_64", "um"):
-            # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
-            self.command(f"module builds for {kernel} without a warning", [
-                "bash", "-c", f"rm -rf build/modules/warnings && tools/vm/module {kernel} MO=$PWD/build/modules/warnings "
-                ">/dev/null"], quiet=True)
+        # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
+        self.command("module builds for um without a warning", [
+            "bash", "-c", "rm -rf build/modules/warnings && tools/vm/module um MO=$PWD/build/modules/warnings >/dev/null"],
+            quiet=True)
         self.fuzz()
-        kernel = subprocess.run(["tools/vm/kernel", "x86_64"], cwd=TOP, check=True, stdout=subprocess.PIPE,
+        kernel = subprocess.run(["tools/vm/kernel", "um"], cwd=TOP, check=True, stdout=subprocess.PIPE,
                                 encoding="utf-8").stdout.strip()
         self.command("checkpatch", [os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--strict",
                                     "--quiet", "-f", *KERNEL_C], quiet=True)
