@@ -2,7 +2,7 @@
 """The suites uml, qemu and debug: the selftests inside guests, and what can
 only be seen from outside of them. Runs inside the build root.
 
-Arguments: vmm, kernel (plain or debug), its build directory, the guest image,
+Arguments: vmm, kernel (plain, stock or debug), its build directory, the guest image,
 the directory with the selftests and the kernel's helpers.
 """
 
@@ -25,7 +25,7 @@ HANG_SECONDS = 600
 # Who is blocked, and where: user-mode Linux has no SysRq.
 WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps -ef | tail -n 60"
 # Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
-ROUNDS = {("uml", "plain"): 200, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
+ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "debug"): 12}
 # An emulated guest with a debug kernel is slower again by as much as from user-mode Linux to it: it goes round
 # fewer loops, leaves out what measures and what pins a million pages, meets another half of what a device can do
 # wrong in each run, and restarts only in the middle of traffic.
@@ -371,7 +371,7 @@ class Suite:
         if PROGRAMS_PERCENT == 100:
             self.part("two guests, virtqueues", 2, self.together, self.agrees, rings=False)
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
-        if self.options.vmm == "qemu" and self.options.kernel == "plain":
+        if self.options.vmm == "qemu" and self.options.kernel != "debug":
             self.in_huge_pages()
         if self.options.vmm == "qemu" and PROGRAMS_PERCENT == 100:
             self.part("a guest that sleeps", 2, self.sleeps, self.agrees, swap=True)
