@@ -69,6 +69,10 @@ hostile:
 provider: ## build/provider/libvirtio_rdma-rdmavNN.so
 	@$(provider)
 
+.PHONY: deb
+deb: ## Debian packages, in build/deb
+	@env -u MAKEFLAGS -u MFLAGS -u MAKEOVERRIDES $(top)/tools/deb/build
+
 .PHONY: run
 run: ## two QEMU guests: the verbs tools over virtio-rdma and over rxe, compared
 	@$(top)/tools/test/run-demo

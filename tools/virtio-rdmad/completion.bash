@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+# shellcheck shell=bash
+#
+# Completion of virtio-rdmad in bash, by bash-completion. tools/deb/check-completion compares it
+# with what the program says of itself.
+
+_virtio_rdmad() {
+	local cur prev words cword
+	_init_completion -n =:, || return
+
+	local status=''
+	[ "$cword" -lt 2 ] || [ "${words[1]}" != status ] || status=1
+
+	case $prev in
+	--control)
+		_filedir
+		return
+		;;
+	--guest)
+		# The last KEY=VALUE of the list; what stands before it stays.
+		local before='' last=$cur keys
+		[[ $cur != *,* ]] || { before="${cur%,*}," last=${cur##*,}; }
+		keys='name= vfio-user= vhost-user= mac= network= gid= vlan= rings=on rings=off vectors= max-qp= max-cq= any-file=on any-file=off'
+		case $last in
+		vfio-user=* | vhost-user=*)
+			mapfile -t COMPREPLY < <(compgen -P "$before${last%%=*}=" -f -- "${last#*=}")
+			compopt -o filenames
+			;;
+		*) mapfile -t COMPREPLY < <(compgen -P "$before" -W "$keys" -- "$last") ;;
+		esac
+		compopt -o nospace
+		return
+		;;
+	--sandbox)
+		mapfile -t COMPREPLY < <(compgen -W 'on off' -- "$cur")
+		return
+		;;
+	--log)
+		mapfile -t COMPREPLY < <(compgen -W 'error warn info debug trace' -- "$cur")
+		return
+		;;
+	--workers | --cpus | --poll-us | --user)
+		return
+		;;
+	esac
+
+	if [ -n "$status" ]; then
+		mapfile -t COMPREPLY < <(compgen -W '--control --json --help' -- "$cur")
+		return
+	fi
+	local options='--guest --control --workers --cpus --poll-us --sandbox --user --log --help --version'
+	[ "$cword" -gt 1 ] || options+=' status help'
+	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
+} && complete -F _virtio_rdmad virtio-rdmad
