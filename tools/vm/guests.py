@@ -526,6 +526,9 @@ def uninterrupted():
 class Network:
     """Guests of one network and, with rdma="virtio", their one device."""
 
+    # What kind of guests they are, if not the VMM's.
+    guest_kind = None
+
     def __init__(self, options):
         self.options = options
         build = os.path.join(TOP, "build")
@@ -533,7 +536,7 @@ class Network:
         self.dir = tempfile.mkdtemp(prefix="vm.", dir=build)
         self.memory_dir = os.path.join(self.dir, "memory")
         self.daemon = None
-        kind = QemuGuest if options.vmm == "qemu" else UmlGuest
+        kind = self.guest_kind or (QemuGuest if options.vmm == "qemu" else UmlGuest)
         self.guests = [kind(self, number) for number in range(1, options.guests + 1)]
 
     def __enter__(self):
