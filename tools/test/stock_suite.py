@@ -117,7 +117,7 @@ class Packages(guest_suite.Suite):
         programs = [guest.start(f"runuser -u {USER} -- ibv_rc_pingpong -d {guest.link[0]} -g {guest.link[1]} -p 18600")
                     for guest in self.network.guests]
         self.in_each("upgrade: apt installs it with the old module loaded",
-                     "apt-get install -y /mnt/upgrade/*.deb && lsmod | grep -q ^virtio_rdma")
+                     "apt-get install -y /mnt/upgrade/ibverbs-*.deb /mnt/upgrade/*-$(uname -r)_*.deb && lsmod | grep -q ^virtio_rdma")
         self.in_each("upgrade: the packages have the new version",
                      "dpkg-query -f '${Version}\\n' -W 'virtio-rdma-modules-*' ibverbs-provider-virtio-rdma | "
                      "grep -v '+upgrade' && exit 1 || exit 0")
@@ -142,7 +142,7 @@ class Packages(guest_suite.Suite):
     def purges(self):
         """The packages leave nothing behind."""
         self.in_each("purge: apt removes the packages, and the module can go",
-                     "apt-get purge -y 'virtio-rdma-modules-*' ibverbs-provider-virtio-rdma && modprobe -r virtio_rdma")
+                     "apt-get purge -y 'virtio-rdma-modules-*' ibverbs-provider-virtio-rdma && rmmod virtio_rdma")
         self.in_each("purge: nothing is left", f"! {FILES} | grep .")
         self.in_each("purge: no RDMA device is left", "! rdma link show | grep .")
 
