@@ -7,7 +7,8 @@ top := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 vm := $(top)/tools/vm
 enter := $(vm)/enter
 build := $(top)/build
-kernels := um x86_64 um-debug x86_64-debug stock stock-7.3
+arm64_kernels := stock-arm64 stock-arm64-16k
+kernels := um x86_64 um-debug x86_64-debug stock stock-7.3 $(arm64_kernels)
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
 limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-bench $(enter)

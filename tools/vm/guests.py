@@ -45,6 +45,41 @@ KUNIT = "kunit.enable=1 kunit.autorun=1"
 BOOT_SECONDS = 300
 
 
+@dataclasses.dataclass
+class Machine:
+    """What of QEMU's command line is an architecture's own: the program, its machine, the processor that it
+    emulates, the kernel's console, options for the kernel, and the Rust target of what runs in the guest."""
+
+    program: str
+    machine: str
+    processor: str
+    console: str
+    append: str = ""
+    target: str = ""
+
+
+# By the name that Debian gives to the architecture. A directory without a file "architecture" has a kernel that was
+# built here.
+# no5lvl: with five levels of page tables, KASAN takes every address of the direct map for a wild one while
+# identify_cpu() (arch/x86/kernel/cpu/common.c) has cleared the CPU's capabilities, LA57 among them: a timer interrupt
+# at that moment of the boot ends in a false report.
+# pauth-impdef: QEMU signs pointers with a hash of its own, because the emulation of the architecture's cipher takes
+# half of the time.
+MACHINES = {
+    "amd64": Machine("qemu-system-x86_64", "q35", "max", "ttyS0", "no5lvl"),
+    "arm64": Machine("qemu-system-aarch64", "virt,gic-version=3", "max,pauth-impdef=on", "ttyAMA0", target="aarch64"),
+}
+
+
+def architecture_of(kernel_dir):
+    """Of a kernel, as Debian calls it."""
+    try:
+        with open(os.path.join(kernel_dir, "architecture"), encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return "amd64"
+
+
 class Failure(Exception):
     """What the user is told, without a traceback."""
 
@@ -60,7 +95,8 @@ class Options:
     numbers of the guests to which the device does not offer rings. workers: of
     the device; 0 leaves their number to it. hugetlb: QEMU's guests have their
     memory in huge pages of 2 MiB, of which the machine has enough. swap: QEMU's
-    guests have an empty disk for swap space, /dev/vdb, and resume from it.
+    guests have an empty disk for swap space, /dev/vdb, and resume from it. others: options
+    that some guests have of their own, by their numbers; such as their image and kernel_dir.
     """
 
     vmm: str = "qemu"
@@ -78,6 +114,7 @@ class Options:
     workers: int = 0
     hugetlb: bool = False
     swap: bool = False
+    others: dict = dataclasses.field(default_factory=dict)
 
 
 def say(text):
@@ -145,7 +182,8 @@ class Guest:
 
     def __init__(self, network, number):
         self.network = network
-        self.options = network.options
+        self.options = dataclasses.replace(network.options, **network.options.others.get(number, {}))
+        self.architecture = architecture_of(self.options.kernel_dir)
         self.number = number
         self.name = f"g{number}"
         self.mac = f"52:54:00:12:34:{number:02x}"
@@ -169,8 +207,9 @@ class Guest:
         os.makedirs(self.dir)
         for name in ("init", "agent.py", "rdma-up"):
             shutil.copy(os.path.join(VM_DIR, "guest.d", name), self.dir)
-        shutil.copy("/proc/cpuinfo", os.path.join(self.dir, "cpuinfo"))
-        self.network.install_built(self.dir)
+        if self.architecture == "amd64":
+            shutil.copy("/proc/cpuinfo", os.path.join(self.dir, "cpuinfo"))
+        self.install_built()
         hosts = "".join(
             f"10.0.0.{n} guest{n}\\n" for n in range(1, self.options.guests + 1)
         )
@@ -184,6 +223,18 @@ class Guest:
         with open(os.path.join(self.dir, "guest.env"), "w", encoding="ascii") as file:
             for key, value in env.items():
                 file.write(f"{key}='{value}'\n")
+
+    def install_built(self):
+        """What this tree builds, into the guest's run directory."""
+        name = os.path.basename(self.options.kernel_dir).rsplit("-", 1)[0].removeprefix("kernel-")
+        module = os.path.join(TOP, "build", "modules", name, "virtio_rdma.ko")
+        if os.path.exists(module):
+            shutil.copy(module, self.dir)
+        provider = os.path.join(self.dir, "provider")
+        os.mkdir(provider)
+        for pattern in ("*.so", "*.driver"):
+            for path in glob.glob(os.path.join(TOP, "build", "provider", MACHINES[self.architecture].target, pattern)):
+                shutil.copy(path, provider)
 
     def start_process(self):
         self.channel, theirs = socket.socketpair()
@@ -343,7 +394,7 @@ class Guest:
 
 
 class QemuGuest(Guest):
-    """QEMU, q35, with the device behind a root port. Guest 1's QEMU is the
+    """QEMU with the device behind a root port. Guest 1's QEMU is the
     hub of the network: the others connect to it over unix sockets."""
 
     def channel_env(self):
@@ -370,7 +421,7 @@ class QemuGuest(Guest):
                     places = []
                     for _ in range(3):
                         registers = ask(stream, "human-monitor-command", **{"command-line": "info registers -a"})
-                        places.append(" ".join(re.findall(r"RIP=(\w+)", registers)))
+                        places.append(" ".join(re.findall(r"\b(?:RIP|PC)=(\w+)", registers)))
                         time.sleep(0.1)
         except (OSError, ValueError, KeyError) as error:
             places = [f"QEMU does not say ({error})"]
@@ -414,18 +465,16 @@ class QemuGuest(Guest):
 
     def command(self, channel):
         options = self.options
-        # no5lvl: with five levels of page tables, KASAN takes every address of
-        # the direct map for a wild one while identify_cpu() (arch/x86/kernel/
-        # cpu/common.c) has cleared the CPU's capabilities, LA57 among them: a
-        # timer interrupt at that moment of the boot ends in a false report.
         # kmemleak=off: nobody asks it, and a stack trace of each allocation
         # takes half of the time of an emulated guest with the debug kernel.
-        append = "console=ttyS0 root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p no5lvl kmemleak=off quiet loglevel=5 " + KUNIT
+        machine = MACHINES[self.architecture]
+        append = (f"console={machine.console} root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p {machine.append} "
+                  f"kmemleak=off quiet loglevel=5 {KUNIT}")
         if options.swap:
             append += " resume=/dev/vdb"
         command = [
-            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
-            "-machine", "q35,memory-backend=ram", *accelerator(options),
+            machine.program, "-nodefaults", "-no-user-config", "-display", "none",
+            "-machine", f"{machine.machine},memory-backend=ram", *accelerator(options, machine),
             "-smp", str(options.cpus), "-m", str(options.memory),
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on"
                        + (",hugetlb=on,hugetlbsize=2M" if options.hugetlb else ""),
@@ -545,18 +594,6 @@ class Network:
     def __exit__(self, kind, value, traceback):
         self.close(failed=kind is not None)
 
-    def install_built(self, directory):
-        """What this tree builds, into a guest's run directory."""
-        name = os.path.basename(self.options.kernel_dir).rsplit("-", 1)[0].removeprefix("kernel-")
-        module = os.path.join(TOP, "build", "modules", name, "virtio_rdma.ko")
-        if os.path.exists(module):
-            shutil.copy(module, directory)
-        provider = os.path.join(directory, "provider")
-        os.mkdir(provider)
-        for pattern in ("*.so", "*.driver"):
-            for path in glob.glob(os.path.join(TOP, "build", "provider", pattern)):
-                shutil.copy(path, provider)
-
     def env(self, guest):
         """GUEST and PEERS, for every command in a guest."""
         peers = " ".join(other.address for other in self.guests if other is not guest)
@@ -674,11 +711,11 @@ def kernel(options):
     return ["-kernel", os.path.join(options.kernel_dir, "arch/x86/boot/bzImage")]
 
 
-def accelerator(options):
-    """KVM where a kernel really boots under it, TCG elsewhere."""
-    if kvm_works(options):
+def accelerator(options, machine):
+    """KVM where a kernel really boots under it, TCG elsewhere, and for processors that are not this machine's."""
+    if machine is MACHINES["amd64"] and kvm_works(options):
         return ["-accel", "kvm", "-cpu", "host"]
-    return ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    return ["-accel", "tcg,thread=multi", "-cpu", machine.processor]
 
 
 def kvm_works(options):
