@@ -11,6 +11,8 @@ arm64_kernels := stock-arm64 stock-arm64-16k
 kernels := um x86_64 um-debug x86_64-debug stock stock-7.3 $(arm64_kernels)
 device := $(top)/tools/virtio-rdmad
 device_cargo = cd $(device) && CARGO_TARGET_DIR=$(build)/cargo-virtio-rdmad $(enter)
+device_aarch64 = cd $(device) && CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_DIR=$(build)/cargo-aarch64 $(enter) --root stock-arm64
 limits_cargo = cd $(top)/tools/bench/limits && CARGO_TARGET_DIR=$(build)/cargo-bench $(enter)
 fuzz_cargo = cd $(device)/fuzz && CARGO_TARGET_DIR=$(build)/cargo-fuzz $(enter)
 provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
@@ -34,6 +36,9 @@ all: build/um build/stock ## the module, the device and the provider
 # What guests of a kernel need, and nothing for another kernel.
 .PHONY: $(kernels:%=build/%)
 $(kernels:%=build/%): build/%: build/module-% device provider
+
+# Guests of arm64 are served by the device of this machine.
+$(arm64_kernels:%=build/%): provider-aarch64
 
 .PHONY: $(kernels:%=build/module-%)
 $(kernels:%=build/module-%): build/module-%:
@@ -97,13 +102,15 @@ loom: ## what device, provider and their threads see of each other, in each orde
 		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p virtio-rdmad --lib --bins orders::
 	@$(provider) loom
 
-# As far as that needs no linker. The sources of the standard library are the build root's, and their
-# use is an option of a nightly compiler.
-.PHONY: check-aarch64
-check-aarch64: ## whether device and provider compile for aarch64
-	@$(device_cargo) env RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$(build)/cargo-aarch64 \
-		cargo check --locked -p virtio-rdmad --target aarch64-unknown-linux-gnu -Zbuild-std
-	@$(provider) check-aarch64
+.PHONY: provider-aarch64 device-aarch64 check-aarch64
+provider-aarch64: ## build/provider/aarch64/libvirtio_rdma-rdmavNN.so
+	@$(provider) aarch64
+device-aarch64: ## build/aarch64/virtio-rdmad
+	@mkdir -p $(build)/aarch64
+	@$(device_aarch64) cargo build --release --locked -p virtio-rdmad --target aarch64-unknown-linux-gnu
+	@$(vm)/install-new $(build)/cargo-aarch64/aarch64-unknown-linux-gnu/release/virtio-rdmad $(build)/aarch64/virtio-rdmad
+check-aarch64: device-aarch64 provider-aarch64 ## whether device and provider are built for aarch64, and load
+	@$(enter) --root stock-arm64 qemu-aarch64 $(build)/aarch64/virtio-rdmad --help | grep -q vfio-user
 
 .PHONY: fuzz
 fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them

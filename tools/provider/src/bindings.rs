@@ -8,6 +8,7 @@
     non_upper_case_globals,
     dead_code,
     unsafe_op_in_unsafe_fn,
+    unknown_lints, // the next is younger than Rust 1.85
     unnecessary_transmutes,
     clippy::all,
     clippy::missing_safety_doc,
