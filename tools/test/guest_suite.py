@@ -25,7 +25,7 @@ HANG_SECONDS = 600
 # Who is blocked, and where: user-mode Linux has no SysRq.
 WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps -ef | tail -n 60"
 # Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
-ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "debug"): 12}
+ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
 # An emulated guest with a debug kernel is slower again by as much as from user-mode Linux to it: it goes round
 # fewer loops, leaves out what measures and what pins a million pages, meets another half of what a device can do
 # wrong in each run, and restarts only in the middle of traffic.
