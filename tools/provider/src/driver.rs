@@ -69,8 +69,9 @@ static DRIVER: Table<verbs_device_ops> = Table(verbs_device_ops {
 static REGISTER: extern "C" fn() = {
     extern "C" fn register() {
         // `struct verbs_context_ops` grows without another number of the private interface: a
-        // library older than the layout here has no such verb, and does not load this one.
+        // library older than the layout here lacks one of these, and does not load this one.
         hint::black_box(newest_verb as unsafe extern "C" fn());
+        hint::black_box(ibv_wr_opcode_str as unsafe extern "C" fn());
         // SAFETY: libibverbs is linked and so initialised first; the table
         // lives as long as this library, which libibverbs never closes.
         unsafe { verbs_register_driver((&raw const DRIVER).cast()) }
