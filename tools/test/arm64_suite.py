@@ -107,13 +107,13 @@ def main(arguments):
     report = ktap.Report()
     try:
         for size, kernel in zip((4096, 16384), kernels):
-            options = guest_suite.options("qemu", "plain", kernel, image, share)
+            options = guest_suite.options("qemu", "stock", kernel, image, share)
             suite = Arm64(options, report, f"{size >> 10}k: ", size)
             suite.part("one guest", 1, suite.looks_active, suite.selftests, suite.agrees, suite.unloads)
             suite.part("two guests", 2, suite.looks_active, suite.between, suite.tools, suite.nvme, suite.agrees,
                        suite.unloads)
         # The kernel whose pages have another size than those of x86-64.
-        options = guest_suite.options("qemu", "plain", x86_kernel, x86_image, share)
+        options = guest_suite.options("qemu", "stock", x86_kernel, x86_image, share)
         options.others = {2: {"image": image, "kernel_dir": kernels[-1]}}
         suite = Arm64(options, report, "x86-64 and arm64: ")
         suite.part("two guests", 2, suite.looks_active, suite.between, suite.tools, suite.nvme, suite.agrees,
