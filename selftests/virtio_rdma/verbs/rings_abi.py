@@ -116,7 +116,11 @@ def bad_cq_rings(_rng):
     with Program() as program:
         create = program.verbs.create_cq
         ring = Ring(64)
-        for cqe in 0, 63, 128, 1 << 31, 0xffffffff:
+        # A page may hold more than the entries that the ring is for.
+        too_many = 64
+        while CQ_HEAD + too_many * CQE <= len(ring.memory):
+            too_many *= 2
+        for cqe in 0, 63, too_many, 1 << 31, 0xffffffff:
             fails(errno.EINVAL, create, cqe, ring.request())
         fails(errno.EINVAL, create, 16, ring.request(offset=8))
         fails(errno.EINVAL, create, 16, ring.request(more=8))
@@ -138,12 +142,12 @@ def bad_qp_rings(_rng):
         for depth in 0, 7, 1 << 31, 0xffffffff:
             refused(sq=(depth, 64, HEAD))
             refused(rq=(depth, 32, 1024))
-        for stride in 0, 16, 48, 8192, 1 << 31:
+        for stride in 0, 16, 48, 2 * PAGE, 1 << 31:
             refused(sq=(8, stride, 8192))
             refused(rq=(8, stride, 8192))
         for offset in 0, 192, HEAD + 32, 2 * PAGE, 0xffffffc0:
             refused(sq=(8, 64, offset))
-        refused(sq=(256, 64, HEAD))
+        refused(sq=(2 * PAGE // 64, 64, HEAD))
         # Entries too small for what the QP may post.
         refused(options={"sge": 2})
         refused(options={"inline": 17})
