@@ -19,7 +19,7 @@ provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 
 # The suites that "make test" runs. There are also arm64, ulp, tools, pyverbs and programs, and the
 # three behind arm64 with debug- in front.
-T ?= host uml qemu debug
+T ?= host uml qemu stock debug
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
 F ?= engine ring vfio_user vhost_user
