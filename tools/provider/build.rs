@@ -54,7 +54,7 @@ fn main() {
     // A verb that no older release has, by its name alone.
     writeln!(file, "unsafe extern \"C\" {{ pub fn {newest}(); }}").unwrap();
     writeln!(file, "pub use {newest} as newest_verb;").unwrap();
-    // The same of the private interface: releases from 40 to 56 have the same newest verb.
+    // Releases from 40 to 56 have the same newest verb, and this function came in between.
     writeln!(file, "unsafe extern \"C\" {{ pub fn ibv_wr_opcode_str(); }}").unwrap();
     println!("cargo:rustc-check-cfg=cfg(get_context_takes_fds)");
     let driver = fs::read_to_string(rdma_core.join("include/infiniband/driver.h")).unwrap();

@@ -63,8 +63,8 @@ class Machine:
 # no5lvl: with five levels of page tables, KASAN takes every address of the direct map for a wild one while
 # identify_cpu() (arch/x86/kernel/cpu/common.c) has cleared the CPU's capabilities, LA57 among them: a timer interrupt
 # at that moment of the boot ends in a false report.
-# pauth-impdef: QEMU signs pointers with a hash of its own, because the emulation of the architecture's cipher takes
-# half of the time.
+# pauth-impdef: QEMU signs pointers with a hash of its own in place of the architecture's cipher, whose emulation is slow
+# (QEMU's documentation of Arm CPU features).
 MACHINES = {
     "amd64": Machine("qemu-system-x86_64", "q35", "max", "ttyS0", "no5lvl"),
     "arm64": Machine("qemu-system-aarch64", "virt,gic-version=3", "max,pauth-impdef=on", "ttyAMA0", target="aarch64"),

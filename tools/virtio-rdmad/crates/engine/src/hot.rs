@@ -33,14 +33,14 @@ impl Hot {
         self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
     }
 
-    /// The same, for the guest's own thread to look; whether it must be woken for that.
+    /// Sets a queue's bit for the guest's own thread, and returns whether that thread must be woken.
     pub fn call(&self, queue: u16) -> bool {
         self.set(queue);
         // After the bit: a thread that was woken and has not looked yet finds it.
         !self.awake.swap(true, Ordering::AcqRel)
     }
 
-    /// The guest's own thread is about to look: from now on it is woken again.
+    /// Notes that the guest's own thread is about to look: from now on it is woken again.
     pub fn begin(&self) {
         // Not a store, which would read nothing: it sees the bits of all who found the thread woken.
         self.awake.swap(false, Ordering::AcqRel);
