@@ -15,8 +15,8 @@
 //! Loom takes a sequentially consistent access for one that acquires and releases, but it knows
 //! sequentially consistent fences. So of two sequentially consistent accesses that follow each
 //! other in a thread, the second has such a fence in front of it here: that orders the two, and
-//! neither of them with a weaker access, as on processors. An access that became weaker, on either
-//! side, is so found to be.
+//! neither of them with a weaker access, as on processors. That way a test notices an access, on
+//! either side, that became weaker.
 
 #[cfg(loom)]
 mod atomic;

@@ -21,7 +21,7 @@ enum Place {
     Contiguous(NonNull<u8>),
     /// Each at its own place: an address is a look into this table.
     Scattered(Vec<NonNull<u8>>),
-    /// Nowhere: a test watches each access.
+    /// In a model of memory, where a test watches each access.
     #[cfg(loom)]
     Modelled(Arc<litmus::Memory>),
 }
@@ -49,7 +49,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The same of a model.
+/// Words of 64 bits in a model of memory.
 #[cfg(loom)]
 struct Words<'a> {
     memory: &'a litmus::Memory,

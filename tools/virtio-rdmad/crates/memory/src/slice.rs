@@ -50,7 +50,7 @@ impl Slice {
         })
     }
 
-    /// The same range, of which a test watches the words.
+    /// Takes a range of a model of memory, where a test watches the words.
     #[cfg(loom)]
     #[must_use]
     pub fn modelled(self, memory: Arc<litmus::Memory>) -> Self {
@@ -169,7 +169,7 @@ impl Slice {
         Ok(unsafe { AtomicU16::from_ptr(word.as_ptr()) })
     }
 
-    /// The same of 32 bits.
+    /// The word of 32 bits at an offset.
     #[cfg(not(loom))]
     #[inline]
     fn word32(&self, offset: usize) -> Result<&AtomicU32, MemoryError> {
