@@ -374,8 +374,8 @@ class Suite:
         if self.options.vmm == "qemu" and self.options.kernel != "debug":
             self.in_huge_pages()
         if self.options.vmm == "qemu" and PROGRAMS_PERCENT == 100:
-            self.part("a guest that sleeps", 2, self.sleeps, self.agrees, swap=True)
-            self.part("a guest that sleeps, virtqueues", 2, self.sleeps, self.agrees, rings=False)
+            self.part("a guest that sleeps", 2, self.sleeps, self.agrees, swap=True, serial=True)
+            self.part("a guest that sleeps, virtqueues", 2, self.sleeps, self.agrees, rings=False, serial=True)
         if self.options.vmm == "uml":
             self.part("a hostile device, virtqueues", 1, self.misbehaves, kind=hostile.Network, rings=False)
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)

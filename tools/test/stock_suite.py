@@ -43,7 +43,7 @@ class Selftests(guest_suite.Suite):
     def run(self, name):
         self.part(f"{name}: one guest", 1, lambda: self.those_of(EVERYDAY, f"{name}: "), self.agrees)
         self.part(f"{name}: two guests", 2, lambda: self.works(f"{name}: two guests"), self.agrees)
-        self.part(f"{name}: a guest that sleeps", 2, self.sleeps, self.agrees, swap=True)
+        self.part(f"{name}: a guest that sleeps", 2, self.sleeps, self.agrees, swap=True, serial=True)
 
 
 def recipe():

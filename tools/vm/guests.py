@@ -95,7 +95,8 @@ class Options:
     numbers of the guests to which the device does not offer rings. workers: of
     the device; 0 leaves their number to it. hugetlb: QEMU's guests have their
     memory in huge pages of 2 MiB, of which the machine has enough. swap: QEMU's
-    guests have an empty disk for swap space, /dev/vdb, and resume from it. others: options
+    guests have an empty disk for swap space, /dev/vdb, and resume from it. serial: QEMU's guests
+    of amd64 answer over their second serial line, which guests that sleep need. others: options
     that some guests have of their own, by their numbers; such as their image and kernel_dir.
     """
 
@@ -114,6 +115,7 @@ class Options:
     workers: int = 0
     hugetlb: bool = False
     swap: bool = False
+    serial: bool = False
     others: dict = dataclasses.field(default_factory=dict)
 
 
@@ -397,9 +399,14 @@ class QemuGuest(Guest):
     """QEMU with the device behind a root port. Guest 1's QEMU is the
     hub of the network: the others connect to it over unix sockets."""
 
+    @property
+    def is_serial(self):
+        """Whether the agent answers over a serial line."""
+        return self.options.serial and self.architecture == "amd64"
+
     def channel_env(self):
         return {
-            "CONTROL": "port:vr",
+            "CONTROL": "/dev/ttyS1" if self.is_serial else "port:vr",
             "KERNEL_MODULES": "modules",
             "SHARE": "share" if self.options.share else "",
         }
@@ -463,6 +470,13 @@ class QemuGuest(Guest):
             "socket": {"type": "unix", "path": self.rdma_socket},
         })]
 
+    def channel_device(self):
+        """Where the agent answers. A port of virtio_console is fast, but Linux 7.3 takes its host for one that has
+        closed it after a freeze (virtcons_restore() asks before it has a buffer for the answer)."""
+        if self.is_serial:
+            return ["-serial", "chardev:agent"]
+        return ["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=vr"]
+
     def command(self, channel):
         options = self.options
         # kmemleak=off: nobody asks it, and a stack trace of each allocation
@@ -486,9 +500,8 @@ class QemuGuest(Guest):
             *self.swap_disk(),
             *self.netdevs(),
             "-device", f"virtio-net-pci,netdev=nic,mac={self.mac},host_mtu={options.mtu},romfile=",
-            "-device", "virtio-serial-pci",
             "-chardev", f"socket,id=agent,fd={channel}",
-            "-device", "virtserialport,chardev=agent,name=vr",
+            *self.channel_device(),
             "-device", "pcie-root-port,id=rp0,chassis=1,slot=1",
             *self.directory("vr", self.dir),
             *self.directory("modules", f"{options.kernel_dir}/install/lib/modules", "on"),

@@ -51,7 +51,7 @@ def parse(argv):
         parser.error("--cmdN: there is no such guest")
     if arguments.memory is None:
         arguments.memory = 2048 if arguments.kernel == "debug" else 1024
-    options = guests.Options(**vars(arguments))
+    options = guests.Options(serial=arguments.swap, **vars(arguments))
     common = command[0] if len(command) == 1 else command
     for number in range(1, options.guests + 1):
         if common:
