@@ -27,11 +27,11 @@ step() {
 prepare() {
 	local kernel=$1
 	step buildroot "build root" "$top/tools/vm/buildroot"
-	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
-	kernel_dir=$result
+	step device "virtio-rdmad" make -s -C "$top" device
 	step guest "guest image" "$top/tools/vm/guest" --image
 	image=$result
+	step "kernel-$kernel" "kernel $kernel" "$top/tools/vm/kernel" "$kernel"
+	kernel_dir=$result
 	step "module-$kernel" "virtio_rdma.ko for $kernel" "$top/tools/vm/module" "$kernel"
-	step device "virtio-rdmad" make -s -C "$top" device
 	step provider "libvirtio_rdma" make -s -C "$top" provider
 }

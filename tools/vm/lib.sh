@@ -47,13 +47,18 @@ as_root() {
 	exec unshare --user --map-root-user --map-auto --mount -- "$@"
 }
 
+# apt_install PACKAGE: from the archive of this machine.
+apt_install() {
+	say "installing $1"
+	{ apt-get update && apt-get install -y --no-install-recommends "$1"; } >"$cache/apt-$1.log" 2>&1
+}
+
 # need PROGRAM PACKAGE: install PACKAGE when PROGRAM is missing, or say so.
 need() {
 	command -v "$1" >/dev/null && return
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-		say "installing $2"
-		{ apt-get update && apt-get install -y --no-install-recommends "$2"; } \
-			>"$cache/apt-$2.log" 2>&1 || die "cannot install $2, see $cache/apt-$2.log"
+		(with_lock apt; command -v "$1" >/dev/null || apt_install "$2") ||
+			die "cannot install $2, see $cache/apt-$2.log"
 	else
 		die "missing program $1: install the package $2 (apt-get install $2)"
 	fi
