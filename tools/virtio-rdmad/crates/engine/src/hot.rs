@@ -11,16 +11,20 @@ pub(crate) struct Hot {
     words: Box<[AtomicU64]>,
     /// Words that may have bits.
     summary: Box<[AtomicU64]>,
-    /// The guest's own thread was woken and has not looked yet.
-    awake: AtomicBool,
+    awake: Awake,
 }
+
+/// Whether the guest's own thread was woken and has not looked yet. It has a cache line of its own:
+/// several threads write it, and each of them reads what stands beside it.
+#[repr(align(64))]
+struct Awake(AtomicBool);
 
 impl Hot {
     /// All bits clear.
     pub fn new(queues: u16) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         let count = words(queues.into());
-        let awake = AtomicBool::new(false);
+        let awake = Awake(AtomicBool::new(false));
         Self { words: zeros(count), summary: zeros(words(count)), awake }
     }
 
@@ -37,13 +41,13 @@ impl Hot {
     pub fn call(&self, queue: u16) -> bool {
         self.set(queue);
         // After the bit: a thread that was woken and has not looked yet finds it.
-        !self.awake.swap(true, Ordering::AcqRel)
+        !self.awake.0.swap(true, Ordering::AcqRel)
     }
 
     /// Notes that the guest's own thread is about to look: from now on it is woken again.
     pub fn begin(&self) {
         // Not a store, which would read nothing: it sees the bits of all who found the thread woken.
-        self.awake.swap(false, Ordering::AcqRel);
+        self.awake.0.swap(false, Ordering::AcqRel);
     }
 
     /// Moves all bits into `set`.
