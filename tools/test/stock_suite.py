@@ -131,6 +131,14 @@ class Packages(guest_suite.Suite):
         self.links()
         self.as_user("upgrade: ibv_rc_pingpong with the new module")
 
+    def serves_confined(self):
+        """A guest can be a host, whose kernel enforces the profile of AppArmor."""
+        (_, guest) = self.network.guests
+        status, text = guest.run("/mnt/host/test-confined /mnt/host/virtio-rdmad_*.deb", timeout=HANG_SECONDS)
+        if status:
+            self.report.note(text)
+        self.report.result("virtio-rdmad: AppArmor's profile is in force, and refuses nothing that it needs", status == 0)
+
     def restarts(self):
         """After a restart, nobody has to load anything."""
         (_, guest) = self.network.guests
@@ -147,7 +155,8 @@ class Packages(guest_suite.Suite):
         self.in_each("purge: no RDMA device is left", "! rdma link show | grep .")
 
     def run(self):
-        self.part("packages: two guests of a cloud", 2, self.first_use, self.upgrades, self.restarts, self.purges)
+        self.part("packages: two guests of a cloud", 2, self.first_use, self.upgrades, self.restarts,
+                  self.serves_confined, self.purges)
 
 
 class Files:
@@ -163,6 +172,10 @@ class Files:
                 shutil.copy(path, self.share)
                 self.make_newer(path, upgrade)
         (device,) = glob.glob(os.path.join(built, "virtio-rdmad_*.deb"))
+        for_a_host = os.path.join(self.share, "host")
+        os.makedirs(for_a_host)
+        for path in (device, os.path.join(guests.TOP, "tools/deb/test-confined")):
+            shutil.copy(path, for_a_host)
         subprocess.run(["dpkg-deb", "-x", device, self.host], check=True)
 
     @staticmethod
