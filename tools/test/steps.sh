@@ -8,18 +8,21 @@ logs=$top/build/log
 mkdir -p "$logs"
 
 # step NAME TITLE CMD...: the command's result is in $result, its output and
-# errors in the log; its own progress lines are shown as they come.
+# errors in the log; its own progress lines are shown as they come. With $beside, other output comes meanwhile, and
+# the step has one line when it is done.
 step() {
 	local name=$1 title=$2 start=$SECONDS
 	local log=$logs/$name.log
 	shift 2
-	printf '%-44s' "$title" >&2
+	[ -n "${beside-}" ] || printf '%-44s' "$title" >&2
 	if ! result=$("$@" 2>"$log"); then
+		[ -z "${beside-}" ] || printf '%-44s' "$title" >&2
 		printf 'FAILED after %s s\n' $((SECONDS - start)) >&2
 		tail -n 20 "$log" | sed 's/^/    /' >&2
 		printf 'step "%s" failed; log: %s\n' "$title" "$log" >&2
 		exit 1
 	fi
+	[ -z "${beside-}" ] || printf '%-44s' "$title" >&2
 	printf '%4s s\n' $((SECONDS - start)) >&2
 }
 
