@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suite stock: what users of a distribution have. The selftests on the newest of
 Debian's own kernels that the driver builds for, and guests of a cloud that get the
-packages of this project and nothing else of it. The suite qemu runs all selftests on
-another kernel of Debian's.
+packages of this project and nothing else of it. On an older kernel of Debian's, data flows
+between two guests; the suite qemu runs all selftests there.
 
-Arguments: the kernel's build directory, the guest image, the directory with the selftests
-and the kernel's helpers, the directory of a cloud's guests (tools/vm/cloud), the directory
-with the packages, and files with the results of what ran before.
+Arguments: a file with the build directories of the kernels, the newest last; the guest
+image; the directory with the selftests and the kernel's helpers; the directory of a cloud's
+guests (tools/vm/cloud); the directory with the packages; and files with the results of what
+ran before.
 """
 
 import glob
@@ -39,6 +40,10 @@ README = os.path.join(guests.TOP, "README.md")
 
 class Selftests(guest_suite.Suite):
     """The selftests on a kernel of Debian's."""
+
+    def run_briefly(self, name):
+        """Data flows between two guests; the suite qemu runs all selftests on this kernel."""
+        self.part(f"{name}: two guests", 2, lambda: self.works(f"{name}: two guests"), self.agrees)
 
     def run(self, name):
         self.part(f"{name}: one guest", 1, lambda: self.those_of(EVERYDAY, f"{name}: "), self.agrees)
@@ -191,11 +196,22 @@ class Files:
             subprocess.run(["dpkg-deb", "-b", unpacked, directory], check=True, stdout=subprocess.DEVNULL)
 
 
+def release_of(kernel_dir):
+    """As uname -r says it in a guest with that kernel."""
+    return os.path.basename(glob.glob(os.path.join(kernel_dir, "install/lib/modules/*"))[0])
+
+
+def selftests_on(kernel_dir, image, share, report):
+    options = guest_suite.options("qemu", "stock", kernel_dir, image, share)
+    return Selftests(guests.dataclasses.replace(options, workers=2), report)
+
+
 def main(arguments):
-    kernel_dir, image, share, cloud_dir, built, *results = arguments
+    kernels, image, share, cloud_dir, built, *results = arguments
     signal.signal(signal.SIGTERM, guest_suite.interrupt)
     report = ktap.Report()
-    name = os.path.basename(glob.glob(os.path.join(kernel_dir, "install/lib/modules/*"))[0])
+    with open(kernels, encoding="utf-8") as file:
+        *older, newest = file.read().split()
     for path in results:
         relay = ktap.Relay(report, os.path.splitext(os.path.basename(path))[0].removeprefix("stock-"))
         with open(path, encoding="utf-8") as file:
@@ -206,8 +222,9 @@ def main(arguments):
             options = guests.Options(vmm="qemu", kernel="stock", kernel_dir=cloud_dir, rdma="virtio",
                                      image=os.path.join(cloud_dir, "root.ext4"))
             Packages(options, report, Files(built, directory)).run()
-        options = guest_suite.options("qemu", "stock", kernel_dir, image, share)
-        Selftests(guests.dataclasses.replace(options, workers=2), report).run(name)
+        for kernel in older:
+            selftests_on(kernel, image, share, report).run_briefly(release_of(kernel))
+        selftests_on(newest, image, share, report).run(release_of(newest))
     except KeyboardInterrupt:
         return 130
     return report.end()
