@@ -25,7 +25,7 @@ TOOLS = (
     ("ib_send_lat", 2, 1000, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
     ("ib_read_lat", 2, 1000, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
 )
-# By how much fewer of them rxe sends, which would take most of the time else.
+# What the number of messages is divided by: with all of them, rxe would take most of the time.
 FEWER = {"virtio": 1, "rxe": 5}
 
 

@@ -11,19 +11,19 @@ mkdir -p "$logs"
 # errors in the log; its own progress lines are shown as they come. With $beside, other output comes meanwhile, and
 # the step has one line when it is done.
 step() {
-	local name=$1 title=$2 start=$SECONDS
+	local name=$1 title start=$SECONDS
 	local log=$logs/$name.log
+	printf -v title '%-44s' "$2"
 	shift 2
-	[ -n "${beside-}" ] || printf '%-44s' "$title" >&2
+	# What is shown already is not shown again at the end.
+	[ -n "${beside-}" ] || { printf '%s' "$title" >&2; title=; }
 	if ! result=$("$@" 2>"$log"); then
-		[ -z "${beside-}" ] || printf '%-44s' "$title" >&2
-		printf 'FAILED after %s s\n' $((SECONDS - start)) >&2
+		printf '%sFAILED after %s s\n' "$title" $((SECONDS - start)) >&2
 		tail -n 20 "$log" | sed 's/^/    /' >&2
-		printf 'step "%s" failed; log: %s\n' "$title" "$log" >&2
+		printf 'step "%s" failed; log: %s\n' "$name" "$log" >&2
 		exit 1
 	fi
-	[ -z "${beside-}" ] || printf '%-44s' "$title" >&2
-	printf '%4s s\n' $((SECONDS - start)) >&2
+	printf '%s%4s s\n' "$title" $((SECONDS - start)) >&2
 }
 
 # prepare KERNEL: everything that guests of a kernel need; sets kernel_dir and image.
