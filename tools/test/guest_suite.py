@@ -31,9 +31,12 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "plain"): 40, (
 # wrong in each run, and restarts only in the middle of traffic.
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 FEWER_TESTS = 50
-# How many of the programs such a guest runs, in percent: all of them, or others each time where the suite has little
-# time. SEED chooses them again.
-PROGRAMS_PERCENT = int(os.environ.get("PROGRAMS_PERCENT", "100"))
+# Where other suites run beside this one, it is brief: emulated guests run some of the programs, others each time, a
+# hostile device does less, and what takes minutes runs only when the suite runs alone. In percent, by the VMM; SEED
+# chooses the same programs again.
+IS_BRIEF = bool(os.environ.get("BRIEF"))
+BRIEF_PROGRAMS = {"uml": 100, "qemu": 20}
+BRIEF_HOSTILE = {"uml": 50, "qemu": 20}
 # Lines of a kernel log that are one report.
 REPORT_LINES = 60
 TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
@@ -105,12 +108,16 @@ class Suite:
         self.is_slow = (options.vmm, options.kernel) == ("qemu", "debug")
         seed = int(os.environ.get("SEED", "0"), 0) or random.getrandbits(32) | 1
         self.random = random.Random(seed)
-        if PROGRAMS_PERCENT < 100:
-            self.report.note(f"{PROGRAMS_PERCENT} % of the programs, by the seed {seed:#x}")
+        self.programs_percent = BRIEF_PROGRAMS[options.vmm] if IS_BRIEF else 100
+        self.hostile_percent = BRIEF_HOSTILE[options.vmm] if IS_BRIEF else 100
+        if self.is_slow:
+            self.hostile_percent = self.hostile_percent * FEWER_TESTS // 100
+        if IS_BRIEF:
+            self.report.note(f"{self.programs_percent} % of the programs, by the seed {seed:#x}")
 
     def some(self, paths, label):
         """The programs that run this time."""
-        chosen = self.random.sample(paths, -(-len(paths) * PROGRAMS_PERCENT // 100))
+        chosen = self.random.sample(paths, -(-len(paths) * self.programs_percent // 100))
         for path in paths:
             if path not in chosen:
                 self.report.result(f"{label}{path}", True, "not this time: alone, the suite runs all")
@@ -209,9 +216,8 @@ class Suite:
         orders = hostile.Orders(self.network, relay.feed)
         transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
         env = {"PEERS": "", "HOSTILE_TRANSPORT": transport}
-        percent = (FEWER_TESTS if self.is_slow else 100) * PROGRAMS_PERCENT // 100
-        if percent < 100:
-            env["TESTS_PERCENT"] = str(percent)
+        if self.hostile_percent < 100:
+            env["TESTS_PERCENT"] = str(self.hostile_percent)
         orders.job = guest.start("cd /mnt/virtio_rdma && exec ./verbs/hostile.py", env, orders.feed, typed=True)
         self.finish(orders.job, relay)
 
@@ -369,12 +375,12 @@ class Suite:
         self.part("one guest", 1, self.alone, self.agrees)
         self.part("two guests", 2, self.together, self.agrees, self.reboots)
         self.part("one guest, virtqueues", 1, self.data_path, self.agrees, rings=False)
-        if PROGRAMS_PERCENT == 100:
+        if self.options.vmm == "uml" or not IS_BRIEF:
             self.part("two guests, virtqueues", 2, self.together, self.agrees, rings=False)
         self.part("a hostile device", 1, self.misbehaves, kind=hostile.Network)
         if self.options.vmm == "qemu" and self.options.kernel != "debug":
             self.in_huge_pages()
-        if self.options.vmm == "qemu" and PROGRAMS_PERCENT == 100:
+        if self.options.vmm == "qemu" and not IS_BRIEF:
             self.part("a guest that sleeps", 2, self.sleeps, self.agrees, swap=True, serial=True)
             self.part("a guest that sleeps, virtqueues", 2, self.sleeps, self.agrees, rings=False, serial=True)
         if self.options.vmm == "uml":
@@ -382,7 +388,8 @@ class Suite:
             self.part("a device without extensions", 1, self.without_extensions, kind=hostile.Bare)
             self.part("a device behind a bus", 1, self.behind_a_bus, kind=hostile.Bus)
             self.much_memory()
-            self.part("one guest with all objects", 1, self.all_objects, self.agrees)
+            if not IS_BRIEF:
+                self.part("one guest with all objects", 1, self.all_objects, self.agrees)
             # QEMU lets its guest wait for ever.
             self.part("a device that dies", 2, self.dies, transport=DEAD_TRANSPORT)
             self.part("a device that dies, virtqueues", 2, self.dies, transport=DEAD_TRANSPORT, rings=False)
