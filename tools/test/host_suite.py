@@ -95,6 +95,8 @@ class Host:
             "tools/abi/layout", "--check", "Documentation/layout.md"])
         self.command("Documentation/user-abi.md says what the header says", [
             "tools/abi/layout", "--user", "--check", "Documentation/user-abi.md"])
+        self.command("selftests/virtio_rdma/verbs/abi.py says what the headers say", [
+            "tools/abi/layout", "--python", "--check", "selftests/virtio_rdma/verbs/abi.py"])
         self.command("the driver in a kernel tree", ["tools/vm/in-tree", "m"])
         self.command("clippy", ["make", "-s", "clippy"])
         self.command("rustfmt", ["make", "-s", "rustfmtcheck"])
