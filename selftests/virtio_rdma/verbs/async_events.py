@@ -4,22 +4,28 @@
 import os
 import select
 
+from rc import descriptors
+
+
+def async_fds():
+    """Returns the descriptors of asynchronous events of all contexts that are open."""
+    names = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()}
+    return {fd for fd, name in names.items() if name == "anon_inode:[infinibandevent]"}
+
 
 def async_fd():
-    """The descriptor of asynchronous events: that of the only context."""
-    names = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-             if os.path.lexists(f"/proc/self/fd/{fd}")}
-    (found,) = [fd for fd, name in names.items() if name == "anon_inode:[infinibandevent]"]
+    """Returns the descriptor of asynchronous events of the only context."""
+    (found,) = async_fds()
     return found
 
 
 def has_event():
-    """Whether an event is there already."""
+    """Returns whether an event is there already."""
     return bool(select.select([async_fd()], [], [], 0)[0])
 
 
 def next_event(context):
-    """The type of the next event, waited for."""
+    """Waits for the next event; returns its type."""
     event = context.get_async_event()
     kind = event.event_type
     event.ack()

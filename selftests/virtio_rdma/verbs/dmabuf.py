@@ -9,13 +9,15 @@ import os
 import signal
 import struct
 
+import abi
 import ktap
+import uverbs
 from rc import ALL_ACCESS, SGE, Pair, PyverbsRDMAError, complete, e, fails_with, open_device, pinned
 from pyverbs.mr import DmaBufMR
 from pyverbs.pd import PD
 
 DEVICE = open_device()
-# More pages than a page of a page table lists.
+# The dma-buf has more pages than a page of a page table lists.
 SIZE = 3 << 20
 OFFSET = 3 * mmap.PAGESIZE + 100
 LENGTH = SIZE - 2 * OFFSET
@@ -24,9 +26,6 @@ WRITE, READ, SEND, FAA = (e.IBV_WR_RDMA_WRITE, e.IBV_WR_RDMA_READ, e.IBV_WR_SEND
 REFUSED = e.IBV_WC_REM_ACCESS_ERR
 # _IOW('u', 0x42, struct udmabuf_create) and its flag.
 UDMABUF_CREATE, UDMABUF_FLAGS_CLOEXEC = 0x40187542, 1
-# enum ib_uverbs_write_cmds, enum ib_mr_rereg_flags
-REREG_MR = 11
-TRANS, CHANGE_PD, CHANGE_ACCESS = 1, 2, 4
 
 
 class Buffer:
@@ -53,7 +52,7 @@ class Buffer:
         os.pwrite(self.file, data, offset)
 
     def close_fd(self):
-        """Leaves the dma-buf to those who have attached to it."""
+        """Closes the descriptor; MRs that are attached keep the dma-buf."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
@@ -67,7 +66,7 @@ class Buffer:
 
 
 def register(pair, buffer):
-    """An MR of `b` over LENGTH bytes at OFFSET, which are named by their offsets."""
+    """Registers LENGTH bytes at OFFSET for `b`, which are named by their offsets; returns the MR."""
     region = DmaBufMR(pair.b.pd, LENGTH, ALL_ACCESS, dmabuf=buffer.fd, offset=OFFSET)
     pair.b.mrs.append(region)
     return region
@@ -107,7 +106,7 @@ def move(rng, pair, buffer, region):
 
 
 def refused(pair, region, offset, length=8):
-    """A write to a place is refused; both ends are connected anew."""
+    """Fails the test unless a write to a place is refused; connects both ends again."""
     local = pair.a.mrs[0]
     pair.a.post_send(WRITE, [SGE(local.buf, length, local.lkey)], remote=(offset, region))
     complete(pair.a.send_cq, 1, REFUSED)
@@ -133,7 +132,7 @@ def data(rng):
 
 
 def arguments(rng):
-    """What is no range of a dma-buf, no dma-buf, or no right that it can give."""
+    """Ranges that are not in the dma-buf, files that are not a dma-buf, and access that it cannot give are refused."""
     with Buffer(rng) as buffer, Pair(DEVICE) as pair:
         pd, local = pair.b.pd, e.IBV_ACCESS_LOCAL_WRITE
 
@@ -194,13 +193,11 @@ def not_registered_anew(rng):
     with Buffer(rng) as buffer, Pair(DEVICE) as pair:
         local, region = pair.a.memory(20000), register(pair, buffer)
         for flags in range(1, 8):
-            command = struct.pack("=IHHQIIQQQII", REREG_MR, 14, 2, local.buf, region.handle, flags,
-                                  local.buf, 4096, local.buf, pair.b.pd.handle, ALL_ACCESS)
-            try:
-                os.write(DEVICE.context.cmd_fd, command)
-                raise AssertionError(f"no error with flags {flags}")
-            except OSError as error:
-                ktap.equal(error.errno, errno.EOPNOTSUPP, f"error with flags {flags}")
+            request = abi.IbUverbsReregMr(
+                mr_handle=region.handle, flags=flags, start=local.buf, length=4096, hca_va=local.buf,
+                pd_handle=pair.b.pd.handle, access_flags=ALL_ACCESS)
+            fails_with(errno.EOPNOTSUPP, uverbs.Commands(DEVICE.context.cmd_fd).ask, abi.IB_USER_VERBS_CMD_REREG_MR,
+                       request, abi.IbUverbsReregMrResp)
         move(rng, pair, buffer, region)
 
 
@@ -231,7 +228,7 @@ def of_a_program_that_is_killed(rng):
 
 
 def probe():
-    """Ends the program where there are no dma-bufs, or the device has no regions over them."""
+    """Ends the program with a skip if there are no dma-bufs, or the device has no MRs over them."""
     if not os.path.exists("/dev/udmabuf"):
         ktap.skip_all("no /dev/udmabuf (CONFIG_UDMABUF)")
     pd = PD(DEVICE.context)

@@ -8,6 +8,7 @@ import select
 import subprocess
 
 import ktap
+from async_events import async_fds
 from rc import Context, Pair, QPAttr, complete, e, empty, open_device, sge
 
 DEVICE = open_device()
@@ -17,14 +18,14 @@ NEVER_MS = 60000
 
 
 def netdev():
-    """The network interface of the port."""
+    """Returns the name of the port's network interface."""
     path = f"/sys/class/infiniband/{DEVICE.name}/ports/1/gid_attrs/ndevs/{DEVICE.gid.gid_index}"
     with open(path, encoding="ascii") as file:
         return file.read().strip()
 
 
 def next_event(context):
-    """The next event of a context: its type, or that none comes."""
+    """Waits for the next event of a context; returns its type. Fails the test if no event comes."""
     poller = select.poll()
     poller.register(context_fd(context), select.POLLIN)
     if not poller.poll(NEVER_MS):
@@ -40,15 +41,10 @@ def context_fd(context):
 
 
 def open_context():
-    """A context and the descriptor of its events, which pyverbs keeps to itself."""
-    def anonymous():
-        return {fd for fd in os.listdir("/proc/self/fd")
-                if os.path.exists(f"/proc/self/fd/{fd}") and
-                os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[infinibandevent]"}
-    before = anonymous()
+    """Opens a context, and keeps the descriptor of its events, which pyverbs does not tell."""
+    before = async_fds()
     context = Context(name=DEVICE.name)
-    (new,) = anonymous() - before
-    FDS[id(context)] = int(new)
+    (FDS[id(context)],) = async_fds() - before
     return context
 
 
@@ -56,7 +52,7 @@ FDS = {}
 
 
 class WithEvents:
-    """The device under test, opened anew, so that its events are its own."""
+    """The device under test with a context of its own, and so with events of its own."""
 
     def __init__(self):
         self.context = open_context()

@@ -8,6 +8,7 @@ import errno
 import socket
 import struct
 
+import abi
 import ktap
 from rc import (AH, CQ, MR, PD, PORT, QP, AHAttr, GlobalRoute, PyverbsError, PyverbsRDMAError, QPAttr,
                 QPCap, QPInitAttr, SIGNALED, complete, e, empty, fails_with, open_device, pointer, post,
@@ -18,7 +19,6 @@ from pyverbs.qp import QPInitAttrEx
 DEVICE = open_device()
 QKEY = 0x11112222
 GRH = 40
-MCAST_QPN = 0xffffff
 V4 = "::ffff:239.1.2.3"
 V6 = "ff0e::1234"
 
@@ -27,7 +27,7 @@ LIBIBVERBS = ctypes.CDLL("libibverbs.so.1")
 
 
 def multicast(verb, qp, group):
-    """ibv_attach_mcast() or ibv_detach_mcast(), which pyverbs does not have."""
+    """Calls ibv_attach_mcast() or ibv_detach_mcast(), which pyverbs does not have."""
     # struct ibv_qp begins with six pointers; handle and number follow.
     address = pointer(qp, 56, lambda raw: struct.unpack("6QII", raw)[-1] == qp.qp_num)
     packed = socket.inet_pton(socket.AF_INET6, group)
@@ -45,7 +45,7 @@ def detach(qp, group):
 
 
 def flagged(end, qp_type, create_flags):
-    """Attributes of a QP that is created with flags."""
+    """Returns attributes of a QP that is created with flags."""
     mask = e.IBV_QP_INIT_ATTR_PD | (e.IBV_QP_INIT_ATTR_CREATE_FLAGS if create_flags else 0)
     cap = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=2, max_recv_sge=2)
     return QPInitAttrEx(qp_type=qp_type, scq=end.send_cq, rcq=end.recv_cq, cap=cap, pd=end.pd,
@@ -82,7 +82,7 @@ class Ud:
         self.mr.write(bytes(4096), 4096, 4096)
         post(self.qp.post_recv, [recv_wr([sge(self.mr, 4096, 4096)], wr_id)])
 
-    def cast(self, group, data, qkey=QKEY, qpn=MCAST_QPN):
+    def cast(self, group, data, qkey=QKEY, qpn=abi.MCAST_QPN):
         """Sends to a group, and waits for the completion."""
         self.mr.write(data, len(data))
         digits = socket.inet_pton(socket.AF_INET6, group).hex()
@@ -96,7 +96,7 @@ class Ud:
         address.close()
 
     def received(self, data):
-        """Takes the one message that must be there."""
+        """Takes the only message, which must be there; returns its GRH area and its completion."""
         wc = complete(self.recv_cq)[0]
         ktap.equal((wc.byte_len, wc.wc_flags & e.IBV_WC_GRH != 0), (GRH + len(data), True), "receive")
         ktap.same_bytes(self.mr.read(len(data), 4096 + GRH), data, "payload")
@@ -110,7 +110,7 @@ class Ud:
 
 
 def every_member(rng):
-    """Each attached QP gets a copy, the sender's too; others get none."""
+    """Each attached QP gets a copy, the sender's too; other QPs get no copy."""
     for group in (V4, V6):
         sender, member, stranger = Ud(), Ud(), Ud()
         for end in (sender, member):
@@ -145,7 +145,7 @@ def loopback_is_blocked(rng):
     sender.cast(V4, data)
     member.received(data)
     empty(sender.recv_cq)
-    # From others it gets all.
+    # It gets all messages of other senders.
     member.cast(V4, data)
     sender.received(data)
     empty(member.recv_cq)
@@ -200,7 +200,7 @@ def no_receive(rng):
 
 
 def only_to_all_qps(rng):
-    """A datagram to a group names QP 0xffffff; with another it reaches nobody."""
+    """A datagram to a group names QP 0xffffff; with another number no QP gets it."""
     sender, member = Ud(), Ud()
     member.attach(V4)
     member.expect()
@@ -211,14 +211,14 @@ def only_to_all_qps(rng):
 
 
 def bad_arguments(_rng):
-    """What ib_core and rxe answer."""
+    """Arguments that cannot be, which are refused with the errors of ib_core and rxe."""
     end = Ud()
     fails_with(errno.EINVAL, attach, end.qp, "fe80::1")
     fails_with(errno.EINVAL, attach, end.qp, "::ffff:10.0.0.1")
     fails_with(errno.EINVAL, detach, end.qp, V4)
     end.attach(V4)
     fails_with(errno.EINVAL, detach, end.qp, V6)
-    # Once more is no error, and no second attachment.
+    # To attach once more is no error, and makes no second attachment.
     attach(end.qp, V4)
     end.close()
     pd, cq = PD(DEVICE.context), CQ(DEVICE.context, 8)
@@ -246,7 +246,7 @@ def destroyed_while_attached(_rng):
 
 
 def attachment_limit(_rng):
-    """A group takes as many QPs as the device says; then ENOMEM, and room again after one left."""
+    """A group takes as many QPs as the device says; another one fails with ENOMEM until one has left."""
     limit = DEVICE.attr.max_mcast_qp_attach
     if not 1 <= limit <= 256 or DEVICE.attr.max_qp < limit + 8:
         raise ktap.Skip(f"{limit} QPs a group, {DEVICE.attr.max_qp} QPs")
@@ -266,7 +266,7 @@ def attachment_limit(_rng):
 
 
 def without(_rng):
-    """A device that has no multicast says so."""
+    """A device without multicast says so."""
     end = Ud()
     for group in (V4, V6):
         fails_with(errno.EOPNOTSUPP, attach, end.qp, group)

@@ -9,9 +9,9 @@ import mmap
 import os
 import time
 
+import abi
 import ktap
 from rc import ALL_ACCESS, MR, SGE, Pair, complete, e, fails_with, open_device
-from uverbs import F_PAGE_LEVELS
 
 DEVICE = open_device()
 GIB = 1 << 30
@@ -65,9 +65,9 @@ def memory_info(name):
 
 
 def needs_large_regions():
-    """Skips the test where there are none."""
+    """Skips the test if there are no huge pages."""
     if DEVICE.attr.max_mr_size < SIZE:
-        why = "" if DEVICE.has_feature(F_PAGE_LEVELS) else ": page tables have no levels"
+        why = "" if DEVICE.has_feature(abi.F_PAGE_LEVELS) else ": page tables have no levels"
         raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes{why}")
 
 
@@ -149,7 +149,7 @@ def pool(size=None):
 
 @contextlib.contextmanager
 def reserved(count):
-    """So many huge pages that nobody else has."""
+    """Reserves huge pages."""
     before = pool()
     try:
         if (size := pool(before + count)) < before + count:

@@ -3,10 +3,8 @@
 """Memory windows: what they give access to, when they are bound and invalidated, and what goes wrong."""
 
 import errno
-import json
 import os
 import struct
-import subprocess
 
 import ktap
 from rc import (ALL_ACCESS, PD, QP, SIGNALED, Endpoint, Pair, QPCap, complete, e, empty, fails_with,
@@ -28,19 +26,19 @@ NOT_ANSWERED = e.IBV_WC_RETRY_EXC_ERR
 
 
 class Windows(Pair):
-    """Two connected endpoints, of which `b` binds windows that `a` uses."""
+    """Two connected endpoints; `b` binds windows, which `a` uses."""
 
     def __init__(self, **options):
         self.windows = []
         super().__init__(DEVICE, **options)
 
     def window(self, kind, pd=None):
-        """A window that is not bound."""
+        """Allocates a window, which is not bound."""
         self.windows.append(MW(pd or self.b.pd, kind))
         return self.windows[-1]
 
     def bind(self, window, region, offset=0, length=None, access=REMOTE, status=e.IBV_WC_SUCCESS):
-        """Binds a window to a part of a region; its new key."""
+        """Binds a window to a part of a region; returns its new key."""
         length = region.length - offset if length is None else length
         info = MWBindInfo(region, region.buf + offset, length, access)
         if window.type == ONE:
@@ -56,14 +54,14 @@ class Windows(Pair):
         return key
 
     def access(self, opcode, local, address, key, status=e.IBV_WC_SUCCESS):
-        """Lets `a` use a key; after an error both ends are connected anew."""
+        """Lets `a` use a key; connects both ends again after an error."""
         self.a.post_send(opcode, [local], remote=(address, key), atomic=(1, 0) if opcode == FAA else None)
         complete(self.a.send_cq, 1, status)
         if status != e.IBV_WC_SUCCESS:
             self.renew()
 
     def refused(self, address, key):
-        """A write by this key is refused."""
+        """Fails the test unless a write with this key is refused."""
         self.access(WRITE, sge(self.a.memory(8)), address, key, REFUSED)
 
     def invalidate(self, key, status=e.IBV_WC_SUCCESS):
@@ -72,7 +70,7 @@ class Windows(Pair):
         complete(self.b.send_cq, 1, status)
 
     def renew(self):
-        """Both ends as at the beginning."""
+        """Connects both ends again."""
         for end in (self.a, self.b):
             end.move(e.IBV_QPS_RESET)
         self.connect()
@@ -146,7 +144,7 @@ def zero_based(rng):
 
 
 def bounds(_rng):
-    """Not a byte before or behind a window."""
+    """A window gives access to no byte before or behind it."""
     with Windows() as pair:
         region, local = pair.b.memory(SIZE, ACCESS), pair.a.memory(SIZE)
         for kind in (ONE, TWO):
@@ -170,7 +168,7 @@ def rights(_rng):
 
 
 def type_1_again(_rng):
-    """A window of type 1 is bound anew under another key, and unbound."""
+    """A window of type 1 is bound again with another key, and unbound."""
     with Windows() as pair:
         region, local = pair.b.memory(SIZE, ACCESS), pair.a.memory(8)
         window = pair.window(ONE)
@@ -288,7 +286,7 @@ def bad_binds(_rng):
                 pair.refused(region.buf, key)
         pair.bind(pair.window(TWO), good, 0, 0, status=BIND_ERR)
         pair.renew()
-        # A region that is gone when its window is bound.
+        # The region is gone when its window is bound.
         wr = SendWR(1, e.IBV_WR_BIND_MW)
         wr.set_bind_wr(pair.window(TWO), MWBindInfo(gone, gone.buf, 8, local_write))
         pair.b.move(e.IBV_QPS_SQD)
@@ -300,7 +298,7 @@ def bad_binds(_rng):
 
 
 def no_local_memory(_rng):
-    """A window's key is its peers' and not its owner's."""
+    """The peers use the key of a window, and its owner cannot."""
     with Windows() as pair:
         region, target = pair.b.memory(SIZE, ACCESS), pair.a.memory(8)
         for kind in (ONE, TWO):
@@ -332,7 +330,7 @@ def bound_regions(_rng):
 
 
 def in_order(rng):
-    """Windows that are bound, told of and invalidated in one list, again and again."""
+    """Windows are bound, announced and invalidated in one list of requests, again and again."""
     with Windows(depth=256) as pair:
         content = rng.randbytes(64)
         region, told = pair.b.memory(64, ACCESS, data=content), pair.a.memory(64)
@@ -402,7 +400,7 @@ def by_calls(rng):
                 complete(pair.a.send_cq)
                 complete(pair.b.recv_cq)
             pair.refused(region.buf, key)
-        # Nothing of a batch in which a window is bound with data.
+        # Nothing is posted of a batch in which a request to bind a window has data.
         qp.wr_start()
         qp.wr_bind_mw(window, window.rkey, info)
         qp.wr_set_sge(sge(region))
@@ -423,16 +421,9 @@ def flushed(_rng):
         pair.b.mrs.remove(region)
 
 
-def left_behind():
-    """How many MRs and PDs there are on the device."""
-    text = subprocess.run(["rdma", "-j", "resource", "show"], check=True, stdout=subprocess.PIPE).stdout
-    link, = [link for link in json.loads(text) if link["ifname"] == DEVICE.name]
-    return link["pd"], link["mr"], link["qp"]
-
-
 def program_ends(_rng):
     """A program that ends with windows bound leaves nothing behind, in whatever order it made them."""
-    before = left_behind()
+    before = DEVICE.objects()
     child = os.fork()
     if not child:
         status = 1
@@ -448,11 +439,11 @@ def program_ends(_rng):
         finally:
             os._exit(status)
     ktap.equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0, "the program")
-    ktap.equal(left_behind(), before, "what is left")
+    ktap.equal(DEVICE.objects(), before, "what is left")
 
 
 def without(_rng):
-    """A device that has no windows says so."""
+    """A device without windows says so."""
     ktap.equal(DEVICE.attr.max_mw, 0, "max_mw")
     flags = e.IBV_DEVICE_MEM_WINDOW | e.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     ktap.equal(DEVICE.attr.device_cap_flags & flags, 0, "capabilities")

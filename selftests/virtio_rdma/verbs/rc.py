@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Pairs of QPs, RC unless said otherwise, in loopback on one RoCE device, for the tests beside it.
+"""Pairs of QPs in loopback on one RoCE device, which the tests share. They are RC if a test says nothing else.
 
 RDMA_DEVICE in the environment names the device; without it the first one
 with an active port and a RoCE v2 GID is taken.
 """
 
 import errno
+import json
 import os
 import struct
+import subprocess
 
 import ktap
 
 try:
     import pyverbs.enums as e
-    from pyverbs.addr import AH, AHAttr, GlobalRoute
+    from pyverbs.addr import AH, AHAttr, GlobalRoute  # noqa: F401 tests import all of these from here
     from pyverbs.cq import CQ, CompChannel
     from pyverbs.device import Context, get_device_list
     from pyverbs.mr import MR
@@ -34,7 +36,7 @@ STATUS = {getattr(e, name): name[len("IBV_WC_"):] for name in dir(e)
 
 
 def status_name(status):
-    """The name of a wc.status."""
+    """Returns the name of a wc.status."""
     return STATUS.get(status, str(status))
 
 
@@ -54,16 +56,21 @@ class Device:
         self.gid = self._roce_v2_gid()
 
     def usable(self):
-        """Whether RC QPs can be connected here."""
+        """Returns whether RC QPs can be connected here."""
         return self.port.state == e.IBV_PORT_ACTIVE and self.gid is not None
 
     def has_feature(self, bit):
-        """Whether driver and device agreed on a feature bit; always, if it is no virtio device."""
+        """Returns whether driver and device agreed on a feature bit, and True for a device that is not virtio."""
         try:
             with open(f"/sys/class/infiniband/{self.name}/device/features", encoding="ascii") as file:
                 return file.read()[bit] == "1"
         except FileNotFoundError:
             return True
+
+    def objects(self):
+        """Returns how many objects of each kind the device has, the kernel's own among them."""
+        link, = [link for link in rdma("resource", "show") if link["ifname"] == self.name]
+        return {kind: count for kind, count in link.items() if not kind.startswith("if")}
 
     def skip_on_rxe(self, reason):
         """Skips the test on the kernel's software RoCE, where it deviates from IBA."""
@@ -71,7 +78,7 @@ class Device:
             raise ktap.Skip(reason)
 
     def _roce_v2_gid(self):
-        """An entry of the GID table, one with an IPv4 address if there is one."""
+        """Returns an entry of the GID table, with an IPv4 address if there is such an entry, or None."""
         entries = [entry for entry in self.context.query_gid_table(self.port.gid_tbl_len)
                    if entry.port_num == PORT and entry.gid_type == e.IBV_GID_TYPE_ROCE_V2]
         mapped = [entry for entry in entries if ":ffff:" in entry.gid_str()]
@@ -79,7 +86,7 @@ class Device:
 
 
 def open_device():
-    """The device under test; ends the program with a skip if there is none."""
+    """Opens the device under test, or ends the program with a skip if there is no device."""
     wanted = os.environ.get("RDMA_DEVICE")
     names = [wanted] if wanted else sorted(device.name.decode() for device in get_device_list())
     for name in names:
@@ -93,9 +100,20 @@ def open_device():
                          f"no active port with a RoCE v2 GID on {', '.join(names)}")
 
 
+def rdma(*arguments):
+    """Returns what rdma(8) shows, as JSON."""
+    return json.loads(subprocess.run(["rdma", "-j", *arguments], check=True, stdout=subprocess.PIPE).stdout)
+
+
+def kernel_log():
+    """Returns the lines of the kernel log."""
+    return subprocess.run(["dmesg"], check=True, stdout=subprocess.PIPE,
+                          encoding="utf-8", errors="replace").stdout.splitlines()
+
+
 def pinned():
-    """Pages that the kernel keeps in place for somebody."""
-    # Each CPU keeps a part of the numbers to itself.
+    """Returns how many pages the kernel has pinned."""
+    # Each CPU counts for itself; this adds up what they have counted.
     with open("/proc/sys/vm/stat_refresh", encoding="ascii") as file:
         file.read()
     with open("/proc/vmstat", encoding="ascii") as file:
@@ -103,20 +121,20 @@ def pinned():
     return int(values["nr_foll_pin_acquired"]) - int(values["nr_foll_pin_released"])
 
 
-def fails_with(number, function, *args):
-    """Fails the test unless the call fails with this error number."""
+def fails_with(number, function, *args, **options):
+    """Fails the test unless the call, of pyverbs or of the system, fails with this error number."""
     try:
-        function(*args)
-    except PyverbsRDMAError as error:
-        ktap.equal(errno.errorcode.get(error.error_code, error.error_code),
-                   errno.errorcode[number], "error")
+        function(*args, **options)
+    except (OSError, PyverbsRDMAError) as error:
+        found = error.errno if isinstance(error, OSError) else error.error_code
+        ktap.equal(errno.errorcode.get(found, found), errno.errorcode[number], "error")
         return
     raise AssertionError(f"no error, expected {errno.errorcode[number]}")
 
 
 def pointer(thing, size, is_it):
-    """Where the C structure of an object of pyverbs is, which keeps that to itself: the word of the object that
-    points to `size` bytes of which is_it() says so."""
+    """Returns the address of the C structure of an object of pyverbs, which does not tell it: the word of the object
+    that points to `size` bytes for which is_it() is true."""
     with open("/proc/self/mem", "rb", buffering=0) as memory:
         words = os.pread(memory.fileno(), type(thing).__basicsize__, id(thing))
         for word, in struct.iter_unpack("Q", words):
@@ -135,16 +153,17 @@ def descriptors():
 
 
 class Endpoint:
-    """One QP with CQs and a PD of its own."""
+    """A QP with its own CQs and its own PD."""
 
     def __init__(self, device, depth=64, cqe=None, max_sge=16, sig_all=False, channel=False,
                  vector=0, inline=0, qp_type=e.IBV_QPT_RC, cq=None, srq=None):
-        """`cq`: one for everything, of another endpoint and that one's to close. `srq`: where it receives from."""
+        """`cq`: the CQ of another endpoint for sends and receives, which that one closes; `srq`: the SRQ to receive
+        from."""
         self.device = device
         self.pd = PD(device.context)
         self.channel = self.channel_fd = None
         if channel:
-            # pyverbs keeps the descriptor to itself: it is the one that is new.
+            # pyverbs does not tell the descriptor: it is the new one.
             before = descriptors()
             self.channel = CompChannel(device.context)
             (self.channel_fd,) = descriptors() - before
@@ -160,7 +179,7 @@ class Endpoint:
         self.mrs = []
 
     def memory(self, length, access=ALL_ACCESS, data=None, pd=None):
-        """An MR over fresh memory, which holds `data`."""
+        """Registers new memory that holds `data`; returns the MR."""
         region = MR(pd or self.pd, length, access)
         if data is not None:
             region.write(data, len(data))
@@ -168,7 +187,7 @@ class Endpoint:
         return region
 
     def attributes(self, peer, **changes):
-        """Attributes that connect the QP to the QP number `peer`."""
+        """Returns attributes that connect the QP to the QP number `peer`."""
         attr = QPAttr(port_num=PORT)
         attr.qp_access_flags = ALL_ACCESS
         attr.path_mtu = self.device.port.active_mtu
@@ -192,12 +211,10 @@ class Endpoint:
 
     def move(self, state):
         """Brings the QP to RESET, ERR or SQD, and back from SQD or SQE to RTS."""
-        attr = QPAttr()
-        attr.qp_state = state
-        self.qp.modify(attr, e.IBV_QP_STATE)
+        move(self.qp, state)
 
     def state(self):
-        """The QP's state as the device reports it."""
+        """Returns the QP's state as the device reports it."""
         return self.qp.query(e.IBV_QP_STATE)[0].qp_state
 
     def post_recv(self, sges, wr_id=0):
@@ -209,7 +226,7 @@ class Endpoint:
         post(self.qp.post_send, [send_wr(opcode, sges, wr_id, **options)])
 
     def close(self):
-        """Destroys everything, in the order of dependence."""
+        """Destroys everything, each object before those that it uses."""
         self.qp.close()
         for region in self.mrs:
             region.close()
@@ -241,20 +258,27 @@ class Pair:
             self.a.close()
             self.b.close()
         except PyverbsError:
-            # Of a test that failed already, the first error is the one to see.
+            # If the test has failed already, its error is the one to see.
             if kind is None:
                 raise
 
 
+def move(qp, state):
+    """Brings a QP to a state for which it needs no other attribute."""
+    attr = QPAttr()
+    attr.qp_state = state
+    qp.modify(attr, e.IBV_QP_STATE)
+
+
 def recv_wr(sges, wr_id=0):
-    """A receive request; pyverbs wants an SGE even where there shall be none."""
+    """Returns a receive request. pyverbs wants an SGE also for a request without SGEs."""
     wr = RecvWR(wr_id, max(1, len(sges)), sges or [SGE(0, 0, 0)])
     wr.num_sge = len(sges)
     return wr
 
 
 def send_wr(opcode, sges, wr_id=0, flags=SIGNALED, imm=0, remote=None, atomic=None):
-    """A send request. `remote`: (address, rkey); `atomic`: (compare_add, swap)."""
+    """Returns a send request. `remote`: (address, rkey); `atomic`: (compare_add, swap)."""
     wr = SendWR(wr_id, opcode, max(1, len(sges)), imm, sges or [SGE(0, 0, 0)], flags)
     wr.num_sge = len(sges)
     if atomic:
@@ -276,17 +300,17 @@ def post(verb, wrs, bad_wr=None):
 
 
 def sge(region, offset=0, length=None):
-    """An SGE for a part of an MR, by default for all that follows `offset`."""
+    """Returns an SGE for a part of an MR, by default for all that follows `offset`."""
     return SGE(region.buf + offset, region.length - offset if length is None else length, region.lkey)
 
 
 def remote(region, offset=0):
-    """Address and key of a place in an MR, for the peer."""
+    """Returns the address and the rkey of a place in an MR, for the peer."""
     return region.buf + offset, region.rkey
 
 
 def poll(cq, count):
-    """Polls until there are `count` completions, whatever their status."""
+    """Polls until there are `count` completions with any status; returns them."""
     completions = []
     while len(completions) < count:
         polled, more = cq.poll(count - len(completions))
@@ -297,7 +321,7 @@ def poll(cq, count):
 
 
 def complete(cq, count=1, status=e.IBV_WC_SUCCESS):
-    """Polls `count` completions that must all have this status."""
+    """Polls `count` completions, which must all have this status; returns them."""
     completions = poll(cq, count)
     ktap.equal([status_name(wc.status) for wc in completions], [status_name(status)] * count, "status")
     return completions
@@ -309,6 +333,6 @@ def empty(cq):
 
 
 def pieces(rng, length, count):
-    """Cuts `length` into `count` random parts, some perhaps empty."""
+    """Returns `count` random lengths, some perhaps 0, whose sum is `length`."""
     cuts = sorted(rng.randint(0, length) for _ in range(count - 1))
     return [end - start for start, end in zip([0] + cuts, cuts + [length])]

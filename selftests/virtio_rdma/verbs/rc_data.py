@@ -5,10 +5,11 @@
 import errno
 import struct
 
+import abi
 import ktap
 from rc import (ALL_ACCESS, MR, SGE, SIGNALED, Pair, PyverbsRDMAError, complete, e, empty, fails_with,
                 open_device, pieces, post, recv_wr, remote, send_wr, sge)
-from uverbs import F_REREG_MR, address, zeros
+from uverbs import address, zeros
 
 DEVICE = open_device()
 MTU = 128 << DEVICE.port.active_mtu
@@ -17,7 +18,7 @@ GUARD = 64
 
 
 def guarded(endpoint, rng, length):
-    """An MR with random bytes around a target of `length`; the MR and its content."""
+    """Registers memory with random bytes around a target of `length`; returns the MR and its content."""
     content = rng.randbytes(length + 2 * GUARD)
     return endpoint.memory(len(content), data=content), bytearray(content)
 
@@ -136,7 +137,7 @@ def zero_length_rdma(_rng):
 
 
 def atomic(pair, opcode, operands, target, offset=0):
-    """Runs one atomic operation; answers the value that it read."""
+    """Runs one atomic operation; returns the value that it read."""
     result = pair.a.memory(8, data=b"\xa5" * 8)
     pair.a.post_send(opcode, [sge(result)], remote=remote(target, offset), atomic=operands)
     wc = complete(pair.a.send_cq)[0]
@@ -197,7 +198,7 @@ def fetch_and_add_from_both_sides(_rng):
 
 
 def scattered(rng, endpoint, lengths):
-    """An MR with guarded places of these lengths in random order; the SGEs for them."""
+    """Registers memory with guarded places of these lengths in random order; returns the SGEs for them."""
     order = list(range(len(lengths)))
     rng.shuffle(order)
     offsets, end = {}, GUARD
@@ -210,7 +211,7 @@ def scattered(rng, endpoint, lengths):
 
 
 def sge_lists(rng, opcode):
-    """1..16 SGEs on the local side, some of them empty, and on the receiver's."""
+    """Messages with 1 to 16 SGEs at either end, some of them empty."""
     limit = min(16, DEVICE.attr.max_sge)
     reading = opcode == e.IBV_WR_RDMA_READ
     with Pair(DEVICE, max_sge=limit) as pair:
@@ -411,7 +412,7 @@ def registered_part_of_a_page(rng):
 
 
 def zero_based(rng):
-    """Memory that both ends name by offsets, wherever it begins."""
+    """Both ends name memory by offsets, wherever it begins."""
     DEVICE.skip_on_rxe("it names all memory by addresses")
     access = ALL_ACCESS | e.IBV_ACCESS_ZERO_BASED
     with Pair(DEVICE) as pair:
@@ -438,7 +439,7 @@ def zero_based(rng):
 
 
 def zero_based_anew(rng):
-    """ibv_rereg_mr() decides whether memory is named by offsets. Where there is none, the MR stays as it was."""
+    """ibv_rereg_mr() decides whether memory is named by offsets. Without ibv_rereg_mr() the MR stays as it was."""
     DEVICE.skip_on_rxe("it names all memory by addresses")
     with Pair(DEVICE) as pair:
         region, local = pair.b.memory(64), pair.a.memory(64)
@@ -453,7 +454,7 @@ def zero_based_anew(rng):
             ktap.same_bytes(region.read(64, 0), local.read(64, 0), "written")
 
         offsets = ALL_ACCESS | e.IBV_ACCESS_ZERO_BASED
-        if not DEVICE.has_feature(F_REREG_MR):
+        if not DEVICE.has_feature(abi.F_REREG_MR):
             fails_with(errno.EOPNOTSUPP, register, offsets)
             written(region.buf)
             raise ktap.Skip("the device has no REREG_MR")

@@ -10,15 +10,15 @@ import os
 import subprocess
 import time
 
+import abi
 import ktap
-from rc import Pair, complete, e, empty, open_device, pinned, remote, sge
+from rc import Pair, complete, e, empty, open_device, remote, sge
 
 DEVICE = open_device()
-F_RINGS = 2
 FAILSLAB = "/sys/kernel/debug/failslab/"
-# More than a test makes fail.
+# More allocations than a test makes fail.
 ALL = 1000000
-# How often the library rings before it leaves that for later, in tools/provider/src/doorbell.rs.
+# How often the library rings before it returns: tools/provider/src/doorbell.rs.
 TRIES = 64
 # After so many seconds without work the device wants to be told of more.
 IDLE = 0.02
@@ -36,7 +36,7 @@ def setting(name, value=None):
 
 
 class Failing:
-    """Allocations of this task fail while this is entered: the next `times` ones. `failed`: how many did."""
+    """Makes the next `times` allocations of this task fail; `failed` is how many have failed."""
 
     def __init__(self):
         self.file = os.open("/proc/self/make-it-fail", os.O_RDWR)
@@ -60,7 +60,7 @@ class Failing:
 
 def prepared():
     """Makes failslab ready for this task, or skips all tests with the reason."""
-    if not DEVICE.has_feature(F_RINGS):
+    if not DEVICE.has_feature(abi.F_RINGS):
         ktap.skip_all("programs of this device post in the kernel")
     if not os.path.isdir(FAILSLAB):
         subprocess.run(["mount", "-t", "debugfs", "debugfs", "/sys/kernel/debug"], check=False, capture_output=True)
@@ -87,7 +87,7 @@ def message(pair, number, times):
 
 
 def check(pair, number):
-    """Each of both was carried out once, with what was posted."""
+    """Fails the test unless the SEND and the fetch-and-add were carried out once."""
     sent = complete(pair.a.send_cq, 2)
     ktap.equal([wc.wr_id for wc in sent], [number] * 2, "wr_ids")
     ktap.equal(pair.result.read(8, 0), number.to_bytes(8, "little"), "the counter before")

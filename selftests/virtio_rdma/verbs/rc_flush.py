@@ -6,23 +6,25 @@ import errno
 import os
 import struct
 
+import abi
 import ktap
 from rc import (ALL_ACCESS, MR, PD, SIGNALED, Pair, QPCap, complete, e, fails_with, open_device,
                 post, remote, send_wr, sge)
 from pyverbs.mr import MW, MWBindInfo
 from pyverbs.qp import QPEx, QPInitAttrEx
 from pyverbs.wr import SendWR
-from uverbs import F_RINGS, address, zeros
+from uverbs import address, zeros
 
 DEVICE = open_device()
 FLUSH_GLOBAL, FLUSH_PERSISTENT = e.IBV_ACCESS_FLUSH_GLOBAL, e.IBV_ACCESS_FLUSH_PERSISTENT
 RANGE, ALL_OF_IT = e.IBV_FLUSH_RANGE, e.IBV_FLUSH_MR
 BUILDERS = (e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_FLUSH | e.IBV_QP_EX_WITH_ATOMIC_WRITE)
 SIZE = 3 * 4096
+CAPS = abi.CAP_FLUSH_GLOBAL | abi.CAP_FLUSH_PERSISTENT | abi.CAP_ATOMIC_WRITE
 
 
 def by_calls(end, builders):
-    """Attributes of a QP for an endpoint that takes work requests by calls."""
+    """Returns attributes of a QP that takes work requests by calls."""
     cap = QPCap(max_send_wr=64, max_recv_wr=16, max_send_sge=4, max_recv_sge=4)
     return QPInitAttrEx(qp_type=e.IBV_QPT_RC, scq=end.send_cq, rcq=end.recv_cq, cap=cap, pd=end.pd,
                         send_ops_flags=builders,
@@ -30,7 +32,7 @@ def by_calls(end, builders):
 
 
 class CallPair(Pair):
-    """Two connected endpoints, `a` by calls; `b` grants its peer what is asked for."""
+    """Two connected endpoints; `a` takes work requests by calls, and `b` grants the access `grants`."""
 
     def __init__(self, grants=ALL_ACCESS | FLUSH_GLOBAL | FLUSH_PERSISTENT):
         super().__init__(DEVICE, b={"qp_access_flags": grants})
@@ -40,7 +42,7 @@ class CallPair(Pair):
         self.connect()
 
     def call(self, verb, *args, status=e.IBV_WC_SUCCESS, opcode=None):
-        """One work request; after an error both ends are connected anew."""
+        """Posts one work request by a call; connects both ends again after an error."""
         self.a.qp.wr_start()
         self.a.qp.wr_id, self.a.qp.wr_flags = 7, SIGNALED
         verb(*args)
@@ -54,17 +56,18 @@ class CallPair(Pair):
             self.connect()
 
     def flush(self, key, address, length, kind=e.IBV_FLUSH_GLOBAL, level=RANGE, status=e.IBV_WC_SUCCESS):
-        """One FLUSH."""
+        """Posts one FLUSH."""
         self.call(self.a.qp.wr_flush, key, address, length, kind, level, status=status, opcode=e.IBV_WC_FLUSH)
 
     def word(self, key, address, data, status=e.IBV_WC_SUCCESS):
-        """One ATOMIC WRITE."""
+        """Posts one ATOMIC WRITE."""
         self.call(self.a.qp.wr_atomic_write, key, address, data, status=status, opcode=e.IBV_WC_ATOMIC_WRITE)
 
 
 def attributes(_rng):
     """The device says what it has, and makes nothing persistent."""
-    ktap.equal(DEVICE.context.query_device_ex().device_cap_flags_ex & CAPS, FLUSHES | WORDS, "capabilities")
+    ktap.equal(DEVICE.context.query_device_ex().device_cap_flags_ex & CAPS,
+               abi.CAP_FLUSH_GLOBAL | abi.CAP_ATOMIC_WRITE, "capabilities")
     pd = PD(DEVICE.context)
     fails_with(errno.EOPNOTSUPP, MR, pd, SIZE, ALL_ACCESS | FLUSH_PERSISTENT)
     pd.close()
@@ -149,13 +152,13 @@ def words(rng):
 
 
 def never_torn(_rng):
-    """Who reads the word meanwhile finds all of one value."""
+    """A thread that reads the word meanwhile sees either value, and no mixture."""
     with CallPair() as pair:
         memory = zeros(4096)
         target = MR(pair.b.pd, 4096, ALL_ACCESS, address(memory))
         child = os.fork()
         if not child:
-            # In the machine's own order and size, it is one load.
+            # A word in the machine's own order and size is read with one load.
             values = (struct.unpack_from("Q", memory)[0] for _ in range(200000))
             os._exit(any(value & 0xffffffff != value >> 32 for value in values))
         value, done = 0, (0, 0)
@@ -191,7 +194,7 @@ def word_errors(_rng):
 
 
 def without(_rng):
-    """A device that has neither says so."""
+    """A device without FLUSH and ATOMIC WRITE says so."""
     pd = PD(DEVICE.context)
     fails_with(errno.EOPNOTSUPP, MR, pd, SIZE, ALL_ACCESS | FLUSH_GLOBAL)
     pd.close()
@@ -200,7 +203,7 @@ def without(_rng):
             fails_with(errno.EOPNOTSUPP, QPEx, DEVICE.context, by_calls(pair.a, builders))
         source, target = pair.a.memory(8), pair.b.memory(8)
         wr = send_wr(e.IBV_WR_ATOMIC_WRITE, [sge(source)], remote=remote(target))
-        if DEVICE.has_feature(F_RINGS):
+        if DEVICE.has_feature(abi.F_RINGS):
             post(pair.a.qp.post_send, [wr])
             complete(pair.a.send_cq, 1, e.IBV_WC_LOC_QP_OP_ERR)
         else:
@@ -208,11 +211,8 @@ def without(_rng):
         ktap.same_bytes(target.read(8, 0), bytes(8), "memory")
 
 
-FLUSHES, WORDS = 1 << 38, 1 << 40
-CAPS = FLUSHES | 1 << 39 | WORDS
-
 if __name__ == "__main__":
-    if DEVICE.context.query_device_ex().device_cap_flags_ex & FLUSHES:
+    if DEVICE.context.query_device_ex().device_cap_flags_ex & abi.CAP_FLUSH_GLOBAL:
         ktap.run([attributes, flushed, flush_errors, windows, words, never_torn, word_errors])
     else:
         ktap.run([without])

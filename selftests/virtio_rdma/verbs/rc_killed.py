@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import time
 import traceback
 
@@ -51,11 +50,11 @@ class Channel:
             self.post_recv()
 
     def post_recv(self):
-        """One more receive, into memory that nobody reads."""
+        """Posts a receive, into memory that the test does not look at."""
         rc.post(self.post, [rc.recv_wr([sge(self.inbox)])])
 
     def post_round(self, rng):
-        """Work requests of each kind and of any size, as one list."""
+        """Posts work requests of each kind and of any size, as one list."""
         rc.post(self.end.qp.post_send, [
             send_wr(kind, [sge(self.source, 0, rng.randint(0, SIZE))],
                     remote=None if kind == e.IBV_WR_SEND else self.target)
@@ -63,7 +62,7 @@ class Channel:
         self.sends += len(KINDS)
 
     def poll(self):
-        """Takes what has completed; False if something has failed."""
+        """Polls completions; returns False if a work request has failed."""
         done = self.end.send_cq.poll(self.sends)[1] if self.sends else []
         came = self.end.recv_cq.poll(RECEIVES)[1]
         self.sends -= len(done)
@@ -85,7 +84,7 @@ class Victim:
         if device.attr.max_srq:
             srq_pd = PD(device.context)
             srq = SRQ(srq_pd, SrqInitAttr(SrqAttr(max_wr=2 * RECEIVES, max_sge=1)))
-        # The first one has an SRQ where there are any.
+        # The first QP has an SRQ if the device has SRQs.
         self.channels = [Channel(device, *(None, None) if number else (srq, srq_pd)) for number in range(QPS)]
         link.send([(channel.end.qp.qp_num, remote(channel.exposed)) for channel in self.channels])
         for channel, (number, target) in zip(self.channels, link.recv()):
@@ -95,7 +94,7 @@ class Victim:
         link.recv()
 
     def round(self):
-        """One round until its end; False once the other program is no more."""
+        """Runs one round; returns False when the other program is gone."""
         for channel in self.channels:
             channel.post_round(self.rng)
         while any(channel.sends for channel in self.channels):
@@ -105,7 +104,7 @@ class Victim:
 
 
 def live(link, ready, rng):
-    """The life of a victim, which ends by nothing but a kill; it writes to the file `ready` once data flows."""
+    """Runs a victim until it is killed; it writes to the file `ready` once data flows."""
     try:
         victim = Victim(link, rng)
         if victim.round():
@@ -119,8 +118,8 @@ def live(link, ready, rng):
 
 
 def start(ends, number, rng):
-    """Forks a victim that has one of two ends of a connection; its process, and a file that ends or tells that it
-    runs."""
+    """Forks a victim that has one of two ends of a connection. Returns its process, and a file that says that it runs,
+    or that ends."""
     told, ready = os.pipe()
     pid = os.fork()
     if not pid:
@@ -136,20 +135,14 @@ def start(ends, number, rng):
 
 
 def kill(pid):
-    """Kills a victim that lives, and waits until it is gone with all that it had."""
+    """Kills a victim that runs, and waits until it is gone with all its objects."""
     os.kill(pid, signal.SIGKILL)
     ktap.equal(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), -signal.SIGKILL, "how a program ended")
 
 
-def objects():
-    """How many there are of each kind, of anybody."""
-    return subprocess.run(["rdma", "resource", "show"], check=True, stdout=subprocess.PIPE,
-                          encoding="ascii").stdout
-
-
 def killed(rng):
     """Two programs after two others, killed one after the other; some before they are connected."""
-    before = objects()
+    before = rc.rdma("resource", "show")
     for number in range(KILLS // 2):
         ends = multiprocessing.Pipe()
         victims = [start(ends, index, random.Random(rng.random())) for index in range(2)]
@@ -162,11 +155,11 @@ def killed(rng):
         for pid, _ in rng.sample(victims, 2):
             time.sleep(rng.uniform(0, LONGEST))
             kill(pid)
-        ktap.equal(objects(), before, f"objects after {2 * number + 2} kills")
+        ktap.equal(rc.rdma("resource", "show"), before, f"objects after {2 * number + 2} kills")
 
 
 def goes_on(_rng):
-    """The device serves those who come after."""
+    """The device serves programs that start later."""
     with rc.Pair(rc.open_device()) as pair:
         source, target = pair.a.memory(8, data=b"goes on!"), pair.b.memory(8)
         pair.a.post_send(e.IBV_WR_RDMA_WRITE, [sge(source)], remote=remote(target))

@@ -13,20 +13,20 @@ import re
 import subprocess
 import time
 
+import abi
 import ktap
 from rc import Pair, e, open_device, remote, sge
 
 DEVICE = open_device()
 MODULE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../kverbs/slow_poll.ko")
-F_RINGS = 2
-# Rounds in which the QP may go before or after the time that matters.
+# Rounds. In each the QP may be destroyed too early or too late.
 ROUNDS = 4
-# Half of what polling is late by, in seconds.
+# Half of the time by which polling is late, in seconds.
 HALF = 0.15
 
 
 def poll_function():
-    """The symbol of the operation poll_cq."""
+    """Returns the symbol of the operation poll_cq."""
     with open("/proc/kallsyms", encoding="ascii") as file:
         names = re.findall(r" [tT] (\S*3ops7poll_cq\S*)\t\[virtio_rdma\]", file.read())
     ktap.equal(len(names), 1, "functions of the driver that poll")
@@ -34,7 +34,7 @@ def poll_function():
 
 
 def polls(pair, tell):
-    """In a child: polls once, and says what it found, and when that came back."""
+    """Polls once in a child, and writes what it found and when polling returned."""
     os.write(tell, b"x")
     completions = pair.a.send_cq.poll(1)[1]
     end = time.monotonic()
@@ -43,7 +43,7 @@ def polls(pair, tell):
 
 
 def destroyed_meanwhile():
-    """One round: whether the QP went while the kernel polled, and the completion came all the same."""
+    """Runs a round; returns whether the QP was destroyed while the kernel polled, and the completion came."""
     with Pair(DEVICE, channel=True) as pair:
         source, target = pair.a.memory(64), pair.b.memory(64)
         pair.a.send_cq.req_notify()
@@ -71,11 +71,12 @@ def destroyed_meanwhile():
 
 def qp_goes_beside_poll(_rng):
     """The memory of a QP is not read once it was destroyed."""
-    if DEVICE.has_feature(F_RINGS):
+    if DEVICE.has_feature(abi.F_RINGS):
         raise ktap.Skip("programs poll rings themselves")
     if not os.path.exists(MODULE):
         raise ktap.Skip("slow_poll.ko was not built (make KDIR=...)")
-    loaded = subprocess.run(["insmod", MODULE, f"symbol={poll_function()}"], capture_output=True, text=True, check=False)
+    loaded = subprocess.run(["insmod", MODULE, f"symbol={poll_function()}"], capture_output=True, text=True,
+                            check=False)
     if loaded.returncode:
         raise ktap.Skip(f"the kernel cannot make a function late: {loaded.stderr.strip()}")
     try:

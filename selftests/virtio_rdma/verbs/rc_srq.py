@@ -6,7 +6,7 @@ import errno
 
 import ktap
 from async_events import has_event, next_event
-from rc import (ALL_ACCESS, PORT, Endpoint, PyverbsError, complete, e, empty, fails_with, open_device,
+from rc import (ALL_ACCESS, PORT, Endpoint, PyverbsError, complete, e, empty, fails_with, move, open_device,
                 post, recv_wr, sge, status_name)
 from pyverbs.addr import AH
 from pyverbs.cq import CQ
@@ -37,7 +37,7 @@ class Receiver:
             self.connect(sender, qp)
 
     def qp(self, kind=e.IBV_QPT_RC):
-        """A QP that receives from the SRQ."""
+        """Creates a QP that receives from the SRQ."""
         cap = QPCap(max_send_wr=1, max_recv_wr=0, max_send_sge=1, max_recv_sge=0)
         init = QPInitAttr(qp_type=kind, scq=self.cq, rcq=self.cq, srq=self.srq, cap=cap)
         return QP(self.pd, init)
@@ -48,7 +48,7 @@ class Receiver:
         qp.to_rts(sender.attributes(sender.qp.qp_num))
 
     def memory(self, length):
-        """An MR in the PD of the SRQ."""
+        """Registers memory in the PD of the SRQ; returns the MR."""
         self.mrs.append(MR(self.pd, length, ALL_ACCESS))
         return self.mrs[-1]
 
@@ -69,15 +69,8 @@ class Receiver:
                 raise
 
 
-def move(qp, state):
-    """Brings a QP to RESET or ERR."""
-    attr = QPAttr()
-    attr.qp_state = state
-    qp.modify(attr, e.IBV_QP_STATE)
-
-
 def attributes(_rng):
-    """What an SRQ has is what was asked for or more, and it says so."""
+    """An SRQ has at least what the program asked for, and tells what it has."""
     with Receiver(depth=100) as receiver:
         attr = receiver.srq.query()
         ktap.equal((attr.max_wr, attr.max_sge, attr.srq_limit), (128, 4, 0), "queried")
@@ -87,7 +80,7 @@ def attributes(_rng):
 
 
 def limits(_rng):
-    """What no SRQ has is refused."""
+    """Attributes that no SRQ can have are refused."""
     with Receiver() as receiver:
         for max_wr, max_sge in ((0, 1), (DEVICE.attr.max_srq_wr + 1, 1), (1, DEVICE.attr.max_srq_sge + 1)):
             fails_with(errno.EINVAL, SRQ, receiver.pd, SrqInitAttr(SrqAttr(max_wr=max_wr, max_sge=max_sge)))
@@ -103,7 +96,7 @@ def limits(_rng):
 
 
 def traffic(rng, receiver, messages, meanwhile=lambda: None):
-    """Messages of random senders, each of which must arrive once, whole, and in a receive that was free."""
+    """Sends messages of random senders; each must arrive once, whole, and in a receive that was free."""
     count, depth = len(receiver.qps), receiver.srq.query().max_wr
     target = receiver.memory(depth * SIZE)
     source = [sender.memory(SIZE) for sender in receiver.senders]
@@ -139,7 +132,7 @@ def traffic(rng, receiver, messages, meanwhile=lambda: None):
 
 
 def one_qp(rng):
-    """One QP, over many laps of a small ring."""
+    """One QP receives over many laps of a small ring."""
     with Receiver(1, depth=4) as receiver:
         traffic(rng, receiver, 500)
 
@@ -179,7 +172,7 @@ def too_small(_rng):
 
 
 def full(_rng):
-    """No more receives than there is room for; those that were taken make room."""
+    """An SRQ takes no more receives than it has room for; receives that were taken make room."""
     with Receiver(2, depth=8) as receiver:
         target = receiver.memory(SIZE)
         for _ in range(3):
@@ -195,7 +188,7 @@ def full(_rng):
 
 
 def woken(rng):
-    """Senders wait for receives, for ever; each that is posted wakes one, whoever it is."""
+    """Senders wait for receives without an end; each receive that is posted wakes one of them."""
     with Receiver(64, depth=64, min_rnr_timer=0) as receiver:
         target = receiver.memory(SIZE)
         for index, sender in enumerate(receiver.senders):
@@ -212,7 +205,7 @@ def woken(rng):
 
 
 def no_receive(_rng):
-    """A sender that does not wait for ever fails alone."""
+    """A sender that does not wait without an end fails, and no other does."""
     with Receiver(2, rnr_retry=1) as receiver:
         first, second = receiver.senders
         first.post_send(e.IBV_WR_SEND, [])
@@ -238,7 +231,7 @@ def write_with_immediate(rng):
 
 
 def limit_event(_rng):
-    """One event when fewer receives are left than the limit, until the next limit."""
+    """One event comes when fewer receives are left than the limit, until the next limit is set."""
     with Receiver(2, depth=8) as receiver:
         for wr_id in range(8):
             receiver.post([], wr_id)
@@ -251,7 +244,7 @@ def limit_event(_rng):
                 complete(receiver.cq)
                 complete(receiver.senders[0].send_cq)
             ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
-        # Two are left: that is fewer than three already.
+        # Two receives are left, which is fewer than three already.
         receiver.srq.modify(SrqAttr(srq_limit=3), e.IBV_SRQ_LIMIT)
         ktap.equal(next_event(DEVICE.context), e.IBV_EVENT_SRQ_LIMIT_REACHED, "event")
         for _ in range(2):
@@ -261,7 +254,7 @@ def limit_event(_rng):
 
 
 def last_wqe_event(_rng):
-    """A QP that fails tells when it has taken its last receive; what is left is for others."""
+    """An event says that a QP in error has taken its last receive; other QPs take the rest."""
     with Receiver(2) as receiver:
         for wr_id in range(3):
             receiver.post([], wr_id)
@@ -293,7 +286,7 @@ def failed_receive(_rng):
 
 
 def protection(_rng):
-    """The memory of receives is that of the SRQ's PD, whatever PD the QP has."""
+    """Receives name memory of the SRQ's PD, whatever PD the QP has."""
     with Receiver(1) as receiver:
         mine, foreign = receiver.memory(SIZE), receiver.senders[0].memory(SIZE)
         source = receiver.senders[0].memory(SIZE)
@@ -306,7 +299,7 @@ def protection(_rng):
 
 
 def resets(rng):
-    """QPs are reset in the middle of everything; each place without a receive can be used again."""
+    """QPs are reset in the middle of traffic; each place without a receive can be used again."""
     with Receiver(4, depth=16) as receiver:
         target, free = receiver.memory(SIZE), 16
         for _ in range(40):
@@ -328,7 +321,7 @@ def resets(rng):
 
 
 def waiting(receiver):
-    """How many receives wait: the largest limit that is not reached."""
+    """Returns how many receives wait, which is the largest limit that is not reached."""
     low, high = 0, 16
     while low < high:
         middle = (low + high + 1) // 2
@@ -371,7 +364,7 @@ def datagrams(rng):
 
 
 def without(_rng):
-    """A device that has no SRQs says so."""
+    """A device without SRQs says so."""
     ktap.equal(DEVICE.attr.max_srq, 0, "max_srq")
     pd = PD(DEVICE.context)
     fails_with(errno.EOPNOTSUPP, SRQ, pd, SrqInitAttr(SrqAttr(max_wr=1, max_sge=1)))

@@ -10,13 +10,13 @@ import sys
 import tempfile
 
 import ktap
-from rc import (ALL_ACCESS, Endpoint, PyverbsError, complete, e, empty, fails_with, open_device, post,
+from rc import (ALL_ACCESS, Endpoint, PyverbsError, complete, e, empty, fails_with, move, open_device, post,
                 recv_wr, send_wr, sge, status_name)
 from async_events import has_event, next_event
 from pyverbs.cq import CQ
 from pyverbs.mr import MR
 from pyverbs.pd import PD
-from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr, QPInitAttrEx
+from pyverbs.qp import QP, QPCap, QPInitAttr, QPInitAttrEx
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr, SrqInitAttrEx
 from pyverbs.xrcd import XRCD, XRCDInitAttr
 
@@ -36,7 +36,7 @@ class Domain:
         self.xrcd = XRCD(DEVICE.context, init)
 
     def close(self):
-        """Ends the domain here."""
+        """Closes the domain."""
         self.xrcd.close()
         self.file.close()
 
@@ -118,7 +118,7 @@ class Bench:
 
 
 def attributes(_rng):
-    """The device says that it has XRC; SRQs for it have numbers, others none."""
+    """The device says that it has XRC; SRQs for XRC have numbers, and other SRQs do not."""
     with Bench(2) as bench:
         numbers = {program.number for program in bench.programs}
         ktap.equal((len(numbers), 0 in numbers), (2, False), "numbers")
@@ -145,7 +145,7 @@ def refused(_rng):
 
 
 def traffic(rng):
-    """Random messages of several connections for several SRQs: each arrives once, whole, where it shall."""
+    """Random messages of several connections for several SRQs: each arrives once, whole, and at its SRQ."""
     with Bench(3, 8) as bench:
         targets = {connection.target.qp_num: index for index, connection in enumerate(bench.connections)}
         free = [set(range(16)) for _ in bench.programs]
@@ -228,7 +228,7 @@ def wrong_srq(_rng):
 
 
 def waits(_rng):
-    """Senders wait for receives, for ever; each that is posted wakes one."""
+    """Senders wait for receives without an end; each receive that is posted wakes one of them."""
     with Bench(1, 8, min_rnr_timer=0) as bench:
         (program,) = bench.programs
         for connection in bench.connections:
@@ -239,7 +239,7 @@ def waits(_rng):
             seen |= {wc.qp_num for wc in complete(program.cq)}
             empty(program.cq)
         ktap.equal(len(seen), 8, "targets")
-        # The SRQ goes while one waits for it.
+        # The SRQ is destroyed while a sender waits for it.
         bench.connections[0].send(program.number)
         program.srq.close()
         ktap.equal(complete(bench.connections[0].send_cq)[0].status, e.IBV_WC_SUCCESS, "the first")
@@ -274,15 +274,8 @@ def orders(_rng):
         empty(program.cq)
         connection.target.close()
         connection.send(program.number)
-        move_to_error(connection.qp)
+        move(connection.qp, e.IBV_QPS_ERR)
         complete(connection.send_cq, status=e.IBV_WC_WR_FLUSH_ERR)
-
-
-def move_to_error(qp):
-    """Brings a QP to ERR."""
-    attr = QPAttr()
-    attr.qp_state = e.IBV_QPS_ERR
-    qp.modify(attr, e.IBV_QP_STATE)
 
 
 class Other:
@@ -294,13 +287,13 @@ class Other:
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, line=None):
-        """The answer to a line."""
+        """Sends a line; returns the answer."""
         if line:
             print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
 
     def end(self):
-        """Lets it come to its end."""
+        """Ends the program."""
         self.process.stdin.close()
         return self.process.wait()
 
@@ -391,7 +384,7 @@ def iter_until_null(pointers):
 
 
 def opened(_rng):
-    """A target lives as long as somebody has it open."""
+    """A target lives as long as a program has it open."""
     with Bench() as bench:
         (program_here,), (connection,) = bench.programs, bench.connections
         number = connection.target.qp_num
@@ -408,12 +401,12 @@ def opened(_rng):
             complete(connection.send_cq)
         raw.close()
         connection.send(program_here.number)
-        move_to_error(connection.qp)
+        move(connection.qp, e.IBV_QPS_ERR)
         complete(connection.send_cq, status=e.IBV_WC_WR_FLUSH_ERR)
 
 
 def without(_rng):
-    """A device that has none says so."""
+    """A device without XRC says so."""
     fails_with(errno.EOPNOTSUPP, Domain)
     pd, cq = PD(DEVICE.context), CQ(DEVICE.context, 1)
     cap = QPCap(max_send_wr=1, max_recv_wr=0, max_send_sge=1, max_recv_sge=0)

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """A program that abuses its own rings harms only its own QPs.
 
-rings_wild.py abuses, in a process of its own and in one way a test. This one
-is its victim: the same device, other QPs, data that is checked all the while,
-and memory that nobody gave to anyone. ROUNDS in the environment says how much
-abuse there is.
+rings_wild.py abuses rings, in a process of its own and in one way a test. This program is its victim: it uses the same
+device, other QPs, and data that it checks all the while, and it has memory to which it gave nobody access. ROUNDS in
+the environment is how much abuse there is.
 """
 
 import json
@@ -27,14 +26,6 @@ LENGTH = 4096
 LINES = 20
 
 
-def has_rings():
-    """Whether programs own the rings of their QPs here."""
-    verbs = uverbs.Uverbs(DEVICE.name)
-    path = verbs.path
-    verbs.close()
-    return path == uverbs.PATH_RINGS
-
-
 class Victim:
     """A pair of QPs between which data flows, and memory that must not change."""
 
@@ -43,12 +34,12 @@ class Victim:
         self.pair = rc.Pair(DEVICE, depth=16)
         self.source, self.target = self.pair.a.memory(LENGTH), self.pair.b.memory(LENGTH)
         self.inbox = self.pair.b.memory(LENGTH)
-        # Registered, but nobody was told of it; and not registered at all.
+        # Memory that is registered, but whose key no program was told, and memory that is not registered.
         self.pattern = rng.randbytes(LENGTH)
         self.kept = self.pair.b.memory(LENGTH, data=self.pattern)
         self.canary = uverbs.zeros(LENGTH)
         self.canary[:] = self.pattern
-        # An SRQ for XRC whose receives nobody is to take.
+        # An SRQ for XRC whose receives no message may take.
         self.domain = self.extended = None
         if DEVICE.attr.device_cap_flags & rc_xrc.XRC:
             self.domain = rc_xrc.Domain()
@@ -56,13 +47,13 @@ class Victim:
             self.extended.post(0)
 
     def tells(self):
-        """What a hostile program may know."""
+        """Returns what a hostile program may know."""
         srqn = self.extended.number if self.extended else None
         return {"qpn": self.pair.b.qp.qp_num, "srqn": srqn, "lkey": self.kept.lkey, "rkey": self.kept.rkey,
                 "address": self.kept.buf, "canary": uverbs.address(self.canary)}
 
     def round(self):
-        """Data goes out and comes back."""
+        """Sends and writes data, and compares what arrives."""
         a, b, data = self.pair.a, self.pair.b, self.rng.randbytes(LENGTH)
         self.source.write(data, LENGTH)
         b.post_recv([sge(self.inbox)])
@@ -74,16 +65,16 @@ class Victim:
             ktap.same_bytes(region.read(LENGTH, 0), data, "data")
 
     def check(self):
-        """Nothing is there that did not come from here."""
+        """Fails the test if anything is there that did not come from here."""
         self.round()
         for cq in (self.pair.a.send_cq, self.pair.b.recv_cq):
             empty(cq)
-        ktap.same_bytes(self.kept.read(LENGTH, 0), self.pattern, "memory that nobody was told of")
+        ktap.same_bytes(self.kept.read(LENGTH, 0), self.pattern, "memory whose key no program was told")
         ktap.same_bytes(bytes(self.canary), self.pattern, "memory that is not registered")
         if self.extended:
             empty(self.extended.cq)
             inbox = self.extended.inbox
-            ktap.same_bytes(inbox.read(inbox.length, 0), bytes(inbox.length), "receives that nobody was to take")
+            ktap.same_bytes(inbox.read(inbox.length, 0), bytes(inbox.length), "receives that no message may take")
 
     def __enter__(self):
         return self
@@ -95,21 +86,13 @@ class Victim:
                 thing.close()
 
 
-def objects():
-    """How many objects there are of each kind, the kernel's own among them."""
-    text = subprocess.run(["rdma", "-j", "resource", "show"], check=True, stdout=subprocess.PIPE).stdout
-    link, = [link for link in json.loads(text) if link["ifname"] == DEVICE.name]
-    return {kind: link[kind] for kind in ("pd", "cq", "qp", "mr", "ctx", "srq")}
-
-
 def lines():
-    """Lines of the kernel log that are the driver's."""
-    log = subprocess.run(["dmesg"], check=True, stdout=subprocess.PIPE, encoding="utf-8", errors="replace").stdout
-    return sum("virtio_rdma" in line for line in log.splitlines())
+    """Returns how many lines of the kernel log are the driver's."""
+    return sum("virtio_rdma" in line for line in rc.kernel_log())
 
 
 def start(way, rng, victim):
-    """The hostile program."""
+    """Starts the hostile program."""
     order = {"way": way, "seed": rng.getrandbits(32), "rounds": ROUNDS, "device": DEVICE.name,
              "gid": DEVICE.context.query_gid(rc.PORT, DEVICE.gid.gid_index).gid.replace(":", ""),
              "gid_index": DEVICE.gid.gid_index, "mtu": DEVICE.port.active_mtu, "victim": victim.tells()}
@@ -119,7 +102,7 @@ def start(way, rng, victim):
 
 
 def abuse(way, rng, victim):
-    """Lets it run to its end while data flows."""
+    """Runs the hostile program to its end while data flows."""
     program = start(way, rng, victim)
     try:
         while program.poll() is None:
@@ -132,7 +115,7 @@ def abuse(way, rng, victim):
 
 
 def kill(way, rng, victim):
-    """Kills it in the middle, several times."""
+    """Starts the hostile program and kills it while it runs, several times."""
     for _ in range(8):
         program = start(way, rng, victim)
         ktap.equal(program.stdout.readline(), "running\n", "hostile program")
@@ -143,21 +126,21 @@ def kill(way, rng, victim):
 
 
 def test(way):
-    """The test of one way of abuse."""
+    """Returns the test of one way of abuse."""
     def run(rng):
-        before, said = objects(), lines()
+        before, said = DEVICE.objects(), lines()
         with Victim(rng) as victim:
             (kill if way is rings_wild.until_killed else abuse)(way.__name__, rng, victim)
             victim.check()
         with Victim(rng) as another:
             another.check()
-        ktap.equal(objects(), before, "objects that are left")
+        ktap.equal(DEVICE.objects(), before, "objects that are left")
         ktap.equal(lines() - said <= LINES, True, "few lines in the kernel log")
     run.__name__, run.__doc__ = way.__name__, way.__doc__
     return run
 
 
 if __name__ == "__main__":
-    if not has_rings():
+    if not uverbs.has_rings(DEVICE.name):
         ktap.skip_all("the device has no rings")
     ktap.run([test(way) for way in rings_wild.WAYS])

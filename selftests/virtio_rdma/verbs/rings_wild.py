@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""A program that abuses its own rings: rings_hostile.py runs it.
+"""A program that abuses its own rings, for rings_hostile.py, which runs it.
 
-Its argument is JSON: what to do (a name of WAYS), seed, rounds, the device,
-its GID, and what a victim has told of itself. It ends with status 0 when it
-is through, whatever became of its QPs.
+Its argument is JSON: what to do (a name of WAYS), the seed, the number of rounds, the device, its GID, and what a
+victim has told of itself. It ends with status 0 when it has done that, whatever became of its QPs.
 """
 
+import ctypes
 import errno
 import json
 import mmap
@@ -15,31 +15,41 @@ import struct
 import sys
 import time
 
+import abi
 import uverbs
-from uverbs import (ALL_ACCESS, ERR, MW_BIND, POST_RECV, POST_SEND, POST_SRQ_RECV, QPT_XRC_INI, QPT_XRC_TGT, RESET,
-                    STATE, address, zeros)
+from rings import CQ_HEAD, CQE, HEAD, NO_RING, CqRing, QpRings, SrqRing
+from uverbs import ALL_ACCESS, POST_RECV, POST_SEND, POST_SRQ_RECV, address, zeros
 
-# Sizes of the rings: depth, stride and offset of each, as the driver is told.
-SQ, RQ, REGION = (16, 128, 256), (16, 128, 2304), 8192
-SRQ, NO_RQ = (16, 128, 256), (0, 0, 0)
-CQ_HEAD, CQE, CQ_DEPTH = 128, 64, 64
+# Depth, stride and offset of each ring.
+SQ, RQ, REGION = (16, 128, HEAD), (16, 128, HEAD + 16 * 128), 8192
+SRQ, CQ_DEPTH = (16, 128, HEAD), 64
 SGES, INLINE, MEMORY = 4, 64, 65536
-# Of struct virtio_rdma_qp_ring, struct virtio_rdma_srq_ring and struct virtio_rdma_cq_ring.
-SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE = 0, 64, 128, 132
-SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE = 0, 64, 128
-CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED = 0, 4, 8, 12
-WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD = range(7)
-LOCAL_INV, BIND_MW, SEND_INV, FLUSH, ATOMIC_WRITE, REG_MR = 7, 8, 9, 14, 15, 32
-SIGNALED, INLINED = 2, 8
-# Of enum ib_access_flags, what a window may have.
-WINDOW_ACCESS, ZERO_BASED = ALL_ACCESS | MW_BIND | 1 << 20, 1 << 5
-# Of enum ib_wc_status.
-SUCCESS, QP_OP_ERR, MW_BIND_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR, RETRY_EXC_ERR = 0, 2, 6, 9, 10, 12
+SQ_PRODUCER, RQ_PRODUCER = abi.QpRing.sq_producer.offset, abi.QpRing.rq_producer.offset
+WAKES = abi.QpRing.sq_wake.offset, abi.QpRing.rq_wake.offset
+CONSUMER = abi.CqRing.consumer.offset
+WRITE, WRITE_IMM, READ = abi.WR_RDMA_WRITE, abi.WR_RDMA_WRITE_WITH_IMM, abi.WR_RDMA_READ
+SEND, SEND_IMM = abi.WR_SEND, abi.WR_SEND_WITH_IMM
+SWAP, ADD = abi.WR_ATOMIC_CMP_AND_SWP, abi.WR_ATOMIC_FETCH_AND_ADD
+SIGNALED, INLINED = abi.SEND_SIGNALED, abi.SEND_INLINE
+# The access that a window may give.
+WINDOW_ACCESS = ALL_ACCESS | abi.ACCESS_MW_BIND | abi.ACCESS_RELAXED_ORDERING
 
 
-def ordered(memory, at, value):
+def store(memory, at, value):
     """Writes a word of a head."""
     struct.pack_into("<I", memory, at, value & 0xffffffff)
+
+
+def load(memory, at):
+    """Reads a word of a head."""
+    return struct.unpack_from("<I", memory, at)[0]
+
+
+def put(memory, ring, index, wqe):
+    """Writes the entry of a ring that an index means."""
+    depth, stride, offset = ring
+    at = offset + index % depth * stride
+    memory[at:at + len(wqe)] = wqe
 
 
 class Qp:
@@ -47,11 +57,10 @@ class Qp:
 
     def __init__(self, program, srq=None):
         self.program = program
-        self.memory = zeros(REGION)
-        rq = RQ if srq is None else NO_RQ
-        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *rq)
+        rings = QpRings(SQ, RQ if srq is None else NO_RING, REGION)
+        self.memory = rings.memory
         self.handle, self.number, _ = program.verbs.create_qp(
-            program.pd, program.cq, request, send_wr=SQ[0], recv_wr=rq[0], sge=SGES, inline=INLINE,
+            program.pd, program.cq, rings.request(), send_wr=SQ[0], recv_wr=rings.rq[0], sge=SGES, inline=INLINE,
             srq=srq and srq.handle)
         self.sent = self.received = 0
 
@@ -61,37 +70,31 @@ class Qp:
         self.program.verbs.connect(self.handle, bytes.fromhex(at["gid"]), at["gid_index"], peer, at["mtu"])
 
     def reset(self):
-        """Forgets all work, as the specification wants it: RESET, and zeroed heads."""
-        self.program.verbs.modify_qp(self.handle, RESET, STATE)
-        for at in (SQ_PRODUCER, RQ_PRODUCER, SQ_WAKE, RQ_WAKE):
-            ordered(self.memory, at, 0)
+        """Forgets all work as the specification wants it: moves the QP to RESET, and zeroes the heads."""
+        self.program.verbs.modify_qp(self.handle, abi.QPS_RESET, abi.QP_STATE)
+        for at in (SQ_PRODUCER, RQ_PRODUCER, *WAKES):
+            store(self.memory, at, 0)
         self.sent = self.received = 0
 
     def ring(self):
-        """Both doorbells."""
+        """Rings both doorbells."""
         for command in (POST_SEND, POST_RECV):
             try:
                 self.program.verbs.post(command, self.handle, [])
             except OSError:
-                pass  # a QP that is gone, or a device that is
-
-    def entry(self, ring, index):
-        """Where an entry is."""
-        return ring[2] + index % ring[0] * ring[1]
+                pass  # The QP is gone, or the device.
 
     def post_send(self, wqe):
-        """Puts an entry where the next belongs."""
-        at = self.entry(SQ, self.sent)
-        self.memory[at:at + len(wqe)] = wqe
+        """Posts a send request."""
+        put(self.memory, SQ, self.sent, wqe)
         self.sent += 1
-        ordered(self.memory, SQ_PRODUCER, self.sent)
+        store(self.memory, SQ_PRODUCER, self.sent)
 
     def post_recv(self, wqe):
-        """The same of a receive."""
-        at = self.entry(RQ, self.received)
-        self.memory[at:at + len(wqe)] = wqe
+        """Posts a receive request."""
+        put(self.memory, RQ, self.received, wqe)
         self.received += 1
-        ordered(self.memory, RQ_PRODUCER, self.received)
+        store(self.memory, RQ_PRODUCER, self.received)
 
 
 class Srq:
@@ -99,31 +102,29 @@ class Srq:
 
     def __init__(self, program):
         self.program = program
-        self.memory = zeros(REGION)
-        request = struct.pack("QQ4I", address(self.memory), REGION, *SRQ, 0)
-        self.handle, _ = program.verbs.create_srq(program.pd, SRQ[0], SGES, request)
+        ring = SrqRing(SRQ, REGION)
+        self.memory = ring.memory
+        self.handle = program.verbs.create_srq(program.pd, SRQ[0], SGES, ring.request())
         self.posted = 0
 
     def post(self, wqe):
-        """Puts an entry where the next belongs."""
-        at = SRQ[2] + self.posted % SRQ[0] * SRQ[1]
-        self.memory[at:at + len(wqe)] = wqe
+        """Posts a receive request."""
+        put(self.memory, SRQ, self.posted, wqe)
         self.posted += 1
-        ordered(self.memory, SRQ_PRODUCER, self.posted)
+        store(self.memory, abi.SrqRing.producer.offset, self.posted)
 
     def ring(self):
-        """Its doorbell."""
+        """Rings the doorbell."""
         self.program.verbs.post(POST_SRQ_RECV, self.handle, [])
 
     def resize(self, depth):
-        """Another ring for what waits, if the device can make sense of that."""
-        memory = zeros(SRQ[2] + depth * SRQ[1])
-        request = struct.pack("QQ4I", address(memory), len(memory), depth, *SRQ[1:], 0)
+        """Moves to another ring, if the device can make sense of what is in this one."""
+        ring = SrqRing((depth, *SRQ[1:]), SRQ[2] + depth * SRQ[1])
         try:
-            self.program.verbs.resize_srq(self.handle, depth, request)
+            self.program.verbs.resize_srq(self.handle, depth, ring.request())
         except OSError:
-            return  # it is in error, or what waits does not fit
-        self.memory = memory
+            return  # The SRQ is in error, or what waits does not fit.
+        self.memory = ring.memory
 
 
 class Extended:
@@ -132,25 +133,26 @@ class Extended:
     def __init__(self, program):
         self.program, verbs, at = program, program.verbs, program.order
         self.domain = verbs.open_xrcd()
-        self.srq_memory, self.memory = zeros(REGION), zeros(REGION)
-        request = struct.pack("QQ4I", address(self.srq_memory), REGION, *SRQ, 0)
-        self.srq, self.srqn = verbs.create_xsrq(program.pd, self.domain, program.cq, SRQ[0], SGES, request)
-        self.target, number, _ = verbs.create_qp(self.domain, 0, b"", type=QPT_XRC_TGT)
-        request = struct.pack("QQ6I", address(self.memory), REGION, *SQ, *NO_RQ)
-        self.initiator, own, _ = verbs.create_qp(program.pd, program.cq, request, type=QPT_XRC_INI, send_wr=SQ[0],
-                                                 recv_wr=0, sge=SGES, inline=INLINE)
-        for qp, peer, kind in ((self.initiator, number, QPT_XRC_INI), (self.target, own, QPT_XRC_TGT)):
+        self.ring, rings = SrqRing(SRQ, REGION), QpRings(SQ, NO_RING, REGION)
+        self.memory = rings.memory
+        self.srq, self.srqn = verbs.create_xsrq(program.pd, self.domain, program.cq, SRQ[0], SGES, self.ring.request())
+        self.target, number, _ = verbs.create_qp(self.domain, 0, b"", kind=abi.QPT_XRC_TGT)
+        self.initiator, own, _ = verbs.create_qp(
+            program.pd, program.cq, rings.request(), kind=abi.QPT_XRC_INI, send_wr=SQ[0], recv_wr=0, sge=SGES,
+            inline=INLINE)
+        for qp, peer, kind in ((self.initiator, number, abi.QPT_XRC_INI), (self.target, own, abi.QPT_XRC_TGT)):
             verbs.connect(qp, bytes.fromhex(at["gid"]), at["gid_index"], peer, at["mtu"], kind)
 
     def send(self, wqe, srqn):
-        """Posts a request of an RC QP as one for an SRQ; it is the only one."""
-        wqe = wqe[:48] + struct.pack("<I12x", srqn) + wqe[48:112]
-        self.memory[SQ[2]:SQ[2] + len(wqe)] = wqe
-        ordered(self.memory, SQ_PRODUCER, 1)
+        """Posts a request of an RC QP as one for an SRQ, the only one of this connection."""
+        head = ctypes.sizeof(abi.RingSqWqe)
+        request = abi.RingXrcWqe(abi.RingSqWqe.from_buffer_copy(wqe), srqn)
+        put(self.memory, SQ, 0, (bytes(request) + wqe[head:])[:SQ[1]])
+        store(self.memory, SQ_PRODUCER, 1)
         self.program.verbs.post(POST_SEND, self.initiator, [])
 
     def close_domain(self):
-        """The errno with which the domain stays, or None."""
+        """Closes the domain; returns the errno if it stays, and None if it is closed."""
         try:
             self.program.verbs.close_xrcd(self.domain)
         except OSError as error:
@@ -158,13 +160,13 @@ class Extended:
         return None
 
     def close(self, *, srq=True):
-        """Ends everything, the SRQ too if it is still there."""
+        """Destroys everything; `srq` says whether the SRQ is still there."""
         self.program.verbs.destroy_qp(self.initiator)
         self.program.verbs.destroy_qp(self.target)
         if srq:
             self.program.verbs.destroy_srq(self.srq)
         if self.close_domain() is not None:
-            sys.exit("a domain of which nothing is left stays")
+            sys.exit("an XRC domain without objects cannot be closed")
 
 
 class Program:
@@ -176,12 +178,12 @@ class Program:
         self.verbs = uverbs.Uverbs(order["device"])
         self.pd = self.verbs.alloc_pd()
         self.data = zeros(MEMORY)
-        self.lkey, self.rkey = self.verbs.reg_mr(self.pd, address(self.data), MEMORY)
+        _, self.lkey, self.rkey = self.verbs.reg_mr(self.pd, address(self.data), MEMORY)
         self.qps = []
         self.renew(CQ_DEPTH)
 
     def share(self):
-        """Other QPs, which receive from an SRQ."""
+        """Replaces its QPs by two that receive from an SRQ; returns the SRQ."""
         self.destroy()
         srq = Srq(self)
         self.qps = [Qp(self, srq), Qp(self, srq)]
@@ -194,50 +196,49 @@ class Program:
             self.verbs.destroy_qp(qp.handle)
         self.qps = []
 
-    @staticmethod
-    def cq_request(memory):
-        return struct.pack("QQ", address(memory), len(memory))
-
     def connect(self):
+        """Connects its QPs to each other."""
         for qp, peer in zip(self.qps, self.qps[::-1]):
             qp.connect(peer.number)
 
     def renew(self, depth):
-        """Another CQ, and other QPs."""
+        """Replaces its CQ and its QPs."""
         self.destroy()
-        self.cq_memory = zeros(CQ_HEAD + depth * CQE)
-        self.cq, _ = self.verbs.create_cq(depth, self.cq_request(self.cq_memory))
+        ring = CqRing(depth)
+        self.cq_memory = ring.memory
+        self.cq, _ = self.verbs.create_cq(depth, ring.request())
         self.qps = [Qp(self), Qp(self)]
         self.connect()
 
     def again(self):
-        """Everything as at the beginning."""
+        """Makes everything as it was at the beginning."""
         try:
             for qp in self.qps:
                 qp.reset()
             self.connect()
         except OSError as error:
-            # The CQ has overflowed, and took its QPs along.
+            # The CQ has overflowed, and its QPs are in error.
             if error.errno != errno.EPROTO:
                 raise
             self.renew(CQ_DEPTH)
 
     def rounds(self):
+        """Returns the numbers of the rounds."""
         return range(self.order["rounds"])
 
     def consume(self):
-        """Says that all completions were taken; how many there were is not looked at."""
-        ordered(self.cq_memory, CONSUMER, self.rng.getrandbits(32))
+        """Writes any number of CQEs that were taken."""
+        store(self.cq_memory, CONSUMER, self.rng.getrandbits(32))
 
     def completion(self, index):
-        """Waits for the CQE with this index; its status."""
+        """Waits for the CQE with this index; returns its status."""
         at = CQ_HEAD + index % CQ_DEPTH * CQE
-        while struct.unpack_from("<I", self.cq_memory, at + 60)[0] != index // CQ_DEPTH + 1:
+        while load(self.cq_memory, at + abi.RingCqe.lap.offset) != index // CQ_DEPTH + 1:
             time.sleep(0)
-        return self.cq_memory[at + 8]
+        return self.cq_memory[at + abi.RingCqe.status.offset]
 
     def spray(self, memory, longest=256):
-        """Random bytes at a random place."""
+        """Writes random bytes at a random place."""
         length = self.rng.randint(1, min(longest, len(memory)))
         at = self.rng.randrange(len(memory) - length + 1)
         memory[at:at + length] = self.rng.randbytes(length)
@@ -245,39 +246,40 @@ class Program:
     # ---- requests
 
     def sge(self):
-        """One that is right."""
+        """Returns an SGE that is right."""
         length = self.rng.choice((0, 1, 8, 100, 4096))
-        return struct.pack("<QII", address(self.data) + self.rng.randrange(MEMORY - length), length, self.lkey)
+        return bytes(abi.Sge(address(self.data) + self.rng.randrange(MEMORY - length), length, self.lkey))
 
     def bad_sge(self):
-        """One that is not: the victim's key, a key at random, or a place outside."""
+        """Returns an SGE that is wrong: with the victim's key, a key at random, or a place outside."""
         rng, victim = self.rng, self.order["victim"]
         lkey = rng.choice((self.lkey, victim["lkey"], victim["rkey"], rng.getrandbits(32)))
         place = rng.choice((victim["address"], victim["canary"], address(self.data) + MEMORY - 4,
                             rng.getrandbits(64), (1 << 64) - 8))
-        return struct.pack("<QII", place, rng.choice((1, 64, 1 << 31, 0xffffffff)), lkey)
+        return bytes(abi.Sge(place, rng.choice((1, 64, 1 << 31, 0xffffffff)), lkey))
 
     def wqe(self, opcode=None, flags=SIGNALED, sges=None, count=None, inline=0, remote=None):
-        """A send request, as right as its arguments."""
+        """Returns a send request, which is right as far as its arguments are."""
         rng = self.rng
         opcode = rng.choice((WRITE, WRITE_IMM, SEND, SEND_IMM, READ, SWAP, ADD)) if opcode is None else opcode
         sges = [self.sge() for _ in range(rng.randint(1, SGES))] if sges is None else sges
         if opcode in (SWAP, ADD) and count is None and not flags & INLINED:
-            sges = [struct.pack("<QII", address(self.data), 8, self.lkey)]
+            sges = [bytes(abi.Sge(address(self.data), 8, self.lkey))]
         place, key = remote or (address(self.data) + 8 * rng.randrange(1000), self.rkey)
-        head = struct.pack("<QBBHIHHIQQQ", rng.getrandbits(64), opcode, len(sges) if count is None else count,
-                           flags, rng.getrandbits(32), inline, 0, key, place, rng.getrandbits(64),
-                           rng.getrandbits(64))
-        return (head + b"".join(sges))[:SQ[1]]
+        head = abi.RingSqWqe(
+            wr_id=rng.getrandbits(64), opcode=opcode, num_sge=len(sges) if count is None else count, send_flags=flags,
+            invalidate_rkey=rng.getrandbits(32), inline_len=inline, rkey=key, remote_addr=place,
+            compare_add=rng.getrandbits(64), swap=rng.getrandbits(64))
+        return (bytes(head) + b"".join(sges))[:SQ[1]]
 
     def receive(self, sges=None, count=None):
-        """A receive request."""
+        """Returns a receive request."""
         sges = [self.sge() for _ in range(SGES)] if sges is None else sges
         count = len(sges) if count is None else count
-        return (struct.pack("<IIQ", count, 0, self.rng.getrandbits(64)) + b"".join(sges))[:RQ[1]]
+        return (bytes(abi.RqWqe(count, wr_id=self.rng.getrandbits(64))) + b"".join(sges))[:RQ[1]]
 
     def spoiled(self):
-        """A send request with one thing wrong."""
+        """Returns a send request with one thing wrong."""
         rng, victim = self.rng, self.order["victim"]
         there = rng.choice((victim["address"], victim["canary"], rng.getrandbits(64)))
         key = rng.choice((victim["rkey"], victim["lkey"], self.rkey, rng.getrandbits(32)))
@@ -309,7 +311,7 @@ def qp_bytes(program):
 
 
 def cq_bytes(program):
-    """The same over its CQ, with work that completes there."""
+    """Random bytes all over the region of its CQ, with work that completes there."""
     for number in program.rounds():
         for _ in range(program.rng.randint(1, 4)):
             program.spray(program.cq_memory, len(program.cq_memory))
@@ -319,7 +321,7 @@ def cq_bytes(program):
 
 
 def work(program):
-    """A few requests, right but for what the CQ makes of them."""
+    """Posts a few requests that are right."""
     for qp in program.qps:
         for _ in range(4):
             qp.post_recv(program.receive())
@@ -334,8 +336,7 @@ def indices(program):
         qp = program.rng.choice(program.qps)
         work(program)
         for at in program.rng.sample((SQ_PRODUCER, RQ_PRODUCER), program.rng.randint(1, 2)):
-            before, = struct.unpack_from("<I", qp.memory, at)
-            ordered(qp.memory, at, before + program.rng.choice(steps))
+            store(qp.memory, at, load(qp.memory, at) + program.rng.choice(steps))
         program.consume()
         qp.ring()
         if number % 4 == 3:
@@ -373,11 +374,11 @@ def moving(program):
 
 
 def states(program):
-    """Doorbells and work in each state, and for a QP that is no more."""
+    """Doorbells and work in each state, and for a QP that was destroyed."""
     for _ in program.rounds():
-        state = program.rng.choice((RESET, ERR))
+        state = program.rng.choice((abi.QPS_RESET, abi.QPS_ERR))
         for qp in program.qps:
-            program.verbs.modify_qp(qp.handle, state, STATE)
+            program.verbs.modify_qp(qp.handle, state, abi.QP_STATE)
             qp.ring()
         work(program)
         if program.rng.random() < 0.2:
@@ -390,7 +391,7 @@ def states(program):
 
 
 def overflow(program):
-    """A CQ whose program takes nothing; then its QPs fail, and nobody else's."""
+    """A CQ of which the program takes nothing: its QPs fail, and no other program's."""
     for _ in range(max(2, program.order["rounds"] // 40)):
         for _ in range(2 * CQ_DEPTH // 16 + 2):
             work(program)
@@ -413,49 +414,55 @@ def resizes(program):
         work(program)
         program.spray(program.cq_memory, len(program.cq_memory))
         depth = program.rng.choice((1, 4, 64, 256))
-        memory = zeros(CQ_HEAD + depth * CQE)
+        ring = CqRing(depth)
         try:
-            program.verbs.resize_cq(program.cq, depth, program.cq_request(memory))
-            program.cq_memory = memory
+            program.verbs.resize_cq(program.cq, depth, ring.request())
+            program.cq_memory = ring.memory
         except OSError:
-            pass  # what it holds does not fit, or it is in error
+            pass  # What the CQ holds does not fit, or the CQ is in error.
         if number % 8 == 7:
             program.again()
 
 
 def keys(program):
-    """Registrations, which are the kernel's, and invalidations of keys that are not for that."""
+    """Registrations, which only the kernel may ask for, and invalidations of keys that cannot be invalidated."""
     rng, victim = program.rng, program.order["victim"]
-    expected = {REG_MR: [QP_OP_ERR], LOCAL_INV: [MW_BIND_ERR], SEND_INV: [REM_INV_REQ_ERR, RETRY_EXC_ERR]}
+    expected = {abi.WR_REG_MR: [abi.WC_LOC_QP_OP_ERR], abi.WR_LOCAL_INV: [abi.WC_MW_BIND_ERR],
+                abi.WR_SEND_WITH_INV: [abi.WC_REM_INV_REQ_ERR, abi.WC_RETRY_EXC_ERR]}
     taken = 0
     for _ in program.rounds():
         qp, peer = program.qps
         what = rng.choice(tuple(expected))
         key = rng.choice((program.rkey, victim["rkey"], victim["lkey"], rng.getrandbits(32)))
-        # A page of the guest's, and a list of pages in another.
+        # A page of the guest's memory, and a page that lists it.
         place, pages = (rng.randrange(1 << 12) << 12 for _ in range(2))
-        fields = (15, 1, 0, key) if what == REG_MR else (key, 0, 0, 0)
+        head = {"wr_id": 1, "opcode": what, "send_flags": SIGNALED}
+        if what == abi.WR_REG_MR:
+            wqe = abi.RingRegWqe(**head, access=ALL_ACCESS, npages=1, key=key, iova=place, pages=pages, length=4096)
+        else:
+            wqe = abi.RingSqWqe(**head, invalidate_rkey=key)
         peer.post_recv(program.receive())
-        qp.post_send(struct.pack("<QBBHIHHIQQQ", 1, what, 0, SIGNALED, *fields, place, pages, 4096))
+        qp.post_send(bytes(wqe))
         qp.ring()
         statuses = [program.completion(taken + i) for i in range(len(expected[what]))]
         if statuses != expected[what]:
             sys.exit(f"opcode {what} with key {key:#x} ended in {statuses}")
         taken += len(statuses)
-        ordered(program.cq_memory, CONSUMER, taken)
+        store(program.cq_memory, CONSUMER, taken)
         program.again()
 
 
 def windows(program):
-    """Windows of its own that it binds to anything, and uses for anything."""
+    """Its own windows, which it binds to any memory and uses for any memory."""
     rng, victim, verbs = program.rng, program.order["victim"], program.verbs
     begin = address(program.data)
-    lkey, _ = verbs.reg_mr(program.pd, begin, MEMORY, ALL_ACCESS | MW_BIND)
-    own = {kind: verbs.alloc_mw(program.pd, kind) for kind in (1, 2)}
+    _, lkey, _ = verbs.reg_mr(program.pd, begin, MEMORY, ALL_ACCESS | abi.ACCESS_MW_BIND)
+    kinds = abi.MW_TYPE_1, abi.MW_TYPE_2
+    own = {kind: verbs.alloc_mw(program.pd, kind) for kind in kinds}
     taken = 0
     for _ in program.rounds():
         qp, peer = program.qps
-        kind = rng.choice((1, 2))
+        kind = rng.choice(kinds)
         handle, window = own[kind]
         key = rng.choice((window, window, window, victim["rkey"], victim["lkey"], program.rkey, rng.getrandbits(32)))
         new = key & ~0xff | rng.getrandbits(8) if rng.random() < 0.9 else rng.getrandbits(32)
@@ -466,34 +473,36 @@ def windows(program):
                             rng.getrandbits(64)))
         length = rng.choice((8, 8, 8, 4096, 0, 1 << 63, (1 << 64) - 1))
         within = region == lkey and place >= begin and 0 < length <= begin + MEMORY - place
-        flags = WINDOW_ACCESS | (ZERO_BASED if kind == 2 else 0)
-        right = key == window and not access & ~flags and (within or length == 0 and kind == 1)
-        qp.post_send(struct.pack("<QBBHIIIQQII", 1, BIND_MW, 0, SIGNALED, access, key, new, place, length, region, 0))
+        flags = WINDOW_ACCESS | (abi.ACCESS_ZERO_BASED if kind == abi.MW_TYPE_2 else 0)
+        right = key == window and not access & ~flags and (within or length == 0 and kind == abi.MW_TYPE_1)
+        qp.post_send(bytes(abi.RingBindWqe(
+            wr_id=1, opcode=abi.WR_BIND_MW, send_flags=SIGNALED, access=access, mw_rkey=key, new_rkey=new, addr=place,
+            length=length, lkey=region)))
         qp.ring()
         status = program.completion(taken)
-        if status != (SUCCESS if right else MW_BIND_ERR):
+        if status != (abi.WC_SUCCESS if right else abi.WC_MW_BIND_ERR):
             what = " ".join(map(hex, (key, new, access, region, place, length)))
             sys.exit(f"type {kind}: {'right' if right else 'wrong'}, status {status}: {what}")
         taken += 1
         if right:
-            # By its peer, which names the victim's memory with the window's key.
+            # The peer of the QP uses the window for memory that is outside of it.
             there = rng.choice((victim["address"], victim["canary"], begin + MEMORY, place + length))
             bound = key & ~0xff | new & 0xff
             peer.post_send(program.wqe(opcode=rng.choice((WRITE, READ)), remote=(there, bound),
-                                       sges=[struct.pack("<QII", begin, 64, program.lkey)]))
+                                       sges=[bytes(abi.Sge(begin, 64, program.lkey))]))
             peer.ring()
             status = program.completion(taken)
-            if status != REM_ACCESS_ERR:
-                sys.exit(f"a window let its peer to {there:#x}: {status}")
+            if status != abi.WC_REM_ACCESS_ERR:
+                sys.exit(f"a window gives access to {there:#x}: status {status}")
             taken += 1
         verbs.dealloc_mw(handle)
         own[kind] = verbs.alloc_mw(program.pd, kind)
-        ordered(program.cq_memory, CONSUMER, taken)
+        store(program.cq_memory, CONSUMER, taken)
         program.again()
 
 
 def other_peer(program):
-    """A QP that says it is connected to the victim's, which is connected to another."""
+    """A QP that connects to the victim's QP, which is connected to another."""
     qp = program.qps[0]
     victim = program.order["victim"]
     for _ in program.rounds():
@@ -518,9 +527,9 @@ def shared(program):
             if way == 0:
                 program.spray(srq.memory, REGION)
             elif way == 1:
-                at = rng.choice((SRQ_PRODUCER, SRQ_CONSUMER, SRQ_WAKE))
-                before, = struct.unpack_from("<I", srq.memory, at)
-                ordered(srq.memory, at, before + rng.choice(steps))
+                fields = abi.SrqRing.producer, abi.SrqRing.consumer, abi.SrqRing.wake
+                at = rng.choice(fields).offset
+                store(srq.memory, at, load(srq.memory, at) + rng.choice(steps))
             elif way == 2:
                 srq.post(program.receive([program.bad_sge()], rng.choice((1, 5, 1 << 16))))
             for qp in program.qps:
@@ -555,7 +564,8 @@ def resized(program):
 
 
 def extended(program):
-    """Messages for SRQs of others and for none; an SRQ that goes while one is under way; a domain in use."""
+    """Messages for SRQs of others and for numbers without an SRQ, an SRQ that is destroyed while a message waits for
+    it, and a domain that is in use."""
     rng, victim = program.rng, program.order["victim"]
     if victim["srqn"] is None:
         return
@@ -569,19 +579,19 @@ def extended(program):
         opcode = rng.choice((SEND, SEND_IMM, WRITE_IMM) if goes else (SEND, WRITE, WRITE_IMM, READ, SWAP, ADD))
         connection.send(program.wqe(opcode=opcode), srqn)
         if connection.close_domain() != errno.EBUSY:
-            sys.exit("a domain goes that is in use")
+            sys.exit("an XRC domain that is in use is closed")
         if goes:
             program.verbs.destroy_srq(connection.srq)
         status = program.completion(taken)
-        if status != REM_INV_REQ_ERR:
+        if status != abi.WC_REM_INV_REQ_ERR:
             sys.exit(f"a message for SRQ {srqn:#x}, not {connection.srqn:#x}, ended in {status}")
         taken += 1
-        ordered(program.cq_memory, CONSUMER, taken)
+        store(program.cq_memory, CONSUMER, taken)
         connection.close(srq=not goes)
 
 
 def memory_operations(program):
-    """FLUSH, which nobody here gave the right to, and ATOMIC_WRITE to anything by any key."""
+    """FLUSH, for which no MR has the access, and ATOMIC_WRITE to any memory by any key."""
     rng, victim = program.rng, program.order["victim"]
     begin, taken = address(program.data), 0
     for _ in program.rounds():
@@ -592,18 +602,20 @@ def memory_operations(program):
         if rng.random() < 0.5:
             kind, level = rng.choice((1, 1, 2, 3, 0, 255)), rng.choice((0, 1, 2, 255))
             length = rng.choice((0, 8, MEMORY, (1 << 64) - 1))
-            wqe = struct.pack("<QBBHBBHIIQQQ", 1, FLUSH, 0, SIGNALED, kind, level, 0, 0, key, place, length, 0)
+            wqe = bytes(abi.RingFlushWqe(wr_id=1, opcode=abi.WR_FLUSH, send_flags=SIGNALED, type=kind, level=level,
+                                         rkey=key, remote_addr=place, length=length))
             right = False
         else:
-            wqe = program.wqe(opcode=ATOMIC_WRITE, sges=[], remote=(place, key))
+            wqe = program.wqe(opcode=abi.WR_ATOMIC_WRITE, sges=[], remote=(place, key))
             right = key == program.rkey and place in (begin, begin + 8)
         qp.post_send(wqe)
         qp.ring()
         status = program.completion(taken)
-        if (status == SUCCESS) != right or not right and status not in (QP_OP_ERR, REM_INV_REQ_ERR, REM_ACCESS_ERR):
-            sys.exit(f"opcode {wqe[8]} at {place:#x} by {key:#x}: {status}")
+        errors = abi.WC_LOC_QP_OP_ERR, abi.WC_REM_INV_REQ_ERR, abi.WC_REM_ACCESS_ERR
+        if (status == abi.WC_SUCCESS) != right or not right and status not in errors:
+            sys.exit(f"opcode {wqe[abi.RingFlushWqe.opcode.offset]} at {place:#x} by {key:#x}: {status}")
         taken += 1
-        ordered(program.cq_memory, CONSUMER, taken)
+        store(program.cq_memory, CONSUMER, taken)
         program.again()
 
 
