@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Runs test functions and reports in KTAP, as kselftests do."""
+"""Runs test functions and reports in KTAP with kselftest's own ksft.py, which is beside the selftests."""
 
 import os
 import random
@@ -7,10 +7,11 @@ import signal
 import sys
 import traceback
 
-KSFT_PASS, KSFT_FAIL, KSFT_SKIP = 0, 1, 4
+sys.path.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../kselftest"))
+import ksft  # noqa: E402  pylint: disable=wrong-import-position
 
 # A test that waits for a completion that never comes ends after this many
-# seconds. It guards the run against a hang and is no measure of speed.
+# seconds. This bounds a hang, and says nothing of speed.
 WATCHDOG = 120
 
 
@@ -23,9 +24,10 @@ class Stuck(BaseException):
 
 
 def skip_all(reason):
-    """Ends the program: none of its tests can run."""
-    print("TAP version 13\n1..0 # SKIP " + reason, flush=True)
-    sys.exit(KSFT_SKIP)
+    """Ends the program, whose tests cannot run here."""
+    ksft.print_header()
+    print("1..0 # SKIP " + reason, flush=True)
+    sys.exit(ksft.KSFT_SKIP)
 
 
 def _bark(_signal, _frame):
@@ -37,15 +39,34 @@ def _seed():
     return int(seed, 0) if seed else random.SystemRandom().getrandbits(32)
 
 
-def _diagnose(text):
-    for line in text.rstrip().splitlines():
-        print("# " + line)
-
-
 def _sample(tests, seed):
     percent = int(os.environ.get("TESTS_PERCENT", "100"))
     count = -(-len(tests) * percent // 100)
     return [tests[i] for i in sorted(random.Random(f"{seed}/tests").sample(range(len(tests)), count))]
+
+
+def _result_skip(name, reason):
+    """Reports a test that was skipped. ksft.test_result_skip() takes no reason."""
+    ksft._test_print("ok", name, f"SKIP {reason}")  # pylint: disable=protected-access
+    ksft.ksft_cnt["skip"] += 1
+
+
+def _run_one(test, seed):
+    """Runs a test and reports its result."""
+    name = test.__name__
+    signal.alarm(WATCHDOG)
+    try:
+        test(random.Random(f"{seed}/{name}"))
+    except Skip as reason:
+        _result_skip(name, reason)
+    except (Exception, Stuck):
+        for line in traceback.format_exc().rstrip().splitlines():
+            ksft.print_msg(line)
+        ksft.test_result_fail(name)
+    else:
+        ksft.test_result_pass(name)
+    finally:
+        signal.alarm(0)
 
 
 def run(tests):
@@ -53,35 +74,24 @@ def run(tests):
 
     Each gets a generator of its own, derived from the seed (SEED in the
     environment, else random) and its name, so that one test can be repeated
-    alone: name tests on the command line to run only those. Where these are
-    too slow for all of them, TESTS_PERCENT of them run, which the seed chooses.
+    alone: only tests named on the command line run, if there are any. With
+    TESTS_PERCENT in the environment, only so many percent run, which the seed
+    chooses.
     """
     seed = _seed()
     chosen = [t for t in tests if t.__name__ in sys.argv[1:]] if sys.argv[1:] else _sample(tests, seed)
-    count = {"pass": 0, "fail": 0, "skip": 0}
     signal.signal(signal.SIGALRM, _bark)
-    print(f"TAP version 13\n1..{len(chosen)}\n# seed {seed:#x}", flush=True)
-    for number, test in enumerate(chosen, 1):
-        name = test.__name__
-        line = f"ok {number} {name}"
-        outcome = "pass"
-        signal.alarm(WATCHDOG)
-        try:
-            test(random.Random(f"{seed}/{name}"))
-        except Skip as reason:
-            outcome, line = "skip", f"{line} # SKIP {reason}"
-        except (Exception, Stuck):
-            outcome, line = "fail", "not " + line
-            _diagnose(traceback.format_exc())
-        finally:
-            signal.alarm(0)
-        count[outcome] += 1
-        print(line, flush=True)
-    print(f"# Totals: pass:{count['pass']} fail:{count['fail']} xfail:0 xpass:0 "
-          f"skip:{count['skip']} error:0", flush=True)
-    if count["fail"]:
-        sys.exit(KSFT_FAIL)
-    sys.exit(KSFT_SKIP if count["skip"] == len(chosen) else KSFT_PASS)
+    # Each result is printed at once, also into a pipe.
+    sys.stdout.reconfigure(line_buffering=True)
+    ksft.print_header()
+    ksft.set_plan(len(chosen))
+    ksft.print_msg(f"seed {seed:#x}")
+    for test in chosen:
+        _run_one(test, seed)
+    if ksft.ksft_cnt["skip"] == len(chosen):
+        ksft.print_cnts()
+        sys.exit(ksft.KSFT_SKIP)
+    ksft.finished()
 
 
 def equal(got, expected, what=""):
