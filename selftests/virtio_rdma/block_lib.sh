@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind lib.sh: a remote block device and what is done with it. Who
-# sources this has a function `disk` that prints the device's name.
+# Sourced after lib.sh: tests of a remote block device. The script that sources
+# this has a function `disk`, which prints the name of the device.
 
 PLACE=${PLACE:-/tmp/block.$$}
 
-# store_up, store_down: $PLACE/disk, what the target stores on.
+# store_up, store_down: makes and removes $PLACE/disk, the store of the target.
 store_up() { mkdir -p "$PLACE" && mount -t tmpfs none "$PLACE" && truncate -s 96M "$PLACE/disk"; }
 store_down() { umount "$PLACE" && rmdir "$PLACE"; }
 
-# tree: files of many sizes, and their checksums.
+# tree: makes files of many sizes, and their checksums.
 tree()
 {
 	(
@@ -31,7 +31,7 @@ make_fs()
 
 write_tree() { make_fs && mount "$(disk)" "$PLACE/mnt" && tree && umount "$PLACE/mnt"; }
 
-# read_tree: from the target, not from what the host remembers.
+# read_tree: compares the files, which come from the target and not from a cache of the host.
 read_tree()
 {
 	echo 3 >/proc/sys/vm/drop_caches
@@ -41,18 +41,18 @@ read_tree()
 	umount "$PLACE/mnt" && return $result
 }
 
-# raw: large blocks past every cache of the host, written and read back.
+# raw: writes large blocks past the caches of the host, and reads them back.
 raw()
 {
 	head -c 8M /dev/urandom >"$PLACE/raw"
 	dd if="$PLACE/raw" of="$(disk)" bs=512K seek=128 oflag=direct status=none && same_blocks
 }
 
-# verify [FIO-OPTION...]: all sizes at random places by several jobs, each block
-# with its checksum; on the whole device where no option says otherwise.
+# verify [FIO-OPTION...]: writes and reads blocks of all sizes at random places in
+# several jobs, each block with its checksum; on the whole device without options.
 verify()
 {
-	# In the place of a disk that has gone fio would make a file, and its name would be taken.
+	# If the disk is gone, fio would make a file with its name.
 	[ $# -gt 0 ] || set -- --filename="$(disk)" --allow_file_create=0
 	fio --name=verify "$@" --ioengine=psync --direct=1 --rw=randrw \
 		--bsrange=4k-256k --size=16m --numjobs=2 --offset_increment=16m \
@@ -63,7 +63,7 @@ verify()
 
 same_blocks() { dd if="$(disk)" bs=1M count=8 skip=64 iflag=direct status=none | cmp - "$PLACE/raw"; }
 
-# load: verify, over and over, until $PLACE/stop is there.
+# load: runs verify again and again until $PLACE/stop is there.
 load()
 {
 	rm -f "$PLACE/stop"
@@ -72,7 +72,7 @@ load()
 	done
 }
 
-# load_fs: in files, beside those that are there.
+# load_fs: does the same in new files of the file system.
 load_fs()
 {
 	mount "$(disk)" "$PLACE/mnt" || return
@@ -83,7 +83,7 @@ load_fs()
 
 check_fs() { e2fsck -fn "$(disk)"; }
 
-# no_connections: of the kernel, nor memory that they registered.
+# no_connections: fails if the kernel has connections, or memory that is registered for them.
 no_connections()
 {
 	! rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm \[' &&

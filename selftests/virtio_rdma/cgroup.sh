@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The limits of a cgroup: how many contexts of the device (hca_handle) and how
-# many objects (hca_object) its programs may have; what is beyond them is refused
-# with the errno of rdmacg_try_charge(), and what goes is counted back.
+# many objects (hca_object) its programs may have. One more is refused with the
+# errno of rdmacg_try_charge(), and an object that is gone does not count.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -23,7 +23,7 @@ mkdir "$GROUP" || skip_all "cannot make a cgroup"
 
 limit() { echo "$DEVICE $*" >"$GROUP/rdma.max"; }
 
-# uses RESOURCE: how many of it the programs of the cgroup have.
+# uses RESOURCE: prints how many of it the programs of the cgroup have.
 uses()
 {
 	sed -n "s/^$DEVICE .*$1=\([0-9]*\).*/\1/p" "$GROUP/rdma.current" | grep . || echo 0
@@ -31,7 +31,7 @@ uses()
 
 none_used() { [ "$(uses hca_handle)" = 0 ] && [ "$(uses hca_object)" = 0 ]; }
 
-# hold KIND: a program in the cgroup that makes as many as it may; sets HOLDER.
+# hold KIND: starts a program in the cgroup that makes as many as it may; sets HOLDER.
 hold()
 {
 	rm -f "$OUT"
@@ -46,7 +46,7 @@ hold()
 
 holds() { [ "$(cat "$OUT")" = "$1" ] || { sed 's/^/# /' "$OUT"; false; }; }
 
-# ends SIGNAL: the program is gone, and so is all that it had.
+# ends SIGNAL: ends the program, and waits until its objects are gone.
 ends()
 {
 	kill "-$1" "$HOLDER"
@@ -70,7 +70,7 @@ objects()
 	ends "$1" && return $result
 }
 
-# no_objects: a limit of none.
+# no_objects: a limit of 0.
 no_objects()
 {
 	limit hca_object=0 && hold objects || return 1
@@ -79,13 +79,13 @@ no_objects()
 	ends TERM && return $result
 }
 
-# events: how often a limit was met.
+# events: reads how often a limit was met.
 events() { grep -q "^$DEVICE .*hca_object.max=[1-9]" "$GROUP/rdma.events"; }
 
-# unlimited: other programs are not concerned.
+# unlimited: programs outside of the cgroup have no limit.
 unlimited() { limit hca_handle=0 && usable; }
 
-# lifted: nor is this cgroup once its limits are gone.
+# lifted: without limits the cgroup has as many objects as programs want.
 lifted()
 {
 	limit hca_handle=max hca_object=max && hold objects || return 1
@@ -105,7 +105,7 @@ ktap_test_result "no_objects" no_objects
 if [ -e "$GROUP/rdma.events" ]; then
 	ktap_test_result "events" events
 else
-	ktap_test_skip "events # the kernel counts none"
+	ktap_test_skip "events # the kernel does not count them"
 fi
 ktap_test_result "others_are_not_limited" unlimited
 ktap_test_result "limits_lifted" lifted

@@ -23,14 +23,14 @@ static inline void fail(const char *format, ...)
 	exit(1);
 }
 
-/* The result of a call that gives 0, an error number, or -1 and errno. */
+/* Checks a call that returns 0, an error number, or -1 with errno. */
 static inline void check(int result, const char *what)
 {
 	if (result)
 		fail("%s: %s", what, strerror(result > 0 ? result : errno));
 }
 
-/* The result of a call that gives NULL and errno. */
+/* Checks a call that returns NULL with errno. */
 static inline void *checked(void *result, const char *what)
 {
 	if (!result)

@@ -23,11 +23,11 @@
 #include "check.h"
 
 #define PORT 18700
-/* For the resolution of addresses and routes, which asks nobody but the neighbour. */
+/* Bounds the resolution of addresses and routes, which asks the neighbour alone. */
 #define RESOLVE_MS 20000
-/* A program that gets no further for so long hangs, and ends by SIGALRM. */
+/* A program that makes no progress for so many seconds hangs, and ends by SIGALRM. */
 #define HANG_SECONDS 200
-/* enum ib_cm_rej_reason of the kernel: nobody listens. */
+/* enum ib_cm_rej_reason of the kernel: no server listens. */
 #define REJECTED_NO_LISTENER 8
 #define WAIT_FOR_LISTENER_US 20000
 
@@ -191,7 +191,7 @@ static void received(struct side *side, unsigned int place)
 	side->seen[number] = true;
 }
 
-/* Takes what is in the CQ. */
+/* Polls the completions in the CQ. */
 static void drain(struct side *side)
 {
 	struct ibv_wc wc;
@@ -209,7 +209,7 @@ static void drain(struct side *side)
 		fail("ibv_poll_cq: %d", polled);
 }
 
-/* An event of the CQ, after which it is armed again. */
+/* Takes an event of the CQ, and arms it again. */
 static void completion_event(struct side *side)
 {
 	struct ibv_cq *cq;
@@ -221,7 +221,7 @@ static void completion_event(struct side *side)
 	drain(side);
 }
 
-/* A copy of the next event of the CM, which is acknowledged. */
+/* Acknowledges the next event of the CM; returns a copy. */
 static struct rdma_cm_event next_event(struct side *side)
 {
 	struct rdma_cm_event *event, copy;
@@ -393,7 +393,7 @@ static void release(struct side *side, struct connection *connection)
 	side->free[side->free_count++] = place_of(connection);
 }
 
-/* Whether a connection has ended. */
+/* Returns whether a connection has ended. */
 static bool server_event(struct side *side)
 {
 	struct rdma_cm_event event = next_event(side);

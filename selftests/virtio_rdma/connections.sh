@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Thousands of connections of the RDMA CM, made and ended 500 at a time, in
-# loopback or with PEERS between two hosts (GUEST=1 is the server); and ends of
-# connections that are killed.
+# loopback or with PEERS between two hosts (GUEST=1 is the server); and programs
+# with connections that are killed.
 #
 # CONNECTIONS in the environment is how many; without it 2,000 in loopback where a
 # guest is fast, and half of that between hosts.
@@ -45,7 +45,7 @@ PIN=
 server() { $PIN "$DIR/connections" server "$COUNT" "$AT_A_TIME"; }
 client() { $PIN "$DIR/connections" client "$(address)" "$COUNT" "$AT_A_TIME" "$IN_FLIGHT"; }
 
-# objects: how many of each kind there are, of anybody.
+# objects: prints how many objects of each kind there are, of all programs.
 objects() { rdma resource show "$DEVICE"; }
 
 complain() { for file in "$@"; do sed "s|^|# ${file##*.}: |" "$file"; done; return 1; }
@@ -68,8 +68,8 @@ connect_and_disconnect()
 
 under_way() { grep -q made "$OUT.client" 2>/dev/null || ! kill -0 "$CLIENT" 2>/dev/null; }
 
-# killed: the client in the midst of it, and then the server, if it has not
-# ended: requests of a client that is no more may fail.
+# killed: kills the client while it connects, and then the server if that has not
+# ended by itself, because requests of a client that is gone may fail.
 killed()
 {
 	for round in $(rounds 5); do
@@ -87,7 +87,7 @@ killed()
 	done
 }
 
-# nothing_left: of this host's programs.
+# nothing_left: fails if programs of this host left objects behind.
 nothing_left()
 {
 	[ "$(objects)" = "$BEFORE" ] && return

@@ -13,7 +13,7 @@ counter() { cat "$PORT/counters/$1"; }
 all() { for name in $NAMES; do counter "$name"; done | xargs; }
 listening() { grep -qi ":$(printf %04X 18515) [^ ]* 0A " /proc/net/tcp /proc/net/tcp6; }
 
-# converse: 100 SENDs of 4 KiB in each direction, in loopback.
+# converse: sends 100 messages of 4 KiB in each direction, in loopback.
 converse()
 {
 	set -- ibv_rc_pingpong -d "$DEVICE" -g "$(gid_index)" -m 1024 -r 100 -n 100 -s 4096
@@ -24,7 +24,8 @@ converse()
 	return 1
 }
 
-# grow: data in words of 4 bytes, packets of 1024 bytes; both ends are this port.
+# grow: the counters grow by the data in words of 4 bytes and by packets of 1024 bytes, of both ends: they are this
+# port.
 grow()
 {
 	NAMES="port_xmit_data port_rcv_data port_xmit_packets port_rcv_packets unicast_xmit_packets unicast_rcv_packets"
@@ -41,7 +42,7 @@ grow()
 	return 1
 }
 
-# quiet: nothing grows when nothing is sent.
+# quiet: the counters stay the same while no message is sent.
 quiet() { before=$(all) && [ "$(all)" = "$before" ]; }
 
 # standard: every counter of PortCountersExtended can be read.
@@ -52,7 +53,7 @@ standard()
 	done
 }
 
-# port_counters NAME CMD: skipped where the device does not count.
+# port_counters NAME CMD: runs a test, which is skipped if the device does not count.
 port_counters()
 {
 	if [ -d "$PORT/counters" ]; then
@@ -62,10 +63,10 @@ port_counters()
 	fi
 }
 
-# details KIND PATTERN: while a program has objects of all kinds.
+# details KIND PATTERN: looks at an object of a program that has objects of all kinds.
 details()
 {
-	# What the program before this one has said is not what is waited for.
+	# The output of the program before this one must not be there.
 	rm -f /tmp/counters.$$
 	python3 "$DIR/verbs/traffic.py" >/tmp/counters.$$ 2>&1 &
 	TRAFFIC=$!

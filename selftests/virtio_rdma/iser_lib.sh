@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: iSCSI over RDMA, target and initiator. ADDRESS is
+# Sourced after block_lib.sh: iSCSI over RDMA, target and initiator. ADDRESS is
 # the target's.
 
 . "$DIR/scsi_lib.sh"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# What the scripts beside this one share. RDMA_DEVICE names the device under
-# test, default the first one of the driver.
+# Functions that the scripts share. RDMA_DEVICE names the device under test, by
+# default the first one of the driver.
 
 . "$(dirname "$0")/../kselftest/ktap_helpers.sh"
 
 DRIVER=/sys/bus/virtio/drivers/virtio_rdma
 DIR=$(cd "$(dirname "$0")" && pwd)
 
-# skip_all REASON: end the program, nothing of it can run.
+# skip_all REASON: ends the program, whose tests cannot run here.
 skip_all()
 {
 	ktap_print_header
@@ -16,11 +16,11 @@ skip_all()
 	exit "$KSFT_SKIP"
 }
 
-# rounds COUNT: so many numbers, or LOOPS_PERCENT of them where that is set: a
-# slow machine goes round fewer loops.
+# rounds COUNT: prints the numbers from 1 to COUNT, or to LOOPS_PERCENT of that
+# if it is set: a slow machine runs fewer rounds.
 rounds() { seq $((($1 * ${LOOPS_PERCENT:-100} + 99) / 100)); }
 
-# virtio_device: the name of the first bound device (virtioN).
+# virtio_device: prints the name of the first bound device (virtioN).
 virtio_device()
 {
 	for path in "$DRIVER"/virtio*; do
@@ -31,7 +31,7 @@ virtio_device()
 	return 1
 }
 
-# need_device: skip everything where the driver has no device; sets VIRTIO (its
+# need_device: skips all tests if the driver has no device; sets VIRTIO (its
 # virtio device), DEVICE, NETDEV and PORT.
 need_device()
 {
@@ -50,8 +50,8 @@ find_device()
 	NETDEV=$(rdma link show "$DEVICE/1" | sed -n 's/.* netdev \([^ ]*\).*/\1/p')
 }
 
-# wait_for CMD...: until CMD succeeds. What it waits for is an event that has
-# been caused already; the bound is for one that never comes.
+# wait_for CMD...: waits until CMD succeeds. It waits for events that have been
+# caused already; the bound is for an event that never comes.
 wait_for()
 {
 	tries=0
@@ -65,8 +65,8 @@ wait_for()
 active() { grep -q ACTIVE "$PORT/state" 2>/dev/null; }
 inactive() { [ -e "$PORT/state" ] && ! active; }
 
-# roce_gid REGEX: the index of the first entry of the port's table that matches and is RoCE v2. One process looks at
-# all of them: the table is long, and a fork is slow on a kernel that checks itself.
+# roce_gid REGEX: prints the index of the first entry of the port's table that matches and is RoCE v2. One process looks
+# at all entries: the table is long, and a fork is slow on a kernel that checks itself.
 roce_gid()
 {
 	for gid in $(grep -ls "$1" "$PORT"/gids/*); do
@@ -82,24 +82,23 @@ has_gid() { roce_gid "^$1\$" >/dev/null; }
 
 no_gid() { ! has_gid "$1"; }
 
-# port_address: the IPv4 address of the GID at gid_index: its last bytes, in two digits each.
+# port_address: prints the IPv4 address of the GID at gid_index, which is in the last bytes of the GID.
 port_address()
 {
 	# shellcheck disable=SC2046 # four numbers
 	printf '%d.%d.%d.%d\n' $(sed 's/.*ffff:\(..\)\(..\):\(..\)\(..\)$/0x\1 0x\2 0x\3 0x\4/' "$PORT/gids/$(gid_index)")
 }
 
-# need_mads: skip everything where the RDMA CM has nothing to send by. With rings of 256 entries, as in user-mode
-# Linux without F_RINGS, MADs do not start.
+# need_mads: skips all tests if the RDMA CM cannot send MADs, as with virtqueues of 256 entries in user-mode Linux.
 need_mads()
 {
 	rdma resource show qp link "$DEVICE" | grep -q 'type GSI' || skip_all "no MADs, and so no connections"
 }
 
-# mapped A B C D: the GID of an IPv4 address.
+# mapped A B C D: prints the GID of an IPv4 address.
 mapped() { printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "$@"; }
 
-# usable: the device is there, active, and moves data.
+# usable: waits until the device is there and active, and moves data.
 usable()
 {
 	wait_for virtio_device >/dev/null || return 1
@@ -112,15 +111,15 @@ usable()
 	return 1
 }
 
-# gid_index: of the first RoCE v2 GID of an IPv4 address.
+# gid_index: prints the index of the first RoCE v2 GID of an IPv4 address.
 gid_index() { roce_gid '^0000:0000:0000:0000:0000:ffff:'; }
 
 gone() { [ ! -e "/sys/class/infiniband/$DEVICE" ]; }
 
-# The bound on a program that does not notice that its device is gone.
+# Bounds a program that does not notice that its device is gone.
 TRAFFIC_SECONDS=300
 
-# traffic_start: programs that use the device until it is gone; sets TRAFFIC.
+# traffic_start: starts programs that use the device until it is gone; sets TRAFFIC.
 traffic_start()
 {
 	TRAFFIC=
@@ -134,7 +133,7 @@ traffic_start()
 	done
 }
 
-# traffic_ended: every program has noticed and ended by itself.
+# traffic_ended: fails unless every program notices that the device is gone, and ends by itself.
 traffic_ended()
 {
 	failed=0

@@ -36,7 +36,7 @@ address_ipv6()
 	wait_for no_gid 2001:0db8:0000:0000:0000:0000:0000:0007
 }
 
-# More addresses than the table has entries: none of them may harm the port.
+# More addresses than the table has entries do no harm to the port.
 address_flood()
 {
 	entries=$(find "$PORT/gids" -type f | wc -l)

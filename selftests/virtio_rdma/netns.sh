@@ -24,7 +24,7 @@ back() { inside rdma dev set "$DEVICE" netns "$HOME_NS" && here && ! there; }
 # The namespace goes away some time after its name.
 shared() { ip netns del "$NS" && ip netns del "$HOME_NS" && wait_for rdma system set netns shared 2>/dev/null; }
 
-# under_traffic: programs that have the device open lose it when it moves.
+# under_traffic: programs that use the device lose it when it moves.
 under_traffic() { traffic_start && rdma dev set "$DEVICE" netns "$NS" && traffic_ended && back; }
 
 ktap_print_header

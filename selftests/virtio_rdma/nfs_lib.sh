@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: NFS over RDMA (RFC 8166, RFC 8267), server and
+# Sourced after block_lib.sh: NFS over RDMA (RFC 8166, RFC 8267), server and
 # client, version 4 alone and without the programs of nfs-utils: what mountd would
 # tell the server, and mount.nfs the kernel, is told by hand. ADDRESS is the
 # server's, CLIENT the client's.
 
 NFSD=/proc/fs/nfsd
 RPC_CACHE=/proc/net/rpc
-# Of the year 2033: when the server forgets what it was told.
+# The year 2033, in which the entries of the caches expire.
 EXPIRY=2000000000
 # Read and write, from any port, root is root, no subtree is checked, it has the ID 0 (NFSEXP_*).
 EXPORT_FLAGS=0x2402
@@ -21,7 +21,7 @@ missing()
 
 # The server.
 
-# tell CACHE WORD...: an entry of a cache of the server.
+# tell CACHE WORD...: makes an entry in a cache of the server.
 tell()
 {
 	cache=$1
@@ -42,14 +42,14 @@ target_up()
 	store_up && mkdir "$PLACE/export" && exports && target_back
 }
 
-# target_gone, target_back: nobody serves.
+# target_gone, target_back: the server is down.
 target_gone() { echo 0 >$NFSD/threads; }
 
 target_back()
 {
 	echo "-2 -3 +4 +4.1 +4.2" >$NFSD/versions &&
-	# The first to open a file waits for those who had one open before: nobody. Less than this the server
-	# does not take, nor that it is over, which needs nfsdcld.
+	# A client that opens a file waits for clients that had files open before a restart. The server takes
+	# no shorter time for that, and without nfsdcld it cannot be told that there are no such clients.
 	echo 10 >$NFSD/nfsv4gracetime &&
 	echo "rdma 20049" >$NFSD/portlist &&
 	echo 4 >$NFSD/threads
@@ -64,7 +64,7 @@ target_down()
 	wait_for store_down
 }
 
-# stored: what the server has is what the client wrote.
+# stored: compares what the server has with what the client wrote.
 stored() { cd "$PLACE/export" && sha256sum --quiet -c sums; }
 
 # The client.
@@ -82,7 +82,7 @@ disconnect() { umount "$PLACE/mnt"; }
 
 write_tree() { tree && cp "$PLACE/sums" "$PLACE/mnt/"; }
 
-# read_tree: from the server, not from what the client remembers.
+# read_tree: compares the files, which come from the server and not from a cache of the client.
 read_tree()
 {
 	echo 3 >/proc/sys/vm/drop_caches

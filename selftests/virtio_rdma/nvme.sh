@@ -32,7 +32,7 @@ again()
 
 nothing_left() { target_down && wait_for no_connections; }
 
-# on_ext4 NAME CMD...: skipped where the tools to make a file system are missing.
+# on_ext4 NAME CMD...: runs a test, which is skipped if the tools to make a file system are missing.
 on_ext4()
 {
 	if command -v mke2fs >/dev/null; then

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: the two ends of NVMe over Fabrics. ADDRESS is the
+# Sourced after block_lib.sh: the two ends of NVMe over Fabrics. ADDRESS is the
 # target's, QUEUES how many I/O queues the host has.
 
 NQN=nqn.2026-01.test:virtio-rdma
@@ -9,7 +9,7 @@ SUBSYSTEM=$CONFIG/subsystems/$NQN
 NVMET_PORT=$CONFIG/ports/1
 QUEUES=${QUEUES:-2}
 
-# missing: what the target or the host cannot do without.
+# missing: prints what the target or the host needs and does not have.
 missing()
 {
 	modprobe -a nvmet nvmet-rdma nvme-rdma 2>/dev/null || { echo "the kernel has no NVMe over RDMA"; return; }
@@ -31,7 +31,7 @@ target_up()
 	target_back
 }
 
-# port_up: listens.
+# port_up: makes the port, which listens.
 port_up()
 {
 	mkdir "$NVMET_PORT" &&
@@ -43,11 +43,11 @@ port_up()
 
 port_down() { rmdir "$NVMET_PORT"; }
 
-# port_opens, port_closes: for the subsystem, whose controllers go with it.
+# port_opens, port_closes: adds the subsystem to the port, and removes it with its controllers.
 port_opens() { ln -s "$SUBSYSTEM" "$NVMET_PORT/subsystems/"; }
 port_closes() { rm "$NVMET_PORT/subsystems/$NQN"; }
 
-# target_gone, target_back: nobody listens, and what was connected is not.
+# target_gone, target_back: the target does not listen, and has no connections.
 target_gone() { port_closes && port_down; }
 target_back() { port_up && port_opens; }
 
@@ -60,7 +60,7 @@ target_down()
 
 # The host.
 
-# controller: the name of the controller that is connected to the target.
+# controller: prints the name of the controller that is connected to the target.
 controller()
 {
 	for path in /sys/class/nvme/nvme*; do
@@ -71,7 +71,7 @@ controller()
 	return 1
 }
 
-# disk: its namespace's block device.
+# disk: prints the block device of its namespace.
 disk()
 {
 	name=$(controller) || return 1
@@ -96,7 +96,7 @@ disconnect()
 	no_controller
 }
 
-# is_live, is_away: whether the host has its target, or looks for it.
+# is_live, is_away: whether the host is connected to its target, or tries to connect.
 is_live() { [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]; }
 is_away() { [ "$(cat "/sys/class/nvme/$(controller)/state")" = connecting ]; }
 no_controller() { ! controller >/dev/null; }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
 #
-# The tools that everybody uses, in loopback, or with PEERS between two hosts
+# The usual tools, in loopback, or with PEERS between two hosts
 # (GUEST=1 is the server): the pingpongs with their data checked, and short
 # runs of perftest with all sizes.
 
@@ -11,14 +11,14 @@ need_device
 wait_for gid_index >/dev/null || skip_all "$DEVICE has no RoCE v2 GID of an IPv4 address"
 INDEX=$(gid_index)
 TCP=18515
-# None of these tools ends by itself when a completion is lost.
+# These tools do not end by themselves when a completion is lost.
 GUARD="timeout 120"
 
 listening() { grep -qi ":$(printf %04X $TCP) [^ ]* 0A " /proc/net/tcp /proc/net/tcp6; }
 ended() { ! kill -0 "$SERVER" 2>/dev/null; }
 started() { listening || ended; }
 
-# pair CMD...: the server and the client, or this host's part of it.
+# pair CMD...: runs the server and the client, or the one that is this host's.
 pair()
 {
 	status=0
@@ -31,7 +31,7 @@ pair()
 		wait_for started
 		$GUARD "$@" 127.0.0.1 >/tmp/client.$$ 2>&1 || status=1
 	elif [ "$GUEST" != 1 ]; then
-		# The server comes up on the other host meanwhile.
+		# The server starts on the other host meanwhile.
 		tries=0
 		until $GUARD "$@" "${PEERS%% *}" >/tmp/client.$$ 2>&1; do
 			tries=$((tries + 1))
@@ -46,7 +46,7 @@ pair()
 	return $status
 }
 
-# The tools' defaults want CQs of 2048; a transport with small rings has less.
+# The tools want CQs of 2048 entries by default; a transport with small rings has fewer.
 limit() { ibv_devinfo -v -d "$DEVICE" | sed -n "s/.*$1:[^0-9]*//p"; }
 if [ "$(limit max_cqe)" -lt 2048 ]; then
 	RECEIVES="-r $(($(limit max_qp_wr) / 2 - 1))"

@@ -21,7 +21,7 @@ END = b"end"
 
 
 def bound(address):
-    """A socket that RDMA carries."""
+    """Returns a socket whose datagrams RDMA carries."""
     sock = socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
     sock.setsockopt(SOL_RDS, SO_RDS_TRANSPORT, RDS_TRANS_IB)
     sock.bind((address, PORT))
@@ -29,7 +29,7 @@ def bound(address):
 
 
 def serve(address):
-    """Sends back what comes, until the end."""
+    """Sends datagrams back until the end."""
     with bound(address) as sock:
         print("listening", flush=True)
         data = b""
@@ -39,7 +39,7 @@ def serve(address):
 
 
 def ask(address, server, count):
-    """Sends datagrams of any size, and wants them back in order."""
+    """Sends datagrams of any size, and expects them back in order."""
     rng = random.Random(7)
     with bound(address) as sock:
         for number in range(int(count)):

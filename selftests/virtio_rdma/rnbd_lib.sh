@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: the RDMA network block device, server and client.
+# Sourced after block_lib.sh: the RDMA network block device, server and client.
 # ADDRESS is the server's. It exports block devices, so a loop device lies on the
 # file. The server of RTRS maps an MR of one page with a page size of 128 KiB.
 
@@ -15,7 +15,7 @@ missing()
 target_up() { store_up && losetup /dev/loop0 "$PLACE/disk"; }
 target_down() { losetup -d /dev/loop0 && store_down; }
 
-# disk: the one that is mapped.
+# disk: prints the disk that is mapped.
 disk()
 {
 	for path in /sys/block/rnbd*; do

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: the kernel's SCSI target with a file behind it,
-# and its disk on the host. Who sources this has the functions portal_up,
-# portal_down, and TPG, the directory of the target portal group.
+# Sourced after block_lib.sh: the kernel's SCSI target with a file behind it, and
+# its disk on the host. The script that sources this has the functions portal_up
+# and portal_down, and TPG, the directory of the target portal group.
 
 TARGET=/sys/kernel/config/target
 STORE=$TARGET/core/fileio_0/disk
@@ -18,13 +18,13 @@ target_up()
 	portal_up
 }
 
-# lun_up, lun_down: in the portal group, for whom it lets in.
+# lun_up, lun_down: makes and removes the LUN of the portal group.
 lun_up() { mkdir "$TPG/lun/lun_0" && ln -s "$STORE" "$TPG/lun/lun_0/"; }
 lun_down() { rm "$TPG/lun/lun_0/disk" && rmdir "$TPG/lun/lun_0"; }
 
 target_down() { portal_down && rmdir "$STORE" "${STORE%/*}" && store_down; }
 
-# disk: that of the kernel's target.
+# disk: prints the disk of the kernel's target.
 disk()
 {
 	for path in /sys/block/sd*; do

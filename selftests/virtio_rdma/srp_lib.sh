@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0
 #
-# Sourced behind block_lib.sh: SCSI RDMA, target and initiator, through the RDMA
+# Sourced after block_lib.sh: SCSI RDMA, target and initiator, through the RDMA
 # CM. ADDRESS is the target's, and GUID what the target prints for `guid`.
 
 . "$DIR/scsi_lib.sh"
 
 SRPT=$TARGET/srpt
 SRP_PORT=5555
-# srpt_rdma_cm_req_recv() calls who logs in by the address of its own end.
+# srpt_rdma_cm_req_recv() names an initiator that logs in by the address of its own end.
 INITIATOR=$ADDRESS
 
 missing() { modules ib_srpt ib_srp || echo "the kernel has no SRP"; }
 
-# guid: by which the target is asked for.
+# guid: prints the GUID that names the target.
 guid() { sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid; }
 
 # The port's name: the lower half of its first GID.
@@ -47,6 +47,6 @@ connect()
 disconnect()
 {
 	for port in /sys/class/srp_remote_ports/*; do echo 1 >"$port/delete" || return; done
-	# The connection ends behind the disk.
+	# The connection ends after the disk is gone.
 	wait_for no_disk && wait_for no_connections
 }

@@ -21,13 +21,13 @@ need_device
 grep -q disk /sys/power/state || skip_all "the kernel has no hibernation"
 [ -n "${SLEEPS:-}" ] || skip_all "not in a guest that other tests follow in (SLEEPS=1)"
 
-# What is needed later is not on the host.
+# Files that are needed later must not be on the host.
 case $DIR in
 /tmp/*) ;;
 *)
 	PLACE=/tmp/suspend.$$
 	mkdir "$PLACE" && cp -r "$DIR" "$DIR/../kselftest" "$PLACE/" || exit 1
-	# So are modules.
+	# Nor may modules.
 	modprobe -aq rdma_ucm ib_umad nvme-rdma ext4
 	cd / && exec "$PLACE/$(basename "$DIR")/suspend.sh"
 	;;
@@ -41,7 +41,7 @@ forget_host()
 	done
 }
 
-# enter STATE: of sleep, until the machine is awake.
+# enter STATE: enters a sleep state, and returns when the machine is awake.
 enter() { echo "$1" >/sys/power/state; }
 
 # sleeps LEVEL STATE: freezes tasks and devices as for that state, up to that level of it, and thaws them.
@@ -53,7 +53,7 @@ sleeps()
 	return $result
 }
 
-# freezes: as before and after a snapshot, which costs the device its state.
+# freezes: freezes and thaws as before and after a snapshot; the device loses its state.
 freezes() { sleeps devices disk; }
 
 # hibernates: writes all memory to $SWAP, restarts the machine, and reads it back.
@@ -65,17 +65,17 @@ hibernates()
 	swapoff "$SWAP" && return $result
 }
 
-# gids: the port's table, without its numbers.
+# gids: prints the GIDs of the port's table, without their indices.
 gids() { grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "$PORT"/gids/* 2>/dev/null | sort; }
 same_gids() { [ "$(gids)" = "$GIDS" ]; }
 
-# is_new: another RDMA device than that of the index $INDEX.
+# is_new: whether the RDMA device is another than that of the index $INDEX.
 index() { rdma dev show "$DEVICE" 2>/dev/null | sed -n 's/^\([0-9]*\):.*/\1/p'; }
 is_new() { NEW=$(index) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
 
 before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; }
 
-# is_back: by its name, with its GIDs, and it moves data.
+# is_back: whether the device has its name and its GIDs, and moves data.
 is_back() { wait_for is_new && wait_for same_gids && usable; }
 
 # idle HOW: hibernates or freezes.
@@ -84,7 +84,7 @@ idle() { before && "$1" && is_back; }
 # again: freezes three times without a pause, so that the new RDMA device may not be there yet.
 again() { before && for round in 1 2 3; do freezes || return; done; is_back; }
 
-# waiter_start: a program that waits for an event of a CQ.
+# waiter_start: starts a program that waits for an event of a CQ.
 waiter_start()
 {
 	rm -f /tmp/waiter.$$
@@ -95,7 +95,7 @@ waiter_start()
 
 waiter_ended() { wait $WAITER || { sed 's/^/# /' /tmp/waiter.$$; return 1; }; }
 
-# connections_start: of the RDMA CM, made and ended all the time.
+# connections_start: starts programs that make and end connections of the RDMA CM all the time.
 connections_start()
 {
 	rm -f /tmp/connections.$$.*
@@ -107,7 +107,7 @@ connections_start()
 	wait_for grep -qs made /tmp/connections.$$.client
 }
 
-# connections_ended: as a program that fails does, not by the bound on one that hangs.
+# connections_ended: fails unless these programs ended with an error, and not because of the bound on a hang.
 connections_ended()
 {
 	for pid in $CLIENT $SERVER; do
@@ -140,7 +140,7 @@ under_mount()
 	read_tree && check_fs >/dev/null 2>&1 && disconnect && store_down
 }
 
-# runs_on: another round of the load begins.
+# runs_on: waits until the load begins another round.
 runs_on()
 {
 	seen=$(grep -c running "$PLACE/load")
@@ -149,8 +149,8 @@ runs_on()
 
 more_runs() { [ "$(grep -c running "$PLACE/load")" -gt "$seen" ]; }
 
-# goes_on: no program notices that the machine was suspended to idle. Only the waiting for an interrupt that wakes
-# it is left out: in QEMU, the clock has no such interrupt.
+# goes_on: no program notices that the machine was suspended to idle. The test leaves out the wait for an interrupt that
+# wakes the machine: in QEMU, the clock has no such interrupt.
 goes_on()
 {
 	before && traffic_start && sleeps platform freeze || return
@@ -170,7 +170,7 @@ keeps_state()
 	[ -e "$function/vendor" ] && [ "$(cat "$function/power_state")" = D0 ]
 }
 
-# with_target, with_swap, with_target_and_swap NAME CMD...: where there is one.
+# with_target, with_swap, with_target_and_swap NAME CMD...: runs a test, which is skipped without these.
 with_target()
 {
 	if [ -n "${ADDRESS:-}" ]; then
@@ -199,7 +199,7 @@ with_target_and_swap()
 }
 
 forget_host || skip_all "a file system of the host stays"
-# The seconds that a test of a sleep state waits with devices frozen.
+# How many seconds a test of a sleep state waits while devices are frozen.
 echo 1 >/sys/module/suspend/parameters/pm_test_delay 2>/dev/null
 
 ktap_print_header

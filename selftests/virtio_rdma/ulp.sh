@@ -3,9 +3,9 @@
 #
 # Usage: ulp.sh nvme|iser|srp|rnbd|nfs STEP [ARGUMENT...]
 #
-# One step of a test of a kernel consumer between two hosts, on the one that it
-# is a step of: a function of block_lib.sh or of the consumer's library. Who runs
-# the steps on both hosts in order is outside of them.
+# Runs one step of a test of a kernel consumer between two hosts, which is this
+# host's: a function of block_lib.sh or of the consumer's library. A program
+# outside of both hosts runs the steps in order.
 
 . "$(dirname "$0")/lib.sh"
 

@@ -16,7 +16,7 @@
 #include "../check.h"
 
 #define RESOLVE_MS 20000
-/* What stands in front of a datagram that was received. */
+/* Bytes in front of a received datagram. */
 #define GRH 40
 #define SIZE 64
 #define MAX_COUNT 1000
@@ -31,7 +31,7 @@ struct member {
 	uint32_t qpn;
 	uint32_t qkey;
 	unsigned int count;
-	/* One place a datagram. */
+	/* Room for each datagram. */
 	char (*places)[GRH + SIZE];
 };
 
@@ -44,7 +44,7 @@ static struct sockaddr_in address_of(const char *text)
 	return address;
 }
 
-/* The next event, which must be this one; what it says of a UD destination. */
+/* Waits for the next event, which must be this one; returns its UD destination. */
 static struct rdma_ud_param wait_for(struct member *member, enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event *event;
@@ -145,7 +145,7 @@ static void complete(struct member *member, enum ibv_wc_opcode opcode)
 	}
 }
 
-/* Of one sender datagrams come in order. */
+/* Datagrams of one sender come in order. */
 static void receive(struct member *member)
 {
 	unsigned int number, got;

@@ -21,7 +21,7 @@
 #define READ "from the server, by RDMA READ"
 #define WRITTEN "from the client, by RDMA WRITE"
 
-/* What one end tells the other; both are of this program, on machines of one kind. */
+/* What one end tells the other. Both run this program, on machines of one kind. */
 struct place {
 	union ibv_gid gid;
 	uint64_t address;
@@ -79,7 +79,7 @@ static int tcp(const char *server)
 	return sock;
 }
 
-/* Trades as many bytes with the other end, which is at this point then as well. */
+/* Trades as many bytes with the other end; returns when both ends have come here. */
 static void trade(int sock, const void *mine, void *theirs, size_t size)
 {
 	if (write(sock, mine, size) != (ssize_t)size ||

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * One shared receive queue behind the connections of many clients, through the
- * RDMA CM: the server sends each message back to who sent it.
+ * RDMA CM: the server sends each message back to its sender.
  *
  * Usage: srq_cm server CLIENTS MESSAGES
  *        srq_cm client ADDRESS CLIENTS MESSAGES
@@ -30,7 +30,7 @@ struct end {
 	struct rdma_event_channel *events;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
-	/* The server's alone. */
+	/* These are the server's alone. */
 	struct ibv_srq *srq;
 	struct ibv_mr *mr;
 	/* One place a receive; behind them one a connection, to send from. */
@@ -124,7 +124,7 @@ static struct ibv_wc next_completion(struct end *end)
 	return wc;
 }
 
-/* The next event but for the end of a time-wait, acknowledged. */
+/* Waits for the next event, other than the end of a time-wait, and acknowledges it. */
 static struct rdma_cm_event next_event(struct end *end)
 {
 	struct rdma_cm_event *event, copy;
@@ -142,7 +142,7 @@ static void __attribute__((noreturn)) unexpected(const struct rdma_cm_event *eve
 	fail("%s, status %d", rdma_event_str(event->event), event->status);
 }
 
-/* The next event, which must be this one; the connection that it is of. */
+/* Waits for the next event, which must be this one; returns its connection. */
 static struct rdma_cm_id *wait_for(struct end *end, enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event event = next_event(end);
@@ -214,7 +214,7 @@ static unsigned int client_of(const struct end *end, uint32_t qpn)
 	fail("a completion of QP %u, which nobody has", qpn);
 }
 
-/* Sends back what came, and gives the receive to whoever comes next once that is done. */
+/* Sends a message back; then the receive is posted for the next one. */
 static void echo(struct end *end)
 {
 	unsigned int sent = 0;
@@ -267,7 +267,7 @@ static void connect_one(struct end *end, unsigned int number, struct sockaddr_in
 	wait_for(end, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-/* A message on each connection, and its echo. */
+/* Sends a message on each connection, and waits for its echo. */
 static void turn(struct end *end, unsigned int number)
 {
 	unsigned int client, done;

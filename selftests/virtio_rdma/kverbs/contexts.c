@@ -14,7 +14,7 @@
 
 #define SLOTS	16
 
-/* A place of a message, at either end. */
+/* Room for a message, at either end. */
 struct slot {
 	struct ib_cqe cqe;
 	struct stream *stream;
@@ -32,10 +32,10 @@ struct stream {
 	/* Keeps the messages in order. */
 	spinlock_t lock;
 	unsigned int sent;
-	/* Of one CQ each, whose callbacks come one at a time. */
+	/* Each is used by the callbacks of one CQ, which run one at a time. */
 	unsigned int completed;
 	unsigned int received;
-	/* What was wrong first. */
+	/* The first error. */
 	const char *error;
 	struct completion all_sent;
 	struct completion all_received;
@@ -48,7 +48,7 @@ static void stream_fails(struct stream *s, const char *error)
 	complete_all(&s->all_received);
 }
 
-/* Sends the next message from a slot that is free. */
+/* Sends the next message from a free slot. */
 static void stream_send(struct stream *s, struct slot *slot)
 {
 	struct kv_op op = {
@@ -148,7 +148,7 @@ static void stream_start(struct kunit *test, struct stream *s)
 
 	for (i = 0; i < SLOTS; i++)
 		KUNIT_ASSERT_EQ(test, 0, stream_receive(s, &s->in[i]));
-	/* As many are under way as there are slots; the callbacks post the others. */
+	/* As many messages are outstanding as there are slots; the callbacks post the others. */
 	for (i = 0; i < SLOTS; i++)
 		stream_send(s, &s->out[i]);
 }
@@ -196,7 +196,7 @@ static void poll_context(struct kunit *test)
 	back = stream_new(test, qps[1], qps[0], kv_rounds);
 	stream_start(test, there);
 	stream_start(test, back);
-	/* Neither direction gets on without both CQs. */
+	/* Both CQs are needed for either direction. */
 	while (context->poll == IB_POLL_DIRECT && time_before(jiffies, end) &&
 	       !(stream_is_over(there) && stream_is_over(back))) {
 		ib_process_cq_direct(qps[0]->cq, 4);
@@ -205,7 +205,7 @@ static void poll_context(struct kunit *test)
 	}
 	stream_end(test, there);
 	stream_end(test, back);
-	/* Nothing calls back once the memory of the test is gone. */
+	/* No callback runs after the memory of the test is gone. */
 	for (i = 0; i < 2; i++)
 		ib_drain_qp(qps[i]->qp);
 }
@@ -223,7 +223,7 @@ struct timed {
 	struct completion done;
 };
 
-/* Posts one, and takes the completions that are there; whether to go on. */
+/* Posts a work request and polls; returns whether there is more to post. */
 static bool timed_step(struct timed *t)
 {
 	struct ib_wc wc;
@@ -233,7 +233,7 @@ static bool timed_step(struct timed *t)
 		if (wc.status != IB_WC_SUCCESS)
 			t->error = -EIO;
 	}
-	/* Fewer than the queue holds are outstanding. */
+	/* Fewer work requests are outstanding than the queue holds. */
 	if (t->left && !t->error && t->op.id - t->polled < KV_DEPTH / 2) {
 		t->error = kv_post(t->qp, &t->op);
 		t->op.id++;
@@ -274,7 +274,7 @@ static void end_hard_timer(void *timer)
 	hrtimer_cancel(timer);
 }
 
-/* A pair of QPs, the first of which is to WRITE to memory of the other. */
+/* A pair of QPs; the first is to WRITE to memory of the other. */
 static struct timed *timed_new(struct kunit *test)
 {
 	struct timed *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
@@ -355,7 +355,7 @@ static void irqs_off(struct kunit *test)
 
 KUNIT_DEFINE_ACTION_WRAPPER(end_workqueue, destroy_workqueue, struct workqueue_struct *);
 
-/* One of those that post to the same QP. */
+/* A thread that posts to the same QP as others. */
 struct poster {
 	struct work_struct work;
 	struct kv_qp *qp;
@@ -410,7 +410,7 @@ static void concurrent(struct kunit *test)
 				KUNIT_ASSERT_TRUE(test, kv_wait(cq, &posters[i].wrs[j].done));
 				KUNIT_ASSERT_EQ(test, posters[i].wrs[j].wc.status, IB_WC_SUCCESS);
 			}
-			/* Those of one thread complete in the order in which it posted. */
+			/* Those of a thread complete in the order of posting. */
 			for (j = 1; j < ARRAY_SIZE(posters[i].wrs); j++)
 				KUNIT_EXPECT_LT(test, posters[i].wrs[j - 1].order,
 						posters[i].wrs[j].order);
@@ -476,12 +476,12 @@ static void events(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&armed->called, KV_HANG));
 	kv_expect(test, from->cq, 0, IB_WC_SUCCESS);
 
-	/* What is there already is told of. */
+	/* An event comes for a completion that is there already. */
 	KUNIT_EXPECT_GT(test, ib_req_notify_cq(cq, IB_CQ_SOLICITED | IB_CQ_REPORT_MISSED_EVENTS),
 			0);
 	kv_expect(test, cq, 0, IB_WC_SUCCESS);
 
-	/* One that is not solicited is no event for this consumer, one that is, is. */
+	/* This consumer gets events for solicited completions alone. */
 	op.id = 1;
 	KUNIT_ASSERT_EQ(test, 0, kv_post(from, &op));
 	kv_expect(test, from->cq, 1, IB_WC_SUCCESS);
@@ -494,7 +494,7 @@ static void events(struct kunit *test)
 	kv_expect(test, from->cq, 2, IB_WC_SUCCESS);
 	kv_expect(test, cq, 2, IB_WC_SUCCESS);
 
-	/* An error is always told of. */
+	/* An event always comes for an error. */
 	KUNIT_EXPECT_EQ(test, 0, ib_req_notify_cq(cq, IB_CQ_SOLICITED));
 	KUNIT_ASSERT_EQ(test, 0, kv_modify(to, IB_QPS_ERR));
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&armed->called, KV_HANG));

@@ -12,7 +12,7 @@ struct ends {
 	struct kv_qp *b;
 	struct kv_buf *here;
 	struct kv_buf *there;
-	/* All of @there, for a alone to use. */
+	/* All of @there, as a names it. */
 	struct kv_remote remote;
 };
 
@@ -40,7 +40,7 @@ static void ends_expose(struct kunit *test, struct ends *e, int access)
 	e->remote = kv_expose(test, e->b, e->there, 0, access);
 }
 
-/* Posts to a, and wants it to end so. */
+/* Posts to a, and expects this status. */
 static struct ib_wc does(struct kunit *test, struct ends *e, struct kv_op *op,
 			 enum ib_wc_status status)
 {
@@ -105,7 +105,7 @@ static void send(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, e.there->data[0], 0);
 	KUNIT_EXPECT_EQ(test, e.there->data[257], 0);
 
-	/* No bytes at all, but a word. */
+	/* No bytes, but immediate data. */
 	op.opcode = IB_WR_SEND_WITH_IMM;
 	op.num_sge = 0;
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 3, NULL, 0));
@@ -249,7 +249,7 @@ static void atomic_write(struct kunit *test)
 	does(test, &e, &op, IB_WC_REM_INV_REQ_ERR);
 }
 
-/* Datagrams: the header in front of the data, the sender, and who gets none. */
+/* Datagrams: the header in front of the data, the sender, and QPs that get none. */
 static void datagram(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_UD);
@@ -276,12 +276,12 @@ static void datagram(struct kunit *test)
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, wr.ah);
 	kv_fill(e.here->data, 300, 8);
 	KUNIT_EXPECT_EQ(test, 0, kv_recv(e.b, 2, &in, 1));
-	/* Another Q_Key: nobody gets it, and the sender does not hear of that. */
+	/* Another Q_Key: no QP gets it, and the sender is not told. */
 	KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
 	wr.wr.wr_id = 3;
 	wr.remote_qkey = KV_QKEY;
 	KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
-	/* It is not needed once the work request is posted. */
+	/* The AH is not needed after the work request is posted. */
 	rdma_destroy_ah(wr.ah, RDMA_DESTROY_AH_SLEEPABLE);
 	kv_expect(test, e.a->cq, 1, IB_WC_SUCCESS);
 	kv_expect(test, e.a->cq, 3, IB_WC_SUCCESS);
@@ -293,12 +293,12 @@ static void datagram(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + sizeof(struct ib_grh), 300, 8));
 	kv_expect_none(test, e.b->cq);
 
-	/* Without a destination. */
+	/* A work request without a destination is refused. */
 	wr.ah = NULL;
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, &wr.wr, NULL));
 }
 
-/* A completion is for all that was posted before it. */
+/* A completion says that all earlier work requests are done. */
 static void unsignaled(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -315,7 +315,7 @@ static void unsignaled(struct kunit *test)
 	op.rkey = e.remote.rkey;
 	op.remote_addr = e.remote.addr;
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, KV_DEPTH); round++) {
-		/* As many as the queue holds: each place is free again. */
+		/* As many work requests as the queue holds: each place is free again. */
 		for (i = 1; i <= KV_DEPTH; i++) {
 			op.id = i;
 			op.flags = i == KV_DEPTH ? IB_SEND_SIGNALED : 0;
@@ -326,7 +326,7 @@ static void unsignaled(struct kunit *test)
 	kv_expect_none(test, e.a->cq);
 }
 
-/* In a list, what stands before a bad work request is posted, and it is named. */
+/* Work requests before a bad one of a list are posted, and bad_wr names that. */
 static void lists(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -352,7 +352,7 @@ static void lists(struct kunit *test)
 		recvs[i].num_sge = 1;
 		recvs[i].next = i < 2 ? &recvs[i + 1] : NULL;
 	}
-	/* More pieces than the QP was created for. */
+	/* More SGEs than the QP was created for. */
 	recvs[2].sg_list = sges;
 	recvs[2].num_sge = ARRAY_SIZE(sges);
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_recv(e.b->qp, recvs, &bad_recv));
@@ -367,14 +367,14 @@ static void lists(struct kunit *test)
 	kv_write_passes(test, e.a, e.b);
 }
 
-/* As many as the queue holds, and not one more. */
+/* A queue takes as many work requests as it holds. */
 static void full(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
 	struct kv_op op = { .opcode = IB_WR_SEND, .flags = IB_SEND_SIGNALED };
 	int i;
 
-	/* They wait for receives. */
+	/* The messages wait for receives. */
 	for (op.id = 0; op.id < KV_DEPTH; op.id++)
 		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
 	KUNIT_EXPECT_EQ(test, -ENOMEM, kv_post(e.a, &op));
@@ -429,7 +429,7 @@ static void refused(struct kunit *test)
 	kv_write_passes(test, u.a, u.b);
 }
 
-/* Data that is in no MR, in pieces, and the consumer's again once it is posted. */
+/* Data in no MR, in several pieces, which the consumer may change after posting. */
 static void inline_data(struct kunit *test)
 {
 	static const u32 sizes[] = { 0, 1, 7, 8, 9, 33, KV_INLINE - 1, KV_INLINE };
@@ -480,7 +480,7 @@ static void inline_data(struct kunit *test)
 		KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 1000, size, i + 100));
 		KUNIT_EXPECT_EQ(test, e.there->data[1000 + size], 0xa5);
 	}
-	/* No more than that, and no operation that has no data of its own. */
+	/* No more data than that, and no operation that sends no data. */
 	pieces[1].length = 1;
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
 	pieces[1].length = 0;
@@ -490,7 +490,7 @@ static void inline_data(struct kunit *test)
 	kv_write_passes(test, e.a, e.b);
 }
 
-/* The same in datagrams, behind their header. */
+/* Inline data in datagrams, behind their header. */
 static void inline_datagram(struct kunit *test)
 {
 	static const u32 sizes[] = { 0, 1, 9, KV_INLINE };
@@ -546,7 +546,7 @@ static void inline_datagram(struct kunit *test)
 	kv_expect_none(test, e.a->cq);
 }
 
-/* A QP that asked for no inline data has none; nor has one more than the device has. */
+/* A QP has the inline data that it asked for, and no more than the device has. */
 static void no_inline_data(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);

@@ -11,10 +11,10 @@
 #include <linux/scatterlist.h>
 #include <rdma/ib_verbs.h>
 
-/* A bound on what never happens; nothing takes a hundredth of it. */
+/* Bounds a wait for an event that never comes; others take less than a hundredth of it. */
 #define KV_HANG		(60 * HZ)
 
-/* Bytes of a message where its length is of no account. */
+/* Bytes of a message whose length does not matter. */
 #define KV_LEN		256
 
 /* Work requests of a queue. */
@@ -25,7 +25,7 @@
 /* The Q_Key of datagrams. */
 #define KV_QKEY		0x11223344
 
-/* So many messages where many are sent. */
+/* How many messages a test sends that sends many. */
 extern unsigned int kv_rounds;
 
 /**
@@ -75,7 +75,7 @@ struct kv_remote {
  * @cq: of its sends and its receives
  * @events: those that it was told of, a bit for each enum ib_event_type
  * @event: it was told of one
- * @cannot_sleep: it was told of one where nobody may sleep
+ * @cannot_sleep: it was told of one in a context that cannot sleep
  */
 struct kv_qp {
 	struct kv *kv;

@@ -18,7 +18,7 @@ MODULE_PARM_DESC(rounds, "messages where many are sent");
 
 static struct ib_device *found;
 
-/* Keeps the device for as long as a suite runs: it cannot go before. */
+/* Keeps the device while a suite runs: it cannot go before the end. */
 static int client_add(struct ib_device *dev)
 {
 	if (!device || strcmp(dev_name(&dev->dev), device) || !ib_device_try_get(dev))

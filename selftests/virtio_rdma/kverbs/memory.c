@@ -36,7 +36,7 @@ static struct sides sides_new(struct kunit *test)
 	return s;
 }
 
-/* Takes the QPs to RTS again after an error, with empty CQs. */
+/* Brings the QPs to RTS again after an error, with empty CQs. */
 static void again(struct kunit *test, struct sides *s)
 {
 	KUNIT_ASSERT_EQ(test, 0, kv_modify(s->a, IB_QPS_RESET));
@@ -46,7 +46,7 @@ static void again(struct kunit *test, struct sides *s)
 	kv_pair(test, s->a, s->b);
 }
 
-/* A WRITE or READ of a, over the key, and how it is to end. */
+/* Posts a WRITE or READ of a with the key, and expects this status. */
 static void access(struct kunit *test, struct sides *s, enum ib_wr_opcode opcode, u64 addr,
 		   u32 rkey, u32 len, enum ib_wc_status status)
 {
@@ -106,7 +106,7 @@ static void registered(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, s.there->data[offset - 1], 0);
 	KUNIT_EXPECT_EQ(test, s.there->data[offset + len], 0);
 
-	/* Beyond it, by a key that was, and by one that is no more. */
+	/* Beyond the MR, with a key that was valid, and with one that is invalid now. */
 	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, offset, len));
 	kv_reg(test, s.b, s.mr, REMOTE);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova + len - 7, s.mr->rkey, 8,
@@ -118,7 +118,7 @@ static void registered(struct kunit *test)
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, old, 8, IB_WC_REM_ACCESS_ERR);
 }
 
-/* It lets peers do what it says, and the memory be used by its own lkey. */
+/* An MR gives peers the access that was registered, and its owner the lkey. */
 static void rights(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -136,7 +136,7 @@ static void rights(struct kunit *test)
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova, s.mr->rkey, 8, IB_WC_REM_ACCESS_ERR);
 
-	/* As the source of a SEND, and, without LOCAL_WRITE, not as its destination. */
+	/* The lkey names the source of a SEND and, without LOCAL_WRITE, not its destination. */
 	sge = (struct ib_sge) { .addr = s.mr->iova, .length = 8, .lkey = s.mr->lkey };
 	kv_fill(s.there->data, 8, 12);
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(s.a, 2, &(struct ib_sge) {
@@ -155,7 +155,7 @@ static void rights(struct kunit *test)
 	kv_expect(test, s.b->cq, 1, IB_WC_LOC_PROT_ERR);
 }
 
-/* SEND_WITH_INV: the peer's key is gone when its receive completes, which says so. */
+/* SEND_WITH_INV: the peer's key is invalid when its receive completes, which says so. */
 static void send_with_inv(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -178,7 +178,7 @@ static void send_with_inv(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, wc.ex.invalidate_rkey, s.mr->rkey);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_REM_ACCESS_ERR);
 
-	/* It can be registered anew, and a key that is gone is not invalidated again. */
+	/* It can be registered again, and an invalid key is not invalidated again. */
 	kv_reg(test, s.b, s.mr, REMOTE);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(s.b, 2, NULL, 0));
@@ -188,7 +188,7 @@ static void send_with_inv(struct kunit *test)
 	kv_expect(test, s.a->cq, 1, IB_WC_RETRY_EXC_ERR);
 }
 
-/* RDMA_READ_WITH_INV: the key of its own memory is gone when the data is there. */
+/* RDMA_READ_WITH_INV: the key of its own memory is invalid when the data is there. */
 static void read_with_inv(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -260,7 +260,7 @@ static void in_order(struct kunit *test)
 	}
 }
 
-/* The most pages that the device says, at addresses of which none follows another. */
+/* As many pages as the device allows, at addresses that do not follow each other. */
 static void largest(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -285,7 +285,7 @@ static void largest(struct kunit *test)
 		sg_dma_address(&sg[i]) = s.there->addr + (PAGES - 1 - i % PAGES) * PAGE_SIZE;
 		sg_dma_len(&sg[i]) = PAGE_SIZE;
 	}
-	/* What does not fit is left out, and the number says so. */
+	/* Pages that do not fit are left out, and the number says so. */
 	KUNIT_EXPECT_EQ(test, max, ib_map_mr_sg(mr, sg, max + 1, NULL, PAGE_SIZE));
 	KUNIT_EXPECT_EQ(test, mr->length, (u64)max * PAGE_SIZE);
 	kv_reg(test, s.b, mr, REMOTE);
@@ -308,7 +308,7 @@ static void page_sizes(struct kunit *test)
 	static const unsigned int sizes[] = { SZ_4K, SZ_16K, SZ_64K, SZ_128K };
 	struct sides s = sides_new(test);
 	struct kv_buf *large = kv_buf(test, SZ_256K);
-	/* Large enough for a page of any size that is aligned to it. */
+	/* Large enough for an aligned page of any size. */
 	size_t first = ALIGN(large->addr, SZ_128K) - large->addr;
 	struct ib_mr *one = kv_mr(test, 1);
 	struct scatterlist sg;
@@ -346,11 +346,11 @@ static void page_sizes(struct kunit *test)
 		sg_dma_len(&sg) = size;
 		KUNIT_EXPECT_NE(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
 	}
-	/* None of a size that is no power of two, or that the device does not have. */
+	/* Sizes that are no power of two, or that the device does not have, are refused. */
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_map_mr_sg(one, &sg, 1, NULL, 3 * PAGE_SIZE));
 }
 
-/* What is wrong with a registration is said when it is posted, or when it completes. */
+/* A wrong registration fails when it is posted, or when it completes. */
 static void bad_registration(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -369,20 +369,20 @@ static void bad_registration(struct kunit *test)
 	kv_expect(test, s.b->cq, 900, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 
-	/* One that is registered. */
+	/* An MR that is registered already. */
 	kv_reg(test, s.b, s.mr, REMOTE);
 	KUNIT_ASSERT_EQ(test, 0, kv_post_reg(s.b, s.mr, ib_inc_rkey(s.mr->rkey), REMOTE));
 	kv_expect(test, s.b->cq, 900, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 
-	/* A key of nothing, and one that is no key of an MR for fast registration. */
+	/* A key that no MR has, and the key of an MR that is not for fast registration. */
 	invalidate(test, s.b, s.mr->rkey ^ 0x100, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	invalidate(test, s.b, s.b->kv->pd->local_dma_lkey, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	invalidate(test, s.b, s.mr->rkey, IB_WC_SUCCESS);
-	/* It is free already. */
+	/* The MR is free already. */
 	invalidate(test, s.b, s.mr->rkey, IB_WC_SUCCESS);
 }
 

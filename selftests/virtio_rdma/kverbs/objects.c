@@ -117,7 +117,7 @@ static u8 pattern(size_t i, u32 seed)
 	return seed + i * 7 + (i >> 8);
 }
 
-/* Bytes that are others for another seed. */
+/* Fills memory with bytes that differ by the seed. */
 void kv_fill(u8 *data, size_t len, u32 seed)
 {
 	size_t i;
@@ -126,7 +126,7 @@ void kv_fill(u8 *data, size_t len, u32 seed)
 		data[i] = pattern(i, seed);
 }
 
-/* Whether they are those of kv_fill(). */
+/* Returns whether the bytes are those of kv_fill(). */
 bool kv_filled(const u8 *data, size_t len, u32 seed)
 {
 	size_t i;
@@ -163,7 +163,7 @@ struct ib_cq *kv_cq_in(struct kunit *test, enum ib_poll_context context)
 	return cq;
 }
 
-/* It may sleep, says the core (struct ib_qp_init_attr). */
+/* The core says that this may sleep (struct ib_qp_init_attr). */
 static void qp_event(struct ib_event *event, void *context)
 {
 	struct kv_qp *qp = context;
@@ -226,7 +226,7 @@ void kv_destroy_qp_now(struct kunit *test, struct kv_qp *qp)
 	kunit_release_action(test, kv_destroy_qp, qp->qp);
 }
 
-/* The QP is told of an event, sooner or later. */
+/* Waits until the QP gets an event. */
 void kv_expect_event(struct kunit *test, struct kv_qp *qp, enum ib_event_type event)
 {
 	while (!test_bit(event, &qp->events))
@@ -235,7 +235,7 @@ void kv_expect_event(struct kunit *test, struct kv_qp *qp, enum ib_event_type ev
 	KUNIT_EXPECT_FALSE(test, qp->cannot_sleep);
 }
 
-/* Changes the state, and nothing else. */
+/* Changes the state alone. */
 int kv_modify(struct kv_qp *qp, enum ib_qp_state state)
 {
 	struct ib_qp_attr attr = { .qp_state = state };
@@ -291,7 +291,7 @@ int kv_init_to_rtr(struct kv_qp *qp, u32 dest_qpn)
 	return ib_modify_qp(qp->qp, &attr, mask);
 }
 
-/* A message waits for a receive as long as there is none. */
+/* A message waits until there is a receive. */
 int kv_rtr_to_rts(struct kv_qp *qp)
 {
 	int mask = IB_QP_STATE | IB_QP_SQ_PSN;
@@ -309,7 +309,7 @@ int kv_rtr_to_rts(struct kv_qp *qp)
 	return ib_modify_qp(qp->qp, &attr, mask);
 }
 
-/* Takes two QPs to RTS, connected with each other; they may be one and the same. */
+/* Brings two QPs to RTS, connected to each other; they may be the same QP. */
 void kv_pair(struct kunit *test, struct kv_qp *a, struct kv_qp *b)
 {
 	KUNIT_ASSERT_EQ(test, 0, kv_reset_to_init(a));
@@ -323,7 +323,7 @@ void kv_pair(struct kunit *test, struct kv_qp *a, struct kv_qp *b)
 		KUNIT_ASSERT_EQ(test, 0, kv_rtr_to_rts(b));
 }
 
-/* Posts one. The errno is that of the driver. Any context. */
+/* Posts a send work request. Returns the errno of the driver. Any context. */
 int kv_post(struct kv_qp *qp, const struct kv_op *op)
 {
 	union {
@@ -362,7 +362,7 @@ int kv_post(struct kv_qp *qp, const struct kv_op *op)
 	return ib_post_send(qp->qp, &u.wr, NULL);
 }
 
-/* Posts one receive. Any context. */
+/* Posts a receive work request. Any context. */
 int kv_recv(struct kv_qp *qp, u64 id, struct ib_sge *sge, int num_sge)
 {
 	struct ib_recv_wr wr = { .wr_id = id, .sg_list = sge, .num_sge = num_sge };
@@ -370,7 +370,7 @@ int kv_recv(struct kv_qp *qp, u64 id, struct ib_sge *sge, int num_sge)
 	return ib_post_recv(qp->qp, &wr, NULL);
 }
 
-/* The next completion of a CQ that the test polls; false if none comes. */
+/* Waits for a completion of a CQ that the test polls; false if it does not come. */
 bool kv_poll(struct ib_cq *cq, struct ib_wc *wc)
 {
 	unsigned long end = jiffies + KV_HANG;
@@ -384,7 +384,7 @@ bool kv_poll(struct ib_cq *cq, struct ib_wc *wc)
 	}
 }
 
-/* The next completion, which must be that of work request id. */
+/* Waits for the next completion, which must be that of work request id. */
 struct ib_wc kv_expect(struct kunit *test, struct ib_cq *cq, u64 id,
 		       enum ib_wc_status status)
 {
@@ -397,7 +397,7 @@ struct ib_wc kv_expect(struct kunit *test, struct ib_cq *cq, u64 id,
 	return wc;
 }
 
-/* Nothing has completed that was not polled. */
+/* Fails the test if there is a completion. */
 void kv_expect_none(struct kunit *test, struct ib_cq *cq)
 {
 	struct ib_wc wc;
@@ -405,7 +405,7 @@ void kv_expect_none(struct kunit *test, struct ib_cq *cq)
 	KUNIT_EXPECT_EQ(test, 0, ib_poll_cq(cq, 1, &wc));
 }
 
-/* A message goes through, on CQs that the test polls and that are empty. */
+/* Sends a message, with CQs that the test polls and that are empty. */
 void kv_write_passes(struct kunit *test, struct kv_qp *from, struct kv_qp *to)
 {
 	struct kv *kv = test->priv;
@@ -425,7 +425,7 @@ void kv_write_passes(struct kunit *test, struct kv_qp *from, struct kv_qp *to)
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(to, 1002, &in, 1));
 	KUNIT_ASSERT_EQ(test, 0, kv_post(from, &op));
 	if (from->cq == to->cq) {
-		/* In either order: they are of two queues. */
+		/* The completions of two queues come in either order. */
 		KUNIT_ASSERT_TRUE(test, kv_poll(from->cq, &first));
 		KUNIT_ASSERT_TRUE(test, kv_poll(from->cq, &second));
 		KUNIT_EXPECT_EQ(test, first.status, IB_WC_SUCCESS);
@@ -456,13 +456,13 @@ void kv_wr_init(struct kv_wr *wr, atomic_t *counter)
 	init_completion(&wr->done);
 }
 
-/* The name by which it is posted. */
+/* Returns the wr_cqe by which it is posted. */
 u64 kv_wr_id(struct kv_wr *wr)
 {
 	return (uintptr_t)&wr->cqe;
 }
 
-/* Waits for what a callback of the CQ tells; false if it never comes. */
+/* Waits for a callback of the CQ; returns false if it does not come. */
 bool kv_wait(struct ib_cq *cq, struct completion *done)
 {
 	unsigned long end = jiffies + KV_HANG;
@@ -489,7 +489,7 @@ struct ib_mr *kv_mr(struct kunit *test, u32 max_pages)
 	return mr;
 }
 
-/* Maps a part of a buffer; how many elements it took, which is 1. */
+/* Maps a part of a buffer; returns the number of elements that were mapped, which is 1. */
 int kv_map(struct ib_mr *mr, struct kv_buf *buf, size_t offset, size_t len)
 {
 	struct scatterlist sg;
@@ -517,7 +517,7 @@ int kv_post_reg(struct kv_qp *qp, struct ib_mr *mr, u32 key, int access)
 	return ib_post_send(qp->qp, &wr.wr, NULL);
 }
 
-/* Registers what was mapped, by a key that was not in use before. */
+/* Registers what was mapped, with a key that was not in use before. */
 void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access)
 {
 	struct ib_wc wc;

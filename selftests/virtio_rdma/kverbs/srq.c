@@ -6,7 +6,7 @@
 
 #define SRQ_DEPTH	16
 
-/* An SRQ, and what it was told of. */
+/* An SRQ, and the events that it got. */
 struct shared {
 	struct ib_srq *srq;
 	struct kv_buf *buf;
@@ -70,7 +70,7 @@ static void post(struct kunit *test, struct shared *s, u64 first, unsigned int c
 	KUNIT_ASSERT_EQ(test, 0, ib_post_srq_recv(s->srq, wrs, NULL));
 }
 
-/* A connection that receives from the SRQ, or from a queue of its own if there is none. */
+/* A connection that receives from the SRQ if there is one, or from its own queue. */
 struct link {
 	struct kv_qp *from;
 	struct kv_qp *to;
@@ -128,7 +128,7 @@ static void shared(struct kunit *test)
 	}
 }
 
-/* As many as it holds; its own limits; a QP that has one has no queue of its own. */
+/* An SRQ takes as many receives as it holds; a QP with an SRQ has no receive queue. */
 static void bounds(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -160,12 +160,12 @@ static void bounds(struct kunit *test)
 	init.attr.max_wr = 1;
 	init.attr.max_sge = kv->dev->attrs.max_srq_sge + 1;
 	KUNIT_EXPECT_EQ(test, -EINVAL, PTR_ERR_OR_ZERO(ib_create_srq(kv->pd, &init)));
-	/* The core resizes none of the kernel's: no consumer can stop posting meanwhile. */
+	/* The core does not resize SRQs of the kernel, whose consumers cannot stop posting. */
 	attr.max_wr = 2 * SRQ_DEPTH;
 	KUNIT_EXPECT_EQ(test, -EOPNOTSUPP, ib_modify_srq(s->srq, &attr, IB_SRQ_MAX_WR));
 }
 
-/* One event a limit, when fewer than that are left; also if they are already. */
+/* An event comes once a limit, when fewer receives are left, also if fewer are already. */
 static void limit(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -189,7 +189,7 @@ static void limit(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, attr.srq_limit, 0);
 	KUNIT_EXPECT_EQ(test, atomic_read(&s->limits), 1);
 
-	/* The event follows, however few are left. */
+	/* The event comes, however few receives are left. */
 	attr.srq_limit = 1;
 	KUNIT_ASSERT_EQ(test, 0, ib_modify_srq(s->srq, &attr, IB_SRQ_LIMIT));
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&s->limit, KV_HANG));
@@ -222,7 +222,7 @@ static void last_wqe(struct kunit *test)
 }
 
 /*
- * Destroyed with completions that nobody polled: these are gone, and the places of
+ * A QP is destroyed with completions that were not polled: these are gone, and the places of
  * their receives are free again.
  */
 static void destroyed(struct kunit *test)

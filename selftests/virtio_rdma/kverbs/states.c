@@ -28,7 +28,7 @@ static const struct drained states[] = {
 
 KUNIT_ARRAY_PARAM_DESC(states, states, name);
 
-/* Takes a QP from RESET to the state; SQE is where a send that fails leads to. */
+/* Brings a QP from RESET to the state; a send that fails leads to SQE. */
 static void go_to(struct kunit *test, struct kv_qp *qp, struct kv_qp *peer,
 		  enum ib_qp_state state)
 {
@@ -52,7 +52,7 @@ static enum ib_qp_state state_of(struct kunit *test, struct kv_qp *qp)
 	return attr.qp_state;
 }
 
-/* A send that fails here, of memory that no key is good for. */
+/* Posts a send that fails here, with a key that is valid for no memory. */
 static int post_failing(struct kv_qp *qp, u64 id)
 {
 	struct ib_sge sge = { .addr = 0, .length = 8, .lkey = 0xdead00 };
@@ -132,7 +132,7 @@ static void drain_in(struct kunit *test, enum ib_poll_context context)
 	for (i = 0; i < COUNT; i++) {
 		KUNIT_ASSERT_EQ(test, 0, kv_recv(qp, kv_wr_id(&p->recvs[i]), NULL, 0));
 		op.id = kv_wr_id(&p->sends[i]);
-		/* The peer has no receives: those of RC wait. */
+		/* The peer has no receives: messages of RC QPs wait. */
 		if (sends)
 			KUNIT_ASSERT_EQ(test, 0, kv_post(qp, &op));
 	}
@@ -153,7 +153,7 @@ static void drain(struct kunit *test)
 	drain_in(test, IB_POLL_WORKQUEUE);
 }
 
-/* All that is outstanding is flushed in order, and so is what is posted later. */
+/* Outstanding work requests are flushed in order, and so are later ones. */
 static void flush(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, 4 * KV_DEPTH), NULL);
@@ -166,7 +166,7 @@ static void flush(struct kunit *test)
 
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, 20); round++) {
 		kv_pair(test, a, b);
-		/* Those that asked for no completion have one if they fail. */
+		/* Unsignaled work requests complete if they fail. */
 		for (op.id = 0; op.id < COUNT; op.id++) {
 			op.flags = op.id % 2 ? IB_SEND_SIGNALED : 0;
 			KUNIT_ASSERT_EQ(test, 0, kv_post(a, &op));
@@ -193,7 +193,7 @@ static void flush(struct kunit *test)
 	kv_write_passes(test, a, b);
 }
 
-/* What stands before the work request that fails is done, what stands behind is flushed. */
+/* Work requests before the one that fails are done, those behind it are flushed. */
 static void fails_in_the_middle(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
@@ -225,7 +225,7 @@ static void fails_in_the_middle(struct kunit *test)
 	kv_expect_event(test, b, IB_EVENT_QP_ACCESS_ERR);
 }
 
-/* RESET discards, nothing may be posted in it, and the QP works again afterwards. */
+/* RESET discards work requests and refuses new ones, and the QP works again later. */
 static void reset(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, 4 * KV_DEPTH), NULL);
@@ -238,7 +238,7 @@ static void reset(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_recv(a, 1, NULL, 0));
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, 20); round++) {
 		kv_pair(test, a, b);
-		/* Some completed and not polled, some under way. */
+		/* Some have completed and were not polled, some are outstanding. */
 		for (i = 0; i < COUNT; i++) {
 			KUNIT_ASSERT_EQ(test, 0, kv_recv(a, i, NULL, 0));
 			KUNIT_ASSERT_EQ(test, 0, kv_post(a, &op));
@@ -258,7 +258,7 @@ static void reset(struct kunit *test)
 	kv_write_passes(test, a, b);
 }
 
-/* SQE is left for RTS; what stood behind the send that failed is flushed. */
+/* SQE can be left for RTS; work requests behind the send that failed are flushed. */
 static void sqe(struct kunit *test)
 {
 	struct kv_qp *ud = kv_qp(test, IB_QPT_UD, kv_cq(test, KV_DEPTH), NULL);
@@ -287,7 +287,7 @@ static void sqe(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, state_of(test, ud), IB_QPS_RTS);
 }
 
-/* In SQD what is posted waits until RTS. */
+/* Work requests that are posted in SQD wait until RTS. */
 static void sqd(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
@@ -305,7 +305,7 @@ static void sqd(struct kunit *test)
 	kv_expect(test, b->cq, 2, IB_WC_SUCCESS);
 }
 
-/* Destroyed with work under way and completions that nobody polled: none is left. */
+/* A QP is destroyed with work and completions outstanding: none of these is left. */
 static void destroyed(struct kunit *test)
 {
 	struct ib_cq *cq = kv_cq(test, 4 * KV_DEPTH);
@@ -333,7 +333,7 @@ static void destroyed(struct kunit *test)
 	}
 }
 
-/* What a CQ is told of. */
+/* The events of a CQ. */
 struct overrun {
 	struct completion error;
 };
@@ -351,7 +351,7 @@ static void end_cq(void *cq)
 	ib_destroy_cq(cq);
 }
 
-/* A CQ that nobody polls overruns: it says so, and its QPs fail. */
+/* A CQ that is not polled overruns: an event says so, and its QPs fail. */
 static void overrun(struct kunit *test)
 {
 	struct overrun *o = kunit_kzalloc(test, sizeof(*o), GFP_KERNEL);
@@ -382,7 +382,7 @@ static void overrun(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&o->error, KV_HANG));
 	kv_expect_event(test, a, IB_EVENT_QP_FATAL);
 	KUNIT_EXPECT_EQ(test, state_of(test, a), IB_QPS_ERR);
-	/* What it holds is as good as ever. */
+	/* The completions in it are still valid. */
 	for (i = 0; i < entries; i++) {
 		KUNIT_ASSERT_TRUE(test, kv_poll(cq, &wc));
 		KUNIT_EXPECT_EQ(test, wc.wr_id, (u64)i);
@@ -390,7 +390,7 @@ static void overrun(struct kunit *test)
 	}
 }
 
-/* Transitions and attributes that IBA does not have, and what a query says. */
+/* Transitions and attributes that IBA does not have are refused; a query tells the rest. */
 static void transitions(struct kunit *test)
 {
 	struct kv_qp *qp = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
@@ -409,7 +409,7 @@ static void transitions(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, attr.path_mtu, IB_MTU_1024);
 	KUNIT_EXPECT_GE(test, attr.cap.max_send_wr, KV_DEPTH);
 	KUNIT_EXPECT_PTR_EQ(test, init.send_cq, qp->cq);
-	/* Connected with itself. */
+	/* The QP is connected to itself. */
 	kv_write_passes(test, qp, qp);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""CQ moderation: completion events that are held back, and that none is lost."""
+"""CQ moderation: completion events are held back, and each of them comes."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ from rc import SIGNALED, Pair, PyverbsRDMAError, complete, e, fails_with, open_d
 
 DEVICE = open_device()
 MODERATE = 1
-# Microseconds: the longest that an event is held back.
+# For how many microseconds an event is held back at most.
 LONGEST = 65535
 # Bounds a wait for an event that never comes; nothing is measured.
 NEVER_MS = 60000
@@ -27,8 +27,8 @@ class Attr(ctypes.Structure):
 
 
 def modify_cq(cq, count, period, mask=MODERATE):
-    """ibv_modify_cq(), which neither pyverbs has nor the library as a symbol: it is in the table in front of
-    struct ibv_context, at a place that does not change."""
+    """Calls ibv_modify_cq(). pyverbs does not have it, and the library has no symbol for it: it is in the table in
+    front of struct ibv_context, at a place that does not change."""
     # struct ibv_cq: context, channel, cq_context, handle, cqe.
     address = pointer(cq, 32, lambda raw: struct.unpack("3QIi", raw)[-1] == cq.cqe)
     context = ctypes.c_uint64.from_address(address).value
@@ -40,7 +40,7 @@ def modify_cq(cq, count, period, mask=MODERATE):
 
 
 def is_supported():
-    """Whether the device says that it can, as ibv_devinfo shows."""
+    """Returns whether the device can moderate CQs, as ibv_devinfo shows it."""
     text = subprocess.run(["ibv_devinfo", "-v", "-d", DEVICE.name], check=True, stdout=subprocess.PIPE, text=True)
     lines = [line.split() for line in text.stdout.splitlines()]
     limits = [line[1] for line in lines if line and line[0] in ("max_cq_count:", "max_cq_period:")]
@@ -68,7 +68,7 @@ class Moderated:
     events = 0
 
     def send(self, count):
-        """Messages, with their numbers as data."""
+        """Sends messages, with their numbers as data."""
         for _ in range(count):
             self.source.write(struct.pack("Q", self.sent), 8)
             self.end.post_recv([sge(self.target, self.sent % 512 * 8, 8)], wr_id=self.sent)
@@ -93,7 +93,7 @@ class Moderated:
 
 
 def what_there_is_not(_rng):
-    """Attributes that no CQ has; and moderation, where the device does not know it."""
+    """Attributes that no CQ has are refused, and moderation if the device does not know it."""
     with Pair(DEVICE) as pair:
         cq = pair.a.send_cq
         fails_with(errno.EINVAL, modify_cq, cq, 1, 1, 0)
@@ -106,7 +106,7 @@ def what_there_is_not(_rng):
 
 
 def event_after_the_period(_rng):
-    """A message alone: its event comes, and not before its time; the completion is there at once."""
+    """The event of a single message comes, and not before its time; the completion is there at once."""
     with Moderated(65535, LONGEST) as moderated:
         for number in range(3):
             moderated.end.recv_cq.req_notify()
@@ -114,12 +114,12 @@ def event_after_the_period(_rng):
             moderated.send(1)
             moderated.receive(number, 1)
             moderated.event()
-            # Half of it, as the clocks of guest and host may differ.
+            # The bound is half of that time, because the clocks of guest and host may differ.
             ktap.equal((time.monotonic_ns() - begin) // 1000 >= LONGEST // 2, True, "held back")
 
 
 def event_after_so_many(_rng):
-    """The last of so many brings the event."""
+    """The event comes with the last of the messages that the CQ counts."""
     with Moderated(5, LONGEST) as moderated:
         for number in range(0, 500, 5):
             moderated.end.recv_cq.req_notify()
@@ -129,7 +129,7 @@ def event_after_so_many(_rng):
 
 
 def solicited_event(_rng):
-    """An event for what is solicited is held back, and comes."""
+    """An event for a solicited completion is held back, and comes."""
     with Moderated(3, 100) as moderated:
         moderated.end.recv_cq.req_notify(solicited_only=True)
         moderated.send(4)
@@ -173,7 +173,7 @@ def nothing_is_lost(rng):
 
 
 def destroyed_meanwhile(_rng):
-    """A CQ goes while its event is held back; its number may be the next one's."""
+    """A CQ is destroyed while its event is held back; the next CQ may have its number."""
     for _ in range(20):
         with Moderated(65535, LONGEST) as moderated:
             moderated.end.recv_cq.req_notify()

@@ -20,12 +20,12 @@ from pyverbs.pd import PD
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 
-# More than any limit of the tests.
+# How many objects there are at most, which is more than any limit of the tests.
 MOST = 200
 
 
 def objects(device):
-    """Makers of each kind of object that a limit counts, one behind the other for ever; the first is a PD."""
+    """Yields new objects of each kind that a limit counts, without an end; the first is a PD."""
     pd = PD(device.context)
     cq = None
     yield pd
@@ -39,14 +39,14 @@ def objects(device):
 
 
 def contexts(name):
-    """Open contexts, for ever."""
+    """Yields open contexts, without an end."""
     while True:
         yield rc.Context(name=name)
 
 
 def main(kind):
     device = rc.open_device()
-    # The device that is open is the first context.
+    # The device is open, which is the first context.
     held = [device.context] if kind == "contexts" else []
     why = 0
     try:

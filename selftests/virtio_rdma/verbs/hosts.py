@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The same test on two hosts at once, one side each, for the tests beside it.
+"""Runs a test on two hosts at once, one side on each host.
 
 PEERS in the environment holds the other host's address, GUEST this host's
 number: number 1 listens and is the passive side, the other one is active. A
@@ -21,7 +21,7 @@ TCP_PORT = 18600
 
 
 class Side:
-    """This host's end of a test, and the way to the other host's."""
+    """This host's side of a test, and the connection to the other side."""
 
     def __init__(self, device, link, active):
         self.device = device
@@ -39,13 +39,13 @@ class Side:
             raise AssertionError("the other host gave up") from error
 
     def endpoint(self, changes=None, **options):
-        """An endpoint that is connected to the one the other side makes."""
+        """Returns an endpoint that is connected to that of the other side."""
         end = rc.Endpoint(self.device, **options)
         self.connect(end, **(changes or {}))
         return end
 
     def connect(self, end, **changes):
-        """Brings the QP from RESET to RTS, towards the other side's."""
+        """Brings the QP from RESET to RTS, connected to that of the other side."""
         mine = (end.qp.qp_num, str(self.device.context.query_gid(rc.PORT, self.gid_index)))
         number, gid = self.exchange(mine)
         route = rc.GlobalRoute(dgid=GID(gid), sgid_index=self.gid_index, hop_limit=64)
@@ -54,7 +54,7 @@ class Side:
         self.exchange()
 
     def target(self, region):
-        """Trades the places of two MRs: (address, rkey) of the other side's."""
+        """Tells the other side the place of an MR; returns (address, rkey) of the other side's MR."""
         return self.exchange(rc.remote(region))
 
 
@@ -86,7 +86,7 @@ def run(tests):
 
 
 def paired(test, device, connections):
-    """A test as ktap.run() wants it, on a connection of its own."""
+    """Returns a test as ktap.run() wants it, with its own connection."""
 
     def body(rng):
         # A side that fails closes its connection, and so ends the other's test.
@@ -103,7 +103,7 @@ def paired(test, device, connections):
 
 
 def complete(side, cq, count=1, status=e.IBV_WC_SUCCESS):
-    """As rc.complete(), then a step of both sides."""
+    """Does what rc.complete() does, and then waits for the other side."""
     completions = rc.complete(cq, count, status)
     side.exchange()
     return completions

@@ -15,7 +15,7 @@ PKEY, PORTNUM, QKEY, AV = e.IBV_QP_PKEY_INDEX, e.IBV_QP_PORT, e.IBV_QP_QKEY, e.I
 MTU, TIMEOUT, RETRY, RNR_RETRY = e.IBV_QP_PATH_MTU, e.IBV_QP_TIMEOUT, e.IBV_QP_RETRY_CNT, e.IBV_QP_RNR_RETRY
 RQ_PSN, RD, RNR_TIMER = e.IBV_QP_RQ_PSN, e.IBV_QP_MAX_QP_RD_ATOMIC, e.IBV_QP_MIN_RNR_TIMER
 SQ_PSN, DEST_RD, DEST = e.IBV_QP_SQ_PSN, e.IBV_QP_MAX_DEST_RD_ATOMIC, e.IBV_QP_DEST_QPN
-# Without CUR, which says what is so, and alternate paths, which RoCE has not.
+# All attributes but CUR, which says what the state is, and alternate paths, which RoCE does not have.
 ALL = (NOTIFY, ACCESS, PKEY, PORTNUM, QKEY, AV, MTU, TIMEOUT, RETRY, RNR_RETRY, RQ_PSN, RD, RNR_TIMER, SQ_PSN,
        DEST_RD, DEST)
 RESET, INIT, RTR, RTS = e.IBV_QPS_RESET, e.IBV_QPS_INIT, e.IBV_QPS_RTR, e.IBV_QPS_RTS
@@ -23,7 +23,7 @@ SQD, ERR = e.IBV_QPS_SQD, e.IBV_QPS_ERR
 STATES = (RESET, INIT, RTR, RTS, SQD, ERR)
 RC, UC, UD = e.IBV_QPT_RC, e.IBV_QPT_UC, e.IBV_QPT_UD
 
-# (from, to): for each type what must be given, and what may be given besides.
+# (from, to): for each type the attributes that must be set, and those that may be set.
 TABLE = {
     (RESET, INIT): {RC: (PKEY | PORTNUM | ACCESS, 0), UC: (PKEY | PORTNUM | ACCESS, 0),
                     UD: (PKEY | PORTNUM | QKEY, 0)},
@@ -49,7 +49,7 @@ WAY = {INIT: (RESET,), RTR: (RESET, INIT), RTS: (RESET, INIT, RTR), SQD: (RESET,
 
 
 def values(end):
-    """An attribute structure in which each member has a value that is valid."""
+    """Returns attributes that all have a valid value."""
     attr = end.attributes(end.qp.qp_num, qkey=0x1111)
     attr.pkey_index = 0
     attr.port_num = PORT
@@ -64,7 +64,7 @@ def modify(end, state, mask):
 
 
 def go(end, kind, state):
-    """Brings a QP from wherever it is to a state."""
+    """Brings a QP from any state to this one."""
     modify(end, RESET, STATE)
     steps = WAY[state] + (state,)
     for start, to in zip(steps, steps[1:]):

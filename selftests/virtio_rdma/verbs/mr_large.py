@@ -21,7 +21,7 @@ SIZE = 5 * GIB + 4096
 FILE_SIZE = 25013 * mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
 HUGE_SIZE = 16 * HUGE_PAGE
-# What a guest has besides a region of SIZE.
+# How much memory a guest has besides a region of SIZE.
 REST = GIB // 2
 # An emulated guest takes minutes to pin more than a million pages.
 ktap.WATCHDOG = max(ktap.WATCHDOG, 500)
@@ -39,7 +39,7 @@ PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def map_memory(length, flags, file=-1, at=None):
-    """Maps memory that may be written; its address. Raises OSError."""
+    """Maps memory that may be written; returns its address. Raises OSError."""
     address = LIBC.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -58,21 +58,21 @@ def map_file(length):
 
 
 def memory_info(name):
-    """Bytes of memory that /proc/meminfo calls so."""
+    """Returns how many bytes of memory a line of /proc/meminfo says."""
     with open("/proc/meminfo", encoding="ascii") as file:
         values = dict(line.split(":") for line in file)
     return int(values[name].split()[0]) << 10
 
 
 def needs_large_regions():
-    """Skips the test if there are no huge pages."""
+    """Skips the test if the device has no MRs of SIZE."""
     if DEVICE.attr.max_mr_size < SIZE:
         why = "" if DEVICE.has_feature(abi.F_PAGE_LEVELS) else ": page tables have no levels"
         raise ktap.Skip(f"MRs of at most {DEVICE.attr.max_mr_size} bytes{why}")
 
 
 def places(rng, size):
-    """Offsets within a region of `size`, and how many bytes there."""
+    """Returns offsets within a region of `size`, and how many bytes the test moves there."""
     for border in (HUGE_PAGE, GIB, 2 * GIB, 4 * GIB):
         if border < size:
             yield from ((border - 32, 64), (border, 8192))
@@ -112,7 +112,7 @@ def check(rng, start, size, what):
 
 
 def check_and_unmap(rng, start, size, what):
-    """Checks a region that is mapped memory, which is gone then."""
+    """Checks a region over mapped memory, and unmaps it."""
     try:
         check(rng, start, size, what)
     finally:
@@ -136,7 +136,7 @@ def pages(rng):
 
 
 def pool(size=None):
-    """Huge pages of hugetlbfs, in use or not; how many there are, after it was set to `size`."""
+    """Sets the number of huge pages of hugetlbfs if `size` is given; returns how many there are, in use or not."""
     path = "/proc/sys/vm/nr_hugepages"
     if not os.path.exists(path):
         raise ktap.Skip("a kernel without hugetlbfs")
@@ -167,7 +167,7 @@ def huge_pages(rng):
 
 
 def transparent_huge_pages(rng):
-    """Memory that the kernel makes huge pages of, behind a border of them and not up to one."""
+    """Memory that the kernel puts into huge pages, which does not begin and end with one."""
     if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
         raise ktap.Skip("a kernel without transparent huge pages")
     before, length = memory_info("AnonHugePages"), HUGE_SIZE + HUGE_PAGE
@@ -184,7 +184,7 @@ def transparent_huge_pages(rng):
 
 
 def larger_than_the_largest(_rng):
-    """One page more than the device registers."""
+    """A region of one page more than the device registers is refused."""
     with Pair(DEVICE) as pair:
         length = DEVICE.attr.max_mr_size + mmap.PAGESIZE
         fails_with(errno.EINVAL, MR, pair.a.pd, length, ALL_ACCESS, 0x10000)

@@ -17,7 +17,7 @@ def wr_ids(completions):
 
 
 def selective_signalling(rng):
-    """Only what asks for a completion gets one, in order, also around the queue's end."""
+    """Only requests that ask for a completion get one, in order, also around the end of the queue."""
     depth = 32
     with Pair(DEVICE, depth=depth) as pair:
         source = pair.a.memory(64, data=rng.randbytes(64))
@@ -45,7 +45,7 @@ def signal_all(_rng):
 
 def send_queue_full(_rng):
     """A queue takes max_send_wr requests and not one that it has no room for."""
-    # A device may give more than was asked for, so the CQ has room for that.
+    # A device may give larger queues than the test asks for, so the CQ has room for these.
     with Pair(DEVICE, depth=16, cqe=64) as pair:
         capacity = pair.a.init_attr.cap.max_send_wr
         source, target = pair.a.memory(64), pair.b.memory(64)
@@ -62,7 +62,7 @@ def send_queue_full(_rng):
             pair.b.post_recv([sge(target)])
         ktap.equal(wr_ids(complete(pair.a.send_cq, capacity)), list(range(capacity)), "wr_ids")
         complete(pair.b.recv_cq, capacity)
-        # With the completions polled there is room again.
+        # The completions were polled, so that there is room again.
         pair.b.post_recv([sge(target)])
         pair.a.post_send(e.IBV_WR_SEND, [sge(source)])
         complete(pair.a.send_cq)
@@ -109,7 +109,7 @@ def wr_id_is_opaque(_rng):
 
 
 def has_event(end):
-    """Whether the endpoint's channel holds an event now."""
+    """Returns whether the endpoint's channel holds an event now."""
     return bool(select.select([end.channel_fd], [], [], 0)[0])
 
 
@@ -119,7 +119,7 @@ def wait_event(end, cq):
 
 
 def completion_event(_rng):
-    """An armed CQ raises one event; a CQ that is not armed raises none."""
+    """An armed CQ raises one event; a CQ that is not armed raises no event."""
     with Pair(DEVICE, channel=True) as pair:
         source, target = pair.a.memory(8), pair.b.memory(8)
         for _ in range(50):
@@ -160,7 +160,7 @@ def event_loop(_rng):
 
 
 def events_beside_a_destroy(rng):
-    """A QP that goes takes its own completions out of a CQ, and no other's event."""
+    """A QP that is destroyed takes its own completions out of a CQ, and no event of another QP."""
     last_vector = DEVICE.context.num_comp_vectors - 1
     with Pair(DEVICE, channel=True, vector=last_vector) as pair:
         source, target = pair.a.memory(8), pair.b.memory(8)
@@ -179,7 +179,7 @@ def events_beside_a_destroy(rng):
             other.close()
             received = []
             while not received:
-                # The first may have been for the other QP's.
+                # The first event may have been for the completion of the other QP.
                 wait_event(pair.b, cq)
                 cq.req_notify()
                 received = cq.poll(2)[1]

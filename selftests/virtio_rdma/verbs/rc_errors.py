@@ -22,7 +22,7 @@ TO_RTR = (e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN |
 def requester_fails(pair, status, opcode, sges, **options):
     """Posts a request that must fail, and one behind it that must be flushed."""
     pair.a.post_send(opcode, sges, wr_id=1, **options)
-    # Without data, so that it harms nothing where it overtakes the failure.
+    # This request has no data, so that it harms nothing if it overtakes the failure.
     pair.a.post_send(WRITE, [], wr_id=2, remote=(0, 0))
     ktap.equal([(wc.wr_id, status_name(wc.status)) for wc in poll(pair.a.send_cq, 2)],
                [(1, status_name(status)), (2, "WR_FLUSH_ERR")], "send completions")
@@ -31,7 +31,7 @@ def requester_fails(pair, status, opcode, sges, **options):
 
 
 def operands(opcode):
-    """The operands of an atomic; for CAS such that it would swap if it got so far."""
+    """Returns the operands of an atomic. Those of compare and swap would swap."""
     return {CAS: (0, 1), FAA: (1, 0)}.get(opcode)
 
 
@@ -79,7 +79,7 @@ def lkey_of_another_pd(rng):
 
 
 def local_range(rng):
-    """One byte before, one byte behind, and around the end of the address space."""
+    """Addresses one byte before and one byte behind the MR, and around the end of the address space."""
     for start, length in ((-1, 8), (SIZE - 7, 8), (0, SIZE + 1), (1 << 40, 8)):
         def make(pair, start=start, length=length):
             region = pair.a.memory(SIZE)
@@ -204,7 +204,7 @@ def rnr_retries_exhausted(_rng):
 
 
 def rnr_retried(_rng):
-    """rnr_retry 7 is without end: a receive that comes late still gets the message."""
+    """With rnr_retry 7 the sender retries without an end: a receive that is posted late gets the message."""
     with Pair(DEVICE, a={"rnr_retry": 7}) as pair:
         source, target = pair.a.memory(64, data=b"late" * 16), pair.b.memory(64)
         pair.a.post_send(SEND, [sge(source)])
@@ -216,7 +216,7 @@ def rnr_retried(_rng):
 
 
 def retries_exceeded(_rng):
-    """Nobody answers: the peer's QP is in RESET, or does not exist any more."""
+    """The peer does not answer: its QP is in RESET, or does not exist any more."""
     for gone in (False, True):
         peer = Endpoint(DEVICE)
         end = Endpoint(DEVICE)
@@ -350,7 +350,7 @@ def query_what_was_set(_rng):
 
 
 def limits_of_the_device(_rng):
-    """What is beyond a limit is refused; what a limit allows can be had."""
+    """What is beyond a limit is refused; what a limit allows works."""
     limit = DEVICE.attr.max_qp_wr
     end = Endpoint(DEVICE, depth=8, max_sge=DEVICE.attr.max_sge)
     end.close()
@@ -359,7 +359,7 @@ def limits_of_the_device(_rng):
 
 
 def refused(number, depth=8, max_sge=1):
-    """A QP of this size must be refused with this error."""
+    """Fails the test unless a QP of this size is refused with this error."""
     pd = PD(DEVICE.context)
     cq = CQ(DEVICE.context, 8)
     cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=max_sge, max_recv_sge=max_sge)

@@ -41,25 +41,25 @@ class ByCalls(Endpoint):
         self.qp = QPEx(device.context, attr)
 
     def begin(self, wr_id=0, flags=SIGNALED):
-        """What the next work request is to have."""
+        """Sets wr_id and flags of the next work request."""
         self.qp.wr_id = wr_id
         self.qp.wr_flags = flags
 
 
 class CallPair(Pair):
-    """Two connected endpoints, `a` by calls."""
+    """Two connected endpoints; `a` takes work requests by calls."""
 
     def __init__(self, device, **options):
         super().__init__(device, depth=DEPTH)
         self.a.close()
         self.a = ByCalls(device, **options)
-        # The other side has been connected to the one that is gone.
+        # `b` has been connected to the endpoint that is closed.
         self.b.move(e.IBV_QPS_RESET)
         self.connect()
 
 
 def by_calls():
-    """Whether QPs take work requests by calls: not where the kernel posts."""
+    """Returns whether QPs take work requests by calls, which they do not if the kernel posts."""
     try:
         ByCalls(DEVICE).close()
     except PyverbsError:
@@ -113,7 +113,7 @@ def builders_and_setters(rng):
 
 
 def atomics(rng):
-    """Compare and swap, fetch and add; RDMA WRITE with immediate data and none else."""
+    """Compare and swap, fetch and add, and an RDMA WRITE that has immediate data alone."""
     with CallPair(DEVICE) as pair:
         a, b, qp = pair.a, pair.b, pair.a.qp
         word = rng.getrandbits(64)
@@ -137,7 +137,7 @@ def atomics(rng):
 
 
 def batch_whole_or_not_at_all(_rng):
-    """A batch with an error posts nothing, and the next one is none the worse."""
+    """A batch with an error posts nothing, and does no harm to the next one."""
     with CallPair(DEVICE) as pair:
         a, b, qp = pair.a, pair.b, pair.a.qp
         target, source = b.memory(8), a.memory(8, data=b"whatever")
@@ -222,7 +222,7 @@ class Extended:
         self.cq = CQEX(DEVICE.context, CqInitAttrEx(cqe=64, wc_flags=wc_flags, **options))
 
     def poll(self, count, read):
-        """Polls batches until there were `count` completions; what read() makes of each."""
+        """Polls batches until there were `count` completions; returns what read() returns for each."""
         got = []
         while len(got) < count:
             if self.cq.start_poll(PollCqAttr()) == errno.ENOENT:
@@ -238,7 +238,7 @@ class Extended:
 class Loop(Endpoint):
     """A QP in loopback with itself, in a PD, that completes to a CQ."""
 
-    # Nothing of the usual endpoint but its QP.
+    # This endpoint has nothing but a QP.
     # pylint: disable-next=super-init-not-called
     def __init__(self, cq, pd):
         self.device = DEVICE
@@ -248,7 +248,7 @@ class Loop(Endpoint):
 
 
 def post_sends(end, region, count):
-    """SENDs of a QP to itself."""
+    """Sends messages of a QP to itself."""
     for wr_id in range(count):
         end.post_recv([sge(region)], 100 + wr_id)
     for wr_id in range(count):
@@ -270,7 +270,7 @@ def extended_cq(_rng):
                    [(i, e.IBV_WC_SUCCESS, e.IBV_WC_SEND, loop.qp.qp_num) for i in range(DEPTH)], "sent")
         ktap.equal(received, [(100 + i, e.IBV_WC_SUCCESS, e.IBV_WC_RECV, loop.qp.qp_num, 8, e.IBV_WC_WITH_IMM)
                               for i in range(DEPTH)], "received")
-    # An end in the middle leaves the others where they are.
+    # A batch that ends early leaves the other completions where they are.
     post_sends(loop, region, 3)
     extended.poll(1, lambda cq: cq.wr_id)
     ktap.equal(len(extended.poll(5, lambda cq: cq.wr_id)), 5, "the others")
@@ -327,7 +327,7 @@ class Allocator:
             return self.answer(size, alignment)
         region = mmap.mmap(-1, size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(region))
-        # Memory that was used before does no harm.
+        # The memory has been used before, which does no harm.
         ctypes.memset(address, 0xff, size)
         self.lent[address] = region
         return address
@@ -336,7 +336,7 @@ class Allocator:
         del self.lent[address]
 
     def domain(self, pd):
-        """A parent domain of this memory; its context, which must live as long."""
+        """Returns a parent domain that has its objects in this memory, and its context, which must live as long."""
         context = ParentDomainContext(pd, self.alloc, self.free)
         return ParentDomain(DEVICE.context, ParentDomainInitAttr(pd, context)), context
 
@@ -390,7 +390,7 @@ def allocators_that_fail(_rng):
 
 BY_CALLS = by_calls()
 COMMON = [extended_cq, time_stamps, what_no_cq_has, parent_domain, allocators_that_fail]
-# Through the kernel there are none.
+# QPs to which the kernel posts have no such calls.
 RINGS = [builders_and_setters, atomics, batch_whole_or_not_at_all, batches_and_lists, what_no_qp_has]
 
 if __name__ == "__main__":

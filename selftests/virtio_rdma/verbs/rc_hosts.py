@@ -122,7 +122,7 @@ def atomics_from_both_hosts(side, _rng):
 
 
 def places(lengths):
-    """Where pieces of these lengths lie, eight bytes apart."""
+    """Returns the places of pieces of these lengths, eight bytes apart."""
     return [sum(lengths[:n]) + 8 * n for n in range(len(lengths))]
 
 
@@ -216,7 +216,7 @@ def both_directions(side, rng):
 
 
 def wrong_rkey(side, _rng):
-    """An rkey that the other host never gave out: refused, memory untouched."""
+    """An rkey that the other host never gave out is refused, and its memory does not change."""
     end = side.endpoint()
     region = end.memory(4096, data=bytes(4096))
     address, rkey = side.target(region)
@@ -233,7 +233,7 @@ def wrong_rkey(side, _rng):
 
 
 def late_receive(side, rng):
-    """Receiver not ready, until it is."""
+    """The sender retries until the receiver is ready."""
     end = side.endpoint()
     data = rng.randbytes(4096)
     region = end.memory(4096, data=data if side.active else bytes(4096))

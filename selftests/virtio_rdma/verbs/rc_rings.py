@@ -16,7 +16,7 @@ INLINE = 236
 
 
 def rings():
-    """Whether the device has rings: what posts through the kernel has no inline data."""
+    """Returns whether the device has rings: QPs to which the kernel posts have no inline data."""
     try:
         Endpoint(DEVICE, depth=1, inline=1).close()
     except PyverbsError:
@@ -25,7 +25,7 @@ def rings():
 
 
 def inline_sges(rng, buffer, length):
-    """SGEs for the first bytes of a buffer, of which no key is ever looked at."""
+    """Returns SGEs for the first bytes of a buffer, with any keys: the library does not look at them."""
     address, sges = ctypes.addressof(buffer), []
     for piece in pieces(rng, length, rng.randint(1, 4)):
         sges.append(SGE(address, piece, rng.getrandbits(32)))
@@ -34,7 +34,7 @@ def inline_sges(rng, buffer, length):
 
 
 def inline_data(rng):
-    """Inline data of all lengths, from memory that is not registered and reused at once."""
+    """Inline data of all lengths, from memory that is not registered and that is used again at once."""
     buffer = ctypes.create_string_buffer(INLINE)
     with Pair(DEVICE, inline=INLINE) as pair:
         target = pair.b.memory(INLINE)
@@ -55,7 +55,7 @@ def inline_data(rng):
 
 
 def inline_limits(rng):
-    """No more inline data than the QP has, and none to read into."""
+    """A QP takes no more inline data than it has room for, and no READ with inline data."""
     buffer = ctypes.create_string_buffer(4096)
     with Pair(DEVICE, inline=INLINE) as pair:
         limit = pair.a.init_attr.cap.max_inline_data
@@ -103,7 +103,7 @@ def resize_under_traffic(rng):
                 posted += 1
             if rng.random() < 0.1:
                 try:
-                    # A CQ that might overflow is never asked for.
+                    # The test asks for no CQ that could overflow.
                     pair.a.send_cq.resize(rng.choice((depth, 2 * depth, 300)))
                 except PyverbsRDMAError as error:
                     ktap.equal(error.error_code, errno.EINVAL, "error")
@@ -132,7 +132,7 @@ def resized_cq_stays_armed(_rng):
 
 
 def flushed(end, count):
-    """Receives that were flushed, of which the first was polled: the others are there."""
+    """Polls flushed receives, of which the first was polled already."""
     target = end.memory(8)
     for wr_id in range(count):
         end.post_recv([sge(target)], wr_id)
@@ -141,7 +141,7 @@ def flushed(end, count):
 
 
 def destroyed_qp_leaves_no_completion(_rng):
-    """What a QP left in its CQ goes with it."""
+    """Completions that a QP left in its CQ are gone when it is destroyed."""
     for _ in range(10):
         with Pair(DEVICE) as pair:
             flushed(pair.b, 20)
@@ -168,7 +168,7 @@ def reset_qp_leaves_no_completion(rng):
 
 
 def rings_over_fork(rng):
-    """A child shares the pages of the rings, and takes none away from its parent."""
+    """A child shares the pages of the rings with its parent, which keeps all of them."""
     with Pair(DEVICE) as pair:
         source, target = pair.a.memory(64), pair.b.memory(64)
         wait, end = os.pipe()
@@ -194,7 +194,7 @@ def rings_over_fork(rng):
 
 def more_qps_than_virtqueues(rng):
     """More QPs than there are virtqueues, and traffic on the last as on the first."""
-    # Two QPs and four CQs each; the kernel has some for itself.
+    # A pair takes two QPs and four CQs; the kernel has some of its own.
     count = min(200, DEVICE.attr.max_qp // 2 - 1, DEVICE.attr.max_cq // 4 - 1)
     pairs = [Pair(DEVICE, depth=4, max_sge=1) for _ in range(count)]
     try:

@@ -24,7 +24,7 @@ DEVICE = rc.open_device()
 
 
 def count_of(name, usual, limit):
-    """As many as the environment asks for; else as many as usual, or as the device has beside what others use."""
+    """Returns how many the environment asks for; without that the usual number, or what the device has left."""
     asked = os.environ.get(name)
     return int(asked) if asked else max(1, min(usual, limit - 8))
 
@@ -37,7 +37,7 @@ ktap.WATCHDOG = max(ktap.WATCHDOG, (QPS + MRS) // 20)
 
 
 def field(path, name):
-    """A line of /proc that gives KiB, in bytes."""
+    """Returns a line of a file in /proc that is in KiB, in bytes."""
     with open(path, encoding="ascii") as file:
         for line in file:
             if line.startswith(name + ":"):
@@ -46,12 +46,12 @@ def field(path, name):
 
 
 def memory():
-    """Bytes that the kernel has taken, but for this program."""
+    """Returns how many bytes the kernel has taken, without those of this program."""
     return -field("/proc/meminfo", "MemAvailable") - field("/proc/self/status", "VmRSS")
 
 
 class Cost:
-    """Reports what `count` objects cost that the body of `with` makes or ends."""
+    """Reports what `count` objects cost that the body of `with` creates or destroys."""
 
     def __init__(self, what, count):
         self.what, self.count = what, count
@@ -68,7 +68,7 @@ class Cost:
 
 
 def queue_pairs(_rng):
-    """Each QP with a CQ of its own; neighbours are connected and write to each other."""
+    """Each QP has its own CQ; neighbours are connected and write to each other."""
     count = QPS & ~1 or 2
     pd = PD(DEVICE.context)
     region = MR(pd, mmap.PAGESIZE, ALL_ACCESS)
@@ -103,14 +103,14 @@ def queue_pairs(_rng):
 
 
 class Attributes(rc.Endpoint):
-    """What connects a QP, without a QP."""
+    """An endpoint without a QP, for the attributes that connect one."""
 
     def __init__(self, device):  # pylint: disable=super-init-not-called
         self.device = device
 
 
 def memory_regions(_rng):
-    """MRs over one buffer; the first, the last and some between carry data."""
+    """Registers MRs over one buffer; the first, the last and some between carry data."""
     count = MRS
     with rc.Pair(DEVICE) as pair:
         memory_of = mmap.mmap(-1, mmap.PAGESIZE)

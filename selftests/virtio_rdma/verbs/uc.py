@@ -20,7 +20,7 @@ def uc_pair(**options):
 
 
 def transfer(rng, opcode):
-    """Every size arrives, where it should and nowhere else."""
+    """Messages of every size arrive at their place, and change no other."""
     with uc_pair() as pair:
         for size in SIZES:
             data, imm = rng.randbytes(size), rng.getrandbits(32)
@@ -57,7 +57,7 @@ def write_with_imm(rng):
 
 
 def still_works(pair, rng):
-    """Data flows from a to b, and b's QP is in RTS."""
+    """Fails the test unless data flows from a to b, and b's QP is in RTS."""
     data = rng.randbytes(64)
     source, target = pair.a.memory(64, data=data), pair.b.memory(64)
     pair.b.post_recv([sge(target)], wr_id=99)
@@ -94,7 +94,7 @@ def receive_too_short(rng):
 
 
 def refused_writes(rng):
-    """A wrong key, a range outside, memory and a QP without remote write: nothing is written."""
+    """Nothing is written with a wrong key, outside of the MR, and to an MR or a QP without remote write."""
     read_only = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ
     for access, qp_access, make in (
             (ALL_ACCESS, ALL_ACCESS, lambda mr: (mr.buf, mr.rkey ^ 0xff00)),
@@ -112,7 +112,7 @@ def refused_writes(rng):
 
 
 def peer_gone(rng):
-    """Nobody listens: the sender is none the wiser."""
+    """The peer's QP is gone: the sender is not told."""
     with uc_pair() as pair:
         source = pair.a.memory(64)
         pair.b.move(e.IBV_QPS_RESET)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
 """VLANs between two hosts: the RDMA CM over the addresses of VLAN interfaces, and
-who is reached from which VLAN.
+which host is reached from which VLAN.
 
 Each host puts VLAN interfaces over the network interface of its port. Their
 neighbours are written down: whether that carries frames with tags is no affair of
@@ -23,12 +23,12 @@ HERE, OTHER = 5, 6
 NETWORKS = ("198.51.100.{}/24", "2001:db8:5::{}/64")
 LISTENS = ("cm_id", "state LISTEN")
 JOINED = ("qp", "drv_mcast_groups 1")
-# Nobody listens, in the words of rping, of perftest, which has two ways to say it, and of udaddy.
+# What rping, perftest, which has two ways to say it, and udaddy say if the other side does not listen.
 NO_LISTENER = re.compile(r"REJECTED\W+error\W+8\b|Unexpected CM event bl blka 8\b|UNREACHABLE, error: 1\b")
 
 
 def run(*argv):
-    """Runs a program that must succeed; what it says."""
+    """Runs a program that must succeed; returns its output."""
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"{' '.join(argv)}: {done.stdout}")
@@ -36,7 +36,7 @@ def run(*argv):
 
 
 def read(path):
-    """What a file of sysfs says; nothing if that is not there (any more)."""
+    """Returns the text of a file of sysfs, or nothing if the file is not there (any more)."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()
@@ -76,7 +76,7 @@ class Vlan:
         run("ip", "link", "delete", self.name)
 
     def gid_index(self, address):
-        """Of the GID of an address of this interface, as soon as it is there."""
+        """Waits for the GID of an address of this interface; returns its index."""
         address = ipaddress.ip_interface(address).ip
         if address.version == 4:
             address = ipaddress.IPv6Address(f"::ffff:{address}")
@@ -89,7 +89,7 @@ class Vlan:
             os.sched_yield()
 
     def discards(self):
-        """Packets of this host that reached nobody."""
+        """Returns how many packets of this host no port received."""
         return int(read(f"{self.port}/counters/port_xmit_discards"))
 
 
@@ -107,12 +107,12 @@ def start(argv):
 
 
 def end(process):
-    """What a program has said when it is over."""
+    """Waits for the end of a program; returns its output."""
     return process.communicate()[0]
 
 
 def explain(process):
-    """Ends a program that should be over, and tells what it was about."""
+    """Ends a program that should have ended, and prints what it was doing."""
     for kind in ("cm_id", "qp"):
         print("\n".join(f"# {line}" for line in run("rdma", "resource", "show", kind, "-dd").splitlines()))
     process.terminate()
@@ -120,7 +120,7 @@ def explain(process):
 
 
 def wait_for(process, step):
-    """Takes a step, and explains what a program is about if that fails or never ends."""
+    """Runs a step, and prints what a program is doing if the step fails or does not end."""
     try:
         return step()
     except BaseException:
@@ -129,7 +129,7 @@ def wait_for(process, step):
 
 
 def connects(side, client):
-    """The active side of a tool; whether somebody listened."""
+    """Runs the active side of a tool; returns whether the other side listened."""
     process = start(client.split())
     text = wait_for(process, lambda: end(process))
     listened = not process.returncode or not NO_LISTENER.search(text)
@@ -140,7 +140,7 @@ def connects(side, client):
 
 
 def serves(side, server, state):
-    """The passive side; whether the active one met it listening."""
+    """Runs the passive side of a tool; returns whether it listened when the active side connected."""
     process = start(server.split())
     try:
         ready(process, *state)
@@ -156,9 +156,9 @@ def serves(side, server, state):
 
 
 def talk(side, server, client, state=LISTENS):
-    """A tool between both hosts. The kernel shows a listener a moment before it listens, and perftest
-    says that it will listen before it does, when it has connected once already. So who meets nobody
-    begins anew, and so does the other side: it may take a second program for a part of the first."""
+    """Runs a tool between both hosts. The kernel shows a listener a moment before it listens, and perftest
+    says that it will listen before it does, when it has connected once already. So a client that meets no
+    listener starts again, and so does the other side: it may take a second program for a part of the first."""
     while True:
         if side.active:
             side.exchange()
@@ -190,7 +190,7 @@ def connection_manager(side, _rng):
 
 
 def nobody_in_another_vlan(side, _rng):
-    """A request of the RDMA CM from another VLAN reaches nobody, whatever its addresses are."""
+    """A request of the RDMA CM from another VLAN reaches no host, whatever its addresses are."""
     need_mads(side)
     with Vlan(side, OTHER if side.active else HERE) as vlan:
         address = NETWORKS[0].format(1).split("/")[0]
@@ -206,7 +206,7 @@ def nobody_in_another_vlan(side, _rng):
                 ktap.equal(process.poll(), None, "rping")
                 os.sched_yield()
         side.exchange()
-        # Neither has been connected.
+        # Neither side has been connected.
         ktap.equal(process.poll(), None, "rping")
         process.kill()
         process.communicate()
@@ -214,13 +214,13 @@ def nobody_in_another_vlan(side, _rng):
 
 
 def connected(side, vlan, network, **changes):
-    """An RC QP that is connected through the VLAN."""
+    """Returns an endpoint whose RC QP is connected through the VLAN."""
     side.gid_index = vlan.gid_index(network.format(2 if side.active else 1))
     return side.endpoint(changes)
 
 
 def connections_by_hand(side, rng):
-    """Without a connection manager, over each address."""
+    """QPs are connected over each address without a connection manager."""
     with Vlan(side, HERE) as vlan:
         for network in NETWORKS:
             end = connected(side, vlan, network)
@@ -265,7 +265,7 @@ def removed_under_traffic(side, _rng):
 
 
 def flow(side, end, region, there, vlan):
-    """Writes until an interface is gone: this one's, or the other side's."""
+    """Writes until an interface is gone, of this host or of the other."""
     def write(count):
         for _ in range(count):
             end.post_send(e.IBV_WR_RDMA_WRITE, [sge(region)], remote=there)

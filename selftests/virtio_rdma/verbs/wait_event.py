@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Waits for a completion that never comes until the device is taken away, then ends with status 0.
 
-Prints "waiting" before it does. The kernel wakes it by a completion event, by
-which it finds its CQ closed, and tells that the device has failed.
+Prints "waiting" before that. The kernel wakes it with a completion event; then
+its CQ is closed, and an asynchronous event says that the device has failed.
 """
 
 import rc
@@ -18,7 +18,7 @@ def main():
     print("waiting", flush=True)
     channel.get_cq_event(cq)
     cq.ack_events(1)
-    # The ring of a CQ is closed at once; a CQ that the kernel polls works, empty, until the RDMA device goes.
+    # The ring of a CQ is closed at once; a CQ that the kernel polls stays empty until the RDMA device is gone.
     try:
         while True:
             rc.empty(cq)
