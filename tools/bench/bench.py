@@ -34,8 +34,6 @@ RESERVE = {False: 40, True: 10}
 ROUNDS = 9
 # A path that fails in this way so often is not tried any more.
 MOST_HANGS = 3
-F_RINGS = 2  # VIRTIO_RDMA_F_RINGS
-VIRTIO_ID_RDMA = 42
 # What a profile is taken of.
 PROFILED = (("ib_write_bw", 65536, 1), ("ib_write_rate", 64, 1), ("ib_read_lat", 2, 1))
 PROFILE_SECONDS = 3
@@ -98,8 +96,9 @@ class Phase:
         """Find what each pair of guests has; what only the one driver may do comes before the other is there."""
         pairs = self.network.guests[:2], self.network.guests[2:]
         links = [pair[1].link for pair in pairs if pair]
+        status = self.network.device_status()
         for pair, link in zip(pairs, links):
-            path = "rings" if all(has_rings(guest) for guest in pair) else "virtqueues"
+            path = "rings" if all(status[guest.name]["queues"] == "rings" for guest in pair) else "virtqueues"
             if path in (other.path for other in self.paths):
                 self.found.note(f"{self.vmm}: the device offers rings and the driver does not take them")
                 continue
@@ -345,13 +344,6 @@ def offers_rings():
     """Whether this virtio-rdmad can be told to offer rings or not."""
     program = os.path.join(guests.TOP, "build", "virtio-rdmad")
     return "rings=" in subprocess.run([program, "--help"], capture_output=True, check=True, encoding="utf-8").stdout
-
-
-def has_rings(guest):
-    """Whether driver and device agreed on rings."""
-    text = guest.check(f"""for device in /sys/bus/virtio/devices/*; do
-        [ $(($(cat $device/device))) = {VIRTIO_ID_RDMA} ] && cat $device/features; done""")
-    return text.strip()[F_RINGS:F_RINGS + 1] == "1"
 
 
 def bench_root(argv):
