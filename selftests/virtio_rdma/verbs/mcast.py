@@ -3,6 +3,7 @@
 """Multicast for UD: delivery to each attached QP, Q_Keys, the GRH area,
 limits and teardown."""
 
+import contextlib
 import ctypes
 import errno
 import socket
@@ -109,105 +110,101 @@ class Ud:
             thing.close()
 
 
+@contextlib.contextmanager
+def opened(*ends):
+    """Gives these QPs to a test, and closes them at its end."""
+    yield ends
+    for end in ends:
+        end.close()
+
+
 def every_member(rng):
     """Each attached QP gets a copy, the sender's too; other QPs get no copy."""
     for group in (V4, V6):
-        sender, member, stranger = Ud(), Ud(), Ud()
-        for end in (sender, member):
-            end.attach(group)
-        for end in (sender, member, stranger):
-            end.expect()
-        data = rng.randbytes(1000)
-        sender.cast(group, data)
-        for end in (sender, member):
-            header, wc = end.received(data)
-            ktap.equal(wc.src_qp, sender.qp.qp_num, "src_qp")
-            if group == V4:
-                ktap.equal((header[20] >> 4, header[28], header[36:]), (4, 5, bytes([239, 1, 2, 3])),
-                           "IPv4 header")
-            else:
-                ktap.equal((header[0] >> 4, header[7], header[24:26], header[38:]),
-                           (6, 5, b"\xff\x0e", b"\x12\x34"), "IPv6 header")
-        empty(stranger.recv_cq)
-        for end in (sender, member, stranger):
-            end.close()
+        with opened(Ud(), Ud(), Ud()) as (sender, member, stranger):
+            for end in (sender, member):
+                end.attach(group)
+            for end in (sender, member, stranger):
+                end.expect()
+            data = rng.randbytes(1000)
+            sender.cast(group, data)
+            for end in (sender, member):
+                header, wc = end.received(data)
+                ktap.equal(wc.src_qp, sender.qp.qp_num, "src_qp")
+                if group == V4:
+                    ktap.equal((header[20] >> 4, header[28], header[36:]), (4, 5, bytes([239, 1, 2, 3])),
+                               "IPv4 header")
+                else:
+                    ktap.equal((header[0] >> 4, header[7], header[24:26], header[38:]),
+                               (6, 5, b"\xff\x0e", b"\x12\x34"), "IPv6 header")
+            empty(stranger.recv_cq)
 
 
 def loopback_is_blocked(rng):
     """What a QP sends to its group does not come back to it, if it was created so."""
     DEVICE.skip_on_rxe("no creation flags")
-    sender = Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)
-    member = Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)
-    for end in (sender, member):
-        end.attach(V4)
-        end.expect()
-    data = rng.randbytes(10)
-    sender.cast(V4, data)
-    member.received(data)
-    empty(sender.recv_cq)
-    # It gets all messages of other senders.
-    member.cast(V4, data)
-    sender.received(data)
-    empty(member.recv_cq)
-    for number, qp_type, flags in ((errno.EINVAL, e.IBV_QPT_RC, e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB),
-                                   (errno.EOPNOTSUPP, e.IBV_QPT_UD, e.IBV_QP_CREATE_SCATTER_FCS),
-                                   (errno.EOPNOTSUPP, e.IBV_QPT_UD, 1 << 31)):
-        fails_with(number, QP, DEVICE.context, flagged(sender, qp_type, flags))
-    sender.close()
-    member.close()
+    ends = [Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB) for _ in range(2)]
+    with opened(*ends) as (sender, member):
+        for end in (sender, member):
+            end.attach(V4)
+            end.expect()
+        data = rng.randbytes(10)
+        sender.cast(V4, data)
+        member.received(data)
+        empty(sender.recv_cq)
+        # It gets all messages of other senders.
+        member.cast(V4, data)
+        sender.received(data)
+        empty(member.recv_cq)
+        for number, qp_type, flags in ((errno.EINVAL, e.IBV_QPT_RC, e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB),
+                                       (errno.EOPNOTSUPP, e.IBV_QPT_UD, e.IBV_QP_CREATE_SCATTER_FCS),
+                                       (errno.EOPNOTSUPP, e.IBV_QPT_UD, 1 << 31)):
+            fails_with(number, QP, DEVICE.context, flagged(sender, qp_type, flags))
 
 
 def after_detach(rng):
-    sender, member = Ud(), Ud()
-    member.attach(V4)
-    member.expect()
-    member.detach(V4)
-    sender.cast(V4, rng.randbytes(10))
-    empty(member.recv_cq)
-    member.attach(V4)
-    data = rng.randbytes(10)
-    sender.cast(V4, data)
-    member.received(data)
-    sender.close()
-    member.close()
+    with opened(Ud(), Ud()) as (sender, member):
+        member.attach(V4)
+        member.expect()
+        member.detach(V4)
+        sender.cast(V4, rng.randbytes(10))
+        empty(member.recv_cq)
+        member.attach(V4)
+        data = rng.randbytes(10)
+        sender.cast(V4, data)
+        member.received(data)
 
 
 def wrong_qkey(rng):
-    sender, member, other = Ud(), Ud(), Ud(qkey=QKEY + 1)
-    for end in (member, other):
-        end.attach(V4)
-        end.expect()
-    data = rng.randbytes(10)
-    sender.cast(V4, data)
-    member.received(data)
-    empty(other.recv_cq)
-    for end in (sender, member, other):
-        end.close()
+    with opened(Ud(), Ud(), Ud(qkey=QKEY + 1)) as (sender, member, other):
+        for end in (member, other):
+            end.attach(V4)
+            end.expect()
+        data = rng.randbytes(10)
+        sender.cast(V4, data)
+        member.received(data)
+        empty(other.recv_cq)
 
 
 def no_receive(rng):
     """A member without a receive does not keep the others from theirs."""
-    sender, empty_handed, member = Ud(), Ud(), Ud()
-    for end in (empty_handed, member):
-        end.attach(V6)
-    member.expect()
-    data = rng.randbytes(10)
-    sender.cast(V6, data)
-    member.received(data)
-    empty(empty_handed.recv_cq)
-    for end in (sender, empty_handed, member):
-        end.close()
+    with opened(Ud(), Ud(), Ud()) as (sender, empty_handed, member):
+        for end in (empty_handed, member):
+            end.attach(V6)
+        member.expect()
+        data = rng.randbytes(10)
+        sender.cast(V6, data)
+        member.received(data)
+        empty(empty_handed.recv_cq)
 
 
 def only_to_all_qps(rng):
     """A datagram to a group names QP 0xffffff; with another number no QP gets it."""
-    sender, member = Ud(), Ud()
-    member.attach(V4)
-    member.expect()
-    sender.cast(V4, rng.randbytes(10), qpn=member.qp.qp_num)
-    empty(member.recv_cq)
-    sender.close()
-    member.close()
+    with opened(Ud(), Ud()) as (sender, member):
+        member.attach(V4)
+        member.expect()
+        sender.cast(V4, rng.randbytes(10), qpn=member.qp.qp_num)
+        empty(member.recv_cq)
 
 
 def bad_arguments(_rng):
