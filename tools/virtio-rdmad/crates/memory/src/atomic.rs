@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What threads and guests meet by: the standard library's atomics and fences, or under `--cfg loom`
-//! those of a model checker.
+//! The atomics, fences and locks by which threads and guests communicate: those of the standard
+//! library, or under `--cfg loom` those of a model checker.
 
 #[cfg(loom)]
 pub use litmus::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicU8, Condvar, Mutex, MutexGuard};

@@ -8,9 +8,9 @@ use std::sync::atomic::{fence, AtomicU64, Ordering};
 use crate::mapping::Mapping;
 use crate::MemoryError;
 
-/// A part of a [`crate::Slice`], borrowed: what data is copied from and to.
+/// A borrowed part of a [`crate::Slice`], which data is copied from or to.
 ///
-/// It is a few words that stay in registers, and its bounds were checked when it was made.
+/// A chunk is a few words that stay in registers. Its bounds were checked when it was made.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk<'a> {
     addr: NonNull<u8>,
@@ -20,43 +20,45 @@ pub struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// No bytes.
+    /// A chunk without bytes.
     pub const EMPTY: Self =
         Self { addr: NonNull::dangling(), len: 0, writable: false, mapping: PhantomData };
 
-    /// The `len` bytes at `addr`, which may be written or not.
+    /// Makes a chunk of the `len` bytes at `addr`, which may be written if `writable` says so.
     ///
     /// # Safety
     ///
-    /// They lie within a mapping that lives for `'a` and may be written if this says so.
+    /// The bytes must lie within a mapping that lives for `'a`, and that may be written if `writable`
+    /// says so.
     #[inline]
     pub(crate) unsafe fn new(addr: NonNull<u8>, len: usize, writable: bool) -> Self {
         Self { addr, len, writable, mapping: PhantomData }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the chunk has no bytes.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// What follows its first `bytes`: nothing if it has no more.
+    /// Returns the chunk without its first `bytes`; an empty one if it has no more.
     #[inline]
     #[must_use]
     pub fn skip(self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
-        // SAFETY: at most the length of this range.
+        // SAFETY: `bytes` is at most the length of this chunk.
         let addr = unsafe { self.addr.add(bytes) };
         Self { addr, len: self.len - bytes, ..self }
     }
 
-    /// Copies to the beginning of `to` what fits there; returns how much. The two may overlap.
+    /// Copies to the beginning of `to` as much as fits there, and returns how much that is. The two may
+    /// overlap.
     ///
     /// The last naturally aligned word of what is written (up to 8 bytes) is written by one store
     /// and after everything before it: programs poll the last byte of an RDMA WRITE, and words that
@@ -69,80 +71,81 @@ impl Chunk<'_> {
         Ok(len)
     }
 
-    /// As [`Chunk::copy_to`], in any order: for a part of a message that more follows.
+    /// Does the same in any order, for a part of a message that is not the last one.
     #[inline]
     pub fn copy_part_to(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
         let len = self.fit(to)?;
-        // SAFETY: as above; `copy` allows the two to overlap.
+        // SAFETY: as in `copy_to`; `copy` allows the two to overlap.
         unsafe { std::ptr::copy(self.addr.as_ptr(), to.addr.as_ptr(), len) };
         Ok(len)
     }
 
-    /// As [`Chunk::copy_part_to`], for a page or two of memory that a processor has in its second
-    /// cache.
+    /// Does the same as [`Chunk::copy_part_to`], for a page or two of memory that a processor has in its
+    /// second-level cache.
     ///
-    /// libc copies 2 KiB and more by `rep movsb`, which is as fast as the cache once it runs but
-    /// takes some 10 ns to begin; a message of scattered pages pays that for each.
+    /// libc copies 2 KiB and more by `rep movsb`, which is as fast as the cache once it runs but takes
+    /// some 10 ns to begin. A message of scattered pages would take these 10 ns for each page.
     #[inline]
     pub fn copy_cached_part_to(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
         let len = self.fit(to)?;
         let (from, to) = (self.addr.as_ptr(), to.addr.as_ptr());
         if from.addr().abs_diff(to.addr()) < len {
-            // SAFETY: as above.
+            // SAFETY: as in `copy_part_to`.
             unsafe { std::ptr::copy(from, to, len) };
         } else {
-            // SAFETY: as above, and they do not overlap.
+            // SAFETY: as in `copy_part_to`, and the two begin at least `len` bytes from each other.
             unsafe { copy_lines(from, to, len) };
         }
         Ok(len)
     }
 
-    /// Copies its first bytes.
+    /// Copies the first bytes of the chunk into `to`.
     pub fn read(self, to: &mut [u8]) -> Result<(), MemoryError> {
         let (len, have) = (to.len(), self.len);
         if len > have {
             return Err(MemoryError::Bounds { offset: 0, len, have });
         }
-        // SAFETY: this has `len` bytes or more; `to` is memory of this process that no guest maps,
+        // SAFETY: this chunk has `len` bytes or more; `to` is memory of this process that no guest maps,
         // so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.addr.as_ptr(), to.as_mut_ptr(), len) };
         Ok(())
     }
 
-    /// Copies `from` to its beginning, the last bytes last, as [`Chunk::copy_to`] does.
+    /// Copies `from` to the beginning of the chunk. The last bytes are written last, as by
+    /// [`Chunk::copy_to`].
     pub fn write(self, from: &[u8]) -> Result<(), MemoryError> {
         let (len, have) = (from.len(), self.len);
         if len > have {
             return Err(MemoryError::Bounds { offset: 0, len, have });
         }
         self.check_writable()?;
-        // SAFETY: this has `len` bytes or more and may be written; the source is a live slice.
+        // SAFETY: this chunk has `len` bytes or more and may be written; `from` has `len` bytes.
         unsafe { copy_in_order(from.as_ptr(), self.addr.as_ptr(), len) };
         Ok(())
     }
 
-    /// Adds to the 64-bit word of the host's byte order that it begins with, atomically against the
-    /// guest's processors too, and returns what was there.
+    /// Adds to the first 64-bit word of the chunk, in the host's byte order, and returns what was there.
+    /// The addition is atomic for the guest's processors too.
     pub fn fetch_add_u64(self, add: u64) -> Result<u64, MemoryError> {
         Ok(self.word()?.fetch_add(add, Ordering::SeqCst))
     }
 
-    /// Writes the 64-bit word that it begins with: whoever reads it, the guest's processors too,
-    /// finds all of it or nothing.
+    /// Writes the first 64-bit word of the chunk. Whoever reads it, the guest's processors too, finds
+    /// the whole old value or the whole new one.
     pub fn store_u64(self, value: u64) -> Result<(), MemoryError> {
         self.word()?.store(value, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Replaces the 64-bit word that it begins with by `swap` if it is `compare`, atomically against
-    /// the guest's processors too, and returns what was there.
+    /// Replaces the first 64-bit word of the chunk by `swap` if it is `compare`, and returns what was
+    /// there. This is atomic for the guest's processors too.
     pub fn compare_exchange_u64(self, compare: u64, swap: u64) -> Result<u64, MemoryError> {
         let result =
             self.word()?.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
         Ok(result.unwrap_or_else(|found| found))
     }
 
-    /// The word that it begins with.
+    /// Returns the first word of the chunk.
     fn word(&self) -> Result<&AtomicU64, MemoryError> {
         let align = size_of::<u64>();
         if self.len < align {
@@ -153,12 +156,12 @@ impl Chunk<'_> {
             return Err(MemoryError::Misaligned { align });
         }
         self.check_writable()?;
-        // SAFETY: in bounds, aligned and writable; atomics may be shared with whoever else maps the
-        // page.
+        // SAFETY: the word is within the chunk, aligned and writable, as found above. Everybody who maps
+        // the page may access it at the same time, by atomics.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
     }
 
-    /// How much of this fits into `to`, which may be written.
+    /// Returns how many bytes of this chunk fit into `to`, which must be writable.
     #[inline]
     fn fit(self, to: Chunk<'_>) -> Result<usize, MemoryError> {
         to.check_writable()?;
@@ -175,61 +178,63 @@ impl Chunk<'_> {
     }
 }
 
-/// What [`copy_lines`] moves at once: a cache line, if it is aligned.
+/// What [`copy_lines`] moves at once. It is a cache line if it is aligned.
 type Line = [u128; 4];
 
 /// Copies `len` bytes by loads and stores.
 ///
 /// # Safety
 ///
-/// `from` is valid for reads and `to` for writes of `len` bytes; they do not overlap.
+/// `from` must be valid for reads and `to` for writes of `len` bytes, and the two must not overlap.
 #[inline]
 unsafe fn copy_lines(mut from: *const u8, mut to: *mut u8, len: usize) {
     let rest = len % size_of::<Line>();
     for _ in 0..len / size_of::<Line>() {
-        // SAFETY: as many lines fit in `len`; no alignment is assumed.
+        // SAFETY: the loop makes as many steps as there are lines in `len`, so a whole line is left; no
+        // alignment is assumed.
         let line = unsafe { from.cast::<Line>().read_unaligned() };
-        // SAFETY: as above.
+        // SAFETY: as for the read.
         unsafe { to.cast::<Line>().write_unaligned(line) };
-        // SAFETY: at most to the end of `len`.
+        // SAFETY: this is at most the end of the `len` bytes.
         from = unsafe { from.add(size_of::<Line>()) };
-        // SAFETY: as above.
+        // SAFETY: as for `from`.
         to = unsafe { to.add(size_of::<Line>()) };
     }
-    // SAFETY: what is left of `len`.
+    // SAFETY: `rest` bytes of `len` are left behind the lines.
     unsafe { std::ptr::copy_nonoverlapping(from, to, rest) };
 }
 
-/// Largest naturally aligned word, in bytes, that ends where `[to, to + len)` ends.
+/// Returns the size, in bytes, of the largest naturally aligned word that ends where
+/// `[to, to + len)` ends.
 fn tail_len(to: *const u8, len: usize) -> usize {
     let end = (to as usize).wrapping_add(len);
     [8, 4, 2].into_iter().find(|&size| len >= size && end % size == 0).unwrap_or(1)
 }
 
-/// Copies `len` bytes, the last aligned word of the target by one store and after the rest.
+/// Copies `len` bytes. The last aligned word of the target is written by one store and after the rest.
 ///
 /// # Safety
 ///
-/// `from` is valid for reads and `to` for writes of `len` bytes; they may overlap.
+/// `from` must be valid for reads and `to` for writes of `len` bytes. The two may overlap.
 unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
     if len == 0 {
         return;
     }
     let tail = tail_len(to, len);
     let body = len - tail;
-    // SAFETY: `body` is at most `len`, so this stays within the range that the caller vouches for.
+    // SAFETY: `body` is less than `len`, so this is within the bytes that the caller promises.
     let from_tail = unsafe { from.add(body) };
-    // SAFETY: as above.
+    // SAFETY: as for `from_tail`.
     let to_tail = unsafe { to.add(body) };
     match tail {
-        // SAFETY: `tail_len` chose the size such that `to_tail` is aligned for it; the ranges are
-        // the caller's promise.
+        // SAFETY: `tail_len` chose the size such that `to_tail` is aligned for it; the caller promises
+        // both ranges.
         8 => unsafe { copy_with_tail::<u64>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
+        // SAFETY: as for 8.
         4 => unsafe { copy_with_tail::<u32>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
+        // SAFETY: as for 8.
         2 => unsafe { copy_with_tail::<u16>(from, to, body, from_tail, to_tail) },
-        // SAFETY: as above.
+        // SAFETY: as for 8.
         _ => unsafe { copy_with_tail::<u8>(from, to, body, from_tail, to_tail) },
     }
 }
@@ -238,7 +243,8 @@ unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 ///
-/// As for [`copy_in_order`]; the tail pointers follow the body, and `to_tail` is aligned for `T`.
+/// As for [`copy_in_order`], for `body` bytes and a `T`. The tail pointers follow the body, and
+/// `to_tail` is aligned for `T`.
 #[inline]
 unsafe fn copy_with_tail<T: Copy>(
     from: *const u8,
@@ -254,7 +260,7 @@ unsafe fn copy_with_tail<T: Copy>(
         // SAFETY: both ranges hold `body` bytes; `copy` allows them to overlap.
         unsafe { std::ptr::copy(from, to, body) };
     }
-    // What was copied before by `copy_part_to` is in front of it too.
+    // What `copy_part_to` copied before comes before the last word too.
     fence(Ordering::Release);
     // SAFETY: `to_tail` is writable and aligned for a `T`; volatile makes it one store.
     unsafe { to_tail.cast::<T>().write_volatile(last) };
@@ -273,7 +279,7 @@ mod tests {
 
     const WAYS: Range<usize> = 0..3;
 
-    /// Copies in one of these.
+    /// Copies in one of these ways.
     fn copy(way: usize, memory: &Slice, from: usize, to: usize, len: usize) {
         let (from, to) = (memory.chunk(from, len).unwrap(), memory.chunk(to, len).unwrap());
         let copied = match way {
@@ -363,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Waits, and now and then gives up the processor.
+    /// Waits, and yields the processor now and then.
     fn wait(is_over: impl Fn() -> bool) {
         for look in 1_u32.. {
             let over = is_over();

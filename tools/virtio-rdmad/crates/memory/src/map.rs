@@ -17,20 +17,21 @@ pub const MAX_REGIONS: usize = 1024;
 /// Most regions of one guest, however many guests there are.
 const MIN_REGIONS: usize = 16;
 
-/// What memory a front end may give out.
+/// What memory a monitor may give out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
     /// Most regions at a time.
     pub max_regions: usize,
-    /// Whether files of every file system are taken, and not those of memfd, tmpfs and hugetlbfs
-    /// alone. An access to a page of another file, and to map it, may wait for as long as its
-    /// server, who may be anybody (FUSE), likes.
+    /// Whether files of every file system are taken. Otherwise only files of memfd, tmpfs and
+    /// hugetlbfs are: to map any other file, or to access a page of it, may wait as long as the
+    /// server of the file system likes, and anybody may be that server (FUSE).
     pub any_file: bool,
 }
 
 impl Policy {
-    /// For one of so many guests, each of which gets its share of the mappings that a process can
-    /// have: half of it, because a change of the memory map maps the new one before the old one goes.
+    /// Makes the policy for one of so many guests. Each gets half of its share of the mappings that a
+    /// process can have, because a change of the memory map maps the new memory before the old memory
+    /// is unmapped.
     pub fn of_one_of(guests: usize) -> Self {
         let share = MAX_MAPPINGS / 2 / guests.max(1);
         Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS), any_file: false }
@@ -70,7 +71,7 @@ pub enum MemoryError {
         /// The alignment it needs.
         align: usize,
     },
-    /// A write to memory that the front end gave out for reading.
+    /// A write to memory that the monitor gave out for reading only.
     #[error("the memory is read-only")]
     ReadOnly,
 }
@@ -146,14 +147,14 @@ pub enum MapError {
         len: u64,
         /// Offset in the file.
         offset: u64,
-        /// What was asked of it.
+        /// The system call.
         call: &'static str,
-        /// Its answer.
+        /// The error of that call.
         errno: Errno,
     },
 }
 
-/// What a front end says of one region of guest memory.
+/// What a monitor says of one region of guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'fd> {
     /// First guest address.
@@ -175,7 +176,7 @@ pub struct Loss {
     pub region: u64,
     /// Where in the region the first byte of the loss is.
     pub offset: u64,
-    /// Bytes, those of several losses together.
+    /// The number of bytes, of all losses of the region together.
     pub len: u64,
     /// Whether a memory error of the host was among the reasons.
     pub poisoned: bool,
@@ -203,24 +204,24 @@ impl Mapped {
 /// on what it had.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
-    /// By address, none overlapping.
+    /// The regions in the order of their addresses; no two overlap.
     regions: Arc<Vec<Mapped>>,
     policy: Policy,
 }
 
 impl GuestMemory {
-    /// No memory, to which regions may be added as far as `policy` allows.
+    /// Makes a map without memory, to which regions may be added as far as `policy` allows.
     pub fn new(policy: Policy) -> Self {
         Self { regions: Arc::default(), policy }
     }
 
-    /// This map without any region.
+    /// Returns a map without memory and with the policy of this one.
     #[must_use]
     pub fn cleared(&self) -> Self {
         Self::new(self.policy)
     }
 
-    /// Memory of zeros at the given `(address, length)` ranges, for tests.
+    /// Makes memory of zeros at these ranges of `(address, length)`, for tests.
     pub fn anonymous(ranges: &[(u64, u64)]) -> Result<Self, MapError> {
         ranges.iter().try_fold(Self::default(), |memory, &(start, len)| {
             memory.check_new(start, len, 0)?;
@@ -232,10 +233,10 @@ impl GuestMemory {
         })
     }
 
-    /// This map with one region more.
+    /// Returns this map with one more region.
     ///
-    /// `len`, `guest_addr` and the file offset are multiples of the page size. What is mapped begins
-    /// and ends at multiples of the file's own page size, which may be larger; no more than the
+    /// `len`, `guest_addr` and the file offset must be multiples of the page size. The mapping begins
+    /// and ends at multiples of the file's own page size, which may be larger; nothing outside of the
     /// region is accessed.
     pub fn with_region(&self, region: &Region<'_>) -> Result<Self, MapError> {
         let &Region { guest_addr: start, len, fd, offset, writable } = region;
@@ -254,7 +255,7 @@ impl GuestMemory {
         Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
     }
 
-    /// This map without every region that lies within `[guest_addr, guest_addr + len)`, and how
+    /// Returns this map without the regions that lie within `[guest_addr, guest_addr + len)`, and how
     /// many those were. A region that is only partly inside stays.
     pub fn without(&self, guest_addr: u64, len: u64) -> (Self, usize) {
         let end = guest_addr.saturating_add(len);
@@ -264,14 +265,14 @@ impl GuestMemory {
         (Self { regions: Arc::new(kept), ..*self }, removed)
     }
 
-    /// Whether a part of this memory was lost, so that this process has zeros of its own where the
-    /// guest has something else. Only to map it again helps.
+    /// Returns whether a part of this memory was lost, so that this process has zeros of its own where
+    /// the guest has something else. This stays so until the memory is mapped again.
     pub fn is_damaged(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.is_damaged())
     }
 
-    /// What was lost of each region since this was last asked of this map or another that shares
-    /// its mappings. [`crate::losses`] says at less cost whether to ask.
+    /// Returns what was lost of each region since the last call, for this map or another one that
+    /// shares its mappings. [`crate::losses`] says at less cost whether anything was.
     pub fn take_losses(&self) -> Vec<Loss> {
         let loss = |region: &Mapped| {
             let Lost { offset, len, poisoned } = region.mapping.take_lost()?;
@@ -281,22 +282,22 @@ impl GuestMemory {
         self.regions.iter().filter_map(loss).collect()
     }
 
-    /// Whether there is no memory at all.
+    /// Returns whether there is no memory.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// Bytes in all regions.
+    /// Returns the number of bytes of all regions.
     pub fn size(&self) -> u64 {
         self.regions.iter().map(|region| region.len).sum()
     }
 
-    /// Every region as `(address, length)`, by address.
+    /// Returns every region as `(address, length)`, in the order of the addresses.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.regions.iter().map(|region| (region.start, region.len))
     }
 
-    /// The `len` bytes at `addr`, if they are one contiguous range of this process.
+    /// Returns the `len` bytes at `addr`, if they are contiguous in this process.
     pub fn slice(&self, addr: u64, len: u64) -> Result<Slice, MemoryError> {
         let (region, skip, have) = self.find(addr, len)?;
         if have < len {
@@ -306,9 +307,9 @@ impl GuestMemory {
         Slice::new(&region.mapping, region.offset + skip, bytes)
     }
 
-    /// The contiguous range that begins at `addr`: `len` bytes, or fewer where a region ends.
+    /// Returns the contiguous range that begins at `addr`: `len` bytes, or fewer where a region ends.
     ///
-    /// For ranges that may cross from one region to the next; ask again behind what it returned.
+    /// This is for ranges that may go from one region to the next: call it again for the rest.
     pub fn prefix(&self, addr: u64, len: u64) -> Result<Slice, MemoryError> {
         let (region, skip, have) = self.find(addr, len)?;
         let bytes =
@@ -316,7 +317,7 @@ impl GuestMemory {
         Slice::new(&region.mapping, region.offset + skip, bytes)
     }
 
-    /// As [`GuestMemory::prefix`], borrowed.
+    /// Borrows what [`GuestMemory::prefix`] returns.
     pub fn chunk(&self, addr: u64, len: u64) -> Result<Chunk<'_>, MemoryError> {
         let (region, skip, have) = self.find(addr, len)?;
         let len =
@@ -324,8 +325,8 @@ impl GuestMemory {
         region.mapping.chunk(region.offset + skip, len)
     }
 
-    /// The page of [`crate::PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
-    /// written, and the mapping that it is in.
+    /// Returns the page of [`crate::PAGE_SIZE`] bytes at `addr`, which is aligned to that and may be
+    /// written, and the mapping that the page is in.
     pub(crate) fn page(&self, addr: u64) -> Result<(NonNull<u8>, &Arc<Mapping>), MemoryError> {
         let len = crate::PAGE_SIZE as u64;
         let (region, skip, have) = self.find(addr, len)?;
@@ -340,33 +341,33 @@ impl GuestMemory {
         Ok((slice.addr(), &region.mapping))
     }
 
-    /// Whether all of `[addr, addr + len)` is memory, in one region or several.
+    /// Returns whether all of `[addr, addr + len)` is memory, in one region or several.
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         self.each(addr, len, |_, _| Ok(())).is_ok()
     }
 
-    /// Copies from guest address `addr` into `to`, across regions where need be.
+    /// Copies the bytes from guest address `addr` on into `to`. They may be in several regions.
     pub fn read(&self, addr: u64, to: &mut [u8]) -> Result<(), MemoryError> {
         self.each(addr, to.len() as u64, |slice, done| {
             slice.read(0, &mut to[done..done + slice.len()])
         })
     }
 
-    /// Copies `from` to guest address `addr`, across regions where need be.
+    /// Copies `from` to guest address `addr`. The target may be in several regions.
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.each(addr, from.len() as u64, |slice, done| {
             slice.write(0, &from[done..done + slice.len()])
         })
     }
 
-    /// Reads the value at guest address `addr`; the copy is the caller's own.
+    /// Reads the value at guest address `addr`. Neither the guest nor a peer can change the copy.
     pub fn read_obj<T: FromBytes + IntoBytes>(&self, addr: u64) -> Result<T, MemoryError> {
         let mut value = T::new_zeroed();
         self.read(addr, value.as_mut_bytes())?;
         Ok(value)
     }
 
-    /// Calls `f` with each contiguous part of the range and the bytes that came before it.
+    /// Calls `f` with each contiguous part of the range and the number of bytes before that part.
     fn each(
         &self,
         addr: u64,
@@ -384,7 +385,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// The region that holds `addr`, the offset there, and the bytes from there to its end.
+    /// Returns the region that has `addr`, the offset of `addr` in it, and the number of bytes from
+    /// there to its end.
     fn find(&self, addr: u64, len: u64) -> Result<(&Mapped, usize, u64), MemoryError> {
         let unmapped = MemoryError::Unmapped { addr, len };
         let after = self.regions.partition_point(|region| region.start <= addr);
@@ -431,7 +433,8 @@ fn check_file(region: &Region<'_>) -> Result<(), MapError> {
     let stat = rustix::fs::fstat(fd).map_err(failed)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let end = offset.saturating_add(len);
-    // A device file (hugetlbfs is none) has no size; mmap itself refuses what it cannot do there.
+    // A device file has no size (a file of hugetlbfs is a regular file); mmap refuses what the device
+    // cannot map.
     let sized = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
     if sized && end > size {
         return Err(MapError::Truncated { guest_addr, end, size });
@@ -439,9 +442,9 @@ fn check_file(region: &Region<'_>) -> Result<(), MapError> {
     Ok(())
 }
 
-/// Bytes of a page of the file: what its mappings begin and end at multiples of.
+/// Returns the page size of a file, in bytes: its mappings begin and end at multiples of that.
 ///
-/// tmpfs may have huge pages as well, but cuts them up where need be.
+/// tmpfs may have huge pages as well, but splits them where a mapping needs that.
 fn block_size(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
     /// `HUGETLBFS_MAGIC`, `linux/magic.h`.
     const HUGETLBFS: u64 = 0x9584_58f6;
@@ -454,7 +457,7 @@ fn block_size(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
     Ok(if kind == HUGETLBFS && size.is_power_of_two() { size.max(page) } else { page })
 }
 
-/// Whole blocks of a file: `skip` bytes of them come before what they were made for.
+/// Whole blocks of a file, of which the first `skip` bytes come before a region.
 #[derive(Debug, Eq, PartialEq)]
 struct Whole {
     offset: u64,
@@ -462,7 +465,7 @@ struct Whole {
     skip: usize,
 }
 
-/// The blocks of `block` bytes, a power of two, that hold `[offset, offset + len)` of a file.
+/// Returns the blocks of `block` bytes, a power of two, that have `[offset, offset + len)` of a file.
 fn whole_blocks(offset: u64, len: u64, block: usize) -> Option<Whole> {
     let mask = block as u64 - 1;
     let skip = offset & mask;
@@ -570,7 +573,7 @@ mod tests {
         assert_eq!(memory.cleared().policy, policy);
     }
 
-    /// Files of other file systems may hang whoever accesses them, and whoever asks about them.
+    /// An access to a file of another file system may never end, and a question about it neither.
     #[test]
     fn only_memory_is_taken_for_memory() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();

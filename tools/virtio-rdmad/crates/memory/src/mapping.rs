@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One `mmap` and its end.
+//! One mapping of this process, from `mmap` to `munmap`.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use rustix::mm::{madvise, mmap, mmap_anonymous, Advice, MapFlags, ProtFlags};
 
 use crate::sigbus::{Lost, Registration};
 use crate::unmap::unmap;
-use crate::{slice, Chunk, MemoryError};
+use crate::{Chunk, MemoryError};
 
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
@@ -17,19 +17,19 @@ pub(crate) struct Mapping {
     addr: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// Of memory of a file, which can be lost.
+    /// For memory of a file, which can be lost: what the handler of SIGBUS knows of it.
     registration: Option<Registration>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and is reached by raw copies only,
 // which are defined (or race over plain bytes, see the crate's documentation) from every thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; no method hands out a reference to the mapped bytes.
+// SAFETY: as for `Send`; no method returns a reference to the mapped bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of `fd` at `offset`, both multiples of `block`, which is the file's page
-    /// size. Core dumps leave them out.
+    /// size. Core dumps of this process do not have these bytes.
     pub(crate) fn of_file(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -62,36 +62,36 @@ impl Mapping {
         Ok(Self { addr, len, writable, registration: None })
     }
 
-    /// Whether a part of it ever became zeros, which are this process's own.
+    /// Returns whether a part of the mapping ever became zeros of this process's own.
     pub(crate) fn is_damaged(&self) -> bool {
         self.registration.as_ref().is_some_and(Registration::is_damaged)
     }
 
-    /// What became zeros since this was last asked.
+    /// Returns what became zeros since the last call.
     pub(crate) fn take_lost(&self) -> Option<Lost> {
         self.registration.as_ref().and_then(Registration::take_lost)
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn addr(&self) -> NonNull<u8> {
         self.addr
     }
 
-    /// The part `[offset, offset + len)`.
+    /// Returns the part `[offset, offset + len)`.
     pub(crate) fn chunk(&self, offset: usize, len: usize) -> Result<Chunk<'_>, MemoryError> {
-        slice::check(self.len, offset, len)?;
-        // SAFETY: `offset` is at most the length of the mapping.
+        check(self.len, offset, len)?;
+        // SAFETY: `check` found `offset` to be at most the length of the mapping.
         let addr = unsafe { self.addr.add(offset) };
-        // SAFETY: the range was checked.
+        // SAFETY: `check` found the range within the mapping, which lives as long as the chunk.
         Ok(unsafe { Chunk::new(addr, len, self.writable) })
     }
 
-    /// Bytes mapped.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it may be written.
+    /// Returns whether the mapping may be written.
     pub(crate) fn writable(&self) -> bool {
         self.writable
     }
@@ -99,11 +99,20 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Before another mapping can be at this address.
+        // The handler forgets the range before another mapping can be at this address.
         self.registration = None;
-        // SAFETY: this is the range that mmap returned, and whoever could still reach it holds the
-        // `Arc` around this mapping, so nobody does.
+        // SAFETY: this is the whole range that mmap returned. Slices, which reach it, hold the `Arc`
+        // around this mapping, and chunks borrow it, so there are no more of either.
         unsafe { unmap(self.addr, self.len) };
+    }
+}
+
+/// Refuses a range `[offset, offset + len)` that goes beyond `have` bytes.
+#[inline]
+pub(crate) fn check(have: usize, offset: usize, len: usize) -> Result<(), MemoryError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= have => Ok(()),
+        _ => Err(MemoryError::Bounds { offset, len, have }),
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Pages of guest memory that make up one region.
+//! A region of guest memory that consists of pages.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -11,22 +11,22 @@ use crate::mapping::Mapping;
 use crate::prefetch::lines;
 use crate::{GuestMemory, MemoryError};
 
-/// Bytes of a page.
+/// The bytes of a page.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Where the pages are in this process.
 #[derive(Debug)]
 enum Place {
-    /// One behind the other from here on: an address is an addition.
+    /// They follow each other from here on: to find an address takes an addition.
     Contiguous(NonNull<u8>),
-    /// Each at its own place: an address is a look into this table.
+    /// Each has its own place: to find an address takes a look into this table.
     Scattered(Vec<NonNull<u8>>),
-    /// In a model of memory, where a test watches each access.
+    /// They are in a model of memory, where a test watches each access.
     #[cfg(loom)]
     Modelled(Arc<litmus::Memory>),
 }
 
-/// Words of 64 bits, one behind the other.
+/// Words of 64 bits that follow each other.
 #[cfg(not(loom))]
 struct Words<'a> {
     first: NonNull<u64>,
@@ -35,16 +35,17 @@ struct Words<'a> {
 
 #[cfg(not(loom))]
 impl<'a> Words<'a> {
-    /// The word with this index.
+    /// Returns the word with this index.
     ///
     /// # Safety
     ///
-    /// There are more words than that.
+    /// There must be more words than `index`.
     #[inline]
     unsafe fn at(&self, index: usize) -> &'a AtomicU64 {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller promises that there are more words than `index`.
         let place = unsafe { self.first.add(index) };
-        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+        // SAFETY: the word is within the region, and aligned as the first one is. Everybody who maps
+        // the page may access it at the same time, by atomics.
         unsafe { AtomicU64::from_ptr(place.as_ptr()) }
     }
 }
@@ -63,28 +64,30 @@ impl<'a> Words<'a> {
     }
 }
 
-/// A region of whole pages, resolved once, with words that the guest and this process share.
+/// A region of whole pages, with words that the guest and this process share. The pages are found
+/// once, when the region is made.
 ///
-/// It is for rings: an access never goes from one page to the next. The region keeps its mappings
+/// A region is for rings: an access never goes from one page to the next. The region keeps its mappings
 /// alive, as a [`crate::Slice`] does: after a change of the memory map it still reaches the bytes
 /// that it was made for, and nothing else. Every access is checked against its bounds.
 #[derive(Debug)]
 pub struct Pages {
     place: Place,
     len: usize,
-    /// Keeps the mappings alive that `place` points into, each once, by address.
+    /// The mappings that `place` points into, which this keeps alive. Each is here once; they are in
+    /// the order of their addresses.
     mappings: Vec<Arc<Mapping>>,
 }
 
 // SAFETY: the pointers lead into `mappings`, which are `Send` and `Sync`; they are reached by raw
 // copies and atomics only, which are defined from every thread.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: as for `Send`; no method returns a reference to plain bytes of the pages.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Resolves the pages of these ranges, one after the other; each range is whole pages, and all
-    /// of it is memory that may be written.
+    /// Finds the pages of these ranges, one range after the other. Each range must consist of whole
+    /// pages, and all of it must be memory that may be written.
     pub fn new(
         memory: &GuestMemory,
         ranges: impl IntoIterator<Item = (u64, u64)>,
@@ -97,19 +100,19 @@ impl Pages {
         Ok(pages)
     }
 
-    /// A region that is a model of one.
+    /// Makes a region of a model of memory.
     #[cfg(loom)]
     pub fn modelled(memory: Arc<litmus::Memory>) -> Self {
         Self { place: Place::Modelled(memory), len: PAGE_SIZE, mappings: Vec::new() }
     }
 
-    /// A region without pages, for [`Self::extend`].
+    /// Makes a region without pages, for [`Self::extend`].
     pub fn empty() -> Self {
         Self { place: Place::Scattered(Vec::new()), len: 0, mappings: Vec::new() }
     }
 
     /// Appends the pages of a range, as [`Self::new`] does, to a region that is not sealed. After an
-    /// error the region is of no use.
+    /// error the region must not be used.
     pub fn extend(&mut self, memory: &GuestMemory, addr: u64, len: u64) -> Result<(), MemoryError> {
         let Place::Scattered(pages) = &mut self.place else {
             return Err(MemoryError::Unmapped { addr, len });
@@ -132,13 +135,13 @@ impl Pages {
         Ok(())
     }
 
-    /// Ends the region: makes access to it fast where its pages follow each other.
+    /// Ends the region, and makes access to it fast if its pages follow each other.
     pub fn seal(&mut self) {
         let Place::Scattered(pages) = &mut self.place else { return };
         pages.shrink_to_fit();
         let next = |page: &NonNull<u8>| page.as_ptr() as usize + PAGE_SIZE;
-        // Neighbours in this process may be different mappings: no pointer leads from one to the
-        // other.
+        // Pages that follow each other may be of different mappings; a pointer into one mapping must
+        // not be used for the other.
         let is_contiguous = self.mappings.len() == 1
             && pages.windows(2).all(|pair| next(&pair[0]) == pair[1].as_ptr() as usize);
         if let (true, Some(first)) = (is_contiguous, pages.first()) {
@@ -146,17 +149,17 @@ impl Pages {
         }
     }
 
-    /// Bytes of the region.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no pages.
+    /// Returns whether the region has no pages.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Entries of the table that the region needs: none if its pages follow each other.
+    /// Returns the number of entries of the region's table; 0 if its pages follow each other.
     pub fn table_len(&self) -> usize {
         match &self.place {
             Place::Contiguous(_) => 0,
@@ -166,7 +169,7 @@ impl Pages {
         }
     }
 
-    /// Copies from `offset` into `to`; within a page.
+    /// Copies the bytes from `offset` on into `to`. They must be in one page.
     #[inline]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), MemoryError> {
         #[cfg(loom)]
@@ -181,8 +184,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Asks the processor for the cache lines of `len` bytes at `offset`, which are soon to be read.
-    /// Does nothing where there is no such page.
+    /// Asks the processor for the cache lines of `len` bytes at `offset`, which are read soon. Does
+    /// nothing if there is no such page.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {
         if let Ok(addr) = self.at(offset, 1) {
@@ -190,7 +193,7 @@ impl Pages {
         }
     }
 
-    /// Copies `from` to `offset`; within a page.
+    /// Copies `from` to `offset`. The target must be in one page.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
         #[cfg(loom)]
@@ -204,17 +207,17 @@ impl Pages {
         Ok(())
     }
 
-    /// Writes `words` from `offset` on, a multiple of 8, within a page: in order, each by one
-    /// store, and the last with release semantics.
+    /// Writes `words` from `offset` on, which is a multiple of 8, within one page: in their order, each
+    /// by one store, and the last one with release semantics.
     #[inline]
     pub fn publish(&self, offset: usize, words: &[u64]) -> Result<(), MemoryError> {
         let Some((last, body)) = words.split_last() else { return Ok(()) };
         let to = self.words(offset, words.len())?;
         for (index, word) in body.iter().enumerate() {
-            // SAFETY: there are as many words.
+            // SAFETY: there are as many words at `offset` as in `words`, and this is not the last.
             unsafe { to.at(index) }.store(*word, Ordering::Relaxed);
         }
-        // SAFETY: as above.
+        // SAFETY: this is the last of these words.
         unsafe { to.at(body.len()) }.store(*last, Ordering::Release);
         Ok(())
     }
@@ -236,17 +239,17 @@ impl Pages {
         Ok(())
     }
 
-    /// The word at `offset`, a multiple of 4.
+    /// Returns the word at `offset`, a multiple of 4.
     #[cfg(not(loom))]
     #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU32, MemoryError> {
         let word = self.aligned::<u32>(offset, 1)?;
-        // SAFETY: in bounds and aligned, and all pages may be written; atomics may be shared with
-        // whoever else maps the page.
+        // SAFETY: the word is within the region and aligned, and all pages may be written. Everybody who
+        // maps the page may access it at the same time, by atomics.
         Ok(unsafe { AtomicU32::from_ptr(word.as_ptr()) })
     }
 
-    /// The `count` words at `offset`, a multiple of 8, within a page.
+    /// Returns the `count` words at `offset`, a multiple of 8, within one page.
     #[cfg(not(loom))]
     #[inline]
     fn words(&self, offset: usize, count: usize) -> Result<Words<'_>, MemoryError> {
@@ -272,25 +275,25 @@ impl Pages {
         }
     }
 
-    /// Address of `[offset, offset + len)`, if that lies within one page of the region.
+    /// Returns the address of `[offset, offset + len)`, if that lies within one page of the region.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, MemoryError> {
         let within = offset % PAGE_SIZE;
-        // The length is a whole number of pages, so what begins in it and stays in a page is in it.
+        // The region has whole pages, so a range that begins in it and stays in a page is all in it.
         if offset >= self.len || len > PAGE_SIZE - within {
             return Err(MemoryError::Bounds { offset, len, have: self.len });
         }
         match &self.place {
-            // SAFETY: `offset` is less than the length, all of which is one mapping.
+            // SAFETY: `offset` is less than the length of the region, which is all in one mapping.
             Place::Contiguous(base) => Ok(unsafe { base.add(offset) }),
-            // SAFETY: `within` is less than the page that the pointer leads to.
+            // SAFETY: `within` is less than the size of the page that the pointer leads to.
             Place::Scattered(pages) => Ok(unsafe { pages[offset / PAGE_SIZE].add(within) }),
             #[cfg(loom)]
             Place::Modelled(_) => Err(MemoryError::Bounds { offset, len, have: 0 }),
         }
     }
 
-    /// Address of `count` times `T` at `offset`, a multiple of the size of `T`.
+    /// Returns the address of `count` values of `T` at `offset`, which is a multiple of their size.
     #[inline]
     #[cfg_attr(loom, allow(dead_code))]
     fn aligned<T>(&self, offset: usize, count: usize) -> Result<NonNull<T>, MemoryError> {

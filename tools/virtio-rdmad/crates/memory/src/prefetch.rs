@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Asking the processor for memory before it is needed.
+//! Loads memory into the processor's cache before it is needed.
 
-/// Bytes of a cache line, where they matter.
+/// The bytes of a cache line, where it matters for speed.
 const CACHE_LINE: usize = 64;
 
-/// Asks for all cache lines of a value of this process: they come at the same time, and while other
-/// things are done, where reading the one after the other would wait for each.
+/// Asks the processor for all cache lines of a value of this process. The lines come at the same
+/// time, while the processor does other things; reads, one after the other, would wait for each.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of::<T>());
 }
 
-/// Asks for the cache lines that hold the first of `len` bytes at `addr`, and those at each 64 bytes
-/// behind it. The address is not accessed, so it may be any.
+/// Asks the processor for the cache lines of the first of `len` bytes at `addr`, and of every 64th
+/// byte behind it. Nothing is accessed, so any address will do.
 #[inline]
 pub(crate) fn lines(addr: *const u8, len: usize) {
     for offset in (0..len).step_by(CACHE_LINE) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that is lost: its file was truncated, or has no page to give, or the page is poisoned.
 //!
-//! Whoever gave out a guest's memory can truncate the file behind it, and the next access beyond its
-//! end raises SIGBUS, which ends a process: with it the devices of all other guests would go. Seals
-//! forbid it to a memfd, but not to files of tmpfs. So SIGBUS is handled: in a mapping of guest
-//! memory, the page that was accessed becomes memory of zeros of this process, and the access goes
-//! on. Who serves the guest finds out by [`losses`] and tells the guest; nobody else notices.
+//! The monitor that gave out a guest's memory can truncate the file behind it. The next access beyond
+//! the end of the file raises SIGBUS, which ends a process, and with it the devices of all other
+//! guests. Seals forbid that to a memfd, but not to files of tmpfs. So this process handles SIGBUS: in
+//! a mapping of guest memory, the page that was accessed becomes zeros of this process's own, and the
+//! access goes on. The worker that serves the guest finds out by [`losses`] and tells the guest;
+//! nobody else notices.
 //!
-//! A page that is replaced splits a mapping, of which the kernel lets a process have some 65,530. So
-//! only a few are replaced one by one; a mapping that loses more is replaced as a whole.
+//! To replace a page splits its mapping, and the kernel lets a process have some 65,530 mappings. So
+//! only a few pages are replaced one by one; a mapping that loses more is replaced as a whole.
 
 use std::io::Error;
 use std::mem::MaybeUninit;
@@ -23,17 +24,17 @@ use rustix::mm::{madvise, mmap_anonymous, Advice, MapFlags, ProtFlags};
 pub(crate) const MAX_MAPPINGS: usize = 65_536;
 /// Most blocks of one mapping that are replaced one by one.
 const MAX_SINGLE: usize = 8;
-/// Most blocks of all mappings that are.
+/// Most blocks of all mappings that are replaced one by one.
 const MAX_SINGLE_OF_ALL: usize = 8192;
 
-/// Where a mapping is.
+/// The addresses of a mapping.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Range {
     /// First address, a multiple of `block`.
     start: usize,
     /// Bytes.
     len: usize,
-    /// Bytes that can be replaced at once: a page, or a huge page.
+    /// The bytes of a block, which can only be replaced as a whole: a page, or a huge page.
     block: usize,
 }
 
@@ -42,7 +43,7 @@ impl Range {
         addr.checked_sub(self.start).is_some_and(|skip| skip < self.len)
     }
 
-    /// The block around `addr`, which this holds.
+    /// Returns the block around `addr`, which must be in the range.
     fn block_at(self, addr: usize) -> Self {
         let skip = (addr - self.start) / self.block * self.block;
         Self { start: self.start + skip, len: self.block.min(self.len - skip), ..self }
@@ -51,24 +52,24 @@ impl Range {
 
 /// A mapping that the handler knows.
 ///
-/// The handler reads while others write, so `version` is odd while they do, and other than before
-/// when they are through: who reads finds the whole of one range or none. The one that it looks for
-/// does not change, because it is being accessed.
+/// The handler reads the range while another thread may write it. So `version` is odd during a write
+/// and has a new value afterwards: a reader finds a whole range or none. The range that the handler
+/// looks for does not change, because a thread accesses it.
 struct Entry {
     taken: AtomicBool,
     version: AtomicUsize,
     start: AtomicUsize,
     len: AtomicUsize,
     block: AtomicUsize,
-    /// Blocks that were replaced one by one, ever.
+    /// How many blocks were ever replaced one by one.
     single: AtomicUsize,
     /// Whether anything was replaced, ever.
     damaged: AtomicBool,
-    /// Bytes that were replaced and not yet taken notice of.
+    /// How many bytes were replaced since [`Registration::take_lost`].
     lost: AtomicUsize,
-    /// Lowest offset of these.
+    /// The lowest offset of these bytes.
     offset: AtomicUsize,
-    /// Whether one of these was poisoned.
+    /// Whether some of these bytes were poisoned.
     poisoned: AtomicBool,
 }
 
@@ -88,7 +89,7 @@ impl Entry {
         }
     }
 
-    /// Changes the range. Only who has taken the entry does.
+    /// Changes the range. Only the owner of the entry may.
     fn set(&self, range: Range) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -99,7 +100,7 @@ impl Entry {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range, if nobody is changing it.
+    /// Returns the range, unless its owner changes it at the moment.
     fn range(&self) -> Option<Range> {
         let version = self.version.load(Ordering::Acquire);
         let range = Range {
@@ -112,8 +113,8 @@ impl Entry {
         (same && version % 2 == 0).then_some(range)
     }
 
-    /// What to replace, now that the block around `addr` of its range cannot be accessed: that
-    /// block, or everything.
+    /// Returns what to replace, now that the block around `addr` cannot be accessed: that block, or all
+    /// of `range`.
     fn part(&self, range: Range, addr: usize) -> Range {
         let below = |most: usize| move |count: usize| (count < most).then_some(count + 1);
         let add = |counter: &AtomicUsize, most| {
@@ -140,33 +141,33 @@ impl Entry {
 /// The mappings that the handler knows. A signal handler can take no lock and allocate nothing.
 static ENTRIES: [Entry; MAX_MAPPINGS] = [const { Entry::free() }; MAX_MAPPINGS];
 
-/// Entries from this one on have never been taken.
+/// The index from which on entries were never taken.
 static ENTRIES_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Blocks of all mappings that are replaced one by one.
+/// How many blocks of all mappings were replaced one by one.
 static SINGLE: AtomicUsize = AtomicUsize::new(0);
 
-/// Times that memory was replaced.
+/// How many times memory was replaced.
 static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 /// A part of a mapping that was replaced by zeros.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Lost {
-    /// Where the first of it is in the mapping.
+    /// The offset of the first byte in the mapping.
     pub offset: usize,
     /// Bytes.
     pub len: usize,
-    /// By a memory error of the host, and not for lack of a file.
+    /// Whether a memory error of the host was the cause, and not the file.
     pub poisoned: bool,
 }
 
-/// A mapping that the handler knows, until this is dropped.
+/// Makes the handler know a mapping until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Registration(usize);
 
 impl Registration {
-    /// Notes the mapping of `len` bytes at `addr`, which can be replaced by blocks of `block` bytes
-    /// that begin at multiples of that.
+    /// Makes the handler know the mapping of `len` bytes at `addr`. It can be replaced in blocks of
+    /// `block` bytes, which begin at multiples of that.
     pub(crate) fn new(addr: NonNull<u8>, len: usize, block: usize) -> Result<Self, Errno> {
         let take = |entry: &Entry| {
             !entry.taken.load(Ordering::Relaxed) && !entry.taken.swap(true, Ordering::Acquire)
@@ -181,12 +182,12 @@ impl Registration {
         &ENTRIES[self.0]
     }
 
-    /// Whether anything was ever lost.
+    /// Returns whether anything was ever lost.
     pub(crate) fn is_damaged(&self) -> bool {
         self.entry().damaged.load(Ordering::Acquire)
     }
 
-    /// What was lost since this was last asked.
+    /// Returns what was lost since the last call.
     pub(crate) fn take_lost(&self) -> Option<Lost> {
         let entry = self.entry();
         let len = entry.lost.swap(0, Ordering::Acquire);
@@ -207,7 +208,7 @@ impl Drop for Registration {
     }
 }
 
-/// Survives that guest memory is lost, from now on. Once a process.
+/// Makes the process survive a loss of guest memory from now on. Call this once in a process.
 pub fn survive_losses() -> Result<(), Error> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let place = action.as_mut_ptr();
@@ -215,7 +216,7 @@ pub fn survive_losses() -> Result<(), Error> {
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = handle;
     // SAFETY: `place` is valid for writes; all zeros is a sigaction with an empty mask.
     unsafe { (*place).sa_sigaction = handler as usize };
-    // SAFETY: as above.
+    // SAFETY: `place` is valid for writes.
     unsafe { (*place).sa_flags = flags };
     // SAFETY: `action` is a whole sigaction, and `handle` has the signature that SA_SIGINFO asks
     // for and does only what a handler may: atomics and system calls.
@@ -225,7 +226,7 @@ pub fn survive_losses() -> Result<(), Error> {
     }
 }
 
-/// How often guest memory has turned into zeros. Where, [`crate::GuestMemory::take_losses`] says.
+/// Returns how many times guest memory was lost. [`crate::GuestMemory::take_losses`] says where.
 #[inline]
 pub fn losses() -> u64 {
     LOSSES.load(Ordering::Acquire)
@@ -235,12 +236,12 @@ pub fn losses() -> u64 {
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a siginfo_t to a handler that was set with SA_SIGINFO.
     let info = unsafe { &*info };
-    // SAFETY: that of SIGBUS has an address.
+    // SAFETY: a siginfo_t of SIGBUS has an address.
     let addr = unsafe { info.si_addr() };
     let poisoned = matches!(info.si_code, libc::BUS_MCEERR_AR | libc::BUS_MCEERR_AO);
     if replace(addr as usize, poisoned).is_none() {
-        // SAFETY: the access is repeated when this returns, and ends the process as it would have
-        // without this handler.
+        // SAFETY: `signal` may be called in a handler. The access is repeated when this returns, and
+        // ends the process as it would have without this handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
@@ -257,11 +258,12 @@ fn replace(addr: usize, poisoned: bool) -> Option<()> {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let start = part.start as *mut libc::c_void;
-    // SAFETY: the range is whole blocks of a mapping of guest memory, which is reached by raw copies
-    // alone and stays mapped; what it held is lost already, or will be given up with what is.
+    // SAFETY: the range is whole blocks of a mapping of guest memory. It stays mapped, and is accessed
+    // by raw copies only, for which any bytes will do. What it had is lost, or is given up with the
+    // part that is.
     unsafe { mmap_anonymous(start, part.len, protection, flags) }.ok()?;
-    // SAFETY: the advice does not change what the memory holds. That it may fail does no harm: what
-    // is there are zeros, and what the guest still writes.
+    // SAFETY: the advice does not change the memory. If it fails, core dumps have these pages, which
+    // are zeros and what this process writes there.
     let _ = unsafe { madvise(start, part.len, Advice::LinuxDontDump) };
     entry.record(part.start - range.start, part.len, poisoned);
     Some(())
@@ -274,7 +276,7 @@ mod tests {
     const PAGE: usize = 4096;
     const HUGE: usize = 2 << 20;
 
-    /// A part begins and ends where the pages of its mapping do, huge ones as well.
+    /// A part begins and ends where the pages of its mapping do, also where these are huge.
     #[test]
     fn blocks_are_whole_pages() {
         let small = Range { start: 16 * PAGE, len: 4 * PAGE, block: PAGE };
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(odd.block_at(2 * PAGE).len, 1);
     }
 
-    /// What splits a mapping is bounded: after some blocks all of it is replaced.
+    /// A mapping is split only so many times; after that all of it is replaced.
     #[test]
     fn a_mapping_is_not_split_without_end() {
         let entry = Entry::free();
@@ -307,7 +309,7 @@ mod tests {
         SINGLE.fetch_sub(MAX_SINGLE, Ordering::Relaxed);
     }
 
-    /// Who reads while another writes finds one range or the other, or none.
+    /// A thread that reads while another one writes finds a whole range, or none.
     #[test]
     fn ranges_are_never_mixed() {
         let entry = Entry::free();

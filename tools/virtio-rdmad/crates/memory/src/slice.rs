@@ -9,37 +9,37 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::mapping::Mapping;
+use crate::mapping::{check, Mapping};
 use crate::{Chunk, MemoryError};
 
 /// A range of guest memory that is contiguous in this process.
 ///
-/// It keeps its mapping alive: after a change of the memory map it still reaches the bytes that it
-/// was made for, and nothing else. Every access is checked against its bounds.
+/// A slice keeps its mapping alive: after a change of the memory map it still reaches the bytes that
+/// it was made for, and nothing else. Every access is checked against its bounds.
 #[derive(Clone, Debug)]
 pub struct Slice {
     addr: NonNull<u8>,
     len: usize,
     mapping: Arc<Mapping>,
-    /// What stands for the words of the range.
+    /// The words of the range, in a test of orders.
     #[cfg(loom)]
     model: Option<Arc<litmus::Memory>>,
 }
 
 // SAFETY: `addr` points into `mapping`, which is `Send` and `Sync`; a slice adds nothing to it.
 unsafe impl Send for Slice {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Slice {}
 
 impl Slice {
-    /// The range `[offset, offset + len)` of `mapping`.
+    /// Makes the slice `[offset, offset + len)` of `mapping`.
     pub(crate) fn new(
         mapping: &Arc<Mapping>,
         offset: usize,
         len: usize,
     ) -> Result<Self, MemoryError> {
         check(mapping.len(), offset, len)?;
-        // SAFETY: `offset` is at most the mapping's length.
+        // SAFETY: `check` found `offset` to be at most the mapping's length.
         let addr = unsafe { mapping.addr().add(offset) };
         Ok(Self {
             addr,
@@ -50,49 +50,48 @@ impl Slice {
         })
     }
 
-    /// Takes a range of a model of memory, where a test watches the words.
+    /// Replaces the words of the slice by those of a model of memory, where a test watches them.
     #[cfg(loom)]
     #[must_use]
     pub fn modelled(self, memory: Arc<litmus::Memory>) -> Self {
         Self { model: Some(memory), ..self }
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn addr(&self) -> NonNull<u8> {
         self.addr
     }
 
-    /// Bytes in this range.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the slice has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it may be written.
+    /// Returns whether the slice may be written.
     pub fn writable(&self) -> bool {
         self.mapping.writable()
     }
 
-    /// The part `[offset, offset + len)`.
+    /// Returns the part `[offset, offset + len)`.
     pub fn sub(&self, offset: usize, len: usize) -> Result<Self, MemoryError> {
         let addr = self.at(offset, len)?;
         Ok(Self { addr, len, ..self.clone() })
     }
 
-    /// Joins two slices that follow each other in this process and share their mapping.
-    ///
-    /// `None` if they do not; then a caller keeps both.
+    /// Joins two slices that follow each other in this process and share their mapping. Returns
+    /// `None` if they do not.
     pub fn join(&self, next: &Self) -> Option<Self> {
         let adjacent = Arc::ptr_eq(&self.mapping, &next.mapping)
             && self.addr.as_ptr() as usize + self.len == next.addr.as_ptr() as usize;
         adjacent.then(|| Self { len: self.len + next.len, ..self.clone() })
     }
 
-    /// The part `[offset, offset + len)`, borrowed.
+    /// Borrows the part `[offset, offset + len)`.
     #[inline]
     pub fn chunk(&self, offset: usize, len: usize) -> Result<Chunk<'_>, MemoryError> {
         let addr = self.at(offset, len)?;
@@ -100,7 +99,7 @@ impl Slice {
         Ok(unsafe { Chunk::new(addr, len, self.writable()) })
     }
 
-    /// Copies from `offset` into `to`.
+    /// Copies the bytes from `offset` on into `to`.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.at(offset, to.len())?;
         // SAFETY: `at` checked the range; `to` is memory of this process that no guest maps, so
@@ -109,19 +108,19 @@ impl Slice {
         Ok(())
     }
 
-    /// Copies `from` to `offset`, the last bytes last, as [`Chunk::copy_to`] does.
+    /// Copies `from` to `offset`. The last bytes are written last, as by [`Chunk::copy_to`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), MemoryError> {
         self.chunk(offset, from.len())?.write(from)
     }
 
-    /// Reads a value; the copy is the caller's own.
+    /// Reads a value at `offset`. Neither the guest nor a peer can change the copy.
     pub fn read_obj<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T, MemoryError> {
         let mut value = T::new_zeroed();
         self.read(offset, value.as_mut_bytes())?;
         Ok(value)
     }
 
-    /// Writes a value.
+    /// Writes a value at `offset`.
     pub fn write_obj<T: IntoBytes + Immutable>(
         &self,
         offset: usize,
@@ -160,21 +159,23 @@ impl Slice {
         Ok(())
     }
 
-    /// The word at `offset`, which may be written if the range may.
+    /// Returns the word of 16 bits at `offset`. Whoever stores to it checks that the slice may be
+    /// written.
     #[cfg(not(loom))]
     #[inline]
     fn word16(&self, offset: usize) -> Result<&AtomicU16, MemoryError> {
         let word = self.aligned::<u16>(offset)?;
-        // SAFETY: in bounds and aligned; atomics may be shared with whoever else maps the page.
+        // SAFETY: `aligned` found it within the slice and aligned. The mapping lives as long as the
+        // slice. Everybody who maps the page may access it at the same time, by atomics.
         Ok(unsafe { AtomicU16::from_ptr(word.as_ptr()) })
     }
 
-    /// The word of 32 bits at an offset.
+    /// Returns the word of 32 bits at `offset`, likewise.
     #[cfg(not(loom))]
     #[inline]
     fn word32(&self, offset: usize) -> Result<&AtomicU32, MemoryError> {
         let word = self.aligned::<u32>(offset)?;
-        // SAFETY: as above.
+        // SAFETY: as in `word16`.
         Ok(unsafe { AtomicU32::from_ptr(word.as_ptr()) })
     }
 
@@ -189,11 +190,11 @@ impl Slice {
         self.model.as_ref().map(|memory| memory.word(offset)).ok_or(missing)
     }
 
-    /// Address of `[offset, offset + len)`, if that lies within.
+    /// Returns the address of `[offset, offset + len)`, if that lies within the slice.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> Result<NonNull<u8>, MemoryError> {
         check(self.len, offset, len)?;
-        // SAFETY: `offset` is at most the length of this range.
+        // SAFETY: `check` found `offset` to be at most the length of this slice.
         Ok(unsafe { self.addr.add(offset) })
     }
 
@@ -205,7 +206,8 @@ impl Slice {
         }
     }
 
-    /// Address of the `T` at `offset`, if that lies within and is aligned in this process.
+    /// Returns the address of the `T` at `offset`, if that lies within the slice and is aligned in this
+    /// process.
     #[cfg_attr(loom, allow(dead_code))]
     fn aligned<T>(&self, offset: usize) -> Result<NonNull<T>, MemoryError> {
         let word = self.at(offset, size_of::<T>())?.cast::<T>();
@@ -214,15 +216,6 @@ impl Slice {
         } else {
             Err(MemoryError::Misaligned { align: size_of::<T>() })
         }
-    }
-}
-
-/// Whether `[offset, offset + len)` lies within so many bytes.
-#[inline]
-pub(crate) fn check(have: usize, offset: usize, len: usize) -> Result<(), MemoryError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= have => Ok(()),
-        _ => Err(MemoryError::Bounds { offset, len, have }),
     }
 }
 

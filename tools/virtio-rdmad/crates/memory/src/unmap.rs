@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unmapping without waiting for it: the kernel takes milliseconds to forget each gibibyte of small
-//! pages, and a worker has other guests.
+//! Unmaps memory in a thread of its own: the kernel takes milliseconds for each gibibyte of small
+//! pages, and a worker has other guests to serve.
 
 use std::io::Error;
 use std::ptr::NonNull;
@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 
 use rustix::mm::munmap;
 
-/// Ranges that can wait to be unmapped.
+/// Most ranges that wait to be unmapped.
 const WAITING: usize = 256;
 
 static UNMAPPER: OnceLock<SyncSender<Range>> = OnceLock::new();
 
-/// Addresses that nobody reaches any more, mapped until this is dropped.
+/// Addresses that nothing reaches any more, and that are mapped until this is dropped.
 struct Range {
     addr: NonNull<u8>,
     len: usize,
@@ -25,7 +25,7 @@ unsafe impl Send for Range {}
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: by the contract of `unmap`, this is a whole mapping that nobody reaches.
+        // SAFETY: `unmap`, which alone makes a `Range`, is given whole mappings that nothing reaches.
         let result = unsafe { munmap(self.addr.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of a whole mapping does not fail");
     }
@@ -37,7 +37,7 @@ impl Drop for Range {
 ///
 /// # Errors
 ///
-/// Those of making a thread.
+/// Fails if the thread cannot be made.
 pub fn start_unmapper(confine: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let (sender, receiver) = sync_channel::<Range>(WAITING);
     let unmap = move || {
@@ -45,16 +45,16 @@ pub fn start_unmapper(confine: impl FnOnce() + Send + 'static) -> Result<(), Err
         receiver.into_iter().for_each(drop);
     };
     std::thread::Builder::new().name("unmapper".to_owned()).spawn(unmap)?;
-    // A second one would end at once, without its sender.
+    // If there is such a thread already, the sender is dropped, and the new thread ends.
     let _ = UNMAPPER.set(sender);
     Ok(())
 }
 
-/// Unmaps a range soon, or at once where there is no thread for it or too much waits.
+/// Unmaps a range soon, or at once if there is no thread for that or too many ranges wait.
 ///
 /// # Safety
 ///
-/// The range is a whole mapping, and nobody reaches it any more.
+/// The range must be a whole mapping, and nothing may reach it any more.
 pub(crate) unsafe fn unmap(addr: NonNull<u8>, len: usize) {
     let range = Range { addr, len };
     match UNMAPPER.get().map(|unmapper| unmapper.try_send(range)) {
