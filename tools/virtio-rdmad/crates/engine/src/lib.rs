@@ -91,6 +91,7 @@ pub use config::{DeviceConfig, Limits};
 pub use device::{Device, Next};
 pub use fabric::{Fabric, FabricConfig};
 pub use rights::{AddressRights, GidPrefix, VlanList};
+pub use ring::Signal;
 pub use state::QpState;
 pub use stats::{Counter, DeviceStatus, QpStatus, SrqStatus};
 
@@ -115,13 +116,6 @@ impl Address {
     pub(crate) fn beside(self, gid: Gid) -> Self {
         Self { gid, ..self }
     }
-}
-
-/// The interrupt of one virtqueue.
-pub trait Signal: Send + Sync {
-    /// Interrupts the guest. Called from any thread of the process; must not
-    /// block and must not call into the engine.
-    fn signal(&self);
 }
 
 /// Makes the thread that serves a guest call [`Device::run`].

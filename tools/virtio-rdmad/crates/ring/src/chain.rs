@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A descriptor chain and the walk that finds it.
+//! A descriptor chain, and how it is found.
 
 use memory::{GuestMemory, MemoryError, Slice};
 use smallvec::SmallVec;
@@ -18,17 +18,17 @@ pub(crate) struct Descriptor {
     pub(crate) next: U16,
 }
 
-/// Bytes of a descriptor.
+/// The bytes of a descriptor.
 pub(crate) const DESCRIPTOR_SIZE: usize = size_of::<Descriptor>();
 
 /// `VIRTQ_DESC_F_NEXT`: `next` names the descriptor that follows.
 pub(crate) const F_NEXT: u16 = 1;
-/// `VIRTQ_DESC_F_WRITE`: the device writes this buffer, and reads it otherwise.
+/// `VIRTQ_DESC_F_WRITE`: the device writes this buffer; otherwise it reads it.
 pub(crate) const F_WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`: the buffer is a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
 
-/// One buffer of a chain; all of it is memory of the guest.
+/// One buffer of a chain. All of it is memory of the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Buffer {
     /// Guest address.
@@ -37,13 +37,13 @@ pub struct Buffer {
     pub len: u32,
 }
 
-/// Buffers that the driver made available together.
+/// The buffers of a descriptor chain, which the driver made available together.
 ///
-/// It was checked when it was popped: it has no loop, readable buffers come before writable ones,
-/// and each lies in guest memory.
+/// The chain was checked when it was taken from the queue: it has no loop, readable buffers come before
+/// writable ones, and each is in guest memory.
 #[derive(Debug)]
 pub struct Chain {
-    /// Index of its first descriptor, by which it is given back.
+    /// The index of the first descriptor, by which the chain is given back.
     pub head: u16,
     memory: GuestMemory,
     readable: SmallVec<[Buffer; 4]>,
@@ -51,33 +51,33 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Buffers that the device reads, in order.
+    /// Returns the buffers that the device reads, in their order.
     pub fn readable(&self) -> &[Buffer] {
         &self.readable
     }
 
-    /// Buffers that the device writes, in order.
+    /// Returns the buffers that the device writes, in their order.
     pub fn writable(&self) -> &[Buffer] {
         &self.writable
     }
 
-    /// Bytes that the device can read.
+    /// Returns the number of bytes that the device can read.
     pub fn readable_len(&self) -> usize {
         total(&self.readable)
     }
 
-    /// Bytes that the device can write.
+    /// Returns the number of bytes that the device can write.
     pub fn writable_len(&self) -> usize {
         total(&self.writable)
     }
 
-    /// Copies readable bytes from the beginning into `to`, and says how many: all of `to`, or
-    /// fewer if the chain has fewer.
+    /// Copies the first readable bytes into `to`. Returns how many: all of `to`, or fewer if the chain
+    /// has fewer.
     pub fn read(&self, to: &mut [u8]) -> Result<usize, MemoryError> {
         self.read_at(0, to)
     }
 
-    /// As [`Chain::read`], but leaves out the first `skip` of the readable bytes.
+    /// Does the same as [`Chain::read`] without the first `skip` readable bytes.
     pub fn read_at(&self, mut skip: usize, to: &mut [u8]) -> Result<usize, MemoryError> {
         let mut done = 0;
         for buffer in &self.readable {
@@ -97,8 +97,8 @@ impl Chain {
         Ok(done)
     }
 
-    /// Copies `from` into the writable bytes from the beginning, and says how many: all of `from`,
-    /// or fewer if the chain has fewer.
+    /// Copies `from` into the first writable bytes. Returns how many: all of `from`, or fewer if the
+    /// chain has fewer.
     pub fn write(&self, from: &[u8]) -> Result<u32, MemoryError> {
         let mut rest = from;
         for buffer in &self.writable {
@@ -109,11 +109,11 @@ impl Chain {
                 break;
             }
         }
-        // A chain has less than 4 GiB, so what went into it has.
+        // A chain has less than 4 GiB, and no more was copied.
         Ok(u32::try_from(from.len() - rest.len()).unwrap_or(u32::MAX))
     }
 
-    /// The only writable buffer, if there is exactly one and it is contiguous in this process.
+    /// Returns the writable buffer, if there is exactly one and it is contiguous in this process.
     pub fn writable_slice(&self) -> Option<Slice> {
         let &[buffer] = self.writable.as_slice() else { return None };
         self.memory.slice(buffer.addr, buffer.len.into()).ok()
@@ -124,20 +124,20 @@ fn total(buffers: &[Buffer]) -> usize {
     buffers.iter().map(|buffer| buffer.len as usize).sum()
 }
 
-/// The walk along one chain.
+/// Follows one chain.
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     chain: Chain,
-    /// Descriptors that a chain may have.
+    /// Most descriptors that a chain may have.
     limit: usize,
-    /// Descriptors seen.
+    /// How many descriptors were seen.
     seen: usize,
-    /// Bytes seen.
+    /// How many bytes their buffers have.
     bytes: u64,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that will follow at most `limit` descriptors, the size of the queue.
+    /// Makes a walk along the chain at `head`, of at most `limit` descriptors, the size of the queue.
     pub(crate) fn new(memory: &'a GuestMemory, head: u16, limit: u16) -> Self {
         let chain = Chain {
             head,
@@ -148,11 +148,11 @@ impl<'a> Walk<'a> {
         Self { memory, chain, limit: limit.into(), seen: 0, bytes: 0 }
     }
 
-    /// Follows the chain from `head` through the queue's own table.
+    /// Follows the chain through the queue's own table.
     pub(crate) fn run(mut self, table: &Slice) -> Result<Chain, RingError> {
         let size = self.limit;
         let mut index = usize::from(self.chain.head);
-        // A chain that visits more descriptors than the table has visits one twice.
+        // A chain that has more descriptors than the table has one of them twice.
         for _ in 0..size {
             if index >= size {
                 return Err(RingError::DescriptorIndex { index, size });
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
         Err(RingError::Loop)
     }
 
-    /// Follows the chain through an indirect table, where it begins at the first entry.
+    /// Follows the chain through an indirect table, from the first entry on.
     fn run_indirect(&mut self, table: Descriptor) -> Result<(), RingError> {
         let (addr, len) = (table.addr.get(), table.len.get());
         if len == 0 || len as usize % DESCRIPTOR_SIZE != 0 {
@@ -206,7 +206,7 @@ impl<'a> Walk<'a> {
         Err(RingError::Loop)
     }
 
-    /// Adds one buffer. A buffer of no bytes is counted and left out.
+    /// Adds one buffer. A buffer without bytes is counted and left out.
     fn add(&mut self, descriptor: Descriptor) -> Result<(), RingError> {
         let (addr, len) = (descriptor.addr.get(), descriptor.len.get());
         let write = descriptor.flags.get() & F_WRITE != 0;

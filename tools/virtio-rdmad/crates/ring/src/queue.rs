@@ -8,7 +8,7 @@ use memory::{GuestMemory, MemoryError, Slice};
 
 use crate::chain::{Chain, Walk, DESCRIPTOR_SIZE};
 
-/// Largest queue that VIRTIO allows.
+/// The entries of the largest queue that VIRTIO allows.
 pub const MAX_SIZE: u16 = 32768;
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`.
@@ -22,31 +22,31 @@ const FLAGS: usize = 0;
 const IDX: usize = 2;
 /// Offset of the entries in either ring.
 const ENTRIES: usize = 4;
-/// Bytes of an entry of the available ring.
+/// The bytes of an entry of the available ring.
 const AVAIL_ENTRY: usize = 2;
-/// Bytes of an entry of the used ring.
+/// The bytes of an entry of the used ring.
 const USED_ENTRY: usize = 8;
 
-/// What is wrong with a queue. Each is the driver's doing.
+/// What is wrong with a queue. Each of these is a mistake of the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RingError {
-    /// The size is 0, no power of two, or above [`MAX_SIZE`].
+    /// The size is 0, or not a power of two, or above [`MAX_SIZE`].
     #[error("a queue cannot have {size} entries")]
     Size {
         /// The size asked for.
         size: u16,
     },
-    /// A part of the ring is not where it must be: not memory, or not aligned.
+    /// A part of the ring is not in guest memory.
     #[error("{part} at {addr:#x}: {error}")]
     Part {
         /// "descriptor table", "available ring" or "used ring".
         part: &'static str,
         /// Its address.
         addr: u64,
-        /// Why it cannot be there.
+        /// The reason.
         error: MemoryError,
     },
-    /// A part of the ring is not aligned as VIRTIO demands.
+    /// A part of the ring is not aligned as VIRTIO requires.
     #[error("{part} at {addr:#x} is not a multiple of {align}")]
     Alignment {
         /// As for [`RingError::Part`].
@@ -61,7 +61,7 @@ pub enum RingError {
     AvailIndex {
         /// The driver's index.
         idx: u16,
-        /// The next that this side will take.
+        /// The index of the next buffer that the device takes.
         next: u16,
         /// Entries of the queue.
         size: u16,
@@ -74,7 +74,7 @@ pub enum RingError {
         /// Entries of the table.
         size: usize,
     },
-    /// A chain comes back to one of its descriptors.
+    /// A chain has one of its descriptors twice.
     #[error("a descriptor chain loops")]
     Loop,
     /// A chain has more descriptors than the queue has entries.
@@ -86,22 +86,22 @@ pub enum RingError {
     /// A chain has 4 GiB or more.
     #[error("a descriptor chain has 4 GiB or more")]
     TooManyBytes,
-    /// A readable buffer behind a writable one.
+    /// A readable buffer follows a writable one.
     #[error("a readable descriptor follows a writable one")]
     Order,
-    /// An indirect descriptor with NEXT.
+    /// An indirect descriptor has the flag NEXT.
     #[error("an indirect descriptor names a next one")]
     IndirectNext,
-    /// An indirect descriptor in an indirect table.
+    /// An indirect table has an indirect descriptor.
     #[error("an indirect table holds an indirect descriptor")]
     IndirectNested,
-    /// An indirect table with no entry or a part of one.
+    /// An indirect table has no entry, or a part of one.
     #[error("an indirect table of {len} bytes")]
     IndirectLength {
         /// Its length.
         len: u32,
     },
-    /// An indirect table outside of guest memory.
+    /// An indirect table is outside of guest memory.
     #[error("an indirect table of {len} bytes at {addr:#x}, which is not memory of the guest")]
     IndirectTable {
         /// Its address.
@@ -109,7 +109,7 @@ pub enum RingError {
         /// Its length.
         len: u32,
     },
-    /// A buffer outside of guest memory.
+    /// A buffer is outside of guest memory.
     #[error("a buffer of {len} bytes at {addr:#x}, which is not memory of the guest")]
     Buffer {
         /// Its address.
@@ -117,7 +117,7 @@ pub enum RingError {
         /// Its length.
         len: u32,
     },
-    /// The ring's own memory refused an access: it was given out read-only.
+    /// The ring's own memory is read-only.
     #[error("access to the ring: {0}")]
     Memory(#[from] MemoryError),
 }
@@ -125,13 +125,13 @@ pub enum RingError {
 /// Where a queue is, in guest addresses, and how it works.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Layout {
-    /// Entries, a power of two.
+    /// The number of entries, a power of two.
     pub size: u16,
-    /// Descriptor table.
+    /// The address of the descriptor table.
     pub desc: u64,
-    /// Available ring, which the driver writes.
+    /// The address of the available ring, which the driver writes.
     pub avail: u64,
-    /// Used ring, which the device writes.
+    /// The address of the used ring, which the device writes.
     pub used: u64,
     /// Whether VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
@@ -142,18 +142,18 @@ impl Layout {
         self.size.into()
     }
 
-    /// Offset of `used_event` in the available ring.
+    /// Returns the offset of `used_event` in the available ring.
     fn used_event(&self) -> usize {
         ENTRIES + self.entries() * AVAIL_ENTRY
     }
 
-    /// Offset of `avail_event` in the used ring.
+    /// Returns the offset of `avail_event` in the used ring.
     fn avail_event(&self) -> usize {
         ENTRIES + self.entries() * USED_ENTRY
     }
 }
 
-/// The memory of a ring, resolved to this process.
+/// The memory of a ring in this process.
 #[derive(Debug)]
 struct Parts {
     desc: Slice,
@@ -177,7 +177,7 @@ impl Parts {
     }
 }
 
-/// The device side of a split virtqueue. One owner at a time; no locks inside.
+/// The device side of a split virtqueue. It has one owner at a time and no locks.
 #[derive(Debug)]
 pub struct SplitQueue {
     memory: GuestMemory,
@@ -189,13 +189,13 @@ pub struct SplitQueue {
     next_used: u16,
     /// `next_used` as last published.
     published: u16,
-    /// `published` when [`SplitQueue::signal_needed`] was last asked.
+    /// `published` at the last call of [`SplitQueue::signal_needed`].
     signalled: u16,
 }
 
 impl SplitQueue {
-    /// A queue at `layout` in `memory`, which goes on at available index `base` (0 for a fresh
-    /// queue) and at the used index that the ring itself holds.
+    /// Makes the queue at `layout` in `memory`. It goes on at available index `base` (0 for a new queue)
+    /// and at the used index that the ring itself has.
     pub fn new(memory: &GuestMemory, layout: Layout, base: u16) -> Result<Self, RingError> {
         if !layout.size.is_power_of_two() || layout.size > MAX_SIZE {
             return Err(RingError::Size { size: layout.size });
@@ -213,24 +213,25 @@ impl SplitQueue {
         })
     }
 
-    /// Follows a change of the memory map. On an error the queue keeps what it had.
+    /// Takes a new memory map. On an error the queue keeps the memory that it had.
     pub fn set_memory(&mut self, memory: &GuestMemory) -> Result<(), RingError> {
         self.parts = Parts::resolve(memory, &self.layout)?;
         self.memory = memory.clone();
         Ok(())
     }
 
-    /// Entries of the queue.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.layout.size
     }
 
-    /// Index of the next available buffer that this side will take; the base to go on from.
+    /// Returns the index of the next available buffer that the device takes, which is the base for a
+    /// queue that goes on from here.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// Buffers that wait to be taken.
+    /// Returns how many buffers the device can take.
     pub fn pending(&self) -> Result<u16, RingError> {
         let idx = self.parts.avail.load_u16(IDX, Ordering::Acquire)?;
         let count = idx.wrapping_sub(self.next_avail);
@@ -241,36 +242,35 @@ impl SplitQueue {
         Ok(count)
     }
 
-    /// Takes the next available buffer, if there is one.
-    ///
-    /// On an error nothing was taken, and the next call meets the same error.
+    /// Takes the next available buffer, if there is one. On an error the buffer stays in the queue, so
+    /// that the next call finds the same error.
     pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
-        if self.pending()? == 0 {
-            return Ok(None);
-        }
-        let slot = usize::from(self.next_avail & (self.layout.size - 1));
-        let head = self.parts.avail.load_u16(ENTRIES + slot * AVAIL_ENTRY, Ordering::Relaxed)?;
+        let Some(head) = self.next_head()? else { return Ok(None) };
         let chain = Walk::new(&self.memory, head, self.layout.size).run(&self.parts.desc)?;
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(Some(chain))
     }
 
-    /// Takes the next available buffer without looking at its descriptors, to give it back.
-    ///
-    /// So a queue is emptied whatever the driver wrote into it.
+    /// Takes the next available buffer, to give it back, and returns the index of its first descriptor.
+    /// It looks at no descriptor, so it empties a queue whatever the driver wrote.
     pub fn pop_head(&mut self) -> Result<Option<u16>, RingError> {
+        let head = self.next_head()?;
+        self.next_avail = self.next_avail.wrapping_add(head.is_some().into());
+        Ok(head)
+    }
+
+    /// Returns the index of the first descriptor of the next available buffer.
+    #[inline]
+    fn next_head(&self) -> Result<Option<u16>, RingError> {
         if self.pending()? == 0 {
             return Ok(None);
         }
         let slot = usize::from(self.next_avail & (self.layout.size - 1));
-        let head = self.parts.avail.load_u16(ENTRIES + slot * AVAIL_ENTRY, Ordering::Relaxed)?;
-        self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(Some(head))
+        Ok(Some(self.parts.avail.load_u16(ENTRIES + slot * AVAIL_ENTRY, Ordering::Relaxed)?))
     }
 
-    /// Gives back the chain `head`, into which `written` bytes were written from its beginning.
-    ///
-    /// The driver sees it after [`SplitQueue::publish`].
+    /// Gives back the chain `head`, into which the device wrote the first `written` bytes. The driver
+    /// sees it after [`SplitQueue::publish`].
     pub fn push(&mut self, head: u16, written: u32) -> Result<(), RingError> {
         let slot = usize::from(self.next_used & (self.layout.size - 1));
         let at = ENTRIES + slot * USED_ENTRY;
@@ -280,7 +280,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Shows the driver everything pushed so far, and says whether that was anything.
+    /// Shows the driver the chains that were given back, and returns whether there were any.
     pub fn publish(&mut self) -> Result<bool, RingError> {
         if self.published == self.next_used {
             return Ok(false);
@@ -290,15 +290,15 @@ impl SplitQueue {
         Ok(true)
     }
 
-    /// Whether the driver wants an interrupt for what was published since this was last asked.
+    /// Returns whether the driver wants an interrupt for what was published since the last call.
     pub fn signal_needed(&mut self) -> Result<bool, RingError> {
         let (old, new) = (self.signalled, self.published);
         if old == new {
             return Ok(false);
         }
         self.signalled = new;
-        // The driver stores its wish and then looks at the used index; this side publishes the
-        // index and then looks at the wish.
+        // The driver stores whether it wants interrupts and then loads the used index; the device
+        // stores the index and then loads whether the driver wants interrupts.
         fence(Ordering::SeqCst);
         if self.layout.event_idx {
             let event = self.parts.avail.load_u16(self.layout.used_event(), Ordering::Relaxed)?;
@@ -309,10 +309,10 @@ impl SplitQueue {
         }
     }
 
-    /// Whether the driver lets itself be interrupted for something published that it has not taken
-    /// yet, as far as it said: without EVENT_IDX it says only whether it wants interrupts.
+    /// Returns whether the driver wants an interrupt for something published that it has not taken yet.
+    /// Without EVENT_IDX the driver says only whether it wants interrupts at all.
     ///
-    /// Unlike [`SplitQueue::signal_needed`] this remembers nothing, for queues that have a rule of
+    /// Unlike [`SplitQueue::signal_needed`] this remembers nothing. It is for queues that have a rule of
     /// their own about when to interrupt.
     pub fn wants_signal(&self) -> Result<bool, RingError> {
         fence(Ordering::SeqCst);
@@ -325,8 +325,8 @@ impl SplitQueue {
         }
     }
 
-    /// Asks the driver to notify this side of the next available buffer, and says whether one has
-    /// come meanwhile, for which no notification may be under way.
+    /// Asks the driver to notify the device of the next available buffer. Returns whether one has come
+    /// meanwhile, of which the driver may not have notified the device.
     pub fn enable_notify(&mut self) -> Result<bool, RingError> {
         if self.layout.event_idx {
             let at = self.layout.avail_event();
@@ -334,7 +334,8 @@ impl SplitQueue {
         } else {
             self.parts.used.store_u16(FLAGS, 0, Ordering::Relaxed)?;
         }
-        // The driver stores the available index and then looks at the wish; this side the reverse.
+        // The driver stores the available index and then loads whether to notify; the device stores
+        // whether to notify and then loads the available index.
         fence(Ordering::SeqCst);
         Ok(self.pending()? > 0)
     }
@@ -342,8 +343,8 @@ impl SplitQueue {
     /// Asks the driver for no notifications. Some may still come.
     pub fn disable_notify(&mut self) -> Result<(), RingError> {
         if self.layout.event_idx {
-            // An event index that lies behind is passed by no new buffer (until the indices wrap,
-            // when one needless notification comes).
+            // No new buffer passes an event index that is behind the available index, until the indices
+            // wrap, when one needless notification comes.
             let behind = self.next_avail.wrapping_sub(1);
             self.parts.used.store_u16(self.layout.avail_event(), behind, Ordering::Relaxed)?;
         } else {
@@ -353,7 +354,8 @@ impl SplitQueue {
     }
 }
 
-/// `vring_need_event`: whether an index that went from `old` to `new` passed `event`.
+/// Returns whether an index that went from `old` to `new` passed `event` (`vring_need_event()` of
+/// linux/virtio_ring.h).
 fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

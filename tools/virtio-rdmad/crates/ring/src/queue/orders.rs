@@ -10,11 +10,11 @@ use super::*;
 
 const USED_FLAGS: usize = FLAGS;
 const AVAIL_FLAGS: usize = FLAGS;
-/// Behind the only entry of either ring.
+/// What follows the only entry of each ring.
 const USED_EVENT: usize = ENTRIES + AVAIL_ENTRY;
 const AVAIL_EVENT: usize = ENTRIES + USED_ENTRY;
 
-/// A queue of one buffer, and its available and used ring.
+/// Makes a queue of one entry, and returns its available and its used ring too.
 fn queue(event_idx: bool) -> (SplitQueue, Arc<Memory>, Arc<Memory>) {
     let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
     let layout = Layout { size: 1, desc: 0, avail: 0x100, used: 0x200, event_idx };
