@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! File descriptors that a monitor handed over, used without waiting for anybody.
+//! File descriptors of a monitor, used without waiting for the monitor.
 //!
-//! Whoever hands over a descriptor keeps the same open file, and O_NONBLOCK belongs to that: they can
-//! clear the flag, fill the counter of an eventfd, and the next `write()` to it waits until they
-//! read. `RWF_NOWAIT` is not for eventfds either. What never waits is the kernel's own way to signal
-//! one, `eventfd_signal()` (fs/eventfd.c): it adds to the counter or leaves a full one as it is. The
-//! completion of an asynchronous read does that for the eventfd that was named with it
-//! (IOCB_FLAG_RESFD of io_submit(2)), so [`signal`] reads nothing from an empty file of its own. That
-//! takes about twice as long as a `write()`, once for each interrupt.
+//! A monitor that hands over a descriptor keeps the same open file, and O_NONBLOCK belongs to the open
+//! file. So it can clear the flag and fill the counter of an eventfd, and the next `write()` to it waits
+//! until the monitor reads. `RWF_NOWAIT` does not work for eventfds. The kernel's own way to signal an
+//! eventfd never waits: `eventfd_signal()` (fs/eventfd.c) adds to the counter, or leaves a full one as
+//! it is. The completion of an asynchronous read does that to the eventfd that the read names
+//! (IOCB_FLAG_RESFD of io_submit(2)). So [`signal`] reads nothing from an empty file. That takes about
+//! twice as long as a `write()`, once for each interrupt.
 //!
-//! Where the kernel has no asynchronous reads, or a sandbox around this process forbids them,
-//! [`signal`] writes, and [`prepare`] says so.
+//! If the kernel has no asynchronous reads, or a sandbox around this process forbids them, [`signal`]
+//! writes, and [`prepare`] returns an error.
 
 #![forbid(unsafe_code)]
 
@@ -22,19 +22,19 @@ use std::cell::OnceCell;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, memfd_create, MemfdFlags, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags};
 use vmm_sys_util::aio::{IoContext, IoControlBlock, IoEvent, IOCB_CMD_PREAD, IOCB_FLAG_RESFD};
 
-/// Reads that can be complete before their results are taken.
+/// How many reads can be complete before their results are taken.
 const RESULTS: u16 = 128;
-/// A bit of `aio_rw_flags` that means nothing: a read with it is refused after its eventfd was found
-/// to be one, and before anything is done.
+/// A bit of `aio_rw_flags` that has no meaning. The kernel refuses a read with it after it has found
+/// the named descriptor to be an eventfd, and before it does anything.
 const UNKNOWN_FLAG: u32 = 1 << 31;
 
 thread_local! {
-    /// The way of this thread; no lock, and no thread waits for another.
+    /// What this thread signals by. Each thread has its own, so there is no lock.
     static SIGNALS: OnceCell<Option<Signals>> = const { OnceCell::new() };
 }
 
@@ -42,7 +42,7 @@ thread_local! {
 #[derive(Debug)]
 struct Signals {
     context: IoContext,
-    /// An empty file: to read from it is complete at once.
+    /// An empty file, of which a read is complete at once.
     file: OwnedFd,
 }
 
@@ -52,10 +52,10 @@ impl Signals {
         Ok(Self { context: IoContext::new(RESULTS.into())?, file })
     }
 
-    /// Reads nothing; the completion signals `fd`.
+    /// Reads nothing. The completion signals `fd`.
     fn read(&self, fd: BorrowedFd<'_>, flags: u32) -> Result<(), Error> {
         match self.submit(fd, flags) {
-            // There is no room for another result until those that are there were taken.
+            // There is no room for another result until the ones that are there are taken.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let mut results = [IoEvent::default(); RESULTS as usize];
                 self.context.get_events(0, &mut results, None)?;
@@ -74,7 +74,7 @@ impl Signals {
             aio_resfd: number(fd),
             ..IoControlBlock::default()
         };
-        // The two are one 64-bit word, the other way round in the other byte order (PADDED() in
+        // The two are one 64-bit word, whose halves are exchanged in the other byte order (PADDED() in
         // linux/aio_abi.h).
         if cfg!(target_endian = "little") {
             read.aio_reserved1 = flags;
@@ -94,15 +94,16 @@ fn with_signals<R>(f: impl FnOnce(Option<&Signals>) -> R) -> R {
     SIGNALS.with(|signals| f(signals.get_or_init(|| Signals::new().ok()).as_ref()))
 }
 
-/// Makes what [`signal`] needs in this thread, before the thread gives up the right to. On an error
-/// [`signal`] goes the other way, on which whoever handed over a descriptor can let it wait.
+/// Makes what [`signal`] needs in this thread. Call it before the thread gives up the right to. After
+/// an error [`signal`] writes to the eventfd, and the monitor can make it wait.
 pub fn prepare() -> Result<(), Error> {
     let signals = Signals::new()?;
-    // Whoever signalled before has made them already.
+    // If the thread has signalled before, it has them already.
     SIGNALS.with(|place| place.set(Some(signals))).or(Ok(()))
 }
 
-/// Adds 1 to the counter of an eventfd, unless it is full: that is a signal already. Never waits.
+/// Adds 1 to the counter of an eventfd, unless the counter is full, which is a signal already. Never
+/// waits, if [`prepare`] succeeded in this thread.
 pub fn signal(fd: impl AsFd) -> Result<(), Error> {
     let fd = fd.as_fd();
     with_signals(|signals| match signals {
@@ -111,8 +112,8 @@ pub fn signal(fd: impl AsFd) -> Result<(), Error> {
     })
 }
 
-/// Sends 8 bytes, as one adds to the counter of an eventfd, to a [socket of this machine](is_socket);
-/// nothing if it is full. Never waits: its sender takes no lock that a receiver keeps.
+/// Sends 8 bytes, the number 1 as for an eventfd, to a [socket of this machine](is_socket); nothing if
+/// the socket is full. Never waits: sending takes no lock that a receiver keeps.
 pub fn send(fd: impl AsFd) -> Result<(), Error> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match rustix::net::send(fd, &1_u64.to_ne_bytes(), flags) {
@@ -121,8 +122,14 @@ pub fn send(fd: impl AsFd) -> Result<(), Error> {
     }
 }
 
-/// Adds 1 to the counter of an eventfd. Whoever shares the open file can let this wait, but for
-/// O_NONBLOCK.
+/// Makes the open file of a descriptor non-blocking, for the kernels on which [`signal`] writes.
+pub fn set_nonblocking(fd: impl AsFd) -> Result<(), Errno> {
+    let fd = fd.as_fd();
+    fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
+}
+
+/// Adds 1 to the counter of an eventfd. Without O_NONBLOCK, everybody who has the same open file can
+/// make this wait.
 fn write(fd: BorrowedFd<'_>) -> Result<(), Error> {
     match rustix::io::write(fd, &1_u64.to_ne_bytes()) {
         Ok(_) | Err(Errno::AGAIN) => Ok(()),
@@ -130,32 +137,32 @@ fn write(fd: BorrowedFd<'_>) -> Result<(), Error> {
     }
 }
 
-/// Whether this is an eventfd, as far as this kernel can tell without asking the file itself, which
-/// may belong to a file system whose server never answers.
+/// Returns whether this is an eventfd; true if this kernel cannot tell without a question to the file
+/// itself. The file may belong to a file system whose server never answers.
 pub fn is_eventfd(fd: impl AsFd) -> bool {
     with_signals(|signals| signals.is_none_or(|signals| signals.is_eventfd(fd.as_fd())))
 }
 
-/// Whether this is a file of a memfd, of tmpfs or of hugetlbfs, which alone have seals: no access to
-/// it waits for anybody. Asks the file nothing.
+/// Returns whether this is a file of memfd, tmpfs or hugetlbfs. Only these have seals, and no access to
+/// them waits for anybody. Asks the file nothing.
 pub fn is_memory(fd: impl AsFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }
 
-/// Whether this is a socket of this machine, AF_UNIX. Asks the file nothing.
+/// Returns whether this is a socket of this machine (AF_UNIX). Asks the file nothing.
 pub fn is_socket(fd: impl AsFd) -> bool {
     rustix::net::sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
 }
 
-/// Whether this is of a kind that can be used and closed without waiting for anybody. Not a pipe: a
-/// reader keeps its lock while it waits for a page to read into.
+/// Returns whether this can be used and closed without waiting for anybody. A pipe cannot: a reader
+/// keeps its lock while it waits for a page to read into.
 pub fn is_harmless(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     is_memory(fd) || is_eventfd(fd) || is_socket(fd)
 }
 
-/// Those of `fds` that are [harmless](is_harmless), and whether there were others, which are
-/// [discarded](discard).
+/// Returns the descriptors of `fds` that are [harmless](is_harmless), and whether there were others.
+/// [Discards](discard) those.
 pub fn keep_harmless(fds: Vec<OwnedFd>) -> (Vec<OwnedFd>, bool) {
     let (harmless, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(|fd| is_harmless(fd));
     let foreign = !others.is_empty();

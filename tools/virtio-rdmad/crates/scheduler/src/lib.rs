@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a thread tells the kernel's scheduler of itself.
+//! What a thread asks of the kernel's scheduler.
 
 use std::io::Error;
 use std::time::Duration;
 
-/// Asks that the calling thread gets a processor for `slice` at a time, and soon when it wakes up.
+/// Asks the kernel to give the calling thread a processor for `slice` at a time, and soon after it
+/// wakes up.
 ///
 /// The thread gets no more of a processor than before. If its slice is shorter than that of the running
 /// thread, it takes the processor over when it wakes up. Otherwise it waits until the other's slice
-/// ends, for one to three milliseconds. Linux heeds this since release 6.12 (`PREEMPT_SHORT` of
-/// kernel/sched/features.h) and takes 0.1 to 100 ms; older kernels ignore it. A thread with a policy
-/// other than `SCHED_OTHER` and `SCHED_BATCH` keeps what its operator gave it.
+/// ends, for one to three milliseconds. Linux does this since release 6.12 (`PREEMPT_SHORT` of
+/// kernel/sched/features.h), for slices of 0.1 to 100 ms; older kernels ignore it. A thread with a
+/// policy other than `SCHED_OTHER` and `SCHED_BATCH` keeps what its operator gave it.
 ///
 /// # Errors
 ///
-/// What `sched_getattr()` and `sched_setattr()` fail with: `EPERM` where a sandbox forbids them.
+/// Fails as `sched_getattr()` and `sched_setattr()` do: with `EPERM` where a sandbox forbids them.
 pub fn set_slice(slice: Duration) -> Result<(), Error> {
     let mut attr = attributes()?;
     if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&policy(&attr)) {
