@@ -7,12 +7,14 @@
 #![no_main]
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use fuzz::{open_files, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
-use ring::{Layout, SplitQueue};
-use vfio_user::{Backend, Server, Setup};
+use ring::{Signal, SplitQueue};
+use vfio_user::VfioUser;
+use virtio_transport::{Backend, QueueSetup, Server};
 
 const QUEUES: u16 = 5;
 const HEADER: usize = 16;
@@ -33,13 +35,16 @@ const CONFIG: u32 = 7;
 /// The virtio device, which keeps account of how it is treated.
 #[derive(Default)]
 struct Device {
-    rings: Option<Vec<(SplitQueue, std::sync::Arc<vfio_user::Signal>)>>,
+    rings: Option<Vec<(SplitQueue, Arc<dyn Signal>)>>,
 }
 
 impl Backend for Device {
     fn features(&self) -> u64 {
         3
     }
+
+    /// The server lets through what was offered alone, and this device has one layout of queues.
+    fn set_features(&mut self, _: u64) {}
 
     fn config(&self) -> &[u8] {
         &[0xc5; 256]
@@ -53,16 +58,12 @@ impl Backend for Device {
         16 << queue
     }
 
-    fn start(&mut self, setup: Setup) -> Result<(), String> {
+    fn start(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
         assert!(self.rings.is_none(), "started twice");
-        assert_eq!(setup.queues.len(), usize::from(QUEUES));
         let mut rings = Vec::new();
-        for (index, queue) in (0..).zip(setup.queues) {
-            let Some(queue) = queue else { continue };
-            assert!(queue.size.is_power_of_two() && queue.size <= 16 << index);
-            let vfio_user::QueueSetup { size, desc, avail, used, signal } = queue;
-            let layout = Layout { size, desc, avail, used, event_idx: false };
-            let ring = SplitQueue::new(&setup.memory, layout, 0).map_err(|e| e.to_string())?;
+        for QueueSetup { index, layout, base, signal, .. } in queues {
+            assert!(layout.size.is_power_of_two() && layout.size <= self.queue_max_size(index));
+            let ring = SplitQueue::new(memory, layout, base).map_err(|error| error.to_string())?;
             rings.push((ring, signal));
         }
         self.rings = Some(rings);
@@ -94,7 +95,7 @@ impl Backend for Device {
 /// Both ends of a connection.
 struct World {
     peer: Peer,
-    server: Server,
+    server: Server<VfioUser>,
     device: Device,
     /// Id and command of the messages that are to be answered.
     asked: VecDeque<(u16, u16)>,
@@ -105,7 +106,7 @@ impl World {
     fn new() -> Self {
         let (peer, socket) = Peer::new();
         let device = Device::default();
-        let server = Server::new(socket, 42, &device).expect("few queues");
+        let server = vfio_user::serve(socket, 42, &device).expect("few queues");
         Self { peer, server, device, asked: VecDeque::new(), id: 0 }
     }
 

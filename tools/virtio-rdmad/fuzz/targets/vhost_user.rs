@@ -12,7 +12,8 @@ use fuzz::{open_files, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::SplitQueue;
-use vhost_user::{Backend, QueueSetup, Server};
+use vhost_user::VhostUser;
+use virtio_transport::{Backend, QueueSetup, Server};
 
 const QUEUES: u16 = 4;
 const HEADER: usize = 12;
@@ -69,12 +70,22 @@ impl Backend for Device {
         QUEUES
     }
 
-    fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String> {
-        let place = &mut self.rings[usize::from(queue)];
-        assert!(place.is_none(), "started twice");
-        let ring = SplitQueue::new(&setup.memory, setup.layout, setup.base);
-        *place = Some((ring.map_err(|error| error.to_string())?, setup));
+    fn queue_max_size(&self, _: u16) -> u16 {
+        ring::MAX_SIZE
+    }
+
+    fn start(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        for queue in queues {
+            let place = &mut self.rings[usize::from(queue.index)];
+            assert!(place.is_none(), "started twice");
+            let ring = SplitQueue::new(memory, queue.layout, queue.base);
+            *place = Some((ring.map_err(|error| error.to_string())?, queue));
+        }
         Ok(())
+    }
+
+    fn kick(&mut self, queue: u16) {
+        panic!("queue {queue} has a descriptor for kicks");
     }
 
     fn set_memory(&mut self, memory: &GuestMemory) {
@@ -97,7 +108,7 @@ impl Backend for Device {
 /// Both ends of a connection.
 struct World {
     peer: Peer,
-    server: Server,
+    server: Server<VhostUser>,
     device: Device,
     /// Requests that may be answered.
     asked: VecDeque<u32>,
@@ -107,7 +118,7 @@ impl World {
     fn new() -> Self {
         let (peer, socket) = Peer::new();
         let device = Device::default();
-        let server = Server::new(socket, &device);
+        let server = vhost_user::serve(socket, &device);
         Self { peer, server, device, asked: VecDeque::new() }
     }
 
@@ -164,14 +175,13 @@ impl World {
 
     /// Lets the server answer, and checks the answers; `false`: the connection is over.
     fn process(&mut self, plain: bool) -> bool {
-        let mut going = true;
-        // More calls than a batch can need for what a socket holds.
-        for _ in 0..64 {
-            if self.server.serve(&mut self.device).is_err() {
-                going = false;
-                break;
+        let going = loop {
+            match self.server.process(&mut self.device) {
+                Ok(true) => {}
+                Ok(false) => break true,
+                Err(_) => break false,
             }
-        }
+        };
         let received = self.peer.received();
         while let Some(header) = received.get(..HEADER) {
             let word =

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
 use engine::{AddressRights, Device, DeviceConfig, Fabric, FabricConfig, Limits, Next};
 use memory::{GuestMemory, Region};
-use ring::{Chain, Layout};
+use ring::Chain;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::io::Errno;
+use virtio_transport::{Backend, QueueSetup};
 
 use crate::events::{Events, Source};
 use crate::proxy::{Proxy, STRIDE};
@@ -438,13 +439,12 @@ impl Hostile {
         memory.with_region(&region).map_err(|error| error.to_string())
     }
 
-    fn add_queue(
-        &mut self,
-        index: u16,
-        layout: Layout,
-        base: u16,
-        signal: Arc<dyn engine::Signal>,
-    ) -> Result<(), String> {
+    fn add_queue(&mut self, queue: QueueSetup) -> Result<(), String> {
+        let QueueSetup { index, layout, base, kick, signal } = queue;
+        if let Some(kick) = kick {
+            self.events.add(&kick, Source::Kick).map_err(|errno| errno.to_string())?;
+            self.kicks.push(kick);
+        }
         let memory = self.memory.as_ref().ok_or("no memory")?;
         let shadow = SHADOW + STRIDE * u64::from(index);
         let (proxy, ring, wanted) = Proxy::new(memory, layout, base, shadow, signal)
@@ -452,44 +452,6 @@ impl Hostile {
         self.places.insert(index, Place { proxy, forgeries: Vec::new(), held: Vec::new() });
         self.engine.set_queue(index, ring, wanted);
         Ok(())
-    }
-
-    /// What driver and device agreed on.
-    fn agree(&mut self, features: u64) {
-        self.engine.set_driver_features(features);
-        let base = SHADOW + queues_len(&self.engine);
-        let rings = features & self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
-        self.rings = rings.then(|| Rings::new(self.limits.clone(), self.direct, base));
-    }
-
-    fn begin(&mut self, memory: &GuestMemory) -> Result<(), String> {
-        let memory = self.with_shadow(memory)?;
-        self.engine.start(&memory, []);
-        self.memory = Some(memory);
-        Ok(())
-    }
-
-    /// Ends what the guest began.
-    pub fn end(&mut self) {
-        for kick in self.kicks.drain(..) {
-            self.events.remove(&kick);
-        }
-        self.places.clear();
-        self.rings.iter_mut().for_each(Rings::clear);
-        self.engine.reset();
-        self.memory = None;
-    }
-
-    /// The rings do not move while a guest runs; what else changes, the engine follows.
-    fn follow(&mut self, memory: &GuestMemory) {
-        match self.with_shadow(memory) {
-            Ok(memory) => {
-                self.engine.set_memory(&memory);
-                self.rings.iter_mut().for_each(|rings| rings.set_memory(&memory));
-                self.memory = Some(memory);
-            }
-            Err(error) => tracing::warn!(error, "a change of memory"),
-        }
     }
 }
 
@@ -511,61 +473,16 @@ fn shadow_len(engine: &Device, limits: &Limits) -> u64 {
     queues_len(engine) + SLOT * u64::from(limits.ring_cq)
 }
 
-struct VhostUserSignal(Arc<vhost_user::Signal>);
-
-impl engine::Signal for VhostUserSignal {
-    fn signal(&self) {
-        self.0.signal();
+impl Backend for Hostile {
+    fn features(&self) -> u64 {
+        self.features
     }
-}
 
-impl vhost_user::Backend for Hostile {
     fn set_features(&mut self, features: u64) {
-        self.agree(features);
-    }
-
-    fn features(&self) -> u64 {
-        self.features
-    }
-
-    fn config(&self) -> &[u8] {
-        &self.config
-    }
-
-    fn queue_count(&self) -> u16 {
-        self.engine.queue_count()
-    }
-
-    fn start_queue(&mut self, queue: u16, setup: vhost_user::QueueSetup) -> Result<(), String> {
-        let vhost_user::QueueSetup { memory, layout, base, kick, signal } = setup;
-        if self.memory.is_none() {
-            self.begin(&memory)?;
-        }
-        self.events.add(&kick, Source::Kick).map_err(|errno| errno.to_string())?;
-        self.kicks.push(kick);
-        self.add_queue(queue, layout, base, Arc::new(VhostUserSignal(signal)))
-    }
-
-    fn set_memory(&mut self, memory: &GuestMemory) {
-        self.follow(memory);
-    }
-
-    fn reset(&mut self) {
-        self.end();
-    }
-}
-
-struct VfioUserSignal(Arc<vfio_user::Signal>);
-
-impl engine::Signal for VfioUserSignal {
-    fn signal(&self) {
-        self.0.signal();
-    }
-}
-
-impl vfio_user::Backend for Hostile {
-    fn features(&self) -> u64 {
-        self.features
+        self.engine.set_driver_features(features);
+        let base = SHADOW + queues_len(&self.engine);
+        let rings = features & self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        self.rings = rings.then(|| Rings::new(self.limits.clone(), self.direct, base));
     }
 
     fn config(&self) -> &[u8] {
@@ -580,28 +497,37 @@ impl vfio_user::Backend for Hostile {
         self.engine.queue_max_size(queue)
     }
 
-    fn start(&mut self, setup: vfio_user::Setup) -> Result<(), String> {
-        let vfio_user::Setup { features, memory, queues } = setup;
-        self.agree(features);
-        self.begin(&memory)?;
-        for (index, queue) in (0..).zip(queues) {
-            let Some(vfio_user::QueueSetup { size, desc, avail, used, signal }) = queue else {
-                continue;
-            };
-            let layout = Layout { size, desc, avail, used, event_idx: false };
-            self.add_queue(index, layout, 0, Arc::new(VfioUserSignal(signal)))?;
+    fn start(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        if self.memory.is_none() {
+            let memory = self.with_shadow(memory)?;
+            self.engine.start(&memory, []);
+            self.memory = Some(memory);
         }
-        Ok(())
+        queues.into_iter().try_for_each(|queue| self.add_queue(queue))
     }
 
+    /// The rings do not move while a guest runs; what else changes, the engine follows.
     fn set_memory(&mut self, memory: &GuestMemory) {
-        self.follow(memory);
+        match self.with_shadow(memory) {
+            Ok(memory) => {
+                self.engine.set_memory(&memory);
+                self.rings.iter_mut().for_each(|rings| rings.set_memory(&memory));
+                self.memory = Some(memory);
+            }
+            Err(error) => tracing::warn!(error, "a change of memory"),
+        }
     }
 
     /// Every queue is looked at in each turn.
     fn kick(&mut self, _queue: u16) {}
 
     fn reset(&mut self) {
-        self.end();
+        for kick in self.kicks.drain(..) {
+            self.events.remove(&kick);
+        }
+        self.places.clear();
+        self.rings.iter_mut().for_each(Rings::clear);
+        self.engine.reset();
+        self.memory = None;
     }
 }

@@ -14,7 +14,6 @@ mod rings;
 mod rule;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Parser};
 use engine::{Limits, Next};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use virtio_transport::{Backend, Protocol, Server};
 
 use device::Hostile;
 use events::{Events, Source};
@@ -86,42 +86,17 @@ fn parse_mac(text: &str) -> Result<Mac, String> {
     <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
 }
 
-/// One connection of the monitor.
-enum Server {
-    VhostUser(Box<vhost_user::Server>),
-    VfioUser(Box<vfio_user::Server>),
-}
-
-impl Server {
-    fn new(stream: UnixStream, is_vfio: bool, device: &Hostile) -> Result<Self, Error> {
-        if !is_vfio {
-            return Ok(Self::VhostUser(Box::new(vhost_user::Server::new(stream, device))));
-        }
-        let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID)?;
-        Ok(Self::VfioUser(Box::new(vfio_user::Server::new(stream, id, device)?)))
+/// Serves a monitor that has connected.
+fn serve(
+    stream: UnixStream,
+    is_vfio: bool,
+    device: &Hostile,
+) -> Result<Box<Server<dyn Protocol>>, Error> {
+    if !is_vfio {
+        return Ok(Box::new(vhost_user::serve(stream, device)));
     }
-
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::VhostUser(server) => server.as_fd(),
-            Self::VfioUser(server) => server.as_fd(),
-        }
-    }
-
-    fn process(&mut self, device: &mut Hostile) -> Result<bool, Error> {
-        match self {
-            Self::VhostUser(server) => Ok(server.serve(device)?),
-            Self::VfioUser(server) => Ok(server.process(device)?),
-        }
-    }
-
-    fn needs_reset(&mut self) {
-        match self {
-            // The protocol has no way to say so.
-            Self::VhostUser(_) => {}
-            Self::VfioUser(server) => server.needs_reset(),
-        }
-    }
+    let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID)?;
+    Ok(Box::new(vfio_user::serve(stream, id, device)?))
 }
 
 /// The process.
@@ -131,7 +106,7 @@ struct Process {
     is_vfio: bool,
     events: Arc<Events>,
     device: Hostile,
-    server: Option<Server>,
+    server: Option<Box<Server<dyn Protocol>>>,
     /// Becomes readable when the process is to end.
     _signals: UnixStream,
 }
@@ -190,7 +165,7 @@ impl Process {
     fn accept(&mut self) -> Result<(), Error> {
         let (stream, _) = self.listener.accept()?;
         self.disconnect();
-        let server = Server::new(stream, self.is_vfio, &self.device)?;
+        let server = serve(stream, self.is_vfio, &self.device)?;
         self.events.add(server.as_fd(), Source::Monitor)?;
         self.server = Some(server);
         Ok(())
@@ -200,7 +175,7 @@ impl Process {
         if let Some(server) = self.server.take() {
             self.events.remove(server.as_fd());
         }
-        self.device.end();
+        self.device.reset();
     }
 
     /// Answers messages; whether there may be more that the socket does not announce.

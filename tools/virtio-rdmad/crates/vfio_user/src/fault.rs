@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a client can do wrong, counted by kind.
+//! What a client can do wrong.
 
-/// A mistake of the client or of its guest. The message it stands in fails, nothing else.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+use rustix::io::Errno;
+
+/// A mistake of the client or of its guest. The message that has it fails, and nothing else.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// A command that is not part of the protocol or not served.
     #[error("unknown command")]
@@ -22,7 +24,7 @@ pub enum Fault {
     /// No interrupt has this index, or not as many vectors.
     #[error("no such interrupt")]
     Irq,
-    /// A combination of SET_IRQS flags that means nothing.
+    /// A combination of SET_IRQS flags that has no meaning.
     #[error("meaningless interrupt action")]
     IrqAction,
     /// Not as many file descriptors as the command needs.
@@ -31,10 +33,10 @@ pub enum Fault {
     /// A DMA region overlaps another.
     #[error("DMA region exists already")]
     DmaExists,
-    /// A DMA region of addresses, a length or an offset that no region has, or beyond its file's end.
+    /// A DMA region whose addresses, length or offset are not valid, or that goes beyond its file's end.
     #[error("invalid DMA region")]
     DmaInvalid,
-    /// A DMA region in a file that is no memory.
+    /// A DMA region in a file that is not memory.
     #[error("DMA region in a file of another file system than tmpfs and hugetlbfs")]
     DmaFile,
     /// More DMA regions than this client may have.
@@ -62,40 +64,18 @@ pub enum Fault {
 }
 
 impl Fault {
-    const COUNT: usize = Fault::Register as usize + 1;
-
-    /// The errno of the reply.
-    pub fn errno(self) -> u32 {
+    /// Returns the errno of the reply.
+    pub(crate) fn errno(self) -> u32 {
         let errno = match self {
-            Self::UnknownCommand => rustix::io::Errno::NOSYS,
-            Self::DmaExists => rustix::io::Errno::EXIST,
-            Self::DmaUnknown => rustix::io::Errno::NOENT,
-            Self::DmaFile | Self::DescriptorKind => rustix::io::Errno::PERM,
-            Self::DmaCount => rustix::io::Errno::NOSPC,
-            Self::DmaRefused => rustix::io::Errno::NOMEM,
-            Self::DescriptorsLost => rustix::io::Errno::MFILE,
-            _ => rustix::io::Errno::INVAL,
+            Self::UnknownCommand => Errno::NOSYS,
+            Self::DmaExists => Errno::EXIST,
+            Self::DmaUnknown => Errno::NOENT,
+            Self::DmaFile | Self::DescriptorKind => Errno::PERM,
+            Self::DmaCount => Errno::NOSPC,
+            Self::DmaRefused => Errno::NOMEM,
+            Self::DescriptorsLost => Errno::MFILE,
+            _ => Errno::INVAL,
         };
         errno.raw_os_error().unsigned_abs()
-    }
-}
-
-/// How often each [`Fault`] happened.
-#[derive(Debug, Default)]
-pub struct Faults([u64; Fault::COUNT]);
-
-impl Faults {
-    /// Counts a fault; the first of its kind is logged.
-    pub(crate) fn count(&mut self, fault: Fault) {
-        let counter = &mut self.0[fault as usize];
-        *counter += 1;
-        if *counter == 1 {
-            tracing::warn!(%fault, "vfio-user client; further ones are only counted");
-        }
-    }
-
-    /// How often this one happened.
-    pub fn get(&self, fault: Fault) -> u64 {
-        self.0[fault as usize]
     }
 }

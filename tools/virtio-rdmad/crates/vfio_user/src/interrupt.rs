@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The vector number that means none, VIRTIO 1.3, 4.1.5.1.2.
+/// The number for "no vector", VIRTIO 1.3, 4.1.5.1.2.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
 /// Bits of the ISR register, VIRTIO 1.3, 4.1.4.5.
@@ -28,7 +28,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Sets vectors from `start` on; without file descriptors, `count` of them are unset.
+    /// Sets the eventfds of `count` vectors from `start` on; takes them away if `fds` has none.
     pub(crate) fn set_msix(&self, start: usize, count: usize, fds: Vec<OwnedFd>) {
         let mut eventfds = self.write();
         let end = start + count;
@@ -41,7 +41,7 @@ impl Interrupts {
         }
     }
 
-    /// The guest disabled MSI-X.
+    /// Forgets all vectors: the guest disabled MSI-X.
     pub(crate) fn clear_msix(&self) {
         self.write().msix.clear();
     }
@@ -52,7 +52,7 @@ impl Interrupts {
         eventfds.intx_masked = false;
     }
 
-    /// Masks or unmasks INTx; what is pending is signalled when it is unmasked.
+    /// Masks or unmasks INTx. An interrupt that is pending is signalled when INTx is unmasked.
     pub(crate) fn mask_intx(&self, masked: bool) {
         self.write().intx_masked = masked;
         if !masked && self.isr.load(Ordering::Acquire) != 0 {
@@ -60,14 +60,14 @@ impl Interrupts {
         }
     }
 
-    /// Signals a vector on the client's own demand.
+    /// Signals a vector because the client asks for it.
     pub(crate) fn trigger(&self, vector: usize) {
         if let Some(Some(fd)) = self.read().msix.get(vector) {
             signal(fd);
         }
     }
 
-    /// Reads the ISR register, which clears it.
+    /// Reads and clears the ISR register.
     pub(crate) fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }
@@ -99,40 +99,42 @@ impl Interrupts {
     }
 }
 
-/// Adds to an eventfd, without waiting for the client whatever that does to it.
+/// Adds to an eventfd. Never waits for the client, whatever the client does to the eventfd.
 fn signal(fd: &OwnedFd) {
     if let Err(error) = descriptor::signal(fd) {
         tracing::debug!(%error, "eventfd of an interrupt");
     }
 }
 
-/// The interrupt of one queue, or of configuration changes. May be signalled from any thread.
+/// The interrupt of one queue, or of configuration changes.
 #[derive(Debug)]
-pub struct Signal {
+pub(crate) struct Vector {
     interrupts: Arc<Interrupts>,
-    vector: AtomicU16,
+    /// The MSI-X vector that the driver chose, or [`NO_VECTOR`].
+    number: AtomicU16,
     cause: u8,
 }
 
-impl Signal {
+impl Vector {
     pub(crate) fn of_queue(interrupts: &Arc<Interrupts>) -> Self {
-        Self { interrupts: interrupts.clone(), vector: NO_VECTOR.into(), cause: ISR_QUEUE }
+        Self { interrupts: interrupts.clone(), number: NO_VECTOR.into(), cause: ISR_QUEUE }
     }
 
     pub(crate) fn of_config(interrupts: &Arc<Interrupts>) -> Self {
-        Self { interrupts: interrupts.clone(), vector: NO_VECTOR.into(), cause: ISR_CONFIG }
+        Self { interrupts: interrupts.clone(), number: NO_VECTOR.into(), cause: ISR_CONFIG }
     }
 
-    pub(crate) fn vector(&self) -> u16 {
-        self.vector.load(Ordering::Acquire)
+    pub(crate) fn get(&self) -> u16 {
+        self.number.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_vector(&self, vector: u16) {
-        self.vector.store(vector, Ordering::Release);
+    pub(crate) fn set(&self, vector: u16) {
+        self.number.store(vector, Ordering::Release);
     }
+}
 
-    /// Interrupts the guest.
-    pub fn signal(&self) {
-        self.interrupts.interrupt(self.vector(), self.cause);
+impl ring::Signal for Vector {
+    fn signal(&self) {
+        self.interrupts.interrupt(self.get(), self.cause);
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PCI configuration space and the layout of the BARs.
 //!
-//! BAR 0 holds the virtio structures, BAR 1 the MSI-X table and pending bits (which the client
-//! emulates by itself). Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
+//! BAR 0 has the virtio structures, BAR 1 the MSI-X table and pending bits, which the client emulates
+//! itself. Offsets follow PCI Local Bus 3.0, chapter 6, and VIRTIO 1.3, 4.1.4.
 
 use crate::wire::region;
 
@@ -14,7 +14,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The offset within the window, if `[at, at + len)` is inside.
+    /// Returns the offset of `at` in the window, if `[at, at + len)` is inside.
     pub fn hit(self, at: u64, len: usize) -> Option<usize> {
         let inside = at.checked_sub(u64::from(self.offset))?;
         let end = inside.checked_add(len as u64)?;
@@ -26,7 +26,7 @@ pub const COMMON: Window = Window { offset: 0x0000, len: 64 };
 pub const ISR: Window = Window { offset: 0x1000, len: 1 };
 pub const DEVICE: Window = Window { offset: 0x2000, len: 0x1000 };
 pub const NOTIFY: Window = Window { offset: 0x3000, len: 0x1000 };
-/// Bytes of the notify window that belong to one queue.
+/// The bytes of the notify window that belong to one queue.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
 
 pub const BAR0_SIZE: u32 = 0x4000;
@@ -34,12 +34,12 @@ pub const BAR1_SIZE: u32 = 0x8000;
 const MSIX_TABLE: u32 = 0;
 const MSIX_PBA: u32 = 0x4000;
 
-/// Length of configuration space: a conventional PCI device.
+/// The length of configuration space, that of a conventional PCI device.
 pub const CONFIG_SIZE: usize = 256;
 
 const VENDOR_RED_HAT: u16 = 0x1af4;
 const DEVICE_BASE: u16 = 0x1040;
-/// Any value from 0x40 on says "not transitional", VIRTIO 1.3, 4.1.2.1.
+/// Any value from 0x40 on means "not transitional", VIRTIO 1.3, 4.1.2.1.
 const SUBSYSTEM: u16 = 0x1100;
 const REVISION: u8 = 1;
 /// Network controller, InfiniBand.
@@ -62,7 +62,7 @@ const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 const CAP_ID_PM: u8 = 0x01;
 const CAP_ID_VENDOR: u8 = 0x09;
 const CAP_ID_MSIX: u8 = 0x11;
-/// Power management, PCI Power Management 1.2, 3.2.3: the version, and neither D1 nor D2 nor PME#.
+/// Power management (PCI Power Management 1.2, 3.2.3): the version; no D1, no D2 and no PME#.
 const PM_CAPABILITIES: u16 = 3;
 /// `PowerState` and `No_Soft_Reset`, PCI Power Management 1.2, 3.2.4.
 const PM_STATE: u16 = 3;
@@ -74,12 +74,12 @@ const CFG_ISR: u8 = 3;
 const CFG_DEVICE: u8 = 4;
 const CFG_PCI: u8 = 5;
 
-/// Configuration space: its bytes, and which bits of them the guest can write.
+/// Configuration space: its bytes, and which of their bits the guest can write.
 #[derive(Debug)]
 pub struct ConfigSpace {
     bytes: [u8; CONFIG_SIZE],
     writable: [u8; CONFIG_SIZE],
-    /// Where the capability stands that reaches BARs through configuration space.
+    /// The offset of the capability that reaches BARs through configuration space.
     access: usize,
 }
 
@@ -92,7 +92,7 @@ pub struct BarAccess {
 }
 
 impl ConfigSpace {
-    /// Configuration space of virtio device `id` with `vectors` MSI-X vectors.
+    /// Makes the configuration space of virtio device `id` with `vectors` MSI-X vectors.
     pub fn new(id: u16, vectors: u16, config_len: u32) -> Self {
         let mut space = Self { bytes: [0; CONFIG_SIZE], writable: [0; CONFIG_SIZE], access: 0 };
         space.put(0x00, &VENDOR_RED_HAT.to_le_bytes());
@@ -144,12 +144,12 @@ impl ConfigSpace {
         self.writable[at..at + mask.len()].copy_from_slice(mask);
     }
 
-    /// The bytes at an offset, if they are inside.
+    /// Returns the bytes at an offset, if they are inside.
     pub fn read(&self, at: usize, len: usize) -> Option<&[u8]> {
         self.bytes.get(at..at.checked_add(len)?)
     }
 
-    /// Writes the bits that can be written; `None` if the bytes are not inside.
+    /// Writes the bits that can be written. Returns `None` if the bytes are not inside.
     pub fn write(&mut self, at: usize, data: &[u8]) -> Option<()> {
         let end = at.checked_add(data.len())?;
         let masks = self.writable.get(at..end)?;
@@ -159,7 +159,8 @@ impl ConfigSpace {
         Some(())
     }
 
-    /// The BAR access that an access to these bytes stands for, if it touches that window.
+    /// Returns the BAR access that an access to these bytes means, if they are the data of the
+    /// capability for that.
     pub fn bar_access(&self, at: usize, len: usize) -> Option<BarAccess> {
         let data = self.access + 16;
         if at != data {
@@ -176,7 +177,7 @@ impl ConfigSpace {
     }
 }
 
-/// A virtio capability with its structure in BAR 0; the link to the next is filled in later.
+/// Returns a virtio capability whose structure is in BAR 0. The link to the next capability comes later.
 fn virtio_cap(kind: u8, window: Window, more: &[u8]) -> Vec<u8> {
     let len = u8::try_from(16 + more.len()).unwrap_or(0);
     let bar = u8::try_from(region::BAR0).unwrap_or(0);
@@ -195,8 +196,9 @@ fn msix_cap(vectors: u16) -> Vec<u8> {
     cap
 }
 
-/// Says that the device keeps its state in D3hot, so that the driver of a guest that is suspended need
-/// not reset it. It does in D3hot what it does in D0: what peers do to the guest's memory goes on.
+/// Returns a capability which says that the device keeps its state in D3hot, so that the driver of a
+/// guest that is suspended need not reset it. In D3hot the device works as in D0: peers still access
+/// the guest's memory.
 fn pm_cap() -> Vec<u8> {
     let mut cap = vec![CAP_ID_PM, 0];
     cap.extend(PM_CAPABILITIES.to_le_bytes());

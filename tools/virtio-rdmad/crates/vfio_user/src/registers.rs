@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The common configuration structure, VIRTIO 1.3, 4.1.4.3: what a driver sets up.
+//! The common configuration structure (VIRTIO 1.3, 4.1.4.3), by which a driver sets the device up.
 
 use std::sync::Arc;
 
-use crate::interrupt::{Interrupts, Signal, NO_VECTOR};
+use ring::{Layout, Signal as _};
+use virtio_transport::QueueSetup;
+
+use crate::interrupt::{Interrupts, Vector, NO_VECTOR};
 
 /// Feature bits of the transport, VIRTIO 1.3, chapter 6.
 const F_VERSION_1: u64 = 1 << 32;
-/// Addresses are those of DMA_MAP, whatever the guest's IOMMU makes of them.
+/// The driver gives the device addresses as DMA_MAP has them, also behind an IOMMU of the guest.
 const F_ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// Bits of `device_status`, VIRTIO 1.3, 2.1.
@@ -36,21 +39,6 @@ mod field {
     pub const END: usize = 64;
 }
 
-/// A virtqueue as the driver set it up.
-#[derive(Clone, Debug)]
-pub struct QueueSetup {
-    /// Entries of the ring.
-    pub size: u16,
-    /// Address of the descriptor table.
-    pub desc: u64,
-    /// Address of the available ring.
-    pub avail: u64,
-    /// Address of the used ring.
-    pub used: u64,
-    /// Its interrupt.
-    pub signal: Arc<Signal>,
-}
-
 #[derive(Debug)]
 struct Queue {
     max_size: u16,
@@ -58,7 +46,7 @@ struct Queue {
     enabled: bool,
     /// Descriptor table, available ring, used ring.
     addresses: [u64; 3],
-    signal: Arc<Signal>,
+    vector: Arc<Vector>,
 }
 
 impl Queue {
@@ -66,11 +54,11 @@ impl Queue {
         self.size = self.max_size;
         self.enabled = false;
         self.addresses = [0; 3];
-        self.signal.set_vector(NO_VECTOR);
+        self.vector.set(NO_VECTOR);
     }
 }
 
-/// What a write to the registers asks for.
+/// What a write to a register asks for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
     /// Nothing beyond the register.
@@ -79,7 +67,7 @@ pub enum Action {
     Start,
     /// The driver wrote 0 to the status.
     Reset,
-    /// The value is not one that the register can hold; nothing changed.
+    /// The register cannot have this value; nothing changed.
     Refused,
 }
 
@@ -94,18 +82,19 @@ pub struct Registers {
     queue_select: u16,
     vectors: u16,
     queues: Vec<Queue>,
-    config: Signal,
+    config: Vector,
 }
 
 impl Registers {
-    /// Registers of a device with these features and these queues, given by their largest sizes.
+    /// Makes the registers of a device with these features, and with a queue for each of these largest
+    /// sizes.
     pub fn new(features: u64, max_sizes: &[u16], interrupts: &Arc<Interrupts>) -> Self {
         let queue = |&max_size| Queue {
             max_size,
             size: max_size,
             enabled: false,
             addresses: [0; 3],
-            signal: Arc::new(Signal::of_queue(interrupts)),
+            vector: Arc::new(Vector::of_queue(interrupts)),
         };
         Self {
             offered: features | F_VERSION_1 | F_ACCESS_PLATFORM,
@@ -116,48 +105,49 @@ impl Registers {
             queue_select: 0,
             vectors: u16::try_from(max_sizes.len() + 1).unwrap_or(u16::MAX),
             queues: max_sizes.iter().map(queue).collect(),
-            config: Signal::of_config(interrupts),
+            config: Vector::of_config(interrupts),
         }
     }
 
-    /// Number of MSI-X vectors: one a queue and one for configuration changes.
+    /// Returns the number of MSI-X vectors: one for each queue and one for configuration changes.
     pub fn vectors(&self) -> u16 {
         self.vectors
     }
 
-    /// The features that driver and device agreed on.
+    /// Returns the features that the driver accepted.
     pub fn features(&self) -> u64 {
         self.accepted
     }
 
-    /// Whether the driver set DRIVER_OK.
+    /// Returns whether the driver set DRIVER_OK.
     fn running(&self) -> bool {
         self.status & status::DRIVER_OK != 0
     }
 
-    /// Whether the driver enabled this queue.
-    pub fn enabled(&self, queue: usize) -> bool {
+    /// Returns whether the driver enabled this queue.
+    pub fn is_enabled(&self, queue: usize) -> bool {
         self.queues.get(queue).is_some_and(|queue| queue.enabled)
     }
 
-    /// The queues as they were set up.
-    pub fn setup(&self) -> Vec<Option<QueueSetup>> {
-        let setup = |queue: &Queue| {
+    /// Returns the queues that the driver enabled.
+    pub fn enabled_queues(&self) -> Vec<QueueSetup> {
+        let queues = (0..).zip(&self.queues).filter(|(_, queue)| queue.enabled);
+        let setup = |(index, queue): (u16, &Queue)| {
             let [desc, avail, used] = queue.addresses;
-            let signal = queue.signal.clone();
-            queue.enabled.then_some(QueueSetup { size: queue.size, desc, avail, used, signal })
+            let layout = Layout { size: queue.size, desc, avail, used, event_idx: false };
+            QueueSetup { index, layout, base: 0, kick: None, signal: queue.vector.clone() }
         };
-        self.queues.iter().map(setup).collect()
+        queues.map(setup).collect()
     }
 
-    /// Back to what they were at first.
+    /// Gives all registers their first values.
     pub fn reset(&mut self) {
         self.accepted = 0;
         self.device_select = 0;
         self.driver_select = 0;
         self.status = 0;
         self.queue_select = 0;
-        self.config.set_vector(NO_VECTOR);
+        self.config.set(NO_VECTOR);
         self.queues.iter_mut().for_each(Queue::reset);
     }
 
@@ -167,7 +157,7 @@ impl Registers {
         self.config.signal();
     }
 
-    /// The bytes at an offset; what is no field reads as zero.
+    /// Returns the bytes at an offset. Bytes that belong to no field are zero.
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let mut image = [0u8; field::END];
         let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -175,13 +165,13 @@ impl Registers {
         put(field::DEVICE_FEATURE, &half(self.offered, self.device_select).to_le_bytes());
         put(field::DRIVER_FEATURE_SELECT, &self.driver_select.to_le_bytes());
         put(field::DRIVER_FEATURE, &half(self.accepted, self.driver_select).to_le_bytes());
-        put(field::CONFIG_VECTOR, &self.config.vector().to_le_bytes());
+        put(field::CONFIG_VECTOR, &self.config.get().to_le_bytes());
         put(field::NUM_QUEUES, &(self.vectors - 1).to_le_bytes());
         put(field::STATUS, &[self.status]);
         put(field::QUEUE_SELECT, &self.queue_select.to_le_bytes());
         if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
             put(field::QUEUE_SIZE, &queue.size.to_le_bytes());
-            put(field::QUEUE_VECTOR, &queue.signal.vector().to_le_bytes());
+            put(field::QUEUE_VECTOR, &queue.vector.get().to_le_bytes());
             put(field::QUEUE_ENABLE, &u16::from(queue.enabled).to_le_bytes());
             put(field::QUEUE_NOTIFY_OFF, &self.queue_select.to_le_bytes());
             for (i, address) in queue.addresses.iter().enumerate() {
@@ -191,7 +181,7 @@ impl Registers {
         image.get(at..at + len).map_or_else(|| vec![0; len], <[u8]>::to_vec)
     }
 
-    /// Writes a register. The access has the register's own width.
+    /// Writes a register. An access must have the width of its register.
     pub fn write(&mut self, at: usize, data: &[u8]) -> Action {
         match *data {
             [value] if at == field::STATUS => self.write_status(value),
@@ -205,7 +195,7 @@ impl Registers {
         if value == 0 {
             return Action::Reset;
         }
-        // Only a reset clears bits: a device that runs would otherwise go on with its driver gone.
+        // Only a reset clears bits. Otherwise a device that runs would go on without its driver.
         if self.status & !status::NEEDS_RESET & !value != 0 {
             return Action::Refused;
         }
@@ -232,10 +222,10 @@ impl Registers {
     fn write_16(&mut self, at: usize, value: u16) -> Action {
         let vector = if value < self.vectors { value } else { NO_VECTOR };
         match at {
-            field::CONFIG_VECTOR => self.config.set_vector(vector),
+            field::CONFIG_VECTOR => self.config.set(vector),
             field::QUEUE_SELECT => self.queue_select = value,
             field::QUEUE_VECTOR => match self.selected() {
-                Some(queue) => queue.signal.set_vector(vector),
+                Some(queue) => queue.vector.set(vector),
                 None => return Action::Refused,
             },
             field::QUEUE_SIZE => match self.idle() {
@@ -274,13 +264,13 @@ impl Registers {
         self.queues.get_mut(usize::from(self.queue_select))
     }
 
-    /// The selected queue, as long as the driver may change it.
+    /// Returns the selected queue, as long as the driver may change it.
     fn idle(&mut self) -> Option<&mut Queue> {
         self.selected().filter(|queue| !queue.enabled)
     }
 }
 
-/// The low or the high half of a 64-bit register, zero for any other selection.
+/// Returns the low (0) or the high (1) half of a 64-bit register; zero for any other selection.
 fn half(value: u64, select: u32) -> u32 {
     let word = match select {
         0 => value & u64::from(u32::MAX),

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The protocol's structures and numbers.
 //!
-//! All fields are in the byte order of the host that both ends run on; the little-endian types say
-//! what that is on every machine this is built for.
+//! All fields have the byte order of the host that both ends run on, which is little-endian on every
+//! machine that this is built for.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Largest message that is accepted, header included.
+/// Most bytes of a message, header included.
 pub const MAX_MESSAGE: usize = 16 * 1024;
-/// Most file descriptors in one message, the limit of QEMU's client as well.
+/// Most file descriptors of a message. QEMU's client has the same limit.
 pub const MAX_FDS: usize = 16;
 
 /// Commands, client to server.
@@ -74,7 +74,7 @@ pub struct DmaUnmap {
     pub size: U64,
 }
 
-/// Bit of [`DmaUnmap::flags`]: everything, `VFIO_DMA_UNMAP_FLAG_ALL`.
+/// Bit of [`DmaUnmap::flags`]: unmap everything (`VFIO_DMA_UNMAP_FLAG_ALL`).
 pub const DMA_UNMAP_ALL: u32 = 1 << 1;
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
@@ -101,7 +101,7 @@ pub struct RegionInfo {
     pub offset: U64,
 }
 
-/// [`RegionInfo::flags`]: readable and writable, not mappable.
+/// Value of [`RegionInfo::flags`]: the region can be read and written, and not mapped.
 pub const REGION_FLAGS_READ_WRITE: u32 = 0b11;
 
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
@@ -128,8 +128,8 @@ pub struct IrqSet {
     pub count: U32,
 }
 
-/// Values of [`IrqSet::flags`]: where the data is, and what to do with it. No others mean anything
-/// to this device.
+/// Values of [`IrqSet::flags`], which say where the data is and what to do with it. Other values have no
+/// meaning for this device.
 pub mod set_irqs {
     const DATA_NONE: u32 = 1 << 0;
     const DATA_BOOL: u32 = 1 << 1;
@@ -138,11 +138,11 @@ pub mod set_irqs {
     const ACTION_UNMASK: u32 = 1 << 4;
     const ACTION_TRIGGER: u32 = 1 << 5;
 
-    /// Signal by these eventfds from now on.
+    /// Signals by these eventfds from now on.
     pub const EVENTFD: u32 = DATA_EVENTFD | ACTION_TRIGGER;
-    /// Signal all vectors now; with none, disable the interrupt.
+    /// Signals all vectors now; without vectors, disables the interrupt.
     pub const NOW: u32 = DATA_NONE | ACTION_TRIGGER;
-    /// Signal the vectors whose byte is not 0.
+    /// Signals the vectors whose byte is not 0.
     pub const CHOSEN: u32 = DATA_BOOL | ACTION_TRIGGER;
     pub const MASK: u32 = DATA_NONE | ACTION_MASK;
     pub const UNMASK: u32 = DATA_NONE | ACTION_UNMASK;
@@ -171,7 +171,7 @@ pub mod irq {
     pub const COUNT: u32 = 5;
 }
 
-/// The size of a structure, as `argsz` has it.
+/// Returns the size of a structure, for `argsz`.
 pub const fn size_of_u32<T>() -> u32 {
     // The structures of this module are a few words long.
     #[allow(clippy::cast_possible_truncation)]

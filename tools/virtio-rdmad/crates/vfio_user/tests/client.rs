@@ -11,7 +11,8 @@ use memory::GuestMemory;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use vfio_user::{Backend, Error, Fault, Server, Setup};
+use vfio_user::{Fault, ProtocolError, VfioUser};
+use virtio_transport::{Backend, Error, QueueSetup, Server};
 
 const QUEUES: u16 = 4;
 const EPERM: u32 = 1;
@@ -22,7 +23,9 @@ const ENOSYS: u32 = 38;
 
 #[derive(Default)]
 struct Device {
-    started: Option<Setup>,
+    features: u64,
+    /// The queues that run, once the device has started.
+    started: Option<Vec<QueueSetup>>,
     kicks: Vec<u16>,
     resets: usize,
     memory: Vec<Vec<(u64, u64)>>,
@@ -36,6 +39,9 @@ impl Backend for Device {
     fn features(&self) -> u64 {
         0b11
     }
+    fn set_features(&mut self, features: u64) {
+        self.features = features;
+    }
     fn config(&self) -> &[u8] {
         &[7; 256]
     }
@@ -45,8 +51,8 @@ impl Backend for Device {
     fn queue_max_size(&self, _queue: u16) -> u16 {
         256
     }
-    fn start(&mut self, setup: Setup) -> Result<(), String> {
-        self.started = Some(setup);
+    fn start(&mut self, _memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.started = Some(queues);
         Ok(())
     }
     fn set_memory(&mut self, memory: &GuestMemory) {
@@ -68,7 +74,7 @@ impl Backend for Device {
 
 struct Client {
     socket: UnixStream,
-    server: Server,
+    server: Server<VfioUser>,
     device: Device,
 }
 
@@ -76,7 +82,7 @@ impl Client {
     fn unnegotiated() -> Self {
         let (socket, other) = UnixStream::pair().unwrap();
         let device = Device::default();
-        let server = Server::new(other, 42, &device).unwrap();
+        let server = vfio_user::serve(other, 42, &device).unwrap();
         Self { socket, server, device }
     }
 
@@ -222,18 +228,18 @@ fn count(fd: &OwnedFd) -> u64 {
 fn a_driver_sets_up_a_queue_and_kicks_it() {
     let mut client = Client::new();
     client.drive();
-    let setup = client.device.started.as_ref().expect("DRIVER_OK starts the device");
-    assert_eq!(setup.features, 1 << 32);
-    assert_eq!(setup.queues.len(), usize::from(QUEUES));
-    let queue = setup.queues[2].as_ref().expect("queue 2 is enabled");
-    assert_eq!((queue.size, queue.desc, queue.avail), (128, 0x1000, 0x2000));
-    assert_eq!(queue.used, 0x3000);
-    assert!(setup.queues[1].is_none());
+    assert_eq!(client.device.features, 1 << 32);
+    let queues = client.device.started.as_ref().expect("DRIVER_OK starts the device");
+    let [QueueSetup { index: 2, layout, base: 0, kick: None, .. }] = queues.as_slice() else {
+        panic!("only queue 2 is enabled");
+    };
+    assert_eq!((layout.size, layout.desc, layout.avail), (128, 0x1000, 0x2000));
+    assert_eq!(layout.used, 0x3000);
 
     client.write(0, 0x3000 + 4 * 2, &[2, 0]).unwrap();
     assert_eq!(client.write(0, 0x3000 + 4, &[1, 0]), Err(EINVAL), "queue 1 is not enabled");
     assert_eq!(client.device.kicks, [2]);
-    assert_eq!(client.server.faults().get(Fault::Kick), 1);
+    assert_eq!(client.server.protocol().faults().get(Fault::Kick), 1);
 
     client.write(0, 20, &[0]).unwrap();
     assert_eq!(client.device.resets, 1);
@@ -272,7 +278,7 @@ fn every_signal_reaches_the_vector_of_its_queue() {
         client.set_irqs([0x24, 2, vector as u32, 1], &[fd.as_fd()]).unwrap();
     }
     client.drive();
-    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    let signal = client.device.started.as_ref().unwrap()[0].signal.clone();
     signal.signal();
     signal.signal();
     assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), [0, 0, 0, 2, 0]);
@@ -290,7 +296,7 @@ fn a_full_eventfd_does_not_block() {
     let fd = new_eventfd();
     client.set_irqs([0x24, 2, 3, 1], &[fd.as_fd()]).unwrap();
     client.drive();
-    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    let signal = client.device.started.as_ref().unwrap()[0].signal.clone();
     rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty()).unwrap();
     signal.signal();
@@ -304,7 +310,7 @@ fn an_interrupt_is_an_eventfd() {
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     assert_eq!(client.set_irqs([0x24, 2, 0, 1], &[pipe.as_fd()]), Err(EPERM));
     assert_eq!(client.set_irqs([0x24, 2, 0, 1], &[file.as_fd()]), Err(EPERM));
-    assert_eq!(client.server.faults().get(Fault::DescriptorKind), 2);
+    assert_eq!(client.server.protocol().faults().get(Fault::DescriptorKind), 2);
 }
 
 #[test]
@@ -313,7 +319,7 @@ fn intx_is_held_while_it_is_masked() {
     let fd = new_eventfd();
     client.set_irqs([0x24, 0, 0, 1], &[fd.as_fd()]).unwrap();
     client.drive();
-    let signal = client.device.started.as_ref().unwrap().queues[2].as_ref().unwrap().signal.clone();
+    let signal = client.device.started.as_ref().unwrap()[0].signal.clone();
     client.set_irqs([0x09, 0, 0, 1], &[]).unwrap();
     signal.signal();
     assert_eq!(count(&fd), 0);
@@ -426,7 +432,7 @@ fn memory_is_refused_by_its_reason() {
     ftruncate(&sealed, 0x1000).unwrap();
     rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
     assert_eq!(client.ask(2, &dma_map(0, 0x1000), &[sealed.as_fd()]), Err(ENOMEM));
-    let faults = client.server.faults();
+    let faults = client.server.protocol().faults();
     assert_eq!((faults.get(Fault::DmaFile), faults.get(Fault::DmaRefused)), (1, 1));
 }
 
@@ -453,7 +459,7 @@ fn each_mistake_has_its_error() {
     assert_eq!(client.set_irqs([0x24, 2, u32::MAX, u32::MAX], &[]), Err(EINVAL));
     assert_eq!(client.set_irqs([0x3f, 2, 0, 1], &[]), Err(EINVAL));
     assert_eq!(client.map(1, 0x1000), Err(EINVAL));
-    let faults = client.server.faults();
+    let faults = client.server.protocol().faults();
     for fault in [
         Fault::UnknownCommand,
         Fault::ShortPayload,
@@ -470,5 +476,8 @@ fn each_mistake_has_its_error() {
 fn a_connection_without_its_version_ends() {
     let mut client = Client::unnegotiated();
     client.send(4, 0, &[0; 16], &[]);
-    assert!(matches!(client.server.process(&mut client.device), Err(Error::NoVersion)));
+    let Err(Error::Protocol(error)) = client.server.process(&mut client.device) else {
+        panic!("the connection goes on");
+    };
+    assert!(matches!(error.downcast_ref(), Some(ProtocolError::NoVersion)));
 }

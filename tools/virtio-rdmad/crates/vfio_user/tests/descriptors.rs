@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use memory::GuestMemory;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use vfio_user::{Backend, Fault, Server, Setup};
+use vfio_user::Fault;
+use virtio_transport::{Backend, QueueSetup};
 
 struct Device;
 
@@ -17,6 +18,7 @@ impl Backend for Device {
     fn features(&self) -> u64 {
         0
     }
+    fn set_features(&mut self, _features: u64) {}
     fn config(&self) -> &[u8] {
         &[]
     }
@@ -26,7 +28,7 @@ impl Backend for Device {
     fn queue_max_size(&self, _queue: u16) -> u16 {
         256
     }
-    fn start(&mut self, _setup: Setup) -> Result<(), String> {
+    fn start(&mut self, _memory: &GuestMemory, _queues: Vec<QueueSetup>) -> Result<(), String> {
         Ok(())
     }
     fn set_memory(&mut self, _memory: &GuestMemory) {}
@@ -39,7 +41,7 @@ impl Backend for Device {
 #[test]
 fn a_region_that_loses_its_descriptor_is_refused() {
     let (client, other) = UnixStream::pair().unwrap();
-    let mut server = Server::new(other, 42, &Device).unwrap();
+    let mut server = vfio_user::serve(other, 42, &Device).unwrap();
     let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 0x1000).unwrap();
     let message = |command: u32, payload: &[u32]| {
@@ -77,7 +79,7 @@ fn a_region_that_loses_its_descriptor_is_refused() {
     assert_eq!(reply[2..4], [2, 0], "the reply to DMA_MAP");
     let errno = rustix::io::Errno::MFILE.raw_os_error().to_le_bytes();
     assert_eq!((reply[8], &reply[12..]), (0x21, &errno[..]));
-    assert_eq!(server.faults().get(Fault::DescriptorsLost), 1);
+    assert_eq!(server.protocol().faults().get(Fault::DescriptorsLost), 1);
     // With a descriptor to spare the same is accepted.
     send(&map, true);
     while server.process(&mut Device).unwrap() {}

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a front end can do wrong, counted by kind.
+//! What a front end can do wrong.
 
-/// A mistake of the front end. The message it stands in fails, nothing else.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+/// A mistake of the front end. The message that has it fails, and nothing else.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// A request that is not part of the protocol or not served.
     #[error("unknown request")]
     UnknownRequest,
-    /// A payload of another length than its request has.
+    /// A payload that has the wrong length for its request.
     #[error("wrong length of a payload")]
     Payload,
     /// Not as many file descriptors as the request needs.
@@ -25,16 +25,16 @@ pub enum Fault {
     /// A ring at an address that is in no memory region.
     #[error("a ring outside of the memory table")]
     QueueAddress,
-    /// A queue that was set up such that the device cannot serve it.
+    /// A queue that the device cannot serve as it was set up.
     #[error("a queue that cannot be served")]
     QueueSetup,
     /// A change to a queue that runs.
     #[error("a queue was changed while it runs")]
     QueueRunning,
-    /// A region of addresses, a length or an offset that no region has, or beyond its file's end.
+    /// A region whose addresses, length or offset are not valid, or that goes beyond its file's end.
     #[error("an invalid memory region")]
     Region,
-    /// A region in a file that is no memory.
+    /// A region in a file that is not memory.
     #[error("a memory region in a file of another file system than tmpfs and hugetlbfs")]
     RegionFile,
     /// A region that the kernel does not map.
@@ -60,28 +60,4 @@ pub enum Fault {
     /// A write to the configuration space, which is read-only.
     #[error("write to the configuration space")]
     ConfigWrite,
-}
-
-impl Fault {
-    const COUNT: usize = Self::ConfigWrite as usize + 1;
-}
-
-/// How often each [`Fault`] happened.
-#[derive(Debug, Default)]
-pub struct Faults([u64; Fault::COUNT]);
-
-impl Faults {
-    /// Counts a fault; the first of its kind is logged.
-    pub(crate) fn count(&mut self, fault: Fault, request: u32) {
-        let counter = &mut self.0[fault as usize];
-        *counter += 1;
-        if *counter == 1 {
-            tracing::warn!(%fault, request, "vhost-user front end; further ones are only counted");
-        }
-    }
-
-    /// How often this one happened.
-    pub fn get(&self, fault: Fault) -> u64 {
-        self.0[fault as usize]
-    }
 }

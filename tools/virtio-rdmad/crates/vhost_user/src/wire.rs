@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the messages look like. All integers have the host's byte order.
+//! The protocol's structures and numbers. All integers have the host's byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Largest payload that is accepted; the protocol's own largest is smaller.
+/// Most bytes of a payload. No payload of the protocol is as long.
 pub const MAX_PAYLOAD: usize = 4096;
-/// Most file descriptors of one message: one for each region of a memory table.
+/// Most file descriptors of a message: one for each region of a memory table.
 pub const MAX_FDS: usize = TABLE_REGIONS;
 /// Most regions of SET_MEM_TABLE.
 pub const TABLE_REGIONS: usize = 8;
-/// Regions that can be added one by one.
+/// Most regions that can be added one by one.
 pub const MEM_SLOTS: u64 = 509;
 
 /// The header of every message.
@@ -28,7 +28,7 @@ pub mod flags {
     pub const VERSION_MASK: u32 = 3;
     /// The message is a reply.
     pub const REPLY: u32 = 1 << 2;
-    /// The sender wants an answer even where there is none to give.
+    /// The sender wants an answer to a request that has none of its own.
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
@@ -61,12 +61,12 @@ pub mod request {
     pub const GET_STATUS: u32 = 40;
 }
 
-/// `VHOST_USER_F_PROTOCOL_FEATURES`, in the feature bits: there are protocol features.
+/// `VHOST_USER_F_PROTOCOL_FEATURES`, one of the feature bits: there are protocol features.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// `VIRTIO_F_VERSION_1`.
 pub const F_VERSION_1: u64 = 1 << 32;
 
-/// The protocol feature of answers to every message.
+/// The protocol feature by which every request can have an answer.
 pub const PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
 /// The protocol features that are served: several queues, REPLY_ACK, a connection for requests of
 /// the back end (kept open for the front end to see its end), configuration space, RESET_DEVICE,
@@ -76,7 +76,7 @@ pub const PROTOCOL_FEATURES: u64 =
 
 /// `u64` payload of SET_VRING_KICK and its like: the queue's index.
 pub const VRING_INDEX: u64 = 0xff;
-/// The same: no file descriptor comes with it.
+/// `u64` payload of SET_VRING_KICK and its like: no file descriptor comes with it.
 pub const VRING_NO_FD: u64 = 1 << 8;
 
 /// Payload of SET_VRING_NUM, _BASE, _ENABLE and of GET_VRING_BASE.
@@ -105,7 +105,7 @@ pub struct VringAddr {
 pub struct MemRegion {
     pub guest_addr: u64,
     pub size: u64,
-    /// Where the front end has it, for the addresses of [`VringAddr`].
+    /// The address where the front end has it, as in [`VringAddr`].
     pub user_addr: u64,
     pub mmap_offset: u64,
 }

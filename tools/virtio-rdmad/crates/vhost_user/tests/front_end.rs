@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use memory::GuestMemory;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use vhost_user::{Backend, ChannelError, Error, Fault, QueueSetup, Server};
+use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
+use virtio_transport::{Backend, Error, QueueSetup, Server};
 
 const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 0x4_0000;
@@ -19,8 +20,9 @@ const NEED_REPLY: u32 = 1 << 3;
 
 #[derive(Default)]
 struct Device {
-    started: Vec<(u16, QueueSetup)>,
+    started: Vec<QueueSetup>,
     resets: usize,
+    /// The memory that the device last got.
     memory: Option<GuestMemory>,
     /// Whether changes of memory and resets take until the test says otherwise.
     is_slow: bool,
@@ -41,13 +43,20 @@ impl Backend for Device {
     fn queue_count(&self) -> u16 {
         4
     }
-    fn start_queue(&mut self, queue: u16, setup: QueueSetup) -> Result<(), String> {
-        self.started.push((queue, setup));
+    fn queue_max_size(&self, _queue: u16) -> u16 {
+        ring::MAX_SIZE
+    }
+    fn start(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.memory = Some(memory.clone());
+        self.started.extend(queues);
         Ok(())
     }
     fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory = Some(memory.clone());
         self.is_busy = self.is_slow;
+    }
+    fn kick(&mut self, queue: u16) {
+        panic!("queue {queue} has a descriptor for kicks");
     }
     fn reset(&mut self) {
         self.started.clear();
@@ -61,7 +70,7 @@ impl Backend for Device {
 
 struct FrontEnd {
     socket: UnixStream,
-    server: Server,
+    server: Server<VhostUser>,
     device: Device,
     memory: OwnedFd,
 }
@@ -73,7 +82,7 @@ impl FrontEnd {
         socket.set_nonblocking(true).unwrap();
         let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, SIZE).unwrap();
-        Self { socket, server: Server::new(other, &device), device, memory }
+        Self { socket, server: vhost_user::serve(other, &device), device, memory }
     }
 
     /// Up to where queues can be set up, with answers to everything.
@@ -99,8 +108,8 @@ impl FrontEnd {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
-    fn serve(&mut self) -> Result<bool, Error> {
-        self.server.serve(&mut self.device)
+    fn process(&mut self) -> Result<bool, Error> {
+        self.server.process(&mut self.device)
     }
 
     /// Sends a request and returns the payload of the answer, if one comes.
@@ -112,7 +121,7 @@ impl FrontEnd {
         flags: u32,
     ) -> Option<Vec<u8>> {
         self.send(&message(request, payload, flags), fds);
-        self.serve().unwrap();
+        self.process().unwrap();
         self.answer(request)
     }
 
@@ -153,9 +162,13 @@ impl FrontEnd {
 
     /// A request that must fail, and the fault that is then counted.
     fn refused(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>], fault: Fault) {
-        let before = self.server.faults().get(fault);
+        let before = self.server.protocol().faults().get(fault);
         assert_ne!(self.ack(request, payload, fds), 0, "request {request}");
-        assert_eq!(self.server.faults().get(fault), before + 1, "request {request}: {fault}");
+        assert_eq!(
+            self.server.protocol().faults().get(fault),
+            before + 1,
+            "request {request}: {fault}"
+        );
     }
 }
 
@@ -210,7 +223,7 @@ fn features_and_configuration() {
     for (offset, size) in [(0, 14), (13, 1), (u32::MAX, 1)] {
         assert_eq!(front.ask(24, &config(offset, size), &[], 0), Some(Vec::new()));
     }
-    assert_eq!(front.server.faults().get(Fault::ConfigBounds), 3);
+    assert_eq!(front.server.protocol().faults().get(Fault::ConfigBounds), 3);
 }
 
 #[test]
@@ -221,17 +234,18 @@ fn queues_start_signal_and_stop() {
         front.set_up(queue, &kick, &call);
         assert_eq!(front.ack(18, &state(queue, 1), &[]), 0);
     }
-    let (index, setup) = &front.device.started[1];
-    assert_eq!((*index, setup.base, setup.layout.size), (3, 0, 256));
+    let setup = &front.device.started[1];
+    assert_eq!((setup.index, setup.base, setup.layout.size), (3, 0, 256));
     assert_eq!((setup.layout.desc, setup.layout.avail), (GUEST, GUEST + 0x1000));
     assert_eq!((setup.layout.used, setup.layout.event_idx), (GUEST + 0x2000, false));
 
     // The kick is the front end's eventfd, the signal too, and writes to memory arrive.
     rustix::io::write(&kick, &1_u64.to_ne_bytes()).unwrap();
-    assert!(rustix::io::read(&setup.kick, &mut [0; 8]).is_ok());
+    assert!(rustix::io::read(setup.kick.as_ref().unwrap(), &mut [0; 8]).is_ok());
     setup.signal.signal();
     assert!(rustix::io::read(&call, &mut [0; 8]).is_ok());
-    setup.memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
+    let memory = front.device.memory.as_ref().unwrap();
+    memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
 
     // The call may change while the queue runs, or go.
     let other = event();
@@ -267,7 +281,7 @@ fn a_full_socket_does_not_block() {
     front.set_up(0, &event(), &write);
     drop(write);
     assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
-    let signal = front.device.started[0].1.signal.clone();
+    let signal = front.device.started[0].signal.clone();
     assert!(!rustix::fs::fcntl_getfl(&read).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     for _ in 0..20_000 {
         signal.signal();
@@ -286,7 +300,7 @@ fn a_full_eventfd_does_not_block() {
     let call = event();
     front.set_up(0, &event(), &call);
     assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
-    let signal = front.device.started[0].1.signal.clone();
+    let signal = front.device.started[0].signal.clone();
     rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
     signal.signal();
@@ -351,15 +365,15 @@ fn an_answer_comes_when_the_device_has_followed() {
     front.send(&message(39, &0_u64.to_ne_bytes(), 0), &[]);
     front.send(&message(40, &[], 0), &[]);
     for _ in 0..3 {
-        assert!(front.serve().unwrap());
+        assert!(front.process().unwrap());
         assert_eq!((front.answer(38), front.device.resets), (None, 0));
     }
     front.device.is_busy = false;
-    assert!(front.serve().unwrap());
+    assert!(front.process().unwrap());
     assert_eq!(front.answer(38), Some(vec![0; 8]));
     assert_eq!((front.answer(40), front.device.resets), (None, 1));
     front.device.is_busy = false;
-    assert!(!front.serve().unwrap());
+    while front.process().unwrap() {}
     assert_eq!(front.answer(40), Some(vec![0; 8]));
 }
 
@@ -369,14 +383,14 @@ fn a_queue_goes_on_where_the_device_left_it() {
     let mut front = FrontEnd::negotiated();
     front.set_up(3, &event(), &event());
     assert_eq!(front.ack(18, &state(3, 1), &[]), 0);
-    let memory = front.device.started[0].1.memory.clone();
+    let memory = front.device.memory.clone().unwrap();
     front.device.is_slow = true;
     front.send(&message(11, &state(3, 0), 0), &[]);
-    assert!(front.serve().unwrap());
+    assert!(front.process().unwrap());
     memory.write(GUEST + 0x2002, &77_u16.to_le_bytes()).unwrap();
-    assert!(front.serve().unwrap());
+    assert!(front.process().unwrap());
     front.device.is_busy = false;
-    assert!(!front.serve().unwrap());
+    while front.process().unwrap() {}
     assert_eq!(front.answer(11), Some(state(3, 77)));
 }
 
@@ -388,11 +402,11 @@ fn a_front_end_that_goes_while_the_device_follows_is_noticed_afterwards() {
         assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
         front.device.is_slow = true;
         front.send(&message(38, &single(&region()), flags), &[]);
-        assert!(front.serve().unwrap());
+        assert!(front.process().unwrap());
         front.socket.shutdown(std::net::Shutdown::Both).unwrap();
-        assert!(front.serve().unwrap());
+        assert!(front.process().unwrap());
         front.device.is_busy = false;
-        assert!(front.serve().unwrap_err().is_closed());
+        assert!(front.process().unwrap_err().is_closed());
     }
 }
 
@@ -464,24 +478,31 @@ fn mistakes_are_named() {
     front.refused(12, &0_u64.to_ne_bytes(), fd, Fault::QueueRunning);
 }
 
+/// The error of the protocol that ended a connection.
+fn protocol<E: std::error::Error + 'static>(error: Error) -> E {
+    let Error::Protocol(error) = error else { panic!("{error}") };
+    *error.downcast().unwrap()
+}
+
 #[test]
 fn a_stream_out_of_step_ends() {
     let end = |bytes: &[u8]| {
         let mut front = FrontEnd::new();
         front.send(bytes, &[]);
-        front.serve().unwrap_err()
+        front.process().unwrap_err()
     };
     let error = end(&[1, 1, 4097].map(u32::to_ne_bytes).concat());
-    assert!(matches!(error, Error::Channel(ChannelError::Payload(4097))));
+    assert!(matches!(error, Error::Length(4109)));
     for flags in [0, 2, 5] {
         let error = end(&[1, flags, 0].map(u32::to_ne_bytes).concat());
-        assert!(matches!(error, Error::Channel(ChannelError::Flags(_))));
+        assert_eq!(protocol::<BadFlags>(error).0, flags);
     }
     let error = end(&message(11, &state(9, 0), 0));
-    assert!(matches!(error, Error::Unanswerable { request: 11, fault: Fault::QueueIndex }));
+    let Unanswerable { request, fault } = protocol(error);
+    assert_eq!((request, fault), (11, Fault::QueueIndex));
     let mut front = FrontEnd::new();
     front.socket.shutdown(std::net::Shutdown::Both).unwrap();
-    assert!(front.serve().unwrap_err().is_closed());
+    assert!(front.process().unwrap_err().is_closed());
 }
 
 #[test]
@@ -490,7 +511,7 @@ fn messages_arrive_in_pieces() {
     for byte in message(8, &state(1, 128), NEED_REPLY) {
         assert!(front.socket.read(&mut [0; 1]).is_err(), "no answer before the end");
         front.send(&[byte], &[]);
-        front.serve().unwrap();
+        front.process().unwrap();
     }
     let mut answer = [0; 20];
     front.socket.read_exact(&mut answer).unwrap();
@@ -504,7 +525,7 @@ fn answers_that_nobody_reads_end_it() {
     let ended = (0..100_000).find_map(|_| {
         // What is sent is taken at once, so that this never blocks.
         front.socket.write_all(&request).unwrap();
-        front.serve().err()
+        front.process().err()
     });
-    assert!(matches!(ended, Some(Error::Channel(ChannelError::Stuck))));
+    assert!(matches!(ended, Some(Error::Stuck)));
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The connection of one guest's monitor, and the guest's turns on a worker.
+//! The connection of one guest's monitor, and the turns that the guest gets on a worker.
 
-use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::Next;
-use memory::{GuestMemory, Loss};
+use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
+use virtio_transport::{Backend, Protocol, Server};
 
-use crate::backend::Backend;
+use crate::backend::GuestBackend;
 use crate::guest::Guest;
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
@@ -20,98 +20,54 @@ use crate::spin::Spin;
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// By way of vhost-user.
+    /// The monitor went away, or did what the transport cannot go on after.
     #[error(transparent)]
-    VhostUser(#[from] vhost_user::Error),
-    /// By way of vfio-user.
-    #[error(transparent)]
-    VfioUser(#[from] vfio_user::Error),
+    Transport(#[from] virtio_transport::Error),
     /// The socket cannot be waited for.
     #[error("waiting for messages: {0}")]
     Poll(#[from] Errno),
 }
 
 impl Ended {
-    /// Whether the guest's monitor just went away.
+    /// Returns whether the guest's monitor just went away.
     pub fn is_closed(&self) -> bool {
-        match self {
-            Self::VhostUser(error) => error.is_closed(),
-            Self::VfioUser(error) => matches!(error, vfio_user::Error::Closed),
-            Self::Poll(_) => false,
-        }
+        matches!(self, Self::Transport(error) if error.is_closed())
     }
 }
 
-/// Either transport.
-enum Server {
-    VhostUser(Box<vhost_user::Server>),
-    VfioUser(Box<vfio_user::Server>),
-}
-
-impl Server {
-    fn new(transport: Transport, stream: UnixStream, backend: &Backend) -> Result<Self, Ended> {
-        let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID).unwrap_or(u16::MAX);
-        Ok(match transport {
-            Transport::VhostUser => {
-                Self::VhostUser(Box::new(vhost_user::Server::new(stream, backend)))
-            }
-            Transport::VfioUser => {
-                Self::VfioUser(Box::new(vfio_user::Server::new(stream, id, backend)?))
-            }
-        })
-    }
-
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::VhostUser(server) => server.as_fd(),
-            Self::VfioUser(server) => server.as_fd(),
-        }
-    }
-
-    /// Answers messages; whether there may be more that the socket does not announce.
-    fn process(&mut self, backend: &mut Backend) -> Result<bool, Ended> {
-        match self {
-            Self::VhostUser(server) => Ok(server.serve(backend)?),
-            Self::VfioUser(server) => Ok(server.process(backend)?),
-        }
-    }
-
-    /// Tells the driver that only a reset helps, as far as the transport can.
-    fn needs_reset(&mut self) {
-        match self {
-            Self::VhostUser(server) => server.needs_reset(),
-            Self::VfioUser(server) => server.needs_reset(),
-        }
-    }
-
-    fn memory(&self) -> &GuestMemory {
-        match self {
-            Self::VhostUser(server) => server.memory(),
-            Self::VfioUser(server) => server.memory(),
-        }
-    }
+/// Serves a monitor that has connected.
+fn serve(
+    transport: Transport,
+    stream: UnixStream,
+    backend: &GuestBackend,
+) -> Result<Box<Server<dyn Protocol>>, virtio_transport::Error> {
+    let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID).unwrap_or(u16::MAX);
+    Ok(match transport {
+        Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
+        Transport::VfioUser => Box::new(vfio_user::serve(stream, id, backend)?),
+    })
 }
 
 /// How much of a guest's work is one turn, in the unit of [`engine::Device::run`].
 ///
-/// Messages are of very different length, and what is fair between guests is time: a turn that took
-/// longer than [`Budget::TURN`] halves the next, one of less than half of it that used its budget up
-/// doubles it.
+/// Messages have very different lengths, and what is fair between guests is time. So a turn with work
+/// that took longer than [`Budget::TURN`] halves the budget of the next, and one that took less than
+/// half of it doubles that.
 #[derive(Debug)]
 struct Budget(u32);
 
 impl Budget {
-    /// What a turn should take at most.
+    /// The time that a turn should take at most.
     const TURN: Duration = Duration::from_micros(50);
     const FIRST: u32 = 32;
     const MOST: u32 = 256;
 
-    /// For the next turn.
+    /// Returns the budget of the next turn.
     fn get(&self) -> u32 {
         self.0
     }
 
-    /// A turn with work took `time`.
+    /// Notes that a turn with work took `time`.
     fn adapt(&mut self, time: Duration) {
         if time > Self::TURN {
             self.0 = (self.0 / 2).max(1);
@@ -124,9 +80,9 @@ impl Budget {
 /// Whether a guest gets turns.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
-    /// In each round.
+    /// It gets one in each round.
     Hot,
-    /// No more until an event, a wish of another thread, or this time.
+    /// It gets one after a kick or a message, when another thread wants it to, or at this time.
     Parked(Option<Instant>),
 }
 
@@ -134,33 +90,34 @@ pub enum State {
 pub struct Connection {
     /// The guest.
     pub guest: Arc<Guest>,
-    /// Whether it gets turns.
+    /// Whether the guest gets turns.
     pub state: State,
-    /// For what concerns the guest in the log.
+    /// Names the guest in the log.
     pub span: Span,
-    /// How much a turn is.
+    /// How much work a turn is.
     budget: Budget,
-    /// How long it is looked at in vain.
+    /// How long the worker polls the guest while it has no work.
     spin: Spin,
-    /// The last turn had work.
+    /// Whether the last turn had work.
     busy: bool,
-    server: Server,
-    backend: Backend,
+    server: Box<Server<dyn Protocol>>,
+    backend: GuestBackend,
     poller: Arc<Poller>,
-    /// There are messages.
+    /// Whether the server is to look for messages.
     unread: bool,
+    /// Whether the device cannot go on without a reset, and the driver was told.
     needs_reset: bool,
-    /// Losses of memory of all guests when this one's was last looked at.
+    /// Losses of memory of all guests when this one's memory was last checked.
     losses: u64,
-    /// What the engine said last.
+    /// What the engine waits for.
     next: Next,
     /// Why the connection has ended, while the reset that follows is under way.
     ended: Option<Ended>,
 }
 
 impl Connection {
-    /// Begins to serve `guest`, whose monitor is at the other end of `stream`; looks for work for
-    /// at most `poll` in vain.
+    /// Begins to serve `guest`, whose monitor is at the other end of `stream`. A guest without work
+    /// gets turns for `poll` at most.
     pub fn new(
         guest: Arc<Guest>,
         stream: UnixStream,
@@ -168,8 +125,8 @@ impl Connection {
         poll: Duration,
         now: Instant,
     ) -> Result<Self, Ended> {
-        let backend = Backend::new(&guest, poller);
-        let server = Server::new(guest.spec.transport, stream, &backend)?;
+        let backend = GuestBackend::new(&guest, poller);
+        let server = serve(guest.spec.transport, stream, &backend)?;
         poller.add(server.as_fd(), Source::Socket(guest.index))?;
         Ok(Self {
             span: tracing::info_span!("guest", name = guest.spec.name),
@@ -189,7 +146,7 @@ impl Connection {
         })
     }
 
-    /// Something happened that concerns this guest.
+    /// Takes an event of this guest.
     pub fn notice(&mut self, source: Source) {
         match source {
             Source::Wake => {}
@@ -199,8 +156,8 @@ impl Connection {
         self.state = State::Hot;
     }
 
-    /// Does a bounded part of what there is to do; whether that was anything. An error comes when the
-    /// guest's device is reset.
+    /// Does a bounded part of what there is to do, and returns whether that was anything. An error
+    /// comes when the connection has ended and the reset of the guest's device is done.
     pub fn turn(&mut self) -> Result<bool, Ended> {
         if self.ended.is_none() {
             match self.serve() {
@@ -222,8 +179,8 @@ impl Connection {
     }
 
     fn serve(&mut self) -> Result<bool, Ended> {
-        let spoken = std::mem::take(&mut self.unread);
-        if spoken {
+        let unread = std::mem::take(&mut self.unread);
+        if unread {
             let _span = self.span.enter();
             self.unread = self.server.process(&mut self.backend)?;
         }
@@ -235,13 +192,13 @@ impl Connection {
             }
         }
         self.notice_losses();
-        self.busy = spoken || self.next == Next::Busy;
+        self.busy = unread || self.next == Next::Busy;
         Ok(self.busy)
     }
 
-    /// Tells the guest if memory of it was lost.
+    /// Asks the guest's driver for a reset if memory of the guest was lost.
     ///
-    /// What the device has in its place are zeros that the guest does not see, so nothing that it
+    /// The device has zeros in its place, which the guest does not see. So nothing that the device
     /// does with that memory can be trusted any more.
     fn notice_losses(&mut self) {
         let losses = memory::losses();
@@ -264,22 +221,22 @@ impl Connection {
         }
     }
 
-    /// The turn that just ended, at `now`, had work and took `time`.
+    /// Notes that the turn that ended at `now` had work and took `time`.
     pub fn worked(&mut self, time: Duration, now: Instant) {
         self.budget.adapt(time);
         self.spin.worked(now);
     }
 
-    /// Whether it was looked at in vain for long enough; `dense`: by a worker that should do that for
-    /// a moment only.
-    pub fn is_tired(&mut self, now: Instant, dense: bool) -> bool {
-        self.state == State::Hot && !self.busy && !self.spin.again(now, dense)
+    /// Returns whether the guest had no work for long enough to be armed. `contended`: other threads
+    /// want the processor, so that a moment is long enough.
+    pub fn is_tired(&mut self, now: Instant, contended: bool) -> bool {
+        self.state == State::Hot && !self.busy && !self.spin.again(now, contended)
     }
 
     /// Stops the turns, unless work has come meanwhile.
     ///
-    /// From here on a peer that wants the guest looked at tells the worker, and a guest that makes
-    /// buffers available kicks; what came before is found now.
+    /// From now on a peer that has something for the guest wakes the worker, and the guest kicks when
+    /// it makes buffers available. Work that came before is found here.
     pub fn park(&mut self) {
         if self.unread || self.guest.device.arm() {
             return;

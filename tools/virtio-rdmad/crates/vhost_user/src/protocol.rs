@@ -1,56 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The answers to a front end's requests.
+//! What a front end's requests mean, and what is answered.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region};
 use ring::Layout;
+use virtio_transport::{Backend, Error, Faults, Limits, Message, Protocol, QueueSetup, Server};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::channel::{Channel, ChannelError, Message};
-use crate::vring::{QueueSetup, Vring};
+use crate::vring::Vring;
 use crate::wire::{
     flags, request, ConfigHead, Header, MemRegion, MemTable, SingleRegion, VringAddr, VringState,
-    F_PROTOCOL_FEATURES, F_VERSION_1, MEM_SLOTS, PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK,
-    TABLE_REGIONS, VRING_INDEX, VRING_NO_FD,
+    F_PROTOCOL_FEATURES, F_VERSION_1, MAX_FDS, MAX_PAYLOAD, MEM_SLOTS, PROTOCOL_FEATURES,
+    PROTOCOL_F_REPLY_ACK, TABLE_REGIONS, VRING_INDEX, VRING_NO_FD,
 };
-use crate::{Backend, Fault, Faults};
+use crate::Fault;
 
 /// DEVICE_NEEDS_RESET, VIRTIO 1.3, 2.1.
 const STATUS_NEEDS_RESET: u64 = 0x40;
 
-/// Messages that one call of [`Server::serve`] answers before others have their turn.
-const BATCH: usize = 64;
+/// What is taken from a front end.
+const LIMITS: Limits =
+    Limits { message: size_of::<Header>() + MAX_PAYLOAD, fds: MAX_FDS, batch: 64 };
 
-/// Why a connection ended.
+/// A message of another version, or a reply to a request that was never made.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The socket, or the stream of messages.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    /// A faulty request to which the protocol knows no answer that says so.
-    #[error("request {request}: {fault}")]
-    Unanswerable {
-        /// The request's number.
-        request: u32,
-        /// What is wrong with it.
-        fault: Fault,
-    },
-}
+#[error("a message with flags {0:#x}")]
+pub struct BadFlags(pub u32);
 
-impl Error {
-    /// Whether the front end just went away.
-    pub fn is_closed(&self) -> bool {
-        matches!(self, Self::Channel(ChannelError::Closed))
-    }
+/// A faulty request to which the protocol knows no answer that says so.
+#[derive(Debug, thiserror::Error)]
+#[error("request {request}: {fault}")]
+pub struct Unanswerable {
+    /// The request's number.
+    pub request: u32,
+    /// What is wrong with it.
+    pub fault: Fault,
 }
 
 /// What a request is answered with.
 #[derive(Debug)]
 enum Answer {
-    /// Nothing, or that it went well if the front end wants to know.
+    /// Nothing, or an acknowledgement if the front end wants one.
     Done,
     /// A payload that the request asked for.
     Payload(Vec<u8>),
@@ -64,13 +57,16 @@ impl Answer {
     }
 }
 
-/// One connection of a front end.
-///
-/// Dropping it does not reset the backend: its owner does, with the backend in hand.
+/// Serves the device `backend` to a front end that has just connected to `socket`. The front end
+/// finds a device fresh from reset.
+pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
+    Server::new(socket, VhostUser::new(backend), LIMITS, backend.memory_policy())
+}
+
+/// What the front end of one connection has said so far.
 #[derive(Debug)]
-pub struct Server {
-    channel: Channel,
-    faults: Faults,
+pub struct VhostUser {
+    faults: Faults<Fault>,
     features: u64,
     protocol_features: u64,
     status: u64,
@@ -78,120 +74,106 @@ pub struct Server {
     /// The regions of `memory` as the front end named them.
     regions: Vec<MemRegion>,
     vrings: Vec<Vring>,
-    /// Held so that the front end notices when this process ends.
+    /// Kept open so that the front end notices when this process ends.
     backend_requests: Option<OwnedFd>,
     /// What the last request is answered with, once the backend has done what it asks for.
-    held: Option<(Header, Result<Answer, Fault>)>,
+    answer: Option<(Header, Result<Answer, Fault>)>,
 }
 
-impl Server {
-    /// Serves a front end that has just connected, which finds a device fresh from reset.
-    pub fn new(socket: UnixStream, backend: &impl Backend) -> Self {
+impl Protocol for VhostUser {
+    fn message_length(&self, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        let Ok((header, _)) = Header::read_from_prefix(bytes) else { return Ok(None) };
+        if header.flags & (flags::VERSION_MASK | flags::REPLY) != flags::VERSION {
+            return Err(Error::protocol(BadFlags(header.flags)));
+        }
+        Ok(Some(size_of::<Header>().saturating_add(header.size as usize)))
+    }
+
+    fn handle(&mut self, message: Message, backend: &mut dyn Backend) -> Result<(), Error> {
+        let bytes = message.bytes.as_slice();
+        let Ok((header, _)) = Header::read_from_prefix(bytes) else {
+            return Err(Error::Length(bytes.len()));
+        };
+        let result = self.execute(&header, message, backend);
+        if let Err(fault) = result {
+            self.faults.count(fault, header.request);
+        }
+        self.answer = Some((header, result));
+        Ok(())
+    }
+
+    fn take_reply(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        self.note_bases();
+        let Some((header, result)) = self.answer.take() else { return Ok(None) };
+        let payload = match result {
+            Ok(Answer::Payload(payload)) => payload,
+            Ok(Answer::Base(index)) => {
+                let num = self.vrings[index as usize].base.into();
+                VringState { index, num }.as_bytes().to_vec()
+            }
+            Err(_) if header.request == request::GET_CONFIG => Vec::new(),
+            Err(fault) if has_payload(header.request) => {
+                return Err(Error::protocol(Unanswerable { request: header.request, fault }))
+            }
+            // An acknowledgement, if the front end asked for one.
+            result if self.wants_acknowledgement(&header) => {
+                u64::from(result.is_err()).as_bytes().to_vec()
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(reply(&header, &payload)))
+    }
+
+    fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// A front end learns this when it asks for the status, which user-mode Linux never does.
+    fn needs_reset(&mut self) {
+        self.status |= STATUS_NEEDS_RESET;
+    }
+}
+
+impl VhostUser {
+    fn new(backend: &dyn Backend) -> Self {
         let count = backend.queue_count().min(crate::MAX_QUEUES);
-        let policy = backend.memory_policy();
         Self {
-            channel: Channel::new(socket, policy.any_file),
             faults: Faults::default(),
             features: 0,
             protocol_features: 0,
             status: 0,
-            memory: GuestMemory::new(policy),
+            memory: GuestMemory::new(backend.memory_policy()),
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
-            held: None,
+            answer: None,
         }
     }
 
-    /// What to wait for: when it is readable, call [`Server::serve`].
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
-    }
-
-    /// Asks the driver for a reset, because the device cannot go on.
-    ///
-    /// A front end learns this when it asks for the status. user-mode Linux never does.
-    pub fn needs_reset(&mut self) {
-        self.status |= STATUS_NEEDS_RESET;
-    }
-
-    /// The guest's memory as the front end gave it out so far.
-    pub fn memory(&self) -> &GuestMemory {
-        &self.memory
-    }
-
-    /// What the front end did wrong so far.
-    pub fn faults(&self) -> &Faults {
+    /// Returns what the front end did wrong so far.
+    pub fn faults(&self) -> &Faults<Fault> {
         &self.faults
     }
 
-    /// Answers what the front end sent. Never waits, and does a bounded number of messages. Whether
-    /// the backend is not settled: call again then, whether there is something to read or not.
-    ///
-    /// On an error the connection is over: reset the backend and drop this.
-    pub fn serve(&mut self, backend: &mut impl Backend) -> Result<bool, Error> {
-        for _ in 0..BATCH {
-            if !self.answer_held(backend)? {
-                return Ok(true);
-            }
-            let Some(message) = self.channel.receive()? else { return Ok(false) };
-            let header = message.header;
-            let result = self.handle(message, backend);
-            if let Err(fault) = result {
-                self.faults.count(fault, header.request);
-            }
-            self.held = Some((header, result));
-        }
-        Ok(!self.answer_held(backend)?)
-    }
-
-    /// Answers the request that waits for the backend, if that is settled; whether it is.
-    fn answer_held(&mut self, backend: &impl Backend) -> Result<bool, Error> {
-        if !backend.is_settled() {
-            return Ok(false);
-        }
-        self.note_bases();
-        if let Some((header, result)) = self.held.take() {
-            self.answer(header, result)?;
-        }
-        Ok(true)
-    }
-
-    fn answer(&self, header: Header, result: Result<Answer, Fault>) -> Result<(), Error> {
-        match result {
-            Ok(Answer::Payload(payload)) => self.channel.reply(&header, &payload)?,
-            Ok(Answer::Base(index)) => {
-                let num = self.vrings[index as usize].base.into();
-                self.channel.reply(&header, VringState { index, num }.as_bytes())?;
-            }
-            Err(_) if header.request == request::GET_CONFIG => self.channel.reply(&header, &[])?,
-            Err(fault) if has_payload(header.request) => {
-                return Err(Error::Unanswerable { request: header.request, fault })
-            }
-            Ok(Answer::Done) => self.acknowledge(&header, 0)?,
-            Err(_) => self.acknowledge(&header, 1)?,
-        }
-        Ok(())
-    }
-
-    /// Says how a request went, if the front end asked for that.
-    fn acknowledge(&self, header: &Header, status: u64) -> Result<(), ChannelError> {
+    fn wants_acknowledgement(&self, header: &Header) -> bool {
         let negotiated = self.protocol_features & PROTOCOL_F_REPLY_ACK != 0;
-        if negotiated && header.flags & flags::NEED_REPLY != 0 {
-            self.channel.reply(header, status.as_bytes())?;
-        }
-        Ok(())
+        negotiated && header.flags & flags::NEED_REPLY != 0
     }
 
-    fn handle(&mut self, message: Message, backend: &mut impl Backend) -> Result<Answer, Fault> {
-        let Message { header, payload, fds, fds_lost, fds_foreign } = message;
+    fn execute(
+        &mut self,
+        header: &Header,
+        message: Message,
+        backend: &mut dyn Backend,
+    ) -> Result<Answer, Fault> {
+        let Message { bytes, fds, fds_lost, fds_foreign } = message;
+        let payload = &bytes[size_of::<Header>()..];
         if fds_lost {
             return Err(Fault::DescriptorsLost);
         }
         if fds_foreign {
-            return Err(foreign_descriptor(header.request, &payload));
+            return Err(foreign_descriptor(header.request, payload));
         }
-        let payload = payload.as_slice();
         match header.request {
             request::GET_FEATURES => return Ok(Answer::of(&offered(backend))),
             request::SET_FEATURES => self.set_features(parse(payload)?, backend)?,
@@ -221,7 +203,7 @@ impl Server {
         Ok(Answer::Done)
     }
 
-    fn set_features(&mut self, features: u64, backend: &mut impl Backend) -> Result<(), Fault> {
+    fn set_features(&mut self, features: u64, backend: &mut dyn Backend) -> Result<(), Fault> {
         if features & !offered(backend) != 0 {
             return Err(Fault::Features);
         }
@@ -238,25 +220,25 @@ impl Server {
         Ok(())
     }
 
-    fn set_status(&mut self, status: u64, backend: &mut impl Backend) {
+    fn set_status(&mut self, status: u64, backend: &mut dyn Backend) {
         if status == 0 {
             self.reset(backend);
         }
-        // Only a reset takes that back.
+        // Only a reset clears that bit.
         self.status = status | self.status & STATUS_NEEDS_RESET;
     }
 
-    /// Stops every queue and forgets what was said of them.
-    fn reset(&mut self, backend: &mut impl Backend) {
+    /// Stops every queue and forgets what the front end said of them.
+    fn reset(&mut self, backend: &mut dyn Backend) {
         self.stop(backend);
         for vring in &mut self.vrings {
-            *vring = Vring { signal: Arc::clone(&vring.signal), ..Vring::default() };
+            *vring = Vring { call: Arc::clone(&vring.call), ..Vring::default() };
         }
         self.status = 0;
     }
 
     /// Stops the device, and each queue with it, if any runs.
-    fn stop(&mut self, backend: &mut impl Backend) {
+    fn stop(&mut self, backend: &mut dyn Backend) {
         if self.vrings.iter().any(|vring| vring.running.is_some()) {
             backend.reset();
         }
@@ -268,7 +250,7 @@ impl Server {
         }
     }
 
-    /// Notes where the queues that have stopped would go on: the device writes to them no more.
+    /// Notes where the queues that have stopped would go on. The device writes to them no more.
     fn note_bases(&mut self) {
         for vring in &mut self.vrings {
             if let Some(layout) = vring.stopped.take() {
@@ -281,7 +263,7 @@ impl Server {
         &mut self,
         payload: &[u8],
         fds: &[OwnedFd],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let (head, rest) = MemTable::read_from_prefix(payload).map_err(|_| Fault::Payload)?;
         let count = head.count as usize;
@@ -305,7 +287,7 @@ impl Server {
         &mut self,
         single: &SingleRegion,
         fds: &[OwnedFd],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let [fd] = fds else { return Err(Fault::Descriptors) };
         if self.regions.len() as u64 >= MEM_SLOTS {
@@ -320,7 +302,7 @@ impl Server {
     fn remove_region(
         &mut self,
         single: &SingleRegion,
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let MemRegion { guest_addr, size, user_addr, .. } = single.region;
         let known =
@@ -332,14 +314,14 @@ impl Server {
         Ok(())
     }
 
-    fn change_memory(&mut self, memory: GuestMemory, backend: &mut impl Backend) {
+    fn change_memory(&mut self, memory: GuestMemory, backend: &mut dyn Backend) {
         self.memory = memory;
         if self.vrings.iter().any(|vring| vring.running.is_some()) {
             backend.set_memory(&self.memory);
         }
     }
 
-    /// Front ends choose the size by themselves, so that only the ring's own limits hold.
+    /// Front ends do not ask for the largest size, so only the limits of rings hold here.
     fn set_size(&mut self, state: VringState) -> Result<(), Fault> {
         let vring = self.idle(state.index.into())?;
         let size = u16::try_from(state.num).map_err(|_| Fault::QueueValue)?;
@@ -350,7 +332,7 @@ impl Server {
         Ok(())
     }
 
-    fn set_addr(&mut self, addr: VringAddr, backend: &mut impl Backend) -> Result<(), Fault> {
+    fn set_addr(&mut self, addr: VringAddr, backend: &mut dyn Backend) -> Result<(), Fault> {
         self.idle(addr.index.into())?.addr = Some(addr);
         self.start_if_ready(addr.index as usize, backend)
     }
@@ -361,8 +343,8 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the queue, and with it the device, and says where it would go on.
-    fn get_base(&mut self, state: VringState, backend: &mut impl Backend) -> Result<Answer, Fault> {
+    /// Stops the queue, and with it the device. The answer says where the queue would go on.
+    fn get_base(&mut self, state: VringState, backend: &mut dyn Backend) -> Result<Answer, Fault> {
         let index = state.index as usize;
         self.vring(index as u64)?;
         self.stop(backend);
@@ -374,14 +356,14 @@ impl Server {
         &mut self,
         which: u64,
         fds: Vec<OwnedFd>,
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let fd = vring_fd(which, fds)?;
         check_event(fd.as_ref())?;
         let plain = self.features & F_PROTOCOL_FEATURES == 0;
         let vring = self.idle(which & VRING_INDEX)?;
         vring.kick = fd;
-        // Without the feature there is no SET_VRING_ENABLE: the kick starts the queue.
+        // Without the feature there is no SET_VRING_ENABLE, and the kick starts the queue.
         vring.enabled |= plain;
         self.start_if_ready((which & VRING_INDEX) as usize, backend)
     }
@@ -398,10 +380,10 @@ impl Server {
         let fd = vring_fd(which, fds)?;
         check_event(fd.as_ref())?;
         let vring = self.vring(which & VRING_INDEX)?;
-        vring.signal.set(fd).map_err(|_| Fault::Descriptors)
+        vring.call.set(fd).map_err(|_| Fault::Descriptors)
     }
 
-    fn set_enable(&mut self, state: VringState, backend: &mut impl Backend) -> Result<(), Fault> {
+    fn set_enable(&mut self, state: VringState, backend: &mut dyn Backend) -> Result<(), Fault> {
         let enable = match state.num {
             0 => false,
             1 => true,
@@ -420,9 +402,9 @@ impl Server {
         }
     }
 
-    fn start_if_ready(&mut self, index: usize, backend: &mut impl Backend) -> Result<(), Fault> {
+    fn start_if_ready(&mut self, index: usize, backend: &mut dyn Backend) -> Result<(), Fault> {
         let vring = &mut self.vrings[index];
-        let (true, Some(addr)) = (vring.ready(), vring.addr) else { return Ok(()) };
+        let (true, Some(addr)) = (vring.is_ready(), vring.addr) else { return Ok(()) };
         let guest = |addr| translate(&self.regions, addr).ok_or(Fault::QueueAddress);
         let layout = Layout {
             size: vring.size,
@@ -432,11 +414,11 @@ impl Server {
             event_idx: false,
         };
         let kick = vring.kick.take().ok_or(Fault::QueueSetup)?;
-        let (memory, signal) = (self.memory.clone(), Arc::clone(&vring.signal));
-        let setup = QueueSetup { memory, layout, base: vring.base, kick, signal };
-        let queue = u16::try_from(index).map_err(|_| Fault::QueueIndex)?;
-        backend.start_queue(queue, setup).map_err(|error| {
-            tracing::warn!(queue, error, "the queue does not start");
+        let index = u16::try_from(index).map_err(|_| Fault::QueueIndex)?;
+        let (kick, signal) = (Some(kick), vring.call.clone());
+        let queue = QueueSetup { index, layout, base: vring.base, kick, signal };
+        backend.start(&self.memory, vec![queue]).map_err(|error| {
+            tracing::warn!(queue = index, error, "the queue does not start");
             Fault::QueueSetup
         })?;
         vring.running = Some(layout);
@@ -448,7 +430,7 @@ impl Server {
         self.vrings.get_mut(index).ok_or(Fault::QueueIndex)
     }
 
-    /// A queue that does not run.
+    /// Returns a queue, which must not run.
     fn idle(&mut self, index: u64) -> Result<&mut Vring, Fault> {
         let vring = self.vring(index)?;
         if vring.running.is_some() {
@@ -458,16 +440,16 @@ impl Server {
     }
 }
 
-/// The feature bits that the device and this transport have together.
+/// Returns the feature bits that the device and this transport offer.
 ///
-/// Not the event index: it would keep an armed CQ that holds CQEs already from signalling the next.
-/// Not indirect descriptors: no chain of this device has more than two. And a driver that declines a
-/// bit while it validates makes user-mode Linux forget that it negotiated protocol features.
-fn offered(backend: &impl Backend) -> u64 {
+/// The event index is not offered: an armed CQ that has CQEs already would not signal the next one.
+/// Indirect descriptors are not: no chain of this device has more than two. A driver that declines a bit
+/// while it validates makes user-mode Linux forget that it negotiated protocol features.
+fn offered(backend: &dyn Backend) -> u64 {
     backend.features() | F_VERSION_1 | F_PROTOCOL_FEATURES
 }
 
-/// Whether the answer to a request has a payload of its own.
+/// Returns whether the answer to a request has a payload of its own.
 fn has_payload(number: u32) -> bool {
     matches!(
         number,
@@ -480,17 +462,25 @@ fn has_payload(number: u32) -> bool {
     )
 }
 
+/// Returns an answer to the request with this header.
+fn reply(to: &Header, payload: &[u8]) -> Vec<u8> {
+    // No payload is longer than a request may be.
+    let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let header = Header { request: to.request, flags: flags::VERSION | flags::REPLY, size };
+    [header.as_bytes(), payload].concat()
+}
+
 fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Fault> {
     T::read_from_bytes(payload).map_err(|_| Fault::Payload)
 }
 
-/// The only file descriptor of a message.
+/// Returns the file descriptor of a message, which must be the only one.
 fn only(fds: Vec<OwnedFd>) -> Result<OwnedFd, Fault> {
     let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| Fault::Descriptors)?;
     Ok(fd)
 }
 
-/// The file descriptor that the payload of SET_VRING_KICK and its like speaks of.
+/// Returns the file descriptor of SET_VRING_KICK and its like, if the payload says that there is one.
 fn vring_fd(which: u64, fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, Fault> {
     if which & !(VRING_INDEX | VRING_NO_FD) != 0 {
         return Err(Fault::QueueIndex);
@@ -513,7 +503,7 @@ fn entries(bytes: &[u8], count: usize) -> Result<Vec<MemRegion>, Fault> {
     Ok(regions)
 }
 
-/// Refuses what is neither an eventfd nor a socket.
+/// Refuses a descriptor that is neither an eventfd nor a socket.
 fn check_event(fd: Option<&OwnedFd>) -> Result<(), Fault> {
     let suits = |fd| descriptor::is_eventfd(fd) || descriptor::is_socket(fd);
     if fd.is_some_and(|fd| !suits(fd)) {
@@ -522,7 +512,7 @@ fn check_event(fd: Option<&OwnedFd>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What is wrong with a message that came with a descriptor of no known kind.
+/// Returns the fault of a message that came with a descriptor of an unknown kind.
 fn foreign_descriptor(number: u32, payload: &[u8]) -> Fault {
     match number {
         request::SET_MEM_TABLE => {
@@ -542,7 +532,7 @@ fn foreign_descriptor(number: u32, payload: &[u8]) -> Fault {
     }
 }
 
-/// Why a region is not mapped, which the log says with its name.
+/// Logs why a region is not mapped, and returns the fault.
 fn refused_region(error: &MapError) -> Fault {
     tracing::error!(%error, "the device does not have this memory of the guest");
     match error {
@@ -570,7 +560,7 @@ fn map(memory: &GuestMemory, region: &MemRegion, fd: &OwnedFd) -> Result<GuestMe
     memory.with_region(&region).map_err(|error| refused_region(&error))
 }
 
-/// The guest address of a front end's own address.
+/// Returns the guest address for an address of the front end's own.
 fn translate(regions: &[MemRegion], user_addr: u64) -> Option<u64> {
     regions.iter().find_map(|region| {
         let offset = user_addr.checked_sub(region.user_addr)?;
@@ -578,13 +568,14 @@ fn translate(regions: &[MemRegion], user_addr: u64) -> Option<u64> {
     })
 }
 
-/// The used index of a ring, from which a queue goes on: what was not given back is served again.
+/// Returns the used index of a ring. A queue goes on from there, so that a buffer that was not given
+/// back is served again.
 fn used_index(memory: &GuestMemory, layout: &Layout) -> u16 {
     let index = memory.read_obj::<u16>(layout.used.wrapping_add(2));
     index.map(u16::from_le).unwrap_or_default()
 }
 
-fn get_config(payload: &[u8], backend: &impl Backend) -> Result<Answer, Fault> {
+fn get_config(payload: &[u8], backend: &dyn Backend) -> Result<Answer, Fault> {
     let (head, rest) = ConfigHead::read_from_prefix(payload).map_err(|_| Fault::Payload)?;
     let (offset, size) = (head.offset as usize, head.size as usize);
     if rest.len() != size {

@@ -1,35 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One connection: messages in, replies out.
+//! What the client's messages mean, and what is answered.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region};
-use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
-use rustix::io::Errno;
+use virtio_transport::{Backend, Error, Faults, Limits, Message, Protocol, Server};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::channel::{Channel, ChannelError, Message};
 use crate::interrupt::Interrupts;
 use crate::pci::{self, ConfigSpace};
 use crate::registers::{Action, Registers};
 use crate::wire::{self, command, header_flags, irq, region, set_irqs, Header};
-use crate::{Backend, Fault, Faults, Setup, MAX_QUEUES};
+use crate::{Fault, MAX_QUEUES};
 
-/// Messages handled before the caller gets to do something else.
-const BATCH: usize = 256;
+/// What is taken from a client.
+const LIMITS: Limits = Limits { message: wire::MAX_MESSAGE, fds: wire::MAX_FDS, batch: 256 };
 /// Most ranges without a file descriptor that are remembered, for a better error message.
 const MAX_UNSHARED: usize = 64;
 /// Most bytes of one region access; no register or structure is longer.
 const MAX_ACCESS: usize = 4096;
 
-/// Why a connection ended.
+/// A mistake of the client that ends the connection.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The client closed its end.
-    #[error("the client closed the connection")]
-    Closed,
+pub enum ProtocolError {
     /// The client speaks another protocol, or none.
     #[error("the client speaks version {major}.{minor}, this is 0.0")]
     Version {
@@ -38,147 +34,135 @@ pub enum Error {
         /// Minor version proposed.
         minor: u16,
     },
-    /// The first message was another one.
+    /// The first message was not VERSION.
     #[error("the client did not begin with its version")]
     NoVersion,
     /// The backend has more queues than the transport.
     #[error("{0} queues, at most {MAX_QUEUES} are possible")]
     Queues(u16),
-    /// The socket failed or is out of step.
-    #[error("{0}")]
-    Channel(ChannelError),
 }
 
-impl From<ChannelError> for Error {
-    fn from(error: ChannelError) -> Self {
-        match error {
-            ChannelError::Closed => Self::Closed,
-            other => Self::Channel(other),
-        }
-    }
+/// Serves virtio device `id`, which is `backend`, to a client that has just connected to `socket`.
+/// The client finds a device fresh from reset.
+pub fn serve(
+    socket: UnixStream,
+    id: u16,
+    backend: &dyn Backend,
+) -> Result<Server<VfioUser>, Error> {
+    let protocol = VfioUser::new(id, backend)?;
+    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
 }
 
-/// The server's end of a connection.
+/// What the client of one connection has said so far, and what it is shown.
 #[derive(Debug)]
-pub struct Server {
-    channel: Channel,
+pub struct VfioUser {
+    /// Whether the client has said its version.
     negotiated: bool,
-    /// The backend was started, and not reset since.
+    /// Whether the backend was started, and not reset since.
     started: bool,
     config: ConfigSpace,
     registers: Registers,
     interrupts: Arc<Interrupts>,
     memory: GuestMemory,
-    /// Ranges that came without a file descriptor: ROM, BARs of other devices, private memory.
+    /// The ranges that came without a file descriptor: ROM, BARs of other devices, private memory.
     unshared: Vec<(u64, u64)>,
-    faults: Faults,
-    /// What the last message is answered with, once the backend has done what it asks for.
-    held: Option<(Header, Result<Vec<u8>, Fault>)>,
+    faults: Faults<Fault>,
+    /// The reply to the last message, whole.
+    reply: Option<Vec<u8>>,
 }
 
-impl Server {
-    /// Serves virtio device `id`, which is `backend`, on a connected socket.
-    pub fn new(socket: UnixStream, id: u16, backend: &impl Backend) -> Result<Self, Error> {
+impl Protocol for VfioUser {
+    fn message_length(&self, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        let Ok((header, _)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
+        let length = header.size.get() as usize;
+        if length < size_of::<Header>() {
+            return Err(Error::Length(length));
+        }
+        Ok(Some(length))
+    }
+
+    fn handle(&mut self, message: Message, backend: &mut dyn Backend) -> Result<(), Error> {
+        let bytes = message.bytes.as_slice();
+        let Ok((header, _)) = Header::read_from_prefix(bytes) else {
+            return Err(Error::Length(bytes.len()));
+        };
+        let flags = header.flags.get();
+        if flags & header_flags::TYPE != header_flags::COMMAND {
+            // This is a reply, although the server asked nothing. There is nothing to answer.
+            self.faults.count(Fault::UnknownCommand, header.command.get().into());
+            return Ok(());
+        }
+        let result = if self.negotiated {
+            self.execute(&header, message, backend)
+        } else {
+            return self.negotiate(&header, &bytes[size_of::<Header>()..]);
+        };
+        if let Err(fault) = result {
+            self.faults.count(fault, header.command.get().into());
+        }
+        if flags & header_flags::NO_REPLY == 0 {
+            self.reply = Some(match result {
+                Ok(payload) => reply(&header, header_flags::REPLY, 0, &payload),
+                Err(fault) => {
+                    let flags = header_flags::REPLY | header_flags::ERROR;
+                    reply(&header, flags, fault.errno(), &[])
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn take_reply(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        Ok(self.reply.take())
+    }
+
+    fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    fn needs_reset(&mut self) {
+        self.registers.needs_reset();
+    }
+}
+
+impl VfioUser {
+    fn new(id: u16, backend: &dyn Backend) -> Result<Self, Error> {
         let count = backend.queue_count();
         if count > MAX_QUEUES {
-            return Err(Error::Queues(count));
+            return Err(Error::protocol(ProtocolError::Queues(count)));
         }
         let sizes: Vec<u16> = (0..count).map(|queue| backend.queue_max_size(queue)).collect();
         let interrupts = Arc::new(Interrupts::default());
         let registers = Registers::new(backend.features(), &sizes, &interrupts);
-        let policy = backend.memory_policy();
         let config_len = u32::try_from(backend.config().len()).unwrap_or(pci::DEVICE.len);
         Ok(Self {
-            channel: Channel::new(socket, policy.any_file),
             negotiated: false,
             started: false,
             config: ConfigSpace::new(id, registers.vectors(), config_len),
             registers,
             interrupts,
-            memory: GuestMemory::new(policy),
+            memory: GuestMemory::new(backend.memory_policy()),
             unshared: Vec::new(),
             faults: Faults::default(),
-            held: None,
+            reply: None,
         })
     }
 
-    /// The socket, to be waited for.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
-    }
-
-    /// The guest's memory as the client gave it out so far.
-    pub fn memory(&self) -> &GuestMemory {
-        &self.memory
-    }
-
-    /// What the client did wrong so far.
-    pub fn faults(&self) -> &Faults {
+    /// Returns what the client did wrong so far.
+    pub fn faults(&self) -> &Faults<Fault> {
         &self.faults
     }
 
-    /// Asks the driver for a reset, because the device cannot go on.
-    pub fn needs_reset(&mut self) {
-        self.registers.needs_reset();
-    }
-
-    /// Answers what the client sent. Does not wait; returns whether there was anything, or the backend
-    /// is not settled: call again then.
-    ///
-    /// When this fails the connection is over, and the caller resets the backend.
-    pub fn process(&mut self, backend: &mut impl Backend) -> Result<bool, Error> {
-        for done in 0..BATCH {
-            if !backend.is_settled() {
-                return Ok(true);
-            }
-            self.send_held()?;
-            let Some(message) = self.channel.receive()? else {
-                return Ok(done > 0);
-            };
-            self.answer(message, backend)?;
+    /// Answers the first message, which must be VERSION.
+    fn negotiate(&mut self, header: &Header, payload: &[u8]) -> Result<(), Error> {
+        if header.command.get() != command::VERSION {
+            return Err(Error::protocol(ProtocolError::NoVersion));
         }
-        Ok(true)
-    }
-
-    fn answer(&mut self, message: Message, backend: &mut impl Backend) -> Result<(), Error> {
-        let header = message.header;
-        if header.flags.get() & header_flags::TYPE != header_flags::COMMAND {
-            // A reply, although nothing was asked: there is nothing to answer to.
-            self.faults.count(Fault::UnknownCommand);
-            return Ok(());
-        }
-        if !self.negotiated {
-            return self.negotiate(&message);
-        }
-        let result = self.execute(message, backend);
-        if let Err(fault) = result {
-            self.faults.count(fault);
-        }
-        if header.flags.get() & header_flags::NO_REPLY == 0 {
-            self.held = Some((header, result));
-        }
-        Ok(())
-    }
-
-    /// Sends the reply that waited for the backend.
-    fn send_held(&mut self) -> Result<(), Error> {
-        match self.held.take() {
-            Some((header, Ok(payload))) => self.channel.reply(&header, &payload)?,
-            Some((header, Err(fault))) => self.channel.reply_error(&header, fault.errno())?,
-            None => {}
-        }
-        Ok(())
-    }
-
-    fn negotiate(&mut self, message: &Message) -> Result<(), Error> {
-        if message.header.command.get() != command::VERSION {
-            return Err(Error::NoVersion);
-        }
-        let (version, _) =
-            wire::Version::read_from_prefix(&message.payload).map_err(|_| Error::NoVersion)?;
-        if version.major.get() != 0 {
-            let (major, minor) = (version.major.get(), version.minor.get());
-            return Err(Error::Version { major, minor });
+        let (version, _) = wire::Version::read_from_prefix(payload)
+            .map_err(|_| Error::protocol(ProtocolError::NoVersion))?;
+        let (major, minor) = (version.major.get(), version.minor.get());
+        if major != 0 {
+            return Err(Error::protocol(ProtocolError::Version { major, minor }));
         }
         let capabilities = serde_json::json!({ "capabilities": {
             "max_msg_fds": wire::MAX_FDS,
@@ -187,28 +171,34 @@ impl Server {
         let mut payload = wire::Version { major: 0.into(), minor: 0.into() }.as_bytes().to_vec();
         payload.extend(capabilities.to_string().as_bytes());
         payload.push(0);
-        self.channel.reply(&message.header, &payload)?;
+        self.reply = Some(reply(header, header_flags::REPLY, 0, &payload));
         self.negotiated = true;
         Ok(())
     }
 
-    fn execute(&mut self, message: Message, backend: &mut impl Backend) -> Result<Vec<u8>, Fault> {
-        let Message { header, payload, fds, fds_lost, fds_foreign } = message;
+    fn execute(
+        &mut self,
+        header: &Header,
+        message: Message,
+        backend: &mut dyn Backend,
+    ) -> Result<Vec<u8>, Fault> {
+        let Message { bytes, fds, fds_lost, fds_foreign } = message;
+        let payload = &bytes[size_of::<Header>()..];
         if fds_lost {
             return Err(Fault::DescriptorsLost);
         }
         if fds_foreign {
-            return Err(foreign_descriptor(header.command.get(), &payload));
+            return Err(foreign_descriptor(header.command.get(), payload));
         }
         match header.command.get() {
-            command::DMA_MAP => self.dma_map(&payload, &fds, backend).map(|()| Vec::new()),
-            command::DMA_UNMAP => self.dma_unmap(&payload, backend),
-            command::DEVICE_GET_INFO => device_info(&payload),
-            command::DEVICE_GET_REGION_INFO => region_info(&payload),
-            command::DEVICE_GET_IRQ_INFO => self.irq_info(&payload),
-            command::DEVICE_SET_IRQS => self.set_irqs(&payload, fds).map(|()| Vec::new()),
-            command::REGION_READ => self.region_read(&payload, backend),
-            command::REGION_WRITE => self.region_write(&payload, backend),
+            command::DMA_MAP => self.dma_map(payload, &fds, backend).map(|()| Vec::new()),
+            command::DMA_UNMAP => self.dma_unmap(payload, backend),
+            command::DEVICE_GET_INFO => device_info(payload),
+            command::DEVICE_GET_REGION_INFO => region_info(payload),
+            command::DEVICE_GET_IRQ_INFO => self.irq_info(payload),
+            command::DEVICE_SET_IRQS => self.set_irqs(payload, fds).map(|()| Vec::new()),
+            command::REGION_READ => self.region_read(payload, backend),
+            command::REGION_WRITE => self.region_write(payload, backend),
             command::DEVICE_RESET => {
                 self.reset(backend);
                 Ok(Vec::new())
@@ -221,7 +211,7 @@ impl Server {
         &mut self,
         payload: &[u8],
         fds: &[OwnedFd],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let map: wire::DmaMap = parse(payload)?;
         let (guest_addr, len) = (map.address.get(), map.size.get());
@@ -243,7 +233,7 @@ impl Server {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, payload: &[u8], backend: &mut impl Backend) -> Result<Vec<u8>, Fault> {
+    fn dma_unmap(&mut self, payload: &[u8], backend: &mut dyn Backend) -> Result<Vec<u8>, Fault> {
         let unmap: wire::DmaUnmap = parse(payload)?;
         if unmap.flags.get() & wire::DMA_UNMAP_ALL != 0 {
             self.unshared.clear();
@@ -266,7 +256,7 @@ impl Server {
         Ok(unmap.as_bytes().to_vec())
     }
 
-    fn publish_memory(&self, backend: &mut impl Backend) {
+    fn publish_memory(&self, backend: &mut dyn Backend) {
         if self.started {
             backend.set_memory(&self.memory);
         }
@@ -276,7 +266,7 @@ impl Server {
         let mut info: wire::IrqInfo = parse(payload)?;
         check_argsz(info.argsz.get(), size_of::<wire::IrqInfo>())?;
         let intx = wire::IRQ_FLAGS_MASKABLE | wire::IRQ_FLAGS_AUTOMASKED;
-        // MSI-X without NORESIZE: with it, the client sets up all vectors anew for each one more.
+        // MSI-X without NORESIZE: with it, the client would set up all vectors again for each one more.
         let (flags, count) = match info.index.get() {
             irq::INTX => (wire::IRQ_FLAGS_EVENTFD | intx, 1),
             irq::MSIX => (wire::IRQ_FLAGS_EVENTFD, u32::from(self.registers.vectors())),
@@ -305,35 +295,55 @@ impl Server {
         if !fds.iter().all(descriptor::is_eventfd) {
             return Err(Fault::DescriptorKind);
         }
-        // For the kernels on which a signal is a write.
-        fds.iter().try_for_each(set_nonblocking).map_err(|_| Fault::Descriptors)?;
-        let range = start..start + count;
-        let msix = set.index.get() == irq::MSIX;
-        match set.flags.get() {
+        fds.iter().try_for_each(descriptor::set_nonblocking).map_err(|_| Fault::Descriptors)?;
+        match set.index.get() {
+            irq::MSIX => self.set_msix(set.flags.get(), start..start + count, data, fds),
+            _ => self.set_intx(set.flags.get(), count, fds),
+        }
+    }
+
+    /// Does what SET_IRQS asks for with these MSI-X vectors.
+    fn set_msix(
+        &mut self,
+        action: u32,
+        vectors: Range<usize>,
+        data: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Fault> {
+        let count = vectors.len();
+        match action {
             set_irqs::EVENTFD if !fds.is_empty() && fds.len() != count => {
                 return Err(Fault::Descriptors)
             }
-            set_irqs::EVENTFD if msix => self.interrupts.set_msix(start, count, fds),
-            set_irqs::EVENTFD => self.interrupts.set_intx(fds.into_iter().next()),
-            set_irqs::NOW if count == 0 && msix => self.interrupts.clear_msix(),
-            set_irqs::NOW if count == 0 => self.interrupts.set_intx(None),
-            set_irqs::NOW if msix => range.for_each(|vector| self.interrupts.trigger(vector)),
-            set_irqs::CHOSEN if msix && data.len() >= count => {
-                let chosen = range.zip(data).filter(|(_, wanted)| **wanted != 0);
+            set_irqs::EVENTFD => self.interrupts.set_msix(vectors.start, count, fds),
+            set_irqs::NOW if count == 0 => self.interrupts.clear_msix(),
+            set_irqs::NOW => vectors.for_each(|vector| self.interrupts.trigger(vector)),
+            set_irqs::CHOSEN if data.len() >= count => {
+                let chosen = vectors.zip(data).filter(|(_, wanted)| **wanted != 0);
                 chosen.for_each(|(vector, _)| self.interrupts.trigger(vector));
             }
-            set_irqs::MASK if !msix => self.interrupts.mask_intx(true),
-            set_irqs::UNMASK if !msix => self.interrupts.mask_intx(false),
             _ => return Err(Fault::IrqAction),
         }
         Ok(())
     }
 
-    fn region_read(
-        &mut self,
-        payload: &[u8],
-        backend: &mut impl Backend,
-    ) -> Result<Vec<u8>, Fault> {
+    /// Does what SET_IRQS asks for with INTx, or with an interrupt of `count` 0 that the device does
+    /// not have.
+    fn set_intx(&mut self, action: u32, count: usize, fds: Vec<OwnedFd>) -> Result<(), Fault> {
+        match action {
+            set_irqs::EVENTFD if !fds.is_empty() && fds.len() != count => {
+                return Err(Fault::Descriptors)
+            }
+            set_irqs::EVENTFD => self.interrupts.set_intx(fds.into_iter().next()),
+            set_irqs::NOW if count == 0 => self.interrupts.set_intx(None),
+            set_irqs::MASK => self.interrupts.mask_intx(true),
+            set_irqs::UNMASK => self.interrupts.mask_intx(false),
+            _ => return Err(Fault::IrqAction),
+        }
+        Ok(())
+    }
+
+    fn region_read(&mut self, payload: &[u8], backend: &mut dyn Backend) -> Result<Vec<u8>, Fault> {
         let access: wire::RegionAccess = parse(payload)?;
         let len = access.count.get() as usize;
         let at = check_access(&access)?;
@@ -347,7 +357,7 @@ impl Server {
     fn region_write(
         &mut self,
         payload: &[u8],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<Vec<u8>, Fault> {
         let (access, data) =
             wire::RegionAccess::read_from_prefix(payload).map_err(|_| Fault::ShortPayload)?;
@@ -366,7 +376,7 @@ impl Server {
         &mut self,
         at: usize,
         len: usize,
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<Vec<u8>, Fault> {
         if let Some(access) = self.config.bar_access(at, len) {
             return Ok(self.bar_read(access.bar, access.offset, access.len, backend));
@@ -379,7 +389,7 @@ impl Server {
         &mut self,
         at: usize,
         data: &[u8],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         if let Some(access) = self.config.bar_access(at, data.len()) {
             return self.bar_write(access.bar, access.offset, data, backend);
@@ -387,13 +397,13 @@ impl Server {
         self.config.write(at, data).ok_or(Fault::RegionBounds)
     }
 
-    /// Reads from a BAR; what is no structure reads as zero.
+    /// Reads from a BAR. Bytes that belong to no structure are zero.
     fn bar_read(
         &mut self,
         bar: u32,
         offset: u64,
         len: usize,
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Vec<u8> {
         if bar != region::BAR0 {
             return vec![0; len];
@@ -413,7 +423,7 @@ impl Server {
         bar: u32,
         offset: u64,
         data: &[u8],
-        backend: &mut impl Backend,
+        backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         if bar != region::BAR0 {
             return Ok(());
@@ -438,29 +448,22 @@ impl Server {
         }
     }
 
-    fn kick(&mut self, queue: usize, backend: &mut impl Backend) -> Result<(), Fault> {
-        if !self.started || !self.registers.enabled(queue) {
+    fn kick(&mut self, queue: usize, backend: &mut dyn Backend) -> Result<(), Fault> {
+        if !self.started || !self.registers.is_enabled(queue) {
             return Err(Fault::Kick);
         }
         backend.kick(u16::try_from(queue).map_err(|_| Fault::Kick)?);
         Ok(())
     }
 
-    fn start(&mut self, backend: &mut impl Backend) {
-        let queues = self.registers.setup();
-        let features = self.registers.features();
-        let first = queues.iter().flatten().next();
-        let private = first.is_some_and(|queue| {
-            let inside = |(start, len): &(u64, u64)| {
-                queue.desc.checked_sub(*start).is_some_and(|skip| skip < *len)
-            };
-            !self.memory.contains(queue.desc, 1) && self.unshared.iter().any(inside)
-        });
-        let memory = self.memory.clone();
-        let result = if private {
+    /// Starts the backend: the driver set DRIVER_OK. A device that cannot start asks for a reset.
+    fn start(&mut self, backend: &mut dyn Backend) {
+        let queues = self.registers.enabled_queues();
+        let result = if queues.first().is_some_and(|queue| self.is_unshared(queue.layout.desc)) {
             Err("the guest's memory is not shared: start QEMU with share=on".to_owned())
         } else {
-            backend.start(Setup { features, memory, queues })
+            backend.set_features(self.registers.features());
+            backend.start(&self.memory, queues)
         };
         self.started = result.is_ok();
         if let Err(error) = result {
@@ -469,7 +472,14 @@ impl Server {
         }
     }
 
-    fn reset(&mut self, backend: &mut impl Backend) {
+    /// Returns whether this address is in memory that the client keeps to itself.
+    fn is_unshared(&self, addr: u64) -> bool {
+        let inside =
+            |(start, len): &(u64, u64)| addr.checked_sub(*start).is_some_and(|skip| skip < *len);
+        !self.memory.contains(addr, 1) && self.unshared.iter().any(inside)
+    }
+
+    fn reset(&mut self, backend: &mut dyn Backend) {
         if std::mem::take(&mut self.started) {
             backend.reset();
         }
@@ -478,7 +488,7 @@ impl Server {
     }
 }
 
-/// Why a region is not mapped, which the log says with its name.
+/// Logs why a region is not mapped, and returns the fault.
 fn refused_map(error: &MapError) -> Fault {
     tracing::error!(%error, "DMA_MAP: the device does not have this memory");
     match error {
@@ -492,7 +502,7 @@ fn refused_map(error: &MapError) -> Fault {
     }
 }
 
-/// What is wrong with a message that came with a descriptor of no known kind.
+/// Returns the fault of a message that came with a descriptor of an unknown kind.
 fn foreign_descriptor(number: u16, payload: &[u8]) -> Fault {
     match parse::<wire::DmaMap>(payload) {
         Ok(map) if number == command::DMA_MAP => {
@@ -503,8 +513,18 @@ fn foreign_descriptor(number: u16, payload: &[u8]) -> Fault {
     }
 }
 
-fn set_nonblocking(fd: &OwnedFd) -> Result<(), Errno> {
-    fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
+/// Returns a reply to the message with this header.
+fn reply(to: &Header, flags: u32, error: u32, payload: &[u8]) -> Vec<u8> {
+    let length = size_of::<Header>() + payload.len();
+    let header = Header {
+        id: to.id,
+        command: to.command,
+        // No reply is longer than a message may be.
+        size: u32::try_from(length).unwrap_or(u32::MAX).into(),
+        flags: flags.into(),
+        error: error.into(),
+    };
+    [header.as_bytes(), payload].concat()
 }
 
 fn parse<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<T, Fault> {
@@ -531,7 +551,7 @@ fn device_info(payload: &[u8]) -> Result<Vec<u8>, Fault> {
     Ok(reply.as_bytes().to_vec())
 }
 
-/// Size of a region, 0 for one that the device does not have.
+/// Returns the size of a region, which is 0 for one that the device does not have.
 fn region_size(index: u32) -> Result<u64, Fault> {
     match index {
         region::BAR0 => Ok(pci::BAR0_SIZE.into()),
@@ -555,7 +575,7 @@ fn region_info(payload: &[u8]) -> Result<Vec<u8>, Fault> {
     Ok(info.as_bytes().to_vec())
 }
 
-/// The offset of an access that lies within its region.
+/// Returns the offset of an access, which must be within its region.
 fn check_access(access: &wire::RegionAccess) -> Result<usize, Fault> {
     let size = region_size(access.region.get())?;
     let (offset, len) = (access.offset.get(), u64::from(access.count.get()));

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The virtio device behind a connection.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use memory::{GuestMemory, Policy};
+use ring::{Layout, Signal};
+
+/// A virtqueue that the driver has set up and enabled.
+pub struct QueueSetup {
+    /// The number of the queue.
+    pub index: u16,
+    /// Where the queue is, in guest addresses, and how it works.
+    pub layout: Layout,
+    /// The available index that the device begins at.
+    pub base: u16,
+    /// Becomes readable when the driver has made buffers available. The monitor and the guest
+    /// write to this eventfd: watch it edge-triggered and never read it. `None` where the monitor
+    /// sends kicks as messages; the server then calls [`Backend::kick`].
+    pub kick: Option<OwnedFd>,
+    /// Interrupts the guest.
+    pub signal: Arc<dyn Signal>,
+}
+
+/// A virtio device, as its transport sees it. Nothing here may wait for a guest or a monitor.
+pub trait Backend {
+    /// Returns the device-specific feature bits that the device offers; the transport adds its own.
+    fn features(&self) -> u64;
+
+    /// Takes the feature bits that the driver has agreed on, before the first queue starts.
+    fn set_features(&mut self, features: u64);
+
+    /// Returns the device-specific configuration space.
+    fn config(&self) -> &[u8];
+
+    /// Returns the number of virtqueues, which is at most the `MAX_QUEUES` of the transport.
+    fn queue_count(&self) -> u16;
+
+    /// Returns the largest ring size of a queue, a power of two. With vhost-user the monitor does
+    /// not ask for it.
+    fn queue_max_size(&self, queue: u16) -> u16;
+
+    /// Returns what memory the monitor may give out.
+    fn memory_policy(&self) -> Policy {
+        Policy::default()
+    }
+
+    /// Starts queues. The first call begins the device's life, which lasts until the reset. With
+    /// vfio-user it has all queues that the driver enabled, perhaps none; with vhost-user each call
+    /// has one.
+    ///
+    /// On an error the text says why the device cannot serve these queues; no queue of the call has
+    /// started then.
+    fn start(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String>;
+
+    /// Takes the guest's new memory map. The device does not touch what the old map had and the new
+    /// one lacks any more once the backend [is settled](Self::is_settled). The server calls this
+    /// for a device that has started.
+    fn set_memory(&mut self, memory: &GuestMemory);
+
+    /// Learns from a message that the driver has made buffers available in a queue that runs.
+    fn kick(&mut self, queue: u16);
+
+    /// Resets the device, which has started. The device does not touch guest memory any more, and
+    /// no queue runs, once the backend [is settled](Self::is_settled).
+    fn reset(&mut self);
+
+    /// Returns whether the last [`Self::set_memory`] or [`Self::reset`] is done. Until then the
+    /// monitor gets no reply, and the server calls nothing else.
+    fn is_settled(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Messages over a socket, with file descriptors.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendFlags,
+};
+
+use crate::Error;
+
+/// Most file descriptors that a message of any protocol may have.
+pub const MAX_DESCRIPTORS: usize = 16;
+
+/// A message of the monitor.
+#[derive(Debug)]
+pub struct Message {
+    /// The message, header included.
+    pub bytes: Vec<u8>,
+    /// The file descriptors that came with it.
+    pub fds: Vec<OwnedFd>,
+    /// Whether there were more descriptors, which did not arrive: the message had more than it may
+    /// have, or this process has as many open as it may.
+    pub fds_lost: bool,
+    /// Whether there were more descriptors, of files that somebody can let others wait for.
+    pub fds_foreign: bool,
+}
+
+/// File descriptors that one read brought.
+#[derive(Debug)]
+struct Descriptors {
+    /// The end of that read, as a position in the buffer.
+    end: usize,
+    fds: Vec<OwnedFd>,
+    /// As in [`Message::fds_lost`].
+    lost: bool,
+    /// As in [`Message::fds_foreign`].
+    foreign: bool,
+}
+
+/// The socket, and what was read ahead from it.
+///
+/// One read takes several small messages, above all kicks, which QEMU posts. The kernel ends such a
+/// read behind the bytes that were sent with file descriptors (`unix_stream_read_generic()` in
+/// net/unix/af_unix.c). So the descriptors of a read belong to the message that has the read's last
+/// byte.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    socket: UnixStream,
+    buffer: Box<[u8]>,
+    /// What is unread in the buffer.
+    start: usize,
+    end: usize,
+    /// The descriptors of unread messages, in the order of the reads. There are two such messages at
+    /// most: one that the buffer had the beginning of before it was filled, and the last one.
+    descriptors: VecDeque<Descriptors>,
+    /// Most descriptors of a message.
+    max_fds: usize,
+    /// Whether descriptors of every file are taken.
+    any_file: bool,
+}
+
+impl Channel {
+    /// Reads messages of up to `max_message` bytes and `max_fds` descriptors from a socket.
+    pub(crate) fn new(
+        socket: UnixStream,
+        max_message: usize,
+        max_fds: usize,
+        any_file: bool,
+    ) -> Self {
+        let buffer = vec![0; 2 * max_message].into_boxed_slice();
+        let descriptors = VecDeque::new();
+        Self { socket, buffer, start: 0, end: 0, descriptors, max_fds, any_file }
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns the next message, or `None` if none is complete yet. Never waits.
+    ///
+    /// `length` finds the length of the message that begins with some bytes, which is at least that
+    /// of its header; `None` as long as it cannot tell.
+    pub(crate) fn receive(
+        &mut self,
+        length: impl Fn(&[u8]) -> Result<Option<usize>, Error>,
+    ) -> Result<Option<Message>, Error> {
+        loop {
+            let unread = &self.buffer[self.start..self.end];
+            if let Some(length) = length(unread)? {
+                // The rest of a message must fit behind its beginning.
+                if length > self.buffer.len() / 2 {
+                    return Err(Error::Length(length));
+                }
+                if let Some(bytes) = unread.get(..length) {
+                    let bytes = bytes.to_vec();
+                    return Ok(Some(self.take(bytes)));
+                }
+            }
+            if !self.fill()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Sends a whole message. Never waits: a monitor has one message under way, or a few, and reads
+    /// each reply.
+    pub(crate) fn send(&self, message: &[u8]) -> Result<(), Error> {
+        let mut no_fds = SendAncillaryBuffer::default();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match sendmsg(&self.socket, &[IoSlice::new(message)], &mut no_fds, flags) {
+                Ok(sent) if sent == message.len() => return Ok(()),
+                Ok(_) | Err(Errno::AGAIN) => return Err(Error::Stuck),
+                Err(Errno::PIPE) => return Err(Error::Closed),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Takes a complete message, of these bytes, out of the buffer, with its descriptors.
+    fn take(&mut self, bytes: Vec<u8>) -> Message {
+        self.start += bytes.len();
+        let mut message = Message { bytes, fds: Vec::new(), fds_lost: false, fds_foreign: false };
+        while self.descriptors.front().is_some_and(|read| read.end <= self.start) {
+            let Some(read) = self.descriptors.pop_front() else { break };
+            message.fds.extend(read.fds);
+            message.fds_lost |= read.lost;
+            message.fds_foreign |= read.foreign;
+        }
+        message.fds_lost |= message.fds.len() > self.max_fds;
+        message.fds.truncate(self.max_fds);
+        message
+    }
+
+    /// Reads what the socket has; returns `false` if it has nothing.
+    fn fill(&mut self) -> Result<bool, Error> {
+        self.compact();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let room = if descriptor::may_receive() { space.len() } else { 0 };
+        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+        let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let (read, lost) = match recvmsg(&self.socket, &mut part, &mut control, flags) {
+            Ok(message) => (message.bytes, message.flags.contains(ReturnFlags::CTRUNC)),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        };
+        if read == 0 {
+            return Err(Error::Closed);
+        }
+        self.end += read;
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        self.keep(fds, lost);
+        Ok(true)
+    }
+
+    /// Keeps the descriptors of a read, as many as its messages may have. `lost`: some did not
+    /// arrive.
+    fn keep(&mut self, fds: Vec<OwnedFd>, lost: bool) {
+        let (mut fds, foreign) =
+            if self.any_file { (fds, false) } else { descriptor::keep_harmless(fds) };
+        let waiting: usize = self.descriptors.iter().map(|read| read.fds.len()).sum();
+        let room = (2 * self.max_fds).saturating_sub(waiting);
+        let lost = lost || fds.len() > room;
+        fds.truncate(room);
+        if lost || foreign || !fds.is_empty() {
+            self.descriptors.push_back(Descriptors { end: self.end, fds, lost, foreign });
+        }
+    }
+
+    /// Makes room behind what is unread, which is less than one message.
+    fn compact(&mut self) {
+        self.buffer.copy_within(self.start..self.end, 0);
+        for read in &mut self.descriptors {
+            read.end -= self.start;
+        }
+        self.end -= self.start;
+        self.start = 0;
+    }
+}
