@@ -81,9 +81,9 @@ impl Budget {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
     /// It gets one in each round.
-    Hot,
+    Runnable,
     /// It gets one after a kick or a message, when another thread wants it to, or at this time.
-    Parked(Option<Instant>),
+    Armed(Option<Instant>),
 }
 
 /// A guest whose monitor is connected.
@@ -131,7 +131,7 @@ impl Connection {
         Ok(Self {
             span: tracing::info_span!("guest", name = guest.spec.name),
             guest,
-            state: State::Hot,
+            state: State::Runnable,
             budget: Budget(Budget::FIRST),
             spin: Spin::new(poll, now),
             busy: false,
@@ -153,7 +153,7 @@ impl Connection {
             Source::Socket(_) => self.unread = true,
             Source::Kick(_, queue) => self.guest.device.kick(queue),
         }
-        self.state = State::Hot;
+        self.state = State::Runnable;
     }
 
     /// Does a bounded part of what there is to do, and returns whether that was anything. An error
@@ -229,19 +229,19 @@ impl Connection {
 
     /// Returns whether the guest had no work for long enough to be armed. `contended`: other threads
     /// want the processor, so that a moment is long enough.
-    pub fn is_tired(&mut self, now: Instant, contended: bool) -> bool {
-        self.state == State::Hot && !self.busy && !self.spin.again(now, contended)
+    pub fn is_idle(&mut self, now: Instant, contended: bool) -> bool {
+        self.state == State::Runnable && !self.busy && !self.spin.again(now, contended)
     }
 
     /// Stops the turns, unless work has come meanwhile.
     ///
     /// From now on a peer that has something for the guest wakes the worker, and the guest kicks when
     /// it makes buffers available. Work that came before is found here.
-    pub fn park(&mut self) {
+    pub fn arm(&mut self) {
         if self.unread || self.guest.device.arm() {
             return;
         }
-        self.state = State::Parked(match self.next {
+        self.state = State::Armed(match self.next {
             Next::At(time) => Some(time),
             Next::Busy | Next::Idle => None,
         });

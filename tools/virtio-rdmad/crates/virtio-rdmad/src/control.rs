@@ -16,7 +16,7 @@ use serde_json::{json, Map, Value};
 use crate::guest::Guest;
 use crate::socket::Socket;
 use crate::times::Reading;
-use crate::worker::Shared;
+use crate::worker_handle::WorkerHandle;
 
 /// The only request.
 pub const STATUS: &str = "status";
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const MAX_REQUEST: u64 = 64;
 
 /// Answers who connects, one after the other, until the other end of `end` is closed.
-pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[Shared]) {
+pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[WorkerHandle]) {
     loop {
         let mut fds =
             [PollFd::new(end, PollFlags::empty()), PollFd::new(socket.listener(), PollFlags::IN)];
@@ -48,7 +48,7 @@ pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[
     }
 }
 
-fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[Shared]) -> Result<(), Error> {
+fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Result<(), Error> {
     let Some(mut stream) = socket.accept()? else { return Ok(()) };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -62,7 +62,7 @@ fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[Shared]) -> Result<
     stream.write_all(format!("{answer}\n").as_bytes())
 }
 
-fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
+fn status(guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Value {
     let guests: Vec<Value> = guests.iter().map(|guest| of_guest(guest)).collect();
     let workers: Vec<Value> = workers.iter().map(of_worker).collect();
     json!({
@@ -74,7 +74,7 @@ fn status(guests: &[Arc<Guest>], workers: &[Shared]) -> Value {
     })
 }
 
-fn of_worker(worker: &Shared) -> Value {
+fn of_worker(worker: &WorkerHandle) -> Value {
     let Reading { work, poll, wait, sleep, rounds, sleeps, asleep } = worker.times.read();
     json!({
         "guests": worker.guests(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process: guests, workers, signals.
+//! The process: its guests, its workers, its signals.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
@@ -27,43 +27,45 @@ use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::Socket;
-use crate::worker::{Shared, Worker};
+use crate::worker::Worker;
+use crate::worker_handle::WorkerHandle;
 
-/// How long to wait when no connection can be accepted, for lack of file descriptors say.
+/// How long to wait when no connection can be accepted, for example because there are too many
+/// descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why the process does not start, or ends.
+/// Why the process cannot start, or why it ends.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Two guests with one name.
+    /// Two guests have one name.
     #[error("two guests have the name \"{0}\"")]
     Name(String),
-    /// Two sockets at one path.
+    /// Two sockets have one path.
     #[error("two sockets at {0}")]
     Path(PathBuf),
-    /// Two guests of a network with one MAC address.
+    /// Two guests of a network have one MAC address.
     #[error("two guests of network \"{0}\" have the same MAC address")]
     Mac(String),
-    /// More workers than CPUs to pin them to.
+    /// There are more workers than CPUs to pin them to.
     #[error("{workers} workers and only {cpus} CPUs to pin them to")]
     Cpus {
-        /// Workers asked for.
+        /// How many workers there are.
         workers: usize,
-        /// CPUs given.
+        /// How many CPUs there are.
         cpus: usize,
     },
-    /// A worker does not start.
+    /// A worker cannot start.
     #[error("worker {index}: {error}")]
     Worker {
-        /// Which one.
+        /// The index of the worker.
         index: usize,
-        /// Why.
+        /// The reason.
         error: String,
     },
     /// The process cannot be confined.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The process that removes the sockets does not start.
+    /// The process that removes the sockets cannot start.
     #[error("sandbox: the process that removes the sockets: {0} (--sandbox=off goes without)")]
     Remover(Error),
     /// The operating system refused something.
@@ -77,11 +79,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     memory::survive_losses()?;
     raise_descriptor_limit();
     check_signals();
-    // Caught from here on, so that no socket stays behind.
+    // Signals are caught from here on, so that no socket stays behind.
     let signals = signals()?;
     let control = options.control.as_deref().map(Socket::bind).transpose()?;
-    let workers: Arc<[Shared]> = (0..worker_count(options)?)
-        .map(|_| Shared::new(options.guests.len()))
+    let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
+        .map(|_| WorkerHandle::new(options.guests.len()))
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
     let guests: Arc<[_]> = guests(options, &workers)?.into();
@@ -90,10 +92,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if options.sandbox == Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
-    // Goes before the guests do, and so the sockets' files before those who listen.
+    // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
-    let threads = start(options, &workers, &departures, filters.as_ref())?;
+    let threads = start(options, &workers, &guests, &departures, filters.as_ref())?;
     let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
@@ -101,7 +103,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
     let result = wait(&signals, &departures, &guests, &workers);
     drop(end);
-    workers.iter().for_each(Shared::stop);
+    workers.iter().for_each(WorkerHandle::stop);
     for thread in threads.into_iter().chain(control_thread) {
         // A thread that panicked has said so itself.
         let _ = thread.join();
@@ -110,8 +112,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     Ok(result?)
 }
 
-/// Lets this process have as many descriptors as the system allows it: a guest takes some for its
-/// memory and one for each of its interrupts.
+/// Allows this process as many descriptors as the system does. A guest takes some for its memory and
+/// one for each of its interrupts.
 fn raise_descriptor_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -123,7 +125,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Says so if this kernel makes a signal of a guest wait for its monitor.
+/// Warns if an interrupt of a guest can wait for its monitor on this kernel.
 fn check_signals() {
     if let Err(error) = descriptor::prepare() {
         tracing::warn!(
@@ -134,7 +136,7 @@ fn check_signals() {
 }
 
 /// Starts the threads that do what a worker must not wait for: one closes descriptors whose file
-/// system may let it wait for ever, one unmaps memory.
+/// system may make it wait for ever, the other one unmaps memory.
 fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
     let confine = |job: &'static str| {
         let filters = filters.cloned();
@@ -148,7 +150,7 @@ fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
     Ok(memory::start_unmapper(confine("unmaps memory"))?)
 }
 
-/// How many workers there are.
+/// Returns how many workers there are to be.
 fn worker_count(options: &Options) -> Result<usize, DaemonError> {
     let cpus = options.cpus.as_ref().map(|cpus| cpus.0.len());
     let wanted = options.workers.map(usize::from).or(cpus).unwrap_or_else(half_of_the_cpus);
@@ -159,13 +161,14 @@ fn worker_count(options: &Options) -> Result<usize, DaemonError> {
     }
 }
 
-/// The other half is for the guests, which post and poll on theirs: a guest whose CPU a worker took to
-/// look for work waits for both. On two CPUs one worker serves two guests faster than two do.
+/// Returns half the number of CPUs. The other half is for the guests, which post and poll there: if a
+/// worker polls on the CPU of its guest, the guest has to wait for that. On two CPUs one worker serves
+/// two guests faster than two workers do.
 fn half_of_the_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2)
 }
 
-/// Refuses guests that would be taken for each other.
+/// Refuses guests that have the same name, socket or MAC address.
 fn check(options: &Options) -> Result<(), DaemonError> {
     let mut names = HashSet::new();
     let mut paths: HashSet<&PathBuf> = options.control.iter().collect();
@@ -184,7 +187,7 @@ fn check(options: &Options) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// Becomes readable when the process is to end.
+/// Returns a socket that becomes readable when the process is to end.
 fn signals() -> Result<UnixStream, Error> {
     let (read, write) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(SIGTERM, write.try_clone()?)?;
@@ -192,7 +195,10 @@ fn signals() -> Result<UnixStream, Error> {
     Ok(read)
 }
 
-fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>, DaemonError> {
+fn guests(
+    options: &Options,
+    workers: &Arc<[WorkerHandle]>,
+) -> Result<Vec<Arc<Guest>>, DaemonError> {
     let mut fabrics = HashMap::new();
     let mut guests = Vec::with_capacity(options.guests.len());
     for (index, spec) in (0..).zip(&options.guests) {
@@ -217,8 +223,8 @@ fn guests(options: &Options, workers: &Arc<[Shared]>) -> Result<Vec<Arc<Guest>>,
     Ok(guests)
 }
 
-/// Leaves the file system to a process that removes the sockets; that, and what the threads are to be
-/// confined with, if they are.
+/// Starts the process that removes the sockets, and takes the file system away from this one. Returns
+/// that process and the filters for the threads; `None` without a sandbox.
 fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError> {
     if options.sandbox == Switch::Off {
         return Ok(None);
@@ -229,10 +235,11 @@ fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError>
     Ok(Some((remover, Filters::new()?)))
 }
 
-/// Starts the workers; all of them are ready when this returns.
+/// Starts the workers. All of them are ready when this returns.
 fn start(
     options: &Options,
-    workers: &Arc<[Shared]>,
+    workers: &Arc<[WorkerHandle]>,
+    guests: &Arc<[Arc<Guest>]>,
     departures: &Arc<OwnedFd>,
     filters: Option<&Filters>,
 ) -> Result<Vec<JoinHandle<()>>, DaemonError> {
@@ -240,7 +247,7 @@ fn start(
     let mut threads = Vec::with_capacity(workers.len());
     for index in 0..workers.len() {
         let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
-        let worker = Worker::new(workers.clone(), index, poll, departures.clone());
+        let worker = Worker::new(workers.clone(), index, guests.clone(), poll, departures.clone());
         let worker = worker.map_err(Error::from)?;
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));
@@ -248,7 +255,7 @@ fn start(
         threads.push(thread.spawn(move || {
             let prepared = prepare(cpu, filters.as_ref());
             let serves = prepared.is_ok();
-            // The other end waits for it.
+            // The main thread waits for this, so it cannot fail.
             let _ = ready.send(prepared);
             if serves {
                 worker.run();
@@ -261,14 +268,15 @@ fn start(
     Ok(threads)
 }
 
-/// By how many nanoseconds a worker may oversleep. The kernel's 50 us would be most of a short RNR timer.
+/// How many nanoseconds later than asked the kernel may wake a worker. Its default of 50 us would be
+/// most of a short RNR timer.
 const TIMER_SLACK: u64 = 1000;
 
-/// How long a worker asks to run at a time where threads share processors. Guests wait for it, and it
-/// mostly sleeps after less: with the shortest slice it gets the processor as soon as it is woken.
+/// The slice that a worker asks of the scheduler. Guests wait for the worker, and it mostly sleeps again
+/// after less time. With the shortest slice it gets a processor as soon as it is woken.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// Makes the calling thread fit for a worker.
+/// Prepares the calling thread for being a worker.
 fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
     set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)).map_err(|error| error.to_string())?;
     if let Some(cpu) = cpu {
@@ -277,9 +285,9 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
         sched_setaffinity(None, &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
     }
     if let Err(error) = scheduler::set_slice(SLICE) {
-        tracing::debug!(%error, "this worker waits for slices of others");
+        tracing::debug!(%error, "this worker waits for the slices of other threads");
     }
-    // What cannot be had was said of the main thread already.
+    // The main thread has warned already if this cannot work.
     let _ = descriptor::prepare();
     if let Some(filters) = filters {
         filters.confine_worker().map_err(|error| error.to_string())?;
@@ -287,11 +295,12 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts the thread of the control socket, if there is one. It ends when the stream is dropped.
+/// Starts the thread of the control socket, if there is such a socket. The thread ends when the stream
+/// that this returns is dropped.
 fn start_control(
     socket: Option<Socket>,
     guests: &Arc<[Arc<Guest>]>,
-    workers: &Arc<[Shared]>,
+    workers: &Arc<[WorkerHandle]>,
     filters: Option<&Filters>,
 ) -> Result<(UnixStream, Option<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
@@ -308,12 +317,12 @@ fn start_control(
     Ok((end, Some(thread)))
 }
 
-/// Hands monitors that connect to workers until a signal comes.
+/// Gives each monitor that connects to a worker, until a signal comes.
 fn wait(
     signals: &UnixStream,
     departures: &OwnedFd,
     guests: &[Arc<Guest>],
-    workers: &[Shared],
+    workers: &[WorkerHandle],
 ) -> Result<(), Error> {
     let mut pause: Option<Instant> = None;
     loop {
@@ -321,7 +330,7 @@ fn wait(
         if paused == Some(Duration::ZERO) {
             pause = None;
         }
-        // While one monitor of a guest is connected, others wait.
+        // While one monitor of a guest is connected, another one has to wait.
         let free = |guest: &&Arc<Guest>| pause.is_none() && guest.link.worker().is_none();
         let free: Vec<&Arc<Guest>> = guests.iter().filter(free).collect();
         let mut fds =
@@ -341,7 +350,7 @@ fn wait(
             return Ok(());
         }
         if ready[1] {
-            // What it counts is found by looking at all guests.
+            // Which guests it was does not matter: the next round looks at all of them.
             let _ = rustix::io::read(departures, &mut [0; 8]);
         }
         for (guest, _) in free.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
@@ -357,11 +366,11 @@ fn wait(
     }
 }
 
-/// Gives a guest to the worker that has the fewest.
-fn assign(guest: &Arc<Guest>, stream: UnixStream, workers: &[Shared]) {
+/// Gives a guest to the worker that has the fewest guests.
+fn assign(guest: &Arc<Guest>, stream: UnixStream, workers: &[WorkerHandle]) {
     let least = workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
     if let Some((index, worker)) = least {
         guest.link.set_worker(Some(index));
-        worker.serve(guest.clone(), stream);
+        worker.serve(guest.index, stream);
     }
 }

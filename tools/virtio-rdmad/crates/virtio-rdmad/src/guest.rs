@@ -9,15 +9,15 @@ use memory::Policy;
 
 use crate::options::GuestSpec;
 use crate::socket::Socket;
-use crate::worker::Shared;
+use crate::worker_handle::WorkerHandle;
 
-/// [`Link::worker`] of a guest that no worker serves.
+/// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
 
 /// Leads from a guest to the worker that serves it at present.
 #[derive(Debug)]
 pub struct Link {
-    workers: Arc<[Shared]>,
+    workers: Arc<[WorkerHandle]>,
     /// Index of the worker, or [`NOBODY`].
     worker: AtomicUsize,
     /// Index of the guest.
@@ -25,12 +25,12 @@ pub struct Link {
 }
 
 impl Link {
-    /// Of the guest with this index, which nobody serves yet.
-    pub fn new(workers: Arc<[Shared]>, guest: u32) -> Self {
+    /// Makes the link of the guest with this index, which no worker serves yet.
+    pub fn new(workers: Arc<[WorkerHandle]>, guest: u32) -> Self {
         Self { workers, worker: AtomicUsize::new(NOBODY), guest }
     }
 
-    /// Index of the worker that serves the guest.
+    /// Returns the index of the worker that serves the guest.
     pub fn worker(&self) -> Option<usize> {
         Some(self.worker.load(Ordering::Acquire)).filter(|worker| *worker != NOBODY)
     }
@@ -42,7 +42,8 @@ impl Link {
 }
 
 impl engine::Wake for Link {
-    /// Has the guest's worker look at the guest. What nobody serves is looked at when it is served.
+    /// Makes the guest's worker give it a turn. A guest that no worker serves gets one when it is
+    /// served.
     fn wake(&self) {
         if let Some(worker) = self.worker().and_then(|index| self.workers.get(index)) {
             worker.want(self.guest);
@@ -52,9 +53,9 @@ impl engine::Wake for Link {
 
 /// A guest.
 pub struct Guest {
-    /// As it stands on the command line.
+    /// What the command line says of it.
     pub spec: GuestSpec,
-    /// Its place in the order of the command line.
+    /// Its place in the order of the command line, from 0.
     pub index: u32,
     /// Its device.
     pub device: Arc<Device>,

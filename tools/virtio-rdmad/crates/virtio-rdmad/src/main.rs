@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `virtio-rdmad`: the virtio-rdma device, one process for many guests.
 //!
-//! The main thread reads the command line, makes one [`engine::Fabric`] a network and one
-//! [`engine::Device`] a guest, starts the workers ([`worker`]), hands the monitors that connect to
-//! them, and waits for signals. Another thread answers on the control socket ([`control`]), and another
-//! process removes the sockets in the end ([`remover`]).
+//! The main thread reads the command line, makes an [`engine::Fabric`] for each network and an
+//! [`engine::Device`] for each guest, and starts the workers ([`worker`]). Then it gives each monitor
+//! that connects to a worker, and waits for signals. Another thread answers on the control socket
+//! ([`control`]), and another process removes the sockets in the end ([`remover`]).
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ mod status;
 mod times;
 mod waker;
 mod worker;
+mod worker_handle;
 
 use std::process::ExitCode;
 

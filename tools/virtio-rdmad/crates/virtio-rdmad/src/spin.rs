@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long a guest without work is looked at before it has to kick.
+//! How long a worker polls a guest without work before the guest has to kick.
 //!
-//! To look in vain costs processor time; to sleep costs whoever has work next a kick and a wake-up.
-//! So looking pays where work tends to come soon. Each guest has its own [`Spin`], which remembers
-//! how long its work let others wait lately, much as the kernel's halt polling does for idle virtual
-//! CPUs; each worker has one [`Crowd`], because whether others want its processor concerns all of
-//! its guests.
+//! Polling costs processor time; sleeping costs whoever has work next a kick and a wake-up. So
+//! polling pays where work tends to come soon. Each guest has its own [`Spin`], which remembers how
+//! long the worker had to wait for its work of late, much as the kernel's halt polling does for idle
+//! virtual CPUs. Each worker has one [`Contention`], because whether other threads want its processor
+//! concerns all of its guests.
 
 use std::time::{Duration, Instant};
 
-/// The newest gap counts for one in so many in the mean of gaps.
+/// The weight of the newest gap in the mean of gaps is 1 in this many.
 const WEIGHT: u32 = 8;
 
-/// Gaps that a guest is waited for, in units of its mean gap.
+/// How long a worker polls a guest without work, in units of the guest's mean gap.
 const PATIENCE: u32 = 4;
 
-/// Least time that a guest is waited for if it is waited for at all: what the mean of a guest that
-/// never lets anybody wait, which is 0, would make of a hiccup of it.
+/// The shortest time that a worker polls a guest without work, if it does at all: the mean gap of a
+/// guest that always has work is 0, and one short pause of such a guest should not end the polling.
 const LEAST: Duration = Duration::from_micros(10);
 
-/// Decides how long one guest is looked at in vain.
+/// Decides how long a worker polls one guest without work.
 #[derive(Debug)]
 pub struct Spin {
-    /// The longest.
+    /// The longest time.
     limit: Duration,
-    /// Mean time, exponentially weighted, from the end of work to the next. A single gap counts as
-    /// no more than twice the limit, so that one long pause is forgotten after a few short ones.
+    /// Mean time from the end of work to the next work, exponentially weighted. A single gap counts
+    /// as twice the limit at most, so that one long pause is forgotten after a few short ones.
     gap: Duration,
     /// When there was work last.
     since: Instant,
-    /// There was none since.
+    /// Whether the worker has looked for work since then and found none.
     idle: bool,
 }
 
 impl Spin {
-    /// One that looks for at most `limit`, and does at first.
+    /// Polls for `limit` at most, and for that long at first.
     pub fn new(limit: Duration, now: Instant) -> Self {
         Self { limit, gap: limit / PATIENCE, since: now, idle: false }
     }
 
-    /// There was work, done by `now`.
+    /// Notes work, which was done by `now`.
     pub fn worked(&mut self, now: Instant) {
         if std::mem::take(&mut self.idle) {
             let gap = now.saturating_duration_since(self.since).min(2 * self.limit);
@@ -48,16 +48,17 @@ impl Spin {
         self.since = now;
     }
 
-    /// There was none: whether to look again. Where the processor is crowded (`dense`) it pays for a
-    /// moment alone: who posts a batch rings at its first work request, and is through with the rest
-    /// before a sleeper that took only that one is asleep again.
-    pub fn again(&mut self, now: Instant, dense: bool) -> bool {
+    /// Notes that there was no work, and returns whether to look again. Where other threads want the
+    /// processor (`contended`), polling pays for a moment only: a program that posts a batch rings the
+    /// doorbell for the first work request, and has posted the rest before a worker that took only the
+    /// first sleeps again.
+    pub fn again(&mut self, now: Instant, contended: bool) -> bool {
         self.idle = true;
-        let window = if dense { LEAST.min(self.limit) } else { self.window() };
+        let window = if contended { LEAST.min(self.limit) } else { self.window() };
         now.saturating_duration_since(self.since) < window
     }
 
-    /// How long it is worth to look.
+    /// Returns how long polling is worth it.
     fn window(&self) -> Duration {
         if self.gap > self.limit {
             return Duration::ZERO;
@@ -66,50 +67,52 @@ impl Spin {
     }
 }
 
-/// A yield that takes longer found somebody who has much to do. A guest that is woken for a completion
-/// takes less, and a scheduler's slice more: with 100 µs, two guests on two CPUs that answer each
-/// other's events, whose own CPUs are what such yields are for, had their workers asleep.
-const YIELD: Duration = Duration::from_micros(300);
+/// A yield that takes longer than this went to a thread that has much to do. A guest's CPU that is
+/// woken for a completion takes less, and a scheduler's slice more. With 100 µs the workers of two
+/// guests that answer each other's events on two CPUs slept, although it was the guests' own CPUs that
+/// they yielded to, which is what a yield is for.
+const LONG_YIELD: Duration = Duration::from_micros(300);
 
-/// Looking in vain that takes so much longer than it should was interrupted by somebody else.
+/// Some rounds without work that take longer than this were preempted by another thread.
 const PREEMPTED: Duration = Duration::from_millis(1);
 
-/// How often a worker sleeps at once after it found its processor crowded.
-const PENANCE: u32 = 64;
+/// How many times a worker sleeps at once after it found that other threads want its processor.
+const BACKOFF: u32 = 64;
 
-/// Knows whether somebody else wants a worker's processor.
+/// Knows whether other threads want a worker's processor.
 ///
-/// Who looks for work in vain yields now and then. On a crowded machine a yield costs a scheduler's
-/// slice, milliseconds, while a sleeper that is woken runs soon: there it is better to sleep, for
-/// the guest too, whose own CPUs may be what waits for the processor.
+/// A worker that polls yields now and then. On a busy machine a yield costs a scheduler's slice,
+/// milliseconds, while a thread that sleeps runs soon after it is woken: there it is better to sleep,
+/// for the guest too, whose own CPUs may be what waits for the processor.
 #[derive(Debug, Default)]
-pub struct Crowd {
-    penance: u32,
+pub struct Contention {
+    /// How many more times the worker sleeps at once.
+    backoff: u32,
 }
 
-impl Crowd {
-    /// A yield took `time`.
+impl Contention {
+    /// Notes that a yield took `time`.
     pub fn yielded(&mut self, time: Duration) {
-        if time > YIELD {
-            self.penance = PENANCE;
+        if time > LONG_YIELD {
+            self.backoff = BACKOFF;
         }
     }
 
-    /// A few looks in vain took `time`.
-    pub fn looked(&mut self, time: Duration) {
+    /// Notes that some rounds without work took `time`.
+    pub fn polled(&mut self, time: Duration) {
         if time > PREEMPTED {
-            self.penance = PENANCE;
+            self.backoff = BACKOFF;
         }
     }
 
-    /// The worker sleeps.
+    /// Notes that the worker slept.
     pub fn slept(&mut self) {
-        self.penance = self.penance.saturating_sub(1);
+        self.backoff = self.backoff.saturating_sub(1);
     }
 
-    /// Whether looking in vain does more harm than good.
-    pub fn is_dense(&self) -> bool {
-        self.penance > 0
+    /// Returns whether polling does more harm than good.
+    pub fn is_high(&self) -> bool {
+        self.backoff > 0
     }
 }
 
@@ -119,7 +122,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_micros(100);
 
-    /// Work, a gap of `gap` and work again; whether the guest was still looked at by then.
+    /// Has work, a gap of `gap` and work again. Returns whether the guest was still polled by then.
     fn pause(spin: &mut Spin, now: &mut Instant, gap: Duration) -> bool {
         spin.worked(*now);
         spin.again(*now, false);
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_goes_on_while_it_pays() {
+    fn polling_goes_on_while_it_pays() {
         let mut now = Instant::now();
         let mut spin = Spin::new(LIMIT, now);
         let short = Duration::from_micros(20);
@@ -150,7 +153,7 @@ mod tests {
         for _ in 0..32 {
             pause(&mut spin, &mut now, 10 * LIMIT);
         }
-        assert!(!spin.again(now, false), "work does not come in time: no look at all");
+        assert!(!spin.again(now, false), "work does not come in time: no polling at all");
         for _ in 0..32 {
             pause(&mut spin, &mut now, short);
         }
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_processor_is_left_soon() {
+    fn a_contended_processor_is_left_soon() {
         let now = Instant::now();
         let mut spin = Spin::new(LIMIT, now);
         spin.worked(now);
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_pause_does_not_end_looking() {
+    fn one_long_pause_does_not_end_polling() {
         let mut now = Instant::now();
         let mut spin = Spin::new(LIMIT, now);
         for _ in 0..16 {
@@ -179,16 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_processor_means_sleep_for_a_while() {
-        let mut crowd = Crowd::default();
-        crowd.yielded(YIELD);
-        crowd.looked(PREEMPTED);
-        assert!(!crowd.is_dense());
-        crowd.yielded(2 * YIELD);
-        for _ in 0..PENANCE {
-            assert!(crowd.is_dense());
-            crowd.slept();
+    fn contention_means_sleep_for_a_while() {
+        let mut contention = Contention::default();
+        contention.yielded(LONG_YIELD);
+        contention.polled(PREEMPTED);
+        assert!(!contention.is_high());
+        contention.yielded(2 * LONG_YIELD);
+        for _ in 0..BACKOFF {
+            assert!(contention.is_high());
+            contention.slept();
         }
-        assert!(!crowd.is_dense());
+        assert!(!contention.is_high());
     }
 }

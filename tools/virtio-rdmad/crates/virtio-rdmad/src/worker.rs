@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A thread that serves guests.
 //!
-//! A worker goes round: each guest that is [`State::Hot`] gets a turn, whose length is bounded, so
-//! that a guest that floods costs the others no more than their waiting for one turn of it. While
-//! there is work, or was lately, sockets and kicks are looked at only every so often: a system call
-//! a round would be most of the round, and guests that are looked at have no need to kick. A guest
-//! that lets itself be looked at in vain is parked ([`crate::spin`]): it has to kick from then on. A
-//! worker all of whose guests are parked sleeps, and costs nothing.
+//! A worker goes round: each guest that is [`State::Runnable`] gets a turn. A turn has a bounded
+//! length, so that a guest that floods the worker makes the others wait for one of its turns at most.
+//! While there is work, or was a moment ago, the worker looks at sockets and kicks only every so
+//! often: a system call in each round would be most of the round, and a guest that gets turns has no
+//! need to kick. A guest that has had no work for a while ([`crate::spin`]) is armed: it has to kick
+//! from then on. A worker all of whose guests are armed sleeps, and uses no processor time.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -21,137 +20,54 @@ use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
 use crate::guest::Guest;
 use crate::poller::{Poller, Source};
-use crate::spin::Crowd;
-use crate::times::{Doing, Times};
-use crate::waker::Waker;
+use crate::spin::Contention;
+use crate::times::Doing;
+use crate::worker_handle::{Arrival, WorkerHandle};
 
-/// How often sockets and kicks are looked at while there is work.
+/// Time between two looks at sockets and kicks while there is work.
 const EVENTS_BUSY: Duration = Duration::from_micros(50);
-/// The same while there is none and the worker has nothing better to do.
+/// Time between two looks at sockets and kicks while there is no work.
 const EVENTS_IDLE: Duration = Duration::from_micros(10);
-/// Rounds in vain between two looks at the clock.
+/// Rounds without work between two looks at the clock.
 const ROUNDS: u32 = 8;
 
-/// How often a worker without work lets others have the processor.
-const OFFER: Duration = Duration::from_micros(10);
-
-/// Guests of a worker that is not to get any.
-const RETIRED: usize = usize::MAX / 2;
-
-/// A monitor that has connected.
-struct Arrival {
-    guest: Arc<Guest>,
-    stream: UnixStream,
-}
-
-/// What other threads have of a worker.
-pub struct Shared {
-    waker: Waker,
-    stop: AtomicBool,
-    /// Guests that other threads want to be looked at, a bit each.
-    wanted: Box<[AtomicU64]>,
-    arrivals: Mutex<Vec<Arrival>>,
-    /// Guests that it serves, or is about to.
-    guests: AtomicUsize,
-    /// What it does with its time.
-    pub times: Times,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("guests", &self.guests).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// Of a worker in a process of so many guests.
-    pub fn new(guests: usize) -> Result<Self, Errno> {
-        Ok(Self {
-            waker: Waker::new()?,
-            stop: AtomicBool::new(false),
-            wanted: (0..guests.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            arrivals: Mutex::new(Vec::new()),
-            guests: AtomicUsize::new(0),
-            times: Times::new(),
-        })
-    }
-
-    /// How many guests it serves.
-    pub fn guests(&self) -> usize {
-        self.guests.load(Ordering::Relaxed)
-    }
-
-    /// Has the worker look at a guest.
-    pub fn want(&self, guest: u32) {
-        if let Some(word) = self.wanted.get(guest as usize / 64) {
-            word.fetch_or(1 << (guest % 64), Ordering::SeqCst);
-        }
-        self.waker.wake();
-    }
-
-    /// Has the worker serve a guest, whose link names it already.
-    pub fn serve(&self, guest: Arc<Guest>, stream: UnixStream) {
-        self.guests.fetch_add(1, Ordering::Relaxed);
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        arrivals.push(Arrival { guest, stream });
-        drop(arrivals);
-        self.waker.wake();
-    }
-
-    /// Ends the worker.
-    pub fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.waker.wake();
-    }
-
-    fn arrivals(&self) -> Vec<Arrival> {
-        std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Calls `f` with each guest that is wanted.
-    fn take_wanted(&self, mut f: impl FnMut(u32)) {
-        for (base, word) in (0..).step_by(64).zip(&*self.wanted) {
-            if word.load(Ordering::SeqCst) == 0 {
-                continue;
-            }
-            let mut bits = word.swap(0, Ordering::SeqCst);
-            while bits != 0 {
-                f(base + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
-        }
-    }
-}
+/// Time between two yields of a worker without work.
+const YIELD_PERIOD: Duration = Duration::from_micros(10);
 
 /// A worker, as its own thread sees it.
 pub struct Worker {
-    workers: Arc<[Shared]>,
+    /// The handles of all workers, by index.
+    workers: Arc<[WorkerHandle]>,
+    /// The index of this one.
     index: usize,
+    /// All guests of the process, by index.
+    guests: Arc<[Arc<Guest>]>,
     poller: Arc<Poller>,
-    /// The longest that a guest is looked at in vain.
+    /// The longest time that a guest without work gets turns.
     poll: Duration,
     /// An eventfd, written to when a guest is served no longer.
     departures: Arc<OwnedFd>,
     connections: Vec<Connection>,
-    crowd: Crowd,
+    contention: Contention,
     clock: Clock,
     /// Losses of memory of all guests that this worker knows of.
     losses: u64,
-    /// When sockets and kicks were looked at.
+    /// When the worker last looked at sockets and kicks.
     looked: Instant,
-    /// When the processor was last offered to others.
+    /// When the worker last yielded.
     yielded: Instant,
-    /// Rounds in vain since there was work.
-    vain: u32,
-    /// How long a round in vain took when one was last timed.
-    look: Duration,
+    /// Rounds without work since there was work.
+    idle_rounds: u32,
+    /// How long a round without work took when one was last timed.
+    idle_round: Duration,
 }
 
 impl Worker {
-    /// The worker with this index, without guests.
+    /// Makes the worker with this index, which serves nobody yet.
     pub fn new(
-        workers: Arc<[Shared]>,
+        workers: Arc<[WorkerHandle]>,
         index: usize,
+        guests: Arc<[Arc<Guest>]>,
         poll: Duration,
         departures: Arc<OwnedFd>,
     ) -> Result<Self, Errno> {
@@ -159,46 +75,44 @@ impl Worker {
         poller.add(workers[index].waker.as_fd(), Source::Wake)?;
         let clock = Clock::new();
         let now = clock.now();
-        let (connections, crowd) = (Vec::new(), Crowd::default());
         Ok(Self {
             workers,
             index,
+            guests,
             poller,
             poll,
             departures,
-            connections,
-            crowd,
+            connections: Vec::new(),
+            contention: Contention::default(),
             clock,
             losses: memory::losses(),
             looked: now,
             yielded: now,
-            vain: 0,
-            look: Duration::ZERO,
+            idle_rounds: 0,
+            idle_round: Duration::ZERO,
         })
     }
 
-    fn shared(&self) -> &Shared {
+    fn handle(&self) -> &WorkerHandle {
         &self.workers[self.index]
     }
 
-    /// Serves guests until [`Shared::stop`].
+    /// Serves guests until [`WorkerHandle::stop`].
     pub fn run(mut self) {
-        // Another thread may have made it.
+        // The clock is that of the thread that made the worker, which may be another one.
         self.clock.wake();
-        while !self.shared().stop.load(Ordering::Relaxed) {
-            if let Err(error) = self.round().and_then(|()| self.rest()) {
+        while !self.handle().is_stopped() {
+            if let Err(error) = self.round().and_then(|()| self.sleep()) {
                 self.retire(error);
                 break;
             }
         }
-        // They hold their guests, which hold all workers.
-        drop(self.shared().arrivals());
     }
 
-    /// A turn for each guest that is hot.
+    /// Gives a turn to each guest that is runnable.
     pub fn round(&mut self) -> Result<(), Errno> {
-        self.heed();
-        if self.look_due() {
+        self.take_requests();
+        if self.must_look() {
             let events = self.poller.wait(Some(Duration::ZERO))?;
             self.looked = self.clock.now();
             self.dispatch(&events);
@@ -211,18 +125,18 @@ impl Worker {
                     worked |= had_work;
                     at += 1;
                 }
-                // Another guest is in its place.
+                // The guest has gone, and another one has its place.
                 None => worked = true,
             }
         }
-        self.shared().times.count_round();
+        self.handle().times.count_round();
         self.notice_losses();
-        self.tick(worked);
+        self.end_round(worked);
         Ok(())
     }
 
-    /// Gives every guest a turn, those of other workers too, if memory of any was lost: who finds that
-    /// out by an access need not be the worker of the guest whose memory it is.
+    /// Gives every guest a turn, those of other workers too, if memory of any was lost: the worker
+    /// whose access finds that out need not be the one of the guest whose memory it is.
     fn notice_losses(&mut self) {
         let losses = memory::losses();
         if losses == self.losses {
@@ -230,30 +144,31 @@ impl Worker {
         }
         self.losses = losses;
         for connection in &mut self.connections {
-            connection.state = State::Hot;
+            connection.state = State::Runnable;
         }
         for worker in self.workers.iter() {
             worker.waker.wake();
         }
     }
 
-    /// A guest's turn, if it gets one: whether there was work. `None`: it is gone.
+    /// Gives a guest its turn if it is runnable, and returns whether there was work; `None` if the
+    /// guest's connection has ended.
     fn turn(&mut self, at: usize) -> Option<bool> {
         let connection = &mut self.connections[at];
-        if connection.state != State::Hot {
+        if connection.state != State::Runnable {
             return Some(false);
         }
         let worked = self.guard(at, Connection::turn)?;
         if worked {
-            let time = self.pass_work();
+            let time = self.count_work();
             let now = self.clock.now();
             self.connections[at].worked(time, now);
         }
         Some(worked)
     }
 
-    /// Calls `f` for a guest. What goes wrong ends the guest's connection and nothing else, even if
-    /// it is a bug that panics.
+    /// Calls `f` for a guest. An error, and a panic too, which is a bug, ends the guest's connection
+    /// and nothing else; this returns `None` then.
     fn guard<R>(
         &mut self,
         at: usize,
@@ -268,44 +183,47 @@ impl Worker {
         None
     }
 
-    /// Sleeps if there is nothing to do.
-    fn rest(&mut self) -> Result<(), Errno> {
+    /// Sleeps until there is something to do, if all guests are armed.
+    fn sleep(&mut self) -> Result<(), Errno> {
         let mut timer: Option<Instant> = None;
         for connection in &self.connections {
             match connection.state {
-                State::Hot => return Ok(()),
-                State::Parked(Some(time)) => timer = Some(timer.map_or(time, |t| t.min(time))),
-                State::Parked(None) => {}
+                State::Runnable => return Ok(()),
+                State::Armed(Some(time)) => timer = Some(timer.map_or(time, |t| t.min(time))),
+                State::Armed(None) => {}
             }
         }
-        if !self.shared().waker.may_sleep() {
+        if !self.handle().waker.may_sleep() {
             return Ok(());
         }
-        self.pass(Doing::Poll);
+        self.count_time(Doing::Poll);
         let timeout = timer.map(|time| time.saturating_duration_since(self.clock.now()));
-        self.shared().times.sleeps(true);
+        self.handle().times.sleeps(true);
         let events = self.poller.wait(timeout);
-        self.shared().times.sleeps(false);
+        self.handle().times.sleeps(false);
         self.clock.wake();
-        self.crowd.slept();
+        self.contention.slept();
         self.looked = self.clock.now();
         self.dispatch(&events?);
         self.expire();
         Ok(())
     }
 
-    /// Does what other threads want.
-    fn heed(&mut self) {
-        if !self.shared().waker.take() {
+    /// Does what other threads want of this worker.
+    fn take_requests(&mut self) {
+        if !self.handle().waker.take() {
             return;
         }
-        for Arrival { guest, stream } in self.shared().arrivals() {
-            self.adopt(&guest, stream);
+        for Arrival { guest, stream } in self.handle().take_arrivals() {
+            let guests = self.guests.clone();
+            if let Some(guest) = guests.get(guest as usize) {
+                self.adopt(guest, stream);
+            }
         }
         let workers = self.workers.clone();
         workers[self.index].take_wanted(|guest| {
             if let Some(connection) = self.connection(guest) {
-                connection.state = State::Hot;
+                connection.state = State::Runnable;
             }
         });
     }
@@ -323,7 +241,7 @@ impl Worker {
         }
     }
 
-    /// Begins to serve a guest.
+    /// Begins to serve a guest, whose monitor is at the other end of `stream`.
     fn adopt(&mut self, guest: &Arc<Guest>, stream: UnixStream) {
         let name = &guest.spec.name;
         let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
@@ -343,8 +261,8 @@ impl Worker {
         self.release(guest);
     }
 
-    /// Ends a guest's service. A bug that showed in it, which is what no reason means, is kept from
-    /// taking the other guests along.
+    /// Ends a guest's service. Without a `reason` it panicked. A panic while the connection is dropped
+    /// is caught as well: it ends no other guest's service.
     fn remove(&mut self, at: usize, reason: Option<&Ended>) {
         let connection = self.connections.swap_remove(at);
         let (guest, span) = (connection.guest.clone(), connection.span.clone());
@@ -364,85 +282,95 @@ impl Worker {
     /// Lets a guest's monitor connect again.
     fn release(&self, guest: &Guest) {
         guest.link.set_worker(None);
-        self.shared().guests.fetch_sub(1, Ordering::Relaxed);
-        // A counter that is full is an event that is yet to be seen.
+        self.handle().release();
+        // If the counter is full, the main thread has not seen an earlier event yet, and will look.
         let _ = rustix::io::write(&self.departures, &1_u64.to_ne_bytes());
     }
 
-    /// Looks at the clock; the time that passed since it did last was spent on something, as far as
-    /// this thread ran.
-    fn pass(&mut self, doing: Doing) -> Passed {
+    /// Looks at the clock, and counts the time that passed since the last look: as spent on `doing`
+    /// while this thread ran, and as waiting while it did not.
+    fn count_time(&mut self, doing: Doing) -> Passed {
         let passed = self.clock.look();
-        self.shared().times.add(doing, passed.ran);
-        self.shared().times.add(Doing::Wait, passed.waited);
+        self.handle().times.add(doing, passed.ran);
+        self.handle().times.add(Doing::Wait, passed.waited);
         passed
     }
 
-    /// The same after work, before which there may have been rounds in vain that were not timed:
-    /// they are taken to have been as long as the last that was. How long the work ran.
-    fn pass_work(&mut self) -> Duration {
+    /// Looks at the clock after a turn that had work, and counts the time that passed since the last
+    /// look. Returns how long the work ran.
+    ///
+    /// Rounds without work may have come before it that were not timed. Each counts as long as the
+    /// last one that was.
+    fn count_work(&mut self) -> Duration {
         let Passed { ran, waited } = self.clock.look();
-        let untimed = std::mem::take(&mut self.vain).saturating_sub(1) % ROUNDS;
-        let poll = ran.min(self.look * untimed);
+        let untimed = std::mem::take(&mut self.idle_rounds).saturating_sub(1) % ROUNDS;
+        let poll = ran.min(self.idle_round * untimed);
         let work = ran.saturating_sub(poll);
         for (doing, time) in [(Doing::Poll, poll), (Doing::Work, work), (Doing::Wait, waited)] {
-            self.shared().times.add(doing, time);
+            self.handle().times.add(doing, time);
         }
         work
     }
 
-    /// Whether it is time to look at sockets and kicks.
-    fn look_due(&self) -> bool {
-        let period = if self.vain == 0 { EVENTS_BUSY } else { EVENTS_IDLE };
+    /// Returns whether it is time to look at sockets and kicks.
+    fn must_look(&self) -> bool {
+        let period = if self.idle_rounds == 0 { EVENTS_BUSY } else { EVENTS_IDLE };
         self.clock.now().saturating_duration_since(self.looked) >= period
     }
 
-    /// After a round: parks guests that were looked at in vain for long enough.
-    fn tick(&mut self, worked: bool) {
+    /// Ends a round: arms the guests that have had no work for long enough.
+    ///
+    /// Of rounds without work only every [`ROUNDS`]th does so, from the first one on: a guest that is
+    /// not to be waited for at all is armed after one.
+    fn end_round(&mut self, worked: bool) {
         if worked {
-            self.vain = 0;
+            self.idle_rounds = 0;
         } else {
-            self.vain += 1;
-            // The first round in vain is late enough for those that wait for nothing.
-            if self.vain % ROUNDS != 1 {
+            self.idle_rounds += 1;
+            if self.idle_rounds % ROUNDS != 1 {
                 std::hint::spin_loop();
                 return;
             }
-            let passed = self.pass(Doing::Poll);
-            self.look = passed.ran / if self.vain == 1 { 1 } else { ROUNDS };
-            self.crowd.looked(passed.total());
-            if !self.crowd.is_dense() {
-                self.offer();
+            let passed = self.count_time(Doing::Poll);
+            self.idle_round = passed.ran / if self.idle_rounds == 1 { 1 } else { ROUNDS };
+            self.contention.polled(passed.total());
+            if !self.contention.is_high() {
+                self.yield_now();
             }
         }
-        let (now, dense) = (self.clock.now(), self.crowd.is_dense());
+        self.arm();
+        self.expire();
+    }
+
+    /// Arms the guests that have had no work for long enough.
+    fn arm(&mut self) {
+        let (now, contended) = (self.clock.now(), self.contention.is_high());
         for at in (0..self.connections.len()).rev() {
-            if self.connections[at].is_tired(now, dense) {
+            if self.connections[at].is_idle(now, contended) {
                 self.guard(at, |connection| {
-                    connection.park();
+                    connection.arm();
                     Ok(())
                 });
             }
         }
-        self.expire();
     }
 
-    /// Lets others have the processor, if they want it and have not been asked just now.
-    fn offer(&mut self) {
-        if self.clock.now().saturating_duration_since(self.yielded) < OFFER {
+    /// Lets other threads have the processor, unless this worker yielded just now.
+    fn yield_now(&mut self) {
+        if self.clock.now().saturating_duration_since(self.yielded) < YIELD_PERIOD {
             return;
         }
         std::thread::yield_now();
-        let passed = self.pass(Doing::Poll);
-        self.crowd.yielded(passed.total());
+        let passed = self.count_time(Doing::Poll);
+        self.contention.yielded(passed.total());
         self.yielded = self.clock.now();
     }
 
-    /// Gives turns to parked guests whose time has come.
+    /// Makes the armed guests runnable whose time has come.
     fn expire(&mut self) {
         for connection in &mut self.connections {
-            if matches!(connection.state, State::Parked(Some(time)) if time <= self.clock.now()) {
-                connection.state = State::Hot;
+            if matches!(connection.state, State::Armed(Some(time)) if time <= self.clock.now()) {
+                connection.state = State::Runnable;
             }
         }
     }
@@ -453,7 +381,7 @@ impl Worker {
         while !self.connections.is_empty() {
             self.remove(0, Some(&Ended::Poll(error)));
         }
-        self.shared().guests.store(RETIRED, Ordering::Relaxed);
+        self.handle().retire();
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
 
@@ -18,15 +19,15 @@ use front_end::{new_eventfd, FrontEnd, REQUESTS};
 /// One worker and guests that it may serve.
 struct Bench {
     worker: Worker,
-    guests: Vec<Arc<Guest>>,
-    directory: PathBuf,
+    guests: Arc<[Arc<Guest>]>,
+    _directory: Directory,
 }
 
 impl Bench {
     fn new(test: &str, count: u32) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let workers: Arc<[Shared]> = Arc::new([Shared::new(count as usize).unwrap()]);
+        let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new(count as usize).unwrap()]);
         let fabric = Fabric::new(FabricConfig::default());
         let guest = |index: u32| {
             let path = directory.join(index.to_string());
@@ -45,9 +46,10 @@ impl Bench {
             let memory = memory::Policy::default();
             Arc::new(Guest { spec, index, device, link, rings, memory, socket })
         };
-        let guests = (0..count).map(guest).collect();
-        let worker = Worker::new(workers, 0, Duration::ZERO, Arc::new(new_eventfd())).unwrap();
-        Self { worker, guests, directory }
+        let guests: Arc<[_]> = (0..count).map(guest).collect();
+        let departures = Arc::new(new_eventfd());
+        let worker = Worker::new(workers, 0, guests.clone(), Duration::ZERO, departures).unwrap();
+        Self { worker, guests, _directory: Directory(directory) }
     }
 
     /// Connects a monitor to a guest.
@@ -55,20 +57,20 @@ impl Bench {
         let (front_end, back_end) = UnixStream::pair().unwrap();
         front_end.set_nonblocking(true).unwrap();
         self.guests[guest].link.set_worker(Some(0));
-        self.worker.shared().serve(self.guests[guest].clone(), back_end);
+        self.worker.handle().serve(self.guests[guest].index, back_end);
         front_end
     }
 
-    fn is_parked(&self) -> bool {
-        let parked = |connection: &Connection| connection.state == State::Parked(None);
-        self.worker.connections.iter().all(parked)
+    fn is_idle(&self) -> bool {
+        let armed = |connection: &Connection| connection.state == State::Armed(None);
+        self.worker.connections.iter().all(armed)
     }
 
     /// Goes round until there is nothing to do, which must come to pass.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.worker.round().unwrap();
-            if self.is_parked() {
+            if self.is_idle() {
                 return;
             }
         }
@@ -76,12 +78,12 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+/// The directory of the sockets, which goes after them.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
     fn drop(&mut self) {
-        self.worker.connections.clear();
-        drop(self.worker.shared().arrivals());
-        self.guests.clear();
-        let _ = std::fs::remove_dir(&self.directory);
+        let _ = std::fs::remove_dir(&self.0);
     }
 }
 
@@ -122,12 +124,12 @@ fn who_has_nothing_to_do_gets_no_turn() {
     one.post(2);
     two.post(2);
     one.kick();
-    bench.worker.rest().unwrap();
+    bench.worker.sleep().unwrap();
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (2, 1));
     // So does another thread's wish.
     engine::Wake::wake(&*bench.guests[1].link);
-    bench.worker.rest().unwrap();
+    bench.worker.sleep().unwrap();
     bench.guests[1].device.kick(0);
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (2, 2));
@@ -146,7 +148,7 @@ fn a_guest_that_fails_takes_nobody_along() {
     let served =
         |bench: &Bench| bench.guests.iter().map(|g| g.link.worker().is_some()).collect::<Vec<_>>();
     assert_eq!(served(&bench), [false, true, false]);
-    assert_eq!(bench.worker.shared().guests(), 1);
+    assert_eq!(bench.worker.handle().guests(), 1);
     // A panic in a guest's turn ends its connection too.
     let gone = bench.worker.guard::<()>(0, |_| panic!("for the test"));
     assert!(gone.is_none());
@@ -172,7 +174,7 @@ fn a_guest_that_goes_leaves_others_their_turn() {
         assert_eq!((device.command(&request, &mut reply), reply[0]), (13, 0));
     }
     drop(gone);
-    bench.worker.rest().unwrap();
+    bench.worker.sleep().unwrap();
     let mut rounds = 0;
     while bench.guests[0].link.worker().is_some() {
         rounds += 1;
@@ -201,14 +203,14 @@ fn a_guest_that_loses_its_memory_takes_nobody_along() {
     other.post(2);
     lost.kick();
     other.kick();
-    bench.worker.rest().unwrap();
+    bench.worker.sleep().unwrap();
     bench.settle();
     assert_eq!(other.answered(), 2);
     assert_ne!(memory::losses(), 0);
     // Only the guest that it happened to has to be reset.
     lost.ask_status();
     other.ask_status();
-    bench.worker.rest().unwrap();
+    bench.worker.sleep().unwrap();
     bench.settle();
     assert_eq!((lost.status(), other.status()), (0x40, 0));
 }
@@ -225,14 +227,14 @@ fn looks_in_vain_before_work_are_no_work() {
         std::hint::spin_loop();
     }
     // The first was timed, and the one after each ROUNDS.
-    (worker.vain, worker.look) = (ROUNDS + 4, look);
-    let work = worker.pass_work();
-    let times = worker.shared().times.read();
+    (worker.idle_rounds, worker.idle_round) = (ROUNDS + 4, look);
+    let work = worker.count_work();
+    let times = worker.handle().times.read();
     assert_eq!(times.poll, 3 * look);
     assert_eq!(times.work, work);
     assert!(work + times.poll + times.wait >= 20 * look);
-    assert_eq!(worker.vain, 0);
+    assert_eq!(worker.idle_rounds, 0);
     // No more than there was.
-    (worker.vain, worker.look) = (ROUNDS, Duration::from_secs(1));
-    assert_eq!(worker.pass_work(), Duration::ZERO);
+    (worker.idle_rounds, worker.idle_round) = (ROUNDS, Duration::from_secs(1));
+    assert_eq!(worker.count_work(), Duration::ZERO);
 }
