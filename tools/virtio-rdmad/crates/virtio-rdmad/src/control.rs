@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The control socket: a line of request, a line of JSON in answer.
+//! The control socket: a client sends a line with a request and gets a line of JSON.
 
 use std::io::{BufRead, BufReader, Error, Read, Write};
 use std::net::Ipv6Addr;
@@ -11,22 +11,20 @@ use std::time::Duration;
 use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
-use serde_json::{json, Map, Value};
+use serde_json::json;
 
 use crate::guest::Guest;
+use crate::report::{GidReport, GuestReport, QpReport, Report, SrqReport, WorkerReport, STATUS};
 use crate::socket::Socket;
 use crate::times::Reading;
 use crate::worker_handle::WorkerHandle;
 
-/// The only request.
-pub const STATUS: &str = "status";
-
-/// How long a client may take over its request and the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest request.
+/// How long a client may take to send its request, and to read the answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Most bytes of a request.
 const MAX_REQUEST: u64 = 64;
 
-/// Answers who connects, one after the other, until the other end of `end` is closed.
+/// Answers the clients that connect, one after the other, until the other end of `end` is closed.
 pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[WorkerHandle]) {
     loop {
         let mut fds =
@@ -50,100 +48,92 @@ pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[
 
 fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Result<(), Error> {
     let Some(mut stream) = socket.accept()? else { return Ok(()) };
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(&stream).take(MAX_REQUEST).read_line(&mut request)?;
     let answer = match request.trim_end() {
-        STATUS => status(guests, workers),
+        STATUS => serde_json::to_value(report(guests, workers))?,
         _ => json!({ "error": format!("unknown request; there is \"{STATUS}\"") }),
     };
-    // In one piece: to print it to the socket takes a system call a token.
+    // In one piece: a formatter that writes to the socket makes a system call for each token.
     stream.write_all(format!("{answer}\n").as_bytes())
 }
 
-fn status(guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Value {
-    let guests: Vec<Value> = guests.iter().map(|guest| of_guest(guest)).collect();
-    let workers: Vec<Value> = workers.iter().map(of_worker).collect();
-    json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "memory_losses": memory::losses(),
-        "log_lines_left_out": crate::log::left_out(),
-        "workers": workers,
-        "guests": guests,
-    })
+fn report(guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Report {
+    Report {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        memory_losses: memory::losses(),
+        log_lines_left_out: crate::log::left_out(),
+        workers: workers.iter().map(worker_report).collect(),
+        guests: guests.iter().map(|guest| guest_report(guest)).collect(),
+    }
 }
 
-fn of_worker(worker: &WorkerHandle) -> Value {
+fn worker_report(worker: &WorkerHandle) -> WorkerReport {
     let Reading { work, poll, wait, sleep, rounds, sleeps, asleep } = worker.times.read();
-    json!({
-        "guests": worker.guests(),
-        "asleep": asleep,
-        "work_seconds": work.as_secs_f64(),
-        "poll_seconds": poll.as_secs_f64(),
-        "wait_seconds": wait.as_secs_f64(),
-        "sleep_seconds": sleep.as_secs_f64(),
-        "rounds": rounds,
-        "sleeps": sleeps,
-    })
+    WorkerReport {
+        guests: worker.guests(),
+        asleep,
+        work_seconds: work.as_secs_f64(),
+        poll_seconds: poll.as_secs_f64(),
+        wait_seconds: wait.as_secs_f64(),
+        sleep_seconds: sleep.as_secs_f64(),
+        rounds,
+        sleeps,
+    }
 }
 
-fn of_guest(guest: &Guest) -> Value {
+fn guest_report(guest: &Guest) -> GuestReport {
     let spec = &guest.spec;
     let DeviceStatus { started, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
         guest.device.status();
-    let gids: Vec<Value> = gids
-        .into_iter()
-        .map(|(index, Address { gid, vlan })| {
-            json!({ "index": index, "gid": Ipv6Addr::from(gid).to_string(), "vlan": vlan })
-        })
-        .collect();
-    let qps: Vec<Value> = qps.iter().map(of_qp).collect();
-    let srqs: Vec<Value> = srqs.iter().map(of_srq).collect();
-    let counters: Map<String, Value> =
-        counters.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-    json!({
-        "name": spec.name,
-        "network": spec.network,
-        "transport": spec.transport.name(),
-        "socket": spec.path.to_string_lossy(),
-        "mac": spec.mac.map(format_mac),
-        "connected": guest.link.worker().is_some(),
-        "worker": guest.link.worker(),
-        "started": started,
-        "queues": started.then(|| if guest.rings.load(Ordering::Relaxed) { "rings" } else { "virtqueues" }),
-        "gids": gids,
-        "pds": pds,
-        "mrs": mrs,
-        "mws": mws,
-        "cqs": cqs,
-        "qps": qps,
-        "srqs": srqs,
-        "counters": counters,
-    })
+    let queues = if guest.rings.load(Ordering::Relaxed) { "rings" } else { "virtqueues" };
+    GuestReport {
+        name: spec.name.clone(),
+        network: spec.network.clone(),
+        transport: spec.transport.name().to_owned(),
+        socket: spec.path.to_string_lossy().into_owned(),
+        mac: spec.mac.map(format_mac),
+        connected: guest.link.worker().is_some(),
+        worker: guest.link.worker(),
+        started,
+        queues: started.then(|| queues.to_owned()),
+        gids: gids.into_iter().map(gid_report).collect(),
+        pds,
+        mrs,
+        mws,
+        cqs,
+        qps: qps.iter().map(qp_report).collect(),
+        srqs: srqs.iter().map(srq_report).collect(),
+        counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    }
 }
 
-fn of_qp(qp: &QpStatus) -> Value {
-    json!({
-        "qpn": qp.qpn,
-        "type": qp.service,
-        "state": format!("{:?}", qp.state).to_uppercase(),
-        "dest_qpn": qp.dest_qpn,
-        "dest_gid": qp.dest_gid.map(|gid| Ipv6Addr::from(gid).to_string()),
-        "sends": qp.sends,
-        "receives": qp.receives,
-    })
+fn gid_report((index, Address { gid, vlan }): (u16, Address)) -> GidReport {
+    GidReport { index, gid: format_gid(gid), vlan }
 }
 
-fn of_srq(srq: &SrqStatus) -> Value {
-    json!({
-        "srqn": srq.srqn,
-        "receives": srq.receives,
-        "max_wr": srq.max_wr,
-        "limit": srq.limit,
-        "qps": srq.qps,
-        "in_error": srq.in_error,
-    })
+fn qp_report(qp: &QpStatus) -> QpReport {
+    let QpStatus { qpn, service, state, dest_qpn, dest_gid, sends, receives } = *qp;
+    QpReport {
+        qpn,
+        service: service.to_owned(),
+        state: format!("{state:?}").to_uppercase(),
+        dest_qpn,
+        dest_gid: dest_gid.map(format_gid),
+        sends,
+        receives,
+    }
+}
+
+fn srq_report(srq: &SrqStatus) -> SrqReport {
+    let SrqStatus { srqn, receives, max_wr, limit, qps, in_error } = *srq;
+    SrqReport { srqn, receives, max_wr, limit, qps, in_error }
+}
+
+fn format_gid(gid: [u8; 16]) -> String {
+    Ipv6Addr::from(gid).to_string()
 }
 
 fn format_mac(mac: [u8; 6]) -> String {

@@ -19,6 +19,7 @@ mod options;
 mod poller;
 mod privileges;
 mod remover;
+mod report;
 mod sandbox;
 mod socket;
 mod spin;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `virtio-rdmad status`: what a running process tells of its guests.
+//! `virtio-rdmad status`: prints what a running process reports.
 
-use std::fmt::Write as _;
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use serde_json::Value;
 
-use crate::control::STATUS;
 use crate::options::StatusOptions;
+use crate::report::{GidReport, GuestReport, QpReport, Report, SrqReport, WorkerReport, STATUS};
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -18,111 +18,83 @@ pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> 
     writeln!(stream, "{STATUS}")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let answer: Value =
-        serde_json::from_str(&answer).map_err(|error| format!("{path}: {error}"))?;
+    let unreadable = |error: serde_json::Error| format!("{path}: {error}");
+    let answer: Value = serde_json::from_str(&answer).map_err(unreadable)?;
     if let Some(error) = answer["error"].as_str() {
         return Err(error.into());
     }
-    let text =
-        if options.json { serde_json::to_string_pretty(&answer)? + "\n" } else { text(&answer) };
-    // Nobody may read to the end.
+    // JSON is passed on as it came, with what a newer process may report besides.
+    let text = if options.json {
+        serde_json::to_string_pretty(&answer)? + "\n"
+    } else {
+        text(&serde_json::from_value(answer).map_err(unreadable)?)
+    };
+    // Whoever reads the output may stop before its end.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-fn text(answer: &Value) -> String {
-    let workers = answer["workers"].as_array().into_iter().flatten();
-    let workers: String = workers.enumerate().map(|(index, value)| worker(index, value)).collect();
-    let guests = answer["guests"].as_array().into_iter().flatten();
-    std::iter::once(workers).chain(guests.map(guest)).collect::<Vec<_>>().join("\n")
+fn text(report: &Report) -> String {
+    let workers: String = report.workers.iter().enumerate().map(worker).collect();
+    std::iter::once(workers).chain(report.guests.iter().map(guest)).collect::<Vec<_>>().join("\n")
 }
 
-fn worker(index: usize, worker: &Value) -> String {
-    let seconds = |key: &str| worker[key].as_f64().unwrap_or(0.0);
-    let parts = ["work_seconds", "poll_seconds", "wait_seconds", "sleep_seconds"].map(seconds);
+fn worker((index, worker): (usize, &WorkerReport)) -> String {
+    let WorkerReport { guests, work_seconds, poll_seconds, wait_seconds, sleep_seconds, .. } =
+        *worker;
+    let parts = [work_seconds, poll_seconds, wait_seconds, sleep_seconds];
     let all = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let [work, poll, wait, sleep] = parts.map(|part| 100.0 * part / all);
-    let guests = plain(&worker["guests"]);
     format!(
         "worker {index}: {guests} guests, works {work:.1} %, polls {poll:.1} %, \
          waits for a processor {wait:.1} %, sleeps {sleep:.1} %\n"
     )
 }
 
-fn guest(guest: &Value) -> String {
-    let mut text = String::new();
-    let state = match (guest["connected"].as_bool(), guest["started"].as_bool()) {
-        (Some(true), Some(true)) => format!("running on {}", plain(&guest["queues"])),
-        (Some(true), _) => "connected, no driver".to_owned(),
-        _ => "not connected".to_owned(),
+fn guest(guest: &GuestReport) -> String {
+    let state = match (guest.connected, guest.started) {
+        (true, true) => format!("running on {}", or_dash(guest.queues.as_ref())),
+        (true, false) => "connected, no driver".to_owned(),
+        (false, _) => "not connected".to_owned(),
     };
-    let field = |key: &str| plain(&guest[key]);
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        text,
-        "{}: {state}, worker {}, {} {}, network {}, MAC {}",
-        field("name"),
-        field("worker"),
-        field("transport"),
-        field("socket"),
-        field("network"),
-        field("mac"),
+    let GuestReport { name, transport, socket, network, pds, mrs, mws, cqs, .. } = guest;
+    let (worker, mac) = (or_dash(guest.worker), or_dash(guest.mac.as_ref()));
+    let (qps, srqs) = (guest.qps.len(), guest.srqs.len());
+    let head = format!(
+        "{name}: {state}, worker {worker}, {transport} {socket}, network {network}, MAC {mac}\n"
     );
-    for gid in guest["gids"].as_array().into_iter().flatten() {
-        let _ = write!(text, "  GID {} {}", plain(&gid["index"]), plain(&gid["gid"]));
-        if !gid["vlan"].is_null() {
-            let _ = write!(text, " VLAN {}", plain(&gid["vlan"]));
-        }
-        text.push('\n');
-    }
-    let qps = guest["qps"].as_array().map_or(&[][..], Vec::as_slice);
-    let srqs = guest["srqs"].as_array().map_or(&[][..], Vec::as_slice);
-    let _ = writeln!(
-        text,
-        "  {} PDs, {} MRs, {} MWs, {} CQs, {} QPs, {} SRQs",
-        field("pds"),
-        field("mrs"),
-        field("mws"),
-        field("cqs"),
-        qps.len(),
-        srqs.len()
-    );
-    for qp in qps {
-        let field = |key: &str| plain(&qp[key]);
-        let _ = write!(text, "  QP {:<5} {:<4} {:<5}", field("qpn"), field("type"), field("state"));
-        if !qp["dest_qpn"].is_null() {
-            let _ = write!(text, " peer QP {} at {}", field("dest_qpn"), field("dest_gid"));
-        }
-        let _ = writeln!(text, " sends {} receives {}", field("sends"), field("receives"));
-    }
-    for srq in srqs {
-        let field = |key: &str| plain(&srq[key]);
-        let state = if srq["in_error"] == true { " in error" } else { "" };
-        let _ = writeln!(
-            text,
-            "  SRQ {:<4} receives {} of {} limit {} QPs {}{state}",
-            field("srqn"),
-            field("receives"),
-            field("max_wr"),
-            field("limit"),
-            field("qps"),
-        );
-    }
-    for (name, value) in guest["counters"].as_object().into_iter().flatten() {
-        if value.as_u64() != Some(0) {
-            let _ = writeln!(text, "  {name} {value}");
-        }
-    }
-    text
+    let objects = format!("  {pds} PDs, {mrs} MRs, {mws} MWs, {cqs} CQs, {qps} QPs, {srqs} SRQs\n");
+    let counters = guest.counters.iter().filter(|(_, value)| **value != 0);
+    std::iter::once(head)
+        .chain(guest.gids.iter().map(gid))
+        .chain([objects])
+        .chain(guest.qps.iter().map(qp))
+        .chain(guest.srqs.iter().map(srq))
+        .chain(counters.map(|(name, value)| format!("  {name} {value}\n")))
+        .collect()
 }
 
-/// A value without quotes, a dash for none.
-fn plain(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
+fn gid(GidReport { index, gid, vlan }: &GidReport) -> String {
+    let vlan = vlan.map(|vlan| format!(" VLAN {vlan}")).unwrap_or_default();
+    format!("  GID {index} {gid}{vlan}\n")
+}
+
+fn qp(qp: &QpReport) -> String {
+    let QpReport { qpn, service, state, dest_gid, sends, receives, .. } = qp;
+    let peer = qp.dest_qpn.map(|peer| format!(" peer QP {peer} at {}", or_dash(dest_gid.as_ref())));
+    let peer = peer.unwrap_or_default();
+    format!("  QP {qpn:<5} {service:<4} {state:<5}{peer} sends {sends} receives {receives}\n")
+}
+
+fn srq(srq: &SrqReport) -> String {
+    let SrqReport { srqn, receives, max_wr, limit, qps, in_error } = srq;
+    let state = if *in_error { " in error" } else { "" };
+    format!("  SRQ {srqn:<4} receives {receives} of {max_wr} limit {limit} QPs {qps}{state}\n")
+}
+
+/// Returns a value as text, or a dash if there is no value.
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 #[cfg(test)]
@@ -160,6 +132,6 @@ g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   SRQ 2    receives 0 of 8 limit 0 QPs 0 in error
   send_messages 5
 ";
-        assert_eq!(text(&answer), expected);
+        assert_eq!(text(&serde_json::from_value(answer).unwrap()), expected);
     }
 }

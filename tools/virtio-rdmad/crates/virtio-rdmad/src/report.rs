@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a running process reports on its control socket, as JSON.
+//!
+//! The process writes these structures and `virtio-rdmad status` reads them. The names of the fields
+//! are the keys that other programs know. A field that a process of another version does not report
+//! has its default.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The only request that the control socket knows.
+pub const STATUS: &str = "status";
+
+/// The answer to [`STATUS`].
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Report {
+    /// The version of the process.
+    pub version: String,
+    /// How many times memory of a guest was lost.
+    pub memory_losses: u64,
+    /// How many lines about guests the log left out.
+    pub log_lines_left_out: u64,
+    /// The workers, by index.
+    pub workers: Vec<WorkerReport>,
+    /// The guests, in the order of the command line.
+    pub guests: Vec<GuestReport>,
+}
+
+/// A worker. Times are those since the process started.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct WorkerReport {
+    /// How many guests it serves.
+    pub guests: usize,
+    /// Whether it sleeps now.
+    pub asleep: bool,
+    /// Time in turns that had work.
+    pub work_seconds: f64,
+    /// Time in which it polled without finding work.
+    pub poll_seconds: f64,
+    /// Time in which it was ready to run and other threads had the processor.
+    pub wait_seconds: f64,
+    /// Time in which it slept.
+    pub sleep_seconds: f64,
+    /// How many rounds over all guests it has made.
+    pub rounds: u64,
+    /// How many times it has gone to sleep.
+    pub sleeps: u64,
+}
+
+/// A guest.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct GuestReport {
+    /// Its name.
+    pub name: String,
+    /// The network that it is in.
+    pub network: String,
+    /// How its monitor attaches the device: "vfio-user" or "vhost-user".
+    pub transport: String,
+    /// The path of the socket that its monitor connects to.
+    pub socket: String,
+    /// The MAC address of its network interface, if the command line has it.
+    pub mac: Option<String>,
+    /// Whether its monitor is connected.
+    pub connected: bool,
+    /// The index of the worker that serves it.
+    pub worker: Option<usize>,
+    /// Whether its driver has started the device.
+    pub started: bool,
+    /// "rings" or "virtqueues" once the device has started.
+    pub queues: Option<String>,
+    /// Its GIDs.
+    pub gids: Vec<GidReport>,
+    /// How many PDs it has.
+    pub pds: usize,
+    /// How many MRs it has.
+    pub mrs: usize,
+    /// How many memory windows it has.
+    pub mws: usize,
+    /// How many CQs it has.
+    pub cqs: usize,
+    /// Its QPs.
+    pub qps: Vec<QpReport>,
+    /// Its SRQs.
+    pub srqs: Vec<SrqReport>,
+    /// The counters by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// An entry of a guest's GID table.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct GidReport {
+    /// The index of the entry.
+    pub index: u16,
+    /// The GID, written as an IPv6 address.
+    pub gid: String,
+    /// The VLAN that the GID is in.
+    pub vlan: Option<u16>,
+}
+
+/// A QP.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct QpReport {
+    /// The QP number.
+    pub qpn: u32,
+    /// The type: "RC", "UC", "UD", "GSI", "XRC_INI" or "XRC_TGT".
+    #[serde(rename = "type")]
+    pub service: String,
+    /// The state: "RESET", "INIT", "RTR" and so on.
+    pub state: String,
+    /// The QP number of the peer, if it has one.
+    pub dest_qpn: Option<u32>,
+    /// The GID of the peer, if it has one.
+    pub dest_gid: Option<String>,
+    /// How many send work requests the device has yet to take.
+    pub sends: u16,
+    /// How many receive work requests the device has yet to take.
+    pub receives: u16,
+}
+
+/// An SRQ.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct SrqReport {
+    /// The SRQ number.
+    pub srqn: u32,
+    /// How many work requests the device has yet to take.
+    pub receives: u32,
+    /// How many it can hold.
+    pub max_wr: u32,
+    /// The number of work requests below which it raises an event; 0: it raises none.
+    pub limit: u32,
+    /// How many QPs receive from it.
+    pub qps: u32,
+    /// Whether it is in error.
+    pub in_error: bool,
+}
