@@ -1,51 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long a thread took for something, and how much of that it had a processor.
+//! Measures how long a thread took, and for how much of that time it had a processor.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{clock_gettime, ClockId};
 
-/// What takes longer may hold time without a processor. Of what is shorter it is not worth a system
-/// call to know.
+/// A time that is longer than this may include time without a processor. For a shorter one it is not
+/// worth a system call to know.
 const ASK: Duration = Duration::from_micros(50);
 
 /// Time that passed.
 #[derive(Clone, Copy, Debug)]
 pub struct Passed {
-    /// While the thread ran.
+    /// The time in which the thread ran.
     pub ran: Duration,
-    /// While it was ready to run and others had the processor.
+    /// The time in which it was ready to run and other threads had the processor.
     pub waited: Duration,
 }
 
 impl Passed {
-    /// All of it.
+    /// Returns the sum of both.
     pub fn total(self) -> Duration {
         self.ran + self.waited
     }
 }
 
-/// The clock of the thread that looks at it.
+/// The clock of one thread.
 #[derive(Debug)]
 pub struct Clock {
     now: Instant,
-    /// When the kernel was last asked how long the thread has run, and the answer.
+    /// When the kernel was last asked how long the thread had run, and the answer.
     asked: (Instant, Duration),
 }
 
 impl Clock {
-    /// Starts now.
+    /// Starts a clock now.
     pub fn new() -> Self {
         let now = Instant::now();
         Self { now, asked: (now, processor_time()) }
     }
 
-    /// The time when it was last looked at.
+    /// Returns the time of the last look.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Looks at it: the time that passed since it was last.
+    /// Looks at the clock, and returns the time that passed since the last look.
     pub fn look(&mut self) -> Passed {
         let now = Instant::now();
         let total = now.saturating_duration_since(self.now);
@@ -54,12 +54,12 @@ impl Clock {
         Passed { ran: total.saturating_sub(waited), waited }
     }
 
-    /// Looks at it after a sleep, which is no time that passed.
+    /// Looks at the clock after a sleep. The time of the sleep does not count as passed.
     pub fn wake(&mut self) {
         *self = Self::new();
     }
 
-    /// Asks how long the thread did not run, by now, since it asked last.
+    /// Asks the kernel how long the thread did not run since it last asked.
     fn waited(&mut self) -> Duration {
         let (then, had) = std::mem::replace(&mut self.asked, (self.now, processor_time()));
         let ran = self.asked.1.saturating_sub(had);
@@ -67,7 +67,7 @@ impl Clock {
     }
 }
 
-/// How long this thread has run so far.
+/// Returns how long this thread has run so far.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // Neither is ever negative.

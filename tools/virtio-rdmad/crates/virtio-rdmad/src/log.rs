@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The log, of which no guest has more than its share.
+//! The log, in which each guest has a limited share.
 //!
 //! A guest that resets its device in a loop, or a monitor that connects over and over, makes a line
-//! each time. So of each kind of line a guest has some at once and some a minute; what is more is
-//! counted. What is more detailed than `info` is not limited: whoever asked for that wants it.
+//! each time. So each guest may have some lines of each kind at once and some per minute; further lines
+//! are left out and counted. Lines that are more detailed than `info` are not limited: whoever asked for
+//! them wants them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,20 +20,20 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// Lines of one kind that a guest has at once.
+/// How many lines of one kind a guest may have at once.
 const BURST: u32 = 10;
-/// After this time it has one more.
+/// The time after which a guest may have one more line of a kind.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Lines that were left out.
+/// How many lines were left out.
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 
-/// How many lines about guests were left out, because there were too many of their kind.
+/// Returns how many lines about guests were left out, because there were too many of their kind.
 pub fn left_out() -> u64 {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Logs to standard error from now on. `RUST_LOG` wins over `level`.
+/// Logs to standard error from now on. `RUST_LOG` takes precedence over `level`.
 pub fn start(level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -43,19 +44,19 @@ pub fn start(level: &str) {
     tracing_subscriber::registry().with(lines.with_filter(Shares::default())).with(filter).init();
 }
 
-/// Lets each guest have its share of each kind of line.
+/// Counts the lines of each guest and each kind.
 #[derive(Debug, Default)]
 struct Shares(Mutex<HashMap<(String, Identifier), Share>>);
 
 impl Shares {
-    /// Whether a guest may have another line of a kind.
+    /// Takes a line of a kind from the share of a guest. Returns whether there was one left.
     fn take(&self, guest: String, kind: Identifier, now: Instant) -> bool {
         let mut shares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shares.entry((guest, kind)).or_insert(Share { lines: BURST, since: now }).take(now)
     }
 }
 
-/// Lines that a guest may still have, as of `since`.
+/// How many lines a guest may still have, as of `since`.
 #[derive(Debug)]
 struct Share {
     lines: u32,
@@ -76,7 +77,7 @@ impl Share {
     }
 }
 
-/// The guest that a span is about.
+/// The name of the guest that a span is about.
 struct Guest(String);
 
 /// Finds a field that names a guest.
@@ -148,7 +149,8 @@ mod tests {
         }
     }
 
-    /// One guest's lines are limited by their kind; those of others and the process's own are not.
+    /// Lines of one guest and one kind are limited. Other guests, and the process itself, still have
+    /// theirs.
     #[test]
     fn a_guest_has_its_share_of_the_log() {
         let lines = Lines::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a worker waits for.
+//! Waits for the sockets and the kicks of a worker's guests.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use rustix::io::Errno;
 /// Something that a worker waits for. Guests are named by their index.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// The worker's waker.
+    /// Another thread wakes the worker.
     Wake,
-    /// A message of a guest's monitor.
+    /// The monitor of this guest has sent something.
     Socket(u32),
-    /// A guest's driver made buffers available in a queue.
+    /// The driver of this guest has made buffers available in this queue.
     Kick(u32, u16),
 }
 
@@ -23,7 +23,7 @@ impl Source {
     const SOCKET: u64 = 1;
     const KICK: u64 = 2;
 
-    /// Kind, guest and queue, from the lowest bits on in 16, 32 and 16 bits.
+    /// Returns the kind in the lowest 16 bits, the guest in the next 32 and the queue in the last 16.
     fn token(self) -> u64 {
         match self {
             Self::Wake => Self::WAKE,
@@ -34,7 +34,7 @@ impl Source {
         }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // that is how the parts are told apart
+    #[allow(clippy::cast_possible_truncation)] // each part is cut out of the word
     fn of(token: u64) -> Option<Self> {
         let (guest, queue) = ((token >> 16) as u32, (token >> 48) as u16);
         match token & 0xffff {
@@ -52,17 +52,17 @@ pub struct Poller {
     epoll: OwnedFd,
 }
 
-/// Events taken at once; others wait for the next time, when it is their turn.
+/// Most events that are taken at once. The others come first the next time.
 const EVENTS: usize = 64;
 
 impl Poller {
-    /// One that waits for nothing yet.
+    /// Makes a poller that waits for nothing yet.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Waits for `fd` from now on. A socket is reported as long as it is readable, the others once
-    /// each time they are written to.
+    /// Waits for `fd` from now on. A socket is reported as long as it is readable, the others once each
+    /// time that they are written to.
     pub fn add(&self, fd: impl AsFd, source: Source) -> Result<(), Errno> {
         let flags = match source {
             Source::Socket(_) => epoll::EventFlags::IN,
@@ -71,13 +71,13 @@ impl Poller {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.token()), flags)
     }
 
-    /// Waits for `fd` no more. Closing it is not enough: others may have it open too.
+    /// Waits for `fd` no more. To close it is not enough, because other processes may have it open.
     pub fn remove(&self, fd: impl AsFd) {
-        // It fails only if `fd` was never added.
+        // This fails only if `fd` was never added.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits at most `timeout`, or for ever, and says what happened.
+    /// Waits until there are events, for `timeout` at most, and returns the events.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, Errno> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
@@ -98,8 +98,8 @@ impl Poller {
         Ok(events[..count].iter().filter_map(|event| Source::of(event.data.u64())).collect())
     }
 
-    /// Waits until there is an event, at most so long: to the microsecond, where `epoll_wait()` knows
-    /// milliseconds, and not all kernels have `epoll_pwait2()`.
+    /// Waits until there is an event, for `time` at most. `poll()` waits to the microsecond, where
+    /// `epoll_wait()` counts milliseconds; not all kernels have `epoll_pwait2()`.
     fn sleep(&self, time: &Timespec) -> Result<(), Errno> {
         match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(time)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What is left of root once the sockets are open: nothing.
+//! Gives up the rights of root once the sockets are open.
 
 use std::str::FromStr;
 
@@ -35,24 +35,24 @@ impl FromStr for User {
     }
 }
 
-/// Why privileges stay.
+/// Why the process cannot give up its rights.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegeError {
-    /// The process cannot become another user's.
+    /// The process cannot change its user and group.
     #[error("--user: {call}: {errno}")]
     User {
-        /// What was asked for.
+        /// The system call.
         call: &'static str,
-        /// The kernel's answer.
+        /// The error of that call.
         errno: Errno,
     },
-    /// The process keeps its capabilities.
+    /// The process cannot drop its capabilities.
     #[error("capset: {0}")]
     Capabilities(Errno),
 }
 
-/// Makes the calling thread the user's, if one is given, and takes all capabilities from it. Threads
-/// that it starts from now on are the same; there must be no others.
+/// Gives the calling thread this user and group, if there is one, and takes all capabilities from it.
+/// Threads that it starts from now on inherit that; the process must not have other threads yet.
 pub fn give_up(user: Option<User>) -> Result<(), PrivilegeError> {
     if let Some(User { uid, gid }) = user {
         let failed = |call| move |errno| PrivilegeError::User { call, errno };

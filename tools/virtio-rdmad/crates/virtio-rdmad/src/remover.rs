@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process of its own that removes the sockets when the one that serves guests ends.
+//! A second process, which removes the sockets when the one that serves guests ends.
 //!
-//! A process that is confined to its guests can remove no file, and one that is killed does nothing
-//! at all any more. So before the [`sandbox`] is entered the program is started once more, with the
-//! sockets' paths. That process serves nobody. It waits for the end of a pipe, of which the first
-//! process has the only other end, and removes the sockets then.
+//! A process in the [`sandbox`] cannot remove a file, and a process that is killed does nothing any
+//! more. So before it enters the sandbox, the process starts the program once more, with the paths of
+//! the sockets. That second process serves no guest. It waits until a pipe is closed, of which the first
+//! process has the only other end, and then removes the sockets.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Read, Write};
@@ -21,15 +21,16 @@ use crate::options::RemoverOptions;
 use crate::sandbox::{self, Filters};
 use crate::socket::Name;
 
-/// Name of the command that makes a process a remover.
+/// The name of the command that makes a process a remover.
 pub const COMMAND: &str = "remove-sockets";
 
-/// The process that removes the sockets. When this goes it does, and the sockets are gone then.
+/// The process that removes the sockets. When this is dropped, that process ends, and the sockets are
+/// gone.
 #[derive(Debug)]
 pub struct Remover(Child);
 
 impl Remover {
-    /// Starts the process. It knows the files of the sockets at `paths` when this returns.
+    /// Starts the process. When this returns, the process has the files of the sockets at `paths` open.
     pub fn start<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Self, Error> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("virtio-rdmad").args([COMMAND, "--"]).args(paths);
@@ -43,18 +44,19 @@ impl Remover {
 impl Drop for Remover {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It writes nothing: its end of the pipe closes when it ends.
+        // The process writes nothing more; its end of this pipe closes when it ends.
         let _ = self.0.stdout.take().map(|mut stdout| stdout.read_to_end(&mut Vec::new()));
     }
 }
 
-/// Is that process: waits for the end of the standard input, and removes the sockets.
+/// Does the work of that process: waits until standard input is closed, and removes the sockets.
 pub fn run(options: &RemoverOptions) -> Result<(), Box<dyn std::error::Error>> {
-    // Who ends all processes of a terminal or a service ends the other one, which this one outlives.
+    // A signal to all processes of a terminal or a service ends the other process, and this one has to
+    // outlive it.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    // Shorter than the limit of 15 bytes; without it the name is that of the link, "exe".
+    // The name has less than 16 bytes. Without it the process has the name of the link, "exe".
     let _ = rustix::thread::set_name(c"rdmad-sockets");
     let sockets =
         options.paths.iter().map(|path| Kept::new(path)).collect::<Result<Vec<_>, _>>()?;
@@ -70,7 +72,8 @@ pub fn run(options: &RemoverOptions) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A socket whose file keeps its number: no file that somebody else makes at its path has the same.
+/// A socket whose file is open, so that it keeps its inode number, and no other file at its path can
+/// have the same.
 struct Kept {
     name: Name,
     _file: File,

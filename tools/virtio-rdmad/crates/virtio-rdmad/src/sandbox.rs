@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the process gives up once its sockets are open.
+//! Gives up what the process does not need once its sockets are open.
 //!
-//! Landlock takes the file system away, wholly: another process removes the sockets when this one
-//! ends ([`crate::remover`]), and that may remove files next to them and do nothing else.
-//! Seccomp leaves each thread the system calls of its job: workers get messages, map guest memory
-//! and wait; the main thread and the one of the control socket accept connections as well. None
-//! opens a file, makes a socket, starts a program or makes memory executable. A system call that is
-//! missing fails with EPERM and does not end the process: a guest's device would go with it.
+//! Landlock takes away the whole file system. Another process removes the sockets when this one ends
+//! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
+//! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
+//! that of the control socket accept connections as well. No thread can open a file, make a socket,
+//! start a program or make memory executable. A system call that is not allowed fails with EPERM and
+//! does not end the process, because the devices of all guests would end with it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -20,16 +20,16 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// Why the process does not run confined.
+/// Why the process cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// By Landlock; a kernel without it is no error.
+    /// Landlock failed. A kernel without Landlock is no error.
     #[error("sandbox: landlock: {0} (--sandbox=off goes without)")]
     Landlock(#[from] RulesetError),
     /// The directory of a socket cannot be opened.
     #[error("sandbox: landlock: {0} (--sandbox=off goes without)")]
     Directory(#[from] landlock::PathFdError),
-    /// By seccomp.
+    /// Seccomp failed.
     #[error("sandbox: seccomp: {0} (--sandbox=off goes without)")]
     Seccomp(#[from] seccompiler::Error),
 }
@@ -40,7 +40,7 @@ impl From<seccompiler::BackendError> for SandboxError {
     }
 }
 
-/// System calls of every thread: messages, waiting, memory, the end of a thread and of the process.
+/// System calls of every thread: for messages, waiting, memory, and the end of a thread and the process.
 const COMMON: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -116,7 +116,7 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// Compiles them for this machine.
+    /// Compiles the filters for this machine.
     pub fn new() -> Result<Self, SandboxError> {
         Ok(Self {
             worker: compile(&[COMMON])?,
@@ -160,9 +160,9 @@ fn compile(lists: &[&[i64]]) -> Result<BpfProgram, SandboxError> {
     Ok(SeccompFilter::new(rules, refused, SeccompAction::Allow, arch)?.try_into()?)
 }
 
-/// Takes the file system and TCP away from the calling thread and those that it starts, but for
-/// removing files in the directories of `removable`, and below these. Says in the log what the kernel
-/// cannot enforce.
+/// Takes the file system and TCP away from the calling thread and from threads that it starts. They may
+/// still remove files in the directories of `removable`, and below these. Logs what the kernel cannot
+/// enforce.
 pub fn leave_file_system<'a>(
     removable: impl Iterator<Item = &'a Path>,
 ) -> Result<(), SandboxError> {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets in the file system.
+//! Sockets that have a file.
 
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// A socket that others connect to. Its file goes when this does, unless the process may remove no
-/// files; then a [`Remover`](crate::remover::Remover) does it.
+/// A socket that other processes connect to. Its file is removed when this is dropped, if the process
+/// may remove files; otherwise a [`Remover`](crate::remover::Remover) removes it.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
@@ -15,8 +15,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes the socket. A file that an earlier process left there is replaced, but nothing that
-    /// somebody still listens on, and nothing that is no socket.
+    /// Makes the socket. A socket that an earlier process left at this path is replaced. It is an error
+    /// if a process still listens there, or if the file is not a socket.
     pub fn bind(path: &Path) -> Result<Self, Error> {
         let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
         remove_stale(path).map_err(named)?;
@@ -26,18 +26,18 @@ impl Socket {
         Ok(Self { listener, name })
     }
 
-    /// What to wait for.
+    /// Returns the socket, which is readable when a connection can be accepted.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 
-    /// The connection of who waits to be accepted, if anybody does.
+    /// Accepts a connection, if one waits.
     pub fn accept(&self) -> Result<Option<UnixStream>, Error> {
         match self.listener.accept() {
             Ok((stream, _)) => Ok(Some(stream)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
-            // Whoever it was has gone again.
+            // The client has gone again.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
             Err(error) => Err(error),
         }
@@ -50,7 +50,7 @@ impl Drop for Socket {
     }
 }
 
-/// What a socket is called in the file system.
+/// The name of a socket in the file system.
 #[derive(Debug)]
 pub struct Name {
     path: PathBuf,
@@ -59,12 +59,12 @@ pub struct Name {
 }
 
 impl Name {
-    /// Of the socket whose file is at `path` now.
+    /// Returns the name of the socket whose file is at `path` now.
     pub fn of(path: &Path) -> Result<Self, Error> {
         Ok(Self { path: path.to_owned(), file: identity(path)? })
     }
 
-    /// Removes the file, unless somebody else's is there by now.
+    /// Removes the file, unless another file is there by now.
     pub fn remove(&self) {
         if identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
@@ -77,7 +77,7 @@ fn identity(path: &Path) -> Result<(u64, u64), Error> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket that no process listens on.
 fn remove_stale(path: &Path) -> Result<(), Error> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a worker does with its time.
+//! Counts what a worker does with its time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 pub enum Doing {
     /// Turns that had work.
     Work,
-    /// Looking for work in vain.
+    /// Polling without finding work.
     Poll,
-    /// Neither, because others had the processor.
+    /// Neither, because other threads had the processor.
     Wait,
 }
 
-/// The times and counts of one worker. Only the worker writes them, so that nothing is lost without
-/// atomic additions.
+/// The times and counts of one worker. Only the worker writes them, so it needs no atomic additions.
 #[derive(Debug)]
 pub struct Times {
     begin: Instant,
@@ -28,27 +27,27 @@ pub struct Times {
     asleep: AtomicBool,
 }
 
-/// A reading of [`Times`].
+/// The values of [`Times`] at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     /// Time in turns that had work.
     pub work: Duration,
-    /// Time spent in looking for work in vain.
+    /// Time spent polling without finding work.
     pub poll: Duration,
-    /// Time in which it was ready to do either and others had the processor.
+    /// Time in which the worker was ready to do either and other threads had the processor.
     pub wait: Duration,
     /// All other time since the worker was made.
     pub sleep: Duration,
-    /// Rounds over all guests.
+    /// How many rounds over all guests it has made.
     pub rounds: u64,
-    /// Times that it went to sleep.
+    /// How many times it has gone to sleep.
     pub sleeps: u64,
     /// Whether it sleeps now.
     pub asleep: bool,
 }
 
 impl Times {
-    /// All zero.
+    /// Makes times and counts that are all zero.
     pub fn new() -> Self {
         Self {
             begin: Instant::now(),
@@ -61,7 +60,7 @@ impl Times {
         }
     }
 
-    /// Time was spent on something; what is spent on nothing is sleep.
+    /// Adds time that was spent on something. Time that is never added counts as sleep.
     pub fn add(&self, doing: Doing, time: Duration) {
         let counter = match doing {
             Doing::Work => &self.work,
@@ -71,12 +70,12 @@ impl Times {
         add(counter, u64::try_from(time.as_nanos()).unwrap_or(0));
     }
 
-    /// One more round.
+    /// Counts a round.
     pub fn count_round(&self) {
         add(&self.rounds, 1);
     }
 
-    /// The worker goes to sleep, or woke.
+    /// Notes that the worker goes to sleep, or has woken up.
     pub fn sleeps(&self, asleep: bool) {
         if asleep {
             add(&self.sleeps, 1);
@@ -84,7 +83,7 @@ impl Times {
         self.asleep.store(asleep, Ordering::Release);
     }
 
-    /// What they are now.
+    /// Returns the values of this moment.
     pub fn read(&self) -> Reading {
         let asleep = self.asleep.load(Ordering::Acquire);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waking a thread from another thread.
+//! Wakes a thread from another thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -8,11 +8,11 @@ use memory::atomic::AtomicU8;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 
-/// The thread runs and nobody wants it to look again.
+/// The thread runs, and no other thread wants it to look again.
 const AWAKE: u8 = 0;
-/// The thread sleeps, or is about to.
+/// The thread sleeps, or is about to sleep.
 const ASLEEP: u8 = 1;
-/// Somebody wants the thread to look again.
+/// Another thread wants it to look again.
 const WANTED: u8 = 2;
 
 /// Wakes one thread. Waking a thread that is awake costs one atomic operation.
@@ -24,32 +24,33 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// A waker whose thread is awake.
+    /// Makes the waker of a thread that is awake.
     pub fn new() -> Result<Self, Errno> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { state: AtomicU8::new(AWAKE), eventfd })
     }
 
-    /// Becomes readable, as an edge, when the thread is to wake.
+    /// Returns a descriptor that becomes readable, as an edge, when the thread is to wake.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
 
-    /// Makes the thread look again; what the caller wrote before is seen by it then.
+    /// Makes the thread look again. It then sees everything that the caller wrote before.
     pub fn wake(&self) {
         if self.state.swap(WANTED, Ordering::SeqCst) == ASLEEP {
-            // A counter that is full is an event that the thread has yet to see.
+            // If the counter is full, the thread has not seen an earlier event yet, and will look.
             let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
         }
     }
 
-    /// The thread runs; whether somebody wanted it to look since it last asked.
+    /// Called by the thread, which runs. Returns whether another thread wanted it to look since the last
+    /// call.
     pub fn take(&self) -> bool {
         self.state.load(Ordering::SeqCst) != AWAKE
             && self.state.swap(AWAKE, Ordering::SeqCst) == WANTED
     }
 
-    /// The thread is about to sleep, and may if this says so. Otherwise it must look again.
+    /// Called by the thread before it sleeps. Returns whether it may; otherwise it must look again.
     pub fn may_sleep(&self) -> bool {
         let (from, to) = (AWAKE, ASLEEP);
         self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
@@ -83,7 +84,7 @@ mod tests {
     }
 }
 
-/// On a processor of any kind: `make loom`.
+/// Checks the orders of memory accesses on a processor of any kind: `make loom`.
 #[cfg(all(test, loom))]
 mod orders {
     use std::sync::Arc;
