@@ -22,47 +22,47 @@ use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use crate::rings::INLINE;
+use crate::owner::{CqRing, QpRings, INLINE};
 
 /// Entries of every virtqueue.
 pub const RING: u16 = 32;
-/// A guest's memory: two regions with a hole between them. Virtqueues, rings and what the driver itself
-/// needs fill the lower half of the first.
+/// A guest's memory: two regions with a hole between them. Virtqueues, rings and memory of the driver
+/// fill the lower half of the first region.
 pub const REGIONS: [(u64, u64); 2] = [(0, 0x1_4000), (0x2_0000, 0x2000)];
 /// Where requests are written, one after the other.
 pub const SCRATCH: Range<u64> = 0x4000..0x4800;
-/// Where work requests are written, each kind and head in a place of its own, since the device
-/// reads them when it likes.
+/// Where work requests are written. Each kind and head has a place of its own, since the device reads
+/// them at any time.
 const WORK_REQUESTS: u64 = 0x4800;
-/// Bytes of the largest.
+/// The bytes of the largest work request.
 const WORK_REQUEST: u64 = 0xc0;
-/// Buffers for CQEs, 64 bytes each, for events, and for completion events, of a vector each.
+/// Buffers for CQEs of 64 bytes, for events, and for the completion events of each vector.
 const CQES: u64 = 0x6000;
 const EVENTS: u64 = 0x7800;
 const COMPLETION_EVENTS: u64 = 0x7808;
-/// Doorbells, where each head has its place.
+/// Buffers for doorbells; each head has a place of its own.
 const DOORBELLS: u64 = 0x7c00;
 /// Most bytes of doorbells in one buffer.
 pub const DOORBELL_BYTES: usize = 0x40;
 /// Memory for data, up to the end of the first region.
 pub const WINDOW: Range<u64> = 0x8000..0x1_4000;
 
-/// CQs of a guest; their virtqueues are 1 and those that follow.
+/// How many CQs a guest has. Their virtqueues are 1 and those that follow.
 const CQS: u16 = 3;
-/// Completion event vectors of a guest with rings; their virtqueues are 1 and those that follow, and
-/// then come those of doorbells and of events.
+/// How many completion event vectors a guest with rings has. Their virtqueues are 1 and those that
+/// follow; then come the virtqueues of doorbells and of events.
 pub const VECTORS: u16 = 2;
-/// Bytes of one ring with its descriptor table.
+/// The bytes of one ring with its descriptor table.
 pub const RING_BYTES: u64 = 0x400;
 const AVAIL: u64 = 0x200;
 const USED: u64 = 0x280;
 /// Flags of a descriptor.
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
-/// Rounds of [`Device::run`] after which a device that nobody gives new work must rest.
+/// How many calls of [`Device::run`] a device without new work may need until it rests.
 const ROUNDS: u32 = 20_000;
 
-/// Time that moves when told.
+/// A clock that moves only by these functions.
 #[derive(Debug)]
 pub struct Clock {
     base: Instant,
@@ -94,7 +94,7 @@ impl engine::Clock for Clock {
     }
 }
 
-/// Interrupts and wake-ups, which nobody waits for here.
+/// Takes interrupts and wake-ups, which nothing waits for here.
 struct Nobody;
 
 impl Signal for Nobody {
@@ -109,13 +109,13 @@ impl Wake for Nobody {
 #[derive(Clone, Debug)]
 pub struct Queue {
     base: u64,
-    /// Descriptors of a chain: one where the device writes CQEs or their events, up to two elsewhere.
+    /// The descriptors of a chain: one where the device writes CQEs or their events, up to two elsewhere.
     step: u16,
     next: u16,
     seen: u16,
-    /// By head: how many bytes the device may write into the chain that it holds.
+    /// How many bytes the device may write into each chain that it has, by head.
     held: [Option<u32>; RING as usize],
-    /// The guest wrote into the ring behind the driver's back: nothing is promised any more.
+    /// Whether the guest wrote into the ring without its driver, so that nothing is known of it.
     pub wild: bool,
 }
 
@@ -130,12 +130,12 @@ impl Queue {
         Layout { size: RING, desc, avail, used, event_idx: false }
     }
 
-    /// The head that the next chain gets, if there is room for one.
+    /// Returns the head of the next chain, if there is room for one.
     fn free_head(&self) -> Option<u16> {
         (0..RING).step_by(self.step.into()).find(|head| self.held[usize::from(*head)].is_none())
     }
 
-    /// Chains that the device holds.
+    /// Returns how many chains the device has.
     fn outstanding(&self) -> usize {
         self.held.iter().flatten().count()
     }
@@ -151,16 +151,16 @@ pub struct Guest {
     pub gid: Gid,
     /// Its virtqueues.
     pub queues: Vec<Queue>,
-    /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
+    /// Whether VIRTIO_RDMA_F_RINGS was negotiated.
     pub rings: bool,
     /// Its rings, by the number of the object.
-    pub(crate) qp_rings: HashMap<u32, crate::rings::QpRings>,
-    pub(crate) cq_rings: HashMap<u32, crate::rings::CqRing>,
+    pub(crate) qp_rings: HashMap<u32, QpRings>,
+    pub(crate) cq_rings: HashMap<u32, CqRing>,
     scratch: u64,
     kept: RefCell<Kept>,
 }
 
-/// What the lower half of memory has to be.
+/// The expected content of the lower half of memory.
 struct Kept {
     bytes: Box<[u8]>,
     /// Whether the device may write here.
@@ -173,7 +173,7 @@ impl Kept {
         Self { bytes: vec![0; len].into(), open: vec![false; len].into() }
     }
 
-    /// The part of `[addr, addr + len)` that is in the lower half.
+    /// Returns the part of `[addr, addr + len)` that is in the lower half.
     fn part(addr: u64, len: u64) -> Range<usize> {
         let end = addr.saturating_add(len).min(WINDOW.start) as usize;
         (addr.min(WINDOW.start) as usize).min(end)..end
@@ -181,7 +181,7 @@ impl Kept {
 }
 
 impl Guest {
-    /// A guest whose driver has set up every virtqueue and added the GID.
+    /// Makes a guest whose driver has set up every virtqueue and added the GID.
     pub fn new(fabric: &Arc<Fabric>, number: u8, rings: bool) -> Self {
         let limits = Limits {
             max_qp: 5,
@@ -227,7 +227,7 @@ impl Guest {
         guest
     }
 
-    /// Descriptors of a chain in this virtqueue.
+    /// Returns the number of descriptors of a chain in this virtqueue.
     fn step(&self, index: u16) -> u16 {
         let ones = if self.rings { VECTORS } else { CQS };
         if (1..=ones).contains(&index) {
@@ -237,7 +237,7 @@ impl Guest {
         }
     }
 
-    /// Sets up every virtqueue anew and adds the GID, as a driver does after a reset.
+    /// Sets up every virtqueue again and adds the GID, as a driver does after a reset.
     pub fn start(&mut self) {
         let count = if self.rings { 3 + VECTORS } else { self.device.queue_count() };
         self.qp_rings.clear();
@@ -282,12 +282,12 @@ impl Guest {
         self.kept.borrow_mut().bytes[part].copy_from_slice(&bytes[..len]);
     }
 
-    /// The device may write to these bytes from now on.
+    /// Allows the device to write to these bytes from now on.
     pub fn open(&self, addr: u64, len: u64) {
         self.kept.borrow_mut().open[Kept::part(addr, len)].fill(true);
     }
 
-    /// Where the device wrote in the lower half of memory and might not.
+    /// Returns an address in the lower half of memory that the device wrote to and must not.
     pub fn written(&self) -> Option<usize> {
         let kept = self.kept.borrow();
         let now = self.load(0, kept.bytes.len());
@@ -296,14 +296,14 @@ impl Guest {
         places.find(|i| !kept.open[*i])
     }
 
-    /// Bytes of memory.
+    /// Reads bytes of memory.
     pub fn load(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.memory.read(addr, &mut bytes).expect("an address within memory");
         bytes
     }
 
-    /// All of memory.
+    /// Reads all of memory.
     pub fn snapshot(&self) -> Vec<u8> {
         REGIONS.map(|(start, len)| self.load(start, len as usize)).concat()
     }
@@ -320,8 +320,8 @@ impl Guest {
         at
     }
 
-    /// Makes a chain available, if the ring has room, and says by which head. Each descriptor is an
-    /// address, a length, flags and the next.
+    /// Makes a chain available, if the ring has room, and returns its head. Each descriptor is an
+    /// address, a length, flags and the index of the next.
     pub fn add(&mut self, index: u16, chain: &[(u64, u32, u16, u16)], room: u32) -> Option<u16> {
         let queue = &self.queues[usize::from(index)];
         let head = queue.free_head()?;
@@ -347,7 +347,7 @@ impl Guest {
         Some(head)
     }
 
-    /// Posts a work request; whether there was room.
+    /// Posts a work request. Returns whether there was room.
     pub fn post(&mut self, index: u16, bytes: &[u8]) -> bool {
         let Some(head) = self.queues[usize::from(index)].free_head() else { return false };
         let slot = u64::from(index & 1) * u64::from(RING) / 2 + u64::from(head) / 2;
@@ -391,7 +391,7 @@ impl Guest {
         cqes
     }
 
-    /// Gives the event queue a buffer, and those of completion events as many as fit.
+    /// Gives the event queue a buffer, and the queues of completion events as many as fit.
     pub fn add_event_buffers(&mut self) {
         let index = self.queues.len() as u16 - 1;
         self.add_writable(index, EVENTS, size_of::<virtio_rdma_event>() as u32);
@@ -403,7 +403,7 @@ impl Guest {
         }
     }
 
-    /// Takes the completion events of a virtqueue: the CQs that they name.
+    /// Takes the completion events of a virtqueue, and returns the CQs that they name.
     pub fn take_completion_events(&mut self, index: u16) -> Vec<u32> {
         let used = self.take_used(index);
         let named = |&(head, len): &(u16, u32)| {
@@ -426,7 +426,7 @@ impl Guest {
         self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0);
     }
 
-    /// Takes everything that the device gave back; checks that it held it, and wrote no more than
+    /// Takes everything that the device gave back. Checks that the device had it, and wrote no more than
     /// it might.
     pub fn take_used(&mut self, index: u16) -> Vec<(u16, u32)> {
         let memory = &self.memory;
@@ -464,8 +464,8 @@ impl Guest {
     }
 }
 
-/// The memory of the guest of this number, which serves one run after the other: mapping it anew
-/// would take most of the time.
+/// Returns the memory of the guest of this number. All runs use the same memory, because to map it for
+/// each run would take most of the time.
 fn zeroed_memory(number: u8) -> GuestMemory {
     thread_local! {
         static MEMORY: [OnceCell<GuestMemory>; 2] = const { [const { OnceCell::new() }; 2] };
@@ -478,17 +478,17 @@ fn zeroed_memory(number: u8) -> GuestMemory {
     memory
 }
 
-/// Where the completion event of a buffer is.
+/// Returns the address of the completion event of a buffer.
 fn completion_event_at(index: u16, head: u16) -> u64 {
     COMPLETION_EVENTS + (u64::from(index - 1) * u64::from(RING) + u64::from(head)) * 8
 }
 
-/// Where the CQE of a buffer is.
+/// Returns the address of the CQE of a buffer.
 fn cqe_at(cqn: u16, head: u16) -> u64 {
     CQES + (u64::from(cqn) * u64::from(RING) + u64::from(head)) * 64
 }
 
-/// Has a device handle one request outside of the control queue.
+/// Makes a device handle one request without the control queue.
 pub fn command<Q: IntoBytes + Immutable, R: FromBytes>(
     device: &Device,
     number: u32,
@@ -509,7 +509,7 @@ pub fn command<Q: IntoBytes + Immutable, R: FromBytes>(
     }
 }
 
-/// Attributes and mask that take a QP of this type to INIT, RTR or RTS.
+/// Returns the attributes and the mask that take a QP of this type to INIT, RTR or RTS.
 pub fn modify(kind: u32, state: u32, dgid: Gid, dest: u32) -> (u32, virtio_rdma_qp_attr) {
     let mut attr = virtio_rdma_qp_attr::new_zeroed();
     let connected = matches!(kind, VIRTIO_RDMA_QPT_RC | VIRTIO_RDMA_QPT_UC);

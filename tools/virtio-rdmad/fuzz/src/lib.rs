@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the fuzz targets share.
 //!
-//! Each target reads the fuzzer's bytes as a [`Program`]: operations that a guest, its driver or
-//! its VMM could do, right ones with wrong details among them, and plain bytes. "make fuzz" runs
-//! them; a panic or a failed assertion is a finding.
+//! Each target reads the fuzzer's bytes as a [`Program`]: operations that a guest, its driver or its
+//! VMM could do, most of them right but for some details, and plain bytes. "make fuzz" runs the
+//! targets; a panic or a failed assertion is a finding.
 
 mod guest;
+mod owner;
 mod program;
 mod rings;
 mod socket;
@@ -14,6 +15,7 @@ pub use guest::{
     command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES, SCRATCH,
     WINDOW,
 };
+pub use owner::INLINE;
 pub use program::Program;
-pub use rings::{INLINE, RING_PAGES};
-pub use socket::{open_files, Peer};
+pub use rings::RING_PAGES;
+pub use socket::{connect, serve, Conversation, Peer};

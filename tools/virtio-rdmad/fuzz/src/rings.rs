@@ -12,12 +12,11 @@ use abi::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::guest::{Guest, VECTORS};
+use crate::owner::{CqRing, QpRings, INLINE};
 
-/// Bytes of inline data of a QP.
-pub const INLINE: u32 = 64;
-/// Pages for rings, one an object.
+/// The pages for rings, one for each object.
 pub const RING_PAGES: [u64; 4] = [0x2000, 0x3000, 0x5000, 0x6000];
-/// Entries of a send or receive ring, the strides of the two, and where they begin.
+/// The entries of a send or receive ring, the strides of the two, and where they begin.
 pub const DEPTH: u32 = 8;
 const STRIDES: [u32; 2] = [256, 128];
 const OFFSETS: [u32; 2] = [256, 256 + DEPTH * 256];
@@ -36,42 +35,22 @@ const WAKE: [usize; 2] =
 const SRQ_WORDS: [usize; 2] =
     [offset_of!(virtio_rdma_srq_ring, consumer), offset_of!(virtio_rdma_srq_ring, wake)];
 
-/// The owner's side of the rings of a QP: the send ring is 0, the receive ring 1.
-#[derive(Clone, Debug)]
-pub struct QpRings {
-    page: u64,
-    producers: [u32; 2],
-}
-
-/// The owner's side of a completion ring.
-#[derive(Clone, Debug)]
-pub struct CqRing {
-    page: u64,
-    depth: u32,
-    consumer: u32,
-    arms: [u32; 2],
-    vector: u16,
-    /// How often it asked for an event, and how many it got.
-    asked: u32,
-    told: u32,
-}
-
 impl Guest {
-    /// A region of one page, which is zeroed.
+    /// Fills a page with zeros and returns the region of it.
     fn region(&mut self, page: u64) -> virtio_rdma_ring_region {
         self.store(page, &[0; PAGE as usize]);
         let pages = self.place(page.as_bytes());
         virtio_rdma_ring_region { pages, npages: 1, reserved_0c: 0 }
     }
 
-    /// The request for a CQ of `cqe` entries on a page, where the device may then write CQEs.
+    /// Returns the request for a CQ of `cqe` entries on a page. The device may then write CQEs there.
     pub fn ring_cq_request(&mut self, page: u64, cqe: u32) -> virtio_rdma_cmd_create_ring_cq {
         let region = self.region(page);
         self.open(page + CQ_HEAD, u64::from(cqe) * CQE);
         virtio_rdma_cmd_create_ring_cq { region, cqe, comp_vector: 1 }
     }
 
-    /// The request that moves a CQ to another page. The device writes arming words there.
+    /// Returns the request that moves a CQ to another page. The device writes arming words there.
     pub fn resize_request(&mut self, page: u64, cqe: u32, cqn: u32) -> virtio_rdma_cmd_resize_cq {
         let virtio_rdma_cmd_create_ring_cq { region, cqe, .. } = self.ring_cq_request(page, cqe);
         for at in ARM {
@@ -80,7 +59,7 @@ impl Guest {
         virtio_rdma_cmd_resize_cq { region, cqe, cqn }
     }
 
-    /// The request for a QP with rings on a page, where the device may then write its wake words.
+    /// Returns the request for a QP with rings on a page. The device may then write its wake words there.
     pub fn ring_qp_request(
         &mut self,
         page: u64,
@@ -104,8 +83,8 @@ impl Guest {
         request
     }
 
-    /// The request for an SRQ on a page, where the device may then write what it took and its wake
-    /// word.
+    /// Returns the request for an SRQ on a page. The device may then write there what it took, and its
+    /// wake word.
     pub fn srq_request(&mut self, page: u64, pdn: u32) -> virtio_rdma_cmd_create_srq {
         let mut request = virtio_rdma_cmd_create_srq::new_zeroed();
         request.region = self.region(page);
@@ -117,21 +96,21 @@ impl Guest {
         request
     }
 
-    /// A CQ of this number has its ring on this page now.
+    /// Notes that the CQ of this number has its ring on this page.
     pub fn has_cq_ring(&mut self, cqn: u32, page: u64, depth: u32) {
         let (asked, told, vector) = (0, 0, 1);
         let ring = CqRing { page, depth, consumer: 0, arms: [0; 2], vector, asked, told };
         self.cq_rings.insert(cqn, ring);
     }
 
-    /// The CQ moved to another page.
+    /// Notes that the CQ moved to another page.
     pub fn moved_cq_ring(&mut self, cqn: u32, page: u64, depth: u32) {
         if let Some(ring) = self.cq_rings.get_mut(&cqn) {
             (ring.page, ring.depth, ring.consumer) = (page, depth, 0);
         }
     }
 
-    /// A QP of this number has its rings on this page now.
+    /// Notes that the QP of this number has its rings on this page.
     pub fn has_qp_rings(&mut self, qpn: u32, page: u64) {
         self.qp_rings.insert(qpn, QpRings { page, producers: [0; 2] });
     }
@@ -146,8 +125,8 @@ impl Guest {
         }
     }
 
-    /// Writes an entry of a QP's ring and lets the device see it; its index. The entry holds as many of
-    /// the bytes as fit.
+    /// Writes an entry of a QP's ring, lets the device see it, and returns its index. The entry has as
+    /// many of the bytes as fit.
     pub fn post_entry(&mut self, qpn: u32, ring: usize, bytes: &[u8]) -> Option<u32> {
         let rings = self.qp_rings.get_mut(&qpn)?;
         let (page, index) = (rings.page, rings.producers[ring]);
@@ -165,7 +144,7 @@ impl Guest {
         Some(index)
     }
 
-    /// Asks for an event at the next CQE, or the next that is solicited.
+    /// Asks for an event for the next CQE, or for the next solicited one.
     pub fn arm_cq(&mut self, cqn: u32, solicited: bool) {
         let Some(ring) = self.cq_rings.get_mut(&cqn) else { return };
         let which = usize::from(solicited);

@@ -9,15 +9,16 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use virtio_transport::{Backend, Protocol, Server};
 
 use crate::Program;
 
-/// Bytes of the file that is given out as guest memory.
+/// The bytes of the file that is given out as guest memory.
 const FILE: u64 = 0x1_0000;
 /// Most file descriptors with one message, one more than a server takes.
 const MAX_FDS: usize = 17;
 
-/// The VMM's end of a connection, and the file descriptors that it has to give.
+/// The VMM's end of a connection, and the file descriptors that it can hand over.
 #[derive(Debug)]
 pub struct Peer {
     socket: UnixStream,
@@ -27,7 +28,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A connection: this end and the server's.
+    /// Makes a connection, and returns this end and the server's.
     pub fn new() -> (Self, UnixStream) {
         let (socket, server) = UnixStream::pair().expect("a pair of sockets");
         socket.set_nonblocking(true).expect("a socket that does not block");
@@ -37,7 +38,7 @@ impl Peer {
         (Self { socket, memory, event, received: Vec::new() }, server)
     }
 
-    /// File descriptors as the program wants them: memory, events, or something else.
+    /// Returns file descriptors as the program wants them: memory, eventfds, or something else.
     pub fn fds(&self, program: &mut Program<'_>) -> Vec<BorrowedFd<'_>> {
         let count = program.below(MAX_FDS + 1);
         let all = [self.event.as_fd(), self.memory.as_fd(), self.socket.as_fd()];
@@ -45,17 +46,17 @@ impl Peer {
         vec![chosen; count]
     }
 
-    /// The file that can be guest memory.
+    /// Returns the file that can be guest memory.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// An eventfd.
+    /// Returns an eventfd.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Sends bytes with file descriptors; whether the server took them.
+    /// Sends bytes with file descriptors. Returns whether all bytes were sent.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -66,7 +67,7 @@ impl Peer {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) == Ok(bytes.len())
     }
 
-    /// What the server has answered and was not yet taken.
+    /// Returns the answers of the server that were not taken yet.
     pub fn received(&mut self) -> &mut Vec<u8> {
         let mut part = [0; 4096];
         while let Ok(count @ 1..) = self.socket.read(&mut part) {
@@ -76,7 +77,63 @@ impl Peer {
     }
 }
 
-/// How many file descriptors this process has open.
-pub fn open_files() -> usize {
+/// A server under test and its peer.
+pub trait Conversation {
+    /// Connects a peer to a server.
+    fn new() -> Self;
+
+    /// Returns the peer.
+    fn peer(&self) -> &Peer;
+
+    /// Sends messages that are right but for what the program changes, and checks the answers.
+    fn messages(&mut self, program: &mut Program<'_>);
+
+    /// Lets the server answer, and checks the answers. `plain`: the peer sent bytes that may be no
+    /// messages. Returns `false` if the connection is over.
+    fn process(&mut self, plain: bool) -> bool;
+}
+
+/// Runs a conversation as the fuzzer's bytes say, and checks that it leaves no file descriptor open.
+pub fn connect<C: Conversation>(bytes: &[u8]) {
+    let before = open_files();
+    let mut program = Program::new(bytes);
+    let mut conversation = C::new();
+    if program.u8() & 7 == 7 {
+        stream(&mut conversation, &mut program);
+    } else {
+        conversation.messages(&mut program);
+    }
+    drop(conversation);
+    assert_eq!(open_files(), before, "file descriptors left open");
+}
+
+/// Sends plain bytes, cut as the program says.
+fn stream(conversation: &mut impl Conversation, program: &mut Program<'_>) {
+    while let Some(len) = program.operation() {
+        let bytes = program.bytes(len.into());
+        let peer = conversation.peer();
+        let fds = if program.u8() == 255 { peer.fds(program) } else { Vec::new() };
+        if !bytes.is_empty() {
+            peer.send(bytes, &fds);
+        }
+        if !conversation.process(true) {
+            return;
+        }
+    }
+}
+
+/// Lets a server answer until there is nothing more. Returns `false` if the connection is over.
+pub fn serve<P: Protocol>(server: &mut Server<P>, backend: &mut dyn Backend) -> bool {
+    loop {
+        match server.process(backend) {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Returns how many file descriptors this process has open.
+fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtqueue whose memory is full of the fuzzer's bytes.
 //!
-//! What must hold, whatever they are: a chain consists of guest memory, has no more descriptors
-//! than the queue has entries and less than 4 GiB; no more buffers are taken than were made
-//! available; and the device writes nothing but the used ring and writable buffers.
+//! What must hold for any bytes: a chain consists of guest memory, has no more descriptors than the
+//! queue has entries, and has less than 4 GiB; the device takes no more buffers than were made
+//! available; and it writes nothing but the used ring and writable buffers.
 
 #![no_main]
 
@@ -17,9 +17,9 @@ const REGIONS: [(u64, u64); 2] = [(0, 0x2000), (0x3000, 0x1000)];
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x800;
 const USED: u64 = 0xa00;
-/// Bytes of all of the rings' areas.
+/// The bytes of all areas of the rings.
 const RINGS: usize = 0xc00;
-/// Addresses near which buffers and tables are interesting.
+/// The addresses near which buffers and tables are interesting.
 const ANCHORS: [u64; 6] = [0x1000, 0x1ff0, 0x2000, 0x3000, 0x3ff8, u64::MAX - 7];
 
 /// A queue, and what is expected of it.
@@ -72,7 +72,7 @@ impl World {
         self.memory.write(addr, bytes).expect("an address within memory");
     }
 
-    /// A descriptor that may well be part of a chain.
+    /// Returns a descriptor that can be part of a chain.
     fn descriptor(&mut self, program: &mut Program<'_>) {
         let at = program.pick(&[self.layout.desc, 0x1000, 0x3000]);
         let index = u64::from(program.u8() & 31);
@@ -90,7 +90,7 @@ impl World {
         self.store(at + index * 16, &bytes);
     }
 
-    /// Makes one more head available, or says so of many that are not.
+    /// Makes one more head available, or moves the index over many that are not.
     fn offer(&mut self, program: &mut Program<'_>) {
         let avail = self.layout.avail;
         let count: u16 = self.memory.read_obj(avail + 2).expect("the available ring");

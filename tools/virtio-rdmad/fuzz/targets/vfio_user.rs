@@ -2,14 +2,14 @@
 //! A vfio-user client that sends what the fuzzer says: messages with wrong details, or bytes.
 //!
 //! What must hold: every command is answered once and in order unless it asked for no reply; the
-//! device is started, kicked, reset in an order that makes sense; no file descriptor is left open.
+//! device is started, kicked and reset in an order that makes sense; no file descriptor is left open.
 
 #![no_main]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fuzz::{open_files, Peer, Program};
+use fuzz::{Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::{Signal, SplitQueue};
@@ -32,7 +32,7 @@ const NO_REPLY: u32 = 1 << 4;
 /// The region of PCI configuration space.
 const CONFIG: u32 = 7;
 
-/// The virtio device, which keeps account of how it is treated.
+/// The virtio device, which checks in what order it is called.
 #[derive(Default)]
 struct Device {
     rings: Option<Vec<(SplitQueue, Arc<dyn Signal>)>>,
@@ -43,7 +43,7 @@ impl Backend for Device {
         3
     }
 
-    /// The server lets through what was offered alone, and this device has one layout of queues.
+    /// The server accepts only features that were offered, and this device has one layout of queues.
     fn set_features(&mut self, _: u64) {}
 
     fn config(&self) -> &[u8] {
@@ -92,24 +92,17 @@ impl Backend for Device {
     }
 }
 
-/// Both ends of a connection.
+/// The server, the device behind it, and the peer.
 struct World {
     peer: Peer,
     server: Server<VfioUser>,
     device: Device,
-    /// Id and command of the messages that are to be answered.
+    /// The IDs and commands of the messages that the server has to answer.
     asked: VecDeque<(u16, u16)>,
     id: u16,
 }
 
 impl World {
-    fn new() -> Self {
-        let (peer, socket) = Peer::new();
-        let device = Device::default();
-        let server = vfio_user::serve(socket, 42, &device).expect("few queues");
-        Self { peer, server, device, asked: VecDeque::new(), id: 0 }
-    }
-
     fn send(&mut self, command: u16, flags: u32, payload: &[u8], program: &mut Program<'_>) {
         self.id = self.id.wrapping_add(1);
         let mut message = self.id.to_le_bytes().to_vec();
@@ -130,7 +123,7 @@ impl World {
         }
     }
 
-    /// A command that is right but for what the program changes.
+    /// Sends a command that is right but for what the program changes.
     fn command(&mut self, program: &mut Program<'_>) {
         let command = u16::from(program.u8() % 15);
         let mut payload = match command {
@@ -162,7 +155,7 @@ impl World {
         self.send(REGION_WRITE, NO_REPLY, &access(0, offset, len, data), program);
     }
 
-    /// What a driver does up to DRIVER_OK, with one queue or all.
+    /// Does what a driver does up to DRIVER_OK, with one queue or all.
     fn drive(&mut self, program: &mut Program<'_>) {
         for status in [0, 1, 3] {
             self.write(20, &[status], program);
@@ -181,16 +174,44 @@ impl World {
         }
         self.write(20, &[0xf], program);
     }
+}
 
-    /// Lets the server answer, and checks the answers; `false`: the connection is over.
-    fn process(&mut self, plain: bool) -> bool {
-        let going = loop {
-            match self.server.process(&mut self.device) {
-                Ok(true) => {}
-                Ok(false) => break true,
-                Err(_) => break false,
+impl Conversation for World {
+    fn new() -> Self {
+        let (peer, socket) = Peer::new();
+        let device = Device::default();
+        let server = vfio_user::serve(socket, 42, &device).expect("few queues");
+        Self { peer, server, device, asked: VecDeque::new(), id: 0 }
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn messages(&mut self, program: &mut Program<'_>) {
+        self.send(VERSION, 0, &[0; 4], &mut Program::new(&[]));
+        while let Some(operation) = program.operation() {
+            match operation % 9 {
+                0..=4 => self.command(program),
+                8 => {
+                    let status = program.pick(&[0, 1, 3, 0xb, 0xf, 0x83, 0x40]);
+                    self.write(20, &[status], program);
+                }
+                5 => {
+                    let map = [words(&[32, 3, 0, 0, 0, 0]), words(&[0x1_0000, 0])].concat();
+                    self.send(DMA_MAP, 0, &map, program);
+                    self.drive(program);
+                }
+                6 => self.server.needs_reset(),
+                _ if !self.process(false) => return,
+                _ => {}
             }
-        };
+        }
+        self.process(false);
+    }
+
+    fn process(&mut self, plain: bool) -> bool {
+        let going = fuzz::serve(&mut self.server, &mut self.device);
         let received = self.peer.received();
         while let Some(header) = received.get(..HEADER) {
             let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
@@ -219,7 +240,7 @@ fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
     payload
 }
 
-/// A region, an offset in it and a length of an access.
+/// Returns a region, an offset in it and a length for an access.
 fn place(program: &mut Program<'_>) -> (u32, u64, u8) {
     let len = program.pick(&[1, 2, 4, 8, 3, 0, 64]);
     match program.u8() % 6 {
@@ -245,52 +266,5 @@ fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
     payload
 }
 
-fn messages(world: &mut World, program: &mut Program<'_>) {
-    world.send(VERSION, 0, &[0; 4], &mut Program::new(&[]));
-    while let Some(operation) = program.operation() {
-        match operation % 9 {
-            0..=4 => world.command(program),
-            8 => {
-                let status = program.pick(&[0, 1, 3, 0xb, 0xf, 0x83, 0x40]);
-                world.write(20, &[status], program);
-            }
-            5 => {
-                let map = [words(&[32, 3, 0, 0, 0, 0]), words(&[0x1_0000, 0])].concat();
-                world.send(DMA_MAP, 0, &map, program);
-                world.drive(program);
-            }
-            6 => world.server.needs_reset(),
-            _ if !world.process(false) => return,
-            _ => {}
-        }
-    }
-    world.process(false);
-}
-
-/// Plain bytes, cut as the program says.
-fn stream(world: &mut World, program: &mut Program<'_>) {
-    while let Some(len) = program.operation() {
-        let bytes = program.bytes(len.into());
-        let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
-        if !bytes.is_empty() {
-            world.peer.send(bytes, &fds);
-        }
-        if !world.process(true) {
-            return;
-        }
-    }
-}
-
-// What signals keep open for as long as the thread lives is there before descriptors are counted.
-fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| {
-    let before = open_files();
-    let mut program = Program::new(bytes);
-    let mut world = World::new();
-    if program.u8() & 7 == 7 {
-        stream(&mut world, &mut program);
-    } else {
-        messages(&mut world, &mut program);
-    }
-    drop(world);
-    assert_eq!(open_files(), before, "file descriptors left open");
-});
+// What signals keep open for as long as the thread lives is open before descriptors are counted.
+fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| fuzz::connect::<World>(bytes));

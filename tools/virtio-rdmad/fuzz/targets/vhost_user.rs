@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vhost-user front end that sends what the fuzzer says: requests with wrong details, or bytes.
 //!
-//! What must hold: the answers are those to the requests, in order; a queue is started once until
-//! the device is reset, with the memory that there is; no file descriptor is left open.
+//! What must hold: the answers belong to the requests, in their order; a queue is started once until
+//! the device is reset, with the memory of that moment; no file descriptor is left open.
 
 #![no_main]
 
 use std::collections::VecDeque;
 
-use fuzz::{open_files, Peer, Program};
+use fuzz::{Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::SplitQueue;
@@ -48,14 +48,14 @@ const USER: u64 = 0x7000_0000_0000;
 const FEATURES: u64 = 3 | 1 << 30 | 1 << 32;
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
 
-/// The virtio device, which keeps account of how it is treated.
+/// The virtio device, which checks in what order it is called.
 #[derive(Default)]
 struct Device {
     rings: [Option<(SplitQueue, QueueSetup)>; QUEUES as usize],
 }
 
 impl Backend for Device {
-    /// The server lets through what was offered alone, and this device has one layout of queues.
+    /// The server accepts only features that were offered, and this device has one layout of queues.
     fn set_features(&mut self, _: u64) {}
 
     fn features(&self) -> u64 {
@@ -105,23 +105,16 @@ impl Backend for Device {
     }
 }
 
-/// Both ends of a connection.
+/// The server, the device behind it, and the peer.
 struct World {
     peer: Peer,
     server: Server<VhostUser>,
     device: Device,
-    /// Requests that may be answered.
+    /// The requests that the server may answer.
     asked: VecDeque<u32>,
 }
 
 impl World {
-    fn new() -> Self {
-        let (peer, socket) = Peer::new();
-        let device = Device::default();
-        let server = vhost_user::serve(socket, &device);
-        Self { peer, server, device, asked: VecDeque::new() }
-    }
-
     fn send(&mut self, request: u32, flags: u32, payload: &[u8], program: &mut Program<'_>) {
         let size = u32::try_from(payload.len()).expect("a short one");
         let message = [&words(&[request, flags, size]), payload].concat();
@@ -138,7 +131,7 @@ impl World {
         }
     }
 
-    /// A request that is right but for what the program changes.
+    /// Sends a request that is right but for what the program changes.
     fn request(&mut self, program: &mut Program<'_>) {
         let number = match program.u8() {
             255 => program.u32(),
@@ -154,7 +147,7 @@ impl World {
         self.send(number, flags, &payload, program);
     }
 
-    /// What a front end does until a queue runs.
+    /// Does what a front end does until a queue runs.
     fn drive(&mut self, program: &mut Program<'_>) {
         let queue = u32::from(program.u8() % 4);
         for number in [
@@ -172,16 +165,34 @@ impl World {
             self.send(number, VERSION | NEED_REPLY, &payload, program);
         }
     }
+}
 
-    /// Lets the server answer, and checks the answers; `false`: the connection is over.
-    fn process(&mut self, plain: bool) -> bool {
-        let going = loop {
-            match self.server.process(&mut self.device) {
-                Ok(true) => {}
-                Ok(false) => break true,
-                Err(_) => break false,
+impl Conversation for World {
+    fn new() -> Self {
+        let (peer, socket) = Peer::new();
+        let device = Device::default();
+        let server = vhost_user::serve(socket, &device);
+        Self { peer, server, device, asked: VecDeque::new() }
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn messages(&mut self, program: &mut Program<'_>) {
+        while let Some(operation) = program.operation() {
+            match operation % 8 {
+                0..=4 => self.request(program),
+                5 => self.drive(program),
+                _ if !self.process(false) => return,
+                _ => {}
             }
-        };
+        }
+        self.process(false);
+    }
+
+    fn process(&mut self, plain: bool) -> bool {
+        let going = fuzz::serve(&mut self.server, &mut self.device);
         let received = self.peer.received();
         while let Some(header) = received.get(..HEADER) {
             let word =
@@ -213,7 +224,7 @@ fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
-/// The payload that a request has.
+/// Returns the payload of a request.
 fn payload(number: u32, queue: u32, program: &mut Program<'_>) -> Vec<u8> {
     let page = |program: &mut Program<'_>| u64::from(program.u8() & 15) << 12;
     match number {
@@ -251,42 +262,5 @@ fn payload(number: u32, queue: u32, program: &mut Program<'_>) -> Vec<u8> {
     }
 }
 
-fn requests(world: &mut World, program: &mut Program<'_>) {
-    while let Some(operation) = program.operation() {
-        match operation % 8 {
-            0..=4 => world.request(program),
-            5 => world.drive(program),
-            _ if !world.process(false) => return,
-            _ => {}
-        }
-    }
-    world.process(false);
-}
-
-/// Plain bytes, cut as the program says.
-fn stream(world: &mut World, program: &mut Program<'_>) {
-    while let Some(len) = program.operation() {
-        let bytes = program.bytes(len.into());
-        let fds = if program.u8() == 255 { world.peer.fds(program) } else { Vec::new() };
-        if !bytes.is_empty() {
-            world.peer.send(bytes, &fds);
-        }
-        if !world.process(true) {
-            return;
-        }
-    }
-}
-
-// What signals keep open for as long as the thread lives is there before descriptors are counted.
-fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| {
-    let before = open_files();
-    let mut program = Program::new(bytes);
-    let mut world = World::new();
-    if program.u8() & 7 == 7 {
-        stream(&mut world, &mut program);
-    } else {
-        requests(&mut world, &mut program);
-    }
-    drop(world);
-    assert_eq!(open_files(), before, "file descriptors left open");
-});
+// What signals keep open for as long as the thread lives is open before descriptors are counted.
+fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| fuzz::connect::<World>(bytes));
