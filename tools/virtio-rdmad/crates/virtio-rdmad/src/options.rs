@@ -10,50 +10,52 @@ use engine::{AddressRights, GidPrefix, Limits, VlanList};
 use rustix::thread::CpuSet;
 
 use crate::privileges::User;
-use crate::remover;
+use crate::remover::{self, RemoverOptions};
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
 ///
-/// Each guest's virtual machine monitor connects to a socket of its own. Guests of one network
-/// reach each other by RDMA; what one sends is copied once, from the memory of the one guest to the
-/// memory of the other.
+/// The virtual machine monitor of each guest connects to a socket of its own. Guests of one network
+/// reach each other by RDMA. A message is copied once, from the memory of one guest to the memory of
+/// the other.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true, after_long_help = EXAMPLES)]
 pub struct Options {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// A guest to serve; once for each.
+    /// A guest to serve. Give this option once for each guest.
     ///
     /// SPEC is KEY=VALUE[,KEY=VALUE...]:
     ///
-    ///   name=NAME         what logs and status call it (needed)
+    ///   name=NAME         the name of the guest in logs and status (required)
     ///   vfio-user=PATH    socket for QEMU's vfio-user-pci
     ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
-    ///   mac=MAC           MAC address of the guest's network interface that RDMA goes with
+    ///   mac=MAC           MAC address of the network interface that the RDMA device is paired with
     ///   network=NAME      guests of different networks cannot reach each other (default: default)
     ///   gid=LIST          addresses that the guest may use (default: all that are not another guest's)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
-    ///   vectors=N         interrupts that completions are spread over, with rings
-    ///   max-qp=N          queue pairs, the one of the connection manager included, without rings
-    ///   max-cq=N          completion queues, without rings
-    ///   any-file=on|off   take memory in files of any file system (default: off)
+    ///   vectors=N         with rings: number of interrupts for completions
+    ///   max-qp=N          without rings: number of queue pairs, with that of the connection manager
+    ///   max-cq=N          without rings: number of completion queues
+    ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///
-    /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs, because accesses to files of
-    /// other file systems, FUSE above all, can hang; any-file=on is for a monitor that is trusted not
-    /// to.
+    /// Exactly one of vfio-user and vhost-user is required.
     ///
-    /// A gid= list is of IP addresses and prefixes with + between them, such as 10.0.0.1+fd00::/64; the
-    /// link-local address of mac= need not be on it. What is made from another guest's mac=, or is on
-    /// the gid= list of others as a single address, and not on this one's, is another guest's. A vlan=
-    /// list is of numbers and ranges, such as none+5+7-9, where none stands for addresses in no VLAN.
+    /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of another
+    /// file system, above all FUSE, may never end; give any-file=on only to a monitor that you trust.
     ///
-    /// Exactly one of vfio-user and vhost-user is needed. A driver that does not know rings uses
-    /// virtqueues even if they are on. Then a queue pair takes two virtqueues and a completion queue
-    /// one; two more are always there. With rings there are vectors and three. vfio-user carries
-    /// 1023 virtqueues (default: max-qp=95, max-cq=64, vectors=8), vhost-user 256, user-mode Linux
-    /// 64 of them (default: max-qp=21, max-cq=20, vectors=4).
+    /// A gid= list has IP addresses and prefixes with + between them, such as 10.0.0.1+fd00::/64. The
+    /// link-local address of mac= need not be on it. An address belongs to another guest if it is made
+    /// from that guest's mac=, or if it is on that guest's gid= list as a single address and not on the
+    /// list of this one. A vlan= list has numbers and ranges with + between them, such as none+5+7-9,
+    /// where none means addresses in no VLAN.
+    ///
+    /// A driver that does not know rings uses virtqueues even with rings=on. It needs two virtqueues for
+    /// a queue pair, one for a completion queue and two more. With rings there is a virtqueue for each
+    /// vector and three more. vfio-user has up to 1023 virtqueues (default: max-qp=95, max-cq=64,
+    /// vectors=8), vhost-user 256, and user-mode Linux uses 64 of these (default: max-qp=21, max-cq=20,
+    /// vectors=4).
     #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
     pub guests: Vec<GuestSpec>,
 
@@ -61,39 +63,39 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
-    /// Threads that serve guests; at most one a guest (default: one for two CPUs).
+    /// Number of threads that serve guests, at most one for each guest (default: one for two CPUs).
     ///
-    /// A guest is served by the worker that has the fewest when its monitor connects.
+    /// When a monitor connects, the worker that has the fewest guests serves its guest.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 
-    /// CPUs that the workers are pinned to, in their order, such as 2,4-7.
+    /// CPUs that the workers are pinned to, such as 2,4-7: the first worker to the first CPU, and so on.
     ///
-    /// Without --workers there is one worker a CPU listed.
+    /// Without --workers there is one worker for each CPU of the list.
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
 
-    /// How long a worker looks for work of a guest in vain, in microseconds, at most.
+    /// How long a worker polls a guest that has no work, in microseconds, at most.
     ///
-    /// It looks that long only as long as work tends to come in that time, and then sleeps. Longer
-    /// answers faster and costs processor time; 0 sleeps at once.
+    /// The worker polls only as long as work tends to come in that time; then it sleeps. With a longer
+    /// time guests get faster answers, and the worker uses more processor time. With 0 it sleeps at once.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub poll_us: u32,
 
-    /// Whether the process gives up what it does not need once its sockets are open.
+    /// Whether the process gives up the rights that it does not need once its sockets are open.
     ///
-    /// Off is for systems that do not let it.
+    /// Use off on systems that do not let a process do so.
     #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true, default_value_t = Switch::On)]
     pub sandbox: Switch,
 
-    /// User and group that the process belongs to once its sockets are open, if it is started as root.
+    /// User and group of the process once its sockets are open, if root starts it.
     ///
-    /// The user must be able to write to the sockets' directories for the sockets to be removed in
-    /// the end.
+    /// The user must be able to write to the directories of the sockets, because the sockets are removed
+    /// in the end.
     #[arg(long, value_name = "UID:GID")]
     pub user: Option<User>,
 
-    /// What to log: error, warn, info, debug or trace; or what RUST_LOG takes, and which wins.
+    /// What to log: error, warn, info, debug or trace, or any value for RUST_LOG, which takes precedence.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,
 }
@@ -107,12 +109,12 @@ Examples:
     qemu-system-x86_64 -machine q35,memory-backend=m \\
         -object memory-backend-memfd,id=m,size=1G,share=on \\
         -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/g1.sock\"}}' ...
-  What they do:
+  What these guests do:
     virtio-rdmad status --control /run/rdma.sock
 
-SIGTERM and SIGINT end it and remove its sockets.";
+SIGTERM and SIGINT end virtio-rdmad and remove its sockets.";
 
-/// On or off.
+/// The value of an option that is on or off.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum Switch {
     /// On.
@@ -121,17 +123,17 @@ pub enum Switch {
     Off,
 }
 
-/// CPUs, in the order given, none twice.
+/// A list of CPUs, each once, in the order of the command line.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CpuList(pub Vec<u16>);
 
 /// What is wrong with a list of CPUs.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum CpuListError {
-    /// Neither a number nor a range.
-    #[error("\"{0}\" is no CPU and no range of CPUs such as 4-7")]
+    /// An entry is neither a number nor a range.
+    #[error("\"{0}\" is neither a CPU nor a range of CPUs such as 4-7")]
     Entry(String),
-    /// A CPU that came twice.
+    /// A CPU is in the list twice.
     #[error("CPU {0} is listed twice")]
     Twice(u16),
 }
@@ -168,7 +170,7 @@ impl FromStr for CpuList {
 pub enum Command {
     /// Print the guests, queue pairs and counters of a running virtio-rdmad.
     Status(StatusOptions),
-    /// Remove sockets when the standard input ends: what virtio-rdmad starts for itself.
+    /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]
     RemoveSockets(RemoverOptions),
 }
@@ -185,15 +187,7 @@ pub struct StatusOptions {
     pub json: bool,
 }
 
-/// Options of the process that removes the sockets.
-#[derive(Args, Debug)]
-pub struct RemoverOptions {
-    /// Where the sockets are.
-    #[arg(required = true)]
-    pub paths: Vec<PathBuf>,
-}
-
-/// How a guest's monitor attaches the device.
+/// The protocol by which a guest's monitor attaches the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Transport {
     /// vfio-user.
@@ -203,7 +197,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Its name, as on the command line.
+    /// Returns the name, as on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::VfioUser => "vfio-user",
@@ -211,7 +205,7 @@ impl Transport {
         }
     }
 
-    /// Virtqueues that it carries.
+    /// Returns how many virtqueues the transport can have.
     fn max_queues(self) -> u16 {
         match self {
             Self::VfioUser => vfio_user::MAX_QUEUES,
@@ -219,6 +213,7 @@ impl Transport {
         }
     }
 
+    /// Returns the limits of a guest unless the command line has others.
     fn limits(self) -> Limits {
         match self {
             Self::VfioUser => Limits::default(),
@@ -230,11 +225,11 @@ impl Transport {
 /// One `--guest`.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
-    /// What logs and status call it.
+    /// The name of the guest in logs and status.
     pub name: String,
-    /// How it attaches.
+    /// The protocol of its monitor.
     pub transport: Transport,
-    /// Where it attaches.
+    /// The path of the socket.
     pub path: PathBuf,
     /// MAC address of the paired network interface.
     pub mac: Option<[u8; 6]>,
@@ -242,7 +237,7 @@ pub struct GuestSpec {
     pub network: String,
     /// The addresses that it may use.
     pub addresses: AddressRights,
-    /// What it may use.
+    /// How much it may use.
     pub limits: Limits,
     /// Whether it is offered rings.
     pub rings: bool,
@@ -253,57 +248,59 @@ pub struct GuestSpec {
 /// What is wrong with a `--guest`.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SpecError {
-    /// Not KEY=VALUE.
+    /// A part is not KEY=VALUE.
     #[error("\"{0}\" is not KEY=VALUE")]
     NoValue(String),
-    /// A key that does not exist.
+    /// A key does not exist.
     #[error(
         "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, gid, vlan, rings, \
          vectors, max-qp, max-cq, any-file"
     )]
     UnknownKey(String),
-    /// A key that came twice.
+    /// A key is given twice.
     #[error("\"{0}\" is given twice")]
     Twice(&'static str),
-    /// A key that is missing.
+    /// A key is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// Both transports.
+    /// There are both transports.
     #[error("vfio-user and vhost-user exclude each other")]
     TwoTransports,
-    /// A value that its key cannot have.
+    /// A key cannot have this value.
     #[error("{key}: \"{value}\" is not {wanted}")]
     Value {
         /// The key.
         key: &'static str,
         /// Its value.
         value: String,
-        /// What would be one.
+        /// What values the key can have.
         wanted: &'static str,
     },
-    /// More virtqueues than the transport carries.
-    #[error("max-qp={qps} and max-cq={cqs} need {queues} virtqueues; {transport} carries {most}")]
+    /// The guest needs more virtqueues than the transport can have.
+    #[error(
+        "max-qp={qps} and max-cq={cqs} need {queues} virtqueues; {transport} has at most {most}"
+    )]
     Queues {
-        /// QPs asked for.
+        /// How many QPs the guest is to have.
         qps: u16,
-        /// CQs asked for.
+        /// How many CQs the guest is to have.
         cqs: u16,
-        /// Virtqueues these need.
+        /// How many virtqueues these need.
         queues: u32,
         /// The transport.
         transport: &'static str,
-        /// Virtqueues it carries.
+        /// How many virtqueues it can have.
         most: u16,
     },
-    /// More completion vectors than there can be.
+    /// There are more completion vectors than a guest can have.
     #[error("vectors={0}: at most {MAX_VECTORS} are possible")]
     Vectors(u16),
 }
 
-/// Most completion vectors of a guest; more than a guest has CPUs to spread them over help nobody.
+/// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
 
-/// The values of a `--guest` as they stand there.
+/// The values of a `--guest` as text.
 #[derive(Default)]
 struct Pairs<'a> {
     name: Option<&'a str>,
@@ -368,7 +365,7 @@ impl<'a> Pairs<'a> {
         if limits.comp_vectors > MAX_VECTORS {
             return Err(SpecError::Vectors(limits.comp_vectors));
         }
-        // Control and events, one a CQ, two a QP.
+        // The control and the event queue, one for each CQ and two for each QP.
         let queues = 2 + u32::from(limits.max_cq) + 2 * u32::from(limits.max_qp);
         let most = transport.max_queues();
         if queues > most.into() {
@@ -421,8 +418,8 @@ fn switch(key: &'static str, value: Option<&str>, default: bool) -> Result<bool,
     }
 }
 
-/// IP addresses and prefixes with `+` between them, as GIDs: an IPv4 address as the IPv6 address that
-/// it is mapped to (RFC 4291, section 2.5.5.2).
+/// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
+/// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
 fn gid_list(list: &str) -> Result<Vec<GidPrefix>, SpecError> {
     list.split('+').map(gid_prefix).collect()
 }
@@ -450,7 +447,7 @@ fn gid_prefix(text: &str) -> Result<GidPrefix, SpecError> {
 /// The largest VLAN ID (IEEE 802.1Q).
 const MAX_VLAN: u16 = 4094;
 
-/// Numbers and ranges of VLANs, and `none`, with `+` between them.
+/// Reads numbers and ranges of VLANs, and `none`, with `+` between them.
 fn vlan_list(list: &str) -> Result<VlanList, SpecError> {
     let mut vlans = VlanList::default();
     for entry in list.split('+') {
@@ -473,7 +470,7 @@ fn vlan_list(list: &str) -> Result<VlanList, SpecError> {
     Ok(vlans)
 }
 
-/// A unicast MAC address in the usual notation.
+/// Reads a unicast MAC address in the usual notation.
 fn mac(value: &str) -> Result<[u8; 6], SpecError> {
     let error = || {
         let wanted = "a unicast MAC address such as 52:54:00:12:34:01";

@@ -10,19 +10,27 @@ use std::fs::{File, OpenOptions};
 use std::io::{Error, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
+use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::options::RemoverOptions;
 use crate::sandbox::{self, Filters};
 use crate::socket::Name;
 
 /// The name of the command that makes a process a remover.
 pub const COMMAND: &str = "remove-sockets";
+
+/// Options of the process that removes the sockets.
+#[derive(Args, Debug)]
+pub struct RemoverOptions {
+    /// The paths of the sockets.
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
 
 /// The process that removes the sockets. When this is dropped, that process ends, and the sockets are
 /// gone.
