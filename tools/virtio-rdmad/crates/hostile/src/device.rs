@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The device: the engine behind proxies, and the rules by which these spoil what passes.
+//! The device: the engine, and between it and the guest the proxies that spoil what passes.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -20,41 +20,41 @@ use crate::proxy::{Proxy, STRIDE};
 use crate::rings::{Rings, SLOT};
 use crate::rule::{Config, Forgery, Order, Role, Rule};
 
-/// Where the engine sees its rings: beyond all memory of any guest.
+/// The guest address at which the engine sees its rings. No guest has memory there.
 const SHADOW: u64 = 1 << 56;
-/// Work requests that the engine does before the rest of the process has its turn.
+/// How many work requests the engine does before the rest of the process has its turn.
 const BUDGET: u32 = 64;
-/// How long to wait for a guest that has no room in a ring: it says nothing when it has.
+/// How long to wait for a guest that has no room in a ring. It does not say when it has room again.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Buffers of one queue that are filled out of nothing in a turn.
+/// How many buffers of one queue are forged in a turn.
 const FORGERIES: u32 = 1024;
 
-/// There is one thread, which looks after every message anyway.
+/// Wakes nobody: there is one thread, which looks for work after every message anyway.
 struct NoWake;
 
 impl engine::Wake for NoWake {
     fn wake(&self) {}
 }
 
-/// A queue and what is still to be forged in it.
+/// A queue, and what is still to be forged in it.
 struct Place {
     proxy: Proxy,
     forgeries: Vec<Forgery>,
     held: Vec<Held>,
 }
 
-/// A buffer that goes back later.
+/// A buffer that is given back later.
 struct Held {
-    /// Behind how many others.
+    /// How many other buffers are given back first.
     behind: u32,
-    /// Its head.
+    /// The head of its chain.
     id: u32,
     /// How many bytes were written to it.
     written: u32,
 }
 
 impl Place {
-    /// Gives a buffer back, and those that were held for it.
+    /// Gives a buffer back, and then the buffers that waited for it.
     fn push(&mut self, id: u32, written: u32) -> Result<(), memory::MemoryError> {
         self.proxy.push(id, written)?;
         self.held.iter_mut().for_each(|held| held.behind -= 1);
@@ -73,13 +73,13 @@ pub struct Hostile {
     engine: Arc<Device>,
     /// The device-specific feature bits that are offered.
     features: u64,
-    /// Completions in rings go to the guest as they are.
+    /// Whether completions in rings go to the guest as they are.
     direct: bool,
     limits: Limits,
     config: [u8; 256],
-    /// The rings of objects, if VIRTIO_RDMA_F_RINGS is agreed on.
+    /// The rings of objects, if VIRTIO_RDMA_F_RINGS was negotiated.
     rings: Option<Rings>,
-    /// File behind the engine's rings.
+    /// The file behind the engine's rings.
     shadow: OwnedFd,
     events: Arc<Events>,
     /// The guest's memory and the engine's rings, from the first queue's start to the reset.
@@ -92,7 +92,7 @@ pub struct Hostile {
 }
 
 impl Hostile {
-    /// A device that behaves. With `direct`, no rule holds for completions in rings.
+    /// Makes a device that behaves. With `direct`, no rule applies to completions in rings.
     pub fn new(
         limits: Limits,
         mac: Option<[u8; 6]>,
@@ -128,23 +128,23 @@ impl Hostile {
         })
     }
 
-    /// Offers the feature bits in `with` besides, and those in `without` no more.
+    /// Offers the feature bits in `with` too, and those in `without` no more.
     pub fn offer(&mut self, with: u64, without: u64) {
         self.features = (self.features | with) & !without;
         self.config = config_space(&self.engine, self.features);
     }
 
-    /// How often a rule has held.
+    /// Returns how often a rule was applied.
     pub fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Whether the transport is to ask for a reset, once.
+    /// Returns once whether the transport is to ask for a reset.
     pub fn take_needs_reset(&mut self) -> bool {
         std::mem::take(&mut self.needs_reset)
     }
 
-    /// Obeys.
+    /// Does what an order says.
     pub fn obey(&mut self, order: Order) {
         match order {
             Order::Rule(rule) => self.rules.push(rule),
@@ -212,15 +212,15 @@ impl Hostile {
         places.filter(move |(i, _)| Self::role(limits, rings, **i) == role).map(|(_, place)| place)
     }
 
-    /// Moves buffers in and out once; whether there may be more to move, and what the engine waits
-    /// for.
+    /// Moves buffers in and out once. Returns whether there may be more to move, and what the engine
+    /// waits for.
     ///
-    /// Commands come in before the work requests that were posted before them, and go out after
-    /// the buffers that they make the device return.
+    /// Commands come in before the work requests that were posted before them, and their replies go out
+    /// after the buffers that the commands make the device return.
     pub fn turn(&mut self) -> (bool, Next) {
         let answers = self.commands();
         let mut moved = !answers.is_empty();
-        // A guest with rings: its commands are done already.
+        // The commands of a guest with rings are done already.
         let first = usize::from(self.rings.is_some());
         for (index, place) in self.places.iter_mut().skip(first) {
             match place.proxy.forward() {
@@ -234,20 +234,7 @@ impl Hostile {
         }
         let next = self.engine.run(BUDGET);
         let waiting = self.pass_rings();
-        let mut places = std::mem::take(&mut self.places);
-        for (index, place) in places.iter_mut().rev() {
-            let role = Self::role(&self.limits, self.rings.is_some(), *index);
-            let done = match role {
-                Role::Control => self.answer(place, &answers),
-                Role::CompletionEvent => self.tell(*index - 1, place),
-                _ => Ok(false),
-            };
-            match done.and_then(|done| Ok(done | self.give_back(role, place)?)) {
-                Ok(gave) => moved |= gave,
-                Err(error) => tracing::warn!(index, %error, "giving buffers back"),
-            }
-        }
-        self.places = places;
+        moved |= self.give_all_back(&answers);
         if moved || next == Next::Busy || self.engine.arm() {
             return (true, next);
         }
@@ -259,7 +246,28 @@ impl Hostile {
         }
     }
 
-    /// Does the commands of a guest with rings; the replies go back later.
+    /// Gives back what the engine has used, and the replies of commands. Returns whether there was
+    /// anything.
+    fn give_all_back(&mut self, answers: &[(Chain, u32)]) -> bool {
+        let mut moved = false;
+        let mut places = std::mem::take(&mut self.places);
+        for (index, place) in places.iter_mut().rev() {
+            let role = Self::role(&self.limits, self.rings.is_some(), *index);
+            let done = match role {
+                Role::Control => self.answer(place, answers),
+                Role::CompletionEvent => self.tell(*index - 1, place),
+                _ => Ok(false),
+            };
+            match done.and_then(|done| Ok(done | self.give_back(role, place)?)) {
+                Ok(gave) => moved |= gave,
+                Err(error) => tracing::warn!(index, %error, "giving buffers back"),
+            }
+        }
+        self.places = places;
+        moved
+    }
+
+    /// Does the commands of a guest with rings. The replies go back later.
     fn commands(&mut self) -> Vec<(Chain, u32)> {
         let mut answers = Vec::new();
         let (Some(rings), Some(memory), Some(place)) =
@@ -285,7 +293,7 @@ impl Hostile {
         }
     }
 
-    /// Passes CQEs on to rings; whether any have to wait.
+    /// Passes CQEs on to rings. Returns whether some have to wait.
     fn pass_rings(&mut self) -> bool {
         let Some(mut rings) = self.rings.take() else { return false };
         rings.pass(|cqn| {
@@ -311,7 +319,7 @@ impl Hostile {
         Ok(!answers.is_empty())
     }
 
-    /// Tells the guest of completions in rings, as far as there are buffers.
+    /// Tells the guest of completions in rings, as long as there are buffers.
     fn tell(&mut self, vector: u16, place: &mut Place) -> Result<bool, memory::MemoryError> {
         let Some(mut rings) = self.rings.take() else { return Ok(false) };
         let mut told = Vec::new();
@@ -367,7 +375,7 @@ impl Hostile {
         Ok(moved || forged)
     }
 
-    /// The rule that holds for a buffer, or a CQE in a ring, which is then used up by one.
+    /// Returns the rule for a buffer, or for a CQE in a ring, and counts that as one use of it.
     fn rule_for(&mut self, role: Role, here: impl Fn(&Rule) -> bool) -> Option<Rule> {
         let holds = |rule: &&mut Rule| rule.role == role && rule.times > 0 && here(rule);
         let rule = self.rules.iter_mut().find(holds)?;
@@ -408,7 +416,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Fills buffers out of nothing, as far as there are any; whether there were.
+    /// Forges buffers, as long as there are any. Returns whether there were some.
     fn forge(place: &mut Place) -> Result<bool, memory::MemoryError> {
         let mut done = 0;
         while let Some(forgery) = place.forgeries.first_mut() {
@@ -455,7 +463,7 @@ impl Hostile {
     }
 }
 
-/// The configuration space of a device that offers these feature bits, and is honest.
+/// Returns the configuration space of an honest device that offers these feature bits.
 fn config_space(engine: &Device, features: u64) -> [u8; 256] {
     let mut config = engine.config_space();
     let at = offset_of!(virtio_rdma_config, features);
@@ -463,12 +471,12 @@ fn config_space(engine: &Device, features: u64) -> [u8; 256] {
     config
 }
 
-/// Bytes of the engine's virtqueues.
+/// Returns the bytes of the engine's virtqueues.
 fn queues_len(engine: &Device) -> u64 {
     STRIDE * u64::from(engine.queue_count())
 }
 
-/// Bytes of the memory that the engine sees and the guest does not.
+/// Returns the bytes of the memory that the engine has and the guest does not.
 fn shadow_len(engine: &Device, limits: &Limits) -> u64 {
     queues_len(engine) + SLOT * u64::from(limits.ring_cq)
 }
@@ -506,7 +514,7 @@ impl Backend for Hostile {
         queues.into_iter().try_for_each(|queue| self.add_queue(queue))
     }
 
-    /// The rings do not move while a guest runs; what else changes, the engine follows.
+    /// The engine takes the new map. The rings must not move while a guest runs.
     fn set_memory(&mut self, memory: &GuestMemory) {
         match self.with_shadow(memory) {
             Ok(memory) => {
@@ -518,7 +526,7 @@ impl Backend for Hostile {
         }
     }
 
-    /// Every queue is looked at in each turn.
+    /// Does nothing, because each turn looks at every queue.
     fn kick(&mut self, _queue: u16) {}
 
     fn reset(&mut self) {

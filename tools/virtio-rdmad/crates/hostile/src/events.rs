@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the process waits for.
+//! Waits for sockets and kicks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub enum Source {
     Listener,
     /// A message of the monitor.
     Monitor,
-    /// Somebody has an order.
+    /// A client connects to the control socket.
     Control,
     /// The driver made buffers available.
     Kick,
@@ -35,12 +35,13 @@ impl Source {
 pub struct Events(OwnedFd);
 
 impl Events {
-    /// One that waits for nothing yet.
+    /// Makes an instance that waits for nothing yet.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Waits for `fd` from now on. A kick is never read, so only its edges count.
+    /// Waits for `fd` from now on. A kick is never read, so it is reported once each time that it is
+    /// written to.
     pub fn add(&self, fd: impl AsFd, source: Source) -> Result<(), Errno> {
         let edges = match source {
             Source::Kick => epoll::EventFlags::ET,
@@ -52,16 +53,13 @@ impl Events {
 
     /// Waits for `fd` no more.
     pub fn remove(&self, fd: impl AsFd) {
-        // It fails only if `fd` was never added.
+        // This fails only if `fd` was never added.
         let _ = epoll::delete(&self.0, fd);
     }
 
-    /// Waits at most `timeout`, or for ever, and says for what there was something.
+    /// Waits for `timeout` at most, or for ever. Returns the sources that have something.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, Errno> {
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let data = epoll::EventData::new_u64(0);
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data }; 16];
         let count = match epoll::wait(&self.0, &mut events, timeout.as_ref()) {

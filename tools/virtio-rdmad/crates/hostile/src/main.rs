@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `virtio-rdma-hostile`: a virtio-rdma device that misbehaves when it is told to.
 //!
-//! It tests drivers. Until it is told otherwise it is a device as `virtio-rdmad` has it, for one
-//! guest that talks to itself. Orders come on the control socket, one line a connection ([`rule`]),
-//! and each is answered by a line that says how often a rule has held so far.
+//! It tests drivers. Until it is told to misbehave, it is a device like that of `virtio-rdmad`, for one
+//! guest that talks to itself. Each connection to the control socket brings one order, which is a line
+//! ([`rule`]). The answer is a line that says how often a rule has been applied so far.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use rule::Order;
 
 type Error = Box<dyn std::error::Error>;
 
-/// How long a client may take over its order.
+/// How long a client may take to send its order.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A virtio-rdma device that misbehaves when it is told to, to test drivers.
@@ -178,7 +178,7 @@ impl Process {
         self.device.reset();
     }
 
-    /// Answers messages; whether there may be more that the socket does not announce.
+    /// Answers messages. Returns whether to call this again even if the socket is not readable.
     fn serve(&mut self) -> bool {
         let Some(server) = &mut self.server else { return false };
         match server.process(&mut self.device) {

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! One virtqueue between the guest and the engine.
 //!
-//! The engine works on the guest's own descriptor table, but on an available and a used ring of
-//! this process. So every buffer passes here on its way in and on its way out, and what the guest
-//! finds in its used ring is this module's doing alone.
+//! The engine uses the guest's own descriptor table, but an available and a used ring of this process.
+//! So every buffer passes through here on its way in and on its way out, and only this module writes
+//! the guest's used ring.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use memory::{GuestMemory, MemoryError, Slice};
-use ring::{Chain, Layout, RingError, SplitQueue};
+use ring::{Chain, Layout, RingError, Signal, SplitQueue};
 
-/// Bytes between the rings of one queue and those of the next.
+/// The bytes from the rings of one queue to those of the next.
 pub const STRIDE: u64 = 0x10000;
-/// Where the used ring begins; the available ring of the largest queue fits in front of it.
+/// The offset of the used ring. The available ring of the largest queue fits in front of it.
 const USED: u64 = 0x4000;
 
-/// Offset of the index in either ring, and of the entries.
+/// The offsets of the index and of the entries, in both rings.
 const IDX: usize = 2;
 const ENTRIES: usize = 4;
 
-/// The engine's interrupt of a queue: it is passed on when the buffers behind it are.
+/// The engine's interrupt of a queue. The guest gets it when it gets the buffers.
 #[derive(Debug, Default)]
 pub struct Wanted(AtomicBool);
 
-impl engine::Signal for Wanted {
+impl Signal for Wanted {
     fn signal(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A used ring of the guest, into which anything can be written.
+/// A used ring of the guest, which can be given any content.
 struct UsedRing {
     slice: Slice,
     size: u16,
@@ -59,7 +59,7 @@ impl UsedRing {
     }
 }
 
-/// A queue of the guest, and the rings on which the engine believes it to be.
+/// A queue of the guest, and the rings that the engine has of it.
 pub struct Proxy {
     guest: SplitQueue,
     guest_used: UsedRing,
@@ -69,19 +69,20 @@ pub struct Proxy {
     next_avail: u16,
     next_used: u16,
     chains: HashMap<u16, Chain>,
-    signal: Arc<dyn engine::Signal>,
+    signal: Arc<dyn Signal>,
     wanted: Arc<Wanted>,
 }
 
 impl Proxy {
-    /// The proxy of a queue that the guest set up, and the ring for the engine. The engine's rings
-    /// are at `shadow`, a guest address of `memory` that the guest does not have.
+    /// Makes the proxy of a queue that the guest set up, and the queue for the engine with its
+    /// interrupt. The engine's rings are at `shadow`, an address of `memory` that the guest does not
+    /// have.
     pub fn new(
         memory: &GuestMemory,
         layout: Layout,
         base: u16,
         shadow: u64,
-        signal: Arc<dyn engine::Signal>,
+        signal: Arc<dyn Signal>,
     ) -> Result<(Self, SplitQueue, Arc<Wanted>), RingError> {
         let size = usize::from(layout.size) as u64;
         let avail = memory.slice(shadow, ENTRIES as u64 + 2 * size)?;
@@ -113,7 +114,7 @@ impl Proxy {
         self.guest.pop()
     }
 
-    /// Passes on what the driver made available, and says whether that was anything.
+    /// Passes on what the driver made available. Returns whether that was anything.
     pub fn forward(&mut self) -> Result<bool, RingError> {
         let mut moved = false;
         while let Some(chain) = self.guest.pop()? {
@@ -131,8 +132,8 @@ impl Proxy {
         self.avail.store_u16(IDX, next, Ordering::Release)
     }
 
-    /// Takes back a buffer that the engine has not seen. Only for queues of which the engine uses
-    /// each buffer at the moment it takes it: completion and event queues.
+    /// Takes back a buffer that the engine has not taken. This is only for completion and event queues,
+    /// of which the engine uses each buffer as soon as it takes it.
     pub fn steal(&mut self) -> Result<Option<Chain>, MemoryError> {
         if self.used.load_u16(IDX, Ordering::Acquire)? == self.next_avail {
             return Ok(None);
@@ -144,7 +145,7 @@ impl Proxy {
         Ok(self.chains.remove(&head))
     }
 
-    /// The next buffer that the engine has used, and how many bytes it wrote.
+    /// Takes the next buffer that the engine has used, and returns how many bytes it wrote too.
     pub fn next_used(&mut self) -> Result<Option<(Chain, u32)>, MemoryError> {
         while self.used.load_u16(IDX, Ordering::Acquire)? != self.next_used {
             let at = ENTRIES + 8 * usize::from(self.next_used & (self.size - 1));
@@ -159,7 +160,7 @@ impl Proxy {
         Ok(None)
     }
 
-    /// Puts an entry in the guest's used ring, whatever it says.
+    /// Puts an entry in the guest's used ring, a wrong one too.
     pub fn push(&mut self, id: u32, len: u32) -> Result<(), MemoryError> {
         self.guest_used.push(id, len)
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rings of objects, between the guest and the engine.
 //!
-//! The engine writes its CQEs into a ring of this process, whatever the guest's is like. So what the
-//! guest finds in its completion rings, and when it is told, is this module's doing alone: it takes
-//! every CQE for a solicited one, and keeps what does not fit, where the engine's CQ would overflow.
-//! Send and receive rings the engine reads where they are. If it has the guest's completion rings
-//! directly, nothing here stands in between.
+//! The engine writes its CQEs into a ring of this process. So only this module writes the guest's
+//! completion rings and tells the guest of completions. It takes every CQE for a solicited one, and
+//! keeps the CQEs that do not fit, where the engine's CQ would overflow. The engine reads send and
+//! receive rings where they are. With `direct` it has the guest's completion rings too, and this
+//! module does nothing with CQEs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -27,11 +27,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rule::{Forgery, Object, Rule};
 
-/// Bytes of this process's memory for one CQ: the ring, and its page table in the last page.
+/// The bytes of this process's memory for one CQ: the ring, and its page table in the last page.
 pub const SLOT: u64 = 0x20000;
-/// Where in it the page table is.
+/// The offset of the page table in a slot.
 const TABLE: u64 = SLOT - PAGE;
-/// Entries of the ring: more than one turn of the engine can fill.
+/// The entries of the engine's ring. One turn of the engine cannot fill as many.
 const DEPTH: u32 = 1024;
 const PAGE: u64 = 4096;
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
@@ -42,16 +42,16 @@ const QP_NUM: usize = offset_of!(virtio_rdma_ring_cqe, qp_num);
 const CONSUMER: usize = offset_of!(virtio_rdma_cq_ring, consumer);
 const ARM: [usize; 2] =
     [offset_of!(virtio_rdma_cq_ring, arm_next), offset_of!(virtio_rdma_cq_ring, arm_solicited)];
-/// CQEs of one CQ that are made up in a turn.
+/// How many CQEs of one CQ are forged in a turn.
 const FORGERIES: u32 = 1024;
 
 /// A CQE on its way to the guest.
 #[derive(Clone)]
 struct Cqe {
     bytes: [u8; CQE],
-    /// A rule has something to say about `lap`.
+    /// Whether `bytes` has the `lap` that the guest is to get; otherwise it gets the right one.
     has_lap: bool,
-    /// How far the index jumps behind it.
+    /// How far the index jumps behind this CQE.
     jump: u32,
 }
 
@@ -66,17 +66,17 @@ impl Cqe {
 
 /// The guest's ring of a CQ.
 struct Ring {
-    /// Addresses of its pages.
+    /// The addresses of its pages.
     addresses: Vec<u64>,
-    /// `None` while they are not in memory.
+    /// The pages; `None` while they are not in memory.
     pages: Option<Pages>,
     depth: u32,
-    /// Index of the next CQE.
+    /// The index of the next CQE.
     produced: u32,
 }
 
 impl Ring {
-    /// The ring that a request describes.
+    /// Makes the ring that a request describes.
     fn new(
         memory: &GuestMemory,
         region: &virtio_rdma_ring_region,
@@ -97,7 +97,7 @@ impl Ring {
         HEAD + (index % self.depth) as usize * CQE
     }
 
-    /// CQEs that the guest has not taken, as it says.
+    /// Returns how many CQEs the guest has not taken yet, by its consumer index.
     fn held(&self) -> Option<u32> {
         Some(self.produced.wrapping_sub(self.load(CONSUMER)?))
     }
@@ -125,25 +125,25 @@ fn resolve(memory: &GuestMemory, addresses: &[u64]) -> Result<Pages, MemoryError
     Pages::new(memory, addresses.iter().map(|addr| (*addr, PAGE)))
 }
 
-/// A CQ between engine and guest.
+/// A CQ, with a ring of the engine and one of the guest.
 struct Cq {
     ring: Ring,
-    /// The engine's ring, its number, and how many CQEs were taken from it.
+    /// The engine's ring, the number of its slot, and how many CQEs were taken from it.
     inner: Pages,
     slot: u16,
     taken: u32,
-    /// What the guest's ring has no room for yet.
+    /// The CQEs that the guest's ring has no room for yet.
     waiting: VecDeque<Cqe>,
     forgeries: Vec<Forgery>,
     /// The arming words at the last event.
     armed: [u32; 2],
     vector: u16,
-    /// An event is due that had no buffer yet.
+    /// Whether an event is due that had no buffer yet.
     due: bool,
 }
 
 impl Cq {
-    /// The next CQE of the engine.
+    /// Takes the next CQE of the engine.
     fn next(&mut self) -> Option<[u8; CQE]> {
         let at = HEAD + (self.taken % DEPTH) as usize * CQE;
         let lap = self.inner.load_u32(at + LAP, Ordering::Acquire).ok()?;
@@ -157,7 +157,7 @@ impl Cq {
         Some(bytes)
     }
 
-    /// Does to a CQE what a rule says.
+    /// Does to a CQE what a rule says, and queues the result.
     fn spoil(&mut self, rule: &Rule, mut bytes: [u8; CQE]) {
         let mut has_lap = false;
         for (offset, with) in &rule.write {
@@ -178,7 +178,7 @@ impl Cq {
         }));
     }
 
-    /// Hands the guest what there is room for; whether that was anything.
+    /// Writes CQEs into the guest's ring as long as there is room. Returns whether there were any.
     fn deliver(&mut self) -> bool {
         let mut any = false;
         let mut forged = 0;
@@ -200,8 +200,8 @@ impl Cq {
         any
     }
 
-    /// Whether the guest asked for an event at what was delivered. Which CQEs are solicited does not
-    /// show in them: each is taken for one.
+    /// Returns whether the guest asked for an event for what was delivered. A CQE does not show whether
+    /// it is solicited, so each is taken for a solicited one.
     fn wants_event(&mut self) -> bool {
         fence(Ordering::SeqCst);
         let words = ARM.map(|at| self.ring.load(at));
@@ -213,39 +213,40 @@ impl Cq {
 /// The rings of a guest.
 pub struct Rings {
     limits: Limits,
-    /// The engine has the guest's own completion rings.
+    /// Whether the engine has the guest's own completion rings.
     direct: bool,
-    /// Where the memory of this process is, as the engine sees it.
+    /// The address at which the engine sees the memory of this process.
     base: u64,
     slots: Vec<u16>,
     cqs: BTreeMap<u32, Cq>,
-    /// Addresses of the heads of QPs.
+    /// The addresses of the heads of QPs.
     qps: BTreeMap<u32, u64>,
-    /// Addresses of the heads of SRQs.
+    /// The addresses of the heads of SRQs.
     srqs: BTreeMap<u32, u64>,
 }
 
 impl Rings {
-    /// None yet. `base` is the address of a [`SLOT`] for each CQ that there can be.
+    /// Makes a collection without rings. `base` is the address of a [`SLOT`] for each CQ that there can
+    /// be.
     pub fn new(limits: Limits, direct: bool, base: u64) -> Self {
         let slots = (0..limits.ring_cq).collect();
         let (qps, srqs) = (BTreeMap::new(), BTreeMap::new());
         Self { limits, direct, base, slots, cqs: BTreeMap::new(), qps, srqs }
     }
 
-    /// None any more.
+    /// Forgets all rings.
     pub fn clear(&mut self) {
         *self = Self::new(self.limits.clone(), self.direct, self.base);
     }
 
-    /// Follows a change of the memory map.
+    /// Takes a new memory map.
     pub fn set_memory(&mut self, memory: &GuestMemory) {
         for cq in self.cqs.values_mut() {
             cq.ring.pages = resolve(memory, &cq.ring.addresses).ok();
         }
     }
 
-    /// Has a request done; how many bytes the reply has.
+    /// Makes the engine do a request. Returns how many bytes the reply has.
     pub fn command(
         &mut self,
         engine: &Device,
@@ -268,7 +269,7 @@ impl Rings {
         })
     }
 
-    /// CREATE_RING_CQ for a ring of this process; `None` if the request is too short.
+    /// Does CREATE_RING_CQ with a ring of this process. Returns `None` if the request is too short.
     fn create_cq(
         &mut self,
         engine: &Device,
@@ -326,7 +327,7 @@ impl Rings {
         Ring::new(memory, region, depth).map_err(|_| VIRTIO_RDMA_STATUS_FAULT)
     }
 
-    /// RESIZE_CQ, of which the engine hears nothing.
+    /// Does RESIZE_CQ, which the engine does not learn of.
     fn resize_cq(
         &mut self,
         memory: &GuestMemory,
@@ -359,7 +360,7 @@ impl Rings {
         Some(moved.len())
     }
 
-    /// Follows a request that was done.
+    /// Notes what a request that succeeded has changed.
     fn done(&mut self, memory: &GuestMemory, request: &[u8], reply: &[u8]) {
         let body = &request[1..];
         match u32::from(request[0]) {
@@ -402,16 +403,17 @@ impl Rings {
         }
     }
 
-    /// No CQE comes of a QP that is destroyed or reset.
+    /// Drops the CQEs of a QP that is destroyed or reset.
     fn forget(&mut self, qpn: u32) {
         for cq in self.cqs.values_mut() {
             cq.waiting.retain(|cqe| cqe.bytes[QP_NUM..QP_NUM + 4] != qpn.to_le_bytes());
         }
     }
 
-    /// Takes what the engine has placed, as the rules say, and hands it on.
+    /// Takes the CQEs that the engine has placed, and passes them on as the rules say.
     ///
-    /// In the engine the CQE of a receive comes before that of its send, and so do the rules for it.
+    /// The engine places the CQE of a receive before that of its send, so rules are applied to receives
+    /// first.
     pub fn pass(&mut self, mut rule: impl FnMut(u32) -> Option<Rule>) {
         let mut placed = Vec::new();
         for (cqn, cq) in &mut self.cqs {
@@ -437,24 +439,24 @@ impl Rings {
         }
     }
 
-    /// The CQs of this vector of which an event is due.
+    /// Returns the CQs of this vector for which an event is due.
     pub fn due(&mut self, vector: u16) -> impl Iterator<Item = (u32, &mut bool)> {
         let cqs = self.cqs.iter_mut().filter(move |(_, cq)| cq.vector == vector && cq.due);
         cqs.map(|(cqn, cq)| (*cqn, &mut cq.due))
     }
 
-    /// Whether a CQ holds back what its ring has no room for.
+    /// Returns whether a CQ has CQEs that its ring has no room for.
     pub fn is_waiting(&self) -> bool {
         let mut cqs = self.cqs.values();
         cqs.any(|cq| !cq.waiting.is_empty() || cq.forgeries.iter().any(|forgery| forgery.times > 0))
     }
 
-    /// Makes up CQEs in each CQ.
+    /// Forges CQEs in each CQ.
     pub fn forge(&mut self, forgery: &Forgery) {
         self.cqs.values_mut().for_each(|cq| cq.forgeries.push(forgery.clone()));
     }
 
-    /// Makes up no more.
+    /// Ends all forgeries.
     pub fn end_forgeries(&mut self) {
         self.cqs.values_mut().for_each(|cq| cq.forgeries.clear());
     }
@@ -475,7 +477,7 @@ impl Rings {
     }
 }
 
-/// The address of the head of a region. That of an XRC target has none.
+/// Returns the address of the head of a region. The region of an XRC target QP has none.
 fn first_page(memory: &GuestMemory, region: &virtio_rdma_ring_region) -> Option<u64> {
     if region.npages == 0 {
         return None;
@@ -483,13 +485,13 @@ fn first_page(memory: &GuestMemory, region: &virtio_rdma_ring_region) -> Option<
     memory.read_obj(region.pages).ok()
 }
 
-/// The reply of a request that is refused.
+/// Writes the reply to a request that is refused, and returns its length.
 fn refuse(reply: &mut [u8], status: u32) -> Option<usize> {
     *reply.first_mut()? = u8::try_from(status).ok()?;
     Some(1)
 }
 
-/// The structure at the beginning of these bytes.
+/// Returns the structure at the beginning of these bytes.
 fn read<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }

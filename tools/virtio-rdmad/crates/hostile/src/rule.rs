@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the device is told to do wrong: one line of JSON each.
+//! The orders by which the device does something wrong. Each is a line of JSON.
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `{"on": QUEUE, ...}` | the next buffer that is given back in such a queue is spoilt, see [`Rule`] |
-//! | `{"forge": QUEUE, "bytes": HEX, "used": N, "times": N}` | buffers filled out of nothing |
+//! | `{"on": QUEUE, ...}` | spoils the next buffer that is given back in such a queue, see [`Rule`] |
+//! | `{"forge": QUEUE, "bytes": HEX, "used": N, "times": N}` | gives back buffers that nothing was done for |
 //! | `{"interrupt": QUEUE, "times": N}` | interrupts without a cause |
-//! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | the configuration space |
-//! | `{"poke": "qp", "cq" or "srq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings |
-//! | `{"needs_reset": true}` | DEVICE_NEEDS_RESET, where the transport has it |
-//! | `{"honest": true}` | an end of all this, but for what has happened |
+//! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | changes the configuration space |
+//! | `{"poke": "qp", "cq" or "srq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings of that kind |
+//! | `{"needs_reset": true}` | sets DEVICE_NEEDS_RESET |
+//! | `{"honest": true}` | ends all of this; what has happened stays |
 //!
-//! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means
-//! all queues of that kind. A CQ in a ring has no buffers: there, the CQE itself is spoilt, in one CQ alone
-//! if there is a `cqn`, an `id` and
-//! a used length mean nothing, `jump` goes over places, and CQEs that say nothing of their `lap` have
-//! the right one. Send and receive rings have nothing to spoil but their heads.
+//! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means all
+//! queues of that kind. A CQ in a ring has no buffers. There the CQE itself is spoilt, only in one CQ if
+//! there is a `cqn`; `id` and `used` have no meaning; `jump` skips places; and a CQE whose `lap` is not
+//! given has the right one. Of send and receive rings only the heads can be spoilt.
 
 use serde_json::Value;
 
@@ -38,7 +37,7 @@ pub enum Role {
     Doorbell,
 }
 
-/// What has rings.
+/// A kind of object that has rings.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Object {
     /// CQs.
@@ -49,79 +48,79 @@ pub enum Object {
     Srq,
 }
 
-/// Buffers filled out of nothing.
+/// Buffers that are given back although nothing was done for them.
 #[derive(Clone, Debug)]
 pub struct Forgery {
-    /// The content; a copy of the buffer before, where there is none.
+    /// The content; if it is empty, a copy of the buffer before.
     pub bytes: Vec<u8>,
     /// The used length.
     pub used: u32,
-    /// How many.
+    /// How many buffers.
     pub times: u64,
 }
 
 /// Spoils buffers that are given back.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// In which queues.
+    /// The kind of the queues.
     pub role: Role,
-    /// Of the control queue: the replies to which command.
+    /// For the control queue: spoils only the replies to this command.
     pub command: Option<u8>,
-    /// Of CQs in rings: of which one.
+    /// For CQs in rings: spoils only CQEs of this CQ.
     pub cqn: Option<u32>,
     /// How many buffers are still to be spoilt.
     pub times: u64,
-    /// Bytes to write into them, each with its offset.
+    /// The bytes to write into each buffer, with their offsets.
     pub write: Vec<(u64, Vec<u8>)>,
     /// Another used length.
     pub used: Option<u32>,
     /// Another id in the used ring.
     pub id: Option<u32>,
-    /// The buffer is not given back at all.
+    /// Whether the buffer is not given back at all.
     pub keep: bool,
-    /// Behind how many others of its queue the buffer is given back: what the device did may show before
-    /// it says so.
+    /// How many other buffers of the queue are given back first. So the guest can see what the device
+    /// did before the device says that it is done.
     pub hold: u32,
-    /// It is given back twice.
+    /// Whether the buffer is given back twice.
     pub twice: bool,
     /// How far the used index jumps afterwards.
     pub jump: u16,
-    /// What follows in the same queue.
+    /// The forgeries that follow in the same queue.
     pub then: Vec<Forgery>,
 }
 
-/// A line.
+/// An order.
 #[derive(Debug)]
 pub enum Order {
-    /// From now on, once or as often as it says.
+    /// Applies a rule from now on, once or as often as it says.
     Rule(Rule),
-    /// At once.
+    /// Forges buffers at once.
     Forge(Role, Forgery),
-    /// At once.
+    /// Interrupts the guest at once, this many times.
     Interrupt(Role, u64),
-    /// At once: bytes, and where in a head they go.
+    /// Writes bytes at an offset of heads at once.
     Poke(Object, u64, Vec<u8>),
-    /// From now on: a value for each byte, by offset.
+    /// Changes the configuration space from now on.
     Config(Config),
-    /// At once.
+    /// Asks the driver for a reset at once.
     NeedsReset,
-    /// No rule holds any more.
+    /// Ends all rules and forgeries.
     Honest,
 }
 
-/// What becomes of the configuration space.
+/// A change of the configuration space.
 #[derive(Debug)]
 pub enum Config {
-    /// Each byte is this one.
+    /// Every byte has this value.
     Fill(u8),
-    /// These bytes, there.
+    /// The bytes at this offset have these values.
     Patch(u64, Vec<u8>),
-    /// What it should be.
+    /// Every byte has the value that it should have.
     Honest,
 }
 
 impl Order {
-    /// Reads a line; the error says what is wrong with it.
+    /// Reads an order. The error says what is wrong with the line.
     pub fn parse(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
         if let Some(queue) = value.get("on") {
@@ -185,7 +184,7 @@ fn hex(value: Option<&Value>) -> Result<Vec<u8>, String> {
     bytes.ok_or_else(|| format!("{text} is not hexadecimal"))
 }
 
-/// `[OFFSET, HEX]`
+/// Reads `[OFFSET, HEX]`.
 fn patch(value: &Value) -> Result<(u64, Vec<u8>), String> {
     let offset = value.get(0).and_then(Value::as_u64);
     Ok((offset.ok_or_else(|| format!("{value} has no offset"))?, hex(value.get(1))?))

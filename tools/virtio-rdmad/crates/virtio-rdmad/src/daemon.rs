@@ -336,10 +336,7 @@ fn wait(
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(departures, PollFlags::IN)];
         fds.extend(free.iter().map(|g| PollFd::new(g.socket.listener(), PollFlags::IN)));
-        let timeout = paused.map(|time| Timespec {
-            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: time.subsec_nanos().into(),
-        });
+        let timeout = paused.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
@@ -354,23 +351,22 @@ fn wait(
             let _ = rustix::io::read(departures, &mut [0; 8]);
         }
         for (guest, _) in free.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
-            match guest.socket.accept() {
-                Ok(Some(stream)) => assign(guest, stream, workers),
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
-                    pause = Some(Instant::now() + ACCEPT_PAUSE);
-                }
+            if let Err(error) = accept(guest, workers) {
+                tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
+                pause = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
     }
 }
 
-/// Gives a guest to the worker that has the fewest guests.
-fn assign(guest: &Arc<Guest>, stream: UnixStream, workers: &[WorkerHandle]) {
+/// Accepts a guest's monitor, if one waits, and gives the guest to the worker that has the fewest
+/// guests.
+fn accept(guest: &Guest, workers: &[WorkerHandle]) -> Result<(), Error> {
+    let Some(stream) = guest.socket.accept()? else { return Ok(()) };
     let least = workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
     if let Some((index, worker)) = least {
         guest.link.set_worker(Some(index));
         worker.serve(guest.index, stream);
     }
+    Ok(())
 }

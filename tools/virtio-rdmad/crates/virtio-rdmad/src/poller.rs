@@ -79,10 +79,7 @@ impl Poller {
 
     /// Waits until there are events, for `timeout` at most, and returns the events.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, Errno> {
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         if let Some(time) = timeout.as_ref().filter(|time| (time.tv_sec, time.tv_nsec) != (0, 0)) {
             self.sleep(time)?;
         }
