@@ -92,11 +92,10 @@ impl Protocol for VfioUser {
             self.faults.count(Fault::UnknownCommand, header.command.get().into());
             return Ok(());
         }
-        let result = if self.negotiated {
-            self.execute(&header, message, backend)
-        } else {
+        if !self.negotiated {
             return self.negotiate(&header, &bytes[size_of::<Header>()..]);
-        };
+        }
+        let result = self.execute(&header, message, backend);
         if let Err(fault) = result {
             self.faults.count(fault, header.command.get().into());
         }

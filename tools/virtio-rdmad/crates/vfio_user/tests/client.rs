@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// Has the server look at what was sent; whether a reply has come.
+    /// Lets the server look at what was sent. Returns whether a reply has come.
     fn is_answered(&mut self) -> bool {
         let again = self.server.process(&mut self.device).unwrap();
         assert!(again || self.device.is_settled(), "nobody looks whether it has followed");
@@ -169,13 +169,13 @@ impl Client {
         self.ask(8, &payload, fds).map(drop)
     }
 
-    /// What a driver does up to DRIVER_OK, with queue 2 enabled on vector 3.
+    /// Maps memory and does what a driver does up to DRIVER_OK, with queue 2 enabled on vector 3.
     fn drive(&mut self) {
         self.map(0, 0x10_0000).unwrap();
         self.set_up();
     }
 
-    /// The same, without memory.
+    /// Does what a driver does up to DRIVER_OK, but maps no memory.
     fn set_up(&mut self) {
         for (offset, data) in [
             (20, &[1][..]),
@@ -218,7 +218,7 @@ fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// How often an eventfd was signalled since it was last looked at.
+/// Returns how often an eventfd was signalled since the last call.
 fn count(fd: &OwnedFd) -> u64 {
     let mut value = [0; 8];
     rustix::io::read(fd, &mut value).map_or(0, |_| u64::from_ne_bytes(value))
@@ -289,7 +289,7 @@ fn every_signal_reaches_the_vector_of_its_queue() {
     assert_eq!(client.read(0, 0x1000, 1).unwrap(), [0], "reading clears it");
 }
 
-/// The client fills the eventfd and has writers wait; the device does not.
+/// The client fills the eventfd and makes writers wait. The device does not wait.
 #[test]
 fn a_full_eventfd_does_not_block() {
     let mut client = Client::new();
@@ -348,8 +348,8 @@ fn dma_unmap(address: u64, size: u64) -> Vec<u8> {
     payload
 }
 
-/// The client may use unmapped memory for something else when it has the reply, and the driver what
-/// it gave the device when the status is 0.
+/// When the client has the reply, it may use unmapped memory for something else. When the status is 0,
+/// the driver may use what it gave the device.
 #[test]
 fn a_reply_comes_when_the_device_has_followed() {
     let mut client = Client::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process that has as many descriptors open as it may. Alone in its file, because that is a
-//! property of the process.
+//! A process that has as many descriptors open as it may. This test has a file of its own, because the
+//! limit is a property of the process.
 
 use std::io::{IoSlice, Read};
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A front end over a socket pair: what virtio_uml does, and what none should.
+//! A front end over a socket pair: what virtio_uml does, and what no front end should do.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -85,7 +85,7 @@ impl FrontEnd {
         Self { socket, server: vhost_user::serve(other, &device), device, memory }
     }
 
-    /// Up to where queues can be set up, with answers to everything.
+    /// Makes a front end that can set up queues, with answers to everything.
     fn negotiated() -> Self {
         let mut this = Self::new();
         this.ask(3, &[], &[], 0);
@@ -125,7 +125,7 @@ impl FrontEnd {
         self.answer(request)
     }
 
-    /// Takes the answer to a request, if there is one.
+    /// Takes the answer to a request, if one has come.
     fn answer(&mut self, request: u32) -> Option<Vec<u8>> {
         let mut header = [0; 12];
         let read = self.socket.read(&mut header).unwrap_or(0);
@@ -145,7 +145,7 @@ impl FrontEnd {
         u64::from_ne_bytes(answer.try_into().unwrap())
     }
 
-    /// What a request is acknowledged with.
+    /// Sends a request and returns the acknowledgement.
     fn ack(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> u64 {
         let answer = self.ask(request, payload, fds, NEED_REPLY).expect("an answer");
         u64::from_ne_bytes(answer.try_into().unwrap())
@@ -160,7 +160,7 @@ impl FrontEnd {
         assert_eq!(self.ack(12, &u64::from(queue).to_ne_bytes(), &[kick.as_fd()]), 0);
     }
 
-    /// A request that must fail, and the fault that is then counted.
+    /// Sends a request that must fail with this fault.
     fn refused(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>], fault: Fault) {
         let before = self.server.protocol().faults().get(fault);
         assert_ne!(self.ack(request, payload, fds), 0, "request {request}");
@@ -293,7 +293,7 @@ fn a_full_socket_does_not_block() {
     signal.signal();
 }
 
-/// The other end of an eventfd fills it and has writers wait; this one does not.
+/// The front end fills the eventfd and makes writers wait. The device does not wait.
 #[test]
 fn a_full_eventfd_does_not_block() {
     let mut front = FrontEnd::negotiated();
@@ -307,7 +307,8 @@ fn a_full_eventfd_does_not_block() {
     signal.signal();
 }
 
-/// What somebody can let others wait for is no kick, no call and no way to the front end.
+/// A descriptor that can make others wait is refused as a kick, as a call and for requests of the back
+/// end.
 #[test]
 fn descriptors_of_other_kinds_are_refused() {
     let mut front = FrontEnd::negotiated();
@@ -350,7 +351,7 @@ fn memory_comes_and_goes() {
     assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
 }
 
-/// The front end may use memory that it took away for something else when it has the answer.
+/// When the front end has the answer, it may use memory that it took away for something else.
 #[test]
 fn an_answer_comes_when_the_device_has_followed() {
     let mut front = FrontEnd::negotiated();
@@ -377,7 +378,7 @@ fn an_answer_comes_when_the_device_has_followed() {
     assert_eq!(front.answer(40), Some(vec![0; 8]));
 }
 
-/// The device writes to a queue until the reset that stops it has come to its end.
+/// The device writes to a queue until the reset that stops it is done.
 #[test]
 fn a_queue_goes_on_where_the_device_left_it() {
     let mut front = FrontEnd::negotiated();
@@ -410,8 +411,8 @@ fn a_front_end_that_goes_while_the_device_follows_is_noticed_afterwards() {
     }
 }
 
-/// More descriptors than a message may have, as those that a process has no room for, are lost on
-/// the way: what came with them is refused.
+/// Descriptors get lost if a message has too many, or if the process has as many open as it may. A
+/// request that lost some is refused.
 #[test]
 fn a_message_that_loses_descriptors_is_refused() {
     let mut front = FrontEnd::negotiated();

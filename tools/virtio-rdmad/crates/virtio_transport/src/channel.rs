@@ -191,3 +191,93 @@ impl Channel {
         self.start = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{memfd_create, MemfdFlags};
+    use rustix::net::SendAncillaryMessage;
+
+    use super::*;
+
+    /// A message begins with its length, a byte.
+    fn length(bytes: &[u8]) -> Result<Option<usize>, Error> {
+        Ok(bytes.first().map(|length| usize::from(*length)))
+    }
+
+    /// A channel for messages of up to 8 bytes and 2 descriptors, and the other end.
+    fn channel() -> (Channel, UnixStream) {
+        let (socket, other) = UnixStream::pair().unwrap();
+        (Channel::new(socket, 8, 2, false), other)
+    }
+
+    fn send(socket: &UnixStream, bytes: &[u8], fds: usize) {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        let fds = vec![fd.as_fd(); fds];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    /// Length, number of descriptors, and whether some were lost, of all messages that have come.
+    fn received(channel: &mut Channel) -> Vec<(usize, usize, bool)> {
+        let next = || channel.receive(length).unwrap();
+        let of = |message: Message| (message.bytes.len(), message.fds.len(), message.fds_lost);
+        std::iter::from_fn(next).map(of).collect()
+    }
+
+    #[test]
+    fn descriptors_come_with_their_message() {
+        let (mut channel, other) = channel();
+        send(&other, &[2, 0], 0);
+        send(&other, &[3, 0, 0], 1);
+        send(&other, &[1, 1], 0);
+        send(&other, &[2, 0], 2);
+        assert_eq!(
+            received(&mut channel),
+            [(2, 0, false), (3, 1, false), (1, 0, false), (1, 0, false), (2, 2, false)]
+        );
+    }
+
+    #[test]
+    fn descriptors_of_pieces_belong_together() {
+        let (mut channel, other) = channel();
+        send(&other, &[5, 0], 1);
+        assert_eq!(received(&mut channel), []);
+        send(&other, &[0], 1);
+        assert_eq!(received(&mut channel), []);
+        // The rest of the message, and the beginning of the next, which has descriptors too.
+        send(&other, &[0, 0], 0);
+        send(&other, &[4, 0], 2);
+        assert_eq!(received(&mut channel), [(5, 2, false)]);
+        send(&other, &[0, 0], 0);
+        assert_eq!(received(&mut channel), [(4, 2, false)]);
+    }
+
+    #[test]
+    fn a_message_has_no_more_descriptors_than_it_may() {
+        let (mut channel, other) = channel();
+        send(&other, &[2, 0], 3);
+        send(&other, &[2, 0], 1);
+        assert_eq!(received(&mut channel), [(2, 2, true), (2, 1, false)]);
+        for _ in 0..7 {
+            send(&other, &[8], 1);
+            assert_eq!(received(&mut channel), []);
+        }
+        send(&other, &[8], 1);
+        assert_eq!(received(&mut channel), [(8, 2, true)]);
+    }
+
+    #[test]
+    fn a_stream_ends_or_gets_out_of_step() {
+        let (mut channel, other) = channel();
+        send(&other, &[9], 0);
+        assert!(matches!(channel.receive(length), Err(Error::Length(9))));
+        let (mut channel, other) = self::channel();
+        send(&other, &[1, 2], 0);
+        drop(other);
+        assert!(channel.receive(length).unwrap().is_some());
+        assert!(channel.receive(length).unwrap_err().is_closed());
+    }
+}
