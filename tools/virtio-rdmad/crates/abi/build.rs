@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use bindgen::callbacks::{DeriveInfo, DeriveTrait, ImplementsTrait, ParseCallbacks, TypeKind};
 
-/// The unions of the ABI. `src/lib.rs` stands plain words of the same size and
-/// alignment in for them, so that every structure can be seen as bytes.
+/// The unions of the ABI. `src/lib.rs` has plain words of the same size and
+/// alignment in their place, so that every structure can be seen as bytes.
 const UNIONS: &str = "virtio_rdma_(cqe|sq_wqe|ring_cqe|ring_sq_wqe|ring_ud_wqe)__bindgen_ty_[12]";
 
-/// Has every structure derive what lets safe code turn bytes into it and back.
+/// Makes every structure derive the traits by which safe code reads it from bytes
+/// and sees it as bytes.
 #[derive(Debug)]
 struct Derives;
 

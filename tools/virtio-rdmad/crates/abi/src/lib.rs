@@ -2,14 +2,14 @@
 
 //! The virtio-rdma device ABI.
 //!
-//! Everything here is generated from `include/uapi/linux/virtio_rdma.h`, the one
-//! truth of what driver and device say to each other, and keeps the header's
-//! names; `Documentation/specification.md` explains it. Sizes and offsets are
-//! asserted against the C compiler's at build time. Every structure can be read
-//! from and seen as bytes in safe code (`zerocopy`).
+//! Everything here is generated from `include/uapi/linux/virtio_rdma.h`, which is
+//! the only definition of what driver and device exchange, and has the header's
+//! names; `Documentation/specification.md` explains it. The build asserts that
+//! sizes and offsets are those of the C compiler. Safe code can read every
+//! structure from bytes and see it as bytes (`zerocopy`).
 //!
 //! The header's unions of work requests and completions are plain words here:
-//! `ex` of a CQE and of a work request holds the four bytes of `imm_data` (in
+//! `ex` of a CQE and of a work request has the four bytes of `imm_data` (in
 //! the order of the wire) or `invalidate_rkey`; `wr` is read by means of
 //! [`WrRdma`], [`WrAtomic`], [`WrUd`] and [`WrReg`].
 
@@ -42,7 +42,7 @@ pub use bindings::*;
 pub type WrRdma = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_1;
 /// `wr.atomic` of a send work request: compare-and-swap, fetch-and-add.
 pub type WrAtomic = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_2;
-/// `wr.ud` of a send work request: datagrams.
+/// `wr.ud` of a send work request: a datagram.
 pub type WrUd = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_3;
 /// `wr.reg` of a send work request: fast registration.
 pub type WrReg = virtio_rdma_sq_wqe__bindgen_ty_2__bindgen_ty_4;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Atomics of loom, whose sequentially consistent accesses are ordered among each other.
+//! Atomics of loom, with an order of all sequentially consistent accesses.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 loom::thread_local! {
-    /// Whether the thread's last access was a sequentially consistent one.
+    /// Whether the last access of the thread was sequentially consistent.
     static LAST: Cell<bool> = Cell::new(false);
 }
 
-/// Notes an access with this order, and has a fence in front of it if there must be one.
+/// Notes that an access with this order follows, and puts a fence in front of it if it needs one.
 fn before(order: Ordering) {
     let is_total = order == Ordering::SeqCst;
     if LAST.with(|last| last.replace(is_total)) && is_total {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 #![forbid(unsafe_code)]
-//! Memory that two sides share, as the model checker `loom` sees it: a test is run with each order
-//! of its threads, and each load with each value that the C11 memory model lets it have. So a test
-//! on x86-64 finds what only another processor does.
+//! Memory that two sides share, for the model checker `loom`. Loom runs a test with each order of its
+//! threads, and gives each load each value that the C11 memory model allows. So a test on x86-64 finds
+//! what happens only on another processor.
 //!
-//! `check` runs a test, and panics with the first order in which the test panics, or reads what
-//! another thread writes without anything between the two; `LOOM_LOG=trace` says what it was. Loom
-//! has no loads that come after a later store of their thread, and it is `Memory` that finds the
-//! stores that would be too early: they race with the load.
+//! `check` runs a test. It panics at the first order in which the test panics, or in which a thread
+//! reads what another one writes without anything that orders the two; `LOOM_LOG=trace` shows that
+//! order. In loom no load happens after a later store of its own thread. `Memory` finds stores that
+//! would come too early, because they race with the load.
 //!
-//! All of this exists with `--cfg loom` alone. The types take the place of those of
-//! `std::sync::atomic` and of mapped memory, so that what is tested is the code that ships.
+//! All of this exists with `--cfg loom` only. The types replace those of `std::sync::atomic` and mapped
+//! memory, so that the tests run the code that ships.
 //!
-//! Loom takes a sequentially consistent access for one that acquires and releases, but it knows
-//! sequentially consistent fences. So of two sequentially consistent accesses that follow each
-//! other in a thread, the second has such a fence in front of it here: that orders the two, and
-//! neither of them with a weaker access, as on processors. That way a test notices an access, on
-//! either side, that became weaker.
+//! Loom treats a sequentially consistent access as one that acquires and releases, but it has
+//! sequentially consistent fences. So where two sequentially consistent accesses follow each other in a
+//! thread, there is such a fence in front of the second one here. It orders these two, and neither of
+//! them with a weaker access, as on processors. So a test notices if an access on either side becomes
+//! weaker.
 
 #[cfg(loom)]
 mod atomic;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory of words and of data.
+//! Memory that consists of words and data.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,11 +9,11 @@ use loom::cell::UnsafeCell;
 
 use crate::AtomicU32;
 
-/// Bytes of a cell.
+/// The bytes of a cell.
 const CELL: usize = 8;
 
-/// 8 bytes that are not to be read while they are written: whoever does so fails the test, even if
-/// this run of it finds the right bytes there.
+/// 8 bytes that must not be read while they are written. A thread that does so fails the test, even if
+/// it finds the right bytes in this run.
 #[derive(Debug)]
 struct Cell {
     access: UnsafeCell<()>,
@@ -32,8 +32,8 @@ impl Cell {
     }
 }
 
-/// Shared memory of which the words and cells exist that a test names, all of them 0. A copy from
-/// or to other places does nothing.
+/// Shared memory with the words and cells that a test names, all of them 0 at first. A copy from or to
+/// any other place does nothing.
 #[derive(Debug)]
 pub struct Memory {
     words: BTreeMap<usize, AtomicU32>,
@@ -41,7 +41,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Words at these offsets for atomic accesses, and 8 bytes of data at each of those.
+    /// Makes memory with words for atomic accesses at the offsets `words`, and with 8 bytes of data at
+    /// each of the offsets `cells`.
     pub fn new(
         words: impl IntoIterator<Item = usize>,
         cells: impl IntoIterator<Item = usize>,
@@ -54,16 +55,16 @@ impl Memory {
         }
     }
 
-    /// The word at `at`.
+    /// Returns the word at `at`.
     ///
     /// # Panics
     ///
-    /// If the test names none there.
+    /// Panics if the test named no word there.
     pub fn word(&self, at: usize) -> &AtomicU32 {
         self.words.get(&at).unwrap_or_else(|| panic!("there is no word at {at}"))
     }
 
-    /// Copies out what begins within the bytes from `at` on.
+    /// Copies out the cells that begin within the bytes from `at` on.
     pub fn read(&self, at: usize, to: &mut [u8]) {
         for (place, cell) in self.cells.range(at..at + to.len()) {
             let place = place - at;
@@ -73,7 +74,7 @@ impl Memory {
         }
     }
 
-    /// Copies in what begins within the bytes from `at` on.
+    /// Copies in the cells that begin within the bytes from `at` on.
     pub fn write(&self, at: usize, from: &[u8]) {
         for (place, cell) in self.cells.range(at..at + from.len()) {
             let place = place - at;
@@ -101,19 +102,19 @@ impl Memory {
 pub struct Word16<'a>(pub &'a AtomicU32);
 
 impl Word16<'_> {
-    /// As of an atomic.
-    #[allow(clippy::cast_possible_truncation)] // what is stored there has 16 bits
+    /// Loads the word, as an atomic does.
+    #[allow(clippy::cast_possible_truncation)] // only 16 bits are ever stored
     pub fn load(&self, order: Ordering) -> u16 {
         self.0.load(order) as u16
     }
 
-    /// As of an atomic.
+    /// Stores the word, as an atomic does.
     pub fn store(&self, value: u16, order: Ordering) {
         self.0.store(value.into(), order);
     }
 }
 
-/// A word of 64 bits, whose upper half is a word of the memory, or which is data.
+/// A word of 64 bits. Either its upper half is a word of the memory, or all of it is data.
 #[derive(Debug)]
 pub struct Word64<'a> {
     memory: &'a Memory,
@@ -121,12 +122,12 @@ pub struct Word64<'a> {
 }
 
 impl<'a> Word64<'a> {
-    /// The word at `at`.
+    /// Makes the word at `at`.
     pub fn new(memory: &'a Memory, at: usize) -> Self {
         Self { memory, at }
     }
 
-    /// As of an atomic; of a word, its upper half counts.
+    /// Stores the word, as an atomic does. If its upper half is a word, only that is stored.
     pub fn store(&self, value: u64, order: Ordering) {
         match self.memory.words.get(&(self.at + CELL / 2)) {
             Some(word) => word.store((value >> 32) as u32, order),

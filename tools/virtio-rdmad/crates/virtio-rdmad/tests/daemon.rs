@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The process from outside: sockets, connections that come and go, status, signals.
+//! The process as others see it: sockets, connections that come and go, status, signals.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with a guest of each transport and waits until it is ready.
+    /// Starts a process with a guest of each transport and waits until it is ready.
     fn start(test: &str) -> Self {
         Self::start_with(
             test,
@@ -31,8 +31,8 @@ impl Daemon {
         )
     }
 
-    /// Starts one with these options and guests, given up to the `=` before their socket, which has
-    /// the guest's name.
+    /// Starts a process with these options and guests. A guest is given up to the `=` before its socket,
+    /// whose file has the guest's name.
     fn start_with(test: &str, options: &[&str], guests: &[&str]) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
@@ -75,7 +75,7 @@ impl Daemon {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Rounds and sleeps of every worker, and whether all of them sleep now.
+    /// Returns the rounds and sleeps of every worker, and whether all workers sleep now.
     fn counts(&self) -> (Vec<[Value; 2]>, bool) {
         let status = self.status();
         let workers = status["workers"].as_array().unwrap();
@@ -83,7 +83,7 @@ impl Daemon {
         (counts.collect(), workers.iter().all(|worker| worker["asleep"] == true))
     }
 
-    /// Ends it by SIGTERM; nothing may be left.
+    /// Ends the process by SIGTERM. No file may be left.
     fn end(mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -94,14 +94,14 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
-    /// After a failed test.
+    /// Ends the process after a failed test.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A vhost-user request and the payload of its answer.
+/// Sends a vhost-user request and returns the payload of its answer.
 fn vhost_user(socket: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap();
     socket.write_all(&[request, 1, size].map(u32::to_ne_bytes).concat()).unwrap();
@@ -171,7 +171,7 @@ fn the_control_socket_refuses_nonsense() {
     socket.read_to_string(&mut answer).unwrap();
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert!(answer["error"].is_string());
-    // Whoever says nothing is given up.
+    // A client that says nothing does not keep others waiting for ever.
     let silent = connect(&daemon.path("control"));
     assert!(daemon.status()["guests"].is_array());
     drop(silent);
@@ -189,7 +189,7 @@ fn two_processes_do_not_share_a_socket() {
     daemon.end();
 }
 
-/// Eight guests and their connections.
+/// Starts a process with eight guests and connects to each.
 fn eight(test: &str, options: &[&str]) -> (Daemon, Vec<UnixStream>) {
     let guests: Vec<String> = (0..8).map(|guest| format!("name={guest},vhost-user")).collect();
     let guests: Vec<&str> = guests.iter().map(String::as_str).collect();
@@ -216,7 +216,7 @@ fn guests_are_served_in_the_sandbox() {
     front_end.wait(2);
     front_end.truncate();
     front_end.kick();
-    // Served by the same worker or not, others do not notice.
+    // Other guests do not notice, also those of the same worker.
     let mut other = connect(&daemon.path("b"));
     other.write_all(&[0xff; 64]).unwrap();
     assert_eq!(other.read(&mut [0; 16]).unwrap_or(0), 0, "the connection ends");
@@ -238,7 +238,7 @@ fn guests_are_spread_over_workers() {
     let status = daemon.status();
     let workers = status["guests"].as_array().unwrap().iter();
     assert_eq!(workers.filter(|guest| guest["worker"] == 1).count(), 3);
-    // What connects next goes where others have left.
+    // The next guest that connects goes to a worker that guests have left.
     for _ in 0..2 {
         drop(sockets.remove(0));
         daemon.wait_for("disconnected");
@@ -251,7 +251,7 @@ fn guests_are_spread_over_workers() {
 #[test]
 fn idle_workers_do_nothing() {
     let (daemon, _sockets) = eight("idle", &["--workers", "2", "--poll-us", "1000"]);
-    // Asleep, and not just about to look once more.
+    // All workers sleep, and are not just about to look once more.
     let mut before = daemon.counts();
     loop {
         let now = daemon.counts();
@@ -271,7 +271,7 @@ fn workers_are_pinned() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-    // In another order than the kernel's own.
+    // The order differs from that of the kernel.
     let list: Vec<String> = cpus.iter().rev().take(8).map(usize::to_string).collect();
     let (daemon, _sockets) = eight("pinned", &["--cpus", &list.join(",")]);
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap();
@@ -302,7 +302,7 @@ fn workers_need_a_cpu_each() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("only 1 CPUs"));
 }
 
-/// Started as root, it is another user's once its sockets are open.
+/// A process that root starts has another user once its sockets are open.
 #[test]
 fn it_gives_root_up() {
     let is_root = rustix::process::geteuid().is_root();
@@ -325,7 +325,7 @@ fn it_gives_root_up() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
-/// Sockets go by another process, which serves nobody.
+/// Another process, which serves no guest, removes the sockets.
 #[test]
 fn sockets_go_with_a_process_that_is_killed() {
     let mut daemon = Daemon::start("killed");
@@ -337,7 +337,7 @@ fn sockets_go_with_a_process_that_is_killed() {
     std::fs::remove_dir(&daemon.directory).unwrap();
 }
 
-/// What a service manager and a terminal do.
+/// A service manager and a terminal send signals to all processes.
 #[test]
 fn signals_to_all_processes_leave_no_socket() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
@@ -360,7 +360,7 @@ fn it_also_runs_without_a_sandbox() {
     let (daemon, _sockets) = eight("closed", &[]);
     for task in std::fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
         let path = task.unwrap().path().join("status");
-        // The sockets are there before the threads have closed themselves in.
+        // The sockets exist before the threads have confined themselves.
         while !std::fs::read_to_string(&path).unwrap().contains("Seccomp:\t2") {
             std::thread::yield_now();
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rounds of one worker, and what each of its guests gets of them.
+//! The rounds of one worker, and the turns that each of its guests gets.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl Bench {
         self.worker.connections.iter().all(armed)
     }
 
-    /// Goes round until there is nothing to do, which must come to pass.
+    /// Makes rounds until there is nothing to do. This must not take for ever.
     fn settle(&mut self) {
         for _ in 0..1000 {
             self.worker.round().unwrap();
@@ -120,14 +120,14 @@ fn who_has_nothing_to_do_gets_no_turn() {
     let _unused = bench.connect(2);
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (1, 1));
-    // A kick gives a turn to the guest that kicked, and not to the others.
+    // A kick gives a turn to the guest that kicked, and to no other.
     one.post(2);
     two.post(2);
     one.kick();
     bench.worker.sleep().unwrap();
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (2, 1));
-    // So does another thread's wish.
+    // So does another thread that wants it.
     engine::Wake::wake(&*bench.guests[1].link);
     bench.worker.sleep().unwrap();
     bench.guests[1].device.kick(0);
@@ -158,7 +158,7 @@ fn a_guest_that_fails_takes_nobody_along() {
     assert_eq!(again.answered(), 1);
 }
 
-/// The device of a guest that goes is reset over many turns.
+/// The device of a guest that disconnects is reset over many turns.
 #[test]
 fn a_guest_that_goes_leaves_others_their_turn() {
     let mut bench = Bench::new("goes", 2);
@@ -219,14 +219,14 @@ fn a_guest_that_loses_its_memory_takes_nobody_along() {
 fn looks_in_vain_before_work_are_no_work() {
     let mut bench = Bench::new("vain", 1);
     let worker = &mut bench.worker;
-    // So short that the thread runs for longer whenever it runs at all.
+    // This is so short that the thread runs for longer whenever it runs.
     let look = Duration::from_micros(1);
     worker.clock.wake();
     let start = Instant::now();
     while start.elapsed() < 20 * look {
         std::hint::spin_loop();
     }
-    // The first was timed, and the one after each ROUNDS.
+    // The first round was timed, and one after each ROUNDS.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS + 4, look);
     let work = worker.count_work();
     let times = worker.handle().times.read();
@@ -234,7 +234,7 @@ fn looks_in_vain_before_work_are_no_work() {
     assert_eq!(times.work, work);
     assert!(work + times.poll + times.wait >= 20 * look);
     assert_eq!(worker.idle_rounds, 0);
-    // No more than there was.
+    // Polling cannot have taken longer than the time that passed.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS, Duration::from_secs(1));
     assert_eq!(worker.count_work(), Duration::ZERO);
 }

@@ -10,14 +10,14 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-/// Where a front end says that it has the memory, and where the control queue is in it.
+/// The address where the front end says that it has the memory, and the offsets of the control queue.
 const USER: u64 = 0x10_0000;
 const MEMORY: u64 = 0x1_0000;
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const BUFFERS: u64 = 0x4000;
-/// Control requests that its ring holds, of two descriptors each.
+/// How many control requests the ring has, of two descriptors each.
 pub const REQUESTS: u16 = 128;
 const CREATE_PD: u8 = 4;
 
@@ -30,7 +30,7 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Hands over memory and the control queue, with `posted` requests in it.
+    /// Hands over memory and the control queue, in which `posted` requests are available.
     pub fn start(socket: UnixStream, posted: u16) -> Self {
         let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, MEMORY).unwrap();
@@ -50,12 +50,12 @@ impl FrontEnd {
         this
     }
 
-    /// Makes requests available, so many in all.
+    /// Makes requests available, up to this number in all.
     pub fn post(&self, posted: u16) {
         self.write(AVAIL + 2, &posted.to_le_bytes());
     }
 
-    /// Notifies the device of them.
+    /// Notifies the device of available requests.
     pub fn kick(&self) {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
@@ -65,7 +65,7 @@ impl FrontEnd {
         self.send(40, &[], &[]);
     }
 
-    /// The device status that was asked for.
+    /// Returns the device status that was asked for.
     pub fn status(&self) -> u64 {
         let mut answer = [0; 20];
         assert_eq!(rustix::io::read(&self.socket, &mut answer), Ok(20));
@@ -77,7 +77,7 @@ impl FrontEnd {
         rustix::fs::ftruncate(&self.memory, 0).unwrap();
     }
 
-    /// Waits for the interrupts of so many answers.
+    /// Waits until this many requests are answered.
     pub fn wait(&self, answers: u16) {
         while self.answered() < answers {
             poll(&mut [PollFd::new(&self.call, PollFlags::IN)], None).unwrap();
@@ -89,7 +89,7 @@ impl FrontEnd {
         rustix::io::pwrite(&self.memory, bytes, at).unwrap();
     }
 
-    /// CREATE_PD, and room for its reply.
+    /// Writes CREATE_PD, and room for its reply.
     fn write_request(&self, number: u16) {
         let buffer = BUFFERS + u64::from(number) * 16;
         let descriptor = |addr: u64, len: u32, flags: u16, next: u16| {
@@ -103,7 +103,7 @@ impl FrontEnd {
         self.write(AVAIL + 4 + u64::from(number) * 2, &head.to_le_bytes());
     }
 
-    /// Requests that were answered.
+    /// Returns how many requests were answered.
     pub fn answered(&self) -> u16 {
         let mut index = [0; 2];
         rustix::io::pread(&self.memory, &mut index, USED + 2).unwrap();
@@ -127,7 +127,7 @@ impl FrontEnd {
     }
 }
 
-/// An eventfd that does not block.
+/// Makes an eventfd that does not block.
 pub fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
