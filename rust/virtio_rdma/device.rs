@@ -18,7 +18,10 @@ use crate::{
     qp::Qp,
     srq::Srq,
     stats,
-    ucontext::Ucontext,
+    ucontext::{
+        self,
+        Ucontext, //
+    },
     xrcd::Xrcd, //
 };
 use kernel::{
@@ -70,6 +73,7 @@ impl ib::Driver for Hca {
 
     const NAME: &'static CStr = c"virtio_rdma%d";
     const UVERBS_ABI_VERSION: u32 = bindings::VIRTIO_RDMA_UVERBS_ABI_VERSION;
+    const UAPI: ib::UapiDefinitions = ucontext::UAPI;
     const STATS: &'static [ib::StatDesc] = stats::DESCRIPTIONS;
 
     fn bad_number(self: &Arc<Self>) {

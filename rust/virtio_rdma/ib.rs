@@ -7,64 +7,98 @@
 //! the C structure ([`object::Object`]): they are initialised in place when the core
 //! creates them and dropped when it destroys them.
 //!
+//! There is a file for each kind of object, with its trait, its attributes and the
+//! operations that the RDMA core calls. [`ops`] has the table of these operations,
+//! and [`registration`] gives it to the core. A file imports only what is below it:
+//! from the top, [`registration`], [`ops`], the objects, [`device`], [`table`],
+//! [`wr`], [`wc`] and [`object`]. The traits name [`Driver`] and it names them, so it
+//! is here, above all files.
+//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
+mod ah;
+mod cq;
 mod device;
+mod event;
 mod mad;
+mod mr;
+mod mw;
 mod object;
 mod ops;
+mod pd;
+mod port;
+mod qp;
+mod registration;
 mod restrack;
+mod srq;
 mod stats;
 mod table;
+mod ucontext;
+mod udata;
+mod wc;
 mod wr;
+mod xrcd;
 
+pub(crate) use ah::{
+    AddressHandle,
+    AhAttr, //
+};
+pub(crate) use cq::{
+    CompletionQueue,
+    CqInitAttr, //
+};
 pub(crate) use device::{
-    Config,
     Device,
-    Handles,
+    Handles, //
+};
+pub(crate) use mad::PerfMad;
+pub(crate) use mr::{
+    MemoryRegion,
+    UserMemory, //
+};
+pub(crate) use mw::MemoryWindow;
+pub(crate) use object::{
+    Cq,
+    Pd,
+    Qp,
+    Srq, //
+};
+pub(crate) use pd::ProtectionDomain;
+pub(crate) use port::GidAttr;
+pub(crate) use qp::{
+    modify_is_ok,
+    QpInitAttr,
+    QueuePair, //
+};
+pub(crate) use registration::{
+    Config,
     Registration,
     UnregisteredDevice, //
 };
-pub(crate) use mad::PerfMad;
-pub(crate) use object::{
-    AddressHandle,
-    Ah,
-    AhAttr,
-    CompletionQueue,
-    Cq,
-    CqInitAttr,
-    GidAttr,
-    MemoryRegion,
-    MemoryWindow,
-    Mr,
-    Mw,
-    Pd,
-    ProtectionDomain,
-    Qp,
-    QpInitAttr,
-    QueuePair,
-    SharedReceiveQueue,
-    Srq,
-    SrqInitAttr,
-    Udata,
-    UserContext,
-    UserMemory,
-    XrcDomain,
-    Xrcd, //
-};
 pub(crate) use restrack::Details;
+pub(crate) use srq::{
+    SharedReceiveQueue,
+    SrqInitAttr, //
+};
 pub(crate) use stats::StatDesc;
-use table::Table;
+pub(crate) use ucontext::{
+    UapiDefinitions,
+    UserContext, //
+};
+pub(crate) use udata::Udata;
+pub(crate) use wc::{
+    Wc,
+    Wcs, //
+};
 pub(crate) use wr::{
     FastReg,
     InlineData,
     RecvWr,
     RecvWrs,
     SendWr,
-    SendWrs,
-    Wc,
-    Wcs, //
+    SendWrs, //
 };
+pub(crate) use xrcd::XrcDomain;
 
 use crate::bindings;
 use kernel::{
@@ -97,6 +131,8 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     const NAME: &'static CStr;
     /// The version of the ABI between this driver and its user-space provider.
     const UVERBS_ABI_VERSION: u32;
+    /// What the driver adds to the attributes of uverbs.
+    const UAPI: UapiDefinitions;
     /// The counters of a port.
     const STATS: &'static [StatDesc];
 
@@ -163,11 +199,4 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
 
     /// The value of the counter with this index in [`Driver::STATS`].
     fn stat(&self, index: usize) -> u64;
-}
-
-/// Whether IBA allows a QP of this type to go from one state to another with these attributes.
-pub(crate) fn modify_is_ok(current: u32, next: u32, qp_type: u32, mask: u32) -> bool {
-    // SAFETY: The function only looks at its arguments, and states beyond the known ones are an
-    // error to it.
-    unsafe { bindings::ib_modify_qp_is_ok(current, next, qp_type, mask) }
 }

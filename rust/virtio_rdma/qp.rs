@@ -500,7 +500,23 @@ impl Qp {
         }
     }
 
-    /// The request that attaches the QP to a multicast group, or detaches it.
+    /// Tells the device that a program has posted to its own ring.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device has failed.
+    fn ring_for_program(&self, ring: doorbell::Ring) -> Result {
+        if self.hca.config().rings.is_none() {
+            return Ok(());
+        }
+        if self.hca.is_broken() {
+            return Err(EIO);
+        }
+        self.hca.ring_doorbell(self.qpn, ring);
+        Ok(())
+    }
+
+    /// Returns the request that attaches the QP to a multicast group, or detaches it.
     fn mcast(&self, gid: [u8; 16]) -> bindings::virtio_rdma_cmd_mcast {
         bindings::virtio_rdma_cmd_mcast {
             gid,
@@ -1075,15 +1091,12 @@ impl ib::QueuePair<Hca> for Qp {
         result
     }
 
-    fn doorbell(&self, ring: doorbell::Ring) -> Result {
-        if self.hca.config().rings.is_none() {
-            return Ok(());
-        }
-        if self.hca.is_broken() {
-            return Err(EIO);
-        }
-        self.hca.ring_doorbell(self.qpn, ring);
-        Ok(())
+    fn ring_send_doorbell(&self) -> Result {
+        self.ring_for_program(doorbell::Ring::Send)
+    }
+
+    fn ring_recv_doorbell(&self) -> Result {
+        self.ring_for_program(doorbell::Ring::Receive)
     }
 
     fn attach_mcast(&self, gid: [u8; 16]) -> Result {

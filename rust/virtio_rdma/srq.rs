@@ -430,7 +430,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         result
     }
 
-    fn doorbell(&self) -> Result {
+    fn ring_doorbell(&self) -> Result {
         if self.hca.is_broken() {
             return Err(EIO);
         }

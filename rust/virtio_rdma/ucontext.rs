@@ -11,11 +11,19 @@ use crate::{
 };
 use kernel::prelude::*;
 
+/// The attribute [`Ucontext::QUERY_ATTR`](ib::UserContext::QUERY_ATTR).
+#[allow(unsafe_code)]
+pub(crate) const UAPI: ib::UapiDefinitions =
+    // SAFETY: The function only returns the address of a static list, whose last entry is empty.
+    unsafe { ib::UapiDefinitions::new(bindings::virtio_rdma_uapi_definitions) };
+
 /// The context of a program that has opened the device. Its objects keep all that it has.
 pub(crate) struct Ucontext;
 
 impl ib::UserContext<Hca> for Ucontext {
     type Description = bindings::virtio_rdma_uresp_alloc_ucontext;
+
+    const QUERY_ATTR: usize = bindings::VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as usize;
 
     fn alloc(dev: &ib::Device<Hca>, udata: &ib::Udata<'_>) -> Result<Self> {
         udata.respond(&Self::describe(dev))?;

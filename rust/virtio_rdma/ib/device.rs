@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device: `struct ib_device`, its allocation and its registration.
+//! The device: `struct ib_device`, and its objects by number.
 
 use super::{
-    object::{
+    event::{
         new_event,
         Element, //
     },
-    ops,
-    wr::StandIns,
-    Cq,
-    Driver,
-    Qp,
-    Srq,
-    Table, //
+    object::{
+        Cq,
+        Object,
+        Qp,
+        Srq, //
+    },
+    table::Table,
+    udata::no_driver_data,
+    wc::StandIns,
+    Driver, //
 };
 use crate::{
     bindings,
-    dma,
     net::NetDevice, //
 };
 use core::{
     ops::Deref,
-    ptr::{
-        self,
-        NonNull, //
-    },
+    ptr, //
 };
 use kernel::{
-    device,
-    error::to_result,
+    error::{
+        from_result,
+        to_result, //
+    },
     prelude::*,
     static_lock_class,
-    str::CString,
     sync::Arc,
     types::Opaque, //
 };
@@ -41,7 +41,7 @@ use kernel::{
 pub(crate) const PORT: u32 = 1;
 
 /// The number of [`Handles::device`] in its table.
-const DEVICE: u32 = 0;
+pub(super) const DEVICE: u32 = 0;
 
 /// The objects of a device by number, so that the driver finds what an interrupt, a completion or
 /// an event names.
@@ -54,7 +54,7 @@ pub(crate) struct Handles<D: Driver> {
     pub(crate) srqs: Table<Srq<D>>,
     /// What completions of programs point to.
     pub(super) stand_ins: StandIns,
-    device: Table<Device<D>>,
+    pub(super) device: Table<Device<D>>,
 }
 
 impl<D: Driver> Handles<D> {
@@ -88,8 +88,8 @@ impl<D: Driver> Handles<D> {
 #[repr(C)]
 pub(crate) struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
-    data: Arc<D>,
-    handles: Arc<Handles<D>>,
+    pub(super) data: Arc<D>,
+    pub(super) handles: Arc<Handles<D>>,
 }
 
 // SAFETY: The C part is handed to the RDMA core, which locks.
@@ -159,144 +159,65 @@ impl<D: Driver> Deref for Device<D> {
     }
 }
 
-/// An allocated device, with owners that keep it from being freed.
-pub(crate) struct UnregisteredDevice<D: Driver>(NonNull<Device<D>>);
-
-// SAFETY: It is a reference to a `Device`.
-unsafe impl<D: Driver> Send for UnregisteredDevice<D> {}
-// SAFETY: As above.
-unsafe impl<D: Driver> Sync for UnregisteredDevice<D> {}
-
-/// What a device is made of.
-pub(crate) struct Config<'a> {
-    /// The device in sysfs below which this one stands.
-    pub(crate) parent: &'a device::Device,
-    /// The GUID of the node, in network order.
-    pub(crate) node_guid: [u8; 8],
-    /// Number of completion vectors.
-    pub(crate) num_comp_vectors: u32,
-    /// Whether the device answers performance management.
-    pub(crate) has_pma: bool,
+/// Initialises a new object with `data`, and lets the driver find it by its number from then on. If that
+/// fails, the object is destroyed in the device, as far as the device knows it. May sleep.
+///
+/// # Safety
+///
+/// `raw` must be the first member of [`Object::SIZE`] bytes that stay where they are, the driver's data of
+/// which is not initialised. [`Table::retire`] must take the object out of `table` before its data is dropped.
+///
+/// # Errors
+///
+/// Those of `data`, of which nothing is left then; `ENOMEM`; `EIO` for a number that is out of range or taken.
+pub(super) unsafe fn publish_new<'a, D: Driver, C, T>(
+    dev: &Device<D>,
+    table: &Table<Object<C, T>>,
+    raw: *mut C,
+    data: impl PinInit<T, Error>,
+    number: fn(&T) -> u32,
+    destroy: fn(&T) -> Result,
+) -> Result<&'a Object<C, T>>
+where
+    Object<C, T>: Sync,
+{
+    // SAFETY: The caller promises that `raw` heads as many bytes, which stay, and whose data is not initialised.
+    let object = unsafe { Object::init(raw, data, number)? };
+    // SAFETY: The caller promises that `Table::retire` takes the object out before its data is dropped.
+    let Err(error) = (unsafe { table.publish(object.handle(), object) }) else {
+        dev.data().published();
+        return Ok(object);
+    };
+    if error != ENOMEM {
+        dev.data().bad_number();
+    }
+    // The device may keep the object, the driver does not.
+    let _ = destroy(object);
+    // SAFETY: `init` has initialised the data. The object did not get into the table, so the reference above is
+    // the only one, and nobody uses it any more.
+    unsafe { Object::<C, T>::drop_data(raw) };
+    Err(if error == ENOMEM { error } else { EIO })
 }
 
-impl<D: Driver> UnregisteredDevice<D> {
-    /// Allocates a device, the objects of which will be in `handles`. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, or what [`Driver::query_device`] says.
-    pub(crate) fn new(
-        data: Arc<D>,
-        handles: Arc<Handles<D>>,
-        config: &Config<'_>,
-    ) -> Result<Arc<Self>> {
-        let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
-        // SAFETY: There are no requirements.
-        ops.owner = unsafe { bindings::virtio_rdma_this_module() };
-        ops.set_uverbs_robust_udata(1);
-        if !config.has_pma {
-            // The core then shows no counters of the port.
-            ops.process_mad = None;
-        }
-
-        // SAFETY: `init_net` lives for ever, and the size covers `struct ib_device`.
-        let raw = unsafe {
-            bindings::_ib_alloc_device(size_of::<Device<D>>(), &raw mut bindings::init_net)
-        };
-        let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
-
-        // SAFETY: `dev` is valid, its Rust members not yet initialised, and nobody else knows of it. The
-        // operations are copied. All members of the anonymous union begin with the `struct device`.
-        unsafe {
-            (&raw mut (*dev.as_ptr()).data).write(data);
-            (&raw mut (*dev.as_ptr()).handles).write(handles);
-            bindings::ib_set_device_ops(raw, &raw const *ops);
-            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
-            (*raw).phys_port_cnt = PORT;
-            (*raw).node_guid = u64::from_ne_bytes(config.node_guid);
-            (*raw).num_comp_vectors = config.num_comp_vectors as c_int;
-            (*raw).uverbs_cmd_mask |= ops::uverbs_cmd_mask();
-            (*raw).driver_def = bindings::virtio_rdma_uapi_definitions();
-            (*(&raw mut (*raw).__bindgen_anon_1).cast::<bindings::device>()).parent =
-                dma::device_as_raw(config.parent);
-        }
-        Ok(Arc::new(Self(dev), GFP_KERNEL)?)
-    }
-}
-
-impl<D: Driver> UnregisteredDevice<D> {
-    /// The name that it was registered by, or that it was given since. It is not registered any more. May
-    /// sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub(crate) fn name(&self) -> Result<CString> {
-        // SAFETY: By the type invariants the device is valid; its name ends with a zero, and does not
-        // change, because the core does not know the device any more.
-        let name = unsafe { CStr::from_char_ptr((&raw const (*self.as_raw()).name).cast()) };
-        Ok(CString::try_from(name)?)
-    }
-}
-
-impl<D: Driver> Deref for UnregisteredDevice<D> {
-    type Target = Device<D>;
-
-    fn deref(&self) -> &Device<D> {
-        // SAFETY: The device is valid until `drop`.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<D: Driver> Drop for UnregisteredDevice<D> {
-    fn drop(&mut self) {
-        // SAFETY: The device is not registered (any more), so no operation uses `data` or `handles`, and
-        // this is its last user.
-        unsafe {
-            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).data);
-            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).handles);
-            bindings::ib_dealloc_device(self.0.as_ptr().cast());
-        }
-    }
-}
-
-/// The registration of a device. Dropping it unregisters, and destroys all objects: nothing calls
-/// the driver afterwards.
-pub(crate) struct Registration<D: Driver>(Arc<UnregisteredDevice<D>>);
-
-impl<D: Driver> Registration<D> {
-    /// Registers a device, by this name or else the next one of [`Driver::NAME`]. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// What the RDMA core says: `ENFILE` for a name that another device has.
-    pub(crate) fn new(
-        dev: Arc<UnregisteredDevice<D>>,
-        dma: &dma::Device,
-        name: Option<&CStr>,
-    ) -> Result<Self> {
-        // To the core, a name with this sign is the format of one.
-        let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
-        // SAFETY: The device is valid and complete. `dma` is bound as long as this registration
-        // exists, by the contract of `dma::Device::new`.
-        to_result(unsafe {
-            bindings::ib_register_device(
-                dev.as_raw(),
-                name.unwrap_or(D::NAME).as_char_ptr(),
-                dma.as_raw(),
-            )
-        })?;
-        let this = Self(dev);
-        // SAFETY: `drop` takes it out.
-        unsafe { this.0.handles().device.publish(DEVICE, &this.0)? };
-        Ok(this)
-    }
-}
-
-impl<D: Driver> Drop for Registration<D> {
-    fn drop(&mut self) {
-        self.0.handles().device.unpublish(DEVICE);
-        // SAFETY: The device is registered.
-        unsafe { bindings::ib_unregister_device(self.0.as_raw()) };
-    }
+/// The operation `query_device`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn query_device<D: Driver>(
+    dev: *mut bindings::ib_device,
+    attr: *mut bindings::ib_device_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core calls for a device that `Registration::new` registered with this table, and
+    // that it keeps until this returns. `attr` is the core's own, which nobody else has before this
+    // returns.
+    let (dev, attr) = unsafe { (Device::<D>::from_raw(dev), &mut *attr) };
+    *attr = Default::default();
+    from_result(|| {
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
+        unsafe { no_driver_data(udata)? };
+        dev.data().query_device(attr).map(|()| 0)
+    })
 }

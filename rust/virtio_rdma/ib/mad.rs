@@ -4,7 +4,7 @@
 //! reads the counters of a port (IBA 16.1).
 
 use super::{
-    Device,
+    device::Device,
     Driver, //
 };
 use crate::bindings;

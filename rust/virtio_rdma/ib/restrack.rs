@@ -4,15 +4,6 @@
 //!
 //! C header: [`include/rdma/restrack.h`](srctree/include/rdma/restrack.h)
 
-use super::{
-    CompletionQueue,
-    Cq,
-    Driver,
-    MemoryRegion,
-    Mr,
-    Qp,
-    QueuePair, //
-};
 use crate::bindings;
 use core::{
     marker::PhantomData,
@@ -51,7 +42,7 @@ impl Details<'_> {
 /// # Safety
 ///
 /// `message` must be valid, and used by nobody else meanwhile.
-unsafe fn nest(
+pub(super) unsafe fn nest(
     message: *mut bindings::sk_buff,
     fill: impl FnOnce(&mut Details<'_>) -> Result,
 ) -> c_int {
@@ -78,44 +69,4 @@ unsafe fn nest(
         }
         result.map(|()| 0)
     })
-}
-
-/// The operation `fill_res_cq_entry`.
-///
-/// # Safety
-///
-/// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn fill_res_cq_entry<D: Driver>(
-    message: *mut bindings::sk_buff,
-    raw: *mut bindings::ib_cq,
-) -> c_int {
-    // SAFETY: The core calls with a CQ of this driver, of which it holds a reference, and a message
-    // of its own.
-    unsafe { nest(message, |details| Cq::<D>::from_raw(raw).details(details)) }
-}
-
-/// The operation `fill_res_qp_entry`.
-///
-/// # Safety
-///
-/// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn fill_res_qp_entry<D: Driver>(
-    message: *mut bindings::sk_buff,
-    raw: *mut bindings::ib_qp,
-) -> c_int {
-    // SAFETY: As for `fill_res_cq_entry`.
-    unsafe { nest(message, |details| Qp::<D>::from_raw(raw).details(details)) }
-}
-
-/// The operation `fill_res_mr_entry`.
-///
-/// # Safety
-///
-/// Only the RDMA core may call it, for a device of this driver.
-pub(super) unsafe extern "C" fn fill_res_mr_entry<D: Driver>(
-    message: *mut bindings::sk_buff,
-    raw: *mut bindings::ib_mr,
-) -> c_int {
-    // SAFETY: As for `fill_res_cq_entry`.
-    unsafe { nest(message, |details| Mr::<D>::from_raw(raw).details(details)) }
 }

@@ -3,7 +3,7 @@
 //! The counters that `rdma stat` and sysfs show of a port.
 
 use super::{
-    Device,
+    device::Device,
     Driver, //
 };
 use crate::bindings;

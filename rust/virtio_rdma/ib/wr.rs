@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work requests and work completions, as the consumers of verbs give and take them.
+//! Work requests, as the consumers of verbs give them.
 
 use super::{
-    object::Object,
-    Ah,
-    Driver,
-    Mr, //
+    object::{
+        Ah,
+        Mr, //
+    },
+    Driver, //
 };
 use crate::bindings;
 use core::{
     marker::PhantomData,
-    mem::MaybeUninit,
     ptr, //
 };
 use kernel::prelude::*;
@@ -343,145 +343,4 @@ unsafe fn next<'a, T>(
     let element = unsafe { next.as_ref() }?;
     *current = next;
     Some(element)
-}
-
-/// A work completion.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Wc {
-    /// The consumer's name for the work request.
-    pub(crate) wr_id: u64,
-    /// `enum ib_wc_status`.
-    pub(crate) status: u32,
-    /// `enum ib_wc_opcode`.
-    pub(crate) opcode: u32,
-    /// A number that says more about an error.
-    pub(crate) vendor_err: u32,
-    /// Bytes received or read.
-    pub(crate) byte_len: u32,
-    /// Immediate data or the key that was invalidated, as it is in memory.
-    pub(crate) ex: [u8; 4],
-    /// The sender's QP.
-    pub(crate) src_qp: u32,
-    /// `enum ib_wc_flags`.
-    pub(crate) wc_flags: u32,
-    /// The index of the P_Key.
-    pub(crate) pkey_index: u16,
-    /// The service level.
-    pub(crate) sl: u8,
-    /// The port.
-    pub(crate) port_num: u8,
-    /// The VLAN.
-    pub(crate) vlan_id: u16,
-}
-
-/// QPs that are nothing but numbers, one for each that a QP may have.
-///
-/// When the kernel polls for a program, `copy_wc_to_user()` reads the number of the QP that a completion
-/// points to, and nothing keeps that QP from being destroyed by another thread of the program meanwhile.
-/// So completions for programs point to these, which live as long as the device.
-///
-/// # Invariants
-///
-/// Nobody writes to the elements.
-pub(super) struct StandIns(KVVec<bindings::ib_qp>);
-
-// SAFETY: The only member of an element that is not null or 0 is its number.
-unsafe impl Send for StandIns {}
-// SAFETY: By the type invariants they do not change.
-unsafe impl Sync for StandIns {}
-
-impl StandIns {
-    /// Makes those of the numbers below `qps`. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub(super) fn new(qps: usize) -> Result<Self> {
-        let mut all = KVVec::with_capacity(qps, GFP_KERNEL)?;
-        let places: &mut [MaybeUninit<bindings::ib_qp>] = all.spare_capacity_mut();
-        // Each in its place: it is large for the stack.
-        for (number, place) in places.iter_mut().take(qps).enumerate() {
-            let place = place.as_mut_ptr();
-            // SAFETY: The place is valid for writes of an element.
-            unsafe {
-                place.write_bytes(0, 1);
-                (&raw mut (*place).qp_num).write(number as u32);
-            }
-        }
-        // SAFETY: There is room for `qps` elements, all of which are initialised: an element of zeros is
-        // valid, with any number.
-        unsafe { all.inc_len(qps) };
-        Ok(Self(all))
-    }
-
-    /// The one of a number.
-    fn get(&self, number: u32) -> Option<*mut bindings::ib_qp> {
-        let stand_in = self.0.get(number as usize)?;
-        Some(ptr::from_ref(stand_in).cast_mut())
-    }
-}
-
-/// An array of work completions that a poller wants filled.
-pub(crate) struct Wcs<'a> {
-    slots: &'a mut [MaybeUninit<bindings::ib_wc>],
-    filled: usize,
-    /// What they point to in the place of QPs, if they are for a program.
-    stand_ins: Option<&'a StandIns>,
-}
-
-impl<'a> Wcs<'a> {
-    pub(super) fn new(
-        slots: &'a mut [MaybeUninit<bindings::ib_wc>],
-        stand_ins: Option<&'a StandIns>,
-    ) -> Self {
-        Self {
-            slots,
-            filled: 0,
-            stand_ins,
-        }
-    }
-
-    /// How many are filled.
-    pub(super) fn filled(&self) -> usize {
-        self.filled
-    }
-
-    /// Whether there is no room left.
-    pub(crate) fn is_full(&self) -> bool {
-        self.filled == self.slots.len()
-    }
-
-    /// Appends the completion of a work request of `qp`, if there is room.
-    pub(crate) fn push<T>(&mut self, qp: &Object<bindings::ib_qp, T>, wc: &Wc) {
-        let named = match self.stand_ins {
-            Some(stand_ins) => stand_ins.get(qp.handle()),
-            None => Some(qp.as_raw()),
-        };
-        let (Some(slot), Some(named)) = (self.slots.get_mut(self.filled), named) else {
-            return;
-        };
-        let mut raw = bindings::ib_wc {
-            status: wc.status,
-            opcode: wc.opcode,
-            vendor_err: wc.vendor_err,
-            byte_len: wc.byte_len,
-            qp: named,
-            src_qp: wc.src_qp,
-            wc_flags: wc.wc_flags as c_int,
-            pkey_index: wc.pkey_index,
-            sl: wc.sl,
-            port_num: u32::from(wc.port_num),
-            vlan_id: wc.vlan_id,
-            ..Default::default()
-        };
-        // SAFETY: The members of the unions are integers and pointers of 64 and of 32 bits.
-        unsafe {
-            (&raw mut raw.__bindgen_anon_1)
-                .cast::<u64>()
-                .write(wc.wr_id);
-            (&raw mut raw.ex).cast::<[u8; 4]>().write(wc.ex);
-        }
-        slot.write(raw);
-        self.filled += 1;
-    }
 }

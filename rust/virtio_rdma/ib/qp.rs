@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs: `struct ib_qp`.
+
+use super::{
+    device::{
+        publish_new,
+        Device, //
+    },
+    event::{
+        new_event,
+        Element, //
+    },
+    object::{
+        Cq,
+        Object,
+        Pd,
+        Qp,
+        Srq,
+        Xrcd, //
+    },
+    port::gid_bytes,
+    restrack::{
+        self,
+        Details, //
+    },
+    srq::SharedReceiveQueue,
+    udata::{
+        no_driver_data,
+        Udata, //
+    },
+    wr::{
+        RecvWrs,
+        SendWrs, //
+    },
+    Driver, //
+};
+use crate::bindings;
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+/// Whether IBA allows a QP of this type to go from one state to another with these attributes.
+pub(crate) fn modify_is_ok(current: u32, next: u32, qp_type: u32, mask: u32) -> bool {
+    // SAFETY: The function only looks at its arguments, and states beyond the known ones are an
+    // error to it.
+    unsafe { bindings::ib_modify_qp_is_ok(current, next, qp_type, mask) }
+}
+
+/// What a QP is created with.
+pub(crate) struct QpInitAttr<'a, D: Driver> {
+    /// `enum ib_qp_type`.
+    pub(crate) qp_type: u32,
+    /// Whether every send work request completes with a CQE.
+    pub(crate) signal_all: bool,
+    /// The PD; that, the CQs and the domain as far as the type has them.
+    pub(crate) pd: Option<&'a Pd<D>>,
+    /// The CQ of sends.
+    pub(crate) send_cq: Option<&'a Cq<D>>,
+    /// The CQ of receives.
+    pub(crate) recv_cq: Option<&'a Cq<D>>,
+    /// The extended connection domain.
+    pub(crate) xrcd: Option<&'a Xrcd<D>>,
+    /// Sizes of the work queues.
+    pub(crate) cap: bindings::ib_qp_cap,
+    /// Flags of `enum ib_qp_create_flags`.
+    pub(crate) create_flags: u32,
+    /// The shared receive queue that the QP shall receive from.
+    pub(crate) srq: Option<&'a Srq<D>>,
+    /// The way back to the program, if it is for one.
+    pub(crate) udata: Option<Udata<'a>>,
+}
+
+impl<D: Driver> QpInitAttr<'_, D> {
+    /// The number of the shared receive queue, if there is one.
+    pub(crate) fn srq_number(&self) -> Option<u32> {
+        self.srq.map(|srq| srq.number())
+    }
+}
+
+/// A queue pair.
+pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
+    /// Creates the QP. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for a type or a flag that the driver does not know, `EINVAL` for sizes beyond
+    /// the limits, `ENOMEM`, or what the device says.
+    fn create(dev: &Device<D>, attr: &QpInitAttr<'_, D>) -> Result<impl PinInit<Self, Error>>;
+
+    /// Changes attributes of the QP. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a transition that IBA does not have, or what the device says.
+    fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result;
+
+    /// Reads the attributes of the QP, into a structure zeroed before. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the device says.
+    fn query(&self, attr: &mut bindings::ib_qp_attr) -> Result;
+
+    /// Destroys the QP in the device. May sleep. It is dropped afterwards, unless this fails.
+    ///
+    /// # Errors
+    ///
+    /// What the device says; the object then lives on.
+    fn destroy(&self) -> Result;
+
+    /// The device's number of the QP.
+    fn number(&self) -> u32;
+
+    /// The sizes that the QP has.
+    fn cap(&self) -> bindings::ib_qp_cap;
+
+    /// Whether every send work request completes with a CQE.
+    fn signals_all(&self) -> bool;
+
+    /// Posts send work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a work request that is malformed or not allowed in the state of the QP,
+    /// `ENOMEM` if the queue is full. Those before the one that `wrs` stopped at are posted.
+    fn post_send(&self, wrs: &mut SendWrs<'_, D>) -> Result;
+
+    /// Posts receive work requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`QueuePair::post_send`].
+    fn post_recv(&self, wrs: &mut RecvWrs<'_>) -> Result;
+
+    /// Tells the device that a program has posted to its own send ring: POST_SEND without work
+    /// requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device has failed.
+    fn ring_send_doorbell(&self) -> Result;
+
+    /// Tells the device that a program has posted to its own receive ring: POST_RECV without work
+    /// requests. Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`QueuePair::ring_send_doorbell`].
+    fn ring_recv_doorbell(&self) -> Result;
+
+    /// Attaches the QP to a multicast group, if it is not yet. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has no multicast, `ENOMEM` beyond its limits, or what else the device
+    /// says.
+    fn attach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Detaches the QP from a multicast group. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not attached to it.
+    fn detach_mcast(&self, gid: [u8; 16]) -> Result;
+
+    /// Adds what `rdma resource show` tells of the object. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EMSGSIZE`.
+    fn details(&self, details: &mut Details<'_>) -> Result;
+}
+
+impl<T> Object<bindings::ib_qp, T> {
+    /// Reports an asynchronous event of this QP. May sleep: the core promises handlers of QPs the context
+    /// of a work queue (`struct ib_qp_init_attr`).
+    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it
+        // came to the driver, but those of an XRC target, which the core sets anew before it lets
+        // anybody change the QP's state: the driver reports nothing of a target until then.
+        unsafe {
+            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
+            if let Some(handler) = (*raw).event_handler {
+                handler(&raw mut event, (*raw).qp_context);
+            }
+        }
+    }
+
+    /// Fills in what the core knows of how the QP was created.
+    pub(crate) fn fill_init_attr(&self, init: &mut bindings::ib_qp_init_attr) {
+        let raw = self.as_raw();
+        // SAFETY: By the type invariants the QP is valid, and these members do not change. There is
+        // no reference to the whole, since the core changes others meanwhile.
+        unsafe {
+            init.event_handler = (*raw).event_handler;
+            init.qp_context = (*raw).qp_context;
+            init.send_cq = (*raw).send_cq;
+            init.recv_cq = (*raw).recv_cq;
+            init.srq = (*raw).srq;
+            init.xrcd = (*raw).xrcd;
+            init.qp_type = (*raw).qp_type;
+            init.port_num = (*raw).port;
+        }
+    }
+}
+
+/// The operation `create_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn create_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    init: *mut bindings::ib_qp_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core has set `device` of the new object to the device that it calls for, which
+    // stays registered meanwhile. `init` is the caller's, and nobody else changes it before this
+    // returns.
+    let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
+    from_result(|| {
+        // SAFETY: The core has set `pd` of the new QP, to null for an XRC target.
+        let pd = unsafe { (*raw).pd };
+        // SAFETY: What `init` and `pd` name are objects that the functions here made and that the
+        // core has counted this QP as a user of, or null where the type of the QP has none. `udata`
+        // is null, or that of the system call that the core is in until this returns.
+        let attr = unsafe {
+            QpInitAttr {
+                qp_type: init.qp_type,
+                signal_all: init.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
+                pd: (!pd.is_null()).then(|| Pd::<D>::from_raw(pd)),
+                send_cq: (!init.send_cq.is_null()).then(|| Cq::<D>::from_raw(init.send_cq)),
+                recv_cq: (!init.recv_cq.is_null()).then(|| Cq::<D>::from_raw(init.recv_cq)),
+                xrcd: (!init.xrcd.is_null()).then(|| Xrcd::<D>::from_raw(init.xrcd)),
+                cap: init.cap,
+                create_flags: init.create_flags,
+                srq: (!init.srq.is_null()).then(|| Srq::<D>::from_raw(init.srq)),
+                udata: Udata::from_raw(udata),
+            }
+        };
+        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
+        let data = D::Qp::create(dev, &attr)?;
+        // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet. `destroy_qp` takes the object
+        // out of the table before it drops the data.
+        let qp = unsafe {
+            publish_new(
+                dev,
+                &dev.handles().qps,
+                raw,
+                data,
+                D::Qp::number,
+                D::Qp::destroy,
+            )?
+        };
+        // SAFETY: `raw` is valid, and the core reads `qp_num` once this has returned.
+        unsafe { (*raw).qp_num = qp.handle() };
+        init.cap = qp.cap();
+        Ok(0)
+    })
+}
+
+/// The operation `modify_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn modify_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `attr` is the core's own.
+    let (qp, attr) = unsafe { (Qp::<D>::from_raw(raw), &*attr) };
+    from_result(|| {
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
+        unsafe { no_driver_data(udata)? };
+        qp.modify(attr, mask as u32).map(|()| 0)
+    })
+}
+
+/// The operation `query_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn query_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    _mask: c_int,
+    init: *mut bindings::ib_qp_init_attr,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `attr` and `init` are the caller's,
+    // which nobody else has before this returns.
+    let (qp, attr, init) = unsafe { (Qp::<D>::from_raw(raw), &mut *attr, &mut *init) };
+    *attr = Default::default();
+    *init = Default::default();
+    qp.fill_init_attr(init);
+    init.cap = qp.cap();
+    init.sq_sig_type = if qp.signals_all() {
+        bindings::ib_sig_type_IB_SIGNAL_ALL_WR
+    } else {
+        bindings::ib_sig_type_IB_SIGNAL_REQ_WR
+    };
+    from_result(|| qp.query(attr).map(|()| 0))
+}
+
+/// The operation `destroy_qp`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn destroy_qp<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made, which the core destroys once: it stays until the
+    // data is dropped below. Its device is registered as long as it has objects.
+    let (qp, dev) = unsafe { (Qp::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
+    from_result(|| {
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this
+        // returns.
+        unsafe { no_driver_data(udata)? };
+        dev.handles().qps.retire(qp.handle(), || qp.destroy())?;
+        // SAFETY: The core frees the memory next.
+        unsafe { Qp::<D>::drop_data(raw) };
+        Ok(0)
+    })
+}
+
+/// The operation `attach_mcast`. RoCE has no LIDs.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn attach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `gid` is the caller's.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.attach_mcast(gid).map(|()| 0))
+}
+
+/// The operation `detach_mcast`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn detach_mcast<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    // SAFETY: As in `attach_mcast`.
+    let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
+    from_result(|| qp.detach_mcast(gid).map(|()| 0))
+}
+
+/// The operation `post_send`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn post_send<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `wr` heads the caller's list for a QP
+    // of this type, which may be empty.
+    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), SendWrs::new(wr, (*raw).qp_type)) };
+    let result = if wr.is_null() {
+        qp.ring_send_doorbell()
+    } else {
+        qp.post_send(&mut wrs)
+    };
+    if result.is_err() {
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
+        // has none.
+        unsafe { *bad = wrs.current() };
+    }
+    from_result(|| result.map(|()| 0))
+}
+
+/// The operation `post_recv`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn post_recv<D: Driver>(
+    raw: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
+    // that it destroys, so that it stays until this returns. `wr` heads the caller's list, which
+    // may be empty.
+    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
+    let result = if wr.is_null() {
+        qp.ring_recv_doorbell()
+    } else {
+        qp.post_recv(&mut wrs)
+    };
+    if result.is_err() {
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
+        // has none.
+        unsafe { *bad = wrs.current() };
+    }
+    from_result(|| result.map(|()| 0))
+}
+
+/// The operation `fill_res_qp_entry`.
+///
+/// # Safety
+///
+/// Only the RDMA core may call it, for a device of this driver.
+pub(super) unsafe extern "C" fn fill_res_qp_entry<D: Driver>(
+    message: *mut bindings::sk_buff,
+    raw: *mut bindings::ib_qp,
+) -> c_int {
+    // SAFETY: As for `fill_res_cq_entry`.
+    unsafe { restrack::nest(message, |details| Qp::<D>::from_raw(raw).details(details)) }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The allocation of a device and its registration with the RDMA core.
+
+use super::{
+    device::{
+        Device,
+        Handles,
+        DEVICE,
+        PORT, //
+    },
+    ops,
+    Driver, //
+};
+use crate::{
+    bindings,
+    dma, //
+};
+use core::{
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+use kernel::{
+    device,
+    error::to_result,
+    prelude::*,
+    str::CString,
+    sync::Arc, //
+};
+
+/// An allocated device, with owners that keep it from being freed.
+pub(crate) struct UnregisteredDevice<D: Driver>(NonNull<Device<D>>);
+
+// SAFETY: It is a reference to a `Device`.
+unsafe impl<D: Driver> Send for UnregisteredDevice<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for UnregisteredDevice<D> {}
+
+/// What a device is made of.
+pub(crate) struct Config<'a> {
+    /// The device in sysfs below which this one stands.
+    pub(crate) parent: &'a device::Device,
+    /// The GUID of the node, in network order.
+    pub(crate) node_guid: [u8; 8],
+    /// Number of completion vectors.
+    pub(crate) num_comp_vectors: u32,
+    /// Whether the device answers performance management.
+    pub(crate) has_pma: bool,
+}
+
+impl<D: Driver> UnregisteredDevice<D> {
+    /// Allocates a device, the objects of which will be in `handles`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, or what [`Driver::query_device`] says.
+    pub(crate) fn new(
+        data: Arc<D>,
+        handles: Arc<Handles<D>>,
+        config: &Config<'_>,
+    ) -> Result<Arc<Self>> {
+        let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
+        // SAFETY: There are no requirements.
+        ops.owner = unsafe { bindings::virtio_rdma_this_module() };
+        ops.set_uverbs_robust_udata(1);
+        if !config.has_pma {
+            // The core then shows no counters of the port.
+            ops.process_mad = None;
+        }
+
+        // SAFETY: `init_net` lives for ever, and the size covers `struct ib_device`.
+        let raw = unsafe {
+            bindings::_ib_alloc_device(size_of::<Device<D>>(), &raw mut bindings::init_net)
+        };
+        let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
+
+        // SAFETY: `dev` is valid, its Rust members not yet initialised, and nobody else knows of it. The
+        // operations are copied. All members of the anonymous union begin with the `struct device`.
+        unsafe {
+            (&raw mut (*dev.as_ptr()).data).write(data);
+            (&raw mut (*dev.as_ptr()).handles).write(handles);
+            bindings::ib_set_device_ops(raw, &raw const *ops);
+            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
+            (*raw).phys_port_cnt = PORT;
+            (*raw).node_guid = u64::from_ne_bytes(config.node_guid);
+            (*raw).num_comp_vectors = config.num_comp_vectors as c_int;
+            (*raw).uverbs_cmd_mask |= ops::uverbs_cmd_mask();
+            (*raw).driver_def = D::UAPI.as_ptr();
+            (*(&raw mut (*raw).__bindgen_anon_1).cast::<bindings::device>()).parent =
+                dma::device_as_raw(config.parent);
+        }
+        Ok(Arc::new(Self(dev), GFP_KERNEL)?)
+    }
+}
+
+impl<D: Driver> UnregisteredDevice<D> {
+    /// The name that it was registered by, or that it was given since. It is not registered any more. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn name(&self) -> Result<CString> {
+        // SAFETY: By the type invariants the device is valid; its name ends with a zero, and does not
+        // change, because the core does not know the device any more.
+        let name = unsafe { CStr::from_char_ptr((&raw const (*self.as_raw()).name).cast()) };
+        Ok(CString::try_from(name)?)
+    }
+}
+
+impl<D: Driver> Deref for UnregisteredDevice<D> {
+    type Target = Device<D>;
+
+    fn deref(&self) -> &Device<D> {
+        // SAFETY: The device is valid until `drop`.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<D: Driver> Drop for UnregisteredDevice<D> {
+    fn drop(&mut self) {
+        // SAFETY: The device is not registered (any more), so no operation uses `data` or `handles`, and
+        // this is its last user.
+        unsafe {
+            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).data);
+            ptr::drop_in_place(&raw mut (*self.0.as_ptr()).handles);
+            bindings::ib_dealloc_device(self.0.as_ptr().cast());
+        }
+    }
+}
+
+/// The registration of a device. Dropping it unregisters, and destroys all objects: nothing calls
+/// the driver afterwards.
+pub(crate) struct Registration<D: Driver>(Arc<UnregisteredDevice<D>>);
+
+impl<D: Driver> Registration<D> {
+    /// Registers a device, by this name or else the next one of [`Driver::NAME`]. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// What the RDMA core says: `ENFILE` for a name that another device has.
+    pub(crate) fn new(
+        dev: Arc<UnregisteredDevice<D>>,
+        dma: &dma::Device,
+        name: Option<&CStr>,
+    ) -> Result<Self> {
+        // To the core, a name with this sign is the format of one.
+        let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
+        // SAFETY: The device is valid and complete. `dma` is bound as long as this registration
+        // exists, by the contract of `dma::Device::new`.
+        to_result(unsafe {
+            bindings::ib_register_device(
+                dev.as_raw(),
+                name.unwrap_or(D::NAME).as_char_ptr(),
+                dma.as_raw(),
+            )
+        })?;
+        let this = Self(dev);
+        // SAFETY: `drop` takes it out.
+        unsafe { this.0.handles().device.publish(DEVICE, &this.0)? };
+        Ok(this)
+    }
+}
+
+impl<D: Driver> Drop for Registration<D> {
+    fn drop(&mut self) {
+        self.0.handles().device.unpublish(DEVICE);
+        // SAFETY: The device is registered.
+        unsafe { bindings::ib_unregister_device(self.0.as_raw()) };
+    }
+}

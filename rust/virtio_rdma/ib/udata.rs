@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a program sends to the driver beside the attributes of a verb, and what it gets back.
+
+use crate::bindings;
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    transmute::{
+        AsBytes,
+        FromBytes, //
+    }, //
+};
+
+/// What a program sent to the driver, and the way back to it: `struct ib_udata`.
+pub(crate) struct Udata<'a> {
+    raw: NonNull<bindings::ib_udata>,
+    _lifetime: PhantomData<&'a ()>,
+}
+
+impl Udata<'_> {
+    /// `None` for a null pointer: there is no program.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be null, or that of the current system call and valid for the lifetime.
+    pub(super) unsafe fn from_raw(raw: *mut bindings::ib_udata) -> Option<Self> {
+        Some(Self {
+            raw: NonNull::new(raw)?,
+            _lifetime: PhantomData,
+        })
+    }
+
+    /// Copies what the program sent. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is too short, `EOPNOTSUPP` if bytes beyond `T` are not zero, `EFAULT`.
+    pub(crate) fn request<T: FromBytes + AsBytes + Zeroable>(&self) -> Result<T> {
+        let mut request = T::zeroed();
+        let bytes = request.as_bytes_mut();
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` has room for `T`.
+        to_result(unsafe {
+            bindings::_ib_copy_validate_udata_in(
+                self.raw.as_ptr(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                bytes.len(),
+            )
+        })?;
+        Ok(request)
+    }
+
+    /// Refuses what the program sent to an operation that has no request structure, as
+    /// `ib_is_udata_in_empty()` does. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if any byte is not zero, `EFAULT`.
+    pub(crate) fn no_request(&self) -> Result {
+        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        to_result(unsafe { bindings::virtio_rdma_is_udata_in_empty(self.raw.as_ptr()) })
+    }
+
+    /// Zeroes what the program has room for behind an operation that has no answer, as
+    /// `ib_respond_empty_udata()` does. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn no_answer(&self) -> Result {
+        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        to_result(unsafe { bindings::virtio_rdma_respond_empty_udata(self.raw.as_ptr()) })
+    }
+
+    /// Copies as much of `answer` to the program as it has room for, and zeros behind it. May
+    /// sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT`.
+    pub(crate) fn respond<T: AsBytes>(&self, answer: &T) -> Result {
+        let bytes = answer.as_bytes();
+        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` is valid for reads of its
+        // length.
+        to_result(unsafe {
+            bindings::_ib_respond_udata(self.raw.as_ptr(), bytes.as_ptr().cast(), bytes.len())
+        })
+    }
+}
+
+/// For an operation that takes nothing from a program but what the core knows of, and tells it nothing
+/// either (`ib_no_udata_io()`).
+///
+/// # Safety
+///
+/// `udata` must be null, or that of the current system call.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` if the program sent bytes that are not zero, `EFAULT`.
+pub(super) unsafe fn no_driver_data(udata: *mut bindings::ib_udata) -> Result {
+    // SAFETY: By the safety requirements.
+    let Some(udata) = (unsafe { Udata::from_raw(udata) }) else {
+        return Ok(());
+    };
+    udata.no_request()?;
+    udata.no_answer()
+}
