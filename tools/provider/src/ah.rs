@@ -3,11 +3,18 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    bindings::{ibv_ah_attr, ibv_pd, virtio_rdma_av},
+    bindings::{ibv_ah, ibv_ah_attr, ibv_pd, virtio_rdma_av},
     cmd,
     errno::Result,
-    object::{Ah, Blank, Owned, Ref},
+    object::{Blank, Extended, Object, Owned, Ref},
 };
+
+/// An AH: `struct ibv_ah` and the provider's part.
+pub type Ah = Object<ibv_ah>;
+
+impl Extended for ibv_ah {
+    type Private = Private;
+}
 
 /// What the provider adds to an AH.
 pub struct Private {
@@ -19,7 +26,7 @@ pub struct Private {
 /// ibv_create_ah(3). The kernel makes the address vector, and resolves the
 /// destination's MAC address from its GID.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr) -> Result<Owned<Ah>> {
-    let ah = Blank::new()?;
-    let av = cmd::create_ah(pd, attr, ah.verbs())?;
+    let ah = Blank::<ibv_ah>::new()?;
+    let av = cmd::ah::create(pd, attr, ah.verbs())?;
     Ok(ah.finish(Private { av }))
 }

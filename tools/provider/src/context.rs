@@ -3,79 +3,95 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    attr::DeviceAttr,
     bindings::*,
     clock, cmd,
-    doorbell::Owed,
     errno::{Errno, Result},
-    object::{Attributes, Ref},
-    qpn::Numbers,
+    limits::Opcodes,
+    object::{Extended, Object, Ref},
+    owed::Owed,
+    qp_table::QpTable,
 };
+
+/// A context: `struct verbs_context` and the provider's part.
+pub type Context = Object<verbs_context>;
+
+impl Extended for verbs_context {
+    type Private = Private;
+}
 
 /// What the provider adds to a context.
 pub struct Private {
-    /// The QP numbers in use, if the program owns the rings of its QPs and
+    /// The QPs by number, if the program has the rings of its QPs and
     /// CQs; otherwise the kernel posts and polls.
-    pub numbers: Option<Numbers>,
-    /// The doorbells that were not rung.
+    pub qp_table: Option<QpTable>,
+    /// The doorbells that are owed to the device.
     pub owed: Owed,
-    /// The opcodes of send work requests that the device has, as bits.
-    pub opcodes: u32,
+    /// The opcodes of send work requests that the device has.
+    pub opcodes: Opcodes,
     /// Most bytes of inline data that a QP may ask for; 0 if the driver does not tell.
     pub max_inline_data: u32,
 }
 
-/// Opcodes that not every device has, and the features that it has them with:
-/// each alone is enough.
-const OPTIONAL: [(ibv_wr_opcode, u64); 5] = [
-    (IBV_WR_LOCAL_INV, 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW),
-    (IBV_WR_SEND_WITH_INV, 1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW),
-    (IBV_WR_BIND_MW, 1 << VIRTIO_RDMA_F_MW),
-    (IBV_WR_FLUSH, 1 << VIRTIO_RDMA_F_FLUSH),
-    (IBV_WR_ATOMIC_WRITE, 1 << VIRTIO_RDMA_F_ATOMIC_WRITE),
+/// Opcodes that not every device has, and the features that bring them; each feature alone is
+/// enough.
+const OPTIONAL: [(Opcodes, u64); 4] = [
+    (
+        Opcodes::of(&[IBV_WR_LOCAL_INV, IBV_WR_SEND_WITH_INV]),
+        1 << VIRTIO_RDMA_F_FAST_REG | 1 << VIRTIO_RDMA_F_MW,
+    ),
+    (Opcodes::of(&[IBV_WR_BIND_MW]), 1 << VIRTIO_RDMA_F_MW),
+    (Opcodes::of(&[IBV_WR_FLUSH]), 1 << VIRTIO_RDMA_F_FLUSH),
+    (Opcodes::of(&[IBV_WR_ATOMIC_WRITE]), 1 << VIRTIO_RDMA_F_ATOMIC_WRITE),
 ];
 
-/// The opcodes, as bits, that a device with these features has.
-fn opcodes(features: u64) -> u32 {
-    // A driver that does not tell: a device that lacks one says so when it meets it.
+/// Returns the opcodes that a device with these features has.
+fn opcodes(features: u64) -> Opcodes {
+    // An older driver does not report the features. A device that lacks an opcode then completes
+    // its work requests with an error.
     if features == 0 {
-        return u32::MAX;
+        return Opcodes::ALL;
     }
     OPTIONAL
         .iter()
         .filter(|(_, with)| features & with == 0)
-        .fold(u32::MAX, |opcodes, (opcode, _)| opcodes & !(1 << opcode))
+        .fold(Opcodes::ALL, |opcodes, (missing, _)| opcodes.without(*missing))
 }
 
-/// Opens a context in the kernel.
+/// Opens a context in the kernel: ibv_open_device(3).
 ///
 /// # Errors
 ///
 /// The kernel's; ENOMEM; EPROTONOSUPPORT when the driver wants programs to post
 /// and poll in a way that this provider does not know.
 pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
-    Private::new(cmd::get_context(context)?)
+    Private::new(cmd::context::get(context)?)
 }
 
-/// ibv_import_device(3): a context that another program opened. The QPs and CQs
-/// of each are its own, so that neither knows of the other's.
+/// Imports a context that another program opened: ibv_import_device(3). Each program has QPs and
+/// CQs of its own.
 ///
 /// # Errors
 ///
 /// As [`open`].
 pub fn import(context: Ref<'_, verbs_context>) -> Result<Private> {
-    Private::new(cmd::query_context(context)?)
+    Private::new(cmd::context::query(context)?)
 }
 
 impl Private {
-    /// What a context of which the kernel says this has.
+    /// Returns the provider's part of a context that the kernel describes so.
+    ///
+    /// # Errors
+    ///
+    /// EPROTONOSUPPORT for a data path that this provider does not know; ENOMEM.
     pub(crate) fn new(description: virtio_rdma_uresp_alloc_ucontext) -> Result<Self> {
-        let numbers = match description.data_path {
+        let qp_table = match description.data_path {
             VIRTIO_RDMA_UDATA_PATH_KERNEL => None,
-            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(Numbers::new()?),
+            VIRTIO_RDMA_UDATA_PATH_RINGS => Some(QpTable::new()?),
             _ => return Err(Errno::EPROTONOSUPPORT),
         };
         Ok(Self {
-            numbers,
+            qp_table,
             owed: Owed::default(),
             opcodes: opcodes(description.features),
             max_inline_data: description.max_inline_data,
@@ -83,14 +99,14 @@ impl Private {
     }
 }
 
-/// ibv_query_device_ex(3): what the kernel does not know, the clock of the time
-/// stamps that polling takes.
-pub fn set_clock(attributes: &mut Attributes<'_>) {
-    attributes.set_clock(u64::MAX, clock::KHZ);
+/// Adds to the attributes of a device what the kernel does not know: the clock of the time
+/// stamps that polling takes. For ibv_query_device_ex(3).
+pub fn set_clock(attr: &mut DeviceAttr<'_>) {
+    attr.set_clock(u64::MAX, clock::KHZ);
 }
 
-/// ibv_query_rt_values_ex(3). The raw clock's ticks stand in `tv_nsec`, as other
-/// providers have it.
+/// Reads the raw clock: ibv_query_rt_values_ex(3). Its ticks stand in `tv_nsec`, as with other
+/// providers.
 ///
 /// # Errors
 ///
@@ -108,16 +124,16 @@ pub fn query_rt_values(values: &mut ibv_values_ex) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{wqe, wr_ex};
+    use crate::limits::QpType;
 
-    /// What ibv_create_qp_ex(3) takes for an RC QP.
-    fn builders(features: u64) -> u64 {
-        wr_ex::builders(wqe::opcodes(IBV_QPT_RC) & opcodes(features))
+    /// Returns the `send_ops_flags` that ibv_create_qp_ex(3) takes for an RC QP.
+    fn send_ops(features: u64) -> u64 {
+        Opcodes::of_type(QpType::Rc).intersection(opcodes(features)).send_ops_flags()
     }
 
     #[test]
-    fn builders_of_a_device() {
-        let all = builders(0);
+    fn send_ops_of_a_device() {
+        let all = send_ops(0);
         let rings = 1 << VIRTIO_RDMA_F_RINGS;
         let flags = |flags: &[u32]| flags.iter().fold(0, |all, flag| all | u64::from(*flag));
         let invalidate = flags(&[IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_SEND_WITH_INV]);
@@ -133,8 +149,8 @@ mod tests {
             (VIRTIO_RDMA_F_FLUSH, flush),
             (VIRTIO_RDMA_F_ATOMIC_WRITE, write),
         ] {
-            assert_eq!(builders(rings | 1 << feature), base + more);
+            assert_eq!(send_ops(rings | 1 << feature), base + more);
         }
-        assert_eq!(builders(u64::MAX), all);
+        assert_eq!(send_ops(u64::MAX), all);
     }
 }

@@ -5,11 +5,12 @@
 use crate::{
     bindings::*,
     clock, cmd, context,
-    cq_ring::{CqRing, Owner},
-    doorbell::Owed,
+    cq_ring::CqRing,
+    cq_state::CqState,
     errno::{Errno, Result},
     lock::Lock,
-    object::{Blank, Cq, Owned, Ref},
+    object::{Blank, Extended, Object, Owned, Ref},
+    owed::Owed,
     pd::Domain,
 };
 use core::{ffi::c_int, mem::MaybeUninit, slice};
@@ -18,60 +19,31 @@ use core::{ffi::c_int, mem::MaybeUninit, slice};
 /// libibverbs allocates for the kernel's answer.
 const POLL_BATCH: usize = 256;
 
+/// A CQ: `struct verbs_cq` and the provider's part.
+pub type Cq = Object<verbs_cq>;
+
+impl Extended for verbs_cq {
+    type Private = Private;
+}
+
 /// What the provider adds to a CQ.
 pub struct Private {
-    state: Lock<State>,
-    /// Where the ring's memory comes from; behind it, and so dropped last.
+    state: Lock<CqState>,
+    /// Where the ring's memory comes from; the last field, because it must be dropped last.
     domain: Domain,
 }
 
 impl Private {
-    /// What the CQ's lock protects.
-    pub fn state(&self) -> &Lock<State> {
+    /// Returns what the CQ's lock protects.
+    pub fn state(&self) -> &Lock<CqState> {
         &self.state
     }
 
     /// A CQ that the kernel does not know, for completions with what `flags` says.
     #[cfg(test)]
     pub fn without_kernel(ring: Option<CqRing>, flags: u32) -> Self {
-        Self { state: Lock::new(State::new(ring, flags)), domain: Domain::NONE }
+        Self { state: Lock::new(CqState::new(ring, flags)), domain: Domain::NONE }
     }
-}
-
-/// What the lock of a CQ protects.
-pub struct State {
-    /// The ring, if the program has it.
-    ring: Option<CqRing>,
-    /// What the program reads of a completion, of an extended CQ.
-    pub poll: Poll,
-}
-
-impl State {
-    fn new(ring: Option<CqRing>, flags: u32) -> Self {
-        let wc = MaybeUninit::new(ibv_wc::default());
-        Self { ring, poll: Poll { wc, device_time: 0, wallclock: 0, flags } }
-    }
-
-    /// The ring.
-    ///
-    /// # Errors
-    ///
-    /// EOPNOTSUPP if the kernel polls.
-    pub fn ring(&mut self) -> Result<&mut CqRing> {
-        self.ring.as_mut().ok_or(Errno::EOPNOTSUPP)
-    }
-}
-
-/// A completion that a program reads piece by piece, and when it was polled.
-pub struct Poll {
-    /// The completion; never uninitialised.
-    pub wc: MaybeUninit<ibv_wc>,
-    /// By the device's clock ([`clock::device`]), if the CQ has it.
-    pub device_time: u64,
-    /// By the wall clock, if the CQ has it.
-    pub wallclock: u64,
-    /// `IBV_WC_EX_WITH_*` of the CQ.
-    flags: u32,
 }
 
 /// The attributes of a CQ.
@@ -118,16 +90,16 @@ pub fn create_ex(
 }
 
 fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
-    let cq = Blank::<verbs_cq, Private>::new()?;
+    let cq = Blank::<verbs_cq>::new()?;
     let Attr { cqe, channel, comp_vector, domain } = attr;
-    let state = |ring| Lock::with(State::new(ring, flags), domain.threads);
-    if context.whole().private().numbers.is_none() {
-        cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
+    let state = |ring| Lock::with(CqState::new(ring, flags), domain.threads);
+    if context.whole().private().qp_table.is_none() {
+        cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), None)?;
         let state = state(None);
         return Ok(cq.finish(Private { state, domain: domain.without_memory() }));
     }
     let (ring, cqe) = new_ring(cqe, &domain)?;
-    cmd::create_cq(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
+    cmd::cq::create(context, cqe, channel, comp_vector, cq.verbs().cq(), Some(ring.request()))?;
     let state = state(Some(ring));
     Ok(cq.finish(Private { state, domain }))
 }
@@ -137,8 +109,8 @@ fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owne
 /// # Errors
 ///
 /// ENOENT if there is none; EIO if there will be none any more; the kernel's.
-pub fn next(cq: Ref<'_, Cq>, state: &mut State) -> Result {
-    let State { ring, poll } = state;
+pub fn next(cq: Ref<'_, Cq>, state: &mut CqState) -> Result {
+    let CqState { ring, poll } = state;
     let entry = slice::from_mut(&mut poll.wc);
     let polled = match ring {
         Some(ring) => {
@@ -184,7 +156,7 @@ pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     let mut state = state.lock();
     let old = state.ring()?;
     ring.arm_as(old);
-    cmd::resize_cq(cq.cq(), cqe, ring.request())?;
+    cmd::cq::resize(cq.cq(), cqe, ring.request())?;
     *old = ring;
     Ok(())
 }
@@ -211,8 +183,8 @@ fn take(
     ring: &mut CqRing,
     entries: &mut [MaybeUninit<ibv_wc>],
 ) -> Result<usize> {
-    let numbers = context.numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    take_with(ring, |ring| ring.poll(numbers, entries), CqRing::is_closed)
+    let table = context.qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    take_with(ring, |ring| ring.poll(|cqe| table.complete(cqe), entries), CqRing::is_closed)
 }
 
 /// Polls a ring by `poll`, and a ring that is closed once more: its last completion may have come after
@@ -251,17 +223,6 @@ pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
     cq.cq().context().private().owed.settle()
 }
 
-/// Drops the CQEs of a QP that is destroyed or reset from its CQs, or those of an
-/// SRQ for XRC.
-pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, owner: Owner) {
-    let same = send_cq.as_ptr() == recv_cq.as_ptr();
-    for cq in [send_cq, recv_cq].into_iter().take(if same { 1 } else { 2 }) {
-        if let Ok(ring) = cq.private().state.lock().ring() {
-            ring.purge(owner);
-        }
-    }
-}
-
 /// ibv_poll_cq(3) through the kernel: fills `entries` from the front; answers
 /// how many.
 ///
@@ -269,7 +230,7 @@ pub fn purge(send_cq: Ref<'_, Cq>, recv_cq: Ref<'_, Cq>, owner: Owner) {
 /// an earlier command took are not lost when a later one fails: they are
 /// answered, and the error comes back with the next call.
 pub fn poll_kernel(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
-    poll_batches(entries, |batch| cmd::poll_cq(cq, batch))
+    poll_batches(entries, |batch| cmd::cq::poll(cq, batch))
 }
 
 fn poll_batches<T>(

@@ -13,10 +13,11 @@
 
 use crate::{
     bindings::*,
-    cq::{self, Poll, State},
+    cq::{self, Cq},
+    cq_state::{CqState, Poll},
     errno::{Errno, Result, code},
     lock::Lock,
-    object::{Cq, Ref},
+    object::Ref,
 };
 use core::ffi::{c_int, c_uint};
 
@@ -53,7 +54,7 @@ pub unsafe fn install(cq: Ref<'_, Cq>) {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn lock<'a>(cq: *mut ibv_cq_ex) -> (Ref<'a, Cq>, &'a Lock<State>) {
+unsafe fn lock<'a>(cq: *mut ibv_cq_ex) -> (Ref<'a, Cq>, &'a Lock<CqState>) {
     // SAFETY: the CQ is the first member of what `create_cq_ex` made.
     let cq: Ref<'a, Cq> = unsafe { Ref::new(cq.cast()) };
     (cq, cq.private().state())
@@ -70,7 +71,7 @@ fn wc(poll: &Poll) -> &ibv_wc {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, state: &mut State) -> Result {
+unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, state: &mut CqState) -> Result {
     cq::next(cq, state)?;
     let wc = wc(&state.poll);
     // SAFETY: the fields are the polling thread's.
@@ -190,10 +191,11 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 mod tests {
     use super::*;
     use crate::{
+        context::Context,
         cq_ring::CqRing,
-        model::{self, Completer},
-        object::{Context, Owned},
-        qpn::Registration,
+        model::{device::Completer, objects},
+        object::Owned,
+        qp_table::Registration,
     };
 
     const QPN: u32 = 5;
@@ -208,23 +210,24 @@ mod tests {
 
     impl Bench {
         fn new(depth: u32, flags: u32) -> Self {
-            let context = model::context();
-            let cq = model::cq_ex(CqRing::new(depth).unwrap(), flags, &context);
+            let context = objects::context();
+            let cq = objects::cq_ex(CqRing::new(depth).unwrap(), flags, &context);
             let mut bench = Self { device: Completer::of(&cq), registration: None, cq, context };
             bench.registration = Some(bench.register(QPN));
             bench
         }
 
         fn register(&self, number: u32) -> Registration {
-            let numbers = self.context.as_ref().private().numbers.as_ref().unwrap();
-            Registration::new(numbers, number, self.cq.as_ref(), self.cq.as_ref()).unwrap()
+            let table = self.context.as_ref().private().qp_table.as_ref().unwrap();
+            let cq = self.cq.as_ref().private().state();
+            Registration::new(table, number, cq, cq).unwrap()
         }
 
         /// Completes a work request of a QP; whether there is room.
         fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
-            let numbers = self.context.as_ref().private().numbers.as_ref().unwrap();
+            let table = self.context.as_ref().private().qp_table.as_ref().unwrap();
             let wqe_index = self.device.producer;
-            self.device.complete_posted(numbers, virtio_rdma_ring_cqe { wqe_index, ..cqe })
+            self.device.complete_posted(table, virtio_rdma_ring_cqe { wqe_index, ..cqe })
         }
 
         fn complete_next(&mut self) -> bool {

@@ -6,7 +6,6 @@ use crate::{
     atomic::fence,
     bindings::*,
     errno::Result,
-    qpn::Numbers,
     ring::{Allocator, Region, Resource, Ring, Word},
 };
 use core::{
@@ -115,8 +114,14 @@ impl CqRing {
         fence(SeqCst);
     }
 
-    /// Takes CQEs, and notes for each how far its QP is; answers how many.
-    pub fn poll(&mut self, numbers: &Numbers, entries: &mut [MaybeUninit<ibv_wc>]) -> usize {
+    /// Takes CQEs and translates them to `entries`, from the front; returns how many. A CQE that
+    /// `complete` refuses is dropped.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        complete: impl Fn(&virtio_rdma_ring_cqe) -> bool,
+        entries: &mut [MaybeUninit<ibv_wc>],
+    ) -> usize {
         let first = self.consumer;
         let mut polled = 0;
         // CQEs that make no sense are dropped: bounded, should they not end.
@@ -124,9 +129,9 @@ impl CqRing {
         while polled < entries.len() && budget > 0 {
             let Some(cqe) = self.next() else { break };
             budget -= 1;
-            // Of no QP or SRQ here, or of no work request that is outstanding: the device
-            // misbehaves.
-            if !numbers.complete(&cqe) {
+            // The device misbehaves: the CQE names no QP or SRQ of the context, or a work
+            // request that is not outstanding.
+            if !complete(&cqe) {
                 continue;
             }
             if let Some(entry) = entries.get_mut(polled) {
@@ -276,7 +281,13 @@ fn wc_flags(flags: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{self, Completer, Harness};
+    use crate::{
+        model::{
+            device::{self, Completer},
+            objects::Harness,
+        },
+        qp_table::QpTable,
+    };
     use std::thread;
 
     fn cqe(qp_num: u32, wqe_index: u32) -> virtio_rdma_ring_cqe {
@@ -285,8 +296,8 @@ mod tests {
     }
 
     /// Polls for at most `room`; the work requests.
-    fn poll(ring: &mut CqRing, numbers: &Numbers, room: usize) -> Vec<u64> {
-        model::poll(ring, numbers, room).iter().map(|wc| wc.wr_id).collect()
+    fn poll(ring: &mut CqRing, table: &QpTable, room: usize) -> Vec<u64> {
+        device::poll(ring, table, room).iter().map(|wc| wc.wr_id).collect()
     }
 
     #[test]
@@ -298,18 +309,18 @@ mod tests {
             let mut expected = 0;
             for round in 0..1000u32 {
                 for _ in 0..round % (depth + 1) {
-                    assert!(device.complete_posted(&harness.numbers, cqe(7, device.producer)));
+                    assert!(device.complete_posted(&harness.table, cqe(7, device.producer)));
                 }
-                for wr_id in poll(&mut ring, &harness.numbers, 3 + round as usize % 80) {
+                for wr_id in poll(&mut ring, &harness.table, 3 + round as usize % 80) {
                     assert_eq!(wr_id as u32, expected);
                     expected += 1;
                 }
                 while expected != device.producer {
-                    expected += poll(&mut ring, &harness.numbers, 1).len() as u32;
+                    expected += poll(&mut ring, &harness.table, 1).len() as u32;
                 }
                 assert_eq!(device.consumer(), expected);
             }
-            assert!(poll(&mut ring, &harness.numbers, 9).is_empty());
+            assert!(poll(&mut ring, &harness.table, 9).is_empty());
         }
     }
 
@@ -318,10 +329,10 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(4).unwrap();
         let mut device = Completer::new(&ring);
-        device.complete_posted(&harness.numbers, cqe(7, 0));
+        device.complete_posted(&harness.table, cqe(7, 0));
         assert!(!ring.is_closed());
         ring.region.store(CLOSED, 1, Relaxed);
-        assert_eq!(poll(&mut ring, &harness.numbers, 4).len(), 1);
+        assert_eq!(poll(&mut ring, &harness.table, 4).len(), 1);
         assert!(ring.is_closed());
     }
 
@@ -333,8 +344,8 @@ mod tests {
         (ring.consumer, device.producer) = (u32::MAX - 1, u32::MAX - 1);
         ring.region.store(CONSUMER, ring.consumer, Relaxed);
         for i in 0..100 {
-            assert!(device.complete_posted(&harness.numbers, cqe(7, i)));
-            assert_eq!(poll(&mut ring, &harness.numbers, 4), [7 << 32 | u64::from(i)]);
+            assert!(device.complete_posted(&harness.table, cqe(7, i)));
+            assert_eq!(poll(&mut ring, &harness.table, 4), [7 << 32 | u64::from(i)]);
         }
     }
 
@@ -344,15 +355,15 @@ mod tests {
         let mut ring = CqRing::new(4).unwrap();
         let mut device = Completer::new(&ring);
         assert_eq!(
-            (0..9).filter(|&i| device.complete_posted(&harness.numbers, cqe(7, i))).count(),
+            (0..9).filter(|&i| device.complete_posted(&harness.table, cqe(7, i))).count(),
             4
         );
-        assert_eq!(poll(&mut ring, &harness.numbers, 2).len(), 2);
+        assert_eq!(poll(&mut ring, &harness.table, 2).len(), 2);
         assert_eq!(
-            (4..9).filter(|&i| device.complete_posted(&harness.numbers, cqe(7, i))).count(),
+            (4..9).filter(|&i| device.complete_posted(&harness.table, cqe(7, i))).count(),
             2
         );
-        assert_eq!(poll(&mut ring, &harness.numbers, 9).len(), 4);
+        assert_eq!(poll(&mut ring, &harness.table, 9).len(), 4);
     }
 
     #[test]
@@ -360,17 +371,17 @@ mod tests {
         let harness = Harness::new(&[7, 9]);
         let mut ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        device.complete_posted(&harness.numbers, cqe(7, 41));
-        device.complete_posted(&harness.numbers, virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, 5) });
+        device.complete_posted(&harness.table, cqe(7, 41));
+        device.complete_posted(&harness.table, virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, 5) });
         device.complete_posted(
-            &harness.numbers,
+            &harness.table,
             virtio_rdma_ring_cqe { opcode: 129, status: 5, ..cqe(9, 0) },
         );
         device.complete_posted(
-            &harness.numbers,
+            &harness.table,
             virtio_rdma_ring_cqe { status: 12, ..cqe(9, u32::MAX) },
         );
-        assert_eq!(poll(&mut ring, &harness.numbers, 8).len(), 4);
+        assert_eq!(poll(&mut ring, &harness.table, 8).len(), 4);
         assert_eq!(harness.progress(7), (42, 6));
         assert_eq!(harness.progress(9), (0, 1));
     }
@@ -380,7 +391,7 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(32).unwrap();
         let mut device = Completer::new(&ring);
-        let progress = harness.numbers.get(7).unwrap();
+        let progress = harness.table.get(7).unwrap();
         progress.send().set_done(u32::MAX);
         progress.send().post(3);
         let sends = [3, u32::MAX - 1, 0, 0, u32::MAX, 1 << 31, 1, 1, 2, 2, 3];
@@ -392,7 +403,7 @@ mod tests {
             device.complete(virtio_rdma_ring_cqe { opcode: 128, ..cqe(7, index) });
         }
         let ids = [0, 1, 2, 0].map(|index| 7 << 32 | index);
-        assert_eq!(poll(&mut ring, &harness.numbers, 32), ids);
+        assert_eq!(poll(&mut ring, &harness.table, 32), ids);
         assert_eq!((harness.progress(7), device.consumer()), ((3, 1), 14));
     }
 
@@ -402,9 +413,9 @@ mod tests {
         let mut ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         for number in [0, 8, 1 << 24, u32::MAX, 7, 1023, 1024] {
-            device.complete_posted(&harness.numbers, cqe(number, 1));
+            device.complete_posted(&harness.table, cqe(number, 1));
         }
-        assert_eq!(poll(&mut ring, &harness.numbers, 8), [7 << 32 | 1]);
+        assert_eq!(poll(&mut ring, &harness.table, 8), [7 << 32 | 1]);
         assert_eq!(device.consumer(), 7);
     }
 
@@ -415,24 +426,23 @@ mod tests {
             let mut ring = CqRing::new(8).unwrap();
             let mut device = Completer::new(&ring);
             // Somewhere in the middle of a lap.
-            (0..5).for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(7, i))));
-            poll(&mut ring, &harness.numbers, 5);
-            harness.numbers.get(7).unwrap().send().set_done(0);
+            (0..5).for_each(|i| assert!(device.complete_posted(&harness.table, cqe(7, i))));
+            poll(&mut ring, &harness.table, 5);
+            harness.table.get(7).unwrap().send().set_done(0);
             let number = |i| if pattern >> i & 1 != 0 { 9 } else { 7 };
-            (0..8)
-                .for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(number(i), i))));
+            (0..8).for_each(|i| assert!(device.complete_posted(&harness.table, cqe(number(i), i))));
             ring.purge(Owner::Qp(9));
             assert_eq!(device.consumer(), 5 + pattern.count_ones());
             // What was freed can be used.
             (0..pattern.count_ones())
-                .for_each(|i| assert!(device.complete_posted(&harness.numbers, cqe(7, 100 + i))));
+                .for_each(|i| assert!(device.complete_posted(&harness.table, cqe(7, 100 + i))));
             assert!(!device.complete(cqe(7, 0)));
             let expected: Vec<_> = (0..8)
                 .filter(|&i| number(i) == 7)
                 .chain(100..100 + pattern.count_ones())
                 .map(|i| 7 << 32 | u64::from(i))
                 .collect();
-            assert_eq!(poll(&mut ring, &harness.numbers, 9), expected);
+            assert_eq!(poll(&mut ring, &harness.table, 9), expected);
         }
     }
 
@@ -484,9 +494,9 @@ mod tests {
         };
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(1).unwrap();
-        Completer::new(&ring).complete_posted(&harness.numbers, cqe);
-        let wc = model::poll(&mut ring, &harness.numbers, 1)[0];
-        let ex = model::ex(&wc);
+        Completer::new(&ring).complete_posted(&harness.table, cqe);
+        let wc = device::poll(&mut ring, &harness.table, 1)[0];
+        let ex = device::ex(&wc);
         assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, IBV_WC_SUCCESS, IBV_WC_RECV));
         assert_eq!((wc.sl, wc.vendor_err, wc.byte_len, ex), (3, 4, 5, 6));
         assert_eq!((wc.qp_num, wc.src_qp, wc.pkey_index), (7, 8, 9));
@@ -513,18 +523,18 @@ mod tests {
         let harness = Harness::new(&[7]);
         let mut ring = CqRing::new(32).unwrap();
         let mut device = Completer::new(&ring);
-        let numbers = &*harness.numbers;
+        let table = &*harness.table;
         thread::scope(|scope| {
             scope.spawn(|| {
                 for i in 0..COUNT {
-                    while !device.complete_posted(numbers, cqe(7, i)) {
+                    while !device.complete_posted(table, cqe(7, i)) {
                         thread::yield_now();
                     }
                 }
             });
             let mut expected = 0;
             while expected < COUNT {
-                for wr_id in poll(&mut ring, numbers, 16) {
+                for wr_id in poll(&mut ring, table, 16) {
                     assert_eq!(wr_id, 7 << 32 | u64::from(expected));
                     expected += 1;
                 }

@@ -8,9 +8,9 @@
 
 use crate::{
     bindings::*,
-    context,
+    context::{self, Context},
     errno::{Errno, Result},
-    object::{Blank, Context, Owned, Ref},
+    object::{Blank, Owned, Ref},
     ops,
 };
 use core::{
@@ -133,7 +133,7 @@ unsafe fn new_context(
     let context = unsafe { Blank::from_raw(raw) };
     match open(context.verbs()) {
         Ok(private) => {
-            let path = if private.numbers.is_some() { &ops::RINGS } else { &ops::KERNEL };
+            let path = if private.qp_table.is_some() { &ops::RINGS } else { &ops::KERNEL };
             // SAFETY: the context is initialised; libibverbs copies the tables.
             unsafe {
                 verbs_set_ops(raw, &ops::COMMON);
@@ -150,7 +150,7 @@ unsafe fn new_context(
 
 /// Gives up a context that the kernel refused, and says so to whoever asked
 /// libibverbs for a log (`VERBS_LOG_LEVEL`).
-fn abandon(context: Blank<verbs_context, context::Private>, errno: Errno) {
+fn abandon(context: Blank<verbs_context>, errno: Errno) {
     let verbs = context.verbs();
     // SAFETY: the context is initialised, the format takes one int; nobody
     // else has the context, whose memory `Blank` frees afterwards.
@@ -169,7 +169,10 @@ fn abandon(context: Blank<verbs_context, context::Private>, errno: Errno) {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::uverbs::{self, Kernel, Opened};
+    use crate::model::{
+        opened::{self, Opened},
+        uverbs::Kernel,
+    };
     use core::ffi::c_char;
 
     /// Opens a context as libibverbs does for ibv_open_device(3).
@@ -192,7 +195,7 @@ pub(crate) mod tests {
             (VIRTIO_RDMA_UDATA_PATH_RINGS, ops::RINGS.poll_cq, ops::RINGS.post_srq_recv),
             (VIRTIO_RDMA_UDATA_PATH_KERNEL, ops::KERNEL.poll_cq, None),
         ] {
-            let description = uverbs::description(data_path);
+            let description = opened::description(data_path);
             let opened = Opened::new(&kernel, description);
             kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, description);
             let imported = Opened::open(import_context).unwrap();
@@ -223,10 +226,10 @@ pub(crate) mod tests {
                 assert_eq!(Errno::last().get(), errno as c_int);
             }
         }
-        kernel.answer(UVERBS_ATTR_UHW_OUT, uverbs::description(7));
+        kernel.answer(UVERBS_ATTR_UHW_OUT, opened::description(7));
         assert!(Opened::open(alloc_context).is_none());
         assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
-        kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, uverbs::description(7));
+        kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, opened::description(7));
         assert!(Opened::open(import_context).is_none());
         assert_eq!(Errno::last(), Errno::EPROTONOSUPPORT);
     }

@@ -11,12 +11,22 @@
 //! - the kernel posts and polls on the program's behalf: a virtqueue holds
 //!   physical addresses, so no program may write one itself.
 //!
-//! | layer | modules | job |
+//! The modules stand on floors, here the top one first. A module imports only modules of the
+//! floors below its own, and those that stand before it in its row.
+//!
+//! | floor | modules | job |
 //! |---|---|---|
-//! | C interface | [`bindings`], [`driver`], [`ops`], [`wr_ex`], [`cq_ex`] | registration, entry points |
-//! | abstractions | [`object`], [`cmd`], [`wr`], [`ring`], [`lock`], [`atomic`], [`qpn`], [`doorbell`], [`clock`] | C objects, commands, work requests, shared memory |
-//! | rings | [`wq`], [`wqe`], [`batch`], [`cq_ring`] | posting and polling, no `unsafe` |
-//! | verbs | [`context`], [`pd`], [`td`], [`mr`], [`ah`], [`cq`], [`qp`], [`srq`], [`xrcd`] | what each verb does, no `unsafe` |
+//! | C interface | [`cq_ex`], [`wr_ex`], [`ops`], [`driver`] | registration, entry points |
+//! | posting | [`doorbell`], [`post`], [`wr_builder`] | from a work request to the device |
+//! | objects with rings | [`context`], [`cq`], [`srq`], [`qp`] | what their verbs do |
+//! | rings | [`cq_ring`], [`cq_state`], [`qp_table`], [`wr`], [`wr_kernel`], [`wqe`], [`wq`] | work requests and completions |
+//! | other objects | [`ah`], [`mr`], [`mw`], [`td`], [`pd`], [`xrcd`] | what their verbs do |
+//! | commands | [`cmd`], [`owed`] | what the kernel does |
+//! | C structures | [`object`], [`users`], [`fields`], [`attr`] | objects and attributes of libibverbs |
+//! | base | [`bindings`], [`atomic`], [`errno`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, locks, shared memory |
+//!
+//! `unsafe` is in the C interface, in the lower three floors and in a few files that say why; a
+//! module with `#![forbid(unsafe_code)]` has no `unsafe`.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -24,7 +34,7 @@ compile_error!("the provider is for processors with addresses of 64 bits");
 
 pub mod ah;
 pub mod atomic;
-pub mod batch;
+pub mod attr;
 pub mod bindings;
 pub mod clock;
 pub mod cmd;
@@ -32,30 +42,36 @@ pub mod context;
 pub mod cq;
 pub mod cq_ex;
 pub mod cq_ring;
+pub mod cq_state;
 pub mod doorbell;
 pub mod driver;
 pub mod errno;
+pub mod fields;
+pub mod limits;
 pub mod lock;
 #[cfg(test)]
 mod model;
 pub mod mr;
-mod mw;
+pub mod mw;
 pub mod object;
 pub mod ops;
 #[cfg(all(test, loom))]
 mod orders;
+pub mod owed;
 pub mod pd;
+pub mod post;
 pub mod qp;
-pub mod qpn;
+pub mod qp_table;
 pub mod ring;
 pub mod srq;
 pub mod td;
-#[cfg(test)]
-mod uverbs;
+pub mod users;
 pub mod wq;
 pub mod wqe;
 pub mod wr;
+pub mod wr_builder;
 pub mod wr_ex;
+pub mod wr_kernel;
 pub mod xrcd;
 
 /// Ends the program: unwinding must not reach the C code that called us, and

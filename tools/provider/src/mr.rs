@@ -4,7 +4,7 @@
 
 use crate::{
     bindings::{ibv_pd, verbs_mr},
-    cmd::{self, Region},
+    cmd::{self, mr::Region},
     errno::Result,
     object::{Owned, Ref},
 };
@@ -13,20 +13,20 @@ use core::ffi::c_int;
 /// ibv_reg_mr_iova2(3).
 pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
-    cmd::reg_mr(pd, region, mr.as_ref())?;
+    cmd::mr::register(pd, region, mr.as_ref())?;
     Ok(mr)
 }
 
 /// ibv_reg_dmabuf_mr(3).
 pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: Region, fd: c_int) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
-    cmd::reg_dmabuf_mr(pd, region, fd, mr.as_ref())?;
+    cmd::mr::register_dmabuf(pd, region, fd, mr.as_ref())?;
     Ok(mr)
 }
 
 /// ibv_import_mr(3): the MR that has a handle in the kernel.
 pub fn import(pd: Ref<'_, ibv_pd>, handle: u32) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
-    cmd::query_mr(pd, mr.as_ref(), handle)?;
+    cmd::mr::query(pd, mr.as_ref(), handle)?;
     Ok(mr)
 }

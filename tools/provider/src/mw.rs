@@ -56,7 +56,7 @@ impl Bind {
 /// The kernel's, among them EOPNOTSUPP of a device without windows.
 pub fn alloc(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type) -> Result<Owned<ibv_mw>> {
     let mw = Owned::zeroed()?;
-    cmd::alloc_mw(pd, mw_type, mw.as_ref())?;
+    cmd::mw::alloc(pd, mw_type, mw.as_ref())?;
     Ok(mw)
 }
 

@@ -9,18 +9,23 @@
 //! not yet destroyed, an attribute structure is valid and the caller's.
 
 use crate::{
-    ah,
+    ah::{self, Ah},
+    attr::DeviceAttr,
     bindings::*,
-    cmd::{self, Region},
-    context, cq, cq_ex,
+    cmd::{self, mr::Region},
+    context,
+    cq::{self, Cq},
+    cq_ex,
     errno::{Errno, Result, code},
     lock::Threads,
     mr, mw,
-    object::{Ah, Attributes, Cq, Owned, Pd, Qp, Ref, Srq, Td},
-    pd::{self, Domain},
-    qp,
+    object::{Owned, Ref},
+    pd::{self, Domain, Pd},
+    post,
+    qp::{self, Qp},
     ring::Allocator,
-    srq, td,
+    srq::{self, Srq},
+    td::{self, Td},
     wr::{List, PostError},
     wr_ex, xrcd,
 };
@@ -146,8 +151,8 @@ unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     // SAFETY: see the head of this file; the program lends `attr_size` bytes.
     code(unsafe {
-        cmd::query_device(Ref::new(context), input, attr, attr_size)
-            .map(|()| context::set_clock(&mut Attributes::new(attr, attr_size)))
+        cmd::context::query_device(Ref::new(context), input, attr, attr_size)
+            .map(|()| context::set_clock(&mut DeviceAttr::new(attr, attr_size)))
     })
 }
 
@@ -163,7 +168,7 @@ unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: see the head of this file.
     let (context, attr) = unsafe { (Ref::new(context), &mut *port_attr) };
-    code(cmd::query_port(context, port_num, attr))
+    code(cmd::context::query_port(context, port_num, attr))
 }
 
 #[cfg(has_port_speed)]
@@ -174,7 +179,7 @@ unsafe extern "C" fn query_port_speed(
 ) -> c_int {
     // SAFETY: see the head of this file.
     let (context, speed) = unsafe { (Ref::new(context), &mut *speed) };
-    code(cmd::query_port_speed(context, port_num, speed))
+    code(cmd::context::query_port_speed(context, port_num, speed))
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -264,12 +269,12 @@ unsafe extern "C" fn rereg_mr(
     // SAFETY: see the head of this file; there may be no PD where no other is
     // asked for.
     let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
-    code(cmd::rereg_mr(mr, flags, pd, region))
+    code(cmd::mr::reregister(mr, flags, pd, region))
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
     // SAFETY: see the head of this file.
-    unsafe { destroyed(mr, cmd::dereg_mr) }
+    unsafe { destroyed(mr, cmd::mr::deregister) }
 }
 
 unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
@@ -279,7 +284,7 @@ unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv
 
 unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: see the head of this file.
-    unsafe { destroyed(mw, cmd::dealloc_mw) }
+    unsafe { destroyed(mw, cmd::mw::dealloc) }
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
@@ -289,7 +294,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw
     code(mw::bind_request(mw, bind).and_then(|mut wr| {
         // SAFETY: a list of one, which names what the program does.
         let list = unsafe { List::new(&mut wr) };
-        qp::post_send(qp, list).map_err(|error| error.errno)
+        post::send(qp, list).map_err(|error| error.errno)
     }))
 }
 
@@ -325,7 +330,7 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
 unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: see the head of this file; the AH is the first member of what
     // `create_ah` made.
-    unsafe { destroyed(ah.cast::<Ah>(), |ah| cmd::destroy_ah(ah.verbs())) }
+    unsafe { destroyed(ah.cast::<Ah>(), |ah| cmd::ah::destroy(ah.verbs())) }
 }
 
 unsafe extern "C" fn create_cq(
@@ -438,7 +443,7 @@ unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_
 
 unsafe extern "C" fn req_notify_cq_kernel(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: see the head of this file.
-    code(cmd::req_notify_cq(unsafe { Ref::new(cq) }, solicited_only != 0))
+    code(cmd::cq::req_notify(unsafe { Ref::new(cq) }, solicited_only != 0))
 }
 
 unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
@@ -449,13 +454,13 @@ unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: see the head of this file.
-    code(unsafe { cmd::modify_cq(Ref::new(cq), &mut *attr) })
+    code(unsafe { cmd::cq::modify(Ref::new(cq), &mut *attr) })
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: see the head of this file; the CQ is the first member of what
     // `create_cq` made.
-    unsafe { destroyed(cq.cast::<Cq>(), |cq| cmd::destroy_cq(cq.cq())) }
+    unsafe { destroyed(cq.cast::<Cq>(), |cq| cmd::cq::destroy(cq.cq())) }
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -506,7 +511,7 @@ unsafe extern "C" fn open_xrcd(
 unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     // SAFETY: see the head of this file; the domain is the first member of what
     // `open_xrcd` made.
-    unsafe { destroyed(xrcd.cast::<verbs_xrcd>(), cmd::close_xrcd) }
+    unsafe { destroyed(xrcd.cast::<verbs_xrcd>(), cmd::xrcd::close) }
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
@@ -529,17 +534,17 @@ unsafe extern "C" fn query_qp(
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
-    unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::destroy_qp(qp.qp())) }
+    unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::qp::destroy(qp.qp())) }
 }
 
 unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     // SAFETY: see the head of this file.
-    code(unsafe { cmd::attach_mcast(Ref::new(qp), &*gid, lid) })
+    code(unsafe { cmd::qp::attach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     // SAFETY: see the head of this file.
-    code(unsafe { cmd::detach_mcast(Ref::new(qp), &*gid, lid) })
+    code(unsafe { cmd::qp::detach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 /// Answers a verb that posts a list.
@@ -564,7 +569,7 @@ unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
-    unsafe { posted(qp::post_send(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+    unsafe { posted(post::send(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn post_recv(
@@ -574,7 +579,7 @@ unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: see the head of this file; the QP is the first member of what
     // `create_qp` made.
-    unsafe { posted(qp::post_recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+    unsafe { posted(post::recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
@@ -619,7 +624,7 @@ unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_
 unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: see the head of this file; the SRQ is the first member of what
     // `create_srq` made.
-    unsafe { destroyed(srq.cast::<Srq>(), |srq| cmd::destroy_srq(srq.srq())) }
+    unsafe { destroyed(srq.cast::<Srq>(), |srq| cmd::srq::destroy(srq.srq())) }
 }
 
 unsafe extern "C" fn post_srq_recv(
@@ -629,7 +634,7 @@ unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: see the head of this file; the SRQ is the first member of what
     // `create_srq` made.
-    unsafe { posted(srq::post_recv(Ref::new(srq.cast()), List::new(wr)), bad_wr) }
+    unsafe { posted(post::srq_recv(Ref::new(srq.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn post_send_kernel(
@@ -638,7 +643,7 @@ unsafe extern "C" fn post_send_kernel(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: as for `post_send`.
-    unsafe { posted(qp::post_send_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+    unsafe { posted(post::send_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn post_recv_kernel(
@@ -647,18 +652,19 @@ unsafe extern "C" fn post_recv_kernel(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: as for `post_recv`.
-    unsafe { posted(qp::post_recv_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
+    unsafe { posted(post::recv_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        model::Memory,
+    use crate::model::{
+        device::Memory,
+        freed,
+        opened::{Opened, description},
         uverbs::{
             FIRST_HANDLE, Kernel,
             Name::{self, Method, Write},
-            Opened, description,
         },
     };
     use core::mem::offset_of;
@@ -1016,7 +1022,7 @@ mod tests {
             assert_eq!(end(object), 0, "{name}");
             assert_eq!(p.kernel.names(), [gone], "{name}");
         }
-        assert!(crate::model::freed::is_intact());
+        assert!(freed::is_intact());
     }
 
     /// Each verb that does something with an object, and what the kernel hears.

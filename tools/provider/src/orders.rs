@@ -8,7 +8,7 @@ use crate::{
     cq,
     cq_ring::CqRing,
     lock::{Lock, Threads},
-    qpn::Side,
+    qp_table::QueueProgress,
     ring::{Region, Ring, Word},
     wq::{Freed, Head, State},
 };
@@ -131,13 +131,13 @@ fn an_entry_whose_request_is_done_is_written_again() {
     check(|| {
         let (mut queue, memory) = Queue::new();
         let (mut ring, completions) = completion_queue();
-        let side = Arc::new(Side::default());
-        queue.post(Freed::Completed(&side));
+        let progress = Arc::new(QueueProgress::default());
+        queue.post(Freed::Completed(&progress));
         let poller = thread::spawn({
-            let side = Arc::clone(&side);
-            move || ring.take(|_| side.complete(0))
+            let progress = Arc::clone(&progress);
+            move || ring.take(|_| progress.complete(0))
         });
-        let poster = thread::spawn(move || queue.post(Freed::Completed(&side)));
+        let poster = thread::spawn(move || queue.post(Freed::Completed(&progress)));
         assert!(take(&memory, 0));
         complete(&completions, 0);
         poller.join().unwrap();
@@ -152,17 +152,17 @@ fn what_completes_was_posted() {
     check(|| {
         let (mut queue, memory) = Queue::new();
         let (mut ring, completions) = completion_queue();
-        let side = Arc::new(Side::default());
+        let progress = Arc::new(QueueProgress::default());
         let device = thread::spawn(move || {
             if take(&memory, 0) {
                 complete(&completions, 0);
             }
         });
         let poller = thread::spawn({
-            let side = Arc::clone(&side);
-            move || ring.take(|_| assert!(side.complete(0)))
+            let progress = Arc::clone(&progress);
+            move || ring.take(|_| assert!(progress.complete(0)))
         });
-        queue.post(Freed::Completed(&side));
+        queue.post(Freed::Completed(&progress));
         device.join().unwrap();
         poller.join().unwrap();
     });

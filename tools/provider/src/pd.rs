@@ -11,9 +11,18 @@ use crate::{
     cmd,
     errno::{Errno, Result},
     lock::Threads,
-    object::{Blank, Hold, Owned, Pd, Ref, Td, Users},
+    object::{Blank, Extended, Object, Owned, Ref},
     ring::Allocator,
+    td::Td,
+    users::{Hold, Users},
 };
+
+/// A PD: `struct ibv_pd` and the provider's part.
+pub type Pd = Object<ibv_pd>;
+
+impl Extended for ibv_pd {
+    type Private = Private;
+}
 
 /// What the provider adds to a PD.
 pub struct Private {
@@ -73,15 +82,15 @@ impl Domain {
 
 /// ibv_alloc_pd(3).
 pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
-    let (pd, users) = (Blank::<ibv_pd, Private>::new()?, Users::new()?);
-    cmd::alloc_pd(context, pd.verbs())?;
+    let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
+    cmd::pd::alloc(context, pd.verbs())?;
     Ok(pd.finish(Private { users, parent: None }))
 }
 
 /// ibv_import_pd(3): the PD that has a handle in the kernel. Whether there is one
 /// shows when it is used.
 pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
-    let (pd, users) = (Blank::<ibv_pd, Private>::new()?, Users::new()?);
+    let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
     pd.verbs().import(context, handle);
     Ok(pd.finish(Private { users, parent: None }))
 }
@@ -99,7 +108,7 @@ pub fn alloc_parent(
     allocator: impl FnOnce(Ref<'_, ibv_pd>) -> Result<Option<Allocator>>,
 ) -> Result<Owned<Pd>> {
     let Private { users, parent: None } = pd.private() else { return Err(Errno::EINVAL) };
-    let domain = Blank::<ibv_pd, Private>::new()?;
+    let domain = Blank::<ibv_pd>::new()?;
     domain.verbs().alias(pd.verbs());
     let parent = Parent {
         threads: td.map_or(Threads::MANY, |(_, threads)| threads),
@@ -120,7 +129,7 @@ pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
     if users.any() {
         return Err(Errno::EBUSY);
     }
-    if parent.is_some() { Ok(()) } else { cmd::dealloc_pd(pd.verbs()) }
+    if parent.is_some() { Ok(()) } else { cmd::pd::dealloc(pd.verbs()) }
 }
 
 #[cfg(test)]
@@ -128,28 +137,31 @@ mod tests {
     use super::*;
     use crate::{
         bindings::{EBUSY, ENOMEM, UVERBS_ATTR_DESTROY_PD_HANDLE},
-        model,
+        model::{
+            freed, objects,
+            opened::Opened,
+            uverbs::{FIRST_HANDLE, Kernel},
+        },
         ring::tests::allocator,
-        uverbs::{FIRST_HANDLE, Kernel, Opened},
     };
 
     /// ibv_unimport_pd(3) cannot fail, so the PD may go before its parent domain.
     #[test]
     fn a_parent_domain_outlives_the_pd_that_was_imported() {
-        let context = model::context();
+        let context = objects::context();
         let pd = import(context.as_ref().context(), 7).unwrap();
         let parent = alloc_parent(pd.as_ref(), None, |_| Ok(None)).unwrap();
         drop(pd);
         assert_eq!(dealloc(parent.as_ref()), Ok(()));
         drop(parent);
-        assert!(model::freed::is_intact());
+        assert!(freed::is_intact());
     }
 
     /// An object whose memory came from a parent domain keeps that domain, and one that has none
     /// of it does not; a PD that is no parent domain has neither locks to leave out nor memory.
     #[test]
     fn who_has_memory_keeps_the_domain() {
-        let context = model::context();
+        let context = objects::context();
         let pd = import(context.as_ref().context(), 7).unwrap();
         let plain = Domain::of(pd.as_ref());
         assert!(plain.allocator.is_none() && !pd.as_ref().private().users.any());
@@ -171,7 +183,7 @@ mod tests {
     /// A domain may end when the last one ended that uses it, whichever that is.
     #[test]
     fn several_domains_of_one_pd() {
-        let context = model::context();
+        let context = objects::context();
         let pd = import(context.as_ref().context(), 7).unwrap();
         let td = crate::td::alloc().unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));
@@ -215,7 +227,7 @@ mod tests {
     /// IBA 10.2.3: a PD that objects use is not deallocated.
     #[test]
     fn what_is_used_is_busy() {
-        let context = model::context();
+        let context = objects::context();
         let pd = import(context.as_ref().context(), 7).unwrap();
         let td = crate::td::alloc().unwrap();
         let threads = Some((td.as_ref(), Threads::MANY));

@@ -1,22 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Queue pairs and their work requests (IBA 10.2.4, 10.7).
+//! Queue pairs (IBA 10.2.4).
 #![forbid(unsafe_code)]
 
 use crate::{
+    attr::cqs,
     bindings::*,
     cmd,
-    doorbell::{self, Doorbell, Queue},
     errno::{Errno, Result},
-    object::{self, Blank, Owned, Qp, Ref},
+    limits::{Limits, Opcodes, QpType},
+    object::{Blank, Extended, Object, Owned, Ref},
+    owed::Doorbell,
     pd::Domain,
-    qpn::Registration,
+    qp_table::Registration,
     ring::{Region, Resource, Ring, Writer},
     wq::{self, Freed, Posted, WorkQueue},
     wqe,
-    wr::{self, List, PostError},
-    wr_ex,
+    wr::{List, Request},
 };
 use core::ffi::c_int;
+
+/// A QP: `struct ibv_qp` and the provider's part.
+pub type Qp = Object<verbs_qp>;
+
+impl Extended for verbs_qp {
+    type Private = Private;
+}
 
 /// What the provider adds to a QP.
 pub struct Private {
@@ -24,60 +32,32 @@ pub struct Private {
     limits: Limits,
     /// The rings, if the program has them.
     rings: Option<Rings>,
-    /// Where the rings' memory came from, and so goes last.
+    /// Where the rings' memory came from; the last field, because it must be dropped last.
     _domain: Domain,
 }
 
 impl Private {
-    /// Of a QP that nobody posts to.
+    /// Returns the provider's part of an XRC target, to which nobody posts.
     fn of_xrc_target() -> Self {
         Self { limits: Limits::of_receives(0), rings: None, _domain: Domain::NONE }
     }
 
-    /// What a work request may ask for.
+    /// Returns what a work request may ask for.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The rings, if the program has them.
+    /// Returns the rings, if the program has them.
     pub fn rings(&self) -> Option<&Rings> {
         self.rings.as_ref()
     }
 }
 
-/// What a work request on a QP may ask for.
-#[derive(Clone, Copy)]
-pub struct Limits {
-    /// Type of the QP.
-    pub qp_type: ibv_qp_type,
-    /// SGEs of a send work request.
-    pub max_send_sge: u32,
-    /// SGEs of a receive work request.
-    pub max_recv_sge: u32,
-    /// Bytes of inline data.
-    pub max_inline_data: u32,
-}
-
-impl Limits {
-    fn new(attr: &ibv_qp_init_attr_ex) -> Self {
-        Self {
-            qp_type: attr.qp_type,
-            max_send_sge: attr.cap.max_send_sge,
-            max_recv_sge: attr.cap.max_recv_sge,
-            max_inline_data: attr.cap.max_inline_data,
-        }
-    }
-
-    /// Of the work requests of an SRQ.
-    pub fn of_receives(max_recv_sge: u32) -> Self {
-        Self { qp_type: 0, max_send_sge: 0, max_recv_sge, max_inline_data: 0 }
-    }
-}
-
-/// Bytes of inline data that a QP gets unasked, where its entries have room for them.
+/// Most bytes of inline data that a QP gets beyond what the program asked for, if its entries have
+/// room for them.
 const FREE_INLINE_DATA: u32 = 96;
 
-/// The queues of a QP before it has a number.
+/// The queues of a QP that has no number yet.
 struct Queues {
     region: Region,
     /// Bytes of inline data that cost nothing.
@@ -101,58 +81,97 @@ impl Rings {
         Self { queues, registration, send_doorbell, recv_doorbell }
     }
 
-    /// The doorbell of the send queue.
+    /// Returns the doorbell of the send queue.
     pub fn send_doorbell(&self) -> &Doorbell {
         &self.send_doorbell
     }
 
-    /// The doorbell of the receive queue.
+    /// Returns the doorbell of the receive queue.
     pub fn recv_doorbell(&self) -> &Doorbell {
         &self.recv_doorbell
     }
 
-    /// The send queue.
+    /// Returns the send queue.
     pub fn send(&self) -> &WorkQueue {
         &self.queues.send
     }
 
-    /// The entry of the send ring to write the next work request to.
+    /// Returns how the send queue learns which of its entries are free.
+    fn send_freed(&self) -> Freed<'_> {
+        Freed::Completed(self.registration.progress().send())
+    }
+
+    /// Posts a list of sends; `encode` writes a request to its entry.
+    #[inline]
+    pub fn post_send(
+        &self,
+        list: List<'_, ibv_send_wr>,
+        encode: impl Fn(&Request<'_, ibv_send_wr>, Writer<'_>) -> Result,
+    ) -> Posted<ibv_send_wr> {
+        self.queues.send.post(&self.queues.region, wq::SEND, self.send_freed(), list, encode)
+    }
+
+    /// Posts a list of receives; `encode` writes a request to its entry. Returns `None` if the QP
+    /// has no receive queue of its own.
+    #[inline]
+    pub fn post_recv(
+        &self,
+        list: List<'_, ibv_recv_wr>,
+        encode: impl Fn(&Request<'_, ibv_recv_wr>, Writer<'_>) -> Result,
+    ) -> Option<Posted<ibv_recv_wr>> {
+        let recv = self.queues.recv.as_ref()?;
+        let freed = Freed::Completed(self.registration.progress().recv());
+        Some(recv.post(&self.queues.region, wq::RECV, freed, list, encode))
+    }
+
+    /// Returns the entry of the send ring to write the next work request to.
     ///
     /// # Errors
     ///
-    /// ENOMEM if there is no free one.
+    /// ENOMEM if no entry is free.
     pub fn entry(&self, state: &mut wq::State) -> Result<Writer<'_>> {
-        let Self { queues, registration, .. } = self;
-        let freed = Freed::Completed(registration.progress().send());
-        state.entry(&queues.region, freed)
+        state.entry(&self.queues.region, self.send_freed())
     }
 
-    /// Tells the device of the send work requests that were written; answers
-    /// whether it wants a doorbell.
+    /// Tells the device of the send work requests that were written. Returns whether the device
+    /// wants a doorbell, which the caller rings.
     pub fn publish(&self, state: &mut wq::State) -> bool {
-        let Self { queues, registration, .. } = self;
-        let freed = Freed::Completed(registration.progress().send());
-        state.publish(&queues.region, wq::SEND, freed)
+        state.publish(&self.queues.region, wq::SEND, self.send_freed())
     }
 
-    /// The doorbell of the send queue was not rung.
-    pub fn not_rung(&self, head: wq::Head) {
-        head.not_rung(&self.queues.region);
+    /// Has the next send ask for the doorbell, which did not ring.
+    pub fn send_not_rung(&self) {
+        wq::SEND.not_rung(&self.queues.region);
+    }
+
+    /// Has the next receive ask for the doorbell, which did not ring.
+    pub fn recv_not_rung(&self) {
+        wq::RECV.not_rung(&self.queues.region);
+    }
+
+    /// Empties the queues, and drops their CQEs.
+    fn reset(&self) {
+        let Self { queues, registration, .. } = self;
+        registration.reset();
+        queues.send.reset(&queues.region, wq::SEND);
+        if let Some(recv) = &queues.recv {
+            recv.reset(&queues.region, wq::RECV);
+        }
     }
 }
 
 impl Queues {
-    /// Rings for the queues that `attr` asks for, on a device that takes `max_inline_data` bytes
-    /// of inline data.
+    /// Allocates rings for the queues that `attr` asks for, on a device that takes
+    /// `max_inline_data` bytes of inline data.
     ///
     /// # Errors
     ///
-    /// EINVAL for what no ring can hold; ENOMEM.
+    /// EINVAL for depths or entries that no ring can hold; ENOMEM.
     fn new(attr: &ibv_qp_init_attr_ex, max_inline_data: u32, domain: &Domain) -> Result<Self> {
         let cap = &attr.cap;
-        let header = wqe::send_header(attr.qp_type);
+        let header = wqe::send_header(attr.qp_type.into());
         // The driver gives each send queue at least one SGE.
-        let data = sges(cap.max_send_sge.max(1)).max(cap.max_inline_data as usize);
+        let data = wqe::sges(cap.max_send_sge.max(1)).max(cap.max_inline_data as usize);
         let stride = header.saturating_add(data);
         let send = Ring::new(size_of::<virtio_rdma_qp_ring>(), cap.max_send_wr, stride)?;
         let room = (send.stride() - header) as u32;
@@ -160,7 +179,7 @@ impl Queues {
         let mut end = send.end();
         let mut recv = None;
         if cap.max_recv_wr != 0 && attr.srq.is_null() {
-            let stride = wqe::RECV_HEADER.saturating_add(sges(cap.max_recv_sge));
+            let stride = wqe::RECV_HEADER.saturating_add(wqe::sges(cap.max_recv_sge));
             let ring = Ring::new(end, cap.max_recv_wr, stride)?;
             end = ring.end();
             recv = Some(WorkQueue::new(ring, domain.threads));
@@ -170,7 +189,7 @@ impl Queues {
         Ok(Self { region, free_inline_data, send, recv })
     }
 
-    /// What the driver wants to know of the rings.
+    /// Returns what the driver wants to know of the rings.
     fn request(&self) -> virtio_rdma_ureq_create_qp {
         let send = self.send.ring();
         let mut request = virtio_rdma_ureq_create_qp {
@@ -189,7 +208,7 @@ impl Queues {
         request
     }
 
-    /// What the QP has of what `cap` asks for.
+    /// Returns what the QP really has, where the program asked for `cap`.
     fn cap(&self, cap: ibv_qp_cap) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: self.send.ring().depth(),
@@ -200,12 +219,7 @@ impl Queues {
     }
 }
 
-/// Bytes of an SGE list.
-pub fn sges(count: u32) -> usize {
-    (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
-}
-
-/// ibv_create_qp(3). `attr.cap` becomes what the QP really has.
+/// Creates a QP: ibv_create_qp(3). Sets `attr.cap` to what the QP really has.
 ///
 /// # Errors
 ///
@@ -228,25 +242,26 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<Owned<
     Ok(qp)
 }
 
-/// A QP in `pd`, which `attr` names too. `attr.cap` becomes what it really has.
+/// Creates a QP in `pd`, which `attr` names too. Sets `attr.cap` to what the QP really has.
 fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owned<Qp>> {
-    if attr.qp_type == IBV_QPT_XRC_SEND {
+    if QpType::from(attr.qp_type) == QpType::XrcInitiator {
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (0, 0);
     }
-    let qp = Blank::<verbs_qp, Private>::new()?;
+    let qp = Blank::<verbs_qp>::new()?;
     let context = pd.context();
     let domain = Domain::of(pd.whole());
-    let Some(numbers) = &context.private().numbers else {
-        cmd::create_qp(pd, attr, qp.verbs(), None)?;
+    let Some(table) = &context.private().qp_table else {
+        cmd::qp::create(pd, attr, qp.verbs(), None)?;
         let limits = Limits::new(attr);
         return Ok(qp.finish(Private { limits, rings: None, _domain: Domain::NONE }));
     };
     let queues = Queues::new(attr, context.private().max_inline_data, &domain)?;
     let mut got = ibv_qp_init_attr_ex { cap: queues.cap(attr.cap), ..*attr };
-    let (send_cq, recv_cq) = object::cqs(attr).ok_or(Errno::EINVAL)?;
-    cmd::create_qp(pd, &mut got, qp.verbs(), Some(queues.request()))?;
+    let (send_cq, recv_cq) = cqs(attr).ok_or(Errno::EINVAL)?;
+    cmd::qp::create(pd, &mut got, qp.verbs(), Some(queues.request()))?;
     let number = qp.verbs().qp().number();
-    match Registration::new(numbers, number, send_cq, recv_cq) {
+    let (send_cq, recv_cq) = (send_cq.private().state(), recv_cq.private().state());
+    match Registration::new(table, number, send_cq, recv_cq) {
         Ok(registration) => {
             if !attr.srq.is_null() {
                 registration.progress().share_receives();
@@ -257,18 +272,19 @@ fn create_in(pd: Ref<'_, ibv_pd>, attr: &mut ibv_qp_init_attr_ex) -> Result<Owne
         }
         Err(errno) => {
             // The error that counts is the first.
-            let _ = cmd::destroy_qp(qp.verbs().qp());
+            let _ = cmd::qp::destroy(qp.verbs().qp());
             Err(errno)
         }
     }
 }
 
-/// ibv_create_qp_ex(3). Answers whether the QP takes work requests by calls, too.
+/// Creates a QP: ibv_create_qp_ex(3). Returns it, and whether it takes work requests by calls as
+/// well.
 ///
 /// # Errors
 ///
 /// EINVAL without a PD; EOPNOTSUPP for attributes, flags or work requests that no QP
-/// of the device has, or work requests by calls where the kernel posts; as [`create`].
+/// of the device has, or work requests by calls where the kernel posts; otherwise as [`create`].
 pub fn create_ex(
     pd: Option<Ref<'_, ibv_pd>>,
     attr: &mut ibv_qp_init_attr_ex,
@@ -283,20 +299,20 @@ pub fn create_ex(
     let pd = pd.filter(|_| attr.comp_mask & IBV_QP_INIT_ATTR_PD != 0).ok_or(Errno::EINVAL)?;
     let by_calls = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
     let context = pd.context().private();
-    let builders = wr_ex::builders(wqe::opcodes(attr.qp_type) & context.opcodes);
-    let rings = context.numbers.is_some();
-    if by_calls && (attr.send_ops_flags & !builders != 0 || !rings) {
+    let opcodes = Opcodes::of_type(attr.qp_type.into()).intersection(context.opcodes);
+    let has_rings = context.qp_table.is_some();
+    if by_calls && (attr.send_ops_flags & !opcodes.send_ops_flags() != 0 || !has_rings) {
         return Err(Errno::EOPNOTSUPP);
     }
     Ok((create_in(pd, attr)?, by_calls))
 }
 
-/// ibv_create_qp_ex(3) of an XRC target, which has no queues.
+/// Creates an XRC target, which has no queues: ibv_create_qp_ex(3).
 ///
 /// # Errors
 ///
 /// EOPNOTSUPP for attributes that it does not have, or if the device has no such
-/// QPs; EINVAL without a domain; ENOMEM; the kernel's.
+/// QPs; EINVAL without an XRC domain; ENOMEM; the kernel's.
 pub fn create_xrc_target(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_qp_init_attr_ex,
@@ -304,45 +320,49 @@ pub fn create_xrc_target(
     if attr.comp_mask & !(IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_PD) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let qp = Blank::<verbs_qp, Private>::new()?;
-    cmd::create_xrc_target(context, attr, qp.verbs())?;
+    let qp = Blank::<verbs_qp>::new()?;
+    cmd::qp::create_xrc_target(context, attr, qp.verbs())?;
     Ok(qp.finish(Private::of_xrc_target()))
 }
 
-/// ibv_open_qp(3): an XRC target that another program, or this one, created.
+/// Opens an XRC target that any program created: ibv_open_qp(3).
 ///
 /// # Errors
 ///
 /// As [`create_xrc_target`].
 pub fn open(context: Ref<'_, ibv_context>, attr: &mut ibv_qp_open_attr) -> Result<Owned<Qp>> {
-    let qp = Blank::<verbs_qp, Private>::new()?;
-    cmd::open_qp(context, attr, qp.verbs())?;
+    let qp = Blank::<verbs_qp>::new()?;
+    cmd::qp::open(context, attr, qp.verbs())?;
     Ok(qp.finish(Private::of_xrc_target()))
 }
 
-/// ibv_modify_qp(3). A QP that comes to RESET has empty queues, and no CQEs.
+/// Changes the attributes of a QP: ibv_modify_qp(3). A QP that comes to RESET has empty queues,
+/// and no CQEs.
+///
+/// # Errors
+///
+/// The kernel's; the queues then stay as they are.
 pub fn modify(qp: Ref<'_, Qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
-    cmd::modify_qp(qp.qp(), attr, mask)?;
-    let reset = mask & IBV_QP_STATE as c_int != 0 && attr.qp_state == IBV_QPS_RESET;
-    if let (true, Some(rings)) = (reset, &qp.private().rings) {
-        let Rings { queues, registration, .. } = rings;
-        registration.reset();
-        queues.send.reset(&queues.region, wq::SEND);
-        if let Some(recv) = &queues.recv {
-            recv.reset(&queues.region, wq::RECV);
-        }
+    cmd::qp::modify(qp.qp(), attr, mask)?;
+    let is_reset = mask & IBV_QP_STATE as c_int != 0 && attr.qp_state == IBV_QPS_RESET;
+    if let (true, Some(rings)) = (is_reset, qp.private().rings()) {
+        rings.reset();
     }
     Ok(())
 }
 
-/// ibv_query_qp(3).
+/// Reads the attributes of a QP: ibv_query_qp(3).
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn query(
     qp: Ref<'_, Qp>,
     attr: &mut ibv_qp_attr,
     mask: c_int,
     init: &mut ibv_qp_init_attr,
 ) -> Result {
-    cmd::query_qp(qp.qp(), attr, mask, init)?;
+    cmd::qp::query(qp.qp(), attr, mask, init)?;
     let Private { limits, rings, .. } = qp.private();
     if let Some(rings) = rings {
         attr.cap = rings.queues.cap(ibv_qp_cap {
@@ -356,40 +376,6 @@ pub fn query(
     Ok(())
 }
 
-/// ibv_post_send(3) on a ring; a system call only if the device sleeps.
-///
-/// # Errors
-///
-/// EINVAL for a request that the QP cannot carry, or a QP that is not in a
-/// state to send; ENOMEM for a full queue. The requests before the one that
-/// the error names are posted. EIO or ENODEV, with the list's first request, if the
-/// device is gone.
-pub fn post_send(
-    qp: Ref<'_, Qp>,
-    list: List<'_, ibv_send_wr>,
-) -> Result<(), PostError<ibv_send_wr>> {
-    let first = list.first();
-    let refuse = |errno| Err(PostError { errno, bad_wr: first });
-    let Private { limits, rings, .. } = qp.private();
-    let Some(Rings { queues, registration, .. }) = rings else { return refuse(Errno::EINVAL) };
-    if let Err(errno) = check_can_send(qp) {
-        return refuse(errno);
-    }
-    let side = registration.progress().send();
-    let Posted { result, doorbell } = queues.send.post(
-        &queues.region,
-        wq::SEND,
-        Freed::Completed(side),
-        list,
-        |request, entry| wqe::send(limits, request, entry),
-    );
-    if !doorbell {
-        return result;
-    }
-    let rung = doorbell::ring(Queue::Send(qp), || wq::SEND.not_rung(&queues.region));
-    result.and(rung.or_else(refuse))
-}
-
 /// Checks that a QP is in a state to post sends (IBA 10.8.2).
 ///
 /// # Errors
@@ -400,75 +386,6 @@ pub fn check_can_send(qp: Ref<'_, Qp>) -> Result {
         IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR => Ok(()),
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// ibv_post_recv(3) on a ring. Errors as [`post_send`].
-pub fn post_recv(
-    qp: Ref<'_, Qp>,
-    list: List<'_, ibv_recv_wr>,
-) -> Result<(), PostError<ibv_recv_wr>> {
-    let first = list.first();
-    let refuse = |errno| Err(PostError { errno, bad_wr: first });
-    let Private { limits, rings, .. } = qp.private();
-    let Some(Rings { queues, registration, .. }) = rings else { return refuse(Errno::EINVAL) };
-    let Some(recv) = &queues.recv else { return refuse(Errno::EINVAL) };
-    if qp.qp().state() == IBV_QPS_RESET {
-        return refuse(Errno::EINVAL);
-    }
-    let side = registration.progress().recv();
-    let Posted { result, doorbell } =
-        recv.post(&queues.region, wq::RECV, Freed::Completed(side), list, |request, entry| {
-            wqe::recv(limits, request, entry)
-        });
-    if !doorbell {
-        return result;
-    }
-    let rung = doorbell::ring(Queue::Receive(qp), || wq::RECV.not_rung(&queues.region));
-    result.and(rung.or_else(refuse))
-}
-
-/// ibv_post_send(3) through the kernel.
-///
-/// # Errors
-///
-/// EINVAL for a request that the QP cannot carry; what the kernel answers
-/// otherwise, among it ENOMEM for a full queue. The requests before the one
-/// that the error names are posted.
-pub fn post_send_kernel(
-    qp: Ref<'_, Qp>,
-    list: List<'_, ibv_send_wr>,
-) -> Result<(), PostError<ibv_send_wr>> {
-    let limits = &qp.private().limits;
-    wr::post(list, |request| check_send(limits, request), |first| first.post(qp.qp()))
-}
-
-/// ibv_post_recv(3) through the kernel. Errors as [`post_send_kernel`].
-pub fn post_recv_kernel(
-    qp: Ref<'_, Qp>,
-    list: List<'_, ibv_recv_wr>,
-) -> Result<(), PostError<ibv_recv_wr>> {
-    let max_sge = qp.private().limits.max_recv_sge;
-    wr::post(list, |request| request.sges(max_sge).map(|_| ()), |first| first.post(qp.qp()))
-}
-
-/// Checks a send work request for what would make libibverbs or the kernel
-/// read what is not there.
-///
-/// Inline data would have to be copied while posting, which the kernel's
-/// command has no room for: a QP has `max_inline_data` 0. A message without
-/// data may carry the flag all the same; it has no meaning then.
-fn check_send(limits: &Limits, request: &mut wr::Request<'_, ibv_send_wr>) -> Result {
-    let sges = request.sges(limits.max_send_sge)?;
-    if request.wr().send_flags & IBV_SEND_INLINE != 0 {
-        if sges.iter().any(|sge| sge.length != 0) {
-            return Err(Errno::EINVAL);
-        }
-        request.wr_mut().send_flags &= !IBV_SEND_INLINE;
-    }
-    if limits.qp_type == IBV_QPT_UD && request.ah().is_none() {
-        return Err(Errno::EINVAL);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -489,56 +406,6 @@ impl Private {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::ptr;
-
-    const RC: Limits =
-        Limits { qp_type: IBV_QPT_RC, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 0 };
-
-    fn send(sge: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
-        ibv_send_wr {
-            sg_list: sge.as_mut_ptr(),
-            num_sge: sge.len() as _,
-            send_flags: flags,
-            ..Default::default()
-        }
-    }
-
-    /// Checks a request; answers it as the kernel gets it.
-    fn check(limits: &Limits, wr: &mut ibv_send_wr) -> Result<ibv_send_wr> {
-        let mut request = wr::tests::list(wr).next().unwrap();
-        check_send(limits, &mut request).map(|()| *request.wr())
-    }
-
-    #[test]
-    fn sge_count_within_the_qp() {
-        let mut sge = [ibv_sge { addr: 0, length: 8, lkey: 0 }; 5];
-        for count in 0..=4 {
-            assert!(check(&RC, &mut send(&mut sge[..count], 0)).is_ok());
-        }
-        assert_eq!(check(&RC, &mut send(&mut sge, 0)).err(), Some(Errno::EINVAL));
-        for num_sge in [-1, i32::MIN, i32::MAX, 1] {
-            let mut wr = ibv_send_wr { num_sge, ..Default::default() };
-            assert_eq!(check(&RC, &mut wr).err(), Some(Errno::EINVAL));
-        }
-    }
-
-    #[test]
-    fn inline_without_data_only_through_the_kernel() {
-        let mut sge = [ibv_sge { addr: 0, length: 0, lkey: 0 }; 2];
-        let mut wr = send(&mut sge, IBV_SEND_INLINE | IBV_SEND_SIGNALED);
-        assert_eq!(check(&RC, &mut wr).unwrap().send_flags, IBV_SEND_SIGNALED);
-        sge[1].length = 1;
-        assert_eq!(check(&RC, &mut send(&mut sge, IBV_SEND_INLINE)).err(), Some(Errno::EINVAL));
-    }
-
-    #[test]
-    fn datagram_needs_an_address_handle() {
-        let ud = Limits { qp_type: IBV_QPT_UD, ..RC };
-        let mut wr = send(&mut [], 0);
-        assert_eq!(check(&ud, &mut wr).err(), Some(Errno::EINVAL));
-        wr.wr.ud.ah = ptr::dangling_mut::<ibv_ah>();
-        assert!(check(&ud, &mut wr).is_ok());
-    }
 
     fn init(qp_type: ibv_qp_type, cap: [u32; 5]) -> ibv_qp_init_attr_ex {
         let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = cap;

@@ -465,7 +465,7 @@ impl Writer<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::model::Memory;
+    use crate::model::device::Memory;
     use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
     use std::{cell::Cell, fs};
 

@@ -10,19 +10,20 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    attr,
     bindings::*,
     cmd,
-    doorbell::{self, Doorbell, Queue},
     errno::{Errno, Result},
+    limits::Limits,
     lock::Lock,
-    object::{self, Blank, Owned, Ref, Srq},
+    object::{Blank, Extended, Object, Owned, Ref},
+    owed::Doorbell,
     pd::Domain,
-    qp::{self, Limits},
-    qpn::Registration,
+    qp_table::Registration,
     ring::{Allocator, Region, Resource, Ring, Word},
     wq::{Freed, Head, Posted, State},
     wqe,
-    wr::{List, PostError},
+    wr::List,
 };
 use core::{ffi::c_int, mem::offset_of};
 
@@ -32,6 +33,13 @@ const HEAD: Head = Head::new(
     Word::at(offset_of!(virtio_rdma_srq_ring, wake)),
 );
 const CONSUMER: Word = Word::at(offset_of!(virtio_rdma_srq_ring, consumer));
+
+/// An SRQ: `struct verbs_srq` and the provider's part.
+pub type Srq = Object<verbs_srq>;
+
+impl Extended for verbs_srq {
+    type Private = Private;
+}
 
 /// What the provider adds to an SRQ.
 pub struct Private {
@@ -62,7 +70,7 @@ impl Shared {
         if max_wr == 0 {
             return Err(Errno::EINVAL);
         }
-        let stride = wqe::RECV_HEADER.saturating_add(qp::sges(max_sge));
+        let stride = wqe::RECV_HEADER.saturating_add(wqe::sges(max_sge));
         let ring = Ring::new(size_of::<virtio_rdma_srq_ring>(), max_wr, stride)?;
         let region = Region::lent(ring.end(), allocator, Resource::Srq)?;
         Ok(Self { region, state: State::new(ring) })
@@ -110,8 +118,8 @@ impl Private {
         &self.doorbell
     }
 
-    /// Writes the requests of a list to the ring.
-    fn post(&self, list: List<'_, ibv_recv_wr>) -> Posted<ibv_recv_wr> {
+    /// Posts a list to the ring.
+    pub fn post(&self, list: List<'_, ibv_recv_wr>) -> Posted<ibv_recv_wr> {
         let mut shared = self.shared.lock();
         let Shared { region, state } = &mut *shared;
         state.post(region, HEAD, Freed::Taken(CONSUMER), list, |request, entry| {
@@ -119,8 +127,8 @@ impl Private {
         })
     }
 
-    /// The doorbell was not rung: the next request asks for it again.
-    fn not_rung(&self) {
+    /// Has the next request ask for the doorbell, which did not ring.
+    pub fn not_rung(&self) {
         HEAD.not_rung(&self.shared.lock().region);
     }
 
@@ -151,10 +159,10 @@ impl Private {
 /// EINVAL for an SRQ without work requests, or sizes that no SRQ has; ENOMEM;
 /// the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned<Srq>> {
-    let srq = Blank::<verbs_srq, Private>::new()?;
+    let srq = Blank::<verbs_srq>::new()?;
     let domain = Domain::of(pd.whole());
     let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
-    cmd::create_srq(pd, attr, srq.verbs().srq(), private.request())?;
+    cmd::srq::create(pd, attr, srq.verbs().srq(), private.request())?;
     Ok(srq.finish(private))
 }
 
@@ -177,20 +185,20 @@ pub fn create_ex(
     if attr.comp_mask & !MASK != 0 || !is_xrc {
         return Err(Errno::EOPNOTSUPP);
     }
-    let numbers = context.whole().private().numbers.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+    let table = context.whole().private().qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
     let asked = *attr;
-    let (pd, cq) = object::of_xrc_srq(&asked).ok_or(Errno::EINVAL)?;
-    let srq = Blank::<verbs_srq, Private>::new()?;
+    let (pd, cq) = attr::pd_and_cq(&asked).ok_or(Errno::EINVAL)?;
+    let srq = Blank::<verbs_srq>::new()?;
     let domain = Domain::of(pd.whole());
     let private = Private::new(attr.attr.max_wr, attr.attr.max_sge, domain)?;
-    cmd::create_xrc_srq(context, attr, srq.verbs(), private.request())?;
+    cmd::srq::create_xrc(context, attr, srq.verbs(), private.request())?;
     srq.verbs().set_attributes(attr);
     let number = srq.verbs().xrc_number().ok_or(Errno::EINVAL);
-    match number.and_then(|number| Registration::of_srq(numbers, number, cq)) {
+    match number.and_then(|number| Registration::of_srq(table, number, cq.private().state())) {
         Ok(registration) => Ok(srq.finish(Private { _number: Some(registration), ..private })),
         Err(errno) => {
             // The error that counts is the first.
-            let _ = cmd::destroy_srq(srq.verbs().srq());
+            let _ = cmd::srq::destroy(srq.verbs().srq());
             Err(errno)
         }
     }
@@ -213,7 +221,7 @@ pub fn number(srq: Ref<'_, Srq>) -> Result<u32> {
 /// EINVAL for fewer work requests than wait, or than the limit; ENOMEM; the
 /// kernel's.
 pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
-    let tell = |attr: &mut _, ring| cmd::modify_srq(srq.srq(), attr, mask, ring);
+    let tell = |attr: &mut _, ring| cmd::srq::modify(srq.srq(), attr, mask, ring);
     if mask & IBV_SRQ_MAX_WR as c_int == 0 {
         return tell(attr, None);
     }
@@ -226,40 +234,19 @@ pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result
 ///
 /// The kernel's.
 pub fn query(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr) -> Result {
-    cmd::query_srq(srq.srq(), attr)
-}
-
-/// ibv_post_srq_recv(3); a system call only if a QP waits for a receive.
-///
-/// # Errors
-///
-/// EINVAL for a request that the SRQ cannot carry; ENOMEM for a full queue. The
-/// requests before the one that the error names are posted. EIO or ENODEV, with the
-/// list's first request, if the device is gone.
-pub fn post_recv(
-    srq: Ref<'_, Srq>,
-    list: List<'_, ibv_recv_wr>,
-) -> Result<(), PostError<ibv_recv_wr>> {
-    let first = list.first();
-    let private = srq.private();
-    let Posted { result, doorbell } = private.post(list);
-    if !doorbell {
-        return result;
-    }
-    let rung = doorbell::ring(Queue::Shared(srq), || private.not_rung());
-    result.and(rung.map_err(|errno| PostError { errno, bad_wr: first }))
+    cmd::srq::query(srq.srq(), attr)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{model::Memory, wr::tests::list};
+    use crate::{model::device::Memory, wr::tests::list};
     use core::sync::atomic::Ordering::{Acquire, SeqCst};
 
     /// An SRQ that the kernel does not know.
     pub fn srq(max_wr: u32) -> Owned<Srq> {
         let private = Private::new(max_wr, 1, Domain::NONE).unwrap();
-        Blank::<verbs_srq, Private>::new().unwrap().finish(private)
+        Blank::<verbs_srq>::new().unwrap().finish(private)
     }
 
     /// The other side of the ring, as it is now.

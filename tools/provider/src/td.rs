@@ -3,9 +3,18 @@
 #![forbid(unsafe_code)]
 
 use crate::{
+    bindings::ibv_td,
     errno::{Errno, Result},
-    object::{Blank, Owned, Ref, Td, Users},
+    object::{Blank, Extended, Object, Owned, Ref},
+    users::Users,
 };
+
+/// A thread domain: `struct ibv_td` and the provider's part.
+pub type Td = Object<ibv_td>;
+
+impl Extended for ibv_td {
+    type Private = Private;
+}
 
 /// What the provider adds to a thread domain.
 pub struct Private {
@@ -15,7 +24,7 @@ pub struct Private {
 
 /// ibv_alloc_td(3). The kernel knows nothing of it.
 pub fn alloc() -> Result<Owned<Td>> {
-    Ok(Blank::new()?.finish(Private { users: Users::new()? }))
+    Ok(Blank::<ibv_td>::new()?.finish(Private { users: Users::new()? }))
 }
 
 /// ibv_dealloc_td(3).

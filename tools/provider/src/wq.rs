@@ -6,7 +6,7 @@ use crate::{
     bindings::virtio_rdma_qp_ring,
     errno::{Errno, Result},
     lock::{Lock, Threads},
-    qpn::Side,
+    qp_table::QueueProgress,
     ring::{Region, Ring, Word, Writer},
     wqe::Open,
     wr::{List, PostError, Request, WorkRequest},
@@ -51,29 +51,29 @@ pub const RECV: Head = Head::new(
     Word::at(offset_of!(virtio_rdma_qp_ring, rq_wake)),
 );
 
-/// How who posts learns which entries are free.
+/// How a queue learns which of its entries are free.
 #[derive(Clone, Copy)]
 pub enum Freed<'a> {
-    /// Those of work requests that are no longer outstanding. It is told what
-    /// was posted.
-    Completed(&'a Side),
-    /// Those that the device says in this word that it took.
+    /// An entry is free when its work request is no longer outstanding. The queue notes here how
+    /// many it posted.
+    Completed(&'a QueueProgress),
+    /// An entry is free when the device took it; this word of the device counts those.
     Taken(Word),
 }
 
 impl Freed<'_> {
-    /// How many were freed.
+    /// Returns how many entries were freed since RESET.
     fn count(self, region: &Region) -> u32 {
         match self {
-            Self::Completed(side) => side.done(),
-            // The device has read them before.
+            Self::Completed(progress) => progress.done(),
+            // The device read the entries before it counted them.
             Self::Taken(word) => region.load(word, Acquire),
         }
     }
 }
 
 /// What a queue's lock protects: indices of its ring, modulo 2^32, and the work
-/// requests that a program makes by calls ([`crate::batch`]).
+/// request that a program makes by calls ([`crate::wr_builder`]).
 pub struct State {
     /// Where the ring lies.
     ring: Ring,
@@ -154,8 +154,8 @@ impl State {
             return false;
         }
         self.producer = self.next;
-        if let Freed::Completed(side) = freed {
-            side.post(self.producer);
+        if let Freed::Completed(progress) = freed {
+            progress.post(self.producer);
         }
         // Sequentially consistent: either the device sees the index, or this
         // sees that the device sleeps.
@@ -225,7 +225,7 @@ impl WorkQueue {
         self.state.lock().post(region, head, freed, list, encode)
     }
 
-    /// Starts anew, after the QP came to RESET.
+    /// Empties the queue, after the QP came to RESET.
     pub fn reset(&self, region: &Region, head: Head) {
         *self.state.lock() = State::new(self.ring);
         region.store(head.producer, 0, Relaxed);
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::{
         bindings::ibv_recv_wr,
-        model::{self, Memory},
+        model::device::{self, Memory},
         wr::tests::list,
     };
     use std::{
@@ -254,14 +254,18 @@ mod tests {
     struct Bench {
         region: Region,
         queue: WorkQueue,
-        side: Side,
+        progress: QueueProgress,
     }
 
     impl Bench {
         fn new() -> Self {
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, 32).unwrap();
             let region = Region::new(ring.end()).unwrap();
-            Self { region, queue: WorkQueue::new(ring, Threads::MANY), side: Side::default() }
+            Self {
+                region,
+                queue: WorkQueue::new(ring, Threads::MANY),
+                progress: QueueProgress::default(),
+            }
         }
 
         /// Posts requests of which `invalid` cannot be encoded; answers the
@@ -276,7 +280,7 @@ mod tests {
             }
             let base = requests.as_ptr().addr();
             let list = list(&mut requests[0]);
-            let freed = Freed::Completed(&self.side);
+            let freed = Freed::Completed(&self.progress);
             let posted = self.queue.post(&self.region, RECV, freed, list, |request, mut entry| {
                 if request.wr().wr_id == invalid {
                     return Err(Errno::EINVAL);
@@ -312,7 +316,7 @@ mod tests {
         let ids: Vec<u64> = (0..10).collect();
         assert_eq!(bench.post(&ids, 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 8);
-        bench.side.set_done(3);
+        bench.progress.set_done(3);
         assert_eq!(bench.post(&[8, 9], 99), (None, false));
         assert_eq!(bench.post(&[10, 11], 99), (Some((Errno::ENOMEM, 11)), false));
         assert_eq!(bench.producer(), 11);
@@ -358,7 +362,7 @@ mod tests {
         let race = &Race::default();
         let missed = thread::scope(|scope| {
             scope.spawn(move || {
-                model::pin(1);
+                device::pin(1);
                 for round in 1..=ROUNDS {
                     wait_for(&race.round, round);
                     // The device goes to sleep.
@@ -368,11 +372,11 @@ mod tests {
                     race.device.store(round << 1 | u32::from(saw), Release);
                 }
             });
-            model::pin(0);
+            device::pin(0);
             let mut state = bench.queue.state.lock();
             let mut missed = 0;
             for round in 1..=ROUNDS {
-                let freed = Freed::Completed(&bench.side);
+                let freed = Freed::Completed(&bench.progress);
                 memory.word(WAKE).store(0, SeqCst);
                 state.filled();
                 race.round.store(round, Release);
@@ -435,10 +439,10 @@ mod tests {
         let ids: Vec<u64> = (0..8).collect();
         assert_eq!(bench.post(&ids, 99), (None, false));
         for wrong in [9, 100, u32::MAX, 1 << 31] {
-            bench.side.set_done(wrong);
+            bench.progress.set_done(wrong);
             assert_eq!(bench.post(&[8], 99), (Some((Errno::ENOMEM, 8)), false));
         }
-        bench.side.set_done(8);
+        bench.progress.set_done(8);
         assert_eq!(bench.post(&ids, 99), (None, false));
     }
 
@@ -448,7 +452,7 @@ mod tests {
         let start = u32::MAX - 2;
         *bench.queue.state.lock() =
             State { limit: u32::MAX, ..State::moved(bench.queue.ring(), start) };
-        bench.side.set_done(u32::MAX - 2);
+        bench.progress.set_done(u32::MAX - 2);
         assert_eq!(bench.post(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 99), (Some((Errno::ENOMEM, 8)), false));
         assert_eq!(bench.producer(), 5);
         assert_eq!(bench.posted(4), 7);

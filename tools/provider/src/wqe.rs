@@ -5,8 +5,8 @@
 use crate::{
     bindings::*,
     errno::{Errno, Result},
+    limits::{Limits, Opcodes, QpType},
     mw::Bind,
-    qp::Limits,
     ring::Writer,
     wr::{Rdma, Request, Single},
 };
@@ -15,20 +15,22 @@ use crate::{
 const FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
 
 /// Opcodes that may carry inline data.
-const INLINE: u32 = 1 << IBV_WR_SEND
-    | 1 << IBV_WR_SEND_WITH_IMM
-    | 1 << IBV_WR_SEND_WITH_INV
-    | 1 << IBV_WR_RDMA_WRITE
-    | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+const INLINE: Opcodes = Opcodes::of(&[
+    IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM,
+    IBV_WR_SEND_WITH_INV,
+    IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM,
+]);
 
-/// Opcodes that no list of work requests has: what they need has no place there.
-const BY_CALLS: u32 = 1 << IBV_WR_FLUSH;
+/// Opcodes that `struct ibv_send_wr` has no fields for: a program posts them by calls alone.
+const BY_CALLS: Opcodes = Opcodes::of(&[IBV_WR_FLUSH]);
 
-/// Bytes of an entry before its SGEs or inline data.
-pub const fn send_header(qp_type: ibv_qp_type) -> usize {
+/// Returns the bytes of a send entry before its SGEs or inline data.
+pub const fn send_header(qp_type: QpType) -> usize {
     match qp_type {
-        IBV_QPT_XRC_SEND => size_of::<virtio_rdma_ring_xrc_wqe>(),
-        IBV_QPT_UD => size_of::<virtio_rdma_ring_ud_wqe>(),
+        QpType::XrcInitiator => size_of::<virtio_rdma_ring_xrc_wqe>(),
+        QpType::Ud => size_of::<virtio_rdma_ring_ud_wqe>(),
         _ => size_of::<virtio_rdma_ring_sq_wqe>(),
     }
 }
@@ -36,27 +38,9 @@ pub const fn send_header(qp_type: ibv_qp_type) -> usize {
 /// Bytes of a receive entry before its SGEs.
 pub const RECV_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 
-/// Opcodes that a QP's send queue takes, as bits (IBA table 41).
-pub const fn opcodes(qp_type: ibv_qp_type) -> u32 {
-    const UD: u32 = 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM;
-    const UC: u32 = UD
-        | 1 << IBV_WR_RDMA_WRITE
-        | 1 << IBV_WR_RDMA_WRITE_WITH_IMM
-        | 1 << IBV_WR_LOCAL_INV
-        | 1 << IBV_WR_BIND_MW;
-    const RC: u32 = UC
-        | 1 << IBV_WR_RDMA_READ
-        | 1 << IBV_WR_ATOMIC_CMP_AND_SWP
-        | 1 << IBV_WR_ATOMIC_FETCH_AND_ADD
-        | 1 << IBV_WR_SEND_WITH_INV
-        | 1 << IBV_WR_FLUSH
-        | 1 << IBV_WR_ATOMIC_WRITE;
-    match qp_type {
-        IBV_QPT_RC => RC,
-        IBV_QPT_XRC_SEND => RC & !(1 << IBV_WR_FLUSH | 1 << IBV_WR_ATOMIC_WRITE),
-        IBV_QPT_UC => UC,
-        _ => UD,
-    }
+/// Returns the bytes of an SGE list of `count` entries.
+pub fn sges(count: u32) -> usize {
+    (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
 /// What a send entry says of its data.
@@ -73,12 +57,12 @@ struct Data {
 /// EINVAL for a request that the QP cannot carry.
 pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writer<'_>) -> Result {
     let wr = request.wr();
-    let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
-    if opcode & opcodes(limits.qp_type) & !BY_CALLS == 0 || wr.send_flags & !FLAGS != 0 {
+    let opcodes = Opcodes::of_type(limits.qp_type).without(BY_CALLS);
+    if !opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-    if inline && opcode & INLINE == 0 {
+    if inline && !INLINE.has(wr.opcode) {
         return Err(Errno::EINVAL);
     }
     let sges = request.sges(limits.max_send_sge)?;
@@ -93,11 +77,11 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
     }
     let data = data(sges, inline.then_some(limits.max_inline_data))?;
     match limits.qp_type {
-        IBV_QPT_UD => {
+        QpType::Ud => {
             let ah = request.ah().ok_or(Errno::EINVAL)?;
             entry.put(datagram(request, ah.private().av, data))?;
         }
-        IBV_QPT_XRC_SEND => entry.put(extended(request, request.remote_srqn(), data))?,
+        QpType::XrcInitiator => entry.put(extended(request, request.remote_srqn(), data))?,
         _ => entry.put(connected(request, data))?,
     }
     match inline {
@@ -281,8 +265,8 @@ impl Open {
     ///
     /// EINVAL for an opcode or a flag that the QP does not have.
     pub fn new(limits: &Limits, wr: ibv_send_wr) -> Result<Self> {
-        let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
-        if opcode & opcodes(limits.qp_type) == 0 || wr.send_flags & !FLAGS != 0 {
+        let opcodes = Opcodes::of_type(limits.qp_type);
+        if !opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
             return Err(Errno::EINVAL);
         }
         // Which setter is called says that.
@@ -335,8 +319,8 @@ impl Open {
         put: impl FnOnce(&mut Writer<'_>) -> Result,
     ) -> Result {
         let inline_len = u16::try_from(len).map_err(|_| Errno::EINVAL)?;
-        let opcode = 1u32.checked_shl(self.single.request().wr().opcode).unwrap_or(0);
-        if len > limits.max_inline_data as usize || opcode & INLINE == 0 {
+        let opcode = self.single.request().wr().opcode;
+        if len > limits.max_inline_data as usize || !INLINE.has(opcode) {
             return Err(Errno::EINVAL);
         }
         put(&mut self.behind_header(limits, entry)?)?;
@@ -377,8 +361,8 @@ impl Open {
         }
         let data = self.data.unwrap_or(Data { num_sge: 0, inline_len: 0 });
         match limits.qp_type {
-            IBV_QPT_UD => entry.put(datagram(request, self.av.ok_or(Errno::EINVAL)?, data)),
-            IBV_QPT_XRC_SEND => {
+            QpType::Ud => entry.put(datagram(request, self.av.ok_or(Errno::EINVAL)?, data)),
+            QpType::XrcInitiator => {
                 let remote_srqn = self.remote_srqn.ok_or(Errno::EINVAL)?;
                 entry.put(extended(request, remote_srqn, data))
             }
@@ -402,15 +386,15 @@ fn put_sges(sges: &[ibv_sge], entry: &mut Writer<'_>) -> Result {
 mod tests {
     use super::*;
     use crate::{
-        ah,
-        model::Memory,
-        object::{Ah, Blank, Owned},
+        ah::{self, Ah},
+        model::device::Memory,
+        object::{Blank, Owned},
         ring::{Region, Ring},
         wr::tests::list,
     };
 
     const LIMITS: Limits =
-        Limits { qp_type: IBV_QPT_RC, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 64 };
+        Limits { qp_type: QpType::Rc, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 64 };
 
     /// Encodes one request to an entry of its own; the entry.
     struct Entry(Region, Ring);
@@ -509,10 +493,10 @@ mod tests {
     fn opcodes_of_each_type() {
         let (ah, mw) = (ah(), mw(9));
         for (qp_type, allowed) in [
-            (IBV_QPT_RC, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15][..]),
-            (IBV_QPT_XRC_SEND, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-            (IBV_QPT_UC, &[0, 1, 2, 3, 7, 8]),
-            (IBV_QPT_UD, &[2, 3]),
+            (QpType::Rc, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15][..]),
+            (QpType::XrcInitiator, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (QpType::Uc, &[0, 1, 2, 3, 7, 8]),
+            (QpType::Ud, &[2, 3]),
         ] {
             for opcode in (0..40).chain([u32::MAX]) {
                 // What an ATOMIC_WRITE writes is in its SGEs.
@@ -532,7 +516,7 @@ mod tests {
         let mut sges = [ibv_sge { addr: 3, length: 4, lkey: 9 }];
         let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);
         wr.qp_type.xrc.remote_srqn = 0x12345;
-        let limits = Limits { qp_type: IBV_QPT_XRC_SEND, ..LIMITS };
+        let limits = Limits { qp_type: QpType::XrcInitiator, ..LIMITS };
         let entry = Entry::send(&limits, &mut wr).unwrap();
         assert_eq!(entry.read::<[u8; 4]>(8), [3, 1, 2, 0]);
         assert_eq!(entry.read::<[u32; 4]>(48), [0x12345, 0, 0, 0]);
@@ -555,7 +539,7 @@ mod tests {
         let mut av = virtio_rdma_av { port: 1, pdn: 77, ..Default::default() };
         av.dgid = [5; 16];
         av.dmac = [1, 2, 3, 4, 5, 6];
-        Blank::<ibv_ah, ah::Private>::new().unwrap().finish(ah::Private { av })
+        Blank::<ibv_ah>::new().unwrap().finish(ah::Private { av })
     }
 
     fn mw(rkey: u32) -> Owned<ibv_mw> {
@@ -608,7 +592,7 @@ mod tests {
 
     #[test]
     fn datagram_carries_the_address_vector() {
-        let limits = Limits { qp_type: IBV_QPT_UD, ..LIMITS };
+        let limits = Limits { qp_type: QpType::Ud, ..LIMITS };
         let ah = ah();
         let mut sges = [ibv_sge { addr: 16, length: 8, lkey: 9 }];
         let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);

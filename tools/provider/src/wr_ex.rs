@@ -7,12 +7,14 @@
 //! ibv_wr_start() last, and before its ibv_wr_complete() or ibv_wr_abort().
 
 use crate::{
-    batch::Batch,
+    ah::Ah,
     bindings::*,
     errno::{Errno, Result, code},
-    object::{Ah, Qp, Ref},
+    object::Ref,
+    qp::Qp,
     wqe::{Body, Flush},
     wr::{Atomic, Rdma, named_bind},
+    wr_builder::WrBuilder,
 };
 use core::{
     ffi::{c_int, c_void},
@@ -21,30 +23,6 @@ use core::{
 
 /// The operands of a work request that has none.
 type Operands = ibv_send_wr__bindgen_ty_2;
-
-/// The builders: what a program asks for at creation, and what it may post then.
-const BUILDERS: [(u32, ibv_wr_opcode); 12] = [
-    (IBV_QP_EX_WITH_SEND, IBV_WR_SEND),
-    (IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM),
-    (IBV_QP_EX_WITH_RDMA_WRITE, IBV_WR_RDMA_WRITE),
-    (IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM),
-    (IBV_QP_EX_WITH_RDMA_READ, IBV_WR_RDMA_READ),
-    (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP),
-    (IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD),
-    (IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV),
-    (IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW),
-    (IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV),
-    (IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH),
-    (IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE),
-];
-
-/// The `IBV_QP_EX_WITH_*` of the builders whose opcodes, as bits, a QP has.
-pub fn builders(opcodes: u32) -> u64 {
-    BUILDERS
-        .iter()
-        .filter(|(_, opcode)| opcodes & (1 << opcode) != 0)
-        .fold(0, |flags, (flag, _)| flags | u64::from(*flag))
-}
 
 /// Makes a QP one that takes work requests by calls.
 ///
@@ -87,13 +65,13 @@ pub unsafe fn install(qp: Ref<'_, Qp>) {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Option<Batch<'a>> {
+unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<WrBuilder<'a>> {
     // SAFETY: the QP is the first member of what `create_qp_ex` made.
     let qp: Ref<'a, Qp> = unsafe { Ref::new(qp.cast()) };
     let rings = qp.private().rings()?;
     // SAFETY: this thread called ibv_wr_start(), which kept the guard.
     let state = unsafe { rings.send().state().kept() };
-    Some(Batch::new(qp, rings, state))
+    Some(WrBuilder::new(qp, rings, state))
 }
 
 /// Does something with the batch that the calling thread makes.
@@ -101,11 +79,11 @@ unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Option<Batch<'a>> {
 /// # Safety
 ///
 /// See the head of this file.
-unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Batch<'_>)) {
+unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WrBuilder<'_>)) {
     // SAFETY: by the contract of this function.
-    if let Some(mut batch) = unsafe { batch(qp) } {
-        act(&mut batch);
-        batch.keep();
+    if let Some(mut builder) = unsafe { builder(qp) } {
+        act(&mut builder);
+        builder.keep();
     }
 }
 
@@ -126,7 +104,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, ex: u32, wr: Operands
         ..Default::default()
     };
     // SAFETY: by the contract of this function.
-    unsafe { with(qp, |batch| batch.begin(wr)) };
+    unsafe { with(qp, |builder| builder.begin(wr)) };
 }
 
 /// No remote side.
@@ -143,21 +121,21 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: the QP is the first member of what `create_qp_ex` made.
     let qp: Ref<'_, Qp> = unsafe { Ref::new(qp.cast()) };
     if let Some(rings) = qp.private().rings() {
-        let mut batch = Batch::new(qp, rings, rings.send().state().lock());
-        batch.start();
-        batch.keep();
+        let mut builder = WrBuilder::new(qp, rings, rings.send().state().lock());
+        builder.start();
+        builder.keep();
     }
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: see the head of this file.
-    code(unsafe { batch(qp) }.map_or(Err(Errno::EOPNOTSUPP), Batch::complete))
+    code(unsafe { builder(qp) }.map_or(Err(Errno::EOPNOTSUPP), WrBuilder::complete))
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: see the head of this file.
-    if let Some(batch) = unsafe { batch(qp) } {
-        batch.abort();
+    if let Some(builder) = unsafe { builder(qp) } {
+        builder.abort();
     }
 }
 
@@ -225,7 +203,7 @@ unsafe extern "C" fn wr_atomic_write(
     // SAFETY: see the head of this file.
     unsafe {
         begin(qp, IBV_WR_ATOMIC_WRITE, 0, rdma(rkey, remote_addr));
-        with(qp, |batch| batch.set_body(|| Ok(Body::Word(word))));
+        with(qp, |builder| builder.set_body(|| Ok(Body::Word(word))));
     }
 }
 
@@ -242,7 +220,7 @@ unsafe extern "C" fn wr_flush(
     // SAFETY: see the head of this file.
     unsafe {
         begin(qp, IBV_WR_FLUSH, 0, nothing());
-        with(qp, |batch| batch.set_body(|| Ok(Body::Flush(flush))));
+        with(qp, |builder| builder.set_body(|| Ok(Body::Flush(flush))));
     }
 }
 
@@ -268,7 +246,7 @@ unsafe extern "C" fn wr_bind_mw(
     // window keeps its key.
     let bind = || unsafe { named_bind(mw, rkey, &*bind_info) }.map(Body::Bind);
     // SAFETY: see the head of this file.
-    unsafe { with(qp, |batch| batch.set_body(bind)) };
+    unsafe { with(qp, |builder| builder.set_body(bind)) };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(
@@ -281,21 +259,21 @@ unsafe extern "C" fn wr_set_ud_addr(
     let av = (!ah.is_null()).then(|| unsafe { Ref::<'_, Ah>::new(ah.cast()) }.private().av);
     // SAFETY: see the head of this file.
     unsafe {
-        with(qp, |batch| match av {
-            Some(av) => batch.set_address(av, remote_qpn, remote_qkey),
-            None => batch.fail(Errno::EINVAL),
+        with(qp, |builder| match av {
+            Some(av) => builder.set_address(av, remote_qpn, remote_qkey),
+            None => builder.fail(Errno::EINVAL),
         });
     }
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
     // SAFETY: see the head of this file.
-    unsafe { with(qp, |batch| batch.set_remote_srqn(remote_srqn)) };
+    unsafe { with(qp, |builder| builder.set_remote_srqn(remote_srqn)) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: see the head of this file.
-    unsafe { with(qp, |batch| batch.set_sges(&[ibv_sge { addr, length, lkey }])) };
+    unsafe { with(qp, |builder| builder.set_sges(&[ibv_sge { addr, length, lkey }])) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
@@ -303,9 +281,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list
     let sges = unsafe { list(sg_list, num_sge) };
     // SAFETY: see the head of this file.
     unsafe {
-        with(qp, |batch| match sges {
-            Ok(sges) => batch.set_sges(sges),
-            Err(errno) => batch.fail(errno),
+        with(qp, |builder| match sges {
+            Ok(sges) => builder.set_sges(sges),
+            Err(errno) => builder.fail(errno),
         });
     }
 }
@@ -325,14 +303,14 @@ unsafe extern "C" fn wr_set_inline_data_list(
     let buffers = unsafe { list(buf_list, num_buf) };
     // SAFETY: see the head of this file; the program's buffers are its to read.
     unsafe {
-        with(qp, |batch| match buffers {
-            Ok(buffers) => batch.set_inline(total(buffers), |entry| {
+        with(qp, |builder| match buffers {
+            Ok(buffers) => builder.set_inline(total(buffers), |entry| {
                 buffers
                     .iter()
                     .filter(|buffer| buffer.length != 0)
                     .try_for_each(|buffer| entry.put_bytes(buffer.addr.cast(), buffer.length))
             }),
-            Err(errno) => batch.fail(errno),
+            Err(errno) => builder.fail(errno),
         });
     }
 }
@@ -368,7 +346,11 @@ mod tests {
     use super::*;
     use crate::{
         ah,
-        model::{self, Harness, Memory},
+        model::{
+            device::Memory,
+            kernel::Kernel,
+            objects::{self, Harness},
+        },
         object::{Blank, Owned},
         ring::Ring,
     };
@@ -407,10 +389,10 @@ mod tests {
             };
             let attr = ibv_qp_init_attr_ex { qp_type, cap, ..Default::default() };
             let mut harness = Harness::new(&[]);
-            let qp = model::qp(&mut harness, &attr, NUMBER);
+            let qp = objects::qp(&mut harness, &attr, NUMBER);
             // SAFETY: the QP has rings, and nobody else has it.
             unsafe { install(qp.as_ref()) };
-            let stride = crate::wqe::send_header(qp_type) + 40;
+            let stride = crate::wqe::send_header(qp_type.into()) + 40;
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, stride).unwrap();
             Self { qp, ring, harness }
         }
@@ -463,7 +445,7 @@ mod tests {
             make();
             assert_eq!(self.complete(), 0);
             assert_eq!(self.told(), index + 1);
-            self.harness.numbers.get(NUMBER).unwrap().send().set_done(index + 1);
+            self.harness.table.get(NUMBER).unwrap().send().set_done(index + 1);
             self.read(index, 0)
         }
 
@@ -560,18 +542,6 @@ mod tests {
         assert_eq!((wqe.type_, wqe.level, u32::from(wqe.send_flags)), (5, 1, FLAGS));
     }
 
-    /// Every builder of a QP is asked for by a flag of its own, and no two by the same.
-    #[test]
-    fn flags_of_builders() {
-        let all = BUILDERS.iter().fold(0, |all, (flag, _)| all | flag);
-        assert_eq!(all.count_ones() as usize, BUILDERS.len());
-        for (flag, opcode) in BUILDERS {
-            assert_eq!(builders(1 << opcode), flag.into());
-            assert_eq!(builders(!(1 << opcode)), u64::from(all & !flag));
-        }
-        assert_eq!(builders(0), 0);
-    }
-
     fn sge(addr: u64) -> ibv_sge {
         ibv_sge { addr, length: addr as u32 + 1, lkey: addr as u32 + 2 }
     }
@@ -655,7 +625,7 @@ mod tests {
     /// The address vector of an AH of a driver that keeps none.
     fn address(n: u8) -> Owned<Ah> {
         let av = virtio_rdma_av { dmac: [n; 6], ..Default::default() };
-        Blank::<ibv_ah, ah::Private>::new().unwrap().finish(ah::Private { av })
+        Blank::<ibv_ah>::new().unwrap().finish(ah::Private { av })
     }
 
     /// The setters of a work request may be called in any order, and each counts for the work
@@ -850,7 +820,7 @@ mod tests {
         let ids: Vec<u64> = (0..DEPTH).map(|index| bench.read(index, 0)).collect();
         assert_eq!(ids, [10, 11, 12, 13]);
         // A work request that was begun does not end up in the next batch.
-        bench.harness.numbers.get(NUMBER).unwrap().send().set_done(DEPTH);
+        bench.harness.table.get(NUMBER).unwrap().send().set_done(DEPTH);
         bench.start();
         bench.send(20);
         call!(bench, wr_set_sge, 1, 2, 3);
@@ -865,9 +835,9 @@ mod tests {
         let bench = Bench::new(IBV_QPT_RC);
         bench.start();
         bench.send(1);
-        model::set_state(&bench.qp, IBV_QPS_INIT);
+        objects::set_state(&bench.qp, IBV_QPS_INIT);
         assert_eq!((bench.complete(), bench.told()), (EINVAL as c_int, 0));
-        model::set_state(&bench.qp, IBV_QPS_RTS);
+        objects::set_state(&bench.qp, IBV_QPS_RTS);
         assert!(bench.is_open());
         assert_eq!(bench.posted::<u64>(|| bench.send(2)), 2);
     }
@@ -876,10 +846,10 @@ mod tests {
     /// aborted does not.
     #[test]
     fn one_doorbell_for_a_batch() {
-        let context = model::context();
-        let kernel = Box::<model::kernel::Kernel>::default();
+        let context = objects::context();
+        let kernel = Box::<Kernel>::default();
         let bench = Bench::new(IBV_QPT_RC);
-        model::qp_of(&bench.qp, &context, &kernel);
+        objects::qp_of(&bench.qp, &context, &kernel);
         let memory = bench.memory();
         let asleep = || memory.word(offset_of!(virtio_rdma_qp_ring, sq_wake));
         asleep().store(1, SeqCst);

@@ -19,6 +19,6 @@ pub fn open(
     attr: &mut ibv_xrcd_init_attr,
 ) -> Result<Owned<verbs_xrcd>> {
     let xrcd = Owned::zeroed()?;
-    cmd::open_xrcd(context, xrcd.as_ref(), attr)?;
+    cmd::xrcd::open(context, xrcd.as_ref(), attr)?;
     Ok(xrcd)
 }

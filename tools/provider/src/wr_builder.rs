@@ -11,29 +11,30 @@ use crate::{
     bindings::{ibv_send_wr, ibv_sge, virtio_rdma_av},
     doorbell::{self, Queue},
     errno::{Errno, Result},
+    limits::Limits,
     lock::Guard,
-    object::{Qp, Ref},
-    qp::{self, Limits, Rings},
+    object::Ref,
+    qp::{self, Qp, Rings},
     ring::Writer,
-    wq::{self, State},
+    wq::State,
     wqe::{Body, Open},
 };
 
-/// The batch that a thread makes on a QP.
-pub struct Batch<'a> {
+/// The builder that a thread makes on a QP.
+pub struct WrBuilder<'a> {
     qp: Ref<'a, Qp>,
     limits: &'a Limits,
     rings: &'a Rings,
     state: Guard<'a, State>,
 }
 
-impl<'a> Batch<'a> {
-    /// The batch of the thread that has this guard of the send queue.
+impl<'a> WrBuilder<'a> {
+    /// The builder of the thread that has this guard of the send queue.
     pub fn new(qp: Ref<'a, Qp>, rings: &'a Rings, state: Guard<'a, State>) -> Self {
         Self { qp, limits: qp.private().limits(), rings, state }
     }
 
-    /// Goes on with the batch in a later call.
+    /// Goes on with the builder in a later call.
     pub fn keep(self) {
         self.state.keep();
     }
@@ -47,19 +48,19 @@ impl<'a> Batch<'a> {
 
     /// Begins a work request, behind which the one before is complete.
     pub fn begin(&mut self, wr: ibv_send_wr) {
-        self.attempt(|batch| {
-            batch.close()?;
+        self.attempt(|builder| {
+            builder.close()?;
             // An entry must be free before its setters come.
-            batch.entry()?;
-            batch.state.open = Some(Open::new(batch.limits, wr)?);
+            builder.entry()?;
+            builder.state.open = Some(Open::new(builder.limits, wr)?);
             Ok(())
         });
     }
 
     /// ibv_wr_set_ud_addr(3).
     pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
-        self.attempt(|batch| {
-            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.attempt(|builder| {
+            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
             open.set_address(av, remote_qpn, remote_qkey);
             Ok(())
         });
@@ -67,8 +68,8 @@ impl<'a> Batch<'a> {
 
     /// ibv_wr_set_xrc_srqn(3).
     pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
-        self.attempt(|batch| {
-            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.attempt(|builder| {
+            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
             open.set_remote_srqn(remote_srqn);
             Ok(())
         });
@@ -76,8 +77,8 @@ impl<'a> Batch<'a> {
 
     /// What a work request has of its own, which `body` finds, or why it has none.
     pub fn set_body(&mut self, body: impl FnOnce() -> Result<Body>) {
-        self.attempt(|batch| {
-            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.attempt(|builder| {
+            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
             open.set_body(body()?);
             Ok(())
         });
@@ -85,19 +86,19 @@ impl<'a> Batch<'a> {
 
     /// ibv_wr_set_sge_list(3).
     pub fn set_sges(&mut self, sges: &[ibv_sge]) {
-        self.attempt(|batch| {
-            let entry = batch.entry()?;
-            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
-            open.set_sges(batch.limits, sges, entry)
+        self.attempt(|builder| {
+            let entry = builder.entry()?;
+            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_sges(builder.limits, sges, entry)
         });
     }
 
     /// ibv_wr_set_inline_data_list(3): `put` writes the `len` bytes.
     pub fn set_inline(&mut self, len: usize, put: impl FnOnce(&mut Writer<'_>) -> Result) {
-        self.attempt(|batch| {
-            let entry = batch.entry()?;
-            let open = batch.state.open.as_mut().ok_or(Errno::EINVAL)?;
-            open.set_inline(batch.limits, len, entry, put)
+        self.attempt(|builder| {
+            let entry = builder.entry()?;
+            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+            open.set_inline(builder.limits, len, entry, put)
         });
     }
 
@@ -114,9 +115,9 @@ impl<'a> Batch<'a> {
     /// a work request that the QP cannot carry, or a QP that is not in a state
     /// to send; ENOMEM for a full queue. EIO or ENODEV if the device is gone.
     pub fn complete(mut self) -> Result {
-        self.attempt(|batch| {
-            qp::check_can_send(batch.qp)?;
-            batch.close()
+        self.attempt(|builder| {
+            qp::check_can_send(builder.qp)?;
+            builder.close()
         });
         if let Some(errno) = self.state.error {
             self.state.discard();
@@ -127,7 +128,7 @@ impl<'a> Batch<'a> {
         if !doorbell {
             return Ok(());
         }
-        doorbell::ring(Queue::Send(self.qp), || self.rings.not_rung(wq::SEND))
+        doorbell::ring(Queue::Send(self.qp), || self.rings.send_not_rung())
     }
 
     /// ibv_wr_abort(3): forgets all work requests.
@@ -167,7 +168,10 @@ mod tests {
     use super::*;
     use crate::{
         bindings::*,
-        model::{self, Harness, Memory},
+        model::{
+            device::Memory,
+            objects::{self, Harness},
+        },
         object::Owned,
         ring::Ring,
         wr::Rdma,
@@ -192,18 +196,18 @@ mod tests {
             };
             let attr = ibv_qp_init_attr_ex { qp_type, cap, ..Default::default() };
             let mut harness = Harness::new(&[]);
-            let qp = model::qp(&mut harness, &attr, NUMBER);
-            let stride = crate::wqe::send_header(qp_type) + 40;
+            let qp = objects::qp(&mut harness, &attr, NUMBER);
+            let stride = crate::wqe::send_header(qp_type.into()) + 40;
             let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, stride).unwrap();
             Self { harness, qp, ring }
         }
 
-        /// A batch that was started.
-        fn start(&self) -> Batch<'_> {
+        /// A builder that was started.
+        fn start(&self) -> WrBuilder<'_> {
             let rings = self.qp.as_ref().private().rings().unwrap();
-            let mut batch = Batch::new(self.qp.as_ref(), rings, rings.send().state().lock());
-            batch.start();
-            batch
+            let mut builder = WrBuilder::new(self.qp.as_ref(), rings, rings.send().state().lock());
+            builder.start();
+            builder
         }
 
         fn memory(&self) -> Memory {
@@ -232,16 +236,16 @@ mod tests {
     #[test]
     fn all_at_the_end() {
         let bench = Bench::new(IBV_QPT_RC);
-        let mut batch = bench.start();
+        let mut builder = bench.start();
         let remote = Rdma { remote_addr: 0x1234, rkey: 77 };
         let write = ibv_send_wr { wr: ibv_send_wr__bindgen_ty_2 { rdma: remote }, ..wr(1, 0) };
-        batch.begin(ibv_send_wr { opcode: IBV_WR_RDMA_WRITE, ..write });
-        batch.set_sges(&[sge(3), sge(4)]);
-        batch.begin(wr(2, IBV_WR_SEND));
-        batch.set_inline(16, |entry| entry.put(virtio_rdma_sge { addr: 8, length: 7, lkey: 6 }));
-        batch.begin(wr(3, IBV_WR_SEND));
+        builder.begin(ibv_send_wr { opcode: IBV_WR_RDMA_WRITE, ..write });
+        builder.set_sges(&[sge(3), sge(4)]);
+        builder.begin(wr(2, IBV_WR_SEND));
+        builder.set_inline(16, |entry| entry.put(virtio_rdma_sge { addr: 8, length: 7, lkey: 6 }));
+        builder.begin(wr(3, IBV_WR_SEND));
         assert_eq!(bench.told(), 0);
-        assert_eq!(batch.complete(), Ok(()));
+        assert_eq!(builder.complete(), Ok(()));
         assert_eq!(bench.told(), 3);
 
         let first: virtio_rdma_ring_sq_wqe = bench.read(0, 0);
@@ -263,62 +267,63 @@ mod tests {
         assert_eq!((third.wr_id, third.num_sge, third.inline_len), (3, 0, 0));
     }
 
-    /// A batch that `make` makes, behind which there is another one.
-    fn refused(qp_type: ibv_qp_type, make: impl FnOnce(&mut Batch<'_>), errno: Errno) {
+    /// A builder that `make` makes, behind which there is another one.
+    fn refused(qp_type: ibv_qp_type, make: impl FnOnce(&mut WrBuilder<'_>), errno: Errno) {
         let bench = Bench::new(qp_type);
-        let mut batch = bench.start();
+        let mut builder = bench.start();
         let av = virtio_rdma_av::default();
-        batch.begin(wr(1, IBV_WR_SEND));
-        batch.set_address(av, 1, 2);
-        make(&mut batch);
-        assert_eq!((batch.complete(), bench.told()), (Err(errno), 0));
+        builder.begin(wr(1, IBV_WR_SEND));
+        builder.set_address(av, 1, 2);
+        make(&mut builder);
+        assert_eq!((builder.complete(), bench.told()), (Err(errno), 0));
 
-        let mut batch = bench.start();
-        batch.begin(wr(8, IBV_WR_SEND));
-        batch.set_address(av, 1, 2);
-        assert_eq!((batch.complete(), bench.told()), (Ok(()), 1));
+        let mut builder = bench.start();
+        builder.begin(wr(8, IBV_WR_SEND));
+        builder.set_address(av, 1, 2);
+        assert_eq!((builder.complete(), bench.told()), (Ok(()), 1));
         assert_eq!(bench.read::<u64>(0, 0), 8);
     }
 
     #[test]
     fn an_error_posts_nothing() {
-        let opcode = |opcode| move |batch: &mut Batch<'_>| batch.begin(wr(2, opcode));
+        let opcode = |opcode| move |builder: &mut WrBuilder<'_>| builder.begin(wr(2, opcode));
         refused(IBV_QPT_RC, opcode(99), Errno::EINVAL);
         refused(IBV_QPT_UD, opcode(IBV_WR_RDMA_READ), Errno::EINVAL);
         let csum = ibv_send_wr { send_flags: IBV_SEND_IP_CSUM, ..wr(2, IBV_WR_SEND) };
-        refused(IBV_QPT_RC, |batch| batch.begin(csum), Errno::EINVAL);
-        refused(IBV_QPT_RC, |batch| batch.set_sges(&[sge(0); 3]), Errno::EINVAL);
-        refused(IBV_QPT_RC, |batch| batch.set_inline(41, |_| Ok(())), Errno::EINVAL);
-        refused(IBV_QPT_RC, |batch| batch.set_inline(usize::MAX, |_| Ok(())), Errno::EINVAL);
-        let twice = |batch: &mut Batch<'_>| {
-            batch.set_sges(&[sge(0)]);
-            batch.set_sges(&[sge(0)]);
+        refused(IBV_QPT_RC, |builder| builder.begin(csum), Errno::EINVAL);
+        refused(IBV_QPT_RC, |builder| builder.set_sges(&[sge(0); 3]), Errno::EINVAL);
+        refused(IBV_QPT_RC, |builder| builder.set_inline(41, |_| Ok(())), Errno::EINVAL);
+        refused(IBV_QPT_RC, |builder| builder.set_inline(usize::MAX, |_| Ok(())), Errno::EINVAL);
+        let twice = |builder: &mut WrBuilder<'_>| {
+            builder.set_sges(&[sge(0)]);
+            builder.set_sges(&[sge(0)]);
         };
         refused(IBV_QPT_RC, twice, Errno::EINVAL);
         // Each datagram wants its own destination.
-        refused(IBV_QPT_UD, |batch| batch.begin(wr(2, IBV_WR_SEND)), Errno::EINVAL);
-        let inline = |batch: &mut Batch<'_>| {
-            batch.begin(wr(2, IBV_WR_RDMA_READ));
-            batch.set_inline(1, |_| Ok(()));
+        refused(IBV_QPT_UD, |builder| builder.begin(wr(2, IBV_WR_SEND)), Errno::EINVAL);
+        let inline = |builder: &mut WrBuilder<'_>| {
+            builder.begin(wr(2, IBV_WR_RDMA_READ));
+            builder.set_inline(1, |_| Ok(()));
         };
         refused(IBV_QPT_RC, inline, Errno::EINVAL);
         // What comes after the error makes it no better, and the first counts.
-        let later = |batch: &mut Batch<'_>| {
-            batch.fail(Errno::EOPNOTSUPP);
-            batch.set_sges(&[sge(0); 3]);
-            batch.begin(wr(3, IBV_WR_SEND));
+        let later = |builder: &mut WrBuilder<'_>| {
+            builder.fail(Errno::EOPNOTSUPP);
+            builder.set_sges(&[sge(0); 3]);
+            builder.begin(wr(3, IBV_WR_SEND));
         };
         refused(IBV_QPT_RC, later, Errno::EOPNOTSUPP);
-        let many = |batch: &mut Batch<'_>| (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, 2)));
+        let many =
+            |builder: &mut WrBuilder<'_>| (0..DEPTH.into()).for_each(|id| builder.begin(wr(id, 2)));
         refused(IBV_QPT_RC, many, Errno::ENOMEM);
     }
 
     #[test]
     fn a_setter_without_a_work_request() {
         let bench = Bench::new(IBV_QPT_RC);
-        let mut batch = bench.start();
-        batch.set_sges(&[sge(0)]);
-        assert_eq!(batch.complete(), Err(Errno::EINVAL));
+        let mut builder = bench.start();
+        builder.set_sges(&[sge(0)]);
+        assert_eq!(builder.complete(), Err(Errno::EINVAL));
         assert_eq!(bench.start().complete(), Ok(()));
         assert_eq!(bench.told(), 0);
     }
@@ -327,14 +332,14 @@ mod tests {
     fn abort_forgets() {
         let bench = Bench::new(IBV_QPT_RC);
         for _ in 0..3 {
-            let mut batch = bench.start();
-            (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, IBV_WR_SEND)));
-            batch.abort();
+            let mut builder = bench.start();
+            (0..DEPTH.into()).for_each(|id| builder.begin(wr(id, IBV_WR_SEND)));
+            builder.abort();
         }
         assert_eq!(bench.told(), 0);
-        let mut batch = bench.start();
-        (0..DEPTH.into()).for_each(|id| batch.begin(wr(10 + id, IBV_WR_SEND)));
-        assert_eq!((batch.complete(), bench.told()), (Ok(()), DEPTH));
+        let mut builder = bench.start();
+        (0..DEPTH.into()).for_each(|id| builder.begin(wr(10 + id, IBV_WR_SEND)));
+        assert_eq!((builder.complete(), bench.told()), (Ok(()), DEPTH));
         assert_eq!((bench.read::<u64>(0, 0), bench.read::<u64>(3, 0)), (10, 13));
     }
 
@@ -342,26 +347,26 @@ mod tests {
     fn completions_make_room() {
         let bench = Bench::new(IBV_QPT_RC);
         for round in 0..3 {
-            let mut batch = bench.start();
-            (0..DEPTH.into()).for_each(|id| batch.begin(wr(id, IBV_WR_SEND)));
-            assert_eq!(batch.complete(), Ok(()));
-            let mut batch = bench.start();
-            batch.begin(wr(9, IBV_WR_SEND));
-            assert_eq!(batch.complete(), Err(Errno::ENOMEM));
+            let mut builder = bench.start();
+            (0..DEPTH.into()).for_each(|id| builder.begin(wr(id, IBV_WR_SEND)));
+            assert_eq!(builder.complete(), Ok(()));
+            let mut builder = bench.start();
+            builder.begin(wr(9, IBV_WR_SEND));
+            assert_eq!(builder.complete(), Err(Errno::ENOMEM));
             let done = (round + 1) * DEPTH;
-            bench.harness.numbers.get(NUMBER).unwrap().send().set_done(done);
+            bench.harness.table.get(NUMBER).unwrap().send().set_done(done);
         }
     }
 
     #[test]
     fn datagram_with_its_destination() {
         let bench = Bench::new(IBV_QPT_UD);
-        let mut batch = bench.start();
+        let mut builder = bench.start();
         let av = virtio_rdma_av { dmac: [6; 6], ..Default::default() };
-        batch.begin(wr(1, IBV_WR_SEND));
-        batch.set_sges(&[sge(5)]);
-        batch.set_address(av, 33, 44);
-        assert_eq!(batch.complete(), Ok(()));
+        builder.begin(wr(1, IBV_WR_SEND));
+        builder.set_sges(&[sge(5)]);
+        builder.set_address(av, 33, 44);
+        assert_eq!(builder.complete(), Ok(()));
         let wqe: virtio_rdma_ring_ud_wqe = bench.read(0, 0);
         assert_eq!((wqe.num_sge, wqe.remote_qpn, wqe.remote_qkey), (1, 33, 44));
         assert_eq!(wqe.av.dmac, [6; 6]);
@@ -371,32 +376,32 @@ mod tests {
     #[test]
     fn message_with_its_srq() {
         let bench = Bench::new(IBV_QPT_XRC_SEND);
-        let mut batch = bench.start();
-        batch.begin(wr(1, IBV_WR_SEND));
-        batch.set_remote_srqn(77);
-        batch.set_sges(&[sge(5)]);
-        assert_eq!(batch.complete(), Ok(()));
+        let mut builder = bench.start();
+        builder.begin(wr(1, IBV_WR_SEND));
+        builder.set_remote_srqn(77);
+        builder.set_sges(&[sge(5)]);
+        assert_eq!(builder.complete(), Ok(()));
         let wqe: virtio_rdma_ring_xrc_wqe = bench.read(0, 0);
         assert_eq!((wqe.base.num_sge, wqe.remote_srqn), (1, 77));
         assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
         // Each wants its own.
-        let mut batch = bench.start();
-        batch.begin(wr(2, IBV_WR_SEND));
-        assert_eq!(batch.complete(), Err(Errno::EINVAL));
+        let mut builder = bench.start();
+        builder.begin(wr(2, IBV_WR_SEND));
+        assert_eq!(builder.complete(), Err(Errno::EINVAL));
     }
 
     #[test]
     fn a_state_that_cannot_send() {
         let bench = Bench::new(IBV_QPT_RC);
         for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
-            model::set_state(&bench.qp, state);
-            let mut batch = bench.start();
-            batch.begin(wr(1, IBV_WR_SEND));
-            assert_eq!((batch.complete(), bench.told()), (Err(Errno::EINVAL), 0));
+            objects::set_state(&bench.qp, state);
+            let mut builder = bench.start();
+            builder.begin(wr(1, IBV_WR_SEND));
+            assert_eq!((builder.complete(), bench.told()), (Err(Errno::EINVAL), 0));
         }
-        model::set_state(&bench.qp, IBV_QPS_ERR);
-        let mut batch = bench.start();
-        batch.begin(wr(1, IBV_WR_SEND));
-        assert_eq!((batch.complete(), bench.told()), (Ok(()), 1));
+        objects::set_state(&bench.qp, IBV_QPS_ERR);
+        let mut builder = bench.start();
+        builder.begin(wr(1, IBV_WR_SEND));
+        assert_eq!((builder.complete(), bench.told()), (Ok(()), 1));
     }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! The numbers of a context's QPs, and of its SRQs for XRC, and how far each QP's
-//! work requests are done.
+//! The QP table of a context: finds by number how far the work requests of a QP are, and the SRQs
+//! for XRC.
 //!
-//! A CQE names its QP by number, or its SRQ. What polling then writes stands here and not
-//! in the QP, and is freed with the context: whatever number a CQE has, and
+//! A CQE names its QP, or its SRQ, by number. What polling then writes stands in the table and
+//! not in the QP, and is freed with the context: whatever number a CQE has, and
 //! whatever another thread destroys meanwhile, polling finds valid memory and
 //! takes no lock but the CQ's.
 
 use crate::{
     atomic::AtomicU32,
     bindings::{VIRTIO_RDMA_WC_RECV, virtio_rdma_ring_cqe},
-    cq,
     cq_ring::Owner,
+    cq_state::{self, CqState},
     errno::{Errno, Result},
     lock::Lock,
-    object::{Cq, Owned, Ref, Zeroable},
+    object::{Owned, Zeroable},
 };
 use core::{
     ptr::{self, NonNull},
@@ -24,27 +24,27 @@ use core::{
     },
 };
 
-/// QP numbers have 24 bits.
+/// How many numbers there are: QP numbers have 24 bits.
 const NUMBERS: usize = 1 << 24;
-/// Numbers of one chunk.
+/// How many numbers a chunk has.
 const CHUNK: usize = 1 << 8;
 
-/// How far the work requests of a QP are done.
+/// How far the work requests of the two queues of a QP are.
 ///
 /// Threads that post sends, post receives and poll each CQ write to cache lines of their own.
 #[repr(C)]
-pub struct Progress {
-    /// Its send queue.
-    send: Side,
-    /// Its receive queue.
-    recv: Side,
+pub struct QpProgress {
+    /// The send queue.
+    send: QueueProgress,
+    /// The receive queue.
+    recv: QueueProgress,
 }
 
-/// How far the work requests of a queue are: numbers of them since RESET,
-/// modulo 2^32. Those between the two are outstanding.
+/// How far the work requests of a queue are: how many were posted since RESET, and how many of
+/// these are no longer outstanding, modulo 2^32.
 #[derive(Default)]
 #[repr(C)]
-pub struct Side {
+pub struct QueueProgress {
     polled: Polled,
     posted: Posted,
 }
@@ -55,12 +55,12 @@ pub struct Side {
 struct Polled {
     /// Work requests that are no longer outstanding.
     done: AtomicU32,
-    /// Whether they are those of an SRQ.
+    /// Whether the receives are those of an SRQ.
     shared: AtomicBool,
-    /// The registration of the QP that has the number, 0 for none.
+    /// The ID of the registration that has the number, 0 if no QP has it.
     owner: AtomicU64,
-    /// The CQ of the queue; as `owner`, written under [`Numbers::owners`].
-    cq: AtomicPtr<Cq>,
+    /// The CQ of the queue; written under [`QpTable::registrations`], as `owner` is.
+    cq: AtomicPtr<Lock<CqState>>,
 }
 
 /// What the thread that posts to a queue writes.
@@ -71,19 +71,19 @@ struct Posted {
     count: AtomicU32,
 }
 
-impl Side {
-    /// Work requests that are no longer outstanding.
+impl QueueProgress {
+    /// Returns how many work requests are no longer outstanding.
     pub fn done(&self) -> u32 {
         self.polled.done.load(Acquire)
     }
 
-    /// Work requests were posted, `posted` so far.
+    /// Notes how many work requests were posted since RESET.
     pub fn post(&self, posted: u32) {
         self.posted.count.store(posted, Release);
     }
 
-    /// Notes that a work request, and all before it, are no longer outstanding.
-    /// False, and nothing noted, if it is not: the index is the device's word.
+    /// Notes that the work request with an index, and all before it, are no longer outstanding.
+    /// Returns false, and notes nothing, if it is not outstanding: the device chose the index.
     pub fn complete(&self, index: u32) -> bool {
         let done = self.polled.done.load(Relaxed);
         let outstanding = self.posted.count.load(Acquire).wrapping_sub(done);
@@ -99,22 +99,22 @@ impl Side {
         self.posted.count.store(0, Relaxed);
     }
 
-    /// A new QP has the number, and this queue completes to `cq`. The caller holds
-    /// [`Numbers::owners`].
-    fn register(&self, owner: u64, cq: Ref<'_, Cq>) {
+    /// Gives the number to a new QP, whose queue completes to `cq`. The caller holds
+    /// [`QpTable::registrations`].
+    fn register(&self, owner: u64, cq: &Lock<CqState>) {
         self.reset();
         self.polled.shared.store(false, Relaxed);
-        self.polled.cq.store(cq.as_ptr(), Relaxed);
+        self.polled.cq.store(ptr::from_ref(cq).cast_mut(), Relaxed);
         self.polled.owner.store(owner, Release);
     }
 
-    /// Sets the number of those that are no longer outstanding.
+    /// Sets how many work requests are no longer outstanding.
     #[cfg(test)]
     pub fn set_done(&self, done: u32) {
         self.polled.done.store(done, Release);
     }
 
-    /// Makes a work request one that is outstanding.
+    /// Makes the work request with an index outstanding.
     #[cfg(test)]
     fn expect(&self, index: u32) {
         let posted = index.wrapping_add(1);
@@ -125,98 +125,97 @@ impl Side {
     }
 }
 
-/// Whether a CQE is that of a receive.
+/// Returns whether a CQE is that of a receive.
 fn is_receive(cqe: &virtio_rdma_ring_cqe) -> bool {
     u32::from(cqe.opcode) & VIRTIO_RDMA_WC_RECV != 0
 }
 
-impl Progress {
-    /// The receives of the QP, which is new, are those of an SRQ.
+impl QpProgress {
+    /// Notes that the receives of the QP, which is new, are those of an SRQ.
     pub fn share_receives(&self) {
         self.recv.polled.shared.store(true, Relaxed);
     }
 
-    /// The send queue.
-    pub fn send(&self) -> &Side {
+    /// Returns the progress of the send queue.
+    pub fn send(&self) -> &QueueProgress {
         &self.send
     }
 
-    /// The receive queue.
-    pub fn recv(&self) -> &Side {
+    /// Returns the progress of the receive queue.
+    pub fn recv(&self) -> &QueueProgress {
         &self.recv
     }
 
-    /// The queue that a CQE is of.
-    fn side(&self, cqe: &virtio_rdma_ring_cqe) -> &Side {
+    /// Returns the progress of the queue that a CQE is of.
+    fn queue(&self, cqe: &virtio_rdma_ring_cqe) -> &QueueProgress {
         if is_receive(cqe) { &self.recv } else { &self.send }
     }
 
     /// Notes a completion: its work request, and all before it in the same
-    /// queue, are no longer outstanding. False if it was not outstanding: the
+    /// queue, are no longer outstanding. Returns false if it was not outstanding: the
     /// CQE makes no sense, or is one too many.
     ///
-    /// The receives of an SRQ complete in any order, and nothing waits for
-    /// that.
+    /// The receives of an SRQ complete in any order, and are not counted.
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
-        let side = self.side(cqe);
-        side.polled.owner.load(Acquire) != 0
-            && (side.polled.shared.load(Relaxed) || side.complete(u32::from_le(cqe.wqe_index)))
+        let queue = self.queue(cqe);
+        queue.polled.owner.load(Acquire) != 0
+            && (queue.polled.shared.load(Relaxed) || queue.complete(u32::from_le(cqe.wqe_index)))
     }
 
-    /// Makes the work request of a CQE one that is outstanding.
+    /// Makes the work request of a CQE outstanding.
     #[cfg(test)]
     pub fn expect(&self, cqe: &virtio_rdma_ring_cqe) {
-        self.side(cqe).expect(u32::from_le(cqe.wqe_index));
+        self.queue(cqe).expect(u32::from_le(cqe.wqe_index));
     }
 
-    /// The CQs of the QP.
+    /// Returns the send CQ and the receive CQ of the QP.
     ///
     /// # Safety
     ///
     /// They are live.
-    unsafe fn cqs(&self) -> (Ref<'_, Cq>, Ref<'_, Cq>) {
-        // SAFETY: by the contract of this function.
+    unsafe fn cqs(&self) -> (&Lock<CqState>, &Lock<CqState>) {
+        // SAFETY: `register` stored the addresses of both, and the caller says that they are live.
         unsafe {
-            let cq = |side: &Side| Ref::new(side.polled.cq.load(Relaxed));
+            let cq = |queue: &QueueProgress| &*queue.polled.cq.load(Relaxed).cast_const();
             (cq(&self.send), cq(&self.recv))
         }
     }
 
-    /// Nothing was posted yet.
+    /// Notes that no work request was posted yet.
     fn reset(&self) {
         self.send.reset();
         self.recv.reset();
     }
 
-    /// The registration of the QP that has the number, 0 for none.
+    /// Returns the ID of the registration that has the number, 0 if no QP has it.
     fn owner(&self) -> &AtomicU64 {
         &self.send.polled.owner
     }
 }
 
-type Chunk = [Progress; CHUNK];
-type Places = [AtomicPtr<Chunk>; NUMBERS / CHUNK];
+type Chunk = [QpProgress; CHUNK];
+type Chunks = [AtomicPtr<Chunk>; NUMBERS / CHUNK];
 
 // SAFETY: zero is a valid atomic.
 unsafe impl Zeroable for Chunk {}
 // SAFETY: null is a valid pointer.
-unsafe impl Zeroable for Places {}
+unsafe impl Zeroable for Chunks {}
 
-/// The numbers of one kind of object.
-struct Directory(Owned<Places>);
+/// Finds the objects of one kind by number, in two levels.
+struct Directory(Owned<Chunks>);
 
 impl Directory {
     fn new() -> Result<Self> {
         Owned::zeroed().map(Self)
     }
 
-    /// The place of a number that is taken.
-    fn get(&self, number: u32) -> Option<&Progress> {
+    /// Returns the slot of a number that an object has.
+    fn get(&self, number: u32) -> Option<&QpProgress> {
         self.slot(number).filter(|slot| slot.owner().load(Acquire) != 0)
     }
 
-    /// The place of a number, if one of its chunk was ever taken.
-    fn slot(&self, number: u32) -> Option<&Progress> {
+    /// Returns the slot of a number, if an object ever had a number of the same chunk.
+    fn slot(&self, number: u32) -> Option<&QpProgress> {
         let index = number as usize;
         let chunk = NonNull::new(self.chunk(index)?.load(Acquire))?;
         // SAFETY: a chunk that is in the directory stays there, and is freed
@@ -226,14 +225,18 @@ impl Directory {
     }
 
     fn chunk(&self, index: usize) -> Option<&AtomicPtr<Chunk>> {
-        // SAFETY: the places are live, and their elements are atomics.
-        let places: &Places = unsafe { &*self.0.as_ref().as_ptr() };
-        places.get(index / CHUNK)
+        // SAFETY: the array lives as long as the directory, and its elements are atomics.
+        let chunks: &Chunks = unsafe { &*self.0.as_ref().as_ptr() };
+        chunks.get(index / CHUNK)
     }
 
-    /// The place of a number, which gets its memory if it has none. The caller
-    /// holds [`Numbers::owners`].
-    fn slot_or_new(&self, number: u32) -> Result<&Progress> {
+    /// Returns the slot of a number, and allocates its chunk if there is none. The caller
+    /// holds [`QpTable::registrations`].
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for a number of more than 24 bits; ENOMEM.
+    fn slot_or_new(&self, number: u32) -> Result<&QpProgress> {
         let chunk = self.chunk(number as usize).ok_or(Errno::EINVAL)?;
         if chunk.load(Relaxed).is_null() {
             chunk.store(Owned::<Chunk>::zeroed()?.into_raw(), Release);
@@ -247,7 +250,7 @@ impl Drop for Directory {
         for index in (0..NUMBERS).step_by(CHUNK) {
             let chunk = self.chunk(index).map_or(ptr::null_mut(), |chunk| chunk.load(Acquire));
             if !chunk.is_null() {
-                // SAFETY: the chunk came from `slot_or_new`, and nobody has a
+                // SAFETY: the chunk came from `slot_or_new`, and no object has a
                 // number any more.
                 drop(unsafe { Owned::from_raw(chunk) });
             }
@@ -255,37 +258,38 @@ impl Drop for Directory {
     }
 }
 
-/// The numbers of a context: those of its QPs, and those of its SRQs for XRC, whose
-/// receives a QP of another program may take.
-pub struct Numbers {
+/// The QPs of a context by number, and its SRQs for XRC, whose receives a QP of another program
+/// may take.
+pub struct QpTable {
     qps: Directory,
     srqs: Directory,
-    /// Taken by those that take and give back numbers; counts registrations.
-    owners: Lock<u64>,
+    /// Counts registrations. Held by whoever takes or gives back a number.
+    registrations: Lock<u64>,
 }
 
-// SAFETY: all of it is atomic or under a lock, and what it points to is.
-unsafe impl Send for Numbers {}
+// SAFETY: each field is atomic or under a lock, and so is the memory that it points to.
+unsafe impl Send for QpTable {}
 // SAFETY: as above.
-unsafe impl Sync for Numbers {}
+unsafe impl Sync for QpTable {}
 
-impl Numbers {
-    /// No numbers.
+impl QpTable {
+    /// Returns an empty table.
     ///
     /// # Errors
     ///
     /// ENOMEM.
     pub fn new() -> Result<Self> {
-        Ok(Self { qps: Directory::new()?, srqs: Directory::new()?, owners: Lock::new(0) })
+        let (qps, srqs) = (Directory::new()?, Directory::new()?);
+        Ok(Self { qps, srqs, registrations: Lock::new(0) })
     }
 
-    /// The progress of the QP that has a number.
-    pub fn get(&self, number: u32) -> Option<&Progress> {
+    /// Returns the progress of the QP that has a number.
+    pub fn get(&self, number: u32) -> Option<&QpProgress> {
         self.qps.get(number)
     }
 
-    /// Notes a completion, as [`Progress::complete`]; false if it makes no sense, or
-    /// is of no QP here, nor of an SRQ for XRC.
+    /// Notes a completion, as [`QpProgress::complete`]. Returns false if it makes no sense, or
+    /// belongs neither to a QP of the table nor to an SRQ for XRC.
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
         match u32::from_le(cqe.srqn) {
             0 => {
@@ -296,7 +300,7 @@ impl Numbers {
         }
     }
 
-    /// Where the numbers of an owner's kind are, and which one is its.
+    /// Returns the directory that has the owner's number, and the number.
     fn place(&self, owner: Owner) -> (&Directory, u32) {
         match owner {
             Owner::Qp(number) => (&self.qps, number),
@@ -304,32 +308,32 @@ impl Numbers {
         }
     }
 
-    /// Ends a registration: the CQEs of its QP or SRQ leave their CQs. The caller
-    /// holds [`Self::owners`].
-    fn retire(slot: &Progress, owner: Owner) {
+    /// Ends a registration: drops the CQEs of its QP or SRQ from their CQs. The caller
+    /// holds [`Self::registrations`].
+    fn retire(slot: &QpProgress, owner: Owner) {
         slot.send.polled.owner.store(0, Release);
         slot.recv.polled.owner.store(0, Release);
         // SAFETY: the CQs of a QP are live until ibv_destroy_qp() returns,
-        // which needs the lock first: ibv_destroy_cq(3) refuses before. So it is
-        // with an SRQ for XRC.
+        // which needs the lock first: ibv_destroy_cq(3) refuses before. The same holds
+        // for an SRQ for XRC.
         let (send_cq, recv_cq) = unsafe { slot.cqs() };
-        cq::purge(send_cq, recv_cq, owner);
+        cq_state::purge(send_cq, recv_cq, owner);
     }
 }
 
-/// A QP's or SRQ's hold on its number, from the reply to CREATE to that to DESTROY.
+/// Keeps the number of a QP or SRQ, from the reply to CREATE to that to DESTROY.
 ///
 /// The kernel gives a number out again as soon as its QP is destroyed there.
-/// Another thread may so register the number of a QP that is on its way out;
-/// it then purges that QP's CQEs first, before it can have any of its own.
+/// Another thread may then register the number of a QP that this program has not finished
+/// destroying. It purges that QP's CQEs first, before the new QP can have CQEs of its own.
 pub struct Registration {
-    numbers: NonNull<Numbers>,
-    progress: NonNull<Progress>,
+    table: NonNull<QpTable>,
+    progress: NonNull<QpProgress>,
     owner: Owner,
     id: u64,
 }
 
-// SAFETY: what it points to may be used by any thread.
+// SAFETY: any thread may use the table and the progress that it points to.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
@@ -337,75 +341,76 @@ unsafe impl Sync for Registration {}
 impl Registration {
     /// Registers a QP that the kernel has created.
     ///
-    /// The program keeps the context and the CQs until the QP is destroyed, as
-    /// ibv_close_device(3) and ibv_destroy_cq(3) demand of it.
+    /// The program keeps the context, which has the table, and the CQs until the QP is destroyed,
+    /// as ibv_close_device(3) and ibv_destroy_cq(3) demand of it.
     ///
     /// # Errors
     ///
-    /// ENOMEM; EINVAL for what is no QP number.
+    /// ENOMEM; EINVAL for a number of more than 24 bits.
     pub fn new(
-        numbers: &Numbers,
+        table: &QpTable,
         number: u32,
-        send_cq: Ref<'_, Cq>,
-        recv_cq: Ref<'_, Cq>,
+        send_cq: &Lock<CqState>,
+        recv_cq: &Lock<CqState>,
     ) -> Result<Self> {
-        Self::of(numbers, Owner::Qp(number), send_cq, recv_cq)
+        Self::of(table, Owner::Qp(number), send_cq, recv_cq)
     }
 
-    /// Registers an SRQ for XRC that the kernel has created, as [`Self::new`].
+    /// Registers an SRQ for XRC that the kernel has created. The program keeps the context and
+    /// the CQ, as for [`Self::new`].
     ///
     /// # Errors
     ///
-    /// ENOMEM; EINVAL for what is no SRQ number.
-    pub fn of_srq(numbers: &Numbers, number: u32, cq: Ref<'_, Cq>) -> Result<Self> {
-        // What names none is a QP's.
+    /// ENOMEM; EINVAL for 0 or a number of more than 24 bits.
+    pub fn of_srq(table: &QpTable, number: u32, cq: &Lock<CqState>) -> Result<Self> {
+        // A CQE that names SRQ 0 belongs to a QP.
         if number == 0 {
             return Err(Errno::EINVAL);
         }
-        Self::of(numbers, Owner::Srq(number), cq, cq)
+        Self::of(table, Owner::Srq(number), cq, cq)
     }
 
     fn of(
-        numbers: &Numbers,
+        table: &QpTable,
         owner: Owner,
-        send_cq: Ref<'_, Cq>,
-        recv_cq: Ref<'_, Cq>,
+        send_cq: &Lock<CqState>,
+        recv_cq: &Lock<CqState>,
     ) -> Result<Self> {
-        let mut owners = numbers.owners.lock();
-        let (directory, number) = numbers.place(owner);
+        let mut registrations = table.registrations.lock();
+        let (directory, number) = table.place(owner);
         let slot = directory.slot_or_new(number)?;
         if slot.owner().load(Relaxed) != 0 {
-            Numbers::retire(slot, owner);
+            QpTable::retire(slot, owner);
         }
-        *owners += 1;
-        slot.recv.register(*owners, recv_cq);
-        slot.send.register(*owners, send_cq);
-        Ok(Self { numbers: numbers.into(), progress: slot.into(), owner, id: *owners })
+        *registrations += 1;
+        slot.recv.register(*registrations, recv_cq);
+        slot.send.register(*registrations, send_cq);
+        Ok(Self { table: table.into(), progress: slot.into(), owner, id: *registrations })
     }
 
     /// Drops the CQEs of the QP, which is in RESET.
     pub fn reset(&self) {
         // SAFETY: the QP is live, and so are its CQs.
         let (send_cq, recv_cq) = unsafe { self.progress().cqs() };
-        cq::purge(send_cq, recv_cq, self.owner);
+        cq_state::purge(send_cq, recv_cq, self.owner);
         self.progress().reset();
     }
 
-    /// How far the QP's work requests are done.
-    pub fn progress(&self) -> &Progress {
-        // SAFETY: the memory is freed with the numbers, which live longer.
+    /// Returns how far the QP's work requests are.
+    pub fn progress(&self) -> &QpProgress {
+        // SAFETY: the memory is freed with the table, which lives longer.
         unsafe { self.progress.as_ref() }
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: the numbers live longer.
-        let numbers = unsafe { self.numbers.as_ref() };
-        let _owners = numbers.owners.lock();
+        // SAFETY: the table lives longer.
+        let table = unsafe { self.table.as_ref() };
+        let _registrations = table.registrations.lock();
         let slot = self.progress();
         if slot.owner().load(Relaxed) == self.id {
-            Numbers::retire(slot, self.owner);
+            QpTable::retire(slot, self.owner);
         }
     }
 }
@@ -417,34 +422,35 @@ mod tests {
 
     use crate::{
         cq_ring::CqRing,
-        model::{self, Completer, Harness},
+        model::{
+            device::{self, Completer},
+            objects::{self, Harness},
+        },
     };
 
     fn complete(device: &mut Completer, harness: &Harness, numbers: &[u32]) {
         for (index, &qp_num) in numbers.iter().enumerate() {
             let wqe_index = index as u32;
             let cqe = virtio_rdma_ring_cqe { qp_num, wqe_index, ..Default::default() };
-            assert!(device.complete_posted(&harness.numbers, cqe));
+            assert!(device.complete_posted(&harness.table, cqe));
         }
     }
 
     fn poll(harness: &Harness) -> Vec<u32> {
         let mut state = harness.cq.as_ref().private().state().lock();
-        model::poll(state.ring().unwrap(), &harness.numbers, 99)
-            .iter()
-            .map(|wc| wc.qp_num)
-            .collect()
+        device::poll(state.ring().unwrap(), &harness.table, 99).iter().map(|wc| wc.qp_num).collect()
     }
 
     /// Two that post and two that poll write to four cache lines.
     #[test]
     fn each_writer_has_a_line_of_its_own() {
         let line = |at: usize| at / 64;
-        let (polled, posted) = (offset_of!(Side, polled), offset_of!(Side, posted));
-        let lines = [offset_of!(Progress, send), offset_of!(Progress, recv)]
+        let (polled, posted) =
+            (offset_of!(QueueProgress, polled), offset_of!(QueueProgress, posted));
+        let lines = [offset_of!(QpProgress, send), offset_of!(QpProgress, recv)]
             .map(|side| [line(side + polled), line(side + posted)]);
         assert_eq!(lines, [[0, 1], [2, 3]]);
-        assert_eq!((align_of::<Progress>(), size_of::<Progress>()), (64, 256));
+        assert_eq!((align_of::<QpProgress>(), size_of::<QpProgress>()), (64, 256));
     }
 
     #[test]
@@ -455,10 +461,10 @@ mod tests {
             assert_eq!(harness.progress(number), (0, 0));
         }
         for number in [2, 1025, 1 << 24, u32::MAX] {
-            assert!(harness.numbers.get(number).is_none());
+            assert!(harness.table.get(number).is_none());
         }
-        let cq = harness.cq.as_ref();
-        let result = Registration::new(&harness.numbers, 1 << 24, cq, cq);
+        let cq = harness.cq.as_ref().private().state();
+        let result = Registration::new(&harness.table, 1 << 24, cq, cq);
         assert_eq!(result.err(), Some(Errno::EINVAL));
     }
 
@@ -466,10 +472,10 @@ mod tests {
     fn destroyed_qp_takes_its_completions_along() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        let mut harness = Harness::with_cq(&[3, 4], model::cq(Some(ring)));
+        let mut harness = Harness::with_cq(&[3, 4], objects::cq(Some(ring)));
         complete(&mut device, &harness, &[3, 4, 4, 3]);
         drop(harness.registrations.remove(1));
-        assert!(harness.numbers.get(4).is_none());
+        assert!(harness.table.get(4).is_none());
         assert_eq!(poll(&harness), [3, 3]);
     }
 
@@ -477,7 +483,7 @@ mod tests {
     fn reset_qp_starts_anew() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        let harness = Harness::with_cq(&[3], model::cq(Some(ring)));
+        let harness = Harness::with_cq(&[3], objects::cq(Some(ring)));
         complete(&mut device, &harness, &[3, 3]);
         assert_eq!(poll(&harness), [3, 3]);
         assert_eq!(harness.progress(3), (2, 0));
@@ -491,9 +497,9 @@ mod tests {
     fn receives_of_xrc_are_their_srqs() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        let mut harness = Harness::with_cq(&[3], model::cq(Some(ring)));
-        let cq = harness.cq.as_ref();
-        let srq = Registration::of_srq(&harness.numbers, 5, cq).unwrap();
+        let mut harness = Harness::with_cq(&[3], objects::cq(Some(ring)));
+        let cq = harness.cq.as_ref().private().state();
+        let srq = Registration::of_srq(&harness.table, 5, cq).unwrap();
         let receive = |qp_num, srqn| virtio_rdma_ring_cqe {
             qp_num,
             srqn,
@@ -515,22 +521,22 @@ mod tests {
         device.complete(receive(99, 5));
         drop(srq);
         assert_eq!(poll(&harness), []);
-        assert_eq!(Registration::of_srq(&harness.numbers, 0, cq).err(), Some(Errno::EINVAL));
+        assert_eq!(Registration::of_srq(&harness.table, 0, cq).err(), Some(Errno::EINVAL));
     }
 
     #[test]
     fn number_given_out_again_before_its_qp_is_gone() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
-        let mut harness = Harness::with_cq(&[3], model::cq(Some(ring)));
+        let mut harness = Harness::with_cq(&[3], objects::cq(Some(ring)));
         complete(&mut device, &harness, &[3, 3]);
-        let cq = harness.cq.as_ref();
-        let next = Registration::new(&harness.numbers, 3, cq, cq).unwrap();
+        let cq = harness.cq.as_ref().private().state();
+        let next = Registration::new(&harness.table, 3, cq, cq).unwrap();
         complete(&mut device, &harness, &[3]);
         // The old one no longer has a say.
         harness.registrations.clear();
         assert_eq!(poll(&harness), [3]);
         drop(next);
-        assert!(harness.numbers.get(3).is_none());
+        assert!(harness.table.get(3).is_none());
     }
 }

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Commands of contexts, the device and its port.
+
+use super::message::Message;
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+    object::Ref,
+};
+use core::{mem, ptr};
+
+/// Hides that the command takes descriptors for the new context, of which there
+/// are none here, in later releases of rdma-core.
+///
+/// # Safety
+///
+/// As the function of the same name without the descriptors.
+#[cfg(get_context_takes_fds)]
+unsafe fn ibv_cmd_get_context(
+    context: *mut verbs_context,
+    cmd: *mut ibv_get_context,
+    cmd_size: usize,
+    resp: *mut ib_uverbs_get_context_resp,
+    resp_size: usize,
+) -> c_int {
+    let none = ptr::null_mut();
+    // SAFETY: by the contract of this function; the descriptors may be null.
+    unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
+}
+
+/// Opens the context in the kernel; answers what the driver says of it.
+pub fn get(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+    let mut cmd = ibv_get_context::default();
+    let mut resp =
+        Message::<ib_uverbs_get_context_resp, virtio_rdma_uresp_alloc_ucontext>::default();
+    // SAFETY: the buffers have the sizes given, and `resp` begins with the
+    // core's structure.
+    Errno::check(unsafe {
+        ibv_cmd_get_context(
+            context.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            (&raw mut resp).cast(),
+            resp.len(true),
+        )
+    })?;
+    Ok(resp.driver)
+}
+
+/// A command's attributes of the driver, of which there is one, which the kernel
+/// writes (rdma-core libibverbs/cmd_ioctl.h).
+#[repr(C)]
+struct DriverAttr {
+    buffer: ibv_command_buffer,
+    attr: ib_uverbs_attr,
+}
+
+/// Asks the kernel for a context that another program opened, through its file.
+pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
+    const {
+        let attrs = mem::offset_of!(ibv_command_buffer, hdr.attrs);
+        assert!(attrs == mem::offset_of!(DriverAttr, attr));
+    };
+    let mut resp = virtio_rdma_uresp_alloc_ucontext::default();
+    let mut driver = DriverAttr {
+        // SAFETY: integers and pointers.
+        buffer: unsafe { mem::zeroed() },
+        attr: ib_uverbs_attr {
+            attr_id: VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as u16,
+            len: size_of_val(&resp) as u16,
+            flags: UVERBS_ATTR_F_MANDATORY as u16,
+            __bindgen_anon_1: ib_uverbs_attr__bindgen_ty_2 {
+                data: (&raw mut resp).expose_provenance() as u64,
+            },
+            ..Default::default()
+        },
+    };
+    driver.buffer.hdr.object_id = UVERBS_OBJECT_DEVICE as u16;
+    driver.buffer.hdr.method_id = UVERBS_METHOD_QUERY_CONTEXT as u16;
+    driver.buffer.uhw_in_idx = _UHW_NO_INDEX as u8;
+    driver.buffer.uhw_out_idx = _UHW_NO_INDEX as u8;
+    let all = &raw mut driver;
+    // SAFETY: the buffer holds one attribute, behind which it ends; the kernel
+    // writes to `resp`, which is as long as the attribute says.
+    Errno::check(unsafe {
+        let attr = &raw mut (*all).attr;
+        (*all).buffer.last_attr = attr.add(1);
+        (*all).buffer.next_attr = attr.add(1);
+        let context = &raw mut (*context.as_ptr()).context;
+        ibv_cmd_query_context(context, all.cast())
+    })?;
+    Ok(resp)
+}
+
+/// Reads the device's attributes into the `size` bytes at `attr`.
+///
+/// # Safety
+///
+/// `input` is null or points to a valid structure; `attr` points to `size`
+/// bytes that are the caller's to write.
+pub unsafe fn query_device(
+    context: Ref<'_, ibv_context>,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> Result {
+    // SAFETY: `input`, `attr` and `size` are as the function wants them, by
+    // the contract of this one; the response buffer may be null.
+    Errno::check(unsafe {
+        ibv_cmd_query_device_any(
+            context.as_ptr(),
+            input,
+            attr,
+            size,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    })
+}
+
+/// Reads the attributes of a port.
+pub fn query_port(context: Ref<'_, ibv_context>, port: u8, attr: &mut ibv_port_attr) -> Result {
+    let mut cmd = ibv_query_port::default();
+    // SAFETY: `cmd` has the size given.
+    Errno::check(unsafe {
+        ibv_cmd_query_port(context.as_ptr(), port, attr, &mut cmd, size_of_val(&cmd))
+    })
+}
+
+/// Reads the speed of a port, in units of 100 Mb/s.
+#[cfg(has_port_speed)]
+pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u64) -> Result {
+    // SAFETY: the context is live.
+    Errno::check(unsafe { ibv_cmd_query_port_speed(context.as_ptr(), port, speed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cmd::bench::*,
+        model::{
+            opened::description,
+            uverbs::Name::{Method, Write},
+        },
+    };
+
+    /// What the driver says of a context is taken as it is, and the program has no part of its
+    /// own in the command.
+    #[test]
+    fn a_context_is_what_the_driver_says() {
+        let said = virtio_rdma_uresp_alloc_ucontext {
+            max_inline_data: 512,
+            features: 0x1234_5678_9abc_def0,
+            ..description(VIRTIO_RDMA_UDATA_PATH_RINGS)
+        };
+        let bench = Bench::new();
+        bench.kernel.answer(UVERBS_ATTR_UHW_OUT, said);
+        bench.kernel.answer(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, 3u32);
+        let got = get(bench.verbs_context()).unwrap();
+        assert_eq!(bytes(&got), bytes(&said));
+        let command = bench.kernel.take().remove(0);
+        assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT));
+        assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of_val(&said));
+        assert!(command.input.is_empty());
+        // SAFETY: the context is live.
+        assert_eq!(unsafe { (*bench.opened.verbs()).num_comp_vectors }, 3);
+
+        bench.kernel.answer(VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, said);
+        bench.kernel.answer(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4u32);
+        let got = query(bench.verbs_context()).unwrap();
+        assert_eq!(bytes(&got), bytes(&said));
+        let command = bench.kernel.take().remove(0);
+        assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT));
+        assert_eq!(command.room[&VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP], size_of_val(&said));
+        // A kernel that does not know the attribute refuses, and does not leave it zero.
+        assert!(command.mandatory.contains(&VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP));
+        assert!(command.input.is_empty() && command.is_without_driver());
+        // SAFETY: as above.
+        assert_eq!(unsafe { (*bench.opened.verbs()).num_comp_vectors }, 4);
+    }
+
+    /// A driver that is older says less; what it does not say is zero.
+    #[test]
+    fn a_shorter_answer_of_an_older_driver() {
+        let bench = Bench::new();
+        bench.kernel.answer(UVERBS_ATTR_UHW_OUT, VIRTIO_RDMA_UDATA_PATH_RINGS);
+        let got = get(bench.verbs_context()).unwrap();
+        assert_eq!(bytes(&got), bytes(&description(VIRTIO_RDMA_UDATA_PATH_RINGS)));
+    }
+
+    #[test]
+    fn what_is_asked_of_device_and_port() {
+        let bench = Bench::new();
+        let mut port = ibv_port_attr::default();
+        bench.kernel.answer(
+            UVERBS_ATTR_QUERY_PORT_RESP,
+            ib_uverbs_query_port_resp_ex {
+                legacy_resp: ib_uverbs_query_port_resp {
+                    state: 4,
+                    gid_tbl_len: 9,
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
+        );
+        assert_eq!(query_port(bench.context(), 3, &mut port), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
+        assert_eq!(command.handle(UVERBS_ATTR_QUERY_PORT_PORT_NUM), 3);
+        assert_eq!((port.state, port.gid_tbl_len), (4, 9));
+
+        let mut attr = ibv_device_attr_ex::default();
+        let mut answer = ib_uverbs_ex_query_device_resp {
+            response_length: size_of::<ib_uverbs_ex_query_device_resp>() as u32,
+            ..Default::default()
+        };
+        answer.base.max_qp = 1234;
+        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
+        // SAFETY: the attributes are as long.
+        let result = unsafe {
+            query_device(bench.context(), ptr::null(), &mut attr, size_of::<ibv_device_attr_ex>())
+        };
+        assert_eq!((result, attr.orig_attr.max_qp), (Ok(()), 1234));
+        let number = IB_USER_VERBS_EX_CMD_QUERY_DEVICE | EXTENDED;
+        assert_eq!(bench.kernel.names(), [Write(number)]);
+    }
+}

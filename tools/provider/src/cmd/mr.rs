@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Commands of memory regions.
+
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+    object::Ref,
+};
+use core::{ffi::c_int, ptr};
+
+/// The memory that an MR is to cover, as in ibv_reg_mr_iova2(3) and
+/// ibv_reg_dmabuf_mr(3).
+#[derive(Clone, Copy)]
+pub struct Region {
+    /// Address of the first byte in the program, or its offset in the dma-buf.
+    pub start: usize,
+    /// Bytes.
+    pub length: usize,
+    /// Address by which work requests name the first byte.
+    pub iova: u64,
+    /// `IBV_ACCESS_*`
+    pub access: c_int,
+}
+
+/// Registers memory and fills in `mr`. The kernel pins and checks it: an
+/// address that is not the program's ends in EFAULT.
+pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Result {
+    let mut cmd = ibv_reg_mr::default();
+    let mut resp = ib_uverbs_reg_mr_resp::default();
+    // SAFETY: the buffers have the sizes given; the region's address is a
+    // number to this function, which does not follow it.
+    Errno::check(unsafe {
+        ibv_cmd_reg_mr(
+            pd.as_ptr(),
+            ptr::without_provenance_mut(region.start),
+            region.length,
+            region.iova,
+            region.access,
+            mr.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Registers memory of the dma-buf behind `fd`, where `region.start` is its
+/// offset, and fills in `mr`. The kernel checks both.
+pub fn register_dmabuf(
+    pd: Ref<'_, ibv_pd>,
+    region: Region,
+    fd: c_int,
+    mr: Ref<'_, verbs_mr>,
+) -> Result {
+    // SAFETY: both are live; the function fills in the MR, and takes no command
+    // of the driver's.
+    Errno::check(unsafe {
+        ibv_cmd_reg_dmabuf_mr(
+            pd.as_ptr(),
+            region.start as u64,
+            region.length,
+            region.iova,
+            fd,
+            region.access,
+            mr.as_ptr(),
+            ptr::null_mut(),
+        )
+    })
+}
+
+/// Replaces what `flags` (`IBV_REREG_MR_*`) name of an MR, which stays as it was
+/// if that fails.
+pub fn reregister(
+    mr: Ref<'_, verbs_mr>,
+    flags: c_int,
+    pd: Option<Ref<'_, ibv_pd>>,
+    region: Region,
+) -> Result {
+    if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let mut cmd = ibv_rereg_mr::default();
+    let mut resp = ib_uverbs_rereg_mr_resp::default();
+    // SAFETY: the buffers have the sizes given; the region's address is a
+    // number to this function, which does not follow it; the PD is read only
+    // where `flags` ask for another, and is there then.
+    Errno::check(unsafe {
+        ibv_cmd_rereg_mr(
+            mr.as_ptr(),
+            flags as u32,
+            ptr::without_provenance_mut(region.start),
+            region.length,
+            region.iova,
+            region.access,
+            pd.map_or(ptr::null_mut(), |pd| pd.as_ptr()),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Fills in `mr`, the MR that has a handle in the kernel.
+pub fn query(pd: Ref<'_, ibv_pd>, mr: Ref<'_, verbs_mr>, handle: u32) -> Result {
+    // SAFETY: both are live; the function fills in the MR.
+    Errno::check(unsafe { ibv_cmd_query_mr(pd.as_ptr(), mr.as_ptr(), handle) })
+}
+
+/// Deregisters an MR.
+pub fn deregister(mr: Ref<'_, verbs_mr>) -> Result {
+    // SAFETY: `mr` is a live MR.
+    Errno::check(unsafe { ibv_cmd_dereg_mr(mr.as_ptr()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cmd::bench::*,
+        model::uverbs::{
+            FIRST_HANDLE,
+            Name::{Method, Write},
+        },
+    };
+
+    #[test]
+    fn mrs() {
+        let bench = Bench::new();
+        let (mr, pd) = (bench.mr.as_ref(), bench.pd.as_ref());
+        // SAFETY: the MR is live, here and below.
+        let handle = || unsafe { (*mr.as_ptr()).ibv_mr.handle };
+        // SAFETY: see above.
+        let keys = || unsafe { ((*mr.as_ptr()).ibv_mr.lkey, (*mr.as_ptr()).ibv_mr.rkey) };
+        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [77u32, 78, 79]);
+        assert_eq!(register(pd, REGION, mr), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_REG_MR));
+        assert!(command.is_without_driver());
+        let core: ib_uverbs_reg_mr = command.core();
+        assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
+        assert_eq!((core.pd_handle, core.access_flags), (PD, 5));
+        assert_eq!((handle(), keys()), (77, (78, 79)));
+
+        bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, 5u32);
+        bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, 6u32);
+        assert_eq!(register_dmabuf(pd, REGION, 9, mr), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR));
+        assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_OFFSET), 0x1000);
+        assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_LENGTH), 0x2000);
+        assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_IOVA), 0x3000);
+        assert_eq!(command.input::<u32>(UVERBS_ATTR_REG_DMABUF_MR_FD), 9);
+        assert_eq!(command.input::<u32>(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS), 5);
+        assert_eq!(command.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE), PD.into());
+        assert!(command.is_without_driver());
+        assert_eq!((handle(), keys()), (FIRST_HANDLE, (5, 6)));
+
+        bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [7u32, 8]);
+        let flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION;
+        assert_eq!(reregister(mr, flags as c_int, Some(pd), REGION), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_REREG_MR));
+        let core: ib_uverbs_rereg_mr = command.core();
+        assert_eq!((core.mr_handle, core.flags, core.pd_handle), (FIRST_HANDLE, flags, PD));
+        assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
+        assert_eq!((core.access_flags, keys()), (5, (7, 8)));
+
+        bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_LKEY, 9u32);
+        bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_RKEY, 10u32);
+        assert_eq!(query(pd, mr, 55), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR));
+        assert_eq!(command.handle(UVERBS_ATTR_QUERY_MR_HANDLE), 55);
+        assert_eq!((handle(), keys()), (55, (9, 10)));
+
+        assert_eq!(deregister(mr), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY));
+        assert_eq!(command.handle(UVERBS_ATTR_DESTROY_MR_HANDLE), 55);
+    }
+
+    /// The kernel is asked for another PD only where the flags say so, and never without one.
+    #[test]
+    fn an_mr_changes_its_pd_only_to_one_that_is_there() {
+        let bench = Bench::new();
+        let (mr, change) = (bench.mr.as_ref(), IBV_REREG_MR_CHANGE_PD as c_int);
+        assert_eq!(reregister(mr, change, None, REGION), Err(Errno::EINVAL));
+        assert_eq!(bench.kernel.take().len(), 0);
+        let access = IBV_REREG_MR_CHANGE_ACCESS as c_int;
+        for pd in [None, Some(bench.pd.as_ref())] {
+            assert_eq!(reregister(mr, access, pd, REGION), Ok(()));
+            assert_eq!(bench.kernel.one().core::<ib_uverbs_rereg_mr>().pd_handle, 0);
+        }
+    }
+}

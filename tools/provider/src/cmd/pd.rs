@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Commands of protection domains.
+
+use crate::{
+    bindings::*,
+    errno::{Errno, Result},
+    object::Ref,
+};
+
+/// Allocates a PD and fills in `pd`.
+pub fn alloc(context: Ref<'_, ibv_context>, pd: Ref<'_, ibv_pd>) -> Result {
+    let mut cmd = ibv_alloc_pd::default();
+    let mut resp = ib_uverbs_alloc_pd_resp::default();
+    // SAFETY: the buffers have the sizes given.
+    Errno::check(unsafe {
+        ibv_cmd_alloc_pd(
+            context.as_ptr(),
+            pd.as_ptr(),
+            &mut cmd,
+            size_of_val(&cmd),
+            &mut resp,
+            size_of_val(&resp),
+        )
+    })
+}
+
+/// Deallocates a PD.
+pub fn dealloc(pd: Ref<'_, ibv_pd>) -> Result {
+    // SAFETY: `pd` is a live PD.
+    Errno::check(unsafe { ibv_cmd_dealloc_pd(pd.as_ptr()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cmd::bench::*,
+        model::uverbs::{
+            FIRST_HANDLE,
+            Name::{Method, Write},
+        },
+    };
+
+    #[test]
+    fn pds() {
+        let bench = Bench::new();
+        let pd = object::<ibv_pd>();
+        assert_eq!(alloc(bench.context(), pd.as_ref()), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_ALLOC_PD));
+        assert!(command.is_without_driver());
+        let at = pd.as_ref().as_ptr();
+        // SAFETY: the PD is live.
+        let (handle, context) = unsafe { ((*at).handle, (*at).context) };
+        assert_eq!((handle, context), (FIRST_HANDLE, bench.opened.verbs()));
+        assert_eq!(dealloc(bench.pd.as_ref()), Ok(()));
+        let command = bench.kernel.one();
+        assert_eq!(command.name, Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY));
+        assert_eq!(command.handle(UVERBS_ATTR_DESTROY_PD_HANDLE), PD.into());
+    }
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! What the tests have in place of a device, a kernel and a program.
+
+mod cost;
+pub mod device;
+pub mod freed;
+pub mod kernel;
+pub mod objects;
+pub mod opened;
+mod traffic;
+pub mod uverbs;

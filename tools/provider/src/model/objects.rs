@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! Objects for tests, made without a kernel.
+
+use crate::{
+    bindings::*,
+    context::{self, Context},
+    cq::{self, Cq},
+    cq_ex,
+    cq_ring::CqRing,
+    model::kernel::Kernel,
+    object::{Blank, Owned, Zeroable},
+    qp::{self, Qp},
+    qp_table::{QpTable, Registration},
+    srq::Srq,
+};
+use std::ptr;
+
+/// A context whose objects have rings.
+pub fn context() -> Owned<Context> {
+    let description = virtio_rdma_uresp_alloc_ucontext {
+        data_path: VIRTIO_RDMA_UDATA_PATH_RINGS,
+        ..Default::default()
+    };
+    let context = Blank::<verbs_context>::new().unwrap();
+    context.finish(context::Private::new(description).unwrap())
+}
+
+// SAFETY: integers, pointers and a mutex, as libibverbs allocates it.
+unsafe impl Zeroable for verbs_context {}
+
+/// Makes a CQ one of a context.
+pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
+    // SAFETY: both are live, and nobody else uses the CQ.
+    unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().context().as_ptr() };
+}
+
+/// Makes a QP one of a context and a kernel.
+pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
+    let at = qp.as_ref().qp().as_ptr();
+    // SAFETY: all are live, and nobody else uses the QP.
+    unsafe {
+        (*at).context = context.as_ref().context().as_ptr();
+        (*at).qp_context = ptr::from_ref(kernel).cast_mut().cast();
+    }
+}
+
+/// As [`qp_of`].
+pub fn srq_of(srq: &Owned<Srq>, context: &Owned<Context>, kernel: &Kernel) {
+    let at = srq.as_ref().srq().as_ptr();
+    // SAFETY: all are live, and nobody else uses the SRQ.
+    unsafe {
+        (*at).context = context.as_ref().context().as_ptr();
+        (*at).srq_context = ptr::from_ref(kernel).cast_mut().cast();
+    }
+}
+
+/// QPs of a context, and a CQ that they complete to, without a kernel.
+pub struct Harness {
+    pub registrations: Vec<Registration>,
+    pub table: Box<QpTable>,
+    pub cq: Owned<Cq>,
+}
+
+impl Harness {
+    /// QPs with these numbers.
+    pub fn new(numbers: &[u32]) -> Self {
+        Self::with_cq(numbers, cq(None))
+    }
+
+    /// QPs with these numbers that complete to a CQ.
+    pub fn with_cq(numbers: &[u32], cq: Owned<Cq>) -> Self {
+        let table = Box::new(QpTable::new().unwrap());
+        let state = cq.as_ref().private().state();
+        let register = |&number| Registration::new(&table, number, state, state);
+        let registrations = numbers.iter().map(register).collect::<Result<_, _>>().unwrap();
+        Self { registrations, table, cq }
+    }
+
+    /// Send and receive requests of a QP that are done.
+    pub fn progress(&self, number: u32) -> (u32, u32) {
+        let progress = self.table.get(number).unwrap();
+        (progress.send().done(), progress.recv().done())
+    }
+}
+
+/// A CQ that the kernel does not know.
+pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
+    let blank = Blank::<verbs_cq>::new().unwrap();
+    blank.finish(cq::Private::without_kernel(ring, 0))
+}
+
+/// The same, extended, of a context.
+pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
+    let blank = Blank::<verbs_cq>::new().unwrap();
+    let cq = blank.finish(cq::Private::without_kernel(Some(ring), flags));
+    cq_of(&cq, context);
+    // SAFETY: the CQ is extended, and nobody else has it.
+    unsafe { cq_ex::install(cq.as_ref()) };
+    cq
+}
+
+/// A QP of a harness with the number and caps given, in RTS.
+pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Owned<Qp> {
+    let cq = harness.cq.as_ref().private().state();
+    let registration = Registration::new(&harness.table, number, cq, cq).unwrap();
+    let qp = Blank::<verbs_qp>::new().unwrap();
+    let qp = qp.finish(qp::Private::without_kernel(attr, registration));
+    set_state(&qp, IBV_QPS_RTS);
+    qp
+}
+
+/// Moves a QP to another state.
+pub fn set_state(qp: &Owned<Qp>, state: ibv_qp_state) {
+    // SAFETY: the object is the caller's alone.
+    unsafe { (*qp.as_ref().qp().as_ptr()).state = state };
+}
+
+/// An object that the threads of a test share.
+pub struct Shared<T>(pub T);
+
+// SAFETY: programs may call verbs from any thread.
+unsafe impl<T> Sync for Shared<T> {}

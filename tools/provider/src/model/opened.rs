@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
+//! A context that a program opened, with the kernel of the tests behind it.
+
+use crate::{
+    bindings::*,
+    driver,
+    model::uverbs::Kernel,
+    object::{Owned, Ref, Zeroable},
+    ops,
+};
+use core::ffi::c_int;
+use std::{fs::File, os::fd::IntoRawFd};
+
+/// A context that a program opened, and its device.
+pub struct Opened {
+    /// The context, which is closed with this value.
+    pub verbs_context: *mut verbs_context,
+    device: Owned<verbs_device>,
+    _sysfs: Owned<verbs_sysfs_dev>,
+}
+
+// SAFETY: integers and text, as libibverbs allocates it.
+unsafe impl Zeroable for verbs_sysfs_dev {}
+
+impl Opened {
+    /// Opens a context of a driver that says this of it.
+    pub fn new(kernel: &Kernel, description: virtio_rdma_uresp_alloc_ucontext) -> Self {
+        kernel.answer(UVERBS_ATTR_UHW_OUT, description);
+        let opened = Self::open(driver::tests::alloc_context);
+        kernel.take();
+        opened.expect("a context")
+    }
+
+    /// A context whose objects have rings.
+    pub fn with_rings(kernel: &Kernel) -> Self {
+        Self::new(kernel, description(VIRTIO_RDMA_UDATA_PATH_RINGS))
+    }
+
+    /// Opens a context in a way.
+    pub fn open(way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context) -> Option<Self> {
+        let device = Owned::<verbs_device>::zeroed().unwrap();
+        let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
+        let at = device.as_ref().as_ptr();
+        let file = File::open("/dev/null").unwrap().into_raw_fd();
+        // SAFETY: the device is live, and libibverbs frees none that somebody has.
+        let context = unsafe {
+            (*at).refcount = 1;
+            (*at).sysfs = sysfs.as_ref().as_ptr();
+            way(&raw mut (*at).device, file)
+        };
+        if context.is_null() {
+            // SAFETY: the device is live.
+            assert_eq!(unsafe { (*at).refcount }, 1, "a hold on the device");
+            return None;
+        }
+        Some(Self { verbs_context: context, device, _sysfs: sysfs })
+    }
+
+    /// What libibverbs hands to the program.
+    pub fn verbs(&self) -> *mut ibv_context {
+        // SAFETY: the context is live.
+        unsafe { &raw mut (*self.verbs_context).context }
+    }
+
+    /// The same, as verbs have it.
+    pub fn context(&self) -> Ref<'_, ibv_context> {
+        // SAFETY: the context is live.
+        unsafe { Ref::new(self.verbs()) }
+    }
+
+    /// How often libibverbs has the device.
+    pub fn holds(&self) -> i32 {
+        // SAFETY: the device is live.
+        unsafe { (*self.device.as_ref().as_ptr()).refcount - 1 }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the context any more.
+        unsafe { ops::COMMON.free_context.unwrap()(self.verbs()) };
+        assert_eq!(self.holds(), 0);
+    }
+}
+
+/// What a driver with this data path says of a context.
+pub fn description(data_path: u32) -> virtio_rdma_uresp_alloc_ucontext {
+    virtio_rdma_uresp_alloc_ucontext { data_path, ..Default::default() }
+}
