@@ -9,7 +9,10 @@ mod virtqueue;
 use crate::{
     bindings, cmd,
     hca::Hca,
-    ib,
+    ib::{
+        self,
+        EventType, //
+    },
     region::Region,
     ring::{
         self,
@@ -145,7 +148,7 @@ impl Cq {
     }
 
     /// Reports an event, which a CQ has one of: that it is in error. `this` is this CQ. Any context.
-    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Cq<Hca>) {
+    pub(crate) fn report_once(&self, event: EventType, this: &ib::Cq<Hca>) {
         let reported = core::mem::replace(&mut self.state.lock().reported, true);
         if !reported {
             this.report(event);

@@ -9,6 +9,7 @@ use crate::{
     bindings,
     dma,
     hca::Hca,
+    ib::EventType,
     stats::{
         Counter,
         Stats, //
@@ -135,49 +136,47 @@ pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
 
 /// Whom an event concerns, and what the kernel calls it.
 enum Target {
-    Cq(u32),
-    Qp(u32),
-    Srq(u32),
-    Port(u32),
+    Cq(EventType),
+    Qp(EventType),
+    Srq(EventType),
+    Port(EventType),
 }
 
 fn target(event: u32) -> Option<Target> {
     Some(match event {
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_CQ_ERR => {
-            Target::Cq(bindings::ib_event_type_IB_EVENT_CQ_ERR)
-        }
+        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_CQ_ERR => Target::Cq(EventType::CqErr),
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_FATAL => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_QP_FATAL)
+            Target::Qp(EventType::QpFatal)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_REQ_ERR => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_QP_REQ_ERR)
+            Target::Qp(EventType::QpReqErr)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_ACCESS_ERR => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_QP_ACCESS_ERR)
+            Target::Qp(EventType::QpAccessErr)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_COMM_EST => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_COMM_EST)
+            Target::Qp(EventType::CommEst)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SQ_DRAINED => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_SQ_DRAINED)
+            Target::Qp(EventType::SqDrained)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED => {
-            Target::Qp(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED)
+            Target::Qp(EventType::QpLastWqeReached)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_ERR => {
-            Target::Srq(bindings::ib_event_type_IB_EVENT_SRQ_ERR)
+            Target::Srq(EventType::SrqErr)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED => {
-            Target::Srq(bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED)
+            Target::Srq(EventType::SrqLimitReached)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ACTIVE => {
-            Target::Port(bindings::ib_event_type_IB_EVENT_PORT_ACTIVE)
+            Target::Port(EventType::PortActive)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ERR => {
-            Target::Port(bindings::ib_event_type_IB_EVENT_PORT_ERR)
+            Target::Port(EventType::PortErr)
         }
         bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_DEVICE_FATAL => {
-            Target::Port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL)
+            Target::Port(EventType::DeviceFatal)
         }
         _ => return None,
     })

@@ -6,7 +6,6 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    bindings,
     cmd::{
         Command,
         ControlQueue, //
@@ -28,7 +27,10 @@ use crate::{
         self,
         EventQueue, //
     },
-    ib,
+    ib::{
+        self,
+        EventType, //
+    },
     region::Memory,
     stats::{
         Counter,
@@ -197,7 +199,8 @@ impl WorkItem for Hca {
             this.fail("it asks for a reset");
         }
         let events = core::mem::take(&mut *this.port_events.lock());
-        for event in (0..u32::BITS).filter(|event| events & 1 << event != 0) {
+        let bits = (0..u32::BITS).filter(|bit| events & 1 << bit != 0);
+        for event in bits.filter_map(|bit| EventType::try_from(bit).ok()) {
             this.handles.report_port(event);
         }
         if this.is_broken() {
@@ -544,7 +547,7 @@ impl Hca {
     /// Lets those who use the device know that it is broken.
     fn end(self: &Arc<Self>) {
         self.control.fail();
-        self.report_port(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL);
+        self.report_port(EventType::DeviceFatal);
     }
 
     /// Counts a PD in which a consumer in the kernel creates a QP. May sleep.
@@ -574,8 +577,8 @@ impl Hca {
     }
 
     /// Reports an event of the port, soon; the same event twice is once until then. Any context.
-    pub(crate) fn report_port(self: &Arc<Self>, event: bindings::ib_event_type) {
-        *self.port_events.lock() |= 1 << event;
+    pub(crate) fn report_port(self: &Arc<Self>, event: EventType) {
+        *self.port_events.lock() |= 1 << event as u32;
         self.attend();
     }
 

@@ -17,6 +17,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
 mod ah;
+mod c_enum;
 mod cq;
 mod device;
 mod event;
@@ -51,6 +52,7 @@ pub(crate) use device::{
     Device,
     Handles, //
 };
+pub(crate) use event::EventType;
 pub(crate) use mad::PerfMad;
 pub(crate) use mr::{
     MemoryRegion,
@@ -68,6 +70,8 @@ pub(crate) use port::GidAttr;
 pub(crate) use qp::{
     modify_is_ok,
     QpInitAttr,
+    QpState,
+    QpType,
     QueuePair, //
 };
 pub(crate) use registration::{
@@ -78,7 +82,8 @@ pub(crate) use registration::{
 pub(crate) use restrack::Details;
 pub(crate) use srq::{
     SharedReceiveQueue,
-    SrqInitAttr, //
+    SrqInitAttr,
+    SrqType, //
 };
 pub(crate) use stats::StatDesc;
 pub(crate) use ucontext::{
@@ -88,6 +93,7 @@ pub(crate) use ucontext::{
 pub(crate) use udata::Udata;
 pub(crate) use wc::{
     Wc,
+    WcOpcode,
     Wcs, //
 };
 pub(crate) use wr::{
@@ -96,7 +102,8 @@ pub(crate) use wr::{
     RecvWr,
     RecvWrs,
     SendWr,
-    SendWrs, //
+    SendWrs,
+    WrOpcode, //
 };
 pub(crate) use xrcd::XrcDomain;
 

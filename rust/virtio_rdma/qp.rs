@@ -7,7 +7,14 @@
 use crate::{
     ah, bindings, cmd, doorbell,
     hca::Hca,
-    ib,
+    ib::{
+        self,
+        EventType,
+        QpState,
+        QpType,
+        WcOpcode,
+        WrOpcode, //
+    },
     region::Region,
     ring::{
         self,
@@ -49,7 +56,7 @@ use kernel::{
 pub(crate) struct Qp {
     hca: Arc<Hca>,
     qpn: u32,
-    qp_type: u32,
+    qp_type: QpType,
     signal_all: bool,
     send_cqn: Option<u32>,
     recv_cqn: Option<u32>,
@@ -59,9 +66,9 @@ pub(crate) struct Qp {
     /// another meaning for the flag.
     tells_vlan: bool,
     cap: bindings::ib_qp_cap,
-    /// The state that MODIFY_QP left the QP in, `enum ib_qp_state`.
+    /// The state that MODIFY_QP left the QP in.
     #[pin]
-    state: Mutex<u32>,
+    state: Mutex<QpState>,
     #[pin]
     sq: IrqSpinLock<WorkQueue>,
     #[pin]
@@ -93,45 +100,24 @@ const MAX_VLAN: u16 = 4094;
 const CREATE_FLAGS: u32 = bindings::VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK;
 
 /// Whether the state lets send work requests be posted.
-fn accepts_sends(state: u32) -> bool {
+fn accepts_sends(state: QpState) -> bool {
     matches!(
         state,
-        bindings::ib_qp_state_IB_QPS_RTS
-            | bindings::ib_qp_state_IB_QPS_SQD
-            | bindings::ib_qp_state_IB_QPS_SQE
-            | bindings::ib_qp_state_IB_QPS_ERR
+        QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
     )
 }
 
 /// Whether the state lets receive work requests be posted.
-fn accepts_recvs(state: u32) -> bool {
-    state != bindings::ib_qp_state_IB_QPS_RESET
+fn accepts_recvs(state: QpState) -> bool {
+    state != QpState::Reset
 }
 
-/// `enum ib_wc_opcode` of a send work request, by its `enum ib_wr_opcode`.
-fn wc_opcode(opcode: u32) -> u32 {
-    match opcode {
-        bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
-        | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
-            bindings::ib_wc_opcode_IB_WC_RDMA_WRITE
-        }
-        bindings::ib_wr_opcode_IB_WR_RDMA_READ
-        | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => bindings::ib_wc_opcode_IB_WC_RDMA_READ,
-        bindings::ib_wr_opcode_IB_WR_LOCAL_INV => bindings::ib_wc_opcode_IB_WC_LOCAL_INV,
-        bindings::ib_wr_opcode_IB_WR_REG_MR => bindings::ib_wc_opcode_IB_WC_REG_MR,
-        bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => bindings::ib_wc_opcode_IB_WC_COMP_SWAP,
-        bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => bindings::ib_wc_opcode_IB_WC_FETCH_ADD,
-        bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE => bindings::ib_wc_opcode_IB_WC_ATOMIC_WRITE,
-        _ => bindings::ib_wc_opcode_IB_WC_SEND,
-    }
-}
-
-/// The completion of a work request that was flushed.
-fn flushed(entry: &Entry, opcode: u32) -> ib::Wc {
+/// Returns the completion of a work request that was flushed.
+fn flushed(entry: &Entry) -> ib::Wc {
     ib::Wc {
         wr_id: entry.wr_id,
         status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-        opcode,
+        opcode: entry.opcode,
         ..ib::Wc::default()
     }
 }
@@ -169,7 +155,7 @@ impl Qp {
         Some(ib::Wc {
             wr_id: entry.wr_id,
             status: cqe.status,
-            opcode: wc_opcode(entry.opcode),
+            opcode: entry.opcode,
             vendor_err: cqe.vendor_err,
             byte_len: cqe.byte_len,
             ..ib::Wc::default()
@@ -200,11 +186,9 @@ impl Qp {
         let byte_len = cqe.byte_len;
         let ok = cqe.status == bindings::ib_wc_status_IB_WC_SUCCESS;
         let opcode = match cqe.opcode {
-            bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV => {
-                bindings::ib_wc_opcode_IB_WC_RECV
-            }
+            bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV => WcOpcode::Recv,
             bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM => {
-                bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM
+                WcOpcode::RecvRdmaWithImm
             }
             _ => {
                 self.hca.stats().bad(Counter::BadCqeOpcode);
@@ -212,7 +196,7 @@ impl Qp {
             }
         };
 
-        let placed = ok && opcode == bindings::ib_wc_opcode_IB_WC_RECV;
+        let placed = ok && opcode == WcOpcode::Recv;
         let bytes = if placed { u64::from(byte_len) } else { 0 };
         let entry = self
             .take_recv(cqe, bytes)
@@ -263,13 +247,13 @@ impl Qp {
             let Some(entry) = self.sq.lock().flush() else {
                 break;
             };
-            wcs.push(this, &flushed(&entry, wc_opcode(entry.opcode)));
+            wcs.push(this, &flushed(&entry));
         }
         while self.recv_cqn == Some(cqn) && !wcs.is_full() {
             let Some(entry) = self.rq.lock().flush() else {
                 break;
             };
-            wcs.push(this, &flushed(&entry, bindings::ib_wc_opcode_IB_WC_RECV));
+            wcs.push(this, &flushed(&entry));
         }
     }
 
@@ -296,10 +280,10 @@ impl Qp {
 
     /// Reports an event, once between two changes of the state: the core keeps events until a program
     /// reads them, however many there are. `this` is this QP. May sleep, as the handlers of a QP may.
-    pub(crate) fn report_once(&self, event: bindings::ib_event_type, this: &ib::Qp<Hca>) {
+    pub(crate) fn report_once(&self, event: EventType, this: &ib::Qp<Hca>) {
         let mut reported = self.reported.lock();
-        let first = *reported & 1 << event == 0;
-        *reported |= 1 << event;
+        let first = *reported & 1 << event as u32 == 0;
+        *reported |= 1 << event as u32;
         drop(reported);
         if first {
             this.report(event);
@@ -310,12 +294,12 @@ impl Qp {
     /// has failed: whoever drains it waits for that. `this` is this QP. May sleep.
     pub(crate) fn leave_srq(&self, this: &ib::Qp<Hca>) {
         if self.srqn.is_some() {
-            self.report_once(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED, this);
+            self.report_once(EventType::QpLastWqeReached, this);
         }
     }
 
     /// Lets the work queues accept what the state allows.
-    fn accept(&self, state: u32) {
+    fn accept(&self, state: QpState) {
         self.sq.lock().set_accept(accepts_sends(state));
         self.rq.lock().set_accept(accepts_recvs(state));
     }
@@ -335,7 +319,7 @@ impl Qp {
     /// # Errors
     ///
     /// `EINVAL` for an opcode, a flag or a destination that the QP does not have.
-    fn send_request(&self, wr: &ib::SendWr<'_, Hca>) -> Result<SendRequest> {
+    fn send_request(&self, wr: &ib::SendWr<'_, Hca>, opcode: WrOpcode) -> Result<SendRequest> {
         let mut send_flags = wr.send_flags();
         if send_flags & !SEND_FLAGS != 0 {
             return Err(EINVAL);
@@ -344,10 +328,10 @@ impl Qp {
             send_flags |= bindings::VIRTIO_RDMA_SEND_SIGNALED;
         }
         Ok(SendRequest {
-            opcode: wr.opcode(),
+            opcode: opcode.into(),
             send_flags,
             ex: wr.ex(),
-            body: self.body(wr)?,
+            body: self.body(wr, opcode)?,
         })
     }
 
@@ -356,16 +340,16 @@ impl Qp {
     /// # Errors
     ///
     /// `EINVAL` for data inline that is too long, or that the operation or the queue has no place for.
-    fn payload<'a>(&self, wr: &ib::SendWr<'a, Hca>) -> Result<Payload<'a>> {
+    fn payload<'a>(&self, wr: &ib::SendWr<'a, Hca>, opcode: WrOpcode) -> Result<Payload<'a>> {
         let Some(data) = wr.inline_data() else {
             return Ok(Payload::Sges(wr.sges()));
         };
         let carries = matches!(
-            wr.opcode(),
-            bindings::ib_wr_opcode_IB_WR_SEND
-                | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
-                | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
-                | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+            opcode,
+            WrOpcode::Send
+                | WrOpcode::SendWithImm
+                | WrOpcode::RdmaWrite
+                | WrOpcode::RdmaWriteWithImm
         );
         if !carries
             || self.hca.config().rings.is_none()
@@ -376,12 +360,12 @@ impl Qp {
         Ok(Payload::Inline(data))
     }
 
-    fn body(&self, wr: &ib::SendWr<'_, Hca>) -> Result<WrBody> {
-        let rc = self.qp_type == bindings::ib_qp_type_IB_QPT_RC;
-        let connected = rc || self.qp_type == bindings::ib_qp_type_IB_QPT_UC;
+    fn body(&self, wr: &ib::SendWr<'_, Hca>, opcode: WrOpcode) -> Result<WrBody> {
+        let rc = self.qp_type == QpType::Rc;
+        let connected = rc || self.qp_type == QpType::Uc;
 
-        match wr.opcode() {
-            bindings::ib_wr_opcode_IB_WR_SEND | bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => {
+        match opcode {
+            WrOpcode::Send | WrOpcode::SendWithImm => {
                 if connected {
                     return Ok(WrBody::None);
                 }
@@ -392,20 +376,10 @@ impl Qp {
                     av: to.ah.av(),
                 })
             }
-            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
-            | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
-                if connected =>
-            {
-                Self::rdma_body(wr)
-            }
-            bindings::ib_wr_opcode_IB_WR_RDMA_READ if rc => Self::rdma_body(wr),
-            bindings::ib_wr_opcode_IB_WR_ATOMIC_WRITE if rc && self.hca.config().atomic_write => {
-                Self::rdma_body(wr)
-            }
-            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
-            | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD
-                if rc =>
-            {
+            WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm if connected => Self::rdma_body(wr),
+            WrOpcode::RdmaRead if rc => Self::rdma_body(wr),
+            WrOpcode::AtomicWrite if rc && self.hca.config().atomic_write => Self::rdma_body(wr),
+            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd if rc => {
                 let atomic = wr.atomic().ok_or(EINVAL)?;
                 Ok(WrBody::Atomic {
                     remote_addr: atomic.remote_addr,
@@ -414,20 +388,25 @@ impl Qp {
                     rkey: atomic.rkey,
                 })
             }
-            _ if self.hca.config().fast_reg.is_some() => Self::managing_body(wr, rc, connected),
+            _ if self.hca.config().fast_reg.is_some() => {
+                Self::managing_body(wr, opcode, rc, connected)
+            }
             _ => Err(EINVAL),
         }
     }
 
     /// Of the work requests that register and invalidate.
-    fn managing_body(wr: &ib::SendWr<'_, Hca>, rc: bool, connected: bool) -> Result<WrBody> {
-        match wr.opcode() {
-            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV if rc => Ok(WrBody::None),
-            bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV if rc => Self::rdma_body(wr),
-            bindings::ib_wr_opcode_IB_WR_LOCAL_INV if connected && wr.sges().is_empty() => {
-                Ok(WrBody::None)
-            }
-            bindings::ib_wr_opcode_IB_WR_REG_MR if connected && wr.sges().is_empty() => {
+    fn managing_body(
+        wr: &ib::SendWr<'_, Hca>,
+        opcode: WrOpcode,
+        rc: bool,
+        connected: bool,
+    ) -> Result<WrBody> {
+        match opcode {
+            WrOpcode::SendWithInv if rc => Ok(WrBody::None),
+            WrOpcode::RdmaReadWithInv if rc => Self::rdma_body(wr),
+            WrOpcode::LocalInv if connected && wr.sges().is_empty() => Ok(WrBody::None),
+            WrOpcode::RegMr if connected && wr.sges().is_empty() => {
                 let registration = wr.registration().ok_or(EINVAL)?;
                 Ok(WrBody::Reg(registration.mr.registration(&registration)?))
             }
@@ -445,11 +424,12 @@ impl Qp {
 
     fn post_one_send(&self, sq: &mut WorkQueue, wr: &ib::SendWr<'_, Hca>) -> Result {
         sq.check(wr.sges())?;
-        let request = self.send_request(wr)?;
-        let payload = self.payload(wr)?;
+        let opcode = wr.opcode()?;
+        let request = self.send_request(wr, opcode)?;
+        let payload = self.payload(wr, opcode)?;
         let entry = Entry {
             wr_id: wr.wr_id(),
-            opcode: wr.opcode(),
+            opcode: opcode.completes_as(),
             length: 0,
         };
         if self.hca.is_broken() {
@@ -465,7 +445,7 @@ impl Qp {
         rq.check(sges)?;
         let entry = Entry {
             wr_id: wr.wr_id(),
-            opcode: 0,
+            opcode: WcOpcode::Recv,
             length: sges.iter().map(|sge| u64::from(sge.length)).sum(),
         };
         if self.hca.is_broken() {
@@ -637,22 +617,20 @@ fn create_request(
     attr: &ib::QpInitAttr<'_, Hca>,
 ) -> Result<(bindings::virtio_rdma_cmd_create_qp, bindings::ib_qp_cap)> {
     let known = match attr.qp_type {
-        bindings::ib_qp_type_IB_QPT_GSI
-        | bindings::ib_qp_type_IB_QPT_RC
-        | bindings::ib_qp_type_IB_QPT_UC
-        | bindings::ib_qp_type_IB_QPT_UD => true,
+        QpType::Gsi | QpType::Rc | QpType::Uc | QpType::Ud => true,
         // The kernel's work requests have no place for the SRQ of the other end.
-        bindings::ib_qp_type_IB_QPT_XRC_INI => hca.config().xrc && attr.udata.is_some(),
-        _ => false,
+        QpType::XrcIni => hca.config().xrc && attr.udata.is_some(),
+        // It has no queues: `new_xrc_target` creates it.
+        QpType::XrcTgt => false,
     };
-    let has_flags = attr.qp_type == bindings::ib_qp_type_IB_QPT_UD && hca.config().mcast.is_some();
+    let has_flags = attr.qp_type == QpType::Ud && hca.config().mcast.is_some();
     let flags = if has_flags { CREATE_FLAGS } else { 0 };
     if !known || attr.create_flags & !flags != 0 {
         return Err(crate::errno::unsupported());
     }
     let mut cap = check_cap(hca, &attr.cap)?;
-    let initiator = attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_INI;
-    if attr.srq.is_some() && (initiator || attr.qp_type == bindings::ib_qp_type_IB_QPT_GSI) {
+    let initiator = attr.qp_type == QpType::XrcIni;
+    if attr.srq.is_some() && (initiator || attr.qp_type == QpType::Gsi) {
         return Err(EINVAL);
     }
     if attr.srq.is_some() || initiator {
@@ -698,8 +676,8 @@ struct Parts {
 /// # Errors
 ///
 /// `EIO`.
-fn check_number(qp_type: u8, qpn: u32) -> Result<u32> {
-    let is_gsi = u32::from(qp_type) == bindings::ib_qp_type_IB_QPT_GSI;
+fn check_number(qp_type: QpType, qpn: u32) -> Result<u32> {
+    let is_gsi = qp_type == QpType::Gsi;
     if qpn == 0 || is_gsi != (qpn == bindings::VIRTIO_RDMA_GSI_QPN) {
         return Err(EIO);
     }
@@ -709,6 +687,7 @@ fn check_number(qp_type: u8, qpn: u32) -> Result<u32> {
 /// Creates a QP with virtqueues.
 fn new_virtqueues(
     hca: &Arc<Hca>,
+    qp_type: QpType,
     request: &bindings::virtio_rdma_cmd_create_qp,
     cap: &bindings::ib_qp_cap,
 ) -> Result<Parts> {
@@ -720,8 +699,7 @@ fn new_virtqueues(
     let recv_entries = wq::new_entries(cap.max_recv_wr)?;
 
     let reply = hca.execute::<cmd::CreateQp>(request)?;
-    let qpn =
-        check_number(request.qp_type, u32::from_le(reply.qpn)).map_err(|_| hca.bad_handle())?;
+    let qpn = check_number(qp_type, u32::from_le(reply.qpn)).map_err(|_| hca.bad_handle())?;
     let (sq, rq) = queues(hca, qpn);
     let sq = Transport::Virtqueue(hca.lease(sq, send_memory)?);
     let rq = Transport::Virtqueue(hca.lease(rq, recv_memory)?);
@@ -743,7 +721,7 @@ fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
 }
 
 /// Bytes of the entries of a QP's send and receive ring.
-fn entry_sizes(qp_type: u32, cap: &bindings::ib_qp_cap) -> (u32, u32) {
+fn entry_sizes(qp_type: QpType, cap: &bindings::ib_qp_cap) -> (u32, u32) {
     (
         ring::send_entry_size(qp_type, cap.max_send_sge, cap.max_inline_data),
         ring::recv_entry_size(cap.max_recv_sge),
@@ -753,8 +731,8 @@ fn entry_sizes(qp_type: u32, cap: &bindings::ib_qp_cap) -> (u32, u32) {
 /// Sends CREATE_RING_QP. The QP may have as many work requests outstanding as its rings hold.
 fn create_rings(
     hca: &Arc<Hca>,
+    attr: &ib::QpInitAttr<'_, Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
-    srqn: Option<u32>,
     region: Region,
     layout: &QpLayout,
     flags: u32,
@@ -771,22 +749,23 @@ fn create_rings(
         region: table.to_wire(),
         sq,
         rq,
-        srqn: srqn.unwrap_or(0).to_le(),
+        srqn: attr.srq_number().unwrap_or(0).to_le(),
         ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
     };
     let (reply, region) = region.give::<cmd::CreateRingQp>(table, &request)?;
     let qpn =
-        check_number(base.qp_type, u32::from_le(reply.qpn)).inspect_err(|_| hca.bad_number())?;
+        check_number(attr.qp_type, u32::from_le(reply.qpn)).inspect_err(|_| hca.bad_number())?;
     Ok((qpn, region))
 }
 
 /// Creates a QP with rings of the kernel.
 fn new_rings(
     hca: &Arc<Hca>,
+    attr: &ib::QpInitAttr<'_, Hca>,
     base: &bindings::virtio_rdma_cmd_create_qp,
-    srqn: Option<u32>,
     cap: &mut bindings::ib_qp_cap,
 ) -> Result<Parts> {
+    let srqn = attr.srq_number();
     // No more than `max_qp_wr`, which is a power of two.
     cap.max_send_wr = cap.max_send_wr.next_power_of_two();
     if srqn.is_none() {
@@ -794,7 +773,7 @@ fn new_rings(
     }
     let layout = QpLayout::new(
         (cap.max_send_wr, cap.max_recv_wr),
-        entry_sizes(u32::from(base.qp_type), cap),
+        entry_sizes(attr.qp_type, cap),
     );
     let pages = Arc::new(hca.alloc_pages(layout.len())?, GFP_KERNEL)?;
     let sq = WorkQueue::new(
@@ -814,7 +793,7 @@ fn new_rings(
     };
     let region = Region::of_kernel(hca, pages);
     let flags = bindings::VIRTIO_RDMA_QP_PRIVILEGED;
-    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, flags)?;
+    let (qpn, region) = create_rings(hca, attr, base, region, &layout, flags)?;
     Ok(Parts {
         qpn,
         sq,
@@ -838,10 +817,10 @@ fn new_program_rings(
 ) -> Result<Parts> {
     let hca = dev.data();
     let asked: bindings::virtio_rdma_ureq_create_qp = udata.request()?;
-    let layout = QpLayout::of_program(&asked, entry_sizes(u32::from(base.qp_type), cap))?;
+    let layout = QpLayout::of_program(&asked, entry_sizes(attr.qp_type, cap))?;
     // A QP that receives nothing, or from an SRQ, has no receive ring.
     let srqn = attr.srq_number();
-    let has_none = srqn.is_some() || attr.qp_type == bindings::ib_qp_type_IB_QPT_XRC_INI;
+    let has_none = srqn.is_some() || attr.qp_type == QpType::XrcIni;
     let no_rq = (attr.cap.max_recv_wr == 0 || has_none) && layout.rq.depth == 0;
     if layout.sq.depth < cap.max_send_wr
         || layout.rq.depth < cap.max_recv_wr && !no_rq
@@ -859,7 +838,7 @@ fn new_program_rings(
         asked.buf_len,
         bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
     )?;
-    let (qpn, region) = create_rings(hca, base, srqn, region, &layout, 0)?;
+    let (qpn, region) = create_rings(hca, attr, base, region, &layout, 0)?;
     Ok(Parts {
         qpn,
         sq: WorkQueue::of_program(),
@@ -892,8 +871,8 @@ fn new_xrc_target(hca: &Arc<Hca>, attr: &ib::QpInitAttr<'_, Hca>) -> Result<Part
         ..bindings::virtio_rdma_cmd_create_ring_qp::zeroed()
     };
     let reply = hca.execute::<cmd::CreateRingQp>(&request)?;
-    let qpn = check_number(request.base.qp_type, u32::from_le(reply.qpn))
-        .inspect_err(|_| hca.bad_number())?;
+    let qpn =
+        check_number(attr.qp_type, u32::from_le(reply.qpn)).inspect_err(|_| hca.bad_number())?;
     Ok(Parts {
         qpn,
         sq: WorkQueue::of_program(),
@@ -912,9 +891,9 @@ fn new_queues(
     let parts = match &attr.udata {
         udata if hca.config().rings.is_none() => {
             udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
-            new_virtqueues(hca, &request, &cap)?
+            new_virtqueues(hca, attr.qp_type, &request, &cap)?
         }
-        None => new_rings(hca, &request, attr.srq_number(), &mut cap)?,
+        None => new_rings(hca, attr, &request, &mut cap)?,
         Some(udata) => new_program_rings(dev, attr, &request, &mut cap, udata)?,
     };
     Ok((parts, cap))
@@ -927,7 +906,7 @@ impl ib::QueuePair<Hca> for Qp {
     ) -> Result<impl PinInit<Self, Error>> {
         let hca = dev.data().clone();
         let qp_type = attr.qp_type;
-        let is_target = qp_type == bindings::ib_qp_type_IB_QPT_XRC_TGT;
+        let is_target = qp_type == QpType::XrcTgt;
         let (parts, cap) = if is_target {
             (new_xrc_target(&hca, attr)?, Default::default())
         } else {
@@ -940,17 +919,15 @@ impl ib::QueuePair<Hca> for Qp {
             region,
         } = parts;
         // That of the GSI is the core's own.
-        if attr.udata.is_none() && qp_type != bindings::ib_qp_type_IB_QPT_GSI {
+        if attr.udata.is_none() && qp_type != QpType::Gsi {
             if let Some(pd) = attr.pd {
                 pd.consumer_came();
             }
         }
         let srqn = attr.srq_number();
         let signal_all = attr.signal_all;
-        let has_datagrams =
-            qp_type == bindings::ib_qp_type_IB_QPT_UD || qp_type == bindings::ib_qp_type_IB_QPT_GSI;
-        let tells_vlan = hca.config().vlan && has_datagrams && attr.udata.is_none();
-        let has_recv_cq = !is_target && qp_type != bindings::ib_qp_type_IB_QPT_XRC_INI;
+        let tells_vlan = hca.config().vlan && qp_type.has_datagrams() && attr.udata.is_none();
+        let has_recv_cq = !is_target && qp_type != QpType::XrcIni;
         let send_cqn = attr.send_cq.filter(|_| !is_target).map(cq_number);
         let recv_cqn = attr.recv_cq.filter(|_| has_recv_cq).map(cq_number);
         // Whom the events of a target are for is known when its state is first changed.
@@ -966,7 +943,7 @@ impl ib::QueuePair<Hca> for Qp {
             srqn,
             tells_vlan,
             cap,
-            state <- new_mutex!(bindings::ib_qp_state_IB_QPS_RESET),
+            state <- new_mutex!(QpState::Reset),
             sq <- new_irq_spinlock!(sq, "virtio_rdma::Qp::sq"),
             rq <- new_irq_spinlock!(rq, "virtio_rdma::Qp::rq"),
             region,
@@ -977,24 +954,24 @@ impl ib::QueuePair<Hca> for Qp {
 
     fn modify(&self, attr: &bindings::ib_qp_attr, mask: u32) -> Result {
         let mut state = self.state.lock();
+        if mask & ALTERNATE_PATH != 0 {
+            return Err(crate::errno::unsupported());
+        }
         let current = if mask & bindings::VIRTIO_RDMA_QP_CUR_STATE != 0 {
-            attr.cur_qp_state
+            QpState::try_from(attr.cur_qp_state)?
         } else {
             *state
         };
         let next = if mask & bindings::VIRTIO_RDMA_QP_STATE != 0 {
-            attr.qp_state
+            QpState::try_from(attr.qp_state)?
         } else {
             current
         };
-        if mask & ALTERNATE_PATH != 0 {
-            return Err(crate::errno::unsupported());
-        }
         if !ib::modify_is_ok(current, next, self.qp_type, mask) {
             return Err(EINVAL);
         }
 
-        let reset = next == bindings::ib_qp_state_IB_QPS_RESET;
+        let reset = next == QpState::Reset;
         if reset {
             // The queues must not change while the device empties them.
             self.accept(next);
@@ -1009,7 +986,7 @@ impl ib::QueuePair<Hca> for Qp {
         *state = next;
         *self.reported.lock() = 0;
         self.accept(next);
-        if next == bindings::ib_qp_state_IB_QPS_ERR && self.hca.is_broken() {
+        if next == QpState::Err && self.hca.is_broken() {
             // What the device would have reported, Hca::run() does.
             self.hca.attend();
         }
@@ -1022,7 +999,7 @@ impl ib::QueuePair<Hca> for Qp {
             attr_mask: u32::MAX,
         };
         let reply = self.hca.execute::<cmd::QueryQp>(&request)?;
-        if u32::from(reply.attr.qp_state) > bindings::ib_qp_state_IB_QPS_ERR {
+        if QpState::try_from(u32::from(reply.attr.qp_state)).is_err() {
             self.hca.stats().bad(Counter::BadReplyValue);
             return Err(EIO);
         }
@@ -1033,7 +1010,7 @@ impl ib::QueuePair<Hca> for Qp {
 
     fn destroy(&self) -> Result {
         let mut state = self.state.lock();
-        self.accept(bindings::ib_qp_state_IB_QPS_RESET);
+        self.accept(QpState::Reset);
         let (sq, rq) = queues(&self.hca, self.qpn);
         self.hca.leave(sq);
         self.hca.leave(rq);
@@ -1041,7 +1018,7 @@ impl ib::QueuePair<Hca> for Qp {
             qpn: self.qpn.to_le(),
         };
         self.hca.execute_destroy::<cmd::DestroyQp>(&request);
-        *state = bindings::ib_qp_state_IB_QPS_RESET;
+        *state = QpState::Reset;
         self.hca.cancel_doorbell(self.qpn);
         self.close();
         self.forget();
@@ -1124,7 +1101,7 @@ impl ib::QueuePair<Hca> for Qp {
 
     fn details(&self, details: &mut ib::Details<'_>) -> Result {
         let state = *self.state.lock();
-        details.put(c"state", state)?;
+        details.put(c"state", state.into())?;
         if let Some(cqn) = self.send_cqn {
             details.put(c"send_cqn", cqn)?;
         }

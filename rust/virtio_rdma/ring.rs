@@ -15,6 +15,7 @@ use crate::{
         Pages,
         PAGE_SIZE, //
     },
+    ib::QpType,
     wire, //
 };
 use core::mem::offset_of;
@@ -55,13 +56,11 @@ pub(crate) fn is_region(addr: u64, len: u64) -> bool {
 }
 
 /// Bytes of an entry of a send ring.
-pub(crate) fn send_entry_size(qp_type: u32, max_sge: u32, max_inline_data: u32) -> u32 {
+pub(crate) fn send_entry_size(qp_type: QpType, max_sge: u32, max_inline_data: u32) -> u32 {
     let header = match qp_type {
-        bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI => {
-            size_of::<wire::RingUdWqe>()
-        }
-        bindings::ib_qp_type_IB_QPT_XRC_INI => size_of::<wire::RingXrcWqe>(),
-        _ => size_of::<wire::RingSqWqe>(),
+        QpType::Ud | QpType::Gsi => size_of::<wire::RingUdWqe>(),
+        QpType::XrcIni => size_of::<wire::RingXrcWqe>(),
+        QpType::Rc | QpType::Uc | QpType::XrcTgt => size_of::<wire::RingSqWqe>(),
     };
     let payload = (max_sge * size_of::<wire::Sge>() as u32).max(max_inline_data);
     header as u32 + payload

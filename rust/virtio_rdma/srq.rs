@@ -7,7 +7,11 @@
 use crate::{
     bindings, cmd,
     hca::Hca,
-    ib,
+    ib::{
+        self,
+        EventType,
+        SrqType, //
+    },
     region::Region,
     ring::{
         self,
@@ -79,7 +83,7 @@ impl Queue {
         self.free.pop();
         self.entries[tag as usize] = Some(Entry {
             wr_id: wr.wr_id(),
-            opcode: 0,
+            opcode: ib::WcOpcode::Recv,
             length: sges.iter().map(|sge| u64::from(sge.length)).sum(),
         });
         Ok(())
@@ -150,9 +154,9 @@ impl Srq {
 
     /// Reports an event that the device raised, if there may be one: SRQ_LIMIT_REACHED once a limit,
     /// SRQ_ERR once. `this` is this SRQ. Any context.
-    pub(crate) fn report_expected(&self, event: bindings::ib_event_type, this: &ib::Srq<Hca>) {
+    pub(crate) fn report_expected(&self, event: EventType, this: &ib::Srq<Hca>) {
         let mut expected = self.expected.lock();
-        let is_expected = if event == bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED {
+        let is_expected = if event == EventType::SrqLimitReached {
             core::mem::take(&mut expected.limit)
         } else {
             !core::mem::replace(&mut expected.error, true)
@@ -284,10 +288,9 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         let hca = dev.data().clone();
         let config = hca.config();
         let is_known = match attr.srq_type {
-            bindings::ib_srq_type_IB_SRQT_BASIC => true,
+            SrqType::Basic => true,
             // The kernel's work requests have no place for an SRQ of the other end.
-            bindings::ib_srq_type_IB_SRQT_XRC => config.xrc && attr.udata.is_some(),
-            _ => false,
+            SrqType::Xrc => config.xrc && attr.udata.is_some(),
         };
         if config.max_srq == 0 || !is_known {
             return Err(crate::errno::unsupported());

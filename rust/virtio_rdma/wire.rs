@@ -6,10 +6,7 @@
 //! An abstraction: that they may be copied, and what their unions hold, is unsafe
 //! here, so that it is not elsewhere.
 
-use crate::{
-    bindings,
-    wq::Payload, //
-};
+use crate::bindings;
 use kernel::{
     prelude::*,
     transmute::{
@@ -131,6 +128,45 @@ const _: () = assert!(size_of::<QpRing>() == 256);
 const _: () = assert!(size_of::<CqRing>() == 128);
 const _: () = assert!(size_of::<SrqRing>() == 256);
 const _: () = assert!(size_of::<RingXrcWqe>() == 64);
+
+/// Declares that a number of the kernel is the device's number for the same thing, so that it is passed on as
+/// it is.
+macro_rules! same_number {
+    ($($kernel:ident = $device:ident,)*) => {
+        $(const _: () = assert!(bindings::$kernel == bindings::$device);)*
+    };
+}
+
+same_number! {
+    ib_qp_type_IB_QPT_GSI = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_GSI,
+    ib_qp_type_IB_QPT_RC = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_RC,
+    ib_qp_type_IB_QPT_UC = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_UC,
+    ib_qp_type_IB_QPT_UD = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_UD,
+    ib_qp_type_IB_QPT_XRC_INI = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_XRC_INI,
+    ib_qp_type_IB_QPT_XRC_TGT = virtio_rdma_qp_type_VIRTIO_RDMA_QPT_XRC_TGT,
+    ib_qp_state_IB_QPS_RESET = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_RESET,
+    ib_qp_state_IB_QPS_INIT = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_INIT,
+    ib_qp_state_IB_QPS_RTR = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_RTR,
+    ib_qp_state_IB_QPS_RTS = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_RTS,
+    ib_qp_state_IB_QPS_SQD = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_SQD,
+    ib_qp_state_IB_QPS_SQE = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_SQE,
+    ib_qp_state_IB_QPS_ERR = virtio_rdma_qp_state_VIRTIO_RDMA_QPS_ERR,
+    ib_wr_opcode_IB_WR_RDMA_WRITE = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_RDMA_WRITE,
+    ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM,
+    ib_wr_opcode_IB_WR_SEND = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_SEND,
+    ib_wr_opcode_IB_WR_SEND_WITH_IMM = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_SEND_WITH_IMM,
+    ib_wr_opcode_IB_WR_RDMA_READ = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_RDMA_READ,
+    ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP,
+    ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
+    ib_wr_opcode_IB_WR_LOCAL_INV = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_LOCAL_INV,
+    ib_wr_opcode_IB_WR_SEND_WITH_INV = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_SEND_WITH_INV,
+    ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
+    ib_wr_opcode_IB_WR_ATOMIC_WRITE = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_ATOMIC_WRITE,
+    ib_wr_opcode_IB_WR_REG_MR = virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_REG_MR,
+    ib_wc_status_IB_WC_SUCCESS = virtio_rdma_wc_status_VIRTIO_RDMA_WC_SUCCESS,
+    ib_wc_status_IB_WC_WR_FLUSH_ERR = virtio_rdma_wc_status_VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    ib_wc_status_IB_WC_GENERAL_ERR = virtio_rdma_wc_status_VIRTIO_RDMA_WC_GENERAL_ERR,
+}
 
 // SAFETY: The structure consists of integers, and its padding is written out.
 unsafe impl AsBytes for Av {}
@@ -326,9 +362,9 @@ impl SendRequest {
     }
 
     /// The header for a ring. The driver's limits keep all numbers within the fields.
-    pub(crate) fn to_ring(&self, payload: &Payload<'_>, wr_id: u64) -> RingHeader {
-        let num_sge = payload.num_sge() as u8;
-        let inline_len = (payload.inline_len() as u16).to_le();
+    pub(crate) fn to_ring(&self, num_sge: usize, inline_len: u64, wr_id: u64) -> RingHeader {
+        let num_sge = num_sge as u8;
+        let inline_len = (inline_len as u16).to_le();
         if let WrBody::Ud {
             remote_qpn,
             remote_qkey,

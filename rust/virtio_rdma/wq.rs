@@ -44,9 +44,9 @@ pub(crate) fn recv_slot_size(max_sge: u32) -> usize {
 pub(crate) struct Entry {
     /// The consumer's name for it.
     pub(crate) wr_id: u64,
-    /// Of a send work request: `enum ib_wr_opcode`.
-    pub(crate) opcode: u32,
-    /// Of a receive work request: the bytes that there is room for.
+    /// What it does, as its completion says.
+    pub(crate) opcode: ib::WcOpcode,
+    /// The bytes that a receive work request has room for; 0 for a send.
     pub(crate) length: u64,
 }
 
@@ -286,7 +286,7 @@ impl WorkQueue {
     ) -> Result {
         let name = self.next_name();
         if let Transport::Ring(_) = self.transport {
-            match request.to_ring(payload, name) {
+            match request.to_ring(payload.num_sge(), payload.inline_len(), name) {
                 RingHeader::Connected(header) => self.post(&header, payload, entry),
                 RingHeader::Datagram(header) => self.post(&header, payload, entry),
                 RingHeader::Registration(header) => self.post(&header, payload, entry),

@@ -9,7 +9,8 @@ use super::{
     },
     event::{
         new_event,
-        Element, //
+        Element,
+        EventType, //
     },
     object::{
         Cq,
@@ -115,7 +116,7 @@ impl<T> Object<bindings::ib_cq, T> {
     }
 
     /// Reports an asynchronous event of this CQ. Any context.
-    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+    pub(crate) fn report(&self, event: EventType) {
         let raw = self.as_raw();
         // SAFETY: By the type invariants `raw` is a valid CQ; handler and context were set before it
         // came to the driver.

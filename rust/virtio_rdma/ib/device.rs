@@ -5,7 +5,8 @@
 use super::{
     event::{
         new_event,
-        Element, //
+        Element,
+        EventType, //
     },
     object::{
         Cq,
@@ -75,7 +76,7 @@ impl<D: Driver> Handles<D> {
     }
 
     /// Reports an asynchronous event of the device's port, if it is registered. Any context.
-    pub(crate) fn report_port(&self, event: bindings::ib_event_type) {
+    pub(crate) fn report_port(&self, event: EventType) {
         self.device.with(DEVICE, |dev| dev.report(event));
     }
 }
@@ -144,7 +145,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    fn report(&self, event: bindings::ib_event_type) {
+    fn report(&self, event: EventType) {
         let event = new_event(self.as_raw(), event, Element::Port(PORT));
         // SAFETY: By the type invariants `raw` is valid. The event is copied.
         unsafe { bindings::ib_dispatch_event(&raw const event) };

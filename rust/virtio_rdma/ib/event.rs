@@ -2,8 +2,39 @@
 
 //! Asynchronous events: `struct ib_event`.
 
+use super::c_enum::c_enum;
 use crate::bindings;
 use kernel::prelude::*;
+
+c_enum! {
+    /// What happened, `enum ib_event_type`, as far as devices of this abstraction report it.
+    EventType {
+        /// A CQ is in error, because it overflowed for example.
+        CqErr = ib_event_type_IB_EVENT_CQ_ERR,
+        /// A QP is in error, and no completion says why.
+        QpFatal = ib_event_type_IB_EVENT_QP_FATAL,
+        /// A request that a QP received was malformed.
+        QpReqErr = ib_event_type_IB_EVENT_QP_REQ_ERR,
+        /// A request that a QP received was not allowed to access memory.
+        QpAccessErr = ib_event_type_IB_EVENT_QP_ACCESS_ERR,
+        /// A QP that is ready to receive got its first message.
+        CommEst = ib_event_type_IB_EVENT_COMM_EST,
+        /// No send of a QP in SQD is under way any more.
+        SqDrained = ib_event_type_IB_EVENT_SQ_DRAINED,
+        /// A QP in error takes no further work request of its SRQ.
+        QpLastWqeReached = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
+        /// An SRQ is in error.
+        SrqErr = ib_event_type_IB_EVENT_SRQ_ERR,
+        /// Fewer work requests wait in an SRQ than its limit.
+        SrqLimitReached = ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED,
+        /// The port is up.
+        PortActive = ib_event_type_IB_EVENT_PORT_ACTIVE,
+        /// The port is down.
+        PortErr = ib_event_type_IB_EVENT_PORT_ERR,
+        /// The device has failed.
+        DeviceFatal = ib_event_type_IB_EVENT_DEVICE_FATAL,
+    }
+}
 
 /// What an event concerns.
 pub(super) enum Element {
@@ -16,12 +47,12 @@ pub(super) enum Element {
 /// An event of `device`.
 pub(super) fn new_event(
     device: *mut bindings::ib_device,
-    event: bindings::ib_event_type,
+    event: EventType,
     element: Element,
 ) -> bindings::ib_event {
     let mut new = bindings::ib_event {
         device,
-        event,
+        event: event.into(),
         ..Default::default()
     };
     let slot = &raw mut new.element;

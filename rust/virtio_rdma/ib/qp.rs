@@ -3,13 +3,15 @@
 //! Queue pairs: `struct ib_qp`.
 
 use super::{
+    c_enum::c_enum,
     device::{
         publish_new,
         Device, //
     },
     event::{
         new_event,
-        Element, //
+        Element,
+        EventType, //
     },
     object::{
         Cq,
@@ -35,23 +37,71 @@ use super::{
     },
     Driver, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    errno::unsupported, //
+};
 use kernel::{
     error::from_result,
     prelude::*, //
 };
 
-/// Whether IBA allows a QP of this type to go from one state to another with these attributes.
-pub(crate) fn modify_is_ok(current: u32, next: u32, qp_type: u32, mask: u32) -> bool {
-    // SAFETY: The function only looks at its arguments, and states beyond the known ones are an
-    // error to it.
-    unsafe { bindings::ib_modify_qp_is_ok(current, next, qp_type, mask) }
+c_enum! {
+    /// The state of a QP, `enum ib_qp_state` (IBA 10.3.1).
+    QpState {
+        /// Nothing can be posted, and nothing arrives.
+        Reset = ib_qp_state_IB_QPS_RESET,
+        /// Receives can be posted.
+        Init = ib_qp_state_IB_QPS_INIT,
+        /// Ready to receive.
+        Rtr = ib_qp_state_IB_QPS_RTR,
+        /// Ready to send.
+        Rts = ib_qp_state_IB_QPS_RTS,
+        /// The send queue is drained: no further send begins.
+        Sqd = ib_qp_state_IB_QPS_SQD,
+        /// A send of a QP without connection failed.
+        Sqe = ib_qp_state_IB_QPS_SQE,
+        /// All work requests are flushed.
+        Err = ib_qp_state_IB_QPS_ERR,
+    }
+}
+
+c_enum! {
+    /// The type of a QP, `enum ib_qp_type`, as far as this abstraction knows it.
+    QpType {
+        /// The QP of the general services interface, QP 1.
+        Gsi = ib_qp_type_IB_QPT_GSI,
+        /// Reliable connection.
+        Rc = ib_qp_type_IB_QPT_RC,
+        /// Unreliable connection.
+        Uc = ib_qp_type_IB_QPT_UC,
+        /// Unreliable datagram.
+        Ud = ib_qp_type_IB_QPT_UD,
+        /// The sending end of an extended reliable connection.
+        XrcIni = ib_qp_type_IB_QPT_XRC_INI,
+        /// The receiving end of an extended reliable connection.
+        XrcTgt = ib_qp_type_IB_QPT_XRC_TGT,
+    }
+}
+
+impl QpType {
+    /// Returns whether each send work request names its own destination.
+    pub(crate) fn has_datagrams(self) -> bool {
+        matches!(self, Self::Ud | Self::Gsi)
+    }
+}
+
+/// Returns whether IBA allows a QP of this type to go from one state to another with the attributes of `mask`
+/// (`enum ib_qp_attr_mask`).
+pub(crate) fn modify_is_ok(current: QpState, next: QpState, qp_type: QpType, mask: u32) -> bool {
+    // SAFETY: The function has no requirements: it looks its arguments up in a table of the core.
+    unsafe { bindings::ib_modify_qp_is_ok(current.into(), next.into(), qp_type.into(), mask) }
 }
 
 /// What a QP is created with.
 pub(crate) struct QpInitAttr<'a, D: Driver> {
-    /// `enum ib_qp_type`.
-    pub(crate) qp_type: u32,
+    /// The type.
+    pub(crate) qp_type: QpType,
     /// Whether every send work request completes with a CQE.
     pub(crate) signal_all: bool,
     /// The PD; that, the CQs and the domain as far as the type has them.
@@ -176,7 +226,7 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
 impl<T> Object<bindings::ib_qp, T> {
     /// Reports an asynchronous event of this QP. May sleep: the core promises handlers of QPs the context
     /// of a work queue (`struct ib_qp_init_attr`).
-    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+    pub(crate) fn report(&self, event: EventType) {
         let raw = self.as_raw();
         // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it
         // came to the driver, but those of an XRC target, which the core sets anew before it lets
@@ -224,12 +274,15 @@ pub(super) unsafe extern "C" fn create_qp<D: Driver>(
     from_result(|| {
         // SAFETY: The core has set `pd` of the new QP, to null for an XRC target.
         let pd = unsafe { (*raw).pd };
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
+        let udata = unsafe { Udata::from_raw(udata) };
+        udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
+        let qp_type = QpType::try_from(init.qp_type).map_err(|_| unsupported())?;
         // SAFETY: What `init` and `pd` name are objects that the functions here made and that the
-        // core has counted this QP as a user of, or null where the type of the QP has none. `udata`
-        // is null, or that of the system call that the core is in until this returns.
+        // core has counted this QP as a user of, or null where the type of the QP has none.
         let attr = unsafe {
             QpInitAttr {
-                qp_type: init.qp_type,
+                qp_type,
                 signal_all: init.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
                 pd: (!pd.is_null()).then(|| Pd::<D>::from_raw(pd)),
                 send_cq: (!init.send_cq.is_null()).then(|| Cq::<D>::from_raw(init.send_cq)),
@@ -238,10 +291,9 @@ pub(super) unsafe extern "C" fn create_qp<D: Driver>(
                 cap: init.cap,
                 create_flags: init.create_flags,
                 srq: (!init.srq.is_null()).then(|| Srq::<D>::from_raw(init.srq)),
-                udata: Udata::from_raw(udata),
+                udata,
             }
         };
-        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let data = D::Qp::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet. `destroy_qp` takes the object
         // out of the table before it drops the data.
@@ -378,7 +430,10 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
     // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
     // that it destroys, so that it stays until this returns. `wr` heads the caller's list for a QP
     // of this type, which may be empty.
-    let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), SendWrs::new(wr, (*raw).qp_type)) };
+    let (qp, mut wrs) = unsafe {
+        let datagram = QpType::try_from((*raw).qp_type).is_ok_and(QpType::has_datagrams);
+        (Qp::<D>::from_raw(raw), SendWrs::new(wr, datagram))
+    };
     let result = if wr.is_null() {
         qp.ring_send_doorbell()
     } else {

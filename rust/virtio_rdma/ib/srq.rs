@@ -3,13 +3,15 @@
 //! Shared receive queues: `struct ib_srq`.
 
 use super::{
+    c_enum::c_enum,
     device::{
         publish_new,
         Device, //
     },
     event::{
         new_event,
-        Element, //
+        Element,
+        EventType, //
     },
     object::{
         Cq,
@@ -25,16 +27,29 @@ use super::{
     wr::RecvWrs,
     Driver, //
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    errno::unsupported, //
+};
 use kernel::{
     error::from_result,
     prelude::*, //
 };
 
+c_enum! {
+    /// The type of an SRQ, `enum ib_srq_type`, as far as this abstraction knows it.
+    SrqType {
+        /// QPs of one PD receive from it.
+        Basic = ib_srq_type_IB_SRQT_BASIC,
+        /// The targets of an extended connection domain receive from it.
+        Xrc = ib_srq_type_IB_SRQT_XRC,
+    }
+}
+
 /// What an SRQ is created with.
 pub(crate) struct SrqInitAttr<'a, D: Driver> {
-    /// `enum ib_srq_type`.
-    pub(crate) srq_type: u32,
+    /// The type.
+    pub(crate) srq_type: SrqType,
     /// The PD.
     pub(crate) pd: &'a Pd<D>,
     /// Number of work requests.
@@ -112,7 +127,7 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
 
 impl<T> Object<bindings::ib_srq, T> {
     /// Reports an asynchronous event of this SRQ. Any context.
-    pub(crate) fn report(&self, event: bindings::ib_event_type) {
+    pub(crate) fn report(&self, event: EventType) {
         let raw = self.as_raw();
         // SAFETY: By the type invariants `raw` is a valid SRQ; handler and context were set before it
         // came to the driver.
@@ -139,29 +154,29 @@ pub(super) unsafe extern "C" fn create_srq<D: Driver>(
     // stays registered meanwhile. `init` is the caller's, and nobody else changes it before this
     // returns.
     let (dev, init) = unsafe { (Device::<D>::from_raw((*raw).device), &mut *init) };
-    // SAFETY: The type says which member of the union is in use. The domain and the CQ that it
-    // names are from the functions here, and the core has counted this SRQ as a user of them.
-    let xrc = unsafe {
-        (init.srq_type == bindings::ib_srq_type_IB_SRQT_XRC).then(|| {
-            let xrcd = init.ext.__bindgen_anon_1.xrc.xrcd;
-            (Xrcd::<D>::from_raw(xrcd), Cq::<D>::from_raw(init.ext.cq))
-        })
-    };
-    // SAFETY: The core has set the PD of the new SRQ to one that `alloc_pd` made, and counted this
-    // SRQ as a user of it. `udata` is null, or that of the system call that the core is in until
-    // this returns.
-    let attr = unsafe {
-        SrqInitAttr {
+    from_result(|| {
+        // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
+        let udata = unsafe { Udata::from_raw(udata) };
+        udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
+        let srq_type = SrqType::try_from(init.srq_type).map_err(|_| unsupported())?;
+        // SAFETY: The type says which member of the union is in use. The domain and the CQ that it
+        // names are from the functions here, and the core has counted this SRQ as a user of them.
+        let xrc = unsafe {
+            (srq_type == SrqType::Xrc).then(|| {
+                let xrcd = init.ext.__bindgen_anon_1.xrc.xrcd;
+                (Xrcd::<D>::from_raw(xrcd), Cq::<D>::from_raw(init.ext.cq))
+            })
+        };
+        let attr = SrqInitAttr {
             xrc,
-            srq_type: init.srq_type,
-            pd: Pd::<D>::from_raw((*raw).pd),
+            srq_type,
+            // SAFETY: The core has set the PD of the new SRQ to one that `alloc_pd` made, and counted
+            // this SRQ as a user of it.
+            pd: unsafe { Pd::<D>::from_raw((*raw).pd) },
             max_wr: init.attr.max_wr,
             max_sge: init.attr.max_sge,
-            udata: Udata::from_raw(udata),
-        }
-    };
-    from_result(|| {
-        attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
+            udata,
+        };
         let data = D::Srq::create(dev, &attr)?;
         // SAFETY: The core allocated `size_ib_srq` bytes, not initialised yet. `destroy_srq` takes the object
         // out of the table before it drops the data.
@@ -221,7 +236,7 @@ pub(super) unsafe extern "C" fn modify_srq<D: Driver>(
             }
         }
         if resizes {
-            let udata = udata.ok_or_else(crate::errno::unsupported)?;
+            let udata = udata.ok_or_else(unsupported)?;
             srq.resize(dev, attr.max_wr, &udata)?;
         }
         if arms {

@@ -2,13 +2,44 @@
 
 //! Work completions, as the consumers of verbs take them.
 
-use super::object::Object;
+use super::{
+    c_enum::c_enum,
+    object::Object, //
+};
 use crate::bindings;
 use core::{
     mem::MaybeUninit,
     ptr, //
 };
 use kernel::prelude::*;
+
+c_enum! {
+    /// What a work request did that is completed, `enum ib_wc_opcode`.
+    #[derive(Default)]
+    WcOpcode {
+        /// SEND, of any kind.
+        #[default]
+        Send = ib_wc_opcode_IB_WC_SEND,
+        /// RDMA WRITE, with or without immediate data.
+        RdmaWrite = ib_wc_opcode_IB_WC_RDMA_WRITE,
+        /// RDMA READ, with or without invalidation.
+        RdmaRead = ib_wc_opcode_IB_WC_RDMA_READ,
+        /// Compare and swap.
+        CompSwap = ib_wc_opcode_IB_WC_COMP_SWAP,
+        /// Fetch and add.
+        FetchAdd = ib_wc_opcode_IB_WC_FETCH_ADD,
+        /// ATOMIC WRITE.
+        AtomicWrite = ib_wc_opcode_IB_WC_ATOMIC_WRITE,
+        /// Local invalidation.
+        LocalInv = ib_wc_opcode_IB_WC_LOCAL_INV,
+        /// Fast registration.
+        RegMr = ib_wc_opcode_IB_WC_REG_MR,
+        /// A receive of a SEND.
+        Recv = ib_wc_opcode_IB_WC_RECV,
+        /// A receive of the immediate data of an RDMA WRITE.
+        RecvRdmaWithImm = ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM,
+    }
+}
 
 /// A work completion.
 #[derive(Clone, Copy, Default)]
@@ -17,8 +48,8 @@ pub(crate) struct Wc {
     pub(crate) wr_id: u64,
     /// `enum ib_wc_status`.
     pub(crate) status: u32,
-    /// `enum ib_wc_opcode`.
-    pub(crate) opcode: u32,
+    /// What the work request did.
+    pub(crate) opcode: WcOpcode,
     /// A number that says more about an error.
     pub(crate) vendor_err: u32,
     /// Bytes received or read.
@@ -127,7 +158,7 @@ impl<'a> Wcs<'a> {
         };
         let mut raw = bindings::ib_wc {
             status: wc.status,
-            opcode: wc.opcode,
+            opcode: wc.opcode.into(),
             vendor_err: wc.vendor_err,
             byte_len: wc.byte_len,
             qp: named,

@@ -3,10 +3,12 @@
 //! Work requests, as the consumers of verbs give them.
 
 use super::{
+    c_enum::c_enum,
     object::{
         Ah,
         Mr, //
     },
+    wc::WcOpcode,
     Driver, //
 };
 use crate::bindings;
@@ -15,6 +17,52 @@ use core::{
     ptr, //
 };
 use kernel::prelude::*;
+
+c_enum! {
+    /// What a send work request is to do, `enum ib_wr_opcode`, as far as this abstraction knows it.
+    WrOpcode {
+        /// RDMA WRITE.
+        RdmaWrite = ib_wr_opcode_IB_WR_RDMA_WRITE,
+        /// RDMA WRITE with immediate data.
+        RdmaWriteWithImm = ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
+        /// SEND.
+        Send = ib_wr_opcode_IB_WR_SEND,
+        /// SEND with immediate data.
+        SendWithImm = ib_wr_opcode_IB_WR_SEND_WITH_IMM,
+        /// RDMA READ.
+        RdmaRead = ib_wr_opcode_IB_WR_RDMA_READ,
+        /// Compare and swap of 8 bytes.
+        AtomicCmpAndSwp = ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
+        /// Fetch and add of 8 bytes.
+        AtomicFetchAndAdd = ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+        /// Invalidates a key of the own side.
+        LocalInv = ib_wr_opcode_IB_WR_LOCAL_INV,
+        /// SEND that invalidates a key of the other side.
+        SendWithInv = ib_wr_opcode_IB_WR_SEND_WITH_INV,
+        /// RDMA READ that invalidates the key it reads into.
+        RdmaReadWithInv = ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV,
+        /// Writes 8 bytes, all at once.
+        AtomicWrite = ib_wr_opcode_IB_WR_ATOMIC_WRITE,
+        /// Fast registration.
+        RegMr = ib_wr_opcode_IB_WR_REG_MR,
+    }
+}
+
+impl WrOpcode {
+    /// Returns what the completion of such a work request says.
+    pub(crate) fn completes_as(self) -> WcOpcode {
+        match self {
+            Self::Send | Self::SendWithImm | Self::SendWithInv => WcOpcode::Send,
+            Self::RdmaWrite | Self::RdmaWriteWithImm => WcOpcode::RdmaWrite,
+            Self::RdmaRead | Self::RdmaReadWithInv => WcOpcode::RdmaRead,
+            Self::AtomicCmpAndSwp => WcOpcode::CompSwap,
+            Self::AtomicFetchAndAdd => WcOpcode::FetchAdd,
+            Self::AtomicWrite => WcOpcode::AtomicWrite,
+            Self::LocalInv => WcOpcode::LocalInv,
+            Self::RegMr => WcOpcode::RegMr,
+        }
+    }
+}
 
 /// The remote side of RDMA READ, RDMA WRITE and ATOMIC WRITE.
 pub(crate) struct Rdma {
@@ -74,9 +122,13 @@ impl<'a, D: Driver> SendWr<'a, D> {
         unsafe { *(&raw const self.raw.__bindgen_anon_1).cast::<u64>() }
     }
 
-    /// `enum ib_wr_opcode`.
-    pub(crate) fn opcode(&self) -> u32 {
-        self.raw.opcode
+    /// Returns what the work request is to do.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an opcode that is not in [`WrOpcode`].
+    pub(crate) fn opcode(&self) -> Result<WrOpcode> {
+        WrOpcode::try_from(self.raw.opcode)
     }
 
     /// `enum ib_send_flags`.
@@ -235,15 +287,17 @@ pub(crate) struct SendWrs<'a, D: Driver> {
 }
 
 impl<D: Driver> SendWrs<'_, D> {
+    /// Begins at the first of a list; `datagram` says whether each work request names its own destination.
+    ///
     /// # Safety
     ///
-    /// `head` must be the head of a valid list of work requests for a QP of this type.
-    pub(super) unsafe fn new(head: *const bindings::ib_send_wr, qp_type: u32) -> Self {
+    /// `head` must be null or the head of a list of work requests that stays valid for the lifetime, of a QP that
+    /// `datagram` is true of.
+    pub(super) unsafe fn new(head: *const bindings::ib_send_wr, datagram: bool) -> Self {
         Self {
             current: head,
             begun: false,
-            datagram: qp_type == bindings::ib_qp_type_IB_QPT_UD
-                || qp_type == bindings::ib_qp_type_IB_QPT_GSI,
+            datagram,
             _list: PhantomData,
         }
     }
