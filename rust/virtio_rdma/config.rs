@@ -9,8 +9,7 @@ use crate::{
     bindings,
     dma::PAGE_SIZE,
     ring,
-    virtio,
-    VirtioRdma, //
+    virtio, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -18,6 +17,25 @@ use kernel::{
     page,
     prelude::*, //
 };
+
+/// The device-specific feature bits that the driver understands, chapter 3 of the specification.
+pub(crate) const FEATURES: &[c_uint] = &[
+    bindings::VIRTIO_RDMA_F_EVENTS,
+    bindings::VIRTIO_RDMA_F_MAC,
+    bindings::VIRTIO_RDMA_F_RINGS,
+    bindings::VIRTIO_RDMA_F_SRQ,
+    bindings::VIRTIO_RDMA_F_FAST_REG,
+    bindings::VIRTIO_RDMA_F_MW,
+    bindings::VIRTIO_RDMA_F_REREG_MR,
+    bindings::VIRTIO_RDMA_F_FLUSH,
+    bindings::VIRTIO_RDMA_F_ATOMIC_WRITE,
+    bindings::VIRTIO_RDMA_F_MCAST,
+    bindings::VIRTIO_RDMA_F_COUNTERS,
+    bindings::VIRTIO_RDMA_F_XRC,
+    bindings::VIRTIO_RDMA_F_PAGE_LEVELS,
+    bindings::VIRTIO_RDMA_F_VLAN,
+    bindings::VIRTIO_RDMA_F_CQ_MODERATION,
+];
 
 /// The most SGEs of a work request that the driver lays out buffers for.
 const MAX_SGE: u32 = 32;
@@ -190,7 +208,7 @@ impl Config {
             };
         }
         let mut config = Self {
-            features: <VirtioRdma as virtio::Driver>::FEATURES
+            features: FEATURES
                 .iter()
                 .filter(|bit| dev.has_feature(**bit))
                 .fold(0, |features, bit| features | 1 << bit),

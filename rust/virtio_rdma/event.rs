@@ -1,31 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Event queues, and the asynchronous events: whom each is reported to (chapter
-//! 9 of the specification).
+//! Event queues: virtqueues that the device writes events to (chapters 9 and 13 of the
+//! specification).
 
 #![deny(unsafe_code)]
 
 use crate::{
-    bindings,
     dma,
-    hca::Hca,
-    ib::EventType,
     stats::{
         Counter,
         Stats, //
     },
     sync::IrqSpinLock,
-    virtio::Queue,
-    wire, //
+    virtio::Queue, //
 };
 use core::marker::PhantomData;
 use kernel::{
     prelude::*,
-    sync::Arc,
     transmute::{
         AsBytes,
         FromBytes, //
-    },
+    }, //
 };
 
 /// Buffers in an event queue, as far as the ring has room.
@@ -132,83 +127,4 @@ pub(crate) fn interrupt<E: FromBytes + AsBytes + Zeroable>(
         drop(guard);
         handle(&event);
     }
-}
-
-/// Whom an event concerns, and what the kernel calls it.
-enum Target {
-    Cq(EventType),
-    Qp(EventType),
-    Srq(EventType),
-    Port(EventType),
-}
-
-fn target(event: u32) -> Option<Target> {
-    Some(match event {
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_CQ_ERR => Target::Cq(EventType::CqErr),
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_FATAL => {
-            Target::Qp(EventType::QpFatal)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_REQ_ERR => {
-            Target::Qp(EventType::QpReqErr)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_ACCESS_ERR => {
-            Target::Qp(EventType::QpAccessErr)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_COMM_EST => {
-            Target::Qp(EventType::CommEst)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SQ_DRAINED => {
-            Target::Qp(EventType::SqDrained)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED => {
-            Target::Qp(EventType::QpLastWqeReached)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_ERR => {
-            Target::Srq(EventType::SrqErr)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED => {
-            Target::Srq(EventType::SrqLimitReached)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ACTIVE => {
-            Target::Port(EventType::PortActive)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ERR => {
-            Target::Port(EventType::PortErr)
-        }
-        bindings::virtio_rdma_event_type_VIRTIO_RDMA_EVENT_DEVICE_FATAL => {
-            Target::Port(EventType::DeviceFatal)
-        }
-        _ => return None,
-    })
-}
-
-/// Reports an event to the object that it names, which may leave it at the first of a kind. May sleep.
-pub(crate) fn report(hca: &Arc<Hca>, event: &wire::Event) {
-    let handle = u32::from_le(event.handle);
-    let found = match target(u32::from_le(event.event)) {
-        None => {
-            hca.stats().bad(Counter::BadEvent);
-            return;
-        }
-        Some(Target::Cq(kind)) => hca
-            .objects()
-            .cqs
-            .with(handle, |cq| cq.report_once(kind, cq)),
-        Some(Target::Qp(kind)) => hca
-            .objects()
-            .qps
-            .with_held(handle, |qp| qp.report_once(kind, qp)),
-        Some(Target::Srq(kind)) => hca
-            .objects()
-            .srqs
-            .with(handle, |srq| srq.report_expected(kind, srq)),
-        Some(Target::Port(kind)) => {
-            hca.report_port(kind);
-            Some(())
-        }
-    };
-    hca.stats().count(match found {
-        Some(()) => Counter::Events,
-        None => Counter::StaleEvent,
-    });
 }

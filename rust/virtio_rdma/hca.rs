@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device as the verbs see it: its limits, its queues, its objects by
-//! number, and what happens when it fails.
+//! The device below the objects: its limits, its queues, its commands, and what
+//! happens when it fails. What it tells the objects is in [`crate::interrupt`].
 
 #![deny(unsafe_code)]
 
@@ -31,7 +31,10 @@ use crate::{
         self,
         EventType, //
     },
-    region::Memory,
+    memory::{
+        ListCache,
+        Quarantine, //
+    },
     stats::{
         Counter,
         Stats, //
@@ -42,16 +45,18 @@ use crate::{
         IrqSpinLock, //
     },
     virtio::{
-        Interrupt,
         Queue,
-        Reset, //
-        Status,
+        Reset,
+        Status, //
     },
     wire, //
 };
 use core::time::Duration;
 use kernel::{
-    device, new_condvar, new_mutex, new_work,
+    device,
+    new_condvar,
+    new_mutex,
+    new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -71,9 +76,8 @@ use kernel::{
     },
     workqueue::{
         self,
-        Work,
-        WorkItem, //
-    },
+        Work, //
+    }, //
 };
 
 /// What became of a queue.
@@ -102,16 +106,8 @@ impl Place {
     }
 }
 
-/// Memory that a device may still touch although nobody uses it.
-enum Quarantine {
-    /// The device may touch it: it has failed, or its reply made no sense.
-    Kept(KVec<Memory>),
-    /// The device has been reset and touches nothing any more.
-    Over,
-}
-
-/// Pages that are kept for page tables: those of a registration of 64 MiB, with a list of lists.
-const MAX_LISTS: usize = 33;
+/// Takes a virtqueue of an object back, with its index.
+pub(crate) type Park<'a> = dyn FnMut((u32, Queue)) + 'a;
 
 /// What is known only when the queues are there.
 struct Attached {
@@ -149,10 +145,9 @@ pub(crate) struct Hca {
     #[pin]
     port_events: IrqSpinLock<u32>,
     #[pin]
-    quarantine: Mutex<Quarantine>,
-    /// Pages for page tables of commands to come, at most [`MAX_LISTS`]; `None` once the queues were given up.
+    quarantine: Quarantine,
     #[pin]
-    lists: Mutex<Option<KVec<Buffer>>>,
+    lists: ListCache,
     /// PDs in which consumers in the kernel have had QPs.
     #[pin]
     consumers: Mutex<u32>,
@@ -165,8 +160,8 @@ pub(crate) struct Hca {
     report: Work<Hca, REPORT>,
 }
 
-/// The name of [`Hca::report`].
-const REPORT: u64 = 1;
+/// The ID of the work item that reports the events in the event queue.
+pub(crate) const REPORT: u64 = 1;
 
 #[allow(unsafe_code)]
 mod work {
@@ -175,48 +170,6 @@ mod work {
     kernel::impl_has_work! {
         impl HasWork<Self> for Hca { self.wake }
         impl HasWork<Self, 1> for Hca { self.report }
-    }
-}
-
-impl WorkItem<REPORT> for Hca {
-    type Pointer = Arc<Self>;
-
-    /// Reports the events that are in the event queue: handlers of QPs may sleep.
-    fn run(this: Arc<Self>) {
-        this.report_events();
-    }
-}
-
-impl WorkItem for Hca {
-    type Pointer = Arc<Self>;
-
-    /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service. Reports what happened to the port.
-    /// If the device has failed, ends the waiting for commands,
-    /// and lets the consumers of armed CQs poll, so that they find their work requests flushed, or a
-    /// ring that is closed.
-    fn run(this: Arc<Self>) {
-        if this.status.lock().as_ref().is_some_and(Status::needs_reset) {
-            this.fail("it asks for a reset");
-        }
-        let events = core::mem::take(&mut *this.port_events.lock());
-        let bits = (0..u32::BITS).filter(|bit| events & 1 << bit != 0);
-        for event in bits.filter_map(|bit| EventType::try_from(bit).ok()) {
-            this.handles.report_port(event);
-        }
-        if this.is_broken() {
-            this.control.wake_all();
-            this.handles.qps.for_each(|qp| qp.close());
-            this.handles.qps.for_each_held(|qp| qp.leave_srq(qp));
-            this.handles.srqs.for_each(|srq| srq.close());
-            this.handles.cqs.for_each(|cq| {
-                cq.close();
-                cq.wake(cq);
-            });
-            // Whoever waits in `revoke` looks at objects that were published since; it holds this lock but
-            // while it waits.
-            let _queues = this.queues.lock();
-            this.returned.notify_all();
-        }
     }
 }
 
@@ -254,7 +207,7 @@ impl Hca {
             )?;
         }
         let stats = Stats::new(dev.clone());
-        let lists = KVec::with_capacity(MAX_LISTS, GFP_KERNEL)?;
+        let lists = ListCache::new()?;
 
         Arc::pin_init(
             try_pin_init!(Self {
@@ -272,8 +225,8 @@ impl Hca {
                 returned <- new_condvar!(),
                 status <- new_mutex!(None),
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
-                quarantine <- new_mutex!(Quarantine::Kept(KVec::new())),
-                lists <- new_mutex!(Some(lists)),
+                quarantine <- Quarantine::new(),
+                lists <- lists,
                 consumers <- new_mutex!(0),
                 unused <- Completion::new(),
                 wake <- new_work!("virtio_rdma::wake"),
@@ -333,10 +286,11 @@ impl Hca {
         Ok(())
     }
 
-    /// Gives the queues up, and all memory that the device could touch. It has no objects any more, or is
-    /// out of service; those that have virtqueues lose them. May sleep.
-    pub(crate) fn detach(&self, reset: &Reset<'_>) {
-        let mut queues = self.revoke();
+    /// Gives the queues up, and all memory that the device could touch. `revoke` takes the virtqueues of
+    /// objects away, and hands each with its index to the function that it gets; it may be called several
+    /// times. Sleeps.
+    pub(crate) fn detach(&self, reset: &Reset<'_>, revoke: impl FnMut(&mut Park<'_>)) {
+        let mut queues = self.take_queues(revoke);
         let status = self.status.lock().take();
         drop(status);
         let events = self.events.lock().take();
@@ -361,31 +315,22 @@ impl Hca {
                 queue.detach_all(reset);
             }
         }
-        // What is in it is freed without the lock.
-        let kept = core::mem::replace(&mut *self.quarantine.lock(), Quarantine::Over);
-        drop(kept);
-        let lists = self.lists.lock().take();
-        drop(lists);
+        self.quarantine.end();
+        self.lists.end();
         crate::sync::flush_work(&self.report);
         crate::sync::flush_work(&self.wake);
     }
 
     /// Takes the virtqueues of objects, also from those that have one. Waits for a thread that is about to
     /// publish an object with a virtqueue, or to drop it. Sleeps.
-    fn revoke(&self) -> KVec<Place> {
+    fn take_queues(&self, mut revoke: impl FnMut(&mut Park<'_>)) -> KVec<Place> {
         let mut queues = self.queues.lock();
         loop {
-            let mut park = |(index, queue): (u32, Queue)| {
+            revoke(&mut |(index, queue)| {
                 if let Some(place) = queues.get_mut(index as usize) {
                     *place = Place::Parked(queue);
                 }
-            };
-            self.handles.cqs.for_each(|cq| {
-                let _ = cq.revoke().map(&mut park);
             });
-            self.handles
-                .qps
-                .for_each(|qp| qp.revoke().into_iter().flatten().for_each(&mut park));
             if !queues
                 .iter()
                 .any(|place| matches!(place, Place::Lent { .. }))
@@ -396,12 +341,11 @@ impl Hca {
         }
     }
 
-    /// Hands the buffers of the event queues to the device.
-    pub(crate) fn start_events(self: &Arc<Self>) {
-        self.report_events();
-        for vector in 0..self.completion_events.len() {
-            self.vector_interrupt(vector);
-        }
+    /// Lets a thread in [`Hca::detach`] look at the objects once more. May sleep.
+    pub(crate) fn wake_detach(&self) {
+        // It holds this lock but while it waits.
+        let _queues = self.queues.lock();
+        self.returned.notify_all();
     }
 
     /// The limits.
@@ -422,6 +366,44 @@ impl Hca {
     /// The control queue.
     pub(crate) fn control(&self) -> &ControlQueue {
         &self.control
+    }
+
+    /// The event queue.
+    pub(crate) fn events(&self) -> &event::Locked<wire::Event> {
+        &self.events
+    }
+
+    /// The queues of completion events, by completion vector.
+    pub(crate) fn completion_events(&self) -> &[Pin<KBox<event::Locked<wire::CompEvent>>>] {
+        &self.completion_events
+    }
+
+    /// Returns whether the device asks for a reset (DEVICE_NEEDS_RESET). May sleep.
+    pub(crate) fn needs_reset(&self) -> bool {
+        self.status.lock().as_ref().is_some_and(Status::needs_reset)
+    }
+
+    /// Takes the events of the port that are to be reported, a bit for each [`EventType`]. Any context.
+    pub(crate) fn take_port_events(&self) -> u32 {
+        core::mem::take(&mut *self.port_events.lock())
+    }
+
+    /// Takes the replies to commands. Called by the interrupt.
+    pub(crate) fn control_interrupt(self: &Arc<Self>) {
+        if self.control.interrupt(&self.stats).is_err() {
+            self.fail("the control queue broke");
+        }
+    }
+
+    /// Sends the doorbells that wait for a buffer. Called by the interrupt.
+    pub(crate) fn doorbell_interrupt(&self) {
+        self.doorbells.interrupt();
+    }
+
+    /// Reports the events that are in the event queue, soon. Any context.
+    pub(crate) fn report_soon(self: &Arc<Self>) {
+        // If it is queued already, it has yet to look.
+        let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
     }
 
     /// The most work requests of a queue.
@@ -461,22 +443,19 @@ impl Hca {
     ///
     /// `ENOMEM`.
     pub(crate) fn take_list(&self) -> Result<Buffer> {
-        let list = (*self.lists.lock()).as_mut().and_then(|lists| lists.pop());
-        list.map_or_else(|| self.alloc(dma::PAGE_SIZE), Ok)
+        self.lists
+            .take()
+            .map_or_else(|| self.alloc(dma::PAGE_SIZE), Ok)
     }
 
-    /// Takes back a block of [`Hca::take_list`] or [`Hca::alloc`] that the device no longer touches, and keeps it
-    /// for the next command if it is a page. May sleep.
-    pub(crate) fn return_list(&self, list: Buffer) {
-        let is_page = list.words().1 * size_of::<u64>() == dma::PAGE_SIZE;
-        let mut lists = self.lists.lock();
-        let rest = match &mut *lists {
-            Some(lists) if is_page => lists.push_within_capacity(list).err().map(|error| error.0),
-            _ => Some(list),
-        };
-        // It is freed without the lock.
-        drop(lists);
-        drop(rest);
+    /// The pages for page tables of commands to come.
+    pub(crate) fn lists(&self) -> &ListCache {
+        &self.lists
+    }
+
+    /// The memory that the device may still touch although nobody uses it.
+    pub(crate) fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
     }
 
     /// Allocates memory that the device knows as a list of pages. May sleep.
@@ -663,72 +642,6 @@ impl Hca {
     pub(crate) fn bad_handle(&self) -> Error {
         self.stats.bad(Counter::BadHandle);
         EIO
-    }
-
-    /// Keeps memory until the device has been reset. May sleep.
-    pub(crate) fn quarantine(&self, memory: Memory) {
-        let mut quarantine = self.quarantine.lock();
-        let Quarantine::Kept(kept) = &mut *quarantine else {
-            drop(quarantine);
-            drop(memory);
-            return;
-        };
-        if kept.reserve(1, GFP_KERNEL).is_err() {
-            // Better lost than written to by the device when it is somebody else's.
-            core::mem::forget(memory);
-            return;
-        }
-        let _ = kept.push_within_capacity(memory);
-    }
-}
-
-impl Interrupt for Hca {
-    fn interrupt(self: &Arc<Self>, queue: u32) {
-        match self.config.role(queue) {
-            Role::Control => {
-                if self.control.interrupt(&self.stats).is_err() {
-                    self.fail("the control queue broke");
-                }
-            }
-            Role::Events => {
-                // If it is queued already, it has yet to look.
-                let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
-            }
-            Role::CompletionEvents(vector) => self.vector_interrupt(vector as usize),
-            Role::Doorbells => self.doorbells.interrupt(),
-            Role::Completions(cqn) => {
-                // Of a CQ that is being destroyed.
-                let _ = self.handles.cqs.with(cqn, |cq| cq.notify(cq));
-            }
-            Role::Sends | Role::Receives => {}
-        }
-    }
-}
-
-impl Hca {
-    /// Reports the events that the device has raised. May sleep.
-    fn report_events(self: &Arc<Self>) {
-        let result = event::interrupt(&self.events, &self.stats, |event| {
-            event::report(self, event);
-        });
-        if result.is_err() {
-            self.fail("the event queue broke");
-        }
-    }
-
-    fn vector_interrupt(self: &Arc<Self>, vector: usize) {
-        let Some(events) = self.completion_events.get(vector) else {
-            return;
-        };
-        let result = event::interrupt(events, &self.stats, |event: &wire::CompEvent| {
-            let cqn = u32::from_le(event.cqn);
-            if self.handles.cqs.with(cqn, |cq| cq.notify(cq)).is_none() {
-                self.stats.count(Counter::StaleEvent);
-            }
-        });
-        if result.is_err() {
-            self.fail("a queue of completion events broke");
-        }
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     dma,
     hca::Hca,
     ib,
+    interrupt,
     net,
     port,
     sync::{
@@ -175,7 +176,7 @@ impl Service {
     pub(crate) fn retire<'a>(&self, reset: impl FnOnce() -> Reset<'a>) {
         let hca = self.hca.lock().clone();
         hca.retire();
-        hca.detach(&reset());
+        interrupt::detach(&hca, &reset());
         // What was not registered yet never is.
         self.state.lock().renewed = None;
     }
@@ -200,7 +201,7 @@ impl Service {
         // The memory that the device may touch until it is reset is freed by means of the RDMA device.
         let _ibdev = active.map(Active::end);
         let hca = self.hca.lock().clone();
-        hca.detach(&reset());
+        interrupt::detach(&hca, &reset());
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     },
     hca::Hca,
     ib,
+    memory::Memory,
     umem::Umem, //
 };
 use kernel::{
@@ -30,20 +31,6 @@ const ENTRY: usize = size_of::<u64>();
 
 /// Entries of a page of a page table with levels.
 const LIST_ENTRIES: usize = PAGE_SIZE / ENTRY;
-
-/// Memory that the device can reach.
-pub(crate) enum Memory {
-    /// Memory of a program.
-    Program(Umem),
-    /// Memory behind a dma-buf.
-    DmaBuf(Umem),
-    /// Memory of the kernel.
-    Kernel(Arc<Pages>),
-    /// A list of pages.
-    List(#[expect(dead_code, reason = "only kept")] Buffer),
-    /// A page table.
-    Table(#[expect(dead_code, reason = "only kept")] KVVec<Buffer>),
-}
 
 /// A region. Nobody may drop it while an object of the device has it, unless the device has failed.
 pub(crate) struct Region {
@@ -183,7 +170,7 @@ impl Region {
     /// Keeps the memory until the device has been reset. May sleep.
     pub(crate) fn keep(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.hca.quarantine(memory);
+            self.hca.quarantine().keep(memory);
         }
     }
 }
@@ -240,7 +227,7 @@ impl Drop for PageList {
             return;
         }
         if let Some(list) = self.list.take() {
-            self.hca.quarantine(Memory::List(list));
+            self.hca.quarantine().keep(Memory::List(list));
         }
     }
 }
@@ -309,7 +296,7 @@ impl PageTable {
             let list = hca.take_list()?;
             let count = fill(&list)?;
             if count == 0 && !table.lists.is_empty() {
-                hca.return_list(list);
+                hca.lists().put(list);
                 break;
             }
             table.lists.push(list, GFP_KERNEL)?;
@@ -363,7 +350,7 @@ impl PageTable {
     fn keep(&mut self) {
         let lists = core::mem::take(&mut self.lists);
         if !lists.is_empty() {
-            self.hca.quarantine(Memory::Table(lists));
+            self.hca.quarantine().keep(Memory::Table(lists));
         }
     }
 
@@ -383,7 +370,7 @@ impl Drop for PageTable {
             self.keep();
         }
         while let Some(list) = self.lists.pop() {
-            self.hca.return_list(list);
+            self.hca.lists().put(list);
         }
     }
 }

@@ -33,7 +33,9 @@ mod errno;
 mod event;
 mod hca;
 mod ib;
+mod interrupt;
 mod kernel_release;
+mod memory;
 mod mr;
 mod mw;
 mod net;
@@ -139,7 +141,7 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
     })?;
     // From here on, the device has queues: it must be reset before they go.
     let stop = ScopeGuard::new(|| {
-        hca.detach(&dev.reset());
+        interrupt::detach(&hca, &dev.reset());
     });
     let dma = dev
         .dma_device(queues.first().ok_or(EINVAL)?)
@@ -152,7 +154,7 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
         })?;
     hca.attach(queues, dma.clone())?;
     dev.ready();
-    hca.start_events();
+    interrupt::start_events(&hca);
     stop.dismiss();
     Ok((hca, dma))
 }
@@ -162,7 +164,7 @@ fn bind(dev: &Core<'_>) -> Result<Data> {
     let transport: &kernel_device::Device = dev.as_ref();
     let (hca, dma) = start(dev)?;
     let service = Service::new(ARef::from(transport), hca.clone(), &dma)
-        .inspect_err(|_| hca.detach(&dev.reset()))?;
+        .inspect_err(|_| interrupt::detach(&hca, &dev.reset()))?;
     Ok(Data { service })
 }
 
@@ -170,23 +172,7 @@ impl virtio::Driver for VirtioRdma {
     type Data = Data;
 
     const ID_TABLE: virtio::IdTable = &ID_TABLE;
-    const FEATURES: &'static [c_uint] = &[
-        bindings::VIRTIO_RDMA_F_EVENTS,
-        bindings::VIRTIO_RDMA_F_MAC,
-        bindings::VIRTIO_RDMA_F_RINGS,
-        bindings::VIRTIO_RDMA_F_SRQ,
-        bindings::VIRTIO_RDMA_F_FAST_REG,
-        bindings::VIRTIO_RDMA_F_MW,
-        bindings::VIRTIO_RDMA_F_REREG_MR,
-        bindings::VIRTIO_RDMA_F_FLUSH,
-        bindings::VIRTIO_RDMA_F_ATOMIC_WRITE,
-        bindings::VIRTIO_RDMA_F_MCAST,
-        bindings::VIRTIO_RDMA_F_COUNTERS,
-        bindings::VIRTIO_RDMA_F_XRC,
-        bindings::VIRTIO_RDMA_F_PAGE_LEVELS,
-        bindings::VIRTIO_RDMA_F_VLAN,
-        bindings::VIRTIO_RDMA_F_CQ_MODERATION,
-    ];
+    const FEATURES: &'static [c_uint] = config::FEATURES;
 
     fn validate(dev: &Core<'_>) -> Result {
         if !dev.has_feature(bindings::VIRTIO_F_VERSION_1) {
