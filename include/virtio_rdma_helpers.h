@@ -47,6 +47,10 @@ bool virtio_rdma_iommu_mapped(struct device *dev);
 void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 			     unsigned int len);
 
+void virtio_rdma_command_failed(struct device *dev, const char *command,
+				int command_len, const char *status,
+				int status_len);
+
 const struct uapi_definition *virtio_rdma_uapi_definitions(void);
 
 int virtio_rdma_is_udata_in_empty(struct ib_udata *udata);

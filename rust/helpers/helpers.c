@@ -172,6 +172,14 @@ void virtio_rdma_sg_init_dma(struct scatterlist *sg, dma_addr_t addr,
 	sg_dma_len(sg) = len;
 }
 
+void virtio_rdma_command_failed(struct device *dev, const char *command,
+				int command_len, const char *status,
+				int status_len)
+{
+	dev_dbg(dev, "%.*s failed: %.*s\n", command_len, command, status_len,
+		status);
+}
+
 int virtio_rdma_is_udata_in_empty(struct ib_udata *udata)
 {
 	return ib_is_udata_in_empty(udata);

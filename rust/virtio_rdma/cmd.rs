@@ -6,7 +6,9 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    bindings, kernel_release,
+    bindings,
+    kernel_release,
+    log,
     stats::{
         Counter,
         Stats, //
@@ -22,14 +24,18 @@ use crate::{
         Exchange,
         Queue, //
     },
-    wire::Nothing,
+    wire::Nothing, //
 };
 use core::time::Duration;
 use kernel::{
-    new_condvar, new_mutex,
+    device,
+    fmt,
+    new_condvar,
+    new_mutex,
     prelude::*,
     processor::cpu_relax,
     sync::{
+        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
@@ -45,28 +51,33 @@ use kernel::{
     transmute::{
         AsBytes,
         FromBytes, //
-    },
+    }, //
 };
 
 /// A command of the control queue, chapter 5 of the specification.
 pub(crate) trait Command {
     /// `enum virtio_rdma_cmd`.
     const OPCODE: u32;
+    /// The name that the specification has for it.
+    const NAME: &'static str;
     /// What follows the opcode.
     type Request: AsBytes;
     /// What follows the status, if that is OK.
     type Reply: FromBytes + AsBytes + Zeroable;
 }
 
-/// Declares commands: name, opcode, request and reply.
+/// Declares commands: type, name in the specification, request and reply.
 macro_rules! commands {
-    ($($(#[$doc:meta])* $name:ident = $opcode:ident ($request:ty) -> $reply:ty;)*) => {
+    ($($(#[$doc:meta])* $type:ident = $name:ident ($request:ty) -> $reply:ty;)*) => {
         $(
             $(#[$doc])*
-            pub(crate) struct $name;
+            pub(crate) struct $type;
 
-            impl Command for $name {
-                const OPCODE: u32 = bindings::$opcode;
+            impl Command for $type {
+                const OPCODE: u32 = ::kernel::macros::paste!(
+                    bindings::[<virtio_rdma_cmd_VIRTIO_RDMA_CMD_ $name>]
+                );
+                const NAME: &'static str = stringify!($name);
                 type Request = $request;
                 type Reply = $reply;
             }
@@ -76,103 +87,103 @@ macro_rules! commands {
 
 commands! {
     /// Reads the attributes of a port.
-    QueryPort = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_PORT
+    QueryPort = QUERY_PORT
         (bindings::virtio_rdma_cmd_query_port) -> bindings::virtio_rdma_rsp_query_port;
     /// Creates a CQ.
-    CreateCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_CQ
+    CreateCq = CREATE_CQ
         (bindings::virtio_rdma_cmd_create_cq) -> bindings::virtio_rdma_rsp_create_cq;
     /// Destroys a CQ.
-    DestroyCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_CQ
+    DestroyCq = DESTROY_CQ
         (bindings::virtio_rdma_cmd_destroy_cq) -> Nothing;
     /// Creates a PD.
-    CreatePd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_PD
+    CreatePd = CREATE_PD
         (Nothing) -> bindings::virtio_rdma_rsp_create_pd;
     /// Destroys a PD.
-    DestroyPd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_PD
+    DestroyPd = DESTROY_PD
         (bindings::virtio_rdma_cmd_destroy_pd) -> Nothing;
     /// Creates an MR over all memory.
-    GetDmaMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_GET_DMA_MR
+    GetDmaMr = GET_DMA_MR
         (bindings::virtio_rdma_cmd_get_dma_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Creates an MR for fast registration.
-    CreateMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_MR
+    CreateMr = CREATE_MR
         (bindings::virtio_rdma_cmd_create_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Creates an MR over listed pages.
-    RegUserMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REG_USER_MR
+    RegUserMr = REG_USER_MR
         (bindings::virtio_rdma_cmd_reg_user_mr) -> bindings::virtio_rdma_rsp_mr;
     /// Replaces attributes of an MR over listed pages.
-    ReregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_REREG_MR
+    ReregMr = REREG_MR
         (bindings::virtio_rdma_cmd_rereg_mr) -> Nothing;
     /// Creates a memory window.
-    AllocMw = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ALLOC_MW
+    AllocMw = ALLOC_MW
         (bindings::virtio_rdma_cmd_alloc_mw) -> bindings::virtio_rdma_rsp_alloc_mw;
     /// Destroys a memory window.
-    DeallocMw = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEALLOC_MW
+    DeallocMw = DEALLOC_MW
         (bindings::virtio_rdma_cmd_dealloc_mw) -> Nothing;
     /// Destroys an MR.
-    DeregMr = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEREG_MR
+    DeregMr = DEREG_MR
         (bindings::virtio_rdma_cmd_dereg_mr) -> Nothing;
     /// Creates a QP.
-    CreateQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_QP
+    CreateQp = CREATE_QP
         (bindings::virtio_rdma_cmd_create_qp) -> bindings::virtio_rdma_rsp_create_qp;
     /// Creates a CQ with a ring.
-    CreateRingCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_CQ
+    CreateRingCq = CREATE_RING_CQ
         (bindings::virtio_rdma_cmd_create_ring_cq) -> bindings::virtio_rdma_rsp_create_cq;
     /// Sets how the events of a CQ are held back.
-    ModifyCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_CQ
+    ModifyCq = MODIFY_CQ
         (bindings::virtio_rdma_cmd_modify_cq) -> Nothing;
     /// Moves a CQ to another ring.
-    ResizeCq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_CQ
+    ResizeCq = RESIZE_CQ
         (bindings::virtio_rdma_cmd_resize_cq) -> bindings::virtio_rdma_rsp_resize_cq;
     /// Creates a QP with rings.
-    CreateRingQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_RING_QP
+    CreateRingQp = CREATE_RING_QP
         (bindings::virtio_rdma_cmd_create_ring_qp) -> bindings::virtio_rdma_rsp_create_qp;
     /// Creates an SRQ.
-    CreateSrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_SRQ
+    CreateSrq = CREATE_SRQ
         (bindings::virtio_rdma_cmd_create_srq) -> bindings::virtio_rdma_rsp_create_srq;
     /// Sets the limit of an SRQ.
-    ModifySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_SRQ
+    ModifySrq = MODIFY_SRQ
         (bindings::virtio_rdma_cmd_modify_srq) -> Nothing;
     /// Reads the attributes of an SRQ.
-    QuerySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_SRQ
+    QuerySrq = QUERY_SRQ
         (bindings::virtio_rdma_cmd_query_srq) -> bindings::virtio_rdma_rsp_query_srq;
     /// Destroys an SRQ.
-    DestroySrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_SRQ
+    DestroySrq = DESTROY_SRQ
         (bindings::virtio_rdma_cmd_destroy_srq) -> Nothing;
     /// Moves an SRQ to another ring.
-    ResizeSrq = virtio_rdma_cmd_VIRTIO_RDMA_CMD_RESIZE_SRQ
+    ResizeSrq = RESIZE_SRQ
         (bindings::virtio_rdma_cmd_resize_srq) -> bindings::virtio_rdma_rsp_resize_srq;
     /// Changes attributes of a QP.
-    ModifyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_MODIFY_QP
+    ModifyQp = MODIFY_QP
         (bindings::virtio_rdma_cmd_modify_qp) -> Nothing;
     /// Reads the attributes of a QP.
-    QueryQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_QP
+    QueryQp = QUERY_QP
         (bindings::virtio_rdma_cmd_query_qp) -> bindings::virtio_rdma_rsp_query_qp;
     /// Destroys a QP.
-    DestroyQp = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DESTROY_QP
+    DestroyQp = DESTROY_QP
         (bindings::virtio_rdma_cmd_destroy_qp) -> Nothing;
     /// Reads an entry of the P_Key table.
-    QueryPkey = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_PKEY
+    QueryPkey = QUERY_PKEY
         (bindings::virtio_rdma_cmd_query_pkey) -> bindings::virtio_rdma_rsp_query_pkey;
     /// Sets an entry of the GID table.
-    AddGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ADD_GID
+    AddGid = ADD_GID
         (bindings::virtio_rdma_cmd_add_gid) -> Nothing;
     /// Clears an entry of the GID table.
-    DelGid = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEL_GID
+    DelGid = DEL_GID
         (bindings::virtio_rdma_cmd_del_gid) -> Nothing;
     /// Attaches a QP to a multicast group.
-    AttachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ATTACH_MCAST
+    AttachMcast = ATTACH_MCAST
         (bindings::virtio_rdma_cmd_mcast) -> Nothing;
     /// Detaches a QP from a multicast group.
-    DetachMcast = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DETACH_MCAST
+    DetachMcast = DETACH_MCAST
         (bindings::virtio_rdma_cmd_mcast) -> Nothing;
     /// Reads the counters of a port.
-    QueryCounters = virtio_rdma_cmd_VIRTIO_RDMA_CMD_QUERY_COUNTERS
+    QueryCounters = QUERY_COUNTERS
         (bindings::virtio_rdma_cmd_query_counters) -> bindings::virtio_rdma_rsp_query_counters;
     /// Creates an extended connection domain.
-    AllocXrcd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_ALLOC_XRCD
+    AllocXrcd = ALLOC_XRCD
         (Nothing) -> bindings::virtio_rdma_rsp_alloc_xrcd;
     /// Destroys an extended connection domain.
-    DeallocXrcd = virtio_rdma_cmd_VIRTIO_RDMA_CMD_DEALLOC_XRCD
+    DeallocXrcd = DEALLOC_XRCD
         (bindings::virtio_rdma_cmd_dealloc_xrcd) -> Nothing;
 }
 
@@ -199,27 +210,41 @@ const PATIENCE: u32 = 16;
 /// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
 const LIVENESS: Duration = Duration::from_secs(1);
 
-/// The error of a reply with this status, annex A of the specification.
-///
-/// # Errors
-///
-/// `None` for a status that is not defined.
-fn status_to_result(status: u8) -> Option<Result> {
-    Some(Err(match u32::from(status) {
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_OK => return Some(Ok(())),
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_ERR => EIO,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_INVAL => EINVAL,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_OBJECT => ENOENT,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_RESOURCE => ENOMEM,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_BUSY => EBUSY,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_UNSUPPORTED => crate::errno::unsupported(),
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_PERM => EPERM,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_FAULT => EFAULT,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_LENGTH => EMSGSIZE,
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_STATE => crate::errno::wrong_state(),
-        bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_EXISTS => EEXIST,
-        _ => return None,
-    }))
+/// A status of a reply, annex A of the specification: its name, and the error that callers get.
+struct Status {
+    name: &'static str,
+    result: Result,
+}
+
+/// Declares the status values, with the error of each.
+macro_rules! statuses {
+    ($($name:ident => $result:expr,)*) => {
+        /// Returns what a status of a reply means; `None` if it is not defined.
+        fn status(status: u8) -> Option<Status> {
+            ::kernel::macros::paste!(match u32::from(status) {
+                $(bindings::[<virtio_rdma_status_VIRTIO_RDMA_STATUS_ $name>] => Some(Status {
+                    name: stringify!($name),
+                    result: $result,
+                }),)*
+                _ => None,
+            })
+        }
+    };
+}
+
+statuses! {
+    OK => Ok(()),
+    ERR => Err(EIO),
+    INVAL => Err(EINVAL),
+    NO_OBJECT => Err(ENOENT),
+    NO_RESOURCE => Err(ENOMEM),
+    BUSY => Err(EBUSY),
+    UNSUPPORTED => Err(crate::errno::unsupported()),
+    PERM => Err(EPERM),
+    FAULT => Err(EFAULT),
+    LENGTH => Err(EMSGSIZE),
+    STATE => Err(crate::errno::wrong_state()),
+    EXISTS => Err(EEXIST),
 }
 
 /// Where a slot is in the life of a command.
@@ -254,6 +279,7 @@ struct Inner {
 /// The control queue of a device.
 #[pin_data]
 pub(crate) struct ControlQueue {
+    dev: ARef<device::Device>,
     broken: Atomic<bool>,
     /// Callers since the last whose reply came while it looked.
     vain: Atomic<u32>,
@@ -267,34 +293,35 @@ pub(crate) struct ControlQueue {
     freed: CondVar,
 }
 
-/// How a command came to have no reply: the device has failed.
+/// Why a command has no reply: the device has failed.
 pub(crate) enum Failed {
     /// The transport broke the queue: the device was taken away, or the machine goes down.
     Broken,
     /// The device did not reply in time.
     Silent,
-    /// It did, and no interrupt told of that.
+    /// The device replied, and no interrupt said so.
     Untold,
 }
 
 impl Failed {
-    /// For the log.
-    pub(crate) fn why(&self) -> &'static str {
+    /// Calls `log` with the reason, for the command with this name.
+    pub(crate) fn tell(&self, name: &str, log: impl FnOnce(fmt::Arguments<'_>)) {
         match self {
-            Failed::Broken => "the control queue broke",
-            Failed::Silent => "a command has no reply",
-            Failed::Untold => "a command's reply came without an interrupt",
+            Failed::Broken => log(fmt!("the control queue broke in {name}")),
+            Failed::Silent => log(fmt!("{name} has no reply")),
+            Failed::Untold => log(fmt!("the reply to {name} came without an interrupt")),
         }
     }
 }
 
 impl ControlQueue {
-    /// Allocates what the queue of a device needs that notifies of `cqs` CQs by command. May sleep.
+    /// Allocates what the queue of a device needs that notifies of `cqs` CQs by command; `dev` is the device in
+    /// messages. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub(crate) fn new(cqs: u32) -> Result<impl PinInit<Self, Error>> {
+    pub(crate) fn new(dev: ARef<device::Device>, cqs: u32) -> Result<impl PinInit<Self, Error>> {
         let mut replies = KVec::new();
         for _ in 0..MAX_SLOTS {
             replies.push(KBox::pin_init(Completion::new(), GFP_KERNEL)?, GFP_KERNEL)?;
@@ -317,6 +344,7 @@ impl ControlQueue {
         let free = KVec::with_capacity(MAX_SLOTS as usize, GFP_KERNEL)?;
 
         Ok(try_pin_init!(Self {
+            dev,
             broken: Atomic::new(false),
             vain: Atomic::new(0),
             replies,
@@ -382,6 +410,7 @@ impl ControlQueue {
     ///
     /// The error behind the status of the reply; `EIO` if that is unknown, if the length of the reply
     /// is wrong, or if the device has failed. `failed` is called if this command is how that was found out.
+    /// The kernel's log has the name of a command that the device refused, as a debug message.
     pub(crate) fn execute<C: Command>(
         &self,
         stats: &Stats,
@@ -399,7 +428,7 @@ impl ControlQueue {
                         failed(why);
                         EIO
                     })?;
-                let result = self.collect(slot, stats, reply.as_bytes_mut());
+                let result = self.collect(slot, C::NAME, stats, reply.as_bytes_mut());
                 self.release(slot);
                 result
             })
@@ -512,9 +541,9 @@ impl ControlQueue {
         }
     }
 
-    /// Whether the reply that nobody told of is there.
+    /// Finds out whether a command that timed out has a reply, of which no interrupt told.
     fn silence(&self, slot: u32, stats: &Stats) -> Failed {
-        // Its errors are those of a queue that is broken, which is known then.
+        // It fails only if the queue is broken, and then there is no reply.
         let _ = self.interrupt(stats);
         if self.inner.lock().has_reply(slot) {
             Failed::Untold
@@ -549,8 +578,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Checks the reply of a slot and copies it out.
-    fn collect(&self, slot: u32, stats: &Stats, body: &mut [u8]) -> Result {
+    /// Checks the reply to the command `name` in a slot, and copies the reply out.
+    fn collect(&self, slot: u32, name: &str, stats: &Stats, body: &mut [u8]) -> Result {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
         let state = inner.slots.get_mut(slot as usize).ok_or(EINVAL)?;
@@ -559,18 +588,21 @@ impl ControlQueue {
         };
         *state = State::Idle;
         let queue = inner.queue.as_mut().ok_or(ENODEV)?;
-        let status = queue.exchange(slot)?.reply(body)?;
+        let code = queue.exchange(slot)?.reply(body)?;
         drop(guard);
 
         let bad = |counter| {
-            stats.bad(counter);
+            stats.bad_reply(counter, name);
             EIO
         };
         let written = written as usize;
         if !(1..=Exchange::SIZE).contains(&written) {
             return Err(bad(Counter::BadReplyLength));
         }
-        status_to_result(status).ok_or_else(|| bad(Counter::BadReplyStatus))??;
+        let status = status(code).ok_or_else(|| bad(Counter::BadReplyStatus))?;
+        status
+            .result
+            .inspect_err(|_| log::command_failed(&self.dev, name, status.name))?;
         if written < 1 + body.len() {
             return Err(bad(Counter::BadReplyLength));
         }

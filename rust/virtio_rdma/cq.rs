@@ -7,7 +7,11 @@
 mod virtqueue;
 
 use crate::{
-    bindings, cmd,
+    bindings,
+    cmd::{
+        self,
+        Command, //
+    },
     hca::Hca,
     ib::{
         self,
@@ -27,7 +31,7 @@ use crate::{
     wire::{
         self,
         Completion, //
-    },
+    }, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -36,7 +40,7 @@ use kernel::{
     sync::{
         Arc,
         Mutex, //
-    },
+    }, //
 };
 
 /// Where completions come from.
@@ -436,7 +440,9 @@ impl ib::CompletionQueue<Hca> for Cq {
         };
         let (reply, new) = new.give::<cmd::ResizeCq>(table, &request)?;
         if u32::from_le(reply.moved) > cqe {
-            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca
+                .stats()
+                .bad_reply(Counter::BadReplyValue, cmd::ResizeCq::NAME);
             self.hca.fail("it moved more CQEs than there is room for");
             return Err(EIO);
         }

@@ -54,6 +54,7 @@ use crate::{
 use core::time::Duration;
 use kernel::{
     device,
+    fmt,
     new_condvar,
     new_mutex,
     new_work,
@@ -190,7 +191,7 @@ impl Hca {
             GFP_KERNEL,
         )?;
         let rings = config.rings.is_some();
-        let control = ControlQueue::new(if rings { 0 } else { config.max_cq })?;
+        let control = ControlQueue::new(dev.clone(), if rings { 0 } else { config.max_cq })?;
         let doorbells = if rings {
             DoorbellQueue::new(config.max_qp + 1, config.max_srq + 1)?
         } else {
@@ -507,7 +508,7 @@ impl Hca {
 
     /// Takes the device out of service: it does not do what the specification says. Outstanding
     /// commands fail, outstanding work requests are flushed. Any context.
-    pub(crate) fn fail(self: &Arc<Self>, why: &str) {
+    pub(crate) fn fail(self: &Arc<Self>, why: impl fmt::Display) {
         if self.broken.xchg(true, Full) {
             return;
         }
@@ -574,8 +575,9 @@ impl Hca {
     ///
     /// The error behind the status of the reply, or `EIO`.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
-        self.control
-            .execute::<C>(&self.stats, request, |failed| self.fail(failed.why()))
+        self.control.execute::<C>(&self.stats, request, |failed| {
+            failed.tell(C::NAME, |why| self.fail(why));
+        })
     }
 
     /// Executes a command that destroys an object. Sleeps.
@@ -584,13 +586,17 @@ impl Hca {
     /// does not know the object has no more to destroy; one that refuses is taken out of service,
     /// which keeps from use what it may still touch until it has been reset.
     pub(crate) fn execute_destroy<C: Command>(self: &Arc<Self>, request: &C::Request) {
-        self.destroyed(self.execute::<C>(request));
+        self.destroyed::<C>(self.execute::<C>(request));
     }
 
     /// What came of a command that destroys an object, as for [`Hca::execute_destroy`].
-    pub(crate) fn destroyed<R>(self: &Arc<Self>, result: Result<R>) {
+    pub(crate) fn destroyed<C: Command>(self: &Arc<Self>, result: Result<C::Reply>) {
         match result {
-            Err(error) if error != ENOENT => self.fail("it does not destroy an object"),
+            Err(error) if error != ENOENT => self.fail(fmt!(
+                "it does not destroy an object: {} failed with {:?}",
+                C::NAME,
+                error
+            )),
             _ => {}
         }
     }

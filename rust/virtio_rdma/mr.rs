@@ -384,7 +384,7 @@ impl ib::MemoryRegion<Hca> for Mr {
         match self.hca.execute::<cmd::DeregMr>(&request) {
             Err(error) if error == EBUSY && *windows != 0 => Err(error),
             result => {
-                self.hca.destroyed(result);
+                self.hca.destroyed::<cmd::DeregMr>(result);
                 Ok(())
             }
         }

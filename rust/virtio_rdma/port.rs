@@ -7,7 +7,10 @@
 
 use crate::{
     bindings,
-    cmd,
+    cmd::{
+        self,
+        Command, //
+    },
     hca::Hca,
     ib,
     net::{
@@ -27,7 +30,7 @@ use kernel::{
             Relaxed, //
         },
         Arc, //
-    },
+    }, //
 };
 
 /// The only port, counting from 1.
@@ -45,7 +48,8 @@ fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
         || reply.gid_tbl_len == 0
         || reply.pkey_tbl_len == 0
     {
-        hca.stats().bad(Counter::BadReplyValue);
+        hca.stats()
+            .bad_reply(Counter::BadReplyValue, cmd::QueryPort::NAME);
     }
     Ok(reply)
 }

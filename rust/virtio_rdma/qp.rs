@@ -5,7 +5,13 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    ah, bindings, cmd, doorbell,
+    ah,
+    bindings,
+    cmd::{
+        self,
+        Command, //
+    },
+    doorbell,
     hca::Hca,
     ib::{
         self,
@@ -39,7 +45,7 @@ use crate::{
         Payload,
         Transport,
         WorkQueue, //
-    },
+    }, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -48,7 +54,7 @@ use kernel::{
     sync::{
         Arc,
         Mutex, //
-    },
+    }, //
 };
 
 /// A queue pair.
@@ -1000,7 +1006,9 @@ impl ib::QueuePair<Hca> for Qp {
         };
         let reply = self.hca.execute::<cmd::QueryQp>(&request)?;
         if QpState::try_from(u32::from(reply.attr.qp_state)).is_err() {
-            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca
+                .stats()
+                .bad_reply(Counter::BadReplyValue, cmd::QueryQp::NAME);
             return Err(EIO);
         }
         from_wire(&reply.attr, attr);

@@ -5,7 +5,11 @@
 #![deny(unsafe_code)]
 
 use crate::{
-    bindings, cmd,
+    bindings,
+    cmd::{
+        self,
+        Command, //
+    },
     hca::Hca,
     ib::{
         self,
@@ -27,7 +31,7 @@ use crate::{
     wq::{
         self,
         Entry, //
-    },
+    }, //
 };
 use core::mem::offset_of;
 use kernel::{
@@ -36,7 +40,7 @@ use kernel::{
     sync::{
         Arc,
         Mutex, //
-    },
+    }, //
 };
 
 /// The ring of an SRQ that the kernel posts to.
@@ -355,7 +359,9 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         };
         let (reply, region) = region.give::<cmd::ResizeSrq>(table, &request)?;
         if u32::from_le(reply.moved) > shape.depth {
-            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca
+                .stats()
+                .bad_reply(Counter::BadReplyValue, cmd::ResizeSrq::NAME);
             self.hca
                 .fail("it moved more work requests than there is room for");
             return Err(EIO);
@@ -379,7 +385,9 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         let reply = self.hca.execute::<cmd::QuerySrq>(&request)?;
         let limit = u32::from_le(reply.srq_limit);
         if limit > *max_wr {
-            self.hca.stats().bad(Counter::BadReplyValue);
+            self.hca
+                .stats()
+                .bad_reply(Counter::BadReplyValue, cmd::QuerySrq::NAME);
             return Err(EIO);
         }
         *attr = bindings::ib_srq_attr {

@@ -104,13 +104,28 @@ impl Stats {
         self.values[counter as usize].add(n, Relaxed);
     }
 
+    /// Counts bad input from the device. Returns what to log if it is the first of its kind.
+    fn first_bad(&self, counter: Counter) -> Option<&'static str> {
+        let is_first = self.values[counter as usize].fetch_add(1u64, Relaxed) == 0;
+        is_first.then_some(MESSAGES[counter as usize])
+    }
+
     /// Counts bad input from the device, and logs the first of its kind. Any context.
     pub(crate) fn bad(&self, counter: Counter) {
-        if self.values[counter as usize].fetch_add(1u64, Relaxed) == 0 {
+        if let Some(message) = self.first_bad(counter) {
             dev_warn!(
                 self.dev,
-                "the device misbehaves: {}; later ones are only counted\n",
-                MESSAGES[counter as usize]
+                "the device misbehaves: {message}; later ones are only counted\n"
+            );
+        }
+    }
+
+    /// Does what [`Stats::bad`] does, for bad input in the reply to the command with this name. Any context.
+    pub(crate) fn bad_reply(&self, counter: Counter, command: &str) {
+        if let Some(message) = self.first_bad(counter) {
+            dev_warn!(
+                self.dev,
+                "the device misbehaves: {message}, that to {command}; later ones are only counted\n"
             );
         }
     }

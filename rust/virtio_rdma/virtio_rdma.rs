@@ -35,6 +35,7 @@ mod hca;
 mod ib;
 mod interrupt;
 mod kernel_release;
+mod log;
 mod memory;
 mod mr;
 mod mw;
