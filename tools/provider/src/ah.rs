@@ -19,12 +19,16 @@ impl Extended for ibv_ah {
 /// What the provider adds to an AH.
 pub struct Private {
     /// The address vector, for work requests in rings; zero if the kernel
-    /// posts, which keeps its own.
+    /// posts, because the kernel then keeps it.
     pub av: virtio_rdma_av,
 }
 
-/// ibv_create_ah(3). The kernel makes the address vector, and resolves the
+/// Creates an address handle: ibv_create_ah(3). The kernel makes the address vector, and resolves the
 /// destination's MAC address from its GID.
+///
+/// # Errors
+///
+/// ENOMEM; the kernel's.
 pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_ah_attr) -> Result<Owned<Ah>> {
     let ah = Blank::<ibv_ah>::new()?;
     let av = cmd::ah::create(pd, attr, ah.verbs())?;

@@ -39,7 +39,8 @@ impl Private {
         &self.state
     }
 
-    /// A CQ that the kernel does not know, for completions with what `flags` says.
+    /// Returns the provider's part of a CQ that the kernel does not know, whose completions have
+    /// what `flags` (`IBV_WC_EX_WITH_*`) say.
     #[cfg(test)]
     pub fn without_kernel(ring: Option<CqRing>, flags: u32) -> Self {
         Self { state: Lock::new(CqState::new(ring, flags)), domain: Domain::NONE }
@@ -58,7 +59,7 @@ pub struct Attr<'a> {
     pub domain: Domain,
 }
 
-/// ibv_create_cq(3).
+/// Creates a CQ: ibv_create_cq(3).
 ///
 /// # Errors
 ///
@@ -67,16 +68,16 @@ pub fn create(context: Ref<'_, ibv_context>, attr: Attr<'_>) -> Result<Owned<Cq>
     new(context, attr, 0)
 }
 
-/// What an extended CQ can tell of a completion.
+/// What a program can read of a completion from an extended CQ.
 const WC_FLAGS: u32 = IBV_WC_STANDARD_FLAGS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/// ibv_create_cq_ex(3), for completions with what `wc_flags` says.
+/// Creates an extended CQ, whose completions have what `wc_flags` say: ibv_create_cq_ex(3).
 ///
 /// # Errors
 ///
-/// EOPNOTSUPP for what no CQ can tell; as [`create`].
+/// EOPNOTSUPP for flags that no CQ has; otherwise as [`create`].
 pub fn create_ex(
     context: Ref<'_, ibv_context>,
     attr: Attr<'_>,
@@ -89,6 +90,7 @@ pub fn create_ex(
     new(context, attr, flags)
 }
 
+/// Creates a CQ, whose completions have what `flags` (`IBV_WC_EX_WITH_*`) say.
 fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owned<Cq>> {
     let cq = Blank::<verbs_cq>::new()?;
     let Attr { cqe, channel, comp_vector, domain } = attr;
@@ -104,11 +106,12 @@ fn new(context: Ref<'_, ibv_context>, attr: Attr<'_>, flags: u32) -> Result<Owne
     Ok(cq.finish(Private { state, domain }))
 }
 
-/// Takes a completion off an extended CQ, for the program to read. The caller has the CQ's lock.
+/// Takes a completion off an extended CQ, for the program to read. The caller has the CQ's lock,
+/// which protects `state`.
 ///
 /// # Errors
 ///
-/// ENOENT if there is none; EIO if there will be none any more; the kernel's.
+/// ENOENT if the CQ is empty; EIO if it is empty and the device gone; the kernel's.
 pub fn next(cq: Ref<'_, Cq>, state: &mut CqState) -> Result {
     let CqState { ring, poll } = state;
     let entry = slice::from_mut(&mut poll.wc);
@@ -132,12 +135,16 @@ pub fn next(cq: Ref<'_, Cq>, state: &mut CqState) -> Result {
     Ok(())
 }
 
-/// CQEs that a page holds behind the head, and so what the smallest ring has:
-/// more cost nothing, and a program that counts its completions too sparsely
-/// has no overflow.
+/// The depth of the smallest ring: as many CQEs as a page holds behind the head. The CQEs beyond
+/// those that a program asks for cost nothing, and keep a program that asks for too few from an
+/// overflow.
 const MIN_CQE: u32 = 32;
 
-/// A ring of at least `cqe` CQEs, and how many it has.
+/// Allocates a ring of at least `cqe` CQEs. Returns it and its depth.
+///
+/// # Errors
+///
+/// EINVAL for a number of CQEs that no ring has; ENOMEM.
 fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(Errno::EINVAL)?;
     let ring = CqRing::lent(depth.max(MIN_CQE), domain.allocator)?;
@@ -145,11 +152,11 @@ fn new_ring(cqe: c_int, domain: &Domain) -> Result<(CqRing, c_int)> {
     Ok((ring, depth))
 }
 
-/// ibv_resize_cq(3). CQEs that were not polled stay, in order.
+/// Moves a CQ to a ring of another depth: ibv_resize_cq(3). CQEs that were not polled stay, in order.
 ///
 /// # Errors
 ///
-/// EINVAL for fewer CQEs than the CQ holds, and as [`create`].
+/// EINVAL for fewer CQEs than the CQ holds; otherwise as [`create`].
 pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     let Private { state, domain } = cq.private();
     let (mut ring, cqe) = new_ring(cqe, domain)?;
@@ -161,7 +168,7 @@ pub fn resize(cq: Ref<'_, Cq>, cqe: c_int) -> Result {
     Ok(())
 }
 
-/// ibv_poll_cq(3) on a ring: fills `entries` from the front; answers how many.
+/// Polls a ring: ibv_poll_cq(3). Fills `entries` from the front, and returns how many.
 ///
 /// # Errors
 ///
@@ -173,22 +180,26 @@ pub fn poll(cq: Ref<'_, Cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usiz
     if polled == entries.len() { Ok(polled) } else { emptied(&context.owed, polled) }
 }
 
-/// Takes completions off a ring; answers how many.
+/// Takes completions off a ring. Returns how many.
 ///
 /// # Errors
 ///
-/// EIO if there are none, and the device is gone.
+/// EIO if the ring is empty and the device gone.
 fn take(
     context: &context::Private,
     ring: &mut CqRing,
     entries: &mut [MaybeUninit<ibv_wc>],
 ) -> Result<usize> {
     let table = context.qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    take_with(ring, |ring| ring.poll(|cqe| table.complete(cqe), entries), CqRing::is_closed)
+    take_with(ring, move |ring| ring.poll(move |cqe| table.complete(cqe), entries), CqRing::is_closed)
 }
 
-/// Polls a ring by `poll`, and a ring that is closed once more: its last completion may have come after
-/// the first poll and before the end.
+/// Polls a ring by `poll`. Polls once more if the ring was empty and is closed: its last completion
+/// may have come between the first poll and the end of the device.
+///
+/// # Errors
+///
+/// EIO if the ring is empty and closed.
 pub(crate) fn take_with<R>(
     ring: &mut R,
     mut poll: impl FnMut(&mut R) -> usize,
@@ -203,32 +214,40 @@ pub(crate) fn take_with<R>(
     }
 }
 
-/// Rings the doorbells that are owed, as a CQ that is empty may wait for them.
+/// Rings the doorbells that are owed, because an empty CQ may wait for them. Returns `polled`.
+///
+/// # Errors
+///
+/// Those of [`Owed::settle`] that will not pass, if nothing was polled.
 fn emptied(owed: &Owed, polled: usize) -> Result<usize> {
     match owed.settle() {
-        // These pass.
+        // The next call tries again.
         Ok(()) | Err(Errno::ENOMEM | Errno::EBUSY) => Ok(polled),
         Err(_) if polled != 0 => Ok(polled),
         Err(errno) => Err(errno),
     }
 }
 
-/// ibv_req_notify_cq(3) on a ring; a system call only for a doorbell that is owed.
+/// Arms a CQ whose ring the program has: ibv_req_notify_cq(3). Makes a system call only for a
+/// doorbell that is owed.
 ///
 /// # Errors
 ///
-/// What the kernel answers to a doorbell that is owed: the program would sleep for ever.
+/// The kernel's answer to a doorbell that is owed: without the doorbell the program would sleep for
+/// ever.
 pub fn req_notify(cq: Ref<'_, Cq>, solicited_only: bool) -> Result {
     cq.private().state.lock().ring()?.arm(solicited_only);
     cq.cq().context().private().owed.settle()
 }
 
-/// ibv_poll_cq(3) through the kernel: fills `entries` from the front; answers
-/// how many.
+/// Polls through the kernel: ibv_poll_cq(3). Fills `entries` from the front, and returns how many.
 ///
-/// Fewer than there is room for means that the CQ was empty. Completions that
-/// an earlier command took are not lost when a later one fails: they are
-/// answered, and the error comes back with the next call.
+/// The CQ was empty if that is fewer than there is room for. When a command fails, the completions
+/// that earlier ones took are not lost: this function returns them, and the next call the error.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn poll_kernel(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
     poll_batches(entries, |batch| cmd::cq::poll(cq, batch))
 }
@@ -257,7 +276,7 @@ mod tests {
     use super::*;
     use std::{cell::Cell, mem};
 
-    /// Polls a CQ that holds `held` completions and fails at the n-th command.
+    /// Polls a CQ that holds `held` completions, and whose command number `fail` fails.
     fn run(room: usize, mut held: usize, fail: usize) -> (Result<usize>, Vec<usize>) {
         let mut asked = Vec::new();
         let result = poll_batches(&mut vec![0u8; room], |batch| {
@@ -284,11 +303,11 @@ mod tests {
         assert_eq!(page, Ok(crate::ring::page_size() as u64));
     }
 
-    /// A completion that came between a poll and the end of the device is polled, and no error
-    /// is answered before all have been.
+    /// A completion that came between a poll and the end of the device is polled, and the error
+    /// comes after the last completion.
     #[test]
     fn the_last_completion_comes_before_the_end() {
-        // What comes between the poll and the look whether the ring is closed.
+        // `late` completions come between the poll and the look whether the ring is closed.
         let take = |held: usize, late: usize, closed: bool| {
             let mut ring = held;
             let come = Cell::new(0);

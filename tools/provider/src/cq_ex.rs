@@ -4,10 +4,10 @@
 //! ibv_create_cq_ex(3).
 //!
 //! As in [`crate::ops`], the program's contract vouches for the pointers. It also
-//! says that all but ibv_start_poll() come from the thread whose ibv_start_poll()
-//! succeeded last, and before its ibv_end_poll().
+//! says that a program calls all functions but ibv_start_poll() in the thread whose ibv_start_poll()
+//! succeeded last, and before that thread's ibv_end_poll().
 //!
-//! From one to the other the thread has the lock of the CQ. It does not wait for itself when it
+//! Between these two calls the thread has the lock of the CQ. It does not wait for itself when it
 //! arms or resizes the CQ meanwhile, or destroys a QP. (Where two threads destroy QPs, one of them
 //! between the two calls, each may wait for the other, as with other providers.)
 
@@ -21,11 +21,11 @@ use crate::{
 };
 use core::ffi::{c_int, c_uint};
 
-/// Makes a CQ an extended one.
+/// Installs the functions of an extended CQ.
 ///
 /// # Safety
 ///
-/// Nobody else uses the CQ yet.
+/// The CQ is an extended one, and nobody else uses it yet.
 pub unsafe fn install(cq: Ref<'_, Cq>) {
     let ex = cq.verbs().as_ptr().cast::<ibv_cq_ex>();
     // SAFETY: the CQ is the caller's alone; its union holds a `struct
@@ -49,32 +49,32 @@ pub unsafe fn install(cq: Ref<'_, Cq>) {
     }
 }
 
-/// The CQ and its lock.
+/// Returns a CQ and its lock.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// The CQ is live and one of [`install`].
 unsafe fn lock<'a>(cq: *mut ibv_cq_ex) -> (Ref<'a, Cq>, &'a Lock<CqState>) {
-    // SAFETY: the CQ is the first member of what `create_cq_ex` made.
+    // SAFETY: the CQ is live, and the first member of an object that `create_cq_ex` made.
     let cq: Ref<'a, Cq> = unsafe { Ref::new(cq.cast()) };
     (cq, cq.private().state())
 }
 
-/// The completion that was taken last.
+/// Returns the completion that was taken last.
 fn wc(poll: &Poll) -> &ibv_wc {
     // SAFETY: it is never uninitialised.
     unsafe { poll.wc.assume_init_ref() }
 }
 
-/// Takes the next completion, and shows the program what it reads itself.
+/// Takes the next completion, and sets the fields that the program reads itself.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// `at` and `cq` are one CQ, whose lock the calling thread has.
 unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, state: &mut CqState) -> Result {
     cq::next(cq, state)?;
     let wc = wc(&state.poll);
-    // SAFETY: the fields are the polling thread's.
+    // SAFETY: only the thread that has the lock uses the fields.
     unsafe {
         (*at).wr_id = wc.wr_id;
         (*at).status = wc.status;
@@ -82,13 +82,14 @@ unsafe fn take(at: *mut ibv_cq_ex, cq: Ref<'_, Cq>, state: &mut CqState) -> Resu
     Ok(())
 }
 
-/// Reads something of the completion that the calling thread took last.
+/// Reads a field of the completion that the calling thread took last.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// The CQ is live and one of [`install`]; the calling thread's ibv_start_poll() succeeded, and it
+/// did not call ibv_end_poll() since.
 unsafe fn read<T>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Poll) -> T) -> T {
-    // SAFETY: by the contract of this function; this thread's ibv_start_poll() kept the guard.
+    // SAFETY: this thread's ibv_start_poll() succeeded, and kept the guard.
     let state = unsafe { lock(cq).1.kept() };
     let value = read(&state.poll);
     state.keep();
@@ -96,7 +97,7 @@ unsafe fn read<T>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Poll) -> T) -> T {
 }
 
 unsafe extern "C" fn start_poll(at: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live CQ and valid attributes.
     let ((cq, lock), mask) = unsafe { (lock(at), (*attr).comp_mask) };
     if mask != 0 {
         return Errno::EINVAL.get();
@@ -111,7 +112,7 @@ unsafe extern "C" fn start_poll(at: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(at: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live CQ.
     let (cq, lock) = unsafe { lock(at) };
     // SAFETY: this thread's ibv_start_poll() kept the guard.
     let mut state = unsafe { lock.kept() };
@@ -122,68 +123,68 @@ unsafe extern "C" fn next_poll(at: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: see the head of this file; this thread's ibv_start_poll() kept the guard.
+    // SAFETY: this thread's ibv_start_poll() succeeded, and kept the guard.
     drop(unsafe { lock(cq).1.reclaim() });
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).opcode) }
 }
 
 unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).vendor_err) }
 }
 
 unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).byte_len) }
 }
 
-/// Also what ibv_wc_read_invalidated_rkey() calls.
+/// Reads immediate data; ibv_wc_read_invalidated_rkey() calls this as well.
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
-    // SAFETY: see the head of this file; both variants are integers of one size.
+    // SAFETY: this thread's ibv_start_poll() succeeded; both variants are integers of one size.
     unsafe { read(cq, |poll| wc(poll).__bindgen_anon_1.imm_data) }
 }
 
 unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).qp_num) }
 }
 
 unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).src_qp) }
 }
 
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).wc_flags) }
 }
 
 unsafe extern "C" fn read_slid(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).slid.into()) }
 }
 
 unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).sl) }
 }
 
 unsafe extern "C" fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| wc(poll).dlid_path_bits) }
 }
 
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| poll.device_time) }
 }
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread's ibv_start_poll() succeeded.
     unsafe { read(cq, |poll| poll.wallclock) }
 }
 
@@ -223,7 +224,7 @@ mod tests {
             Registration::new(table, number, cq, cq).unwrap()
         }
 
-        /// Completes a work request of a QP; whether there is room.
+        /// Completes a work request of a QP. Returns whether there was room for the CQE.
         fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
             let table = self.context.as_ref().private().qp_table.as_ref().unwrap();
             let wqe_index = self.device.producer;
@@ -259,7 +260,7 @@ mod tests {
             unsafe { (*self.ex()).wr_id }
         }
 
-        /// Whether another thread can use the CQ.
+        /// Returns whether another thread can use the CQ.
         fn is_open(&self) -> bool {
             !self.cq.as_ref().private().state().is_taken()
         }
@@ -300,8 +301,8 @@ mod tests {
         bench.end();
     }
 
-    /// A thread has the CQ from the first completion to the end, and nothing at all if there is
-    /// no completion.
+    /// A thread has the CQ from the first completion to ibv_end_poll(), and does not have it if
+    /// there is no completion.
     #[test]
     fn one_thread_from_start_to_end() {
         let mut bench = Bench::new(4, 0);

@@ -18,18 +18,18 @@ const CLOSED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, closed));
 const ARM_NEXT: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_next));
 const ARM_SOLICITED: Word = Word::at(offset_of!(virtio_rdma_cq_ring, arm_solicited));
 
-/// Whose completions some are.
+/// Whose completions the CQEs of a CQ are.
 #[derive(Clone, Copy)]
 pub enum Owner {
-    /// Of the QP with this number.
+    /// The QP with this number.
     Qp(u32),
-    /// Of the SRQ for XRC with this number, whatever QP took the receive.
+    /// The SRQ for XRC with this number, whatever QP took the receive.
     Srq(u32),
 }
 
 impl Owner {
-    /// Whether a CQE is one of them. What names an SRQ is not its QP's: that may
-    /// be another program's, and its number given out again.
+    /// Returns whether a CQE is the owner's. A CQE that names an SRQ is not the QP's that it
+    /// names: the QP may be another program's, and its number given out again.
     fn has(self, cqe: &virtio_rdma_ring_cqe) -> bool {
         let srqn = u32::from_le(cqe.srqn);
         match self {
@@ -39,21 +39,20 @@ impl Owner {
     }
 }
 
-/// A ring of CQEs. Whoever has it holds the lock of the CQ.
+/// A ring of CQEs, which the lock of the CQ protects.
 pub struct CqRing {
     region: Region,
     ring: Ring,
-    /// CQEs that were taken, modulo 2^32.
+    /// How many CQEs were taken, modulo 2^32.
     consumer: u32,
-    /// What the head's word of the same name is.
+    /// The value of the head's word `arm_next`.
     arm_next: u32,
-    /// The same.
+    /// The value of the head's word `arm_solicited`.
     arm_solicited: u32,
 }
 
 impl CqRing {
-    /// A ring of at least `depth` CQEs, in the program's memory if it has an
-    /// allocator.
+    /// Allocates a ring of at least `depth` CQEs, by the program's allocator if it has one.
     ///
     /// # Errors
     ///
@@ -66,13 +65,13 @@ impl CqRing {
         Ok(Self { region, ring, consumer: 0, arm_next: 0, arm_solicited: 0 })
     }
 
-    /// A ring in memory of the provider's own.
+    /// Allocates a ring in memory of the provider.
     #[cfg(test)]
     pub fn new(depth: u32) -> Result<Self> {
         Self::lent(depth, None)
     }
 
-    /// A ring of a model.
+    /// Returns a ring whose words are those of a model checker.
     #[cfg(loom)]
     pub fn modelled(depth: u32, memory: &std::sync::Arc<litmus::Memory>) -> Self {
         let mut ring = Self::lent(depth, None).expect("memory");
@@ -80,12 +79,12 @@ impl CqRing {
         ring
     }
 
-    /// Number of CQEs.
+    /// Returns the number of entries.
     pub fn depth(&self) -> u32 {
         self.ring.depth()
     }
 
-    /// What the driver wants to know of the ring.
+    /// Returns what the driver wants to know of the ring.
     pub fn request(&self) -> virtio_rdma_ureq_create_cq {
         virtio_rdma_ureq_create_cq {
             buf_addr: self.region.addr(),
@@ -101,9 +100,9 @@ impl CqRing {
         self.region.store(ARM_SOLICITED, self.arm_solicited, Relaxed);
     }
 
-    /// Asks for an event at the next CQE, or the next that is solicited or an
-    /// error. CQEs that are there already raise none: the program polls once
-    /// more, and finds each CQE whose writer did not see the request.
+    /// Asks for an event at the next CQE, or at the next one that is solicited or an
+    /// error. CQEs in the ring do not raise an event: the program polls once
+    /// more, and finds each CQE that the device wrote before it saw the request.
     pub fn arm(&mut self, solicited_only: bool) {
         let (word, number) = match solicited_only {
             true => (ARM_SOLICITED, &mut self.arm_solicited),
@@ -116,7 +115,6 @@ impl CqRing {
 
     /// Takes CQEs and translates them to `entries`, from the front; returns how many. A CQE that
     /// `complete` refuses is dropped.
-    #[inline]
     pub fn poll(
         &mut self,
         complete: impl Fn(&virtio_rdma_ring_cqe) -> bool,
@@ -124,7 +122,7 @@ impl CqRing {
     ) -> usize {
         let first = self.consumer;
         let mut polled = 0;
-        // CQEs that make no sense are dropped: bounded, should they not end.
+        // Bounds the time that CQEs take which are dropped.
         let mut budget = self.depth();
         while polled < entries.len() && budget > 0 {
             let Some(cqe) = self.next() else { break };
@@ -143,7 +141,7 @@ impl CqRing {
         polled
     }
 
-    /// Takes a CQE, if there is one.
+    /// Takes a CQE, if the device has written one.
     #[inline(always)]
     fn next(&mut self) -> Option<virtio_rdma_ring_cqe> {
         let cqe = self.region.cqe(self.ring, self.consumer)?;
@@ -151,19 +149,19 @@ impl CqRing {
         Some(cqe)
     }
 
-    /// Gives the places of what was taken since `first` to the device.
+    /// Gives the entries of the CQEs that were taken since `first` back to the device.
     #[inline(always)]
     fn release(&mut self, first: u32) {
-        // With each completion, of extended polling too: as soon as the program has read one it
-        // may post, and what completes then needs the place, where the CQ has as many CQEs as there
-        // are work requests. This is a store and no more: the device reads the word once a lap,
-        // when it knows of no free place, so that the cache line stays here.
+        // Extended polling does so as well after each completion: a program may post as soon as it
+        // has read one, and the next completion needs the entry if the CQ has only as many CQEs as
+        // there are work requests. The store is cheap: the device reads the word once a lap,
+        // when it knows of no free entry, so that the cache line stays here.
         if self.consumer != first {
             self.region.store(CONSUMER, self.consumer, Release);
         }
     }
 
-    /// Takes a CQE, if there is one, and hands it to `note`.
+    /// Takes a CQE, if the device has written one, and passes it to `note`.
     #[cfg(loom)]
     pub fn take<R>(&mut self, note: impl FnOnce(&virtio_rdma_ring_cqe) -> R) -> Option<R> {
         let first = self.consumer;
@@ -172,15 +170,15 @@ impl CqRing {
         noted
     }
 
-    /// Whether no more CQEs come: the driver says that the device is gone. Those that were written
-    /// before are seen by the next poll.
+    /// Returns whether the driver has closed the ring, because the device is gone. The next poll sees
+    /// all CQEs that were written before.
     pub fn is_closed(&self) -> bool {
         self.region.load(CLOSED, Acquire) != 0
     }
 
-    /// Drops the CQEs of a QP that is destroyed or reset, or an SRQ that is destroyed,
-    /// and so makes no more. The others move up, in order, to the end of what the device has
-    /// written, which it does not read.
+    /// Drops the CQEs of a QP that is destroyed or reset, or of an SRQ that is destroyed; it gets no
+    /// more CQEs. The other CQEs move up, in order, to the end of those that the device has
+    /// written. The device does not read them.
     pub fn purge(&mut self, owner: Owner) {
         let first = self.consumer;
         let held = (0..self.depth())
@@ -205,7 +203,7 @@ impl CqRing {
         }
     }
 
-    /// Writes over a CQE that was not taken yet.
+    /// Replaces a CQE that was not taken yet.
     fn replace(&self, index: u32, cqe: virtio_rdma_ring_cqe) {
         if let Ok(mut entry) = self.region.writer(self.ring, index) {
             // A CQE has the size of its entry.
@@ -214,7 +212,7 @@ impl CqRing {
     }
 }
 
-/// Translates a CQE.
+/// Translates a CQE to a `struct ibv_wc`.
 fn completion(cqe: &virtio_rdma_ring_cqe, entry: &mut MaybeUninit<ibv_wc>) {
     let flags = u32::from_le(cqe.wc_flags);
     let ex = match flags & VIRTIO_RDMA_WC_WITH_INVALIDATE {
@@ -238,8 +236,8 @@ fn completion(cqe: &virtio_rdma_ring_cqe, entry: &mut MaybeUninit<ibv_wc>) {
     });
 }
 
-/// The numbers are those of `enum ibv_wc_status`; others are none of its, and
-/// what says that it did something unknown did not succeed.
+/// Returns the status of a CQE. The device uses the numbers of `enum ibv_wc_status`. Another number,
+/// and success with an unknown opcode, are a general error.
 fn status(cqe: &virtio_rdma_ring_cqe) -> ibv_wc_status {
     let status = u32::from(cqe.status);
     if status > IBV_WC_GENERAL_ERR || status == IBV_WC_SUCCESS && !is_known(cqe.opcode) {
@@ -248,7 +246,7 @@ fn status(cqe: &virtio_rdma_ring_cqe) -> ibv_wc_status {
     status
 }
 
-/// Whether an opcode is one of those that work requests of this provider have.
+/// Returns whether work requests of this provider have an opcode.
 fn is_known(opcode: u8) -> bool {
     matches!(
         opcode.into(),
@@ -266,7 +264,7 @@ fn is_known(opcode: u8) -> bool {
     )
 }
 
-/// `enum ibv_wc_flags` has the last two the other way round.
+/// Translates the flags of a CQE. `enum ibv_wc_flags` has the last two bits in the other order.
 fn wc_flags(flags: u32) -> u32 {
     let mut wc_flags = flags & (VIRTIO_RDMA_WC_GRH | VIRTIO_RDMA_WC_WITH_IMM);
     if flags & VIRTIO_RDMA_WC_WITH_INVALIDATE != 0 {
@@ -295,7 +293,7 @@ mod tests {
         virtio_rdma_ring_cqe { wr_id, qp_num, wqe_index, ..Default::default() }
     }
 
-    /// Polls for at most `room`; the work requests.
+    /// Polls for at most `room` completions. Returns their work requests.
     fn poll(ring: &mut CqRing, table: &QpTable, room: usize) -> Vec<u64> {
         device::poll(ring, table, room).iter().map(|wc| wc.wr_id).collect()
     }
@@ -464,8 +462,8 @@ mod tests {
         assert_eq!((other.arm_next, other.arm_solicited), (1, 2));
     }
 
-    /// What the program writes at each poll is in no cache line that the device reads behind
-    /// each CQE.
+    /// The word that the program writes at each poll is not in the cache line that the device reads
+    /// after each CQE.
     #[test]
     fn arming_words_have_a_line_of_their_own() {
         let line = |offset: usize| offset / 64;

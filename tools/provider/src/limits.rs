@@ -76,7 +76,6 @@ impl Opcodes {
     }
 
     /// Returns the opcodes that the send queue of a QP of a type takes (IBA table 41).
-    #[inline]
     pub const fn of_type(qp_type: QpType) -> Self {
         const UD: Opcodes = Opcodes::of(&[IBV_WR_SEND, IBV_WR_SEND_WITH_IMM]);
         const UC: Opcodes = UD.union(Opcodes::of(&[
@@ -131,6 +130,8 @@ const SEND_OPS: [(u32, ibv_wr_opcode); 12] = [
 pub struct Limits {
     /// Type of the QP.
     pub qp_type: QpType,
+    /// Opcodes of send work requests.
+    pub opcodes: Opcodes,
     /// Most SGEs of a send work request.
     pub max_send_sge: u32,
     /// Most SGEs of a receive work request.
@@ -142,8 +143,10 @@ pub struct Limits {
 impl Limits {
     /// Returns the limits of a QP that was created with these attributes.
     pub fn new(attr: &ibv_qp_init_attr_ex) -> Self {
+        let qp_type = attr.qp_type.into();
         Self {
-            qp_type: attr.qp_type.into(),
+            qp_type,
+            opcodes: Opcodes::of_type(qp_type),
             max_send_sge: attr.cap.max_send_sge,
             max_recv_sge: attr.cap.max_recv_sge,
             max_inline_data: attr.cap.max_inline_data,
@@ -152,7 +155,13 @@ impl Limits {
 
     /// Returns the limits of an SRQ, or of an XRC target, which takes no work requests.
     pub fn of_receives(max_recv_sge: u32) -> Self {
-        Self { qp_type: QpType::XrcTarget, max_send_sge: 0, max_recv_sge, max_inline_data: 0 }
+        Self {
+            qp_type: QpType::XrcTarget,
+            opcodes: Opcodes::of(&[]),
+            max_send_sge: 0,
+            max_recv_sge,
+            max_inline_data: 0,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Locks of the data path.
 //!
-//! A spin lock, as posting and polling hold it for some tens of nanoseconds.
-//! Where more threads than CPUs meet on one, those that wait give up the CPU.
+//! They are spin locks, because posting and polling hold them for some tens of nanoseconds.
+//! A thread that waits for longer gives up the processor, so that the holder can run.
 
 use crate::{
     atomic::{AtomicU32, AtomicUsize, spin_loop},
@@ -15,7 +15,7 @@ use core::{
     sync::atomic::Ordering::{Acquire, Relaxed, Release},
 };
 
-/// Looks at a taken lock before the CPU is given up.
+/// How often a thread looks at a taken lock before it gives up the processor.
 const SPINS: u32 = 200;
 
 /// How many threads use an object at a time.
@@ -25,20 +25,20 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Any number.
+    /// Any number of threads.
     pub const MANY: Self = Self { one: false };
 
-    /// One.
+    /// One thread.
     ///
     /// # Safety
     ///
-    /// The program sees to it: it said so by a thread domain, or by a flag of
+    /// The program ensures it: it said so by a thread domain, or by a flag of
     /// the object.
     pub const unsafe fn one() -> Self {
         Self { one: true }
     }
 
-    /// One, if either is.
+    /// Returns one thread if either is.
     pub const fn or(self, other: Self) -> Self {
         Self { one: self.one || other.one }
     }
@@ -47,9 +47,9 @@ impl Threads {
 /// A value that one thread at a time can use.
 pub struct Lock<T> {
     taken: AtomicU32,
-    /// See [`Threads::one`].
+    /// Whether one thread uses the object ([`Threads::one`]), so that the lock is never taken.
     elided: bool,
-    /// The thread that may take the lock again, which it keeps; 0 if none does.
+    /// The thread that keeps the lock and may take it again; 0 if there is no such thread.
     keeper: AtomicUsize,
     value: UnsafeCell<T>,
 }
@@ -58,12 +58,12 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// An open lock.
+    /// Returns an open lock.
     pub fn new(value: T) -> Self {
         Self::with(value, Threads::MANY)
     }
 
-    /// An open lock for as many threads. With one, nobody ever waits, and the
+    /// Returns an open lock for as many threads. For one thread, the
     /// lock costs nothing.
     pub fn with(value: T, threads: Threads) -> Self {
         Self {
@@ -80,37 +80,38 @@ impl<T> Lock<T> {
         Guard { lock: self, frees }
     }
 
-    /// Whether somebody has the lock.
+    /// Returns whether a thread has the lock.
     #[cfg(test)]
     pub fn is_taken(&self) -> bool {
         self.taken.load(Relaxed) != 0
     }
 
-    /// The guard that was kept.
+    /// Returns the guard that was kept.
     ///
     /// # Safety
     ///
-    /// This thread took the lock, kept its guard ([`Guard::keep`], [`Guard::keep_open`]) and has
-    /// no other one of it, nor takes the lock while it has this one.
+    /// This thread took the lock and kept its guard ([`Guard::keep`], [`Guard::keep_open`]). It has
+    /// no other guard of the lock, and does not take the lock while it has this one.
     pub unsafe fn kept(&self) -> Guard<'_, T> {
         Guard { lock: self, frees: !self.elided }
     }
 
-    /// The guard that [`Guard::keep_open`] kept, which is kept no longer.
+    /// Returns the guard that [`Guard::keep_open`] kept. From now on this thread waits for the lock as
+    /// others do.
     ///
     /// # Safety
     ///
     /// As [`Self::kept`].
     pub unsafe fn reclaim(&self) -> Guard<'_, T> {
         self.keeper.store(0, Relaxed);
-        // SAFETY: by the contract of this function.
+        // SAFETY: this thread kept the guard, and has no other one.
         unsafe { self.kept() }
     }
 
-    /// Takes the lock when its holder lets go. False if this thread has it already.
+    /// Waits until the lock is free, and takes it. Returns false if this thread has it already.
     #[cold]
     fn wait(&self) -> bool {
-        // Only this thread writes its own name there.
+        // Only this thread stores its own number there.
         if self.keeper.load(Relaxed) == this_thread() {
             return false;
         }
@@ -131,7 +132,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// A number other than 0 that no other thread has meanwhile.
+/// Returns a number that is not 0 and that no other live thread has.
 fn this_thread() -> usize {
     // SAFETY: the function has no preconditions. Each thread has an errno of its own.
     unsafe { bindings::__errno_location() }.addr()
@@ -140,17 +141,18 @@ fn this_thread() -> usize {
 /// A lock that is held.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// Whether the lock is open when this guard goes.
+    /// Whether dropping this guard opens the lock.
     frees: bool,
 }
 
 impl<T> Guard<'_, T> {
-    /// Keeps the lock beyond the guard, for a later call of this thread.
+    /// Keeps the lock taken without the guard, for a later call of this thread.
     pub fn keep(self) {
         mem::forget(self);
     }
 
-    /// The same, and until [`Lock::reclaim`] this thread may take the lock as if it were open.
+    /// Keeps the lock as [`Self::keep`] does. Until [`Lock::reclaim`] this thread may take the lock
+    /// as if it were open.
     pub fn keep_open(self) {
         self.lock.keeper.store(this_thread(), Relaxed);
         self.keep();
@@ -168,7 +170,7 @@ impl<T> Deref for Guard<'_, T> {
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: this guard is the only one, and so the only way to the value.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -181,7 +183,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-// SAFETY: a guard gives no more than a reference to the value does.
+// SAFETY: a shared guard gives shared access to the value, and nothing else.
 unsafe impl<T: Sync> Sync for Guard<'_, T> {}
 
 #[cfg(test)]
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_until_it_is_given_back() {
+    fn kept_until_it_is_returned() {
         let lock = Lock::new(1u32);
         let mut guard = lock.lock();
         *guard = 2;
@@ -233,10 +235,10 @@ mod tests {
             drop(guard);
             assert_eq!(other.join().unwrap(), 7);
         });
-        // Whoever kept it once does not have it for ever.
+        // A thread that kept the lock once has to wait for it later.
         thread::scope(|scope| {
             lock.lock().keep_open();
-            // SAFETY: as above.
+            // SAFETY: this thread kept the guard.
             drop(unsafe { lock.reclaim() });
             let held = scope.spawn(|| lock.lock().keep()).join();
             assert!(held.is_ok() && lock.keeper.load(Relaxed) == 0);

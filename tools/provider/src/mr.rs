@@ -10,21 +10,33 @@ use crate::{
 };
 use core::ffi::c_int;
 
-/// ibv_reg_mr_iova2(3).
+/// Registers memory of the program: ibv_reg_mr_iova2(3).
+///
+/// # Errors
+///
+/// ENOMEM; the kernel's.
 pub fn register(pd: Ref<'_, ibv_pd>, region: Region) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::mr::register(pd, region, mr.as_ref())?;
     Ok(mr)
 }
 
-/// ibv_reg_dmabuf_mr(3).
+/// Registers memory of the dma-buf behind `fd`: ibv_reg_dmabuf_mr(3).
+///
+/// # Errors
+///
+/// ENOMEM; the kernel's.
 pub fn register_dmabuf(pd: Ref<'_, ibv_pd>, region: Region, fd: c_int) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::mr::register_dmabuf(pd, region, fd, mr.as_ref())?;
     Ok(mr)
 }
 
-/// ibv_import_mr(3): the MR that has a handle in the kernel.
+/// Imports the MR that has a handle in the kernel: ibv_import_mr(3).
+///
+/// # Errors
+///
+/// ENOMEM; the kernel's.
 pub fn import(pd: Ref<'_, ibv_pd>, handle: u32) -> Result<Owned<verbs_mr>> {
     let mr = Owned::zeroed()?;
     cmd::mr::query(pd, mr.as_ref(), handle)?;

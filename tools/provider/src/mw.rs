@@ -9,29 +9,29 @@ use crate::{
     object::{Owned, Ref},
 };
 
-/// The bits of a window's key that are the consumer's to change.
+/// The bits of a window's key that the program may choose.
 const KEY_BITS: u32 = 0xff;
 
-/// What a work request says of the binding of a window.
+/// The binding of a memory window, for a work request.
 #[derive(Clone, Copy)]
 pub struct Bind {
     /// The window's key.
     pub mw_rkey: u32,
-    /// Its key from then on.
+    /// The key that the binding gives the window.
     pub new_rkey: u32,
-    /// The key of the MR, 0 for none.
+    /// The lkey of the MR, 0 without an MR.
     pub lkey: u32,
-    /// Address of the first byte.
+    /// Address of the first byte that the window covers.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// `IBV_ACCESS_*`
+    /// What the remote side may do (`IBV_ACCESS_*`).
     pub access: u32,
 }
 
 impl Bind {
-    /// Of a window and what it is to be bound to. Of the new key the low 8 bits count, which are the
-    /// consumer's (IBA 10.6.7.2.3); the others stay those of the window, whatever the program says.
+    /// Binds a window to bytes of an MR. Takes the low 8 bits of the new key, which the program may
+    /// choose (IBA 10.6.7.2.3), and keeps the window's other bits, whatever the program passes.
     pub fn new(
         mw: Ref<'_, ibv_mw>,
         new_rkey: u32,
@@ -49,22 +49,22 @@ impl Bind {
     }
 }
 
-/// ibv_alloc_mw(3).
+/// Allocates a memory window: ibv_alloc_mw(3).
 ///
 /// # Errors
 ///
-/// The kernel's, among them EOPNOTSUPP of a device without windows.
+/// ENOMEM; the kernel's, for example EOPNOTSUPP for a device without windows.
 pub fn alloc(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type) -> Result<Owned<ibv_mw>> {
     let mw = Owned::zeroed()?;
     cmd::mw::alloc(pd, mw_type, mw.as_ref())?;
     Ok(mw)
 }
 
-/// The work request by which ibv_bind_mw(3) binds a window, to its next key.
+/// Returns the work request by which ibv_bind_mw(3) binds a window. The window gets its next key.
 ///
 /// # Errors
 ///
-/// EINVAL for a zero-based window, which no window of type 1 is (IBA 10.6.7.2.2).
+/// EINVAL for a zero-based window: windows of type 1 cannot be (IBA 10.6.7.2.2).
 pub fn bind_request(mw: Ref<'_, ibv_mw>, bind: &ibv_mw_bind) -> Result<ibv_send_wr> {
     if bind.bind_info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
         return Err(Errno::EINVAL);
@@ -83,7 +83,7 @@ pub fn bind_request(mw: Ref<'_, ibv_mw>, bind: &ibv_mw_bind) -> Result<ibv_send_
     })
 }
 
-/// The key that follows.
+/// Returns the key that follows.
 fn next_rkey(rkey: u32) -> u32 {
     rkey & !KEY_BITS | rkey.wrapping_add(1) & KEY_BITS
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_go_round() {
+    fn keys_wrap() {
         assert_eq!(next_rkey(0x1234_5600), 0x1234_5601);
         assert_eq!(next_rkey(0x1234_56ff), 0x1234_5600);
         assert_eq!(next_rkey(u32::MAX), 0xffff_ff00);

@@ -3,10 +3,10 @@
 //! libibverbs/driver.h).
 //!
 //! Each turns the pointers of C into the types of [`crate::object`] and calls
-//! the verb. A verb that is not listed stays libibverbs' own, which answers
+//! the verb. For a verb that is not in a table libibverbs calls its own function, which answers
 //! EOPNOTSUPP. libibverbs and the program's contract with it vouch for the
-//! pointers: an object passed in is one that this provider made and that is
-//! not yet destroyed, an attribute structure is valid and the caller's.
+//! pointers: this provider made the objects that are passed in, and they are
+//! not yet destroyed; attribute structures are valid, and the caller's.
 
 use crate::{
     ah::{self, Ah},
@@ -35,7 +35,7 @@ use core::{
     ptr, slice,
 };
 
-/// The verbs whatever the data path is.
+/// The verbs that are the same on both data paths.
 pub static COMMON: verbs_context_ops = verbs_context_ops {
     alloc_parent_domain: Some(alloc_parent_domain),
     alloc_pd: Some(alloc_pd),
@@ -72,7 +72,7 @@ pub static COMMON: verbs_context_ops = verbs_context_ops {
     ..NONE
 };
 
-/// The verbs of the data path where the program has the rings.
+/// The verbs of the data path on which the program has the rings.
 pub static RINGS: verbs_context_ops = verbs_context_ops {
     alloc_mw: Some(alloc_mw),
     bind_mw: Some(bind_mw),
@@ -95,7 +95,7 @@ pub static RINGS: verbs_context_ops = verbs_context_ops {
     ..NONE
 };
 
-/// The verbs of the data path where the kernel has them.
+/// The verbs of the data path on which the kernel posts and polls.
 pub static KERNEL: verbs_context_ops = verbs_context_ops {
     poll_cq: Some(poll_cq_kernel),
     post_recv: Some(post_recv_kernel),
@@ -107,7 +107,7 @@ pub static KERNEL: verbs_context_ops = verbs_context_ops {
 // SAFETY: all fields are optional function pointers.
 const NONE: verbs_context_ops = unsafe { MaybeUninit::zeroed().assume_init() };
 
-/// Answers a verb that creates: the object, or NULL and `errno`.
+/// Returns what a verb that creates an object answers: the object, or NULL and `errno`.
 fn created<T, U>(result: Result<Owned<T>>) -> *mut U {
     match result {
         Ok(object) => object.into_raw().cast(),
@@ -118,14 +118,14 @@ fn created<T, U>(result: Result<Owned<T>>) -> *mut U {
     }
 }
 
-/// Runs a verb that destroys an object, and frees the object if it did.
+/// Runs a verb that destroys an object, and frees the object if the verb succeeds.
 ///
 /// # Safety
 ///
 /// `object` came from [`created`] with this type, and the caller gives it up
 /// if the verb succeeds.
 unsafe fn destroyed<T>(object: *mut T, verb: impl FnOnce(Ref<'_, T>) -> Result) -> c_int {
-    // SAFETY: by the contract of this function.
+    // SAFETY: `object` came from `created` with this type.
     let object = unsafe { Owned::from_raw(object) };
     let result = verb(object.as_ref());
     if result.is_err() {
@@ -135,8 +135,8 @@ unsafe fn destroyed<T>(object: *mut T, verb: impl FnOnce(Ref<'_, T>) -> Result) 
 }
 
 unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    // SAFETY: the context is part of a `verbs_context` that libibverbs
-    // allocated for `driver::alloc_context`, and nobody uses it any more.
+    // SAFETY: libibverbs passes a part of a `verbs_context` that it allocated for
+    // `driver::alloc_context`, and nobody uses the context any more.
     unsafe {
         let context = Owned::from_raw(Ref::<'_, ibv_context>::new(context).whole().as_ptr());
         verbs_uninit_context(context.as_ref().verbs().as_ptr());
@@ -149,7 +149,7 @@ unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
-    // SAFETY: see the head of this file; the program lends `attr_size` bytes.
+    // SAFETY: libibverbs passes a live context, and the program lends `attr_size` bytes at `attr`.
     code(unsafe {
         cmd::context::query_device(Ref::new(context), input, attr, attr_size)
             .map(|()| context::set_clock(&mut DeviceAttr::new(attr, attr_size)))
@@ -157,7 +157,7 @@ unsafe extern "C" fn query_device_ex(
 }
 
 unsafe extern "C" fn query_rt_values(_: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program lends the structure.
     code(context::query_rt_values(unsafe { &mut *values }))
 }
 
@@ -166,7 +166,7 @@ unsafe extern "C" fn query_port(
     port_num: u8,
     port_attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program lends the attributes.
     let (context, attr) = unsafe { (Ref::new(context), &mut *port_attr) };
     code(cmd::context::query_port(context, port_num, attr))
 }
@@ -177,31 +177,30 @@ unsafe extern "C" fn query_port_speed(
     port_num: u32,
     speed: *mut u64,
 ) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program lends the number.
     let (context, speed) = unsafe { (Ref::new(context), &mut *speed) };
     code(cmd::context::query_port_speed(context, port_num, speed))
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context.
     created(pd::alloc(unsafe { Ref::new(context) }))
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: see the head of this file; the PD is the first member of what
-    // `alloc_pd` or `alloc_parent_domain` made.
+    // SAFETY: the PD is live, and the first member of an object that `alloc_pd` or
+    // `alloc_parent_domain` made.
     unsafe { destroyed(pd.cast::<Pd>(), pd::dealloc) }
 }
 
 unsafe extern "C" fn alloc_td(_: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes valid attributes.
     let mask = unsafe { (*attr).comp_mask };
     created(if mask == 0 { td::alloc() } else { Err(Errno::EINVAL) })
 }
 
 unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: see the head of this file; the thread domain is the first member
-    // of what `alloc_td` made.
+    // SAFETY: the thread domain is live, and the first member of an object that `alloc_td` made.
     unsafe { destroyed(td.cast::<Td>(), td::dealloc) }
 }
 
@@ -215,19 +214,19 @@ unsafe extern "C" fn alloc_parent_domain(
     const MASK: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
         | UNPROTECTED;
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes valid attributes.
     let attr = unsafe { &*attr };
     if attr.pd.is_null() || attr.comp_mask & !MASK != 0 {
         return created::<Pd, _>(Err(Errno::EINVAL));
     }
-    // SAFETY: see the head of this file; the program uses what it creates with
-    // a thread domain in one thread at a time: ibv_alloc_td(3).
+    // SAFETY: the program passes a live PD, and a live thread domain or none. It uses the objects
+    // of a thread domain in one thread at a time: ibv_alloc_td(3).
     let (pd, td) = unsafe {
         let td = Ref::<Td>::optional(attr.td.cast()).map(|td| (td, Threads::one()));
         (Ref::new(attr.pd.cast()), td)
     };
-    // SAFETY: ibv_alloc_parent_domain(3) says what the functions are; who uses
-    // the allocator keeps the domain.
+    // SAFETY: the functions are as ibv_alloc_parent_domain(3) describes them, and each object that
+    // uses the allocator keeps the domain.
     created(pd::alloc_parent(pd, td, |domain| unsafe { Allocator::new(attr, domain.as_ptr()) }))
 }
 
@@ -239,7 +238,7 @@ unsafe extern "C" fn reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let region = Region { start: addr.addr(), length, iova: hca_va, access };
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD.
     created(mr::register(unsafe { Ref::new(pd) }, region))
 }
 
@@ -251,9 +250,9 @@ unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // The provider is for machines whose addresses have 64 bits.
+    // The provider is for processors with addresses of 64 bits.
     let region = Region { start: offset as usize, length, iova, access };
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD.
     created(mr::register_dmabuf(unsafe { Ref::new(pd) }, region, fd))
 }
 
@@ -266,70 +265,68 @@ unsafe extern "C" fn rereg_mr(
     access: c_int,
 ) -> c_int {
     let region = Region { start: addr.addr(), length, iova: addr.addr() as u64, access };
-    // SAFETY: see the head of this file; there may be no PD where no other is
-    // asked for.
+    // SAFETY: the program passes a live MR; the PD is live, or null where the program asks for no
+    // other one.
     let (mr, pd) = unsafe { (Ref::new(mr), (!pd.is_null()).then(|| Ref::new(pd))) };
     code(cmd::mr::reregister(mr, flags, pd, region))
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the MR is live, and an object that `reg_mr`, `reg_dmabuf_mr` or `import_mr` made.
     unsafe { destroyed(mr, cmd::mr::deregister) }
 }
 
 unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD.
     created(mw::alloc(unsafe { Ref::new(pd) }, mw_type))
 }
 
 unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the window is live, and an object that `alloc_mw` made.
     unsafe { destroyed(mw, cmd::mw::dealloc) }
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: see the head of this file; the QP is the first member of what
-    // `create_qp` made.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the window
+    // is live, and the structure valid.
     let (qp, mw, bind) = unsafe { (Ref::new(qp.cast()), Ref::new(mw), &*bind) };
     code(mw::bind_request(mw, bind).and_then(|mut wr| {
-        // SAFETY: a list of one, which names what the program does.
+        // SAFETY: the list has one request, and names the objects that the program named.
         let list = unsafe { List::new(&mut wr) };
         post::send(qp, list).map_err(|error| error.errno)
     }))
 }
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context.
     created(pd::import(unsafe { Ref::new(context) }, pd_handle))
 }
 
-/// The program's own is freed; the kernel's is whose it was.
+/// Frees the program's PD. The PD in the kernel belongs to the program that created it.
 unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: see the head of this file; the PD came from `import_pd`.
+    // SAFETY: the PD is live, and the first member of an object that `import_pd` made.
     unsafe { destroyed(pd.cast::<Pd>(), |_| Ok(())) };
 }
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD.
     created(mr::import(unsafe { Ref::new(pd) }, mr_handle))
 }
 
-/// As [`unimport_pd`].
+/// Frees the program's MR. The MR in the kernel belongs to the program that created it.
 unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
-    // SAFETY: see the head of this file; the MR is the first member of what
-    // `import_mr` made.
+    // SAFETY: the MR is live, and the first member of an object that `import_mr` made.
     unsafe { destroyed(mr.cast::<verbs_mr>(), |_| Ok(())) };
 }
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD and valid attributes.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
     created(ah::create(pd, attr))
 }
 
 unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: see the head of this file; the AH is the first member of what
-    // `create_ah` made.
+    // SAFETY: the AH is live, and the first member of an object that `create_ah` made.
     unsafe { destroyed(ah.cast::<Ah>(), |ah| cmd::ah::destroy(ah.verbs())) }
 }
 
@@ -339,7 +336,7 @@ unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: see the head of this file; the channel may be null.
+    // SAFETY: libibverbs passes a live context; the channel is live, or null.
     let (context, channel) = unsafe { (Ref::new(context), Ref::optional(channel)) };
     created(cq::create(context, cq::Attr { cqe, channel, comp_vector, domain: Domain::NONE }))
 }
@@ -348,34 +345,34 @@ unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &*attr) };
-    // SAFETY: as above; the domain and channel may be null, and are those of a
-    // valid attribute structure.
+    // SAFETY: the attributes are valid.
     let result = unsafe { cq_domain(attr) }.and_then(|domain| {
         let attr_of_cq = cq::Attr {
             cqe: c_int::try_from(attr.cqe).map_err(|_| Errno::EINVAL)?,
-            // SAFETY: as above.
+            // SAFETY: the channel of valid attributes is live, or null.
             channel: unsafe { Ref::optional(attr.channel) },
             comp_vector: c_int::try_from(attr.comp_vector).map_err(|_| Errno::EINVAL)?,
             domain,
         };
         cq::create_ex(context, attr_of_cq, attr.wc_flags)
     });
-    // SAFETY: the CQ is extended, and nobody else has it yet.
+    // SAFETY: the CQ is an extended one, and nobody else has it yet.
     created(result.inspect(|cq| unsafe { cq_ex::install(cq.as_ref()) }))
 }
 
-/// How an extended CQ is locked and where its memory comes from.
+/// Returns how an extended CQ is locked and where its memory comes from.
 ///
 /// # Errors
 ///
-/// EOPNOTSUPP for attributes that no CQ has; EINVAL for a PD that is no parent
+/// EOPNOTSUPP for attributes that no CQ has; EINVAL for a PD that is not a parent
 /// domain.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// The attributes are valid: the parent domain is one that this provider made and that is live,
+/// or null.
 unsafe fn cq_domain(attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
     const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     if attr.comp_mask & !MASK != 0 {
@@ -383,7 +380,7 @@ unsafe fn cq_domain(attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
     }
     let mut domain = Domain::NONE;
     if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the parent domain of valid attributes is live, or null.
         let pd = unsafe { Ref::<ibv_pd>::optional(attr.parent_domain) }.ok_or(Errno::EINVAL)?;
         domain = Domain::of_parent(pd.whole())?;
     }
@@ -392,17 +389,17 @@ unsafe fn cq_domain(attr: &ibv_cq_init_attr_ex) -> Result<Domain> {
         return Err(Errno::EOPNOTSUPP);
     }
     if flags != 0 {
-        // SAFETY: the program says that it is one thread.
+        // SAFETY: the program sets the flag if it uses the CQ in one thread at a time.
         domain.threads = unsafe { Threads::one() };
     }
     Ok(domain)
 }
 
-/// Answers a verb that polls a CQ.
+/// Polls a CQ by `poll`, and returns what ibv_poll_cq(3) answers.
 ///
 /// # Safety
 ///
-/// The program lends an array of `num_entries` entries at `wc`.
+/// The caller lends an array of `num_entries` entries at `wc`.
 #[inline]
 unsafe fn polled(
     num_entries: c_int,
@@ -412,7 +409,7 @@ unsafe fn polled(
     let result = match usize::try_from(num_entries) {
         Err(_) => Err(Errno::EINVAL),
         Ok(0) => Ok(0),
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller lends as many entries.
         Ok(room) => poll(unsafe { slice::from_raw_parts_mut(wc.cast(), room) }),
     };
     match result {
@@ -425,46 +422,43 @@ unsafe fn polled(
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: see the head of this file; the CQ is the first member of what
-    // `create_cq` made.
+    // SAFETY: the CQ is live, and the first member of an object that `create_cq` made; the program
+    // lends the array.
     unsafe { polled(num_entries, wc, |entries| cq::poll(Ref::new(cq.cast()), entries)) }
 }
 
 unsafe extern "C" fn poll_cq_kernel(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live CQ, and lends the array.
     unsafe { polled(num_entries, wc, |entries| cq::poll_kernel(Ref::new(cq), entries)) }
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: see the head of this file; the CQ is the first member of what
-    // `create_cq` made.
+    // SAFETY: the CQ is live, and the first member of an object that `create_cq` made.
     code(cq::req_notify(unsafe { Ref::new(cq.cast()) }, solicited_only != 0))
 }
 
 unsafe extern "C" fn req_notify_cq_kernel(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live CQ.
     code(cmd::cq::req_notify(unsafe { Ref::new(cq) }, solicited_only != 0))
 }
 
 unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    // SAFETY: see the head of this file; the CQ is the first member of what
-    // `create_cq` made.
+    // SAFETY: the CQ is live, and the first member of an object that `create_cq` made.
     code(cq::resize(unsafe { Ref::new(cq.cast()) }, cqe))
 }
 
 unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live CQ and valid attributes.
     code(unsafe { cmd::cq::modify(Ref::new(cq), &mut *attr) })
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: see the head of this file; the CQ is the first member of what
-    // `create_cq` made.
+    // SAFETY: the CQ is live, and the first member of an object that `create_cq` made.
     unsafe { destroyed(cq.cast::<Cq>(), |cq| cmd::cq::destroy(cq.cq())) }
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD and valid attributes.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
     created(qp::create(pd, attr))
 }
@@ -473,12 +467,13 @@ unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
     if attr.qp_type == IBV_QPT_XRC_RECV {
         return created(qp::create_xrc_target(context, attr));
     }
-    // SAFETY: see the head of this file; the PD counts if the mask says so.
+    // SAFETY: the PD of valid attributes is live, or null; `create_ex` ignores it unless the mask
+    // names it.
     let pd = unsafe { Ref::optional(attr.pd) };
     let result = qp::create_ex(pd, attr).map(|(qp, by_calls)| {
         if by_calls {
@@ -494,7 +489,7 @@ unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
     created(qp::open(context, attr))
 }
@@ -503,19 +498,19 @@ unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
     created(xrcd::open(context, attr))
 }
 
 unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    // SAFETY: see the head of this file; the domain is the first member of what
-    // `open_xrcd` made.
+    // SAFETY: the XRC domain is live, and the first member of an object that `open_xrcd` made.
     unsafe { destroyed(xrcd.cast::<verbs_xrcd>(), cmd::xrcd::close) }
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the
+    // attributes are valid.
     let (qp, attr) = unsafe { (Ref::new(qp.cast()), &mut *attr) };
     code(qp::modify(qp, attr, attr_mask))
 }
@@ -526,28 +521,29 @@ unsafe extern "C" fn query_qp(
     attr_mask: c_int,
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the program
+    // lends both structures.
     let (qp, attr, init) = unsafe { (Ref::new(qp.cast()), &mut *attr, &mut *init_attr) };
     code(qp::query(qp, attr, attr_mask, init))
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: see the head of this file; the QP is the first member of what
-    // `create_qp` made.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp`, `create_qp_ex` or
+    // `open_qp` made.
     unsafe { destroyed(qp.cast::<Qp>(), |qp| cmd::qp::destroy(qp.qp())) }
 }
 
 unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live QP and a GID.
     code(unsafe { cmd::qp::attach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
 unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live QP and a GID.
     code(unsafe { cmd::qp::detach_mcast(Ref::new(qp), &*gid, lid) })
 }
 
-/// Answers a verb that posts a list.
+/// Returns what a verb that posts a list answers, and sets `bad_wr` on failure.
 ///
 /// # Safety
 ///
@@ -555,7 +551,7 @@ unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16
 unsafe fn posted<W>(result: Result<(), PostError<W>>, bad_wr: *mut *mut W) -> c_int {
     code(result.map_err(|error| {
         if !bad_wr.is_null() {
-            // SAFETY: by the contract of this function.
+            // SAFETY: the pointer is not null, so the caller may write to it.
             unsafe { *bad_wr = error.bad_wr };
         }
         error.errno
@@ -567,8 +563,8 @@ unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: see the head of this file; the QP is the first member of what
-    // `create_qp` made.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the list is
+    // as ibv_post_send(3) describes it.
     unsafe { posted(post::send(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
@@ -577,13 +573,13 @@ unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: see the head of this file; the QP is the first member of what
-    // `create_qp` made.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the list is
+    // as ibv_post_recv(3) describes it.
     unsafe { posted(post::recv(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: see the head of this file.
+    // SAFETY: the program passes a live PD and valid attributes.
     let (pd, attr) = unsafe { (Ref::new(pd), &mut *attr) };
     created(srq::create(pd, attr))
 }
@@ -592,14 +588,14 @@ unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    // SAFETY: see the head of this file.
+    // SAFETY: libibverbs passes a live context, and the program valid attributes.
     let (context, attr) = unsafe { (Ref::new(context), &mut *attr) };
     created(srq::create_ex(context, attr))
 }
 
 unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
-    // SAFETY: see the head of this file; the SRQ is the first member of what
-    // `create_srq` or `create_srq_ex` made.
+    // SAFETY: the SRQ is live, and the first member of an object that `create_srq` or
+    // `create_srq_ex` made; the program lends the number.
     let (srq, to) = unsafe { (Ref::new(srq.cast()), &mut *number) };
     code(srq::number(srq).map(|number| *to = number))
 }
@@ -609,21 +605,22 @@ unsafe extern "C" fn modify_srq(
     attr: *mut ibv_srq_attr,
     attr_mask: c_int,
 ) -> c_int {
-    // SAFETY: see the head of this file; the SRQ is the first member of what
-    // `create_srq` made.
+    // SAFETY: the SRQ is live, and the first member of an object that `create_srq` made; the
+    // attributes are valid.
     let (srq, attr) = unsafe { (Ref::new(srq.cast()), &mut *attr) };
     code(srq::modify(srq, attr, attr_mask))
 }
 
 unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: as for `modify_srq`.
+    // SAFETY: the SRQ is live, and the first member of an object that `create_srq` made; the
+    // program lends the attributes.
     let (srq, attr) = unsafe { (Ref::new(srq.cast()), &mut *attr) };
     code(srq::query(srq, attr))
 }
 
 unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: see the head of this file; the SRQ is the first member of what
-    // `create_srq` made.
+    // SAFETY: the SRQ is live, and the first member of an object that `create_srq` or
+    // `create_srq_ex` made.
     unsafe { destroyed(srq.cast::<Srq>(), |srq| cmd::srq::destroy(srq.srq())) }
 }
 
@@ -632,8 +629,8 @@ unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: see the head of this file; the SRQ is the first member of what
-    // `create_srq` made.
+    // SAFETY: the SRQ is live, and the first member of an object that `create_srq` made; the list
+    // is as ibv_post_srq_recv(3) describes it.
     unsafe { posted(post::srq_recv(Ref::new(srq.cast()), List::new(wr)), bad_wr) }
 }
 
@@ -642,7 +639,8 @@ unsafe extern "C" fn post_send_kernel(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: as for `post_send`.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the list is
+    // as ibv_post_send(3) describes it.
     unsafe { posted(post::send_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 
@@ -651,7 +649,8 @@ unsafe extern "C" fn post_recv_kernel(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as for `post_recv`.
+    // SAFETY: the QP is live, and the first member of an object that `create_qp` made; the list is
+    // as ibv_post_recv(3) describes it.
     unsafe { posted(post::recv_kernel(Ref::new(qp.cast()), List::new(wr)), bad_wr) }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A parent domain is a protection domain under another name, which says how
 //! the objects that are created with it are locked and where their memory comes
-//! from. The kernel knows nothing of it.
+//! from. The kernel does not know it.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -26,10 +26,10 @@ impl Extended for ibv_pd {
 
 /// What the provider adds to a PD.
 pub struct Private {
-    /// The parent domains of a PD; the QPs and CQs that have memory of a parent
+    /// Counts the parent domains of a PD, or the objects that have memory of a parent
     /// domain.
     users: Users,
-    /// Of a parent domain.
+    /// What makes the PD a parent domain, if it is one.
     parent: Option<Parent>,
 }
 
@@ -41,10 +41,10 @@ struct Parent {
     _td: Option<Hold>,
 }
 
-/// How a QP or CQ is locked and where its memory comes from. Keeps a parent
-/// domain whose memory functions it has.
+/// How an object is locked and where its memory comes from. Keeps the parent
+/// domain whose memory functions the object uses.
 pub struct Domain {
-    /// Threads that use the object at a time.
+    /// How many threads use the object at a time.
     pub threads: Threads,
     /// The program's memory functions.
     pub allocator: Option<Allocator>,
@@ -52,10 +52,10 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// What objects have that are in no parent domain.
+    /// The domain of objects without a parent domain.
     pub const NONE: Self = Self { threads: Threads::MANY, allocator: None, _hold: None };
 
-    /// For an object that is created with a PD.
+    /// Returns the domain of an object that is created with a PD.
     pub fn of(pd: Ref<'_, Pd>) -> Self {
         let Private { users, parent } = pd.private();
         parent.as_ref().map_or(Self::NONE, |parent| Self {
@@ -65,39 +65,46 @@ impl Domain {
         })
     }
 
-    /// For an object that has no memory.
+    /// Returns the domain of an object that has no memory.
     pub fn without_memory(self) -> Self {
         Self { threads: self.threads, ..Self::NONE }
     }
 
-    /// For an object that can be created with a parent domain alone.
+    /// Returns the domain of an object that can only be created with a parent domain.
     ///
     /// # Errors
     ///
-    /// EINVAL for a PD that is none.
+    /// EINVAL for a PD that is not a parent domain.
     pub fn of_parent(pd: Ref<'_, Pd>) -> Result<Self> {
         if pd.private().parent.is_none() { Err(Errno::EINVAL) } else { Ok(Self::of(pd)) }
     }
 }
 
-/// ibv_alloc_pd(3).
+/// Allocates a PD: ibv_alloc_pd(3).
+///
+/// # Errors
+///
+/// ENOMEM; the kernel's.
 pub fn alloc(context: Ref<'_, ibv_context>) -> Result<Owned<Pd>> {
     let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
     cmd::pd::alloc(context, pd.verbs())?;
     Ok(pd.finish(Private { users, parent: None }))
 }
 
-/// ibv_import_pd(3): the PD that has a handle in the kernel. Whether there is one
-/// shows when it is used.
+/// Imports the PD that has a handle in the kernel: ibv_import_pd(3). If there is no such PD, the
+/// verbs that use it fail.
+///
+/// # Errors
+///
+/// ENOMEM.
 pub fn import(context: Ref<'_, ibv_context>, handle: u32) -> Result<Owned<Pd>> {
     let (pd, users) = (Blank::<ibv_pd>::new()?, Users::new()?);
     pd.verbs().import(context, handle);
     Ok(pd.finish(Private { users, parent: None }))
 }
 
-/// ibv_alloc_parent_domain(3): with a thread domain, its objects are used by as
-/// many threads as `threads` says. `allocator` finds the memory functions for the
-/// new domain.
+/// Allocates a parent domain: ibv_alloc_parent_domain(3). As many threads as `td` says use the
+/// objects of a thread domain. `allocator` returns the memory functions for the new domain.
 ///
 /// # Errors
 ///
@@ -119,11 +126,11 @@ pub fn alloc_parent(
     Ok(domain.finish(Private { users: Users::new()?, parent: Some(parent) }))
 }
 
-/// ibv_dealloc_pd(3).
+/// Deallocates a PD: ibv_dealloc_pd(3).
 ///
 /// # Errors
 ///
-/// EBUSY if a parent domain has it, or a QP or CQ has memory of it; the kernel's.
+/// EBUSY if a parent domain uses it, or an object has memory of it; the kernel's.
 pub fn dealloc(pd: Ref<'_, Pd>) -> Result {
     let Private { users, parent } = pd.private();
     if users.any() {
@@ -145,7 +152,7 @@ mod tests {
         ring::tests::allocator,
     };
 
-    /// ibv_unimport_pd(3) cannot fail, so the PD may go before its parent domain.
+    /// ibv_unimport_pd(3) cannot fail, so the PD may be freed before its parent domain.
     #[test]
     fn a_parent_domain_outlives_the_pd_that_was_imported() {
         let context = objects::context();
@@ -157,10 +164,10 @@ mod tests {
         assert!(freed::is_intact());
     }
 
-    /// An object whose memory came from a parent domain keeps that domain, and one that has none
-    /// of it does not; a PD that is no parent domain has neither locks to leave out nor memory.
+    /// An object whose memory came from a parent domain keeps that domain, and other objects do not.
+    /// A PD that is not a parent domain has no memory functions.
     #[test]
-    fn who_has_memory_keeps_the_domain() {
+    fn objects_with_memory_keep_the_domain() {
         let context = objects::context();
         let pd = import(context.as_ref().context(), 7).unwrap();
         let plain = Domain::of(pd.as_ref());
@@ -180,7 +187,7 @@ mod tests {
         assert!(!pd.as_ref().private().users.any());
     }
 
-    /// A domain may end when the last one ended that uses it, whichever that is.
+    /// A domain may be deallocated as soon as the last domain that uses it is, in any order.
     #[test]
     fn several_domains_of_one_pd() {
         let context = objects::context();
@@ -198,8 +205,7 @@ mod tests {
         assert_eq!(crate::td::dealloc(td.as_ref()), Ok(()));
     }
 
-    /// The PD of a program is the kernel's: its handle is the one that the kernel gave, and a PD
-    /// that the kernel keeps is still there.
+    /// A PD has the handle that the kernel gave it, and stays if the kernel does not deallocate it.
     #[test]
     fn a_pd_of_the_kernel() {
         let kernel = Kernel::new();
@@ -216,7 +222,7 @@ mod tests {
             let handle = command.handle(UVERBS_ATTR_DESTROY_PD_HANDLE);
             assert_eq!(handle, FIRST_HANDLE.into());
         }
-        // A parent domain is no PD of the kernel's, and neither is one that was imported.
+        // No command deallocates a parent domain, or a PD that was imported.
         let imported = import(context, 7).unwrap();
         let parent = alloc_parent(imported.as_ref(), None, |_| Ok(None)).unwrap();
         assert_eq!(dealloc(parent.as_ref()), Ok(()));

@@ -144,6 +144,7 @@ mod tests {
         cq::{self, Cq},
         cq_ring::CqRing,
         doorbell::TRIES,
+        limits::Opcodes,
         model::{
             device::Memory,
             kernel::Kernel,
@@ -155,8 +156,13 @@ mod tests {
     };
     use std::{ptr, sync::atomic::Ordering::SeqCst};
 
-    const RC: Limits =
-        Limits { qp_type: QpType::Rc, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 0 };
+    const RC: Limits = Limits {
+        qp_type: QpType::Rc,
+        opcodes: Opcodes::of_type(QpType::Rc),
+        max_send_sge: 4,
+        max_recv_sge: 2,
+        max_inline_data: 0,
+    };
 
     fn request(sge: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
         ibv_send_wr {

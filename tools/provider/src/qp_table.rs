@@ -156,6 +156,7 @@ impl QpProgress {
     /// CQE makes no sense, or is one too many.
     ///
     /// The receives of an SRQ complete in any order, and are not counted.
+    #[inline]
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
         let queue = self.queue(cqe);
         queue.polled.owner.load(Acquire) != 0
@@ -290,6 +291,7 @@ impl QpTable {
 
     /// Notes a completion, as [`QpProgress::complete`]. Returns false if it makes no sense, or
     /// belongs neither to a QP of the table nor to an SRQ for XRC.
+    #[inline]
     pub fn complete(&self, cqe: &virtio_rdma_ring_cqe) -> bool {
         match u32::from_le(cqe.srqn) {
             0 => {

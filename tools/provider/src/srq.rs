@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Shared receive queues (IBA 10.2.9; specification, 13.6).
 //!
-//! The device copies a work request when a QP takes it, and says how many it
-//! took: a place is free then, whenever its completion is polled. The `wr_id`
+//! The device copies a work request when a QP takes it, and counts those that it
+//! took. An entry is free from then on, before its completion is polled. The `wr_id`
 //! of the program travels in the work request and comes back in the CQE.
 //!
 //! An SRQ is resized as a CQ is: it gets another ring, to which the device moves
-//! what waits, while nobody posts.
+//! the work requests that wait. Posting waits for that.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -45,12 +45,12 @@ impl Extended for verbs_srq {
 pub struct Private {
     /// What a work request may ask for.
     limits: Limits,
-    /// What work requests are posted to.
+    /// The ring to which work requests are posted.
     shared: Lock<Shared>,
     doorbell: Doorbell,
-    /// The number that its completions name, if it is for XRC.
+    /// Keeps the number that its completions name, if the SRQ is for XRC.
     _number: Option<Registration>,
-    /// Whose memory the ring is; behind it, and so dropped last.
+    /// Where the ring's memory comes from; the last field, because it must be dropped last.
     domain: Domain,
 }
 
@@ -61,11 +61,11 @@ struct Shared {
 }
 
 impl Shared {
-    /// A ring of at least `max_wr` work requests of `max_sge` SGEs.
+    /// Allocates a ring of at least `max_wr` work requests of `max_sge` SGEs.
     ///
     /// # Errors
     ///
-    /// EINVAL for what no ring can hold; ENOMEM.
+    /// EINVAL for sizes that no ring has; ENOMEM.
     fn new(max_wr: u32, max_sge: u32, allocator: Option<Allocator>) -> Result<Self> {
         if max_wr == 0 {
             return Err(Errno::EINVAL);
@@ -76,7 +76,7 @@ impl Shared {
         Ok(Self { region, state: State::new(ring) })
     }
 
-    /// What the driver wants to know of the ring.
+    /// Returns what the driver wants to know of the ring.
     fn request(&self) -> virtio_rdma_ureq_create_srq {
         let ring = self.state.ring();
         virtio_rdma_ureq_create_srq {
@@ -91,11 +91,11 @@ impl Shared {
 }
 
 impl Private {
-    /// A ring of at least `max_wr` work requests of `max_sge` SGEs.
+    /// Allocates a ring of at least `max_wr` work requests of `max_sge` SGEs.
     ///
     /// # Errors
     ///
-    /// EINVAL for what no ring can hold; ENOMEM.
+    /// EINVAL for sizes that no ring has; ENOMEM.
     fn new(max_wr: u32, max_sge: u32, domain: Domain) -> Result<Self> {
         let shared = Shared::new(max_wr, max_sge, domain.allocator)?;
         let shared = Lock::with(shared, domain.threads);
@@ -108,12 +108,12 @@ impl Private {
         })
     }
 
-    /// What the driver wants to know of the ring.
+    /// Returns what the driver wants to know of the ring.
     pub(crate) fn request(&self) -> virtio_rdma_ureq_create_srq {
         self.shared.lock().request()
     }
 
-    /// The doorbell.
+    /// Returns the doorbell.
     pub fn doorbell(&self) -> &Doorbell {
         &self.doorbell
     }
@@ -132,12 +132,12 @@ impl Private {
         HEAD.not_rung(&self.shared.lock().region);
     }
 
-    /// Goes on with a ring of at least `max_wr` work requests, when `tell`, which
-    /// gets to know of it, has had the device move there what waits.
+    /// Replaces the ring by one of at least `max_wr` work requests. `tell` has the device move the
+    /// work requests that wait to the new ring.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`], and those of `tell`; the ring is then the old one.
+    /// As [`Self::new`], and those of `tell`; the old ring then stays.
     fn resize(
         &self,
         max_wr: u32,
@@ -152,7 +152,7 @@ impl Private {
     }
 }
 
-/// ibv_create_srq(3). `attr.attr` becomes what the SRQ really has.
+/// Creates an SRQ: ibv_create_srq(3). Sets `attr.attr` to what the SRQ really has.
 ///
 /// # Errors
 ///
@@ -166,12 +166,12 @@ pub fn create(pd: Ref<'_, ibv_pd>, attr: &mut ibv_srq_init_attr) -> Result<Owned
     Ok(srq.finish(private))
 }
 
-/// ibv_create_srq_ex(3). `attr.attr` becomes what the SRQ really has.
+/// Creates an SRQ for XRC: ibv_create_srq_ex(3). Sets `attr.attr` to what the SRQ really has.
 ///
 /// # Errors
 ///
-/// EOPNOTSUPP for attributes or a type that no SRQ has; EINVAL for one that is
-/// missing; as [`create`].
+/// EOPNOTSUPP for attributes or a type that no SRQ has; EINVAL for an attribute that is
+/// missing; otherwise as [`create`].
 pub fn create_ex(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_srq_init_attr_ex,
@@ -180,7 +180,7 @@ pub fn create_ex(
         | IBV_SRQ_INIT_ATTR_PD
         | IBV_SRQ_INIT_ATTR_XRCD
         | IBV_SRQ_INIT_ATTR_CQ;
-    // libibverbs makes an ibv_create_srq(3) of what that can do.
+    // libibverbs calls ibv_create_srq(3) for SRQs of other types.
     let is_xrc = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
     if attr.comp_mask & !MASK != 0 || !is_xrc {
         return Err(Errno::EOPNOTSUPP);
@@ -204,21 +204,21 @@ pub fn create_ex(
     }
 }
 
-/// ibv_get_srq_num(3).
+/// Returns the number of an SRQ for XRC: ibv_get_srq_num(3).
 ///
 /// # Errors
 ///
-/// EOPNOTSUPP for an SRQ that is not for XRC.
+/// EOPNOTSUPP for another SRQ.
 pub fn number(srq: Ref<'_, Srq>) -> Result<u32> {
     srq.verbs().xrc_number().ok_or(Errno::EOPNOTSUPP)
 }
 
-/// ibv_modify_srq(3): resizes the SRQ, sets its limit, or both. Work requests that
-/// were not taken stay, in order.
+/// Resizes an SRQ, sets its limit, or both: ibv_modify_srq(3). Work requests that
+/// the device did not take stay, in order.
 ///
 /// # Errors
 ///
-/// EINVAL for fewer work requests than wait, or than the limit; ENOMEM; the
+/// EINVAL for a size below the number of work requests that wait, or below the limit; ENOMEM; the
 /// kernel's.
 pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result {
     let tell = |attr: &mut _, ring| cmd::srq::modify(srq.srq(), attr, mask, ring);
@@ -228,7 +228,7 @@ pub fn modify(srq: Ref<'_, Srq>, attr: &mut ibv_srq_attr, mask: c_int) -> Result
     srq.private().resize(attr.max_wr, |ring| tell(attr, Some(ring)))
 }
 
-/// ibv_query_srq(3).
+/// Reads the attributes of an SRQ: ibv_query_srq(3).
 ///
 /// # Errors
 ///
@@ -243,23 +243,23 @@ pub(crate) mod tests {
     use crate::{model::device::Memory, wr::tests::list};
     use core::sync::atomic::Ordering::{Acquire, SeqCst};
 
-    /// An SRQ that the kernel does not know.
+    /// Returns an SRQ that the kernel does not know.
     pub fn srq(max_wr: u32) -> Owned<Srq> {
         let private = Private::new(max_wr, 1, Domain::NONE).unwrap();
         Blank::<verbs_srq>::new().unwrap().finish(private)
     }
 
-    /// The other side of the ring, as it is now.
+    /// Returns the device's side of the present ring.
     fn memory(srq: &Private) -> Memory {
         Memory::new(&srq.shared.lock().region)
     }
 
-    /// Where the ring lies, as it is now.
+    /// Returns where the present ring lies.
     fn ring(srq: &Private) -> Ring {
         srq.shared.lock().state.ring()
     }
 
-    /// Posts a request; its error, and whether a doorbell is due.
+    /// Posts a request. Returns its error, and whether the device wants a doorbell.
     fn post(srq: &Private, wr_id: u64, sges: &mut [ibv_sge]) -> (Option<Errno>, bool) {
         let mut wr = ibv_recv_wr {
             wr_id,
@@ -288,7 +288,7 @@ pub(crate) mod tests {
         assert_eq!(memory.word(0).load(Acquire), 11);
         let id = |index| memory.read::<u64>(ring(&srq), index, 8);
         assert!((3..11).all(|index| id(index) == index.into()));
-        // What cannot be leaves it full.
+        // The queue stays full if the device counts wrongly.
         for wrong in [12, 2, u32::MAX, 1 << 31] {
             consumer.store(wrong, SeqCst);
             assert_eq!(post(&srq, 11, &mut []), (Some(Errno::ENOMEM), false));
@@ -335,7 +335,7 @@ pub(crate) mod tests {
         let resized = srq.resize(6, |request| {
             told = Some(request.depth);
             let new = Memory::at(request.buf_addr);
-            // Three wait, a QP too.
+            // Three work requests wait, and a QP waits too.
             new.word(0).store(3, SeqCst);
             new.word(128).store(1, SeqCst);
             Ok(())
@@ -349,7 +349,7 @@ pub(crate) mod tests {
         assert_eq!(memory(&srq).word(0).load(Acquire), 8);
         let id = |index| memory(&srq).read::<u64>(ring(&srq), index, 8);
         assert!((3..8).all(|index| id(index) == u64::from(index) + 1));
-        // More than there is room for: none of ours.
+        // The device says that more wait than the ring has room for.
         srq.resize(2, |request| {
             Memory::at(request.buf_addr).word(0).store(99, SeqCst);
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Thread domains (ibv_alloc_td(3)): objects that one thread at a time uses.
+//! Thread domains (ibv_alloc_td(3)), whose objects one thread at a time uses.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -18,20 +18,24 @@ impl Extended for ibv_td {
 
 /// What the provider adds to a thread domain.
 pub struct Private {
-    /// The parent domains that have it.
+    /// The parent domains that use the thread domain.
     pub users: Users,
 }
 
-/// ibv_alloc_td(3). The kernel knows nothing of it.
+/// Allocates a thread domain: ibv_alloc_td(3). The kernel does not know it.
+///
+/// # Errors
+///
+/// ENOMEM.
 pub fn alloc() -> Result<Owned<Td>> {
     Ok(Blank::<ibv_td>::new()?.finish(Private { users: Users::new()? }))
 }
 
-/// ibv_dealloc_td(3).
+/// Deallocates a thread domain: ibv_dealloc_td(3).
 ///
 /// # Errors
 ///
-/// EBUSY if a parent domain has it.
+/// EBUSY if a parent domain uses it.
 pub fn dealloc(td: Ref<'_, Td>) -> Result {
     if td.private().users.any() { Err(Errno::EBUSY) } else { Ok(()) }
 }

@@ -24,17 +24,17 @@ pub struct Head {
 }
 
 impl Head {
-    /// The producer's index and the word by which the device asks for a doorbell.
+    /// Takes the producer's index and the word by which the device asks for a doorbell.
     pub const fn new(producer: Word, wake: Word) -> Self {
         Self { producer, wake }
     }
 
-    /// The work requests that were posted, by the word in the head.
+    /// Returns how many work requests were posted, by the word in the head.
     pub fn posted(self, region: &Region) -> u32 {
         region.load(self.producer, Acquire)
     }
 
-    /// The doorbell was not rung: the next request asks for it again.
+    /// Has the next request ask for the doorbell, which did not ring.
     pub fn not_rung(self, region: &Region) {
         region.store(self.wake, 1, SeqCst);
     }
@@ -77,12 +77,12 @@ impl Freed<'_> {
 pub struct State {
     /// Where the ring lies.
     ring: Ring,
-    /// Entries that the device was told of since RESET.
+    /// How many entries the device was told of since RESET.
     producer: u32,
-    /// Entries that were written, more than `producer` while work requests are
+    /// How many entries were written since RESET; more than `producer` while work requests are
     /// being posted.
     next: u32,
-    /// What `next` may become; may be more by now.
+    /// The value at which no entry is known to be free for `next`; more may be free by now.
     limit: u32,
     /// The work request that is being made in entry `next`.
     pub open: Option<Open>,
@@ -91,17 +91,17 @@ pub struct State {
 }
 
 impl State {
-    /// An empty queue.
+    /// Returns the state of an empty queue.
     pub fn new(ring: Ring) -> Self {
         Self { ring, producer: 0, next: 0, limit: ring.depth(), open: None, error: None }
     }
 
-    /// A queue in which `posted` work requests stand already.
+    /// Returns the state of a queue that begins with `posted` work requests.
     pub fn moved(ring: Ring, posted: u32) -> Self {
         Self { producer: posted, next: posted, limit: posted, ..Self::new(ring) }
     }
 
-    /// Where the ring lies.
+    /// Returns where the ring lies.
     pub fn ring(&self) -> Ring {
         self.ring
     }
@@ -127,17 +127,17 @@ impl State {
         Posted { result, doorbell: self.publish(region, head, freed) }
     }
 
-    /// The entry to write the next work request to.
+    /// Returns the entry to write the next work request to.
     ///
     /// # Errors
     ///
-    /// ENOMEM if there is no free one.
+    /// ENOMEM if no entry is free.
     pub fn entry<'a>(&mut self, region: &'a Region, freed: Freed<'_>) -> Result<Writer<'a>> {
         self.reserve(region, freed)?;
         region.writer(self.ring, self.next)
     }
 
-    /// The work request in that entry is complete.
+    /// Notes that the work request in that entry is complete.
     pub fn filled(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
@@ -147,7 +147,7 @@ impl State {
         self.next = self.producer;
     }
 
-    /// Tells the device of the work requests that were written. Answers whether
+    /// Tells the device of the work requests that were written. Returns whether
     /// it sleeps and wants a doorbell, which the caller rings.
     pub fn publish(&mut self, region: &Region, head: Head, freed: Freed<'_>) -> bool {
         if self.next == self.producer {
@@ -157,15 +157,15 @@ impl State {
         if let Freed::Completed(progress) = freed {
             progress.post(self.producer);
         }
-        // Sequentially consistent: either the device sees the index, or this
+        // Sequential consistency ensures that the device sees the index, or that this thread
         // sees that the device sleeps.
         region.store(head.producer, self.producer, SeqCst);
         let asleep = region.load(head.wake, SeqCst) != 0;
-        // One doorbell is enough, however long the device takes to come.
+        // One doorbell is enough, however long the device takes to wake up.
         asleep && region.swap(head.wake, 0, SeqCst) != 0
     }
 
-    /// Ensures that there is a free entry.
+    /// Ensures that an entry is free.
     fn reserve(&mut self, region: &Region, freed: Freed<'_>) -> Result {
         if self.next != self.limit {
             return Ok(());
@@ -187,28 +187,28 @@ pub struct WorkQueue {
     ring: Ring,
 }
 
-/// What posting a list came to.
+/// The result of posting a list.
 #[must_use]
 pub struct Posted<W> {
     /// The first request that was not posted, and why.
     pub result: Result<(), PostError<W>>,
-    /// The device sleeps and wants a doorbell; the caller rings it, as the
-    /// device is asked no more until it sleeps again.
+    /// Whether the device sleeps and wants a doorbell. The caller rings it; later posts do not ask
+    /// for it until the device sleeps again.
     pub doorbell: bool,
 }
 
 impl WorkQueue {
-    /// An empty queue.
+    /// Returns an empty queue.
     pub fn new(ring: Ring, threads: Threads) -> Self {
         Self { state: Lock::with(State::new(ring), threads), ring }
     }
 
-    /// What the queue's lock protects.
+    /// Returns what the queue's lock protects.
     pub fn state(&self) -> &Lock<State> {
         &self.state
     }
 
-    /// Where the queue's ring lies.
+    /// Returns where the queue's ring lies.
     pub fn ring(&self) -> Ring {
         self.ring
     }
@@ -268,8 +268,8 @@ mod tests {
             }
         }
 
-        /// Posts requests of which `invalid` cannot be encoded; answers the
-        /// error, the request that it names, and whether a doorbell is due.
+        /// Posts requests, of which `invalid` cannot be encoded. Returns the
+        /// error with the request that it names, and whether the device wants a doorbell.
         fn post(&self, ids: &[u64], invalid: u64) -> (Option<(Errno, u64)>, bool) {
             let mut requests: Vec<ibv_recv_wr> =
                 ids.iter().map(|&wr_id| ibv_recv_wr { wr_id, ..Default::default() }).collect();
@@ -339,7 +339,7 @@ mod tests {
     fn doorbell_if_the_device_sleeps() {
         let bench = Bench::new();
         bench.memory().word(132).store(1, SeqCst);
-        // Nothing new, nobody to wake.
+        // Without a new work request there is no doorbell.
         assert_eq!(bench.post(&[3], 3), (Some((Errno::EINVAL, 3)), false));
         assert_eq!(bench.post(&[1], 99), (None, true));
         assert_eq!(bench.post(&[1], 99), (None, false));

@@ -35,7 +35,7 @@ pub const fn send_header(qp_type: QpType) -> usize {
     }
 }
 
-/// Bytes of a receive entry before its SGEs.
+/// The bytes of a receive entry before its SGEs.
 pub const RECV_HEADER: usize = size_of::<virtio_rdma_rq_wqe>();
 
 /// Returns the bytes of an SGE list of `count` entries.
@@ -43,7 +43,7 @@ pub fn sges(count: u32) -> usize {
     (count as usize).saturating_mul(size_of::<virtio_rdma_sge>())
 }
 
-/// What a send entry says of its data.
+/// What a send entry says of its data: SGEs, or bytes inline.
 #[derive(Clone, Copy)]
 struct Data {
     num_sge: u8,
@@ -57,8 +57,7 @@ struct Data {
 /// EINVAL for a request that the QP cannot carry.
 pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writer<'_>) -> Result {
     let wr = request.wr();
-    let opcodes = Opcodes::of_type(limits.qp_type).without(BY_CALLS);
-    if !opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
+    if !limits.opcodes.without(BY_CALLS).has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
@@ -90,7 +89,11 @@ pub fn send(limits: &Limits, request: &Request<'_, ibv_send_wr>, mut entry: Writ
     }
 }
 
-/// Writes a receive work request to its entry. Errors as [`send`].
+/// Writes a receive work request to its entry.
+///
+/// # Errors
+///
+/// As [`send`].
 pub fn recv(limits: &Limits, request: &Request<'_, ibv_recv_wr>, mut entry: Writer<'_>) -> Result {
     let sges = request.sges(limits.max_recv_sge)?;
     entry.put(virtio_rdma_rq_wqe {
@@ -101,8 +104,12 @@ pub fn recv(limits: &Limits, request: &Request<'_, ibv_recv_wr>, mut entry: Writ
     put_sges(sges, &mut entry)
 }
 
-/// What the entry says of the data that the SGEs name. With `max_inline`, it
-/// holds the data, as many bytes at most.
+/// Returns what an entry says of the data that the SGEs name. With `max_inline`, the entry
+/// holds the data, of at most as many bytes.
+///
+/// # Errors
+///
+/// EINVAL for more SGEs or bytes than that.
 fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data> {
     let Some(max) = max_inline else {
         let num_sge = u8::try_from(sges.len()).map_err(|_| Errno::EINVAL)?;
@@ -116,7 +123,7 @@ fn data(sges: &[ibv_sge], max_inline: Option<u32>) -> Result<Data> {
     Ok(Data { num_sge: 0, inline_len })
 }
 
-/// The header of an entry of an RC or UC QP.
+/// Returns the header of an entry of an RC or UC QP.
 fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring_sq_wqe {
     let wr = request.wr();
     let mut wqe = virtio_rdma_ring_sq_wqe {
@@ -154,7 +161,7 @@ fn connected(request: &Request<'_, ibv_send_wr>, data: Data) -> virtio_rdma_ring
     wqe
 }
 
-/// The header of an entry of an XRC initiator.
+/// Returns the header of an entry of an XRC initiator.
 fn extended(
     request: &Request<'_, ibv_send_wr>,
     remote_srqn: u32,
@@ -167,7 +174,7 @@ fn extended(
     }
 }
 
-/// The entry of a BIND_MW.
+/// Returns the entry of a BIND_MW.
 fn binding(wr: &ibv_send_wr, bind: Bind) -> virtio_rdma_ring_bind_wqe {
     virtio_rdma_ring_bind_wqe {
         wr_id: wr.wr_id.to_le(),
@@ -183,7 +190,7 @@ fn binding(wr: &ibv_send_wr, bind: Bind) -> virtio_rdma_ring_bind_wqe {
     }
 }
 
-/// The header of an entry of a UD QP.
+/// Returns the header of an entry of a UD QP.
 fn datagram(
     request: &Request<'_, ibv_send_wr>,
     av: virtio_rdma_av,
@@ -208,12 +215,12 @@ fn datagram(
     wqe
 }
 
-/// What a FLUSH by calls asks for.
+/// The operands of a FLUSH.
 #[derive(Clone, Copy)]
 pub struct Flush {
-    /// The remote side.
+    /// The remote address and its key.
     pub remote: Rdma,
-    /// Bytes.
+    /// How many bytes to flush.
     pub length: u64,
     /// `enum ibv_placement_type`, as bits.
     pub placement: u8,
@@ -221,7 +228,7 @@ pub struct Flush {
     pub level: u8,
 }
 
-/// The entry of a FLUSH.
+/// Returns the entry of a FLUSH.
 fn flushing(wr: &ibv_send_wr, flush: Flush) -> virtio_rdma_ring_flush_wqe {
     virtio_rdma_ring_flush_wqe {
         wr_id: wr.wr_id.to_le(),
@@ -236,19 +243,19 @@ fn flushing(wr: &ibv_send_wr, flush: Flush) -> virtio_rdma_ring_flush_wqe {
     }
 }
 
-/// What a work request by calls has of its own.
+/// The operands that only work requests with one opcode have.
 #[derive(Clone, Copy)]
 pub enum Body {
-    /// Of BIND_MW.
+    /// Those of BIND_MW.
     Bind(Bind),
-    /// Of FLUSH.
+    /// Those of FLUSH.
     Flush(Flush),
-    /// Of ATOMIC_WRITE: what it writes, as it is in memory.
+    /// The word that ATOMIC_WRITE writes, as it stands in memory.
     Word([u8; 8]),
 }
 
-/// A send work request that is being made by calls, in an entry of the ring:
-/// its data stand there, its header does not yet.
+/// A send work request that a program makes by calls. Its entry of the ring has its data, and
+/// does not have its header yet.
 pub struct Open {
     single: Single,
     data: Option<Data>,
@@ -258,44 +265,42 @@ pub struct Open {
 }
 
 impl Open {
-    /// A work request without data. Its SGE list and address handle are not
-    /// looked at.
+    /// Returns a work request without data. Ignores the SGE list and the address handle of `wr`.
     ///
     /// # Errors
     ///
     /// EINVAL for an opcode or a flag that the QP does not have.
     pub fn new(limits: &Limits, wr: ibv_send_wr) -> Result<Self> {
-        let opcodes = Opcodes::of_type(limits.qp_type);
-        if !opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
+        if !limits.opcodes.has(wr.opcode) || wr.send_flags & !FLAGS != 0 {
             return Err(Errno::EINVAL);
         }
-        // Which setter is called says that.
+        // Whether the data are inline depends on the setter that the program calls.
         let send_flags = wr.send_flags & !IBV_SEND_INLINE;
         let single = Single::new(ibv_send_wr { send_flags, ..wr });
         Ok(Self { single, data: None, av: None, remote_srqn: None, body: None })
     }
 
-    /// The destination of a datagram.
+    /// Sets the destination of a datagram.
     pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
         self.av = Some(av);
         self.single.set_destination(remote_qpn, remote_qkey);
     }
 
-    /// The SRQ of a message of an XRC initiator.
+    /// Sets the SRQ that a message of an XRC initiator is for.
     pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
         self.remote_srqn = Some(remote_srqn);
     }
 
-    /// What it has of its own.
+    /// Sets the operands that only work requests with this opcode have.
     pub fn set_body(&mut self, body: Body) {
         self.body = Some(body);
     }
 
-    /// An SGE list as data.
+    /// Writes an SGE list as data.
     ///
     /// # Errors
     ///
-    /// EINVAL for more SGEs than the QP has, or if there are data already.
+    /// EINVAL for more SGEs than the QP takes, or if there are data already.
     pub fn set_sges(&mut self, limits: &Limits, sges: &[ibv_sge], entry: Writer<'_>) -> Result {
         if sges.len() > limits.max_send_sge as usize {
             return Err(Errno::EINVAL);
@@ -305,7 +310,7 @@ impl Open {
         Ok(())
     }
 
-    /// Inline data of `len` bytes, which `put` writes.
+    /// Has `put` write inline data of `len` bytes.
     ///
     /// # Errors
     ///
@@ -329,7 +334,11 @@ impl Open {
         Ok(())
     }
 
-    /// Where the data go, if there are none.
+    /// Returns a writer behind the header.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if there are data already.
     fn behind_header<'a>(&self, limits: &Limits, mut entry: Writer<'a>) -> Result<Writer<'a>> {
         if self.data.is_some() {
             return Err(Errno::EINVAL);
@@ -338,12 +347,12 @@ impl Open {
         Ok(entry)
     }
 
-    /// Writes the header: the work request is complete.
+    /// Writes the header, which completes the work request.
     ///
     /// # Errors
     ///
     /// EINVAL for a datagram without a destination, a message of an XRC initiator
-    /// without an SRQ, or data where there may be none.
+    /// without an SRQ, or data with an opcode that has none.
     pub fn close(&self, limits: &Limits, mut entry: Writer<'_>) -> Result {
         if self.body.is_some() && self.data.is_some() {
             return Err(Errno::EINVAL);
@@ -393,10 +402,20 @@ mod tests {
         wr::tests::list,
     };
 
-    const LIMITS: Limits =
-        Limits { qp_type: QpType::Rc, max_send_sge: 4, max_recv_sge: 2, max_inline_data: 64 };
+    const LIMITS: Limits = Limits {
+        qp_type: QpType::Rc,
+        opcodes: Opcodes::of_type(QpType::Rc),
+        max_send_sge: 4,
+        max_recv_sge: 2,
+        max_inline_data: 64,
+    };
 
-    /// Encodes one request to an entry of its own; the entry.
+    /// Returns the limits of a QP of another type.
+    fn limits(qp_type: QpType) -> Limits {
+        Limits { qp_type, opcodes: Opcodes::of_type(qp_type), ..LIMITS }
+    }
+
+    /// An entry to which one request was written.
     struct Entry(Region, Ring);
 
     impl Entry {
@@ -499,13 +518,13 @@ mod tests {
             (QpType::Ud, &[2, 3]),
         ] {
             for opcode in (0..40).chain([u32::MAX]) {
-                // What an ATOMIC_WRITE writes is in its SGEs.
+                // The SGEs of an ATOMIC_WRITE name the word that it writes.
                 let mut sges = [ibv_sge { addr: 0, length: 8, lkey: 0 }];
                 let count = usize::from(opcode == IBV_WR_ATOMIC_WRITE);
                 let mut wr = wr(opcode, 0, &mut sges[..count]);
                 wr.wr.ud.ah = ah.as_ref().verbs().as_ptr();
                 wr.__bindgen_anon_2.bind_mw = unbind(&mw);
-                let limits = Limits { qp_type, ..LIMITS };
+                let limits = limits(qp_type);
                 assert_eq!(refused(&limits, wr), !allowed.contains(&opcode), "{opcode}");
             }
         }
@@ -516,7 +535,7 @@ mod tests {
         let mut sges = [ibv_sge { addr: 3, length: 4, lkey: 9 }];
         let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);
         wr.qp_type.xrc.remote_srqn = 0x12345;
-        let limits = Limits { qp_type: QpType::XrcInitiator, ..LIMITS };
+        let limits = limits(QpType::XrcInitiator);
         let entry = Entry::send(&limits, &mut wr).unwrap();
         assert_eq!(entry.read::<[u8; 4]>(8), [3, 1, 2, 0]);
         assert_eq!(entry.read::<[u32; 4]>(48), [0x12345, 0, 0, 0]);
@@ -592,7 +611,7 @@ mod tests {
 
     #[test]
     fn datagram_carries_the_address_vector() {
-        let limits = Limits { qp_type: QpType::Ud, ..LIMITS };
+        let limits = limits(QpType::Ud);
         let ah = ah();
         let mut sges = [ibv_sge { addr: 16, length: 8, lkey: 9 }];
         let mut wr = wr(IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED, &mut sges);

@@ -13,13 +13,13 @@ use core::{ffi::c_int, marker::PhantomData, ptr, slice};
 
 /// A send or a receive work request.
 pub trait WorkRequest: Copy {
-    /// The next request of the list, or null.
+    /// Returns the next request of the list, or null.
     fn next(&self) -> *mut Self;
     /// Links the request to the next one.
     fn set_next(&mut self, next: *mut Self);
-    /// Length of the SGE list as the program gave it.
+    /// Returns the length of the SGE list as the program gave it.
     fn num_sge(&self) -> c_int;
-    /// The SGE list as the program gave it.
+    /// Returns the SGE list as the program gave it.
     fn sg_list(&self) -> *mut ibv_sge;
 }
 
@@ -64,7 +64,7 @@ impl<W> List<'_, W> {
 }
 
 impl<W> List<'_, W> {
-    /// The first request, or null.
+    /// Returns the first request, or null.
     pub fn first(&self) -> *mut W {
         self.next
     }
@@ -79,16 +79,15 @@ impl<'a, W: WorkRequest> Iterator for List<'a, W> {
             return None;
         }
         let origin = self.next;
-        // SAFETY: by the contract of `new`, a pointer in the list that is not
-        // null points to a request.
+        // SAFETY: a pointer in the list that is not null points to a request, which stays as it is.
         let wr = unsafe { origin.read() };
         self.next = wr.next();
         Some(Request { origin, wr, lifetime: PhantomData })
     }
 }
 
-/// A copy of a request of the program's list. What it points to is still the
-/// program's, and stays as it is for `'a`.
+/// A copy of a request of the program's list. It points to memory of the program, which stays as
+/// it is for `'a`.
 pub struct Request<'a, W> {
     origin: *mut W,
     wr: W,
@@ -103,26 +102,26 @@ pub type Atomic = bindings::ibv_send_wr__bindgen_ty_2__bindgen_ty_2;
 pub type Datagram = bindings::ibv_send_wr__bindgen_ty_2__bindgen_ty_3;
 
 impl<'a, W: WorkRequest> Request<'a, W> {
-    /// Where the program has the request.
+    /// Returns the address of the program's request.
     pub fn origin(&self) -> *mut W {
         self.origin
     }
 
-    /// The request.
+    /// Returns the copy.
     pub fn wr(&self) -> &W {
         &self.wr
     }
 
-    /// The request, to change the copy.
+    /// Returns the copy, to change it.
     pub fn wr_mut(&mut self) -> &mut W {
         &mut self.wr
     }
 
-    /// The SGE list.
+    /// Returns the SGE list.
     ///
     /// # Errors
     ///
-    /// EINVAL if it has more than `max` entries, or none but a length.
+    /// EINVAL if it has more than `max` entries, or if it has a length but its pointer is null.
     #[inline]
     pub fn sges(&self, max: u32) -> Result<&'a [ibv_sge]> {
         let len = self.wr.num_sge();
@@ -132,25 +131,25 @@ impl<'a, W: WorkRequest> Request<'a, W> {
         if len < 0 || len.unsigned_abs() > max || self.wr.sg_list().is_null() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the list has `num_sge` entries: ibv_post_send(3).
+        // SAFETY: the pointer is not null, and the list has `num_sge` entries: ibv_post_send(3).
         Ok(unsafe { slice::from_raw_parts(self.wr.sg_list(), len.unsigned_abs() as usize) })
     }
 }
 
-/// A send work request of no list: it points to no other, and to no SGEs.
+/// A send work request that is not in a list: it points neither to another request nor to SGEs.
 pub struct Single(Request<'static, ibv_send_wr>);
 
-// SAFETY: its pointers are null, and what the union has in place of one is none.
+// SAFETY: the pointers of the request are null, and nobody follows those of its unions.
 unsafe impl Send for Single {}
 
 impl Single {
-    /// A request with an opcode, flags and a remote side.
+    /// Takes the opcode, the flags and the remote side of a request.
     pub fn new(wr: ibv_send_wr) -> Self {
         let wr = ibv_send_wr { next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0, ..wr };
         Self(Request { origin: ptr::null_mut(), wr, lifetime: PhantomData })
     }
 
-    /// The request.
+    /// Returns the request.
     pub fn request(&self) -> &Request<'_, ibv_send_wr> {
         &self.0
     }
@@ -160,72 +159,70 @@ impl Single {
         self.0.wr.send_flags |= flags;
     }
 
-    /// Makes it a datagram for a QP.
+    /// Sets the QP that a datagram is for.
     pub fn set_destination(&mut self, remote_qpn: u32, remote_qkey: u32) {
         self.0.wr.wr.ud = Datagram { ah: ptr::null_mut(), remote_qpn, remote_qkey };
     }
 }
 
 impl<'a> Request<'a, ibv_send_wr> {
-    /// The remote side of an RDMA operation.
+    /// Returns the remote side of an RDMA operation.
     pub fn rdma(&self) -> Rdma {
-        // SAFETY: integers, for which all bytes are valid.
+        // SAFETY: the variant consists of integers, for which all bytes are valid.
         unsafe { self.wr.wr.rdma }
     }
 
-    /// The remote side and the operands of an atomic.
+    /// Returns the remote side and the operands of an atomic.
     pub fn atomic(&self) -> Atomic {
-        // SAFETY: as above.
+        // SAFETY: the variant consists of integers, for which all bytes are valid.
         unsafe { self.wr.wr.atomic }
     }
 
-    /// The destination of a datagram.
+    /// Returns the destination of a datagram.
     pub fn ud(&self) -> Datagram {
-        // SAFETY: as above, and a pointer, which is not followed.
+        // SAFETY: the variant consists of integers and a pointer, for which all bytes are valid.
         unsafe { self.wr.wr.ud }
     }
 
-    /// The SRQ at the other end, of a request on an XRC initiator.
+    /// Returns the SRQ at the remote side, for a request on an XRC initiator.
     pub fn remote_srqn(&self) -> u32 {
-        // SAFETY: an integer.
+        // SAFETY: the variant is an integer.
         unsafe { self.wr.qp_type.xrc.remote_srqn }
     }
 
-    /// The immediate data, network byte order.
+    /// Returns the immediate data, in network byte order.
     pub fn imm_data(&self) -> u32 {
-        // SAFETY: an integer.
+        // SAFETY: the variant is an integer.
         unsafe { self.wr.__bindgen_anon_1.imm_data }
     }
 
-    /// The key to invalidate.
+    /// Returns the key to invalidate.
     pub fn invalidate_rkey(&self) -> u32 {
-        // SAFETY: an integer.
+        // SAFETY: the variant is an integer.
         unsafe { self.wr.__bindgen_anon_1.invalidate_rkey }
     }
 
-    /// The window of a request that binds one, and what to.
+    /// Returns what a request binds a window to, and gives the window its next key.
     ///
     /// # Errors
     ///
-    /// EINVAL without a window, or for bytes of no MR.
+    /// EINVAL without a window, or for bytes without an MR.
     pub fn bind(&self) -> Result<Bind> {
-        // SAFETY: of a request with this opcode, that is what the union has:
-        // ibv_post_send(3).
+        // SAFETY: a request with this opcode has this variant: ibv_post_send(3).
         let bind = unsafe { self.wr.__bindgen_anon_2.bind_mw };
-        // SAFETY: the program names a live window and MR, which may be null if
-        // there are no bytes.
+        // SAFETY: the program names a live window and a live MR, or null.
         unsafe { named_bind(bind.mw, bind.rkey, &bind.bind_info) }
     }
 
-    /// The address handle of a request on a UD QP.
+    /// Returns the address handle of a request on a UD QP, or `None` if it is null.
     pub fn ah(&self) -> Option<Ref<'a, Ah>> {
         let ah = self.ud().ah;
-        // SAFETY: the program names a live AH, which is this provider's:
-        // ibv_post_send(3).
+        // SAFETY: the pointer is not null, and the program names a live AH, which this provider
+        // made: ibv_post_send(3).
         (!ah.is_null()).then(|| unsafe { Ref::new(ah.cast()) })
     }
 
-    /// Copies the data that the SGEs of this request name.
+    /// Copies the data that the SGEs of this request name to an entry.
     ///
     /// # Errors
     ///
@@ -241,12 +238,12 @@ impl<'a> Request<'a, ibv_send_wr> {
     }
 }
 
-/// The binding of the window at `mw`, whose key is the new one from then on: programs take it from
-/// there once they have posted the request, whatever upper bits they asked for.
+/// Returns the binding of the window at `mw`, and gives the window its next key: programs read the
+/// key there after they posted the request, whatever upper bits they asked for.
 ///
 /// # Errors
 ///
-/// EINVAL without a window, or for bytes of no MR.
+/// EINVAL without a window, or for bytes without an MR.
 ///
 /// # Safety
 ///
@@ -256,7 +253,7 @@ pub unsafe fn named_bind(
     new_rkey: u32,
     info: &bindings::ibv_mw_bind_info,
 ) -> Result<Bind> {
-    // SAFETY: by the contract of this function.
+    // SAFETY: each pointer is null, or that of a live object.
     let (mw, mr) = unsafe { (Ref::optional(mw), Ref::optional(info.mr)) };
     let mw = mw.ok_or(Errno::EINVAL)?;
     if mr.is_none() && info.length != 0 {
@@ -280,7 +277,7 @@ pub struct PostError<W> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The list that begins with a request.
+    /// Returns the list that begins with a request.
     pub fn list<W: WorkRequest>(first: &mut W) -> List<'_, W> {
         // SAFETY: the tests' requests are as ibv_post_send(3) describes them.
         unsafe { List::new(first) }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! Work requests that a program makes by calls (ibv_wr_post(3)), in the ring.
+//! Builds work requests in the ring, as the program makes calls (ibv_wr_post(3)).
 //!
 //! Between ibv_wr_start() and ibv_wr_complete() or ibv_wr_abort() the thread has
 //! the lock of the send queue. Each work request is written to the next free
-//! entry; the device hears of all of them at the end, or of none. A call that
-//! fails is remembered, and what follows has no effect.
+//! entry. At the end the device is told of all of them, or of none. The first call that
+//! fails is remembered, and the calls after it have no effect.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     wqe::{Body, Open},
 };
 
-/// The builder that a thread makes on a QP.
+/// Builds the work requests that a thread makes on a QP.
 pub struct WrBuilder<'a> {
     qp: Ref<'a, Qp>,
     limits: &'a Limits,
@@ -29,24 +29,24 @@ pub struct WrBuilder<'a> {
 }
 
 impl<'a> WrBuilder<'a> {
-    /// The builder of the thread that has this guard of the send queue.
+    /// Returns the builder of the thread that has this guard of the send queue.
     pub fn new(qp: Ref<'a, Qp>, rings: &'a Rings, state: Guard<'a, State>) -> Self {
         Self { qp, limits: qp.private().limits(), rings, state }
     }
 
-    /// Goes on with the builder in a later call.
+    /// Keeps the lock of the send queue for the next call of this thread.
     pub fn keep(self) {
         self.state.keep();
     }
 
-    /// ibv_wr_start(3): nothing was made yet.
+    /// Starts without a work request: ibv_wr_start(3).
     pub fn start(&mut self) {
         self.state.open = None;
         self.state.error = None;
         self.state.discard();
     }
 
-    /// Begins a work request, behind which the one before is complete.
+    /// Completes the work request that was begun before, and begins another one.
     pub fn begin(&mut self, wr: ibv_send_wr) {
         self.attempt(|builder| {
             builder.close()?;
@@ -57,34 +57,32 @@ impl<'a> WrBuilder<'a> {
         });
     }
 
-    /// ibv_wr_set_ud_addr(3).
+    /// Sets the destination of a datagram: ibv_wr_set_ud_addr(3).
     pub fn set_address(&mut self, av: virtio_rdma_av, remote_qpn: u32, remote_qkey: u32) {
-        self.attempt(|builder| {
-            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.set(|open| {
             open.set_address(av, remote_qpn, remote_qkey);
             Ok(())
         });
     }
 
-    /// ibv_wr_set_xrc_srqn(3).
+    /// Sets the SRQ at the remote side: ibv_wr_set_xrc_srqn(3).
     pub fn set_remote_srqn(&mut self, remote_srqn: u32) {
-        self.attempt(|builder| {
-            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.set(|open| {
             open.set_remote_srqn(remote_srqn);
             Ok(())
         });
     }
 
-    /// What a work request has of its own, which `body` finds, or why it has none.
+    /// Sets the fields that only work requests with this opcode have; `body` finds them, or fails.
+    /// It is not called after an error.
     pub fn set_body(&mut self, body: impl FnOnce() -> Result<Body>) {
-        self.attempt(|builder| {
-            let open = builder.state.open.as_mut().ok_or(Errno::EINVAL)?;
+        self.set(|open| {
             open.set_body(body()?);
             Ok(())
         });
     }
 
-    /// ibv_wr_set_sge_list(3).
+    /// Sets the SGE list: ibv_wr_set_sge_list(3).
     pub fn set_sges(&mut self, sges: &[ibv_sge]) {
         self.attempt(|builder| {
             let entry = builder.entry()?;
@@ -93,7 +91,7 @@ impl<'a> WrBuilder<'a> {
         });
     }
 
-    /// ibv_wr_set_inline_data_list(3): `put` writes the `len` bytes.
+    /// Sets inline data, of which `put` writes `len` bytes: ibv_wr_set_inline_data_list(3).
     pub fn set_inline(&mut self, len: usize, put: impl FnOnce(&mut Writer<'_>) -> Result) {
         self.attempt(|builder| {
             let entry = builder.entry()?;
@@ -102,12 +100,12 @@ impl<'a> WrBuilder<'a> {
         });
     }
 
-    /// A call that the QP does not have.
+    /// Fails, as a call that the QP does not have.
     pub fn fail(&mut self, errno: Errno) {
         self.attempt(|_| Err(errno));
     }
 
-    /// ibv_wr_complete(3): posts all work requests.
+    /// Posts all work requests: ibv_wr_complete(3).
     ///
     /// # Errors
     ///
@@ -131,19 +129,24 @@ impl<'a> WrBuilder<'a> {
         doorbell::ring(Queue::Send(self.qp), || self.rings.send_not_rung())
     }
 
-    /// ibv_wr_abort(3): forgets all work requests.
+    /// Forgets all work requests: ibv_wr_abort(3).
     pub fn abort(mut self) {
         self.start();
     }
 
-    /// Does something unless an earlier call failed, and remembers if it fails.
+    /// Calls `act` unless an earlier call failed, and remembers its error.
     fn attempt(&mut self, act: impl FnOnce(&mut Self) -> Result) {
         if self.state.error.is_none() {
             self.state.error = act(self).err();
         }
     }
 
-    /// The entry of the work request that is being made.
+    /// Calls `act` with the work request that is being made.
+    fn set(&mut self, act: impl FnOnce(&mut Open) -> Result) {
+        self.attempt(|builder| act(builder.state.open.as_mut().ok_or(Errno::EINVAL)?));
+    }
+
+    /// Returns the entry of the work request that is being made.
     fn entry(&mut self) -> Result<Writer<'a>> {
         self.rings.entry(&mut self.state)
     }
@@ -202,7 +205,7 @@ mod tests {
             Self { harness, qp, ring }
         }
 
-        /// A builder that was started.
+        /// Returns a builder that was started.
         fn start(&self) -> WrBuilder<'_> {
             let rings = self.qp.as_ref().private().rings().unwrap();
             let mut builder = WrBuilder::new(self.qp.as_ref(), rings, rings.send().state().lock());
@@ -215,7 +218,7 @@ mod tests {
             Memory::at(request.buf_addr)
         }
 
-        /// Work requests that the device was told of.
+        /// Returns how many work requests the device was told of.
         fn told(&self) -> u32 {
             self.memory().word(0).load(std::sync::atomic::Ordering::Acquire)
         }
@@ -267,7 +270,7 @@ mod tests {
         assert_eq!((third.wr_id, third.num_sge, third.inline_len), (3, 0, 0));
     }
 
-    /// A builder that `make` makes, behind which there is another one.
+    /// Checks that the calls of `make` fail, and that what is built after that is posted.
     fn refused(qp_type: ibv_qp_type, make: impl FnOnce(&mut WrBuilder<'_>), errno: Errno) {
         let bench = Bench::new(qp_type);
         let mut builder = bench.start();
@@ -299,14 +302,14 @@ mod tests {
             builder.set_sges(&[sge(0)]);
         };
         refused(IBV_QPT_RC, twice, Errno::EINVAL);
-        // Each datagram wants its own destination.
+        // Each datagram needs its own destination.
         refused(IBV_QPT_UD, |builder| builder.begin(wr(2, IBV_WR_SEND)), Errno::EINVAL);
         let inline = |builder: &mut WrBuilder<'_>| {
             builder.begin(wr(2, IBV_WR_RDMA_READ));
             builder.set_inline(1, |_| Ok(()));
         };
         refused(IBV_QPT_RC, inline, Errno::EINVAL);
-        // What comes after the error makes it no better, and the first counts.
+        // Calls after an error have no effect: the first error counts.
         let later = |builder: &mut WrBuilder<'_>| {
             builder.fail(Errno::EOPNOTSUPP);
             builder.set_sges(&[sge(0); 3]);
@@ -384,7 +387,7 @@ mod tests {
         let wqe: virtio_rdma_ring_xrc_wqe = bench.read(0, 0);
         assert_eq!((wqe.base.num_sge, wqe.remote_srqn), (1, 77));
         assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
-        // Each wants its own.
+        // Each message needs its own SRQ.
         let mut builder = bench.start();
         builder.begin(wr(2, IBV_WR_SEND));
         assert_eq!(builder.complete(), Err(Errno::EINVAL));

@@ -3,8 +3,8 @@
 //! which a program makes work requests: ibv_wr_post(3).
 //!
 //! As in [`crate::ops`], the program's contract vouches for the pointers. It also
-//! says that all but ibv_wr_start() come from the thread that called
-//! ibv_wr_start() last, and before its ibv_wr_complete() or ibv_wr_abort().
+//! says that a program calls all functions but ibv_wr_start() in the thread that called
+//! ibv_wr_start() last, and before that thread's ibv_wr_complete() or ibv_wr_abort().
 
 use crate::{
     ah::Ah,
@@ -21,10 +21,10 @@ use core::{
     slice,
 };
 
-/// The operands of a work request that has none.
+/// The operands of a work request: the remote side, and those of an atomic.
 type Operands = ibv_send_wr__bindgen_ty_2;
 
-/// Makes a QP one that takes work requests by calls.
+/// Installs the functions by which a program makes work requests on a QP.
 ///
 /// # Safety
 ///
@@ -60,13 +60,14 @@ pub unsafe fn install(qp: Ref<'_, Qp>) {
     }
 }
 
-/// The batch that the calling thread makes, if the QP has rings.
+/// Returns the builder of the calling thread, if the QP has rings.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// The QP is live and one of [`install`]; the calling thread called ibv_wr_start() on it, and since
+/// then neither ibv_wr_complete() nor ibv_wr_abort().
 unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<WrBuilder<'a>> {
-    // SAFETY: the QP is the first member of what `create_qp_ex` made.
+    // SAFETY: the QP is the first member of an object that `create_qp_ex` made.
     let qp: Ref<'a, Qp> = unsafe { Ref::new(qp.cast()) };
     let rings = qp.private().rings()?;
     // SAFETY: this thread called ibv_wr_start(), which kept the guard.
@@ -74,13 +75,13 @@ unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<WrBuilder<'a>> {
     Some(WrBuilder::new(qp, rings, state))
 }
 
-/// Does something with the batch that the calling thread makes.
+/// Calls `act` with the builder of the calling thread.
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// As [`builder`].
 unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WrBuilder<'_>)) {
-    // SAFETY: by the contract of this function.
+    // SAFETY: this thread called ibv_wr_start().
     if let Some(mut builder) = unsafe { builder(qp) } {
         act(&mut builder);
         builder.keep();
@@ -91,7 +92,7 @@ unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WrBuilder<'_>)) {
 ///
 /// # Safety
 ///
-/// See the head of this file.
+/// As [`builder`].
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, ex: u32, wr: Operands) {
     // SAFETY: the program has set both, and does not write to them now.
     let (wr_id, send_flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
@@ -103,22 +104,22 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, ex: u32, wr: Operands
         wr,
         ..Default::default()
     };
-    // SAFETY: by the contract of this function.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { with(qp, |builder| builder.begin(wr)) };
 }
 
-/// No remote side.
+/// Returns the operands of a work request that has none.
 fn nothing() -> Operands {
     rdma(0, 0)
 }
 
-/// The remote side of an RDMA operation.
+/// Returns the operands of an RDMA operation.
 fn rdma(rkey: u32, remote_addr: u64) -> Operands {
     Operands { rdma: Rdma { remote_addr, rkey } }
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the QP is the first member of what `create_qp_ex` made.
+    // SAFETY: the QP is the first member of an object that `create_qp_ex` made.
     let qp: Ref<'_, Qp> = unsafe { Ref::new(qp.cast()) };
     if let Some(rings) = qp.private().rings() {
         let mut builder = WrBuilder::new(qp, rings, rings.send().state().lock());
@@ -128,29 +129,29 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     code(unsafe { builder(qp) }.map_or(Err(Errno::EOPNOTSUPP), WrBuilder::complete))
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     if let Some(builder) = unsafe { builder(qp) } {
         builder.abort();
     }
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_SEND, 0, nothing()) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm_data: __be32) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_SEND_WITH_IMM, imm_data, nothing()) };
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_RDMA_WRITE, 0, rdma(rkey, remote_addr)) };
 }
 
@@ -160,12 +161,12 @@ unsafe extern "C" fn wr_rdma_write_imm(
     remote_addr: u64,
     imm_data: __be32,
 ) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_RDMA_WRITE_WITH_IMM, imm_data, rdma(rkey, remote_addr)) };
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_RDMA_READ, 0, rdma(rkey, remote_addr)) };
 }
 
@@ -177,7 +178,7 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     swap: u64,
 ) {
     let atomic = Atomic { remote_addr, compare_add: compare, swap, rkey };
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_ATOMIC_CMP_AND_SWP, 0, Operands { atomic }) };
 }
 
@@ -188,7 +189,7 @@ unsafe extern "C" fn wr_atomic_fetch_add(
     add: u64,
 ) {
     let atomic = Atomic { remote_addr, compare_add: add, swap: 0, rkey };
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, Operands { atomic }) };
 }
 
@@ -200,7 +201,7 @@ unsafe extern "C" fn wr_atomic_write(
 ) {
     // SAFETY: the program lends 8 bytes.
     let word = unsafe { atomic_wr.cast::<[u8; 8]>().read_unaligned() };
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe {
         begin(qp, IBV_WR_ATOMIC_WRITE, 0, rdma(rkey, remote_addr));
         with(qp, |builder| builder.set_body(|| Ok(Body::Word(word))));
@@ -217,7 +218,7 @@ unsafe extern "C" fn wr_flush(
 ) {
     let remote = Rdma { remote_addr, rkey };
     let flush = Flush { remote, length: length as u64, placement, level };
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe {
         begin(qp, IBV_WR_FLUSH, 0, nothing());
         with(qp, |builder| builder.set_body(|| Ok(Body::Flush(flush))));
@@ -225,12 +226,12 @@ unsafe extern "C" fn wr_flush(
 }
 
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_LOCAL_INV, invalidate_rkey, nothing()) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_SEND_WITH_INV, invalidate_rkey, nothing()) };
 }
 
@@ -240,12 +241,12 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     bind_info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { begin(qp, IBV_WR_BIND_MW, 0, nothing()) };
-    // SAFETY: the program names a live window and MR, and lends the structure. Behind an error the
-    // window keeps its key.
+    // The closure does not run after an error: the window keeps its key then.
+    // SAFETY: the program names a live window and MR, and lends the structure.
     let bind = || unsafe { named_bind(mw, rkey, &*bind_info) }.map(Body::Bind);
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { with(qp, |builder| builder.set_body(bind)) };
 }
 
@@ -257,7 +258,7 @@ unsafe extern "C" fn wr_set_ud_addr(
 ) {
     // SAFETY: the program names a live AH, which is this provider's.
     let av = (!ah.is_null()).then(|| unsafe { Ref::<'_, Ah>::new(ah.cast()) }.private().av);
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe {
         with(qp, |builder| match av {
             Some(av) => builder.set_address(av, remote_qpn, remote_qkey),
@@ -267,19 +268,19 @@ unsafe extern "C" fn wr_set_ud_addr(
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { with(qp, |builder| builder.set_remote_srqn(remote_srqn)) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe { with(qp, |builder| builder.set_sges(&[ibv_sge { addr, length, lkey }])) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge) {
-    // SAFETY: the program's list has as many elements.
+    // SAFETY: the program's list has as many elements, or is null.
     let sges = unsafe { list(sg_list, num_sge) };
-    // SAFETY: see the head of this file.
+    // SAFETY: this thread called ibv_wr_start().
     unsafe {
         with(qp, |builder| match sges {
             Ok(sges) => builder.set_sges(sges),
@@ -290,7 +291,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr, length };
-    // SAFETY: as for the list of this one buffer.
+    // SAFETY: the list has one buffer, and the program lends its bytes.
     unsafe { wr_set_inline_data_list(qp, 1, &buffer) };
 }
 
@@ -299,9 +300,9 @@ unsafe extern "C" fn wr_set_inline_data_list(
     num_buf: usize,
     buf_list: *const ibv_data_buf,
 ) {
-    // SAFETY: the program's list has as many elements.
+    // SAFETY: the program's list has as many elements, or is null.
     let buffers = unsafe { list(buf_list, num_buf) };
-    // SAFETY: see the head of this file; the program's buffers are its to read.
+    // SAFETY: this thread called ibv_wr_start(); the program may read its buffers.
     unsafe {
         with(qp, |builder| match buffers {
             Ok(buffers) => builder.set_inline(total(buffers), |entry| {
@@ -315,21 +316,20 @@ unsafe extern "C" fn wr_set_inline_data_list(
     }
 }
 
-/// Bytes of all of the buffers.
+/// Returns how many bytes the buffers have together.
 fn total(buffers: &[ibv_data_buf]) -> usize {
     buffers.iter().fold(0, |len: usize, buffer| len.saturating_add(buffer.length))
 }
 
-/// The program's array of `len` elements at `first`, which may be null if there
-/// are none.
+/// Returns the program's array of `len` elements at `first`, which may be null if `len` is 0.
 ///
 /// # Errors
 ///
-/// EINVAL for elements that are nowhere, or more than memory can hold.
+/// EINVAL for elements at a null pointer, or for more than memory can hold.
 ///
 /// # Safety
 ///
-/// Otherwise there are as many, and they stay as they are for `'a`.
+/// Unless `first` is null, it points to `len` elements, which stay as they are for `'a`.
 unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T]> {
     if len == 0 {
         return Ok(&[]);
@@ -337,7 +337,7 @@ unsafe fn list<'a, T>(first: *const T, len: usize) -> Result<&'a [T]> {
     if first.is_null() || len > isize::MAX as usize / size_of::<T>() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: by the contract of this function.
+    // SAFETY: the pointer is not null, so the elements are there.
     Ok(unsafe { slice::from_raw_parts(first, len) })
 }
 

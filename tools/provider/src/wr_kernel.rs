@@ -28,7 +28,7 @@ impl<W: WorkRequest> Batch<W> {
         Self { copies: [MaybeUninit::uninit(); BATCH], origins: [ptr::null_mut(); BATCH], len: 0 }
     }
 
-    /// Adds a request. Answers whether there is room for another.
+    /// Adds a request. Returns whether there is room for another one.
     fn push(&mut self, origin: *mut W, wr: W) -> bool {
         if let (Some(copy), Some(slot)) =
             (self.copies.get_mut(self.len), self.origins.get_mut(self.len))
@@ -40,7 +40,7 @@ impl<W: WorkRequest> Batch<W> {
         self.len < BATCH
     }
 
-    /// Links the copies to a list; its first one, or null.
+    /// Links the copies to a list. Returns the first copy, or null.
     fn link(&mut self) -> *mut W {
         let mut next = ptr::null_mut();
         for copy in self.copies.iter_mut().take(self.len).rev() {
@@ -51,11 +51,11 @@ impl<W: WorkRequest> Batch<W> {
         next
     }
 
-    /// The program's request behind one of the copies.
+    /// Returns the program's request of which `copy` is a copy.
     fn origin(&self, copy: *mut W) -> *mut W {
         let base = self.copies.as_ptr();
         let index = (copy.addr().wrapping_sub(base.addr())) / size_of::<W>();
-        // The kernel named none of ours: nothing of this batch is posted.
+        // The kernel named another address: no request of this batch was posted.
         self.origins.get(index).copied().unwrap_or(self.origins[0])
     }
 
@@ -83,6 +83,10 @@ pub struct Linked<'a, W> {
 
 impl Linked<'_, ibv_send_wr> {
     /// Posts the list to the send queue of `qp`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
     pub fn post(self, qp: Ref<'_, ibv_qp>) -> Result<(), PostError<ibv_send_wr>> {
         let mut bad_wr = self.first;
         // SAFETY: the list ends, its counts were checked, and its SGE lists
@@ -94,6 +98,10 @@ impl Linked<'_, ibv_send_wr> {
 
 impl Linked<'_, ibv_recv_wr> {
     /// Posts the list to the receive queue of `qp`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
     pub fn post(self, qp: Ref<'_, ibv_qp>) -> Result<(), PostError<ibv_recv_wr>> {
         let mut bad_wr = self.first;
         // SAFETY: the list ends, its counts were checked, and its SGE lists
@@ -103,8 +111,8 @@ impl Linked<'_, ibv_recv_wr> {
     }
 }
 
-/// Posts a list: each request is copied, put through `check`, which may change
-/// the copy, and given to `post` together with others.
+/// Posts a list: copies each request, has `check` look at the copy, which it may change,
+/// and gives the copies to `post`, several at a time.
 ///
 /// # Errors
 ///

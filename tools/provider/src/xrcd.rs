@@ -9,11 +9,11 @@ use crate::{
     object::{Owned, Ref},
 };
 
-/// ibv_open_xrcd(3). Which file names the domain is the kernel's concern.
+/// Opens an XRC domain: ibv_open_xrcd(3). The kernel looks at the file that names it.
 ///
 /// # Errors
 ///
-/// EOPNOTSUPP if the device has none; EINVAL; ENOMEM; the kernel's.
+/// EOPNOTSUPP if the device has no XRC domains; EINVAL; ENOMEM; the kernel's.
 pub fn open(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_xrcd_init_attr,

@@ -9,7 +9,7 @@ use crate::{
 };
 use core::mem;
 
-/// Creates an address handle in the kernel and fills in `ah`; answers its
+/// Creates an address handle in the kernel and fills in `ah`. Returns its
 /// address vector, or zeros if the driver keeps it.
 pub fn create(
     pd: Ref<'_, ibv_pd>,
@@ -22,7 +22,7 @@ pub fn create(
     Errno::check(unsafe {
         ibv_cmd_create_ah(pd.as_ptr(), ah.as_ptr(), attr, (&raw mut resp).cast(), resp.len(true))
     })?;
-    // SAFETY: an address vector is made of integers.
+    // SAFETY: an address vector consists of integers.
     Ok(unsafe {
         mem::transmute::<[u8; size_of::<virtio_rdma_av>()], virtio_rdma_av>(resp.driver.av)
     })
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(command.name, Write(IB_USER_VERBS_CMD_CREATE_AH));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of::<virtio_rdma_uresp_create_ah>());
         assert!(!command.input.contains_key(&UVERBS_ATTR_UHW_IN));
-        // A driver that keeps the vector answers nothing.
+        // A driver that keeps the vector does not write to the answer.
         let got = create(bench.pd.as_ref(), &mut attr, bench.ah.as_ref()).unwrap();
         assert_eq!(bytes(&got), [0; size_of::<virtio_rdma_av>()]);
         assert_eq!(bench.kernel.take().len(), 1);

@@ -39,7 +39,7 @@ pub const QP: u32 = 17;
 
 pub const SRQ: u32 = 18;
 
-/// A new object.
+/// Returns a zeroed object.
 pub fn object<T: Zeroable>() -> Owned<T> {
     Owned::zeroed().unwrap()
 }
@@ -95,7 +95,7 @@ impl Bench {
         self.srq.as_ref().srq()
     }
 
-    /// Attributes of a QP that name objects of the bench.
+    /// Returns attributes of a QP that name the objects here.
     pub fn init(&self, qp_type: ibv_qp_type) -> ibv_qp_init_attr_ex {
         let cap = ibv_qp_cap {
             max_send_wr: 1,
@@ -116,7 +116,7 @@ impl Bench {
         }
     }
 
-    /// The same for an SRQ.
+    /// Returns attributes of an SRQ that name the objects here.
     pub fn srq_init(&self) -> ibv_srq_init_attr_ex {
         ibv_srq_init_attr_ex {
             attr: ibv_srq_attr { max_wr: 31, max_sge: 32, srq_limit: 0 },
@@ -161,9 +161,9 @@ pub const SRQ_RING: virtio_rdma_ureq_create_srq = virtio_rdma_ureq_create_srq {
     reserved_1c: 0,
 };
 
-/// All bytes of a structure that has no padding.
+/// Returns the bytes of a structure that has no padding.
 pub fn bytes<T>(value: &T) -> &[u8] {
-    // SAFETY: they are there.
+    // SAFETY: the value has as many bytes, and no padding.
     unsafe { core::slice::from_raw_parts(ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 

@@ -9,8 +9,8 @@ use crate::{
 };
 use core::{mem, ptr};
 
-/// Hides that the command takes descriptors for the new context, of which there
-/// are none here, in later releases of rdma-core.
+/// Calls the command of later releases of rdma-core, which takes descriptors for the new context,
+/// without any.
 ///
 /// # Safety
 ///
@@ -24,11 +24,11 @@ unsafe fn ibv_cmd_get_context(
     resp_size: usize,
 ) -> c_int {
     let none = ptr::null_mut();
-    // SAFETY: by the contract of this function; the descriptors may be null.
+    // SAFETY: the caller passes what the command demands; the descriptors may be null.
     unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
 }
 
-/// Opens the context in the kernel; answers what the driver says of it.
+/// Opens the context in the kernel. Returns the driver's description of it.
 pub fn get(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     let mut cmd = ibv_get_context::default();
     let mut resp =
@@ -47,15 +47,16 @@ pub fn get(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_uc
     Ok(resp.driver)
 }
 
-/// A command's attributes of the driver, of which there is one, which the kernel
-/// writes (rdma-core libibverbs/cmd_ioctl.h).
+/// The driver's attributes of a command: one, which the kernel writes (rdma-core
+/// libibverbs/cmd_ioctl.h).
 #[repr(C)]
 struct DriverAttr {
     buffer: ibv_command_buffer,
     attr: ib_uverbs_attr,
 }
 
-/// Asks the kernel for a context that another program opened, through its file.
+/// Asks the kernel for a context that another program opened, through its file. Returns the
+/// driver's description of it.
 pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_ucontext> {
     const {
         let attrs = mem::offset_of!(ibv_command_buffer, hdr.attrs);
@@ -63,7 +64,7 @@ pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_
     };
     let mut resp = virtio_rdma_uresp_alloc_ucontext::default();
     let mut driver = DriverAttr {
-        // SAFETY: integers and pointers.
+        // SAFETY: the structure consists of integers and pointers.
         buffer: unsafe { mem::zeroed() },
         attr: ib_uverbs_attr {
             attr_id: VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP as u16,
@@ -104,8 +105,8 @@ pub unsafe fn query_device(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> Result {
-    // SAFETY: `input`, `attr` and `size` are as the function wants them, by
-    // the contract of this one; the response buffer may be null.
+    // SAFETY: the caller passes `input`, `attr` and `size` as the command demands; the response
+    // buffer may be null.
     Errno::check(unsafe {
         ibv_cmd_query_device_any(
             context.as_ptr(),
@@ -145,8 +146,8 @@ mod tests {
         },
     };
 
-    /// What the driver says of a context is taken as it is, and the program has no part of its
-    /// own in the command.
+    /// The driver's description of a context is returned as it is, and the command carries nothing of
+    /// the provider.
     #[test]
     fn a_context_is_what_the_driver_says() {
         let said = virtio_rdma_uresp_alloc_ucontext {
@@ -176,11 +177,11 @@ mod tests {
         // A kernel that does not know the attribute refuses, and does not leave it zero.
         assert!(command.mandatory.contains(&VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP));
         assert!(command.input.is_empty() && command.is_without_driver());
-        // SAFETY: as above.
+        // SAFETY: the context is live.
         assert_eq!(unsafe { (*bench.opened.verbs()).num_comp_vectors }, 4);
     }
 
-    /// A driver that is older says less; what it does not say is zero.
+    /// An older driver answers with fewer fields; the others are zero.
     #[test]
     fn a_shorter_answer_of_an_older_driver() {
         let bench = Bench::new();

@@ -70,12 +70,12 @@ pub fn resize(cq: Ref<'_, ibv_cq>, cqe: c_int, ring: virtio_rdma_ureq_create_cq)
     })
 }
 
-/// Takes completions off a CQ; answers how many.
+/// Takes completions off a CQ, to the front of `entries`. Returns how many.
 ///
-/// `entries` may be too long for one command; see [`crate::cq::poll`].
+/// The length of `entries` decides how much memory libibverbs allocates.
 pub fn poll(cq: Ref<'_, ibv_cq>, entries: &mut [MaybeUninit<ibv_wc>]) -> Result<usize> {
     let room = c_int::try_from(entries.len()).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the function writes at most `room` entries.
+    // SAFETY: the CQ is live, and the function writes at most `room` entries.
     let polled = unsafe { ibv_cmd_poll_cq(cq.as_ptr(), room, entries.as_mut_ptr().cast()) };
     usize::try_from(polled).map_err(|_| Errno::last())
 }
@@ -103,7 +103,7 @@ mod tests {
         },
     };
 
-    /// With a ring the driver hears where it is, and without one nothing.
+    /// The driver is told where the ring is, if there is one.
     #[test]
     fn cqs() {
         let bench = Bench::new();
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// A CQ has as many CQEs as the kernel says when it moved.
+    /// A CQ that moved has as many CQEs as the kernel answers.
     #[test]
     fn a_cq_moves() {
         let bench = Bench::new();
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(unsafe { (*bench.cq().as_ptr()).cqe }, 256);
     }
 
-    /// As the kernel has completions, three of which it answers.
+    /// The kernel's answer, with three completions.
     #[repr(C)]
     struct Completions {
         count: u32,
@@ -185,7 +185,7 @@ mod tests {
         let room = size_of::<ib_uverbs_poll_cq_resp>() + 5 * size_of::<ib_uverbs_wc>();
         assert_eq!(command.room[&UVERBS_ATTR_CORE_OUT], room);
         for (entry, n) in entries.iter().zip([20u32, 40]) {
-            // SAFETY: zero or written.
+            // SAFETY: each entry is zero, or was written.
             let wc: &ibv_wc = unsafe { entry.assume_init_ref() };
             assert_eq!((wc.wr_id, wc.status, wc.opcode), (n.into(), n + 1, n + 2));
             assert_eq!((wc.vendor_err, wc.byte_len), (n + 3, n + 4));
@@ -195,7 +195,7 @@ mod tests {
             assert_eq!(u32::from(wc.dlid_path_bits), n + 12);
         }
         for entry in &entries[2..] {
-            // SAFETY: as above.
+            // SAFETY: zero is a valid entry.
             assert_eq!(unsafe { entry.assume_init_ref() }.wr_id, 0);
         }
         for errno in [EIO, ENOMEM, EINTR] {

@@ -10,7 +10,7 @@ pub(super) struct Message<C, D> {
 }
 
 impl<C, D> Message<C, D> {
-    /// Bytes; those of the driver's part only if there is one.
+    /// Returns the length in bytes, with or without the driver's part.
     pub fn len(&self, driver: bool) -> usize {
         const { assert!(size_of::<Self>() == size_of::<C>() + size_of::<D>()) };
         if driver { size_of::<Self>() } else { size_of::<C>() }
@@ -23,8 +23,8 @@ mod tests {
     use crate::bindings::{ibv_create_cq, virtio_rdma_ureq_create_cq};
     use core::mem::offset_of;
 
-    /// As many bytes as the core's structure without a driver's part, and both with it; the
-    /// driver's part follows at once.
+    /// The length is that of the core's structure, or of both; the driver's part follows without a
+    /// gap.
     #[test]
     fn a_message_is_both_parts() {
         let message = Message::<ibv_create_cq, virtio_rdma_ureq_create_cq>::default();

@@ -8,7 +8,7 @@ use crate::{
 };
 use core::{ffi::c_int, ptr};
 
-/// The memory that an MR is to cover, as in ibv_reg_mr_iova2(3) and
+/// The memory that an MR covers, as in ibv_reg_mr_iova2(3) and
 /// ibv_reg_dmabuf_mr(3).
 #[derive(Clone, Copy)]
 pub struct Region {
@@ -27,8 +27,8 @@ pub struct Region {
 pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Result {
     let mut cmd = ibv_reg_mr::default();
     let mut resp = ib_uverbs_reg_mr_resp::default();
-    // SAFETY: the buffers have the sizes given; the region's address is a
-    // number to this function, which does not follow it.
+    // SAFETY: the buffers have the sizes given; the function takes the region's address as a
+    // number and does not follow it.
     Errno::check(unsafe {
         ibv_cmd_reg_mr(
             pd.as_ptr(),
@@ -53,8 +53,8 @@ pub fn register_dmabuf(
     fd: c_int,
     mr: Ref<'_, verbs_mr>,
 ) -> Result {
-    // SAFETY: both are live; the function fills in the MR, and takes no command
-    // of the driver's.
+    // SAFETY: PD and MR are live; the function fills in the MR. The driver has no part in this
+    // command, so its buffer may be null.
     Errno::check(unsafe {
         ibv_cmd_reg_dmabuf_mr(
             pd.as_ptr(),
@@ -69,8 +69,12 @@ pub fn register_dmabuf(
     })
 }
 
-/// Replaces what `flags` (`IBV_REREG_MR_*`) name of an MR, which stays as it was
+/// Replaces the attributes of an MR that `flags` (`IBV_REREG_MR_*`) name. The MR stays as it was
 /// if that fails.
+///
+/// # Errors
+///
+/// EINVAL if the flags name a PD, and there is none; the kernel's.
 pub fn reregister(
     mr: Ref<'_, verbs_mr>,
     flags: c_int,
@@ -82,9 +86,9 @@ pub fn reregister(
     }
     let mut cmd = ibv_rereg_mr::default();
     let mut resp = ib_uverbs_rereg_mr_resp::default();
-    // SAFETY: the buffers have the sizes given; the region's address is a
-    // number to this function, which does not follow it; the PD is read only
-    // where `flags` ask for another, and is there then.
+    // SAFETY: the buffers have the sizes given; the function takes the region's address as a
+    // number and does not follow it; it reads the PD only if `flags` name one, and the PD is not null
+    // then.
     Errno::check(unsafe {
         ibv_cmd_rereg_mr(
             mr.as_ptr(),
@@ -102,7 +106,7 @@ pub fn reregister(
     })
 }
 
-/// Fills in `mr`, the MR that has a handle in the kernel.
+/// Fills in `mr` with the MR that has a handle in the kernel.
 pub fn query(pd: Ref<'_, ibv_pd>, mr: Ref<'_, verbs_mr>, handle: u32) -> Result {
     // SAFETY: both are live; the function fills in the MR.
     Errno::check(unsafe { ibv_cmd_query_mr(pd.as_ptr(), mr.as_ptr(), handle) })

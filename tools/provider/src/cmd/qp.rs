@@ -11,8 +11,8 @@ use crate::{
 };
 use core::{ffi::c_int, ptr};
 
-/// Hides that the command takes attributes of the driver, of which there are none
-/// here, in later releases of rdma-core.
+/// Calls the command of later releases of rdma-core, which takes attributes of the driver, without
+/// any.
 ///
 /// # Safety
 ///
@@ -27,7 +27,7 @@ unsafe fn ibv_cmd_create_qp_ex2(
     resp: *mut ib_uverbs_ex_create_qp_resp,
     resp_size: usize,
 ) -> c_int {
-    // SAFETY: by the contract of this function; the attributes may be null.
+    // SAFETY: the caller passes what the command demands; the attributes may be null.
     unsafe {
         crate::bindings::ibv_cmd_create_qp_ex2(
             context,
@@ -56,8 +56,7 @@ pub fn create(
     };
     let mut resp = ib_uverbs_ex_create_qp_resp::default();
     // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure; the CQs that `attr` names are live by the contract of
-    // ibv_create_qp(3).
+    // core's structure; the program names live CQs in `attr`: ibv_create_qp(3).
     Errno::check(unsafe {
         ibv_cmd_create_qp_ex2(
             pd.context().context().as_ptr(),
@@ -75,7 +74,7 @@ pub fn create(
 ///
 /// # Errors
 ///
-/// EINVAL without a domain; the kernel's.
+/// EINVAL without an XRC domain; the kernel's.
 pub fn create_xrc_target(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_qp_init_attr_ex,
@@ -86,8 +85,8 @@ pub fn create_xrc_target(
     }
     let mut cmd = ibv_create_qp::default();
     let mut resp = ib_uverbs_create_qp_resp::default();
-    // SAFETY: the buffers have the sizes given; the domain is there, and live by
-    // the contract of ibv_create_qp_ex(3).
+    // SAFETY: the buffers have the sizes given; the program names a live XRC domain, which is not
+    // null: ibv_create_qp_ex(3).
     Errno::check(unsafe {
         ibv_cmd_create_qp_ex(
             context.as_ptr(),
@@ -101,11 +100,11 @@ pub fn create_xrc_target(
     })
 }
 
-/// Opens an XRC target that has a number in a domain, and fills in `qp`.
+/// Opens the XRC target that has a number in an XRC domain, and fills in `qp`.
 ///
 /// # Errors
 ///
-/// EINVAL without a domain; the kernel's.
+/// EINVAL without an XRC domain; the kernel's.
 pub fn open(
     context: Ref<'_, ibv_context>,
     attr: &mut ibv_qp_open_attr,
@@ -117,8 +116,7 @@ pub fn open(
     let mut cmd = ibv_open_qp::default();
     let mut resp = ib_uverbs_create_qp_resp::default();
     // SAFETY: the buffers have the sizes given, and `qp` has room for all of a
-    // `struct verbs_qp`; the domain is there, and live by the contract of
-    // ibv_open_qp(3).
+    // `struct verbs_qp`; the program names a live XRC domain, which is not null: ibv_open_qp(3).
     Errno::check(unsafe {
         ibv_cmd_open_qp(
             context.as_ptr(),
@@ -172,17 +170,17 @@ pub fn destroy(qp: Ref<'_, ibv_qp>) -> Result {
     Errno::check(unsafe { ibv_cmd_destroy_qp(qp.as_ptr()) })
 }
 
-/// Wakes the device for the send ring of a QP: POST_SEND without requests.
+/// Rings the doorbell of the send queue of a QP: POST_SEND without requests.
 pub fn ring_send_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
     let mut bad_wr = ptr::null_mut();
     // SAFETY: `qp` is a live QP, and an empty list is valid.
     Errno::check(unsafe { ibv_cmd_post_send(qp.as_ptr(), ptr::null_mut(), &mut bad_wr) })
 }
 
-/// Wakes the device for the receive ring of a QP: POST_RECV without requests.
+/// Rings the doorbell of the receive queue of a QP: POST_RECV without requests.
 pub fn ring_recv_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
     let mut bad_wr = ptr::null_mut();
-    // SAFETY: as above.
+    // SAFETY: `qp` is a live QP, and an empty list is valid.
     Errno::check(unsafe { ibv_cmd_post_recv(qp.as_ptr(), ptr::null_mut(), &mut bad_wr) })
 }
 

@@ -52,8 +52,7 @@ pub fn create_xrc(
     };
     let mut resp = ib_uverbs_create_srq_resp::default();
     // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure; PD, domain and CQ are live by the contract of
-    // ibv_create_srq_ex(3).
+    // core's structure; the program names a live PD, XRC domain and CQ: ibv_create_srq_ex(3).
     Errno::check(unsafe {
         ibv_cmd_create_srq_ex(
             context.as_ptr(),
@@ -68,7 +67,7 @@ pub fn create_xrc(
 }
 
 /// Changes the attributes of an SRQ that `mask` names (`IBV_SRQ_*`). With
-/// IBV_SRQ_MAX_WR, it moves to `ring`.
+/// IBV_SRQ_MAX_WR, the SRQ moves to `ring`.
 pub fn modify(
     srq: Ref<'_, ibv_srq>,
     attr: &mut ibv_srq_attr,
@@ -99,7 +98,7 @@ pub fn destroy(srq: Ref<'_, ibv_srq>) -> Result {
     Errno::check(unsafe { ibv_cmd_destroy_srq(srq.as_ptr()) })
 }
 
-/// Wakes the QPs that wait for a receive of an SRQ: POST_SRQ_RECV without
+/// Rings the doorbell of an SRQ, for QPs that wait for a receive: POST_SRQ_RECV without
 /// requests.
 pub fn ring_doorbell(srq: Ref<'_, ibv_srq>) -> Result {
     let mut bad_wr = ptr::null_mut();

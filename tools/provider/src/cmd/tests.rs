@@ -12,7 +12,7 @@ use core::{
     mem::{MaybeUninit, offset_of},
 };
 
-/// A doorbell is the command that posts, with nothing to post.
+/// A doorbell is the command that posts, with an empty list.
 #[test]
 fn doorbells() {
     let bench = Bench::new();
@@ -51,10 +51,10 @@ fn what_is_destroyed() {
     }
 }
 
-/// A command, and what it is called.
+/// A command and its name.
 type Named = (&'static str, fn(&Bench) -> Result);
 
-/// Each command of this module, on the objects of a bench.
+/// Returns a call of each command.
 fn commands() -> Vec<Named> {
     vec![
         ("get_context", |b| context::get(b.verbs_context()).map(|_| ())),
@@ -125,7 +125,7 @@ fn commands() -> Vec<Named> {
     ]
 }
 
-/// Each command answers the kernel's error, whatever it is, and is sent once.
+/// Each command returns the kernel's error, and is sent once.
 #[test]
 fn errors_are_the_kernel_s() {
     for errno in [EPERM, EINTR, EIO, ENOMEM, EBUSY, EINVAL, ENODEV, EOPNOTSUPP] {

@@ -163,7 +163,7 @@ fn cost_of_extended_poll() {
 fn cost_of_poll_cq() {
     let harness = Harness::new(&[5]);
     let cq = cq(Some(CqRing::new(DEPTH).unwrap()));
-    let (table, lock) = (&harness.table, cq.as_ref().private().state());
+    let (table, lock) = (&*harness.table, cq.as_ref().private().state());
     let mut device = Completer::of(&cq);
     for batch in [1, 16] {
         let mut entries = [MaybeUninit::<ibv_wc>::uninit(); 16];
@@ -177,7 +177,7 @@ fn cost_of_poll_cq() {
             let mut polled = 0;
             while polled < DEPTH as usize {
                 let entries = black_box(&mut entries[..batch]);
-                polled += lock.lock().ring().unwrap().poll(|cqe| table.complete(cqe), entries);
+                polled += lock.lock().ring().unwrap().poll(move |cqe| table.complete(cqe), entries);
             }
             start.elapsed().as_nanos()
         };

@@ -19,7 +19,7 @@ use std::{
 /// Polls a ring for at most `room` completions.
 pub fn poll(ring: &mut CqRing, table: &QpTable, room: usize) -> Vec<ibv_wc> {
     let mut entries = vec![MaybeUninit::uninit(); room];
-    let polled = ring.poll(|cqe| table.complete(cqe), &mut entries);
+    let polled = ring.poll(move |cqe| table.complete(cqe), &mut entries);
     // SAFETY: the first `polled` entries were written.
     entries.iter().take(polled).map(|wc| unsafe { wc.assume_init() }).collect()
 }
