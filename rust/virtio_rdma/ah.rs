@@ -107,3 +107,61 @@ pub(crate) fn from_wire(wire: &wire::AhAttr, attr: &mut bindings::rdma_ah_attr) 
     attr.grh.hop_limit = wire.grh.hop_limit;
     attr.grh.traffic_class = wire.grh.traffic_class;
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ah)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_is_packed() {
+        assert_eq!(pack_flow(0xf, 0, 0), 0xf000_0000);
+        assert_eq!(pack_flow(0, 0xff, 0), 0x0ff0_0000);
+        assert_eq!(pack_flow(0, 0, 0xf_ffff), 0x000f_ffff);
+        // Bits that a member does not have reach no other.
+        assert_eq!(pack_flow(0xf0, 0, 0xfff0_0000), 0);
+    }
+
+    #[test]
+    fn address_of_connection_comes_back() {
+        let mut attr = bindings::rdma_ah_attr::default();
+        ib::AhAttr::write(&mut attr, [7; 16], [1, 2, 3, 4, 5, 6]);
+        attr.port_num = 1;
+        attr.sl = 3;
+        attr.static_rate = 2;
+        attr.grh.flow_label = 0x1_2345;
+        attr.grh.sgid_index = 4;
+        attr.grh.hop_limit = 64;
+        attr.grh.traffic_class = 0x20;
+        let Some(address) = ib::AhAttr::new(&attr) else {
+            assert!(false);
+            return;
+        };
+        let wire = to_wire(&address);
+        assert_eq!(u32::from_le(wire.grh.flow_label), 0x1_2345);
+        let mut back = bindings::rdma_ah_attr::default();
+        from_wire(&wire, &mut back);
+        let Some(again) = ib::AhAttr::new(&back) else {
+            assert!(false);
+            return;
+        };
+        assert_eq!(again.dgid(), [7; 16]);
+        assert_eq!(again.dmac(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!((back.sl, back.static_rate, back.port_num), (3, 2, 1));
+        assert_eq!((back.grh.sgid_index, back.grh.hop_limit), (4, 64));
+        assert_eq!(
+            (back.grh.flow_label, back.grh.traffic_class),
+            (0x1_2345, 0x20)
+        );
+    }
+
+    #[test]
+    fn address_without_grh_is_refused() {
+        let mut attr = bindings::rdma_ah_attr::default();
+        assert!(ib::AhAttr::new(&attr).is_none());
+        ib::AhAttr::write(&mut attr, [0; 16], [0; 6]);
+        attr.ah_flags = 0;
+        assert!(ib::AhAttr::new(&attr).is_none());
+    }
+}

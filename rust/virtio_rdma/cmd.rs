@@ -717,3 +717,45 @@ impl Inner {
         self.send_notify(cqn);
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_cmd)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_their_names() {
+        assert_eq!(CreateQp::NAME, "CREATE_QP");
+        assert_eq!(
+            CreateQp::OPCODE,
+            bindings::virtio_rdma_cmd_VIRTIO_RDMA_CMD_CREATE_QP
+        );
+        assert_eq!(DeallocXrcd::NAME, "DEALLOC_XRCD");
+    }
+
+    #[test]
+    fn statuses_have_names_and_errors() {
+        let code = bindings::virtio_rdma_status_VIRTIO_RDMA_STATUS_NO_RESOURCE as u8;
+        assert!(status(code)
+            .is_some_and(|status| status.name == "NO_RESOURCE" && status.result == Err(ENOMEM)));
+        assert!(status(0).is_some_and(|status| status.name == "OK" && status.result == Ok(())));
+        // Those that the specification defines are numbered without a gap.
+        let defined = (0..=u8::MAX).filter(|code| status(*code).is_some()).count();
+        assert!(status(defined as u8 - 1).is_some());
+        assert!(status(defined as u8).is_none());
+    }
+
+    #[test]
+    fn requests_fit_an_exchange() {
+        macro_rules! fits {
+            ($($command:ident)*) => {
+                $(
+                    assert!(size_of::<<$command as Command>::Request>() < Exchange::SIZE);
+                    assert!(size_of::<<$command as Command>::Reply>() < Exchange::SIZE);
+                )*
+            };
+        }
+        fits!(QueryPort CreateQp CreateRingQp ModifyQp QueryQp RegUserMr CreateSrq QueryCounters);
+    }
+}

@@ -239,3 +239,49 @@ impl Inner {
         next.or_else(|| self.pending.next_bit(0))
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_doorbell)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    /// Doorbells of 4 QP numbers and 3 SRQ numbers, without a queue.
+    fn inner() -> Result<Inner> {
+        Ok(Inner {
+            queue: None,
+            free: KVec::new(),
+            pending: BitmapVec::new(4 * RINGS + 3, GFP_KERNEL)?,
+            srqs: 4 * RINGS,
+            next: 0,
+        })
+    }
+
+    #[test]
+    fn bits_name_their_rings() -> Result {
+        let inner = inner()?;
+        for (bit, number, queue) in [(0, 0, 0), (5, 2, 1), (7, 3, 1), (8, 0, 2), (10, 2, 2)] {
+            let doorbell = inner.doorbell(bit);
+            assert_eq!(u32::from_le(doorbell.number), number);
+            assert_eq!(u32::from_le(doorbell.queue), queue);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn doorbells_take_turns() -> Result {
+        let mut inner = inner()?;
+        assert_eq!(inner.next_pending(), None);
+        for bit in [1, 6, 9] {
+            inner.ring(bit)?;
+        }
+        assert_eq!(inner.next_pending(), Some(1));
+        inner.next = 2;
+        assert_eq!(inner.next_pending(), Some(6));
+        inner.next = 10;
+        assert_eq!(inner.next_pending(), Some(1));
+        inner.next = 11;
+        assert_eq!(inner.next_pending(), Some(1));
+        Ok(())
+    }
+}

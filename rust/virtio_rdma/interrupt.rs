@@ -206,3 +206,25 @@ impl WorkItem for Hca {
         }
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kernel::macros::kunit_tests(virtio_rdma_interrupt)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_concern_their_objects() {
+        use bindings::*;
+
+        let cq = target(virtio_rdma_event_type_VIRTIO_RDMA_EVENT_CQ_ERR);
+        assert!(matches!(cq, Some(Target::Cq(EventType::CqErr))));
+        let qp = target(virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SQ_DRAINED);
+        assert!(matches!(qp, Some(Target::Qp(EventType::SqDrained))));
+        let srq = target(virtio_rdma_event_type_VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED);
+        assert!(matches!(srq, Some(Target::Srq(EventType::SrqLimitReached))));
+        let port = target(virtio_rdma_event_type_VIRTIO_RDMA_EVENT_PORT_ERR);
+        assert!(matches!(port, Some(Target::Port(EventType::PortErr))));
+        assert!(target(u32::MAX).is_none());
+    }
+}

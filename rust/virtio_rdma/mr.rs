@@ -398,3 +398,58 @@ impl ib::MemoryRegion<Hca> for Mr {
         details.put(c"mrn", self.mrn)
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_mr)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_based_memory_begins_at_0() {
+        let memory = ib::UserMemory {
+            start: 0x5000,
+            length: 0x100,
+            virt_addr: 0x5000,
+            access: bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+        };
+        assert_eq!(iova(&memory), 0x5000);
+        let zero_based = ib::UserMemory {
+            access: memory.access | ZERO_BASED,
+            ..memory
+        };
+        assert_eq!(iova(&zero_based), 0);
+    }
+
+    #[test]
+    fn flags_of_access_are_the_kernels() {
+        for (device, kernel) in [
+            (
+                bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+                bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE,
+            ),
+            (
+                bindings::VIRTIO_RDMA_ACCESS_REMOTE_WRITE,
+                bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE,
+            ),
+            (
+                bindings::VIRTIO_RDMA_ACCESS_REMOTE_READ,
+                bindings::ib_access_flags_IB_ACCESS_REMOTE_READ,
+            ),
+            (
+                bindings::VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
+                bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC,
+            ),
+            (
+                bindings::VIRTIO_RDMA_ACCESS_MW_BIND,
+                bindings::ib_access_flags_IB_ACCESS_MW_BIND,
+            ),
+            (
+                bindings::VIRTIO_RDMA_ACCESS_ZERO_BASED,
+                bindings::ib_access_flags_IB_ZERO_BASED,
+            ),
+        ] {
+            assert_eq!(device, kernel);
+        }
+    }
+}

@@ -1124,3 +1124,47 @@ impl ib::QueuePair<Hca> for Qp {
         details.put(c"mcast_groups", u32::try_from(groups).unwrap_or(u32::MAX))
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_qp)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_accept_work_requests() {
+        for (state, sends, recvs) in [
+            (QpState::Reset, false, false),
+            (QpState::Init, false, true),
+            (QpState::Rtr, false, true),
+            (QpState::Rts, true, true),
+            (QpState::Sqd, true, true),
+            (QpState::Sqe, true, true),
+            (QpState::Err, true, true),
+        ] {
+            assert_eq!(accepts_sends(state), sends);
+            assert_eq!(accepts_recvs(state), recvs);
+        }
+    }
+
+    #[test]
+    fn number_1_is_the_gsi() {
+        assert_eq!(check_number(QpType::Gsi, 1), Ok(1));
+        assert_eq!(check_number(QpType::Gsi, 2), Err(EIO));
+        assert_eq!(check_number(QpType::Rc, 1), Err(EIO));
+        assert_eq!(check_number(QpType::Rc, 2), Ok(2));
+        assert_eq!(check_number(QpType::Ud, 0), Err(EIO));
+    }
+
+    #[test]
+    fn flushed_work_requests_say_what_they_were() {
+        let wc = flushed(&Entry {
+            wr_id: 17,
+            opcode: WcOpcode::RdmaRead,
+            length: 0,
+        });
+        assert_eq!(wc.wr_id, 17);
+        assert_eq!(wc.status, bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR);
+        assert!(wc.opcode == WcOpcode::RdmaRead);
+    }
+}

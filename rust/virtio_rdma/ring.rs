@@ -423,3 +423,113 @@ impl CompletionRing {
         }
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ring)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_have_room_for_header_and_payload() {
+        // A header of 48 bytes and an SGE of 16.
+        assert_eq!(send_entry_size(QpType::Rc, 1, 0), 64);
+        assert_eq!(send_entry_size(QpType::Ud, 1, 0), 96);
+        assert_eq!(send_entry_size(QpType::XrcIni, 2, 0), 96);
+        // The larger of SGEs and inline data.
+        assert_eq!(send_entry_size(QpType::Uc, 1, 200), 248);
+        assert_eq!(recv_entry_size(3), 64);
+    }
+
+    #[test]
+    fn rings_of_a_qp_do_not_overlap() {
+        for (sizes, depths) in [
+            ((64, 32), (1, 1)),
+            ((64, 48), (16, 256)),
+            ((4096, 16), (2, 4)),
+            ((248, 1040), (128, 64)),
+        ] {
+            let layout = QpLayout::new(depths, sizes);
+            assert!(layout.sq.offset >= QP_HEAD);
+            assert!(u64::from(layout.rq.offset) >= layout.sq.end());
+            assert!(layout.sq.is_sound(sizes.0, layout.len() as u64));
+            assert!(layout.rq.is_sound(sizes.1, layout.len() as u64));
+            assert!(!layout.rq.is_sound(sizes.1, layout.rq.end() - 1));
+        }
+    }
+
+    #[test]
+    fn no_receive_ring_takes_no_room() {
+        let layout = QpLayout::new((4, 0), (64, 32));
+        assert_eq!(layout.len() as u64, layout.sq.end());
+    }
+
+    #[test]
+    fn rings_of_programs_are_checked() {
+        let good = bindings::virtio_rdma_ureq_create_qp {
+            buf_addr: 0,
+            buf_len: 8192,
+            sq_depth: 16,
+            sq_stride: 64,
+            sq_offset: 256,
+            rq_depth: 32,
+            rq_stride: 32,
+            rq_offset: 4096,
+            ..Default::default()
+        };
+        let refused = |change: &dyn Fn(&mut bindings::virtio_rdma_ureq_create_qp)| {
+            let mut asked = good;
+            change(&mut asked);
+            QpLayout::of_program(&asked, (64, 32)).is_err()
+        };
+        assert!(!refused(&|_| {}));
+        assert!(!refused(&|asked| asked.rq_depth = 0));
+        // Neither a depth nor a stride that is no power of two.
+        assert!(refused(&|asked| asked.sq_depth = 15));
+        assert!(refused(&|asked| asked.sq_stride = 96));
+        // An entry that is too small, or larger than any.
+        assert!(refused(&|asked| asked.sq_stride = 32));
+        assert!(refused(&|asked| asked.rq_stride = 2 * MAX_STRIDE));
+        // A ring in the head of the region, between two entries, or beyond the end.
+        assert!(refused(&|asked| asked.sq_offset = 192));
+        assert!(refused(&|asked| asked.sq_offset = 288));
+        assert!(refused(&|asked| asked.buf_len = 4096 + 32 * 32 - 1));
+        // The end of a ring is computed without overflow.
+        assert!(refused(&|asked| {
+            asked.rq_depth = 1 << 31;
+            asked.rq_stride = MAX_STRIDE;
+            asked.rq_offset = 1 << 31;
+        }));
+        assert!(refused(&|asked| {
+            asked.sq_depth = 0;
+            asked.rq_depth = 0;
+            asked.buf_len = 255;
+        }));
+    }
+
+    #[test]
+    fn rings_of_srqs_are_checked() {
+        let asked = bindings::virtio_rdma_ureq_create_srq {
+            buf_len: 4096,
+            depth: 16,
+            stride: 64,
+            offset: 256,
+            ..Default::default()
+        };
+        assert!(Shape::of_program_srq(&asked, 3).is_ok());
+        assert!(Shape::of_program_srq(&asked, 4).is_err());
+        let none = bindings::virtio_rdma_ureq_create_srq { depth: 0, ..asked };
+        assert!(Shape::of_program_srq(&none, 1).is_err());
+    }
+
+    #[test]
+    fn regions_are_whole_pages() {
+        let page = page::PAGE_SIZE as u64;
+        assert!(is_region(3 * page, 2 * page));
+        assert!(!is_region(page + 64, page));
+        assert!(!is_region(page, page + 64));
+        assert!(is_region(0, MAX_REGION));
+        assert!(!is_region(0, MAX_REGION + page));
+        assert_eq!(cq_len(16), 128 + 16 * 64);
+    }
+}

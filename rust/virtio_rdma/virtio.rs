@@ -864,3 +864,37 @@ impl Exchange {
         Ok(reply[0])
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_virtio)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        for token in [0, 1, 255, u32::MAX] {
+            assert!(!token_to_ptr(token).is_null());
+            assert_eq!(ptr_to_token(token_to_ptr(token)), token);
+        }
+    }
+
+    #[test]
+    fn exchanges_hold_request_and_reply() -> Result {
+        let mut exchange = Exchange::new()?;
+        exchange.set_request(7, &[1, 2, 3])?;
+        assert_eq!(exchange.bytes[..5], [7, 1, 2, 3, 0]);
+        assert_eq!(exchange.request_len, 4);
+        exchange.bytes[Exchange::SIZE..Exchange::SIZE + 3].copy_from_slice(&[9, 8, 7]);
+        let mut body = [0; 2];
+        assert_eq!(exchange.reply(&mut body)?, 9);
+        assert_eq!(body, [8, 7]);
+        // A request clears the reply before it.
+        exchange.set_request(8, &[])?;
+        assert_eq!(exchange.reply(&mut body)?, 0);
+        assert_eq!(body, [0, 0]);
+        let long = [0; Exchange::SIZE];
+        assert_eq!(exchange.set_request(1, &long), Err(EMSGSIZE));
+        assert!(exchange.set_request(1, &long[1..]).is_ok());
+        Ok(())
+    }
+}

@@ -496,3 +496,161 @@ fn set_wr<T: AsBytes>(wqe: &mut SqWqe, body: &T) {
     raw[..size_of::<T>()].copy_from_slice(body.as_bytes());
     wqe.wr = bindings::virtio_rdma_sq_wqe__bindgen_ty_2 { raw };
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_wire)]
+mod tests {
+    use super::*;
+
+    /// A send work request with all members of its head set.
+    fn request(opcode: u32, body: WrBody) -> SendRequest {
+        SendRequest {
+            opcode,
+            send_flags: bindings::VIRTIO_RDMA_SEND_FENCE | bindings::VIRTIO_RDMA_SEND_SIGNALED,
+            ex: [0xa1, 0xa2, 0xa3, 0xa4],
+            body,
+        }
+    }
+
+    const WR_ID: u64 = 0x1122_3344_5566_7788;
+
+    /// `WR_ID` as the device has it.
+    const WR_ID_BYTES: [u8; 8] = [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11];
+
+    fn has(bytes: &[u8], offset: usize, expected: &[u8]) -> bool {
+        bytes.get(offset..offset + expected.len()) == Some(expected)
+    }
+
+    #[test]
+    fn ring_of_connected_qp() {
+        let body = WrBody::Atomic {
+            remote_addr: 0x0102_0304_0506_0708,
+            compare_add: 0x11,
+            swap: 0x22,
+            rkey: 0xdead_beef,
+        };
+        let opcode = bindings::virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP;
+        let RingHeader::Connected(wqe) = request(opcode, body).to_ring(2, 300, WR_ID) else {
+            assert!(false);
+            return;
+        };
+        let bytes = wqe.as_bytes();
+        assert!(has(bytes, 0, &WR_ID_BYTES));
+        // The opcode, two SGEs, the flags.
+        assert!(has(bytes, 8, &[5, 2, 3, 0]));
+        assert!(has(bytes, 12, &[0xa1, 0xa2, 0xa3, 0xa4]));
+        // 300 bytes inline, and a reserved member.
+        assert!(has(bytes, 16, &[0x2c, 0x01, 0, 0]));
+        assert!(has(bytes, 20, &[0xef, 0xbe, 0xad, 0xde]));
+        assert!(has(bytes, 24, &[8, 7, 6, 5, 4, 3, 2, 1]));
+        assert!(has(bytes, 32, &[0x11, 0, 0, 0, 0, 0, 0, 0]));
+        assert!(has(bytes, 40, &[0x22, 0, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn ring_of_send_has_no_remote_side() {
+        let opcode = bindings::virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_SEND_WITH_IMM;
+        let RingHeader::Connected(wqe) = request(opcode, WrBody::None).to_ring(1, 0, 1) else {
+            assert!(false);
+            return;
+        };
+        assert!(has(wqe.as_bytes(), 16, &[0; 32]));
+    }
+
+    #[test]
+    fn ring_of_datagrams() {
+        let av = Av {
+            port: 1u32.to_le(),
+            pdn: 7u32.to_le(),
+            dmac: [1, 2, 3, 4, 5, 6],
+            ..Av::zeroed()
+        };
+        let body = WrBody::Ud {
+            remote_qpn: 0x0a0b0c,
+            remote_qkey: 0x1234_5678,
+            av,
+        };
+        let opcode = bindings::virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_SEND;
+        let RingHeader::Datagram(wqe) = request(opcode, body).to_ring(1, 0, WR_ID) else {
+            assert!(false);
+            return;
+        };
+        let bytes = wqe.as_bytes();
+        assert!(has(bytes, 0, &WR_ID_BYTES));
+        assert!(has(bytes, 20, &[0x0c, 0x0b, 0x0a, 0]));
+        assert!(has(bytes, 24, &[0x78, 0x56, 0x34, 0x12]));
+        assert!(has(bytes, 28, &av_bytes(&av)));
+        assert!(has(bytes, 72, &[0; 8]));
+    }
+
+    #[test]
+    fn ring_of_registration() {
+        let body = WrBody::Reg(Registration {
+            mrn: 9,
+            key: 0x0101_0103,
+            access: bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE,
+            npages: 0x0203,
+            pages: 0x4000,
+            iova: 0x1_0000,
+            length: 0x20_3000,
+            page_shift: 12,
+        });
+        let opcode = bindings::virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_REG_MR;
+        let RingHeader::Registration(wqe) = request(opcode, body).to_ring(0, 0, WR_ID) else {
+            assert!(false);
+            return;
+        };
+        let bytes = wqe.as_bytes();
+        assert!(has(bytes, 8, &[0x20, 0, 3, 0]));
+        assert!(has(bytes, 16, &[0x03, 0x02, 12, 0]));
+        assert!(has(bytes, 20, &[3, 1, 1, 1]));
+        assert!(has(bytes, 24, &[0, 0, 1, 0, 0, 0, 0, 0]));
+        assert!(has(bytes, 32, &[0, 0x40, 0, 0, 0, 0, 0, 0]));
+        assert!(has(bytes, 40, &[0, 0x30, 0x20, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn virtqueue_of_write() {
+        let body = WrBody::Rdma {
+            remote_addr: 0x0807,
+            rkey: 0x66,
+        };
+        let opcode = bindings::virtio_rdma_wr_opcode_VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM;
+        let wqe = request(opcode, body).to_virtqueue(3, WR_ID);
+        let bytes = wqe.as_bytes();
+        assert!(has(bytes, 0, &[3, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0]));
+        assert!(has(bytes, 16, &WR_ID_BYTES));
+        assert!(has(bytes, 24, &[0xa1, 0xa2, 0xa3, 0xa4]));
+        assert!(has(bytes, 32, &[7, 8, 0, 0, 0, 0, 0, 0, 0x66, 0, 0, 0]));
+        // The rest of the union is zero.
+        assert!(has(bytes, 44, &[0; 44]));
+    }
+
+    #[test]
+    fn completions_of_both_kinds() {
+        let ring = RingCqe {
+            wr_id: WR_ID.to_le(),
+            opcode: bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV as u8,
+            byte_len: 4096u32.to_le(),
+            qp_num: 5u32.to_le(),
+            wqe_index: 77u32.to_le(),
+            ..RingCqe::zeroed()
+        };
+        let completion = Completion::from(&ring);
+        assert_eq!(completion.request, 77);
+        assert_eq!(completion.tag, WR_ID);
+        assert_eq!(completion.byte_len, 4096);
+        assert_eq!(completion.qpn, 5);
+        assert!(completion.is_recv());
+
+        let virtqueue = Cqe {
+            wr_id: 3u64.to_le(),
+            status: bindings::virtio_rdma_wc_status_VIRTIO_RDMA_WC_WR_FLUSH_ERR as u8,
+            ..Cqe::zeroed()
+        };
+        let completion = Completion::from(&virtqueue);
+        assert_eq!(completion.request, 3);
+        assert_eq!(completion.status, bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR);
+        assert!(!completion.is_recv());
+    }
+}

@@ -442,3 +442,86 @@ impl WorkQueue {
         while self.pop().is_some() || self.count != 0 {}
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_wq)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+
+    /// A queue without memory, of which only the slots are used.
+    fn queue(depth: u32) -> Result<WorkQueue> {
+        let mut queue = WorkQueue::of_program();
+        queue.entries = new_entries(depth)?;
+        Ok(queue)
+    }
+
+    fn entry(wr_id: u64) -> Entry {
+        Entry {
+            wr_id,
+            opcode: ib::WcOpcode::Send,
+            length: 0,
+        }
+    }
+
+    #[test]
+    fn slots_are_reused_in_order() -> Result {
+        let mut queue = queue(4)?;
+        for round in 0..10 {
+            for wr_id in 3 * round..3 * round + 3 {
+                queue.keep(entry(wr_id));
+            }
+            assert!(!queue.is_empty());
+            for wr_id in 3 * round..3 * round + 3 {
+                assert_eq!(queue.flush().map(|entry| entry.wr_id), Some(wr_id));
+            }
+            assert!(queue.is_empty());
+        }
+        assert!(queue.flush().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn slots_wrap() -> Result {
+        let mut queue = queue(3)?;
+        queue.keep(entry(1));
+        queue.keep(entry(2));
+        queue.pop();
+        queue.pop();
+        assert_eq!(queue.next_slot(), 2);
+        queue.keep(entry(3));
+        assert_eq!(queue.next_slot(), 0);
+        queue.keep(entry(4));
+        assert_eq!(queue.slot(0), 2);
+        assert_eq!(queue.slot(1), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn reset_forgets_all() -> Result {
+        let mut queue = queue(8)?;
+        for wr_id in 0..8 {
+            queue.keep(entry(wr_id));
+        }
+        queue.reset();
+        assert!(queue.is_empty());
+        assert!(queue.flush().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn programs_post_themselves() {
+        let queue = WorkQueue::of_program();
+        assert_eq!(queue.check(&[]), Err(crate::errno::unsupported()));
+    }
+
+    #[test]
+    fn payload_counts() {
+        let sges = [bindings::ib_sge::default(); 3];
+        let payload = Payload::Sges(&sges);
+        assert_eq!(payload.num_sge(), 3);
+        assert_eq!(payload.inline_len(), 0);
+        assert_eq!(send_slot_size(2), 88 + 2 * 16);
+        assert_eq!(recv_slot_size(2), 16 + 2 * 16);
+    }
+}

@@ -143,3 +143,47 @@ traffic_ended()
 	[ $failed = 0 ] || sed 's/^/# /' /tmp/traffic.$$.*
 	return $failed
 }
+
+# need_kunit: skip everything where the kernel does not run KUnit suites of modules that are loaded.
+need_kunit()
+{
+	case " $(cat /proc/cmdline) " in
+	*" kunit.enable=1 "*) ;;
+	*) skip_all "KUnit is not enabled (kunit.enable=1 kunit.autorun=1 on the kernel's command line)" ;;
+	esac
+}
+
+# kunit_results MODULE PREFIX [PARAMETER...]: load a module, with parameters, whose KUnit suites report to the kernel's
+# log, and print the results of those whose names begin with PREFIX.
+kunit_results()
+{
+	module=$1 prefix=$2
+	shift 2
+	mark="${0##*/} $$ loads $module"
+	echo "$mark" >/dev/kmsg
+	insmod "$module" "$@"
+	status=$?
+	dmesg --notime | sed "1,\|$mark|d" >/tmp/kunit.$$
+
+	# Suites stand at the first level, their tests at the second, parameters of these below: the tests are the
+	# results, by the name of their suite.
+	echo "TAP version 13"
+	awk -v prefix="$prefix" '
+		/^ *# Subtest: / && index($NF, prefix) == 1 { suite = substr($NF, length(prefix) + 1) }
+		/^    (not )?ok / {
+			line = $0
+			sub(/^    /, "", line)
+			match(line, /ok [0-9]+ /)
+			print substr(line, 1, RSTART + 2) (++count) " " suite "_" substr(line, RSTART + RLENGTH)
+			next
+		}
+		/^1\.\./ { planned = substr($1, 4) }
+		/^(not )?ok / { suites++ }
+		{ print "# " $0 }
+		END {
+			if (!planned || suites != planned)
+				print "not ok " (++count) " all suites have run: " suites + 0 " of " planned + 0
+			print "1.." count
+		}' /tmp/kunit.$$
+	[ $status = 0 ] && ! grep -q '^ *not ok ' /tmp/kunit.$$
+}

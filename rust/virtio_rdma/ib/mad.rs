@@ -118,3 +118,29 @@ pub(super) unsafe extern "C" fn process_mad<D: Driver>(
     }
     (success | bindings::ib_mad_result_IB_MAD_RESULT_REPLY) as c_int
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ib_mad)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_have_data_behind_the_header() {
+        let mut request = PerfMad(bindings::ib_mad::default());
+        request.0.mad_hdr.attr_id = 0x12u16.to_be();
+        request.put(1, [3]);
+        assert_eq!(request.attribute(), 0x12);
+        assert_eq!(request.port_select(), 3);
+
+        let mut reply = PerfMad(bindings::ib_mad::default());
+        reply.answer_to(&request);
+        assert_eq!(reply.attribute(), 0x12);
+        assert_eq!(reply.port_select(), 0);
+        reply.put(24, 0x0102_0304u32.to_be_bytes());
+        assert_eq!(DATA, 64);
+        assert_eq!(reply.bytes()[64 + 24..64 + 28], [1, 2, 3, 4]);
+        // What does not fit is not written.
+        reply.put(190, [0xff; 4]);
+        assert_eq!(reply.bytes()[254..], [0, 0]);
+    }
+}

@@ -486,3 +486,62 @@ pub(super) unsafe extern "C" fn fill_res_qp_entry<D: Driver>(
     // SAFETY: As for `fill_res_cq_entry`.
     unsafe { restrack::nest(message, |details| Qp::<D>::from_raw(raw).details(details)) }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ib_qp)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_c_are_converted() {
+        for raw in 0..7 {
+            assert!(QpState::try_from(raw).is_ok_and(|state| u32::from(state) == raw));
+        }
+        assert!(QpState::try_from(7).is_err());
+        assert!(QpType::try_from(bindings::ib_qp_type_IB_QPT_SMI).is_err());
+        assert!(QpType::try_from(bindings::ib_qp_type_IB_QPT_RAW_PACKET).is_err());
+        assert!(QpType::Ud.has_datagrams() && QpType::Gsi.has_datagrams());
+        assert!(!QpType::Rc.has_datagrams() && !QpType::XrcTgt.has_datagrams());
+    }
+
+    #[test]
+    fn transitions_are_those_of_iba() {
+        let init = bindings::ib_qp_attr_mask_IB_QP_STATE
+            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+            | bindings::ib_qp_attr_mask_IB_QP_PORT
+            | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS;
+        let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
+        assert!(modify_is_ok(
+            QpState::Reset,
+            QpState::Init,
+            QpType::Rc,
+            init
+        ));
+        // A UD QP has a Q_Key in place of access flags.
+        assert!(!modify_is_ok(
+            QpState::Reset,
+            QpState::Init,
+            QpType::Ud,
+            init
+        ));
+        assert!(!modify_is_ok(
+            QpState::Reset,
+            QpState::Init,
+            QpType::Rc,
+            state
+        ));
+        assert!(!modify_is_ok(
+            QpState::Reset,
+            QpState::Rts,
+            QpType::Rc,
+            init
+        ));
+        assert!(modify_is_ok(QpState::Rts, QpState::Err, QpType::Rc, state));
+        assert!(modify_is_ok(
+            QpState::Err,
+            QpState::Reset,
+            QpType::Uc,
+            state
+        ));
+    }
+}

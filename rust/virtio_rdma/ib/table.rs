@@ -265,3 +265,56 @@ impl<T: Sync> Drop for Table<T> {
         }
     }
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ib_table)]
+mod tests {
+    use super::*;
+    use kernel::static_lock_class;
+
+    fn table(len: usize) -> Result<Table<u32>> {
+        Table::new(len, c"tests::table", static_lock_class!())
+    }
+
+    #[test]
+    fn objects_are_found_by_number() -> Result {
+        let (low, high) = (5, 7);
+        let table = table(600)?;
+        // SAFETY: Both are taken out below.
+        unsafe {
+            table.publish(0, &low)?;
+            table.publish(599, &high)?;
+            assert_eq!(table.publish(599, &low), Err(EEXIST));
+            assert_eq!(table.publish(600, &low), Err(EINVAL));
+        }
+        assert_eq!(table.with(0, |object| *object), Some(5));
+        assert_eq!(table.with_held(599, |object| *object), Some(7));
+        assert_eq!(table.with(1, |object| *object), None);
+        // A number of a chunk that was never needed, and one beyond the table.
+        assert_eq!(table.with(300, |object| *object), None);
+        assert_eq!(table.with(u32::MAX, |object| *object), None);
+        let mut sum = 0;
+        table.for_each(|object| sum += object);
+        table.for_each_held(|object| sum += object);
+        assert_eq!(sum, 24);
+        table.unpublish(0);
+        table.unpublish(599);
+        assert_eq!(table.with(599, |object| *object), None);
+        Ok(())
+    }
+
+    #[test]
+    fn objects_that_are_not_destroyed_stay() -> Result {
+        let object = 3;
+        let table = table(10)?;
+        // SAFETY: It is taken out below.
+        unsafe { table.publish(4, &object)? };
+        assert_eq!(table.retire(4, || Err(EBUSY)), Err(EBUSY));
+        assert_eq!(table.with(4, |object| *object), Some(3));
+        // It is found until it has been destroyed.
+        let found = table.retire(4, || table.with(4, |_| ()).ok_or(EINVAL));
+        assert_eq!(found, Ok(()));
+        assert_eq!(table.with(4, |object| *object), None);
+        Ok(())
+    }
+}

@@ -398,3 +398,64 @@ unsafe fn next<'a, T>(
     *current = next;
     Some(element)
 }
+
+#[cfg(virtio_rdma_kunit)]
+#[kunit_tests(virtio_rdma_ib_wr)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opcodes_complete_as() {
+        for (opcode, completion) in [
+            (WrOpcode::Send, WcOpcode::Send),
+            (WrOpcode::SendWithInv, WcOpcode::Send),
+            (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite),
+            (WrOpcode::RdmaReadWithInv, WcOpcode::RdmaRead),
+            (WrOpcode::AtomicCmpAndSwp, WcOpcode::CompSwap),
+            (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd),
+            (WrOpcode::AtomicWrite, WcOpcode::AtomicWrite),
+            (WrOpcode::LocalInv, WcOpcode::LocalInv),
+            (WrOpcode::RegMr, WcOpcode::RegMr),
+        ] {
+            assert!(opcode.completes_as() == completion);
+        }
+        assert!(WrOpcode::try_from(bindings::ib_wr_opcode_IB_WR_LSO).is_err());
+    }
+
+    #[test]
+    fn lists_remember_how_far_they_got() {
+        let sges = [bindings::ib_sge::default(); 2];
+        let last = bindings::ib_recv_wr {
+            sg_list: sges.as_ptr().cast_mut(),
+            num_sge: 2,
+            ..Default::default()
+        };
+        let first = bindings::ib_recv_wr {
+            next: ptr::from_ref(&last).cast_mut(),
+            ..Default::default()
+        };
+        // SAFETY: The list consists of two work requests that live until the end of this function.
+        let mut wrs = unsafe { RecvWrs::new(&raw const first) };
+        assert!(core::ptr::eq(wrs.current(), &raw const first));
+        assert!(wrs.next().is_some_and(|wr| wr.sges().is_empty()));
+        assert!(core::ptr::eq(wrs.current(), &raw const first));
+        assert!(wrs.next().is_some_and(|wr| wr.sges().len() == 2));
+        assert!(wrs.next().is_none());
+        // The last one stays the one that was taken last.
+        assert!(core::ptr::eq(wrs.current(), &raw const last));
+    }
+
+    #[test]
+    fn inline_data_is_one_piece() {
+        let (head, tail) = ([1u8, 2, 3], [4u8, 5]);
+        let sge = |bytes: &[u8]| bindings::ib_sge {
+            addr: bytes.as_ptr().expose_provenance() as u64,
+            length: bytes.len() as u32,
+            lkey: 0,
+        };
+        let sges = [sge(&head), bindings::ib_sge::default(), sge(&tail)];
+        let data = InlineData { sges: &sges };
+        assert_eq!(data.len(), 5);
+        assert!(data.bytes().eq([1, 2, 3, 4, 5]));
+    }
+}
