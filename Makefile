@@ -123,7 +123,8 @@ fuzz: ## fuzz the device, S=60 seconds a target; F="engine ring" some of them
 
 .PHONY: clippy
 clippy: ## lint all Rust, the kernel part with the kernel's own rules
-	@$(vm)/module um CLIPPY=1 KRUSTFLAGS=-Dwarnings MO=$(build)/modules/clippy >/dev/null
+	@$(vm)/module um CLIPPY=1 KRUSTFLAGS=-Dwarnings CONFIG_INFINIBAND_VIRTIO_RDMA_KUNIT_TEST=y \
+		MO=$(build)/modules/clippy >/dev/null
 	@$(device_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(limits_cargo) cargo clippy --locked --all-targets -- -D warnings
 	@$(fuzz_cargo) cargo clippy --release --locked -- -D warnings
