@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address handles. They stay in the driver, since they are created and
-//! destroyed in atomic context; each datagram carries the address with it.
+//! Address handles. The driver keeps them to itself, because they are created and
+//! destroyed in atomic context. Each datagram carries its address to the device.
 
 #![deny(unsafe_code)]
 
@@ -19,13 +19,13 @@ pub(crate) struct Ah {
 }
 
 impl Ah {
-    /// The address as a work request carries it.
+    /// Returns the address as a work request carries it.
     pub(crate) fn av(&self) -> wire::Av {
         self.av
     }
 }
 
-/// SL, traffic class and flow label in one word, as `struct virtio_rdma_av` has them.
+/// Packs SL, traffic class and flow label into one word, as `struct virtio_rdma_av` has them.
 fn pack_flow(sl: u8, traffic_class: u8, flow_label: u32) -> u32 {
     u32::from(sl & 0xf) << 28 | u32::from(traffic_class) << 20 | flow_label & 0xf_ffff
 }
@@ -74,7 +74,7 @@ impl ib::AddressHandle<Hca> for Ah {
     }
 }
 
-/// The address of a connection, for MODIFY_QP.
+/// Returns the address of a connection, for MODIFY_QP.
 pub(crate) fn to_wire(attr: &ib::AhAttr<'_>) -> wire::AhAttr {
     let raw = attr.raw();
 
@@ -96,7 +96,7 @@ pub(crate) fn to_wire(attr: &ib::AhAttr<'_>) -> wire::AhAttr {
     }
 }
 
-/// The address of a connection, from QUERY_QP.
+/// Writes the address of a connection, as QUERY_QP returned it, to the attributes of the core.
 pub(crate) fn from_wire(wire: &wire::AhAttr, attr: &mut bindings::rdma_ah_attr) {
     ib::AhAttr::write(attr, wire.grh.dgid, wire.dmac);
     attr.port_num = u32::from(wire.port_num);

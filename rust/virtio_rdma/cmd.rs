@@ -193,7 +193,7 @@ const MAX_SLOTS: u32 = 16;
 /// Descriptors of a command: the request and the reply.
 const DESCRIPTORS: u32 = 2;
 
-/// The device has failed if it does not reply for this long.
+/// Returns the time after which a device that does not reply has failed.
 fn timeout() -> Duration {
     let seconds: u32 = kernel_release::parameter(crate::module_parameters::command_timeout.value());
     Duration::from_secs(seconds.max(1).into())
@@ -204,10 +204,11 @@ fn timeout() -> Duration {
 /// interrupt takes as long where the processors of the host have other work too.
 const POLL: Delta = Delta::from_micros(200);
 
-/// After so many callers in a row whose replies did not come meanwhile, one of so many looks.
+/// After so many callers in a row that looked in vain, only one of so many callers looks.
 const PATIENCE: u32 = 16;
 
-/// A transport that vanishes breaks the queue but tells nobody: a waiting caller looks this often.
+/// How often a waiting caller looks whether the queue is broken: a transport that vanishes breaks it and gives no
+/// notice.
 const LIVENESS: Duration = Duration::from_secs(1);
 
 /// A status of a reply, annex A of the specification: its name, and the error that callers get.
@@ -258,8 +259,8 @@ enum State {
     Replied(u32),
 }
 
-/// The requests for notification of one CQ: at most one is under way, and what was asked for
-/// meanwhile goes out when that returns.
+/// The requests for notification of one CQ. At most one of them is under way; what is asked for meanwhile is sent
+/// when the device has returned it.
 struct Notify {
     sent: bool,
     wanted: u32,
@@ -281,7 +282,7 @@ struct Inner {
 pub(crate) struct ControlQueue {
     dev: ARef<device::Device>,
     broken: Atomic<bool>,
-    /// Callers since the last whose reply came while it looked.
+    /// Callers that looked for their replies in vain, since the last one whose reply came meanwhile.
     vain: Atomic<u32>,
     /// Wakes the caller of each slot.
     replies: KVec<Pin<KBox<Completion>>>,
@@ -397,7 +398,7 @@ impl ControlQueue {
 
     /// Lets those who wait for a slot find out that the queue has failed. May sleep.
     pub(crate) fn wake_all(&self) {
-        // Whoever looked at `broken` before it was set waits by the time the lock is free.
+        // A caller that looked at `broken` before it was set is waiting by the time this gets the lock.
         let free = self.free.lock();
         self.freed.notify_all();
         drop(free);
@@ -476,8 +477,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Looks for the reply of a slot that was just sent, for a moment and while nobody else wants the
-    /// processor; whether it is there. If it is not, the caller is a sleeper from here on.
+    /// Looks for the reply of a slot that was just sent, for a moment and while no other thread wants the processor.
+    /// Returns whether the reply is there. If it is not, the caller is a sleeper from here on.
     fn poll(&self, slot: u32, stats: &Stats) -> bool {
         let vain = self.vain.load(Relaxed);
         let start = Instant::<Monotonic>::now();
@@ -495,7 +496,7 @@ impl ControlQueue {
         is_there
     }
 
-    /// Takes what the device has used; whether the reply of a slot is there.
+    /// Takes what the device has used. Returns whether the reply of a slot is there.
     fn look(&self, slot: u32, stats: &Stats) -> bool {
         let mut inner = self.inner.lock();
         self.take_used(&mut inner, stats);
@@ -661,7 +662,7 @@ impl ControlQueue {
 }
 
 impl Inner {
-    /// Whether the device has replied to the command of a slot.
+    /// Returns whether the device has replied to the command of a slot.
     fn has_reply(&self, slot: u32) -> bool {
         matches!(self.slots.get(slot as usize), Some(State::Replied(_)))
     }

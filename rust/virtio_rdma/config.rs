@@ -60,7 +60,7 @@ const MAX_FLAT_MR_SIZE: u64 = 2 << 30;
 /// The largest MR, in bytes, whose pages a command can count.
 const MAX_MR_SIZE: u64 = (u32::MAX as u64) << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
-/// What a virtqueue is for, chapters 2 and 13.1 of the specification.
+/// What a virtqueue is used for, chapters 2 and 13.1 of the specification.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     /// Commands.
@@ -79,7 +79,7 @@ pub(crate) enum Role {
     Events,
 }
 
-/// How many QPs attach to how many multicast groups.
+/// How many multicast groups there can be, and how many QPs can attach to them.
 pub(crate) struct McastLimits {
     /// Number of groups.
     pub(crate) max_grp: u32,
@@ -135,10 +135,10 @@ pub(crate) struct Config {
     pub(crate) xrc: bool,
     /// Number of MRs.
     pub(crate) max_mr: u32,
-    /// Pages of a fast registration, whatever their size; `None` if there is none, or none with pages of
-    /// the kernel's size.
+    /// Pages of a fast registration, whatever their size; `None` if the device has no fast registration, or no pages
+    /// of the kernel's size.
     pub(crate) fast_reg: Option<u32>,
-    /// Whether MRs can be registered anew.
+    /// Whether MRs can be registered again (REREG_MR).
     pub(crate) rereg_mr: bool,
     /// Number of memory windows; 0 without VIRTIO_RDMA_F_MW.
     pub(crate) max_mw: u32,
@@ -373,7 +373,7 @@ impl Config {
         self.max_inline_data = self.max_inline_data.min(ring::MAX_INLINE_DATA);
     }
 
-    /// The number of virtqueues, chapters 2 and 13.1 of the specification.
+    /// Returns the number of virtqueues, chapters 2 and 13.1 of the specification.
     pub(crate) fn queues(&self) -> u64 {
         match self.rings {
             Some(vectors) => 3 + u64::from(vectors),
@@ -383,7 +383,7 @@ impl Config {
         }
     }
 
-    /// What the virtqueue with this index is for.
+    /// Returns what the virtqueue with this index is for.
     pub(crate) fn role(&self, index: u32) -> Role {
         match (index, self.rings) {
             (0, _) => Role::Control,
@@ -397,13 +397,13 @@ impl Config {
         }
     }
 
-    /// The virtqueue of CQ `cqn`; `None` if there is no such CQ.
+    /// Returns the virtqueue of CQ `cqn`; `None` if there is no such CQ.
     pub(crate) fn cq_queue(&self, cqn: u32) -> Option<u32> {
         (cqn < self.max_cq).then(|| 1 + cqn)
     }
 
-    /// The virtqueue of the send queue of QP `qpn`, which that of its receive queue follows;
-    /// `None` if there is no such QP.
+    /// Returns the virtqueue of the send queue of QP `qpn`; the next one is that of its receive queue. `None` if there
+    /// is no such QP.
     pub(crate) fn sq_queue(&self, qpn: u32) -> Option<u32> {
         (1..=self.max_qp)
             .contains(&qpn)

@@ -53,7 +53,7 @@ enum Queue {
     Program,
 }
 
-/// How often the program that polls a CQ asked for an event, and was not told.
+/// How many events the program that polls a CQ has asked for and not got yet.
 ///
 /// The core keeps events until the program reads them, however many there are, so the device may raise
 /// no more than were asked for. A program counts its arming words up by one each time.
@@ -66,7 +66,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whether an event was asked for, which that is then no longer.
+    /// Takes back one request for an event. Returns whether there was one.
     fn take(&mut self, region: &Region) -> bool {
         let offsets = [
             offset_of!(wire::CqRing, arm_next),
@@ -90,7 +90,7 @@ struct State {
     region: Option<Region>,
     /// What the consumer asked to be notified of and was not yet, `VIRTIO_RDMA_NOTIFY_*`.
     armed: u32,
-    /// The same of a program.
+    /// What a program that polls asked to be notified of.
     asked: Asked,
     /// Whether the consumer knows that the CQ is in error.
     reported: bool,
@@ -110,7 +110,7 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// Calls the completion handler, if the consumer wants to hear of completions. That holds once.
+    /// Calls the completion handler if the consumer has armed the CQ, which it has to do again for the next call.
     /// `this` is this CQ. Any context.
     pub(crate) fn notify(&self, this: &ib::Cq<Hca>) {
         let mut guard = self.state.lock();
@@ -151,7 +151,7 @@ impl Cq {
         }
     }
 
-    /// Reports an event, which a CQ has one of: that it is in error. `this` is this CQ. Any context.
+    /// Reports that the CQ is in error, once. `this` is this CQ. Any context.
     pub(crate) fn report_once(&self, event: EventType, this: &ib::Cq<Hca>) {
         let reported = core::mem::replace(&mut self.state.lock().reported, true);
         if !reported {
@@ -159,7 +159,7 @@ impl Cq {
         }
     }
 
-    /// Drops the completions of a QP that has none to come; receives of its SRQ, if it has one, are
+    /// Drops the completions of a QP, to which the device adds no more. The receives of its SRQ, if it has one, are
     /// completed by that. `this` is this CQ. Any context.
     pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>, this: &ib::Cq<Hca>) {
         let mut guard = self.state.lock();
@@ -188,12 +188,12 @@ impl Cq {
     fn complete_srq(&self, srqn: Option<u32>, completion: &Completion) {
         if let Some(srqn) = srqn.filter(|_| completion.is_recv()) {
             let srqs = &self.hca.objects().srqs;
-            // A tag that names nothing is of no concern any more.
+            // A tag that names no work request needs no completion.
             let _ = srqs.with(srqn, |srq| srq.complete(completion.tag, 0));
         }
     }
 
-    /// Whether a work request that completes here is outstanding. Any context.
+    /// Returns whether a work request that completes here is outstanding. Any context.
     fn has_outstanding(&self) -> bool {
         let mut any = false;
         let qps = &self.hca.objects().qps;
@@ -201,7 +201,7 @@ impl Cq {
         any
     }
 
-    /// Tells what a CQE says to the QP that it names. `None` if it makes no sense.
+    /// Completes the work request of the QP that a CQE names. `None` if the CQE makes no sense.
     fn dispatch(&self, completion: &Completion, wcs: &mut ib::Wcs<'_>) -> Option<()> {
         let hca = &self.hca;
         let found = hca.objects().qps.with(completion.qpn, |qp| {
@@ -233,7 +233,7 @@ impl State {
         }
     }
 
-    /// Follows CQEs that were taken: the device hears that there is room again.
+    /// Tells the device that there is room again, after CQEs were taken.
     fn taken(&mut self, hca: &Hca, cqn: u32) {
         match &mut self.queue {
             Queue::Virtqueue(queue) => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device's verbs: attributes, and which type implements which object.
+//! The verbs of the device: its attributes, and the type that implements each kind of object.
 
 #![deny(unsafe_code)]
 
@@ -54,8 +54,8 @@ const FLUSH_CAP_FLAGS: u64 =
 /// The capability that goes with VIRTIO_RDMA_F_ATOMIC_WRITE.
 const ATOMIC_WRITE_CAP_FLAGS: u64 = bindings::VIRTIO_RDMA_CAP_ATOMIC_WRITE;
 
-/// A limit as the kernel's attributes hold it: they are of type `u32` since Linux 7.3 and were `int`, which
-/// consumers still use.
+/// Returns a limit in the type that the attributes of the kernel have: `u32` since Linux 7.3, `int` before. It is no
+/// more than an `int` holds, because consumers still use that type.
 fn limit<T: TryFrom<u32> + Default>(value: u32) -> T {
     T::try_from(value.min(c_int::MAX as u32)).unwrap_or_default()
 }
@@ -150,7 +150,7 @@ impl ib::Driver for Hca {
             attr.cq_caps.max_cq_moderation_count = u16::MAX;
             attr.cq_caps.max_cq_moderation_period = u16::MAX;
         }
-        // They are the driver's own, as many as there is memory for.
+        // The driver keeps address handles itself, as many as it has memory for.
         attr.max_ah = limit(u32::MAX);
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;

@@ -62,7 +62,8 @@ impl Device {
     ///
     /// `EINVAL` for a length of 0, `ENOMEM`.
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
-        // SAFETY: By the contract of `Device::new`, the device is bound.
+        // SAFETY: Whoever called `Device::new` promised to call this only while the device is bound. Buffers are
+        // allocated by the virtio driver, between its probe and its end.
         let dev = unsafe { self.0.as_bound() };
 
         Ok(Buffer(Coherent::<u64>::zeroed_slice(
@@ -72,13 +73,13 @@ impl Device {
         )?))
     }
 
-    /// The C structure.
+    /// Returns the C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::device {
         device_as_raw(&self.0)
     }
 }
 
-/// The C structure of a device.
+/// Returns the C structure of a device.
 pub(crate) fn device_as_raw(dev: &device::Device) -> *mut bindings::device {
     // CAST: `device::Device` is a transparent wrapper of an `Opaque<bindings::device>`.
     core::ptr::from_ref(dev).cast_mut().cast()
@@ -88,7 +89,7 @@ pub(crate) fn device_as_raw(dev: &device::Device) -> *mut bindings::device {
 pub(crate) struct Buffer(Coherent<[u64]>);
 
 impl Buffer {
-    /// The address of its first byte, as the device sees it.
+    /// Returns the address of its first byte, as the device sees it.
     pub(crate) fn addr(&self) -> u64 {
         kernel_release::dma_address(&self.0)
     }
@@ -98,7 +99,7 @@ impl Buffer {
         (self.0.as_mut_ptr().cast(), self.0.size() / WORD)
     }
 
-    /// The range of `len` bytes at `offset`, as the device sees it.
+    /// Returns the range of `len` bytes at `offset`, as the device sees it.
     ///
     /// # Errors
     ///
@@ -111,8 +112,8 @@ impl Buffer {
         })
     }
 
-    /// Copies `value` to `offset`, a multiple of 8, word by word: whoever reads meanwhile may see
-    /// some words of it only.
+    /// Copies `value` to `offset`, a multiple of 8, word by word. A reader may see some of the new words beside old
+    /// ones meanwhile.
     ///
     /// # Errors
     ///
@@ -131,7 +132,7 @@ impl Buffer {
             unsafe { ptr.add(i).write_volatile(u64::from_ne_bytes(raw)) };
         }
         for (i, byte) in rest.iter().enumerate() {
-            // SAFETY: As above; `whole + i` is less than the length.
+            // SAFETY: `check` says that the range is within the buffer; `whole + i` is less than its length.
             unsafe { ptr.cast::<u8>().add(whole + i).write_volatile(*byte) };
         }
         Ok(())
@@ -154,13 +155,13 @@ impl Buffer {
             word.copy_from_slice(&unsafe { ptr.add(i).read_volatile() }.to_ne_bytes());
         }
         for (i, byte) in rest.iter_mut().enumerate() {
-            // SAFETY: As above; `whole + i` is less than the length.
+            // SAFETY: `check` says that the range is within the buffer; `whole + i` is less than its length.
             *byte = unsafe { ptr.cast::<u8>().add(whole + i).read_volatile() };
         }
         Ok(value)
     }
 
-    /// The pointer to the 32 bits at `offset`, a multiple of 4.
+    /// Returns the pointer to the 32 bits at `offset`, a multiple of 4.
     fn word(&self, offset: usize) -> Result<*mut u32> {
         let word = self.check(offset / WORD * WORD, WORD)?;
         if offset % size_of::<u32>() != 0 {
@@ -169,7 +170,7 @@ impl Buffer {
         Ok(word.cast::<u32>().wrapping_byte_add(offset % WORD))
     }
 
-    /// The pointer to `offset`, if it is aligned and `len` bytes from there are in the buffer.
+    /// Returns the pointer to `offset`, if it is aligned and `len` bytes from there are in the buffer.
     fn check(&self, offset: usize, len: usize) -> Result<*mut u64> {
         let end = offset.checked_add(len).ok_or(EINVAL)?;
         if offset % WORD != 0 || end > self.0.size() {
@@ -186,8 +187,8 @@ impl Buffer {
 /// Bytes of a page, as page tables list them.
 pub(crate) const PAGE_SIZE: usize = 1 << bindings::VIRTIO_RDMA_PAGE_SHIFT;
 
-/// The most bytes that [`Pages`] has in one piece: large blocks may not be there when memory is
-/// fragmented.
+/// The most bytes that [`Pages`] allocates in one piece, because the kernel may have no large blocks when memory
+/// is fragmented.
 const PIECE: usize = 16 * PAGE_SIZE;
 
 /// Coherent memory that the device knows as a list of pages.
@@ -195,7 +196,7 @@ const PIECE: usize = 16 * PAGE_SIZE;
 /// Several threads may use it at a time: what they write to the same bytes mixes word by word, and
 /// harms nothing else.
 pub(crate) struct Pages {
-    /// All of [`PIECE`] bytes, but for the last.
+    /// Blocks of [`PIECE`] bytes each; the last one may be smaller.
     pieces: KVec<Buffer>,
 }
 
@@ -219,13 +220,13 @@ impl Pages {
         }
     }
 
-    /// The number of pages.
+    /// Returns the number of pages.
     pub(crate) fn num_pages(&self) -> usize {
         let bytes: usize = self.pieces.iter().map(|piece| piece.0.size()).sum();
         bytes / PAGE_SIZE
     }
 
-    /// The addresses of the pages, as the device sees them.
+    /// Returns the addresses of the pages, as the device sees them.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.pieces.iter().flat_map(|piece| {
             (0..piece.0.size())
@@ -251,7 +252,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// As [`Pages::write`].
+    /// The errors of [`Pages::write`].
     pub(crate) fn read<T: FromBytes + AsBytes + Zeroable>(&self, offset: usize) -> Result<T> {
         self.piece(offset)?.read(offset % PIECE)
     }
@@ -260,7 +261,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// As [`Pages::write`].
+    /// The errors of [`Pages::write`].
     pub(crate) fn store_release(&self, offset: usize, value: u32) -> Result {
         let word = self.piece(offset)?.word(offset % PIECE)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
@@ -272,7 +273,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// As [`Pages::write`].
+    /// The errors of [`Pages::write`].
     pub(crate) fn load_acquire(&self, offset: usize) -> Result<u32> {
         let word = self.piece(offset)?.word(offset % PIECE)?;
         // SAFETY: `word` says that the range is within the buffer and aligned.
@@ -282,9 +283,9 @@ impl Pages {
     }
 }
 
-/// A full barrier between this CPU and the device: neither sees what is on one side of it after
-/// what is on the other.
+/// Orders all reads and writes before it against all reads and writes after it, as this CPU and the device see
+/// them.
 pub(crate) fn barrier() {
-    // SAFETY: There are no requirements.
+    // SAFETY: The function has no requirements.
     unsafe { bindings::virtio_rdma_mb() };
 }

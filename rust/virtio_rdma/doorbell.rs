@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The doorbell queue: tells the device that there are new work requests in a
-//! ring that it does not look at (chapter 13.3 of the specification).
+//! The doorbell queue. It tells the device that a ring which the device does not
+//! poll has new work requests (chapter 13.3 of the specification).
 //!
 //! When the queue is full, a doorbell is remembered and goes out when the device
 //! returns a buffer. Only then are interrupts on.
 //!
-//! The device is notified with the lock held. Somebody else may give the queue up
-//! as soon as it is free ([`DoorbellQueue::detach`]), and delete it.
+//! The device is notified with the lock held, because another thread may give the
+//! queue up as soon as the lock is free ([`DoorbellQueue::detach`]), and delete it.
 
 #![deny(unsafe_code)]
 
@@ -48,7 +48,7 @@ struct Inner {
     pending: BitmapVec,
     /// The first bit of SRQs.
     srqs: usize,
-    /// The first bit of `pending` to go out next, so that each has its turn.
+    /// The bit of `pending` at which the search for the next doorbell begins, so that each has its turn.
     next: usize,
 }
 
@@ -119,11 +119,11 @@ impl DoorbellQueue {
         inner.ring(bit)
     }
 
-    /// The same for an SRQ.
+    /// Rings the doorbell of an SRQ: now, or when the device has returned a buffer. Any context.
     ///
     /// # Errors
     ///
-    /// As for [`DoorbellQueue::ring`].
+    /// `EIO` if the queue is broken.
     pub(crate) fn ring_srq(&self, srqn: u32) -> Result {
         let mut inner = self.inner.lock();
         let bit = inner.srqs + srqn as usize;
@@ -152,9 +152,9 @@ impl DoorbellQueue {
         }
     }
 
-    /// The device has returned buffers. Called by the interrupt.
+    /// Sends the doorbells that wait, because the device has returned buffers. Called by the interrupt.
     pub(crate) fn interrupt(&self) {
-        // It fails only if the queue is broken, which whoever rings next hears.
+        // It fails only if the queue is broken, and then the next doorbell fails too.
         let _ = self.inner.lock().send_pending();
     }
 }
@@ -170,7 +170,7 @@ impl Inner {
         self.send_pending()
     }
 
-    /// What the doorbell with this number says.
+    /// Returns what the doorbell with this number says.
     fn doorbell(&self, bit: usize) -> wire::Doorbell {
         let (number, queue) = match bit.checked_sub(self.srqs) {
             None => (bit / RINGS, (bit % RINGS) as u32),
@@ -206,8 +206,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Sends the doorbells that wait, as far as there are buffers. The interrupt is on afterwards if
-    /// any are left.
+    /// Sends the doorbells that wait, as far as there are buffers. The interrupt is on afterwards if doorbells are
+    /// left.
     fn send_pending(&mut self) -> Result {
         loop {
             self.reclaim();
@@ -229,7 +229,7 @@ impl Inner {
         }
     }
 
-    /// The next doorbell that waits.
+    /// Returns the next doorbell that waits.
     fn next_pending(&self) -> Option<usize> {
         let next = if self.next < self.pending.len() {
             self.pending.next_bit(self.next)

@@ -7,12 +7,12 @@
 use crate::bindings;
 use kernel::prelude::*;
 
-/// `EOPNOTSUPP`: neither device nor driver has what was asked for.
+/// Returns `EOPNOTSUPP`: the device or the driver does not have what was asked for.
 pub(crate) fn unsupported() -> Error {
     Error::from_errno(-(bindings::EOPNOTSUPP as c_int))
 }
 
-/// `EPROTO`: not allowed in the object's present state.
+/// Returns `EPROTO`: the state of the object does not allow it.
 pub(crate) fn wrong_state() -> Error {
     Error::from_errno(-(bindings::EPROTO as c_int))
 }

@@ -28,8 +28,8 @@ const BUFFERS: u32 = 64;
 
 /// A queue of events of one kind, and its buffers.
 ///
-/// The buffers of events that were taken go back together ([`EventQueue::refill`]), so that a
-/// device which has always one more event cannot hold up whoever takes them.
+/// The buffers of events that were taken go back together ([`EventQueue::refill`]), so that a device which always
+/// has one more event cannot keep the thread that takes them.
 pub(crate) struct EventQueue<E> {
     queue: Queue,
     /// Buffers that the device does not have.
@@ -86,7 +86,7 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
         self.queue
     }
 
-    /// The next event, if there is one; its buffer waits for [`EventQueue::refill`]. Any context.
+    /// Returns the next event, if there is one; its buffer waits for [`EventQueue::refill`]. Any context.
     pub(crate) fn next(&mut self, stats: &Stats) -> Option<E> {
         while let Some((index, written)) = self.queue.get() {
             // The capacity is that of all buffers, so there is room.
@@ -101,12 +101,12 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     }
 }
 
-/// An event queue with its lock; empty before there are queues, and after.
+/// An event queue with its lock; `None` before the device has its queues, and after it lost them.
 pub(crate) type Locked<E> = IrqSpinLock<Option<EventQueue<E>>>;
 
-/// Gives each event that is there to `handle`, without the lock, at most as many as there are buffers:
-/// these are available again only afterwards, when new events bring an interrupt of their own. The
-/// context is what `handle` needs.
+/// Calls `handle`, without the lock, with each event that is there, and then makes the buffers available again. So
+/// there are no more events than buffers; later ones bring an interrupt of their own. Any context in which `handle`
+/// may be called.
 ///
 /// # Errors
 ///

@@ -81,13 +81,13 @@ use kernel::{
     }, //
 };
 
-/// What became of a queue.
+/// Where a virtqueue is.
 enum Place {
-    /// It is not for objects.
+    /// The queue is not for objects.
     Fixed,
-    /// No object has it.
+    /// No object has the queue.
     Parked(Queue),
-    /// An object has it, by a [`Lease`].
+    /// An object has the queue, by a [`Lease`].
     Lent {
         /// The object is being destroyed.
         leaving: bool,
@@ -95,7 +95,7 @@ enum Place {
 }
 
 impl Place {
-    /// Gives the queue to an object, if it has none.
+    /// Takes the queue for an object, unless another object has it.
     fn lend(&mut self) -> Option<Queue> {
         match core::mem::replace(self, Place::Lent { leaving: false }) {
             Place::Parked(queue) => Some(queue),
@@ -110,7 +110,7 @@ impl Place {
 /// Takes a virtqueue of an object back, with its index.
 pub(crate) type Park<'a> = dyn FnMut((u32, Queue)) + 'a;
 
-/// What is known only when the queues are there.
+/// What is known only when the device has its queues.
 struct Attached {
     dma: dma::Device,
     max_qp_wr: u32,
@@ -132,9 +132,9 @@ pub(crate) struct Hca {
     doorbells: DoorbellQueue,
     #[pin]
     events: event::Locked<wire::Event>,
-    /// By completion vector.
+    /// The queue of each completion vector.
     completion_events: KVec<Pin<KBox<event::Locked<wire::CompEvent>>>>,
-    /// By index of the virtqueue; of those that objects use.
+    /// The place of each virtqueue, if objects use virtqueues.
     #[pin]
     queues: Mutex<KVec<Place>>,
     /// A queue has come back to `queues`.
@@ -344,37 +344,37 @@ impl Hca {
 
     /// Lets a thread in [`Hca::detach`] look at the objects once more. May sleep.
     pub(crate) fn wake_detach(&self) {
-        // It holds this lock but while it waits.
+        // That thread holds this lock, except while it waits.
         let _queues = self.queues.lock();
         self.returned.notify_all();
     }
 
-    /// The limits.
+    /// Returns the limits.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub(crate) fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// The objects by number.
+    /// Returns the objects by number.
     pub(crate) fn objects(&self) -> &Arc<ib::Handles<Hca>> {
         &self.handles
     }
 
-    /// The control queue.
+    /// Returns the control queue.
     pub(crate) fn control(&self) -> &ControlQueue {
         &self.control
     }
 
-    /// The event queue.
+    /// Returns the event queue.
     pub(crate) fn events(&self) -> &event::Locked<wire::Event> {
         &self.events
     }
 
-    /// The queues of completion events, by completion vector.
+    /// Returns the queues of completion events, by completion vector.
     pub(crate) fn completion_events(&self) -> &[Pin<KBox<event::Locked<wire::CompEvent>>>] {
         &self.completion_events
     }
@@ -407,21 +407,21 @@ impl Hca {
         let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
     }
 
-    /// The most work requests of a queue.
+    /// Returns how many work requests a queue can hold at most.
     pub(crate) fn max_qp_wr(&self) -> u32 {
         self.attached
             .as_ref()
             .map_or(0, |attached| attached.max_qp_wr)
     }
 
-    /// The most entries of a CQ.
+    /// Returns how many entries a CQ can have at most.
     pub(crate) fn max_cqe(&self) -> u32 {
         self.attached
             .as_ref()
             .map_or(0, |attached| attached.max_cqe)
     }
 
-    /// Number of completion vectors: with virtqueues, one a CPU, as far as there are CQs.
+    /// Returns the number of completion vectors: with virtqueues, one a CPU, as far as there are CQs.
     pub(crate) fn num_comp_vectors(&self) -> u32 {
         self.config
             .rings
@@ -449,12 +449,12 @@ impl Hca {
             .map_or_else(|| self.alloc(dma::PAGE_SIZE), Ok)
     }
 
-    /// The pages for page tables of commands to come.
+    /// Returns the pages for page tables of commands to come.
     pub(crate) fn lists(&self) -> &ListCache {
         &self.lists
     }
 
-    /// The memory that the device may still touch although nobody uses it.
+    /// Returns the memory that the device may still touch although nobody uses it.
     pub(crate) fn quarantine(&self) -> &Quarantine {
         &self.quarantine
     }
@@ -494,14 +494,14 @@ impl Hca {
         self.doorbells.cancel(qpn);
     }
 
-    /// The device gave a new object a number that is out of range or taken. Which memory it takes
-    /// for whose is anybody's guess, so it is out of service. Any context.
+    /// Takes the device out of service, because it gave a new object a number that is out of range or taken: it may
+    /// take the memory of one object for that of another. Any context.
     pub(crate) fn bad_number(self: &Arc<Self>) {
         self.stats.bad(Counter::BadHandle);
         self.fail("it gives objects wrong numbers");
     }
 
-    /// Whether the device has failed.
+    /// Returns whether the device has failed.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Relaxed)
     }
@@ -524,7 +524,7 @@ impl Hca {
         }
     }
 
-    /// Lets those who use the device know that it is broken.
+    /// Tells the users of the device that it is broken.
     fn end(self: &Arc<Self>) {
         self.control.fail();
         self.report_port(EventType::DeviceFatal);
@@ -551,7 +551,7 @@ impl Hca {
         if *consumers != 0 {
             self.unused.reinit();
             drop(consumers);
-            // Whoever still has one is told that the device is removed.
+            // Consumers that still have a PD are told that the device is removed.
             let _ = self.unused.wait_timeout(timeout);
         }
     }
@@ -562,7 +562,7 @@ impl Hca {
         self.attend();
     }
 
-    /// Attends, soon, to what happened to the device: looks at its status, reports events of the port, and lets
+    /// Schedules work for what happened to the device: looks at its status, reports events of the port, and lets
     /// the consumers of armed CQs poll if it has failed. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
         // If it is queued already, it has yet to run.
@@ -589,7 +589,7 @@ impl Hca {
         self.destroyed::<C>(self.execute::<C>(request));
     }
 
-    /// What came of a command that destroys an object, as for [`Hca::execute_destroy`].
+    /// Takes the result of a command that destroys an object, as [`Hca::execute_destroy`] does.
     pub(crate) fn destroyed<C: Command>(self: &Arc<Self>, result: Result<C::Reply>) {
         match result {
             Err(error) if error != ENOENT => self.fail(fmt!(
@@ -643,8 +643,8 @@ impl Hca {
         Ok(lease)
     }
 
-    /// Counts a number that the device must not give to a new object. The object is not destroyed:
-    /// its number may be that of another.
+    /// Counts a number that the device must not give to a new object. Returns the error of the caller. The object is
+    /// not destroyed, because its number may be that of another one.
     pub(crate) fn bad_handle(&self) -> Error {
         self.stats.bad(Counter::BadHandle);
         EIO
@@ -669,7 +669,7 @@ impl Lease {
         Some((self.index, self.queue.take()?))
     }
 
-    /// Whether the queue does nothing any more.
+    /// Returns whether the queue does nothing any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.queue.as_ref().is_none_or(Queue::is_broken)
     }
@@ -704,7 +704,7 @@ impl Lease {
         self.queue.as_mut()?.get()
     }
 
-    /// Whether the device has used a buffer that was not taken yet.
+    /// Returns whether the device has used a buffer that was not taken yet.
     pub(crate) fn has_used(&mut self) -> bool {
         // The ring of a broken queue may say anything.
         !self.is_broken() && self.queue.as_mut().is_some_and(Queue::has_used)

@@ -143,18 +143,18 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// The counters of a port.
     const STATS: &'static [StatDesc];
 
-    /// The device gave a new object a number that is out of range or taken. Any context.
+    /// Called when the device gave a new object a number that is out of range or taken. Any context.
     fn bad_number(self: &Arc<Self>);
 
-    /// There is a new object in the [`Handles`]: what concerns all objects concerns it from now on, and
-    /// what happened to them before did not reach it. Any context.
+    /// Called when a new object is in the [`Handles`]. From now on it is among all objects; what happened to all
+    /// objects before did not reach it. Any context.
     fn published(self: &Arc<Self>);
 
     /// Fills in the attributes of the device.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from it.
+    /// Any error of the driver; the device is then not allocated.
     fn query_device(self: &Arc<Self>, attr: &mut bindings::ib_device_attr) -> Result;
 
     /// Fills in the attributes of a port, zeroed before. May sleep.
@@ -164,18 +164,18 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// `EINVAL` for a port that does not exist, or what the device says.
     fn query_port(dev: &Device<Self>, port: u32, attr: &mut bindings::ib_port_attr) -> Result;
 
-    /// Fills in what never changes of a port. May sleep.
+    /// Fills in the attributes of a port that never change. May sleep.
     ///
     /// # Errors
     ///
-    /// As [`Driver::query_port`].
+    /// The errors of [`Driver::query_port`].
     fn port_immutable(
         dev: &Device<Self>,
         port: u32,
         attr: &mut bindings::ib_port_immutable,
     ) -> Result;
 
-    /// An entry of the P_Key table. May sleep.
+    /// Returns an entry of the P_Key table. May sleep.
     ///
     /// # Errors
     ///
@@ -204,6 +204,6 @@ pub(crate) trait Driver: Sized + Send + Sync + 'static {
     /// `EOPNOTSUPP` for an attribute that there is not, or what the device says.
     fn perf_mad(dev: &Device<Self>, request: &PerfMad, reply: &mut PerfMad) -> Result;
 
-    /// The value of the counter with this index in [`Driver::STATS`].
+    /// Returns the value of the counter with this index in [`Driver::STATS`].
     fn stat(&self, index: usize) -> u64;
 }

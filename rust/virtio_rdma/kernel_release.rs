@@ -39,7 +39,7 @@ macro_rules! device_table {
 }
 pub(crate) use device_table;
 
-/// The address of coherent memory, as the device sees it.
+/// Returns the address of coherent memory, as the device sees it.
 pub(crate) fn dma_address<T: KnownSize + ?Sized>(memory: &Coherent<T>) -> u64 {
     #[cfg(virtio_rdma_linux_7_3)]
     {
@@ -60,21 +60,21 @@ pub(crate) fn dma_address<T: KnownSize + ?Sized>(memory: &Coherent<T>) -> u64 {
 ///
 /// # Errors
 ///
-/// Those of `init`.
+/// The errors of `init`.
 pub(crate) unsafe fn init_in_place<T, E>(slot: *mut T, init: impl PinInit<T, E>) -> Result<(), E> {
     #[cfg(virtio_rdma_linux_7_3)]
     {
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller promises that `slot` is valid for writes and stays where it is.
         unsafe { pin_init::raw_try_init(slot, init) }
     }
     #[cfg(not(virtio_rdma_linux_7_3))]
     {
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller promises that `slot` is valid for writes and stays where it is.
         unsafe { init.__pinned_init(slot) }
     }
 }
 
-/// The value of a module parameter. Its `value()` returns a copy since Linux 7.3, and a reference before.
+/// Returns the value of a module parameter. Its `value()` returns a copy since Linux 7.3, and a reference before.
 pub(crate) fn parameter<T: Copy>(value: impl Borrow<T>) -> T {
     *value.borrow()
 }

@@ -13,9 +13,9 @@ use kernel::{
     prelude::*, //
 };
 
-/// Says that the device refused a command: the name of the command and that of the status. Any context.
+/// Logs that the device refused a command, with the names of the command and of the status. Any context.
 ///
-/// It is no more than a debug message, because programs can have commands refused as often as they like.
+/// It is a debug message, because a program can cause refusals as often as it likes.
 pub(crate) fn command_failed(dev: &device::Device, command: &str, status: &str) {
     // SAFETY: `dev` is a reference to a device, and each of the two strings is as long as it says; the function
     // only reads them.

@@ -47,7 +47,7 @@ const ZERO_BASED: u32 = bindings::VIRTIO_RDMA_ACCESS_ZERO_BASED;
 const FLUSH: u32 =
     bindings::VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
 
-/// Flags that only allow, or only hint: dropping them changes nothing that a consumer sees.
+/// Flags that only permit or hint at something: without them, consumers see no difference.
 const OPTIONAL: u32 = bindings::ib_access_flags_IB_ACCESS_OPTIONAL
     | bindings::VIRTIO_RDMA_ACCESS_RELAXED_ORDERING
     | bindings::VIRTIO_RDMA_ACCESS_HUGETLB;
@@ -58,7 +58,7 @@ const WRITABLE: u32 = bindings::VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | bindings::VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC
     | bindings::VIRTIO_RDMA_ACCESS_MW_BIND;
 
-/// The low bits of a key, which are the consumer's.
+/// The number of low bits of a key that the consumer chooses.
 const KEY_BITS: u32 = 8;
 
 /// A memory region.
@@ -81,9 +81,9 @@ struct User {
 struct FastReg {
     list: PageList,
     max_pages: u32,
-    /// How many are set; its consumer lets nobody else map the region meanwhile.
+    /// The number of pages that are set. The consumer of the region maps it in one thread at a time.
     num_pages: Atomic<u32>,
-    /// The binary logarithm of their size.
+    /// The binary logarithm of the size of a page.
     page_shift: Atomic<u32>,
 }
 
@@ -103,7 +103,7 @@ impl Mr {
     ///
     /// # Errors
     ///
-    /// Those of [`user_request`] and [`Region::give`], `ENOMEM`.
+    /// The errors of [`user_request`] and [`Region::give`], `ENOMEM`.
     fn register(
         pd: &ib::Pd<Hca>,
         memory: &ib::UserMemory,
@@ -111,7 +111,7 @@ impl Mr {
         table: PageTable,
     ) -> Result<Self> {
         let request = user_request(pd, memory, Some(&table))?;
-        // The memory of the lock first, so that nothing fails once the device has the MR.
+        // The memory of the lock is allocated first, so that nothing fails once the device has the MR.
         let place = KBox::new_uninit(GFP_KERNEL)?;
         let (reply, region) = region.give::<cmd::RegUserMr>(table, &request)?;
         let user = User {
@@ -124,13 +124,13 @@ impl Mr {
         })
     }
 
-    /// Whether memory windows may be bound to it. May sleep.
+    /// Returns whether memory windows may be bound to it. May sleep.
     fn allows_windows(&self) -> bool {
         let user = self.user.as_ref();
         user.is_some_and(|user| user.lock().memory.access & MW_BIND != 0)
     }
 
-    /// What a REG_MR of this region carries. Any context.
+    /// Returns what a REG_MR of this region carries. Any context.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl Mr {
     }
 }
 
-/// The flags that the device gets.
+/// Returns the flags that the device gets.
 ///
 /// # Errors
 ///
@@ -181,7 +181,7 @@ fn check_access(hca: &Hca, access: u32) -> Result<u32> {
     Ok(access & known)
 }
 
-/// Takes hold of memory by `pin`, and lists its pages.
+/// Calls `pin` to get hold of memory, and lists its pages.
 ///
 /// # Errors
 ///
@@ -203,11 +203,11 @@ fn take(
     Ok((region, table))
 }
 
-/// Pins memory of the current process, and lists its pages. No bytes have none.
+/// Pins memory of the current process, and lists its pages. Memory of no bytes has no pages.
 ///
 /// # Errors
 ///
-/// Those of [`take`] and [`Region::pin`].
+/// The errors of [`take`] and [`Region::pin`].
 fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTable)> {
     if memory.length == 0 {
         return Ok((Region::empty(dev.data()), PageTable::empty(dev.data())));
@@ -217,7 +217,7 @@ fn pin(dev: &ib::Device<Hca>, memory: &ib::UserMemory) -> Result<(Region, PageTa
     })
 }
 
-/// The address by which work requests name the first byte.
+/// Returns the address by which work requests name the first byte.
 fn iova(memory: &ib::UserMemory) -> u64 {
     if memory.access & ZERO_BASED != 0 {
         0
@@ -226,11 +226,11 @@ fn iova(memory: &ib::UserMemory) -> u64 {
     }
 }
 
-/// What REG_USER_MR and REREG_MR say of memory.
+/// Returns what REG_USER_MR and REREG_MR say of memory.
 ///
 /// # Errors
 ///
-/// Those of [`check_access`].
+/// The errors of [`check_access`].
 fn user_request(
     pd: &ib::Pd<Hca>,
     memory: &ib::UserMemory,
@@ -378,8 +378,8 @@ impl ib::MemoryRegion<Hca> for Mr {
             self.hca.execute_destroy::<cmd::DeregMr>(&request);
             return Ok(());
         }
-        // The core tries again when windows are gone, so it must not be told of one where there is
-        // none.
+        // After EBUSY the core tries again when windows are gone, so it must get that error only where there is a
+        // window.
         let windows = pd.windows().lock();
         match self.hca.execute::<cmd::DeregMr>(&request) {
             Err(error) if error == EBUSY && *windows != 0 => Err(error),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory windows (chapter 14.2 of the specification). Programs bind them in their own rings; the
-//! driver makes them and destroys them.
+//! Memory windows (chapter 14.2 of the specification). The driver makes and destroys them. Programs bind
+//! them by work requests in their own rings.
 
 #![deny(unsafe_code)]
 

@@ -27,22 +27,22 @@ use kernel::{
 pub(crate) struct NetDevice(Opaque<bindings::net_device>);
 
 impl NetDevice {
-    /// The C structure. It also identifies the interface while that is registered.
+    /// Returns the C structure. It also identifies the interface while that is registered.
     pub(crate) fn as_raw(&self) -> *mut bindings::net_device {
         self.0.get()
     }
 
-    /// The interface behind a pointer, unless it is null.
+    /// Returns the interface behind a pointer, unless it is null.
     ///
     /// # Safety
     ///
     /// `raw` must be null or valid for `'a`.
     pub(crate) unsafe fn from_raw<'a>(raw: *mut bindings::net_device) -> Option<&'a Self> {
-        // SAFETY: By the safety requirements; the type is a transparent wrapper.
+        // SAFETY: The caller promises that `raw` is null or valid for `'a`; the type is a transparent wrapper.
         unsafe { raw.cast::<Self>().as_ref() }
     }
 
-    /// The MAC address, if this is an Ethernet interface of the initial network namespace that
+    /// Returns the MAC address, if this is an Ethernet interface of the initial network namespace that
     /// stands for itself: not a VLAN, bridge, bond or macvlan, which borrow the address of another.
     pub(crate) fn own_mac(&self) -> Option<[u8; 6]> {
         let mut mac = [0; 6];
@@ -51,20 +51,20 @@ impl NetDevice {
             .then_some(mac)
     }
 
-    /// Whether the interface is another PCI function of the slot that `dev` is in, or a virtio
+    /// Returns whether the interface is another PCI function of the slot that `dev` is in, or a virtio
     /// device on one.
     pub(crate) fn is_pci_sibling(&self, dev: &device::Device) -> bool {
         // SAFETY: By the type invariants the interface is valid, and so is `dev`.
         unsafe { bindings::virtio_rdma_netdev_is_pci_sibling(self.as_raw(), device_as_raw(dev)) }
     }
 
-    /// The state of an RDMA port over this interface, `enum ib_port_state`.
+    /// Returns the state of an RDMA port over this interface, `enum ib_port_state`.
     pub(crate) fn port_state(&self) -> u32 {
         // SAFETY: By the type invariants the interface is valid.
         unsafe { bindings::virtio_rdma_netdev_port_state(self.as_raw()) }
     }
 
-    /// The MTU of an RDMA port over this interface, `enum ib_mtu`.
+    /// Returns the MTU of an RDMA port over this interface, `enum ib_mtu`.
     pub(crate) fn port_mtu(&self) -> u32 {
         // SAFETY: By the type invariants the interface is valid.
         unsafe { bindings::virtio_rdma_netdev_port_mtu(self.as_raw()) }
@@ -74,15 +74,15 @@ impl NetDevice {
 /// What happened to a network interface.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// It is there, or its address changed, or it came up.
+    /// The interface was registered, came up, or has another address.
     Present,
-    /// It is about to go away.
+    /// The interface is about to be removed.
     Gone,
 }
 
-/// Receives the events of all network interfaces, one at a time, with the RTNL held. May sleep.
+/// Receives the events of all network interfaces, one at a time, with the RTNL held. It may sleep.
 pub(crate) trait Listener: Send + Sync + 'static {
-    /// Something happened to `netdev`.
+    /// Called when something happened to `netdev`.
     fn netdev_event(&self, event: Event, netdev: &NetDevice);
 }
 
@@ -121,7 +121,7 @@ impl<L: Listener> Notifier<L> {
         })
     }
 
-    /// The function of the notifier chain.
+    /// Passes an event of the notifier chain on to the listener.
     ///
     /// # Safety
     ///

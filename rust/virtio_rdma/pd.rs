@@ -28,32 +28,32 @@ use kernel::{
 pub(crate) struct Pd {
     hca: Arc<Hca>,
     pdn: u32,
-    /// How many memory windows are in it.
+    /// The number of memory windows in the PD.
     windows: Pin<KBox<Mutex<u32>>>,
     /// Whether a consumer in the kernel has created a QP in it.
     is_consumers: Atomic<bool>,
 }
 
 impl Pd {
-    /// The device's number of the PD.
+    /// Returns the device's number of the PD.
     pub(crate) fn number(&self) -> u32 {
         self.pdn
     }
 
-    /// The device.
+    /// Returns the device.
     pub(crate) fn hca(&self) -> &Arc<Hca> {
         &self.hca
     }
 
-    /// Follows the creation of a QP of a consumer in the kernel in it. May sleep.
+    /// Notes that a consumer in the kernel has created a QP in the PD. May sleep.
     pub(crate) fn consumer_came(&self) {
         if !self.is_consumers.xchg(true, Relaxed) {
             self.hca.consumer_came();
         }
     }
 
-    /// How many memory windows are in it: counted before the device makes one, and until it has
-    /// destroyed it.
+    /// Returns the number of memory windows in the PD. A window is counted before the device makes it, and until the
+    /// device has destroyed it.
     pub(crate) fn windows(&self) -> &Mutex<u32> {
         &self.windows
     }

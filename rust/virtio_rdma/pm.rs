@@ -92,7 +92,7 @@ impl Active {
         let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
         let register = |name| ib::Registration::new(ibdev.clone(), dma, name);
         let registration = match register(name) {
-            // Before, the device may have been in another network namespace, where the name was free.
+            // The device may have been in another network namespace before, where the name was free.
             Err(error) if error == ENFILE && name.is_some() => register(None)?,
             result => result?,
         };
@@ -109,7 +109,7 @@ impl Active {
     }
 }
 
-/// What changes when the machine sleeps.
+/// The parts that are replaced when the machine sleeps.
 struct State {
     /// The RDMA device: that of the current device, or of the one before, which was retired.
     active: Option<Active>,
@@ -144,7 +144,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// Those of [`Active::new`].
+    /// The errors of [`Active::new`].
     pub(crate) fn new(
         transport: ARef<device::Device>,
         hca: Arc<Hca>,
@@ -177,7 +177,7 @@ impl Service {
         let hca = self.hca.lock().clone();
         hca.retire();
         interrupt::detach(&hca, &reset());
-        // What was not registered yet never is.
+        // A device that was not registered yet is never registered.
         self.state.lock().renewed = None;
     }
 
@@ -208,7 +208,7 @@ impl Service {
 impl WorkItem for Service {
     type Pointer = Arc<Self>;
 
-    /// Unregisters the RDMA device of the time before the machine slept, and registers that of now.
+    /// Unregisters the RDMA device from before the machine slept, and registers the new one.
     fn run(this: Arc<Self>) {
         let mut state = this.state.lock();
         let Some((hca, dma)) = state.renewed.take() else {

@@ -25,7 +25,7 @@ const PORT_COUNTERS_EXT: u16 = 0x001d;
 /// ClassPortInfo.CapabilityMask: there are counters of 64 bits.
 const CAP_EXT_WIDTH: u16 = 1 << 9;
 
-/// PortSelect for all ports; there is one.
+/// PortSelect for all ports; the device has one port.
 const ALL_PORTS: u8 = 0xff;
 
 /// The version of MADs and of this class.
@@ -38,7 +38,7 @@ const WORD: u64 = 4;
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` for an attribute that there is not, or another port; what the device says.
+/// `EOPNOTSUPP` for an attribute or a port that does not exist; what the device says.
 pub(crate) fn answer(hca: &Arc<Hca>, request: &ib::PerfMad, reply: &mut ib::PerfMad) -> Result {
     let attribute = request.attribute();
     if attribute == CLASS_PORT_INFO {
@@ -78,12 +78,12 @@ fn query(hca: &Arc<Hca>) -> Result<bindings::virtio_rdma_rsp_query_counters> {
     })
 }
 
-/// A counter of 32 bits, which stops at its end.
+/// Returns a counter of 32 bits, which stops at its end.
 fn narrow(value: u64) -> [u8; 4] {
     u32::try_from(value).unwrap_or(u32::MAX).to_be_bytes()
 }
 
-/// PortCounters (IBA 16.1.3.5, table 247).
+/// Writes PortCounters (IBA 16.1.3.5, table 247).
 fn port_counters(from: &bindings::virtio_rdma_rsp_query_counters, to: &mut ib::PerfMad) {
     let discards = u16::try_from(from.xmit_discards).unwrap_or(u16::MAX);
     to.put(14, discards.to_be_bytes());
@@ -93,7 +93,7 @@ fn port_counters(from: &bindings::virtio_rdma_rsp_query_counters, to: &mut ib::P
     to.put(36, narrow(from.rcv_packets));
 }
 
-/// PortCountersExtended (IBA 16.1.4.11, table 260).
+/// Writes PortCountersExtended (IBA 16.1.4.11, table 260).
 fn port_counters_ext(from: &bindings::virtio_rdma_rsp_query_counters, to: &mut ib::PerfMad) {
     let unicast = |all: u64, multicast: u64| all.saturating_sub(multicast);
     let (sent, received) = (from.xmit_packets, from.rcv_packets);

@@ -36,8 +36,8 @@ use kernel::{
 /// The only port, counting from 1.
 pub(crate) const PORT: u32 = bindings::VIRTIO_RDMA_PORT;
 
-/// Asks the device for the attributes of a port. What cannot be is counted here, and put right where
-/// it is used.
+/// Asks the device for the attributes of a port. Values that make no sense are counted here, and corrected where
+/// they are used.
 fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
     let request = bindings::virtio_rdma_cmd_query_port {
         port: u8::try_from(port)?,
@@ -54,7 +54,7 @@ fn query_device(hca: &Arc<Hca>, port: u32) -> Result<wire::PortAttr> {
     Ok(reply)
 }
 
-/// The MTU that both the device and the network interface have room for.
+/// Returns the MTU that both the device and the network interface have room for.
 fn active_mtu(device: u8, netdev: Option<u32>) -> u32 {
     let device = u32::from(device).clamp(bindings::ib_mtu_IB_MTU_256, bindings::ib_mtu_IB_MTU_4096);
     netdev.map_or(device, |mtu| mtu.clamp(bindings::ib_mtu_IB_MTU_256, device))
@@ -128,7 +128,7 @@ pub(crate) fn immutable(
     Ok(())
 }
 
-/// An entry of the P_Key table.
+/// Returns an entry of the P_Key table.
 pub(crate) fn pkey(hca: &Arc<Hca>, port: u32, index: u16) -> Result<u16> {
     let request = bindings::virtio_rdma_cmd_query_pkey {
         port: port.to_le(),
@@ -138,7 +138,7 @@ pub(crate) fn pkey(hca: &Arc<Hca>, port: u32, index: u16) -> Result<u16> {
     Ok(u16::from_le(hca.execute::<cmd::QueryPkey>(&request)?.pkey))
 }
 
-/// The number of the VLAN that a GID belongs to, as the device gets it.
+/// Returns the number of the VLAN that a GID belongs to, as the device gets it.
 fn vlan_of(hca: &Hca, gid: &ib::GidAttr<'_>) -> Result<u16> {
     if !hca.config().vlan {
         return Ok(0);
@@ -175,7 +175,7 @@ pub(crate) fn del_gid(hca: &Arc<Hca>, gid: &ib::GidAttr<'_>) -> Result {
 pub(crate) struct Pairing {
     dev: Arc<ib::UnregisteredDevice<Hca>>,
     transport: ARef<device::Device>,
-    /// The address of the paired interface's structure, by which it is known again; 0 for none.
+    /// The address of the paired interface's structure, which identifies it; 0 while the port is not paired.
     paired: Atomic<usize>,
 }
 

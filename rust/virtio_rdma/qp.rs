@@ -66,10 +66,10 @@ pub(crate) struct Qp {
     signal_all: bool,
     send_cqn: Option<u32>,
     recv_cqn: Option<u32>,
-    /// The SRQ that it receives from.
+    /// The number of the SRQ that the QP receives from, if there is one.
     srqn: Option<u32>,
-    /// Whether completions of receives tell the VLAN: of datagrams, to the kernel. Programs have
-    /// another meaning for the flag.
+    /// Whether completions of receives tell the VLAN: those of datagrams do, to consumers in the kernel. To
+    /// programs, the flag means something else.
     tells_vlan: bool,
     cap: bindings::ib_qp_cap,
     /// The state that MODIFY_QP left the QP in.
@@ -89,7 +89,7 @@ pub(crate) struct Qp {
     groups: Mutex<KVec<[u8; 16]>>,
 }
 
-/// The flags of a send work request that the device knows.
+/// The flags of a send work request that the driver passes on.
 const SEND_FLAGS: u32 = bindings::VIRTIO_RDMA_SEND_FENCE
     | bindings::VIRTIO_RDMA_SEND_SIGNALED
     | bindings::VIRTIO_RDMA_SEND_SOLICITED
@@ -105,7 +105,7 @@ const MAX_VLAN: u16 = 4094;
 /// The flags that a UD QP may be created with.
 const CREATE_FLAGS: u32 = bindings::VIRTIO_RDMA_QP_CREATE_BLOCK_MCAST_LOOPBACK;
 
-/// Whether the state lets send work requests be posted.
+/// Returns whether the state lets send work requests be posted.
 fn accepts_sends(state: QpState) -> bool {
     matches!(
         state,
@@ -113,7 +113,7 @@ fn accepts_sends(state: QpState) -> bool {
     )
 }
 
-/// Whether the state lets receive work requests be posted.
+/// Returns whether the state lets receive work requests be posted.
 fn accepts_recvs(state: QpState) -> bool {
     state != QpState::Reset
 }
@@ -225,7 +225,7 @@ impl Qp {
         })
     }
 
-    /// The `enum ib_wc_flags` of a receive that succeeded; `placed`: its data went into the work
+    /// Returns the `enum ib_wc_flags` of a receive that succeeded; `placed`: its data went into the work
     /// request.
     fn recv_flags(&self, cqe: &Completion, placed: bool) -> u32 {
         let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
@@ -263,8 +263,8 @@ impl Qp {
         }
     }
 
-    /// Lets the program that posts to the QP ask for a doorbell with its next work request, and so
-    /// hear that there is nobody to hear it. Any context.
+    /// Lets the program that posts to the QP ring the doorbell with its next work request, so that it learns that
+    /// the device has failed. Any context.
     pub(crate) fn close(&self) {
         if let Some(region) = &self.region {
             region.tell_program(offset_of!(wire::QpRing, sq_wake), 1);
@@ -278,7 +278,7 @@ impl Qp {
         [self.sq.lock().revoke(), self.rq.lock().revoke()]
     }
 
-    /// Whether a work request that completes to CQ `cqn` is outstanding. Any context.
+    /// Returns whether a work request that completes to CQ `cqn` is outstanding. Any context.
     pub(crate) fn has_outstanding(&self, cqn: u32) -> bool {
         (self.send_cqn == Some(cqn) && !self.sq.lock().is_empty())
             || (self.recv_cqn == Some(cqn) && !self.rq.lock().is_empty())
@@ -297,7 +297,7 @@ impl Qp {
     }
 
     /// Reports that the QP takes no more work requests of its SRQ, if it has one, because the device
-    /// has failed: whoever drains it waits for that. `this` is this QP. May sleep.
+    /// has failed: a consumer that drains the QP waits for that. `this` is this QP. May sleep.
     pub(crate) fn leave_srq(&self, this: &ib::Qp<Hca>) {
         if self.srqn.is_some() {
             self.report_once(EventType::QpLastWqeReached, this);
@@ -320,7 +320,7 @@ impl Qp {
         }
     }
 
-    /// A send work request as the device gets it.
+    /// Returns the parts of a send work request that are the same in a virtqueue and in a ring.
     ///
     /// # Errors
     ///
@@ -341,7 +341,7 @@ impl Qp {
         })
     }
 
-    /// The data of a send work request, or where it is.
+    /// Returns the data of a send work request, or where it is.
     ///
     /// # Errors
     ///
@@ -401,7 +401,7 @@ impl Qp {
         }
     }
 
-    /// Of the work requests that register and invalidate.
+    /// Returns the body of a work request that registers memory or invalidates a key.
     fn managing_body(
         wr: &ib::SendWr<'_, Hca>,
         opcode: WrOpcode,
@@ -462,7 +462,8 @@ impl Qp {
             .inspect_err(|error| self.post_failed(*error))
     }
 
-    /// A work queue had a slot for a work request and the ring did not take it.
+    /// Takes the device out of service, because a work queue had a slot for a work request and the ring did not
+    /// take it.
     fn post_failed(&self, error: Error) {
         self.hca.fail(if error == ENOSPC {
             "it keeps buffers of work requests that it completed"
@@ -471,8 +472,8 @@ impl Qp {
         });
     }
 
-    /// What follows after work requests were posted: the device hears of them, or, if it has
-    /// failed, the consumer hears that they are flushed.
+    /// Tells the device of work requests that were posted, or, if it has failed, the consumer that they are
+    /// flushed.
     fn posted(&self, queue: &mut WorkQueue, ring: doorbell::Ring, count: u64) {
         let counter = match ring {
             doorbell::Ring::Send => Counter::SendsPosted,
@@ -527,12 +528,12 @@ impl Qp {
     }
 }
 
-/// Rights to FLUSH. Where the device does not have it, a program may grant them to its peers all the
-/// same, who have no use for them.
+/// Rights to FLUSH. Where the device has no FLUSH, a program may grant them all the same; its peers cannot use
+/// them.
 const FLUSH_ACCESS: u32 =
     bindings::VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | bindings::VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
 
-/// The attributes of MODIFY_QP that `mask` names.
+/// Returns the attributes of MODIFY_QP that `mask` names.
 fn to_wire(hca: &Hca, attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::QpAttr> {
     let no_access = if hca.config().flush { 0 } else { FLUSH_ACCESS };
     let mut wire = wire::QpAttr {
@@ -562,7 +563,7 @@ fn to_wire(hca: &Hca, attr: &bindings::ib_qp_attr, mask: u32) -> Result<wire::Qp
     Ok(wire)
 }
 
-/// The attributes of QUERY_QP.
+/// Copies the attributes that QUERY_QP returned.
 fn from_wire(wire: &wire::QpAttr, attr: &mut bindings::ib_qp_attr) {
     attr.qp_state = u32::from(wire.qp_state);
     attr.cur_qp_state = u32::from(wire.qp_state);
@@ -587,7 +588,7 @@ fn from_wire(wire: &wire::QpAttr, attr: &mut bindings::ib_qp_attr) {
     ah::from_wire(&wire.ah_attr, &mut attr.ah_attr);
 }
 
-/// The sizes that a QP gets for those that were asked for: at least one of each.
+/// Returns the sizes that a QP gets: those that were asked for, and at least 1 of each.
 ///
 /// # Errors
 ///
@@ -612,7 +613,7 @@ fn check_cap(hca: &Hca, asked: &bindings::ib_qp_cap) -> Result<bindings::ib_qp_c
     Ok(cap)
 }
 
-/// The request of CREATE_QP, and what CREATE_RING_QP has of it.
+/// Returns the request of CREATE_QP, and what CREATE_RING_QP has of it.
 ///
 /// # Errors
 ///
@@ -664,7 +665,7 @@ fn create_request(
     Ok((request, cap))
 }
 
-/// The device's number of a CQ.
+/// Returns the device's number of a CQ.
 fn cq_number(cq: &ib::Cq<Hca>) -> u32 {
     ib::CompletionQueue::number(&**cq)
 }
@@ -717,7 +718,7 @@ fn new_virtqueues(
     })
 }
 
-/// The virtqueues of a QP: send and receive; `None` if it has rings.
+/// Returns the virtqueues of a QP: send and receive; `None` if it has rings.
 fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
     let sq = hca
         .config()
@@ -726,7 +727,7 @@ fn queues(hca: &Hca, qpn: u32) -> (Option<u32>, Option<u32>) {
     (sq, sq.map(|sq| sq + 1))
 }
 
-/// Bytes of the entries of a QP's send and receive ring.
+/// Returns the bytes of the entries of a QP's send and receive ring.
 fn entry_sizes(qp_type: QpType, cap: &bindings::ib_qp_cap) -> (u32, u32) {
     (
         ring::send_entry_size(qp_type, cap.max_send_sge, cap.max_inline_data),
@@ -853,11 +854,11 @@ fn new_program_rings(
     })
 }
 
-/// Creates an XRC target, which has no queues. Nothing in the device but its QP is its own.
+/// Creates an XRC target, which has no queues, and so needs nothing but a QP of the device.
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` if the device has none, or for flags; `EINVAL` without a domain, or with an SRQ; what the
+/// `EOPNOTSUPP` if the device has no XRC, or for flags; `EINVAL` without a domain, or with an SRQ; what the
 /// device says.
 fn new_xrc_target(hca: &Arc<Hca>, attr: &ib::QpInitAttr<'_, Hca>) -> Result<Parts> {
     attr.udata.as_ref().map_or(Ok(()), ib::Udata::no_request)?;
@@ -924,7 +925,7 @@ impl ib::QueuePair<Hca> for Qp {
             rq,
             region,
         } = parts;
-        // That of the GSI is the core's own.
+        // The QP of the GSI is the core's own.
         if attr.udata.is_none() && qp_type != QpType::Gsi {
             if let Some(pd) = attr.pd {
                 pd.consumer_came();
@@ -936,7 +937,7 @@ impl ib::QueuePair<Hca> for Qp {
         let has_recv_cq = !is_target && qp_type != QpType::XrcIni;
         let send_cqn = attr.send_cq.filter(|_| !is_target).map(cq_number);
         let recv_cqn = attr.recv_cq.filter(|_| has_recv_cq).map(cq_number);
-        // Whom the events of a target are for is known when its state is first changed.
+        // The core says who gets the events of a target before its state is first changed.
         let reported: u32 = if is_target { u32::MAX } else { 0 };
 
         Ok(try_pin_init!(Self {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Regions: memory that the device knows as a list of pages, of an MR or of the
-//! rings of a QP or CQ.
+//! Regions: the memory of an MR, or of the rings of a QP, CQ or SRQ, which the
+//! device knows as a list of pages.
 //!
-//! The device may touch such memory until it has said that it does not any more.
-//! If it fails before, the memory is kept until the device has been reset.
+//! The device may touch such memory until it has replied to the command that ends
+//! its use. If the device fails before, the memory is kept until the device has been reset.
 
 #![deny(unsafe_code)]
 
@@ -32,7 +32,7 @@ const ENTRY: usize = size_of::<u64>();
 /// Entries of a page of a page table with levels.
 const LIST_ENTRIES: usize = PAGE_SIZE / ENTRY;
 
-/// A region. Nobody may drop it while an object of the device has it, unless the device has failed.
+/// A region. It must not be dropped while an object of the device has it, unless the device has failed.
 pub(crate) struct Region {
     hca: Arc<Hca>,
     memory: Option<Memory>,
@@ -43,7 +43,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// Those of [`Umem::pin`].
+    /// The errors of [`Umem::pin`].
     pub(crate) fn pin(dev: &ib::Device<Hca>, start: u64, length: u64, access: u32) -> Result<Self> {
         let umem = Umem::pin(dev, start, length, access)?;
         Ok(Self {
@@ -52,7 +52,7 @@ impl Region {
         })
     }
 
-    /// A region of no bytes.
+    /// Returns a region of no bytes.
     pub(crate) fn empty(hca: &Arc<Hca>) -> Self {
         Self {
             hca: hca.clone(),
@@ -64,7 +64,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// Those of [`Umem::attach`].
+    /// The errors of [`Umem::attach`].
     pub(crate) fn attach(
         dev: &ib::Device<Hca>,
         fd: c_int,
@@ -77,7 +77,7 @@ impl Region {
         })
     }
 
-    /// Whether its memory is behind a dma-buf.
+    /// Returns whether its memory is behind a dma-buf.
     pub(crate) fn is_dma_buf(&self) -> bool {
         matches!(self.memory, Some(Memory::DmaBuf(_)))
     }
@@ -98,7 +98,7 @@ impl Region {
         }
     }
 
-    /// Reads 32 bits of the head of a program's ring; 0 if it is none. Any context.
+    /// Reads 32 bits of the head of a program's ring; 0 if the region is no ring of a program. Any context.
     pub(crate) fn ask_program(&self, offset: usize) -> u32 {
         match &self.memory {
             // The head of a ring is in the first page.
@@ -133,7 +133,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// As [`Region::page_table`].
+    /// The errors of [`Region::page_table`].
     pub(crate) fn page_table_with_levels(&self) -> Result<PageTable> {
         match &self.memory {
             Some(Memory::Program(umem) | Memory::DmaBuf(umem)) => {
@@ -148,8 +148,8 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// Those of [`Hca::execute`]. Of a device whose reply makes no sense nobody knows whether it uses
-    /// the region: it is kept until the device has been reset.
+    /// The errors of [`Hca::execute`]. If the reply makes no sense, the device may use the region or not, and so the
+    /// memory is kept until the device has been reset.
     pub(crate) fn give<C: Command>(
         mut self,
         mut table: PageTable,
@@ -195,7 +195,7 @@ impl PageList {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EINVAL` for none.
+    /// `ENOMEM`; `EINVAL` for 0 pages.
     pub(crate) fn new(hca: &Arc<Hca>, max: usize) -> Result<Self> {
         let list = hca.alloc(max.checked_mul(ENTRY).ok_or(EINVAL)?)?;
         Ok(Self {
@@ -215,7 +215,7 @@ impl PageList {
         list.write(index * ENTRY, &page.to_le())
     }
 
-    /// The address of the list, as the device sees it.
+    /// Returns the address of the list, as the device sees it.
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
@@ -244,7 +244,7 @@ fn list_addresses(list: &Buffer, addresses: &mut impl Iterator<Item = u64>) -> R
     Ok(len)
 }
 
-/// A page table. It is needed for as long as the command that names it.
+/// A page table. The command that names it needs it until the device has replied.
 pub(crate) struct PageTable {
     hca: Arc<Hca>,
     lists: KVVec<Buffer>,
@@ -254,8 +254,8 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// A table of `npages` entries in one block. `fill` writes the next entries to a list until that is full or
-    /// there are no more, and returns how many there were.
+    /// Returns a table of `npages` entries in one block. `fill` writes the next entries to a list until that is
+    /// full or there are no more, and returns how many there were.
     fn new(
         hca: &Arc<Hca>,
         npages: usize,
@@ -277,7 +277,7 @@ impl PageTable {
         Ok(table)
     }
 
-    /// The table of a region of no bytes.
+    /// Returns the table of a region of no bytes.
     pub(crate) fn empty(hca: &Arc<Hca>) -> Self {
         Self {
             hca: hca.clone(),
@@ -288,8 +288,8 @@ impl PageTable {
         }
     }
 
-    /// A table of which no block is more than a page, with as many levels of lists above it as that
-    /// takes. `fill` does what it does for [`PageTable::new`].
+    /// Returns a table whose blocks are pages, with as many levels of lists above it as it needs. `fill` does what
+    /// it does for [`PageTable::new`].
     fn with_levels(hca: &Arc<Hca>, mut fill: impl FnMut(&Buffer) -> Result<usize>) -> Result<Self> {
         let mut table = Self::empty(hca);
         loop {
@@ -331,17 +331,17 @@ impl PageTable {
         list.write(place * ENTRY, &address.to_le())
     }
 
-    /// The address of the table, as the device sees it.
+    /// Returns the address of the table, as the device sees it.
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// The number of pages.
+    /// Returns the number of pages.
     pub(crate) fn npages(&self) -> u32 {
         self.npages
     }
 
-    /// The number of levels of lists above the table.
+    /// Returns the number of levels of lists above the table.
     pub(crate) fn levels(&self) -> u32 {
         self.levels
     }
@@ -354,7 +354,7 @@ impl PageTable {
         }
     }
 
-    /// The region of rings as a command has it.
+    /// Returns the region of rings as a command has it.
     pub(crate) fn to_wire(&self) -> bindings::virtio_rdma_ring_region {
         bindings::virtio_rdma_ring_region {
             pages: self.addr.to_le(),

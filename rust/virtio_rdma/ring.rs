@@ -41,21 +41,21 @@ const SRQ_HEAD: u32 = size_of::<wire::SrqRing>() as u32;
 const CQ_HEAD: usize = size_of::<wire::CqRing>();
 const CQE_SIZE: usize = size_of::<wire::RingCqe>();
 
-/// The most bytes of a region that a program may give: that of the largest rings, and no more than
-/// a page table of two MiB can list.
+/// The most bytes of a region that a program may give: enough for the largest rings, and no more than a page table
+/// of 2 MiB can list.
 const MAX_REGION: u64 = 1 << 30;
 
 /// The most bytes of inline data that the largest entry has room for.
 pub(crate) const MAX_INLINE_DATA: u32 = MAX_STRIDE - size_of::<wire::RingUdWqe>() as u32;
 
-/// Whether a program's buffer may be a region: whole pages of the kernel, which may be larger than those of
+/// Returns whether a program's buffer may be a region: whole pages of the kernel, which may be larger than those of
 /// the device, and not too many of them.
 pub(crate) fn is_region(addr: u64, len: u64) -> bool {
     let page_size = page::PAGE_SIZE as u64;
     addr % page_size == 0 && len % page_size == 0 && len <= MAX_REGION
 }
 
-/// Bytes of an entry of a send ring.
+/// Returns the bytes of an entry of a send ring.
 pub(crate) fn send_entry_size(qp_type: QpType, max_sge: u32, max_inline_data: u32) -> u32 {
     let header = match qp_type {
         QpType::Ud | QpType::Gsi => size_of::<wire::RingUdWqe>(),
@@ -66,7 +66,7 @@ pub(crate) fn send_entry_size(qp_type: QpType, max_sge: u32, max_inline_data: u3
     header as u32 + payload
 }
 
-/// Bytes of an entry of a receive ring.
+/// Returns the bytes of an entry of a receive ring.
 pub(crate) fn recv_entry_size(max_sge: u32) -> u32 {
     size_of::<wire::RqWqe>() as u32 + max_sge * size_of::<wire::Sge>() as u32
 }
@@ -83,7 +83,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// A ring that begins at the first multiple of its stride behind `offset`.
+    /// Returns a ring that begins at the first multiple of its stride behind `offset`.
     fn at(offset: u32, depth: u32, entry_size: u32) -> Self {
         let stride = entry_size.next_power_of_two().max(MIN_STRIDE);
         Self {
@@ -93,12 +93,12 @@ impl Shape {
         }
     }
 
-    /// The ring of an SRQ.
+    /// Returns the ring of an SRQ.
     pub(crate) fn of_srq(depth: u32, max_sge: u32) -> Self {
         Self::at(SRQ_HEAD, depth, recv_entry_size(max_sge))
     }
 
-    /// The ring that a program asks for, if its entries are large enough.
+    /// Returns the ring that a program asks for, if its entries are large enough.
     ///
     /// # Errors
     ///
@@ -120,12 +120,12 @@ impl Shape {
         Ok(shape)
     }
 
-    /// The offset behind the last entry.
+    /// Returns the offset behind the last entry.
     pub(crate) fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.depth) * u64::from(self.stride)
     }
 
-    /// Whether the ring lies within `len` bytes and has entries of `entry_size` bytes.
+    /// Returns whether the ring lies within `len` bytes and has entries of `entry_size` bytes.
     fn is_sound(&self, entry_size: u32, len: u64) -> bool {
         self.depth == 0
             || self.depth.is_power_of_two()
@@ -137,7 +137,7 @@ impl Shape {
                 && self.end() <= len
     }
 
-    /// The ring as a command has it.
+    /// Returns the ring as a command has it.
     pub(crate) fn to_wire(self) -> bindings::virtio_rdma_ring_shape {
         bindings::virtio_rdma_ring_shape {
             depth: self.depth.to_le(),
@@ -166,7 +166,7 @@ impl QpLayout {
         Self { sq, rq }
     }
 
-    /// The layout that a program asks for, if its entries are large enough.
+    /// Returns the layout that a program asks for, if its entries are large enough.
     ///
     /// # Errors
     ///
@@ -196,12 +196,12 @@ impl QpLayout {
         Ok(layout)
     }
 
-    /// Bytes of the region.
+    /// Returns the bytes of the region.
     pub(crate) fn len(&self) -> usize {
         self.sq.end().max(self.rq.end()) as usize
     }
 
-    /// The rings as CREATE_RING_QP has them.
+    /// Returns the rings as CREATE_RING_QP has them.
     pub(crate) fn to_wire(
         self,
     ) -> (
@@ -212,7 +212,7 @@ impl QpLayout {
     }
 }
 
-/// Bytes of the region of a CQ with `depth` entries.
+/// Returns the bytes of the region of a CQ with `depth` entries.
 pub(crate) fn cq_len(depth: u32) -> usize {
     CQ_HEAD + depth as usize * CQE_SIZE
 }
@@ -227,7 +227,7 @@ pub(crate) struct WorkRing {
 }
 
 impl WorkRing {
-    /// The send ring of a region.
+    /// Returns the send ring of a region.
     pub(crate) fn send(memory: Arc<Pages>, layout: &QpLayout) -> Self {
         Self {
             memory,
@@ -238,7 +238,7 @@ impl WorkRing {
         }
     }
 
-    /// The receive ring of a region.
+    /// Returns the receive ring of a region.
     pub(crate) fn recv(memory: Arc<Pages>, layout: &QpLayout) -> Self {
         Self {
             memory,
@@ -249,7 +249,7 @@ impl WorkRing {
         }
     }
 
-    /// The ring of an SRQ.
+    /// Returns the ring of an SRQ.
     pub(crate) fn shared(memory: Arc<Pages>, shape: Shape) -> Self {
         Self {
             memory,
@@ -260,7 +260,7 @@ impl WorkRing {
         }
     }
 
-    /// The index of the next entry.
+    /// Returns the index of the next entry.
     pub(crate) fn producer(&self) -> u32 {
         self.producer
     }
@@ -289,7 +289,7 @@ impl WorkRing {
     ///
     /// # Errors
     ///
-    /// None: the head is within the memory.
+    /// It never fails, because the head is within the memory.
     pub(crate) fn publish(&mut self) -> Result<bool> {
         self.memory.store_release(self.producer_at, self.producer)?;
         dma::barrier();
@@ -305,7 +305,7 @@ impl WorkRing {
     ///
     /// # Errors
     ///
-    /// None: the head is within the memory.
+    /// It never fails, because the head is within the memory.
     pub(crate) fn reset(&mut self) -> Result {
         self.producer = 0;
         self.memory.store_release(self.producer_at, 0)
@@ -326,7 +326,7 @@ pub(crate) struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// The ring of a region of [`cq_len`] bytes. May sleep.
+    /// Returns the ring of a region of [`cq_len`] bytes. May sleep.
     ///
     /// # Errors
     ///
@@ -347,7 +347,7 @@ impl CompletionRing {
         (index & (self.depth - 1)) as usize
     }
 
-    /// CQE `index`, if the device has written it.
+    /// Returns CQE `index`, if the device has written it.
     fn read(&self, index: u32) -> Option<wire::RingCqe> {
         let at = CQ_HEAD + self.place(index) * CQE_SIZE;
         let lap = self
@@ -402,7 +402,7 @@ impl CompletionRing {
         dma::barrier();
     }
 
-    /// Whether a CQE is there.
+    /// Returns whether a CQE is there.
     pub(crate) fn has_completions(&self) -> bool {
         self.read(self.consumer).is_some()
     }
@@ -475,7 +475,6 @@ mod tests {
             rq_depth: 32,
             rq_stride: 32,
             rq_offset: 4096,
-            ..Default::default()
         };
         let refused = |change: &dyn Fn(&mut bindings::virtio_rdma_ureq_create_qp)| {
             let mut asked = good;

@@ -45,14 +45,14 @@ use kernel::{
 
 /// The ring of an SRQ that the kernel posts to.
 ///
-/// Receives complete in any order. So the device gets a tag as the `wr_id` of each, which names its
-/// entry until it is completed; there are as many tags as places in the ring, and the device empties
-/// a place before it completes what was there, so a free tag means a free place.
+/// Receives complete in any order. So the device gets a tag as the `wr_id` of each receive, which names its
+/// entry until the receive is completed. There are as many tags as places in the ring, and the device empties
+/// a place before it completes the receive that was there, so a free tag means a free place.
 struct Queue {
     ring: WorkRing,
-    /// By tag.
+    /// The entry of each tag.
     entries: KVec<Option<Entry>>,
-    /// Tags that name nothing.
+    /// Tags that name no entry.
     free: KVec<u32>,
 }
 
@@ -114,8 +114,8 @@ impl Queue {
     }
 }
 
-/// Which events the device may still raise: the core keeps those of a program until it reads them,
-/// however many there are.
+/// Which events the device may still raise. The core keeps the events of a program until the program reads them, so
+/// the driver passes on no more than the program can expect.
 #[derive(Default)]
 struct Expected {
     /// The limit was set, and not reached since.
@@ -130,7 +130,7 @@ pub(crate) struct Srq {
     hca: Arc<Hca>,
     srqn: u32,
     max_sge: u32,
-    /// `None` if it is a program that posts.
+    /// `None` if a program posts.
     #[pin]
     queue: IrqSpinLock<Option<Queue>>,
     #[pin]
@@ -171,8 +171,8 @@ impl Srq {
         }
     }
 
-    /// Lets the program that posts ask for a doorbell with its next work request, and so hear that
-    /// there is nobody to hear it. Any context.
+    /// Lets the program that posts ring the doorbell with its next work request, so that it learns that the device
+    /// has failed. Any context.
     pub(crate) fn close(&self) {
         let region = self.region.lock();
         region.tell_program(offset_of!(wire::SrqRing, wake), 1);
@@ -268,7 +268,7 @@ fn pin_ring(
 ///
 /// # Errors
 ///
-/// Those of [`pin_ring`]; what the device says.
+/// The errors of [`pin_ring`]; what the device says.
 fn new_program_ring(
     dev: &ib::Device<Hca>,
     attr: &ib::SrqInitAttr<'_, Hca>,

@@ -18,7 +18,7 @@ use kernel::{
     },
 };
 
-/// Declares the counters: name, what sysfs calls it, and what is logged at the first.
+/// Declares the counters: the name in the driver, the name in sysfs, and what is logged when the first one is counted.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $label:literal, $message:literal;)*) => {
         /// A counter.
@@ -27,7 +27,7 @@ macro_rules! counters {
             $($(#[$doc])* $name,)*
         }
 
-        /// What the counters are called.
+        /// The names of the counters in sysfs.
         pub(crate) const DESCRIPTIONS: &[StatDesc] = &[$(StatDesc::new($label),)*];
 
         const MESSAGES: &[&str] = &[$($message,)*];
@@ -41,11 +41,11 @@ counters! {
     RecvsPosted: c"recvs_posted", "";
     /// Completions polled.
     Completions: c"completions", "";
-    /// Of these, with an error.
+    /// Completions with an error.
     CompletionErrors: c"completion_errors", "";
     /// Commands executed.
     Commands: c"commands", "";
-    /// Of these, with an error.
+    /// Commands with an error.
     CommandErrors: c"command_errors", "";
     /// Doorbells rung.
     Doorbells: c"doorbells", "";
@@ -55,7 +55,7 @@ counters! {
     BadReplyLength: c"bad_reply_length", "a reply has a wrong length";
     /// Replies with a status that is not defined.
     BadReplyStatus: c"bad_reply_status", "a reply has an unknown status";
-    /// Replies with a value that cannot be.
+    /// Replies with a value that makes no sense.
     BadReplyValue: c"bad_reply_value", "a reply has a value out of range";
     /// Handles out of range, or given twice.
     BadHandle: c"bad_handle", "a new object has a number that is out of range or taken";
@@ -130,7 +130,7 @@ impl Stats {
         }
     }
 
-    /// The value of the counter with this index.
+    /// Returns the value of the counter with this index.
     pub(crate) fn value(&self, index: usize) -> u64 {
         self.values
             .get(index)

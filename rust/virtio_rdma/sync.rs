@@ -165,14 +165,14 @@ where
     }
 }
 
-/// The number of CPUs that are online.
+/// Returns the number of CPUs that are online.
 pub(crate) fn num_online_cpus() -> u32 {
-    // SAFETY: There are no requirements.
+    // SAFETY: The function has no requirements.
     unsafe { bindings::virtio_rdma_num_online_cpus() }
 }
 
-/// Whether the scheduler wants this processor for another thread than the current.
+/// Returns whether the scheduler wants this processor for another thread than the current.
 pub(crate) fn needs_processor() -> bool {
-    // SAFETY: There are no requirements.
+    // SAFETY: The function has no requirements.
     unsafe { bindings::virtio_rdma_need_resched() }
 }

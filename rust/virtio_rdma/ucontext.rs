@@ -17,7 +17,7 @@ pub(crate) const UAPI: ib::UapiDefinitions =
     // SAFETY: The function only returns the address of a static list, whose last entry is empty.
     unsafe { ib::UapiDefinitions::new(bindings::virtio_rdma_uapi_definitions) };
 
-/// The context of a program that has opened the device. Its objects keep all that it has.
+/// The context of a program that has opened the device. It holds nothing: the objects of the program keep themselves.
 pub(crate) struct Ucontext;
 
 impl ib::UserContext<Hca> for Ucontext {

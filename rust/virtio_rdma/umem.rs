@@ -28,7 +28,7 @@ pub(crate) struct Umem(NonNull<bindings::ib_umem>);
 // SAFETY: A `struct ib_umem` may be released from any thread: it holds a reference to the address
 // space that it accounts to.
 unsafe impl Send for Umem {}
-// SAFETY: It is not changed after it was made.
+// SAFETY: The structure is not changed after it was made.
 unsafe impl Sync for Umem {}
 
 impl Umem {
@@ -36,15 +36,15 @@ impl Umem {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a range that wraps or a thread of the kernel, `EPERM` for a RLIMIT_MEMLOCK of 0, `ENOMEM` beyond it,
-    /// `EFAULT`.
+    /// `EINVAL` for a range that wraps or a thread of the kernel, `EPERM` for a RLIMIT_MEMLOCK of 0, `ENOMEM` beyond
+    /// that limit, `EFAULT`.
     pub(crate) fn pin<D: ib::Driver>(
         dev: &ib::Device<D>,
         start: u64,
         length: u64,
         access: u32,
     ) -> Result<Self> {
-        // The C function does not ask whether there is an address space.
+        // The C function does not check whether the thread has an address space.
         kernel::current!().mm().ok_or(EINVAL)?;
         // SAFETY: The device is valid, and outlives its MRs; the current task has an address space.
         let raw = from_err_ptr(unsafe {
@@ -61,8 +61,8 @@ impl Umem {
     /// Attaches to a range of the dma-buf behind a descriptor of the current process: `memory.start`
     /// is its offset there. May sleep.
     ///
-    /// The exporter keeps it where it is until this is dropped. One that wants to move it, or to take
-    /// it away, does not let it be pinned.
+    /// The exporter keeps the memory where it is until this is dropped. An exporter that wants to move or to remove
+    /// its memory refuses to pin it.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Umem {
         })?;
         // SAFETY: It is no error, so it is valid.
         let umem = Self(NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?);
-        // It is by its IOVA, which this sets, that the blocks are counted.
+        // This sets the IOVA, by which the blocks are counted.
         // SAFETY: The memory is valid, and nobody else has it yet.
         let block =
             unsafe { bindings::ib_umem_find_best_pgsz(umem.0.as_ptr(), BLOCK, memory.virt_addr) };
@@ -128,13 +128,13 @@ impl Umem {
         loaded.then_some(u32::from_le(value)).ok_or(EINVAL)
     }
 
-    /// How many blocks of 4 KiB the memory touches.
+    /// Returns how many blocks of 4 KiB the memory touches.
     pub(crate) fn num_blocks(&self) -> usize {
         // SAFETY: The memory is valid.
         unsafe { bindings::virtio_rdma_umem_num_blocks(self.0.as_ptr(), BLOCK) }
     }
 
-    /// The addresses of the blocks, as the device sees them.
+    /// Returns the addresses of the blocks, as the device sees them.
     pub(crate) fn blocks(&self) -> Blocks<'_> {
         let mut iter = MaybeUninit::uninit();
         // SAFETY: The memory is valid, and the function zeroes the iterator and sets it up.

@@ -148,7 +148,8 @@ impl<T: Driver> Adapter<T> {
     }
 
     extern "C" fn restore_callback(vdev: *mut bindings::virtio_device) -> c_int {
-        // SAFETY: As in `freeze_callback`.
+        // SAFETY: The virtio core calls with a valid device, which is bound: `probe_callback` stored the data.
+        // Nobody unbinds it meanwhile: tasks are frozen, and the transport's device is locked.
         let (dev, data) = unsafe {
             let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
             (dev, dev.as_ref().drvdata_borrow::<T::Data>())
@@ -164,7 +165,7 @@ impl<T: Driver> Adapter<T> {
 pub(crate) struct DeviceId(bindings::virtio_device_id);
 
 impl DeviceId {
-    /// The device with this virtio device ID, of any vendor.
+    /// Returns the device with this virtio device ID, of any vendor.
     pub(crate) const fn new(device: u32) -> Self {
         Self(bindings::virtio_device_id {
             device,
@@ -202,8 +203,8 @@ pub(crate) trait Driver {
     /// Binds to a device.
     fn probe(dev: &Device<device::Core<'_>>) -> impl PinInit<Self::Data, Error>;
 
-    /// Something about the device changed: its configuration, or its [`Status`]. Called with interrupts off,
-    /// or from a hard interrupt.
+    /// Called when something about the device changed: its configuration, or its [`Status`]. Interrupts are off, or it
+    /// is a hard interrupt.
     fn config_changed(data: Pin<&Self::Data>);
 
     /// Gives the device up before the machine sleeps or is hibernated: it must have been reset, and
@@ -254,7 +255,7 @@ impl<Ctx: device::DeviceContext> Device<Ctx> {
         self.0.get()
     }
 
-    /// Whether the feature bit was agreed on.
+    /// Returns whether the feature bit was agreed on.
     ///
     /// A device-specific bit must be in [`Driver::FEATURES`].
     pub(crate) fn has_feature(&self, bit: c_uint) -> bool {
@@ -391,14 +392,14 @@ impl Device<device::Core<'_>> {
         }
     }
 
-    /// The device whose DMA operations give the addresses that the queues use.
+    /// Returns the device whose DMA operations give the addresses that the queues use.
     ///
-    /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is
-    /// the transport's own device, the addresses of which are then physical, and all that there are.
+    /// Where `queue` does not use the DMA API (VIRTIO_F_ACCESS_PLATFORM was not agreed on), this is the transport's
+    /// own device. Its DMA addresses are physical then, and it reaches all of memory.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is none; `EOPNOTSUPP` if an IOMMU translates the transport's device while
+    /// `ENODEV` if there is no such device; `EOPNOTSUPP` if an IOMMU translates the transport's device while
     /// the virtio device expects physical addresses; `EIO` if the kernel cannot do DMA to all of them.
     pub(crate) fn dma_device(&self, queue: &Queue) -> Result<dma::Device> {
         // SAFETY: By the type invariants queue and device are valid; a device holds a reference to
@@ -441,8 +442,8 @@ pub(crate) struct QueueSpec {
 
 /// Receives the interrupts of queues.
 pub(crate) trait Interrupt: Send + Sync + 'static {
-    /// The device has used buffers of the queue with this index. Called with interrupts off, or
-    /// from a hard interrupt.
+    /// Called when the device has used buffers of the queue with this index, with interrupts off or from a hard
+    /// interrupt.
     fn interrupt(self: &Arc<Self>, queue: u32);
 }
 
@@ -457,11 +458,13 @@ extern "C" fn interrupt_callback<H: Interrupt>(vq: *mut bindings::virtqueue) {
     H::interrupt(&handler.into(), index);
 }
 
+/// Drops the reference to the handler of interrupts.
+///
 /// # Safety
 ///
 /// `ptr` must be from `Arc::<H>::into_raw`, and not be used afterwards.
 unsafe fn release_handler<H>(ptr: *const c_void) {
-    // SAFETY: By the safety requirements.
+    // SAFETY: The caller promises that `ptr` is from `Arc::into_raw` and not used afterwards.
     drop(unsafe { Arc::from_raw(ptr.cast::<H>()) });
 }
 
@@ -474,7 +477,7 @@ struct Found {
 
 // SAFETY: Queues may be deleted from any thread.
 unsafe impl Send for Found {}
-// SAFETY: There is nothing to do with a shared reference.
+// SAFETY: A shared reference to it allows nothing.
 unsafe impl Sync for Found {}
 
 impl Drop for Found {
@@ -505,7 +508,7 @@ pub(crate) struct Reset<'a> {
 }
 
 impl Reset<'_> {
-    /// Whether this is the device of `queue`, and has not been made ready since. May sleep.
+    /// Returns whether this is the device of `queue`, and has not been made ready since. May sleep.
     fn is_of(&self, queue: &Queue) -> bool {
         // SAFETY: By the type invariants the queue and the device are valid, and each transport has
         // `get_status`.
@@ -522,7 +525,7 @@ impl Reset<'_> {
 pub(crate) struct Status(Arc<Found>);
 
 impl Status {
-    /// Whether the device has failed and wants a reset (DEVICE_NEEDS_RESET). May sleep: to virtio-ccw this is
+    /// Returns whether the device has failed and wants a reset (DEVICE_NEEDS_RESET). May sleep: to virtio-ccw this is
     /// a command of the channel.
     pub(crate) fn needs_reset(&self) -> bool {
         // SAFETY: The device is valid as long as there are queues, and each transport has `get_status`.
@@ -534,7 +537,7 @@ impl Status {
 /// A virtqueue with the memory that its buffers lie in, with one owner at a time.
 ///
 /// Each buffer is named by a token, which comes back when the device has used it. The core of
-/// virtio checks what the device says, and marks the queue as broken if it is none that was added.
+/// virtio checks the token that the device names, and marks the queue as broken if no such buffer was added.
 ///
 /// # Invariants
 ///
@@ -544,7 +547,7 @@ impl Status {
 pub(crate) struct Queue {
     vq: NonNull<bindings::virtqueue>,
     memory: Option<Buffer>,
-    /// By token.
+    /// The exchange of each token.
     exchanges: KVec<Exchange>,
     /// Buffers that were added and have not come back.
     in_ring: u32,
@@ -553,7 +556,7 @@ pub(crate) struct Queue {
 
 // SAFETY: A virtqueue may be used from any thread; `&mut self` serialises.
 unsafe impl Send for Queue {}
-// SAFETY: Functions that take `&self` only look at fields that do not change, or at `broken`.
+// SAFETY: Functions that take `&self` only read fields that do not change, and `broken`.
 unsafe impl Sync for Queue {}
 
 /// No allocation, no sleeping: without indirect descriptors, adding a buffer allocates nothing.
@@ -564,19 +567,19 @@ impl Queue {
         self.vq.as_ptr()
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub(crate) fn size(&self) -> u32 {
         // SAFETY: By the type invariants `vq` is valid.
         unsafe { bindings::virtqueue_get_vring_size(self.as_raw()) }
     }
 
-    /// Whether the device or the transport failed, so that the queue does nothing any more.
+    /// Returns whether the device or the transport failed, so that the queue does nothing any more.
     pub(crate) fn is_broken(&self) -> bool {
         // SAFETY: By the type invariants `vq` is valid.
         unsafe { bindings::virtqueue_is_broken(self.as_raw()) }
     }
 
-    /// The status of the device that has this queue.
+    /// Returns the status of the device that has this queue.
     pub(crate) fn status(&self) -> Status {
         Status(self.found.clone())
     }
@@ -600,11 +603,11 @@ impl Queue {
         Ok(())
     }
 
-    /// The memory that the buffers lie in.
+    /// Returns the memory that the buffers lie in.
     ///
     /// # Errors
     ///
-    /// `EIO` if there is none.
+    /// `EIO` if the queue has no memory.
     pub(crate) fn memory(&self) -> Result<&Buffer> {
         self.memory.as_ref().ok_or(EIO)
     }
@@ -629,11 +632,11 @@ impl Queue {
         Ok(())
     }
 
-    /// The exchange of a token.
+    /// Returns the exchange of a token.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, `EBUSY` while the device has it.
+    /// `EINVAL` if there is no such exchange, `EBUSY` while the device has it.
     pub(crate) fn exchange(&mut self, token: u32) -> Result<&mut Exchange> {
         let exchange = self.exchanges.get_mut(token as usize).ok_or(EINVAL)?;
         if exchange.added {
@@ -669,10 +672,11 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// As [`Queue::add_readable`].
+    /// The errors of [`Queue::add_readable`].
     pub(crate) fn add_writable(&mut self, offset: usize, len: usize, token: u32) -> Result {
         let mut sg = sg_of(self.memory()?.span(offset, len)?);
-        // SAFETY: As in `add_readable`.
+        // SAFETY: By the type invariants `vq` is valid; `sg` is one entry with a DMA address, of
+        // memory that by the type invariants stays until the buffer comes back.
         to_result(unsafe {
             bindings::virtqueue_add_inbuf_premapped(
                 self.as_raw(),
@@ -692,7 +696,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// As [`Queue::exchange`]; `ENOSPC` if the ring has no two descriptors left, `EIO` if it is broken,
+    /// The errors of [`Queue::exchange`]; `ENOSPC` if the ring has no two descriptors left, `EIO` if it is broken,
     /// `ENOMEM` if the memory cannot be mapped.
     pub(crate) fn add_exchange(&mut self, token: u32) -> Result {
         let mut request = bindings::scatterlist::default();
@@ -744,12 +748,12 @@ impl Queue {
         Some((token, len))
     }
 
-    /// Number of buffers that were added and have not come back.
+    /// Returns the number of buffers that were added and have not come back.
     pub(crate) fn in_ring(&self) -> u32 {
         self.in_ring
     }
 
-    /// Whether the device has used a buffer that was not taken yet. Interrupts are on afterwards.
+    /// Returns whether the device has used a buffer that was not taken yet. Interrupts are on afterwards.
     pub(crate) fn has_used(&mut self) -> bool {
         // SAFETY: By the type invariants `vq` is valid.
         unsafe { !bindings::virtqueue_enable_cb(self.as_raw()) }
@@ -786,7 +790,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.in_ring != 0 {
-            // Better lost than written to by the device when it is somebody else's.
+            // The memory is lost, which is better than that the device writes to its next owner's.
             core::mem::forget(self.memory.take());
             core::mem::forget(core::mem::take(&mut self.exchanges));
         }
@@ -800,7 +804,7 @@ fn sg_of(span: Span) -> bindings::scatterlist {
     sg
 }
 
-/// A token as virtio keeps it: a pointer that is never followed, and not null.
+/// Returns a token as virtio keeps it: a pointer that is never followed, and not null.
 fn token_to_ptr(token: u32) -> *mut c_void {
     ptr::without_provenance_mut(token as usize + 1)
 }

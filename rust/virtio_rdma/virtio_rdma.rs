@@ -3,10 +3,24 @@
 //! Driver for the virtio RDMA device (virtio device ID 42).
 //!
 //! `Documentation/specification.md` says what the device does,
-//! `include/uapi/linux/virtio_rdma.h` how it is laid out. The driver has layers:
-//! the bindings, safe abstractions over them ([`virtio`], [`ib`], [`dma`],
-//! [`umem`], [`net`], [`sync`], [`wire`]), the typed commands ([`cmd`]) and the
-//! objects, each in its own module. Only the first two have unsafe code.
+//! `include/uapi/linux/virtio_rdma.h` how it is laid out. A file imports only
+//! files below it. From the bottom:
+//!
+//! - the generated [`bindings`], and what differs between kernels
+//!   ([`kernel_release`]);
+//! - safe abstractions over the kernel and over the structures of the device:
+//!   [`errno`], [`sync`], [`dma`], [`log`], [`net`], [`wire`], [`virtio`], [`ib`],
+//!   [`umem`]; all unsafe code is here, but for single blocks that say so;
+//! - what the device has beside objects: its limits ([`config`]), counters
+//!   ([`stats`]), typed commands ([`cmd`]), doorbells ([`doorbell`]), events
+//!   ([`event`]) and the memory that it can reach ([`memory`]);
+//! - the device that the objects share ([`hca`]);
+//! - memory of objects ([`region`], [`ring`]), work queues ([`wq`]), and the
+//!   objects, a file each: [`pd`], [`ah`], [`mr`], [`mw`], [`cq`], [`srq`], [`xrcd`],
+//!   [`qp`], [`ucontext`];
+//! - what brings interrupts and events to the objects ([`interrupt`]), the port
+//!   ([`port`], [`pma`]), the table of verbs ([`device`]), and the life of the device
+//!   between probe, sleep and removal ([`pm`]).
 
 // Nothing in a module is public, and its documentation is that of private items.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -108,7 +122,7 @@ struct Data {
 /// A virtio device in the hands of its driver.
 type Core<'a> = virtio::Device<kernel_device::Core<'a>>;
 
-/// The names of the queues, and which of them interrupt.
+/// Returns the names of the queues, and which of them interrupt.
 fn queue_specs(config: &Config) -> Result<KVec<virtio::QueueSpec>> {
     let mut specs = KVec::new();
     for index in 0..config.queues() {

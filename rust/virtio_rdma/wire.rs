@@ -3,8 +3,8 @@
 //! The device ABI: the structures of `include/uapi/linux/virtio_rdma.h`, which
 //! may be copied to and from memory as bytes, and their sizes.
 //!
-//! An abstraction: that they may be copied, and what their unions hold, is unsafe
-//! here, so that it is not elsewhere.
+//! This is an abstraction: the unsafe code that says which structures may be copied,
+//! and what their unions hold, is here and nowhere else.
 
 use crate::bindings;
 use kernel::{
@@ -171,14 +171,14 @@ same_number! {
 // SAFETY: The structure consists of integers, and its padding is written out.
 unsafe impl AsBytes for Av {}
 
-/// An address vector as the bytes that programs get.
+/// Returns an address vector as the bytes that programs get.
 pub(crate) fn av_bytes(av: &Av) -> [u8; size_of::<Av>()] {
     let mut bytes = [0; size_of::<Av>()];
     bytes.copy_from_slice(av.as_bytes());
     bytes
 }
 
-/// A request or reply without a structure.
+/// A request or reply of no bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Zeroable)]
 pub(crate) struct Nothing;
@@ -193,7 +193,7 @@ unsafe impl FromBytes for Nothing {}
 pub(crate) struct Registration {
     /// The device's number of the region.
     pub(crate) mrn: u32,
-    /// Its new key.
+    /// The new key of the region.
     pub(crate) key: u32,
     /// `VIRTIO_RDMA_ACCESS_*`.
     pub(crate) access: u32,
@@ -233,14 +233,14 @@ pub(crate) enum WrBody {
     Ud {
         /// The QP there.
         remote_qpn: u32,
-        /// Its Q_Key.
+        /// The Q_Key of that QP.
         remote_qkey: u32,
         /// Where it is.
         av: Av,
     },
     /// A fast registration.
     Reg(Registration),
-    /// An opcode that needs no more.
+    /// The work request has no further members.
     None,
 }
 
@@ -338,16 +338,16 @@ pub(crate) struct SendRequest {
 
 /// The header of a work request in a send ring.
 pub(crate) enum RingHeader {
-    /// Of a connected QP.
+    /// The header for a connected QP.
     Connected(RingSqWqe),
-    /// Of a QP of datagrams.
+    /// The header for a QP of datagrams.
     Datagram(RingUdWqe),
-    /// Of a fast registration.
+    /// The header for a fast registration.
     Registration(RingRegWqe),
 }
 
 impl SendRequest {
-    /// The header for a virtqueue.
+    /// Returns the header for a virtqueue.
     pub(crate) fn to_virtqueue(&self, num_sge: usize, wr_id: u64) -> SqWqe {
         let mut wqe = SqWqe {
             num_sge: (num_sge as u32).to_le(),
@@ -361,7 +361,7 @@ impl SendRequest {
         wqe
     }
 
-    /// The header for a ring. The driver's limits keep all numbers within the fields.
+    /// Returns the header for a ring. The driver's limits keep all numbers within the fields.
     pub(crate) fn to_ring(&self, num_sge: usize, inline_len: u64, wr_id: u64) -> RingHeader {
         let num_sge = num_sge as u8;
         let inline_len = (inline_len as u16).to_le();
@@ -417,8 +417,8 @@ impl SendRequest {
 /// A completion, as the device says, from either kind of CQ.
 #[derive(Clone, Copy)]
 pub(crate) struct Completion {
-    /// The name that the driver gave the work request: its slot in a virtqueue's memory, or its
-    /// index in a ring.
+    /// The number by which the driver knows the work request: its slot in a virtqueue's memory, or its index in a
+    /// ring.
     pub(crate) request: u64,
     /// The `wr_id` that the driver gave it.
     pub(crate) tag: u64,
@@ -426,7 +426,7 @@ pub(crate) struct Completion {
     pub(crate) status: u32,
     /// `enum virtio_rdma_wc_opcode`.
     pub(crate) opcode: u32,
-    /// A number that says more of an error.
+    /// A number of the device that tells more about an error.
     pub(crate) vendor_err: u32,
     /// Bytes received or read.
     pub(crate) byte_len: u32,
@@ -447,7 +447,7 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// Whether it is of a receive work request.
+    /// Returns whether a receive work request completed.
     pub(crate) fn is_recv(&self) -> bool {
         self.opcode & bindings::virtio_rdma_wc_opcode_VIRTIO_RDMA_WC_RECV != 0
     }
@@ -487,7 +487,7 @@ impl From<&RingCqe> for Completion {
     }
 }
 
-/// Sets the union of a work request by its longest member, of which `body` is the beginning.
+/// Sets the union of a work request. It is assigned by its longest member, which begins with `body`.
 fn set_wr<T: AsBytes>(wqe: &mut SqWqe, body: &T) {
     const LEN: usize = size_of::<bindings::virtio_rdma_sq_wqe__bindgen_ty_2>();
     const { assert!(size_of::<T>() <= LEN) };
@@ -502,7 +502,7 @@ fn set_wr<T: AsBytes>(wqe: &mut SqWqe, body: &T) {
 mod tests {
     use super::*;
 
-    /// A send work request with all members of its head set.
+    /// Returns a send work request with all members of its head set.
     fn request(opcode: u32, body: WrBody) -> SendRequest {
         SendRequest {
             opcode,

@@ -29,20 +29,20 @@ use kernel::{
 
 const SGE_SIZE: usize = size_of::<wire::Sge>();
 
-/// Bytes of a slot of a send queue.
+/// Returns the bytes of a slot of a send queue.
 pub(crate) fn send_slot_size(max_sge: u32) -> usize {
     size_of::<wire::SqWqe>() + max_sge as usize * SGE_SIZE
 }
 
-/// Bytes of a slot of a receive queue.
+/// Returns the bytes of a slot of a receive queue.
 pub(crate) fn recv_slot_size(max_sge: u32) -> usize {
     size_of::<wire::RqWqe>() + max_sge as usize * SGE_SIZE
 }
 
-/// What the driver remembers of an outstanding work request.
+/// What the driver keeps of an outstanding work request.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
-    /// The consumer's name for it.
+    /// The `wr_id` of the consumer.
     pub(crate) wr_id: u64,
     /// What it does, as its completion says.
     pub(crate) opcode: ib::WcOpcode,
@@ -59,7 +59,7 @@ pub(crate) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// How many SGEs the device gets.
+    /// Returns how many SGEs the device gets.
     pub(crate) fn num_sge(&self) -> usize {
         match self {
             Self::Sges(sges) => sges.len(),
@@ -67,7 +67,7 @@ impl Payload<'_> {
         }
     }
 
-    /// How many bytes the work request carries itself.
+    /// Returns how many bytes the work request carries itself.
     pub(crate) fn inline_len(&self) -> u64 {
         match self {
             Self::Sges(_) => 0,
@@ -78,16 +78,16 @@ impl Payload<'_> {
 
 /// How work requests reach the device.
 pub(crate) enum Transport {
-    /// By a virtqueue.
+    /// Through a virtqueue.
     Virtqueue(Lease),
-    /// By a ring of the kernel.
+    /// Through a ring of the kernel.
     Ring(WorkRing),
-    /// By a ring of a program, which the kernel knows nothing of.
+    /// Through a ring of a program, to which the kernel does not post.
     Program,
 }
 
 impl Transport {
-    /// Copies `value` to `offset` of the slot with this number, the next one.
+    /// Copies `value` to `offset` of the next slot, which begins at `base` of a virtqueue's memory.
     fn write<T: AsBytes>(&mut self, base: usize, offset: usize, value: &T) -> Result {
         match self {
             Self::Virtqueue(lease) => lease.write(base + offset, value),
@@ -96,7 +96,7 @@ impl Transport {
         }
     }
 
-    /// Copies the local side of a work request to `offset` of the slot, a multiple of 8; where it ends.
+    /// Copies the local side of a work request to `offset` of the next slot, a multiple of 8. Returns where it ends.
     fn write_payload(
         &mut self,
         base: usize,
@@ -126,7 +126,7 @@ impl Transport {
     }
 }
 
-/// A work queue: a ring of slots, of which `count` from `tail` on are in use.
+/// A work queue: a ring of slots. `count` slots are in use, from `tail` on.
 pub(crate) struct WorkQueue {
     transport: Transport,
     entries: KVec<Option<Entry>>,
@@ -137,7 +137,7 @@ pub(crate) struct WorkQueue {
     accept: bool,
 }
 
-/// The entries of a queue of `depth` slots. May sleep.
+/// Returns the entries of a queue of `depth` slots. May sleep.
 ///
 /// # Errors
 ///
@@ -197,7 +197,7 @@ impl WorkQueue {
         }
     }
 
-    /// The queue of a program, or none.
+    /// Makes a queue that the kernel does not post to: a program does, or there is no such queue.
     pub(crate) fn of_program() -> Self {
         Self {
             transport: Transport::Program,
@@ -224,7 +224,7 @@ impl WorkQueue {
         self.accept = accept;
     }
 
-    /// Whether a work request with these SGEs can be posted now.
+    /// Returns whether a work request with these SGEs can be posted now.
     ///
     /// # Errors
     ///
@@ -243,21 +243,21 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Whether no work request is outstanding.
+    /// Returns whether no work request is outstanding.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The slot of the next work request. There is at least one slot.
+    /// Returns the slot of the next work request. There is at least one slot.
     fn next_slot(&self) -> usize {
         self.slot(self.count)
     }
 
-    /// The slot that is `position` behind the oldest one, which is no more than there are slots.
+    /// Returns the slot that is `position` behind the oldest one, which is no more than there are slots.
     fn slot(&self, position: usize) -> usize {
         let depth = self.entries.len();
         let slot = self.tail + position;
-        // Not by a division, which could panic.
+        // A division could panic.
         if slot < depth {
             slot
         } else {
@@ -265,7 +265,7 @@ impl WorkQueue {
         }
     }
 
-    /// The name by which the device knows the next work request.
+    /// Returns the name by which the device knows the next work request.
     fn next_name(&self) -> u64 {
         match &self.transport {
             Transport::Ring(ring) => u64::from(ring.producer()),
@@ -329,7 +329,7 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Keeps a work request that the device never sees, to be flushed.
+    /// Keeps a work request that the device never sees, until it is flushed.
     pub(crate) fn keep(&mut self, entry: Entry) {
         if let Transport::Ring(ring) = &mut self.transport {
             ring.advance();
@@ -350,13 +350,13 @@ impl WorkQueue {
                 lease.kick();
                 false
             }
-            // The head of a region is within its memory.
+            // It never fails, because the head of a region is within its memory.
             Transport::Ring(ring) => ring.publish().unwrap_or(false),
             Transport::Program => false,
         }
     }
 
-    /// How many slots the work request with this name is behind the oldest one, and its slot;
+    /// Returns how many slots the work request with this name is behind the oldest one, and its slot;
     /// `None` if it is not outstanding.
     fn position(&self, name: u64) -> Option<(usize, usize)> {
         let depth = self.entries.len();
@@ -403,7 +403,7 @@ impl WorkQueue {
         self.pop()
     }
 
-    /// What the driver remembers of a work request. `None` if it is not outstanding.
+    /// Returns what the driver remembers of a work request. `None` if it is not outstanding.
     pub(crate) fn peek(&self, name: u64) -> Option<Entry> {
         let (_, slot) = self.position(name)?;
         self.entries[slot]
@@ -434,7 +434,7 @@ impl WorkQueue {
         match &mut self.transport {
             Transport::Virtqueue(lease) => lease.drain(),
             Transport::Ring(ring) => {
-                // The head of a region is within its memory.
+                // It never fails, because the head of a region is within its memory.
                 let _ = ring.reset();
             }
             Transport::Program => {}
@@ -449,7 +449,7 @@ impl WorkQueue {
 mod tests {
     use super::*;
 
-    /// A queue without memory, of which only the slots are used.
+    /// Makes a queue without memory; only its slots are used.
     fn queue(depth: u32) -> Result<WorkQueue> {
         let mut queue = WorkQueue::of_program();
         queue.entries = new_entries(depth)?;

@@ -16,14 +16,14 @@ use kernel::{
     sync::Arc, //
 };
 
-/// An extended connection domain: XRC target QPs receive from the SRQs of theirs.
+/// An extended connection domain. An XRC target QP receives from the SRQs of its domain.
 pub(crate) struct Xrcd {
     hca: Arc<Hca>,
     xrcdn: u32,
 }
 
 impl Xrcd {
-    /// The device's number of the domain; not 0.
+    /// Returns the device's number of the domain; not 0.
     pub(crate) fn number(&self) -> u32 {
         self.xrcdn
     }

@@ -53,11 +53,11 @@ impl Buffers {
 /// The virtqueue of a CQ and the buffers in it.
 pub(super) struct CompletionQueue {
     lease: Lease,
-    /// How many buffers there are.
+    /// The number of buffers.
     depth: u32,
     /// CQEs taken out of the ring when a QP was purged, in order.
     held: KVec<Held>,
-    /// How many of `held` were polled.
+    /// The number of CQEs in `held` that were polled.
     polled: usize,
 }
 
@@ -66,7 +66,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EIO` if an object has this queue, or there is none.
+    /// `EIO` if there is no such queue, or an object has it.
     pub(super) fn new(hca: &Arc<Hca>, cqn: u32, buffers: Buffers, cpu: u32) -> Result<Self> {
         let Buffers {
             depth,
@@ -98,7 +98,7 @@ impl CompletionQueue {
         self.lease.revoke()
     }
 
-    /// Whether the queue does nothing any more.
+    /// Returns whether the queue does nothing any more.
     pub(super) fn is_broken(&self) -> bool {
         self.lease.is_broken()
     }
@@ -128,7 +128,7 @@ impl CompletionQueue {
         None
     }
 
-    /// The next CQE, in order; its buffer is available again.
+    /// Returns the next CQE, in order; its buffer is available again.
     pub(super) fn next(&mut self, hca: &Hca, budget: &mut u32) -> Option<wire::Cqe> {
         let held = match self.held.get(self.polled) {
             Some(held) => {
@@ -174,7 +174,7 @@ impl CompletionQueue {
         self.held = held;
     }
 
-    /// Whether a CQE is there.
+    /// Returns whether a CQE is there.
     pub(super) fn has_completions(&mut self) -> bool {
         self.polled < self.held.len() || self.lease.has_used()
     }

@@ -29,17 +29,17 @@ impl<'a> AhAttr<'a> {
         (roce && grh).then_some(Self(raw))
     }
 
-    /// The plain members.
+    /// Returns the plain members.
     pub(crate) fn raw(&self) -> &bindings::rdma_ah_attr {
         self.0
     }
 
-    /// The destination GID, in network order.
+    /// Returns the destination GID, in network order.
     pub(crate) fn dgid(&self) -> [u8; 16] {
         gid_bytes(&self.0.grh.dgid)
     }
 
-    /// The destination MAC address.
+    /// Returns the destination MAC address.
     pub(crate) fn dmac(&self) -> [u8; 6] {
         // SAFETY: The type of the address says which member of the union is in use; its only
         // member is the MAC address.

@@ -41,7 +41,7 @@ pub(crate) struct CqInitAttr<'a> {
     pub(crate) comp_vector: u32,
     /// Flags of `enum ib_uverbs_ex_create_cq_flags`.
     pub(crate) flags: u32,
-    /// The way back to the program, if it is for one.
+    /// The way back to the program; `None` if the kernel creates the object for itself.
     pub(crate) udata: Option<Udata<'a>>,
 }
 
@@ -61,10 +61,10 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// What the device says; the object then lives on.
     fn destroy(&self) -> Result;
 
-    /// The device's number of the CQ.
+    /// Returns the device's number of the CQ.
     fn number(&self) -> u32;
 
-    /// The number of entries that the CQ has room for.
+    /// Returns the number of entries that the CQ has room for.
     fn cqe(&self) -> u32;
 
     /// Holds completion events back until there are `count` completions, or `period` microseconds
@@ -82,7 +82,7 @@ pub(crate) trait CompletionQueue<D: Driver>: Sized + Send + Sync {
     /// `EOPNOTSUPP` if the CQ cannot be resized, `EINVAL` for sizes, or what the device says.
     fn resize(&self, dev: &Device<D>, cqe: u32, udata: &Udata<'_>) -> Result;
 
-    /// Moves completions to `wcs` until it is full or there are none. Any context.
+    /// Moves completions to `wcs` until it is full or no completion is left. Any context.
     ///
     /// # Errors
     ///
@@ -233,7 +233,8 @@ pub(super) unsafe extern "C" fn resize_user_cq<D: Driver>(
     };
     from_result(|| {
         cq.resize(dev, cqe, &udata.ok_or(EINVAL)?)?;
-        // SAFETY: `raw` is valid, as above. Whoever reads it meanwhile gets either number.
+        // SAFETY: `raw` is a valid CQ until this returns. A thread that reads the number meanwhile gets the old or
+        // the new one.
         unsafe { (&raw mut (*raw).cqe).write_volatile(cqe as c_int) };
         Ok(0)
     })
@@ -299,7 +300,7 @@ pub(super) unsafe extern "C" fn fill_res_cq_entry<D: Driver>(
     message: *mut bindings::sk_buff,
     raw: *mut bindings::ib_cq,
 ) -> c_int {
-    // SAFETY: The core calls with a CQ of this driver, of which it holds a reference, and a message
-    // of its own.
+    // SAFETY: The core calls with a CQ of this driver that it keeps until this returns, and with a message
+    // that nobody else uses.
     unsafe { restrack::nest(message, |details| Cq::<D>::from_raw(raw).details(details)) }
 }

@@ -53,14 +53,14 @@ pub(crate) struct Handles<D: Driver> {
     pub(crate) qps: Table<Qp<D>>,
     /// The shared receive queues.
     pub(crate) srqs: Table<Srq<D>>,
-    /// What completions of programs point to.
+    /// What the completions that the kernel polls for programs point to.
     pub(super) stand_ins: StandIns,
     pub(super) device: Table<Device<D>>,
 }
 
 impl<D: Driver> Handles<D> {
-    /// Makes tables for CQ numbers below `cqs`, QP numbers below `qps` and SRQ numbers below `srqs`.
-    /// Whether the kernel polls CQs for programs is up to `polls`. May sleep.
+    /// Makes tables for CQ numbers below `cqs`, QP numbers below `qps` and SRQ numbers below `srqs`. `polls` says
+    /// whether the kernel polls CQs for programs. May sleep.
     ///
     /// # Errors
     ///
@@ -95,34 +95,36 @@ pub(crate) struct Device<D: Driver> {
 
 // SAFETY: The C part is handed to the RDMA core, which locks.
 unsafe impl<D: Driver> Send for Device<D> {}
-// SAFETY: As above.
+// SAFETY: The C part is handed to the RDMA core, which locks.
 unsafe impl<D: Driver> Sync for Device<D> {}
 
 impl<D: Driver> Device<D> {
-    /// The C structure.
+    /// Returns the C structure.
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.get()
     }
 
+    /// Returns the device whose C structure `raw` is.
+    ///
     /// # Safety
     ///
     /// `raw` must be a device of this driver, valid for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::ib_device) -> &'a Self {
-        // SAFETY: `raw` is at offset 0, and the rest follows from the safety requirements.
+        // SAFETY: `raw` is at offset 0 of the device, which the caller promises is valid for `'a`.
         unsafe { &*raw.cast::<Self>() }
     }
 
-    /// The driver's data.
+    /// Returns the driver's data.
     pub(crate) fn data(&self) -> &Arc<D> {
         &self.data
     }
 
-    /// The objects by number; the same ones as long as the device lives.
+    /// Returns the objects by number. They are the same as long as the device lives.
     pub(super) fn handles(&self) -> &Handles<D> {
         &self.handles
     }
 
-    /// Pairs the port with a network interface, or with none. May sleep.
+    /// Pairs the port with a network interface; with `None`, ends the pairing. May sleep.
     ///
     /// # Errors
     ///
@@ -170,7 +172,7 @@ impl<D: Driver> Deref for Device<D> {
 ///
 /// # Errors
 ///
-/// Those of `data`, of which nothing is left then; `ENOMEM`; `EIO` for a number that is out of range or taken.
+/// The errors of `data`, which initialises nothing then; `ENOMEM`; `EIO` for a number that is out of range or taken.
 pub(super) unsafe fn publish_new<'a, D: Driver, C, T>(
     dev: &Device<D>,
     table: &Table<Object<C, T>>,

@@ -44,7 +44,7 @@ pub(super) enum Element {
     Port(u32),
 }
 
-/// An event of `device`.
+/// Returns an event of `device`.
 pub(super) fn new_event(
     device: *mut bindings::ib_device,
     event: EventType,

@@ -23,20 +23,22 @@ const fn offset_of_data() -> usize {
 pub(crate) struct PerfMad(bindings::ib_mad);
 
 impl PerfMad {
+    /// Wraps a MAD.
+    ///
     /// # Safety
     ///
     /// `raw` must be a MAD that is valid, and written by nobody else, for `'a`.
     unsafe fn from_raw<'a>(raw: *const bindings::ib_mad) -> &'a Self {
-        // SAFETY: By the safety requirements; the type is a transparent wrapper.
+        // SAFETY: The caller promises that `raw` is valid for `'a`; the type is a transparent wrapper.
         unsafe { &*raw.cast::<Self>() }
     }
 
-    /// The attribute.
+    /// Returns the attribute.
     pub(crate) fn attribute(&self) -> u16 {
         u16::from_be(self.0.mad_hdr.attr_id)
     }
 
-    /// The port that the request selects.
+    /// Returns the port that the request selects.
     pub(crate) fn port_select(&self) -> u8 {
         self.bytes().get(DATA + 1).copied().unwrap_or(0)
     }
@@ -52,7 +54,7 @@ impl PerfMad {
 
     /// Writes to the data.
     pub(crate) fn put<const N: usize>(&mut self, offset: usize, value: [u8; N]) {
-        // SAFETY: As for `bytes`; any bytes are valid.
+        // SAFETY: The structure is packed integers and arrays of them, for which any bytes are valid.
         let bytes: &mut [u8; size_of::<bindings::ib_mad>()] =
             unsafe { &mut *(&raw mut self.0).cast() };
         if let Some(place) = bytes.get_mut(DATA + offset..DATA + offset + N) {

@@ -83,14 +83,14 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is none, or if the device has no pages of that size.
+    /// `EINVAL` if the MR is not for fast registration, or if the device has no pages of that size.
     fn begin_pages(&self, page_size: u32) -> Result;
 
     /// Adds the page at `addr`, a multiple of its size. Any context.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not for fast registration, `ENOMEM` if there are too many.
+    /// `EINVAL` if the MR is not for fast registration, `ENOMEM` if it has as many pages as it can have.
     fn add_page(&self, addr: u64) -> Result;
 
     /// Destroys the MR, which is in `pd`, in the device. May sleep. It is dropped afterwards, unless
@@ -102,7 +102,7 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     /// lives on.
     fn dereg(&self, pd: &Pd<D>) -> Result;
 
-    /// The local and the remote key.
+    /// Returns the local and the remote key.
     fn keys(&self) -> (u32, u32);
 
     /// Adds what `rdma resource show` tells of the object. May sleep.
@@ -197,7 +197,7 @@ pub(super) unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
         unsafe { no_driver_data(attrs.cast())? };
         D::Mr::reg_dma_buf(dev, pd, fd, &memory)
     });
-    // Unlike those of other MRs, the core leaves these to the driver.
+    // The core sets these members of other MRs itself.
     if let Ok(mr) = from_err_ptr(raw) {
         // SAFETY: The MR is valid, and nobody else knows of it.
         unsafe {
@@ -295,14 +295,14 @@ pub(super) unsafe extern "C" fn map_mr_sg<D: Driver>(
 ///
 /// Only `ib_sg_to_pages()` may call it, for an MR of this driver.
 unsafe extern "C" fn set_page<D: Driver>(raw: *mut bindings::ib_mr, addr: u64) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: The caller promises that `raw` is an MR of this driver.
     let mr = unsafe { Mr::<D>::from_raw(raw) };
     from_result(|| mr.add_page(addr).map(|()| 0))
 }
 
 /// Allocates an MR, which `dereg_mr` frees.
 fn new_mr<D: Driver>(create: impl FnOnce() -> Result<D::Mr>) -> *mut bindings::ib_mr {
-    // The memory first, so that nothing fails once the device has the MR.
+    // The memory is allocated first, so that nothing fails once the device has the MR.
     let mr = KBox::<Mr<D>>::new_uninit(GFP_KERNEL)
         .map_err(Error::from)
         .and_then(|memory| Ok(KBox::write(memory, Mr::<D>::new(create()?))));
@@ -339,7 +339,7 @@ pub(super) unsafe extern "C" fn dereg_mr<D: Driver>(
         // freed below. The core has set its PD, which it counts as a user of.
         let (mr, pd) = unsafe { (Mr::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mr.dereg(pd)?;
-        // SAFETY: It is from `new_mr`.
+        // SAFETY: `new_mr` made `raw` of a `KBox`, and nobody uses the MR any more.
         drop(unsafe { KBox::from_raw(raw.cast::<Mr<D>>()) });
         Ok(0)
     })
@@ -354,6 +354,7 @@ pub(super) unsafe extern "C" fn fill_res_mr_entry<D: Driver>(
     message: *mut bindings::sk_buff,
     raw: *mut bindings::ib_mr,
 ) -> c_int {
-    // SAFETY: As for `fill_res_cq_entry`.
+    // SAFETY: The core calls with an MR of this driver that it keeps until this returns, and with a message
+    // that nobody else uses.
     unsafe { restrack::nest(message, |details| Mr::<D>::from_raw(raw).details(details)) }
 }

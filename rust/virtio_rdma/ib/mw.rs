@@ -16,7 +16,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// A memory window, which programs bind.
+/// A memory window. Programs bind it by work requests.
 pub(crate) trait MemoryWindow<D: Driver>: Sized + Send + Sync {
     /// Creates a window of this type (`enum ib_mw_type`), not bound yet. May sleep.
     ///
@@ -33,7 +33,7 @@ pub(crate) trait MemoryWindow<D: Driver>: Sized + Send + Sync {
     /// What the device says; the object then lives on.
     fn dealloc(&self, pd: &Pd<D>) -> Result;
 
-    /// The key that the window begins with.
+    /// Returns the first key of the window.
     fn key(&self) -> u32;
 }
 
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn alloc_mw<D: Driver>(
         unsafe { no_driver_data(udata)? };
         let data = D::Mw::alloc(pd, mw_type)?;
         let key = data.key();
-        // SAFETY: The core allocated `size_ib_mw` bytes, of which only its own are initialised.
+        // SAFETY: The core allocated `size_ib_mw` bytes, and initialised only the members of its own.
         unsafe {
             Mw::<D>::write(raw, data);
             (*raw).rkey = key;

@@ -28,7 +28,7 @@ pub(crate) struct Object<C, T> {
 
 // SAFETY: The C part is only read, or handed to the RDMA core, which locks.
 unsafe impl<C, T: Send> Send for Object<C, T> {}
-// SAFETY: As above.
+// SAFETY: The C part is only read, or handed to the RDMA core, which locks.
 unsafe impl<C, T: Sync> Sync for Object<C, T> {}
 
 impl<C, T> Object<C, T> {
@@ -39,24 +39,24 @@ impl<C, T> Object<C, T> {
         core::mem::size_of::<Self>()
     };
 
-    /// The C structure.
+    /// Returns the C structure.
     pub(crate) fn as_raw(&self) -> *mut C {
         self.raw.get()
     }
 
-    /// The number by which the driver finds the object, if it is one that is found so. It is the one
-    /// that the driver's data said first.
+    /// Returns the number by which the driver finds the object: the one that the driver's data said when the
+    /// object was created. It is 0 for an object that is not found by number.
     pub(super) fn handle(&self) -> u32 {
         self.handle
     }
 
-    /// The object in which `raw` is embedded.
+    /// Returns the object in which `raw` is embedded.
     ///
     /// # Safety
     ///
     /// `raw` must be the structure of an object of this type, valid and initialised for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *mut C) -> &'a Self {
-        // SAFETY: `raw` is at offset 0, and the rest follows from the safety requirements.
+        // SAFETY: `raw` is at offset 0 of the object, which the caller promises is valid and initialised for `'a`.
         unsafe { &*raw.cast::<Self>() }
     }
 
@@ -69,15 +69,15 @@ impl<C, T> Object<C, T> {
     ///
     /// # Errors
     ///
-    /// Those of `init`.
+    /// The errors of `init`.
     pub(super) unsafe fn init<'a>(
         raw: *mut C,
         init: impl PinInit<T, Error>,
         handle: impl FnOnce(&T) -> u32,
     ) -> Result<&'a Self> {
         let this = raw.cast::<Self>();
-        // SAFETY: By the safety requirements, `handle` and `data` are valid for writes, and `data`
-        // is pinned; it is initialised when `handle` gets it.
+        // SAFETY: The caller promises that `raw` heads `SIZE` bytes that stay where they are, so `handle` and
+        // `data` are valid for writes and `data` is pinned. `data` is initialised when `handle` gets it.
         unsafe {
             kernel_release::init_in_place(&raw mut (*this).data, init)?;
             (&raw mut (*this).handle).write(handle(&(*this).data));
@@ -90,10 +90,10 @@ impl<C, T> Object<C, T> {
     ///
     /// # Safety
     ///
-    /// As for [`Object::init`].
+    /// The errors of [`Object::init`].
     pub(super) unsafe fn write(raw: *mut C, data: T) {
         let this = raw.cast::<Self>();
-        // SAFETY: By the safety requirements, `handle` and `data` are valid for writes.
+        // SAFETY: The caller promises that `raw` heads `SIZE` bytes, so `handle` and `data` are valid for writes.
         unsafe {
             (&raw mut (*this).handle).write(0);
             (&raw mut (*this).data).write(data);
@@ -118,7 +118,7 @@ impl<C, T> Object<C, T> {
     ///
     /// `raw` must be the structure of an initialised object, to which there is no reference.
     pub(super) unsafe fn drop_data(raw: *mut C) {
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller promises that the data is initialised and that there is no reference to it.
         unsafe { core::ptr::drop_in_place(&raw mut (*raw.cast::<Self>()).data) };
     }
 }

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::bindings;
 
-/// The commands of uverbs by which the kernel posts and polls for a program.
+/// Returns the commands of uverbs by which the kernel posts and polls for a program.
 pub(super) fn uverbs_cmd_mask() -> u64 {
     [
         bindings::ib_uverbs_write_cmds_IB_USER_VERBS_CMD_POST_SEND,
@@ -50,7 +50,7 @@ pub(super) fn uverbs_cmd_mask() -> u64 {
     .fold(0, |mask, command| mask | 1 << command)
 }
 
-/// The table of operations of a driver.
+/// Returns the table of operations of a driver.
 pub(super) fn table<D: Driver>() -> bindings::ib_device_ops {
     bindings::ib_device_ops {
         driver_id: bindings::rdma_driver_id_RDMA_DRIVER_UNKNOWN,

@@ -23,27 +23,27 @@ impl<'a> GidAttr<'a> {
         Self(raw)
     }
 
-    /// The GID, in network order.
+    /// Returns the GID, in network order.
     pub(crate) fn gid(&self) -> [u8; 16] {
         gid_bytes(&self.0.gid)
     }
 
-    /// `enum ib_gid_type`.
+    /// Returns a value of `enum ib_gid_type`.
     pub(crate) fn gid_type(&self) -> u32 {
         self.0.gid_type
     }
 
-    /// The index in the GID table.
+    /// Returns the index in the GID table.
     pub(crate) fn index(&self) -> u16 {
         self.0.index
     }
 
-    /// The port.
+    /// Returns the port.
     pub(crate) fn port(&self) -> u32 {
         self.0.port_num
     }
 
-    /// The VLAN of the network interface that the GID is an address of; `None` if it is in none.
+    /// Returns the number of the VLAN that the network interface of the GID is in; `None` if it is in no VLAN.
     ///
     /// # Errors
     ///
@@ -59,10 +59,10 @@ impl<'a> GidAttr<'a> {
     }
 }
 
-/// What the core has for the number of a VLAN where there is none.
+/// The number by which the core says that there is no VLAN.
 const NO_VLAN: u16 = u16::MAX;
 
-/// The bytes of a GID, in network order.
+/// Returns the bytes of a GID, in network order.
 pub(super) fn gid_bytes(gid: &bindings::ib_gid) -> [u8; 16] {
     // SAFETY: All members of the union are 16 bytes without padding.
     unsafe { *core::ptr::from_ref(gid).cast::<[u8; 16]>() }
@@ -106,13 +106,13 @@ pub(super) unsafe extern "C" fn query_port_speed<D: Driver>(
     })
 }
 
-/// The speed of a port with these attributes, in units of 100 Mb/s; 0 if it is down.
+/// Returns the speed of a port with these attributes, in units of 100 Mb/s; 0 if it is down.
 fn port_speed(attr: &mut bindings::ib_port_attr) -> Result<u64> {
     if attr.state != bindings::ib_port_state_IB_PORT_ACTIVE {
         return Ok(0);
     }
     let mut info = bindings::ib_port_speed_info::default();
-    // SAFETY: Both structures are valid; speeds and widths that are none are an error to it.
+    // SAFETY: Both structures are valid. The function fails for speeds and widths that it does not know.
     to_result(unsafe { bindings::ib_port_attr_to_speed_info(attr, &mut info) })?;
     Ok(u64::try_from(info.rate)?)
 }
@@ -190,7 +190,8 @@ pub(super) unsafe extern "C" fn del_gid<D: Driver>(
     attr: *const bindings::ib_gid_attr,
     _context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: As in `add_gid`; the entry goes when this has returned.
+    // SAFETY: The core's GID table calls with an entry of its own, which it keeps until this
+    // returns, and which names the registered device that has the table.
     let (dev, attr) = unsafe { (Device::<D>::from_raw((*attr).device), &*attr) };
     from_result(|| D::del_gid(dev, &GidAttr::new(attr)).map(|()| 0))
 }

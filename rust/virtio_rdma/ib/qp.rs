@@ -104,7 +104,7 @@ pub(crate) struct QpInitAttr<'a, D: Driver> {
     pub(crate) qp_type: QpType,
     /// Whether every send work request completes with a CQE.
     pub(crate) signal_all: bool,
-    /// The PD; that, the CQs and the domain as far as the type has them.
+    /// The PD. Some types of QPs have no PD, no CQ or no domain.
     pub(crate) pd: Option<&'a Pd<D>>,
     /// The CQ of sends.
     pub(crate) send_cq: Option<&'a Cq<D>>,
@@ -118,12 +118,12 @@ pub(crate) struct QpInitAttr<'a, D: Driver> {
     pub(crate) create_flags: u32,
     /// The shared receive queue that the QP shall receive from.
     pub(crate) srq: Option<&'a Srq<D>>,
-    /// The way back to the program, if it is for one.
+    /// The way back to the program; `None` if the kernel creates the object for itself.
     pub(crate) udata: Option<Udata<'a>>,
 }
 
 impl<D: Driver> QpInitAttr<'_, D> {
-    /// The number of the shared receive queue, if there is one.
+    /// Returns the number of the shared receive queue, if there is one.
     pub(crate) fn srq_number(&self) -> Option<u32> {
         self.srq.map(|srq| srq.number())
     }
@@ -153,20 +153,20 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     /// What the device says.
     fn query(&self, attr: &mut bindings::ib_qp_attr) -> Result;
 
-    /// Destroys the QP in the device. May sleep. It is dropped afterwards, unless this fails.
+    /// Destroys the QP in the device. May sleep. The QP is dropped afterwards, unless this fails.
     ///
     /// # Errors
     ///
     /// What the device says; the object then lives on.
     fn destroy(&self) -> Result;
 
-    /// The device's number of the QP.
+    /// Returns the device's number of the QP.
     fn number(&self) -> u32;
 
-    /// The sizes that the QP has.
+    /// Returns the sizes that the QP has.
     fn cap(&self) -> bindings::ib_qp_cap;
 
-    /// Whether every send work request completes with a CQE.
+    /// Returns whether every send work request completes with a CQE.
     fn signals_all(&self) -> bool;
 
     /// Posts send work requests. Any context.
@@ -181,7 +181,7 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::post_send`].
+    /// The errors of [`QueuePair::post_send`].
     fn post_recv(&self, wrs: &mut RecvWrs<'_>) -> Result;
 
     /// Tells the device that a program has posted to its own send ring: POST_SEND without work
@@ -197,7 +197,7 @@ pub(crate) trait QueuePair<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::ring_send_doorbell`].
+    /// The errors of [`QueuePair::ring_send_doorbell`].
     fn ring_recv_doorbell(&self) -> Result;
 
     /// Attaches the QP to a multicast group, if it is not yet. May sleep.
@@ -228,9 +228,9 @@ impl<T> Object<bindings::ib_qp, T> {
     /// of a work queue (`struct ib_qp_init_attr`).
     pub(crate) fn report(&self, event: EventType) {
         let raw = self.as_raw();
-        // SAFETY: By the type invariants `raw` is a valid QP; handler and context were set before it
-        // came to the driver, but those of an XRC target, which the core sets anew before it lets
-        // anybody change the QP's state: the driver reports nothing of a target until then.
+        // SAFETY: By the type invariants `raw` is a valid QP. The core set handler and context before the QP came
+        // to the driver. For an XRC target it sets them a second time, before anybody can change the state of
+        // the QP, and the driver reports nothing of a target until its state was changed.
         unsafe {
             let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
             if let Some(handler) = (*raw).event_handler {
@@ -279,7 +279,7 @@ pub(super) unsafe extern "C" fn create_qp<D: Driver>(
         udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let qp_type = QpType::try_from(init.qp_type).map_err(|_| unsupported())?;
         // SAFETY: What `init` and `pd` name are objects that the functions here made and that the
-        // core has counted this QP as a user of, or null where the type of the QP has none.
+        // core has counted this QP as a user of, or null where a QP of this type has no such object.
         let attr = unsafe {
             QpInitAttr {
                 qp_type,
@@ -412,7 +412,8 @@ pub(super) unsafe extern "C" fn detach_mcast<D: Driver>(
     gid: *mut bindings::ib_gid,
     _lid: u16,
 ) -> c_int {
-    // SAFETY: As in `attach_mcast`.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses no QP
+    // that it destroys, so that it stays until this returns. `gid` is the caller's.
     let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
     from_result(|| qp.detach_mcast(gid).map(|()| 0))
 }
@@ -440,8 +441,8 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
         qp.post_send(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
-        // has none.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+        // pointer.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))
@@ -467,8 +468,8 @@ pub(super) unsafe extern "C" fn post_recv<D: Driver>(
         qp.post_recv(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
-        // has none.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+        // pointer.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))
@@ -483,7 +484,8 @@ pub(super) unsafe extern "C" fn fill_res_qp_entry<D: Driver>(
     message: *mut bindings::sk_buff,
     raw: *mut bindings::ib_qp,
 ) -> c_int {
-    // SAFETY: As for `fill_res_cq_entry`.
+    // SAFETY: The core calls with a QP of this driver that it keeps until this returns, and with a message
+    // that nobody else uses.
     unsafe { restrack::nest(message, |details| Qp::<D>::from_raw(raw).details(details)) }
 }
 

@@ -36,10 +36,10 @@ pub(crate) struct UnregisteredDevice<D: Driver>(NonNull<Device<D>>);
 
 // SAFETY: It is a reference to a `Device`.
 unsafe impl<D: Driver> Send for UnregisteredDevice<D> {}
-// SAFETY: As above.
+// SAFETY: It is a reference to a `Device`.
 unsafe impl<D: Driver> Sync for UnregisteredDevice<D> {}
 
-/// What a device is made of.
+/// What a device is created with.
 pub(crate) struct Config<'a> {
     /// The device in sysfs below which this one stands.
     pub(crate) parent: &'a device::Device,
@@ -52,7 +52,7 @@ pub(crate) struct Config<'a> {
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
-    /// Allocates a device, the objects of which will be in `handles`. May sleep.
+    /// Allocates a device, whose objects will be in `handles`. May sleep.
     ///
     /// # Errors
     ///
@@ -97,8 +97,7 @@ impl<D: Driver> UnregisteredDevice<D> {
 }
 
 impl<D: Driver> UnregisteredDevice<D> {
-    /// The name that it was registered by, or that it was given since. It is not registered any more. May
-    /// sleep.
+    /// Returns the name that the device had last. The device must not be registered any more. May sleep.
     ///
     /// # Errors
     ///
@@ -132,7 +131,7 @@ impl<D: Driver> Drop for UnregisteredDevice<D> {
     }
 }
 
-/// The registration of a device. Dropping it unregisters, and destroys all objects: nothing calls
+/// The registration of a device. Dropping it unregisters the device and destroys all objects: nothing calls
 /// the driver afterwards.
 pub(crate) struct Registration<D: Driver>(Arc<UnregisteredDevice<D>>);
 
@@ -149,8 +148,8 @@ impl<D: Driver> Registration<D> {
     ) -> Result<Self> {
         // To the core, a name with this sign is the format of one.
         let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
-        // SAFETY: The device is valid and complete. `dma` is bound as long as this registration
-        // exists, by the contract of `dma::Device::new`.
+        // SAFETY: The device is allocated and filled in. `dma` does the DMA of the virtio device, whose driver
+        // drops this registration before it unbinds, so that it is bound as long as the registration exists.
         to_result(unsafe {
             bindings::ib_register_device(
                 dev.as_raw(),

@@ -17,7 +17,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// The details of one object, which go into a netlink message.
+/// The netlink message that takes the details of one object.
 pub(crate) struct Details<'a> {
     message: NonNull<bindings::sk_buff>,
     _lifetime: PhantomData<&'a mut ()>,
@@ -37,7 +37,7 @@ impl Details<'_> {
     }
 }
 
-/// Lets `fill` add the details of an object to a message, all of them or none.
+/// Lets `fill` add the details of an object to a message. If it fails, the message stays as it was.
 ///
 /// # Safety
 ///
@@ -53,13 +53,13 @@ pub(super) unsafe fn nest(
             _lifetime: PhantomData,
         };
         let kind = bindings::rdma_nldev_attr_RDMA_NLDEV_ATTR_DRIVER as c_int;
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller promises that `message` is valid, and nobody else uses it.
         let nest = unsafe { bindings::virtio_rdma_nla_nest_start(message, kind) };
         if nest.is_null() {
             return Err(too_long);
         }
         let result = fill(&mut details);
-        // SAFETY: By the safety requirements; `nest` began in this message and has not ended.
+        // SAFETY: The caller promises that `message` is valid; `nest` began in it and has not ended.
         unsafe {
             if result.is_ok() {
                 bindings::virtio_rdma_nla_nest_end(message, nest);

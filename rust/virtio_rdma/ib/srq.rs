@@ -56,9 +56,9 @@ pub(crate) struct SrqInitAttr<'a, D: Driver> {
     pub(crate) max_wr: u32,
     /// SGEs of each.
     pub(crate) max_sge: u32,
-    /// Of an SRQ for XRC, the domain, and the CQ that it completes to.
+    /// The domain and the CQ of completions of an SRQ for XRC; `None` for a basic SRQ.
     pub(crate) xrc: Option<(&'a Xrcd<D>, &'a Cq<D>)>,
-    /// The way back to the program, if it is for one.
+    /// The way back to the program; `None` if the kernel creates the object for itself.
     pub(crate) udata: Option<Udata<'a>>,
 }
 
@@ -72,8 +72,7 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// for sizes beyond the limits, `ENOMEM`, or what the device says.
     fn create(dev: &Device<D>, attr: &SrqInitAttr<'_, D>) -> Result<impl PinInit<Self, Error>>;
 
-    /// Asks for one event when fewer than `limit` work requests wait, or for none if it is 0. May
-    /// sleep.
+    /// Asks for one event when fewer than `limit` work requests wait; for no event if `limit` is 0. May sleep.
     ///
     /// # Errors
     ///
@@ -102,10 +101,10 @@ pub(crate) trait SharedReceiveQueue<D: Driver>: Sized + Send + Sync {
     /// What the device says; the object then lives on.
     fn destroy(&self) -> Result;
 
-    /// The device's number of the SRQ.
+    /// Returns the device's number of the SRQ.
     fn number(&self) -> u32;
 
-    /// The number of work requests that the SRQ has room for, and SGEs of each. May sleep.
+    /// Returns the number of work requests that the SRQ has room for, and SGEs of each. May sleep.
     fn sizes(&self) -> (u32, u32);
 
     /// Posts receive work requests. Any context.
@@ -310,8 +309,8 @@ pub(super) unsafe extern "C" fn post_srq_recv<D: Driver>(
         srq.post_recv(&mut wrs)
     };
     if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own for a caller that
-        // has none.
+        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+        // pointer.
         unsafe { *bad = wrs.current() };
     }
     from_result(|| result.map(|()| 0))

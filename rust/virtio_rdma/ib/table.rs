@@ -28,9 +28,9 @@ const CHUNK: usize = 256;
 
 struct Published<T> {
     object: NonNull<T>,
-    /// Calls of [`Table::with_held`] that use it.
+    /// The number of calls of [`Table::with_held`] that use the object.
     users: u32,
-    /// It is being destroyed, and the device may have given its number to another object.
+    /// The object is being destroyed, and the device may have given its number to another object.
     leaving: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Table<T: Sync> {
 
 // SAFETY: The chunks are shared between threads, each slot of them behind its lock.
 unsafe impl<T: Sync> Send for Table<T> {}
-// SAFETY: As above.
+// SAFETY: The chunks are shared between threads, each slot of them behind its lock.
 unsafe impl<T: Sync> Sync for Table<T> {}
 
 impl<T: Sync> Table<T> {
@@ -95,7 +95,7 @@ impl<T: Sync> Table<T> {
         })
     }
 
-    /// The slot of this number, if it was ever needed.
+    /// Returns the slot of this number, if it was ever needed.
     fn slot(&self, number: u32) -> Option<&Slot<T>> {
         let number = number as usize;
         let chunk = self.chunks.get(number / CHUNK)?.load(Acquire);
@@ -142,7 +142,7 @@ impl<T: Sync> Table<T> {
         Some(f(unsafe { published.object.as_ref() }))
     }
 
-    /// Calls `f` with the object of this number, if there is one: whoever takes it out of the table
+    /// Calls `f` with the object of this number, if there is one. A thread that takes the object out of the table
     /// meanwhile waits, so `f` must not do that itself. `f` may sleep. May sleep.
     pub(crate) fn with_held<R>(&self, number: u32, f: impl FnOnce(&T) -> R) -> Option<R> {
         let slot = self.slot(number)?;
@@ -162,7 +162,7 @@ impl<T: Sync> Table<T> {
         Some(result)
     }
 
-    /// The numbers that objects may have, as far as slots were ever needed.
+    /// Returns the numbers that objects may have, as far as slots were ever needed.
     fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.chunks.iter().enumerate();
         chunks
@@ -213,13 +213,13 @@ impl<T: Sync> Table<T> {
     }
 
     /// Calls `destroy`, which destroys the object with this number in the device, and takes it out as
-    /// [`Table::unpublish`] does. The object is found until then, and whoever publishes another one with
+    /// [`Table::unpublish`] does. The object is found until then, and a thread that publishes another one with
     /// the same number waits: the device may give a number out again as soon as it has destroyed the
     /// object, before `destroy` returns. May sleep.
     ///
     /// # Errors
     ///
-    /// Those of `destroy`; the object then stays in the table.
+    /// The errors of `destroy`; the object then stays in the table.
     pub(super) fn retire(&self, number: u32, destroy: impl FnOnce() -> Result) -> Result {
         self.set_leaving(number, true);
         let result = destroy();

@@ -31,8 +31,8 @@ pub(crate) trait UserContext<D: Driver>: Sized + Send + Sync {
     /// `EFAULT`, or any of the driver's.
     fn alloc(dev: &Device<D>, udata: &Udata<'_>) -> Result<Self>;
 
-    /// What the provider of a program that imports a context is told, as that of the program that
-    /// created it was.
+    /// Returns what the provider of a program that imports a context is told. The provider of the program that
+    /// created the context was told the same.
     fn describe(dev: &Device<D>) -> Self::Description;
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Udata<'a> {
 }
 
 impl Udata<'_> {
-    /// `None` for a null pointer: there is no program.
+    /// Wraps what the RDMA core hands over; `None` for a null pointer, which means that no program asks.
     ///
     /// # Safety
     ///
@@ -43,7 +43,8 @@ impl Udata<'_> {
     pub(crate) fn request<T: FromBytes + AsBytes + Zeroable>(&self) -> Result<T> {
         let mut request = T::zeroed();
         let bytes = request.as_bytes_mut();
-        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` has room for `T`.
+        // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`; `bytes` has room
+        // for `T`.
         to_result(unsafe {
             bindings::_ib_copy_validate_udata_in(
                 self.raw.as_ptr(),
@@ -62,7 +63,7 @@ impl Udata<'_> {
     ///
     /// `EOPNOTSUPP` if any byte is not zero, `EFAULT`.
     pub(crate) fn no_request(&self) -> Result {
-        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`.
         to_result(unsafe { bindings::virtio_rdma_is_udata_in_empty(self.raw.as_ptr()) })
     }
 
@@ -73,7 +74,7 @@ impl Udata<'_> {
     ///
     /// `EFAULT`.
     pub(crate) fn no_answer(&self) -> Result {
-        // SAFETY: By the contract of `from_raw`, `raw` is valid.
+        // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`.
         to_result(unsafe { bindings::virtio_rdma_respond_empty_udata(self.raw.as_ptr()) })
     }
 
@@ -85,16 +86,16 @@ impl Udata<'_> {
     /// `EFAULT`.
     pub(crate) fn respond<T: AsBytes>(&self, answer: &T) -> Result {
         let bytes = answer.as_bytes();
-        // SAFETY: By the contract of `from_raw`, `raw` is valid; `bytes` is valid for reads of its
-        // length.
+        // SAFETY: `from_raw` got `raw` from the current system call, for the lifetime of `self`; `bytes` is
+        // valid for reads of its length.
         to_result(unsafe {
             bindings::_ib_respond_udata(self.raw.as_ptr(), bytes.as_ptr().cast(), bytes.len())
         })
     }
 }
 
-/// For an operation that takes nothing from a program but what the core knows of, and tells it nothing
-/// either (`ib_no_udata_io()`).
+/// Checks the data of an operation for which driver and program exchange no data of their own
+/// (`ib_no_udata_io()`).
 ///
 /// # Safety
 ///
@@ -104,7 +105,7 @@ impl Udata<'_> {
 ///
 /// `EOPNOTSUPP` if the program sent bytes that are not zero, `EFAULT`.
 pub(super) unsafe fn no_driver_data(udata: *mut bindings::ib_udata) -> Result {
-    // SAFETY: By the safety requirements.
+    // SAFETY: The caller promises that `udata` is null or that of the current system call.
     let Some(udata) = (unsafe { Udata::from_raw(udata) }) else {
         return Ok(());
     };

@@ -44,7 +44,7 @@ c_enum! {
 /// A work completion.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wc {
-    /// The consumer's name for the work request.
+    /// The `wr_id` of the consumer.
     pub(crate) wr_id: u64,
     /// `enum ib_wc_status`.
     pub(crate) status: u32,
@@ -70,7 +70,7 @@ pub(crate) struct Wc {
     pub(crate) vlan_id: u16,
 }
 
-/// QPs that are nothing but numbers, one for each that a QP may have.
+/// Structures that stand in for QPs, one for each number that a QP may have. Only their number is set.
 ///
 /// When the kernel polls for a program, `copy_wc_to_user()` reads the number of the QP that a completion
 /// points to, and nothing keeps that QP from being destroyed by another thread of the program meanwhile.
@@ -87,7 +87,7 @@ unsafe impl Send for StandIns {}
 unsafe impl Sync for StandIns {}
 
 impl StandIns {
-    /// Makes those of the numbers below `qps`. May sleep.
+    /// Makes the stand-ins of the numbers below `qps`. May sleep.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl StandIns {
     pub(super) fn new(qps: usize) -> Result<Self> {
         let mut all = KVVec::with_capacity(qps, GFP_KERNEL)?;
         let places: &mut [MaybeUninit<bindings::ib_qp>] = all.spare_capacity_mut();
-        // Each in its place: it is large for the stack.
+        // Each is written in its place, because the structure is large for the stack.
         for (number, place) in places.iter_mut().take(qps).enumerate() {
             let place = place.as_mut_ptr();
             // SAFETY: The place is valid for writes of an element.
@@ -110,14 +110,14 @@ impl StandIns {
         Ok(Self(all))
     }
 
-    /// The one of a number.
+    /// Returns the stand-in of a number.
     fn get(&self, number: u32) -> Option<*mut bindings::ib_qp> {
         let stand_in = self.0.get(number as usize)?;
         Some(ptr::from_ref(stand_in).cast_mut())
     }
 }
 
-/// An array of work completions that a poller wants filled.
+/// The array of work completions that a consumer polls into.
 pub(crate) struct Wcs<'a> {
     slots: &'a mut [MaybeUninit<bindings::ib_wc>],
     filled: usize,
@@ -137,17 +137,17 @@ impl<'a> Wcs<'a> {
         }
     }
 
-    /// How many are filled.
+    /// Returns the number of completions that are filled in.
     pub(super) fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Whether there is no room left.
+    /// Returns whether there is no room left.
     pub(crate) fn is_full(&self) -> bool {
         self.filled == self.slots.len()
     }
 
-    /// Appends the completion of a work request of `qp`, if there is room.
+    /// Appends the completion of a work request of `qp`, if there is room for it.
     pub(crate) fn push<T>(&mut self, qp: &Object<bindings::ib_qp, T>, wc: &Wc) {
         let named = match self.stand_ins {
             Some(stand_ins) => stand_ins.get(qp.handle()),

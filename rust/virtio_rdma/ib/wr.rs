@@ -64,7 +64,7 @@ impl WrOpcode {
     }
 }
 
-/// The remote side of RDMA READ, RDMA WRITE and ATOMIC WRITE.
+/// The remote side of an RDMA READ, RDMA WRITE or ATOMIC WRITE.
 pub(crate) struct Rdma {
     /// The address of the first byte there.
     pub(crate) remote_addr: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Datagram<'a, D: Driver> {
     pub(crate) ah: &'a Ah<D>,
     /// The QP there.
     pub(crate) remote_qpn: u32,
-    /// Its Q_Key.
+    /// The Q_Key of that QP.
     pub(crate) remote_qkey: u32,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Datagram<'a, D: Driver> {
 pub(crate) struct FastReg<'a, D: Driver> {
     /// The region.
     pub(crate) mr: &'a Mr<D>,
-    /// Its new key.
+    /// The new key of the region.
     pub(crate) key: u32,
     /// `enum ib_access_flags`.
     pub(crate) access: u32,
@@ -116,7 +116,7 @@ pub(crate) struct SendWr<'a, D: Driver> {
 }
 
 impl<'a, D: Driver> SendWr<'a, D> {
-    /// The consumer's name for the work request; may be a pointer of the kernel.
+    /// Returns the `wr_id` of the consumer, which may be a pointer of the kernel.
     pub(crate) fn wr_id(&self) -> u64 {
         // SAFETY: The members of the union are an integer and a pointer of 64 bits.
         unsafe { *(&raw const self.raw.__bindgen_anon_1).cast::<u64>() }
@@ -131,24 +131,24 @@ impl<'a, D: Driver> SendWr<'a, D> {
         WrOpcode::try_from(self.raw.opcode)
     }
 
-    /// `enum ib_send_flags`.
+    /// Returns a value of `enum ib_send_flags`.
     pub(crate) fn send_flags(&self) -> u32 {
         self.raw.send_flags as u32
     }
 
-    /// Immediate data or the key to invalidate, as it is in memory.
+    /// Returns the immediate data or the key to invalidate, in the order of memory.
     pub(crate) fn ex(&self) -> [u8; 4] {
         // SAFETY: The members of the union are integers of 32 bits.
         unsafe { *(&raw const self.raw.ex).cast::<[u8; 4]>() }
     }
 
-    /// The local memory.
+    /// Returns the local memory.
     pub(crate) fn sges(&self) -> &'a [bindings::ib_sge] {
         // SAFETY: A work request has as many SGEs as it says.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 
-    /// The data of a work request that is sent inline.
+    /// Returns the inline data; `None` for a work request without IB_SEND_INLINE.
     pub(crate) fn inline_data(&self) -> Option<InlineData<'a>> {
         if self.raw.send_flags & bindings::ib_send_flags_IB_SEND_INLINE == 0 {
             return None;
@@ -156,7 +156,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
         Some(InlineData { sges: self.sges() })
     }
 
-    /// The remote side, of a work request with an opcode that has one.
+    /// Returns the remote side; `None` for an opcode that has none.
     pub(crate) fn rdma(&self) -> Option<Rdma> {
         match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
@@ -176,7 +176,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
         }
     }
 
-    /// The remote side, of a work request with the opcode of an atomic operation.
+    /// Returns the remote side and the operands of an atomic operation; `None` for other opcodes.
     pub(crate) fn atomic(&self) -> Option<Atomic> {
         match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
@@ -195,7 +195,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
         }
     }
 
-    /// The region and what it gets, of a fast registration.
+    /// Returns what a work request for fast registration asks for; `None` for other opcodes.
     pub(crate) fn registration(&self) -> Option<FastReg<'a, D>> {
         if self.raw.opcode != bindings::ib_wr_opcode_IB_WR_REG_MR {
             return None;
@@ -220,7 +220,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
         }
     }
 
-    /// The destination, of a work request to a QP of datagrams.
+    /// Returns the destination of a datagram; `None` where the QP is connected, or there is no address handle.
     pub(crate) fn datagram(&self) -> Option<Datagram<'a, D>> {
         if !self.datagram {
             return None;
@@ -241,20 +241,20 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 }
 
-/// Data that a work request is to carry itself. Its SGEs name it by addresses of the kernel, and it
-/// is the consumer's again as soon as it is posted.
+/// Data that a work request is to carry itself. Its SGEs name the data by addresses of the kernel. The memory
+/// belongs to the consumer again as soon as the work request is posted.
 #[derive(Clone, Copy)]
 pub(crate) struct InlineData<'a> {
     sges: &'a [bindings::ib_sge],
 }
 
 impl<'a> InlineData<'a> {
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub(crate) fn len(&self) -> u64 {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    /// The bytes, one after the other.
+    /// Returns the bytes, one after the other.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = u8> + 'a {
         let pieces = self.sges.iter().filter(|sge| sge.length != 0);
         pieces.flat_map(|sge| {
@@ -267,12 +267,14 @@ impl<'a> InlineData<'a> {
     }
 }
 
+/// Returns the SGEs of a work request.
+///
 /// # Safety
 ///
 /// `list` must point to `len` SGEs, unless `len` is 0 or less.
 unsafe fn sges<'a>(list: *const bindings::ib_sge, len: c_int) -> &'a [bindings::ib_sge] {
     match usize::try_from(len) {
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller promises that `list` points to `len` SGEs.
         Ok(len) if len > 0 => unsafe { core::slice::from_raw_parts(list, len) },
         _ => &[],
     }
@@ -302,7 +304,7 @@ impl<D: Driver> SendWrs<'_, D> {
         }
     }
 
-    /// The work request taken last, or the first.
+    /// Returns the work request taken last, or the first.
     pub(super) fn current(&self) -> *const bindings::ib_send_wr {
         self.current
     }
@@ -312,7 +314,7 @@ impl<'a, D: Driver> Iterator for SendWrs<'a, D> {
     type Item = SendWr<'a, D>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: By the contract of `new`, the list is valid.
+        // SAFETY: `current` is an element of the list that `new` got, which is valid for the lifetime, or null.
         let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
         Some(SendWr {
             raw,
@@ -328,13 +330,13 @@ pub(crate) struct RecvWr<'a> {
 }
 
 impl<'a> RecvWr<'a> {
-    /// The consumer's name for the work request; may be a pointer of the kernel.
+    /// Returns the `wr_id` of the consumer, which may be a pointer of the kernel.
     pub(crate) fn wr_id(&self) -> u64 {
         // SAFETY: The members of the union are an integer and a pointer of 64 bits.
         unsafe { *(&raw const self.raw.__bindgen_anon_1).cast::<u64>() }
     }
 
-    /// The local memory.
+    /// Returns the local memory.
     pub(crate) fn sges(&self) -> &'a [bindings::ib_sge] {
         // SAFETY: A work request has as many SGEs as it says.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
@@ -349,9 +351,11 @@ pub(crate) struct RecvWrs<'a> {
 }
 
 impl RecvWrs<'_> {
+    /// Begins at the first of a list.
+    ///
     /// # Safety
     ///
-    /// `head` must be the head of a valid list of work requests.
+    /// `head` must be null or the head of a list of work requests that stays valid for the lifetime.
     pub(super) unsafe fn new(head: *const bindings::ib_recv_wr) -> Self {
         Self {
             current: head,
@@ -360,7 +364,7 @@ impl RecvWrs<'_> {
         }
     }
 
-    /// The work request taken last, or the first.
+    /// Returns the work request taken last, or the first.
     pub(super) fn current(&self) -> *const bindings::ib_recv_wr {
         self.current
     }
@@ -370,13 +374,13 @@ impl<'a> Iterator for RecvWrs<'a> {
     type Item = RecvWr<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: By the contract of `new`, the list is valid.
+        // SAFETY: `current` is an element of the list that `new` got, which is valid for the lifetime, or null.
         let raw = unsafe { next(&mut self.current, &mut self.begun, |wr| wr.next) }?;
         Some(RecvWr { raw })
     }
 }
 
-/// The next element of a list; `current` stays at the last one.
+/// Returns the next element of a list; `current` stays at the last one.
 ///
 /// # Safety
 ///
@@ -386,14 +390,14 @@ unsafe fn next<'a, T>(
     begun: &mut bool,
     link: impl FnOnce(&T) -> *mut T,
 ) -> Option<&'a T> {
-    // SAFETY: By the safety requirements.
+    // SAFETY: The caller promises that `current` is null or an element of a valid list.
     let here = unsafe { current.as_ref() }?;
     if !*begun {
         *begun = true;
         return Some(here);
     }
     let next: *const T = link(here);
-    // SAFETY: By the safety requirements, the link is null or valid.
+    // SAFETY: In a valid list, a link is null or points to the next element.
     let element = unsafe { next.as_ref() }?;
     *current = next;
     Some(element)
