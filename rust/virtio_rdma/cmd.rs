@@ -29,7 +29,6 @@ use crate::{
 use core::time::Duration;
 use kernel::{
     device,
-    fmt,
     new_condvar,
     new_mutex,
     prelude::*,
@@ -302,17 +301,6 @@ pub(crate) enum Failed {
     Silent,
     /// The device replied, and no interrupt said so.
     Untold,
-}
-
-impl Failed {
-    /// Calls `log` with the reason, for the command with this name.
-    pub(crate) fn tell(&self, name: &str, log: impl FnOnce(fmt::Arguments<'_>)) {
-        match self {
-            Failed::Broken => log(fmt!("the control queue broke in {name}")),
-            Failed::Silent => log(fmt!("{name} has no reply")),
-            Failed::Untold => log(fmt!("the reply to {name} came without an interrupt")),
-        }
-    }
 }
 
 impl ControlQueue {

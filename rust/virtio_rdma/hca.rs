@@ -8,7 +8,8 @@
 use crate::{
     cmd::{
         Command,
-        ControlQueue, //
+        ControlQueue,
+        Failed, //
     },
     config::{
         Config,
@@ -576,8 +577,18 @@ impl Hca {
     /// The error behind the status of the reply, or `EIO`.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, request: &C::Request) -> Result<C::Reply> {
         self.control.execute::<C>(&self.stats, request, |failed| {
-            failed.tell(C::NAME, |why| self.fail(why));
+            self.command_failed(C::NAME, &failed);
         })
+    }
+
+    /// Takes the device out of service, because the command with this name has no reply. Any context.
+    #[cold]
+    fn command_failed(self: &Arc<Self>, name: &str, failed: &Failed) {
+        match failed {
+            Failed::Broken => self.fail(fmt!("the control queue broke in {name}")),
+            Failed::Silent => self.fail(fmt!("{name} has no reply")),
+            Failed::Untold => self.fail(fmt!("the reply to {name} came without an interrupt")),
+        }
     }
 
     /// Executes a command that destroys an object. Sleeps.
@@ -592,13 +603,17 @@ impl Hca {
     /// Takes the result of a command that destroys an object, as [`Hca::execute_destroy`] does.
     pub(crate) fn destroyed<C: Command>(self: &Arc<Self>, result: Result<C::Reply>) {
         match result {
-            Err(error) if error != ENOENT => self.fail(fmt!(
-                "it does not destroy an object: {} failed with {:?}",
-                C::NAME,
-                error
-            )),
+            Err(error) if error != ENOENT => self.not_destroyed(C::NAME, error),
             _ => {}
         }
+    }
+
+    /// Takes the device out of service, because the command with this name did not destroy an object. Any context.
+    #[cold]
+    fn not_destroyed(self: &Arc<Self>, name: &str, error: Error) {
+        self.fail(fmt!(
+            "it does not destroy an object: {name} failed with {error:?}"
+        ));
     }
 
     /// Tells that the object that has this queue is about to be destroyed. From the reply on, the
