@@ -125,7 +125,7 @@ impl Stats {
         if let Some(message) = self.first_bad(counter) {
             dev_warn!(
                 self.dev,
-                "the device misbehaves: {message}, that to {command}; later ones are only counted\n"
+                "the device misbehaves: {message} ({command}); later ones are only counted\n"
             );
         }
     }

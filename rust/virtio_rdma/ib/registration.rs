@@ -148,8 +148,8 @@ impl<D: Driver> Registration<D> {
     ) -> Result<Self> {
         // To the core, a name with this sign is the format of one.
         let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
-        // SAFETY: The device is allocated and filled in. `dma` does the DMA of the virtio device, whose driver
-        // drops this registration before it unbinds, so that it is bound as long as the registration exists.
+        // SAFETY: The device is allocated and filled in. `dma` is bound as long as this registration exists, because
+        // the driver drops the registration before it gives up the device that `dma` belongs to.
         to_result(unsafe {
             bindings::ib_register_device(
                 dev.as_raw(),
