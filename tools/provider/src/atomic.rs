@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What threads and the device meet by: atomics and fences, or under `--cfg loom` those of a model
+//! The atomics and fences between threads and the device; under `--cfg loom` those of a model
 //! checker.
 
 #[cfg(not(loom))]

@@ -6,12 +6,13 @@ use crate::bindings::{self, clockid_t, timespec};
 /// Ticks of [`device`] in a millisecond, as `hca_core_clock` counts them.
 pub const KHZ: u64 = 1_000_000;
 
-/// What stands for the device's clock: one that nobody sets.
+/// Returns the time of the clock that stands for the device's, in nanoseconds. Setting the system's
+/// time does not change it.
 pub fn device() -> u64 {
     now(bindings::CLOCK_MONOTONIC as clockid_t)
 }
 
-/// Nanoseconds since the Epoch.
+/// Returns the nanoseconds since the Epoch.
 pub fn wallclock() -> u64 {
     now(bindings::CLOCK_REALTIME as clockid_t)
 }

@@ -62,7 +62,7 @@ fn opcodes(features: u64) -> Opcodes {
 ///
 /// # Errors
 ///
-/// The kernel's; ENOMEM; EPROTONOSUPPORT when the driver wants programs to post
+/// The kernel's; ENOMEM; EPROTONOSUPPORT if the driver wants programs to post
 /// and poll in a way that this provider does not know.
 pub fn open(context: Ref<'_, verbs_context>) -> Result<Private> {
     Private::new(cmd::context::get(context)?)

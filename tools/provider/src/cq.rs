@@ -191,7 +191,11 @@ fn take(
     entries: &mut [MaybeUninit<ibv_wc>],
 ) -> Result<usize> {
     let table = context.qp_table.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-    take_with(ring, move |ring| ring.poll(move |cqe| table.complete(cqe), entries), CqRing::is_closed)
+    take_with(
+        ring,
+        move |ring| ring.poll(move |cqe| table.complete(cqe), entries),
+        CqRing::is_closed,
+    )
 }
 
 /// Polls a ring by `poll`. Polls once more if the ring was empty and is closed: its last completion

@@ -322,8 +322,8 @@ mod tests {
         assert!(bench.is_open());
     }
 
-    /// The thread that polls arms the CQ and destroys a QP meanwhile, and goes on behind what
-    /// that took off the CQ.
+    /// The thread that polls arms the CQ and destroys a QP meanwhile. It continues with the CQEs that
+    /// are still in the CQ.
     #[test]
     fn no_wait_for_oneself() {
         let mut bench = Bench::new(8, 0);

@@ -206,7 +206,7 @@ impl CqRing {
     /// Replaces a CQE that was not taken yet.
     fn replace(&self, index: u32, cqe: virtio_rdma_ring_cqe) {
         if let Ok(mut entry) = self.region.writer(self.ring, index) {
-            // A CQE has the size of its entry.
+            // This cannot fail: a CQE has the size of its entry.
             let _ = entry.put(virtio_rdma_ring_cqe { lap: self.ring.lap(index).to_le(), ..cqe });
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Registration with libibverbs, and the devices it finds.
 //!
-//! The kernel's list of driver IDs has none for virtio-rdma, so libibverbs
+//! The kernel's list of driver IDs does not have virtio-rdma, so libibverbs
 //! matches by the modalias of the ib_device's parent (rdma-core
 //! libibverbs/init.c, `match_modalias_device`): the virtio device, or the PCI
 //! function below it.
@@ -29,7 +29,7 @@ const PCI_MODALIAS: &CStr = c"pci:v00001AF4d0000106Asv*";
 #[repr(transparent)]
 struct Table<T>(T);
 
-// SAFETY: the tables and all that they point to are immutable.
+// SAFETY: nobody writes to the tables or to the memory that they point to.
 unsafe impl<T> Sync for Table<T> {}
 
 static MATCHES: Table<[verbs_match_ent; 3]> = Table([
@@ -68,8 +68,9 @@ static DRIVER: Table<verbs_device_ops> = Table(verbs_device_ops {
 #[unsafe(link_section = ".init_array")]
 static REGISTER: extern "C" fn() = {
     extern "C" fn register() {
-        // `struct verbs_context_ops` grows without another number of the private interface: a
-        // library older than the layout here lacks one of these, and does not load this one.
+        // `struct verbs_context_ops` may grow while the number of the private interface stays. A
+        // libibverbs with a shorter structure lacks one of these functions, so that it does not load
+        // this library.
         hint::black_box(newest_verb as unsafe extern "C" fn());
         hint::black_box(ibv_wr_opcode_str as unsafe extern "C" fn());
         // SAFETY: libibverbs is linked and so initialised first; the table
@@ -84,8 +85,8 @@ unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device 
 }
 
 unsafe extern "C" fn uninit_device(device: *mut verbs_device) {
-    // SAFETY: the device is one of `alloc_device`, and libibverbs is done
-    // with it.
+    // SAFETY: the device came from `alloc_device`, and libibverbs does not use it any
+    // more.
     drop(unsafe { Owned::from_raw(device) });
 }
 
@@ -99,12 +100,12 @@ unsafe extern "C" fn alloc_context(
 }
 
 unsafe extern "C" fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
-    // SAFETY: as above.
+    // SAFETY: libibverbs passes a live device and its open file.
     unsafe { new_context(device, cmd_fd, context::import) }
 }
 
-/// A context that `open` asks the kernel for. Owns `cmd_fd`, on failure as well: it
-/// is closed with the context.
+/// Makes a context, which `open` asks the kernel for. Takes over `cmd_fd`, on failure as well: the
+/// file is closed with the context.
 ///
 /// # Safety
 ///
@@ -114,7 +115,7 @@ unsafe fn new_context(
     cmd_fd: c_int,
     open: fn(Ref<'_, verbs_context>) -> Result<context::Private>,
 ) -> *mut verbs_context {
-    // SAFETY: by the contract of this function; the context stands at the
+    // SAFETY: device and file are as the function demands; the context stands at the
     // beginning of the allocation, so its offset is 0.
     let raw: *mut verbs_context = unsafe {
         _verbs_init_and_alloc_context(
@@ -129,7 +130,7 @@ unsafe fn new_context(
     if raw.is_null() {
         return raw;
     }
-    // SAFETY: the context was just allocated, with malloc(), for us alone.
+    // SAFETY: libibverbs just allocated the context by malloc(), and nobody else has it.
     let context = unsafe { Blank::from_raw(raw) };
     match open(context.verbs()) {
         Ok(private) => {
@@ -148,8 +149,8 @@ unsafe fn new_context(
     }
 }
 
-/// Gives up a context that the kernel refused, and says so to whoever asked
-/// libibverbs for a log (`VERBS_LOG_LEVEL`).
+/// Gives up a context that the kernel refused, and writes a message to the log of libibverbs
+/// (`VERBS_LOG_LEVEL`).
 fn abandon(context: Blank<verbs_context>, errno: Errno) {
     let verbs = context.verbs();
     // SAFETY: the context is initialised, the format takes one int; nobody
@@ -181,9 +182,9 @@ pub(crate) mod tests {
         unsafe { super::alloc_context(device, cmd_fd, ptr::null_mut()) }
     }
 
-    /// Opens it as libibverbs does for ibv_import_device(3).
+    /// Imports a context as libibverbs does for ibv_import_device(3).
     unsafe fn import_context(device: *mut ibv_device, cmd_fd: c_int) -> *mut verbs_context {
-        // SAFETY: as above.
+        // SAFETY: the tests pass a live device and an open file.
         unsafe { super::import_context(device, cmd_fd) }
     }
 
@@ -214,8 +215,8 @@ pub(crate) mod tests {
 
     type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 
-    /// A context that the kernel refuses, or that speaks of a data path that is none here, is
-    /// nobody's: `errno` says why, and libibverbs does not have the device any more.
+    /// A context that the kernel refuses, or whose data path the provider does not know, is freed:
+    /// `errno` says why, and libibverbs does not hold the device any more.
     #[test]
     fn a_context_that_cannot_be() {
         let kernel = Kernel::new();

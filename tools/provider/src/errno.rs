@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Error numbers, and the ways in which verbs report them.
 //!
-//! A verb that returns a pointer answers NULL and sets `errno`; one that
-//! returns `int` answers the number itself (`ibv_poll_cq()` alone: -1 and
+//! A verb that returns a pointer answers NULL and sets `errno`; a verb that
+//! returns `int` answers the number itself (only `ibv_poll_cq()` answers -1 and sets
 //! `errno`).
 
 use crate::bindings;
@@ -18,7 +18,7 @@ pub type Result<T = (), E = Errno> = core::result::Result<T, E>;
 impl Errno {
     /// The program may not do it.
     pub const EACCES: Self = Self::constant(bindings::EACCES);
-    /// Others use the object.
+    /// The object is in use.
     pub const EBUSY: Self = Self::constant(bindings::EBUSY);
     /// An argument is not valid.
     pub const EINVAL: Self = Self::constant(bindings::EINVAL);
@@ -26,11 +26,11 @@ impl Errno {
     pub const EIO: Self = Self::constant(bindings::EIO);
     /// There is no such device any more.
     pub const ENODEV: Self = Self::constant(bindings::ENODEV);
-    /// There is none.
+    /// There is no completion.
     pub const ENOENT: Self = Self::constant(bindings::ENOENT);
-    /// No memory left.
+    /// There is no memory, or no free entry in a queue.
     pub const ENOMEM: Self = Self::constant(bindings::ENOMEM);
-    /// The object cannot do it.
+    /// The object does not have the operation.
     pub const EOPNOTSUPP: Self = Self::constant(bindings::EOPNOTSUPP);
     /// The kernel speaks an ABI that this provider does not know.
     pub const EPROTONOSUPPORT: Self = Self::constant(bindings::EPROTONOSUPPORT);
@@ -42,12 +42,12 @@ impl Errno {
         }
     }
 
-    /// Takes what a command of libibverbs returned: 0 or an error number.
+    /// Takes the return value of a command of libibverbs: 0 or an error number.
     pub fn check(ret: c_int) -> Result {
         NonZero::new(ret).map_or(Ok(()), |number| Err(Self(number)))
     }
 
-    /// This thread's `errno`, or [`Self::EINVAL`] when it names none.
+    /// Returns this thread's `errno`, or [`Self::EINVAL`] if that is 0.
     pub fn last() -> Self {
         // SAFETY: __errno_location() gives a pointer to this thread's errno.
         NonZero::new(unsafe { *bindings::__errno_location() }).map_or(Self::EINVAL, Self)
@@ -59,13 +59,13 @@ impl Errno {
         unsafe { *bindings::__errno_location() = self.get() };
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> c_int {
         self.0.get()
     }
 }
 
-/// The return value of a verb of type `int`.
+/// Returns what a verb of type `int` answers.
 pub fn code(result: Result) -> c_int {
     result.map_or_else(Errno::get, |()| 0)
 }

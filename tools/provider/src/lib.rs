@@ -2,7 +2,7 @@
 //! libibverbs provider for virtio-rdma devices.
 //!
 //! libibverbs loads this plug-in, hands it each device that its match table
-//! names, and calls it through `struct verbs_context_ops`. Objects are made
+//! names, and calls it through `struct verbs_context_ops`. Objects are created
 //! and destroyed through the common uverbs commands. There are two data paths,
 //! and the driver says which one a device has:
 //!
@@ -25,8 +25,8 @@
 //! | C structures | [`object`], [`users`], [`fields`], [`attr`] | objects and attributes of libibverbs |
 //! | base | [`bindings`], [`atomic`], [`errno`], [`clock`], [`limits`], [`lock`], [`ring`] | headers, locks, shared memory |
 //!
-//! `unsafe` is in the C interface, in the lower three floors and in a few files that say why; a
-//! module with `#![forbid(unsafe_code)]` has no `unsafe`.
+//! `unsafe` is in the C interface, on the lowest three floors, and in [`doorbell`], [`qp_table`],
+//! [`wr`] and [`wr_kernel`]; the other modules forbid it.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(not(target_pointer_width = "64"))]

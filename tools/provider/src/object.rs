@@ -308,8 +308,8 @@ mod tests {
         assert!(offset_of!(Object<Tested>, private) >= size_of::<Tested>());
     }
 
-    /// An object that was given away is dropped once, when it was taken back, and no sooner; its
-    /// memory is freed with it.
+    /// An object that was given away is dropped once, after it was taken back. Its memory is freed
+    /// with it.
     #[test]
     fn an_object_is_dropped_once() {
         let count = Arc::default();
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(count.load(Relaxed), 2);
     }
 
-    /// An object that was not finished has no part of the provider's to drop.
+    /// An object that was not completed does not have the provider's part, which is not dropped.
     #[test]
     fn a_blank_drops_nothing() {
         let blank = Blank::<Tested>::new().unwrap();
@@ -334,7 +334,7 @@ mod tests {
         };
         assert!(bytes.iter().all(|&byte| byte == 0));
         drop(blank);
-        // What libibverbs allocated is taken with what stands there.
+        // An object that libibverbs allocated keeps its fields.
         // SAFETY: calloc() has no preconditions, and the memory has room.
         let blank = unsafe {
             let raw: *mut Tested = bindings::calloc(1, size_of::<Object<Tested>>() as _).cast();
@@ -349,16 +349,16 @@ mod tests {
         assert_eq!(count.load(Relaxed), 1);
     }
 
-    /// Memory is zeroed and aligned as the type wants it, also where malloc() does not do that.
+    /// Memory is zeroed and aligned as the type demands, also where malloc() does not do that.
     #[test]
     fn memory_is_zeroed_and_aligned() {
         #[repr(C, align(256))]
         struct Wide([u8; 512]);
         #[repr(C, align(16))]
         struct Narrow([u8; 48]);
-        // SAFETY: bytes.
+        // SAFETY: the structure consists of bytes.
         unsafe impl Zeroable for Wide {}
-        // SAFETY: as above.
+        // SAFETY: the structure consists of bytes.
         unsafe impl Zeroable for Narrow {}
         fn check<T: Zeroable>() {
             // Several, as the first may be zeroed and aligned by chance.

@@ -680,7 +680,7 @@ mod tests {
         }};
     }
 
-    /// What the kernel hears of each kind of object that is destroyed.
+    /// The commands that destroy each kind of object.
     const END: [Name; 8] = [
         Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY),
         Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY),
@@ -695,7 +695,7 @@ mod tests {
     const NEW_QP: Name = Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE);
     const NEW_SRQ: Name = Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE);
 
-    /// Objects of a program, each of which the kernel knows.
+    /// A program with an object of each kind.
     struct Program {
         pd: *mut ibv_pd,
         mr: *mut ibv_mr,
@@ -711,7 +711,7 @@ mod tests {
     }
 
     impl Program {
-        /// With rings.
+        /// Returns a program whose objects have rings.
         fn new() -> Self {
             let kernel = Kernel::new();
             let opened = Opened::with_rings(&kernel);
@@ -780,7 +780,7 @@ mod tests {
             ibv_cq_init_attr_ex { cqe: 4, ..Default::default() }
         }
 
-        /// As libibverbs does behind ibv_modify_qp(3).
+        /// Sets the state, as libibverbs does after ibv_modify_qp(3).
         fn set_state(&self, state: ibv_qp_state) {
             // SAFETY: the QP is live, and nobody else uses it.
             unsafe { (*self.qp).state = state };
@@ -791,13 +791,13 @@ mod tests {
             unsafe { Ref::new(self.qp.cast()) }
         }
 
-        /// What the device sees of the rings of the QP.
+        /// Returns what the device sees of the rings of the QP.
         fn rings(&self) -> (Memory, virtio_rdma_ureq_create_qp) {
             let request = self.qp().private().request();
             (Memory::at(request.buf_addr), request)
         }
 
-        /// The same of the SRQ.
+        /// Returns what the device sees of the ring of the SRQ.
         fn shared(&self) -> (Memory, virtio_rdma_ureq_create_srq) {
             // SAFETY: the SRQ is live.
             let srq: Ref<'_, Srq> = unsafe { Ref::new(self.srq.cast()) };
@@ -819,7 +819,7 @@ mod tests {
                 call!(COMMON.dealloc_pd(self.pd)),
             ];
             assert_eq!(answers, [0; 8]);
-            // The context goes before the kernel does, as the fields do.
+            // The context is dropped before the kernel, in the order of the fields.
             let _ = (&self.opened, &self.kernel);
         }
     }
@@ -845,13 +845,12 @@ mod tests {
         ibv_parent_domain_init_attr { pd, ..Default::default() }
     }
 
-    /// What a verb that returned a pointer answered: NULL, and why.
+    /// Returns the error of a verb that answered NULL.
     fn refusal<T>(object: *mut T) -> Option<Errno> {
         object.is_null().then(Errno::last)
     }
 
-    /// Each verb that creates something: what the kernel hears, what it answers, and the verb
-    /// that ends it with what the kernel hears then.
+    /// Each verb that creates an object, the verb that destroys it, and the commands of both.
     #[test]
     fn each_verb_that_creates() {
         type End = fn(*mut c_void) -> c_int;
@@ -1012,7 +1011,7 @@ mod tests {
             let object = create(&p);
             assert!(!object.is_null(), "{name}");
             assert_eq!(p.kernel.names(), [new], "{name}");
-            // What the kernel does not give up is still there.
+            // An object that the kernel does not destroy stays.
             for errno in [EBUSY, EIO] {
                 p.kernel.fail(errno);
                 assert_eq!(end(object), errno as c_int, "{name}");
@@ -1024,7 +1023,7 @@ mod tests {
         assert!(freed::is_intact());
     }
 
-    /// Each verb that does something with an object, and what the kernel hears.
+    /// Each verb that changes or reads an object, and its command.
     #[test]
     fn each_verb_that_asks_the_kernel() {
         type Verb = (&'static str, fn(&Program) -> c_int, Name);
@@ -1098,8 +1097,7 @@ mod tests {
         }
     }
 
-    /// What a program imports is not the kernel's to end: no command is sent, and the object is
-    /// the one that was asked for.
+    /// Imported objects have the handle that was asked for, and no command destroys them.
     #[test]
     fn what_is_imported() {
         let p = Program::new();
@@ -1117,7 +1115,7 @@ mod tests {
         assert_eq!(p.kernel.names(), []);
     }
 
-    /// A program's numbers reach the kernel unmixed.
+    /// Each argument of the program reaches its field of the command.
     #[test]
     fn arguments_of_regions() {
         let p = Program::new();
@@ -1130,7 +1128,7 @@ mod tests {
         let none = ptr::null_mut();
         assert_eq!(call!(COMMON.rereg_mr(mr.cast(), flags, none, at, 0x4000, 7)), 0);
         let core: ib_uverbs_rereg_mr = p.kernel.one().core();
-        // By its address a program names the first byte (ibv_rereg_mr(3)).
+        // Work requests name the first byte by its address (ibv_rereg_mr(3)).
         assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x4000, 0x1000));
         assert_eq!((core.flags as c_int, core.access_flags), (flags, 7));
         let flags = IBV_REREG_MR_CHANGE_PD as c_int;
@@ -1140,7 +1138,7 @@ mod tests {
         assert_eq!(call!(COMMON.dereg_mr(mr.cast())), 0);
     }
 
-    /// Attributes that no object has, and such as are missing, end in an error, and no command
+    /// Attributes that no object has, or that are missing, end in an error, and no command
     /// is sent.
     #[test]
     fn attributes_that_cannot_be() {
@@ -1176,7 +1174,7 @@ mod tests {
                 Errno::EOPNOTSUPP,
             ),
             (ibv_cq_init_attr_ex { comp_mask: with_pd, ..good }, Errno::EINVAL),
-            // A PD that is no parent domain.
+            // A PD that is not a parent domain.
             (
                 ibv_cq_init_attr_ex { comp_mask: with_pd, parent_domain: p.pd, ..good },
                 Errno::EINVAL,
@@ -1225,7 +1223,7 @@ mod tests {
                 },
                 Errno::EOPNOTSUPP,
             ),
-            // A UD QP reads nothing from elsewhere.
+            // A UD QP has no RDMA READ.
             (
                 ibv_qp_init_attr_ex {
                     qp_type: IBV_QPT_UD,
@@ -1289,8 +1287,8 @@ mod tests {
         assert_eq!(p.kernel.names(), []);
     }
 
-    /// An SRQ for XRC has the number that the kernel gave it; another one has none. One whose
-    /// number cannot be is destroyed again.
+    /// An SRQ for XRC has the number that the kernel gave it; other SRQs do not have a number. An SRQ
+    /// with an invalid number is destroyed again.
     #[test]
     fn numbers_of_srqs() {
         let p = Program::new();
@@ -1317,7 +1315,7 @@ mod tests {
         assert_eq!((refusal(srq), p.kernel.names()), (Some(Errno::ENOMEM), vec![NEW_SRQ]));
     }
 
-    /// Extended objects have their entry points; others, which have no room for them, do not.
+    /// Extended objects have their entry points. Other objects do not have room for them.
     #[test]
     fn extended_objects_have_entry_points() {
         let p = Program::new();
@@ -1346,8 +1344,8 @@ mod tests {
         assert_eq!(call!(COMMON.destroy_cq(cq.cast())), 0);
     }
 
-    /// Each verb that posts writes to the ring that is its own, and to no other; what the verb
-    /// cannot post it names.
+    /// Each verb that posts writes to its own ring, and to no other. It names the request that it
+    /// cannot post.
     #[test]
     fn each_verb_that_posts() {
         let p = Program::new();
@@ -1379,12 +1377,12 @@ mod tests {
         assert_eq!((posted(), id(shared, srq.offset + 8)), ((1, 1, 1), 1 << 32 | 13));
         assert!(bad_recv.is_null());
 
-        // The second one of a list.
+        // The second request of a list is wrong.
         let mut wrong = ibv_send_wr { opcode: 99, ..Default::default() };
         send.next = &raw mut wrong;
         assert_eq!(call!(RINGS.post_send(p.qp, &mut send, &mut bad)), EINVAL as c_int);
         assert_eq!((bad, posted()), (&raw mut wrong, (2, 1, 1)));
-        // A program need not want to know.
+        // The program may pass NULL for `bad_wr`.
         assert_eq!(call!(RINGS.post_send(p.qp, &mut send, ptr::null_mut())), EINVAL as c_int);
         let mut wrong = ibv_recv_wr { num_sge: -1, ..Default::default() };
         recv.next = &raw mut wrong;
@@ -1396,8 +1394,8 @@ mod tests {
         assert_eq!(p.kernel.names(), []);
     }
 
-    /// ibv_bind_mw(3) posts the binding, and the window has its next key; of one that is not
-    /// posted it keeps the old one.
+    /// ibv_bind_mw(3) posts the binding, and the window gets its next key. It keeps the old key if
+    /// the binding is not posted.
     #[test]
     fn a_window_is_bound() {
         let p = Program::new();
@@ -1431,7 +1429,7 @@ mod tests {
         assert_eq!(at(offset_of!(virtio_rdma_ring_bind_wqe, access)), IBV_ACCESS_REMOTE_READ);
     }
 
-    /// Where the kernel posts and polls, the verbs are commands, and none of them touches a ring.
+    /// If the kernel posts and polls, the verbs are commands, and do not touch a ring.
     #[test]
     fn the_verbs_without_rings() {
         let kernel = Kernel::new();
@@ -1480,7 +1478,7 @@ mod tests {
         assert_eq!(Errno::last(), Errno::EIO);
         assert_eq!(call!(KERNEL.poll_cq(cq, -1, &mut wc)), -1);
         assert_eq!(Errno::last(), Errno::EINVAL);
-        // Neither has work requests by calls.
+        // There are no work requests by calls either.
         kernel.take();
         let mut attr = ibv_qp_init_attr_ex {
             send_cq: cq,
@@ -1497,7 +1495,7 @@ mod tests {
         assert_eq!(call!(COMMON.dealloc_pd(pd)), 0);
     }
 
-    /// Of the attributes of a device as many are written as the program has room for, with the
+    /// The attributes of a device are written as far as the program has room, with the
     /// clock of the time stamps.
     #[test]
     fn attributes_of_the_device() {
@@ -1521,14 +1519,14 @@ mod tests {
         assert_ne!(values.raw_clock.tv_nsec, 0);
     }
 
-    /// The memory functions of a program, and what became of the memory.
+    /// The memory functions of a program.
     #[derive(Default)]
     struct Lender {
-        /// What it lends next: memory, or an answer that is none.
+        /// The next answer to an allocation: memory, or another value.
         next: Cell<*mut c_void>,
-        /// What was lent, for what, and the domain that asked.
+        /// The last allocation: its size, its resource, and the domain.
         lent: Cell<Option<(usize, u64, *mut ibv_pd)>>,
-        /// What came back, for what.
+        /// The last memory that came back, and its resource.
         back: Cell<Option<(*mut c_void, u64)>>,
     }
 
@@ -1558,7 +1556,7 @@ mod tests {
             assert_eq!(lender.back.replace(Some((at, resource))), None);
         }
 
-        /// A parent domain that borrows here.
+        /// Returns a parent domain with these memory functions.
         fn domain(&self, p: &Program) -> *mut ibv_pd {
             let mut attr = ibv_parent_domain_init_attr {
                 alloc: Some(Self::alloc),
@@ -1574,19 +1572,19 @@ mod tests {
         }
     }
 
-    /// A page of the program's, as large as any machine has.
+    /// A page of the program's memory, as large as any machine has.
     #[derive(Clone, Copy)]
     #[repr(align(65536))]
     struct Page([u8; 65536]);
 
-    /// Memory of the program's, of this byte.
+    /// Returns memory of the program, filled with a byte.
     fn pages(byte: u8) -> Box<[Page]> {
         vec![Page([byte; 65536]); 4].into()
     }
 
-    /// The rings of a QP, a CQ and an SRQ of a parent domain are in the memory that its functions
-    /// lend, which is zeroed before, and given back when the object is gone; until then the
-    /// domain is busy. The kernel knows nothing of it, and takes the domain for its PD.
+    /// The rings of a QP, a CQ and an SRQ of a parent domain are in memory of its functions. The
+    /// memory is zeroed, and given back when the object is destroyed; until then the
+    /// domain is busy. The kernel sees the PD in place of the domain.
     #[test]
     fn memory_of_a_parent_domain() {
         let p = Program::new();
@@ -1643,19 +1641,19 @@ mod tests {
             assert_eq!((end(object), lender.back.get()), (EIO as c_int, None));
             assert_eq!((end(object), lender.back.take()), (0, Some((at, resource))));
 
-            // Memory that begins anywhere is given back, and none at all is an error.
+            // Memory that does not begin at a page is given back; NULL is an error.
             let odd = at.wrapping_byte_add(64);
             lender.next.set(odd);
             assert_eq!(refusal(create(&p, domain)), Some(Errno::EINVAL));
             assert_eq!(lender.back.take(), Some((odd, resource)));
             lender.next.set(ptr::null_mut());
             assert_eq!(refusal(create(&p, domain)), Some(Errno::ENOMEM));
-            // Memory of a QP that the kernel refuses goes back as well.
+            // Memory of an object that the kernel refuses is given back as well.
             lender.next.set(at);
             p.kernel.fail(EPERM);
             assert_eq!(refusal(create(&p, domain)).map(Errno::get), Some(EPERM as c_int));
             assert_eq!(lender.back.take(), Some((at, resource)));
-            // IBV_ALLOCATOR_USE_DEFAULT: the provider has memory of its own.
+            // IBV_ALLOCATOR_USE_DEFAULT: the provider allocates the memory.
             lender.next.set(ptr::without_provenance_mut(usize::MAX));
             let object = create(&p, domain);
             assert!(!object.is_null());
@@ -1665,7 +1663,7 @@ mod tests {
         assert_eq!((call!(COMMON.dealloc_pd(domain)), p.kernel.names()), (0, vec![]));
     }
 
-    /// A CQ that moves borrows its next ring before it gives back the old one.
+    /// A CQ that moves allocates its next ring before it frees the old one.
     #[test]
     fn a_cq_of_a_parent_domain_moves() {
         let p = Program::new();
@@ -1678,7 +1676,7 @@ mod tests {
         lender.next.set(old);
         let cq: *mut ibv_cq = call!(COMMON.create_cq_ex(p.context, &mut attr)).cast();
         lender.next.set(new);
-        // Of a ring to which the kernel does not move, the memory goes back.
+        // The memory of the new ring is given back if the kernel does not move the CQ.
         p.kernel.fail(EINVAL);
         assert_eq!(call!(RINGS.resize_cq(cq, 8)), EINVAL as c_int);
         assert_eq!(lender.back.take(), Some((new, 2)));
@@ -1689,8 +1687,8 @@ mod tests {
         assert_eq!(call!(COMMON.dealloc_pd(parent_domain)), 0);
     }
 
-    /// Objects of a thread domain have no locks, others have. The domain is busy while a parent
-    /// domain has it.
+    /// Objects of a thread domain do not take their locks. The domain is busy while a parent
+    /// domain uses it.
     #[test]
     fn threads_of_a_thread_domain() {
         let p = Program::new();
@@ -1698,7 +1696,7 @@ mod tests {
         for with_td in [false, true] {
             let mut attr = parent_attr(p.pd);
             attr.td = if with_td { td } else { ptr::null_mut() };
-            // What a device without such memory need not look at.
+            // A flag that this device ignores.
             attr.comp_mask = 1 << 2;
             let domain = call!(COMMON.alloc_parent_domain(p.context, &mut attr));
             let qp = call!(COMMON.create_qp(domain, &mut p.init()));
@@ -1734,8 +1732,7 @@ mod tests {
         assert_eq!(call!(COMMON.dealloc_td(td)), 0);
     }
 
-    /// A QP that comes to RESET has empty queues; one that the kernel does not let there keeps
-    /// what it has.
+    /// A QP that comes to RESET has empty queues. It keeps its work requests if the kernel refuses.
     #[test]
     fn a_qp_is_reset() {
         let p = Program::new();
@@ -1749,7 +1746,7 @@ mod tests {
         p.kernel.fail(EINVAL);
         assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, state)), EINVAL as c_int);
         assert_eq!(posted(), 1);
-        // Other attributes, and another state, leave the queues as they are.
+        // Other attributes, and other states, do not change the queues.
         assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, 0)), 0);
         attr.qp_state = IBV_QPS_ERR;
         assert_eq!(call!(COMMON.modify_qp(p.qp, &mut attr, state)), 0);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What a program and the device see of each other, on a processor of any kind: `make loom`.
+//! Checks what a program and the device see of each other, in each order that a processor allows:
+//! `make loom`.
 //!
-//! The device is one that does what the specification demands, and no more.
+//! The device of these tests does what the specification demands, and no more.
 
 use crate::{
     bindings::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe, virtio_rdma_srq_ring},
@@ -51,7 +52,7 @@ impl Queue {
         (Self { region, state: State::new(ring) }, memory)
     }
 
-    /// Posts a work request, if there is room for it; whether a doorbell is due.
+    /// Posts a work request, if there is room for it. Returns whether the device wants a doorbell.
     fn post(&mut self, freed: Freed<'_>) -> Option<bool> {
         self.state.entry(&self.region, freed).ok()?;
         self.state.filled();
@@ -59,14 +60,14 @@ impl Queue {
     }
 }
 
-/// A CQ of one CQE.
+/// Returns a CQ of one CQE.
 fn completion_queue() -> (CqRing, Arc<Memory>) {
     let words = [CQ_CONSUMER, CLOSED, ARM_NEXT, ARM_SOLICITED, LAP];
     let memory = Arc::new(Memory::new(words, [CQE]));
     (CqRing::modelled(1, &memory), memory)
 }
 
-/// Takes CQEs; how many.
+/// Takes CQEs. Returns how many.
 fn poll(ring: &mut CqRing) -> usize {
     ring.take(|_| ()).map_or(0, |()| 1)
 }
@@ -77,7 +78,7 @@ fn complete(memory: &Memory, index: u32) {
     memory.word(LAP).store(index + 1, Release);
 }
 
-/// Whether the device sees the work request with this index; it takes it then.
+/// Has the device take the work request with an index. Returns whether it saw the request.
 fn take(memory: &Memory, index: u32) -> bool {
     let sees = memory.word(PRODUCER).load(Acquire) == index + 1;
     if sees {
@@ -145,8 +146,8 @@ fn an_entry_whose_request_is_done_is_written_again() {
     });
 }
 
-/// A completion is not taken for one that makes no sense by a thread that does not know yet what
-/// another one has posted.
+/// A thread that polls does not drop a valid completion, even if it does not see yet which work
+/// requests another thread has posted.
 #[test]
 fn what_completes_was_posted() {
     check(|| {
@@ -225,8 +226,8 @@ fn a_ring_is_closed_behind_its_last_cqe() {
     });
 }
 
-/// A thread that waits for the lock is beyond loom, in whose runs an atomic store may be passed by an
-/// exchange that read what was there before it; `make tsan` has such threads.
+/// No thread waits for the lock here: in the model checker an exchange that read the old value may
+/// pass an atomic store. `make tsan` has threads that wait.
 #[test]
 fn a_lock_is_taken_behind_what_its_holder_did() {
     check(|| {

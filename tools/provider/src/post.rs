@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Memory that the kernel lacks for a moment is not the program's concern.
+    /// The program does not see that the kernel has no memory for a moment.
     #[test]
     fn a_command_is_repeated() {
         let bench = Bench::new();
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!((bench.kernel.take_rung(), bench.owes()), (1, false));
     }
 
-    /// A work request that the device can see is never one that was not posted.
+    /// Posting does not fail for a work request that the device can see.
     #[test]
     fn what_is_published_is_posted() {
         for errno in [ENOMEM, EBUSY, EACCES, EINTR, EINVAL] {
@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// A program whose doorbells will never ring hears of it where it waits.
+    /// If doorbells will never ring, polling returns the error.
     #[test]
     fn a_poll_says_why_nothing_comes() {
         let bench = Bench::new();
@@ -355,12 +355,12 @@ mod tests {
         assert_eq!(bench.poll(), Err(Errno::EACCES));
         bench.kernel.fail(u32::MAX, EIO);
         assert_eq!(bench.poll(), Err(Errno::EIO));
-        // An object that the kernel does not know any more owes nothing.
+        // The list forgets a doorbell if the kernel does not know its object any more.
         bench.kernel.fail(1, EINVAL);
         assert_eq!((bench.poll(), bench.owes()), (Ok(0), false));
     }
 
-    /// What is destroyed leaves the list, wherever it stands there.
+    /// A doorbell leaves the list when its object is destroyed, wherever it stands there.
     #[test]
     fn destroyed_queues_owe_nothing() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {

@@ -67,7 +67,7 @@ struct Polled {
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Posted {
-    /// Work requests that were posted. Written before the device hears of them.
+    /// Work requests that were posted. Written before the device is told of them.
     count: AtomicU32,
 }
 
@@ -443,7 +443,7 @@ mod tests {
         device::poll(state.ring().unwrap(), &harness.table, 99).iter().map(|wc| wc.qp_num).collect()
     }
 
-    /// Two that post and two that poll write to four cache lines.
+    /// Two threads that post and two that poll write to four cache lines.
     #[test]
     fn each_writer_has_a_line_of_its_own() {
         let line = |at: usize| at / 64;
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_qp_starts_anew() {
+    fn reset_qp_starts_at_zero() {
         let ring = CqRing::new(8).unwrap();
         let mut device = Completer::new(&ring);
         let harness = Harness::with_cq(&[3], objects::cq(Some(ring)));
@@ -508,15 +508,15 @@ mod tests {
             opcode: VIRTIO_RDMA_WC_RECV as u8,
             ..Default::default()
         };
-        // Of a target of another program, of one whose number is a QP's here by now,
-        // of an SRQ that is none here, and a send.
+        // CQEs of a target of another program, of one whose number a QP here has by now,
+        // of an SRQ that is not in the table, and of a send.
         for (qp_num, srqn) in [(99, 5), (3, 5), (99, 6), (3, 6)] {
             assert!(device.complete(receive(qp_num, srqn)));
         }
         assert!(device.complete(virtio_rdma_ring_cqe { opcode: 0, ..receive(99, 5) }));
         assert_eq!(poll(&harness), [99, 3]);
         assert_eq!(harness.progress(3), (0, 0));
-        // A QP that goes does not take them along, the SRQ does.
+        // The CQEs stay when the QP is destroyed, and leave with the SRQ.
         device.complete(receive(3, 5));
         harness.registrations.clear();
         assert_eq!(poll(&harness), [3]);
@@ -535,7 +535,7 @@ mod tests {
         let cq = harness.cq.as_ref().private().state();
         let next = Registration::new(&harness.table, 3, cq, cq).unwrap();
         complete(&mut device, &harness, &[3]);
-        // The old one no longer has a say.
+        // The old registration ends without an effect.
         harness.registrations.clear();
         assert_eq!(poll(&harness), [3]);
         drop(next);

@@ -2,8 +2,8 @@
 //! The memory of rings, shared with the device (specification, chapter 13).
 //!
 //! The device reads and writes it at any time, so no Rust reference to it is
-//! ever made, and what comes out of it is copied once. The pages are shared
-//! ones: after fork(2) the device and the parent still mean the same memory.
+//! ever made, and what is read from it is copied once. The mapping is a shared
+//! one: after fork(2) the device and the parent still use the same memory.
 
 use crate::{
     atomic::AtomicU32,
@@ -18,12 +18,12 @@ use core::{
     sync::atomic::{Ordering, Ordering::Acquire},
 };
 
-/// Bytes of the smallest page, and so of the smallest region.
+/// Bytes of the smallest page, and therefore of the smallest region.
 const MIN_PAGE: usize = 4096;
 
-/// What a region is for, as the program's allocator hears it: the resource type
-/// of ibv_alloc_parent_domain(3). Its upper half would be a driver ID, of which
-/// virtio-rdma has none.
+/// What a region is for: the resource type that a program's allocator gets
+/// (ibv_alloc_parent_domain(3)). Its upper half would be a driver ID, which
+/// virtio-rdma does not have.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub enum Resource {
@@ -45,14 +45,14 @@ pub struct Allocator {
     free: unsafe extern "C" fn(*mut bindings::ibv_pd, *mut c_void, *mut c_void, u64),
 }
 
-// SAFETY: the program says that its functions may be called by whoever creates
-// and destroys objects.
+// SAFETY: any thread of the program that creates and destroys objects may call the program's
+// functions.
 unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
-    /// What the attributes of a parent domain ask for, for the domain at `pd`.
+    /// Returns the allocator that the attributes of a parent domain ask for, for the domain at `pd`.
     ///
     /// # Errors
     ///
@@ -60,8 +60,8 @@ impl Allocator {
     ///
     /// # Safety
     ///
-    /// The functions are what ibv_alloc_parent_domain(3) says, and nobody uses
-    /// the allocator when the domain is gone.
+    /// The functions are as ibv_alloc_parent_domain(3) describes them, and nobody uses
+    /// the allocator after the domain was freed.
     pub unsafe fn new(
         attr: &bindings::ibv_parent_domain_init_attr,
         pd: *mut bindings::ibv_pd,
@@ -77,11 +77,15 @@ impl Allocator {
         Ok(Some(Self { pd, context, alloc, free }))
     }
 
-    /// `len` bytes at a page of the program's, or `None` if it leaves that to
-    /// the provider.
+    /// Allocates `len` bytes of the program's memory, which begin at a page. Returns `None` if the
+    /// program leaves that to the provider.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM; EINVAL for memory that does not begin at a page.
     fn allocate(&self, len: usize, resource: Resource) -> Result<Option<NonNull<u8>>> {
         let page = page_size();
-        // SAFETY: by the contract of `new`.
+        // SAFETY: `new` got functions that may be called so, and the domain is live.
         let base = unsafe { (self.alloc)(self.pd, self.context, len, page, resource as u64) };
         // IBV_ALLOCATOR_USE_DEFAULT is all ones.
         if base.addr() == usize::MAX {
@@ -92,31 +96,31 @@ impl Allocator {
             self.free(base, resource);
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the memory is the caller's, of `len` bytes.
+        // SAFETY: the program allocated `len` bytes for this call.
         unsafe { base.write_bytes(0, len) };
         Ok(Some(base))
     }
 
     /// Gives memory back to the program.
     fn free(&self, base: NonNull<u8>, resource: Resource) {
-        // SAFETY: by the contract of `new`; the memory came from `alloc`.
+        // SAFETY: `new` got functions that may be called so; the memory came from `alloc`.
         unsafe { (self.free)(self.pd, self.context, base.as_ptr().cast(), resource as u64) };
     }
 }
 
-/// Pinned by the driver and shared with the device: the rings of a QP, CQ or SRQ.
+/// Memory that the driver pins and the device shares: the rings of a QP, CQ or SRQ.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
-    /// Whose memory it is; without it, a mapping of the provider's own.
+    /// The program's allocator, if it allocated the memory; otherwise the provider mapped it.
     lender: Option<(Allocator, Resource)>,
-    /// What stands for the words of the region, and sees what is done to its bytes.
+    /// The words of the region in a model checker, which sees each access to the bytes.
     #[cfg(loom)]
     pub model: Option<std::sync::Arc<litmus::Memory>>,
 }
 
-// SAFETY: the memory is reached by atomic operations, and by writes to entries
-// that the caller owns by the protocol of the rings.
+// SAFETY: threads use the memory by atomic operations, and write to entries that they own by the
+// protocol of the rings.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -155,8 +159,8 @@ impl Region {
         })
     }
 
-    /// The same in the program's own memory, if it has an allocator and that
-    /// does not leave it to the provider.
+    /// Allocates at least `len` bytes by the program's allocator, if there is one and it
+    /// does not leave that to the provider; otherwise as [`Self::new`].
     ///
     /// # Errors
     ///
@@ -176,12 +180,12 @@ impl Region {
         }
     }
 
-    /// Address of the region in the program.
+    /// Returns the address of the region in the program.
     pub fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
     }
 
-    /// Bytes, a multiple of the page size.
+    /// Returns the length in bytes, a multiple of the page size.
     pub fn size(&self) -> usize {
         self.len
     }
@@ -196,7 +200,7 @@ impl Region {
         self.word(word).store(value.to_le(), order);
     }
 
-    /// Writes a word of the head; answers what it was.
+    /// Writes a word of the head. Returns its old value.
     pub fn swap(&self, word: Word, value: u32, order: Ordering) -> u32 {
         u32::from_le(self.word(word).swap(value.to_le(), order))
     }
@@ -207,15 +211,15 @@ impl Region {
         unsafe { self.atomic(self.base.add(word.0)) }
     }
 
-    /// The word at `at`.
+    /// Returns the word at `at`.
     ///
     /// # Safety
     ///
-    /// It is aligned and in the region, and used by atomic operations alone.
+    /// It is aligned and in the region, and used only by atomic operations.
     #[cfg(not(loom))]
     #[inline]
     unsafe fn atomic(&self, at: NonNull<u8>) -> &AtomicU32 {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller passes an aligned word of the region, used only by atomic operations.
         unsafe { AtomicU32::from_ptr(at.cast().as_ptr()) }
     }
 
@@ -225,7 +229,7 @@ impl Region {
         model.word(at.addr().get() - self.base.addr().get())
     }
 
-    /// Tells the model that an entry is read or written.
+    /// Tells the model checker that an entry is read or written.
     #[cfg(loom)]
     fn watch(&self, entry: NonNull<u8>, writes: bool) {
         let model = self.model.as_ref().expect("a test of orders");
@@ -233,7 +237,7 @@ impl Region {
         if writes { model.set(offset, 0) } else { _ = model.get(offset) }
     }
 
-    /// The bytes of entry `index` of a ring.
+    /// Returns the address of entry `index` of a ring, if it is within the region.
     fn entry(&self, ring: Ring, index: u32) -> Option<NonNull<u8>> {
         let offset = ring.offset as usize + (((index & ring.mask) as usize) << ring.stride_shift);
         if offset + ring.stride() > self.len {
@@ -263,8 +267,7 @@ impl Region {
             return None;
         }
         let entry = self.entry(ring, index)?;
-        // SAFETY: the entry holds a CQE, whose lap is used by atomic
-        // operations alone.
+        // SAFETY: the entry holds a CQE, whose lap is aligned and used only by atomic operations.
         let lap = unsafe { self.atomic(entry.add(LAP)) };
         if u32::from_le(lap.load(Acquire)) != ring.lap(index) {
             return None;
@@ -272,17 +275,17 @@ impl Region {
         #[cfg(loom)]
         self.watch(entry, false);
         let words: [u64; WORDS] = core::array::from_fn(|word| {
-            // SAFETY: as above; each word is read once, whatever the device
-            // does meanwhile.
+            // SAFETY: the entry holds as many words. The device may write to them meanwhile; each is
+            // read once.
             unsafe { entry.cast::<u64>().add(word).read_volatile() }
         });
-        // SAFETY: a CQE is made of integers.
+        // SAFETY: a CQE consists of integers.
         Some(unsafe { mem::transmute::<[u64; WORDS], virtio_rdma_ring_cqe>(words) })
     }
 }
 
 impl virtio_rdma_ring_cqe {
-    /// Immediate data or the key that was invalidated, whichever it is.
+    /// Returns immediate data, or the key that was invalidated.
     pub fn ex(&self) -> u32 {
         // SAFETY: both are integers of one size.
         unsafe { self.ex.imm_data }
@@ -294,33 +297,33 @@ impl Drop for Region {
         if let Some((allocator, resource)) = &self.lender {
             return allocator.free(self.base, *resource);
         }
-        // SAFETY: the mapping is this value's own, and the kernel has unpinned
-        // it; failure would leave the memory mapped, nothing else.
+        // SAFETY: only this value uses the mapping, and the kernel has unpinned
+        // it. If that fails, the memory stays mapped, which is harmless.
         unsafe { bindings::munmap(self.base.as_ptr().cast(), self.len as _) };
     }
 }
 
-/// Bytes of a page of the program's memory, which the pages of 4 KiB of the
-/// device need not be.
+/// Returns the bytes of a page of the program's memory, which may be larger than the 4 KiB of
+/// the device's pages.
 pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf() has no preconditions.
     let size = unsafe { bindings::sysconf(bindings::_SC_PAGESIZE as _) };
     usize::try_from(size).unwrap_or(MIN_PAGE).max(MIN_PAGE)
 }
 
-/// The place of a word in the head of a region.
+/// The offset of a word in the head of a region.
 #[derive(Clone, Copy)]
 pub struct Word(usize);
 
 impl Word {
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     pub const fn at(offset: usize) -> Self {
         assert!(offset % size_of::<u32>() == 0 && offset <= MIN_PAGE - size_of::<u32>());
         Self(offset)
     }
 }
 
-/// Where in its region a ring lies.
+/// Where a ring lies in its region.
 #[derive(Clone, Copy)]
 pub struct Ring {
     offset: u32,
@@ -330,12 +333,12 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of at least `depth` entries of at least `stride` bytes, both
+    /// Places a ring of at least `depth` entries of at least `stride` bytes, both
     /// rounded up to powers of two, behind `head` bytes that are in use.
     ///
     /// # Errors
     ///
-    /// EINVAL for what no region can hold.
+    /// EINVAL for sizes that no region can hold.
     pub fn new(head: usize, depth: u32, stride: usize) -> Result<Self> {
         let depth = depth.max(1).checked_next_power_of_two().ok_or(Errno::EINVAL)?;
         let stride = stride.max(32).checked_next_power_of_two().ok_or(Errno::EINVAL)?;
@@ -349,62 +352,64 @@ impl Ring {
             depth_shift: depth.trailing_zeros(),
             stride_shift: stride.trailing_zeros(),
         };
-        // What is behind a ring must have an offset, too.
+        // The next ring must have an offset as well.
         u32::try_from(ring.end()).map_err(|_| Errno::EINVAL)?;
         Ok(ring)
     }
 
-    /// Offset of the first entry, a multiple of the stride.
+    /// Returns the offset of the first entry, a multiple of the stride.
     pub fn offset(self) -> u32 {
         self.offset
     }
 
-    /// Number of entries, a power of two.
+    /// Returns the number of entries, a power of two.
     pub fn depth(self) -> u32 {
         1 << self.depth_shift
     }
 
-    /// Bytes of an entry, a power of two.
+    /// Returns the bytes of an entry, a power of two.
     pub fn stride(self) -> usize {
         1 << self.stride_shift
     }
 
-    /// Bytes of the region up to the ring's end.
+    /// Returns the bytes of the region up to the ring's end.
     pub fn end(self) -> usize {
         self.offset as usize + ((self.mask as usize + 1) << self.stride_shift)
     }
 
-    /// The lap of CQE `index`.
+    /// Returns the lap of CQE `index`.
     pub fn lap(self, index: u32) -> u32 {
         (index >> self.depth_shift).wrapping_add(1)
     }
 }
 
-/// Structures of the device ABI that are written as they are.
+/// A structure of the device ABI that is written to an entry as it is.
 ///
 /// # Safety
 ///
 /// The type has no padding.
 pub unsafe trait Plain: Copy {}
 
-// SAFETY: padding is written out.
-unsafe impl Plain for bindings::virtio_rdma_ring_sq_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for bindings::virtio_rdma_ring_xrc_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for bindings::virtio_rdma_ring_bind_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for bindings::virtio_rdma_ring_flush_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for bindings::virtio_rdma_ring_ud_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for bindings::virtio_rdma_rq_wqe {}
-// SAFETY: as above.
-unsafe impl Plain for virtio_rdma_ring_cqe {}
-// SAFETY: as above.
-unsafe impl Plain for virtio_rdma_sge {}
+macro_rules! plain {
+    ($($type:ty),* $(,)?) => {
+        $(
+            // SAFETY: the header has a field for each byte of padding.
+            unsafe impl Plain for $type {}
+        )*
+    };
+}
+plain!(
+    bindings::virtio_rdma_ring_sq_wqe,
+    bindings::virtio_rdma_ring_xrc_wqe,
+    bindings::virtio_rdma_ring_bind_wqe,
+    bindings::virtio_rdma_ring_flush_wqe,
+    bindings::virtio_rdma_ring_ud_wqe,
+    bindings::virtio_rdma_rq_wqe,
+    virtio_rdma_ring_cqe,
+    virtio_rdma_sge,
+);
 
-/// Fills in an entry from its front.
+/// Writes to an entry, from its front.
 ///
 /// The entry is the caller's until it gives it to the device by a release
 /// store of an index, so its writes need no order among themselves.
@@ -422,16 +427,16 @@ impl Writer<'_> {
     /// EINVAL if it does not fit.
     pub fn put<T: Plain>(&mut self, value: T) -> Result {
         let at = self.take(size_of::<T>())?;
-        // SAFETY: there is room for the structure.
+        // SAFETY: the entry has room for the structure.
         unsafe { at.cast().write_unaligned(value) };
         Ok(())
     }
 
-    /// Leaves `len` bytes as they are, to be written later.
+    /// Skips `len` bytes, to write them later.
     ///
     /// # Errors
     ///
-    /// EINVAL if there are not as many.
+    /// EINVAL if the entry has fewer bytes left.
     pub fn skip(&mut self, len: usize) -> Result {
         self.take(len).map(|_| ())
     }
@@ -444,11 +449,10 @@ impl Writer<'_> {
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `from` are the program's to read.
+    /// The program may read the `len` bytes at `from`.
     pub unsafe fn put_bytes(&mut self, from: *const u8, len: usize) -> Result {
         let at = self.take(len)?;
-        // SAFETY: there is room for the bytes, and the entry is no memory of
-        // the program's own.
+        // SAFETY: the entry has room for the bytes, and the program's bytes are elsewhere.
         unsafe { ptr::copy_nonoverlapping(from, at.as_ptr(), len) };
         Ok(())
     }
@@ -728,7 +732,7 @@ pub(crate) mod tests {
         Allocator { pd: ptr::null_mut(), context: ptr::null_mut(), alloc: no_memory, free: nothing }
     }
 
-    /// A program that has no memory says so, and gets none from elsewhere.
+    /// If the program's allocator has no memory, the provider does not allocate it elsewhere.
     #[test]
     fn no_memory_of_the_program() {
         let region = Region::lent(1, Some(allocator()), Resource::Cq);

@@ -72,7 +72,7 @@ mod tests {
     use crate::model::freed;
     use std::thread;
 
-    /// An object is busy as long as somebody has it, whoever lets go last.
+    /// An object is busy until its last user gives it up.
     #[test]
     fn holds_are_counted() {
         let users = Users::new().unwrap();
@@ -83,7 +83,7 @@ mod tests {
             drop(holds.remove(left / 2));
         }
         assert!(!users.any());
-        // The count is there for those who stay when the object is gone.
+        // The count outlives the object while there are users.
         let (first, second) = (Hold::new(&users), Hold::new(&users));
         drop(users);
         assert_eq!(second.count().load(Relaxed), 2);

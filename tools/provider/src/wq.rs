@@ -179,7 +179,7 @@ impl State {
     }
 }
 
-/// A send or receive queue. In a cache line of its own, so that threads that send and
+/// A send or receive queue. Each has a cache line of its own, so that threads that send and
 /// threads that post receives do not slow each other down.
 #[repr(align(64))]
 pub struct WorkQueue {

@@ -401,7 +401,7 @@ mod tests {
             self.qp.as_ref().as_ptr().cast()
         }
 
-        /// Says what the next work request has.
+        /// Sets the `wr_id` and the flags of the next work request.
         fn set(&self, wr_id: u64, flags: u32) {
             // SAFETY: the QP is live, and its program this thread.
             unsafe { ((*self.ex()).wr_id, (*self.ex()).wr_flags) = (wr_id, flags) };
@@ -420,7 +420,7 @@ mod tests {
             call!(self, wr_send);
         }
 
-        /// Whether another thread can post.
+        /// Returns whether another thread can post.
         fn is_open(&self) -> bool {
             !self.qp.as_ref().private().rings().unwrap().send().state().is_taken()
         }
@@ -429,7 +429,7 @@ mod tests {
             Memory::at(self.qp.as_ref().private().request().buf_addr)
         }
 
-        /// Work requests that the device was told of.
+        /// Returns how many work requests the device was told of.
         fn told(&self) -> u32 {
             self.memory().word(0).load(Acquire)
         }
@@ -438,7 +438,7 @@ mod tests {
             self.memory().read(self.ring, index, offset)
         }
 
-        /// The one work request that `make` makes, as the device has it.
+        /// Posts the one work request that `make` makes. Returns it as the device sees it.
         fn posted<T: Copy>(&self, make: impl FnOnce()) -> T {
             let index = self.told();
             self.start();
@@ -449,8 +449,8 @@ mod tests {
             self.read(index, 0)
         }
 
-        /// Has a batch refused that `make` makes behind a work request that is good: nothing of it
-        /// is posted, the QP is free, and the next batch is as if there had been none.
+        /// Checks that the calls of `make` fail after a valid work request: nothing is posted, the
+        /// QP is free, and the next work request is posted.
         fn refused(&self, make: impl FnOnce(), errno: Errno) {
             let index = self.told();
             self.start();
@@ -622,7 +622,7 @@ mod tests {
         assert_eq!(got, [&first[..], &second[..]].concat());
     }
 
-    /// The address vector of an AH of a driver that keeps none.
+    /// Returns an AH with an address vector.
     fn address(n: u8) -> Owned<Ah> {
         let av = virtio_rdma_av { dmac: [n; 6], ..Default::default() };
         Blank::<ibv_ah>::new().unwrap().finish(ah::Private { av })
@@ -674,8 +674,8 @@ mod tests {
         }
     }
 
-    /// Each work request of a batch has its own `wr_id`, flags and data; the device hears of all
-    /// of them at the end, and until then no other thread has the send queue.
+    /// Each work request has its own `wr_id`, flags and data. The device is told of all of them at
+    /// the end; until then no other thread has the send queue.
     #[test]
     fn a_batch() {
         let bench = Bench::new(IBV_QPT_RC);
@@ -699,7 +699,7 @@ mod tests {
         }
     }
 
-    /// What a call cannot do ibv_wr_complete(3) answers, and nothing of the batch is posted.
+    /// ibv_wr_complete(3) returns the error of a call that failed, and no work request is posted.
     #[test]
     fn errors_come_at_the_end() {
         let bench = Bench::new(IBV_QPT_RC);
@@ -741,8 +741,8 @@ mod tests {
         bench.refused(both, Errno::ENOMEM);
     }
 
-    /// A list that says that it has elements has them: one that is nowhere, or that no memory
-    /// can hold, is an error and no empty list.
+    /// A null pointer with a length, and a length that no memory can hold, are an error and not an
+    /// empty list.
     #[test]
     fn lists_that_cannot_be() {
         let bench = Bench::new(IBV_QPT_RC);
@@ -781,7 +781,7 @@ mod tests {
         datagrams.start();
         call!(datagrams, wr_rdma_read, 1, 2);
         assert_eq!((datagrams.complete(), datagrams.told()), (EINVAL as c_int, 0));
-        // A datagram wants its destination, and a message of XRC its SRQ, each its own.
+        // Each datagram needs its own destination, and each message of XRC its own SRQ.
         for qp_type in [IBV_QPT_UD, IBV_QPT_XRC_SEND] {
             let bench = Bench::new(qp_type);
             bench.start();
@@ -797,7 +797,7 @@ mod tests {
         }
     }
 
-    /// A batch that was aborted was never there, with an error in it or without, and the send
+    /// No work request is posted after ibv_wr_abort(3), after an error or without one, and the send
     /// queue is free.
     #[test]
     fn abort() {
@@ -829,7 +829,7 @@ mod tests {
         assert_eq!((bench.complete(), bench.told()), (0, DEPTH));
     }
 
-    /// A QP that is not in a state to send refuses the batch as a whole, when it ends.
+    /// A QP that is not in a state to send refuses all work requests at the end.
     #[test]
     fn a_state_that_cannot_send() {
         let bench = Bench::new(IBV_QPT_RC);
@@ -842,8 +842,8 @@ mod tests {
         assert_eq!(bench.posted::<u64>(|| bench.send(2)), 2);
     }
 
-    /// A batch rings the doorbell of a device that sleeps, once, and one that is refused or
-    /// aborted does not.
+    /// ibv_wr_complete(3) rings the doorbell of a device that sleeps once. Work requests that are
+    /// refused or aborted do not ring it.
     #[test]
     fn one_doorbell_for_a_batch() {
         let context = objects::context();

@@ -9,7 +9,7 @@ use crate::{
 };
 use core::ptr;
 
-/// A context, and an object of each kind that the kernel knows by a handle of its own.
+/// A context with an object of each kind, each of which has a handle.
 pub struct Bench {
     pub mr: Owned<verbs_mr>,
     pub mw: Owned<ibv_mw>,

@@ -81,7 +81,7 @@ pub fn query(context: Ref<'_, verbs_context>) -> Result<virtio_rdma_uresp_alloc_
     driver.buffer.uhw_in_idx = _UHW_NO_INDEX as u8;
     driver.buffer.uhw_out_idx = _UHW_NO_INDEX as u8;
     let all = &raw mut driver;
-    // SAFETY: the buffer holds one attribute, behind which it ends; the kernel
+    // SAFETY: the buffer holds one attribute, and ends after it; the kernel
     // writes to `resp`, which is as long as the attribute says.
     Errno::check(unsafe {
         let attr = &raw mut (*all).attr;

@@ -192,8 +192,8 @@ mod tests {
         model::uverbs::Name::{Method, Write},
     };
 
-    /// A QP has the number and the caps that the kernel answers; with rings the driver hears
-    /// where they are, and without them nothing.
+    /// A QP has the number and the capabilities that the kernel answers. The driver is told where the
+    /// rings are, if there are rings.
     #[test]
     fn qps() {
         let bench = Bench::new();
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// An XRC target is created in a domain and nowhere else, and the driver hears of no rings.
+    /// An XRC target is created in an XRC domain only, and the command has no rings.
     #[test]
     fn xrc_targets() {
         let bench = Bench::new();

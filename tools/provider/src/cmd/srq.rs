@@ -114,7 +114,7 @@ mod tests {
         model::uverbs::Name::{Method, Write},
     };
 
-    /// An SRQ has what the kernel answers; the driver hears of its ring.
+    /// An SRQ has the sizes that the kernel answers; the driver is told where its ring is.
     #[test]
     fn srqs() {
         let bench = Bench::new();
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(srq.as_ref().xrc_number(), Some(77));
     }
 
-    /// The driver hears of a ring only if the SRQ moves to one.
+    /// The driver is told of a ring only if the SRQ moves to one.
     #[test]
     fn what_an_srq_is_modified_to_and_says() {
         let bench = Bench::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! What posting and polling cost, in a release build:
+//! Measures what posting and polling cost, in a release build:
 //! `cargo test --release -- --ignored --nocapture cost`.
 
 use crate::{
@@ -32,13 +32,13 @@ fn attr() -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex { qp_type: IBV_QPT_RC, cap, ..Default::default() }
 }
 
-/// The median of the rounds, in nanoseconds of one of `DEPTH`.
+/// Returns the median of the rounds, in nanoseconds for one of `DEPTH` requests.
 fn each(mut rounds: Vec<u128>) -> f64 {
     rounds.sort_unstable();
     rounds[rounds.len() / 2] as f64 / f64::from(DEPTH)
 }
 
-/// Posts a request again and again; nanoseconds of each.
+/// Posts a request again and again. Returns the nanoseconds that one takes.
 fn post(qp: Ref<'_, Qp>, send: &QueueProgress, wr: &mut ibv_send_wr) -> f64 {
     let round = |_| {
         let start = Instant::now();

@@ -16,7 +16,7 @@ use std::{
     sync::atomic::*,
 };
 
-/// Polls a ring for at most `room` completions.
+/// Polls a ring for at most `room` completions. Returns them.
 pub fn poll(ring: &mut CqRing, table: &QpTable, room: usize) -> Vec<ibv_wc> {
     let mut entries = vec![MaybeUninit::uninit(); room];
     let polled = ring.poll(move |cqe| table.complete(cqe), &mut entries);
@@ -24,13 +24,13 @@ pub fn poll(ring: &mut CqRing, table: &QpTable, room: usize) -> Vec<ibv_wc> {
     entries.iter().take(polled).map(|wc| unsafe { wc.assume_init() }).collect()
 }
 
-/// Immediate data or key of a completion.
+/// Returns immediate data or the key of a completion.
 pub fn ex(wc: &ibv_wc) -> u32 {
     // SAFETY: both are integers.
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 
-/// The other side of a region.
+/// The memory of a region, as the device uses it.
 #[derive(Clone, Copy)]
 pub struct Memory(*mut u8);
 
@@ -38,17 +38,17 @@ pub struct Memory(*mut u8);
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// The memory of a region, as the device maps it.
+    /// Returns the memory of a region.
     pub fn new(region: &Region) -> Self {
         Self::at(region.addr())
     }
 
-    /// The memory of a region of which the driver was told this address.
+    /// Returns the memory of the region at the address that the driver was told.
     pub fn at(addr: u64) -> Self {
         Self(ptr::with_exposed_provenance_mut(addr as usize))
     }
 
-    /// A word of the head or of an entry.
+    /// Returns a word of the head or of an entry.
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: the tests name words of live regions.
         unsafe { AtomicU32::from_ptr(self.0.add(offset).cast()) }
@@ -63,7 +63,7 @@ impl Memory {
 
     /// Copies bytes out of an entry.
     pub fn bytes(&self, ring: Ring, index: u32, offset: usize, len: usize) -> Vec<u8> {
-        // SAFETY: as above.
+        // SAFETY: the tests name entries of live regions.
         unsafe { slice::from_raw_parts(self.0.add(self.entry(ring, index) + offset), len).to_vec() }
     }
 
@@ -76,26 +76,26 @@ impl Memory {
 pub struct Completer {
     memory: Memory,
     depth: u32,
-    /// CQEs that were written.
+    /// How many CQEs were written.
     pub producer: u32,
-    /// The numbers at the last event.
+    /// The arming words at the last event.
     armed: (u32, u32),
 }
 
 impl Completer {
-    /// The other side of a ring.
+    /// Returns the device's side of a ring.
     pub fn new(ring: &CqRing) -> Self {
         let request = ring.request();
         let memory = Memory::at(request.buf_addr);
         Self { memory, depth: ring.depth(), producer: 0, armed: (0, 0) }
     }
 
-    /// The other side of the ring of a CQ.
+    /// Returns the device's side of the ring of a CQ.
     pub fn of(cq: &Owned<Cq>) -> Self {
         Self::new(cq.as_ref().private().state().lock().ring().unwrap())
     }
 
-    /// Writes a CQE, if there is room; answers whether there was.
+    /// Writes a CQE, if there is room. Returns whether there was.
     pub fn complete(&mut self, cqe: virtio_rdma_ring_cqe) -> bool {
         let consumer = self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer));
         if self.producer.wrapping_sub(consumer.load(Ordering::Acquire)) >= self.depth {
@@ -113,7 +113,7 @@ impl Completer {
         true
     }
 
-    /// The same for a work request that was never posted, as if it were.
+    /// Writes the CQE of a work request, which is made to look as if it was posted.
     pub fn complete_posted(&mut self, table: &QpTable, cqe: virtio_rdma_ring_cqe) -> bool {
         if let Some(progress) = table.get(cqe.qp_num) {
             progress.expect(&cqe);
@@ -121,7 +121,7 @@ impl Completer {
         self.complete(cqe)
     }
 
-    /// Whether the CQEs since the last call raise an event.
+    /// Returns whether the CQEs since the last call raise an event.
     pub fn event(&mut self, solicited: bool) -> bool {
         fence(Ordering::SeqCst);
         let next = self.memory.word(offset_of!(virtio_rdma_cq_ring, arm_next));
@@ -134,12 +134,13 @@ impl Completer {
         event
     }
 
-    /// The driver says that the device is gone.
+    /// Closes the ring, as the driver does when the device is gone.
     pub fn close(&self) {
         self.memory.word(offset_of!(virtio_rdma_cq_ring, closed)).store(1, Ordering::Relaxed);
     }
 
-    /// Moves what the program has not taken to another ring, if it fits there: RESIZE_CQ.
+    /// Moves the CQEs that the program has not taken to another ring, as RESIZE_CQ does. Returns
+    /// whether they fit there.
     pub fn move_to(&self, new: &mut Self) -> bool {
         let consumer = self.consumer();
         let held = self.producer.wrapping_sub(consumer);
@@ -152,7 +153,7 @@ impl Completer {
         held <= new.depth
     }
 
-    /// What the program says that it took.
+    /// Returns how many CQEs the program took.
     pub fn consumer(&self) -> u32 {
         self.memory.word(offset_of!(virtio_rdma_cq_ring, consumer)).load(Ordering::Acquire)
     }
@@ -171,7 +172,7 @@ pub fn pin(n: usize) {
     if let Some(cpu) = cpus.nth(n) {
         let mut one = [0u64; 16];
         one[cpu / 64] = 1 << (cpu % 64);
-        // SAFETY: as above.
+        // SAFETY: the mask has as many bytes.
         unsafe { sched_setaffinity(0, size_of_val(&one), &one) };
     }
 }

@@ -5,7 +5,7 @@ use std::{cell::RefCell, ptr::NonNull, slice};
 
 const FILL: u8 = 0xa5;
 
-/// What a thread freed.
+/// The memory that a thread freed.
 #[derive(Default)]
 struct Freed(Vec<(NonNull<u8>, usize)>);
 
@@ -33,7 +33,7 @@ impl Freed {
     }
 }
 
-/// Whether nothing was written to what this thread freed.
+/// Returns whether the memory that this thread freed was not written to.
 pub fn is_intact() -> bool {
     FREED.with_borrow(Freed::is_intact)
 }

@@ -5,14 +5,14 @@ use crate::{bindings::*, model::uverbs};
 use core::ffi::{c_int, c_void};
 use std::sync::atomic::*;
 
-/// The kernel behind a QP or SRQ, which has it as its context of the program's.
+/// The kernel behind a QP or SRQ, which points to it by the program's context of the object.
 #[derive(Default)]
 pub struct Kernel {
-    /// Doorbells that reached the device.
+    /// How many doorbells reached the device.
     pub rung: AtomicU32,
-    /// Commands that fail from now on.
+    /// How many commands fail from now on.
     pub failures: AtomicU32,
-    /// Why they do.
+    /// The error of the commands that fail.
     pub errno: AtomicI32,
 }
 
@@ -23,12 +23,12 @@ impl Kernel {
         self.failures.store(count, Ordering::Relaxed);
     }
 
-    /// Doorbells since the last call.
+    /// Returns how many doorbells reached the device since the last call.
     pub fn take_rung(&self) -> u32 {
         self.rung.swap(0, Ordering::Relaxed)
     }
 
-    /// What stands for a command of the object that has this context.
+    /// Stands for a command of the object that has this context.
     unsafe fn ring(context: *mut c_void) -> c_int {
         // SAFETY: the tests put a kernel there that lives longer, or nothing.
         let Some(kernel) = (unsafe { context.cast::<Self>().as_ref() }) else { return 0 };
@@ -41,42 +41,42 @@ impl Kernel {
     }
 }
 
-/// As the function of libibverbs.
+/// Stands for the function of libibverbs.
 pub unsafe fn ibv_cmd_post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     if uverbs::is_there() {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller passes what the function of libibverbs demands.
         return unsafe { crate::bindings::ibv_cmd_post_send(qp, wr, bad_wr) };
     }
     // SAFETY: the tests pass live QPs.
     unsafe { Kernel::ring((*qp).qp_context) }
 }
 
-/// As the function of libibverbs.
+/// Stands for the function of libibverbs.
 pub unsafe fn ibv_cmd_post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     if uverbs::is_there() {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller passes what the function of libibverbs demands.
         return unsafe { crate::bindings::ibv_cmd_post_recv(qp, wr, bad_wr) };
     }
     // SAFETY: the tests pass live QPs.
     unsafe { Kernel::ring((*qp).qp_context) }
 }
 
-/// As the function of libibverbs.
+/// Stands for the function of libibverbs.
 pub unsafe fn ibv_cmd_post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     if uverbs::is_there() {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller passes what the function of libibverbs demands.
         return unsafe { crate::bindings::ibv_cmd_post_srq_recv(srq, wr, bad_wr) };
     }
     // SAFETY: the tests pass live SRQs.

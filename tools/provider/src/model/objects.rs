@@ -15,7 +15,7 @@ use crate::{
 };
 use std::ptr;
 
-/// A context whose objects have rings.
+/// Returns a context whose objects have rings.
 pub fn context() -> Owned<Context> {
     let description = virtio_rdma_uresp_alloc_ucontext {
         data_path: VIRTIO_RDMA_UDATA_PATH_RINGS,
@@ -25,16 +25,16 @@ pub fn context() -> Owned<Context> {
     context.finish(context::Private::new(description).unwrap())
 }
 
-// SAFETY: integers, pointers and a mutex, as libibverbs allocates it.
+// SAFETY: the structure consists of integers, pointers and a mutex; libibverbs allocates it zeroed.
 unsafe impl Zeroable for verbs_context {}
 
-/// Makes a CQ one of a context.
+/// Puts a CQ into a context.
 pub fn cq_of(cq: &Owned<Cq>, context: &Owned<Context>) {
     // SAFETY: both are live, and nobody else uses the CQ.
     unsafe { (*cq.as_ref().cq().as_ptr()).context = context.as_ref().context().as_ptr() };
 }
 
-/// Makes a QP one of a context and a kernel.
+/// Puts a QP into a context, with a kernel behind it.
 pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
     let at = qp.as_ref().qp().as_ptr();
     // SAFETY: all are live, and nobody else uses the QP.
@@ -44,7 +44,7 @@ pub fn qp_of(qp: &Owned<Qp>, context: &Owned<Context>, kernel: &Kernel) {
     }
 }
 
-/// As [`qp_of`].
+/// Puts an SRQ into a context, with a kernel behind it.
 pub fn srq_of(srq: &Owned<Srq>, context: &Owned<Context>, kernel: &Kernel) {
     let at = srq.as_ref().srq().as_ptr();
     // SAFETY: all are live, and nobody else uses the SRQ.
@@ -62,12 +62,12 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// QPs with these numbers.
+    /// Returns QPs with these numbers.
     pub fn new(numbers: &[u32]) -> Self {
         Self::with_cq(numbers, cq(None))
     }
 
-    /// QPs with these numbers that complete to a CQ.
+    /// Returns QPs with these numbers that complete to a CQ.
     pub fn with_cq(numbers: &[u32], cq: Owned<Cq>) -> Self {
         let table = Box::new(QpTable::new().unwrap());
         let state = cq.as_ref().private().state();
@@ -76,20 +76,20 @@ impl Harness {
         Self { registrations, table, cq }
     }
 
-    /// Send and receive requests of a QP that are done.
+    /// Returns how many sends and receives of a QP are done.
     pub fn progress(&self, number: u32) -> (u32, u32) {
         let progress = self.table.get(number).unwrap();
         (progress.send().done(), progress.recv().done())
     }
 }
 
-/// A CQ that the kernel does not know.
+/// Returns a CQ that the kernel does not know.
 pub fn cq(ring: Option<CqRing>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq>::new().unwrap();
     blank.finish(cq::Private::without_kernel(ring, 0))
 }
 
-/// The same, extended, of a context.
+/// Returns an extended CQ of a context, which the kernel does not know.
 pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
     let blank = Blank::<verbs_cq>::new().unwrap();
     let cq = blank.finish(cq::Private::without_kernel(Some(ring), flags));
@@ -99,7 +99,7 @@ pub fn cq_ex(ring: CqRing, flags: u32, context: &Owned<Context>) -> Owned<Cq> {
     cq
 }
 
-/// A QP of a harness with the number and caps given, in RTS.
+/// Returns a QP of a harness in RTS, with a number and capabilities.
 pub fn qp(harness: &mut Harness, attr: &ibv_qp_init_attr_ex, number: u32) -> Owned<Qp> {
     let cq = harness.cq.as_ref().private().state();
     let registration = Registration::new(&harness.table, number, cq, cq).unwrap();

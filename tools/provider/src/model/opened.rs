@@ -19,11 +19,11 @@ pub struct Opened {
     _sysfs: Owned<verbs_sysfs_dev>,
 }
 
-// SAFETY: integers and text, as libibverbs allocates it.
+// SAFETY: the structure consists of integers and text.
 unsafe impl Zeroable for verbs_sysfs_dev {}
 
 impl Opened {
-    /// Opens a context of a driver that says this of it.
+    /// Opens a context that the driver describes so.
     pub fn new(kernel: &Kernel, description: virtio_rdma_uresp_alloc_ucontext) -> Self {
         kernel.answer(UVERBS_ATTR_UHW_OUT, description);
         let opened = Self::open(driver::tests::alloc_context);
@@ -31,12 +31,12 @@ impl Opened {
         opened.expect("a context")
     }
 
-    /// A context whose objects have rings.
+    /// Opens a context whose objects have rings.
     pub fn with_rings(kernel: &Kernel) -> Self {
         Self::new(kernel, description(VIRTIO_RDMA_UDATA_PATH_RINGS))
     }
 
-    /// Opens a context in a way.
+    /// Opens a context by `way`.
     pub fn open(way: unsafe fn(*mut ibv_device, c_int) -> *mut verbs_context) -> Option<Self> {
         let device = Owned::<verbs_device>::zeroed().unwrap();
         let sysfs = Owned::<verbs_sysfs_dev>::zeroed().unwrap();
@@ -56,19 +56,19 @@ impl Opened {
         Some(Self { verbs_context: context, device, _sysfs: sysfs })
     }
 
-    /// What libibverbs hands to the program.
+    /// Returns the context as libibverbs hands it to the program.
     pub fn verbs(&self) -> *mut ibv_context {
         // SAFETY: the context is live.
         unsafe { &raw mut (*self.verbs_context).context }
     }
 
-    /// The same, as verbs have it.
+    /// Returns the context as verbs take it.
     pub fn context(&self) -> Ref<'_, ibv_context> {
         // SAFETY: the context is live.
         unsafe { Ref::new(self.verbs()) }
     }
 
-    /// How often libibverbs has the device.
+    /// Returns how many holds libibverbs has on the device.
     pub fn holds(&self) -> i32 {
         // SAFETY: the device is live.
         unsafe { (*self.device.as_ref().as_ptr()).refcount - 1 }
@@ -83,7 +83,7 @@ impl Drop for Opened {
     }
 }
 
-/// What a driver with this data path says of a context.
+/// Returns the description of a context by a driver with this data path.
 pub fn description(data_path: u32) -> virtio_rdma_uresp_alloc_ucontext {
     virtio_rdma_uresp_alloc_ucontext { data_path, ..Default::default() }
 }

@@ -26,13 +26,13 @@ use std::{
 const SENDERS: u64 = 3;
 const DEPTH: u32 = 16;
 
-/// Rounds of a test, TIMES as many if the environment has that.
+/// Returns how many rounds a test has, TIMES as many if the environment has that variable.
 fn rounds() -> u64 {
     let times = env::var("TIMES").map_or(1, |times| times.parse().expect("a number"));
     20_000 * times
 }
 
-/// Whether a request asks for a completion.
+/// Returns whether a request asks for a completion.
 fn signaled(wr_id: u64) -> bool {
     wr_id.is_multiple_of(3)
 }
@@ -47,8 +47,8 @@ fn send(qp: Ref<'_, Qp>, wr_id: u64) {
     }
 }
 
-/// Carries out what is posted: completes what asks for it, and the last of
-/// each batch, without which a queue of unsignalled requests stays full.
+/// Carries out the work requests: completes those that ask for it, and the last of
+/// each batch, because a queue of unsignalled requests would stay full otherwise.
 fn device(memory: Memory, ring: Ring, mut cq: Completer, count: u64) {
     let mut done = 0u32;
     while u64::from(done) < count {
@@ -142,8 +142,8 @@ impl Moving {
     }
 }
 
-/// Polling finds each completion of a QP once and in order, and none of a QP that is
-/// destroyed, whose number another one has by then, while the CQ is resized.
+/// Polling finds each completion of a QP once and in order while the CQ is resized. It finds no
+/// completion of a QP that was destroyed, though another QP has its number.
 #[test]
 fn destroy_and_resize_beside_poll() {
     let count = rounds() as u32;

@@ -1,70 +1,69 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
-//! A kernel for tests, behind the libibverbs that the library is for: what answers
-//! its commands, and shows which ones they were (rdma-core
-//! kernel-headers/rdma/rdma_user_ioctl_cmds.h).
+//! A kernel for tests. It answers the commands of libibverbs, and shows which ones they were
+//! (rdma-core kernel-headers/rdma/rdma_user_ioctl_cmds.h).
 //!
-//! A thread that has a [`Kernel`] sends its commands there; those of other threads
-//! go where ioctl(2) takes them.
+//! The commands of a thread that has a [`Kernel`] reach that; those of other threads
+//! reach ioctl(2).
 
 use crate::bindings::*;
 use core::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::{cell::RefCell, collections::BTreeMap, marker::PhantomData, mem, ptr, slice};
 
-/// What a command is.
+/// The name of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     /// A method of an object.
     Method(u32, u32),
-    /// A command of write(2), in the place of which it came.
+    /// A command that write(2) carried in older kernels.
     Write(u32),
 }
 
-/// What the kernel got.
+/// A command that the kernel received.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// Which one it is.
+    /// The name.
     pub name: Name,
-    /// What came in, by the numbers of the attributes.
+    /// The bytes of the attributes that the program sent, by number.
     pub input: BTreeMap<u32, Vec<u8>>,
-    /// Bytes that the kernel may answer, by the same.
+    /// The room of the attributes that the kernel answers, in bytes, by number.
     pub room: BTreeMap<u32, usize>,
-    /// The attributes that a kernel must know or refuse the command.
+    /// The attributes that a kernel must know; otherwise it refuses the command.
     pub mandatory: Vec<u32>,
 }
 
 impl Command {
-    /// What came in for an attribute.
+    /// Returns the value of an attribute that the program sent.
     pub fn input<T>(&self, attr: u32) -> T {
         let bytes = &self.input[&attr];
         assert_eq!(bytes.len(), size_of::<T>(), "attribute {attr} of {:?}", self.name);
-        // SAFETY: as many bytes are there; the tests name types of integers.
+        // SAFETY: the attribute has as many bytes; the tests name types of integers.
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     }
 
-    /// The handle that names an object, or a number that is sent as one is.
+    /// Returns the handle of an object, or a number that is sent like a handle.
     pub fn handle(&self, attr: u32) -> u64 {
         self.input(attr)
     }
 
-    /// The part of a command that is the same for each driver.
+    /// Returns the part of a command that is the same for all drivers.
     pub fn core<T>(&self) -> T {
         self.input(UVERBS_ATTR_CORE_IN)
     }
 
-    /// Whether the driver's part is missing, of what comes in and what goes out.
+    /// Returns whether neither the command nor its answer has a part of the driver.
     pub fn is_without_driver(&self) -> bool {
         !self.input.contains_key(&UVERBS_ATTR_UHW_IN)
             && !self.room.contains_key(&UVERBS_ATTR_UHW_OUT)
     }
 }
 
-/// What a thread's kernel knows.
+/// The state of a thread's kernel.
 #[derive(Default)]
 struct State {
     commands: Vec<Command>,
-    /// What the next commands with room for it answer.
+    /// The answers to attributes of the next commands.
     answers: Vec<(u32, Vec<u8>)>,
-    /// Commands that succeed before one fails, and why it does.
+    /// How many commands succeed before one fails, and the error of that one.
     failure: Option<(u32, u32)>,
     handles: u32,
 }
@@ -77,7 +76,7 @@ thread_local! {
 pub struct Kernel(PhantomData<*mut ()>);
 
 impl Kernel {
-    /// A kernel that knows of no object.
+    /// Returns a kernel without objects.
     pub fn new() -> Self {
         STATE.set(Some(State { handles: FIRST_HANDLE, ..State::default() }));
         Self(PhantomData)
@@ -95,22 +94,22 @@ impl Kernel {
         self.fail_after(0, errno);
     }
 
-    /// Has a command fail after some that do not.
+    /// Has a command fail after as many that succeed.
     pub fn fail_after(&self, commands: u32, errno: u32) {
         with(|state| state.failure = Some((commands, errno)));
     }
 
-    /// The commands since the last call.
+    /// Returns the commands since the last call.
     pub fn take(&self) -> Vec<Command> {
         with(|state| mem::take(&mut state.commands))
     }
 
-    /// The names of the commands since the last call.
+    /// Returns the names of the commands since the last call.
     pub fn names(&self) -> Vec<Name> {
         self.take().iter().map(|command| command.name).collect()
     }
 
-    /// The one command since the last call.
+    /// Returns the one command since the last call.
     pub fn one(&self) -> Command {
         let mut commands = self.take();
         assert_eq!(commands.len(), 1, "{commands:?}");
@@ -121,14 +120,17 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         let state = STATE.take();
-        assert!(state.is_some_and(|state| state.answers.is_empty()), "an answer nobody asked for");
+        assert!(
+            state.is_some_and(|state| state.answers.is_empty()),
+            "no command asked for an answer of the test"
+        );
     }
 }
 
-/// The first handle that a kernel gives to an object; the others follow.
+/// The first handle that a kernel gives to an object; the next handles follow it.
 pub const FIRST_HANDLE: u32 = 100;
 
-/// Whether this thread has a kernel.
+/// Returns whether this thread has a kernel.
 pub fn is_there() -> bool {
     STATE.with_borrow(Option::is_some)
 }
@@ -137,7 +139,7 @@ fn with<T>(act: impl FnOnce(&mut State) -> T) -> T {
     STATE.with_borrow_mut(|state| act(state.as_mut().expect("the thread has a kernel")))
 }
 
-/// The attributes of a method that go to the program, besides a driver's.
+/// Returns the attributes of a method that the kernel answers, without those of a driver.
 fn outputs(name: Name) -> &'static [u32] {
     const WRITE: &[u32] = &[UVERBS_ATTR_CORE_OUT];
     match name {
@@ -182,7 +184,7 @@ fn outputs(name: Name) -> &'static [u32] {
     }
 }
 
-/// Whether the answer of a command begins with the handle of a new object.
+/// Returns whether the answer to a command begins with the handle of a new object.
 fn makes_handle(name: Name) -> bool {
     matches!(
         name,
@@ -197,7 +199,7 @@ fn makes_handle(name: Name) -> bool {
     )
 }
 
-/// Whether the attribute 0 of a method is the handle of a new object.
+/// Returns whether attribute 0 of a method is the handle of a new object.
 fn makes_object(name: Name) -> bool {
     matches!(
         name,
@@ -208,7 +210,8 @@ fn makes_object(name: Name) -> bool {
     )
 }
 
-/// What a new object has unless the test says otherwise: what was asked for.
+/// Returns the attribute that asked for a value, which the kernel answers unless the test says
+/// otherwise.
 fn echo(name: Name, attr: u32) -> Option<u32> {
     match (name, attr) {
         (Name::Method(UVERBS_OBJECT_CQ, _), UVERBS_ATTR_CREATE_CQ_RESP_CQE) => {
@@ -237,7 +240,7 @@ impl ib_uverbs_attr {
         ptr::with_exposed_provenance_mut(self.data() as usize)
     }
 
-    /// What the attribute says, of one that comes in.
+    /// Returns the bytes of an attribute that the program sent.
     fn bytes(&self) -> Vec<u8> {
         let len = usize::from(self.len);
         if len > size_of::<u64>() {
@@ -249,7 +252,7 @@ impl ib_uverbs_attr {
     }
 }
 
-/// The command that libibverbs sent.
+/// Returns the command that libibverbs sent.
 fn command(header: &ib_uverbs_ioctl_hdr, attrs: &[ib_uverbs_attr]) -> Command {
     let mut name = Name::Method(header.object_id.into(), header.method_id.into());
     if name == Name::Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) {
@@ -277,10 +280,11 @@ fn is_output(name: Name, attr: u32) -> bool {
     attr == UVERBS_ATTR_UHW_OUT || outputs(name).contains(&attr)
 }
 
-/// Answers a command; an error number.
+/// Answers a command, or returns an error number.
 fn execute(header: &ib_uverbs_ioctl_hdr, attrs: &mut [ib_uverbs_attr]) -> Result<(), u32> {
     let command = command(header, attrs);
-    // By a command that is too short libibverbs finds out whether the kernel knows such.
+    // libibverbs sends a command that is too short to find out whether the kernel knows write
+    // commands.
     if command.input.len() == 1
         && matches!(command.name, Name::Write(IB_USER_VERBS_CMD_QUERY_DEVICE))
     {
@@ -303,7 +307,7 @@ fn execute(header: &ib_uverbs_ioctl_hdr, attrs: &mut [ib_uverbs_attr]) -> Result
 }
 
 impl State {
-    /// Answers an attribute, if it is one that goes to the program.
+    /// Answers an attribute, if it is one that the kernel answers.
     fn fill(&mut self, command: &Command, attr: &mut ib_uverbs_attr) {
         let id = u32::from(attr.attr_id);
         if id == 0 && makes_object(command.name) {
@@ -338,7 +342,7 @@ impl State {
 /// RDMA_VERBS_IOCTL.
 const VERBS_IOCTL: c_ulong = 3 << 30 | (size_of::<ib_uverbs_ioctl_hdr>() as c_ulong) << 16 | 0x1b01;
 
-/// What libibverbs calls.
+/// Stands for the function of the C library, which libibverbs calls.
 ///
 /// # Safety
 ///
@@ -346,11 +350,11 @@ const VERBS_IOCTL: c_ulong = 3 << 30 | (size_of::<ib_uverbs_ioctl_hdr>() as c_ul
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if request != VERBS_IOCTL || !is_there() {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller passes what ioctl(2) demands.
         return unsafe { real_ioctl()(fd, request, argument) };
     }
     let header = argument.cast::<ib_uverbs_ioctl_hdr>();
-    // SAFETY: libibverbs passes a header, behind which there are as many attributes.
+    // SAFETY: libibverbs passes a header and, after it, as many attributes.
     let (header, attrs) = unsafe {
         let first = header.byte_add(size_of::<ib_uverbs_ioctl_hdr>()).cast::<ib_uverbs_attr>();
         (&*header, slice::from_raw_parts_mut(first, (*header).num_attrs.into()))
@@ -369,7 +373,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 
 type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
 
-/// The function of the C library.
+/// Returns the function of the C library.
 fn real_ioctl() -> Ioctl {
     unsafe extern "C" {
         fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
@@ -377,6 +381,6 @@ fn real_ioctl() -> Ioctl {
     const NAME: &CStr = c"ioctl";
     // RTLD_NEXT is all ones.
     let next = ptr::without_provenance_mut(usize::MAX);
-    // SAFETY: the C library has the function, which has this type but for its ellipsis.
+    // SAFETY: the C library has the function; its variable arguments are passed as this type says.
     unsafe { mem::transmute::<*mut c_void, Ioctl>(dlsym(next, NAME.as_ptr())) }
 }
