@@ -199,9 +199,12 @@ mod tests {
 
     use super::*;
 
-    /// A message begins with its length, a byte.
+    /// A message begins with its length, a byte, which counts itself.
     fn length(bytes: &[u8]) -> Result<Option<usize>, Error> {
-        Ok(bytes.first().map(|length| usize::from(*length)))
+        match bytes.first() {
+            Some(0) => Err(Error::Length(0)),
+            first => Ok(first.map(|length| usize::from(*length))),
+        }
     }
 
     /// A channel for messages of up to 8 bytes and 2 descriptors, and the other end.
