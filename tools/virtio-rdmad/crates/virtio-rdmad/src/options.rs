@@ -30,32 +30,34 @@ pub struct Options {
     ///   name=NAME         the name of the guest in logs and status (required)
     ///   vfio-user=PATH    socket for QEMU's vfio-user-pci
     ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
-    ///   mac=MAC           MAC address of the network interface that the RDMA device is paired with
-    ///   network=NAME      guests of different networks cannot reach each other (default: default)
-    ///   gid=LIST          addresses that the guest may use (default: all that are not another guest's)
+    ///   mac=MAC           MAC address of the network interface to pair the device with
+    ///   network=NAME      network that the guest is in (default: default)
+    ///   gid=LIST          addresses that it may use (default: all but those of other guests)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
     ///   vectors=N         with rings: number of interrupts for completions
-    ///   max-qp=N          without rings: number of queue pairs, with that of the connection manager
+    ///   max-qp=N          without rings: number of QPs, with that of the connection manager
     ///   max-cq=N          without rings: number of completion queues
     ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///
-    /// Exactly one of vfio-user and vhost-user is required.
+    /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
+    /// reach each other.
     ///
-    /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of another
-    /// file system, above all FUSE, may never end; give any-file=on only to a monitor that you trust.
+    /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of
+    /// another file system, above all FUSE, may never end; give any-file=on only to a monitor
+    /// that you trust.
     ///
-    /// A gid= list has IP addresses and prefixes with + between them, such as 10.0.0.1+fd00::/64. The
-    /// link-local address of mac= need not be on it. An address belongs to another guest if it is made
-    /// from that guest's mac=, or if it is on that guest's gid= list as a single address and not on the
-    /// list of this one. A vlan= list has numbers and ranges with + between them, such as none+5+7-9,
-    /// where none means addresses in no VLAN.
+    /// A gid= list has IP addresses and prefixes with + between them, such as
+    /// 10.0.0.1+fd00::/64. The link-local address of mac= need not be on it. An address belongs
+    /// to another guest if it is made from that guest's mac=, or if it is on that guest's gid=
+    /// list as a single address and not on the list of this one. A vlan= list has numbers and
+    /// ranges with + between them, such as none+5+7-9, where none means addresses in no VLAN.
     ///
-    /// A driver that does not know rings uses virtqueues even with rings=on. It needs two virtqueues for
-    /// a queue pair, one for a completion queue and two more. With rings there is a virtqueue for each
-    /// vector and three more. vfio-user has up to 1023 virtqueues (default: max-qp=95, max-cq=64,
-    /// vectors=8), vhost-user 256, and user-mode Linux uses 64 of these (default: max-qp=21, max-cq=20,
-    /// vectors=4).
+    /// A driver that does not know rings uses virtqueues even with rings=on. It needs two
+    /// virtqueues for a queue pair, one for a completion queue and two more. With rings there is
+    /// a virtqueue for each vector and three more. vfio-user has up to 1023 virtqueues (default:
+    /// max-qp=95, max-cq=64, vectors=8), vhost-user 256, and user-mode Linux uses 64 of these
+    /// (default: max-qp=21, max-cq=20, vectors=4).
     #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
     pub guests: Vec<GuestSpec>,
 
