@@ -12,6 +12,8 @@ use std::sync::Arc;
 use abi::VIRTIO_RDMA_EVENT_QP_FATAL;
 use memory::{GuestMemory, Pages};
 
+use crate::base::counters::Counter;
+use crate::base::sync::{lock, write};
 use crate::control::{Control, MrEntry};
 use crate::device::Shared;
 use crate::event::Events;
@@ -19,8 +21,6 @@ use crate::mr::{Map, Mr, Range, Resolving};
 use crate::prepare::PreparedRings;
 use crate::ring_queue::RingQueue;
 use crate::state::QpState;
-use crate::stats::Counter;
-use crate::sync::{lock, write};
 use crate::turn::{cost, Turn};
 use crate::work_queue::WorkQueue;
 

@@ -11,9 +11,9 @@ use abi::{
 use memory::Pages;
 use zerocopy::IntoBytes;
 
+use crate::base::counters::{Counter, Stats};
 use crate::cq_ring::{CqRing, Due, NotPlaced};
 use crate::ring_queue::RingQueue;
-use crate::stats::{Counter, Stats};
 use crate::users::Users;
 use crate::Clock;
 

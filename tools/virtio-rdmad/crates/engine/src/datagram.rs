@@ -11,6 +11,8 @@ use abi::{
     VIRTIO_RDMA_WC_WITH_VLAN,
 };
 
+use crate::base::counters::Counter;
+use crate::base::sync::lock;
 use crate::copy;
 use crate::device::Shared;
 use crate::mcast::is_multicast;
@@ -19,8 +21,6 @@ use crate::pins::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
 use crate::responder::Received;
 use crate::state::QpType;
-use crate::stats::Counter;
-use crate::sync::lock;
 use crate::turn::{cost, Outbox, Traffic, Turn};
 use crate::wqe::SendWqe;
 use crate::{Address, Gid};

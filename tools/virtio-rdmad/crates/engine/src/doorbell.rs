@@ -10,10 +10,10 @@ use memory::prefetch;
 use ring::Chain;
 use zerocopy::FromBytes;
 
+use crate::base::counters::Counter;
+use crate::base::sync::lock;
 use crate::device::Shared;
 use crate::requester::Visit;
-use crate::stats::Counter;
-use crate::sync::lock;
 use crate::turn::{cost, Turn};
 
 /// Doorbells of one buffer; a longer buffer is bad input, and what is behind them is ignored.

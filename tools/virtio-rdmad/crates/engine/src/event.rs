@@ -7,9 +7,9 @@ use std::collections::{HashSet, VecDeque};
 use abi::{virtio_rdma_comp_event, virtio_rdma_event};
 use zerocopy::IntoBytes;
 
+use crate::base::counters::{Counter, Stats};
 use crate::requester::Visit;
 use crate::ring_queue::RingQueue;
-use crate::stats::{Counter, Stats};
 use crate::turn::{cost, Turn};
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 
+use crate::base::sync::{read, write};
 use crate::device::{Device, Shared};
-use crate::sync::{read, write};
 use crate::{Address, Clock, DeviceConfig, Gid, SystemClock};
 
 /// One network.

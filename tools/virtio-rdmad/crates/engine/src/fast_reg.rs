@@ -20,13 +20,13 @@ use abi::{
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
+use crate::base::counters::Counter;
+use crate::base::sync::{read, write};
 use crate::config::{page_size, MAX_FAST_REG_PAGES};
 use crate::control::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::QpConfig;
-use crate::stats::Counter;
-use crate::sync::{read, write};
 use crate::turn::cost;
 
 /// A region for fast registration.

@@ -35,7 +35,7 @@
 // there in wider words, makes the processor wait for the stores: up to 10 ns of a message's 100.
 #![allow(clippy::inline_always)]
 
-mod by_key;
+mod base;
 mod change;
 mod config;
 mod control;
@@ -49,8 +49,6 @@ mod event;
 mod fabric;
 mod fast_reg;
 mod flush;
-mod gate;
-mod hot;
 mod mcast;
 mod modify;
 mod mr;
@@ -66,13 +64,8 @@ mod rights;
 mod ring_commands;
 mod ring_queue;
 mod rnr;
-mod slab;
 mod srq;
 mod state;
-mod stats;
-mod sync;
-mod table;
-mod timers;
 mod turn;
 mod users;
 mod work_queue;
@@ -87,13 +80,13 @@ mod tests;
 
 use std::time::Instant;
 
+pub use base::counters::{Counter, DeviceStatus, QpStatus, SrqStatus};
 pub use config::{DeviceConfig, Limits};
 pub use device::{Device, Next};
 pub use fabric::{Fabric, FabricConfig};
 pub use rights::{AddressRights, GidPrefix, VlanList};
 pub use ring::Signal;
 pub use state::QpState;
-pub use stats::{Counter, DeviceStatus, QpStatus, SrqStatus};
 
 /// Bytes that are copied before other queues have their turn.
 pub const CHUNK: u64 = 128 << 10;

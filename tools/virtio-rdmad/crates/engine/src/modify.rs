@@ -16,13 +16,13 @@ use abi::{
     VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
 };
 
+use crate::base::sync::lock;
 use crate::control::Status;
 use crate::device::Shared;
 use crate::mr::KNOWN_ACCESS;
 use crate::qp::{Partner, Requester, Responder};
 use crate::responder::PSN_MASK;
 use crate::state::{check, QpState, Refused};
-use crate::sync::lock;
 use crate::Address;
 
 /// Largest QP number.

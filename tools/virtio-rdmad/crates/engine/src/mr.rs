@@ -15,10 +15,10 @@ use abi::{
 use memory::{Chunk, GuestMemory, Slice};
 use smallvec::SmallVec;
 
-use crate::by_key::ByKey;
+use crate::base::by_key::ByKey;
+use crate::base::gate::Gate;
 use crate::device::Shared;
 use crate::fast_reg::{FastReg, Invalidation};
-use crate::gate::Gate;
 use crate::mw::{Part, Reach, Windows};
 use crate::pins::PinSet;
 use crate::turn::{cost, Turn};

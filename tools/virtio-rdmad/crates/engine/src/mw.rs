@@ -21,14 +21,14 @@ use abi::{
     VIRTIO_RDMA_MW_TYPE_2,
 };
 
-use crate::by_key::ByKey;
+use crate::base::by_key::ByKey;
+use crate::base::counters::Counter;
+use crate::base::sync::{read, write};
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::fast_reg::Invalidation;
 use crate::mr::{KeyError, KeyTable, Mr};
 use crate::qp::QpConfig;
-use crate::stats::Counter;
-use crate::sync::{read, write};
 
 /// Access to a window that changes memory, which its region must allow its owner.
 const CHANGES: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;

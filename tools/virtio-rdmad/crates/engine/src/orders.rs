@@ -16,9 +16,9 @@ use litmus::{check, fence, thread, Memory};
 use memory::Pages;
 use zerocopy::FromZeros;
 
+use crate::base::gate::Gate;
+use crate::base::ready_set::{Hot, Set};
 use crate::cq_ring::{CqRing, Due, NotPlaced};
-use crate::gate::Gate;
-use crate::hot::{Hot, Set};
 use crate::wq_ring::{Kind, Shape, WqRing};
 use crate::SystemClock;
 

@@ -5,7 +5,7 @@
 //! With many QPs nearly all of these looks are in vain, so a ring is not visited for one: a
 //! [`Watch`] reads the producer's index, and nothing else.
 
-use crate::hot::Set;
+use crate::base::ready_set::Set;
 use crate::wq_ring::Watch;
 
 /// Looks in vain, at all queues together, after which one of them is no longer looked at; and the

@@ -17,6 +17,8 @@ use abi::{
 };
 use zerocopy::FromZeros;
 
+use crate::base::counters::Counter;
+use crate::base::sync::lock;
 use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::fast_reg::{Invalidation, Invalidator};
@@ -25,8 +27,6 @@ use crate::pins::PinSet;
 use crate::qp::{Peer, Qp, QpConfig, Requester, Responder, Wait};
 use crate::responder::{packets, Message, Nak, PSN_MASK};
 use crate::state::{QpState, QpType};
-use crate::stats::Counter;
-use crate::sync::lock;
 use crate::turn::{Outbox, Traffic, Turn};
 use crate::work_queue::{Flushed, Popped};
 use crate::wqe::{Operation, SendWqe};

@@ -20,6 +20,8 @@ use abi::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::base::counters::Counter;
+use crate::base::sync::lock;
 use crate::copy::{self, Atomic, Side};
 use crate::cq::Cqe;
 use crate::device::Shared;
@@ -29,8 +31,6 @@ use crate::mr::{Claim, Data, Mapping, Mappings, View};
 use crate::pins::PinSet;
 use crate::qp::{QpConfig, Responder};
 use crate::state::{QpState, QpType};
-use crate::stats::Counter;
-use crate::sync::lock;
 use crate::turn::{Outbox, Turn};
 use crate::work_queue::Flushed;
 use crate::wqe::{Malformed, Operation, SendWqe};

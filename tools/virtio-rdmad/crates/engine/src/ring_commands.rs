@@ -11,13 +11,13 @@ use abi::{
 };
 use memory::Pages;
 
+use crate::base::sync::lock;
 use crate::control::{check_capabilities, Control, Status};
 use crate::cq_ring::{CqRing, MovingCq};
 use crate::device::Shared;
 use crate::mr::{Range, PAGE_SIZE};
 use crate::prepare::{Prepared, MOVED};
 use crate::state::QpType;
-use crate::sync::lock;
 use crate::work_queue::WorkQueue;
 use crate::wq_ring::{Kind, Shape, WqRing};
 use crate::wqe::{receive_entry_len, send_entry_len};

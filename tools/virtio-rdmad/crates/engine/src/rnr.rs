@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use abi::VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
 
+use crate::base::counters::Counter;
 use crate::device::Shared;
 use crate::qp::{Requester, Wait};
 use crate::requester::Step;
-use crate::stats::Counter;
 
 /// `rnr_retry` that means for ever.
 const RETRY_INFINITE: u8 = 7;

@@ -15,6 +15,8 @@ use abi::{
 use memory::Pages;
 use zerocopy::FromZeros;
 
+use crate::base::counters::{Counter, SrqStatus};
+use crate::base::sync::lock;
 use crate::config::MAX_SGE;
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
@@ -22,8 +24,6 @@ use crate::mr::Range;
 use crate::prepare::{Prepared, MOVED};
 use crate::qp::Responder;
 use crate::ring_commands::{check_gaps, pages_of};
-use crate::stats::{Counter, SrqStatus};
-use crate::sync::lock;
 use crate::turn::{cost, Turn};
 use crate::users::{User, Users};
 use crate::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};

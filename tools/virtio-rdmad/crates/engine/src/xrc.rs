@@ -14,6 +14,7 @@ use abi::{
 };
 use zerocopy::FromZeros;
 
+use crate::base::counters::Counter;
 use crate::control::{Control, Status};
 use crate::device::Shared;
 use crate::pins::PinSet;
@@ -21,7 +22,6 @@ use crate::qp::{QpConfig, Responder};
 use crate::responder::{Message, Nak};
 use crate::srq::XrcSrq;
 use crate::state::QpType;
-use crate::stats::Counter;
 use crate::turn::Outbox;
 
 impl Shared {

@@ -12,7 +12,7 @@ use memory::GuestMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::driver::*;
-use crate::sync::read;
+use crate::base::sync::read;
 use crate::{Counter, Device, Limits};
 
 const PAGE: u64 = 0x1000;
