@@ -17,7 +17,7 @@ use crate::base::sync::{lock, write};
 use crate::control::{Control, MrEntry};
 use crate::device::Shared;
 use crate::event::Events;
-use crate::mr::{Map, Mr, Range, Resolving};
+use crate::memory::mr::{Map, Mr, Range, Resolving};
 use crate::prepare::PreparedRings;
 use crate::ring_queue::RingQueue;
 use crate::state::QpState;

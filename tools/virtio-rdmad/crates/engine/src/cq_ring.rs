@@ -11,7 +11,7 @@ use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 use zerocopy::transmute;
 
-use crate::mr::Range;
+use crate::memory::mr::Range;
 use crate::Clock;
 
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();

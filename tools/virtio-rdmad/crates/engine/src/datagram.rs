@@ -13,11 +13,11 @@ use abi::{
 
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
-use crate::copy;
 use crate::device::Shared;
 use crate::mcast::is_multicast;
-use crate::mr::{Claim, Data, Mappings, View};
-use crate::pins::PinSet;
+use crate::memory::copy;
+use crate::memory::mr::{Claim, Data, Mappings, View};
+use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
 use crate::responder::Received;
 use crate::state::QpType;

@@ -29,7 +29,7 @@ use crate::control::Control;
 use crate::cq::Cq;
 use crate::cq_ring::Due;
 use crate::event::{asynchronous, completion, Events};
-use crate::mr::KeyTable;
+use crate::memory::mr::KeyTable;
 use crate::polled::PolledSet;
 use crate::qp::Qp;
 use crate::requester::Visit;

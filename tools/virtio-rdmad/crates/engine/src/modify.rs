@@ -19,7 +19,7 @@ use abi::{
 use crate::base::sync::lock;
 use crate::control::Status;
 use crate::device::Shared;
-use crate::mr::KNOWN_ACCESS;
+use crate::memory::mr::KNOWN_ACCESS;
 use crate::qp::{Partner, Requester, Responder};
 use crate::responder::PSN_MASK;
 use crate::state::{check, QpState, Refused};

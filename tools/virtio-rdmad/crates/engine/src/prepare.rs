@@ -22,8 +22,8 @@ use zerocopy::FromBytes;
 use crate::control::{touched, Control, MrEntry, Status};
 use crate::cq_ring::{region_len, MovingCq};
 use crate::device::Shared;
-use crate::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
-use crate::page_table::Reader;
+use crate::memory::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
+use crate::memory::page_table::Reader;
 use crate::srq::MovingSrq;
 use crate::turn::{cost, Turn};
 

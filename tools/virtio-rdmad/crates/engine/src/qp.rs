@@ -10,7 +10,7 @@ use abi::virtio_rdma_qp_attr;
 use zerocopy::FromZeros;
 
 use crate::device::Shared;
-use crate::mr::Range;
+use crate::memory::mr::Range;
 use crate::rnr::Pace;
 use crate::state::{QpState, QpType};
 use crate::work_queue::WorkQueue;

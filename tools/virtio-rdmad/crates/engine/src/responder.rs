@@ -22,13 +22,13 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
-use crate::copy::{self, Atomic, Side};
 use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::fast_reg::{Invalidation, Invalidator};
-use crate::flush::Flush;
-use crate::mr::{Claim, Data, Mapping, Mappings, View};
-use crate::pins::PinSet;
+use crate::memory::copy::{self, Atomic, Side};
+use crate::memory::fast_reg::{Invalidation, Invalidator};
+use crate::memory::flush::Flush;
+use crate::memory::mr::{Claim, Data, Mapping, Mappings, View};
+use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Responder};
 use crate::state::{QpState, QpType};
 use crate::turn::{Outbox, Turn};

@@ -15,7 +15,7 @@ use crate::base::sync::lock;
 use crate::control::{check_capabilities, Control, Status};
 use crate::cq_ring::{CqRing, MovingCq};
 use crate::device::Shared;
-use crate::mr::{Range, PAGE_SIZE};
+use crate::memory::mr::{Range, PAGE_SIZE};
 use crate::prepare::{Prepared, MOVED};
 use crate::state::QpType;
 use crate::work_queue::WorkQueue;

@@ -20,7 +20,7 @@ use crate::base::sync::lock;
 use crate::config::MAX_SGE;
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
-use crate::mr::Range;
+use crate::memory::mr::Range;
 use crate::prepare::{Prepared, MOVED};
 use crate::qp::Responder;
 use crate::ring_commands::{check_gaps, pages_of};

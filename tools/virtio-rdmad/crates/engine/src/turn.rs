@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::base::counters::{Counter, Stats};
 use crate::cq::Cqe;
 use crate::device::Shared;
-use crate::pins::PinSet;
+use crate::memory::mr_cache::PinSet;
 
 /// What work costs, in nanoseconds: what it takes where nothing of it is in the processor's caches.
 ///

@@ -11,7 +11,7 @@ use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 
 use crate::config::MAX_SGE;
-use crate::mr::PAGE_SIZE;
+use crate::memory::mr::PAGE_SIZE;
 use crate::wqe::receive_entry_len;
 
 /// Smallest and largest stride.

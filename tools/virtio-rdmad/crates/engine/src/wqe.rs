@@ -23,10 +23,10 @@ use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
-use crate::copy::Atomic;
-use crate::fast_reg::Registration;
-use crate::flush::Flush;
-use crate::mw::Bind;
+use crate::memory::copy::Atomic;
+use crate::memory::fast_reg::Registration;
+use crate::memory::flush::Flush;
+use crate::memory::mw::Bind;
 use crate::qp::QpConfig;
 use crate::state::QpType;
 use crate::work_queue::Flushed;

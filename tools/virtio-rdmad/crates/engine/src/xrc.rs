@@ -17,7 +17,7 @@ use zerocopy::FromZeros;
 use crate::base::counters::Counter;
 use crate::control::{Control, Status};
 use crate::device::Shared;
-use crate::pins::PinSet;
+use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Responder};
 use crate::responder::{Message, Nak};
 use crate::srq::XrcSrq;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use crate::mr::KeyHasher;
+use crate::memory::mr::KeyHasher;
 
 /// Parts of a table.
 const PARTS: usize = 256;

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::BuildHasherDefault;
 use std::time::Instant;
 
-use crate::mr::KeyHasher;
+use crate::memory::mr::KeyHasher;
 
 /// Times that no longer hold stay in the heap until they come up; where setting one finds more of
 /// them than this and as many as hold, they go.

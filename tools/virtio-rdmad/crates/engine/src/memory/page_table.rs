@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::control::Status;
 use crate::device::Shared;
-use crate::mr::{PageList, PAGE_SIZE};
+use crate::memory::mr::{PageList, PAGE_SIZE};
 use crate::turn::Turn;
 
 /// Bytes of an entry.

@@ -13,8 +13,8 @@ use abi::{
 use memory::atomic::fence;
 
 use crate::device::Shared;
-use crate::mr::{Claim, KeyError};
-use crate::pins::PinSet;
+use crate::memory::mr::{Claim, KeyError};
+use crate::memory::mr_cache::PinSet;
 
 /// What FLUSH asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

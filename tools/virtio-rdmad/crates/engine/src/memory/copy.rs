@@ -4,8 +4,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::mr::{Copying, Data, Mapping, Pieces, View};
-use crate::pins::PinSet;
+use crate::memory::mr::{Copying, Data, Mapping, Pieces, View};
+use crate::memory::mr_cache::PinSet;
 use memory::{Chunk, MemoryError};
 
 /// Bytes of a message that is likely to be copied from and to a processor's second cache, if it is
@@ -185,8 +185,8 @@ mod tests {
     use memory::GuestMemory;
 
     use super::*;
-    use crate::mr::tests::{region, OWN};
-    use crate::mr::{KeyTable, Mappings, Range};
+    use crate::memory::mr::tests::{region, OWN};
+    use crate::memory::mr::{KeyTable, Mappings, Range};
 
     #[test]
     fn copies_across_extents() {

@@ -25,7 +25,7 @@ use crate::base::sync::{read, write};
 use crate::config::{page_size, MAX_FAST_REG_PAGES};
 use crate::control::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
-use crate::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
+use crate::memory::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::QpConfig;
 use crate::turn::cost;
 

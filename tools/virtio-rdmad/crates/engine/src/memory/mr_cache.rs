@@ -9,7 +9,7 @@ use abi::virtio_rdma_sge;
 use smallvec::SmallVec;
 
 use crate::base::sync::read;
-use crate::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pieces, Pin};
+use crate::memory::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pieces, Pin};
 
 /// Regions that are kept from one message to the next.
 const KEPT: usize = 8;

@@ -26,8 +26,8 @@ use crate::base::counters::Counter;
 use crate::base::sync::{read, write};
 use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
-use crate::fast_reg::Invalidation;
-use crate::mr::{KeyError, KeyTable, Mr};
+use crate::memory::fast_reg::Invalidation;
+use crate::memory::mr::{KeyError, KeyTable, Mr};
 use crate::qp::QpConfig;
 
 /// Access to a window that changes memory, which its region must allow its owner.

@@ -18,9 +18,9 @@ use smallvec::SmallVec;
 use crate::base::by_key::ByKey;
 use crate::base::gate::Gate;
 use crate::device::Shared;
-use crate::fast_reg::{FastReg, Invalidation};
-use crate::mw::{Part, Reach, Windows};
-use crate::pins::PinSet;
+use crate::memory::fast_reg::{FastReg, Invalidation};
+use crate::memory::mr_cache::PinSet;
+use crate::memory::mw::{Part, Reach, Windows};
 use crate::turn::{cost, Turn};
 
 /// Bytes of a page in a page table.

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Memory regions and windows, their keys, and copies between them.
+
+pub(crate) mod copy;
+pub(crate) mod fast_reg;
+pub(crate) mod flush;
+pub(crate) mod mr;
+pub(crate) mod mr_cache;
+pub(crate) mod mw;
+pub(crate) mod page_table;
