@@ -16,13 +16,13 @@ use crate::base::counters::Counter;
 use crate::base::sync::{lock, write};
 use crate::control::{Control, MrEntry};
 use crate::device::Shared;
-use crate::event::Events;
 use crate::memory::mr::{Map, Mr, Range, Resolving};
 use crate::prepare::PreparedRings;
-use crate::ring_queue::RingQueue;
+use crate::queue::event::Events;
+use crate::queue::virtqueue::RingQueue;
+use crate::queue::work_queue::WorkQueue;
 use crate::state::QpState;
 use crate::turn::{cost, Turn};
-use crate::work_queue::WorkQueue;
 
 /// What is under way.
 pub(crate) enum Change {

@@ -30,19 +30,19 @@ use crate::base::slab::Slab;
 use crate::base::sync::{lock, read, write};
 use crate::base::table::Numbers;
 use crate::config::{MAX_MSG_SIZE, MAX_SGE};
-use crate::cq::valid_notify_flags;
 use crate::device::Shared;
 use crate::mcast::{is_multicast, Attachments};
 use crate::memory::mr::{Attributes, Backing, Map, Mr, ResolveError};
 use crate::memory::mw::MwEntry;
 use crate::prepare::Prepared;
 use crate::qp::QpConfig;
+use crate::queue::cq::valid_notify_flags;
+use crate::queue::users::User;
+use crate::queue::virtqueue::RingQueue;
 use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
-use crate::ring_queue::RingQueue;
 use crate::state::{QpState, QpType};
 use crate::turn::{cost, Turn};
-use crate::users::User;
 use crate::{Address, Limits};
 
 /// Bytes of a request that are looked at; no command has more.
@@ -635,7 +635,7 @@ impl Shared {
     pub(crate) fn with_cq<R>(
         &self,
         cqn: u32,
-        f: impl FnOnce(&mut crate::cq::Cq) -> R,
+        f: impl FnOnce(&mut crate::queue::cq::Cq) -> R,
     ) -> Result<R, Status> {
         let index = u16::try_from(cqn).map_err(|_| Status::NoObject)?;
         let mut cq = lock(self.cqs.get(index).ok_or(Status::NoObject)?);

@@ -19,10 +19,10 @@ use crate::memory::copy;
 use crate::memory::mr::{Claim, Data, Mappings, View};
 use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Requester, Responder};
+use crate::queue::wqe::SendWqe;
 use crate::responder::Received;
 use crate::state::QpType;
 use crate::turn::{cost, Outbox, Traffic, Turn};
-use crate::wqe::SendWqe;
 use crate::{Address, Gid};
 
 /// The port's MTU: the largest payload of a datagram.

@@ -26,20 +26,20 @@ use crate::base::timers::Timers;
 use crate::change::{Change, Remap, Reset};
 use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
-use crate::cq::Cq;
-use crate::cq_ring::Due;
-use crate::event::{asynchronous, completion, Events};
 use crate::memory::mr::KeyTable;
 use crate::polled::PolledSet;
 use crate::qp::Qp;
+use crate::queue::cq::Cq;
+use crate::queue::cq_ring::Due;
+use crate::queue::event::{asynchronous, completion, Events};
+use crate::queue::srq::Srq;
+use crate::queue::users::User;
+use crate::queue::virtqueue::RingQueue;
+use crate::queue::wq_ring::Watch;
 use crate::requester::Visit;
 use crate::rights::Rights;
-use crate::ring_queue::RingQueue;
-use crate::srq::Srq;
 use crate::state::{QpState, QpType};
 use crate::turn::{cost, Completion, Turn};
-use crate::users::User;
-use crate::wq_ring::Watch;
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
 /// Entries of the virtqueues that are no QP's or CQ's; of the control queue, the fewest.

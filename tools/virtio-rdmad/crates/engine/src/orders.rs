@@ -18,8 +18,8 @@ use zerocopy::FromZeros;
 
 use crate::base::gate::Gate;
 use crate::base::ready_set::{Hot, Set};
-use crate::cq_ring::{CqRing, Due, NotPlaced};
-use crate::wq_ring::{Kind, Shape, WqRing};
+use crate::queue::cq_ring::{CqRing, Due, NotPlaced};
+use crate::queue::wq_ring::{Kind, Shape, WqRing};
 use crate::SystemClock;
 
 const SQ_PRODUCER: usize = offset_of!(virtio_rdma_qp_ring, sq_producer);

@@ -6,7 +6,7 @@
 //! [`Watch`] reads the producer's index, and nothing else.
 
 use crate::base::ready_set::Set;
-use crate::wq_ring::Watch;
+use crate::queue::wq_ring::Watch;
 
 /// Looks in vain, at all queues together, after which one of them is no longer looked at; and the
 /// fewest and most at one queue.

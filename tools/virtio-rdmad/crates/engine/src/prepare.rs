@@ -20,11 +20,11 @@ use memory::{GuestMemory, Pages};
 use zerocopy::FromBytes;
 
 use crate::control::{touched, Control, MrEntry, Status};
-use crate::cq_ring::{region_len, MovingCq};
 use crate::device::Shared;
 use crate::memory::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
 use crate::memory::page_table::Reader;
-use crate::srq::MovingSrq;
+use crate::queue::cq_ring::{region_len, MovingCq};
+use crate::queue::srq::MovingSrq;
 use crate::turn::{cost, Turn};
 
 /// Pages that are found at a time.

@@ -19,17 +19,17 @@ use zerocopy::FromZeros;
 
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
-use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::mr::{Claim, Data, Mappings, View};
 use crate::memory::mr_cache::PinSet;
 use crate::qp::{Peer, Qp, QpConfig, Requester, Responder, Wait};
+use crate::queue::cq::Cqe;
+use crate::queue::work_queue::{Flushed, Popped};
+use crate::queue::wqe::{Operation, SendWqe};
 use crate::responder::{packets, Message, Nak, PSN_MASK};
 use crate::state::{QpState, QpType};
 use crate::turn::{Outbox, Traffic, Turn};
-use crate::work_queue::{Flushed, Popped};
-use crate::wqe::{Operation, SendWqe};
 use crate::CHUNK;
 
 /// What visiting a queue found.

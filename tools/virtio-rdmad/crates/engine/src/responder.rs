@@ -22,7 +22,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
-use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::memory::copy::{self, Atomic, Side};
 use crate::memory::fast_reg::{Invalidation, Invalidator};
@@ -30,10 +29,11 @@ use crate::memory::flush::Flush;
 use crate::memory::mr::{Claim, Data, Mapping, Mappings, View};
 use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Responder};
+use crate::queue::cq::Cqe;
+use crate::queue::work_queue::Flushed;
+use crate::queue::wqe::{Malformed, Operation, SendWqe};
 use crate::state::{QpState, QpType};
 use crate::turn::{Outbox, Turn};
-use crate::work_queue::Flushed;
-use crate::wqe::{Malformed, Operation, SendWqe};
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {

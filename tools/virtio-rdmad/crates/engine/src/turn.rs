@@ -8,9 +8,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::base::counters::{Counter, Stats};
-use crate::cq::Cqe;
 use crate::device::Shared;
 use crate::memory::mr_cache::PinSet;
+use crate::queue::cq::Cqe;
 
 /// What work costs, in nanoseconds: what it takes where nothing of it is in the processor's caches.
 ///

@@ -19,8 +19,8 @@ use crate::control::{Control, Status};
 use crate::device::Shared;
 use crate::memory::mr_cache::PinSet;
 use crate::qp::{QpConfig, Responder};
+use crate::queue::srq::XrcSrq;
 use crate::responder::{Message, Nak};
-use crate::srq::XrcSrq;
 use crate::state::QpType;
 use crate::turn::Outbox;
 

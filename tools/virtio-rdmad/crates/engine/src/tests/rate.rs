@@ -11,9 +11,9 @@ use std::time::Instant;
 use abi::*;
 
 use super::driver::*;
-use crate::cq::Cq;
-use crate::cq_ring::CqRing;
 use crate::qp::Qp;
+use crate::queue::cq::Cq;
+use crate::queue::cq_ring::CqRing;
 use crate::Limits;
 
 const DEPTH: u32 = 64;

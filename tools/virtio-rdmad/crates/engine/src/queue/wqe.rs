@@ -28,9 +28,9 @@ use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
 use crate::memory::mw::Bind;
 use crate::qp::QpConfig;
+use crate::queue::work_queue::Flushed;
+use crate::queue::wq_ring::Entry;
 use crate::state::QpType;
-use crate::work_queue::Flushed;
-use crate::wq_ring::Entry;
 
 const SGES: usize = MAX_SGE * size_of::<virtio_rdma_sge>();
 const SEND_HEADER: usize = size_of::<virtio_rdma_sq_wqe>();

@@ -12,9 +12,9 @@ use memory::Pages;
 use zerocopy::IntoBytes;
 
 use crate::base::counters::{Counter, Stats};
-use crate::cq_ring::{CqRing, Due, NotPlaced};
-use crate::ring_queue::RingQueue;
-use crate::users::Users;
+use crate::queue::cq_ring::{CqRing, Due, NotPlaced};
+use crate::queue::users::Users;
+use crate::queue::virtqueue::RingQueue;
 use crate::Clock;
 
 /// A completion, in the form that says most.

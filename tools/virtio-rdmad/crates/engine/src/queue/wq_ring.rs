@@ -12,7 +12,7 @@ use memory::{MemoryError, Pages};
 
 use crate::config::MAX_SGE;
 use crate::memory::mr::PAGE_SIZE;
-use crate::wqe::receive_entry_len;
+use crate::queue::wqe::receive_entry_len;
 
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;

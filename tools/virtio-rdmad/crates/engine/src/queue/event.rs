@@ -8,8 +8,8 @@ use abi::{virtio_rdma_comp_event, virtio_rdma_event};
 use zerocopy::IntoBytes;
 
 use crate::base::counters::{Counter, Stats};
+use crate::queue::virtqueue::RingQueue;
 use crate::requester::Visit;
-use crate::ring_queue::RingQueue;
 use crate::turn::{cost, Turn};
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.

@@ -7,9 +7,9 @@ use std::fmt::{self, Display};
 use ring::RingError;
 
 use crate::qp::QpConfig;
-use crate::ring_queue::RingQueue;
-use crate::wq_ring::{Watch, WqRing, WqRingError};
-use crate::wqe::{Malformed, ReceiveWqe, SendWqe};
+use crate::queue::virtqueue::RingQueue;
+use crate::queue::wq_ring::{Watch, WqRing, WqRingError};
+use crate::queue::wqe::{Malformed, ReceiveWqe, SendWqe};
 
 /// What makes a queue unusable until it is drained.
 #[derive(Clone, Copy, Debug)]

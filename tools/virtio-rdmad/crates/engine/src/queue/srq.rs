@@ -23,11 +23,11 @@ use crate::device::Shared;
 use crate::memory::mr::Range;
 use crate::prepare::{Prepared, MOVED};
 use crate::qp::Responder;
+use crate::queue::users::{User, Users};
+use crate::queue::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
+use crate::queue::wqe::{receive_entry_len, Malformed, ReceiveWqe};
 use crate::ring_commands::{check_gaps, pages_of};
 use crate::turn::{cost, Turn};
-use crate::users::{User, Users};
-use crate::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
-use crate::wqe::{receive_entry_len, Malformed, ReceiveWqe};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
