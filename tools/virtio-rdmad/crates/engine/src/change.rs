@@ -18,10 +18,10 @@ use crate::control::{Control, MrEntry};
 use crate::device::Shared;
 use crate::memory::mr::{Map, Mr, Range, Resolving};
 use crate::prepare::PreparedRings;
+use crate::qp::state::QpState;
 use crate::queue::event::Events;
 use crate::queue::virtqueue::RingQueue;
 use crate::queue::work_queue::WorkQueue;
-use crate::state::QpState;
 use crate::turn::{cost, Turn};
 
 /// What is under way.

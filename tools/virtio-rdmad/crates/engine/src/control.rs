@@ -35,13 +35,13 @@ use crate::mcast::{is_multicast, Attachments};
 use crate::memory::mr::{Attributes, Backing, Map, Mr, ResolveError};
 use crate::memory::mw::MwEntry;
 use crate::prepare::Prepared;
-use crate::qp::QpConfig;
+use crate::qp::halves::QpConfig;
+use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::valid_notify_flags;
 use crate::queue::users::User;
 use crate::queue::virtqueue::RingQueue;
 use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
-use crate::state::{QpState, QpType};
 use crate::turn::{cost, Turn};
 use crate::{Address, Limits};
 

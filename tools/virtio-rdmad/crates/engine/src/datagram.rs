@@ -18,10 +18,10 @@ use crate::mcast::is_multicast;
 use crate::memory::copy;
 use crate::memory::mr::{Claim, Data, Mappings, View};
 use crate::memory::mr_cache::PinSet;
-use crate::qp::{QpConfig, Requester, Responder};
+use crate::qp::halves::{QpConfig, Requester, Responder};
+use crate::qp::state::QpType;
 use crate::queue::wqe::SendWqe;
 use crate::responder::Received;
-use crate::state::QpType;
 use crate::turn::{cost, Outbox, Traffic, Turn};
 use crate::{Address, Gid};
 

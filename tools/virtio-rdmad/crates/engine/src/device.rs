@@ -28,7 +28,8 @@ use crate::config::{config_space, features, Jobs, Layout, Queue};
 use crate::control::Control;
 use crate::memory::mr::KeyTable;
 use crate::polled::PolledSet;
-use crate::qp::Qp;
+use crate::qp::halves::Qp;
+use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::Cq;
 use crate::queue::cq_ring::Due;
 use crate::queue::event::{asynchronous, completion, Events};
@@ -38,7 +39,6 @@ use crate::queue::virtqueue::RingQueue;
 use crate::queue::wq_ring::Watch;
 use crate::requester::Visit;
 use crate::rights::Rights;
-use crate::state::{QpState, QpType};
 use crate::turn::{cost, Completion, Turn};
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 

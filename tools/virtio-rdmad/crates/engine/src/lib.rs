@@ -55,7 +55,6 @@ mod responder;
 mod rights;
 mod ring_commands;
 mod rnr;
-mod state;
 mod turn;
 mod xrc;
 
@@ -70,9 +69,9 @@ pub use base::counters::{Counter, DeviceStatus, QpStatus, SrqStatus};
 pub use config::{DeviceConfig, Limits};
 pub use device::{Device, Next};
 pub use fabric::{Fabric, FabricConfig};
+pub use qp::state::QpState;
 pub use rights::{AddressRights, GidPrefix, VlanList};
 pub use ring::Signal;
-pub use state::QpState;
 
 /// Bytes that are copied before other queues have their turn.
 pub const CHUNK: u64 = 128 << 10;

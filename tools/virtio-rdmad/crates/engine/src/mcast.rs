@@ -10,7 +10,7 @@ use abi::virtio_rdma_cmd_mcast;
 use crate::base::sync::lock;
 use crate::control::{Control, Status};
 use crate::device::Shared;
-use crate::state::QpType;
+use crate::qp::state::QpType;
 use crate::Gid;
 
 /// The attachments of one device.

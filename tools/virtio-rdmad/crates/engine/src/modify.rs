@@ -20,9 +20,9 @@ use crate::base::sync::lock;
 use crate::control::Status;
 use crate::device::Shared;
 use crate::memory::mr::KNOWN_ACCESS;
-use crate::qp::{Partner, Requester, Responder};
+use crate::qp::halves::{Partner, Requester, Responder};
+use crate::qp::state::{check, QpState, Refused};
 use crate::responder::PSN_MASK;
-use crate::state::{check, QpState, Refused};
 use crate::Address;
 
 /// Largest QP number.

@@ -23,12 +23,12 @@ use crate::device::Shared;
 use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::mr::{Claim, Data, Mappings, View};
 use crate::memory::mr_cache::PinSet;
-use crate::qp::{Peer, Qp, QpConfig, Requester, Responder, Wait};
+use crate::qp::halves::{Peer, Qp, QpConfig, Requester, Responder, Wait};
+use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::Cqe;
 use crate::queue::work_queue::{Flushed, Popped};
 use crate::queue::wqe::{Operation, SendWqe};
 use crate::responder::{packets, Message, Nak, PSN_MASK};
-use crate::state::{QpState, QpType};
 use crate::turn::{Outbox, Traffic, Turn};
 use crate::CHUNK;
 

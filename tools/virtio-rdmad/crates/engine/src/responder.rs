@@ -28,11 +28,11 @@ use crate::memory::fast_reg::{Invalidation, Invalidator};
 use crate::memory::flush::Flush;
 use crate::memory::mr::{Claim, Data, Mapping, Mappings, View};
 use crate::memory::mr_cache::PinSet;
-use crate::qp::{QpConfig, Responder};
+use crate::qp::halves::{QpConfig, Responder};
+use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::Cqe;
 use crate::queue::work_queue::Flushed;
 use crate::queue::wqe::{Malformed, Operation, SendWqe};
-use crate::state::{QpState, QpType};
 use crate::turn::{Outbox, Turn};
 
 /// A chunk of a message.

@@ -16,11 +16,11 @@ use crate::control::{check_capabilities, Control, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Range, PAGE_SIZE};
 use crate::prepare::{Prepared, MOVED};
+use crate::qp::state::QpType;
 use crate::queue::cq_ring::{CqRing, MovingCq};
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wq_ring::{Kind, Shape, WqRing};
 use crate::queue::wqe::{receive_entry_len, send_entry_len};
-use crate::state::QpType;
 
 /// Rings of a QP that its guest described well.
 pub(crate) struct QpRings {

@@ -18,10 +18,10 @@ use crate::base::counters::Counter;
 use crate::control::{Control, Status};
 use crate::device::Shared;
 use crate::memory::mr_cache::PinSet;
-use crate::qp::{QpConfig, Responder};
+use crate::qp::halves::{QpConfig, Responder};
+use crate::qp::state::QpType;
 use crate::queue::srq::XrcSrq;
 use crate::responder::{Message, Nak};
-use crate::state::QpType;
 use crate::turn::Outbox;
 
 impl Shared {

@@ -26,7 +26,7 @@ use crate::config::{page_size, MAX_FAST_REG_PAGES};
 use crate::control::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
-use crate::qp::QpConfig;
+use crate::qp::halves::QpConfig;
 use crate::turn::cost;
 
 /// A region for fast registration.

@@ -28,7 +28,7 @@ use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::memory::fast_reg::Invalidation;
 use crate::memory::mr::{KeyError, KeyTable, Mr};
-use crate::qp::QpConfig;
+use crate::qp::halves::QpConfig;
 
 /// Access to a window that changes memory, which its region must allow its owner.
 const CHANGES: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;

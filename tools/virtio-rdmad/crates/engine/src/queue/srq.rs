@@ -22,7 +22,7 @@ use crate::control::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::memory::mr::Range;
 use crate::prepare::{Prepared, MOVED};
-use crate::qp::Responder;
+use crate::qp::halves::Responder;
 use crate::queue::users::{User, Users};
 use crate::queue::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
 use crate::queue::wqe::{receive_entry_len, Malformed, ReceiveWqe};

@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 
 use ring::RingError;
 
-use crate::qp::QpConfig;
+use crate::qp::halves::QpConfig;
 use crate::queue::virtqueue::RingQueue;
 use crate::queue::wq_ring::{Watch, WqRing, WqRingError};
 use crate::queue::wqe::{Malformed, ReceiveWqe, SendWqe};

@@ -27,10 +27,10 @@ use crate::memory::copy::Atomic;
 use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
 use crate::memory::mw::Bind;
-use crate::qp::QpConfig;
+use crate::qp::halves::QpConfig;
+use crate::qp::state::QpType;
 use crate::queue::work_queue::Flushed;
 use crate::queue::wq_ring::Entry;
-use crate::state::QpType;
 
 const SGES: usize = MAX_SGE * size_of::<virtio_rdma_sge>();
 const SEND_HEADER: usize = size_of::<virtio_rdma_sq_wqe>();

@@ -11,7 +11,7 @@ use std::time::Instant;
 use abi::*;
 
 use super::driver::*;
-use crate::qp::Qp;
+use crate::qp::halves::Qp;
 use crate::queue::cq::Cq;
 use crate::queue::cq_ring::CqRing;
 use crate::Limits;

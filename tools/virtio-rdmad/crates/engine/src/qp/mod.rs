@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Queue pairs: states, attributes and the two halves.
+
+pub(crate) mod halves;
+pub(crate) mod state;
