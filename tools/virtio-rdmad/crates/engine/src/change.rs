@@ -22,7 +22,7 @@ use crate::qp::state::QpState;
 use crate::queue::event::Events;
 use crate::queue::virtqueue::RingQueue;
 use crate::queue::work_queue::WorkQueue;
-use crate::turn::{cost, Turn};
+use crate::transport::turn::{cost, Turn};
 
 /// What is under way.
 pub(crate) enum Change {

@@ -40,9 +40,9 @@ use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::valid_notify_flags;
 use crate::queue::users::User;
 use crate::queue::virtqueue::RingQueue;
-use crate::requester::Visit;
 use crate::ring_commands::{pages_of, QpRings};
-use crate::turn::{cost, Turn};
+use crate::transport::requester::Visit;
+use crate::transport::turn::{cost, Turn};
 use crate::{Address, Limits};
 
 /// Bytes of a request that are looked at; no command has more.

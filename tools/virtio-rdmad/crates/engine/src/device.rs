@@ -37,9 +37,9 @@ use crate::queue::srq::Srq;
 use crate::queue::users::User;
 use crate::queue::virtqueue::RingQueue;
 use crate::queue::wq_ring::Watch;
-use crate::requester::Visit;
 use crate::rights::Rights;
-use crate::turn::{cost, Completion, Turn};
+use crate::transport::requester::Visit;
+use crate::transport::turn::{cost, Completion, Turn};
 use crate::{Address, Clock, DeviceConfig, DeviceStatus, Fabric, Limits, QpStatus, Signal, Wake};
 
 /// Entries of the virtqueues that are no QP's or CQ's; of the control queue, the fewest.

@@ -13,8 +13,8 @@ use zerocopy::FromBytes;
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
 use crate::device::Shared;
-use crate::requester::Visit;
-use crate::turn::{cost, Turn};
+use crate::transport::requester::Visit;
+use crate::transport::turn::{cost, Turn};
 
 /// Doorbells of one buffer; a longer buffer is bad input, and what is behind them is ignored.
 const MOST: usize = VIRTIO_RDMA_MAX_DOORBELLS as usize;

@@ -39,7 +39,6 @@ mod base;
 mod change;
 mod config;
 mod control;
-mod datagram;
 mod device;
 mod doorbell;
 mod fabric;
@@ -50,13 +49,9 @@ mod polled;
 mod prepare;
 mod qp;
 mod queue;
-mod requester;
-mod responder;
 mod rights;
 mod ring_commands;
-mod rnr;
-mod turn;
-mod xrc;
+mod transport;
 
 #[cfg(all(test, loom))]
 mod orders;

@@ -46,7 +46,8 @@ impl Attachments {
 /// Whether a GID is that of a multicast group: ff00::/8, or an IPv4 group
 /// (224.0.0.0/4) mapped into IPv6.
 pub(crate) fn is_multicast(gid: &Gid) -> bool {
-    gid[0] == 0xff || crate::datagram::ipv4(gid).is_some_and(|address| address[0] >> 4 == 0xe)
+    gid[0] == 0xff
+        || crate::transport::datagram::ipv4(gid).is_some_and(|address| address[0] >> 4 == 0xe)
 }
 
 impl Shared {

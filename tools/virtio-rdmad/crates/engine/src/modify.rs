@@ -22,7 +22,7 @@ use crate::device::Shared;
 use crate::memory::mr::KNOWN_ACCESS;
 use crate::qp::halves::{Partner, Requester, Responder};
 use crate::qp::state::{check, QpState, Refused};
-use crate::responder::PSN_MASK;
+use crate::transport::responder::PSN_MASK;
 use crate::Address;
 
 /// Largest QP number.

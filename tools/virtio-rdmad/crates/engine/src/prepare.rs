@@ -25,7 +25,7 @@ use crate::memory::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
 use crate::memory::page_table::Reader;
 use crate::queue::cq_ring::{region_len, MovingCq};
 use crate::queue::srq::MovingSrq;
-use crate::turn::{cost, Turn};
+use crate::transport::turn::{cost, Turn};
 
 /// Pages that are found at a time.
 const STEP: u64 = 64;

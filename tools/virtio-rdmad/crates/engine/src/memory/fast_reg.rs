@@ -27,7 +27,7 @@ use crate::control::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::halves::QpConfig;
-use crate::turn::cost;
+use crate::transport::turn::cost;
 
 /// A region for fast registration.
 pub(crate) struct FastReg {

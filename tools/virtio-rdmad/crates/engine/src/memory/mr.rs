@@ -21,7 +21,7 @@ use crate::device::Shared;
 use crate::memory::fast_reg::{FastReg, Invalidation};
 use crate::memory::mr_cache::PinSet;
 use crate::memory::mw::{Part, Reach, Windows};
-use crate::turn::{cost, Turn};
+use crate::transport::turn::{cost, Turn};
 
 /// Bytes of a page in a page table.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use crate::control::Status;
 use crate::device::Shared;
 use crate::memory::mr::{PageList, PAGE_SIZE};
-use crate::turn::Turn;
+use crate::transport::turn::Turn;
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<u64>() as u64;

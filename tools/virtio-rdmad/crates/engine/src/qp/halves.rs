@@ -14,7 +14,7 @@ use crate::memory::mr::Range;
 use crate::qp::state::{QpState, QpType};
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wqe::{ReceiveWqe, SendWqe};
-use crate::rnr::Pace;
+use crate::transport::rnr::Pace;
 use crate::{Address, Gid};
 
 /// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,

@@ -9,8 +9,8 @@ use zerocopy::IntoBytes;
 
 use crate::base::counters::{Counter, Stats};
 use crate::queue::virtqueue::RingQueue;
-use crate::requester::Visit;
-use crate::turn::{cost, Turn};
+use crate::transport::requester::Visit;
+use crate::transport::turn::{cost, Turn};
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.
 pub(crate) type Event = [u32; 2];

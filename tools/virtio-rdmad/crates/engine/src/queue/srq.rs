@@ -27,7 +27,7 @@ use crate::queue::users::{User, Users};
 use crate::queue::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
 use crate::queue::wqe::{receive_entry_len, Malformed, ReceiveWqe};
 use crate::ring_commands::{check_gaps, pages_of};
-use crate::turn::{cost, Turn};
+use crate::transport::turn::{cost, Turn};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());

@@ -14,7 +14,7 @@ use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use crate::rnr::PATIENCE;
+use crate::transport::rnr::PATIENCE;
 use crate::{
     AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next,
     Signal, Wake,

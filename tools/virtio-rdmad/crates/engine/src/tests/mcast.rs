@@ -250,6 +250,6 @@ pub fn copies_that_nobody_takes_are_paid_for() {
         pair.b.mcast(ATTACH, qpn, group(1)).unwrap();
     }
     // None of them has a receive.
-    assert!(cost(&mut pair) >= alone + 2 * crate::turn::cost::MESSAGE);
+    assert!(cost(&mut pair) >= alone + 2 * crate::transport::turn::cost::MESSAGE);
     assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 2);
 }

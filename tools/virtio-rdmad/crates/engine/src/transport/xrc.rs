@@ -21,8 +21,8 @@ use crate::memory::mr_cache::PinSet;
 use crate::qp::halves::{QpConfig, Responder};
 use crate::qp::state::QpType;
 use crate::queue::srq::XrcSrq;
-use crate::responder::{Message, Nak};
-use crate::turn::Outbox;
+use crate::transport::responder::{Message, Nak};
+use crate::transport::turn::Outbox;
 
 impl Shared {
     /// What makes an SRQ with these numbers one for XRC, if its domain and CQ exist.

@@ -33,7 +33,7 @@ use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::Cqe;
 use crate::queue::work_queue::Flushed;
 use crate::queue::wqe::{Malformed, Operation, SendWqe};
-use crate::turn::{Outbox, Turn};
+use crate::transport::turn::{Outbox, Turn};
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {

@@ -28,8 +28,8 @@ use crate::qp::state::{QpState, QpType};
 use crate::queue::cq::Cqe;
 use crate::queue::work_queue::{Flushed, Popped};
 use crate::queue::wqe::{Operation, SendWqe};
-use crate::responder::{packets, Message, Nak, PSN_MASK};
-use crate::turn::{Outbox, Traffic, Turn};
+use crate::transport::responder::{packets, Message, Nak, PSN_MASK};
+use crate::transport::turn::{Outbox, Traffic, Turn};
 use crate::CHUNK;
 
 /// What visiting a queue found.

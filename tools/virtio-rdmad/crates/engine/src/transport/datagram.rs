@@ -21,8 +21,8 @@ use crate::memory::mr_cache::PinSet;
 use crate::qp::halves::{QpConfig, Requester, Responder};
 use crate::qp::state::QpType;
 use crate::queue::wqe::SendWqe;
-use crate::responder::Received;
-use crate::turn::{cost, Outbox, Traffic, Turn};
+use crate::transport::responder::Received;
+use crate::transport::turn::{cost, Outbox, Traffic, Turn};
 use crate::{Address, Gid};
 
 /// The port's MTU: the largest payload of a datagram.

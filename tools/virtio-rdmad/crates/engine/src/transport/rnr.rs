@@ -14,7 +14,7 @@ use abi::VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
 use crate::base::counters::Counter;
 use crate::device::Shared;
 use crate::qp::halves::{Requester, Wait};
-use crate::requester::Step;
+use crate::transport::requester::Step;
 
 /// `rnr_retry` that means for ever.
 const RETRY_INFINITE: u8 = 7;
