@@ -14,10 +14,10 @@ use memory::{GuestMemory, Pages};
 
 use crate::base::counters::Counter;
 use crate::base::sync::{lock, write};
-use crate::control::{Control, MrEntry};
+use crate::control::prepare::PreparedRings;
+use crate::control::queue::{Control, MrEntry};
 use crate::device::Shared;
 use crate::memory::mr::{Map, Mr, Range, Resolving};
-use crate::prepare::PreparedRings;
 use crate::qp::state::QpState;
 use crate::queue::event::Events;
 use crate::queue::virtqueue::RingQueue;

@@ -25,7 +25,7 @@ use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::change::{Change, Remap, Reset};
 use crate::config::{config_space, features, Jobs, Layout, Queue};
-use crate::control::Control;
+use crate::control::queue::Control;
 use crate::memory::mr::KeyTable;
 use crate::polled::PolledSet;
 use crate::qp::halves::Qp;

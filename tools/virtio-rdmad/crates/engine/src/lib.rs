@@ -42,15 +42,11 @@ mod control;
 mod device;
 mod doorbell;
 mod fabric;
-mod mcast;
 mod memory;
-mod modify;
 mod polled;
-mod prepare;
 mod qp;
 mod queue;
 mod rights;
-mod ring_commands;
 mod transport;
 
 #[cfg(all(test, loom))]

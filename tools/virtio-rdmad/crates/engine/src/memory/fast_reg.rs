@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use crate::base::counters::Counter;
 use crate::base::sync::{read, write};
 use crate::config::{page_size, MAX_FAST_REG_PAGES};
-use crate::control::{touched, use_pd, Control, MrEntry, Status};
+use crate::control::queue::{touched, use_pd, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Attributes, Backing, KeyError, Mr, PageList, Range};
 use crate::qp::halves::QpConfig;

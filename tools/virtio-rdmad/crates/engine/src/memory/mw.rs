@@ -24,7 +24,7 @@ use abi::{
 use crate::base::by_key::ByKey;
 use crate::base::counters::Counter;
 use crate::base::sync::{read, write};
-use crate::control::{unuse_pd, use_pd, Control, Status};
+use crate::control::queue::{unuse_pd, use_pd, Control, Status};
 use crate::device::Shared;
 use crate::memory::fast_reg::Invalidation;
 use crate::memory::mr::{KeyError, KeyTable, Mr};

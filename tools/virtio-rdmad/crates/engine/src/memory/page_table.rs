@@ -6,7 +6,7 @@ use abi::{virtio_rdma_cmd_reg_user_mr, VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_MA
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
-use crate::control::Status;
+use crate::control::queue::Status;
 use crate::device::Shared;
 use crate::memory::mr::{PageList, PAGE_SIZE};
 use crate::transport::turn::Turn;

@@ -18,15 +18,15 @@ use zerocopy::FromZeros;
 use crate::base::counters::{Counter, SrqStatus};
 use crate::base::sync::lock;
 use crate::config::MAX_SGE;
-use crate::control::{unuse_pd, use_pd, Control, Status};
+use crate::control::prepare::{Prepared, MOVED};
+use crate::control::queue::{unuse_pd, use_pd, Control, Status};
+use crate::control::rings::{check_gaps, pages_of};
 use crate::device::Shared;
 use crate::memory::mr::Range;
-use crate::prepare::{Prepared, MOVED};
 use crate::qp::halves::Responder;
 use crate::queue::users::{User, Users};
 use crate::queue::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
 use crate::queue::wqe::{receive_entry_len, Malformed, ReceiveWqe};
-use crate::ring_commands::{check_gaps, pages_of};
 use crate::transport::turn::{cost, Turn};
 
 // `Shape::check` keeps entries out of the head of either kind of region.

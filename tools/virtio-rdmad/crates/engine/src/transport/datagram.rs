@@ -13,8 +13,8 @@ use abi::{
 
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
+use crate::control::mcast::is_multicast;
 use crate::device::Shared;
-use crate::mcast::is_multicast;
 use crate::memory::copy;
 use crate::memory::mr::{Claim, Data, Mappings, View};
 use crate::memory::mr_cache::PinSet;

@@ -15,7 +15,7 @@ use abi::{
 use zerocopy::FromZeros;
 
 use crate::base::counters::Counter;
-use crate::control::{Control, Status};
+use crate::control::queue::{Control, Status};
 use crate::device::Shared;
 use crate::memory::mr_cache::PinSet;
 use crate::qp::halves::{QpConfig, Responder};

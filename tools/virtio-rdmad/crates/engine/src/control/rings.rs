@@ -12,10 +12,10 @@ use abi::{
 use memory::Pages;
 
 use crate::base::sync::lock;
-use crate::control::{check_capabilities, Control, Status};
+use crate::control::prepare::{Prepared, MOVED};
+use crate::control::queue::{check_capabilities, Control, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Range, PAGE_SIZE};
-use crate::prepare::{Prepared, MOVED};
 use crate::qp::state::QpType;
 use crate::queue::cq_ring::{CqRing, MovingCq};
 use crate::queue::work_queue::WorkQueue;

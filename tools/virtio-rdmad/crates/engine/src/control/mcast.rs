@@ -8,7 +8,7 @@ use std::sync::Arc;
 use abi::virtio_rdma_cmd_mcast;
 
 use crate::base::sync::lock;
-use crate::control::{Control, Status};
+use crate::control::queue::{Control, Status};
 use crate::device::Shared;
 use crate::qp::state::QpType;
 use crate::Gid;

@@ -17,7 +17,7 @@ use abi::{
 };
 
 use crate::base::sync::lock;
-use crate::control::Status;
+use crate::control::queue::Status;
 use crate::device::Shared;
 use crate::memory::mr::KNOWN_ACCESS;
 use crate::qp::halves::{Partner, Requester, Responder};

@@ -19,7 +19,7 @@ use abi::{
 use memory::{GuestMemory, Pages};
 use zerocopy::FromBytes;
 
-use crate::control::{touched, Control, MrEntry, Status};
+use crate::control::queue::{touched, Control, MrEntry, Status};
 use crate::device::Shared;
 use crate::memory::mr::{Backing, Map, Range, Resolving, PAGE_SIZE};
 use crate::memory::page_table::Reader;
