@@ -36,17 +36,15 @@
 #![allow(clippy::inline_always)]
 
 mod base;
-mod change;
 mod config;
 mod control;
 mod device;
-mod doorbell;
 mod fabric;
 mod memory;
-mod polled;
 mod qp;
 mod queue;
 mod rights;
+mod schedule;
 mod transport;
 
 #[cfg(all(test, loom))]
