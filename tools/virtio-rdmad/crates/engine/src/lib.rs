@@ -43,8 +43,8 @@ mod fabric;
 mod memory;
 mod qp;
 mod queue;
-mod rights;
 mod schedule;
+mod status;
 mod transport;
 
 #[cfg(all(test, loom))]
@@ -52,58 +52,16 @@ mod orders;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::time::Instant;
-
-pub use base::counters::{Counter, DeviceStatus, QpStatus, SrqStatus};
-pub use config::{DeviceConfig, Limits};
-pub use device::{Device, Next};
+pub use base::address::{Address, Gid};
+pub use base::budget::CHUNK;
+pub use base::counters::Counter;
+pub use base::host::{Clock, SystemClock, Wake};
+pub use base::limits::Limits;
+pub use config::DeviceConfig;
+pub use device::Device;
 pub use fabric::{Fabric, FabricConfig};
 pub use qp::state::QpState;
-pub use rights::{AddressRights, GidPrefix, VlanList};
 pub use ring::Signal;
-
-/// Bytes that are copied before other queues have their turn.
-pub const CHUNK: u64 = 128 << 10;
-
-/// A 16-byte global identifier, in network byte order.
-pub type Gid = [u8; 16];
-
-/// What a device is reached by: the same GID may be another guest's in another
-/// VLAN.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// The GID.
-    pub gid: Gid,
-    /// The VLAN that it belongs to (IEEE 802.1Q); `None`: to none.
-    pub vlan: Option<u16>,
-}
-
-impl Address {
-    /// The address of a GID in the same VLAN.
-    pub(crate) fn beside(self, gid: Gid) -> Self {
-        Self { gid, ..self }
-    }
-}
-
-/// Makes the thread that serves a guest call [`Device::run`].
-pub trait Wake: Send + Sync {
-    /// Wakes the thread. Called from any thread of the process; must not block
-    /// and must not call into the engine.
-    fn wake(&self);
-}
-
-/// A source of time, so that tests have their own.
-pub trait Clock: Send + Sync {
-    /// The time now; never runs backwards.
-    fn now(&self) -> Instant;
-}
-
-/// The clock of the machine.
-#[derive(Debug, Default)]
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-}
+pub use schedule::scheduler::Next;
+pub use status::{DeviceStatus, QpStatus, SrqStatus};
+pub use transport::rights::{AddressRights, GidPrefix, VlanList};

@@ -17,7 +17,7 @@ use memory::Pages;
 use zerocopy::FromZeros;
 
 use crate::base::gate::Gate;
-use crate::base::ready_set::{Hot, Set};
+use crate::base::ready_set::{ReadySet, Set};
 use crate::queue::cq_ring::{CqRing, Due, NotPlaced};
 use crate::queue::wq_ring::{Kind, Shape, WqRing};
 use crate::SystemClock;
@@ -159,20 +159,20 @@ fn a_program_that_arms_misses_no_cqe() {
 #[test]
 fn a_bit_is_found_with_what_stands_behind_it() {
     check(|| {
-        let hot = Arc::new(Hot::new(64));
+        let ready = Arc::new(ReadySet::new(64));
         let work = Arc::new(Memory::new([], [0, 8]));
-        hot.call(63);
-        hot.take(&mut Set::new(64));
+        ready.call(63);
+        ready.take(&mut Set::new(64));
         let callers = [0, 1].map(|queue: u16| {
-            let (hot, work) = (Arc::clone(&hot), Arc::clone(&work));
+            let (ready, work) = (Arc::clone(&ready), Arc::clone(&work));
             thread::spawn(move || {
                 work.set(usize::from(queue) * 8, 7);
-                hot.call(queue)
+                ready.call(queue)
             })
         });
         let mut found = Set::new(64);
-        hot.begin();
-        hot.take(&mut found);
+        ready.begin();
+        ready.take(&mut found);
         for queue in (0..2).filter(|&queue| found.contains(queue)) {
             assert_eq!(work.get(usize::from(queue) * 8), 7);
         }

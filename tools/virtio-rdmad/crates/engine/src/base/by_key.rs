@@ -3,9 +3,31 @@
 //! Tables of what has a key.
 
 use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
+use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::memory::mr::KeyHasher;
+/// Mixes the bits of a key or of a queue's number; both are chosen by the device.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32((*byte).into());
+        }
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.write_u32(value.into());
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = (self.0 ^ u64::from(value)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 /// Parts of a table.
 const PARTS: usize = 256;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Counters of a device, and what it tells of itself.
+//! Counters of a device.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::{Address, Gid, QpState};
 
 /// Declares [`Counter`] with a name for each member.
 macro_rules! counters {
@@ -171,15 +169,22 @@ counters! {
     BadReceiveRequest = "bad_receive_request",
 }
 
-/// The counters of one device.
+/// The counters of one device. Any thread may use them.
 pub(crate) struct Stats {
+    /// The guest's name, for logs.
+    name: String,
     values: Box<[AtomicU64]>,
 }
 
 impl Stats {
-    /// All zero.
-    pub fn new() -> Self {
-        Self { values: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect() }
+    /// Returns the counters of a guest's device, all zero.
+    pub fn new(name: String) -> Self {
+        Self { name, values: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Returns the guest's name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Adds to a counter and returns what it was.
@@ -187,80 +192,19 @@ impl Stats {
         self.values[counter as usize].fetch_add(value, Ordering::Relaxed)
     }
 
-    /// Counts bad input, and logs it the first time.
-    pub fn complain(&self, device: &str, counter: Counter, detail: impl Display) {
+    /// Counts an error of the guest's, and logs the first of its kind.
+    pub fn guest_error(&self, counter: Counter, detail: impl Display) {
         if self.add(counter, 1) == 0 {
             tracing::warn!(
-                guest = device,
+                guest = self.name,
                 kind = counter.name(),
                 "{detail} (further ones are only counted)"
             );
         }
     }
 
-    /// A counter's value.
+    /// Returns a counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize].load(Ordering::Relaxed)
     }
-}
-
-/// What a device tells of one QP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QpStatus {
-    /// Its number.
-    pub qpn: u32,
-    /// "RC", "UC", "UD", "GSI", "XRC_INI" or "XRC_TGT".
-    pub service: &'static str,
-    /// Its state.
-    pub state: QpState,
-    /// The peer's number, if connected.
-    pub dest_qpn: Option<u32>,
-    /// The peer's GID, if connected.
-    pub dest_gid: Option<Gid>,
-    /// Send work requests that the device has yet to take.
-    pub sends: u16,
-    /// Receive work requests likewise.
-    pub receives: u16,
-}
-
-/// What a device tells of an SRQ.
-#[derive(Clone, Debug)]
-pub struct SrqStatus {
-    /// Its number.
-    pub srqn: u32,
-    /// Work requests that the device has yet to take.
-    pub receives: u32,
-    /// The most that it holds.
-    pub max_wr: u32,
-    /// SRQ_LIMIT_REACHED is due below this; 0: not armed.
-    pub limit: u32,
-    /// QPs that receive from it.
-    pub qps: u32,
-    /// Whether its owner broke it.
-    pub in_error: bool,
-}
-
-/// What a device tells of itself.
-#[derive(Clone, Debug)]
-pub struct DeviceStatus {
-    /// The guest's name.
-    pub name: String,
-    /// Whether the guest's driver has started the device.
-    pub started: bool,
-    /// GIDs by index.
-    pub gids: Vec<(u16, Address)>,
-    /// Live QPs.
-    pub qps: Vec<QpStatus>,
-    /// Live SRQs.
-    pub srqs: Vec<SrqStatus>,
-    /// How many CQs are live.
-    pub cqs: usize,
-    /// How many MRs are live.
-    pub mrs: usize,
-    /// How many memory windows are live.
-    pub mws: usize,
-    /// How many PDs are live.
-    pub pds: usize,
-    /// Every counter's name and value.
-    pub counters: Vec<(&'static str, u64)>,
 }

@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What all floors share: addresses, numbers, tables, locks, counters, and how a queue is visited.
+//! What all floors share: addresses, limits, tables, locks and counters, and how a queue gets its next
+//! visit.
 
+pub(crate) mod address;
+pub(crate) mod budget;
 pub(crate) mod by_key;
 pub(crate) mod counters;
+pub(crate) mod features;
 pub(crate) mod gate;
+pub(crate) mod host;
+pub(crate) mod limits;
+pub(crate) mod qp_type;
+pub(crate) mod queues;
 pub(crate) mod ready_set;
 pub(crate) mod slab;
 pub(crate) mod sync;
 pub(crate) mod table;
 pub(crate) mod timers;
+pub(crate) mod visit;

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use memory::atomic::{AtomicBool, AtomicU64};
 
-/// Bits that any thread sets and the guest's own thread takes.
-pub(crate) struct Hot {
+/// The ready set: bits that any thread sets and the guest's own thread takes.
+pub(crate) struct ReadySet {
     words: Box<[AtomicU64]>,
     /// Words that may have bits.
     summary: Box<[AtomicU64]>,
@@ -19,7 +19,7 @@ pub(crate) struct Hot {
 #[repr(align(64))]
 struct Awake(AtomicBool);
 
-impl Hot {
+impl ReadySet {
     /// All bits clear.
     pub fn new(queues: u16) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -70,7 +70,7 @@ impl Hot {
     }
 }
 
-/// The same of one thread.
+/// The queues that have work, as far as the guest's own thread knows.
 pub(crate) struct Set {
     words: Box<[u64]>,
     /// Words that have bits.
@@ -186,14 +186,14 @@ mod tests {
 
     #[test]
     fn finds_each_bit_in_turn() {
-        let hot = Hot::new(50_000);
+        let ready = ReadySet::new(50_000);
         let queues = [0, 63, 64, 130, 4095, 4096, 12_345, 49_999];
         for queue in queues {
-            hot.set(queue);
+            ready.set(queue);
         }
         let mut set = Set::new(50_000);
-        hot.take(&mut set);
-        assert!(hot.is_empty());
+        ready.take(&mut set);
+        assert!(ready.is_empty());
         assert_eq!(all(&set), queues);
         assert_eq!(set.next(50_000), None);
     }

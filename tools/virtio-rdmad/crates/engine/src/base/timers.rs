@@ -7,13 +7,13 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::BuildHasherDefault;
 use std::time::Instant;
 
-use crate::memory::mr::KeyHasher;
+use super::by_key::KeyHasher;
 
 /// Times that no longer hold stay in the heap until they come up; where setting one finds more of
 /// them than this and as many as hold, they go.
 const STALE: usize = 64;
 
-/// At most one time for each queue, by its number in [`crate::config::Jobs`].
+/// At most one time for each queue, by its number in [`super::queues::Jobs`].
 ///
 /// Most times are set and taken back before they come, so to set and to take back is cheap.
 #[derive(Default)]

@@ -2,8 +2,6 @@
 
 //! MODIFY_QP and QUERY_QP.
 
-use std::sync::Arc;
-
 use abi::{
     virtio_rdma_ah_attr, virtio_rdma_cmd_modify_qp, virtio_rdma_cmd_query_qp, virtio_rdma_qp_attr,
     virtio_rdma_rsp_query_qp, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT,
@@ -16,14 +14,15 @@ use abi::{
     VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE, VIRTIO_RDMA_QP_TIMEOUT,
 };
 
+use super::call::Call;
+use super::status::Status;
+use crate::base::address::Address;
 use crate::base::sync::lock;
-use crate::control::queue::Status;
-use crate::device::Shared;
-use crate::memory::mr::KNOWN_ACCESS;
-use crate::qp::halves::{Partner, Requester, Responder};
+use crate::memory::access::KNOWN_ACCESS;
 use crate::qp::state::{check, QpState, Refused};
-use crate::transport::responder::PSN_MASK;
-use crate::Address;
+use crate::transport::hca::{Hca, Partner, Requester, Responder};
+use crate::transport::message::PSN_MASK;
+use crate::transport::{requester, srq};
 
 /// Largest QP number.
 const MAX_QPN: u32 = 0xff_ffff;
@@ -34,198 +33,194 @@ struct Change {
     source: Address,
 }
 
-/// Whether a request ends what a QP does.
+/// Returns whether a request ends what a QP does.
 fn ends(request: &virtio_rdma_cmd_modify_qp) -> bool {
     let to = QpState::from_abi(request.attr.qp_state);
     request.attr_mask & VIRTIO_RDMA_QP_STATE != 0
         && matches!(to, Some(QpState::Reset | QpState::Err))
 }
 
-impl Shared {
-    /// Handles MODIFY_QP: all attributes or none.
-    pub(crate) fn modify_qp(
-        self: &Arc<Self>,
-        request: &virtio_rdma_cmd_modify_qp,
-    ) -> Result<(), Status> {
-        let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
-        let qp = self.qps.get(slot).ok_or(Status::NoObject)?;
-        if ends(request) {
-            self.last_turn(slot);
-        }
-        let mut requester = lock(&qp.requester);
-        let mut responder = lock(&qp.responder);
-        let config = responder.config.ok_or(Status::NoObject)?;
-        let (mask, attr) = (request.attr_mask, &request.attr);
-        let from = qp.state();
-        if mask & VIRTIO_RDMA_QP_CUR_STATE != 0 {
-            let current = QpState::from_abi(attr.cur_qp_state).ok_or(Status::Invalid)?;
-            if current != from {
-                return Err(Status::State);
-            }
-        }
-        let to = match mask & VIRTIO_RDMA_QP_STATE {
-            0 => from,
-            _ => QpState::from_abi(attr.qp_state).ok_or(Status::Invalid)?,
-        };
-        check(from, to, config.kind, mask).map_err(|why| match why {
-            Refused::Transition => Status::State,
-            Refused::Attributes => Status::Invalid,
-        })?;
-        let change = self.change(&requester, &responder, mask, attr)?;
-        requester.notify_drained = to == QpState::Sqd
-            && mask & VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY != 0
-            && attr.en_sqd_async_notify != 0;
-        if mask & (VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_DEST_QPN) != 0 {
-            requester.peer = None;
-        }
-        if config.kind.is_connected() && mask & VIRTIO_RDMA_QP_AV != 0 {
-            let dgid = change.attr.ah_attr.grh.dgid;
-            let partner = Partner::new(self.fabric.find(&change.source.beside(dgid)).as_ref());
-            requester.partner = partner.clone();
-            responder.partner = partner;
-        }
-        responder.attr = change.attr;
-        responder.source = change.source;
-        requester.attr = change.attr;
-        requester.source = change.source;
-        qp.set_state(&mut responder, to);
-        match to {
-            QpState::Reset => {
-                self.set_timer(slot, None);
-                requester.reset();
-                requester.queue.drain();
-                self.leave_srq(slot, &mut responder);
-                responder.reset();
-                responder.queue.drain();
-            }
-            QpState::Err => {
-                self.make_hot(self.jobs.send(slot));
-                self.make_hot(self.jobs.receive(slot));
-            }
-            QpState::Rts | QpState::Sqd | QpState::Sqe => {
-                self.make_hot(self.jobs.send(slot));
-            }
-            QpState::Rtr => {
-                responder.established = false;
-                drop(responder);
-                drop(requester);
-                self.invite(config.kind.is_connected(), &change);
-            }
-            QpState::Init => {}
-        }
-        Ok(())
+/// Handles MODIFY_QP: all attributes or none.
+pub(super) fn modify(
+    call: &mut Call<'_>,
+    request: &virtio_rdma_cmd_modify_qp,
+) -> Result<(), Status> {
+    let hca = call.hca;
+    let slot = hca.slot_of(request.qpn).ok_or(Status::NoObject)?;
+    let qp = hca.qps.get(slot).ok_or(Status::NoObject)?;
+    if ends(request) {
+        call.budget.work(requester::last_visit(hca, slot));
     }
+    let mut requester = lock(&qp.requester);
+    let mut responder = lock(&qp.responder);
+    let config = responder.config.ok_or(Status::NoObject)?;
+    let (mask, attr) = (request.attr_mask, &request.attr);
+    let from = qp.state();
+    if mask & VIRTIO_RDMA_QP_CUR_STATE != 0 {
+        let current = QpState::from_abi(attr.cur_qp_state).ok_or(Status::Invalid)?;
+        if current != from {
+            return Err(Status::State);
+        }
+    }
+    let to = match mask & VIRTIO_RDMA_QP_STATE {
+        0 => from,
+        _ => QpState::from_abi(attr.qp_state).ok_or(Status::Invalid)?,
+    };
+    check(from, to, config.wq.kind, mask).map_err(|why| match why {
+        Refused::Transition => Status::State,
+        Refused::Attributes => Status::Invalid,
+    })?;
+    let change = change(hca, &requester, &responder, mask, attr)?;
+    requester.notify_drained = to == QpState::Sqd
+        && mask & VIRTIO_RDMA_QP_EN_SQD_ASYNC_NOTIFY != 0
+        && attr.en_sqd_async_notify != 0;
+    if mask & (VIRTIO_RDMA_QP_AV | VIRTIO_RDMA_QP_DEST_QPN) != 0 {
+        requester.peer = None;
+    }
+    if config.wq.kind.is_connected() && mask & VIRTIO_RDMA_QP_AV != 0 {
+        let dgid = change.attr.ah_attr.grh.dgid;
+        let partner = Partner::new(hca.network.find(&change.source.beside(dgid)).as_ref());
+        requester.partner = partner.clone();
+        responder.partner = partner;
+    }
+    responder.attr = change.attr;
+    responder.source = change.source;
+    requester.attr = change.attr;
+    requester.source = change.source;
+    qp.set_state(&mut responder, to);
+    match to {
+        QpState::Reset => {
+            hca.set_timer(slot, None);
+            requester.reset();
+            requester.queue.drain();
+            srq::leave(hca, slot, &mut responder);
+            responder.reset();
+            responder.queue.drain();
+        }
+        QpState::Err => {
+            hca.make_ready(hca.jobs.send(slot));
+            hca.make_ready(hca.jobs.receive(slot));
+        }
+        QpState::Rts | QpState::Sqd | QpState::Sqe => {
+            hca.make_ready(hca.jobs.send(slot));
+        }
+        QpState::Rtr => {
+            responder.established = false;
+            drop(responder);
+            drop(requester);
+            invite(hca, config.wq.kind.is_connected(), &change);
+        }
+        QpState::Init => {}
+    }
+    Ok(())
+}
 
-    /// A QP became ready to receive: its peer may have been waiting for that.
-    fn invite(&self, is_connected: bool, change: &Change) {
-        if !is_connected {
-            return;
-        }
-        let Change { attr, source } = change;
-        let Some(device) = self.fabric.find(&source.beside(attr.ah_attr.grh.dgid)) else { return };
-        if let Some(slot) = device.slot_of(attr.dest_qp_num) {
-            device.make_hot(device.jobs.send(slot));
-        }
+/// Has the peer of a QP that became ready to receive try again: it may have been waiting for that.
+fn invite(hca: &Hca, is_connected: bool, change: &Change) {
+    if !is_connected {
+        return;
     }
+    let Change { attr, source } = change;
+    let Some(device) = hca.network.find(&source.beside(attr.ah_attr.grh.dgid)) else { return };
+    if let Some(slot) = device.slot_of(attr.dest_qp_num) {
+        device.make_ready(device.jobs.send(slot));
+    }
+}
 
-    /// Checks each attribute that the mask names, and applies them to a copy.
-    fn change(
-        &self,
-        requester: &Requester,
-        responder: &Responder,
-        mask: u32,
-        new: &virtio_rdma_qp_attr,
-    ) -> Result<Change, Status> {
-        let mut attr = responder.attr;
-        let mut source = responder.source;
-        // The requester counts on.
-        attr.sq_psn = requester.attr.sq_psn;
-        let has = |bit| mask & bit != 0;
-        let rd_atomic = self.limits.max_rd_atomic;
-        let not_here = VIRTIO_RDMA_QP_CAP | VIRTIO_RDMA_QP_ALT_PATH | VIRTIO_RDMA_QP_RATE_LIMIT;
-        let invalid = has(not_here)
-            || has(VIRTIO_RDMA_QP_PORT) && u32::from(new.port_num) != VIRTIO_RDMA_PORT
-            || has(VIRTIO_RDMA_QP_PKEY_INDEX) && new.pkey_index != 0
-            || has(VIRTIO_RDMA_QP_ACCESS_FLAGS) && new.qp_access_flags & !self.qp_access() != 0
-            || has(VIRTIO_RDMA_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu)
-            || has(VIRTIO_RDMA_QP_TIMEOUT) && new.timeout > 31
-            || has(VIRTIO_RDMA_QP_RETRY_CNT) && new.retry_cnt > 7
-            || has(VIRTIO_RDMA_QP_RNR_RETRY) && new.rnr_retry > 7
-            || has(VIRTIO_RDMA_QP_MIN_RNR_TIMER) && new.min_rnr_timer > 31
-            || has(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC) && new.max_rd_atomic > rd_atomic
-            || has(VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC) && new.max_dest_rd_atomic > rd_atomic
-            || has(VIRTIO_RDMA_QP_DEST_QPN) && new.dest_qp_num > MAX_QPN
-            // The only path migration state of a QP without alternate path.
-            || has(VIRTIO_RDMA_QP_PATH_MIG_STATE) && new.path_mig_state != 0;
-        if invalid {
-            return Err(Status::Invalid);
+/// Checks each attribute that the mask names, and applies them to a copy.
+fn change(
+    hca: &Hca,
+    requester: &Requester,
+    responder: &Responder,
+    mask: u32,
+    new: &virtio_rdma_qp_attr,
+) -> Result<Change, Status> {
+    let mut attr = responder.attr;
+    let mut source = responder.source;
+    // The requester counts on.
+    attr.sq_psn = requester.attr.sq_psn;
+    let has = |bit| mask & bit != 0;
+    let rd_atomic = hca.limits.max_rd_atomic;
+    let not_here = VIRTIO_RDMA_QP_CAP | VIRTIO_RDMA_QP_ALT_PATH | VIRTIO_RDMA_QP_RATE_LIMIT;
+    let invalid = has(not_here)
+        || has(VIRTIO_RDMA_QP_PORT) && u32::from(new.port_num) != VIRTIO_RDMA_PORT
+        || has(VIRTIO_RDMA_QP_PKEY_INDEX) && new.pkey_index != 0
+        || has(VIRTIO_RDMA_QP_ACCESS_FLAGS) && new.qp_access_flags & !qp_access(hca) != 0
+        || has(VIRTIO_RDMA_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu)
+        || has(VIRTIO_RDMA_QP_TIMEOUT) && new.timeout > 31
+        || has(VIRTIO_RDMA_QP_RETRY_CNT) && new.retry_cnt > 7
+        || has(VIRTIO_RDMA_QP_RNR_RETRY) && new.rnr_retry > 7
+        || has(VIRTIO_RDMA_QP_MIN_RNR_TIMER) && new.min_rnr_timer > 31
+        || has(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC) && new.max_rd_atomic > rd_atomic
+        || has(VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC) && new.max_dest_rd_atomic > rd_atomic
+        || has(VIRTIO_RDMA_QP_DEST_QPN) && new.dest_qp_num > MAX_QPN
+        // The only path migration state of a QP without alternate path.
+        || has(VIRTIO_RDMA_QP_PATH_MIG_STATE) && new.path_mig_state != 0;
+    if invalid {
+        return Err(Status::Invalid);
+    }
+    if has(VIRTIO_RDMA_QP_AV) {
+        source = check_av(hca, &new.ah_attr)?;
+        attr.ah_attr = new.ah_attr;
+    }
+    let set8 = |bit, to: &mut u8, value| {
+        if has(bit) {
+            *to = value;
         }
-        if has(VIRTIO_RDMA_QP_AV) {
-            source = self.check_av(&new.ah_attr)?;
-            attr.ah_attr = new.ah_attr;
+    };
+    set8(VIRTIO_RDMA_QP_PORT, &mut attr.port_num, new.port_num);
+    set8(VIRTIO_RDMA_QP_PATH_MTU, &mut attr.path_mtu, new.path_mtu);
+    set8(VIRTIO_RDMA_QP_TIMEOUT, &mut attr.timeout, new.timeout);
+    set8(VIRTIO_RDMA_QP_RETRY_CNT, &mut attr.retry_cnt, new.retry_cnt);
+    set8(VIRTIO_RDMA_QP_RNR_RETRY, &mut attr.rnr_retry, new.rnr_retry);
+    set8(VIRTIO_RDMA_QP_MIN_RNR_TIMER, &mut attr.min_rnr_timer, new.min_rnr_timer);
+    set8(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, &mut attr.max_rd_atomic, new.max_rd_atomic);
+    set8(VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC, &mut attr.max_dest_rd_atomic, new.max_dest_rd_atomic);
+    let set32 = |bit, to: &mut u32, value| {
+        if has(bit) {
+            *to = value;
         }
-        let set8 = |bit, to: &mut u8, value| {
-            if has(bit) {
-                *to = value;
-            }
-        };
-        set8(VIRTIO_RDMA_QP_PORT, &mut attr.port_num, new.port_num);
-        set8(VIRTIO_RDMA_QP_PATH_MTU, &mut attr.path_mtu, new.path_mtu);
-        set8(VIRTIO_RDMA_QP_TIMEOUT, &mut attr.timeout, new.timeout);
-        set8(VIRTIO_RDMA_QP_RETRY_CNT, &mut attr.retry_cnt, new.retry_cnt);
-        set8(VIRTIO_RDMA_QP_RNR_RETRY, &mut attr.rnr_retry, new.rnr_retry);
-        set8(VIRTIO_RDMA_QP_MIN_RNR_TIMER, &mut attr.min_rnr_timer, new.min_rnr_timer);
-        set8(VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC, &mut attr.max_rd_atomic, new.max_rd_atomic);
-        set8(
-            VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC,
-            &mut attr.max_dest_rd_atomic,
-            new.max_dest_rd_atomic,
-        );
-        let set32 = |bit, to: &mut u32, value| {
-            if has(bit) {
-                *to = value;
-            }
-        };
-        set32(VIRTIO_RDMA_QP_QKEY, &mut attr.qkey, new.qkey);
-        set32(VIRTIO_RDMA_QP_ACCESS_FLAGS, &mut attr.qp_access_flags, new.qp_access_flags);
-        set32(VIRTIO_RDMA_QP_DEST_QPN, &mut attr.dest_qp_num, new.dest_qp_num);
-        set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
-        set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
-        Ok(Change { attr, source })
-    }
+    };
+    set32(VIRTIO_RDMA_QP_QKEY, &mut attr.qkey, new.qkey);
+    set32(VIRTIO_RDMA_QP_ACCESS_FLAGS, &mut attr.qp_access_flags, new.qp_access_flags);
+    set32(VIRTIO_RDMA_QP_DEST_QPN, &mut attr.dest_qp_num, new.dest_qp_num);
+    set32(VIRTIO_RDMA_QP_RQ_PSN, &mut attr.rq_psn, new.rq_psn & PSN_MASK);
+    set32(VIRTIO_RDMA_QP_SQ_PSN, &mut attr.sq_psn, new.sq_psn & PSN_MASK);
+    Ok(Change { attr, source })
+}
 
-    /// Access flags that a QP may have. It may let its peer ask for persistence, which no
-    /// region gives.
-    fn qp_access(&self) -> u32 {
-        let flush = VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
-        KNOWN_ACCESS | if self.has_flush() { flush } else { 0 }
-    }
+/// Returns the access flags that a QP may have. It may let its peer ask for persistence, which no
+/// region gives.
+fn qp_access(hca: &Hca) -> u32 {
+    let flush = VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL | VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
+    KNOWN_ACCESS | if hca.features.has_flush() { flush } else { 0 }
+}
 
-    /// The source of an address vector that is valid.
-    fn check_av(&self, av: &virtio_rdma_ah_attr) -> Result<Address, Status> {
-        let with_grh = u32::from(av.ah_flags) & VIRTIO_RDMA_AH_GRH != 0;
-        if !with_grh || u32::from(av.port_num) != VIRTIO_RDMA_PORT {
-            return Err(Status::Invalid);
-        }
-        self.gid(av.grh.sgid_index.into()).ok_or(Status::Invalid)
+/// Returns the source of an address vector, if that is valid.
+fn check_av(hca: &Hca, av: &virtio_rdma_ah_attr) -> Result<Address, Status> {
+    let with_grh = u32::from(av.ah_flags) & VIRTIO_RDMA_AH_GRH != 0;
+    if !with_grh || u32::from(av.port_num) != VIRTIO_RDMA_PORT {
+        return Err(Status::Invalid);
     }
+    hca.gid(av.grh.sgid_index.into()).ok_or(Status::Invalid)
+}
 
-    /// Handles QUERY_QP.
-    pub(crate) fn query_qp(
-        &self,
-        request: &virtio_rdma_cmd_query_qp,
-    ) -> Result<virtio_rdma_rsp_query_qp, Status> {
-        let slot = self.slot_of(request.qpn).ok_or(Status::NoObject)?;
-        let qp = self.qps.get(slot).ok_or(Status::NoObject)?;
-        let requester = lock(&qp.requester);
-        let responder = lock(&qp.responder);
-        responder.config.ok_or(Status::NoObject)?;
-        let state = qp.state();
-        let mut attr = responder.attr;
-        attr.qp_state = state as u8;
-        attr.cur_qp_state = state as u8;
-        attr.sq_psn = requester.attr.sq_psn;
-        attr.sq_draining = u8::from(state == QpState::Sqd && requester.active);
-        Ok(virtio_rdma_rsp_query_qp { attr })
-    }
+/// Handles QUERY_QP.
+pub(super) fn query(
+    call: &mut Call<'_>,
+    request: &virtio_rdma_cmd_query_qp,
+) -> Result<virtio_rdma_rsp_query_qp, Status> {
+    let hca = call.hca;
+    let slot = hca.slot_of(request.qpn).ok_or(Status::NoObject)?;
+    let qp = hca.qps.get(slot).ok_or(Status::NoObject)?;
+    let requester = lock(&qp.requester);
+    let responder = lock(&qp.responder);
+    responder.config.ok_or(Status::NoObject)?;
+    let state = qp.state();
+    let mut attr = responder.attr;
+    attr.qp_state = state as u8;
+    attr.cur_qp_state = state as u8;
+    attr.sq_psn = requester.attr.sq_psn;
+    attr.sq_draining = u8::from(state == QpState::Sqd && requester.active);
+    Ok(virtio_rdma_rsp_query_qp { attr })
 }

@@ -4,8 +4,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::memory::mr::{Copying, Data, Mapping, Pieces, View};
-use crate::memory::mr_cache::PinSet;
+use super::mr::Pieces;
+use super::mr_cache::{Mapping, MrCache};
 use memory::{Chunk, MemoryError};
 
 /// Bytes of a message that is likely to be copied from and to a processor's second cache, if it is
@@ -15,9 +15,72 @@ const SECOND_CACHE: RangeInclusive<u64> = (32 << 10)..=(512 << 10);
 /// Largest piece of such a message for which [`Chunk::copy_cached_part_to`] is the faster way.
 const SMALL_PIECE: usize = 8 << 10;
 
+/// Mappings and where their regions are.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    /// The regions.
+    pub cache: &'a MrCache,
+    /// Parts of them, in turn.
+    pub mappings: &'a [Mapping],
+}
+
+/// A copy from or to revocable regions: none of them is revoked from its
+/// beginning to its end.
+pub(crate) struct Copying<'a> {
+    view: &'a View<'a>,
+    /// How many mappings of revocable regions were entered.
+    entered: usize,
+}
+
+impl<'a> Copying<'a> {
+    /// One that has not begun.
+    #[inline]
+    pub fn new(view: &'a View<'a>) -> Self {
+        Self { view, entered: 0 }
+    }
+
+    /// Begins it; the bytes of the mappings. `None` if a region was revoked.
+    #[inline]
+    pub fn begin(&mut self) -> Option<u64> {
+        let mut len = 0;
+        for mapping in self.view.mappings {
+            if mapping.revocable {
+                if !self.view.cache.region(mapping).enter() {
+                    return None;
+                }
+                self.entered += 1;
+            }
+            len += mapping.len;
+        }
+        Some(len)
+    }
+}
+
+impl Drop for Copying<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.entered == 0 {
+            return;
+        }
+        let revocable = self.view.mappings.iter().filter(|mapping| mapping.revocable);
+        for mapping in revocable.take(self.entered) {
+            self.view.cache.region(mapping).leave();
+        }
+    }
+}
+
+/// What a message carries.
+#[derive(Clone, Copy)]
+pub(crate) enum Data<'a> {
+    /// Memory of a guest.
+    Mapped(View<'a>),
+    /// Inline data, already copied out of guest memory.
+    Inline(&'a [u8]),
+}
+
 /// The memory of a list of mappings, piece by contiguous piece.
 struct Cursor<'a> {
-    pins: &'a PinSet,
+    cache: &'a MrCache,
     /// The mappings that follow.
     mappings: std::slice::Iter<'a, Mapping>,
     /// What follows of this one, and how many bytes that is.
@@ -27,7 +90,7 @@ struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     fn new(view: &View<'a>) -> Self {
-        Self { pins: view.pins, mappings: view.mappings.iter(), pieces: None, left: 0 }
+        Self { cache: view.cache, mappings: view.mappings.iter(), pieces: None, left: 0 }
     }
 
     /// The next piece; `None` at the end, or where the guest has no memory any more.
@@ -45,7 +108,7 @@ impl<'a> Cursor<'a> {
     #[inline(never)]
     fn enter(&mut self) -> Option<()> {
         let mapping = self.mappings.find(|mapping| mapping.len != 0)?;
-        self.pieces = Some(self.pins.pieces(mapping)?);
+        self.pieces = Some(self.cache.pieces(mapping)?);
         self.left = mapping.len;
         Some(())
     }
@@ -152,28 +215,28 @@ pub(crate) enum Atomic {
 }
 
 /// Does an atomic operation on a mapped word and returns what was there.
-pub(crate) fn atomic(pins: &PinSet, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
-    on_word(pins, target, |word| match operation {
+pub(crate) fn atomic(cache: &MrCache, target: &Mapping, operation: Atomic) -> Result<u64, Side> {
+    on_word(cache, target, |word| match operation {
         Atomic::CompareSwap { compare, swap } => word.compare_exchange_u64(compare, swap),
         Atomic::FetchAdd(add) => word.fetch_add_u64(add),
     })
 }
 
 /// Writes a mapped word, of which nobody sees but all.
-pub(crate) fn store(pins: &PinSet, target: &Mapping, value: u64) -> Result<(), Side> {
-    on_word(pins, target, |word| word.store_u64(value))
+pub(crate) fn store(cache: &MrCache, target: &Mapping, value: u64) -> Result<(), Side> {
+    on_word(cache, target, |word| word.store_u64(value))
 }
 
 /// Does something to a mapped word.
 fn on_word<R>(
-    pins: &PinSet,
+    cache: &MrCache,
     target: &Mapping,
     act: impl FnOnce(Chunk<'_>) -> Result<R, MemoryError>,
 ) -> Result<R, Side> {
-    let view = View { pins, mappings: std::slice::from_ref(target) };
+    let view = View { cache, mappings: std::slice::from_ref(target) };
     let mut writing = Copying::new(&view);
     writing.begin().ok_or(Side::Target)?;
-    let word = pins.pieces(target).and_then(|mut pieces| pieces.next(8)).ok_or(Side::Target)?;
+    let word = cache.pieces(target).and_then(|mut pieces| pieces.next(8)).ok_or(Side::Target)?;
     act(word).map_err(|_| Side::Target)
 }
 
@@ -185,8 +248,10 @@ mod tests {
     use memory::GuestMemory;
 
     use super::*;
+    use crate::memory::key_table::KeyTable;
     use crate::memory::mr::tests::{region, OWN};
-    use crate::memory::mr::{KeyTable, Mappings, Range};
+    use crate::memory::mr_cache::Mappings;
+    use crate::memory::page_list::Range;
 
     #[test]
     fn copies_across_extents() {
@@ -203,13 +268,13 @@ mod tests {
             virtio_rdma_sge { addr: 0x10_0000, length: 1000, lkey: 0x100 },
             virtio_rdma_sge { addr: 0x10_0000 + 1000, length: 5000, lkey: 0x100 },
         ];
-        let mut pins = PinSet::default();
+        let mut cache = MrCache::default();
         let (mut all, mut window) = (Mappings::new(), Mappings::new());
-        pins.map_sges(&table, &sges, OWN, 0..6000, &mut all).unwrap();
-        pins.map_sges(&table, &sges, OWN, 900..1100, &mut window).unwrap();
-        let to_all = [pins.map(&table, 0x200, OWN, 0, 6000).unwrap()];
-        let to_window = [pins.map(&table, 0x200, OWN, 4000, 200).unwrap()];
-        let view = |mappings| View { pins: &pins, mappings };
+        cache.map_sges(&table, &sges, OWN, 0..6000, &mut all).unwrap();
+        cache.map_sges(&table, &sges, OWN, 900..1100, &mut window).unwrap();
+        let to_all = [cache.map(&table, 0x200, OWN, 0, 6000).unwrap()];
+        let to_window = [cache.map(&table, 0x200, OWN, 4000, 200).unwrap()];
+        let view = |mappings| View { cache: &cache, mappings };
         assert_eq!(copy(view(&all), view(&to_all), 6000), Ok(6000));
         let mut found = vec![0; 6000];
         memory.read(0x1000, &mut found[..0x1000]).unwrap();
@@ -220,8 +285,8 @@ mod tests {
         memory.read(0x1000 + 4000, &mut found[..96]).unwrap();
         assert_eq!(found[..96], data[900..996]);
 
-        let to_gap = [pins.map(&table, 0x200, OWN, 4090, 14).unwrap()];
-        write(View { pins: &pins, mappings: &to_gap }, b"across the gap").unwrap();
+        let to_gap = [cache.map(&table, 0x200, OWN, 4090, 14).unwrap()];
+        write(View { cache: &cache, mappings: &to_gap }, b"across the gap").unwrap();
         memory.read(0x1000 + 4090, &mut found[..6]).unwrap();
         memory.read(0x3000, &mut found[6..14]).unwrap();
         assert_eq!(&found[..14], b"across the gap");
@@ -245,10 +310,10 @@ mod tests {
             [(0x7fff, 0x7fff), (0x8000, 0x8000), (0x1_2345, 0x1_2345), (0x8_0000, 0x8_0001)]
         {
             let data: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8 | 1).collect();
-            let mut pins = PinSet::default();
-            let from = [pins.map(&table, 0x100, OWN, 0, len).unwrap()];
-            let to = [pins.map(&table, 0x200, OWN, 0, 0x8_0000).unwrap()];
-            let view = |mappings| View { pins: &pins, mappings };
+            let mut cache = MrCache::default();
+            let from = [cache.map(&table, 0x100, OWN, 0, len).unwrap()];
+            let to = [cache.map(&table, 0x200, OWN, 0, 0x8_0000).unwrap()];
+            let view = |mappings| View { cache: &cache, mappings };
             write(view(&to), &vec![0; 0x8_0000]).unwrap();
             write(view(&from), &data).unwrap();
             assert_eq!(copy(view(&from), view(&to), of), Ok(len));

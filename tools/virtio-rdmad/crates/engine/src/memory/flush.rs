@@ -4,17 +4,18 @@
 //! into memory of the peer is where everybody there finds it.
 
 use std::sync::atomic::Ordering;
+use std::sync::RwLock;
 
 use abi::{
     virtio_rdma_ring_flush_wqe, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL,
     VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_GLOBAL, VIRTIO_RDMA_FLUSH_MR,
-    VIRTIO_RDMA_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_RANGE, VIRTIO_RDMA_F_FLUSH,
+    VIRTIO_RDMA_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_RANGE,
 };
 use memory::atomic::fence;
 
-use crate::device::Shared;
-use crate::memory::mr::{Claim, KeyError};
-use crate::memory::mr_cache::PinSet;
+use super::key_table::KeyTable;
+use super::mr::{Claim, KeyError};
+use super::mr_cache::MrCache;
 
 /// What FLUSH asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,28 +46,21 @@ impl Flush {
     }
 }
 
-impl Shared {
-    /// Whether there is FLUSH.
-    pub(crate) fn has_flush(&self) -> bool {
-        self.has_rings() && self.has(VIRTIO_RDMA_F_FLUSH)
+/// Flushes memory that a peer names by `key` at `addr`.
+pub(crate) fn flush(
+    keys: &RwLock<KeyTable>,
+    flush: &Flush,
+    key: u32,
+    addr: u64,
+    claim: Claim,
+    cache: &mut MrCache,
+) -> Result<(), KeyError> {
+    match flush.length {
+        Some(length) => cache.map(keys, key, claim, addr, length).map(|_| ())?,
+        None => cache.check_key(keys, key, claim)?,
     }
-
-    /// Flushes memory that a peer names.
-    pub(crate) fn flush(
-        &self,
-        flush: &Flush,
-        key: u32,
-        addr: u64,
-        claim: Claim,
-        pins: &mut PinSet,
-    ) -> Result<(), KeyError> {
-        match flush.length {
-            Some(length) => pins.map(&self.keys, key, claim, addr, length).map(|_| ())?,
-            None => pins.check_key(&self.keys, key, claim)?,
-        }
-        // All copies of this QP were made by this thread, before. Stores that bypass the caches,
-        // as large copies have, are behind no later one of another thread but by a fence.
-        fence(Ordering::SeqCst);
-        Ok(())
-    }
+    // All copies of this QP were made by this thread, before. Stores that bypass the caches,
+    // as large copies have, are behind no later one of another thread but by a fence.
+    fence(Ordering::SeqCst);
+    Ok(())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The memory regions that a round of turns uses, found once and held to its end.
+//! The MR cache: the memory regions that a round uses, found once and held to its end.
 
 use std::ops::Range;
 use std::sync::RwLock;
@@ -8,21 +8,37 @@ use std::sync::RwLock;
 use abi::virtio_rdma_sge;
 use smallvec::SmallVec;
 
+use super::key_table::KeyTable;
+use super::mr::{Claim, KeyError, Mr, Pieces, Pin};
 use crate::base::sync::read;
-use crate::memory::mr::{Claim, KeyError, KeyTable, Mapping, Mappings, Mr, Pieces, Pin};
 
 /// Regions that are kept from one message to the next.
 const KEPT: usize = 8;
 
+/// A part of a region that is checked, and pinned in a [`MrCache`].
+pub(crate) struct Mapping {
+    /// Which of the set.
+    pub pin: u32,
+    /// Whether its region may be revoked while it is pinned.
+    pub revocable: bool,
+    /// Of the first byte in the memory of the region.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a chunk of a message covers on one side.
+pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
+
 /// Regions of one device, found by key and pinned.
 #[derive(Default)]
-pub(crate) struct PinSet {
+pub(crate) struct MrCache {
     pins: SmallVec<[Pin; 2]>,
     /// Whose regions these are, as an address that is only compared.
     owner: usize,
 }
 
-impl PinSet {
+impl MrCache {
     /// Ends the use of all regions.
     pub fn release(&mut self) {
         self.pins.clear();
@@ -122,5 +138,41 @@ impl PinSet {
             skip = 0;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use abi::VIRTIO_RDMA_ACCESS_REMOTE_READ;
+    use memory::GuestMemory;
+
+    use super::*;
+    use crate::memory::mr::tests::region;
+    use crate::memory::page_list;
+
+    #[test]
+    fn keys_are_checked() {
+        let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
+        let mut table = KeyTable::default();
+        let mr = region(&memory, 0x1_2345, 0x1000, &[page_list::Range { addr: 0, len: 0x1000 }]);
+        table.insert(Arc::clone(&mr));
+        let table = RwLock::new(table);
+        let map = |key, pdn, access, addr, len| {
+            let claim = Claim::local(pdn, access);
+            MrCache::default().map(&table, key, claim, addr, len).map(|_| ()).err()
+        };
+        assert_eq!(map(0x1_2345, 1, 0, 0x1000, 0x1000), None);
+        assert_eq!(map(0x1_2346, 1, 0, 0x1000, 1), Some(KeyError::Key));
+        assert_eq!(map(0x2_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));
+        assert_eq!(map(0x1_2345, 2, 0, 0x1000, 1), Some(KeyError::Pd));
+        let read = VIRTIO_RDMA_ACCESS_REMOTE_READ;
+        assert_eq!(map(0x1_2345, 1, read, 0x1000, 1), Some(KeyError::Access));
+        assert_eq!(map(0x1_2345, 1, 0, 0xfff, 1), Some(KeyError::Range));
+        assert_eq!(map(0x1_2345, 1, 0, 0x1001, 0x1000), Some(KeyError::Range));
+        assert_eq!(map(0x1_2345, 1, 0, u64::MAX, 2), Some(KeyError::Range));
+        mr.retire();
+        assert_eq!(map(0x1_2345, 1, 0, 0x1000, 1), Some(KeyError::Key));
     }
 }

@@ -2,14 +2,12 @@
 
 //! Page tables of memory regions, flat or with levels (specification, chapter 5.2).
 
-use abi::{virtio_rdma_cmd_reg_user_mr, VIRTIO_RDMA_F_PAGE_LEVELS, VIRTIO_RDMA_MAX_PAGE_LEVELS};
 use memory::GuestMemory;
 use zerocopy::IntoBytes;
 
-use crate::control::queue::Status;
-use crate::device::Shared;
-use crate::memory::mr::{PageList, PAGE_SIZE};
-use crate::transport::turn::Turn;
+use super::mr::ResolveError;
+use super::page_list::{PageList, PAGE_SIZE};
+use crate::base::budget::Budget;
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<u64>() as u64;
@@ -33,20 +31,7 @@ pub(crate) struct Reader {
     /// Ranges that there may be.
     room: usize,
     /// The pages so far, or what is wrong with the table.
-    found: Result<PageList, Status>,
-}
-
-impl Shared {
-    /// How many levels the page table of a request has; reserved without the bit.
-    pub(crate) fn page_levels(&self, request: &virtio_rdma_cmd_reg_user_mr) -> Result<u32, Status> {
-        if !self.has(VIRTIO_RDMA_F_PAGE_LEVELS) {
-            return Ok(0);
-        }
-        if request.levels > VIRTIO_RDMA_MAX_PAGE_LEVELS {
-            return Err(Status::Invalid);
-        }
-        Ok(request.levels)
-    }
+    found: Result<PageList, ResolveError>,
 }
 
 impl Reader {
@@ -54,25 +39,25 @@ impl Reader {
     /// how many ranges its pages may make up.
     pub fn new(addr: u64, levels: u32, count: u64, room: usize) -> Self {
         let is_aligned = addr % ENTRY == 0;
-        let found = if is_aligned { Ok(PageList::default()) } else { Err(Status::Invalid) };
+        let found = if is_aligned { Ok(PageList::default()) } else { Err(ResolveError::Malformed) };
         Self { addr, levels, count, done: 0, room, found }
     }
 
-    /// Goes on until the turn is over; whether it has come to an end.
-    pub fn run(&mut self, memory: &GuestMemory, turn: &mut Turn) -> bool {
+    /// Goes on until the budget is exhausted; whether it has come to an end.
+    pub fn run(&mut self, memory: &GuestMemory, budget: &mut Budget) -> bool {
         while !self.is_over() {
-            if turn.is_over() {
+            if budget.is_over() {
                 return false;
             }
             let before = self.done;
             self.step(memory);
-            turn.spend(COST * (self.done - before));
+            budget.spend(COST * (self.done - before));
         }
         true
     }
 
     /// Goes on to the end.
-    pub fn finish(mut self, memory: &GuestMemory) -> Result<PageList, Status> {
+    pub fn finish(mut self, memory: &GuestMemory) -> Result<PageList, ResolveError> {
         while !self.is_over() {
             self.step(memory);
         }
@@ -90,22 +75,22 @@ impl Reader {
     }
 
     /// Reads the next page of entries.
-    fn read(&mut self, memory: &GuestMemory) -> Result<(), Status> {
+    fn read(&mut self, memory: &GuestMemory) -> Result<(), ResolveError> {
         let addr = self.part(memory)?;
         let mut entries = [0_u64; ENTRIES];
         let left = usize::try_from(self.count - self.done).unwrap_or(ENTRIES);
         let entries = &mut entries[..left.min(ENTRIES)];
-        memory.read(addr, entries.as_mut_bytes()).map_err(|_| Status::Fault)?;
+        memory.read(addr, entries.as_mut_bytes()).map_err(|_| ResolveError::Fault)?;
         let Ok(list) = &mut self.found else { return Ok(()) };
         for page in &*entries {
             if page % PAGE_SIZE != 0 {
-                return Err(Status::Invalid);
+                return Err(ResolveError::Malformed);
             }
             if page.checked_add(PAGE_SIZE).is_none() {
-                return Err(Status::Fault);
+                return Err(ResolveError::Fault);
             }
             if !list.push(*page, self.room) {
-                return Err(Status::NoResource);
+                return Err(ResolveError::TooManyExtents);
             }
         }
         self.done += entries.len() as u64;
@@ -113,8 +98,9 @@ impl Reader {
     }
 
     /// Where the entries that come next are, found from the highest list down.
-    fn part(&self, memory: &GuestMemory) -> Result<u64, Status> {
-        let entry = |list: u64, index: u64| list.checked_add(index * ENTRY).ok_or(Status::Fault);
+    fn part(&self, memory: &GuestMemory) -> Result<u64, ResolveError> {
+        let entry =
+            |list: u64, index: u64| list.checked_add(index * ENTRY).ok_or(ResolveError::Fault);
         if self.levels == 0 {
             return entry(self.addr, self.done);
         }
@@ -122,9 +108,9 @@ impl Reader {
         for level in (0..self.levels).rev() {
             let each = (ENTRIES as u64).pow(level);
             let at = entry(list, below / each)?;
-            list = memory.read_obj(at).map_err(|_| Status::Fault)?;
+            list = memory.read_obj(at).map_err(|_| ResolveError::Fault)?;
             if list % PAGE_SIZE != 0 {
-                return Err(Status::Invalid);
+                return Err(ResolveError::Malformed);
             }
             below %= each;
         }

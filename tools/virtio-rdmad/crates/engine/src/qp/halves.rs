@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queue pairs: the two halves of each, under a lock of its own.
+//! Queue pairs: two halves, each under a lock of its own.
+//!
+//! `D` is the device that the other end belongs to, of which this floor knows nothing.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -9,26 +11,27 @@ use std::time::Instant;
 use abi::virtio_rdma_qp_attr;
 use zerocopy::FromZeros;
 
-use crate::device::Shared;
-use crate::memory::mr::Range;
-use crate::qp::state::{QpState, QpType};
+use super::config::QpConfig;
+use super::pace::Pace;
+use super::state::QpState;
+use crate::base::address::{Address, Gid};
+use crate::base::qp_type::QpType;
+use crate::memory::page_list::Range;
 use crate::queue::work_queue::WorkQueue;
 use crate::queue::wqe::{ReceiveWqe, SendWqe};
-use crate::transport::rnr::Pace;
-use crate::{Address, Gid};
 
 /// The place of a QP; QP number less one. Its virtqueues stay when the QP goes,
 /// its rings go with it.
-pub(crate) struct Qp {
+pub(crate) struct Qp<D> {
     /// Changes only under `responder`'s lock.
     state: AtomicU8,
     /// Locked by the guest's own thread only.
-    pub requester: Mutex<Requester>,
+    pub requester: Mutex<Requester<D>>,
     /// Locked by the guest's own thread and by that of a peer.
-    pub responder: Mutex<Responder>,
+    pub responder: Mutex<Responder<D>>,
 }
 
-impl Default for Qp {
+impl<D> Default for Qp<D> {
     /// A place without a QP.
     fn default() -> Self {
         Self {
@@ -39,14 +42,14 @@ impl Default for Qp {
     }
 }
 
-impl Qp {
+impl<D> Qp<D> {
     /// The state, at this moment.
     pub fn state(&self) -> QpState {
         QpState::from_abi(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
 
     /// Changes the state; the responder is borrowed to show that it is locked.
-    pub fn set_state(&self, _locked: &mut Responder, state: QpState) {
+    pub fn set_state(&self, _locked: &mut Responder<D>, state: QpState) {
         self.state.store(state as u8, Ordering::Release);
     }
 }
@@ -67,9 +70,9 @@ pub(crate) enum Wait {
 }
 
 /// Where the other end of a connection was found.
-pub(crate) struct Peer {
+pub(crate) struct Peer<D> {
     /// Its device.
-    pub device: Arc<Shared>,
+    pub device: Arc<D>,
     /// Its place there.
     pub slot: u16,
     /// The fabric's generation when it was found.
@@ -79,101 +82,38 @@ pub(crate) struct Peer {
 /// The device that a connection is with: the one that has the destination GID when the QP becomes
 /// ready to receive or, if none has it then, the first one that has it. A GID may move to another
 /// guest later; the connections do not move with it.
-#[derive(Clone, Default)]
-pub(crate) struct Partner(Option<Weak<Shared>>);
+pub(crate) struct Partner<D>(Option<Weak<D>>);
 
-impl Partner {
+impl<D> Clone for Partner<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D> Default for Partner<D> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<D> Partner<D> {
     /// Fixes the device, if there is one.
-    pub fn new(device: Option<&Arc<Shared>>) -> Self {
+    pub fn new(device: Option<&Arc<D>>) -> Self {
         Self(device.map(Arc::downgrade))
     }
 
     /// Whether the connection is with this device, which has the destination GID. The first one
     /// that is asked for is, if none was fixed.
     #[inline]
-    pub fn is(&mut self, device: &Arc<Shared>) -> bool {
+    pub fn is(&mut self, device: &Arc<D>) -> bool {
         // What a `Weak` points to is not freed, so that no other device can be in its place.
         let partner = self.0.get_or_insert_with(|| Arc::downgrade(device));
         std::ptr::eq(partner.as_ptr(), Arc::as_ptr(device))
     }
 }
 
-/// What a QP was created with.
-#[derive(Clone, Copy)]
-pub(crate) struct QpConfig {
-    /// Transport service.
-    pub kind: QpType,
-    /// Protection domain; of an XRC target, that of `srq`.
-    pub pdn: u32,
-    /// XRC domain of an XRC target.
-    pub xrcdn: u32,
-    /// The place of the SRQ that it receives from; of an XRC target, the one that
-    /// the message under way names.
-    pub srq: Option<u16>,
-    /// Protection domain of receives: the SRQ's, or its own.
-    pub recv_pdn: u32,
-    /// CQ of the send queue.
-    pub send_cq: u16,
-    /// CQ of the receive queue; of an XRC target, that of `srq`.
-    pub recv_cq: u16,
-    /// Whether every send work request makes a CQE.
-    pub signal_all: bool,
-    /// SGEs of a send work request.
-    pub max_send_sge: usize,
-    /// SGEs of a receive work request.
-    pub max_recv_sge: usize,
-    /// Bytes of inline data.
-    pub max_inline: usize,
-    /// Whether the kernel owns the queues, and not a program: REG_MR names any
-    /// page of the guest.
-    pub privileged: bool,
-    /// Whether what it sends to a multicast group does not come back to it.
-    pub block_loopback: bool,
-}
-
-impl QpConfig {
-    /// Of an XRC target, which has nothing of its own but its domain.
-    pub fn xrc_target(xrcdn: u32) -> Self {
-        Self {
-            kind: QpType::XrcTgt,
-            pdn: 0,
-            xrcdn,
-            srq: None,
-            recv_pdn: 0,
-            send_cq: 0,
-            recv_cq: 0,
-            signal_all: false,
-            max_send_sge: 0,
-            max_recv_sge: 0,
-            max_inline: 0,
-            privileged: false,
-            block_loopback: false,
-        }
-    }
-
-    /// The protection domain that the QP belongs to.
-    pub fn own_pdn(&self) -> Option<u32> {
-        (self.kind != QpType::XrcTgt).then_some(self.pdn)
-    }
-
-    /// The CQs of the QP's own queues.
-    pub fn own_cqs(&self) -> impl Iterator<Item = u16> {
-        let send = (self.kind != QpType::XrcTgt).then_some(self.send_cq);
-        let receive = (!self.kind.is_xrc()).then_some(self.recv_cq);
-        send.into_iter().chain(receive)
-    }
-
-    /// The SRQ that CQEs of receives name: an XRC target's.
-    pub fn named_srqn(&self) -> u32 {
-        match (self.kind, self.srq) {
-            (QpType::XrcTgt, Some(srq)) => u32::from(srq) + 1,
-            _ => 0,
-        }
-    }
-}
-
 /// The half that sends.
-pub(crate) struct Requester {
+pub(crate) struct Requester<D> {
     /// The send queue.
     pub queue: WorkQueue,
     /// The region of both rings, if the QP has rings.
@@ -201,14 +141,14 @@ pub(crate) struct Requester {
     /// How often it is tried again without an answer.
     pub retry_left: u8,
     /// The other end, where it was last found.
-    pub peer: Option<Peer>,
+    pub peer: Option<Peer<D>>,
     /// Whom the connection is with.
-    pub partner: Partner,
+    pub partner: Partner<D>,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
 }
 
-impl Requester {
+impl<D> Requester<D> {
     fn new() -> Self {
         Self {
             queue: WorkQueue::default(),
@@ -255,7 +195,7 @@ impl Requester {
 
 /// The half that receives, and the QP's attributes.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
-pub(crate) struct Responder {
+pub(crate) struct Responder<D> {
     /// The receive queue.
     pub queue: WorkQueue,
     /// What the QP was created with; `None`: there is none.
@@ -265,13 +205,13 @@ pub(crate) struct Responder {
     /// The source.
     pub source: Address,
     /// Whom the connection is with.
-    pub partner: Partner,
+    pub partner: Partner<D>,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,
     /// The receive that a message goes into, or will.
     pub receive: ReceiveWqe,
     /// The requester that waits for a receive: its device and place.
-    pub waiter: Option<(Arc<Shared>, u16)>,
+    pub waiter: Option<(Arc<D>, u16)>,
     /// Whether a message has come since RTR.
     pub established: bool,
     /// Whether LAST_WQE_REACHED was raised since RESET.
@@ -282,7 +222,7 @@ pub(crate) struct Responder {
     pub groups: Vec<Gid>,
 }
 
-impl Responder {
+impl<D> Responder<D> {
     fn new() -> Self {
         Self {
             queue: WorkQueue::default(),
@@ -317,7 +257,7 @@ impl Responder {
 
     /// An XRC target receives from no SRQ until a message names one.
     pub fn deselect(&mut self) {
-        if let Some(config) = self.config.as_mut().filter(|own| own.kind == QpType::XrcTgt) {
+        if let Some(config) = self.config.as_mut().filter(|own| own.wq.kind == QpType::XrcTgt) {
             config.srq = None;
         }
     }
@@ -325,7 +265,7 @@ impl Responder {
     /// Whether the QP `qpn` of type `kind` at the address `from` is this one's peer, and
     /// names it by GID `to` (specification, chapter 8).
     pub fn is_connected_to(&self, kind: QpType, from: &Address, qpn: u32, to: &Gid) -> bool {
-        self.config.is_some_and(|config| config.kind == kind.responder())
+        self.config.is_some_and(|config| config.wq.kind == kind.responder())
             && self.attr.dest_qp_num == qpn
             && self.attr.ah_attr.grh.dgid == from.gid
             && self.source == from.beside(*to)

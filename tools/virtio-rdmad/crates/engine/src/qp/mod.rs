@@ -2,5 +2,7 @@
 
 //! Queue pairs: states, attributes and the two halves.
 
+pub(crate) mod config;
 pub(crate) mod halves;
+pub(crate) mod pace;
 pub(crate) mod state;

@@ -18,6 +18,8 @@ use abi::{
     VIRTIO_RDMA_QP_TIMEOUT as TIMEOUT,
 };
 
+use crate::base::qp_type::QpType;
+
 /// The state of a QP, `enum virtio_rdma_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -56,61 +58,6 @@ impl QpState {
     /// Whether the QP takes messages in this state.
     pub(crate) fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
-    }
-}
-
-/// The transport service of a QP, `enum virtio_rdma_qp_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum QpType {
-    /// QP 1, for communication management.
-    Gsi,
-    /// Reliable connection.
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-    /// Extended reliable connection, the end that sends.
-    XrcIni,
-    /// Extended reliable connection, the end that receives.
-    XrcTgt,
-}
-
-impl QpType {
-    /// The type of this number.
-    pub fn from_abi(value: u8) -> Option<Self> {
-        Some(match u32::from(value) {
-            abi::VIRTIO_RDMA_QPT_GSI => Self::Gsi,
-            abi::VIRTIO_RDMA_QPT_RC => Self::Rc,
-            abi::VIRTIO_RDMA_QPT_UC => Self::Uc,
-            abi::VIRTIO_RDMA_QPT_UD => Self::Ud,
-            abi::VIRTIO_RDMA_QPT_XRC_INI => Self::XrcIni,
-            abi::VIRTIO_RDMA_QPT_XRC_TGT => Self::XrcTgt,
-            _ => return None,
-        })
-    }
-
-    /// Whether the QP has one peer, named by its address vector.
-    pub fn is_connected(self) -> bool {
-        matches!(self, Self::Rc | Self::Uc | Self::XrcIni | Self::XrcTgt)
-    }
-
-    /// Whether each message is answered, and an error ends the connection.
-    pub fn is_reliable(self) -> bool {
-        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
-    }
-
-    /// Whether it is either end of an extended reliable connection.
-    pub fn is_xrc(self) -> bool {
-        matches!(self, Self::XrcIni | Self::XrcTgt)
-    }
-
-    /// The type of the QP that answers messages of one of this type.
-    pub fn responder(self) -> Self {
-        match self {
-            Self::XrcIni => Self::XrcTgt,
-            same => same,
-        }
     }
 }
 

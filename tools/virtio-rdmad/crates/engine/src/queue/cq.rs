@@ -11,11 +11,11 @@ use abi::{
 use memory::Pages;
 use zerocopy::IntoBytes;
 
+use super::cq_ring::{CqRing, Due, NotPlaced};
+use super::users::Users;
+use super::virtqueue::Virtqueue;
 use crate::base::counters::{Counter, Stats};
-use crate::queue::cq_ring::{CqRing, Due, NotPlaced};
-use crate::queue::users::Users;
-use crate::queue::virtqueue::RingQueue;
-use crate::Clock;
+use crate::base::host::Clock;
 
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
@@ -42,14 +42,14 @@ fn short(cqe: &Cqe) -> virtio_rdma_cqe {
 /// Where the completions of a CQ go.
 pub(crate) enum CqQueue {
     /// A virtqueue, or the place for one. It stays when the CQ goes.
-    Virtqueue(RingQueue),
+    Virtqueue(Virtqueue),
     /// A ring in guest memory.
     Ring(Box<CqRing>),
 }
 
 impl Default for CqQueue {
     fn default() -> Self {
-        Self::Virtqueue(RingQueue::default())
+        Self::Virtqueue(Virtqueue::default())
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Cq {
 
 impl Cq {
     /// The virtqueue, unless the CQ is a ring.
-    pub fn virtqueue(&mut self) -> Option<&mut RingQueue> {
+    pub fn virtqueue(&mut self) -> Option<&mut Virtqueue> {
         match &mut self.queue {
             CqQueue::Virtqueue(queue) => Some(queue),
             CqQueue::Ring(_) => None,
@@ -163,13 +163,7 @@ impl Cq {
     /// Places a CQE. A virtqueue signals if it is armed for it; a ring waits for
     /// `take_event`. An error is returned once; later CQEs of a CQ in error are
     /// dropped.
-    pub fn complete(
-        &mut self,
-        cqe: &Cqe,
-        solicited: bool,
-        name: &str,
-        stats: &Stats,
-    ) -> Result<(), Overflow> {
+    pub fn complete(&mut self, cqe: &Cqe, solicited: bool, stats: &Stats) -> Result<(), Overflow> {
         if !self.live || self.error {
             return Ok(());
         }
@@ -185,7 +179,7 @@ impl Cq {
         };
         if let Err((counter, detail)) = result {
             self.fail();
-            stats.complain(name, counter, detail);
+            stats.guest_error(counter, detail);
             return Err(Overflow);
         }
         if let CqQueue::Virtqueue(_) = self.queue {
@@ -246,7 +240,7 @@ impl Cq {
 }
 
 /// Puts a CQE into the next buffer of a virtqueue.
-fn place(queue: &mut RingQueue, cqe: &virtio_rdma_cqe) -> Result<(), (Counter, String)> {
+fn place(queue: &mut Virtqueue, cqe: &virtio_rdma_cqe) -> Result<(), (Counter, String)> {
     let chain = match queue.pop() {
         Ok(Some(chain)) => chain,
         Ok(None) => return Err((Counter::CqOverflows, OVERFLOW.into())),

@@ -11,8 +11,8 @@ use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 use zerocopy::transmute;
 
-use crate::memory::mr::Range;
-use crate::Clock;
+use crate::base::host::Clock;
+use crate::memory::page_list::Range;
 
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
 const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
@@ -297,7 +297,7 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::*;
-    use crate::SystemClock;
+    use crate::base::host::SystemClock;
 
     const OTHER: u64 = 0x4000;
     const NOW: Due = Due::Now(0);

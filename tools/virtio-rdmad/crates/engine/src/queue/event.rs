@@ -7,10 +7,10 @@ use std::collections::{HashSet, VecDeque};
 use abi::{virtio_rdma_comp_event, virtio_rdma_event};
 use zerocopy::IntoBytes;
 
+use super::virtqueue::Virtqueue;
+use crate::base::budget::{cost, Budget};
 use crate::base::counters::{Counter, Stats};
-use crate::queue::virtqueue::RingQueue;
-use crate::transport::requester::Visit;
-use crate::transport::turn::{cost, Turn};
+use crate::base::visit::Visit;
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.
 pub(crate) type Event = [u32; 2];
@@ -39,23 +39,23 @@ const MOST: u32 = 64;
 #[derive(Default)]
 pub(crate) struct Events {
     /// The virtqueue.
-    pub ring: RingQueue,
+    pub ring: Virtqueue,
     waiting: VecDeque<Event>,
     known: HashSet<Event>,
 }
 
 impl Events {
     /// Raises an event.
-    pub fn raise(&mut self, event: Event, name: &str, stats: &Stats) {
+    pub fn raise(&mut self, event: Event, stats: &Stats) {
         if self.known.insert(event) {
             self.waiting.push_back(event);
         }
-        self.deliver(name, stats);
+        self.deliver(stats);
     }
 
     /// Writes waiting events into the buffers that are there, [`MOST`] at a time; how many buffers it
     /// took. Where it took them all, there may be more.
-    pub fn deliver(&mut self, name: &str, stats: &Stats) -> u32 {
+    pub fn deliver(&mut self, stats: &Stats) -> u32 {
         let mut taken = 0;
         while taken < MOST {
             let Some(&event) = self.waiting.front() else { break };
@@ -63,7 +63,7 @@ impl Events {
                 Ok(Some(chain)) => chain,
                 Ok(None) => break,
                 Err(error) => {
-                    stats.complain(name, Counter::BadEventBuffer, error);
+                    stats.guest_error(Counter::BadEventBuffer, error);
                     break;
                 }
             };
@@ -73,7 +73,7 @@ impl Events {
             let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
             self.ring.give_back(chain.head, written);
             if written == 0 {
-                stats.complain(name, Counter::BadEventBuffer, "an event buffer is too small");
+                stats.guest_error(Counter::BadEventBuffer, "an event buffer is too small");
                 continue;
             }
             self.waiting.pop_front();
@@ -84,9 +84,9 @@ impl Events {
     }
 
     /// As [`Self::deliver`], on behalf of the guest; whether there may be more.
-    pub fn service(&mut self, name: &str, stats: &Stats, turn: &mut Turn) -> Visit {
-        let taken = self.deliver(name, stats);
-        turn.work(u64::from(taken) * cost::EVENT);
+    pub fn service(&mut self, stats: &Stats, budget: &mut Budget) -> Visit {
+        let taken = self.deliver(stats);
+        budget.work(u64::from(taken) * cost::EVENT);
         if taken == MOST {
             Visit::More
         } else {

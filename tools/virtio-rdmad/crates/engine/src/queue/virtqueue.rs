@@ -5,21 +5,20 @@
 use std::sync::Arc;
 
 use memory::GuestMemory;
-use ring::{Chain, RingError, SplitQueue};
+use ring::{Chain, RingError, Signal, SplitQueue};
 
-use crate::Signal;
 
 /// A virtqueue of the guest, or the place for one that the guest did not set
 /// up, which is always empty.
 #[derive(Default)]
-pub(crate) struct RingQueue {
+pub(crate) struct Virtqueue {
     ring: Option<SplitQueue>,
     signal: Option<Arc<dyn Signal>>,
     /// What made the ring unusable until it is drained or set up anew.
     broken: Option<RingError>,
 }
 
-impl RingQueue {
+impl Virtqueue {
     /// Puts a ring in place, or takes it away.
     pub fn set(&mut self, ring: Option<SplitQueue>, signal: Option<Arc<dyn Signal>>) {
         self.ring = ring;

@@ -6,17 +6,16 @@ use std::fmt::{self, Display};
 
 use ring::RingError;
 
-use crate::qp::halves::QpConfig;
-use crate::queue::virtqueue::RingQueue;
-use crate::queue::wq_ring::{Watch, WqRing, WqRingError};
-use crate::queue::wqe::{Malformed, ReceiveWqe, SendWqe};
+use super::virtqueue::Virtqueue;
+use super::wq_ring::{Watch, WqRing, WqRingError};
+use super::wqe::{Flushed, Malformed, ReceiveWqe, SendWqe, WqConfig};
 
 /// What makes a queue unusable until it is drained.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WorkQueueError {
     /// A chain of the virtqueue that cannot be followed.
     Chain(RingError),
-    /// A ring that is none.
+    /// A ring whose producer went wrong, or that is not in memory.
     Ring(WqRingError),
 }
 
@@ -41,7 +40,7 @@ impl Display for WorkQueueError {
     }
 }
 
-/// What taking a work request gave: none, one, or one that is malformed.
+/// What taking a work request gave: nothing, a work request, or a malformed one.
 pub(crate) type Popped = Result<Option<Result<(), Malformed>>, WorkQueueError>;
 
 /// A send or receive queue of a QP: where its work requests come from.
@@ -49,20 +48,20 @@ pub(crate) type Popped = Result<Option<Result<(), Malformed>>, WorkQueueError>;
 /// A work request is copied out once and then belongs to the engine.
 pub(crate) enum WorkQueue {
     /// A virtqueue, or the place for one.
-    Virtqueue(RingQueue),
+    Virtqueue(Virtqueue),
     /// A ring in guest memory.
     Ring(WqRing),
 }
 
 impl Default for WorkQueue {
     fn default() -> Self {
-        Self::Virtqueue(RingQueue::default())
+        Self::Virtqueue(Virtqueue::default())
     }
 }
 
 impl WorkQueue {
     /// The virtqueue, unless this is a ring.
-    pub fn virtqueue(&mut self) -> Option<&mut RingQueue> {
+    pub fn virtqueue(&mut self) -> Option<&mut Virtqueue> {
         match self {
             Self::Virtqueue(queue) => Some(queue),
             Self::Ring(_) => None,
@@ -103,7 +102,7 @@ impl WorkQueue {
 
     /// Takes the next send work request into `wqe`.
     #[inline]
-    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &QpConfig) -> Popped {
+    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &WqConfig) -> Popped {
         match self {
             Self::Ring(ring) => {
                 let Some((index, entry)) = ring.pop()? else { return Ok(None) };
@@ -205,15 +204,4 @@ impl WorkQueue {
             *self = Self::default();
         }
     }
-}
-
-/// What the CQE of a flushed work request says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flushed {
-    /// Of the work request.
-    pub wr_id: u64,
-    /// `enum virtio_rdma_wc_opcode`.
-    pub wc_opcode: u8,
-    /// Index in the ring.
-    pub index: u32,
 }

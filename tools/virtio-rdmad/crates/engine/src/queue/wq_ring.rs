@@ -10,9 +10,10 @@ use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape, virtio_rdma_srq_ring};
 use memory::atomic::fence;
 use memory::{MemoryError, Pages};
 
-use crate::config::MAX_SGE;
-use crate::memory::mr::PAGE_SIZE;
-use crate::queue::wqe::receive_entry_len;
+use super::entry::Entry;
+use super::wqe::receive_entry_len;
+use crate::base::limits::MAX_SGE;
+use crate::memory::page_list::PAGE_SIZE;
 
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
@@ -175,7 +176,7 @@ impl WqRing {
         let index = self.next;
         self.next = index.wrapping_add(1);
         self.prefetch_ahead(pages);
-        Ok(Some((index, Entry { pages, offset: self.shape.entry(index) })))
+        Ok(Some((index, Entry::new(pages, self.shape.entry(index)))))
     }
 
     /// Reads the producer's index; whether there is something to take.
@@ -346,21 +347,6 @@ impl Watch {
     /// Entries were taken from the ring, so far.
     pub fn follow(&mut self, taken: u32) {
         self.taken = taken;
-    }
-}
-
-/// An entry of a ring, which its owner may write at any time.
-#[derive(Clone, Copy)]
-pub(crate) struct Entry<'a> {
-    pages: &'a Pages,
-    offset: usize,
-}
-
-impl Entry<'_> {
-    /// Copies from `at` within the entry.
-    #[inline]
-    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), MemoryError> {
-        self.pages.read(self.offset + at, to)
     }
 }
 

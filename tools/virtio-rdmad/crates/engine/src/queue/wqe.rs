@@ -5,14 +5,13 @@
 use std::mem::size_of;
 
 use abi::{
-    virtio_rdma_ring_reg_wqe, virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe,
-    virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe, virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic,
-    WrRdma, WrReg, WrUd, VIRTIO_RDMA_SEND_FENCE, VIRTIO_RDMA_SEND_INLINE,
-    VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED, VIRTIO_RDMA_WC_ATOMIC_WRITE,
-    VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP, VIRTIO_RDMA_WC_FETCH_ADD,
-    VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV, VIRTIO_RDMA_WC_LOC_LEN_ERR,
-    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ, VIRTIO_RDMA_WC_RDMA_WRITE,
-    VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
+    virtio_rdma_ring_sq_wqe, virtio_rdma_ring_ud_wqe, virtio_rdma_ring_xrc_wqe, virtio_rdma_rq_wqe,
+    virtio_rdma_sge, virtio_rdma_sq_wqe, WrAtomic, WrRdma, WrUd, VIRTIO_RDMA_SEND_FENCE,
+    VIRTIO_RDMA_SEND_INLINE, VIRTIO_RDMA_SEND_SIGNALED, VIRTIO_RDMA_SEND_SOLICITED,
+    VIRTIO_RDMA_WC_ATOMIC_WRITE, VIRTIO_RDMA_WC_BIND_MW, VIRTIO_RDMA_WC_COMP_SWAP,
+    VIRTIO_RDMA_WC_FETCH_ADD, VIRTIO_RDMA_WC_FLUSH, VIRTIO_RDMA_WC_LOCAL_INV,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RDMA_READ,
+    VIRTIO_RDMA_WC_RDMA_WRITE, VIRTIO_RDMA_WC_RECV, VIRTIO_RDMA_WC_REG_MR, VIRTIO_RDMA_WC_SEND,
     VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD,
     VIRTIO_RDMA_WR_ATOMIC_WRITE, VIRTIO_RDMA_WR_BIND_MW, VIRTIO_RDMA_WR_FLUSH,
     VIRTIO_RDMA_WR_LOCAL_INV, VIRTIO_RDMA_WR_RDMA_READ, VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
@@ -22,15 +21,13 @@ use abi::{
 use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::config::{MAX_MSG_SIZE, MAX_SGE};
+use super::entry::Entry;
+use crate::base::limits::{MAX_MSG_SIZE, MAX_SGE};
+use crate::base::qp_type::QpType;
 use crate::memory::copy::Atomic;
 use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
 use crate::memory::mw::Bind;
-use crate::qp::halves::QpConfig;
-use crate::qp::state::QpType;
-use crate::queue::work_queue::Flushed;
-use crate::queue::wq_ring::Entry;
 
 const SGES: usize = MAX_SGE * size_of::<virtio_rdma_sge>();
 const SEND_HEADER: usize = size_of::<virtio_rdma_sq_wqe>();
@@ -61,6 +58,19 @@ pub(crate) fn send_entry_len(kind: QpType, max_sge: usize, max_inline: usize) ->
 /// Bytes of an entry of a receive ring with this many SGEs.
 pub(crate) const fn receive_entry_len(max_sge: usize) -> usize {
     RECEIVE_HEADER + max_sge * size_of::<virtio_rdma_sge>()
+}
+
+/// What the queues of a QP were created with.
+#[derive(Clone, Copy)]
+pub(crate) struct WqConfig {
+    /// Transport service.
+    pub kind: QpType,
+    /// SGEs of a send work request.
+    pub max_send_sge: usize,
+    /// SGEs of a receive work request.
+    pub max_recv_sge: usize,
+    /// Bytes of inline data.
+    pub max_inline: usize,
 }
 
 /// SGEs of a work request.
@@ -280,7 +290,7 @@ impl SendWqe {
         &mut self,
         index: u32,
         entry: Entry<'_>,
-        config: &QpConfig,
+        config: &WqConfig,
     ) -> Result<(), Malformed> {
         let mut header = [0; RING_UD_HEADER];
         let len = ring_header_len(config.kind);
@@ -489,20 +499,6 @@ fn invalidates(opcode: u32) -> bool {
     )
 }
 
-impl Registration {
-    /// Of a virtqueue.
-    fn from_wr(wr: &WrReg) -> Self {
-        let WrReg { key, access, npages, pages, iova, length, page_shift, .. } = *wr;
-        Self { key, access, npages, pages, iova, length, page_shift }
-    }
-
-    /// Of a ring.
-    fn from_entry(entry: &virtio_rdma_ring_reg_wqe) -> Self {
-        let virtio_rdma_ring_reg_wqe { key, access, pages, iova, length, page_shift, .. } = *entry;
-        Self { key, access, npages: entry.npages.into(), pages, iova, length, page_shift }
-    }
-}
-
 /// Whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
 fn may_be_inline(opcode: u32) -> bool {
     matches!(
@@ -513,6 +509,17 @@ fn may_be_inline(opcode: u32) -> bool {
             | VIRTIO_RDMA_WR_RDMA_WRITE
             | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM
     )
+}
+
+/// What the CQE of a flushed work request says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flushed {
+    /// Of the work request.
+    pub wr_id: u64,
+    /// `enum virtio_rdma_wc_opcode`.
+    pub wc_opcode: u8,
+    /// Index in the ring.
+    pub index: u32,
 }
 
 impl Flushed {

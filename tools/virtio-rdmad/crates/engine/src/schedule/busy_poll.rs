@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Queues that are looked at unasked, because they had work lately.
+//! Busy polling: queues that had work lately are looked at without being kicked.
 //!
 //! With many QPs nearly all of these looks are in vain, so a ring is not visited for one: a
 //! [`Watch`] reads the producer's index, and nothing else.
@@ -28,8 +28,8 @@ struct Polled {
     watch: Option<Watch>,
 }
 
-/// All of them, in no order.
-pub(crate) struct PolledSet {
+/// The queues that are busy-polled, in no order.
+pub(crate) struct BusyPoll {
     all: Vec<Polled>,
     /// Where each queue is in `all`, plus one; 0: it is not looked at.
     places: Box<[u16]>,
@@ -41,8 +41,8 @@ pub(crate) struct PolledSet {
     generation: u64,
 }
 
-impl PolledSet {
-    /// None of so many queues.
+impl BusyPoll {
+    /// Returns a set without queues, for so many of them.
     pub fn new(queues: u16) -> Self {
         let (all, tired) = (Vec::new(), Vec::new());
         Self { all, places: vec![0; queues.into()].into(), tired, cursor: 0, generation: 0 }
@@ -177,7 +177,7 @@ impl Polled {
 mod tests {
     use super::*;
 
-    fn looked_at(polled: &mut PolledSet) -> Vec<u16> {
+    fn looked_at(polled: &mut BusyPoll) -> Vec<u16> {
         let mut active = Set::new(100);
         polled.look(&mut active);
         (0..100).filter(|queue| active.contains(*queue)).collect()
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn queues_come_and_go() {
-        let mut polled = PolledSet::new(100);
+        let mut polled = BusyPoll::new(100);
         for queue in [3, 50, 99, 7, 50] {
             polled.had_work(queue, None, || None);
         }
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn looks_in_vain_are_counted_until_there_is_work() {
-        let mut polled = PolledSet::new(100);
+        let mut polled = BusyPoll::new(100);
         for _ in 1..MOST_LOOKS {
             assert!(!polled.was_empty(5, None, || None));
         }
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn many_queues_are_looked_at_less() {
-        let mut polled = PolledSet::new(60_000);
+        let mut polled = BusyPoll::new(60_000);
         for queue in 0..60_000 {
             polled.had_work(queue, None, || None);
         }

@@ -520,7 +520,7 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
 /// Has the device follow what was begun, while a peer is in the middle of a copy by `key`: it waits for
 /// that, and nobody begins another.
 fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device)) {
-    let keys = &device.shared().keys;
+    let keys = &device.hca().keys;
     let Ok(pin) = read(keys).pin(key) else { panic!("the region is not in memory") };
     begin(device);
     let thread = thread::spawn({

@@ -195,7 +195,7 @@ pub fn a_member_that_goes_is_forgotten() {
     let b = pair.ends[1];
     pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
     pair.b.device.reset();
-    assert!(pair.fabric.group(&group(1)).is_none());
+    assert!(pair.fabric.network().group(&group(1)).is_none());
     cast(&mut pair, group(1), ALL_QPS, QKEY);
     sent(&mut pair);
     assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 1);
@@ -250,6 +250,6 @@ pub fn copies_that_nobody_takes_are_paid_for() {
         pair.b.mcast(ATTACH, qpn, group(1)).unwrap();
     }
     // None of them has a receive.
-    assert!(cost(&mut pair) >= alone + 2 * crate::transport::turn::cost::MESSAGE);
+    assert!(cost(&mut pair) >= alone + 2 * crate::base::budget::cost::MESSAGE);
     assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 2);
 }

@@ -11,9 +11,10 @@ use std::time::Instant;
 use abi::*;
 
 use super::driver::*;
-use crate::qp::halves::Qp;
+
 use crate::queue::cq::Cq;
 use crate::queue::cq_ring::CqRing;
+use crate::transport::hca::Qp;
 use crate::Limits;
 
 const DEPTH: u32 = 64;

@@ -11,19 +11,20 @@ use abi::{
     VIRTIO_RDMA_WC_WITH_VLAN,
 };
 
+use super::batch::{CompletionBatch, Traffic};
+use super::hca::{Hca, Requester};
+use super::receive::{Received, Receiver};
+use super::round::Round;
+use crate::base::address::{ipv4, is_multicast, Address, Gid};
+use crate::base::budget::cost;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
-use crate::control::mcast::is_multicast;
-use crate::device::Shared;
-use crate::memory::copy;
-use crate::memory::mr::{Claim, Data, Mappings, View};
-use crate::memory::mr_cache::PinSet;
-use crate::qp::halves::{QpConfig, Requester, Responder};
-use crate::qp::state::QpType;
+use crate::memory::copy::{self, Data, View};
+use crate::memory::mr::Claim;
+use crate::memory::mr_cache::{Mappings, MrCache};
+use crate::qp::config::QpConfig;
 use crate::queue::wqe::SendWqe;
-use crate::transport::responder::Received;
-use crate::transport::turn::{cost, Outbox, Traffic, Turn};
-use crate::{Address, Gid};
 
 /// The port's MTU: the largest payload of a datagram.
 const MTU: u64 = 4096;
@@ -48,190 +49,180 @@ struct Datagram<'a> {
     payload: Data<'a>,
 }
 
+/// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
+/// says nothing of its delivery.
+pub(crate) fn send(
+    hca: &Arc<Hca>,
+    slot: u16,
+    requester: &Requester,
+    config: &QpConfig,
+    round: &mut Round,
+) -> u32 {
+    let wqe = &requester.wqe;
+    let av = &wqe.ud.av;
+    if wqe.total > MTU {
+        return VIRTIO_RDMA_WC_LOC_LEN_ERR;
+    }
+    if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
+        return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+    }
+    let Some(source) = hca.gid(av.gid_index.into()) else {
+        return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+    };
+    let Round { local: cache, remote, batch, budget, .. } = round;
+    cache.begin(&**hca);
+    // Inline data has no SGEs.
+    let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
+    let claim = Claim::local(config.pdn, 0);
+    let mut mappings = Mappings::new();
+    if cache.map_sges(&hca.keys, sges, claim, 0..wqe.total, &mut mappings).is_err() {
+        return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+    }
+    let payload = if wqe.is_inline {
+        Data::Inline(&wqe.inline)
+    } else {
+        Data::Mapped(View { cache, mappings: &mappings })
+    };
+    let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
+    let datagram = Datagram {
+        wqe,
+        source,
+        src_qpn: u32::from(slot) + 1,
+        qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
+        block_loopback: config.block_loopback,
+        payload,
+    };
+    batch.carry_own(Traffic::sent(wqe.total, 1));
+    if datagram.is_multicast() {
+        batch.count(Counter::MulticastXmitPackets, 1);
+        let (copies, dropped) = datagram.send_to_group(hca, remote, batch);
+        (0..copies).for_each(|_| budget.spend(wqe.total));
+        budget.work(dropped * cost::MESSAGE);
+    } else if let Err(dropped) = datagram.send_to_address(hca, remote, batch) {
+        count_drop(hca, dropped);
+    }
+    VIRTIO_RDMA_WC_SUCCESS
+}
+
+/// Counts a datagram of this sender that was dropped. A wrong Q_Key is counted where it arrives,
+/// and nowhere else (IBA 14.2.5.6, `Q_KeyViolations`).
+fn count_drop(hca: &Hca, dropped: Counter) {
+    if dropped != Counter::DropQkey {
+        hca.stats.add(dropped, 1);
+    }
+}
+
 impl Datagram<'_> {
     fn is_multicast(&self) -> bool {
         is_multicast(&self.wqe.ud.av.dgid)
     }
-}
 
-impl Shared {
-    /// Sends the datagram under way; its `enum virtio_rdma_wc_status`. Success
-    /// says nothing of its delivery.
-    pub(crate) fn send_datagram(
-        self: &Arc<Self>,
-        slot: u16,
-        requester: &Requester,
-        config: &QpConfig,
-        turn: &mut Turn,
-    ) -> u32 {
-        let wqe = &requester.wqe;
-        let av = &wqe.ud.av;
-        if wqe.total > MTU {
-            return VIRTIO_RDMA_WC_LOC_LEN_ERR;
-        }
-        if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
-            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        }
-        let Some(source) = self.gid(av.gid_index.into()) else {
-            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        };
-        let Turn { local, remote, outbox, .. } = turn;
-        local.begin(&**self);
-        // Inline data has no SGEs.
-        let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
-        let claim = Claim::local(config.pdn, 0);
-        let mut mappings = Mappings::new();
-        if local.map_sges(&self.keys, sges, claim, 0..wqe.total, &mut mappings).is_err() {
-            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
-        }
-        let payload = if wqe.is_inline {
-            Data::Inline(&wqe.inline)
-        } else {
-            Data::Mapped(View { pins: local, mappings: &mappings })
-        };
-        let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
-        let datagram = Datagram {
-            wqe,
-            source,
-            src_qpn: u32::from(slot) + 1,
-            qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
-            block_loopback: config.block_loopback,
-            payload,
-        };
-        outbox.carry_own(Traffic::sent(wqe.total, 1));
-        if datagram.is_multicast() {
-            outbox.count(Counter::MulticastXmitPackets, 1);
-            let (copies, dropped) = self.multicast(&datagram, remote, outbox);
-            (0..copies).for_each(|_| turn.spend(wqe.total));
-            turn.work(dropped * cost::MESSAGE);
-        } else if let Err(dropped) = self.deliver(&datagram, remote, outbox) {
-            self.count_drop(dropped);
-        }
-        VIRTIO_RDMA_WC_SUCCESS
-    }
-
-    /// Brings a datagram to each QP that is attached to its group; how many got
+    /// Brings the datagram to each QP that is attached to its group. Returns how many QPs got
     /// it, and how many did not.
-    fn multicast(
-        self: &Arc<Self>,
-        datagram: &Datagram<'_>,
-        pins: &mut PinSet,
-        outbox: &mut Outbox,
+    fn send_to_group(
+        &self,
+        hca: &Arc<Hca>,
+        cache: &mut MrCache,
+        batch: &mut CompletionBatch,
     ) -> (u32, u64) {
-        let ud = &datagram.wqe.ud;
-        let group = self.fabric.group(&ud.av.dgid);
+        let ud = &self.wqe.ud;
+        let group = hca.network.group(&ud.av.dgid);
         let Some(group) = group.filter(|_| ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN) else {
-            self.stats.add(Counter::DropUnreachable, 1);
+            hca.stats.add(Counter::DropUnreachable, 1);
             return (0, 0);
         };
         let mut copies = 0;
         for member in group.iter() {
             let Some(device) = member.device.upgrade() else { continue };
-            let is_sender =
-                u32::from(member.slot) + 1 == datagram.src_qpn && Arc::ptr_eq(&device, self);
-            let is_deaf = is_sender && datagram.block_loopback;
-            if is_deaf || !device.is_in_vlan(datagram.source.vlan) {
+            let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
+            let is_deaf = is_sender && self.block_loopback;
+            if is_deaf || !device.is_in_vlan(self.source.vlan) {
                 continue;
             }
-            match device.accept(member.slot, datagram, pins, outbox) {
+            match self.arrive(&device, member.slot, cache, batch) {
                 Ok(()) => {
                     device.stats.add(Counter::MulticastRcvPackets, 1);
                     copies += 1;
                 }
-                Err(dropped) => self.count_drop(dropped),
+                Err(dropped) => count_drop(hca, dropped),
             }
         }
         (copies, group.len() as u64 - u64::from(copies))
     }
 
-    /// Counts a datagram of this sender that was dropped. A wrong Q_Key is counted where it arrives,
-    /// and nowhere else (IBA 14.2.5.6, `Q_KeyViolations`).
-    fn count_drop(&self, dropped: Counter) {
-        if dropped != Counter::DropQkey {
-            self.stats.add(dropped, 1);
-        }
-    }
-
-    /// Brings a datagram to its destination, or says why it is dropped.
-    fn deliver(
+    /// Brings the datagram to its destination, or says why it is dropped.
+    fn send_to_address(
         &self,
-        datagram: &Datagram<'_>,
-        pins: &mut PinSet,
-        outbox: &mut Outbox,
+        hca: &Hca,
+        cache: &mut MrCache,
+        batch: &mut CompletionBatch,
     ) -> Result<(), Counter> {
-        let ud = &datagram.wqe.ud;
-        let target = datagram.source.beside(ud.av.dgid);
-        let device = self.fabric.find(&target).ok_or(Counter::DropUnreachable)?;
+        let ud = &self.wqe.ud;
+        let target = self.source.beside(ud.av.dgid);
+        let device = hca.network.find(&target).ok_or(Counter::DropUnreachable)?;
         let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
-        device.accept(slot, datagram, pins, outbox)
+        self.arrive(&device, slot, cache, batch)
     }
 
-    /// Gives a datagram to a QP of this device, if it takes any, and any of this
+    /// Gives the datagram to a QP of an HCA, if the QP takes datagrams, and those of this
     /// multicast group. Runs in the sender's thread.
-    fn accept(
-        self: &Arc<Self>,
+    fn arrive(
+        &self,
+        hca: &Arc<Hca>,
         slot: u16,
-        datagram: &Datagram<'_>,
-        pins: &mut PinSet,
-        outbox: &mut Outbox,
+        cache: &mut MrCache,
+        batch: &mut CompletionBatch,
     ) -> Result<(), Counter> {
-        let qp = self.qps.get(slot).ok_or(Counter::DropUnreachable)?;
+        let qp = hca.qps.get(slot).ok_or(Counter::DropUnreachable)?;
         let mut responder = lock(&qp.responder);
-        let kind = responder.config.map(|config| config.kind);
+        let kind = responder.config.map(|config| config.wq.kind);
         // A QP that has left since, or another in its place.
-        let is_foreign =
-            datagram.is_multicast() && !responder.groups.contains(&datagram.wqe.ud.av.dgid);
+        let is_foreign = self.is_multicast() && !responder.groups.contains(&self.wqe.ud.av.dgid);
         let takes = matches!(kind, Some(QpType::Ud | QpType::Gsi)) && qp.state().receives();
         if is_foreign || !takes {
             return Err(Counter::DropUnreachable);
         }
-        let result = self.receive_datagram(slot, &mut responder, datagram, pins, outbox);
-        outbox.place_completions();
+        let mut to = Receiver { hca, slot, responder: &mut responder, batch: &mut *batch };
+        let result = self.receive(&mut to, cache);
+        batch.place_completions();
         drop(responder);
         result?;
-        outbox.carry(self, Traffic::sent(datagram.wqe.total, 1).mirrored());
+        batch.carry(hca, Traffic::sent(self.wqe.total, 1).mirrored());
         Ok(())
     }
 
-    /// Takes a datagram in. Runs in the sender's thread.
-    fn receive_datagram(
-        self: &Arc<Self>,
-        slot: u16,
-        responder: &mut Responder,
-        datagram: &Datagram<'_>,
-        pins: &mut PinSet,
-        outbox: &mut Outbox,
-    ) -> Result<(), Counter> {
-        if responder.attr.qkey != datagram.qkey {
-            self.stats.add(Counter::DropQkey, 1);
+    /// Takes the datagram in. Runs in the sender's thread.
+    fn receive(&self, to: &mut Receiver<'_>, cache: &mut MrCache) -> Result<(), Counter> {
+        if to.responder.attr.qkey != self.qkey {
+            to.hca.stats.add(Counter::DropQkey, 1);
             return Err(Counter::DropQkey);
         }
-        if !self.take_receive_unreliable(slot, responder, outbox) {
+        // The sender does not wait for a receive.
+        if to.take_receive(false).is_err() {
             return Err(Counter::DropNoReceive);
         }
-        let len = GRH_LEN as u64 + datagram.wqe.total;
-        if responder.receive.sges.total() < len {
+        let len = GRH_LEN as u64 + self.wqe.total;
+        if to.responder.receive.sges.total() < len {
             return Err(Counter::DropRefused);
         }
-        pins.begin(&**self);
-        if self.write_datagram(responder, datagram, pins).is_err() {
-            let status = VIRTIO_RDMA_WC_LOC_PROT_ERR;
-            self.fail_taken_receive(slot, responder, status, outbox);
+        cache.begin(&**to.hca);
+        if self.write(to, cache).is_err() {
+            to.fail_receive(VIRTIO_RDMA_WC_LOC_PROT_ERR);
             return Err(Counter::DropRefused);
         }
         let received = Received {
             opcode: VIRTIO_RDMA_WC_RECV,
             len,
-            immediate: datagram.wqe.immediate,
+            immediate: self.wqe.immediate,
             invalidated: None,
-            solicited: datagram.wqe.solicited,
+            solicited: self.wqe.solicited,
         };
-        self.received(slot, responder, received, outbox, |cqe| {
-            cqe.src_qp = datagram.src_qpn;
+        to.complete(received, |cqe| {
+            cqe.src_qp = self.src_qpn;
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
-            cqe.sl = (datagram.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
+            cqe.sl = (self.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
             cqe.port_num = VIRTIO_RDMA_PORT as u8;
-            if let Some(vlan) = datagram.source.vlan {
+            if let Some(vlan) = self.source.vlan {
                 cqe.wc_flags |= VIRTIO_RDMA_WC_WITH_VLAN;
                 cqe.vlan_id = vlan;
             }
@@ -240,29 +231,25 @@ impl Shared {
     }
 
     /// Writes header and payload into the memory of a receive.
-    fn write_datagram(
-        &self,
-        responder: &Responder,
-        datagram: &Datagram<'_>,
-        pins: &mut PinSet,
-    ) -> Result<(), ()> {
-        let pdn = responder.config.ok_or(())?.recv_pdn;
-        let sges = responder.receive.sges.as_slice();
+    fn write(&self, to: &Receiver<'_>, cache: &mut MrCache) -> Result<(), ()> {
+        let pdn = to.responder.config.ok_or(())?.recv_pdn;
+        let sges = to.responder.receive.sges.as_slice();
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
         let (mut header, mut payload) = (Mappings::new(), Mappings::new());
         let begin = GRH_LEN as u64;
-        let end = begin + datagram.wqe.total;
-        let mut map = |bytes, to| pins.map_sges(&self.keys, sges, claim, bytes, to).map_err(|_| ());
+        let end = begin + self.wqe.total;
+        let keys = &to.hca.keys;
+        let mut map = |bytes, to| cache.map_sges(keys, sges, claim, bytes, to).map_err(|_| ());
         map(0..begin, &mut header)?;
         map(begin..end, &mut payload)?;
-        let view = |mappings| View { pins, mappings };
-        let grh = grh(&datagram.wqe.ud.av, &datagram.source.gid, packet_len(datagram.wqe));
+        let view = |mappings| View { cache, mappings };
+        let grh = grh(&self.wqe.ud.av, &self.source.gid, packet_len(self.wqe));
         copy::write(view(&header), &grh).map_err(|_| ())?;
-        copy::scatter(datagram.payload, view(&payload), datagram.wqe.total).map_err(|_| ())
+        copy::scatter(self.payload, view(&payload), self.wqe.total).map_err(|_| ())
     }
 }
 
-/// Bytes of the UDP packet that would carry a datagram: UDP, BTH, DETH,
+/// Returns the bytes of the UDP packet that would carry a datagram: UDP, BTH, DETH,
 /// immediate data, payload padded to 4 bytes, ICRC.
 fn packet_len(wqe: &SendWqe) -> u16 {
     let immediate = if wqe.immediate.is_some() { 4 } else { 0 };
@@ -270,14 +257,7 @@ fn packet_len(wqe: &SendWqe) -> u16 {
     u16::try_from(8 + 12 + 8 + immediate + payload + 4).unwrap_or(u16::MAX)
 }
 
-/// The IPv4 address that a GID holds.
-pub(crate) fn ipv4(gid: &Gid) -> Option<[u8; 4]> {
-    let prefix = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-    let address = gid.strip_prefix(&prefix)?;
-    address.try_into().ok()
-}
-
-/// What stands in front of a received datagram: an IPv6 header, or 20 bytes of
+/// Returns what stands in front of a received datagram: an IPv6 header, or 20 bytes of
 /// zeros and an IPv4 header (specification, chapter 10).
 fn grh(av: &virtio_rdma_av, sgid: &Gid, len: u16) -> [u8; GRH_LEN] {
     match (ipv4(sgid), ipv4(&av.dgid)) {
@@ -314,7 +294,7 @@ fn ipv4_header(av: &virtio_rdma_av, source: [u8; 4], target: [u8; 4], len: u16) 
     header
 }
 
-/// The Internet checksum (RFC 1071) of an even number of bytes.
+/// Returns the Internet checksum (RFC 1071) of an even number of bytes.
 fn checksum(bytes: &[u8]) -> u16 {
     let mut sum: u32 =
         bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! How a message reaches its QP: the requester, the responder, and what is between them.
+//! How a message reaches its QP: the requester, the responder, and the path between them.
 
+pub(crate) mod batch;
 pub(crate) mod datagram;
+pub(crate) mod failure;
+pub(crate) mod hca;
+pub(crate) mod local;
+pub(crate) mod message;
+pub(crate) mod network;
+pub(crate) mod receive;
 pub(crate) mod requester;
 pub(crate) mod responder;
+pub(crate) mod rights;
 pub(crate) mod rnr;
-pub(crate) mod turn;
+pub(crate) mod round;
+pub(crate) mod srq;
 pub(crate) mod xrc;

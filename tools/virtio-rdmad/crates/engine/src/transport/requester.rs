@@ -11,144 +11,143 @@ use std::time::Duration;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_F_FAST_REG, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
-    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR,
+    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
     VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 use zerocopy::FromZeros;
 
+use super::batch::{CompletionBatch, Traffic};
+use super::datagram;
+use super::failure::{self, fail_requester};
+use super::hca::{Hca, Peer, Qp, Requester, Responder};
+use super::local::{deliver, find_peer, lock_responder};
+use super::message::{packets, Message, Nak, PSN_MASK};
+use super::receive::Receiver;
+use super::responder::{offers, Arrival};
+use super::rnr::{self, Retry};
+use super::round::Round;
+use crate::base::budget::CHUNK;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
-use crate::device::Shared;
+use crate::base::visit::Visit;
+use crate::memory::copy::{Data, View};
 use crate::memory::fast_reg::{Invalidation, Invalidator};
-use crate::memory::mr::{Claim, Data, Mappings, View};
-use crate::memory::mr_cache::PinSet;
-use crate::qp::halves::{Peer, Qp, QpConfig, Requester, Responder, Wait};
-use crate::qp::state::{QpState, QpType};
+use crate::memory::management::{bind_mw, invalidate, reg_mr, Asker};
+use crate::memory::mr::Claim;
+use crate::memory::mr_cache::{Mappings, MrCache};
+use crate::qp::config::QpConfig;
+use crate::qp::halves::Wait;
+use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
-use crate::queue::work_queue::{Flushed, Popped};
-use crate::queue::wqe::{Operation, SendWqe};
-use crate::transport::responder::{packets, Message, Nak, PSN_MASK};
-use crate::transport::turn::{Outbox, Traffic, Turn};
-use crate::CHUNK;
-
-/// What visiting a queue found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Visit {
-    /// Nothing to do; worth looking again soon.
-    Empty,
-    /// Something was done, and nothing is left.
-    Done,
-    /// Something is left.
-    More,
-    /// Nothing is to be done until somebody says so.
-    Parked,
-}
+use crate::queue::work_queue::Popped;
+use crate::queue::wqe::{Flushed, Operation, SendWqe};
 
 /// What a step of the work request under way led to.
-pub(crate) enum Step {
+enum Step {
     /// Something was done, and something may follow.
     Partial,
     /// It ends with this `enum virtio_rdma_wc_status`.
     End(u32),
     /// It waits.
     Wait,
-    /// There is none under way any more, and this was found behind it.
+    /// It is done, and this was found behind it.
     Next(Popped),
 }
 
-/// The time for an answer: 4.096 us * 2^`timeout`; `None` for ever.
+/// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
 fn answer_delay(timeout: u8) -> Option<Duration> {
     let exponent = u32::from(timeout & 31);
     (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
 }
 
-impl Shared {
-    /// Goes on with a send queue until the turn is over. Own thread only.
-    pub(crate) fn service_send(self: &Arc<Self>, slot: u16, turn: &mut Turn) -> Visit {
-        let Some(qp) = self.qps.get(slot) else { return Visit::Parked };
-        let mut requester = lock(&qp.requester);
-        let Some(config) = requester.config else { return Visit::Parked };
-        let config = &config;
-        let visit = self.send(slot, qp, &mut requester, config, turn);
-        turn.outbox.place_completions();
-        requester.queue.signal_if_needed();
-        turn.taken = requester.queue.taken();
-        visit
-    }
+/// Visits the send queue of the QP in place `slot`, until the budget is exhausted. Own thread only.
+pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
+    let Some(qp) = hca.qps.get(slot) else { return Visit::Parked };
+    let mut requester = lock(&qp.requester);
+    let Some(config) = requester.config else { return Visit::Parked };
+    let visit = Sender { hca, slot, qp, config: &config }.send(&mut requester, round);
+    round.batch.place_completions();
+    requester.queue.signal_if_needed();
+    round.taken = requester.queue.taken();
+    visit
+}
 
-    /// The turn itself: what there is to do by the state of the QP, again and again.
-    fn send(
-        self: &Arc<Self>,
-        slot: u16,
-        qp: &Qp,
-        requester: &mut Requester,
-        config: &QpConfig,
-        turn: &mut Turn,
-    ) -> Visit {
-        let before = turn.left();
+/// Visits the send queue of a QP before a command ends it (chapter 8 of the specification), and
+/// returns what that has cost, in nanoseconds. Programs that post without waiting for completions, and
+/// are done, take what they posted for sent: other devices have sent it by the time a command reaches
+/// them.
+pub(crate) fn last_visit(hca: &Arc<Hca>, slot: u16) -> u64 {
+    let Some(qp) = hca.qps.get(slot) else { return 0 };
+    if qp.state() != QpState::Rts || lock(&qp.requester).active {
+        return 0;
+    }
+    let mut round = Round::default();
+    round.begin(u32::MAX, true);
+    visit(hca, slot, &mut round);
+    round.end();
+    round.finish(hca)
+}
+
+/// A QP whose requester is visited.
+struct Sender<'a> {
+    /// Its HCA.
+    hca: &'a Arc<Hca>,
+    /// Its place.
+    slot: u16,
+    /// The QP, whose requester is locked.
+    qp: &'a Qp,
+    /// What it was created with.
+    config: &'a QpConfig,
+}
+
+impl Sender<'_> {
+    /// Does what there is to do by the state of the QP, again and again.
+    fn send(&self, requester: &mut Requester, round: &mut Round) -> Visit {
+        let before = round.budget.left();
         loop {
-            if turn.is_over() {
+            if round.budget.is_over() {
                 return Visit::More;
             }
-            match qp.state() {
+            match self.qp.state() {
                 QpState::Rts => {}
                 QpState::Sqd if requester.active => {}
                 QpState::Sqd => {
-                    self.drained(slot, requester);
+                    self.drained(requester);
                     return Visit::Parked;
                 }
-                QpState::Err | QpState::Sqe => {
-                    return self.flush_send(slot, requester, config, turn)
-                }
+                QpState::Err | QpState::Sqe => return self.flush(requester, round),
                 QpState::Reset | QpState::Init | QpState::Rtr => return Visit::Parked,
             }
             let step = if requester.active {
-                self.step(slot, qp, requester, config, turn)
+                self.step(requester, round)
             } else {
-                Step::Next(requester.queue.pop_send(&mut requester.wqe, config))
+                Step::Next(requester.queue.pop_send(&mut requester.wqe, &self.config.wq))
             };
             match step {
                 Step::Partial => {}
-                Step::End(status) => {
-                    self.finish(slot, requester, config, status, &mut turn.outbox);
-                }
+                Step::End(status) => self.finish(requester, status, &mut round.batch),
                 Step::Wait => return Visit::Parked,
                 Step::Next(popped) => {
-                    let found = self.begin(slot, requester, config, popped, turn);
-                    if !found && qp.state() == QpState::Rts {
-                        return if turn.left() == before { Visit::Empty } else { Visit::Done };
+                    let found = self.begin(requester, popped, round);
+                    if !found && self.qp.state() == QpState::Rts {
+                        let is_empty = round.budget.left() == before;
+                        return if is_empty { Visit::Empty } else { Visit::Done };
                     }
                 }
             }
         }
     }
 
-    /// Gives the send queue of a QP a turn before a command ends it (chapter 8 of the
-    /// specification). Programs that post without waiting for completions, and are done, take what
-    /// they posted for sent: other devices have sent it by the time a command reaches them.
-    pub(crate) fn last_turn(self: &Arc<Self>, slot: u16) {
-        let Some(qp) = self.qps.get(slot) else { return };
-        if qp.state() != QpState::Rts || lock(&qp.requester).active {
-            return;
-        }
-        let mut turn = Turn::default();
-        turn.begin(u32::MAX, true);
-        self.service_send(slot, &mut turn);
-        turn.end();
-        self.charge(turn.finish(self));
+    /// Returns the number of the QP.
+    fn qpn(&self) -> u32 {
+        u32::from(self.slot) + 1
     }
 
     /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
     /// (then the state has changed).
-    fn begin(
-        self: &Arc<Self>,
-        slot: u16,
-        requester: &mut Requester,
-        config: &QpConfig,
-        popped: Popped,
-        turn: &mut Turn,
-    ) -> bool {
+    fn begin(&self, requester: &mut Requester, popped: Popped, round: &mut Round) -> bool {
         let malformed = match popped {
             Ok(Some(Ok(()))) => {
                 requester.begin();
@@ -157,130 +156,133 @@ impl Shared {
             Ok(Some(Err(malformed))) => malformed,
             Ok(None) => return false,
             Err(error) => {
-                self.complain(Counter::BadSendChain, &error);
-                self.raise(VIRTIO_RDMA_EVENT_QP_FATAL, u32::from(slot) + 1);
-                self.fail_requester(slot, QpState::Err);
+                self.hca.stats.guest_error(Counter::BadSendChain, error);
+                self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                fail_requester(self.hca, self.slot, QpState::Err);
                 return false;
             }
         };
-        turn.spend(0);
-        self.complain(Counter::BadSendRequest, &malformed.why);
+        round.budget.spend(0);
+        self.hca.stats.guest_error(Counter::BadSendRequest, malformed.why);
         requester.wqe = SendWqe::empty();
         requester.wqe.index = malformed.index;
         requester.wqe.wr_id = malformed.wr_id;
         requester.wqe.wc_opcode = malformed.wc_opcode;
-        self.finish(slot, requester, config, malformed.status, &mut turn.outbox);
+        self.finish(requester, malformed.status, &mut round.batch);
         false
     }
 
     /// Goes on with the work request under way, and with those behind it as long as the peer does
     /// what they ask for.
-    fn step(
-        self: &Arc<Self>,
-        slot: u16,
-        qp: &Qp,
-        requester: &mut Requester,
-        config: &QpConfig,
-        turn: &mut Turn,
-    ) -> Step {
-        if !config.kind.is_connected() {
-            turn.spend(requester.wqe.total);
-            return Step::End(self.send_datagram(slot, requester, config, turn));
+    fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        if !self.config.wq.kind.is_connected() {
+            round.budget.spend(requester.wqe.total);
+            return Step::End(datagram::send(self.hca, self.slot, requester, self.config, round));
         }
-        if !self.offers(requester.wqe.operation) {
-            turn.spend(0);
+        if !offers(&self.hca.features, requester.wqe.operation) {
+            round.budget.spend(0);
             return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if requester.wqe.operation.is_local() {
-            turn.spend(0);
-            let status = self.manage_memory(slot, &requester.wqe, config);
-            turn.work(self.take_charge());
-            return Step::End(status);
+            round.budget.spend(0);
+            return Step::End(self.manage_memory(&requester.wqe, round));
         }
         let mut local = Mappings::new();
-        let len = match self.next_chunk(requester, config, turn, &mut local) {
+        let len = match self.next_chunk(requester, round, &mut local) {
             Ok(len) => len,
             Err(status) => return Step::End(status),
         };
-        self.find_peer(requester);
+        find_peer(self.hca, requester);
         // Its responder is locked for longer than the requester can be borrowed.
         let peer = requester.peer.take();
         let step = match &peer {
-            Some(peer) => self.exchange(slot, qp, requester, config, peer, &mut local, len, turn),
-            None => Err(None),
+            Some(peer) => self.exchange(requester, peer, &mut local, len, round),
+            None => Err(Nak::Unreachable),
         };
         requester.peer = peer;
         match step {
             Ok(step) => step,
-            Err(Some(nak)) if config.kind == QpType::Uc => self.drop_unreliable(nak),
-            Err(None | Some(Nak::Silence)) => self.no_answer(slot, requester, config),
-            Err(Some(Nak::Restart)) => {
+            Err(nak) if self.config.wq.kind == QpType::Uc => self.drop_unreliable(nak),
+            Err(Nak::Unreachable | Nak::Silence) => self.no_answer(requester),
+            Err(Nak::Restart) => {
                 requester.done = 0;
                 Step::Partial
             }
-            Err(Some(Nak::NotReady(timer))) => self.not_ready(slot, requester, timer),
-            Err(Some(Nak::Failed(status))) => Step::End(status),
+            Err(Nak::NotReady(timer)) => {
+                match rnr::not_ready(self.hca, self.slot, requester, timer) {
+                    Retry::Later => Step::Wait,
+                    Retry::Exceeded => Step::End(VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR),
+                }
+            }
+            Err(Nak::Failed(status)) => Step::End(status),
         }
     }
 
-    /// Checks and pins the local side of the next chunk of the work request under way; how long it
-    /// is, or the status that the work request ends with.
+    /// Checks the local side of the next chunk of the work request under way, and holds its regions;
+    /// returns how long the chunk is, or the status that the work request ends with.
     #[inline]
     fn next_chunk(
         &self,
         requester: &Requester,
-        config: &QpConfig,
-        turn: &mut Turn,
+        round: &mut Round,
         local: &mut Mappings,
     ) -> Result<u64, u32> {
         let len = (requester.wqe.total - requester.done).min(CHUNK);
-        turn.spend(len);
-        self.map_local(requester, config, len, &mut turn.local, local)?;
+        round.budget.spend(len);
+        self.map_local(requester, len, &mut round.local, local)?;
         Ok(len)
     }
 
-    /// Does a work request that concerns no peer; its `enum virtio_rdma_wc_status`.
-    fn manage_memory(&self, slot: u16, wqe: &SendWqe, config: &QpConfig) -> u32 {
-        match &wqe.operation {
-            Operation::RegMr(request) if self.has(VIRTIO_RDMA_F_FAST_REG) => {
-                self.reg_mr(config, request).err().unwrap_or(VIRTIO_RDMA_WC_SUCCESS)
+    /// Does a work request that concerns no peer, and returns its `enum virtio_rdma_wc_status`.
+    fn manage_memory(&self, wqe: &SendWqe, round: &mut Round) -> u32 {
+        let Hca { keys, features, stats, .. } = &**self.hca;
+        let &QpConfig { pdn, privileged, .. } = self.config;
+        let asker = Asker { slot: self.slot, pdn, privileged };
+        let done = match &wqe.operation {
+            Operation::RegMr(request) if features.has_fast_reg() => {
+                reg_mr(keys, features, asker, request, &mut round.budget)
             }
-            Operation::BindMw(bind) if self.has_mws() => match self.bind_mw(slot, config, bind) {
-                Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
-                Err(()) => VIRTIO_RDMA_WC_MW_BIND_ERR,
-            },
-            Operation::LocalInv => self.invalidate_local(slot, wqe, config),
-            _ => VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+            Operation::BindMw(bind) if features.has_mws() => bind_mw(keys, features, asker, bind),
+            Operation::LocalInv => return self.invalidate_local(wqe),
+            _ => return VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+        };
+        match done {
+            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Err(refusal) => {
+                stats.guest_error(Counter::BadRegistration, refusal.why);
+                refusal.status
+            }
         }
     }
 
-    /// Invalidates the key that a work request names for this side, if it does.
-    fn invalidate_local(&self, slot: u16, wqe: &SendWqe, config: &QpConfig) -> u32 {
+    /// Invalidates the key that a work request names for this side, if it does; returns the
+    /// `enum virtio_rdma_wc_status`.
+    fn invalidate_local(&self, wqe: &SendWqe) -> u32 {
         let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
-        if !self.can_invalidate() {
+        let hca = self.hca;
+        if !hca.features.has_invalidation() {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
         }
-        let (pdn, by) = (config.pdn, Invalidator::Local);
-        match self.invalidate(Invalidation { key, pdn, qp: slot, by }) {
+        let (pdn, by) = (self.config.pdn, Invalidator::Local);
+        match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
             Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
             Err(why) => {
-                self.complain(
+                hca.stats.guest_error(
                     Counter::BadRegistration,
-                    &format_args!("a local invalidation ended in {why:?}"),
+                    format_args!("a local invalidation ended in {why:?}"),
                 );
                 VIRTIO_RDMA_WC_MW_BIND_ERR
             }
         }
     }
 
-    /// Checks and pins the local side of a chunk; with the first chunk, all of
-    /// it is checked.
+    /// Checks the local side of a chunk and holds its regions; with the first chunk, all of
+    /// the message is checked.
     fn map_local(
         &self,
         requester: &Requester,
-        config: &QpConfig,
         len: u64,
-        pins: &mut PinSet,
+        cache: &mut MrCache,
         local: &mut Mappings,
     ) -> Result<(), u32> {
         let wqe = &requester.wqe;
@@ -293,10 +295,11 @@ impl Shared {
             return Ok(());
         }
         let access = if fetches { VIRTIO_RDMA_ACCESS_LOCAL_WRITE } else { 0 };
-        let claim = Claim::local(config.pdn, access);
-        pins.begin(self);
+        let claim = Claim::local(self.config.pdn, access);
+        cache.begin(&**self.hca);
         let mut map = |bytes| {
-            pins.map_sges(&self.keys, wqe.sges.as_slice(), claim, bytes, local)
+            cache
+                .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, local)
                 .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
         };
         if requester.done == 0 && len < wqe.total {
@@ -305,181 +308,131 @@ impl Shared {
         map(requester.done..requester.done + len)
     }
 
-    /// Sets the device and place of the other end: none unless a device with the destination GID is
-    /// in this fabric.
-    #[inline]
-    fn find_peer(self: &Arc<Self>, requester: &mut Requester) {
-        let generation = self.fabric.generation();
-        if requester.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
-            requester.peer = self.look_up_peer(requester, generation);
-        }
-    }
-
-    fn look_up_peer(self: &Arc<Self>, requester: &mut Requester, generation: u64) -> Option<Peer> {
-        let attr = &requester.attr;
-        // A device sends from no GID but its own.
-        if !self.fabric.find(&requester.source).is_some_and(|own| Arc::ptr_eq(&own, self)) {
-            return None;
-        }
-        let device = self.fabric.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
-        if !requester.partner.is(&device) {
-            return None;
-        }
-        let slot = device.slot_of(attr.dest_qp_num)?;
-        Some(Peer { device, slot, generation })
-    }
-
-    /// Has the other end do a chunk, and what follows it in the queue, with its responder locked
-    /// once for all of it: locking is what small messages would spend most of their time with. `Err`
-    /// has the NAK that ended that; none if there is no other end, or it is not connected to this
-    /// QP or not ready to receive.
-    #[allow(clippy::too_many_arguments)] // both ends of a connection
+    /// Has the other end do a chunk of `len`, and what follows it in the queue, with its responder
+    /// locked once for all of it: locking is what small messages would spend most of their time with.
+    /// Returns the NAK that ended that, if one did.
     fn exchange(
-        self: &Arc<Self>,
-        slot: u16,
-        qp: &Qp,
+        &self,
         requester: &mut Requester,
-        config: &QpConfig,
         peer: &Peer,
         local: &mut Mappings,
         mut len: u64,
-        turn: &mut Turn,
-    ) -> Result<Step, Option<Nak>> {
-        let remote = peer.device.qps.get(peer.slot).ok_or(None)?;
-        let mut responder = lock(&remote.responder);
-        let dgid = &requester.attr.ah_attr.grh.dgid;
-        let own = u32::from(slot) + 1;
-        if !remote.state().receives()
-            || !responder.is_connected_to(config.kind, &requester.source, own, dgid)
-        {
-            return Err(None);
-        }
-        if !responder.partner.is(self) || !expects(&mut responder, requester, config.kind) {
-            return Err(None);
-        }
+        round: &mut Round,
+    ) -> Result<Step, Nak> {
+        let kind = self.config.wq.kind;
+        let mut responder =
+            lock_responder(self.hca, self.slot, kind, requester, peer).ok_or(Nak::Unreachable)?;
         let end = loop {
-            requester.asks_again = self.asks_again(requester);
-            let to = &mut responder;
-            if let Err(nak) = self.ask(slot, requester, config, peer, to, local, len, turn) {
-                break Err(Some(nak));
+            requester.asks_again = rnr::asks_again(self.hca, requester);
+            if let Err(nak) = self.ask(requester, peer, &mut responder, local, len, round) {
+                break Err(nak);
             }
-            if let Some(step) = self.advance(slot, requester, config, peer, len, turn) {
+            if let Some(step) = self.advance(requester, peer, len, round) {
                 break Ok(step);
             }
-            if turn.is_over() || qp.state() != QpState::Rts {
+            if round.budget.is_over() || self.qp.state() != QpState::Rts {
                 break Ok(Step::Partial);
             }
             if !requester.active {
-                match requester.queue.pop_send(&mut requester.wqe, config) {
+                match requester.queue.pop_send(&mut requester.wqe, &self.config.wq) {
                     Ok(Some(Ok(()))) => requester.begin(),
                     // What becomes of that may lock this QP's responder, which may be this one.
                     popped => break Ok(Step::Next(popped)),
                 }
                 let operation = requester.wqe.operation;
-                if operation.is_local() || !self.offers(operation) {
+                if operation.is_local() || !offers(&self.hca.features, operation) {
                     break Ok(Step::Partial);
                 }
             }
-            len = match self.next_chunk(requester, config, turn, local) {
+            len = match self.next_chunk(requester, round, local) {
                 Ok(len) => len,
                 Err(status) => break Ok(Step::End(status)),
             };
         };
-        turn.outbox.place_completions();
+        round.batch.place_completions();
         end
     }
 
     /// Has the responder of the other end, which is locked, do a chunk.
-    #[allow(clippy::too_many_arguments)] // both ends of a connection
     #[inline(always)]
     fn ask(
-        self: &Arc<Self>,
-        slot: u16,
+        &self,
         requester: &Requester,
-        config: &QpConfig,
         peer: &Peer,
         responder: &mut Responder,
         mappings: &Mappings,
         len: u64,
-        turn: &mut Turn,
+        round: &mut Round,
     ) -> Result<(), Nak> {
-        let Turn { local: pins, remote, outbox, .. } = turn;
+        let Round { local: cache, remote, batch, .. } = round;
         let wqe = &requester.wqe;
         let local = if wqe.is_inline {
             Data::Inline(&wqe.inline)
         } else {
-            Data::Mapped(View { pins, mappings })
+            Data::Mapped(View { cache, mappings })
         };
         let (done, asks_again) = (requester.done, requester.asks_again);
         let path_mtu = requester.attr.path_mtu;
         let message = Message { wqe, done, len, local, path_mtu, asks_again };
-        let (device, waiter) = (&peer.device, (self, slot));
-        match config.kind {
-            QpType::XrcIni => {
-                device.respond_to_xrc(peer.slot, responder, &message, waiter, remote, outbox)
-            }
-            _ => device.respond(peer.slot, responder, &message, waiter, remote, outbox),
-        }
+        let to = Receiver { hca: &peer.device, slot: peer.slot, responder, batch };
+        let mut arrival = Arrival { to, message: &message, cache: remote };
+        deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
     }
 
-    /// The other end did a chunk of `len`; what follows if not more of the same.
+    /// Follows the other end, which did a chunk of `len`; returns what comes next if not more of the
+    /// same.
     #[inline]
     fn advance(
-        self: &Arc<Self>,
-        slot: u16,
+        &self,
         requester: &mut Requester,
-        config: &QpConfig,
         peer: &Peer,
         len: u64,
-        turn: &mut Turn,
+        round: &mut Round,
     ) -> Option<Step> {
         requester.done += len;
         requester.retry_left = requester.attr.retry_cnt;
         requester.rnr_left = requester.attr.rnr_retry;
-        self.stop_waiting(slot, requester);
+        self.stop_waiting(requester);
         if requester.done < requester.wqe.total {
             return None;
         }
         requester.pace.count();
-        turn.outbox.carry(&peer.device, traffic(requester).mirrored());
+        round.batch.carry(&peer.device, traffic(requester).mirrored());
         let status = match requester.wqe.operation {
-            Operation::Read => self.invalidate_local(slot, &requester.wqe, config),
+            Operation::Read => self.invalidate_local(&requester.wqe),
             _ => VIRTIO_RDMA_WC_SUCCESS,
         };
         if status != VIRTIO_RDMA_WC_SUCCESS {
             return Some(Step::End(status));
         }
-        self.finish(slot, requester, config, status, &mut turn.outbox);
+        self.finish(requester, status, &mut round.batch);
         None
     }
 
-    /// The peer did not take a message of an unreliable connection. Nobody tells
+    /// Drops a message of an unreliable connection that the peer did not take. Nobody tells
     /// the sender (IBA 9.8.2.2): it completes with success.
     fn drop_unreliable(&self, nak: Nak) -> Step {
         let counter = match nak {
             Nak::NotReady(_) => Some(Counter::DropNoReceive),
-            // The responder was reset in the middle of it.
-            Nak::Restart => Some(Counter::DropUnreachable),
+            // The responder is not there, or was reset in the middle of it.
+            Nak::Unreachable | Nak::Restart => Some(Counter::DropUnreachable),
             // Counted where it was refused.
             Nak::Failed(_) | Nak::Silence => None,
         };
         if let Some(counter) = counter {
-            self.stats.add(counter, 1);
+            self.hca.stats.add(counter, 1);
         }
         Step::End(VIRTIO_RDMA_WC_SUCCESS)
     }
 
-    /// The peer is gone, or not there yet: try again later, as often as the
+    /// Waits for a peer that is gone, or not there yet, and tries again later, as often as the
     /// QP's attributes say.
-    fn no_answer(&self, slot: u16, requester: &mut Requester, config: &QpConfig) -> Step {
-        if config.kind == QpType::Uc {
-            self.stats.add(Counter::DropUnreachable, 1);
-            return Step::End(VIRTIO_RDMA_WC_SUCCESS);
-        }
+    fn no_answer(&self, requester: &mut Requester) -> Step {
+        let hca = self.hca;
         if let Wait::Answer(deadline) = requester.wait {
-            let now = self.clock().now();
+            let now = hca.clock().now();
             match deadline {
-                // Asked again before its time, by a sign that was none.
+                // Something had the queue visited before its time.
                 None => return Step::Wait,
                 Some(deadline) if now < deadline => return Step::Wait,
                 Some(_) if requester.retry_left == 0 => {
@@ -488,153 +441,102 @@ impl Shared {
                 Some(_) => requester.retry_left -= 1,
             }
         }
-        self.stats.add(Counter::Timeouts, 1);
-        let deadline = answer_delay(requester.attr.timeout).map(|delay| self.clock().now() + delay);
+        hca.stats.add(Counter::Timeouts, 1);
+        let deadline = answer_delay(requester.attr.timeout).map(|delay| hca.clock().now() + delay);
         requester.wait = Wait::Answer(deadline);
-        self.set_timer(slot, deadline);
+        hca.set_timer(self.slot, deadline);
         Step::Wait
     }
 
-    fn stop_waiting(&self, slot: u16, requester: &mut Requester) {
+    fn stop_waiting(&self, requester: &mut Requester) {
         if requester.wait != Wait::No {
             requester.wait = Wait::No;
-            self.set_timer(slot, None);
+            self.hca.set_timer(self.slot, None);
         }
     }
 
     /// Ends the work request under way (or one that was malformed): its CQE, and
     /// what an error does to the QP.
-    fn finish(
-        self: &Arc<Self>,
-        slot: u16,
-        requester: &mut Requester,
-        config: &QpConfig,
-        status: u32,
-        outbox: &mut Outbox,
-    ) {
+    fn finish(&self, requester: &mut Requester, status: u32, batch: &mut CompletionBatch) {
+        let config = self.config;
         requester.active = false;
-        self.stop_waiting(slot, requester);
+        self.stop_waiting(requester);
         let wqe = &requester.wqe;
         let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
         if status != VIRTIO_RDMA_WC_SUCCESS {
-            let next = if config.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
-            self.fail_requester(slot, next);
-            self.complete_send(slot, config, done, status, 0, outbox);
+            let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
+            fail_requester(self.hca, self.slot, next);
+            self.complete(done, status, 0, batch);
             return;
         }
         if !wqe.operation.is_local() {
             let count = packets(wqe.total, requester.attr.path_mtu);
             requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
-            if config.kind.is_connected() {
-                outbox.carry_own(traffic(requester));
+            if config.wq.kind.is_connected() {
+                batch.carry_own(traffic(requester));
             }
         }
-        count_send(config, wqe, outbox);
+        count_send(config, wqe, batch);
         if config.signal_all || wqe.signaled {
-            self.complete_send(slot, config, done, status, wqe.total, outbox);
+            self.complete(done, status, wqe.total, batch);
         }
     }
 
-    fn complete_send(
-        self: &Arc<Self>,
-        slot: u16,
-        config: &QpConfig,
-        done: Flushed,
-        status: u32,
-        len: u64,
-        outbox: &mut Outbox,
-    ) {
+    fn complete(&self, done: Flushed, status: u32, len: u64, batch: &mut CompletionBatch) {
         let mut cqe = Cqe::new_zeroed();
         cqe.wr_id = done.wr_id;
         cqe.status = status as u8;
         cqe.opcode = done.wc_opcode;
         cqe.wqe_index = done.index;
         cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
-        cqe.qp_num = u32::from(slot) + 1;
-        self.count_error(status);
-        outbox.complete_send(self, config.send_cq, cqe);
-    }
-
-    /// Moves the QP into ERR or SQE after an error of its own. The responder of
-    /// a peer must not be locked.
-    fn fail_requester(&self, slot: u16, next: QpState) {
-        let qp = self.qps.take(slot);
-        let mut responder = lock(&qp.responder);
-        if qp.state() != QpState::Err {
-            qp.set_state(&mut responder, next);
-        }
-        drop(responder);
-        self.make_hot(self.jobs.receive(slot));
+        cqe.qp_num = self.qpn();
+        failure::count(&self.hca.stats, status);
+        batch.complete_send(self.hca, self.config.send_cq, cqe);
     }
 
     /// Completes posted sends with WR_FLUSH_ERR.
-    fn flush_send(
-        self: &Arc<Self>,
-        slot: u16,
-        requester: &mut Requester,
-        config: &QpConfig,
-        turn: &mut Turn,
-    ) -> Visit {
+    fn flush(&self, requester: &mut Requester, round: &mut Round) -> Visit {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         let mut found = false;
         if requester.active {
             found = true;
             requester.active = false;
-            self.stop_waiting(slot, requester);
+            self.stop_waiting(requester);
             let wqe = &requester.wqe;
             let flushed = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
-            self.complete_send(slot, config, flushed, status, 0, &mut turn.outbox);
+            self.complete(flushed, status, 0, &mut round.batch);
         }
         loop {
-            if turn.is_over() {
+            if round.budget.is_over() {
                 return Visit::More;
             }
             match requester.queue.pop_flushed_send() {
                 Ok(Some(flushed)) => {
                     found = true;
-                    turn.spend(0);
-                    self.complete_send(slot, config, flushed, status, 0, &mut turn.outbox);
+                    round.budget.spend(0);
+                    self.complete(flushed, status, 0, &mut round.batch);
                 }
                 Ok(None) => return if found { Visit::Done } else { Visit::Empty },
                 Err(error) => {
-                    self.complain(Counter::BadSendChain, &error);
-                    self.raise(VIRTIO_RDMA_EVENT_QP_FATAL, u32::from(slot) + 1);
-                    self.fail_requester(slot, QpState::Err);
+                    self.hca.stats.guest_error(Counter::BadSendChain, error);
+                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                    fail_requester(self.hca, self.slot, QpState::Err);
                     return Visit::Parked;
                 }
             }
         }
     }
 
-    /// The send queue has drained in SQD.
-    fn drained(&self, slot: u16, requester: &mut Requester) {
+    /// Tells the owner that the send queue has drained in SQD, if it asked for that.
+    fn drained(&self, requester: &mut Requester) {
         if requester.notify_drained {
             requester.notify_drained = false;
-            self.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, u32::from(slot) + 1);
+            self.hca.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, self.qpn());
         }
     }
 }
 
-/// Whether the message under way is the one that the responder expects, by its PSN. On a reliable
-/// connection any other gets nowhere, however often it is retried (IBA 9.7.4.1). On an unreliable one
-/// the first packet of a message sets what is expected (IBA 9.8.2.2).
-///
-/// Both sides count the packets of a message when all of it is done, so that each message behind it
-/// is expected as well.
-#[inline]
-fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bool {
-    let psn = requester.attr.sq_psn;
-    if responder.attr.rq_psn == psn {
-        return true;
-    }
-    if kind != QpType::Uc || requester.done != 0 {
-        return false;
-    }
-    responder.attr.rq_psn = psn;
-    true
-}
-
-/// What the work request under way sends and receives when it succeeds.
+/// Returns what the work request under way sends and receives when it succeeds.
 #[inline(always)]
 fn traffic(requester: &Requester) -> Traffic {
     let total = requester.wqe.total;
@@ -654,18 +556,18 @@ fn traffic(requester: &Requester) -> Traffic {
 }
 
 /// Counts a message that was sent.
-fn count_send(config: &QpConfig, wqe: &SendWqe, outbox: &mut Outbox) {
+fn count_send(config: &QpConfig, wqe: &SendWqe, batch: &mut CompletionBatch) {
     let (messages, bytes) = match wqe.operation {
-        _ if !config.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
+        _ if !config.wq.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
         Operation::Send => (Counter::SendMessages, Counter::SendBytes),
         Operation::Write | Operation::AtomicWrite => (Counter::WriteMessages, Counter::WriteBytes),
         Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
-        Operation::Atomic(_) => return outbox.count(Counter::AtomicMessages, 1),
-        Operation::Flush(_) => return outbox.count(Counter::FlushMessages, 1),
+        Operation::Atomic(_) => return batch.count(Counter::AtomicMessages, 1),
+        Operation::Flush(_) => return batch.count(Counter::FlushMessages, 1),
         Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
     };
-    outbox.count(messages, 1);
-    outbox.count(bytes, wqe.total);
+    batch.count(messages, 1);
+    batch.count(bytes, wqe.total);
 }
 
 #[cfg(test)]

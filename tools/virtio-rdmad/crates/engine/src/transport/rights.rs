@@ -8,8 +8,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::config::guid;
-use crate::{Address, Gid};
+use crate::base::address::{guid, Address, Gid};
 
 /// GIDs that begin with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

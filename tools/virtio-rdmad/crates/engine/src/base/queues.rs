@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The queues that a device looks after, and how they are numbered.
+
+use super::limits::Limits;
+
+/// What the device looks after: virtqueues and, with rings, what lies in guest
+/// memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// Control.
+    Control,
+    /// Asynchronous events.
+    Event,
+    /// Doorbells of rings.
+    Doorbell,
+    /// Completion events of this vector.
+    CompletionEvents(u16),
+    /// The CQ of this number.
+    Completion(u16),
+    /// Send queue of the QP in this slot (QP number less one).
+    Send(u16),
+    /// Receive queue of the QP in this slot.
+    Receive(u16),
+    /// The SRQ in this slot (SRQ number less one).
+    Srq(u16),
+}
+
+/// The numbering of virtqueues, which depends on the features agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Control, N completion, M pairs, event (specification, chapter 2).
+    Virtqueues {
+        /// N.
+        cqs: u16,
+        /// M.
+        qps: u16,
+    },
+    /// Control, V completion events, doorbells, event (chapter 13).
+    Rings {
+        /// V.
+        vectors: u16,
+    },
+}
+
+impl Layout {
+    /// The numbering for these limits.
+    pub fn new(limits: &Limits, rings: bool) -> Self {
+        if rings {
+            Self::Rings { vectors: limits.comp_vectors }
+        } else {
+            Self::Virtqueues { cqs: limits.max_cq, qps: limits.max_qp }
+        }
+    }
+
+    /// How many virtqueues there are.
+    pub fn count(self) -> u16 {
+        match self {
+            Self::Virtqueues { cqs, qps } => 2 + cqs + 2 * qps,
+            Self::Rings { vectors } => 3 + vectors,
+        }
+    }
+
+    /// What the virtqueue of this index is for.
+    pub fn queue(self, index: u16) -> Option<Queue> {
+        if index == 0 {
+            return Some(Queue::Control);
+        }
+        if index >= self.count() {
+            return None;
+        }
+        if index == self.count() - 1 {
+            return Some(Queue::Event);
+        }
+        Some(match self {
+            Self::Virtqueues { cqs, .. } if index <= cqs => Queue::Completion(index - 1),
+            Self::Virtqueues { cqs, .. } => {
+                let pair = index - 1 - cqs;
+                if pair % 2 == 0 {
+                    Queue::Send(pair / 2)
+                } else {
+                    Queue::Receive(pair / 2)
+                }
+            }
+            Self::Rings { vectors } if index <= vectors => Queue::CompletionEvents(index - 1),
+            Self::Rings { .. } => Queue::Doorbell,
+        })
+    }
+}
+
+/// A number for each [`Queue`], the same in both layouts.
+#[derive(Clone, Copy)]
+pub(crate) struct Jobs {
+    vectors: u16,
+    cqs: u16,
+    qps: u16,
+    srqs: u16,
+}
+
+impl Jobs {
+    /// The numbering for these limits.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            vectors: limits.comp_vectors,
+            cqs: limits.max_cq.max(limits.ring_cq),
+            qps: limits.max_qp.max(limits.ring_qp),
+            srqs: limits.max_srq,
+        }
+    }
+
+    /// How many numbers there are.
+    pub fn count(self) -> u16 {
+        self.srq(self.srqs)
+    }
+
+    /// The CQ of this number.
+    pub fn completion(self, cq: u16) -> u16 {
+        3 + self.vectors + cq
+    }
+
+    /// The send queue of a QP slot.
+    pub fn send(self, slot: u16) -> u16 {
+        self.completion(self.cqs) + 2 * slot
+    }
+
+    /// The receive queue of a QP slot.
+    pub fn receive(self, slot: u16) -> u16 {
+        self.send(slot) + 1
+    }
+
+    /// The SRQ in this slot.
+    pub fn srq(self, slot: u16) -> u16 {
+        self.send(self.qps) + slot
+    }
+
+    /// The number of a queue.
+    pub fn number(self, queue: Queue) -> u16 {
+        match queue {
+            Queue::Control => 0,
+            Queue::Event => 1,
+            Queue::Doorbell => 2,
+            Queue::CompletionEvents(vector) => 3 + vector,
+            Queue::Completion(cq) => self.completion(cq),
+            Queue::Send(slot) => self.send(slot),
+            Queue::Receive(slot) => self.receive(slot),
+            Queue::Srq(slot) => self.srq(slot),
+        }
+    }
+
+    /// The queue of a number.
+    pub fn queue(self, number: u16) -> Option<Queue> {
+        Some(match number {
+            0 => Queue::Control,
+            1 => Queue::Event,
+            2 => Queue::Doorbell,
+            _ if number < self.completion(0) => Queue::CompletionEvents(number - 3),
+            _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
+            _ if number >= self.count() => return None,
+            _ if number >= self.srq(0) => Queue::Srq(number - self.srq(0)),
+            _ => {
+                let pair = number - self.send(0);
+                if pair % 2 == 0 {
+                    Queue::Send(pair / 2)
+                } else {
+                    Queue::Receive(pair / 2)
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::limits::MAX_VECTORS;
+
+    fn queues(layout: Layout) -> Vec<Queue> {
+        assert_eq!(layout.queue(layout.count()), None);
+        (0..layout.count()).map(|i| layout.queue(i).unwrap()).collect()
+    }
+
+    #[test]
+    fn layouts_name_each_queue_once() {
+        assert_eq!(
+            queues(Layout::Virtqueues { cqs: 3, qps: 2 }),
+            [
+                Queue::Control,
+                Queue::Completion(0),
+                Queue::Completion(1),
+                Queue::Completion(2),
+                Queue::Send(0),
+                Queue::Receive(0),
+                Queue::Send(1),
+                Queue::Receive(1),
+                Queue::Event
+            ]
+        );
+        assert_eq!(
+            queues(Layout::Rings { vectors: 2 }),
+            [
+                Queue::Control,
+                Queue::CompletionEvents(0),
+                Queue::CompletionEvents(1),
+                Queue::Doorbell,
+                Queue::Event
+            ]
+        );
+    }
+
+    #[test]
+    fn every_queue_has_a_number_of_its_own() {
+        let limits = Limits { comp_vectors: MAX_VECTORS, ..Limits::default() };
+        let jobs = Jobs::new(&limits);
+        for number in 0..jobs.count() {
+            assert_eq!(jobs.number(jobs.queue(number).unwrap()), number);
+        }
+        assert_eq!(jobs.queue(jobs.count()), None);
+        assert_eq!(jobs.queue(jobs.count() - 1), Some(Queue::Srq(8191)));
+    }
+
+    #[test]
+    fn limits_fit_the_transports() {
+        for (limits, queues) in [(Limits::default(), 256), (Limits::for_64_queues(), 64)] {
+            assert_eq!(Layout::new(&limits, false).count(), queues);
+            assert!(Layout::new(&limits, true).count() <= queues);
+        }
+    }
+}

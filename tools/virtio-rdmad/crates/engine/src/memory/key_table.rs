@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The table of keys: which region or window a key names.
+
+use std::sync::Arc;
+
+use abi::{
+    VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_ACCESS_MW_BIND,
+    VIRTIO_RDMA_ACCESS_RELAXED_ORDERING, VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC,
+    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_ACCESS_REMOTE_WRITE, VIRTIO_RDMA_ACCESS_ZERO_BASED,
+};
+use memory::GuestMemory;
+
+use super::fast_reg::{FastReg, Invalidation};
+use super::mr::{Attributes, Backing, KeyError, Mr, Part, Pin, Reach};
+use super::mw::{Bind, Binding, MwType, Windows};
+use crate::base::by_key::ByKey;
+
+/// Access to a window that changes memory, which its region must allow its owner.
+const CHANGES: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
+
+/// Access that a window gives.
+const ACCESS: u32 = CHANGES | VIRTIO_RDMA_ACCESS_REMOTE_READ;
+
+/// Flags that a BIND_MW may have besides: what they mean concerns the owner, who has
+/// no use for the key.
+const WITHOUT_MEANING: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
+    | VIRTIO_RDMA_ACCESS_MW_BIND
+    | VIRTIO_RDMA_ACCESS_RELAXED_ORDERING;
+
+/// Windows of a QP that are freed at a time when it goes.
+const FEW: usize = 64;
+
+/// The regions of one device, by key.
+#[derive(Default)]
+pub(crate) struct KeyTable {
+    /// By the upper 24 bits of the key, of which each region has its own.
+    regions: ByKey<Arc<Mr>>,
+    /// Those for fast registration, likewise; what is VALID is in `regions` too,
+    /// unless it is not in memory.
+    fast_regs: ByKey<FastReg>,
+    /// Windows; what is bound is in `regions` too, unless it is not in memory.
+    pub windows: Windows,
+    /// The guest's memory.
+    memory: GuestMemory,
+}
+
+impl KeyTable {
+    /// A random key whose upper 24 bits no region has, or `None` when the
+    /// machine has no random numbers. `taken` tells of those not in the table.
+    pub fn choose_key(&self, taken: impl Fn(u32) -> bool) -> Option<u32> {
+        loop {
+            let key = getrandom::u32().ok()?;
+            let index = key >> 8;
+            let is_used = self.regions.contains(index)
+                || self.fast_regs.contains(index)
+                || self.windows.has(key);
+            let is_crowded = self.regions.is_crowded(index)
+                || self.fast_regs.is_crowded(index)
+                || self.windows.is_crowded(key);
+            if index != 0 && !is_used && !is_crowded && !taken(key) {
+                return Some(key);
+            }
+        }
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Adds a region for fast registration.
+    pub fn insert_fast_reg(&mut self, region: FastReg) {
+        self.fast_regs.insert(region.key >> 8, region);
+    }
+
+    /// The region for fast registration that has this key, or will have it.
+    pub fn fast_reg(&self, key: u32) -> Option<&FastReg> {
+        self.fast_regs.get(key >> 8)
+    }
+
+    /// Takes a region for fast registration out; returns it, if it is VALID.
+    pub fn remove_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
+        self.fast_regs.remove(key >> 8)?;
+        self.regions.remove(key >> 8)
+    }
+
+    /// Makes a region VALID.
+    pub fn set_valid(&mut self, attributes: Attributes, mr: Arc<Mr>) {
+        let Some(region) = self.fast_regs.get_mut(attributes.key >> 8) else { return };
+        region.key = attributes.key;
+        region.valid = Some(attributes);
+        self.insert(mr);
+    }
+
+    /// Makes the region or window with a key FREE; returns what is to be revoked.
+    pub fn invalidate(&mut self, what: Invalidation) -> Result<Option<Arc<Mr>>, KeyError> {
+        let index = what.key >> 8;
+        if self.windows.has(what.key) {
+            self.windows.invalidate(what)?;
+        } else {
+            let region = self.fast_regs.get_mut(index).ok_or(KeyError::Key)?;
+            what.check(region.pdn, region.key, region.valid.is_none())?;
+            region.valid = None;
+        }
+        Ok(self.regions.remove(index))
+    }
+
+    /// The guest's memory is another from now on. Regions follow one by one.
+    pub fn set_memory(&mut self, memory: &GuestMemory) {
+        self.memory = memory.clone();
+    }
+
+    /// Follows a change of the memory map with a region for fast registration, if it is VALID; returns
+    /// the one of before, which is to be retired.
+    pub fn remap_fast_reg(&mut self, key: u32) -> Option<Arc<Mr>> {
+        let index = key >> 8;
+        let region = self.fast_regs.get(index)?;
+        let attributes = region.valid.clone()?;
+        let before = self.regions.remove(index);
+        if let Ok(mr) = Mr::new(&self.memory, attributes, region.max_pages) {
+            self.regions.insert(index, Arc::new(mr.revocable()));
+        }
+        before
+    }
+
+    /// The region with these upper 24 bits of its key, if it is in memory.
+    pub fn resolved(&self, index: u32) -> Option<&Arc<Mr>> {
+        self.regions.get(index)
+    }
+
+    /// Adds a region, or puts it in the place of the one with the same key, which it
+    /// returns.
+    pub fn insert(&mut self, mr: Arc<Mr>) -> Option<Arc<Mr>> {
+        self.regions.insert(mr.attributes().key >> 8, mr)
+    }
+
+    /// Takes a region out and returns it; it may still be pinned.
+    pub fn remove(&mut self, key: u32) -> Option<Arc<Mr>> {
+        self.regions.remove(key >> 8)
+    }
+
+    /// A region of a list of pages, no window and not for fast registration, that is
+    /// in memory.
+    pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
+        let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes().backing, Backing::Ranges(_));
+        let index = key >> 8;
+        if self.fast_regs.contains(index) || self.windows.has(key) {
+            return None;
+        }
+        self.regions.get(index).filter(is_listed).filter(|mr| mr.attributes().key == key)
+    }
+
+    /// Pins the region with this key.
+    pub fn pin(&self, key: u32) -> Result<Pin, KeyError> {
+        let mr = self.regions.get(key >> 8).ok_or(KeyError::Key)?;
+        if mr.attributes().key != key {
+            return Err(KeyError::Key);
+        }
+        Arc::clone(mr).pin().ok_or(KeyError::Key)
+    }
+
+    /// Checks what BIND_MW in the QP in place `slot` asks for: what the window comes
+    /// to be bound to, if to anything, or what is wrong.
+    fn check_bind(
+        &self,
+        slot: u16,
+        pdn: u32,
+        flush: bool,
+        bind: &Bind,
+    ) -> Result<Option<(Binding, &Arc<Mr>)>, &'static str> {
+        let window = self.windows.get(bind.key >> 8);
+        let Some(window) = window.filter(|window| window.pdn == pdn) else {
+            return Err("BIND_MW of a key that its PD does not have");
+        };
+        let access =
+            bind.access & if flush { ACCESS | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL } else { ACCESS };
+        let zero_based = bind.access & VIRTIO_RDMA_ACCESS_ZERO_BASED != 0;
+        if bind.access & !(access | WITHOUT_MEANING | VIRTIO_RDMA_ACCESS_ZERO_BASED) != 0
+            || zero_based && window.kind == MwType::One
+        {
+            return Err("BIND_MW with access flags that the window cannot have");
+        }
+        if window.kind == MwType::Two && window.binding.is_some() {
+            return Err("BIND_MW of a window of type 2 that is not FREE");
+        }
+        if bind.length == 0 {
+            return match window.kind {
+                MwType::One => Ok(None),
+                MwType::Two => Err("BIND_MW of no bytes to a window of type 2"),
+            };
+        }
+        let Some(region) = self.fixed(bind.lkey).filter(|mr| mr.attributes().pdn == pdn) else {
+            return Err("BIND_MW to a region that its PD does not have");
+        };
+        let rights = region.attributes().access;
+        let owner_writes = rights & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0;
+        if rights & VIRTIO_RDMA_ACCESS_MW_BIND == 0 || bind.access & CHANGES != 0 && !owner_writes {
+            return Err("BIND_MW to a region that does not allow it");
+        }
+        let Some(offset) = region.offset(bind.addr, bind.length) else {
+            return Err("BIND_MW beyond the region");
+        };
+        let reach = match window.kind {
+            MwType::One => Reach::Peers,
+            MwType::Two => Reach::PeerOf(slot),
+        };
+        let iova = if zero_based { 0 } else { bind.addr };
+        let part = Part { offset, iova, length: bind.length, access, reach };
+        Ok(Some((Binding { region: bind.lkey, part }, region)))
+    }
+
+    /// Does what BIND_MW asks for; returns what the window was before, which is to be
+    /// revoked.
+    pub fn bind(
+        &mut self,
+        slot: u16,
+        pdn: u32,
+        flush: bool,
+        bind: &Bind,
+    ) -> Result<Option<Arc<Mr>>, &'static str> {
+        let window = self.check_bind(slot, pdn, flush, bind)?;
+        let mapped = window.map(|(binding, region)| {
+            (binding, Arc::new(region.window(bind.new_key, &binding.part)))
+        });
+        self.windows.assign(bind.new_key, mapped.as_ref().map(|(binding, _)| *binding));
+        Ok(match mapped {
+            Some((_, window)) => self.insert(window),
+            None => self.remove(bind.new_key),
+        })
+    }
+
+    /// Follows with a window after its region has followed a change of the memory map: with the one
+    /// that comes first of those from `from` on, which are bound to `region`, both the upper 24 bits of
+    /// a key. Returns those of the window and what it was before, which is to be retired.
+    pub fn remap_window(&mut self, region: u32, from: u32) -> Option<(u32, Option<Arc<Mr>>)> {
+        let index = self.windows.first_on(region, from)?;
+        let window = self.windows.get(index)?;
+        let (key, binding) = (window.key, window.binding?);
+        let before = self.remove(key);
+        if let Some(mr) = self.resolved(region) {
+            let bound = Arc::new(mr.window(key, &binding.part));
+            self.insert(bound);
+        }
+        Some((index, before))
+    }
+
+    /// Returns whether more windows are bound to a QP than [`Self::release_windows`] makes FREE.
+    pub fn has_many_windows(&self, qp: u16) -> bool {
+        self.windows.of_qp(qp).nth(FEW).is_some()
+    }
+
+    /// Takes a window out; returns what is to be revoked.
+    pub fn remove_window(&mut self, key: u32) -> Option<Arc<Mr>> {
+        let index = key >> 8;
+        self.windows.release(index);
+        self.windows.remove(index)?;
+        self.remove(key)
+    }
+
+    /// Makes [`FEW`] windows of a QP FREE, or all if there are no more; returns how many, and what is
+    /// to be revoked.
+    pub fn release_windows(&mut self, qp: u16) -> (usize, Vec<Arc<Mr>>) {
+        let indices: Vec<u32> = self.windows.of_qp(qp).take(FEW).collect();
+        let revoked = indices.iter().filter_map(|index| {
+            self.windows.release(*index);
+            self.remove(index << 8)
+        });
+        let revoked = revoked.collect();
+        (indices.len(), revoked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::mr::tests::region;
+    use crate::memory::page_list::Range;
+
+    #[test]
+    fn what_a_work_request_made_is_returned_to_be_retired() {
+        let memory = GuestMemory::anonymous(&[(0, 0x2000)]).unwrap();
+        let mut table = KeyTable::default();
+        for key in [0x100, 0x200] {
+            table.insert_fast_reg(FastReg { pdn: 1, max_pages: 1, key, valid: None });
+        }
+        let mr = region(&memory, 0x100, 0, &[Range { addr: 0, len: 0x1000 }]);
+        table.set_valid(mr.attributes().clone(), Arc::clone(&mr));
+        assert!(table.remove_fast_reg(0x200).is_none());
+        let valid = table.remove_fast_reg(0x100).unwrap();
+        assert!(Arc::ptr_eq(&valid, &mr) && table.pin(0x100).is_err());
+    }
+}

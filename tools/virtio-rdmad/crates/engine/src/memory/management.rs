@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What work requests do to keys: fast registration, the binding of windows, and invalidation (IBA,
+//! base memory management extensions).
+//!
+//! Registrations and bindings come from the guest's own thread, as control commands do. Only
+//! invalidation may come from a peer's: it revokes the region, which waits for copies and for
+//! nothing else.
+
+use std::sync::{Arc, RwLock};
+
+use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR};
+use memory::GuestMemory;
+use zerocopy::IntoBytes;
+
+use super::access;
+use super::fast_reg::{Invalidation, Registration};
+use super::key_table::KeyTable;
+use super::mr::{Attributes, Backing, KeyError, Mr};
+use super::mw::Bind;
+use super::page_list::{page_size, touched, PageList, Range};
+use crate::base::budget::{cost, Budget};
+use crate::base::features::Features;
+use crate::base::limits::MAX_FAST_REG_PAGES;
+use crate::base::sync::{read, write};
+
+/// Why a registration or a binding is refused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// What is wrong, for the log.
+    pub why: &'static str,
+    /// `enum virtio_rdma_wc_status` of the work request.
+    pub status: u32,
+}
+
+/// The QP whose work request asks for something.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    /// Its place.
+    pub slot: u16,
+    /// Its protection domain.
+    pub pdn: u32,
+    /// Whether the kernel owns it, so that it may name any page of the guest.
+    pub privileged: bool,
+}
+
+/// Does a REG_MR.
+pub(crate) fn reg_mr(
+    table: &RwLock<KeyTable>,
+    features: &Features,
+    asker: Asker,
+    request: &Registration,
+    budget: &mut Budget,
+) -> Result<(), Refusal> {
+    let refuse = |why, status| Err(Refusal { why, status });
+    // The addresses of the pages are any of the guest's.
+    if !asker.privileged {
+        return refuse("REG_MR in a QP of a program", VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+    }
+    let operation_error = VIRTIO_RDMA_WC_MW_BIND_ERR;
+    let keys = read(table);
+    let Some(region) = keys.fast_reg(request.key).filter(|r| r.pdn == asker.pdn) else {
+        return refuse("REG_MR of a key that its PD does not have", operation_error);
+    };
+    if region.valid.is_some() {
+        return refuse("REG_MR of a region that is VALID", operation_error);
+    }
+    let Some(page_size) = page_size(request.page_shift) else {
+        return refuse("REG_MR of pages of a size that there is not", operation_error);
+    };
+    let (offset, max_pages) = (request.iova % page_size, region.max_pages);
+    if touched(request.iova, request.length, page_size) != request.npages.into()
+        || request.npages as usize > max_pages
+        || request.iova.checked_add(request.length).is_none()
+        || !access::is_valid(features, request.access)
+    {
+        return refuse("REG_MR with a value that is not valid", operation_error);
+    }
+    let memory = keys.memory().clone();
+    drop(keys);
+    budget.work(2 * cost::PAGE * u64::from(request.npages));
+    let Some(pages) = read_page_list(&memory, request, page_size) else {
+        return refuse("REG_MR of pages that are none", VIRTIO_RDMA_WC_LOC_PROT_ERR);
+    };
+    let attributes = Attributes {
+        key: request.key,
+        pdn: asker.pdn,
+        access: request.access,
+        iova: request.iova,
+        length: request.length,
+        backing: Backing::Ranges(pages.cut(
+            offset,
+            request.length,
+            u64::from(request.npages) * page_size,
+        )),
+    };
+    let Ok(mr) = Mr::new(&memory, attributes.clone(), max_pages) else {
+        return refuse("REG_MR of pages that are not memory", VIRTIO_RDMA_WC_LOC_PROT_ERR);
+    };
+    write(table).set_valid(attributes, Arc::new(mr.revocable()));
+    Ok(())
+}
+
+/// Reads the page list of a REG_MR, once; `None` if it cannot be read or holds what is no page.
+fn read_page_list(
+    memory: &GuestMemory,
+    request: &Registration,
+    page_size: u64,
+) -> Option<PageList> {
+    if request.pages % size_of::<u64>() as u64 != 0 {
+        return None;
+    }
+    let mut table = [0_u64; MAX_FAST_REG_PAGES];
+    let table = table.get_mut(..request.npages as usize)?;
+    memory.read(request.pages, table.as_mut_bytes()).ok()?;
+    let mut list = PageList::default();
+    for addr in &*table {
+        let is_page = addr % page_size == 0 && addr.checked_add(page_size).is_some();
+        let page = Range { addr: *addr, len: page_size };
+        if !is_page || !list.push_range(page, MAX_FAST_REG_PAGES) {
+            return None;
+        }
+    }
+    Some(list)
+}
+
+/// Does a BIND_MW. No access by what the window was before is under way when this returns.
+pub(crate) fn bind_mw(
+    table: &RwLock<KeyTable>,
+    features: &Features,
+    asker: Asker,
+    bind: &Bind,
+) -> Result<(), Refusal> {
+    let revoked = write(table)
+        .bind(asker.slot, asker.pdn, features.has_flush(), bind)
+        .map_err(|why| Refusal { why, status: VIRTIO_RDMA_WC_MW_BIND_ERR })?;
+    if let Some(mr) = revoked {
+        mr.revoke();
+    }
+    Ok(())
+}
+
+/// Ends the access that a key gives: no copy by it is under way when this returns.
+/// Any thread may call it; locks of QPs may be held.
+pub(crate) fn invalidate(table: &RwLock<KeyTable>, what: Invalidation) -> Result<(), KeyError> {
+    let revoked = write(table).invalidate(what)?;
+    if let Some(mr) = revoked {
+        mr.revoke();
+    }
+    Ok(())
+}
+
+/// Makes a few windows FREE that are bound to the QP in place `slot`, which is to end. Returns how
+/// many they were; 0 if no window is left.
+pub(crate) fn release_windows(table: &RwLock<KeyTable>, slot: u16) -> u64 {
+    let (count, revoked) = write(table).release_windows(slot);
+    for mr in revoked {
+        mr.revoke();
+    }
+    count as u64
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! All that one guest has, as the thread sees it that serves the guest.
+
+use std::sync::{Arc, Mutex};
+
+use memory::GuestMemory;
+
+use super::doorbell;
+use crate::base::queues::{Layout, Queue};
+use crate::base::sync::{lock, write};
+use crate::base::visit::Visit;
+use crate::control::queue::Control;
+use crate::queue::virtqueue::Virtqueue;
+use crate::queue::wq_ring::Watch;
+use crate::transport::failure::fail_users_of_cq;
+use crate::transport::hca::Hca;
+use crate::transport::round::Round;
+use crate::transport::{receive, requester, srq};
+
+/// One guest: its HCA, which peers reach, and what its own thread alone uses.
+pub(crate) struct Guest {
+    /// The HCA.
+    pub hca: Arc<Hca>,
+    /// The control queue, and the objects that only its commands change.
+    pub control: Mutex<Control>,
+    /// The doorbell virtqueue.
+    pub doorbells: Mutex<Virtqueue>,
+}
+
+impl Guest {
+    /// Returns a guest with this HCA, and no object.
+    pub fn new(hca: Arc<Hca>) -> Self {
+        let control = Mutex::new(Control::new(&hca.limits));
+        Self { hca, control, doorbells: Mutex::new(Virtqueue::default()) }
+    }
+
+    /// Returns the numbering of virtqueues that was agreed on.
+    pub fn layout(&self) -> Layout {
+        Layout::new(&self.hca.limits, self.hca.features.has_rings())
+    }
+
+    /// Gives the guest other memory. What the guest has made of it follows object by object.
+    pub fn give_memory(&self, control: &mut Control, memory: &GuestMemory) {
+        control.objects.memory = memory.clone();
+        write(&self.hca.keys).set_memory(memory);
+    }
+
+    /// Visits a queue: does what there is to do, until the budget is exhausted.
+    pub fn visit(&self, queue: Queue, round: &mut Round) -> Visit {
+        let hca = &self.hca;
+        let parked_unless = |more| if more { Visit::More } else { Visit::Parked };
+        match queue {
+            Queue::Control => lock(&self.control).visit(hca, &mut round.budget),
+            Queue::Completion(cq) => {
+                let more = fail_users_of_cq(hca, cq, &mut round.budget);
+                hca.release_event(cq);
+                parked_unless(more)
+            }
+            Queue::Send(slot) => requester::visit(hca, slot, round),
+            Queue::Receive(slot) => parked_unless(receive::visit(hca, slot, round)),
+            Queue::Srq(slot) => parked_unless(srq::visit(hca, slot, &mut round.budget)),
+            Queue::Event => lock(&hca.events).service(&hca.stats, &mut round.budget),
+            Queue::CompletionEvents(vector) => {
+                match hca.completion_events.get(usize::from(vector)) {
+                    Some(events) => lock(events).service(&hca.stats, &mut round.budget),
+                    None => Visit::Parked,
+                }
+            }
+            Queue::Doorbell => doorbell::visit(hca, &mut lock(&self.doorbells), &mut round.budget),
+        }
+    }
+
+    /// Calls `f` with the virtqueue of a queue; `None` if the queue is no virtqueue.
+    pub fn with_virtqueue<R>(
+        &self,
+        queue: Queue,
+        f: impl FnOnce(&mut Virtqueue) -> R,
+    ) -> Option<R> {
+        let hca = &self.hca;
+        Some(match queue {
+            Queue::Control => f(&mut lock(&self.control).queue),
+            Queue::Completion(cq) => f(lock(hca.cqs.take(cq)).virtqueue()?),
+            Queue::Send(slot) => f(lock(&hca.qps.take(slot).requester).queue.virtqueue()?),
+            Queue::Receive(slot) => f(lock(&hca.qps.take(slot).responder).queue.virtqueue()?),
+            Queue::Event => f(&mut lock(&hca.events).ring),
+            Queue::CompletionEvents(vector) => {
+                f(&mut lock(hca.completion_events.get(usize::from(vector))?).ring)
+            }
+            Queue::Doorbell => f(&mut lock(&self.doorbells)),
+            Queue::Srq(_) => return None,
+        })
+    }
+
+    /// Asks to be told of the next work in a queue that is busy-polled; whether
+    /// there is some already.
+    pub fn enable_notify(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::Send(slot) => {
+                let Some(qp) = self.hca.qps.get(slot) else { return false };
+                lock(&qp.requester).queue.enable_notify()
+            }
+            queue => self.with_virtqueue(queue, Virtqueue::enable_notify).unwrap_or(false),
+        }
+    }
+
+    /// Asks not to be told, as the queue is busy-polled.
+    pub fn disable_notify(&self, queue: Queue) {
+        match queue {
+            Queue::Send(slot) => {
+                if let Some(qp) = self.hca.qps.get(slot) {
+                    lock(&qp.requester).queue.disable_notify();
+                }
+            }
+            queue => {
+                self.with_virtqueue(queue, Virtqueue::disable_notify);
+            }
+        }
+    }
+
+    /// Returns a watch of a send ring; `None` of any other queue.
+    pub fn watch(&self, queue: Queue) -> Option<Watch> {
+        let Queue::Send(slot) = queue else { return None };
+        lock(&self.hca.qps.get(slot)?.requester).queue.watch()
+    }
+}

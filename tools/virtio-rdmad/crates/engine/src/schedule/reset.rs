@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A reset: everything that the guest made ends.
+
+use memory::GuestMemory;
+
+use super::guest::Guest;
+use super::step::{number, Step};
+use crate::base::budget::{cost, Budget};
+use crate::base::sync::{lock, write};
+use crate::control::objects::MrEntry;
+use crate::control::queue::Control;
+use crate::qp::state::QpState;
+use crate::queue::event::Events;
+use crate::queue::virtqueue::Virtqueue;
+use crate::queue::work_queue::WorkQueue;
+
+/// What a reset ends, in this order.
+#[derive(Clone, Copy)]
+enum Victim {
+    /// The request of the control queue that is under way, which gets no reply.
+    Request,
+    Gids,
+    Qps,
+    Srqs,
+    Windows,
+    Regions,
+    Cqs,
+    Rest,
+}
+
+/// A reset: everything that the guest made ends, and its memory is touched no more.
+pub(crate) struct Reset {
+    what: Victim,
+    /// The number of the object of that kind that comes next.
+    at: u32,
+}
+
+impl Reset {
+    /// Begins.
+    pub fn new() -> Self {
+        Self { what: Victim::Request, at: 0 }
+    }
+
+    /// Does one step.
+    pub fn step(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        match self.what {
+            Victim::Request => {
+                if lock(&guest.control).drop_request(budget) {
+                    self.next(Victim::Gids)
+                } else {
+                    Step::Wait
+                }
+            }
+            Victim::Gids => self.end_gid(guest, budget),
+            Victim::Qps => self.end_qp(guest, budget),
+            Victim::Srqs => self.end_srq(guest, budget),
+            Victim::Windows => self.end_window(guest, budget),
+            Victim::Regions => self.end_region(guest, budget),
+            Victim::Cqs => self.end_cq(guest, budget),
+            Victim::Rest => {
+                end_rest(guest);
+                Step::Done
+            }
+        }
+    }
+
+    /// Goes on with objects of another kind.
+    fn next(&mut self, what: Victim) -> Step {
+        (self.what, self.at) = (what, 0);
+        Step::More
+    }
+
+    fn end_gid(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        budget.work(cost::OBJECT);
+        if hca.set_gid(self.at as usize, None).is_none() {
+            return self.next(Victim::Qps);
+        }
+        self.at += 1;
+        Step::More
+    }
+
+    fn end_qp(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        let Some(slot) = number(self.at, hca.qps.len()) else { return self.next(Victim::Srqs) };
+        budget.work(cost::LOOK);
+        if let Some(qp) = hca.qps.get(slot) {
+            budget.work(cost::OBJECT);
+            let group = lock(&qp.responder).groups.pop();
+            if let Some(gid) = group {
+                hca.network.leave(&gid, hca, slot);
+                return Step::More;
+            }
+            let mut requester = lock(&qp.requester);
+            requester.reset();
+            requester.config = None;
+            requester.region = Box::default();
+            requester.queue = WorkQueue::default();
+            drop(requester);
+            let mut responder = lock(&qp.responder);
+            qp.set_state(&mut responder, QpState::Reset);
+            responder.reset();
+            responder.config = None;
+            responder.notify = true;
+            responder.queue = WorkQueue::default();
+        }
+        self.at += 1;
+        Step::More
+    }
+
+    fn end_srq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        let Some(slot) = number(self.at, hca.srqs.len()) else {
+            return self.next(Victim::Windows);
+        };
+        budget.work(cost::LOOK);
+        self.at += 1;
+        let srq = hca.srqs.get(slot).and_then(|place| lock(place).take());
+        if let Some(srq) = srq {
+            budget.work(cost::OBJECT + srq.users.len() as u64 * cost::FREE);
+        }
+        Step::More
+    }
+
+    fn end_window(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        budget.work(cost::LOOK);
+        let objects = &mut lock(&guest.control).objects;
+        if objects.mws.numbers() == 0 {
+            return self.next(Victim::Regions);
+        }
+        let Some(window) = objects.mws.pop() else { return Step::More };
+        budget.work(cost::OBJECT);
+        let bound = write(&hca.keys).remove_window(window.key);
+        if let Some(mr) = bound {
+            objects.retire(mr, budget);
+        }
+        Step::More
+    }
+
+    fn end_region(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        let objects = &mut lock(&guest.control).objects;
+        if !objects.free_dead(budget) {
+            return Step::Wait;
+        }
+        budget.work(cost::LOOK);
+        if objects.mrs.numbers() == 0 {
+            return self.next(Victim::Cqs);
+        }
+        let Some(region) = objects.mrs.pop() else { return Step::More };
+        budget.work(cost::OBJECT);
+        let mut keys = write(&hca.keys);
+        let live = match region {
+            MrEntry::Fixed { attributes, .. } => keys.remove(attributes.key),
+            MrEntry::FastReg { key, .. } => keys.remove_fast_reg(key),
+        };
+        drop(keys);
+        if let Some(mr) = live {
+            objects.retire(mr, budget);
+        }
+        Step::More
+    }
+
+    fn end_cq(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        let Some(cqn) = number(self.at, hca.cqs.len()) else { return self.next(Victim::Rest) };
+        budget.work(cost::LOOK);
+        self.at += 1;
+        if let Some(place) = hca.cqs.get(cqn) {
+            let cq = std::mem::take(&mut *lock(place));
+            budget.work(cost::OBJECT + cq.users.len() as u64 * cost::FREE);
+        }
+        Step::More
+    }
+}
+
+/// Ends what is left when the guest has no object any more.
+fn end_rest(guest: &Guest) {
+    let hca = &guest.hca;
+    *lock(&guest.control) = Control::new(&hca.limits);
+    write(&hca.keys).set_memory(&GuestMemory::default());
+    for events in hca.completion_events.iter().chain([&hca.events]) {
+        *lock(events) = Events::default();
+    }
+    *lock(&guest.doorbells) = Virtqueue::default();
+    lock(&hca.timers).clear();
+    hca.clear_needs_reset();
+}

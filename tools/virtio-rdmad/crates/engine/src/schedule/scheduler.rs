@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The scheduler of one guest: which of its queues is visited next, by the thread that serves the guest.
+//!
+//! A queue gets into the ready set by a kick, a doorbell, a timer or a peer. One that had work is
+//! busy-polled for a while; then the guest is asked for kicks again.
+
+use std::time::Instant;
+
+use memory::GuestMemory;
+
+use super::busy_poll::BusyPoll;
+use super::change::Change;
+use super::guest::Guest;
+use super::remap::Remap;
+use super::reset::Reset;
+use crate::base::budget::{cost, Budget};
+use crate::base::counters::Counter;
+use crate::base::queues::Queue;
+use crate::base::ready_set::Set;
+use crate::base::sync::lock;
+use crate::base::visit::Visit;
+use crate::transport::batch::Completion;
+use crate::transport::round::Round;
+
+/// Timers that are taken in one round.
+const MOST_TIMERS: usize = 256;
+/// Queues that one call of [`Scheduler::arm`] asks for kicks of.
+const MOST_ARMED: usize = 256;
+
+/// What [`crate::Device::run`] leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Something was done, or is left: call again.
+    Busy,
+    /// There was nothing to do.
+    Idle,
+    /// There was nothing to do, and will be at this time.
+    At(Instant),
+}
+
+/// What is remembered from one round to the next.
+pub(crate) struct Scheduler {
+    /// Queues that have work.
+    active: Set,
+    /// Queues that had work lately, and ask for no kicks.
+    busy_poll: BusyPoll,
+    /// Queues that were asked for no kicks.
+    quiet: Set,
+    /// Where the next round begins.
+    cursor: u16,
+    /// Room for the completions of a round.
+    room: Vec<Completion>,
+    /// What comes before everything else.
+    change: Option<Change>,
+}
+
+/// Returns whether a queue that had work is busy-polled.
+fn is_busy_polled(queue: Queue) -> bool {
+    matches!(queue, Queue::Control | Queue::Doorbell | Queue::Send(_))
+}
+
+impl Scheduler {
+    /// Returns the scheduler of a guest with so many queues.
+    pub fn new(queues: u16) -> Self {
+        Self {
+            active: Set::new(queues),
+            busy_poll: BusyPoll::new(queues),
+            quiet: Set::new(queues),
+            cursor: 0,
+            room: Vec::new(),
+            change: None,
+        }
+    }
+
+    /// Forgets what is known of a queue, whose virtqueue is another.
+    pub fn forget(&mut self, number: u16) {
+        self.busy_poll.remove(number);
+        self.quiet.remove(number);
+    }
+
+    /// Forgets what was seen of rings: commands may have replaced them.
+    pub fn forget_watches(&mut self) {
+        self.busy_poll.forget_watches();
+    }
+
+    /// Begins to follow a change of the guest's memory map.
+    pub fn begin_memory(&mut self, memory: &GuestMemory) {
+        self.busy_poll.forget_watches();
+        self.change = Some(Change::Memory(Box::new(Remap::new(memory))));
+    }
+
+    /// Begins a reset.
+    pub fn begin_reset(&mut self) {
+        self.active.clear();
+        self.busy_poll.clear();
+        self.quiet.clear();
+        self.cursor = 0;
+        self.change = Some(Change::Reset(Reset::new()));
+    }
+
+    /// Returns whether a change of memory or a reset is under way.
+    pub fn is_changing(&self) -> bool {
+        self.change.is_some()
+    }
+
+    /// Takes the change of memory or the reset that is under way, to bring it to its end.
+    pub fn take_change(&mut self) -> Option<Change> {
+        self.change.take()
+    }
+
+    /// Does what there is to do, `budget` messages or chunks at most, until a round is over.
+    pub fn run(&mut self, guest: &Guest, budget: u32) -> Next {
+        let hca = &guest.hca;
+        hca.ready.begin();
+        hca.ready.take(&mut self.active);
+        let mut round = Round::default();
+        if let Some(mut change) = self.change.take() {
+            round.begin(budget, true);
+            if !change.run(guest, &mut round.budget) {
+                self.change = Some(change);
+            }
+            round.end();
+            hca.stats.add(Counter::Work, round.finish(hca));
+            return Next::Busy;
+        }
+        let is_late = self.expire(guest, &mut round.budget);
+        round.batch.completions = std::mem::take(&mut self.room);
+        let worked = self.round(guest, &mut round, budget);
+        hca.stats.add(Counter::Work, round.finish(hca));
+        self.room = round.batch.completions;
+        if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
+            return Next::Busy;
+        }
+        lock(&hca.timers).next().map_or(Next::Idle, Next::At)
+    }
+
+    /// Makes queues ready whose time has come; whether some are left for the next round.
+    fn expire(&mut self, guest: &Guest, budget: &mut Budget) -> bool {
+        let mut timers = lock(&guest.hca.timers);
+        if timers.next().is_none() {
+            return false;
+        }
+        let now = guest.hca.clock().now();
+        for _ in 0..MOST_TIMERS {
+            let Some(queue) = timers.pop(now) else { return false };
+            budget.work_between(cost::TIMER);
+            self.active.insert(queue);
+        }
+        true
+    }
+
+    /// Visits each queue that has work once; whether work was done or is left.
+    fn round(&mut self, guest: &Guest, round: &mut Round, budget: u32) -> bool {
+        let looks = self.busy_poll.look(&mut self.active);
+        round.budget.work_between(looks as u64 * cost::LOOK);
+        while let Some(number) = self.busy_poll.next_tired() {
+            round.budget.work_between(cost::VISIT);
+            self.arm_queue(guest, number);
+        }
+        let mut left = budget;
+        let mut worked = false;
+        let start = self.cursor;
+        for (from, to) in [(start, guest.hca.jobs.count()), (0, start)] {
+            let mut at = from;
+            while let Some(number) = self.active.next(at).filter(|number| *number < to) {
+                if left == 0 || round.budget.is_round_over() {
+                    self.cursor = number;
+                    return true;
+                }
+                worked |= self.visit(guest, number, round, &mut left);
+                at = number + 1;
+            }
+        }
+        self.cursor = 0;
+        worked
+    }
+
+    /// Visits one queue, and decides whether it is visited again; whether work was done.
+    fn visit(&mut self, guest: &Guest, number: u16, round: &mut Round, left: &mut u32) -> bool {
+        let Some(queue) = guest.hca.jobs.queue(number) else { return false };
+        if is_busy_polled(queue) && !self.quiet.contains(number) {
+            self.quiet.insert(number);
+            guest.disable_notify(queue);
+        }
+        if queue == Queue::Control {
+            // Deregistration waits for every thread that holds a region.
+            round.release();
+        }
+        let given = round.begin(*left, self.active.len() <= 1);
+        let visit = guest.visit(queue, round);
+        round.end();
+        if queue == Queue::Doorbell {
+            // The rings that it named are visited in this round.
+            guest.hca.ready.take(&mut self.active);
+        }
+        let spent = given - round.budget.left();
+        *left -= spent;
+        self.active.remove(number);
+        match visit {
+            Visit::More => self.active.insert(number),
+            Visit::Done => self.busy_poll.had_work(number, round.taken, || guest.watch(queue)),
+            Visit::Parked => self.busy_poll.remove(number),
+            Visit::Empty => {
+                if self.busy_poll.was_empty(number, round.taken, || guest.watch(queue)) {
+                    self.arm_queue(guest, number);
+                }
+            }
+        }
+        if queue == Queue::Control && visit != Visit::Empty {
+            self.busy_poll.forget_watches();
+        }
+        spent != 0 || visit == Visit::More
+    }
+
+    /// Asks for kicks of a queue that is busy-polled; whether work has come meanwhile.
+    fn arm_queue(&mut self, guest: &Guest, number: u16) -> bool {
+        self.busy_poll.remove(number);
+        self.quiet.remove(number);
+        let Some(queue) = guest.hca.jobs.queue(number) else { return false };
+        let more = guest.enable_notify(queue);
+        if more {
+            self.active.insert(number);
+        }
+        more
+    }
+
+    /// Asks for kicks of the queues that are busy-polled, a part of them at a time; whether work has
+    /// come meanwhile, or such queues are left.
+    pub fn arm(&mut self, guest: &Guest) -> bool {
+        let mut more = false;
+        for _ in 0..MOST_ARMED {
+            let Some(number) = self.busy_poll.any() else { break };
+            more |= self.arm_queue(guest, number);
+        }
+        more || self.busy_poll.any().is_some()
+            || !self.active.is_empty()
+            || !guest.hca.ready.is_empty()
+    }
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Steps of what goes on object by object.
+
+/// What one step of a change leaves.
+pub(crate) enum Step {
+    /// There are more.
+    More,
+    /// There are more, and a peer has to go on first, or the budget is exhausted.
+    Wait,
+    /// Nothing: all is done.
+    Done,
+}
+
+/// Returns the number of the object that comes next, if it is one of `count`.
+pub(crate) fn number(at: u32, count: u16) -> Option<u16> {
+    u16::try_from(at).ok().filter(|at| *at < count)
+}

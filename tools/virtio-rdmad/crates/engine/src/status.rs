@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a device tells of itself.
+
+use crate::base::address::{Address, Gid};
+use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+use crate::qp::state::QpState;
+use crate::queue::srq::Srq;
+use crate::schedule::guest::Guest;
+use crate::transport::hca::Qp;
+
+/// What a device tells of one QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QpStatus {
+    /// Its number.
+    pub qpn: u32,
+    /// "RC", "UC", "UD", "GSI", "XRC_INI" or "XRC_TGT".
+    pub service: &'static str,
+    /// Its state.
+    pub state: QpState,
+    /// The peer's number, if connected.
+    pub dest_qpn: Option<u32>,
+    /// The peer's GID, if connected.
+    pub dest_gid: Option<Gid>,
+    /// Send work requests that the device has yet to take.
+    pub sends: u16,
+    /// Receive work requests likewise.
+    pub receives: u16,
+}
+
+/// What a device tells of an SRQ.
+#[derive(Clone, Debug)]
+pub struct SrqStatus {
+    /// Its number.
+    pub srqn: u32,
+    /// Work requests that the device has yet to take.
+    pub receives: u32,
+    /// The most that it holds.
+    pub max_wr: u32,
+    /// SRQ_LIMIT_REACHED is due below this; 0: not armed.
+    pub limit: u32,
+    /// QPs that receive from it.
+    pub qps: u32,
+    /// Whether its owner broke it.
+    pub in_error: bool,
+}
+
+/// What a device tells of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    /// The guest's name.
+    pub name: String,
+    /// Whether the guest's driver has started the device.
+    pub started: bool,
+    /// GIDs by index.
+    pub gids: Vec<(u16, Address)>,
+    /// Live QPs.
+    pub qps: Vec<QpStatus>,
+    /// Live SRQs.
+    pub srqs: Vec<SrqStatus>,
+    /// How many CQs are live.
+    pub cqs: usize,
+    /// How many MRs are live.
+    pub mrs: usize,
+    /// How many memory windows are live.
+    pub mws: usize,
+    /// How many PDs are live.
+    pub pds: usize,
+    /// Every counter's name and value.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// Returns what there is to tell of a guest's device. Waits for a control command under way.
+pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
+    let hca = &guest.hca;
+    let gids = hca.gids();
+    let control = lock(&guest.control);
+    let objects = &control.objects;
+    let (mrs, mws, pds) = (objects.mrs.len(), objects.mws.len(), objects.pds.len());
+    drop(control);
+    DeviceStatus {
+        name: hca.stats.name().into(),
+        started,
+        gids,
+        qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(slot, qp)).collect(),
+        srqs: hca
+            .srqs
+            .iter()
+            .filter_map(|(slot, srq)| Some(of_srq(slot, lock(srq).as_ref()?)))
+            .collect(),
+        cqs: hca.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
+        mrs,
+        mws,
+        pds,
+        counters: Counter::ALL.iter().map(|c| (c.name(), hca.stats.get(*c))).collect(),
+    }
+}
+
+fn of_srq(slot: u16, srq: &Srq) -> SrqStatus {
+    SrqStatus {
+        srqn: u32::from(slot) + 1,
+        receives: srq.left(),
+        max_wr: srq.max_wr(),
+        limit: srq.limit(),
+        qps: u32::try_from(srq.users.len()).unwrap_or(u32::MAX),
+        in_error: srq.is_in_error(),
+    }
+}
+
+fn of_qp(slot: u16, qp: &Qp) -> Option<QpStatus> {
+    let sends = lock(&qp.requester).queue.waiting();
+    let responder = lock(&qp.responder);
+    let kind = responder.config?.wq.kind;
+    let state = qp.state();
+    let peer = kind.is_connected() && !matches!(state, QpState::Reset | QpState::Init);
+    Some(QpStatus {
+        qpn: u32::from(slot) + 1,
+        service: match kind {
+            QpType::Gsi => "GSI",
+            QpType::Rc => "RC",
+            QpType::Uc => "UC",
+            QpType::Ud => "UD",
+            QpType::XrcIni => "XRC_INI",
+            QpType::XrcTgt => "XRC_TGT",
+        },
+        state,
+        dest_qpn: peer.then_some(responder.attr.dest_qp_num),
+        dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
+        sends,
+        receives: responder.queue.waiting(),
+    })
+}

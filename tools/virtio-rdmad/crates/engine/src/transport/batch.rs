@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The completion batch: CQEs, and counts of messages, that are held back until they can be handed over
+//! together.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::hca::Hca;
+use crate::base::counters::{Counter, Stats};
+use crate::queue::cq::Cqe;
+
+/// Counters that a round adds to at its end: those of every message.
+const TALLIED: usize = Counter::MulticastRcvPackets as usize + 1;
+
+/// What a port sent and received, counted at the end of a round.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Traffic {
+    /// Payload bytes sent.
+    pub xmit_bytes: u64,
+    /// Packets sent.
+    pub xmit_packets: u64,
+    /// Payload bytes received.
+    pub rcv_bytes: u64,
+    /// Packets received.
+    pub rcv_packets: u64,
+}
+
+impl Traffic {
+    /// Returns what a message of `bytes` is for its sender.
+    pub fn sent(bytes: u64, packets: u32) -> Self {
+        Self { xmit_bytes: bytes, xmit_packets: packets.into(), ..Self::default() }
+    }
+
+    /// Returns what the other end sent and received.
+    pub fn mirrored(self) -> Self {
+        Self {
+            xmit_bytes: self.rcv_bytes,
+            xmit_packets: self.rcv_packets,
+            rcv_bytes: self.xmit_bytes,
+            rcv_packets: self.xmit_packets,
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, other: Self) {
+        self.xmit_bytes += other.xmit_bytes;
+        self.xmit_packets += other.xmit_packets;
+        self.rcv_bytes += other.rcv_bytes;
+        self.rcv_packets += other.rcv_packets;
+    }
+
+    /// Returns what each counter gets.
+    fn counters(self) -> [(Counter, u64); 4] {
+        [
+            (Counter::XmitBytes, self.xmit_bytes),
+            (Counter::XmitPackets, self.xmit_packets),
+            (Counter::RcvBytes, self.rcv_bytes),
+            (Counter::RcvPackets, self.rcv_packets),
+        ]
+    }
+}
+
+/// Completions that went into a CQ, and what was received with them.
+struct Touched {
+    hca: Arc<Hca>,
+    cq: u16,
+    messages: u64,
+    bytes: u64,
+}
+
+/// A completion that is yet to be placed.
+pub(crate) struct Completion {
+    /// Its CQ: an index of `CompletionBatch::touched`.
+    touched: usize,
+    cqe: Cqe,
+    solicited: bool,
+    is_receive: bool,
+}
+
+/// The completion batch: what visits leave to be done later, once for all of their messages.
+#[derive(Default)]
+pub(crate) struct CompletionBatch {
+    touched: SmallVec<[Touched; 2]>,
+    /// CQEs that are held back.
+    pub completions: Vec<Completion>,
+    traffic: SmallVec<[(Arc<Hca>, Traffic); 2]>,
+    tally: [u64; TALLIED],
+}
+
+impl CompletionBatch {
+    /// Holds the CQE of a send back for [`Self::place_completions`], which has to come before the
+    /// half of the QP that it completes a work request of is unlocked: its CQEs are in the order of
+    /// its work requests. The guest is told later.
+    pub fn complete_send(&mut self, hca: &Arc<Hca>, cq: u16, cqe: Cqe) {
+        let touched = self.touch(hca, cq);
+        self.completions.push(Completion { touched, cqe, solicited: false, is_receive: false });
+    }
+
+    /// Holds the CQE of a receive back, as [`Self::complete_send`] does.
+    pub fn complete_receive(&mut self, hca: &Arc<Hca>, cq: u16, cqe: Cqe, solicited: bool) {
+        let touched = self.touch(hca, cq);
+        self.completions.push(Completion { touched, cqe, solicited, is_receive: true });
+    }
+
+    /// Counts a message of `bytes` that was received; its CQE was the last.
+    pub fn count_receive(&mut self, bytes: u64) {
+        if let Some(held) = self.completions.last() {
+            let place = &mut self.touched[held.touched];
+            place.messages += 1;
+            place.bytes += bytes;
+        }
+    }
+
+    fn touch(&mut self, hca: &Arc<Hca>, cq: u16) -> usize {
+        let is_it = |touched: &Touched| touched.cq == cq && Arc::ptr_eq(&touched.hca, hca);
+        // Most likely it was touched just now.
+        self.touched.iter().rposition(is_it).unwrap_or_else(|| {
+            let hca = Arc::clone(hca);
+            self.touched.push(Touched { hca, cq, messages: 0, bytes: 0 });
+            self.touched.len() - 1
+        })
+    }
+
+    /// Places the CQEs that are held back, each CQ's under one lock. Those of receives are first: a
+    /// program that sees that a send is complete finds that its message has arrived.
+    pub fn place_completions(&mut self) {
+        let held = &mut self.completions;
+        while let Some(next) = held.iter().find(|held| held.is_receive).or(held.first()) {
+            let next = next.touched;
+            let Touched { hca, cq, .. } = &self.touched[next];
+            let those = held.iter().filter(|held| held.touched == next);
+            hca.complete(*cq, those.map(|held| (&held.cqe, held.solicited)));
+            held.retain(|held| held.touched != next);
+        }
+    }
+
+    /// Adds to what the port of the HCA that is served sent and received.
+    pub fn carry_own(&mut self, traffic: Traffic) {
+        for (counter, value) in traffic.counters() {
+            self.count(counter, value);
+        }
+    }
+
+    /// Adds to what the port of a peer sent and received.
+    #[inline(always)]
+    pub fn carry(&mut self, hca: &Arc<Hca>, traffic: Traffic) {
+        match self.traffic.iter_mut().find(|(other, _)| Arc::ptr_eq(other, hca)) {
+            Some((_, sum)) => sum.add(traffic),
+            None => self.traffic.push((Arc::clone(hca), traffic)),
+        }
+    }
+
+    /// Adds to a counter of the HCA that is served; one of those up to
+    /// [`Counter::MulticastRcvPackets`].
+    pub fn count(&mut self, counter: Counter, value: u64) {
+        if let Some(place) = self.tally.get_mut(counter as usize) {
+            *place += value;
+        }
+    }
+
+    /// Tells the guests of completions.
+    pub fn announce(&mut self) {
+        debug_assert!(self.completions.is_empty(), "a CQE is told of before it is placed");
+        for Touched { hca, cq, messages, bytes } in self.touched.drain(..) {
+            if messages != 0 {
+                hca.stats.add(Counter::ReceiveMessages, messages);
+                hca.stats.add(Counter::ReceiveBytes, bytes);
+            }
+            hca.announce(cq);
+        }
+    }
+
+    /// Adds up what was counted.
+    pub fn settle(&mut self, stats: &Stats) {
+        for (hca, traffic) in self.traffic.drain(..) {
+            for (counter, value) in traffic.counters() {
+                if value != 0 {
+                    hca.stats.add(counter, value);
+                }
+            }
+        }
+        for (counter, value) in Counter::ALL.iter().zip(&mut self.tally) {
+            if *value != 0 {
+                stats.add(*counter, std::mem::take(value));
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Failures: what an error does to a QP or an SRQ, and to those that use what has failed.
+
+use abi::{
+    VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SRQ_ERR, VIRTIO_RDMA_WC_LOC_ACCESS_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+};
+
+use super::hca::{Hca, Responder};
+use crate::base::budget::{cost, Budget};
+use crate::base::counters::{Counter, Stats};
+use crate::base::sync::lock;
+use crate::qp::state::QpState;
+use crate::queue::users::User;
+
+/// Counts a CQE with an error, `status` of `enum virtio_rdma_wc_status`.
+pub(crate) fn count(stats: &Stats, status: u32) {
+    let counter = match status {
+        VIRTIO_RDMA_WC_LOC_LEN_ERR => Counter::LocalLength,
+        VIRTIO_RDMA_WC_LOC_QP_OP_ERR => Counter::LocalQpOperation,
+        VIRTIO_RDMA_WC_LOC_PROT_ERR => Counter::LocalProtection,
+        VIRTIO_RDMA_WC_LOC_ACCESS_ERR => Counter::LocalAccess,
+        VIRTIO_RDMA_WC_WR_FLUSH_ERR => Counter::Flushed,
+        VIRTIO_RDMA_WC_MW_BIND_ERR => Counter::MemoryManagement,
+        VIRTIO_RDMA_WC_REM_INV_REQ_ERR => Counter::RemoteInvalidRequest,
+        VIRTIO_RDMA_WC_REM_ACCESS_ERR => Counter::RemoteAccess,
+        VIRTIO_RDMA_WC_REM_OP_ERR => Counter::RemoteOperation,
+        VIRTIO_RDMA_WC_RETRY_EXC_ERR => Counter::RetryExceeded,
+        VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR => Counter::RnrRetryExceeded,
+        _ => return,
+    };
+    stats.add(counter, 1);
+}
+
+/// Moves the QP in place `slot`, whose responder is locked, into ERR, raises this event if there is
+/// one, and has the guest's own thread flush both queues.
+pub(crate) fn fail_responder(hca: &Hca, slot: u16, responder: &mut Responder, event: Option<u32>) {
+    hca.qps.take(slot).set_state(responder, QpState::Err);
+    if let Some(event) = event {
+        hca.raise(event, u32::from(slot) + 1);
+    }
+    hca.make_ready(hca.jobs.send(slot));
+    hca.make_ready(hca.jobs.receive(slot));
+}
+
+/// Moves the QP in place `slot` into ERR or SQE after an error of its requester. The responder of a
+/// peer must not be locked.
+pub(crate) fn fail_requester(hca: &Hca, slot: u16, next: QpState) {
+    let qp = hca.qps.take(slot);
+    let mut responder = lock(&qp.responder);
+    if qp.state() != QpState::Err {
+        qp.set_state(&mut responder, next);
+    }
+    drop(responder);
+    hca.make_ready(hca.jobs.receive(slot));
+}
+
+/// Fails the QP in place `slot`, unless it has failed already or does nothing.
+fn fail_qp(hca: &Hca, slot: u16) {
+    let Some(qp) = hca.qps.get(slot) else { return };
+    let mut responder = lock(&qp.responder);
+    if responder.config.is_some() && !matches!(qp.state(), QpState::Err | QpState::Reset) {
+        fail_responder(hca, slot, &mut responder, Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+    }
+}
+
+/// Puts the SRQ in a place into error, for its owner's doing. Every QP that uses it fails
+/// when the guest's own thread comes to it.
+pub(crate) fn fail_srq(hca: &Hca, srq: u16) {
+    if hca.with_srq(srq, |srq| srq.fail()) == Some(true) {
+        hca.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, u32::from(srq) + 1);
+        hca.make_ready(hca.jobs.srq(srq));
+    }
+}
+
+/// Fails all users that `next` returns, until the budget is exhausted; whether some are left.
+pub(crate) fn fail_users(
+    hca: &Hca,
+    budget: &mut Budget,
+    mut next: impl FnMut() -> Option<User>,
+) -> bool {
+    while !budget.is_over() {
+        match next() {
+            Some(User::Qp(slot)) => fail_qp(hca, slot),
+            Some(User::Srq(slot)) => fail_srq(hca, slot),
+            None => return false,
+        }
+        budget.work(cost::OBJECT);
+    }
+    true
+}
+
+/// Fails every QP and SRQ that uses a CQ which is in error. Returns whether some are left at the end of
+/// the visit.
+pub(crate) fn fail_users_of_cq(hca: &Hca, cq: u16, budget: &mut Budget) -> bool {
+    let Some(place) = hca.cqs.get(cq) else { return false };
+    fail_users(hca, budget, || lock(place).users.next_to_fail())
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The local path: how a message reaches a QP of the same daemon, whose memory is copied to directly.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::hca::{Hca, Peer, Requester, Responder};
+use super::message::Nak;
+use super::responder::Arrival;
+use super::xrc;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+
+/// Sets the HCA and the place of the other end, to `None` unless an HCA with the destination GID is in
+/// this network.
+#[inline]
+pub(crate) fn find_peer(hca: &Arc<Hca>, requester: &mut Requester) {
+    let generation = hca.network.generation();
+    if requester.peer.as_ref().is_none_or(|peer| peer.generation != generation) {
+        requester.peer = look_up_peer(hca, requester, generation);
+    }
+}
+
+fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> Option<Peer> {
+    let attr = &requester.attr;
+    // A device sends from no GID but its own.
+    if !hca.network.find(&requester.source).is_some_and(|own| Arc::ptr_eq(&own, hca)) {
+        return None;
+    }
+    let device = hca.network.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
+    if !requester.partner.is(&device) {
+        return None;
+    }
+    let slot = device.slot_of(attr.dest_qp_num)?;
+    Some(Peer { device, slot, generation })
+}
+
+/// Locks the responder of the other end; `None` if there is no QP that is ready to receive, is
+/// connected to the QP in place `slot`, of this type, and expects its message.
+#[inline(always)]
+pub(crate) fn lock_responder<'a>(
+    hca: &Arc<Hca>,
+    slot: u16,
+    kind: QpType,
+    requester: &Requester,
+    peer: &'a Peer,
+) -> Option<MutexGuard<'a, Responder>> {
+    let remote = peer.device.qps.get(peer.slot)?;
+    let mut responder = lock(&remote.responder);
+    let dgid = &requester.attr.ah_attr.grh.dgid;
+    let own = u32::from(slot) + 1;
+    if !remote.state().receives() || !responder.is_connected_to(kind, &requester.source, own, dgid)
+    {
+        return None;
+    }
+    if !responder.partner.is(hca) || !expects(&mut responder, requester, kind) {
+        return None;
+    }
+    Some(responder)
+}
+
+/// Returns whether the message under way is the one that the responder expects, by its PSN. On a
+/// reliable connection any other gets nowhere, however often it is retried (IBA 9.7.4.1). On an
+/// unreliable one the first packet of a message sets what is expected (IBA 9.8.2.2).
+///
+/// Both sides count the packets of a message when all of it is done, so that each message behind it
+/// is expected as well.
+#[inline]
+fn expects(responder: &mut Responder, requester: &Requester, kind: QpType) -> bool {
+    let psn = requester.attr.sq_psn;
+    if responder.attr.rq_psn == psn {
+        return true;
+    }
+    if kind != QpType::Uc || requester.done != 0 {
+        return false;
+    }
+    responder.attr.rq_psn = psn;
+    true
+}
+
+/// Has the responder do a chunk of a message that a QP of type `kind` sends. `waiter` is the HCA and
+/// the place of that QP, should it have to wait for a receive.
+#[inline(always)]
+pub(crate) fn deliver(
+    arrival: &mut Arrival<'_, '_>,
+    kind: QpType,
+    waiter: (&Arc<Hca>, u16),
+) -> Result<(), Nak> {
+    match kind {
+        QpType::XrcIni => xrc::respond(arrival, waiter),
+        _ => arrival.respond(waiter),
+    }
+}

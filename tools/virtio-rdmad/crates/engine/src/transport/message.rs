@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Messages, as the requester hands them to the responder, chunk by chunk, and its answers.
+
+use crate::memory::copy::Data;
+use crate::queue::wqe::SendWqe;
+
+/// A chunk of a message.
+pub(crate) struct Message<'a> {
+    /// The work request.
+    pub wqe: &'a SendWqe,
+    /// Bytes of it that earlier chunks carried.
+    pub done: u64,
+    /// Bytes of this chunk.
+    pub len: u64,
+    /// What they are, or where they go, at the requester.
+    pub local: Data<'a>,
+    /// The requester's path MTU, an `enum ib_mtu`: the size of the packets that it would send.
+    pub path_mtu: u8,
+    /// Whether the requester, should there be no receive for it, asks again by itself, so that it
+    /// need not be told of one.
+    pub asks_again: bool,
+}
+
+impl Message<'_> {
+    /// Returns whether this is the first chunk.
+    pub fn is_first(&self) -> bool {
+        self.done == 0
+    }
+
+    /// Returns whether this is the last chunk.
+    pub fn is_last(&self) -> bool {
+        self.done + self.len == self.wqe.total
+    }
+
+    /// Returns whether it is one packet at the requester.
+    pub fn is_one_packet(&self) -> bool {
+        packets(self.wqe.total, self.path_mtu) == 1
+    }
+
+    /// Returns whether its packets have the size that the responder expects of them. Both path MTUs are the
+    /// same on a connection that was made well; if not, what is one packet for both still passes.
+    #[inline]
+    pub fn fits_path(&self, responders: u8) -> bool {
+        self.path_mtu == responders
+            || self.is_one_packet() && packets(self.wqe.total, responders) == 1
+    }
+}
+
+/// Why the responder does not do what a chunk asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nak {
+    /// RNR NAK, with the encoded timer.
+    NotReady(u8),
+    /// The responder knows nothing of the chunks before: begin again.
+    Restart,
+    /// There is no answer.
+    Silence,
+    /// There is no other end, or it is not connected to this QP or not ready to receive.
+    Unreachable,
+    /// It ends with this `enum virtio_rdma_wc_status` at the requester.
+    Failed(u32),
+}
+
+/// Returns the bytes of an `enum ib_mtu` as a power of two; those of 4096 bytes for one that is not
+/// set.
+fn mtu_log2(mtu: u8) -> u32 {
+    if (1..=5).contains(&mtu) {
+        7 + u32::from(mtu)
+    } else {
+        12
+    }
+}
+
+/// Returns how many packets a message of `len` bytes would be.
+#[inline]
+pub(crate) fn packets(len: u64, mtu: u8) -> u32 {
+    // Not by a division: each message asks several times.
+    let log2 = mtu_log2(mtu);
+    let last = u64::from(len & ((1 << log2) - 1) != 0);
+    u32::try_from((len >> log2) + last).map_or(u32::MAX, |packets| packets.max(1))
+}
+
+/// Bits of a packet sequence number.
+pub(crate) const PSN_MASK: u32 = 0xff_ffff;

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The network that devices reach each other in: which device has which address, and which QPs are
+//! attached to which multicast group.
+//!
+//! A device `D` is a handle and nothing more here.
+
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, Weak};
+
+use super::rights::Rights;
+use crate::base::address::{Address, Gid};
+use crate::base::host::Clock;
+use crate::base::sync::{read, write};
+
+/// The device that has an address.
+struct Owner<D> {
+    device: Weak<D>,
+    /// In how many entries of its GID table.
+    entries: u32,
+}
+
+/// A QP that is attached to a multicast group.
+pub(crate) struct Member<D> {
+    /// Its device.
+    pub device: Weak<D>,
+    /// Its place there.
+    pub slot: u16,
+}
+
+/// The QPs of a multicast group. It is replaced as a whole, so that whoever sends
+/// to the group holds no lock.
+type Group<D> = Arc<[Arc<Member<D>>]>;
+
+/// A network. Any thread may use it; its locks are leaves.
+pub(crate) struct Network<D> {
+    clock: Arc<dyn Clock>,
+    /// All devices, and what addresses each may use.
+    devices: RwLock<Vec<(Weak<D>, Rights)>>,
+    owners: RwLock<HashMap<Address, Owner<D>>>,
+    /// Changes whenever an owner does, so that what was found can be kept.
+    generation: AtomicU64,
+    groups: RwLock<HashMap<Gid, Group<D>>>,
+}
+
+impl<D> Network<D> {
+    /// Returns a network without devices.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            devices: RwLock::new(Vec::new()),
+            owners: RwLock::new(HashMap::new()),
+            generation: AtomicU64::new(0),
+            groups: RwLock::new(HashMap::new()),
+        }
+    }
+
+    /// Returns the clock of all devices.
+    pub fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    /// Returns a number that changes whenever an address changes hands.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Adds a device. It leaves when the last handle to it is dropped.
+    pub fn add(&self, device: &Arc<D>, rights: Rights) {
+        let mut devices = write(&self.devices);
+        devices.retain(|(device, _)| device.strong_count() != 0);
+        devices.push((Arc::downgrade(device), rights));
+    }
+
+    /// Returns whether a device may use an address: its own list has it, and it is not another guest's,
+    /// whether that guest uses it at present or not.
+    pub fn may_use(&self, address: &Address, device: &Arc<D>) -> bool {
+        let devices = read(&self.devices);
+        let is_it = |other: &Weak<D>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
+        let Some((_, rights)) = devices.iter().find(|(other, _)| is_it(other)) else {
+            return false;
+        };
+        let is_others = |(other, rights): &(Weak<D>, Rights)| {
+            !is_it(other) && other.strong_count() != 0 && rights.owns(&address.gid)
+        };
+        rights.may_use(address) && (rights.owns(&address.gid) || !devices.iter().any(is_others))
+    }
+
+    /// Returns the device that has an address.
+    pub fn find(&self, address: &Address) -> Option<Arc<D>> {
+        read(&self.owners).get(address)?.device.upgrade()
+    }
+
+    /// Gives an address to one more entry of a device's table; `false` if another
+    /// device has it.
+    pub fn claim(&self, address: Address, device: &Arc<D>) -> bool {
+        let new = || Owner { device: Arc::downgrade(device), entries: 1 };
+        match write(&self.owners).entry(address) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(new());
+            }
+            Entry::Occupied(mut occupied) => {
+                let owner = occupied.get_mut();
+                if owner.device.strong_count() == 0 {
+                    *owner = new();
+                } else if std::ptr::eq(owner.device.as_ptr(), Arc::as_ptr(device)) {
+                    owner.entries += 1;
+                } else {
+                    return false;
+                }
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Takes an address from one entry of a device's table.
+    pub fn release(&self, address: Address, device: &D) {
+        let mut owners = write(&self.owners);
+        if let Entry::Occupied(mut occupied) = owners.entry(address) {
+            let owner = occupied.get_mut();
+            if !std::ptr::eq(owner.device.as_ptr(), device) {
+                return;
+            }
+            owner.entries -= 1;
+            if owner.entries == 0 {
+                occupied.remove();
+            }
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Returns the QPs attached to a multicast group, as they were at some moment.
+    pub fn group(&self, gid: &Gid) -> Option<Group<D>> {
+        read(&self.groups).get(gid).cloned()
+    }
+
+    /// Adds a QP to a group that it is not in.
+    pub fn join(&self, gid: Gid, device: &Arc<D>, slot: u16) {
+        let member = Arc::new(Member { device: Arc::downgrade(device), slot });
+        let mut groups = write(&self.groups);
+        let group = groups.entry(gid).or_insert_with(|| Arc::new([]));
+        *group = group.iter().cloned().chain([member]).collect();
+    }
+
+    /// Takes a QP out of a group.
+    pub fn leave(&self, gid: &Gid, device: &D, slot: u16) {
+        let mut groups = write(&self.groups);
+        let Some(group) = groups.get_mut(gid) else { return };
+        let is_it = |member: &Member<D>| {
+            member.slot == slot && std::ptr::eq(member.device.as_ptr(), device)
+        };
+        *group = group.iter().filter(|member| !is_it(member)).cloned().collect();
+        if group.is_empty() {
+            groups.remove(gid);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Receives: how a responder takes work requests of its receive queue or SRQ, and completes them.
+
+use std::sync::Arc;
+
+use abi::{
+    VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WITH_IMM, VIRTIO_RDMA_WC_WITH_INVALIDATE, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+};
+use zerocopy::FromZeros;
+
+use super::batch::CompletionBatch;
+use super::failure::{self, fail_responder, fail_srq};
+use super::hca::{Hca, Responder};
+use super::round::Round;
+use super::srq;
+use crate::base::budget::Budget;
+use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+use crate::qp::config::QpConfig;
+use crate::qp::state::QpState;
+use crate::queue::cq::Cqe;
+use crate::queue::wqe::{Flushed, Malformed};
+
+/// Why no receive was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoReceive {
+    /// No receive is posted.
+    Empty,
+    /// A receive is posted that is malformed; the QP has failed.
+    Malformed,
+}
+
+/// The completion of a receive, as far as messages differ.
+#[derive(Clone, Copy)]
+pub(crate) struct Received {
+    /// `enum virtio_rdma_wc_opcode`.
+    pub opcode: u32,
+    /// Bytes received.
+    pub len: u64,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// The key that was invalidated.
+    pub invalidated: Option<u32>,
+    /// Whether the sender asked for a solicited event.
+    pub solicited: bool,
+}
+
+/// The responder of a QP, locked, and what its thread needs to receive. That thread is the requester's
+/// while a message arrives, and the guest's own otherwise.
+pub(crate) struct Receiver<'a> {
+    /// The HCA of the QP.
+    pub hca: &'a Arc<Hca>,
+    /// The place of the QP.
+    pub slot: u16,
+    /// Its responder.
+    pub responder: &'a mut Responder,
+    /// Where completions are held back.
+    pub batch: &'a mut CompletionBatch,
+}
+
+impl Receiver<'_> {
+    /// Returns the number of the QP.
+    fn qpn(&self) -> u32 {
+        u32::from(self.slot) + 1
+    }
+
+    /// Returns whether an error ends the connection.
+    pub fn is_reliable(&self) -> bool {
+        self.responder.config.is_some_and(|config| config.wq.kind.is_reliable())
+    }
+
+    /// Takes the next receive into its place, unless one is there already. If there is none and the
+    /// sender `waits`, the guest is asked to tell of one.
+    pub fn take_receive(&mut self, waits: bool) -> Result<(), NoReceive> {
+        if self.responder.has_receive {
+            return Ok(());
+        }
+        let srq = self.responder.config.and_then(|config| config.srq);
+        let receive = match srq {
+            Some(srq) => self.next_shared(srq, waits)?,
+            None => self.next_own(waits)?,
+        };
+        self.responder.has_receive = receive.is_ok();
+        receive.map_err(|malformed| {
+            self.hca.stats.guest_error(Counter::BadReceiveRequest, malformed.why);
+            let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
+            self.complete_with_error(Flushed { wr_id, wc_opcode, index }, status);
+            self.fail(None);
+            if let Some(srq) = srq {
+                fail_srq(self.hca, srq);
+            }
+            NoReceive::Malformed
+        })
+    }
+
+    /// Takes the next work request of the QP's SRQ.
+    fn next_shared(&mut self, srq: u16, waits: bool) -> Result<Result<(), Malformed>, NoReceive> {
+        srq::take(self.hca, self.slot, srq, self.responder, waits)
+            .map_err(|error| {
+                self.hca.stats.guest_error(Counter::BadReceiveChain, error);
+                fail_srq(self.hca, srq);
+                self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+                NoReceive::Malformed
+            })?
+            .ok_or(NoReceive::Empty)
+    }
+
+    /// Takes the next work request of the QP's own receive queue.
+    fn next_own(&mut self, waits: bool) -> Result<Result<(), Malformed>, NoReceive> {
+        let responder = &mut *self.responder;
+        let max_sge = responder.config.map_or(0, |config| config.wq.max_recv_sge);
+        // The guest is asked to tell once, whatever the index does meanwhile.
+        let mut asked = false;
+        let receive = loop {
+            match responder.queue.pop_receive(&mut responder.receive, max_sge) {
+                Ok(Some(receive)) => break receive,
+                Ok(None) if asked || !waits => {
+                    return Err(NoReceive::Empty);
+                }
+                Ok(None) => {
+                    (asked, responder.notify) = (true, true);
+                    if !responder.queue.enable_notify() {
+                        return Err(NoReceive::Empty);
+                    }
+                }
+                Err(error) => {
+                    self.hca.stats.guest_error(Counter::BadReceiveChain, error);
+                    self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
+                    return Err(NoReceive::Malformed);
+                }
+            }
+        };
+        if responder.notify {
+            responder.notify = false;
+            responder.queue.disable_notify();
+        }
+        Ok(receive)
+    }
+
+    /// Completes the receive with success; `fill` sets what datagrams add to its CQE.
+    pub fn complete(&mut self, received: Received, fill: impl FnOnce(&mut Cqe)) {
+        self.responder.has_receive = false;
+        let Some(config) = self.responder.config else { return };
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = self.responder.receive.wr_id;
+        cqe.wqe_index = self.responder.receive.index;
+        cqe.status = VIRTIO_RDMA_WC_SUCCESS as u8;
+        cqe.opcode = received.opcode as u8;
+        cqe.byte_len = u32::try_from(received.len).unwrap_or(u32::MAX);
+        cqe.qp_num = self.qpn();
+        cqe.srqn = config.named_srqn();
+        if let Some(immediate) = received.immediate {
+            cqe.ex = immediate;
+            cqe.wc_flags = VIRTIO_RDMA_WC_WITH_IMM;
+        }
+        if let Some(key) = received.invalidated {
+            cqe.ex = key;
+            cqe.wc_flags = VIRTIO_RDMA_WC_WITH_INVALIDATE;
+        }
+        fill(&mut cqe);
+        self.batch.complete_receive(self.hca, config.recv_cq, cqe, received.solicited);
+        self.batch.count_receive(received.len);
+    }
+
+    /// Completes a receive with an error.
+    fn complete_with_error(&mut self, failed: Flushed, status: u32) {
+        let Some(config) = self.responder.config else { return };
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = failed.wr_id;
+        cqe.wqe_index = failed.index;
+        cqe.status = status as u8;
+        cqe.opcode = failed.wc_opcode;
+        cqe.qp_num = self.qpn();
+        cqe.srqn = config.named_srqn();
+        failure::count(&self.hca.stats, status);
+        self.batch.complete_receive(self.hca, config.recv_cq, cqe, false);
+    }
+
+    /// Completes the receive that was taken with this error, and fails the QP with it.
+    pub fn fail_receive(&mut self, status: u32) {
+        self.responder.has_receive = false;
+        self.complete_with_error(self.responder.receive.failed(), status);
+        self.fail(None);
+    }
+
+    /// Moves the QP into ERR, as [`fail_responder`].
+    pub fn fail(&mut self, event: Option<u32>) {
+        fail_responder(self.hca, self.slot, self.responder, event);
+    }
+
+    /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
+    fn flush(&mut self, budget: &mut Budget) -> bool {
+        let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
+        self.responder.waiter = None;
+        if std::mem::take(&mut self.responder.has_receive) {
+            self.complete_with_error(self.responder.receive.failed(), status);
+        }
+        let shares = |config: QpConfig| config.srq.is_some() || config.wq.kind == QpType::XrcTgt;
+        if self.responder.config.is_some_and(shares) {
+            self.reach_last_wqe();
+            return false;
+        }
+        loop {
+            if budget.is_over() {
+                return true;
+            }
+            match self.responder.queue.pop_flushed_receive() {
+                Ok(Some(flushed)) => {
+                    budget.spend(0);
+                    self.complete_with_error(flushed, status);
+                }
+                Ok(None) => {
+                    budget.spend(0);
+                    self.responder.notify = true;
+                    self.responder.queue.signal_if_needed();
+                    if !self.responder.queue.enable_notify() {
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    self.hca.stats.guest_error(Counter::BadReceiveChain, error);
+                    self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Parts the QP, which is in ERR, from its SRQ, and tells its owner once that it takes no more work
+    /// requests of that.
+    fn reach_last_wqe(&mut self) {
+        srq::leave(self.hca, self.slot, self.responder);
+        if !std::mem::replace(&mut self.responder.last_wqe, true) {
+            self.hca.raise(VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED, self.qpn());
+        }
+    }
+}
+
+/// Visits the receive queue of the QP in place `slot`, which was kicked, or whose QP has failed.
+/// Returns whether work is left at the end of the visit. Own thread only.
+pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
+    let Some(qp) = hca.qps.get(slot) else { return false };
+    let mut responder = lock(&qp.responder);
+    if responder.config.is_none() {
+        return false;
+    }
+    if qp.state() == QpState::Err {
+        let Round { budget, batch, .. } = round;
+        let is_left = Receiver { hca, slot, responder: &mut responder, batch }.flush(budget);
+        batch.place_completions();
+        return is_left;
+    }
+    if let Some((device, slot)) = responder.waiter.take() {
+        drop(responder);
+        device.make_ready(device.jobs.send(slot));
+    }
+    false
+}

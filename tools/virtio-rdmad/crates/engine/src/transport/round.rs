@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What the visits of a round share.
+
+use super::batch::CompletionBatch;
+use super::hca::Hca;
+use crate::base::budget::{Budget, BURST_BYTES};
+use crate::memory::mr_cache::MrCache;
+
+/// A round of visits to the queues of one guest. Nothing of it outlives one call of
+/// [`crate::Device::run`].
+#[derive(Default)]
+pub(crate) struct Round {
+    /// How much the visit may still do.
+    pub budget: Budget,
+    /// Bytes since guests were told of completions.
+    untold: u64,
+    /// How far the ring of the queue that is visited was emptied, if it has one.
+    pub taken: Option<u32>,
+    /// Regions of the HCA that is served.
+    pub local: MrCache,
+    /// Regions of its peer.
+    pub remote: MrCache,
+    /// What is left for later.
+    pub batch: CompletionBatch,
+}
+
+impl Round {
+    /// Begins a visit, as [`Budget::begin`].
+    pub fn begin(&mut self, most: u32, alone: bool) -> u32 {
+        self.taken = None;
+        self.budget.begin(most, alone)
+    }
+
+    /// Ends a visit. Completions are told with those of the next, unless they have
+    /// waited for many bytes.
+    pub fn end(&mut self) {
+        self.untold += self.budget.end();
+        if self.untold >= BURST_BYTES {
+            self.untold = 0;
+            self.batch.announce();
+        }
+    }
+
+    /// Ends the use of all regions.
+    pub fn release(&mut self) {
+        self.local.release();
+        self.remote.release();
+    }
+
+    /// Ends the round: no region is in use any more, and guests are told of completions. Returns what
+    /// the round has cost, in nanoseconds.
+    pub fn finish(&mut self, hca: &Hca) -> u64 {
+        self.release();
+        self.batch.announce();
+        self.batch.settle(&hca.stats);
+        self.budget.spent()
+    }
+}

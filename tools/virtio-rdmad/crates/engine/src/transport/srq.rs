@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Shared receive queues, as the QPs see them that receive from them.
+
+use abi::VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED;
+
+use super::failure;
+use super::hca::{Hca, Responder};
+use crate::base::budget::{cost, Budget};
+use crate::base::sync::lock;
+use crate::queue::srq::{Srq, SrqError};
+use crate::queue::wqe::{Malformed, ReceiveWqe};
+
+/// Takes a work request of an SRQ for the QP in place `slot`, into the place of its responder's. If
+/// there is none and the QP `waits`, it is roused when there is one.
+pub(crate) fn take(
+    hca: &Hca,
+    slot: u16,
+    srq: u16,
+    responder: &mut Responder,
+    waits: bool,
+) -> Result<Option<Result<(), Malformed>>, SrqError> {
+    let wqe = &mut responder.receive;
+    let (taken, limit) = hca
+        .with_srq(srq, |srq| (srq.take(slot, waits, wqe), srq.take_limit_reached()))
+        .unwrap_or((Ok(None), false));
+    if limit {
+        hca.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, u32::from(srq) + 1);
+    }
+    taken
+}
+
+/// Parts the QP in place `slot` from its SRQ, because it is reset or destroyed, or takes no more work
+/// requests: it does not wait for one, and one that it did not complete is taken by another.
+pub(crate) fn leave(hca: &Hca, slot: u16, responder: &mut Responder) {
+    let Some(srq) = responder.config.and_then(|config| config.srq) else { return };
+    let mut unfinished = None;
+    if std::mem::take(&mut responder.has_receive) {
+        unfinished = Some(std::mem::replace(&mut responder.receive, ReceiveWqe::empty()));
+    }
+    let is_awaited = hca.with_srq(srq, |srq| srq.leave(slot, unfinished));
+    responder.deselect();
+    if is_awaited == Some(true) {
+        hca.make_ready(hca.jobs.srq(srq));
+    }
+}
+
+/// Parts the XRC target in place `slot` from an SRQ that ends: it is not in the middle of a message for
+/// that, and the sender of one finds that out. Returns whether there was ever a QP in the place.
+pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
+    let Some(qp) = hca.qps.get(slot) else { return false };
+    let mut responder = lock(&qp.responder);
+    if responder.config.is_some_and(|config| config.srq == Some(srq)) {
+        responder.has_receive = false;
+        responder.deselect();
+        if let Some((device, slot)) = responder.waiter.take() {
+            drop(responder);
+            device.make_ready(device.jobs.send(slot));
+        }
+    }
+    true
+}
+
+/// Visits an SRQ whose owner rang, or which has failed: each requester that waits for a work request
+/// tries again. Returns whether some are left at the end of the visit. Own thread only.
+pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
+    let next = || hca.with_srq(srq, |srq| srq.users.next_to_fail())?;
+    if failure::fail_users(hca, budget, next) {
+        return true;
+    }
+    let Some(mut all) = hca.with_srq(srq, Srq::rouse) else { return false };
+    while !budget.is_over() {
+        let Some(slot) = hca.with_srq(srq, Srq::next_roused).flatten() else {
+            if all {
+                return false;
+            }
+            // Those that began to wait since the others were roused.
+            all = hca.with_srq(srq, Srq::rouse) == Some(true);
+            continue;
+        };
+        budget.work(cost::OBJECT);
+        let Some(qp) = hca.qps.get(slot) else { continue };
+        let waiter = lock(&qp.responder).waiter.take();
+        if let Some((device, slot)) = waiter {
+            device.make_ready(device.jobs.send(slot));
+        }
+    }
+    true
+}
