@@ -29,7 +29,7 @@ use crate::transport::rights::AddressRights;
 const VENDOR_ID: u32 = 0x1af4;
 const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
 
-/// One guest's device.
+/// What the device of one guest is made with.
 pub struct DeviceConfig {
     /// The guest's name, for logs.
     pub name: String,

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::transport::hca::Hca;
 use crate::transport::network::Network;
 
-/// One network.
+/// What a network is made with.
 pub struct FabricConfig {
     /// Its name, for logs.
     pub name: String,

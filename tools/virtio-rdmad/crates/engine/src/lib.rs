@@ -9,20 +9,34 @@
 //! memory of the one to the memory of the other, made by the requester's
 //! thread.
 //!
+//! # Floors
+//! Each folder imports only folders below it, and no files import each other in a
+//! circle (`tools/test/floors` checks both). From the bottom:
+//!
+//! * `base`: addresses, limits, tables, counters, and how a queue gets its next visit: ready set,
+//!   timers, budget
+//! * `memory`: regions and windows, their keys, the MR cache, copying
+//! * `queue`: work requests, rings and virtqueues, completion queues, SRQs, events
+//! * `qp`: states, attributes and the two halves of queue pairs
+//! * `transport`: how a message reaches its QP: requester, responder, datagrams, XRC, RNR
+//! * `control`: the control queue and its table of commands, with a file for each object
+//! * `schedule`: which queue a guest's thread visits next: a round, busy polling, reset
+//! * [`Device`], [`Fabric`] and what they are made with: the face of the engine
+//!
 //! # Concurrency
 //! What only the guest's own thread touches is locked all the same, but never
-//! contended: the service state, the control state and the requester half of
+//! contended: the scheduler, the control queue and the requester half of
 //! each QP. What a peer's thread touches is under short locks of its own: the
 //! responder half of a QP, a CQ, an SRQ, the event queue, the table of keys.
-//! The order is: service, control, requester half, responder half (one
-//! at a time, of whichever device), then the leaves, never two at once. The
+//! The order is: scheduler, control queue, requester half, responder half (one
+//! at a time, of any device), then the leaves, never two at once. The
 //! use of a memory region is pinned by a count for one call of [`Device::run`] at
 //! most, which is bounded in messages and bytes, and not while the control queue
-//! has its turn or a change of memory or a reset goes on, so these wait for a bounded
+//! is visited or a change of memory or a reset goes on, so these wait for a bounded
 //! time, and never for themselves.
 //!
-//! # What a guest wrote
-//! is copied once, then checked. Nothing that a guest, or a peer, writes makes
+//! # Hostile guests
+//! What a guest wrote is copied once, then checked. Nothing that a guest, or a peer, writes makes
 //! the engine panic, loop or grow beyond [`Limits`]; each kind of bad input is
 //! counted, and logged the first time.
 

@@ -36,7 +36,7 @@ const ENTRY: usize = size_of::<virtio_rdma_qp_ring>();
 const CQE: usize = size_of::<virtio_rdma_cq_ring>();
 const LAP: usize = CQE + offset_of!(virtio_rdma_ring_cqe, lap);
 
-/// The device's side of a work queue of one entry.
+/// Returns the device's side of a work queue of one entry.
 fn work_queue(memory: &Arc<Memory>, kind: Kind) -> WqRing {
     let offset = ENTRY as u32;
     let shape = virtio_rdma_ring_shape { depth: 1, stride: 32, offset, reserved_0c: 0 };
@@ -58,7 +58,7 @@ fn pop(ring: &mut WqRing) -> Option<u64> {
     Some(u64::from_le_bytes(bytes))
 }
 
-/// The device's side of a CQ of one CQE.
+/// Returns the device's side of a CQ of one CQE.
 fn completion_queue() -> (Arc<Memory>, CqRing) {
     let words = [CQ_CONSUMER, ARM_NEXT, ARM_SOLICITED, LAP];
     let memory = Arc::new(Memory::new(words, [CQE]));

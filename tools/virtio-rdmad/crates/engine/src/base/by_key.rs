@@ -49,23 +49,23 @@ impl<T> Default for ByKey<T> {
 }
 
 impl<T> ByKey<T> {
-    /// What has these bits.
+    /// Returns what has these bits.
     #[inline(always)]
     pub fn get(&self, index: u32) -> Option<&T> {
         self.parts[index as usize % PARTS].get(&index)
     }
 
-    /// The same, to change it.
+    /// Returns what has these bits, to change it.
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.parts[index as usize % PARTS].get_mut(&index)
     }
 
-    /// Whether something has these bits.
+    /// Returns whether something has these bits.
     pub fn contains(&self, index: u32) -> bool {
         self.get(index).is_some()
     }
 
-    /// Whether nothing more should get these bits: their part has its share, and more. A guest that
+    /// Returns whether these bits should not be given out, because their part has more than its share. A guest that
     /// keeps the keys of one part alone does not make it large.
     pub fn is_crowded(&self, index: u32) -> bool {
         self.parts[index as usize % PARTS].len() >= 2 * self.len / PARTS + SLACK

@@ -19,7 +19,7 @@ macro_rules! counters {
             /// All counters, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$member,)*];
 
-            /// The counter's name in reports.
+            /// Returns the counter's name in reports.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$member => $name,)*
@@ -58,9 +58,9 @@ counters! {
     RcvBytes = "rcv_bytes",
     /// Packets that these would be.
     RcvPackets = "rcv_packets",
-    /// Of the packets sent, those to a multicast group.
+    /// Packets sent to a multicast group.
     MulticastXmitPackets = "multicast_xmit_packets",
-    /// Of the packets received, those to a multicast group.
+    /// Packets received from a multicast group.
     MulticastRcvPackets = "multicast_rcv_packets",
     /// Receives completed.
     ReceiveMessages = "receive_messages",
@@ -119,7 +119,7 @@ counters! {
     BadDoorbell = "bad_doorbell",
     /// Rings that a change of the memory map took away.
     LostRings = "lost_rings",
-    /// What all turns have cost, in nanoseconds as the device estimates them.
+    /// What all visits have cost, in nanoseconds as the device estimates them.
     Work = "work_ns",
     /// Control requests.
     Commands = "commands",

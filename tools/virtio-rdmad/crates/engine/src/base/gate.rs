@@ -52,7 +52,7 @@ impl Gate {
         true
     }
 
-    /// Whether it is closed.
+    /// Returns whether it is closed.
     pub fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) & CLOSED != 0
     }

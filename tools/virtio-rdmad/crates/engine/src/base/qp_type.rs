@@ -20,7 +20,7 @@ pub(crate) enum QpType {
 }
 
 impl QpType {
-    /// The type of this number.
+    /// Returns the type of this number.
     pub fn from_abi(value: u8) -> Option<Self> {
         Some(match u32::from(value) {
             abi::VIRTIO_RDMA_QPT_GSI => Self::Gsi,
@@ -33,22 +33,22 @@ impl QpType {
         })
     }
 
-    /// Whether the QP has one peer, named by its address vector.
+    /// Returns whether the QP has one peer, named by its address vector.
     pub fn is_connected(self) -> bool {
         matches!(self, Self::Rc | Self::Uc | Self::XrcIni | Self::XrcTgt)
     }
 
-    /// Whether each message is answered, and an error ends the connection.
+    /// Returns whether each message is answered, and an error ends the connection.
     pub fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
     }
 
-    /// Whether it is either end of an extended reliable connection.
+    /// Returns whether it is either end of an extended reliable connection.
     pub fn is_xrc(self) -> bool {
         matches!(self, Self::XrcIni | Self::XrcTgt)
     }
 
-    /// The type of the QP that answers messages of one of this type.
+    /// Returns the type of the QP that answers messages of one of this type.
     pub fn responder(self) -> Self {
         match self {
             Self::XrcIni => Self::XrcTgt,

@@ -44,7 +44,7 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// The numbering for these limits.
+    /// Returns the numbering for these limits.
     pub fn new(limits: &Limits, rings: bool) -> Self {
         if rings {
             Self::Rings { vectors: limits.comp_vectors }
@@ -53,7 +53,7 @@ impl Layout {
         }
     }
 
-    /// How many virtqueues there are.
+    /// Returns how many virtqueues there are.
     pub fn count(self) -> u16 {
         match self {
             Self::Virtqueues { cqs, qps } => 2 + cqs + 2 * qps,
@@ -61,7 +61,7 @@ impl Layout {
         }
     }
 
-    /// What the virtqueue of this index is for.
+    /// Returns what the virtqueue of this index is for.
     pub fn queue(self, index: u16) -> Option<Queue> {
         if index == 0 {
             return Some(Queue::Control);
@@ -98,7 +98,7 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// The numbering for these limits.
+    /// Returns the numbering for these limits.
     pub fn new(limits: &Limits) -> Self {
         Self {
             vectors: limits.comp_vectors,
@@ -108,32 +108,32 @@ impl Jobs {
         }
     }
 
-    /// How many numbers there are.
+    /// Returns how many numbers there are.
     pub fn count(self) -> u16 {
         self.srq(self.srqs)
     }
 
-    /// The CQ of this number.
+    /// Returns the CQ of this number.
     pub fn completion(self, cq: u16) -> u16 {
         3 + self.vectors + cq
     }
 
-    /// The send queue of a QP slot.
+    /// Returns the send queue of a QP slot.
     pub fn send(self, slot: u16) -> u16 {
         self.completion(self.cqs) + 2 * slot
     }
 
-    /// The receive queue of a QP slot.
+    /// Returns the receive queue of a QP slot.
     pub fn receive(self, slot: u16) -> u16 {
         self.send(slot) + 1
     }
 
-    /// The SRQ in this slot.
+    /// Returns the SRQ in this slot.
     pub fn srq(self, slot: u16) -> u16 {
         self.send(self.qps) + slot
     }
 
-    /// The number of a queue.
+    /// Returns the number of a queue.
     pub fn number(self, queue: Queue) -> u16 {
         match queue {
             Queue::Control => 0,
@@ -147,7 +147,7 @@ impl Jobs {
         }
     }
 
-    /// The queue of a number.
+    /// Returns the queue of a number.
     pub fn queue(self, number: u16) -> Option<Queue> {
         Some(match number {
             0 => Queue::Control,

@@ -20,7 +20,7 @@ pub(crate) struct ReadySet {
 struct Awake(AtomicBool);
 
 impl ReadySet {
-    /// All bits clear.
+    /// Returns a set of so many queues, none of them ready.
     pub fn new(queues: u16) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         let count = words(queues.into());
@@ -28,8 +28,7 @@ impl ReadySet {
         Self { words: zeros(count), summary: zeros(words(count)), awake }
     }
 
-    /// Sets a queue's bit; what the caller wrote before is seen by whoever
-    /// takes it.
+    /// Sets a queue's bit. The thread that takes the bit sees what the caller wrote before.
     pub fn set(&self, queue: u16) {
         let word = usize::from(queue / 64);
         self.words[word].fetch_or(1 << (queue % 64), Ordering::SeqCst);
@@ -64,7 +63,7 @@ impl ReadySet {
         }
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     pub fn is_empty(&self) -> bool {
         self.summary.iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
@@ -79,7 +78,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    /// All bits clear.
+    /// Returns an empty set for so many queues.
     pub fn new(queues: u16) -> Self {
         let count = words(queues.into());
         Self { words: vec![0; count].into(), summary: vec![0; words(count)].into(), count: 0 }
@@ -111,7 +110,7 @@ impl Set {
         }
     }
 
-    /// Whether a queue's bit is set.
+    /// Returns whether a queue's bit is set.
     pub fn contains(&self, queue: u16) -> bool {
         self.words[usize::from(queue / 64)] & 1 << (queue % 64) != 0
     }
@@ -123,7 +122,7 @@ impl Set {
         self.count = 0;
     }
 
-    /// The first queue at or after `from` whose bit is set.
+    /// Returns the first queue at or after `from` whose bit is set.
     pub fn next(&self, from: u16) -> Option<u16> {
         let index = usize::from(from / 64);
         let word = self.words.get(index)? & (u64::MAX << (from % 64));
@@ -141,18 +140,18 @@ impl Set {
         number(index, self.words[index])
     }
 
-    /// How many bits are set.
+    /// Returns how many bits are set.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 }
 
-/// The queue of the lowest bit of a word.
+/// Returns the queue of the lowest bit of a word.
 fn number(index: usize, word: u64) -> Option<u16> {
     u16::try_from(index * 64 + word.trailing_zeros() as usize).ok()
 }
@@ -161,7 +160,7 @@ fn words(bits: usize) -> usize {
     bits.div_ceil(64)
 }
 
-/// The numbers of the bits that are set.
+/// Returns the numbers of the bits that are set.
 fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros() as usize;

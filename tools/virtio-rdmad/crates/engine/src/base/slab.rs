@@ -12,12 +12,12 @@ pub(crate) struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// An empty table of at most `limit` objects. Memory grows with use.
+    /// Returns an empty table of at most `limit` objects. Memory grows with use.
     pub fn new(limit: u32) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), used: 0, limit }
     }
 
-    /// Whether another object fits.
+    /// Returns whether another object fits.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < self.limit as usize
     }
@@ -39,12 +39,12 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The object of this number.
+    /// Returns the object of this number.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.slots.get(number as usize)?.as_ref()
     }
 
-    /// The object of this number, to change it.
+    /// Returns the object of this number, to change it.
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         self.slots.get_mut(number as usize)?.as_mut()
     }
@@ -57,7 +57,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Numbers that were given out so far: those of all objects are less.
+    /// Returns how many numbers were given out so far; the numbers of all objects are less.
     pub fn numbers(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
@@ -70,7 +70,7 @@ impl<T> Slab<T> {
         last
     }
 
-    /// How many objects there are.
+    /// Returns how many objects there are.
     pub fn len(&self) -> usize {
         self.used
     }

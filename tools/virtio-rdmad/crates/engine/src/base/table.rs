@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Places for many objects, of which most are never used.
+//! Tables with places for many objects, most of which are never used.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -16,29 +16,29 @@ impl<T: Default> Table<T> {
         Self { places: (0..len).map(|_| OnceLock::new()).collect() }
     }
 
-    /// How many places there are.
+    /// Returns how many places there are.
     pub fn len(&self) -> u16 {
         u16::try_from(self.places.len()).unwrap_or(u16::MAX)
     }
 
-    /// What is in a place that was used.
+    /// Returns what is in a place that was used.
     pub fn get(&self, index: u16) -> Option<&T> {
         self.places.get(usize::from(index))?.get().map(|place| &**place)
     }
 
-    /// What is in a place, which is one of the table; made on its first use.
+    /// Returns what is in a place of the table; it is made on its first use.
     pub fn take(&self, index: u16) -> &T {
         self.places[usize::from(index)].get_or_init(Box::default)
     }
 
-    /// All that were used, with their places.
+    /// Returns all that were used, with their places.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
         (0..).zip(&*self.places).filter_map(|(index, place)| Some((index, &**place.get()?)))
     }
 }
 
-/// Numbers to give out: one that was used comes again when no other was unused
-/// for longer.
+/// Numbers to give out. A number that was used is given out again when no other number was unused for
+/// longer.
 pub(crate) struct Numbers {
     next: u16,
     end: u16,
@@ -46,12 +46,12 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// The numbers from `first` to before `end`.
+    /// Returns the numbers from `first` to before `end`.
     pub fn new(first: u16, end: u16) -> Self {
         Self { next: first, end, freed: VecDeque::new() }
     }
 
-    /// A number.
+    /// Takes a number, if one is left.
     pub fn take(&mut self) -> Option<u16> {
         if self.next < self.end {
             self.next += 1;

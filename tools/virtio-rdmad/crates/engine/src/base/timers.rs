@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! When queues are looked at again that wait.
+//! Timers: when queues that wait are visited again.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -19,7 +19,7 @@ const STALE: usize = 64;
 #[derive(Default)]
 pub(crate) struct Timers {
     by_queue: HashMap<u16, Instant, BuildHasherDefault<KeyHasher>>,
-    /// Those, and others that do not hold any more.
+    /// These times, and others that do not hold any more.
     order: BinaryHeap<Reverse<(Instant, u16)>>,
 }
 
@@ -46,7 +46,7 @@ impl Timers {
         self.order.clear();
     }
 
-    /// The earliest time.
+    /// Returns the earliest time.
     pub fn next(&mut self) -> Option<Instant> {
         while let Some(&Reverse((deadline, queue))) = self.order.peek() {
             if self.by_queue.get(&queue) == Some(&deadline) {

@@ -2,10 +2,10 @@
 
 //! Visits: what the thread that serves a guest finds in a queue.
 
-/// What visiting a queue found.
+/// What a visit of a queue found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Visit {
-    /// Nothing to do; worth looking again soon.
+    /// There was nothing to do; it is worth to look again soon.
     Empty,
     /// Something was done, and nothing is left.
     Done,

@@ -18,8 +18,8 @@ use crate::base::sync::read;
 use crate::base::visit::Visit;
 use crate::memory::management::release_windows;
 use crate::queue::virtqueue::Virtqueue;
-use crate::transport::srq::abandon;
 use crate::transport::hca::Hca;
+use crate::transport::srq::abandon;
 
 /// Bytes of a request that are looked at; no command has more.
 const MAX_REQUEST: usize = 512;

@@ -202,7 +202,7 @@ pub(super) fn resize(
     let moved = resized(hca, slot, done)?;
     objects.extents = objects.extents + new_pages - old_pages;
     // The owner is asked for doorbells as it was at the old ring.
-    if hca.with_srq(slot, |srq| srq.sleep_again()) == Some(true) {
+    if hca.with_srq(slot, Srq::sleep_again) == Some(true) {
         hca.make_ready(hca.jobs.srq(slot));
     }
     Ok(virtio_rdma_rsp_resize_srq { moved })
@@ -227,7 +227,7 @@ pub(super) fn prepare_destroy(
     request: &virtio_rdma_cmd_destroy_srq,
 ) -> Option<Prepared> {
     let slot = hca.srq_slot_of(request.srqn)?;
-    let ends = hca.with_srq(slot, |srq| srq.begin_end())?;
+    let ends = hca.with_srq(slot, Srq::begin_end)?;
     ends.then_some(Prepared::SrqEnd(slot, 0))
 }
 

@@ -19,8 +19,11 @@ pub(super) struct Command {
     /// Begins with its long part, if the request is long enough and asks for nothing impossible.
     pub prepare: fn(&Hca, &Objects, &[u8]) -> Option<Prepared>,
     /// Carries it out; returns the bytes of the reply.
-    pub handle: fn(&mut Call<'_>, &[u8], &mut [u8]) -> Result<usize, Status>,
+    pub handle: Handle,
 }
+
+/// Carries out a command by its request and the room for its reply; returns the bytes of the reply.
+type Handle = fn(&mut Call<'_>, &[u8], &mut [u8]) -> Result<usize, Status>;
 
 /// Takes a request apart, checks the room for its reply, and only then has it
 /// done. Returns the bytes of the reply.

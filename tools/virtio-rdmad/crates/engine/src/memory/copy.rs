@@ -33,7 +33,7 @@ pub(crate) struct Copying<'a> {
 }
 
 impl<'a> Copying<'a> {
-    /// One that has not begun.
+    /// Returns a copy that has not begun.
     #[inline]
     pub fn new(view: &'a View<'a>) -> Self {
         Self { view, entered: 0 }
@@ -93,7 +93,7 @@ impl<'a> Cursor<'a> {
         Self { cache: view.cache, mappings: view.mappings.iter(), pieces: None, left: 0 }
     }
 
-    /// The next piece; `None` at the end, or where the guest has no memory any more.
+    /// Returns the next piece; `None` at the end, or where the guest has no memory any more.
     #[inline(always)]
     fn next(&mut self) -> Option<Chunk<'a>> {
         if self.left == 0 {
@@ -222,7 +222,7 @@ pub(crate) fn atomic(cache: &MrCache, target: &Mapping, operation: Atomic) -> Re
     })
 }
 
-/// Writes a mapped word, of which nobody sees but all.
+/// Writes a mapped word, which every reader sees as a whole.
 pub(crate) fn store(cache: &MrCache, target: &Mapping, value: u64) -> Result<(), Side> {
     on_word(cache, target, |word| word.store_u64(value))
 }

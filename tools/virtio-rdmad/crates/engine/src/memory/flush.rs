@@ -27,7 +27,7 @@ pub(crate) struct Flush {
 }
 
 impl Flush {
-    /// Of a ring; `None` if it is none.
+    /// Reads the request from an entry of a ring; `None` if it is of an unknown kind.
     pub fn from_entry(entry: &virtio_rdma_ring_flush_wqe) -> Option<Self> {
         let placement = u32::from(entry.type_);
         let known = VIRTIO_RDMA_FLUSH_GLOBAL | VIRTIO_RDMA_FLUSH_PERSISTENT;

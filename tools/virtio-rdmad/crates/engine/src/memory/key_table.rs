@@ -36,17 +36,17 @@ const FEW: usize = 64;
 pub(crate) struct KeyTable {
     /// By the upper 24 bits of the key, of which each region has its own.
     regions: ByKey<Arc<Mr>>,
-    /// Those for fast registration, likewise; what is VALID is in `regions` too,
-    /// unless it is not in memory.
+    /// Regions for fast registration, likewise. A region that is VALID is in `regions` too, unless it is
+    /// not in memory.
     fast_regs: ByKey<FastReg>,
-    /// Windows; what is bound is in `regions` too, unless it is not in memory.
+    /// Windows. A window that is bound is in `regions` too, unless it is not in memory.
     pub windows: Windows,
     /// The guest's memory.
     memory: GuestMemory,
 }
 
 impl KeyTable {
-    /// A random key whose upper 24 bits no region has, or `None` when the
+    /// Returns a random key whose upper 24 bits no region has, or `None` when the
     /// machine has no random numbers. `taken` tells of those not in the table.
     pub fn choose_key(&self, taken: impl Fn(u32) -> bool) -> Option<u32> {
         loop {
@@ -64,7 +64,7 @@ impl KeyTable {
         }
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -74,7 +74,7 @@ impl KeyTable {
         self.fast_regs.insert(region.key >> 8, region);
     }
 
-    /// The region for fast registration that has this key, or will have it.
+    /// Returns the region for fast registration that has this key, or will have it.
     pub fn fast_reg(&self, key: u32) -> Option<&FastReg> {
         self.fast_regs.get(key >> 8)
     }
@@ -124,7 +124,7 @@ impl KeyTable {
         before
     }
 
-    /// The region with these upper 24 bits of its key, if it is in memory.
+    /// Returns the region with these upper 24 bits of its key, if it is in memory.
     pub fn resolved(&self, index: u32) -> Option<&Arc<Mr>> {
         self.regions.get(index)
     }
@@ -140,7 +140,7 @@ impl KeyTable {
         self.regions.remove(key >> 8)
     }
 
-    /// A region of a list of pages, no window and not for fast registration, that is
+    /// Returns a region of a list of pages, no window and not for fast registration, that is
     /// in memory.
     pub fn fixed(&self, key: u32) -> Option<&Arc<Mr>> {
         let is_listed = |mr: &&Arc<Mr>| matches!(mr.attributes().backing, Backing::Ranges(_));

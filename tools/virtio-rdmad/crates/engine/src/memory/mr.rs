@@ -20,7 +20,7 @@ const FREED: usize = 256;
 pub(crate) enum Backing {
     /// All memory of the guest, named by guest address.
     Dma,
-    /// These ranges one after the other; no two neighbours are adjacent.
+    /// These ranges one after the other, of which no two neighbours are adjacent.
     Ranges(Arc<Vec<Range>>),
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Where in this extent the region's byte `offset` is, if it is there.
+    /// Returns where in this extent the region's byte `offset` is, if it is there.
     #[inline]
     fn skip(&self, offset: u64) -> Option<usize> {
         let skip = usize::try_from(offset.checked_sub(self.start)?).ok()?;
@@ -40,7 +40,7 @@ impl Extent {
     }
 }
 
-/// The same, in addresses of this process.
+/// What a region is made of, in addresses of this process.
 pub(crate) enum Map {
     Dma(GuestMemory),
     Extents(Vec<Extent>),
@@ -61,7 +61,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Of the owner of a queue.
+    /// Returns the claim of the owner of a queue.
     pub fn local(pdn: u32, access: u32) -> Self {
         Self { pdn, access, qp: None }
     }
@@ -85,7 +85,7 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
-    /// Whether the memory is to be written.
+    /// Returns whether the memory is to be written.
     pub fn writes(&self) -> bool {
         self.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0
     }
@@ -103,7 +103,7 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
-    /// Whether the owner is one of them (`None`), or the peer of the QP in a place.
+    /// Returns whether the owner is one of them (`None`), or the peer of the QP in a place.
     #[inline]
     pub fn includes(self, peer_of: Option<u16>) -> bool {
         match self {
@@ -117,7 +117,7 @@ impl Reach {
 /// The part of a region that a window is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Of its first byte in the region.
+    /// Offset of its first byte in the region.
     pub offset: u64,
     /// Address by which peers name that.
     pub iova: u64,
@@ -132,8 +132,8 @@ pub(crate) struct Part {
 /// A memory region, or a window that is bound to one, resolved against one map of
 /// guest memory.
 ///
-/// It does not change. Whoever copies from or to it pins it for one round of
-/// turns; [`Mr::retire`] waits for these.
+/// It does not change. A thread that copies from or to it pins it for one round; [`Mr::retire`] waits
+/// for that.
 ///
 /// What work requests invalidate is revocable besides: [`Mr::revoke`] waits for
 /// copies under way only, which take no lock, so locks may be held meanwhile.
@@ -144,20 +144,20 @@ pub(crate) struct Mr {
     map: Map,
     /// Offset of its first byte in `map`.
     base: u64,
-    /// Those who pin it.
+    /// The threads that pin it.
     pins: Gate,
-    /// Those who copy, if it is revocable.
+    /// The copies under way, if it is revocable.
     copies: Option<Gate>,
 }
 
 /// Why memory that a guest names cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResolveError {
-    /// A page table that is none: an address in it is not aligned.
+    /// An address in the page table is not aligned.
     Malformed,
     /// A range is not memory of the guest, or is read-only and to be written.
     Fault,
-    /// More contiguous pieces than the device may keep.
+    /// There are more contiguous pieces than the device may keep.
     TooManyExtents,
 }
 
@@ -173,7 +173,7 @@ impl Mr {
         Ok(Self::resolved(attributes, resolving.finish(memory)?))
     }
 
-    /// A region that was resolved.
+    /// Returns a region that was resolved.
     pub fn resolved(attributes: Attributes, map: Map) -> Self {
         let reach = Reach::Everybody;
         Self { attributes, reach, map, base: 0, pins: Gate::default(), copies: None }
@@ -187,7 +187,7 @@ impl Mr {
         }
     }
 
-    /// A window on a part of the region, which is within it; revocable.
+    /// Returns a window on a part of the region, which is within it; revocable.
     pub fn window(self: &Arc<Self>, key: u32, part: &Part) -> Self {
         let Part { offset, iova, length, access, reach } = *part;
         let map = match &self.map {
@@ -204,12 +204,12 @@ impl Mr {
         Self { copies: Some(Gate::default()), ..self }
     }
 
-    /// What the region is.
+    /// Returns what the region is.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
     }
 
-    /// Extents in use.
+    /// Returns how many extents are in use.
     pub fn extents(&self) -> usize {
         match &self.map {
             Map::Dma(_) | Map::Window(_) => 0,
@@ -231,25 +231,25 @@ impl Mr {
         }
     }
 
-    /// Whether the region may be revoked.
+    /// Returns whether the region may be revoked.
     #[inline]
     pub fn is_revocable(&self) -> bool {
         self.copies.is_some()
     }
 
-    /// A copy begins, which a revocation waits for; `false` if the region was revoked.
+    /// Begins a copy, which a revocation waits for; `false` if the region was revoked.
     pub fn enter(&self) -> bool {
         self.copies.as_ref().is_none_or(Gate::enter)
     }
 
-    /// The copy ends.
+    /// Ends the copy.
     pub fn leave(&self) {
         if let Some(copies) = &self.copies {
             copies.leave();
         }
     }
 
-    /// Whether the region was revoked.
+    /// Returns whether the region was revoked.
     #[inline]
     pub fn is_revoked(&self) -> bool {
         self.copies.as_ref().is_some_and(Gate::is_closed)
@@ -280,7 +280,7 @@ impl Mr {
         self.offset(addr, len).map(|offset| self.base + offset).ok_or(KeyError::Range)
     }
 
-    /// Offset in the region of `[addr, addr + len)`, if that lies within.
+    /// Returns the offset in the region of `[addr, addr + len)`, if that lies within.
     pub fn offset(&self, addr: u64, len: u64) -> Option<u64> {
         let offset = match &self.map {
             Map::Dma(memory) => {
@@ -294,14 +294,14 @@ impl Mr {
 
 /// The memory of a region from some place on, piece by contiguous piece.
 pub(crate) enum Pieces<'a> {
-    /// That of the guest, from an address on.
+    /// The memory of the guest from an address on.
     Dma { memory: &'a GuestMemory, addr: u64 },
-    /// That of the extents, the first of them from the byte `skip` on.
+    /// The memory of extents, of the first from the byte `skip` on.
     Extents { extents: std::slice::Iter<'a, Extent>, skip: usize },
 }
 
 impl<'a> Pieces<'a> {
-    /// The next piece, or its first `most` bytes; then the others are not to be had. `None` at the
+    /// Returns the next piece, or its first `most` bytes; then the other bytes of it are skipped. `None` at the
     /// end, or where the guest has no memory any more.
     #[inline(always)]
     pub fn next(&mut self, most: u64) -> Option<Chunk<'a>> {
@@ -391,7 +391,7 @@ impl Resolving {
         Ok(())
     }
 
-    /// Where the region's memory is, if it was found.
+    /// Returns where the region's memory is, if it was found.
     pub fn finish(self, memory: &GuestMemory) -> Result<Map, ResolveError> {
         if let Some(why) = self.failed {
             return Err(why);
@@ -428,12 +428,12 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// The region.
+    /// Returns the region.
     pub fn region(&self) -> &Mr {
         &self.region
     }
 
-    /// Its memory from the byte `offset` on.
+    /// Returns its memory from the byte `offset` on.
     #[inline(always)] // or it is written word by word, and read from there before that is done
     pub fn pieces(&self, offset: u64) -> Option<Pieces<'_>> {
         let mut map = &self.region.map;

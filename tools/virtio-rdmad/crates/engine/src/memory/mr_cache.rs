@@ -15,13 +15,13 @@ use crate::base::sync::read;
 /// Regions that are kept from one message to the next.
 const KEPT: usize = 8;
 
-/// A part of a region that is checked, and pinned in a [`MrCache`].
+/// A part of a region that is checked, and held in an [`MrCache`].
 pub(crate) struct Mapping {
-    /// Which of the set.
+    /// The index of the region in the cache.
     pub pin: u32,
     /// Whether its region may be revoked while it is pinned.
     pub revocable: bool,
-    /// Of the first byte in the memory of the region.
+    /// Offset of the first byte in the memory of the region.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
@@ -53,18 +53,18 @@ impl MrCache {
         }
     }
 
-    /// The region of a mapping.
+    /// Returns the region of a mapping.
     pub fn region(&self, mapping: &Mapping) -> &Mr {
         self.pins[mapping.pin as usize].region()
     }
 
-    /// The memory of a mapping, and what follows it in the region.
+    /// Returns the memory of a mapping, and what follows it in the region.
     #[inline(always)]
     pub fn pieces(&self, mapping: &Mapping) -> Option<Pieces<'_>> {
         self.pins[mapping.pin as usize].pieces(mapping.offset)
     }
 
-    /// The index of the region with this key.
+    /// Returns the index of the region with this key.
     #[inline(always)]
     fn find(&mut self, keys: &RwLock<KeyTable>, key: u32) -> Result<usize, KeyError> {
         let has_key =
@@ -95,7 +95,7 @@ impl MrCache {
         let pin = self.find(keys, key)?;
         let region = self.pins[pin].region();
         let offset = region.check(claim, addr, len)?;
-        // A set has a few dozen regions at most.
+        // A cache has a few dozen regions at most.
         Ok(Mapping { pin: pin as u32, revocable: region.is_revocable(), offset, len })
     }
 

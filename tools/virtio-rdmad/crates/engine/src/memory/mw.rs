@@ -23,9 +23,9 @@ const KEY_BITS: u32 = 0xff;
 /// The types of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MwType {
-    /// Bound anew at any time, and used through every QP of its PD.
+    /// A window that can be bound at any time, and is used through every QP of its PD.
     One,
-    /// Bound when it is FREE, and used through the QP that bound it (2B).
+    /// A window that can be bound when it is FREE, and is used through the QP that bound it (2B).
     Two,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// The place of the QP that a window of type 2B belongs to.
+    /// Returns the place of the QP that a window of type 2B belongs to.
     fn qp(&self) -> Option<u16> {
         match self.part.reach {
             Reach::PeerOf(qp) => Some(qp),
@@ -62,8 +62,8 @@ impl Binding {
 /// What BIND_MW asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bind {
-    /// The window's key, of which the low 8 bits do not count: who posted a BIND_MW
-    /// that failed may have them wrong.
+    /// The window's key. Its low 8 bits do not count: a consumer may have them wrong after a BIND_MW
+    /// that failed.
     pub key: u32,
     /// Its key from now on: the low 8 bits are what was asked for, the others those of `key`.
     pub new_key: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Bind {
 }
 
 impl Bind {
-    /// Of a ring.
+    /// Reads the request from an entry of a ring.
     pub fn from_entry(entry: &virtio_rdma_ring_bind_wqe) -> Self {
         let virtio_rdma_ring_bind_wqe { access, mw_rkey, new_rkey, addr, length, lkey, .. } =
             *entry;
@@ -112,17 +112,17 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Whether a window has a key with these upper 24 bits.
+    /// Returns whether a window has a key with these upper 24 bits.
     pub fn has(&self, key: u32) -> bool {
         self.all.contains(key >> 8)
     }
 
-    /// Whether no other window should get this key, as [`ByKey::is_crowded`].
+    /// Returns whether no other window should get this key, as [`ByKey::is_crowded`].
     pub fn is_crowded(&self, key: u32) -> bool {
         self.all.is_crowded(key >> 8)
     }
 
-    /// Whether a window is bound to the region with this key.
+    /// Returns whether a window is bound to the region with this key.
     pub fn any_on(&self, region: u32) -> bool {
         let index = region >> 8;
         self.by_region.range((index, 0)..=(index, u32::MAX)).next().is_some()
@@ -186,7 +186,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Upper 24 bits of the keys of those that are bound to a QP.
+    /// Returns the upper 24 bits of the keys of the windows that are bound to a QP.
     pub fn of_qp(&self, qp: u16) -> impl Iterator<Item = u32> + '_ {
         self.by_qp.range((qp, 0)..=(qp, u32::MAX)).map(|(_, index)| *index)
     }

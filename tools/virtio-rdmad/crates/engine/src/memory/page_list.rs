@@ -38,7 +38,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Pages of a range of whole pages.
+    /// Returns the pages of a range of whole pages.
     pub fn pages(&self) -> usize {
         usize::try_from(self.len / PAGE_SIZE).unwrap_or(usize::MAX)
     }
@@ -57,7 +57,7 @@ pub(crate) struct PageList {
 }
 
 impl PageList {
-    /// The ranges of the whole pages.
+    /// Returns the ranges of the whole pages.
     pub fn ranges(self) -> Box<[Range]> {
         self.ranges.into()
     }
@@ -82,7 +82,7 @@ impl PageList {
         true
     }
 
-    /// The ranges of the bytes themselves; the whole pages have `total` bytes.
+    /// Returns the ranges of the bytes themselves; the whole pages have `total` bytes.
     pub fn cut(mut self, offset: u64, length: u64, total: u64) -> Arc<Vec<Range>> {
         if let Some(first) = self.ranges.first_mut() {
             first.addr += offset;

@@ -97,7 +97,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Where the entries that come next are, found from the highest list down.
+    /// Returns where the entries that come next are, found from the highest list down.
     fn part(&self, memory: &GuestMemory) -> Result<u64, ResolveError> {
         let entry =
             |list: u64, index: u64| list.checked_add(index * ENTRY).ok_or(ResolveError::Fault);

@@ -32,7 +32,7 @@ pub(crate) struct Qp<D> {
 }
 
 impl<D> Default for Qp<D> {
-    /// A place without a QP.
+    /// Returns a place without a QP.
     fn default() -> Self {
         Self {
             state: AtomicU8::new(QpState::Reset as u8),
@@ -43,7 +43,7 @@ impl<D> Default for Qp<D> {
 }
 
 impl<D> Qp<D> {
-    /// The state, at this moment.
+    /// Returns the state at this moment.
     pub fn state(&self) -> QpState {
         QpState::from_abi(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
@@ -57,7 +57,7 @@ impl<D> Qp<D> {
 /// Why the work request under way does not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It does.
+    /// Nothing keeps it from going on.
     No,
     /// The peer has had no receive `since` then; it is asked again at `ask`. The RNR timer ends at
     /// `until`: to ask from then on is one more retry.
@@ -80,7 +80,7 @@ pub(crate) struct Peer<D> {
 }
 
 /// The device that a connection is with: the one that has the destination GID when the QP becomes
-/// ready to receive or, if none has it then, the first one that has it. A GID may move to another
+/// ready to receive or, if no device has it then, the first one that has it. A GID may move to another
 /// guest later; the connections do not move with it.
 pub(crate) struct Partner<D>(Option<Weak<D>>);
 
@@ -102,8 +102,8 @@ impl<D> Partner<D> {
         Self(device.map(Arc::downgrade))
     }
 
-    /// Whether the connection is with this device, which has the destination GID. The first one
-    /// that is asked for is, if none was fixed.
+    /// Returns whether the connection is with this device, which has the destination GID. If no device
+    /// was fixed, the first one that is asked for is fixed.
     #[inline]
     pub fn is(&mut self, device: &Arc<D>) -> bool {
         // What a `Weak` points to is not freed, so that no other device can be in its place.
@@ -262,7 +262,7 @@ impl<D> Responder<D> {
         }
     }
 
-    /// Whether the QP `qpn` of type `kind` at the address `from` is this one's peer, and
+    /// Returns whether the QP `qpn` of type `kind` at the address `from` is this one's peer, and
     /// names it by GID `to` (specification, chapter 8).
     pub fn is_connected_to(&self, kind: QpType, from: &Address, qpn: u32, to: &Gid) -> bool {
         self.config.is_some_and(|config| config.wq.kind == kind.responder())

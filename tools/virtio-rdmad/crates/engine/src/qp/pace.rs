@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-/// The first pause, and the part of the RNR timer that it may be: who receives by polling posts
-/// again one at a time, and is worth waiting for.
+/// The first pause, and the part of the RNR timer that it may be: a program that receives by
+/// polling posts receives one at a time, and is worth waiting for.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const FIRST_PAUSES_A_TIMER: u32 = 4;
 
-/// With fewer messages since the last pause, the next is twice as long if more are to be sent.
+/// Messages since the last pause: after fewer, the next pause is twice as long if more are to be sent.
 const FEW: u32 = 16;
 
 /// What a requester has learned about its peer's receives.

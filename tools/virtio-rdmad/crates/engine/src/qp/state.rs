@@ -24,7 +24,7 @@ use crate::base::qp_type::QpType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QpState {
-    /// Nothing is posted, nothing is under way.
+    /// No work request is posted or under way.
     Reset = 0,
     /// Receives may be posted.
     Init = 1,
@@ -41,7 +41,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// The state of this number.
+    /// Returns the state of this number.
     pub(crate) fn from_abi(value: u8) -> Option<Self> {
         Some(match virtio_rdma_qp_state::from(value) {
             abi::VIRTIO_RDMA_QPS_RESET => Self::Reset,
@@ -55,13 +55,13 @@ impl QpState {
         })
     }
 
-    /// Whether the QP takes messages in this state.
+    /// Returns whether the QP takes messages in this state.
     pub(crate) fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
     }
 }
 
-/// Attributes that a transition requires, and those that it allows besides.
+/// Returns the attributes that a transition requires, and those that it allows besides.
 /// `None`: there is no such transition.
 fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -76,7 +76,7 @@ fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
         Uc | XrcIni => CUR | ALT | ACCESS | MIG,
         Ud | Gsi => CUR | QKEY,
     };
-    // Of a reliable connection in SQD: of both its ends, and of either.
+    // What may change in SQD: at both ends of a reliable connection, and at either end.
     let path = PORT | AV | TIMEOUT | ALT | ACCESS | PKEY | MIG;
     let (requests, answers) = (RETRY | RNR_RETRY | RD, DEST_RD | RNR_TIMER);
     Some(match (from, to) {
@@ -111,7 +111,7 @@ fn attributes(from: QpState, to: QpState, kind: QpType) -> Option<(u32, u32)> {
     })
 }
 
-/// Why a transition is not one.
+/// Why a transition is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// There is no such transition.

@@ -20,7 +20,7 @@ use crate::base::host::Clock;
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
 
-/// What a virtqueue carries of a completion.
+/// Returns what a virtqueue carries of a completion.
 fn short(cqe: &Cqe) -> virtio_rdma_cqe {
     virtio_rdma_cqe {
         wr_id: cqe.wr_id,
@@ -56,12 +56,12 @@ impl Default for CqQueue {
 /// What a CQ signals, in order of width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Armed {
-    /// Nothing.
+    /// It signals nothing.
     #[default]
     No,
-    /// Solicited completions and errors.
+    /// It signals solicited completions and errors.
     Solicited,
-    /// Every completion.
+    /// It signals every completion.
     Next,
 }
 
@@ -79,14 +79,14 @@ pub(crate) struct Cq {
     armed: Armed,
     /// A CQE was placed since the last signal.
     placed: bool,
-    /// One that is solicited, or an error.
+    /// A CQE that is solicited, or an error, was placed since then.
     placed_solicited: bool,
     /// QPs and SRQs that complete here.
     pub users: Users,
 }
 
 impl Cq {
-    /// The virtqueue, unless the CQ is a ring.
+    /// Returns the virtqueue, unless the CQ is a ring.
     pub fn virtqueue(&mut self) -> Option<&mut Virtqueue> {
         match &mut self.queue {
             CqQueue::Virtqueue(queue) => Some(queue),
@@ -94,7 +94,7 @@ impl Cq {
         }
     }
 
-    /// The ring, unless the CQ is a virtqueue.
+    /// Returns the ring, unless the CQ is a virtqueue.
     pub fn ring(&mut self) -> Option<&mut CqRing> {
         match &mut self.queue {
             CqQueue::Virtqueue(_) => None,
@@ -102,7 +102,7 @@ impl Cq {
         }
     }
 
-    /// Descriptors of the virtqueue; 0 if there is none.
+    /// Returns the descriptors of the virtqueue; 0 if the CQ has no virtqueue.
     pub fn size(&self) -> u16 {
         match &self.queue {
             CqQueue::Virtqueue(queue) => queue.size(),
@@ -149,7 +149,7 @@ impl Cq {
         Err(Overflow)
     }
 
-    /// Whether there is a CQ in this place.
+    /// Returns whether there is a CQ in this place.
     pub fn is_live(&self) -> bool {
         self.live
     }
@@ -201,12 +201,13 @@ impl Cq {
         }
     }
 
-    /// After the CQEs of a turn: whether the ring's owner wants an event.
+    /// Returns whether the ring's owner wants an event for the CQEs that were placed since this was last
+    /// asked.
     pub fn take_event(&mut self, clock: &dyn Clock) -> Due {
         self.ring().map_or(Due::No, |ring| ring.take_event(clock))
     }
 
-    /// Whether the event that is held back is due.
+    /// Returns whether the event that is held back is due.
     pub fn take_held(&mut self, now: Instant) -> Due {
         self.ring().map_or(Due::No, |ring| ring.take_held(now))
     }
@@ -258,7 +259,7 @@ fn place(queue: &mut Virtqueue, cqe: &virtio_rdma_cqe) -> Result<(), (Counter, S
 
 const OVERFLOW: &str = "a completion queue overflowed";
 
-/// Whether REQ_NOTIFY_CQ takes these flags: one kind, or both.
+/// Returns whether REQ_NOTIFY_CQ takes these flags: one kind, or both.
 pub(crate) fn valid_notify_flags(flags: u32) -> bool {
     let known = VIRTIO_RDMA_NOTIFY_SOLICITED | VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION;
     flags != 0 && flags & !known == 0

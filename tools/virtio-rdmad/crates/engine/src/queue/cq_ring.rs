@@ -23,7 +23,7 @@ const ARM_SOLICITED: usize = offset_of!(virtio_rdma_cq_ring, arm_solicited);
 /// Why a CQE was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotPlaced {
-    /// The owner has not taken as many CQEs as the ring holds, or says so.
+    /// The ring is full of CQEs that the owner has not taken, or the owner says so.
     Overflow,
     /// The ring is not in the guest's memory.
     Lost,
@@ -38,11 +38,11 @@ impl From<MemoryError> for NotPlaced {
 /// Whether an event is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// None is.
+    /// No event is due.
     No,
-    /// One is, in this vector.
+    /// An event is due, in this vector.
     Now(u16),
-    /// One is held back until then.
+    /// An event is held back until then.
     At(Instant),
 }
 
@@ -63,7 +63,7 @@ struct Held {
     since: Instant,
 }
 
-/// Bytes of the region of a CQ with `cqe` entries.
+/// Returns the bytes of the region of a CQ with `cqe` entries.
 pub(crate) fn region_len(cqe: u32) -> u64 {
     HEAD as u64 + u64::from(cqe) * CQE as u64
 }
@@ -83,7 +83,7 @@ pub(crate) struct CqRing {
     armed: [u32; 2],
     /// CQEs that were placed since the owner's wish was last looked at.
     fresh: u32,
-    /// The same from the first of them on that is solicited, or an error; 0 if none is.
+    /// CQEs among these from the first on that is solicited or an error; 0 if there is no such CQE.
     fresh_solicited: u32,
     /// What MODIFY_CQ asked for.
     moderation: Option<Moderation>,
@@ -94,7 +94,7 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// A ring of `cqe` entries, a power of two, in a region that holds them.
+    /// Returns a ring of `cqe` entries, a power of two, in a region that holds them.
     pub fn new(pages: Pages, ranges: Box<[Range]>, cqe: u32, vector: u16) -> Self {
         Self {
             pages: Some(pages),
@@ -111,12 +111,12 @@ impl CqRing {
         }
     }
 
-    /// Pages of the region.
+    /// Returns how many pages the region has.
     pub fn pages_len(&self) -> usize {
         self.ranges.iter().map(Range::pages).sum()
     }
 
-    /// What the region is made of.
+    /// Returns what the region is made of.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
@@ -156,7 +156,7 @@ impl CqRing {
         Ok(())
     }
 
-    /// What the owner asks for: `arm_next` and `arm_solicited`.
+    /// Returns what the owner asks for: `arm_next` and `arm_solicited`.
     fn wish(&self) -> Option<[u32; 2]> {
         let pages = self.pages.as_ref()?;
         let load = |at| pages.load_u32(at, Ordering::Relaxed).ok();
@@ -217,7 +217,7 @@ impl CqRing {
         }
     }
 
-    /// The event that is held back is due.
+    /// Ends the hold of the event, which is due now.
     fn release(&mut self) -> Due {
         self.held = None;
         match self.wish() {

@@ -18,12 +18,12 @@ pub(crate) type Event = [u32; 2];
 const _: () = assert!(size_of::<Event>() == size_of::<virtio_rdma_event>());
 const _: () = assert!(size_of::<Event>() == size_of::<virtio_rdma_comp_event>());
 
-/// A `virtio_rdma_event`: an `enum virtio_rdma_event_type` and its object.
+/// Returns a `virtio_rdma_event`: an `enum virtio_rdma_event_type` and its object.
 pub(crate) fn asynchronous(event: u32, handle: u32) -> Event {
     [event, handle]
 }
 
-/// A `virtio_rdma_comp_event`.
+/// Returns a `virtio_rdma_comp_event`.
 pub(crate) fn completion(cqn: u32) -> Event {
     [cqn, 0]
 }
@@ -39,7 +39,7 @@ const MOST: u32 = 64;
 #[derive(Default)]
 pub(crate) struct Events {
     /// The virtqueue.
-    pub ring: Virtqueue,
+    pub queue: Virtqueue,
     waiting: VecDeque<Event>,
     known: HashSet<Event>,
 }
@@ -59,7 +59,7 @@ impl Events {
         let mut taken = 0;
         while taken < MOST {
             let Some(&event) = self.waiting.front() else { break };
-            let chain = match self.ring.pop() {
+            let chain = match self.queue.pop() {
                 Ok(Some(chain)) => chain,
                 Ok(None) => break,
                 Err(error) => {
@@ -71,7 +71,7 @@ impl Events {
             let bytes = event.as_bytes();
             let fits = chain.writable_len() >= bytes.len();
             let written = if fits { chain.write(bytes).unwrap_or(0) } else { 0 };
-            self.ring.give_back(chain.head, written);
+            self.queue.give_back(chain.head, written);
             if written == 0 {
                 stats.guest_error(Counter::BadEventBuffer, "an event buffer is too small");
                 continue;
@@ -79,12 +79,12 @@ impl Events {
             self.waiting.pop_front();
             self.known.remove(&event);
         }
-        self.ring.signal_if_needed();
+        self.queue.signal_if_needed();
         taken
     }
 
-    /// As [`Self::deliver`], on behalf of the guest; whether there may be more.
-    pub fn service(&mut self, stats: &Stats, budget: &mut Budget) -> Visit {
+    /// Visits the queue: delivers events, as [`Self::deliver`].
+    pub fn visit(&mut self, stats: &Stats, budget: &mut Budget) -> Visit {
         let taken = self.deliver(stats);
         budget.work(u64::from(taken) * cost::EVENT);
         if taken == MOST {

@@ -10,7 +10,7 @@ use memory::Pages;
 
 use super::users::Users;
 use super::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
-use super::wqe::{receive_entry_len, Malformed, ReceiveWqe};
+use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
 use crate::memory::page_list::Range;
 
 // `Shape::check` keeps entries out of the head of either kind of region.
@@ -113,38 +113,38 @@ impl Srq {
         slot: u16,
         waits: bool,
         wqe: &mut ReceiveWqe,
-    ) -> Result<Option<Result<(), Malformed>>, SrqError> {
+    ) -> Result<Popped, SrqError> {
         if self.in_error {
             return Err(SrqError::InError);
         }
         if let Some(returned) = self.returned.pop_front() {
             *wqe = returned;
             self.stop_waiting(slot);
-            return Ok(Some(Ok(())));
+            return Ok(Popped::Taken);
         }
-        // Asked to be told: once, whatever the index does meanwhile.
+        // The owner is asked once, whatever the index does meanwhile.
         let mut asked = false;
         loop {
             if let Some((index, entry)) = self.ring.pop()? {
                 let read = wqe.read_entry(index, entry, self.config.max_sge);
                 self.ring.publish_consumer();
                 self.stop_waiting(slot);
-                return Ok(Some(read));
+                return Ok(read.into());
             }
             if asked || !waits {
-                return Ok(None);
+                return Ok(Popped::Empty);
             }
             asked = true;
             self.asleep = true;
             self.waiting.insert(slot);
             if !self.ring.sleep() {
-                return Ok(None);
+                return Ok(Popped::Empty);
             }
         }
     }
 
-    /// The QP in place `slot` waits no longer. The owner is asked for doorbells as
-    /// long as another one does: what it posts then would wake nobody.
+    /// Notes that the QP in place `slot` waits no longer. The owner is asked for doorbells as long as
+    /// another QP waits, because a work request that it posts without one would wake nobody.
     fn stop_waiting(&mut self, slot: u16) {
         self.waiting.remove(&slot);
         if self.asleep && self.waiting.is_empty() {
@@ -153,8 +153,8 @@ impl Srq {
         }
     }
 
-    /// The QPs that wait are to look again, each once, and wait again if they must. `false` while
-    /// others are that did so before.
+    /// Has the QPs that wait look again, each once; they wait again if they must. Returns `false`, and
+    /// does nothing, while others that waited before are yet to look.
     pub fn rouse(&mut self) -> bool {
         let is_free = self.roused.is_empty();
         if is_free {
@@ -163,7 +163,7 @@ impl Srq {
         is_free
     }
 
-    /// The next QP that is to look again.
+    /// Returns the next QP that is to look again.
     pub fn next_roused(&mut self) -> Option<u16> {
         self.roused.pop_first()
     }
@@ -270,7 +270,7 @@ impl Srq {
         first
     }
 
-    /// The QP in place `slot` takes no more work requests: it waits no longer, and another QP takes
+    /// Notes that the QP in place `slot` takes no more work requests: it waits no longer, and another QP takes
     /// what it left unfinished. Returns whether one waits for that.
     pub fn leave(&mut self, slot: u16, unfinished: Option<ReceiveWqe>) -> bool {
         self.returned.extend(unfinished);

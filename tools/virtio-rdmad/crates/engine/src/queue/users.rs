@@ -14,8 +14,8 @@ pub(crate) enum User {
     Srq(u16),
 }
 
-/// The users of a CQ or an SRQ. After an error they fail one after the other, over as many turns as
-/// that takes, and each of them once.
+/// The users of a CQ or an SRQ. After an error they fail one after the other, over as many visits
+/// as that takes, and each of them once.
 #[derive(Default)]
 pub(crate) struct Users {
     all: BTreeSet<User>,
@@ -34,22 +34,22 @@ impl Users {
         self.all.remove(&user);
     }
 
-    /// How many there are.
+    /// Returns how many users there are.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no user.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// What they use has failed.
+    /// Notes that what they use has failed.
     pub fn fail(&mut self) {
         self.failing = Some(Bound::Unbounded);
     }
 
-    /// The next that has to fail.
+    /// Returns the next user that has to fail.
     pub fn next_to_fail(&mut self) -> Option<User> {
         let from = self.failing?;
         let next = self.all.range((from, Bound::Unbounded)).next().copied();

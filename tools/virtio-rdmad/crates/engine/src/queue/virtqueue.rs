@@ -14,7 +14,7 @@ use ring::{Chain, RingError, Signal, SplitQueue};
 pub(crate) struct Virtqueue {
     ring: Option<SplitQueue>,
     signal: Option<Arc<dyn Signal>>,
-    /// What made the ring unusable until it is drained or set up anew.
+    /// What made the ring unusable until it is drained or set up again.
     broken: Option<RingError>,
 }
 
@@ -42,12 +42,12 @@ impl Virtqueue {
         self.ring.as_mut().map_or(Ok(()), |ring| ring.set_memory(memory))
     }
 
-    /// Descriptors of the ring; 0 if there is none.
+    /// Returns the descriptors of the ring; 0 if there is no ring.
     pub fn size(&self) -> u16 {
         self.ring.as_ref().map_or(0, SplitQueue::size)
     }
 
-    /// Chains that wait to be taken.
+    /// Returns how many chains wait to be taken.
     pub fn waiting(&self) -> u16 {
         self.ring.as_ref().and_then(|ring| ring.pending().ok()).unwrap_or(0)
     }

@@ -8,7 +8,7 @@ use ring::RingError;
 
 use super::virtqueue::Virtqueue;
 use super::wq_ring::{Watch, WqRing, WqRingError};
-use super::wqe::{Flushed, Malformed, ReceiveWqe, SendWqe, WqConfig};
+use super::wqe::{Flushed, Popped, ReceiveWqe, SendWqe, WqConfig};
 
 /// What makes a queue unusable until it is drained.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +40,6 @@ impl Display for WorkQueueError {
     }
 }
 
-/// What taking a work request gave: nothing, a work request, or a malformed one.
-pub(crate) type Popped = Result<Option<Result<(), Malformed>>, WorkQueueError>;
-
 /// A send or receive queue of a QP: where its work requests come from.
 ///
 /// A work request is copied out once and then belongs to the engine.
@@ -60,7 +57,7 @@ impl Default for WorkQueue {
 }
 
 impl WorkQueue {
-    /// The virtqueue, unless this is a ring.
+    /// Returns the virtqueue, unless this is a ring.
     pub fn virtqueue(&mut self) -> Option<&mut Virtqueue> {
         match self {
             Self::Virtqueue(queue) => Some(queue),
@@ -68,7 +65,7 @@ impl WorkQueue {
         }
     }
 
-    /// The ring, unless this is a virtqueue.
+    /// Returns the ring, unless this is a virtqueue.
     pub fn ring(&mut self) -> Option<&mut WqRing> {
         match self {
             Self::Virtqueue(_) => None,
@@ -76,7 +73,7 @@ impl WorkQueue {
         }
     }
 
-    /// Descriptors of the virtqueue; 0 if there is none.
+    /// Returns the descriptors of the virtqueue; 0 if there is no virtqueue.
     pub fn size(&self) -> u16 {
         match self {
             Self::Virtqueue(queue) => queue.size(),
@@ -84,7 +81,7 @@ impl WorkQueue {
         }
     }
 
-    /// How far a ring was emptied; `None` of a virtqueue.
+    /// Returns how far a ring was emptied; `None` for a virtqueue.
     pub fn taken(&self) -> Option<u32> {
         match self {
             Self::Virtqueue(_) => None,
@@ -92,7 +89,7 @@ impl WorkQueue {
         }
     }
 
-    /// A watch of a ring.
+    /// Returns a watch of a ring; `None` for a virtqueue.
     pub fn watch(&self) -> Option<Watch> {
         match self {
             Self::Virtqueue(_) => None,
@@ -102,35 +99,43 @@ impl WorkQueue {
 
     /// Takes the next send work request into `wqe`.
     #[inline]
-    pub fn pop_send(&mut self, wqe: &mut SendWqe, config: &WqConfig) -> Popped {
+    pub fn pop_send(
+        &mut self,
+        wqe: &mut SendWqe,
+        config: &WqConfig,
+    ) -> Result<Popped, WorkQueueError> {
         match self {
             Self::Ring(ring) => {
-                let Some((index, entry)) = ring.pop()? else { return Ok(None) };
-                Ok(Some(wqe.read_entry(index, entry, config)))
+                let Some((index, entry)) = ring.pop()? else { return Ok(Popped::Empty) };
+                Ok(wqe.read_entry(index, entry, config).into())
             }
             Self::Virtqueue(queue) => {
-                let Some(chain) = queue.pop()? else { return Ok(None) };
+                let Some(chain) = queue.pop()? else { return Ok(Popped::Empty) };
                 let read = SendWqe::read(&chain, config.kind, config.max_send_sge);
                 queue.give_back(chain.head, 0);
-                Ok(Some(read.map(|read| *wqe = read)))
+                Ok(read.map(|read| *wqe = read).into())
             }
         }
     }
 
     /// Takes the next receive work request into `wqe`.
     #[inline]
-    pub fn pop_receive(&mut self, wqe: &mut ReceiveWqe, max_sge: usize) -> Popped {
+    pub fn pop_receive(
+        &mut self,
+        wqe: &mut ReceiveWqe,
+        max_sge: usize,
+    ) -> Result<Popped, WorkQueueError> {
         match self {
             Self::Ring(ring) => {
-                let Some((index, entry)) = ring.pop()? else { return Ok(None) };
-                Ok(Some(wqe.read_entry(index, entry, max_sge)))
+                let Some((index, entry)) = ring.pop()? else { return Ok(Popped::Empty) };
+                Ok(wqe.read_entry(index, entry, max_sge).into())
             }
             Self::Virtqueue(queue) => {
-                let Some(chain) = queue.pop()? else { return Ok(None) };
+                let Some(chain) = queue.pop()? else { return Ok(Popped::Empty) };
                 let read = ReceiveWqe::read(&chain, max_sge);
                 queue.give_back(chain.head, 0);
                 queue.signal_if_needed();
-                Ok(Some(read.map(|read| *wqe = read)))
+                Ok(read.map(|read| *wqe = read).into())
             }
         }
     }
@@ -159,7 +164,7 @@ impl WorkQueue {
         })
     }
 
-    /// Work requests that wait to be taken.
+    /// Returns how many work requests wait to be taken.
     pub fn waiting(&self) -> u16 {
         match self {
             Self::Virtqueue(queue) => queue.waiting(),
@@ -174,7 +179,7 @@ impl WorkQueue {
         }
     }
 
-    /// Asks to be told of the next work request; whether one is there already.
+    /// Asks to be told of the next work request; returns whether one is there already.
     pub fn enable_notify(&mut self) -> bool {
         match self {
             Self::Virtqueue(queue) => queue.enable_notify(),
@@ -182,7 +187,7 @@ impl WorkQueue {
         }
     }
 
-    /// Asks not to be told: this side looks.
+    /// Asks not to be told, because this side looks by itself.
     pub fn disable_notify(&mut self) {
         match self {
             Self::Virtqueue(queue) => queue.disable_notify(),

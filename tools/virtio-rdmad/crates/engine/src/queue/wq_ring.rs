@@ -18,13 +18,13 @@ use crate::memory::page_list::PAGE_SIZE;
 /// Smallest and largest stride.
 const STRIDES: std::ops::RangeInclusive<u32> = 32..=4096;
 
-/// Bytes of an entry that are asked for before it is taken.
+/// Bytes of an entry that are prefetched before it is taken, at most.
 const MOST_PREFETCHED: u32 = 128;
 
 /// Bytes of an entry that is moved, at most: those of a receive with all SGEs.
 const MOST_MOVED: usize = receive_entry_len(MAX_SGE);
 
-/// What a ring is for, and so where its head has what.
+/// What a ring is for, which decides where the fields of its head are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The send ring of a QP.
@@ -35,10 +35,10 @@ pub(crate) enum Kind {
     Shared,
 }
 
-/// What is wrong with a ring. Each is the doing of its owner.
+/// What is wrong with a ring. In each case its owner did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WqRingError {
-    /// More is posted than the ring holds, or the index moved back.
+    /// The owner posted more than the ring holds, or moved the index back.
     #[error("the producer index {producer} is not within {depth} of {next}")]
     Producer {
         /// The index.
@@ -60,7 +60,7 @@ pub(crate) struct Shape {
     pub depth: u32,
     /// Bytes of an entry, as a power of two.
     stride_log2: u32,
-    /// Of the first entry.
+    /// Offset of the first entry in the region.
     offset: usize,
 }
 
@@ -88,24 +88,24 @@ impl Shape {
         valid.then(|| Self { depth, stride_log2: stride.ilog2(), offset: offset as usize })
     }
 
-    /// Pages that the ring touches, wherever in its region it begins.
+    /// Returns how many pages the ring touches, wherever in its region it begins.
     pub fn most_pages(&self) -> u64 {
         let bytes = u64::from(self.depth) << self.stride_log2;
         bytes.div_ceil(PAGE_SIZE) + u64::from(bytes != 0)
     }
 
-    /// Where the ring ends in the region.
+    /// Returns where the ring ends in the region.
     pub fn end(&self) -> u64 {
         self.offset as u64 + (u64::from(self.depth) << self.stride_log2)
     }
 
-    /// Bytes of an entry that are worth to be asked for: what most of them have.
+    /// Returns how many bytes of an entry are prefetched: as many as most entries have.
     #[inline]
     fn prefetched(&self) -> usize {
         1 << self.stride_log2.min(MOST_PREFETCHED.ilog2())
     }
 
-    /// Where entry `index` is in the region; there are entries.
+    /// Returns where entry `index` is in the region. The ring must have entries.
     #[inline]
     fn entry(&self, index: u32) -> usize {
         let place = (index & (self.depth - 1)) as usize;
@@ -128,7 +128,7 @@ pub(crate) struct WqRing {
 }
 
 impl WqRing {
-    /// A ring of a QP in RESET.
+    /// Returns a ring of a QP in RESET.
     pub fn new(pages: Arc<Pages>, shape: Shape, kind: Kind) -> Self {
         Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }
     }
@@ -206,18 +206,18 @@ impl WqRing {
         }
     }
 
-    /// How far entries were taken.
+    /// Returns how far entries were taken.
     pub fn taken(&self) -> u32 {
         self.next
     }
 
-    /// A watch of what comes next; `None` while the ring is not in memory.
+    /// Returns a watch of what comes next; `None` while the ring is not in memory.
     pub fn watch(&self) -> Option<Watch> {
         let pages = Arc::clone(self.pages.as_ref()?);
         Some(Watch { pages, producer: self.producer(), taken: self.next })
     }
 
-    /// Entries that wait to be taken.
+    /// Returns how many entries wait to be taken.
     pub fn waiting(&self) -> u32 {
         let Some(pages) = &self.pages else { return 0 };
         let producer = pages.load_u32(self.producer(), Ordering::Relaxed).unwrap_or(self.next);
@@ -264,7 +264,7 @@ impl WqRing {
         Ok(self.left(&moving).map(|_| moving))
     }
 
-    /// Entries that are yet to be moved; `None` if they do not fit.
+    /// Returns how many entries are yet to be moved; `None` if they do not fit.
     fn left(&self, moving: &MovingWq) -> Option<u32> {
         let count = self.limit.wrapping_sub(moving.from);
         if count > self.shape.depth.min(moving.shape.depth) {
@@ -327,9 +327,9 @@ pub(crate) struct MovingWq {
     moved: u32,
 }
 
-/// Tells whether something was posted to a ring, without the ring; a hint, for
-/// taking checks what the owner wrote. To be made anew after a change of the memory
-/// map, and when the ring is reset or replaced.
+/// Tells whether something was posted to a ring, without the ring. It is a hint: taking an entry checks
+/// what the owner wrote. A change of the memory map, and a ring that is reset or replaced, need a new
+/// watch.
 pub(crate) struct Watch {
     pages: Arc<Pages>,
     /// Where the producer's index is.
@@ -338,7 +338,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Whether there may be something to take, or to report.
+    /// Returns whether there may be something to take, or to report.
     #[inline]
     pub fn has_work(&self) -> bool {
         self.pages.load_u32(self.producer, Ordering::Relaxed) != Ok(self.taken)

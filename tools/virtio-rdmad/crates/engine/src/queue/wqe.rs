@@ -41,7 +41,7 @@ const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 const KNOWN_FLAGS: u32 =
     VIRTIO_RDMA_SEND_FENCE | VIRTIO_RDMA_SEND_SIGNALED | VIRTIO_RDMA_SEND_SOLICITED;
 
-/// Bytes of the header of an entry of a send ring; a datagram's is the longest.
+/// Returns the bytes of the header of an entry of a send ring; a datagram's is the longest.
 fn ring_header_len(kind: QpType) -> usize {
     match kind {
         QpType::Rc | QpType::Uc => RING_HEADER,
@@ -50,12 +50,12 @@ fn ring_header_len(kind: QpType) -> usize {
     }
 }
 
-/// Bytes of an entry of a send ring with this many SGEs, or bytes of inline data.
+/// Returns the bytes of an entry of a send ring with this many SGEs, or bytes of inline data.
 pub(crate) fn send_entry_len(kind: QpType, max_sge: usize, max_inline: usize) -> usize {
     ring_header_len(kind) + max_inline.max(max_sge * size_of::<virtio_rdma_sge>())
 }
 
-/// Bytes of an entry of a receive ring with this many SGEs.
+/// Returns the bytes of an entry of a receive ring with this many SGEs.
 pub(crate) const fn receive_entry_len(max_sge: usize) -> usize {
     RECEIVE_HEADER + max_sge * size_of::<virtio_rdma_sge>()
 }
@@ -84,7 +84,7 @@ impl SgeList {
     const EMPTY: Self =
         Self { sges: [virtio_rdma_sge { addr: 0, length: 0, lkey: 0 }; MAX_SGE], count: 0 };
 
-    /// The SGEs.
+    /// Returns the SGEs.
     pub fn as_slice(&self) -> &[virtio_rdma_sge] {
         self.sges.get(..self.count).unwrap_or_default()
     }
@@ -97,7 +97,7 @@ impl SgeList {
         entry.read(at, to.as_mut_bytes()).is_ok()
     }
 
-    /// Bytes that they name in all.
+    /// Returns how many bytes they name in all.
     pub fn total(&self) -> u64 {
         self.as_slice().iter().map(|sge| u64::from(sge.length)).sum()
     }
@@ -122,7 +122,7 @@ pub(crate) enum Operation {
     Read,
     /// An atomic operation.
     Atomic(Atomic),
-    /// A write of 8 bytes, of which nobody sees but all; in rings only.
+    /// A write of 8 bytes, which every reader sees as a whole; in rings only.
     AtomicWrite,
     /// A flush; in rings only.
     Flush(Flush),
@@ -135,17 +135,17 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether it carries nothing.
+    /// Returns whether it carries nothing.
     fn has_no_data(self) -> bool {
         self.is_local() || matches!(self, Self::Flush(_))
     }
 
-    /// Whether it concerns 8 bytes.
+    /// Returns whether it concerns 8 bytes.
     fn is_of_a_word(self) -> bool {
         matches!(self, Self::Atomic(_) | Self::AtomicWrite)
     }
 
-    /// Whether it concerns no peer.
+    /// Returns whether it concerns no peer.
     pub fn is_local(self) -> bool {
         matches!(self, Self::RegMr(_) | Self::LocalInv | Self::BindMw(_))
     }
@@ -187,7 +187,7 @@ pub(crate) struct SendWqe {
     pub ud: WrUd,
 }
 
-/// A work request that is not one.
+/// A malformed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
     /// Its index in the ring; 0 from a virtqueue.
@@ -202,7 +202,28 @@ pub(crate) struct Malformed {
     pub why: &'static str,
 }
 
-/// `enum virtio_rdma_wc_opcode` for an `enum virtio_rdma_wr_opcode`.
+/// What taking a work request from a queue gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Popped {
+    /// No work request is there.
+    Empty,
+    /// A work request was taken.
+    Taken,
+    /// A malformed work request was taken.
+    Malformed(Malformed),
+}
+
+impl From<Result<(), Malformed>> for Popped {
+    #[inline]
+    fn from(read: Result<(), Malformed>) -> Self {
+        match read {
+            Ok(()) => Self::Taken,
+            Err(malformed) => Self::Malformed(malformed),
+        }
+    }
+}
+
+/// Returns the `enum virtio_rdma_wc_opcode` for an `enum virtio_rdma_wr_opcode`.
 fn wc_opcode(opcode: u32) -> u8 {
     (match opcode {
         VIRTIO_RDMA_WR_RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM => VIRTIO_RDMA_WC_RDMA_WRITE,
@@ -218,12 +239,12 @@ fn wc_opcode(opcode: u32) -> u8 {
     }) as u8
 }
 
-/// Whether an `enum virtio_rdma_wr_opcode` is one of rings alone.
+/// Returns whether an `enum virtio_rdma_wr_opcode` is one of rings alone.
 fn needs_rings(opcode: u32) -> bool {
     matches!(opcode, VIRTIO_RDMA_WR_BIND_MW | VIRTIO_RDMA_WR_FLUSH | VIRTIO_RDMA_WR_ATOMIC_WRITE)
 }
 
-/// Whether QPs of a type do an `enum virtio_rdma_wr_opcode` (IBA 9.4, table 38).
+/// Returns whether QPs of a type do an `enum virtio_rdma_wr_opcode` (IBA 9.4, table 38).
 fn allows(kind: QpType, opcode: u32) -> bool {
     let send = matches!(opcode, VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM);
     let write = matches!(opcode, VIRTIO_RDMA_WR_RDMA_WRITE | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
@@ -248,7 +269,7 @@ fn allows(kind: QpType, opcode: u32) -> bool {
 }
 
 impl SendWqe {
-    /// Nothing.
+    /// Returns a work request that asks for nothing.
     pub fn empty() -> Self {
         Self {
             index: 0,
@@ -394,7 +415,7 @@ impl SendWqe {
         Ok(())
     }
 
-    /// The same for bytes that were copied.
+    /// Checks the bytes of a chain that were copied, as [`Self::read`].
     pub fn parse(bytes: &[u8], kind: QpType, max_sge: usize) -> Result<Self, Malformed> {
         let Ok((header, rest)) = virtio_rdma_sq_wqe::read_from_prefix(bytes) else {
             let why = "a send work request is shorter than its header";
@@ -480,18 +501,18 @@ impl SendWqe {
         true
     }
 
-    /// Whether the responder takes a receive for it.
+    /// Returns whether the responder takes a receive for it.
     pub fn takes_receive(&self) -> bool {
         self.operation == Operation::Send || self.immediate.is_some()
     }
 }
 
-/// A structure at the beginning of `bytes`, which are as many.
+/// Returns a structure at the beginning of `bytes`, which must be as long.
 fn prefix<T: FromBytes>(bytes: &[u8]) -> T {
     T::read_from_prefix(bytes).map_or_else(|_| T::new_zeroed(), |(value, _)| value)
 }
 
-/// Whether an `enum virtio_rdma_wr_opcode` names a key to invalidate.
+/// Returns whether an `enum virtio_rdma_wr_opcode` names a key to invalidate.
 fn invalidates(opcode: u32) -> bool {
     matches!(
         opcode,
@@ -499,7 +520,7 @@ fn invalidates(opcode: u32) -> bool {
     )
 }
 
-/// Whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
+/// Returns whether the data of an `enum virtio_rdma_wr_opcode` may be inline.
 fn may_be_inline(opcode: u32) -> bool {
     matches!(
         opcode,
@@ -514,7 +535,7 @@ fn may_be_inline(opcode: u32) -> bool {
 /// What the CQE of a flushed work request says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flushed {
-    /// Of the work request.
+    /// `wr_id` of the work request.
     pub wr_id: u64,
     /// `enum virtio_rdma_wc_opcode`.
     pub wc_opcode: u8,
@@ -523,7 +544,7 @@ pub(crate) struct Flushed {
 }
 
 impl Flushed {
-    /// What is flushed of a send work request, whatever else is in it.
+    /// Returns what is flushed of a send work request in a chain, whatever else is in it.
     pub fn send(chain: &Chain) -> Self {
         let mut bytes = [0; SEND_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -531,16 +552,16 @@ impl Flushed {
         Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode), index: 0 }
     }
 
-    /// The same of a ring.
+    /// Returns what is flushed of a send work request in a ring.
     pub fn send_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RING_HEADER];
-        // What cannot be read is zeros.
+        // An entry that cannot be read counts as zeros.
         let _ = entry.read(0, &mut bytes);
         let header: virtio_rdma_ring_sq_wqe = prefix(&bytes);
         Self { wr_id: header.wr_id, wc_opcode: wc_opcode(header.opcode.into()), index }
     }
 
-    /// What is flushed of a receive work request, whatever else is in it.
+    /// Returns what is flushed of a receive work request in a chain, whatever else is in it.
     pub fn receive(chain: &Chain) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         let whole = chain.read(&mut bytes).is_ok_and(|count| count == bytes.len());
@@ -548,7 +569,7 @@ impl Flushed {
         Self { wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: 0 }
     }
 
-    /// The same of a ring.
+    /// Returns what is flushed of a receive work request in a ring.
     pub fn receive_entry(index: u32, entry: Entry<'_>) -> Self {
         let mut bytes = [0; RECEIVE_HEADER];
         // What cannot be read is zeros.
@@ -568,7 +589,7 @@ pub(crate) struct ReceiveWqe {
     pub sges: SgeList,
 }
 
-/// A receive work request that is not one.
+/// Returns what is wrong with a receive work request.
 fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
     let wc_opcode = VIRTIO_RDMA_WC_RECV as u8;
     Malformed { index, wr_id, wc_opcode, status: VIRTIO_RDMA_WC_LOC_QP_OP_ERR, why }
@@ -580,7 +601,7 @@ impl ReceiveWqe {
         Self { index: 0, wr_id: 0, sges: SgeList::EMPTY }
     }
 
-    /// What its CQE says if it fails.
+    /// Returns what its CQE says if it fails.
     pub fn failed(&self) -> Flushed {
         Flushed { wr_id: self.wr_id, wc_opcode: VIRTIO_RDMA_WC_RECV as u8, index: self.index }
     }
@@ -594,7 +615,7 @@ impl ReceiveWqe {
         Self::parse(&bytes[..count], max_sge)
     }
 
-    /// The same for bytes that were copied.
+    /// Checks the bytes of a chain that were copied, as [`Self::read`].
     pub fn parse(bytes: &[u8], max_sge: usize) -> Result<Self, Malformed> {
         let refuse = |wr_id, why| Err(malformed_receive(0, wr_id, why));
         let Ok((header, rest)) = virtio_rdma_rq_wqe::read_from_prefix(bytes) else {
@@ -610,7 +631,7 @@ impl ReceiveWqe {
         Ok(Self { index: 0, wr_id: header.wr_id, sges: SgeList::parse(rest, count) })
     }
 
-    /// The same for an entry of a ring, in place of the one before.
+    /// Copies a work request out of its ring, in place of the one before, and checks its form.
     pub fn read_entry(
         &mut self,
         index: u32,

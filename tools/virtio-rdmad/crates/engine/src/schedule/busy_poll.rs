@@ -2,27 +2,27 @@
 
 //! Busy polling: queues that had work lately are looked at without being kicked.
 //!
-//! With many QPs nearly all of these looks are in vain, so a ring is not visited for one: a
+//! With many QPs nearly all of these looks find nothing, so a ring is not visited for a look: a
 //! [`Watch`] reads the producer's index, and nothing else.
 
 use crate::base::ready_set::Set;
 use crate::queue::wq_ring::Watch;
 
-/// Looks in vain, at all queues together, after which one of them is no longer looked at; and the
-/// fewest and most at one queue.
+/// Looks that find nothing, at all queues together, after which a queue is no longer busy-polled; and
+/// the fewest and most at one queue.
 const IDLE_LOOKS: usize = 4096;
 const FEWEST_LOOKS: usize = 8;
 const MOST_LOOKS: usize = 512;
 
-/// Most queues that are looked at in one round; the next round goes on behind them.
+/// Queues that are looked at in one round, at most; the next round goes on behind them.
 const LOOKS: usize = 1024;
 
-/// A queue that is looked at.
+/// A queue that is busy-polled.
 struct Polled {
     queue: u16,
     /// The generation of its watch.
     generation: u64,
-    /// Looks in vain since it had work.
+    /// Looks that found nothing since it had work.
     idle: u16,
     /// `None`: only a visit tells whether there is work.
     watch: Option<Watch>,
@@ -33,7 +33,7 @@ pub(crate) struct BusyPoll {
     all: Vec<Polled>,
     /// Where each queue is in `all`, plus one; 0: it is not looked at.
     places: Box<[u16]>,
-    /// Those that were looked at in vain for long enough, until they are asked for.
+    /// Queues where looks found nothing for long enough, until [`Self::next_tired`] returns them.
     tired: Vec<u16>,
     /// Where in `all` the next look begins.
     cursor: usize,
@@ -48,7 +48,7 @@ impl BusyPoll {
         Self { all, places: vec![0; queues.into()].into(), tired, cursor: 0, generation: 0 }
     }
 
-    /// What is known of a queue, which is looked at from now on.
+    /// Returns what is known of a queue, which is busy-polled from now on.
     fn place(&mut self, queue: u16) -> &mut Polled {
         let place = &mut self.places[usize::from(queue)];
         if *place == 0 {
@@ -61,8 +61,8 @@ impl BusyPoll {
         polled
     }
 
-    /// A queue had work, and has no more: it is looked at from now on. `taken` is how far its ring
-    /// was emptied; `watch` makes a watch of it, if it has a ring.
+    /// Notes that a queue had work, and has no more: it is busy-polled from now on. `taken` is how far its
+    /// ring was emptied; `watch` makes a watch of it, if it has a ring.
     pub fn had_work(
         &mut self,
         queue: u16,
@@ -74,7 +74,7 @@ impl BusyPoll {
         polled.follow(taken, watch);
     }
 
-    /// A visit found no work; whether that was so for long enough.
+    /// Notes that a visit found no work; returns whether that was so for long enough.
     pub fn was_empty(
         &mut self,
         queue: u16,
@@ -87,7 +87,7 @@ impl BusyPoll {
         polled.is_tired(most)
     }
 
-    /// Looks at no queue of this number any more.
+    /// Ends the busy polling of a queue.
     pub fn remove(&mut self, queue: u16) {
         let place = std::mem::take(&mut self.places[usize::from(queue)]);
         let Some(at) = usize::from(place).checked_sub(1) else { return };
@@ -97,12 +97,12 @@ impl BusyPoll {
         }
     }
 
-    /// A queue that is looked at, if there is one.
+    /// Returns a queue that is busy-polled, if there is one.
     pub fn any(&self) -> Option<u16> {
         self.all.last().map(|polled| polled.queue)
     }
 
-    /// Looks at no queue any more.
+    /// Ends the busy polling of all queues.
     pub fn clear(&mut self) {
         self.all.clear();
         self.tired.clear();
@@ -134,14 +134,14 @@ impl BusyPoll {
         end - begin
     }
 
-    /// A queue that the last look found to be in vain for long enough.
+    /// Returns a queue where the last look found nothing for long enough.
     pub fn next_tired(&mut self) -> Option<u16> {
         self.tired.pop()
     }
 
-    /// Looks in vain at one queue before it is tired.
+    /// Returns how many looks at one queue may find nothing before it is tired.
     fn most(&self) -> u16 {
-        // With none, one is about to come.
+        // If no queue is in the set, one is about to come.
         let share = IDLE_LOOKS / self.all.len().max(1);
         share.clamp(FEWEST_LOOKS, MOST_LOOKS) as u16
     }
@@ -166,7 +166,7 @@ impl Polled {
         }
     }
 
-    /// Counts a look in vain.
+    /// Counts a look that found nothing.
     fn is_tired(&mut self, most: u16) -> bool {
         self.idle = self.idle.saturating_add(1);
         self.idle >= most

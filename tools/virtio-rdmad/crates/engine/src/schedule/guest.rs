@@ -60,10 +60,10 @@ impl Guest {
             Queue::Send(slot) => requester::visit(hca, slot, round),
             Queue::Receive(slot) => parked_unless(receive::visit(hca, slot, round)),
             Queue::Srq(slot) => parked_unless(srq::visit(hca, slot, &mut round.budget)),
-            Queue::Event => lock(&hca.events).service(&hca.stats, &mut round.budget),
+            Queue::Event => lock(&hca.events).visit(&hca.stats, &mut round.budget),
             Queue::CompletionEvents(vector) => {
                 match hca.completion_events.get(usize::from(vector)) {
-                    Some(events) => lock(events).service(&hca.stats, &mut round.budget),
+                    Some(events) => lock(events).visit(&hca.stats, &mut round.budget),
                     None => Visit::Parked,
                 }
             }
@@ -83,9 +83,9 @@ impl Guest {
             Queue::Completion(cq) => f(lock(hca.cqs.take(cq)).virtqueue()?),
             Queue::Send(slot) => f(lock(&hca.qps.take(slot).requester).queue.virtqueue()?),
             Queue::Receive(slot) => f(lock(&hca.qps.take(slot).responder).queue.virtqueue()?),
-            Queue::Event => f(&mut lock(&hca.events).ring),
+            Queue::Event => f(&mut lock(&hca.events).queue),
             Queue::CompletionEvents(vector) => {
-                f(&mut lock(hca.completion_events.get(usize::from(vector))?).ring)
+                f(&mut lock(hca.completion_events.get(usize::from(vector))?).queue)
             }
             Queue::Doorbell => f(&mut lock(&self.doorbells)),
             Queue::Srq(_) => return None,

@@ -222,7 +222,7 @@ enum Rings {
     Absent,
     /// The budget is exhausted.
     Unfinished,
-    /// These pages, or that the rings are not in memory.
+    /// The rings are in these pages, or not in memory.
     Found(Option<Pages>),
 }
 

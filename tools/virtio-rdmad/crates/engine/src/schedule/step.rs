@@ -4,11 +4,11 @@
 
 /// What one step of a change leaves.
 pub(crate) enum Step {
-    /// There are more.
+    /// There are more steps.
     More,
-    /// There are more, and a peer has to go on first, or the budget is exhausted.
+    /// There are more steps, and a peer has to go on first, or the budget is exhausted.
     Wait,
-    /// Nothing: all is done.
+    /// There is nothing more: all is done.
     Done,
 }
 

@@ -172,7 +172,7 @@ impl CompletionBatch {
         }
     }
 
-    /// Adds up what was counted.
+    /// Adds what was counted to the counters.
     pub fn settle(&mut self, stats: &Stats) {
         for (hca, traffic) in self.traffic.drain(..) {
             for (counter, value) in traffic.counters() {

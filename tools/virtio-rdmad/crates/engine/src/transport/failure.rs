@@ -15,6 +15,7 @@ use crate::base::budget::{cost, Budget};
 use crate::base::counters::{Counter, Stats};
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
+use crate::queue::srq::Srq;
 use crate::queue::users::User;
 
 /// Counts a CQE with an error, `status` of `enum virtio_rdma_wc_status`.
@@ -71,7 +72,7 @@ fn fail_qp(hca: &Hca, slot: u16) {
 /// Puts the SRQ in a place into error, for its owner's doing. Every QP that uses it fails
 /// when the guest's own thread comes to it.
 pub(crate) fn fail_srq(hca: &Hca, srq: u16) {
-    if hca.with_srq(srq, |srq| srq.fail()) == Some(true) {
+    if hca.with_srq(srq, Srq::fail) == Some(true) {
         hca.raise(VIRTIO_RDMA_EVENT_SRQ_ERR, u32::from(srq) + 1);
         hca.make_ready(hca.jobs.srq(srq));
     }

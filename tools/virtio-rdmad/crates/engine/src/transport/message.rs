@@ -58,7 +58,7 @@ pub(crate) enum Nak {
     Silence,
     /// There is no other end, or it is not connected to this QP or not ready to receive.
     Unreachable,
-    /// It ends with this `enum virtio_rdma_wc_status` at the requester.
+    /// The work request ends with this `enum virtio_rdma_wc_status` at the requester.
     Failed(u32),
 }
 

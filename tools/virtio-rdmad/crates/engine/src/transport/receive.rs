@@ -22,14 +22,14 @@ use crate::base::sync::lock;
 use crate::qp::config::QpConfig;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
-use crate::queue::wqe::{Flushed, Malformed};
+use crate::queue::wqe::{Flushed, Malformed, Popped};
 
 /// Why no receive was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoReceive {
     /// No receive is posted.
     Empty,
-    /// A receive is posted that is malformed; the QP has failed.
+    /// A receive is posted that is malformed, or the queue is; the QP has failed.
     Malformed,
 }
 
@@ -79,53 +79,55 @@ impl Receiver<'_> {
             return Ok(());
         }
         let srq = self.responder.config.and_then(|config| config.srq);
-        let receive = match srq {
+        let popped = match srq {
             Some(srq) => self.next_shared(srq, waits)?,
             None => self.next_own(waits)?,
         };
-        self.responder.has_receive = receive.is_ok();
-        receive.map_err(|malformed| {
-            self.hca.stats.guest_error(Counter::BadReceiveRequest, malformed.why);
-            let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
-            self.complete_with_error(Flushed { wr_id, wc_opcode, index }, status);
-            self.fail(None);
-            if let Some(srq) = srq {
-                fail_srq(self.hca, srq);
+        match popped {
+            Popped::Empty => Err(NoReceive::Empty),
+            Popped::Taken => {
+                self.responder.has_receive = true;
+                Ok(())
             }
+            Popped::Malformed(malformed) => {
+                self.hca.stats.guest_error(Counter::BadReceiveRequest, malformed.why);
+                let Malformed { wr_id, wc_opcode, index, status, .. } = malformed;
+                self.complete_with_error(Flushed { wr_id, wc_opcode, index }, status);
+                self.fail(None);
+                if let Some(srq) = srq {
+                    fail_srq(self.hca, srq);
+                }
+                Err(NoReceive::Malformed)
+            }
+        }
+    }
+
+    /// Takes the next work request of the QP's SRQ.
+    fn next_shared(&mut self, srq: u16, waits: bool) -> Result<Popped, NoReceive> {
+        srq::take(self.hca, self.slot, srq, self.responder, waits).map_err(|error| {
+            self.hca.stats.guest_error(Counter::BadReceiveChain, error);
+            fail_srq(self.hca, srq);
+            self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
             NoReceive::Malformed
         })
     }
 
-    /// Takes the next work request of the QP's SRQ.
-    fn next_shared(&mut self, srq: u16, waits: bool) -> Result<Result<(), Malformed>, NoReceive> {
-        srq::take(self.hca, self.slot, srq, self.responder, waits)
-            .map_err(|error| {
-                self.hca.stats.guest_error(Counter::BadReceiveChain, error);
-                fail_srq(self.hca, srq);
-                self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
-                NoReceive::Malformed
-            })?
-            .ok_or(NoReceive::Empty)
-    }
-
     /// Takes the next work request of the QP's own receive queue.
-    fn next_own(&mut self, waits: bool) -> Result<Result<(), Malformed>, NoReceive> {
+    fn next_own(&mut self, waits: bool) -> Result<Popped, NoReceive> {
         let responder = &mut *self.responder;
         let max_sge = responder.config.map_or(0, |config| config.wq.max_recv_sge);
         // The guest is asked to tell once, whatever the index does meanwhile.
         let mut asked = false;
-        let receive = loop {
+        let popped = loop {
             match responder.queue.pop_receive(&mut responder.receive, max_sge) {
-                Ok(Some(receive)) => break receive,
-                Ok(None) if asked || !waits => {
-                    return Err(NoReceive::Empty);
-                }
-                Ok(None) => {
+                Ok(Popped::Empty) if asked || !waits => return Ok(Popped::Empty),
+                Ok(Popped::Empty) => {
                     (asked, responder.notify) = (true, true);
                     if !responder.queue.enable_notify() {
-                        return Err(NoReceive::Empty);
+                        return Ok(Popped::Empty);
                     }
                 }
+                Ok(popped) => break popped,
                 Err(error) => {
                     self.hca.stats.guest_error(Counter::BadReceiveChain, error);
                     self.fail(Some(VIRTIO_RDMA_EVENT_QP_FATAL));
@@ -137,7 +139,7 @@ impl Receiver<'_> {
             responder.notify = false;
             responder.queue.disable_notify();
         }
-        Ok(receive)
+        Ok(popped)
     }
 
     /// Completes the receive with success; `fill` sets what datagrams add to its CQE.

@@ -41,19 +41,19 @@ use crate::qp::config::QpConfig;
 use crate::qp::halves::Wait;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
-use crate::queue::work_queue::Popped;
-use crate::queue::wqe::{Flushed, Operation, SendWqe};
+use crate::queue::work_queue::WorkQueueError;
+use crate::queue::wqe::{Flushed, Operation, Popped, SendWqe};
 
 /// What a step of the work request under way led to.
 enum Step {
     /// Something was done, and something may follow.
     Partial,
-    /// It ends with this `enum virtio_rdma_wc_status`.
+    /// The work request ends with this `enum virtio_rdma_wc_status`.
     End(u32),
-    /// It waits.
+    /// The work request waits.
     Wait,
-    /// It is done, and this was found behind it.
-    Next(Popped),
+    /// The work request is done, and this was found behind it.
+    Next(Result<Popped, WorkQueueError>),
 }
 
 /// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
@@ -147,14 +147,19 @@ impl Sender<'_> {
 
     /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
     /// (then the state has changed).
-    fn begin(&self, requester: &mut Requester, popped: Popped, round: &mut Round) -> bool {
+    fn begin(
+        &self,
+        requester: &mut Requester,
+        popped: Result<Popped, WorkQueueError>,
+        round: &mut Round,
+    ) -> bool {
         let malformed = match popped {
-            Ok(Some(Ok(()))) => {
+            Ok(Popped::Taken) => {
                 requester.begin();
                 return true;
             }
-            Ok(Some(Err(malformed))) => malformed,
-            Ok(None) => return false,
+            Ok(Popped::Malformed(malformed)) => malformed,
+            Ok(Popped::Empty) => return false,
             Err(error) => {
                 self.hca.stats.guest_error(Counter::BadSendChain, error);
                 self.hca.raise(VIRTIO_RDMA_EVENT_QP_FATAL, self.qpn());
@@ -335,7 +340,7 @@ impl Sender<'_> {
             }
             if !requester.active {
                 match requester.queue.pop_send(&mut requester.wqe, &self.config.wq) {
-                    Ok(Some(Ok(()))) => requester.begin(),
+                    Ok(Popped::Taken) => requester.begin(),
                     // What becomes of that may lock this QP's responder, which may be this one.
                     popped => break Ok(Step::Next(popped)),
                 }

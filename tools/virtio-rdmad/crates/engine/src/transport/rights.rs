@@ -19,7 +19,7 @@ pub struct GidPrefix {
 }
 
 impl GidPrefix {
-    /// The GIDs whose first `bits` are those of `gid`; `None` for more than 128 bits.
+    /// Returns the GIDs whose first `bits` are those of `gid`; `None` for more than 128 bits.
     pub fn new(gid: Gid, bits: u32) -> Option<Self> {
         (bits <= 128).then_some(Self { gid, bits })
     }
@@ -29,7 +29,7 @@ impl GidPrefix {
         difference.leading_zeros() >= self.bits
     }
 
-    /// Whether it is a single GID.
+    /// Returns whether it is a single GID.
     fn is_single(&self) -> bool {
         self.bits == 128
     }
@@ -38,7 +38,7 @@ impl GidPrefix {
 /// The VLANs that a guest's addresses may be in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VlanList {
-    /// Whether they may be in none.
+    /// Whether addresses may be in no VLAN.
     pub untagged: bool,
     /// Numbers of VLANs.
     pub ranges: Vec<RangeInclusive<u16>>,
@@ -63,7 +63,7 @@ pub struct AddressRights {
     pub vlans: Option<VlanList>,
 }
 
-/// What is known of a guest's addresses.
+/// What is known of the addresses that a guest may use.
 #[derive(Debug)]
 pub(crate) struct Rights {
     /// The interface identifier of the guest's MAC address (RFC 4291, appendix A).
@@ -75,17 +75,17 @@ pub(crate) struct Rights {
 const LINK_LOCAL: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 
 impl Rights {
-    /// Those of a guest with this MAC address.
+    /// Returns the rights of a guest with this MAC address.
     pub fn new(mac: Option<[u8; 6]>, listed: AddressRights) -> Self {
         Self { interface: mac.map(guid), listed }
     }
 
-    /// Whether a GID is made from the guest's MAC address.
+    /// Returns whether a GID is made from the guest's MAC address.
     fn is_made_from_mac(&self, gid: &Gid) -> bool {
         self.interface.is_some_and(|interface| gid.ends_with(&interface))
     }
 
-    /// Whether the guest's own list lets it use an address.
+    /// Returns whether the guest's own list lets it use an address.
     pub fn may_use(&self, address: &Address) -> bool {
         let gid = &address.gid;
         let is_own = gid.starts_with(&LINK_LOCAL) && self.is_made_from_mac(gid);
@@ -94,7 +94,7 @@ impl Rights {
             && self.listed.vlans.as_ref().is_none_or(|vlans| vlans.contains(address.vlan))
     }
 
-    /// Whether a GID is this guest's and nobody else's, present or not: it is made from the guest's
+    /// Returns whether a GID is this guest's and nobody else's, present or not: it is made from the guest's
     /// MAC address, or listed for the guest by itself.
     pub fn owns(&self, gid: &Gid) -> bool {
         let is_listed = |prefix: &GidPrefix| prefix.is_single() && prefix.contains(gid);

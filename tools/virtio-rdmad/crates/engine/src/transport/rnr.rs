@@ -16,7 +16,8 @@ use crate::qp::halves::Wait;
 /// `rnr_retry` that means for ever.
 const RETRY_INFINITE: u8 = 7;
 
-/// How long a requester that has more to send tries again by itself before it asks to be told.
+/// How long a requester that has more to send tries again by itself before it asks the peer to tell of a
+/// receive.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// Returns the RNR timer by its encoding (IBA 9.7.5.2.8, table 45).

@@ -9,7 +9,7 @@ use super::hca::{Hca, Responder};
 use crate::base::budget::{cost, Budget};
 use crate::base::sync::lock;
 use crate::queue::srq::{Srq, SrqError};
-use crate::queue::wqe::{Malformed, ReceiveWqe};
+use crate::queue::wqe::{Popped, ReceiveWqe};
 
 /// Takes a work request of an SRQ for the QP in place `slot`, into the place of its responder's. If
 /// there is none and the QP `waits`, it is roused when there is one.
@@ -19,11 +19,11 @@ pub(crate) fn take(
     srq: u16,
     responder: &mut Responder,
     waits: bool,
-) -> Result<Option<Result<(), Malformed>>, SrqError> {
+) -> Result<Popped, SrqError> {
     let wqe = &mut responder.receive;
     let (taken, limit) = hca
         .with_srq(srq, |srq| (srq.take(slot, waits, wqe), srq.take_limit_reached()))
-        .unwrap_or((Ok(None), false));
+        .unwrap_or((Ok(Popped::Empty), false));
     if limit {
         hca.raise(VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED, u32::from(srq) + 1);
     }
