@@ -7,7 +7,6 @@ use std::sync::Arc;
 use memory::GuestMemory;
 use ring::{Chain, RingError, Signal, SplitQueue};
 
-
 /// A virtqueue of the guest, or the place for one that the guest did not set
 /// up, which is always empty.
 #[derive(Default)]
