@@ -98,6 +98,7 @@ class Host:
         self.command("selftests/virtio_rdma/verbs/abi.py says what the headers say", [
             "tools/abi/layout", "--python", "--check", "selftests/virtio_rdma/verbs/abi.py"])
         self.command("the driver in a kernel tree", ["tools/vm/in-tree", "m"])
+        self.command("the engine's floors", ["tools/test/floors"], quiet=True)
         self.command("clippy", ["make", "-s", "clippy"])
         self.command("rustfmt", ["make", "-s", "rustfmtcheck"])
         self.command("rustdoc", ["make", "-s", "rustdoc"])
