@@ -28,9 +28,7 @@ use crate::{
 };
 use core::time::Duration;
 use kernel::{
-    device,
-    new_condvar,
-    new_mutex,
+    device, new_condvar, new_mutex,
     prelude::*,
     processor::cpu_relax,
     sync::{
@@ -50,7 +48,7 @@ use kernel::{
     transmute::{
         AsBytes,
         FromBytes, //
-    }, //
+    },
 };
 
 /// A command of the control queue, chapter 5 of the specification.

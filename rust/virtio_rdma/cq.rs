@@ -31,7 +31,7 @@ use crate::{
     wire::{
         self,
         Completion, //
-    }, //
+    },
 };
 use core::mem::offset_of;
 use kernel::{
@@ -40,7 +40,7 @@ use kernel::{
     sync::{
         Arc,
         Mutex, //
-    }, //
+    },
 };
 
 /// Where completions come from.

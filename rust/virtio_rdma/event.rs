@@ -20,7 +20,7 @@ use kernel::{
     transmute::{
         AsBytes,
         FromBytes, //
-    }, //
+    },
 };
 
 /// Buffers in an event queue, as far as the ring has room.

@@ -54,11 +54,7 @@ use crate::{
 };
 use core::time::Duration;
 use kernel::{
-    device,
-    fmt,
-    new_condvar,
-    new_mutex,
-    new_work,
+    device, fmt, new_condvar, new_mutex, new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -79,7 +75,7 @@ use kernel::{
     workqueue::{
         self,
         Work, //
-    }, //
+    },
 };
 
 /// Where a virtqueue is.

@@ -30,7 +30,7 @@ use kernel::{
             Relaxed, //
         },
         Arc, //
-    }, //
+    },
 };
 
 /// The only port, counting from 1.

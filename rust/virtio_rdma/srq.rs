@@ -31,7 +31,7 @@ use crate::{
     wq::{
         self,
         Entry, //
-    }, //
+    },
 };
 use core::mem::offset_of;
 use kernel::{
@@ -40,7 +40,7 @@ use kernel::{
     sync::{
         Arc,
         Mutex, //
-    }, //
+    },
 };
 
 /// The ring of an SRQ that the kernel posts to.

@@ -21,7 +21,7 @@ use core::{
     ptr::{
         self,
         NonNull, //
-    }, //
+    },
 };
 use kernel::{
     device,

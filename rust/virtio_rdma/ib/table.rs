@@ -20,7 +20,7 @@ use kernel::{
         },
         CondVar,
         LockClassKey, //
-    }, //
+    },
 };
 
 /// Slots that are allocated together, when the first of them is needed.

@@ -13,7 +13,7 @@ use kernel::{
     transmute::{
         AsBytes,
         FromBytes, //
-    }, //
+    },
 };
 
 /// What a program sent to the driver, and the way back to it: `struct ib_udata`.
