@@ -10,13 +10,13 @@ The calls are libibverbs', through pyverbs; the microsecond or two that Python t
 import sys
 import time
 
+import pyverbs.enums as e
 from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
-import pyverbs.enums as e
 
 PORT = 1
 

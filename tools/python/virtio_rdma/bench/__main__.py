@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The benchmark behind "make bench", inside the build root; tools/bench/bench has its options."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from virtio_rdma import guests
+from virtio_rdma.bench import measure, plan, report
+from virtio_rdma.common import BUILD, CACHE, TOP, Failure, die_with_parent, end_on, say
+
+OUT = os.path.join(BUILD, "bench")
+HISTORY = os.path.join(CACHE, "bench", "history.jsonl")
+# What the guests run.
+GUEST_DIR = os.path.join(TOP, "tools", "bench", "guest")
+# Seconds of a whole run, by what they are for. Plots and a report come on top; all in all 20 and 2 minutes.
+BUDGET = {False: {"uml": 690, "qemu": 440}, True: {"uml": 78, "qemu": 40}}
+# How long one measurement takes, apart from starting the programs.
+SECONDS = {False: {"uml": 0.3, "qemu": 0.5}, True: {"uml": 0.3, "qemu": 0.3}}
+LIMIT_SECONDS = 0.05
+# Times as long: samples of the usual time vary by a tenth, and the goals of copies are near.
+THOROUGH = 3
+# How often what goes by address is measured.
+TIMES = {"cm": {False: 9, True: 3}, "nvme": {False: 3, True: 1}}
+# Kept of the budget for what comes after the points.
+RESERVE = {False: 40, True: 10}
+ROUNDS = 9
+# A path that fails in this way so often is not tried any more.
+MOST_HANGS = 3
+# What a profile is taken of.
+PROFILED = (("ib_write_bw", 65536, 1), ("ib_write_rate", 64, 1), ("ib_read_lat", 2, 1))
+PROFILE_SECONDS = 3
+# Lines of a profile that the report keeps.
+SHARES = 6
+PERF_HZ = 997
+
+
+class Phase:
+    """All measurements on the guests of one VMM."""
+
+    def __init__(self, vmm, options, found):
+        self.vmm = vmm
+        self.options = options
+        self.found = found
+        self.seconds = SECONDS[options.quick][vmm]
+        self.deadline = time.monotonic() + BUDGET[options.quick][vmm]
+        self.points = [point for point in plan.by_importance(plan.points(vmm, options.quick))
+                       if not options.only or re.search(options.only, f"{point.tool} {point.size} {point.qps}")]
+        self.paths = []
+        self.limit: measure.Limit | None = None
+        self.broken = {}
+        self.hangs = {}
+        rings = offers_rings()
+        # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
+        self.hang_seconds = measure.HANG_SECONDS[options.quick]
+        self.network = guests.Network(guests.Options(
+            vmm=vmm, guests=4 if rings else 2, rdma="virtio", kernel_dir=options.kernel[vmm], image=options.image,
+            share=os.path.join(OUT, "guest"), no_rings=(3, 4) if rings else ()))
+
+    def run(self):
+        """Measures until there is nothing left to measure or the time is over."""
+        failed = True
+        try:
+            self.step(f"{self.vmm}: boot {len(self.network.guests)} guests")
+            self.network.boot()
+            self.bring_up()
+            self.rounds()
+            self.profile()
+            self.rxe_alone()
+            self.out_of_time()
+            self.judge()
+            # The logs of a path that broke are kept.
+            failed = bool(self.broken)
+        except KeyboardInterrupt:
+            failed = False
+            raise
+        finally:
+            self.network.close(failed)
+            if failed:
+                say("logs: " + " ".join(self.network.logs()))
+
+    def step(self, text):
+        left = max(0, self.deadline - time.monotonic())
+        print(f"{text:<60}{left:6.0f} s left", file=sys.stderr, flush=True)
+
+    # ---- paths
+
+    def bring_up(self):
+        """Finds what each pair of guests has. What only one driver may do comes before the other driver is there."""
+        pairs = self.network.guests[:2], self.network.guests[2:]
+        links = [pair[1].link for pair in pairs if pair]
+        status = self.network.device_status()
+        for pair, link in zip(pairs, links):
+            path = "rings" if all(status[guest.name]["queues"] == "rings" for guest in pair) else "virtqueues"
+            if path in (other.path for other in self.paths):
+                self.found.note(f"{self.vmm}: the device offers rings and the driver does not take them")
+                continue
+            server, client = pair
+            self.paths.append(measure.Pair(path, server, client, link, self.hang_seconds,
+                                           measure.Daemon(os.path.join(self.network.dir, "control.sock"))))
+        self.idle()
+        self.by_address(self.paths)
+        server, client = self.network.guests[:2]
+        for guest in (server, client):
+            link = self.network.rdma_up(guest, "rxe")
+            if not link[0].startswith("rxe"):
+                raise Failure(f"{link[0]} came up instead of rxe")
+        self.paths += [measure.Pair("rxe", server, client, link, self.hang_seconds),
+                       measure.Tcp(server, client, self.hang_seconds)]
+        self.by_address(self.paths[-1:])
+        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,
+                                   self.hang_seconds)
+
+    def idle(self):
+        """Measures what the device costs while no guest uses it."""
+        point = next((point for point in self.points if point.kind == "idle"), None)
+        if not point:
+            return
+        cpu = measure.Processor(self.network.daemon)
+        time.sleep(1)
+        before, start = cpu.seconds(), time.monotonic()
+        time.sleep(2)
+        row = self.row(self.paths[0], point)
+        row.samples[(0, point.key)] = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
+
+    def rxe_alone(self):
+        """Measures what goes by address over rxe, when our driver is gone."""
+        rxe = next(path for path in self.paths if path.path == "rxe")
+        points = [point for point in self.points if point.kind in plan.BY_ADDRESS and self.wanted(rxe, point)]
+        if points and "rxe" not in self.broken:
+            for guest in (rxe.server, rxe.client):
+                guest.check(["rmmod", "virtio_rdma"], timeout=self.hang_seconds)
+            self.by_address([rxe])
+
+    def by_address(self, paths):
+        """Measures what goes by address, several times in a row.
+
+        Runs of cmtime over any device take 50 ms or 600 for 50 connections. It spins in both guests, so that
+        their CPUs share the processors. Those that wait for the spinlocks of the kernel's MAD layer (timeout_sends()
+        and ib_modify_mad() of drivers/infiniband/core/mad.c) spin for a scheduler's slice each time that the lock is
+        handed to a CPU that has no processor.
+        """
+        for point in self.points:
+            rounds = TIMES[point.kind][self.options.quick] if point.kind in plan.BY_ADDRESS else 0
+            for path in paths if rounds else ():
+                if not self.wanted(path, point):
+                    continue
+                self.step(f"{self.vmm}: {point.tool}, {path.path}")
+                for number in range(rounds):
+                    self.measure(path, point, number)
+                    if point.limit and path is self.paths[0]:
+                        self.measure_own_disk(path, point, number)
+
+    # ---- points
+
+    def rounds(self):
+        """Measures every point once, then those of the goals until there are three figures of each, then all again."""
+        points = [point for point in self.points if point.kind in ("perftest", "objects")]
+        for number in range(ROUNDS):
+            chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
+            for point in chosen:
+                if time.monotonic() > self.deadline - RESERVE[self.options.quick]:
+                    return
+                self.step(f"{self.vmm} {number + 1}: {point.tool} {report.size_text(point.size)}"
+                          + (f" x{point.qps}" if point.qps > 1 else ""))
+                self.point(point, number)
+            if self.options.only and number == 2:
+                return
+
+    def point(self, point, number):
+        """Measures one point over every path."""
+        for path in self.paths:
+            if time.monotonic() > self.deadline:
+                return
+            if not self.wanted(path, point):
+                continue
+            self.measure(path, point, number)
+            if path is self.paths[0] and point.limit:
+                self.measure_limit(point, number)
+
+    def wanted(self, path, point):
+        """Returns whether this run has that point over that path."""
+        if path is self.paths[0]:
+            return True
+        if point.kind == "idle" or path.path == "tcp" and not point.tcp:
+            return False
+        if point.kind == "core" and path.path not in ("rings", "virtqueues"):
+            return False
+        return point.compared or not self.options.quick
+
+    def row(self, path, point):
+        tool, size, qps = report.Report.where(point, path.path)
+        return self.found.row(self.vmm, path.path, tool, size, qps, point.unit)
+
+    def measure(self, path, point, number):
+        """Measures one figure, or notes the reason why there is no figure."""
+        row = self.row(path, point)
+        if path.path in self.broken:
+            row.error = row.error or self.broken[path.path]
+            return
+        if number and not row.samples:
+            return  # it failed in the first round
+        start = time.monotonic()
+        try:
+            row.samples[(number, point.key)] = path.measure(point, self.seconds_of(point))
+            self.record_core(path, point, number)
+        except (measure.Refused, Failure) as error:
+            row.error = str(error).split("\n", maxsplit=1)[0]
+            core = self.core_of(path, point)
+            if core:
+                self.row(path, core).error = row.error
+            self.failure(path, row, time.monotonic() - start)
+
+    def core_of(self, path, point):
+        """Returns the point that is measured along with another, by the second that the device worked, if any."""
+        key = (point.tool + plan.CORE, point.size, point.qps)
+        return next((other for other in self.points if other.key == key and self.wanted(path, other)), None)
+
+    def record_core(self, path, point, number):
+        """Keeps the figure that came with another."""
+        core = self.core_of(path, point)
+        if not core:
+            return
+        row = self.row(path, core)
+        if path.core_rate:
+            row.samples[(number, core.key)] = path.core_rate / 1e6
+        else:
+            row.error = "over before the device had been asked often enough"
+
+    def failure(self, path, row, seconds):
+        """Decides whether the path is worth another try."""
+        print(f"  {path.path}: {row.error}", file=sys.stderr, flush=True)
+        self.hangs[path.path] = self.hangs.get(path.path, 0) + (seconds >= self.hang_seconds)
+        if self.network.daemon.poll() is not None:
+            lost = "virtio-rdmad died"
+        elif self.hangs[path.path] >= MOST_HANGS:
+            lost = f"given up after {MOST_HANGS} measurements that did not end"
+        else:
+            lost = path.lost()
+        if lost:
+            self.broken[path.path] = lost
+            self.found.note(f"{self.vmm} {path.path}: {lost}")
+
+    def is_thorough(self, point):
+        """Returns whether a point is a copy that a goal is about, in a run that has the time to look closely."""
+        return point.goal and point.limit == "memcpy" and not self.options.quick
+
+    def seconds_of(self, point):
+        """Returns how many seconds a point is measured."""
+        return self.seconds * point.longer * (THOROUGH if self.is_thorough(point) else 1)
+
+    def measure_limit(self, point, number):
+        # A mean covers as long a time as the mean that it is compared with.
+        seconds = self.seconds_of(point) if point.limit == "memcpy" else LIMIT_SECONDS
+        names = [point.limit] + (["memcpy-pages"] if self.is_thorough(point) else [])
+        for name in names:
+            row = self.found.row(self.vmm, *report.limit_key(point, name), point.unit)
+            assert self.limit
+            try:
+                row.samples[(number, point.key)] = self.limit.measure(name, point.size, seconds)
+            except measure.Refused as error:
+                row.error = str(error)
+
+    def measure_own_disk(self, path, point, number):
+        """Measures what the guest itself does with a disk that is not behind a network."""
+        row = self.found.row(self.vmm, *report.limit_key(point), point.unit)
+        try:
+            row.samples[(number, point.key)] = measure.own_disk_reads(path.client, path.hang_seconds)
+        except (measure.Refused, Failure) as error:
+            row.error = str(error)
+
+    def out_of_time(self):
+        """Notes that the time was over where there is neither a figure nor another reason."""
+        for point in self.points:
+            for path in self.paths:
+                if self.wanted(path, point):
+                    row = self.row(path, point)
+                    row.error = row.error or "no time left"
+
+    def judge(self):
+        """Adds what the guests' kernels reported to the report."""
+        for number, line in self.network.reports()[:10]:
+            self.found.note(f"{self.vmm}: guest {number} kernel log: {line}")
+
+    # ---- profile
+
+    def profiled(self):
+        """Returns tools, sizes and QPs whose load is to be profiled: those of the goals that were missed, unless the
+        run is quick, and what was asked for."""
+        missed = [goal["load"] for goal in self.found.goals() if goal["reached"] is False and goal["vmm"] == self.vmm]
+        asked = self.options.profile
+        chosen = (missed if asked or not self.options.quick else []) + (list(PROFILED) if asked else [])
+        return dict.fromkeys((tool.removesuffix(plan.CORE), size, qps) for tool, size, qps in chosen)
+
+    def profile(self):
+        """Finds where the time of all processors goes under the loads whose goals were missed."""
+        path = self.paths[0]
+        for key in self.profiled() if os.environ.get("BENCH_ROOT") else ():
+            point = next((point for point in self.points
+                          if point.key == key and point.kind not in plan.BY_ADDRESS), None)
+            if not point or path.path in self.broken:
+                continue
+            name = f"profile-{self.vmm}-{path.path}-{point.tool}-{point.size}-{point.qps}"
+            self.step(f"{self.vmm}: {name}")
+            data = os.path.join(OUT, name + ".data")
+            perf = bench_root(["perf", "record", "-q", "-a", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data])
+            try:
+                path.measure(point, PROFILE_SECONDS)
+            except (measure.Refused, Failure) as error:
+                self.found.note(f"{name}: {error}")
+            perf.send_signal(signal.SIGINT)
+            _, errors = perf.communicate(timeout=self.hang_seconds)
+            try:
+                self.found.profiles[(self.vmm, *key)] = perf_shares(data)
+                with open(os.path.join(OUT, name + ".txt"), "w", encoding="utf-8") as file:
+                    file.write(perf_report(data, "overhead,comm,dso,symbol"))
+            except measure.Refused as error:
+                self.found.note(f"no profile: {error}: {measure.last_line(errors)}")
+                return
+
+
+def perf_report(data, fields, *options):
+    """Returns what perf says of its data."""
+    report_of = bench_root(["perf", "report", "--stdio", "-q", "-F", fields, *options, "-i", data])
+    text, errors = report_of.communicate()
+    if report_of.returncode or not text.strip():
+        raise measure.Refused(f"perf report: {measure.last_line(errors)}")
+    return text
+
+
+def perf_shares(data):
+    """Returns the largest shares of the processors' time: percent, thread, program or library."""
+    rows = (line.split(";") for line in perf_report(data, "overhead,comm,dso", "--field-separator=;").splitlines())
+    shares = [(float(row[0].strip().rstrip("%")), *(field.strip() for field in row[1:]))
+              for row in rows if len(row) == 3]
+    return sorted(shares, reverse=True)[:SHARES]
+
+
+def offers_rings():
+    """Returns whether this virtio-rdmad can be told to offer rings or not."""
+    program = os.path.join(BUILD, "virtio-rdmad")
+    return "rings=" in subprocess.run([program, "--help"], capture_output=True, check=True, encoding="utf-8").stdout
+
+
+def bench_root(argv):
+    """Starts a program in the root with perf and matplotlib, with this checkout at the path that it has here."""
+    script = """root=$1; shift
+        for dir in /proc /sys "$TOP"; do mkdir -p "$root$dir"; mount --rbind "$dir" "$root$dir"; done
+        exec chroot "$root" "$@" """
+    return subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", script, "sh",
+         os.environ["BENCH_ROOT"], *argv],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
+        env={**os.environ, "TOP": TOP, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"},
+        preexec_fn=die_with_parent)
+
+
+def stage():
+    """Fills what the guests see as /mnt. Nothing of an earlier run stays."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    directory = os.path.join(OUT, "guest")
+    shutil.copytree(GUEST_DIR, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(os.path.join(BUILD, "cargo-bench", "release", "limits"), directory)
+
+
+def finish(found, options):
+    """Writes report, history and plots."""
+    before = report.last_run(HISTORY, found)
+    with open(os.path.join(OUT, "report.json"), "w", encoding="ascii") as file:
+        json.dump(found.json(), file, indent=1)
+    print(found.table(lambda vmm: plan.points(vmm, options.quick), before))
+    if not options.only:
+        report.append_history(HISTORY, found.history())
+    if os.path.exists(HISTORY):
+        shutil.copy(HISTORY, OUT)
+    plots = ""
+    if os.environ.get("BENCH_ROOT"):
+        plot = bench_root(["python3", "-B", os.path.join(os.path.dirname(__file__), "plot.py"), OUT])
+        plots, errors = plot.communicate()
+        if plot.returncode:
+            say(f"no plots: {measure.last_line(errors)}")
+    print("\nin build/bench: report.json " + " ".join(["history.jsonl", *plots.split()]))
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="bench", allow_abbrev=False)
+    parser.add_argument("--kernel", action="append", required=True, metavar="VMM=DIR")
+    parser.add_argument("--image", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    # By VMM, in the order in which they come.
+    options.kernel = dict(pair.split("=", 1) for pair in options.kernel)
+    return options
+
+
+def main():
+    options = parse()
+    end_on(signal.SIGTERM, signal.SIGHUP)
+    stage()
+    found = report.Report(options.quick)
+    status = 0
+    try:
+        for vmm in options.kernel:
+            try:
+                Phase(vmm, options, found).run()
+            except Failure as failure:
+                found.note(f"{vmm}: {failure}")
+                status = 1
+        finish(found, options)
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Runs one measurement: a program of the stock RDMA tools between two guests, or the machine's limit."""
+
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+from virtio_rdma.bench import plan
+from virtio_rdma.common import Failure, die_with_parent
+
+PERFTEST_PORT = 18515
+TCP_PORT = 18516
+# A program that takes so many seconds is broken, not slow: in a run of 20 minutes (False), and in one of 2 (True).
+HANG_SECONDS = {False: 20, True: 15}
+# Bounds of the number of iterations. perftest accepts no fewer, and more do not fit its tables.
+FEWEST, MOST_BW, MOST_LAT = 5, 5_000_000, 200_000
+# Columns of perftest, after the size and the number of iterations.
+BW_RATE = LAT_TYPICAL = 2
+# The statuses with which timeout(1) says that it ended a program.
+ENDED = (124, 137)
+# perftest's queue depths where nothing bounds them.
+SEND_DEPTH, RECV_DEPTH = 128, 512
+# How many runs there are at most until one is long enough.
+RUNS = 5
+# perftest compares two clocks first, and prints 0 or inf where the scheduler came between. A run that took longer than
+# CLOCK_SECONDS is not tried again: three times 8 MiB over rxe were a fifth of the benchmark's time.
+CLOCK_TRIES = 3
+CLOCK_SECONDS = 5
+ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
+# How long NVMe over Fabrics is measured, after a second that is not counted.
+NVME_SECONDS = 2
+# Entries of the CQ of QP 1: IB_MAD_QP_SEND_SIZE and IB_MAD_QP_RECV_SIZE (drivers/infiniband/core/mad_priv.h).
+MAD_CQE = 128 + 512
+
+
+class Refused(Exception):
+    """A measurement that gives no figure; the text goes into the report."""
+
+
+class Endless(Refused):
+    """A program that was ended because it took too long."""
+
+
+class Pair:
+    """Two guests and one RDMA device in each: one path of the report. Nothing may take longer than
+    hang_seconds. device: what is behind the RDMA devices, if it can be asked."""
+
+    def __init__(self, path, server, client, link, hang_seconds, device=None):
+        self.path = path
+        self.daemon = device
+        # Messages by the second that the device worked, in the last measurement; None if that was too short.
+        self.core_rate = None
+        self.hang_seconds = hang_seconds
+        self.server = server
+        self.client = client
+        self.device, self.index = link
+        self.limits = self.attributes()
+        # (tool, qps) -> {size: seconds a message takes}
+        self.known = {}
+
+    def attributes(self):
+        """Returns the limits that the device reports, by name."""
+        text = self.client.check(["ibv_devinfo", "-v", "-d", self.device])
+        return {name: int(value) for name, value in re.findall(r"^\s*(\w+):\s+(\d+)", text, re.M) if name in ATTRIBUTES}
+
+    def measure(self, point, seconds):
+        """Returns the figure of a point, in its unit."""
+        if point.kind == "perftest":
+            return self.perftest(point, seconds)
+        if point.kind == "objects":
+            what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
+            return last_number(self.client, self.hang_seconds, [
+                "python3", "-B", "/mnt/objects.py", self.device, str(self.index), *what, str(seconds)])
+        if self.limits["max_cqe"] < MAD_CQE:
+            raise Refused(f"no connection manager: the kernel's MADs want a CQ of {MAD_CQE}, "
+                          f"the device has {self.limits['max_cqe']}")
+        if point.kind == "nvme":
+            return nvme_reads(self.server, self.client, self.hang_seconds, "rdma")
+        return self.connections()
+
+    def lost(self):
+        """Returns why nothing can be measured here any more, or ""."""
+        for guest in (self.server, self.client):
+            if guest.process.poll() is not None:
+                return f"guest {guest.number} died"
+            if guest.run(["ibv_devinfo", "-d", self.device], timeout=self.hang_seconds)[0]:
+                line = last_line(guest.run(["sh", "-c", "dmesg | grep 'virtio_rdma virtio.*failed'"])[1])
+                return f"guest {guest.number} has lost its device: {line}"
+        return ""
+
+    # ---- perftest
+
+    def perftest(self, point, seconds):
+        """Returns the figure of a run of about so many seconds. The first run of a path is a guess, and is repeated if
+        it was short: the time of few messages is that of the first of them, and not the rate."""
+        depths = self.depths(point)
+        known = self.known.setdefault((point.program, point.qps), {})
+        endless = 0
+        for _ in range(RUNS):
+            count = self.iterations(point, seconds)
+            try:
+                value, one = self.perftest_once(point, depths, count)
+            except Endless:
+                # Where programs that spin share the processors, a run takes twenty times as long as another.
+                endless += 1
+                if endless > 1:
+                    raise
+                known[point.size] = self.hang_seconds / count
+                continue
+            known[point.size] = one
+            if count * point.qps * one >= seconds / 4:
+                break
+        return value
+
+    def perftest_once(self, point, depths, count):
+        """Returns the figure, and the seconds that one message takes."""
+        argv = [point.program, "-F", "-d", self.device, "-x", str(self.index), "-n", str(count), *depths,
+                *point.arguments]
+        if not point.program.startswith("ib_atomic"):
+            argv += ["-s", str(point.size)]
+        if point.program.endswith("_bw"):
+            # To find the peak, perftest takes the square of the number of messages.
+            argv.append("--noPeak")
+        if point.qps > 1:
+            argv += ["-q", str(point.qps)]
+        with Observer(self.daemon if point.unit == plan.MPPS else None) as observer:
+            columns = self.columns(argv, point.size)
+        self.core_rate = observer.rate()
+        if point.program.endswith("_lat"):
+            value = columns[LAT_TYPICAL]
+            # perftest prints half of a round trip, except for operations whose answer is a part of them.
+            return value, value * (2e-6 if point.program in ("ib_send_lat", "ib_write_lat") else 1e-6)
+        rate = 1e6 * columns[BW_RATE]
+        # In its own column of bandwidth, small messages leave no digits.
+        return rate / 1e6 if point.unit == plan.MPPS else rate * point.size / 2**20, 1 / rate
+
+    def depths(self, point):
+        """Returns perftest's options for queue depths that the device has room for. A bandwidth test has one CQ for
+        all its QPs. Where the tool's defaults fit, they stay."""
+        room = max(self.limits["max_cqe"] // point.qps, 1)
+        if point.qps > self.limits["max_qp"] - 1:
+            raise Refused(f"the device has {self.limits['max_qp']} QPs")
+        wanted = min(room, self.limits["max_qp_wr"])
+        arguments = []
+        if point.program.endswith("_bw") and wanted < SEND_DEPTH:
+            arguments += ["-t", str(wanted)]
+        if point.program.startswith("ib_send"):
+            # The send queue's completions and the receive queue's have a CQ each.
+            wanted = min(wanted, self.limits["max_qp_wr"] // 2)
+            if wanted < RECV_DEPTH:
+                arguments += ["-r", str(max(wanted - 1, 1))]
+        return arguments
+
+    def iterations(self, point, seconds):
+        """Returns how many messages take about so long, from what is known of this size or a smaller one."""
+        known = self.known.get((point.program, point.qps), {})
+        smaller = [size for size in known if size <= point.size]
+        if smaller:
+            size = max(smaller)
+            one = known[size] * max(1, point.size / max(size, 4096))
+            if one * FEWEST * point.qps > self.hang_seconds / 4:
+                raise Refused(f"too slow: a message takes about {one:.1f} s")
+        else:
+            # A first guess, safe for the slowest path: 25 MiB/s and 10 ms a message, a tick of user-mode Linux, which
+            # rxe takes there now and then.
+            one = max(point.size / (25 << 20), 1e-2)
+        most = MOST_LAT if point.program.endswith("_lat") else MOST_BW
+        count = max(FEWEST, min(most, int(seconds / max(one, 1e-9) / point.qps)))
+        # perftest accepts whole lists only.
+        return -(-count // point.list) * point.list
+
+    def columns(self, argv, size):
+        """Returns the result line of perftest without size and iterations."""
+        for _ in range(CLOCK_TRIES):
+            start = time.monotonic()
+            text = self.both(argv, PERFTEST_PORT)
+            match = re.search(rf"^[ \t]*{size}[ \t]+\d+((?:[ \t]+[-+\w.]+)+)[ \t]*$", text, re.M)
+            if not match:
+                raise Refused("no result: " + last_line(text))
+            columns = [float(word) for word in match[1].split()]
+            if all(map(math.isfinite, columns)) and columns[LAT_TYPICAL]:
+                return columns
+            if time.monotonic() - start > CLOCK_SECONDS:
+                break
+        raise Refused("perftest cannot measure the processor's clock: the machine is too busy")
+
+    def both(self, argv, port):
+        """Runs a tool's server in one guest and its client in the other, and returns the client's output."""
+        ready = threading.Event()
+        server = self.server.start(["/mnt/serve", str(port), "timeout", str(self.hang_seconds), *argv],
+                                   sink=lambda text: ready.set() if "ready\n" in text else None)
+        end = time.monotonic() + self.hang_seconds
+        while not ready.wait(0.05):
+            if server.status is not None:
+                raise Refused("server: " + last_line(server.text))
+            if time.monotonic() > end:
+                server.kill(signal.SIGKILL)
+                raise Refused("server: it does not listen")
+        client = self.client.start(["timeout", str(self.hang_seconds), *argv, self.server.address])
+        status = client.wait(2 * self.hang_seconds)
+        if status:
+            server.kill(signal.SIGKILL)
+            server.wait(self.hang_seconds)
+            kind = Endless if status in ENDED else Refused
+            raise kind(f"client: {reason(status)}{last_line(client.text)}")
+        if server.wait(2 * self.hang_seconds):
+            raise Refused(f"server: {reason(server.status)}{last_line(server.text)}")
+        return client.text
+
+    # ---- others
+
+    def connections(self, count=50):
+        """Returns the connections a second of the RDMA connection manager: id, address, route, QP, connect."""
+        # On one processor: the threads of cmtime that wait spin, and user-mode Linux lets one thread of a process out
+        # of its kernel at a time (mm_context's turnstile). On two processors the spinning thread kept the other out
+        # for seconds.
+        argv = ["taskset", "-c", "0", "cmtime", "-c", str(count)]
+        server = self.server.start(["timeout", str(self.hang_seconds), *argv])
+        # The server listens on the CM, which has no table to look at: a client that was too early comes again.
+        loop = " ".join(["for i in 1 2 3 4 5; do timeout", str(self.hang_seconds), *argv, "-s", self.server.address,
+                         "&& exit; sleep 0.3; done; exit 1"])
+        status, text = self.client.run(loop, timeout=2 * self.hang_seconds)
+        if status:
+            server.kill(signal.SIGKILL)
+        server.wait(2 * self.hang_seconds)
+        if status:
+            raise Refused(f"client: {reason(status)}{last_line(text)}")
+        return cmtime_rate(text)
+
+
+class Tcp:
+    """TCP between the same two guests, by plain system calls."""
+
+    path = "tcp"
+
+    def __init__(self, server, client, hang_seconds):
+        self.server = server
+        self.client = client
+        self.hang_seconds = hang_seconds
+        self.job = server.start(["/mnt/limits", "tcp-serve"])
+        while "listening" not in self.job.text:
+            if self.job.status is not None:
+                raise Failure(f"limits tcp-serve: {self.job.text}")
+            time.sleep(0.02)
+
+    def lost(self):
+        """Returns why nothing can be measured here any more, or ""."""
+        return "" if self.job.status is None else f"limits tcp-serve: {last_line(self.job.text)}"
+
+    def measure(self, point, seconds):
+        if point.kind == "nvme":
+            return nvme_reads(self.server, self.client, self.hang_seconds, "tcp")
+        return last_number(self.client, self.hang_seconds, [
+            "/mnt/limits", point.tcp.replace("_", "-"), self.server.address, str(point.size), str(seconds)])
+
+
+class Limit:
+    """The limits of the machine itself."""
+
+    path = "limit"
+
+    def __init__(self, program, memory_dir, hang_seconds):
+        self.program = program
+        self.hang_seconds = hang_seconds
+        self.memory_dir = memory_dir
+
+    def measure(self, name, size, seconds):
+        argv = [self.program, name]
+        if name.startswith("memcpy"):
+            argv += [str(size), str(seconds), self.memory_dir]
+        else:
+            argv += [str(seconds)]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8",
+                              timeout=self.hang_seconds, preexec_fn=die_with_parent)
+        if done.returncode:
+            raise Refused(done.stderr.strip())
+        return float(done.stdout)
+
+
+def nvme_reads(server, client, hang_seconds, transport):
+    """Returns random reads of 4 KiB a second, 16 at a time, of a namespace in the other guest's memory."""
+    try:
+        server.check(["/mnt/nvme", "up", transport, server.address], timeout=hang_seconds)
+        return last_number(client, hang_seconds, ["/mnt/nvme", "read", transport, server.address, str(NVME_SECONDS)])
+    finally:
+        server.run(["/mnt/nvme", "down"], timeout=hang_seconds)
+
+
+def own_disk_reads(guest, hang_seconds):
+    """Returns reads a second of a disk in the guest's own memory, as nvme_reads() does of the other guest's."""
+    return last_number(guest, hang_seconds, ["/mnt/nvme", "local", str(NVME_SECONDS)])
+
+
+def last_number(guest, hang_seconds, argv):
+    """Returns the number that a program in a guest prints last."""
+    status, text = guest.run(["timeout", str(hang_seconds), *argv], timeout=2 * hang_seconds)
+    if status:
+        raise Refused(reason(status) + last_line(text))
+    return float(text.split()[-1])
+
+
+def reason(status):
+    return "does not end: " if status in ENDED else f"exit status {status}: "
+
+
+def last_line(text):
+    """Returns what a tool said last, without the frame that perftest draws."""
+    lines = [line.strip() for line in text.split("\n") if line.strip(" -\r")]
+    return lines[-1][:200] if lines else "no output"
+
+
+def cmtime_rate(text):
+    """Returns connections a second from cmtime's table of steps: the first is the whole, in us a connection."""
+    match = re.search(r"^full connect\s+(\d+)", text, re.M)
+    if not match or not int(match[1]):
+        raise Refused("no result: " + last_line(text))
+    return 1e6 / int(match[1])
+
+
+class Observer:
+    """Looks at the device while a program runs: how many messages there were, and how long its workers worked for
+    them. The time that others have of the processors, and the time in which a worker finds no work, is not in that."""
+
+    # A status of 2,000 QPs takes 8 ms of the processors that are measured.
+    PERIOD = 0.2
+    COUNTERS = ("send_messages", "write_messages", "read_messages", "atomic_messages")
+
+    def __init__(self, daemon):
+        self.daemon = daemon
+        self.samples = []
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def __enter__(self):
+        if self.daemon:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        if self.daemon:
+            self.thread.join()
+
+    def watch(self):
+        while not self.ended.wait(self.PERIOD):
+            status = self.daemon.status()
+            messages = sum(guest["counters"][name] for guest in status["guests"] for name in self.COUNTERS)
+            self.samples.append((messages, sum(worker["work_seconds"] for worker in status["workers"])))
+
+    def rate(self):
+        """Returns messages a second of work, between the first sample under way and the last with progress. Before
+        that, connections are made."""
+        moved = [(one, two) for one, two in zip(self.samples, self.samples[1:]) if one[0] < two[0]]
+        if len(moved) < 3:
+            return None
+        (messages, work), (last_messages, last_work) = moved[1][0], moved[-1][0]
+        return (last_messages - messages) / (last_work - work) if last_work > work else None
+
+
+class Daemon:
+    """A running virtio-rdmad."""
+
+    def __init__(self, control):
+        self.control = control
+
+    def status(self):
+        """Returns its status."""
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(self.control)
+            stream.sendall(b"status\n")
+            with stream.makefile("rb") as answer:
+                return json.load(answer)
+
+
+class Processor:
+    """The processor time that a process has used, in seconds."""
+
+    def __init__(self, process):
+        self.stat = f"/proc/{process.pid}/stat"
+
+    def seconds(self):
+        with open(self.stat, encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

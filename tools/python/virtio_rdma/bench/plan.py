@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""What the benchmark measures: a list of points.
+
+A point is measured over every path, one path after the other, with the machine's own limit for it in between,
+so that what disturbs the machine disturbs all of them.
+"""
+
+import dataclasses
+
+PATHS = ("rings", "virtqueues", "rxe", "tcp", "limit")
+
+VMMS = ("uml", "qemu")
+SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
+# An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
+UML_ONLY_SIZES = (64, 512)
+# Points that the goals are about.
+GOAL_SIZES = {"bw": (65536, 1 << 20), "lat": (2,), "rate": (64,)}
+RATE_SIZE = 64
+RATE_QPS = (1, 16, 64, 1000)
+ATOMIC_SIZE = 8
+REGISTRATIONS = (4096, 1 << 20, 64 << 20)
+
+# Kinds whose programs name the other end by its address: only one driver at a time may have a device with it.
+BY_ADDRESS = ("cm", "nvme")
+
+# The end of the names of figures that are by the second that the device worked.
+CORE = "_core"
+
+MIBS, US, MPPS, PER_SECOND, PERCENT = "MiB/s", "us", "M/s", "1/s", "%"
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One line of the report.
+
+    tool: its name there. kind: who runs it ("perftest", "objects", "cm", "nvme", "idle"; "core" comes with another
+    figure). size: bytes of a message or a registration. arguments: beyond device, size and count. limit: tool of the
+    limit with the same unit, or "". tcp: what TCP's row is called, or "". goal: repeated until there is a median.
+    longer: of the usual time. list: work requests a post.
+    vmms: the guests on which it is measured; quick: those of a short run.
+    """
+
+    tool: str
+    size: int
+    unit: str
+    qps: int = 1
+    kind: str = "perftest"
+    program: str = ""
+    arguments: tuple = ()
+    limit: str = ""
+    tcp: str = ""
+    goal: bool = False
+    longer: float = 1
+    list: int = 1
+    quick: tuple = ()
+    vmms: tuple = VMMS
+
+    @property
+    def key(self):
+        return (self.tool, self.size, self.qps)
+
+    @property
+    def compared(self):
+        """Whether a short run measures it over more than the first path: where the goals compare paths."""
+        return self.goal and self.unit != MPPS and self.size in (2, GOAL_SIZES["bw"][0]) and not self.arguments
+
+
+def sized(size):
+    """Returns the VMMs on whose guests a curve has a point at this size."""
+    return ("uml",) if size in UML_ONLY_SIZES else VMMS
+
+
+def bandwidth():
+    for verb in ("write", "read", "send"):
+        for size in SIZES:
+            goal = size in GOAL_SIZES["bw"]
+            yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", limit="memcpy",
+                        tcp="tcp_bw" if verb == "send" else "", goal=goal, vmms=sized(size),
+                        quick=VMMS if (verb, size) == ("write", 65536) else ("uml",) if goal else ())
+    yield Point("ib_atomic_bw", ATOMIC_SIZE, MPPS, program="ib_atomic_bw")
+
+
+def latency():
+    for verb in ("read", "send", "write"):
+        # A message cannot take less than a memcpy of it and the way of one or two cache lines.
+        for size in SIZES:
+            small = size in GOAL_SIZES["lat"]
+            yield Point(f"ib_{verb}_lat", size, US, program=f"ib_{verb}_lat",
+                        limit="cacheline" if small else "", tcp="tcp_lat" if verb == "send" else "",
+                        goal=small and verb != "write", vmms=sized(size),
+                        quick=VMMS if small and verb == "read" else ("uml",) if small and verb == "send" else ())
+    yield Point("ib_atomic_lat", ATOMIC_SIZE, US, program="ib_atomic_lat", limit="cacheline")
+    for verb in ("send", "read"):
+        yield Point(f"ib_{verb}_lat_events", 2, US, program=f"ib_{verb}_lat", arguments=("-e",), limit="eventfd",
+                    goal=verb == "send", quick=("uml",) if verb == "send" else ())
+
+
+def rates():
+    for verb in ("write", "send"):
+        for qps in RATE_QPS:
+            goal = qps in (1, 1000)
+            # A thousand connections over an emulated guest's TCP take longer than the measurement.
+            yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, qps, program=f"ib_{verb}_bw", goal=goal, longer=4,
+                        quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+            # The same by the time that the workers of virtio-rdmad work, which share the processors with the
+            # programs.
+            yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, qps, kind="core", goal=goal,
+                        quick=("uml",) if goal else (), vmms=("uml", "qemu") if qps < 1000 else ("uml",))
+        # Many work requests a post: the device's rate when the program costs less.
+        yield Point(f"ib_{verb}_rate_list", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", arguments=("-l", "16"), list=16)
+
+
+def objects():
+    for size in REGISTRATIONS:
+        yield Point("reg_mr", size, PER_SECOND, 0, kind="objects", goal=True, quick=VMMS if size == 4096 else ())
+    yield Point("qp_to_rts", 0, PER_SECOND, kind="objects", goal=True, quick=VMMS)
+    yield Point("rdma_connect", 0, PER_SECOND, kind="cm", goal=True, quick=VMMS)
+    yield Point("nvme_read", 4096, PER_SECOND, 0, kind="nvme", goal=True, tcp="nvme_read", limit="own_disk",
+                vmms=("uml",))
+    yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)
+
+
+def points(vmm, quick):
+    """Returns the points of a run, in the order of the report."""
+    return [point for group in (bandwidth, latency, rates, objects) for point in group()
+            if vmm in (point.quick if quick else point.vmms)]
+
+
+def by_importance(every):
+    """Returns points in the order in which they are measured: what the goals need comes first."""
+    return sorted(every, key=lambda point: (not point.goal, not point.quick))

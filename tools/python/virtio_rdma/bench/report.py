@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""What the benchmark found: rows, goals, a table, JSON and the history."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+
+from virtio_rdma.bench import plan
+from virtio_rdma.common import TOP, say
+
+# Lines of the history that are kept.
+HISTORY = 50
+# The smallest change of a figure between two runs that the table shows: less is noise of the machine.
+CHANGE = 0.15
+
+
+@dataclasses.dataclass
+class Row:
+    """One figure. samples: by the moment at which they were taken, so that a ratio compares what was measured side by
+    side."""
+
+    vmm: str
+    path: str
+    tool: str
+    size: int
+    qps: int
+    unit: str
+    samples: dict = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def value(self):
+        return round(statistics.median(self.samples.values()), 6) if self.samples else None
+
+    @property
+    def key(self):
+        return (self.vmm, self.path, self.tool, self.size, self.qps)
+
+    def json(self):
+        row = {"vmm": self.vmm, "path": self.path, "tool": self.tool, "size": self.size, "qps": self.qps,
+               "unit": self.unit, "value": self.value, "samples": list(self.samples.values())}
+        return row | ({"error": self.error} if self.value is None else {})
+
+
+class Report:
+    def __init__(self, quick):
+        self.rows = {}
+        self.quick = quick
+        self.notes = []
+        # Where the processors' time went under a load: percent, thread, program; by VMM, tool, size and QPs.
+        self.profiles = {}
+        self.start = time.time()
+        self.machine = machine()
+
+    def row(self, vmm, path, tool, size, qps, unit):
+        row = Row(vmm, path, tool, size, qps, unit)
+        return self.rows.setdefault(row.key, row)
+
+    def get(self, *key):
+        return self.rows.get(key)
+
+    def note(self, text):
+        self.notes.append(text)
+        say(text)
+
+    # ---- goals
+
+    def measured(self, vmm, path=None):
+        """Returns whether there are figures of these guests, and of that path."""
+        return any(row.vmm == vmm and path in (None, row.path) and row.samples for row in self.rows.values())
+
+    def goals(self):
+        """Returns the goals, for the best path of virtio-rdma that was measured; on user-mode Linux unless they say
+        otherwise."""
+        ours = "virtqueues" if self.measured("uml", "virtqueues") and not self.measured("uml", "rings") else "rings"
+
+        def over(name, target, above, below, least=True):
+            """Returns the goal that a ratio of two rows is at least, or at most, the target."""
+            mine = above if above[1] == ours else below
+            return self.goal(name, mine, target, self.ratio(above, below), least)
+
+        def figure(name, target, key, least=True):
+            row = self.get(*key)
+            return self.goal(name, key, target, row.value if row else None, least)
+
+        def at(tool, size, qps=1, path=ours, vmm="uml"):
+            return (vmm, path, tool, size, qps)
+
+        result = []
+        for verb, target in (("write", 0.9), ("read", 0.9), ("send", 0.6)):
+            for size, text in ((65536, "64 KiB"), (1 << 20, "1 MiB")):
+                copied = at(f"ib_{verb}_bw", size)
+                goal = over(f"{verb} of {text}: of memcpy", target, copied, at("memcpy", size, path="limit"))
+                # The device cannot make up for what the places of the guests' pages cost.
+                pages = self.ratio(copied, at("memcpy-pages", size, path="limit"))
+                result.append(goal | ({"of_scattered_pages": round(pages, 4)} if pages else {}))
+        read = at("ib_read_lat", 2)
+        result += [
+            over("read of 2 bytes: cache line round trips", 4, read, at("cacheline", 0, path="limit"), False),
+            figure("read of 2 bytes: us", 0.5, read, False),
+        ]
+        for verb, target in (("write", 15), ("send", 10)):
+            result.append(figure(f"64-byte {verb}s, one QP: M/s a device core", target,
+                                 at(f"ib_{verb}_rate{plan.CORE}", 64)))
+        result.append(figure("64-byte sends, one QP: M/s by the clock", 4, at("ib_send_rate", 64)))
+        for verb in ("write", "send"):
+            result.append(over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.95,
+                               at(f"ib_{verb}_rate{plan.CORE}", 64, 1000),
+                               at(f"ib_{verb}_rate{plan.CORE}", 64)))
+        for verb in ("write", "read"):
+            result.append(over(f"{verb} of 64 KiB: times rxe", 100, at(f"ib_{verb}_bw", 65536),
+                               at(f"ib_{verb}_bw", 65536, path="rxe")))
+        for verb in ("read", "send"):
+            result.append(over(f"{verb} of 2 bytes: times faster than rxe", 10,
+                               at(f"ib_{verb}_lat", 2, path="rxe"), at(f"ib_{verb}_lat", 2)))
+        result.append(over("send of 2 bytes with events: of two eventfd hops", 1.5, at("ib_send_lat_events", 2),
+                           at("eventfd", 0, path="limit"), False))
+        # Neither can be reached where the guest's own disk is not faster than this.
+        for path, target in (("tcp", 5), ("rxe", 8)):
+            result.append(over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, at("nvme_read", 4096, 0),
+                               at("nvme_read", 4096, 0, path)))
+        for vmm in plan.VMMS:
+            for tool, size, qps in (*(("reg_mr", size, 0) for size in plan.REGISTRATIONS), ("qp_to_rts", 0, 1),
+                                    ("rdma_connect", 0, 1)):
+                result.append(over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
+                                   at(tool, size, qps, vmm=vmm), at(tool, size, qps, "rxe", vmm)))
+        return result
+
+    def goal(self, name, key, target, value, least):
+        """Returns one goal. key: the row of the load that it is about."""
+        vmm, path, *load = key
+        reached = None if value is None else (value >= target if least else value <= target)
+        # How much of the goal is reached: 1 or more is all of it.
+        ratio = None if not value else round(value / target if least else target / value, 3)
+        profile = self.profiles.get((vmm, load[0].removesuffix(plan.CORE), *load[1:]), []) if reached is False else []
+        return {"goal": name, "vmm": vmm, "path": path, "load": load, "target": target,
+                "at": "least" if least else "most", "value": None if value is None else round(value, 4),
+                "ratio": ratio, "reached": reached,
+                "profile": [{"percent": percent, "thread": thread, "in": where} for percent, thread, where in profile]}
+
+    def ratio(self, above, below):
+        """Returns the median of the ratios of two rows, of what was measured side by side."""
+        above, below = self.get(*above), self.get(*below)
+        if not (above and below and above.samples and below.samples):
+            return None
+        both = above.samples.keys() & below.samples.keys()
+        if both:
+            return statistics.median(above.samples[moment] / below.samples[moment] for moment in both)
+        # These are points of different places in the run, such as 1 and 1,000 QPs.
+        return above.value / below.value
+
+    # ---- output
+
+    def json(self):
+        return {"machine": self.machine, "quick": self.quick, "seconds": round(time.time() - self.start, 1),
+                "notes": self.notes, "goals": self.goals(), "rows": [row.json() for row in self.rows.values()]}
+
+    def table(self, points, before):
+        """Returns everything as text. before: what the last comparable run found, by key."""
+        lines = []
+        for vmm in dict.fromkeys(row.vmm for row in self.rows.values()):
+            paths = [path for path in plan.PATHS if path != "limit"
+                     and any(row.vmm == vmm and row.path == path for row in self.rows.values())]
+            lines += ["", f"{vmm:<20}{'size':>9}{'QPs':>6}" + "".join(f"{path:>13}" for path in paths)
+                      + f"{'limit':>13}  {'unit':<6}{'of limit':>9}  change"]
+            lines += filter(None, (self.line(vmm, paths, point, before) for point in points(vmm)))
+        lines += ["", *self.errors(), "", *(self.goal_lines(before) if self.measured("uml") else [])]
+        return "\n".join(lines)
+
+    def line(self, vmm, paths, point, before):
+        rows = [self.get(vmm, path, *self.where(point, path)) for path in paths]
+        if not any(rows):
+            return ""
+        limit = self.get(vmm, *limit_key(point)) if point.limit else None
+        text = f"{point.tool:<20}{size_text(point.size):>9}{point.qps or '':>6}"
+        text += "".join(f"{number(row):>13}" for row in [*rows, limit]) + f"  {point.unit:<6}"
+        first = next((row for row in rows if row and row.value and row.path != "tcp"), None)
+        share = ""
+        if first and limit and limit.value:
+            share = f"{self.ratio(first.key, limit.key):.2f}"
+        return text + f"{share:>9}  " + self.change(first, before)
+
+    @staticmethod
+    def where(point, path):
+        return (point.tcp if path == "tcp" else point.tool, point.size, point.qps)
+
+    @staticmethod
+    def change(row, before):
+        """Returns the change of a figure since the last run, if it is large."""
+        old = before.get(" ".join(map(str, row.key))) if row else None
+        if not old or not row.value or abs(row.value / old - 1) < CHANGE:
+            return ""
+        return f"{100 * (row.value / old - 1):+.0f} %"
+
+    def errors(self):
+        """Returns why figures are missing: a line for each reason."""
+        reasons: dict[tuple, list] = {}
+        for row in self.rows.values():
+            if row.value is None:
+                reasons.setdefault((row.vmm, row.path, row.error), []).append(
+                    f"{row.tool} {size_text(row.size)}" + (f" x{row.qps}" if row.qps > 1 else ""))
+        return [f"no figure: {vmm} {path}: {', '.join(dict.fromkeys(which))}: {error}"
+                for (vmm, path, error), which in reasons.items()]
+
+    def goal_lines(self, before):
+        lines = [f"{'goal (user-mode Linux)':<50}{'target':>11}{'reached':>11}{'':>4}before"]
+        for goal in self.goals():
+            word = {True: "yes", False: "NO", None: "-"}[goal["reached"]]
+            sign = {"least": ">=", "most": "<="}[goal["at"]]
+            value = "-" if goal["value"] is None else f"{goal['value']:.3g}"
+            old = before.get("goal " + goal["goal"])
+            lines.append(f"{goal['goal']:<50}{sign + ' ' + format(goal['target'], 'g'):>11}{value:>11} {word:>3}"
+                         + (f"  {old:.3g}" if old else ""))
+            if goal["reached"] is False and "of_scattered_pages" in goal:
+                lines.append(f"    of memcpy between pages that lie anywhere: {goal['of_scattered_pages']:.3g}")
+            if goal["profile"]:
+                lines.append("    time of all processors: " + ", ".join(
+                    f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))
+        lines.append(f"(path: {self.goals()[0]['path']})")
+        return lines
+
+    def history(self):
+        """Returns what the history keeps of this run."""
+        figures = {" ".join(map(str, row.key)): row.value for row in self.rows.values() if row.value is not None}
+        figures |= {"goal " + goal["goal"]: goal["value"] for goal in self.goals() if goal["value"] is not None}
+        return {"date": self.machine["date"], "commit": self.machine["commit"], "quick": self.quick,
+                "cpu": self.machine["cpu"], "figures": figures}
+
+
+def limit_key(point, name=""):
+    """Returns the key of the limit of a point, or of another limit. memcpy has a size, other limits do not."""
+    return ("limit", name or point.limit, point.size if point.limit == "memcpy" else 0, 1)
+
+
+def last_run(path, report):
+    """Returns the figures of the last run of the same kind on the same processor."""
+    for run in reversed(read_history(path)):
+        if run["quick"] == report.quick and run["cpu"] == report.machine["cpu"]:
+            return run["figures"]
+    return {}
+
+
+def read_history(path):
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="ascii") as file:
+        return [json.loads(line) for line in file]
+
+
+def append_history(path, run):
+    """Adds a run to the history, whole or not at all: another run may end at the same time."""
+    runs = [*read_history(path), run][-HISTORY:]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="ascii") as file:
+        file.writelines(json.dumps(run) + "\n" for run in runs)
+    os.rename(temporary, path)
+
+
+def machine():
+    git = ["git", "-c", f"safe.directory={TOP}", "-C", TOP]
+    commit = output([*git, "describe", "--always", "--dirty", "--abbrev=12"])
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit,
+            "cpu": names[0] if names else platform.machine(), "cpus": os.cpu_count(),
+            "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
+            "kernel": platform.release(), "load_before": round(os.getloadavg()[0], 2)}
+
+
+def output(argv):
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8")
+    return done.stdout.strip() or "unknown"
+
+
+def size_text(size):
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size or "")
+
+
+def number(row):
+    """Returns a figure with three digits, or a dash where there is no figure."""
+    if row is None:
+        return ""
+    if row.value is None:
+        return "-"
+    value = row.value
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

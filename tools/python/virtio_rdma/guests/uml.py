@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""User-mode Linux's guests (vhost-user)."""
+
+import subprocess
+
+from virtio_rdma.guests.guest import KUNIT, Guest
+
+
+class UmlGuest(Guest):
+    """User-mode Linux, in a process namespace of its own so that nothing of it survives. Its network is a pair of
+    veth on a bridge in this network namespace."""
+
+    def channel_env(self):
+        return {
+            "CONTROL": "/dev/ttyS0",
+            "KERNEL_MODULES": f"{self.options.kernel_dir}/install/lib/modules",
+            "SHARE": self.options.share,
+        }
+
+    def prepare_network(self):
+        subprocess.run(["ip", "link", "delete", self.name], check=False, stderr=subprocess.DEVNULL)
+        for argv in (
+            f"link add {self.name} mtu {self.options.mtu} type veth peer name {self.name}b",
+            f"link set {self.name}b mtu {self.options.mtu} master bridge up",
+            f"link set {self.name} up",
+        ):
+            subprocess.run(["ip", *argv.split()], check=True)
+
+    def command(self, channel):
+        options = self.options
+        kernel = [
+            f"{options.kernel_dir}/linux", f"mem={options.memory}M", f"ncpus={options.cpus}",
+            "seccomp=on", f"ubd0r={options.image}", "root=/dev/ubda", "ro",
+            "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
+            *KUNIT.split(),
+            "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
+            f"vec0:transport=raw,ifname={self.name},depth=64,gro=1,mtu={self.options.mtu},mac={self.mac}",
+        ]
+        if options.rdma == "virtio":
+            kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
+        # The shell is process 1 of the namespace: as process 1, the kernel would not take its own fatal signals.
+        # As the leader of a process group (set -m) the kernel fails to make itself a session, which is what we want.
+        # sched_autogroup makes a group of the scheduler of each session, user-mode Linux hands its processors from
+        # thread to thread a hundred thousand times a second, and Linux 6.18 forgets how much time a group has had
+        # whenever the group is empty for a moment. All other processes then starved, for a minute and longer.
+        return ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", 'set -m; "$@" & wait $!', "bash", *kernel]

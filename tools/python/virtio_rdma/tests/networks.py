@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Guests for the tests of a class: they boot once, and are judged when the last test is over."""
+
+import contextlib
+import json
+import os
+import time
+
+# The bound on a program that hangs, in seconds. No program takes a tenth of it.
+HANG_SECONDS = 600
+# Lines of a kernel log that are one report, and how many further reports are shown by their first line.
+REPORT_LINES = 60
+MORE_REPORTS = 20
+# What "rdma resource" and what the device calls the same objects.
+OBJECTS = {"pd": "pds", "cq": "cqs", "qp": "qps", "mr": "mrs", "srq": "srqs"}
+PROGRAMS_HAVE = ("qp", "cq", "mr", "pd", "srq", "cm_id", "ctx")
+
+
+def nothing_known(_guest, _line):
+    """Says of no report that it is a known defect of the guest's kernel."""
+    return False
+
+
+@contextlib.contextmanager
+def judged(results, title, network, known=nothing_known, links=True):
+    """Boots a network, judges it when the context ends, and ends it. A failure names its logs.
+
+    title: names the network in the results. known: tells whether a guest's report in its kernel log is a defect of
+    its kernel or VMM, and no result of ours. links: whether to wait for the RDMA links.
+    """
+    before, start = results.failed, time.monotonic()
+    lost = False
+    try:
+        network.boot(links)
+        yield network
+        if not results.interrupted:
+            judge(results, title, network, known)
+    except Exception:
+        lost = True
+        raise
+    finally:
+        failed = lost or results.failed > before
+        network.close(failed)
+        if failed:
+            results.note("logs: " + " ".join(network.logs()))
+    if results.interrupted:
+        return
+    status = network.daemon.returncode if network.daemon else None
+    results.result(f"{title}: the device ends cleanly", status == 0)
+    left = [guest.rdma_socket for guest in network.guests if os.path.exists(guest.rdma_socket)]
+    results.result(f"{title}: the device removes its sockets", not left)
+    results.note(f"{title}: {time.monotonic() - start:.0f} s")
+
+
+def judge(results, title, network, known):
+    """Looks at the kernel logs and at the device, after everything else."""
+    for guest in network.guests:
+        lines = [line for line in guest.reports() if not known(guest, line)]
+        for line in lines[1:MORE_REPORTS]:
+            results.note(line)
+        for line in guest.log_after(lines[0], REPORT_LINES) if lines else []:
+            results.note(line)
+        results.result(f"{title}: kernel log of guest {guest.number} has no report", not lines)
+    results.result(f"{title}: the device is alive", network.daemon.poll() is None)
+
+
+def agree(results, network, prefix=""):
+    """Checks that each guest's kernel and the device count the same objects, and that no program has any."""
+    status = network.device_status()
+    for guest in network.guests:
+        (kernel,) = json.loads(guest.check("rdma -j resource show"))
+        device = {kind: status[guest.name][kind] for kind in OBJECTS.values()}
+        device = {kind: len(value) if isinstance(value, list) else value for kind, value in device.items()}
+        counts = {name: kernel[kind] for kind, name in OBJECTS.items() if kind in kernel}
+        # A PD of the kernel has an MR for all of memory, which is in no list (__ib_alloc_pd()).
+        counts["mrs"] += guest.check("rdma resource show pd").count("comm [")
+        left = [line for line in guest.check("".join(f"rdma resource show {kind}; " for kind in PROGRAMS_HAVE))
+                .splitlines() if " pid " in line]
+        differs = any(device[kind] != count for kind, count in counts.items())
+        if differs or left:
+            results.note(f"kernel: {counts}\ndevice: {device}\n" + "\n".join(left))
+        results.result(f"{prefix}guest {guest.number}: nothing is left, and the device agrees",
+                       not differs and not left)
+
+
+def data_flows(results, network, name):
+    """Checks that data flows between two guests."""
+    first, second = network.guests
+    command = "ibv_rc_pingpong -d {} -g {} -r 100 -c -n 50"
+    server = first.start(command.format(*first.link))
+    status, text = second.run(
+        f"until {command.format(*second.link)} {first.address} >/tmp/pingpong 2>&1; do "
+        "grep -q \"Couldn't connect\" /tmp/pingpong || { cat /tmp/pingpong; exit 1; }; sleep 0.1; done",
+        timeout=HANG_SECONDS)
+    passed = status == 0 and server.wait(HANG_SECONDS) == 0
+    if not passed:
+        results.note(text + server.text)
+    return results.result(name, passed)
+
+
+def restart(network, guest):
+    """Restarts a guest, and waits until it has its device again."""
+    guest.reboot()
+    network.rdma_up(guest, "virtio")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Runs the kselftests in guests, which see them in /mnt/virtio_rdma."""
+
+import os
+import re
+import signal
+import time
+
+from virtio_rdma.common import Failure
+from virtio_rdma.guests.hostile import Orders
+from virtio_rdma.tests import ktap
+from virtio_rdma.tests.networks import HANG_SECONDS
+
+# Shows who is blocked, and where. User-mode Linux has no SysRq.
+WHO_WAITS = "(echo w >/proc/sysrq-trigger) 2>/dev/null; dmesg | tail -n 200; ps -ef | tail -n 60"
+WHO_WAITS_SECONDS = 60
+# Rounds of abuse in verbs/rings_hostile.py: an emulated guest is a hundred times slower.
+ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "plain"): 40, ("qemu", "debug"): 12}
+# An emulated guest with a debug kernel is slower again by as much: it goes round fewer loops.
+FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
+SLEEPS = "suspend.sh"
+# The environment of a host by itself.
+ALONE = {"PEERS": ""}
+
+
+def programs(share):
+    """Returns TEST_PROGS of the Makefile of the selftests below a directory."""
+    with open(os.path.join(share, "virtio_rdma", "Makefile"), encoding="ascii") as file:
+        text = file.read().replace("\\\n", " ")
+    found = re.search(r"^TEST_PROGS := (.*)$", text, re.MULTILINE)
+    assert found, f"{share}: no TEST_PROGS"
+    return found[1].split()
+
+
+class Program:
+    """A kselftest that runs in a guest. Its results have `label` in front of their names; finish() reports them."""
+
+    def __init__(self, results, platform, path, guest, env=None, label=""):
+        self.results = results
+        self.label = label + path
+        self.start = time.monotonic()
+        env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), **(env or {})}
+        if platform.is_slow:
+            env |= FEWER_LOOPS
+        self.job = self.launch(guest, f"cd /mnt/virtio_rdma && exec ./{path}", env)
+
+    def launch(self, guest, command, env):
+        """Starts the program."""
+        return guest.start(command, env)
+
+    @property
+    def output(self):
+        """What the program printed."""
+        return self.job.text
+
+    def finish(self):
+        """Waits for the end, and reports. Says of a program that hangs who waits in its guest."""
+        status = "hangs"
+        try:
+            status = self.job.wait(HANG_SECONDS)
+        except Failure as failure:
+            self.results.note(str(failure))
+            waiting = self.job.guest.start(WHO_WAITS)
+            waiting.done.wait(WHO_WAITS_SECONDS)
+            self.results.note(waiting.text)
+            self.job.kill(signal.SIGKILL)
+        ktap.report(self.results, self.label, self.output, status)
+        self.results.note(f"{self.label}: {time.monotonic() - self.start:.0f} s")
+
+
+class Orderly(Program):
+    """A kselftest that tells the device what to do wrong (hostile.Orders)."""
+
+    def __init__(self, results, platform, path, guest, network, **how):
+        self.network = network
+        self.lines = []
+        super().__init__(results, platform, path, guest, **how)
+
+    def launch(self, guest, command, env):
+        orders = Orders(self.network, self.lines.append)
+        orders.job = guest.start(command, env, orders.feed, typed=True)
+        return orders.job
+
+    @property
+    def output(self):
+        return "".join(self.lines)
+
+
+def sleeps(results, network, platform, label):
+    """Runs the selftest that lets its machine sleep in guest 2, which uses a disk of guest 1."""
+    target, guest = network.guests
+    step = f"cd /mnt/virtio_rdma && ADDRESS={target.address} ./ulp.sh nvme "
+    for word in ("missing", "target_up"):
+        target.check(step + word, timeout=HANG_SECONDS)
+    env = ALONE | {"SLEEPS": "1", "ADDRESS": target.address}
+    if guest.options.swap:
+        env["SWAP"] = "/dev/vdb"
+    Program(results, platform, SLEEPS, guest, env, label).finish()
+    target.check(step + "target_down", timeout=HANG_SECONDS)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The suite host: unit, property and fuzz tests of the device and the provider, those under a model of memory, and
+the checks of the sources. The tests of this package belong to it as well."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from virtio_rdma.common import BUILD, TOP
+
+# Fuzz targets, and with how many inputs each is run here: some seconds' worth.
+FUZZ = {"engine": 4000, "ring": 20000, "vfio_user": 12000, "vhost_user": 8000}
+# What the kernel's checkpatch.pl looks at.
+KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
+            "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h",
+            *(f"selftests/virtio_rdma/kverbs/{name}" for name in (
+                "kverbs.h", "main.c", "objects.c", "contexts.c", "data.c", "memory.c", "states.c", "srq.c"))]
+LIBTEST = re.compile(r"^test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:, (.*))?$")
+RUNNING = re.compile(r"^\s*(?:Running|Doc-tests) (?:unittests )?(\S+)(?: \(\S*/(\S+)-[0-9a-f]+\))?")
+# Lines of a failed command that are shown.
+LAST_LINES = 60
+DEVICE = os.path.join(TOP, "tools/virtio-rdmad")
+LIMITS = os.path.join(TOP, "tools/bench/limits")
+PYTHON = os.path.join(TOP, "tools/python")
+# The workspaces, each with the command that runs its tests, its directory and its environment.
+CARGO = {
+    "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], DEVICE,
+               {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad")}),
+    "provider": (["make", "-s", "-C", "tools/provider", "test"], TOP, {}),
+    "limits": (["cargo", "test", "--locked"], LIMITS, {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-bench")}),
+    "loom": (["make", "-s", "loom"], TOP, {}),
+}
+
+
+def succeeds(argv, directory=TOP, env=None, quiet=False):
+    """Checks that a command succeeds, and prints nothing where quiet."""
+    done = subprocess.run(argv, cwd=directory, env={**os.environ, **(env or {})}, check=False,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          encoding="utf-8", errors="replace")
+    if done.returncode or (quiet and done.stdout.strip()):
+        last = "\n".join(done.stdout.split("\n")[-LAST_LINES:])
+        pytest.fail(f"{' '.join(argv)}: status {done.returncode}\n{last}", pytrace=False)
+
+
+@pytest.mark.parametrize("workspace", CARGO)
+def test_cargo(workspace, results):
+    """Each test of a cargo workspace is a result of its own."""
+    argv, directory, env = CARGO[workspace]
+    with subprocess.Popen(argv, cwd=directory, env={**os.environ, **env, "CARGO_TERM_QUIET": "false"},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          encoding="utf-8", errors="replace") as process:
+        binary, before = workspace, results.failed
+        last: list[str] = []
+        for line in process.stdout or ():
+            running, test = RUNNING.match(line), LIBTEST.match(line)
+            if running:
+                binary = f"{workspace}: {running[2] or running[1]}"
+            elif test:
+                skip = (test[3] or "no reason given") if test[2] == "ignored" else None
+                results.result(f"{binary}: {test[1]}", test[2] != "FAILED", skip)
+            else:
+                last = last[-LAST_LINES:] + [line]
+    if process.returncode:
+        results.note("".join(last))
+    assert results.failed > before or not process.returncode, f"{workspace}: cargo test ends early"
+
+
+def test_module_builds_for_um_without_a_warning():
+    # Elsewhere than the module that guests load, which is built already, so that it would say nothing.
+    succeeds(["bash", "-c", "rm -rf build/modules/warnings && tools/vm/module um MO=$PWD/build/modules/warnings "
+              ">/dev/null"], quiet=True)
+
+
+@pytest.mark.parametrize("target", FUZZ)
+def test_fuzz(target, tmp_path):
+    """A fuzz target with its corpus and inputs made of it, the same each time."""
+    package = os.path.join(DEVICE, "fuzz")
+    found = os.path.join(BUILD, "fuzz")
+    os.makedirs(found, exist_ok=True)
+    subprocess.run(["corpus/pack", "-u", target, tmp_path], cwd=package, check=True)
+    # A failure names its input; again: make fuzz F=TARGET INPUT=build/fuzz/TARGET-...
+    succeeds(["cargo", "run", "--release", "--locked", "--bin", target, "--", f"-runs={FUZZ[target]}", "-seed=1",
+              "-timeout=120", f"-artifact_prefix={found}/{target}-", str(tmp_path)], package,
+             {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-fuzz")})
+
+
+def test_checkpatch():
+    kernel = subprocess.run(["tools/vm/kernel", "um"], cwd=TOP, check=True, stdout=subprocess.PIPE,
+                            encoding="utf-8").stdout.strip()
+    succeeds([os.path.join(kernel, "source/scripts/checkpatch.pl"), "--no-tree", "--strict", "--quiet", "-f",
+              *KERNEL_C], quiet=True)
+
+
+@pytest.mark.parametrize("arguments", [["Documentation/layout.md"], ["--user", "Documentation/user-abi.md"],
+                                       ["--python", "selftests/virtio_rdma/verbs/abi.py"]],
+                         ids=lambda arguments: arguments[-1])
+def test_file_says_what_the_headers_say(arguments):
+    *options, file = arguments
+    succeeds(["tools/abi/layout", *options, "--check", file])
+
+
+def test_floors():
+    succeeds(["tools/test/floors"], quiet=True)
+
+
+def test_the_driver_in_a_kernel_tree():
+    succeeds(["tools/vm/in-tree", "m"])
+
+
+@pytest.mark.parametrize("target", ["clippy", "rustfmtcheck", "rustdoc"])
+def test_make(target):
+    succeeds(["make", "-s", target])
+
+
+def test_shellcheck():
+    scripts = subprocess.run(
+        ["git", "-c", f"safe.directory={TOP}", "grep", "-lE", "^#!/bin/(ba)?sh"], cwd=TOP, check=True,
+        stdout=subprocess.PIPE, encoding="utf-8").stdout.split()
+    succeeds(["shellcheck", "-x", "-S", "warning", "-e", "SC1090,SC1091,SC2034,SC2154", *scripts])
+
+
+@pytest.mark.parametrize("tool", [["ruff", "check", "--no-cache", "../vm", "../test", "../bench"], ["mypy"]],
+                         ids=lambda tool: tool[0])
+def test_python(tool):
+    """The checks of this package, and of what guests run for it."""
+    succeeds(["python3", "-m", *tool, "virtio_rdma"], PYTHON)

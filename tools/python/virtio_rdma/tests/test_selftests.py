@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The suites uml, qemu and debug: the kselftests inside guests, and what only shows from outside of the guests."""
+
+import contextlib
+import re
+
+import pytest
+
+from virtio_rdma.guests import hostile
+from virtio_rdma.tests import networks, selftests
+from virtio_rdma.tests.networks import HANG_SECONDS
+from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, sleeps
+
+# Where other suites run beside this one (--brief), it is brief: emulated guests run some of the programs, each time
+# others, and a hostile device does less. In percent, by the VMM; SEED chooses the same programs again.
+BRIEF_PROGRAMS = {"uml": 100, "qemu": 20}
+BRIEF_HOSTILE = {"uml": 50, "qemu": 20}
+# An emulated guest with a debug kernel meets another half of what a device can do wrong in each run. It leaves out
+# what measures and what pins a million pages.
+SLOW_HOSTILE = 50
+TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
+DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
+ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments.", "verbs/dmabuf.", "verbs/events.",
+                                "verbs/modify_qp.", "verbs/mr_large.", "verbs/rings_abi.")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
+# How many objects a guest can have beside the kernel's own.
+ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
+# Memory of a guest in huge pages, in MiB, and what it runs.
+HUGE_GUEST = 1024
+IN_HUGE_PAGES = ("verbs/mr_large.", "verbs/mw.", "verbs/rc_data.", "verbs/rc_rings.")
+# Memory of a guest that registers 5 GiB of it, in MiB, and what the machine must have to spare for that.
+LARGE = 7 << 10
+SPARE = 9 << 10
+# Offsets of virtio_rdma's and the transport's bits in /sys/bus/virtio/.../features.
+F_RINGS, F_ORDER_PLATFORM = 2, 36
+
+# virtio_uml takes the end of the file of interrupts for an interrupt, over and over, and warns of each. It warns again
+# of each queue that it tells a dead device to disable.
+DEAD_TRANSPORT = re.compile(r"WARNING: arch/um/drivers/virtio_uml\.c:\d+ at vu_(interrupt|del_vqs)\+")
+
+both_paths = pytest.mark.parametrize("path", ["rings", "virtqueues"], indirect=True, scope="class")
+only = pytest.mark.only
+
+
+def network(title, **options):
+    """Marks a class of tests with its guests. The device has two workers, so that those of two guests get into each
+    other's way."""
+    return pytest.mark.network(title, workers=2, **options)
+
+
+def starts_with(*kinds):
+    """Returns what selects programs of one guest whose paths begin so."""
+    return staticmethod(lambda _where, program: program.startswith(kinds) and program not in BETWEEN_HOSTS)
+
+
+def pytest_generate_tests(metafunc):
+    if "program" in metafunc.fixturenames:
+        (platform,) = metafunc.config.option.platform
+        metafunc.parametrize("program", selftests.programs(platform.share))
+
+
+@network("one guest")
+@both_paths
+class TestOneGuest:
+    """Each selftest in one guest. Without rings, those that post and poll."""
+
+    brief_percent = BRIEF_PROGRAMS
+
+    @staticmethod
+    def selects(where, program):
+        if where.platform.is_slow and program in TOO_MUCH:
+            return False
+        if where.path == "virtqueues":
+            return program.startswith(DATA_PATH) and program not in BETWEEN_HOSTS
+        return not program.endswith("_hosts.py") and program != SLEEPS
+
+    def test_program(self, program, guest, platform, label, results):
+        Program(results, platform, program, guest, ALONE, label).finish()
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+@network("two guests", guests=2)
+@both_paths
+@only(lambda where: where.path == "rings" or where.platform.vmm == "uml" or not where.brief)
+class TestTwoGuests:
+    """The selftests that take two hosts, and guests that restart."""
+
+    @staticmethod
+    def selects(where, program):
+        return program in BETWEEN_HOSTS and not (where.platform.is_slow and program in TOO_MUCH)
+
+    def test_program(self, program, network, platform, label, results):
+        """Guest 2's results are what the program finds; guest 1's tell whether it agrees."""
+        both = [Program(results, platform, program, guest, label=f"{label}guest {guest.number} of 2: ")
+                for guest in network.guests]
+        for each in both:
+            each.finish()
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+    @only(lambda where: where.path == "rings")
+    def test_restart_under_traffic(self, network, results):
+        second = network.guests[1]
+        networks.data_flows(results, network, "two guests before a restart")
+        traffic(results, second, "traffic before a restart")
+        networks.restart(network, second)
+        networks.data_flows(results, network, "guest 2 restarted under its traffic")
+
+    @only(lambda where: where.path == "rings" and not where.platform.is_slow)
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_restart(self, number, network, results):
+        networks.restart(network, network.guests[number - 1])
+        networks.data_flows(results, network, f"guest {number} restarted")
+
+
+def traffic(results, guest, name):
+    """Starts a program that uses the device until that is gone, and returns its job once it does."""
+    job = guest.start("cd /mnt/virtio_rdma/verbs && exec ./traffic.py")
+    if not job.shows("running", HANG_SECONDS):
+        results.note(job.text)
+    results.result(name, job.status is None)
+    return job
+
+
+@network("a hostile device", kind=hostile.Hostile)
+@both_paths
+@only(lambda where: where.path == "rings" or where.platform.vmm == "uml")
+class TestHostileDevice:
+    """A device that misbehaves."""
+
+    def test_hostile(self, guest, network, platform, label, results, request):
+        """The selftest that tells the device what to do wrong."""
+        percent = BRIEF_HOSTILE[platform.vmm] if request.config.option.brief else 100
+        if platform.is_slow:
+            percent = percent * SLOW_HOSTILE // 100
+        transport = "vfio-user" if platform.vmm == "qemu" else "vhost-user"
+        env = ALONE | {"HOSTILE_TRANSPORT": transport}
+        if percent < 100:
+            env["TESTS_PERCENT"] = str(percent)
+        Orderly(results, platform, "verbs/hostile.py", guest, network, env=env, label=label).finish()
+
+
+def reserve_huge_pages(count, stack):
+    """Has count free huge pages of 2 MiB until the stack ends, or skips the test."""
+    path = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+
+    def value(name):
+        with open(path + name, encoding="ascii") as file:
+            return int(file.read())
+
+    def want(total):
+        with open(path + "nr_hugepages", "w", encoding="ascii") as file:
+            file.write(str(total))
+
+    try:
+        before, free = value("nr_hugepages"), value("free_hugepages")
+        if free < count:
+            want(before + count - free)
+            stack.callback(want, before)
+            free = value("free_hugepages")
+    except OSError as error:
+        pytest.skip(f"no {count} huge pages of 2 MiB: {error}")
+    if free < count:
+        pytest.skip(f"there are {free} free huge pages of 2 MiB, and {count} are needed")
+
+
+@network("one guest in huge pages", memory=HUGE_GUEST, hugetlb=True)
+@only(lambda where: where.platform.vmm == "qemu" and where.platform.kernel != "debug")
+class TestHugePages:
+    """A guest whose memory is in hugetlbfs: QEMU gives the device pieces of it that begin and end within huge pages."""
+
+    brief_percent = BRIEF_PROGRAMS
+    selects = starts_with(*IN_HUGE_PAGES)
+
+    @pytest.fixture(scope="class", autouse=True)
+    def pages(self):
+        with contextlib.ExitStack() as stack:
+            reserve_huge_pages(HUGE_GUEST // 2, stack)
+            yield
+
+    def test_program(self, program, pages, guest, platform, results):
+        Program(results, platform, program, guest, ALONE, "huge pages: ").finish()
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+@network("a guest that sleeps", guests=2, serial=True)
+@both_paths
+@only(lambda where: where.platform.vmm == "qemu" and not where.brief)
+class TestSleep:
+    """A guest that sleeps in memory, and with rings on disk as well."""
+
+    @pytest.fixture(scope="class")
+    def changes(self, path):
+        return {"swap": path == "rings"}
+
+    def test_suspend(self, network, platform, label, results):
+        sleeps(results, network, platform, label)
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+@network("a device without extensions", kind=hostile.Bare)
+@only(lambda where: where.platform.vmm == "uml")
+class TestNoExtensions:
+    """The selftests of what extensions are about, which skip or see that the driver refuses it."""
+
+    brief_percent = BRIEF_PROGRAMS
+    selects = starts_with(*ABOUT_EXTENSIONS)
+
+    def test_program(self, program, guest, platform, results):
+        Program(results, platform, program, guest, ALONE, "no extensions: ").finish()
+
+
+@network("a device behind a bus", kind=hostile.Bus)
+@only(lambda where: where.platform.vmm == "uml")
+class TestBehindABus:
+    """The driver accepts VIRTIO_F_ORDER_PLATFORM and leaves VIRTIO_RDMA_F_RINGS, whose barriers are those of
+    processors. Virtqueues carry the data."""
+
+    selects = starts_with("verbs/rc_data.py")
+
+    def test_features(self, guest, results):
+        features = guest.check("cat /sys/bus/virtio/drivers/virtio_rdma/virtio*/features").strip()
+        results.result("behind a bus: no rings", (features[F_ORDER_PLATFORM], features[F_RINGS]) == ("1", "0"))
+
+    def test_program(self, program, guest, platform, results):
+        Program(results, platform, program, guest, ALONE, "behind a bus: ").finish()
+
+
+@network("one guest with much memory", memory=LARGE)
+@only(lambda where: where.platform.vmm == "uml")
+class TestMuchMemory:
+    """A guest with more memory than others, where this machine has as much."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def spare(self):
+        with open("/proc/meminfo", encoding="ascii") as file:
+            values = dict(line.split(":") for line in file)
+        if int(values["MemAvailable"].split()[0]) >> 10 < SPARE:
+            pytest.skip(f"this machine has less than {SPARE} MiB to spare")
+
+    def test_large_regions(self, spare, guest, platform, results):
+        Program(results, platform, "verbs/mr_large.py pages", guest, ALONE, "much memory: ").finish()
+
+    def test_objects(self, spare, network, results):
+        networks.agree(results, network)
+
+
+@network("one guest with all objects")
+@only(lambda where: where.platform.vmm == "uml" and not where.brief)
+class TestAllObjects:
+    """As many QPs, CQs and MRs as a guest is to be able to have."""
+
+    def test_scale(self, guest, platform, results):
+        Program(results, platform, "verbs/scale.py", guest, ALONE | ALL_OBJECTS, "all objects: ").finish()
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)
+
+
+def is_of_dead_transport(_guest, line):
+    """Returns whether a line of a kernel log is a report of the guest's transport whose device died."""
+    return bool(DEAD_TRANSPORT.search(line))
+
+
+@network("a device that dies", guests=2, known=is_of_dead_transport)
+@both_paths
+@only(lambda where: where.platform.vmm == "uml")
+class TestDeviceDies:
+    """The device's process is killed in the middle of traffic. (QEMU lets its guest wait for ever.)"""
+
+    def test_dies(self, network, results):
+        jobs = [traffic(results, guest, f"guest {guest.number}: traffic before the device dies")
+                for guest in network.guests]
+        network.daemon.kill()
+        network.daemon.wait()
+        for job in jobs:
+            name = f"guest {job.guest.number}"
+            results.result(f"{name}: traffic ends when the device dies", job.wait(HANG_SECONDS) == 0)
+            status, text = job.guest.run("rmmod virtio_rdma", timeout=HANG_SECONDS)
+            if status:
+                results.note(text)
+            results.result(f"{name}: the module unloads after that", status == 0)
+
+    def test_another_device(self, network, results):
+        network.start_daemon()
+        for guest in network.guests:
+            networks.restart(network, guest)
+        networks.data_flows(results, network, "two guests and another device")

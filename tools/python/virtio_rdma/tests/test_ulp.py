@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""The suite ulp: kernel consumers between two guests: NVMe over Fabrics, iSER, SRP, RNBD, NFS and RDS."""
+
+import pytest
+
+from virtio_rdma.tests import networks
+from virtio_rdma.tests.networks import HANG_SECONDS
+from virtio_rdma.tests.ulp import Ulp, is_known
+
+DATAGRAMS = {("uml", "plain"): 2000, ("qemu", "plain"): 200, ("qemu", "debug"): 100}
+
+
+@pytest.fixture(scope="class")
+def title(platform):
+    return platform.vmm
+
+
+@pytest.mark.network("", guests=2, known=is_known)
+class TestConsumers:
+    """Each consumer's steps, one after the other."""
+
+    def test_nvme(self, network, title, results):
+        ulp = Ulp(results, network, "nvme", f"{title}: ")
+        ulp.run(ulp.blocks, ulp.reconnects, ulp.loses_target, ulp.gives_up, ulp.ends)
+
+    @pytest.mark.parametrize("kind", ["iser", "srp", "rnbd"])
+    def test_disk(self, kind, network, title, results):
+        ulp = Ulp(results, network, kind, f"{title}: ")
+        ulp.run(ulp.blocks, ulp.reconnects, ulp.ends)
+
+    def test_nfs(self, network, title, results):
+        ulp = Ulp(results, network, "nfs", f"{title}: ")
+        ulp.run(ulp.files, ulp.reconnects, ulp.ends)
+
+    def test_rds(self, network, platform, title, results):
+        """Reliable Datagram Sockets, there and back.
+
+        rds_rdma stays loaded. Linux 7.2.12 warns when it is unloaded after traffic, over any RDMA device, rxe too
+        (rds_ib_recv_exit(), and kmem_cache_destroy() of caches that are in use): rds_ib_unregister_client() flushes
+        rds_wq, while connections shut down on work queues of their own (cp_wq), so that rds_ib_destroy_nodev_conns()
+        does not find them.
+        """
+        first, second = network.guests
+        for guest in network.guests:
+            if guest.run("modprobe -a rds rds_rdma")[0]:
+                results.result(f"{title}: rds", skip="the kernel has no RDS")
+                return
+        server = first.start(f"exec /mnt/virtio_rdma/rds.py serve {first.address}")
+        server.shows("listening", HANG_SECONDS)
+        count = DATAGRAMS[platform.vmm, platform.kernel]
+        status, text = second.run(
+            f"timeout {HANG_SECONDS} /mnt/virtio_rdma/rds.py ask {second.address} {first.address} {count}")
+        passed = status == 0 and server.wait(HANG_SECONDS) == 0
+        if not passed:
+            results.note(text + server.text)
+        results.result(f"{title}: rds: datagrams", passed)
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)

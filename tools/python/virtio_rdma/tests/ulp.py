@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Kernel consumers between two guests, by the steps of selftests/virtio_rdma/ulp.sh: the target in guest 1, the host in
+guest 2."""
+
+import re
+
+from virtio_rdma.tests.networks import HANG_SECONDS, REPORT_LINES
+
+RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
+
+# isert_create_send_desc() of Linux 7.2.12 syncs a header that isert_init_tx_hdrs() has yet to map. DMA-API debugging
+# says so, once.
+UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
+                      r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
+# rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another. Lockdep
+# takes their two handler_mutex, of one lock class, for one.
+RECURSION = "WARNING: possible recursive locking detected"
+RECURSES = "rds_ib_laddr_check+"
+
+
+def is_known(guest, line):
+    """Returns whether a report in a kernel log is of a defect of the consumers of Linux 7.2.12."""
+    if RECURSION in line:
+        return any(RECURSES in after for after in guest.log_after(line, REPORT_LINES))
+    return bool(UNMAPPED.search(line))
+
+
+class Stop(Exception):
+    """Raised where a step failed without which those behind it say nothing."""
+
+
+class Ulp:
+    """The steps of one consumer in two guests. `prefix` stands in front of the names of its results."""
+
+    def __init__(self, results, network, kind, prefix=""):
+        self.results = results
+        self.kind = kind
+        self.name = prefix + kind
+        self.target, self.host = network.guests
+        self.env = {"ADDRESS": self.target.address, "CLIENT": self.host.address}
+
+    def result(self, name, passed=True):
+        """Reports a result."""
+        return self.results.result(f"{self.name}: {name}", passed)
+
+    def start(self, guest, *words):
+        """Starts a step in a guest."""
+        return guest.start(f"cd /mnt/virtio_rdma && exec ./ulp.sh {self.kind} {' '.join(words)}", self.env)
+
+    def step(self, guest, *words):
+        """Runs a step in a guest, and returns its status and output."""
+        job = self.start(guest, *words)
+        return job.wait(HANG_SECONDS), job.text
+
+    def do(self, guest, *words, name=None):
+        """Runs a step that must succeed, or what follows makes no sense."""
+        status, text = self.step(guest, *words)
+        if status:
+            self.results.note(text)
+            self.results.note(guest.run("dmesg | tail -n 40")[1])
+        self.result(name or words[0], status == 0)
+        if status:
+            raise Stop
+
+    def run(self, *parts):
+        """Runs the parts of a consumer's test. After a failure the rest is left out, and what is left behind is not
+        looked at. A consumer that the guests do not have is skipped."""
+        for guest in (self.target, self.host):
+            status, text = self.step(guest, "missing")
+            if status or text.strip():
+                self.results.result(self.name, skip=text.strip().replace("\n", ", "))
+                return
+        try:
+            for part in parts:
+                part()
+            for guest in (self.target, self.host):
+                self.do(guest, "wait_for", "no_connections", name=f"nothing_left_in_guest_{guest.number}")
+        except Stop:
+            self.results.note(f"{self.kind}: the rest was left out")
+
+    def blocks(self):
+        """A remote disk: blocks, a file system, and the same after it was connected again."""
+        self.do(self.target, "target_up")
+        if self.kind == "srp":
+            self.env["GUID"] = self.step(self.target, "guid")[1].strip()
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "raw", name="raw_blocks")
+        self.do(self.host, "verify", name="fio_verify")
+        self.do(self.host, "write_tree", name="ext4_written")
+        self.do(self.host, "read_tree", name="ext4_read")
+        self.do(self.host, "disconnect")
+
+    def files(self):
+        """A remote file system: files, and the same after it was mounted again."""
+        self.do(self.target, "target_up")
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "write_tree", name="files_written")
+        self.do(self.target, "stored")
+        self.do(self.host, "read_tree", name="files_read")
+        self.do(self.host, "verify_files", name="fio_verify")
+        self.do(self.host, "disconnect")
+
+    def reconnects(self):
+        """The same bytes each time the host connects."""
+        options = self.host.options
+        for _ in range(RECONNECTS[options.vmm, options.kernel]):
+            for word in ("connect", "read_tree", "disconnect"):
+                status, text = self.step(self.host, word)
+                if status:
+                    self.results.note(f"{word}: {text}")
+                    self.results.note(self.host.run("dmesg | tail -n 40")[1])
+                    self.result("reconnects", False)
+                    raise Stop
+        self.result("reconnects")
+
+    def loaded(self, *words):
+        """Starts a load that runs until it is told to end."""
+        job = self.start(self.host, *words)
+        job.shows("running", HANG_SECONDS)
+        return job
+
+    def loses_target(self):
+        """Under load the target goes away and comes back, and no byte is lost."""
+        self.do(self.host, "connect")
+        job = self.loaded("load_fs")
+        for _ in range(3):
+            self.do(self.target, "target_gone")
+            self.do(self.host, "wait_for", "is_away", name="host_notices")
+            self.do(self.target, "target_back")
+            self.do(self.host, "wait_for", "is_live", name="host_reconnects")
+        self.do(self.host, "touch", "/tmp/ulp/stop", name="load_told_to_end")
+        passed = job.wait(HANG_SECONDS) == 0
+        if not passed:
+            self.results.note(job.text)
+        self.result("load_unharmed", passed)
+        self.do(self.host, "check_fs", name="ext4_consistent")
+        self.do(self.host, "read_tree", name="ext4_read_again")
+
+    def gives_up(self):
+        """The host lets go of a target that is away: its disk is gone, and what used that fails."""
+        job = self.loaded("load")
+        self.do(self.target, "target_gone", name="target_gone_for_long")
+        self.do(self.host, "wait_for", "is_away", name="host_notices_again")
+        self.do(self.host, "disconnect", name="host_gives_up")
+        self.result("load_fails", job.wait(HANG_SECONDS) != 0)
+        self.do(self.target, "target_back", name="target_back_at_last")
+        self.do(self.host, "connect", name="connect_again")
+        self.do(self.host, "verify", name="fio_verify_again")
+        self.do(self.host, "disconnect", name="disconnect_again")
+
+    def ends(self):
+        """Target and host are taken down."""
+        self.do(self.target, "target_down")
+        self.do(self.host, "store_down", name="place_gone")
