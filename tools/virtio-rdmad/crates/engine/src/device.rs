@@ -73,10 +73,10 @@ impl Device {
         self.features
     }
 
-    /// What driver and device agreed on (FEATURES_OK): the device-specific bits
-    /// among `features`, all of which were offered. It decides what the
-    /// virtqueues are for, so it comes before the first of them, and changes
-    /// nothing afterwards; it stays over a reset until the next call.
+    /// Sets what driver and device agreed on (FEATURES_OK): the device-specific bits
+    /// among `features`, all of which were offered. They decide what the
+    /// virtqueues are for, so the call comes before the first of them, and changes
+    /// nothing afterwards. The bits stay over a reset until the next call.
     pub fn set_driver_features(&self, features: u64) {
         if self.started.load(Ordering::Acquire) {
             return;

@@ -6,7 +6,7 @@
 /// What work costs, in nanoseconds: what it takes where nothing of it is in the processor's caches.
 ///
 /// These are estimates. What counts is that everything whose amount a guest chooses has a price, so
-/// that a turn ends in time whatever the guest wants done.
+/// that a visit ends in time whatever the guest wants done.
 pub(crate) mod cost {
     /// To look whether a ring has work, without visiting it.
     pub const LOOK: u64 = 20;

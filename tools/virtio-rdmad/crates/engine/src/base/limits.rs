@@ -83,7 +83,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Limits for a transport with 256 virtqueues or more.
+    /// Returns limits for a transport with 256 virtqueues or more.
     fn default() -> Self {
         Self {
             max_qp: 95,
@@ -114,7 +114,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits for a transport with 64 virtqueues.
+    /// Returns limits for a transport with 64 virtqueues.
     pub fn for_64_queues() -> Self {
         Self { max_qp: 21, max_cq: 20, comp_vectors: 4, ..Self::default() }
     }

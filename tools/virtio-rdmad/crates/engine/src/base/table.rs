@@ -11,7 +11,7 @@ pub(crate) struct Table<T> {
 }
 
 impl<T: Default> Table<T> {
-    /// `len` places.
+    /// Returns a table with `len` places.
     pub fn new(len: u16) -> Self {
         Self { places: (0..len).map(|_| OnceLock::new()).collect() }
     }

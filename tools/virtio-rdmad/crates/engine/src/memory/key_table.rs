@@ -106,7 +106,7 @@ impl KeyTable {
         Ok(self.regions.remove(index))
     }
 
-    /// The guest's memory is another from now on. Regions follow one by one.
+    /// Sets the guest's memory from now on. Regions follow one by one.
     pub fn set_memory(&mut self, memory: &GuestMemory) {
         self.memory = memory.clone();
     }

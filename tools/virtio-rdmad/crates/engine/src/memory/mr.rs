@@ -409,7 +409,8 @@ fn shed(extents: &mut Vec<Extent>) -> u64 {
     freed as u64
 }
 
-/// Which of the extents the region's byte `offset` is in, and where there; `near` is the first guess.
+/// Returns which of the extents the region's byte `offset` is in, and where in it; `near` is the first
+/// guess.
 #[inline]
 fn locate(extents: &[Extent], near: usize, offset: u64) -> Option<(usize, usize)> {
     let there = |at: usize| Some((at, extents.get(at)?.skip(offset)?));

@@ -97,7 +97,7 @@ impl<D> Default for Partner<D> {
 }
 
 impl<D> Partner<D> {
-    /// Fixes the device, if there is one.
+    /// Returns a partner that is this device, if there is one.
     pub fn new(device: Option<&Arc<D>>) -> Self {
         Self(device.map(Arc::downgrade))
     }
@@ -255,7 +255,7 @@ impl<D> Responder<D> {
         self.deselect();
     }
 
-    /// An XRC target receives from no SRQ until a message names one.
+    /// Has an XRC target receive from no SRQ until a message names one.
     pub fn deselect(&mut self) {
         if let Some(config) = self.config.as_mut().filter(|own| own.wq.kind == QpType::XrcTgt) {
             config.srq = None;

@@ -224,7 +224,7 @@ impl Cq {
         signalled
     }
 
-    /// REQ_NOTIFY_CQ with valid flags: arms the CQ, and signals at once if a CQE
+    /// Arms the CQ, as REQ_NOTIFY_CQ with valid flags asks, and signals at once if a CQE
     /// of the asked kind was placed since it last did.
     ///
     /// This signal leaves the CQ armed: the driver may have taken all these

@@ -244,7 +244,7 @@ impl CqRing {
         self.left(&moving).map(|_| moving)
     }
 
-    /// CQEs that are yet to be moved; `None` if they do not fit.
+    /// Returns how many CQEs are yet to be moved; `None` if they do not fit.
     fn left(&self, moving: &MovingCq) -> Option<u32> {
         let count = self.produced.wrapping_sub(moving.from);
         if count > self.depth().min(moving.new.depth()) {
@@ -284,7 +284,7 @@ impl CqRing {
     }
 }
 
-/// A completion ring that takes the place of another, and so far has a part of its CQEs.
+/// A completion ring that takes the place of another, and has a part of its CQEs so far.
 pub(crate) struct MovingCq {
     new: CqRing,
     /// The consumer's index in the old ring: nobody polls meanwhile.

@@ -233,7 +233,7 @@ impl WqRing {
         may_pop && (self.next != self.limit || self.look_again())
     }
 
-    /// Like `look`, but leaves what is wrong to be found by `pop`.
+    /// Looks as `look` does, but leaves an error to be found by `pop`.
     fn look_again(&self) -> bool {
         let Some(pages) = &self.pages else { return false };
         self.shape.depth != 0 && pages.load_u32(self.producer(), Ordering::Acquire) != Ok(self.next)
@@ -316,7 +316,7 @@ impl WqRing {
     }
 }
 
-/// A ring that takes the place of that of an SRQ, and so far has a part of its entries.
+/// A ring that takes the place of that of an SRQ, and has a part of its entries so far.
 pub(crate) struct MovingWq {
     pages: Pages,
     shape: Shape,
@@ -344,7 +344,7 @@ impl Watch {
         self.pages.load_u32(self.producer, Ordering::Relaxed) != Ok(self.taken)
     }
 
-    /// Entries were taken from the ring, so far.
+    /// Follows the ring, from which entries were taken so far.
     pub fn follow(&mut self, taken: u32) {
         self.taken = taken;
     }

@@ -596,7 +596,7 @@ fn malformed_receive(index: u32, wr_id: u64, why: &'static str) -> Malformed {
 }
 
 impl ReceiveWqe {
-    /// Nothing.
+    /// Returns a work request without SGEs.
     pub fn empty() -> Self {
         Self { index: 0, wr_id: 0, sges: SgeList::EMPTY }
     }

@@ -12,16 +12,16 @@ use super::reset::Reset;
 use super::step::Step;
 use crate::base::budget::Budget;
 
-/// What is under way.
+/// A change that is under way.
 pub(crate) enum Change {
-    /// All is found again in other memory.
+    /// Everything that the guest made is found again in other memory.
     Memory(Box<Remap>),
-    /// All ends.
+    /// Everything that the guest made ends.
     Reset(Reset),
 }
 
 impl Change {
-    /// Goes on until the budget is exhausted; whether it has come to its end.
+    /// Goes on until the budget is exhausted; returns whether it has come to its end.
     pub fn run(&mut self, guest: &Guest, budget: &mut Budget) -> bool {
         while !budget.is_over() {
             let step = match self {
