@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-# The bound on a program that hangs, in seconds. No program takes a tenth of it.
+# The bound on a program that hangs, in seconds. On a machine with nothing else to do, no program takes a third of it.
 HANG_SECONDS = 600
 # Lines of a kernel log that are one report, and how many further reports are shown by their first line.
 REPORT_LINES = 60

@@ -19,6 +19,8 @@ ROUNDS = {("uml", "plain"): 200, ("qemu", "stock"): 40, ("qemu", "plain"): 40, (
 # An emulated guest with a debug kernel is slower again by as much: it goes round fewer loops.
 FEWER_LOOPS = {"LOOPS_PERCENT": "20"}
 SLEEPS = "suspend.sh"
+# The bound on it, in seconds: a debug kernel in an emulated guest needs minutes to write its memory to a disk.
+SLEEPS_SECONDS = 1800
 # The environment of a host by itself.
 ALONE = {"PEERS": ""}
 
@@ -53,11 +55,12 @@ class Program:
         """What the program printed."""
         return self.job.text
 
-    def finish(self):
-        """Waits for the end, and reports. Says of a program that hangs who waits in its guest."""
+    def finish(self, bound=HANG_SECONDS):
+        """Waits for the end, and reports. Says of a program that has not ended after `bound` seconds who waits in its
+        guest."""
         status = "hangs"
         try:
-            status = self.job.wait(HANG_SECONDS)
+            status = self.job.wait(bound)
         except Failure as failure:
             self.results.note(str(failure))
             waiting = self.job.guest.start(WHO_WAITS)
@@ -95,5 +98,5 @@ def sleeps(results, network, platform, label):
     env = ALONE | {"SLEEPS": "1", "ADDRESS": target.address}
     if guest.options.swap:
         env["SWAP"] = "/dev/vdb"
-    Program(results, platform, SLEEPS, guest, env, label).finish()
+    Program(results, platform, SLEEPS, guest, env, label).finish(SLEEPS_SECONDS)
     target.check(step + "target_down", timeout=HANG_SECONDS)
