@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! File descriptors of a monitor, used without waiting for the monitor.
+//! File descriptors of a VMM, used without waiting for the VMM.
 //!
-//! A monitor that hands over a descriptor keeps the same open file, and O_NONBLOCK belongs to the open
+//! A VMM that hands over a descriptor keeps the same open file, and O_NONBLOCK belongs to the open
 //! file. So it can clear the flag and fill the counter of an eventfd, and the next `write()` to it waits
-//! until the monitor reads. `RWF_NOWAIT` does not work for eventfds. The kernel's own way to signal an
+//! until the VMM reads. `RWF_NOWAIT` does not work for eventfds. The kernel's own way to signal an
 //! eventfd never waits: `eventfd_signal()` (fs/eventfd.c) adds to the counter, or leaves a full one as
 //! it is. The completion of an asynchronous read does that to the eventfd that the read names
 //! (IOCB_FLAG_RESFD of io_submit(2)). So [`signal`] reads nothing from an empty file. That takes about
@@ -95,7 +95,7 @@ fn with_signals<R>(f: impl FnOnce(Option<&Signals>) -> R) -> R {
 }
 
 /// Makes what [`signal`] needs in this thread. Call it before the thread gives up the right to. After
-/// an error [`signal`] writes to the eventfd, and the monitor can make it wait.
+/// an error [`signal`] writes to the eventfd, and the VMM can make it wait.
 pub fn prepare() -> Result<(), Error> {
     let signals = Signals::new()?;
     // If the thread has signalled before, it has them already.

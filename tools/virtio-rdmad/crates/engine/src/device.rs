@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device of one guest: the face of the engine that a transport to a monitor drives.
+//! The device of one guest: the face of the engine that a transport to a VMM drives.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 /// Something to wait for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// A monitor connects.
+    /// A VMM connects.
     Listener,
-    /// A message of the monitor.
-    Monitor,
+    /// A message of the VMM.
+    Vmm,
     /// A client connects to the control socket.
     Control,
     /// The driver made buffers available.
@@ -23,7 +23,7 @@ pub enum Source {
 }
 
 impl Source {
-    const ALL: [Self; 5] = [Self::Listener, Self::Monitor, Self::Control, Self::Kick, Self::End];
+    const ALL: [Self; 5] = [Self::Listener, Self::Vmm, Self::Control, Self::Kick, Self::End];
 
     fn token(self) -> u64 {
         self as u64

@@ -64,7 +64,7 @@ struct Options {
     control: PathBuf,
 }
 
-/// How the monitor attaches the device.
+/// How the VMM attaches the device.
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Transport {
@@ -86,7 +86,7 @@ fn parse_mac(text: &str) -> Result<Mac, String> {
     <[u8; 6]>::try_from(bytes).map(Mac).map_err(|_| "not six bytes".to_owned())
 }
 
-/// Serves a monitor that has connected.
+/// Serves a VMM that has connected.
 fn serve(
     stream: UnixStream,
     is_vfio: bool,
@@ -147,7 +147,7 @@ impl Process {
             for source in self.events.wait(timeout)? {
                 match source {
                     Source::Listener => self.accept()?,
-                    Source::Monitor => unread = self.serve(),
+                    Source::Vmm => unread = self.serve(),
                     Source::Control => self.obey()?,
                     Source::Kick => {}
                     Source::End => return Ok(()),
@@ -166,7 +166,7 @@ impl Process {
         let (stream, _) = self.listener.accept()?;
         self.disconnect();
         let server = serve(stream, self.is_vfio, &self.device)?;
-        self.events.add(server.as_fd(), Source::Monitor)?;
+        self.events.add(server.as_fd(), Source::Vmm)?;
         self.server = Some(server);
         Ok(())
     }

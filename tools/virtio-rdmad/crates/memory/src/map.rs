@@ -17,7 +17,7 @@ pub const MAX_REGIONS: usize = 1024;
 /// Most regions of one guest, however many guests there are.
 const MIN_REGIONS: usize = 16;
 
-/// What memory a monitor may give out.
+/// What memory a VMM may give out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
     /// Most regions at a time.
@@ -71,7 +71,7 @@ pub enum MemoryError {
         /// The alignment it needs.
         align: usize,
     },
-    /// A write to memory that the monitor gave out for reading only.
+    /// A write to memory that the VMM gave out for reading only.
     #[error("the memory is read-only")]
     ReadOnly,
 }
@@ -154,7 +154,7 @@ pub enum MapError {
     },
 }
 
-/// What a monitor says of one region of guest memory.
+/// What a VMM says of one region of guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'fd> {
     /// First guest address.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory that is lost: its file was truncated, or has no page to give, or the page is poisoned.
 //!
-//! The monitor that gave out a guest's memory can truncate the file behind it. The next access beyond
+//! The VMM that gave out a guest's memory can truncate the file behind it. The next access beyond
 //! the end of the file raises SIGBUS, which ends a process, and with it the devices of all other
 //! guests. Seals forbid that to a memfd, but not to files of tmpfs. So this process handles SIGBUS: in
 //! a mapping of guest memory, the page that was accessed becomes zeros of this process's own, and the

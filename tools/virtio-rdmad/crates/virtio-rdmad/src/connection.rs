@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The connection of one guest's monitor, and the turns that the guest gets on a worker.
+//! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::spin::Spin;
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// The monitor went away, or did what the transport cannot go on after.
+    /// The VMM went away, or did what the transport cannot go on after.
     #[error(transparent)]
     Transport(#[from] virtio_transport::Error),
     /// The socket cannot be waited for.
@@ -29,13 +29,13 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Returns whether the guest's monitor just went away.
+    /// Returns whether the guest's VMM just went away.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Transport(error) if error.is_closed())
     }
 }
 
-/// Serves a monitor that has connected.
+/// Serves a VMM that has connected.
 fn serve(
     transport: Transport,
     stream: UnixStream,
@@ -86,7 +86,7 @@ pub enum State {
     Armed(Option<Instant>),
 }
 
-/// A guest whose monitor is connected.
+/// A guest whose VMM is connected.
 pub struct Connection {
     /// The guest.
     pub guest: Arc<Guest>,
@@ -116,7 +116,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins to serve `guest`, whose monitor is at the other end of `stream`. A guest without work
+    /// Begins to serve `guest`, whose VMM is at the other end of `stream`. A guest without work
     /// gets turns for `poll` at most.
     pub fn new(
         guest: Arc<Guest>,

@@ -125,12 +125,12 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Warns if an interrupt of a guest can wait for its monitor on this kernel.
+/// Warns if an interrupt of a guest can wait for its VMM on this kernel.
 fn check_signals() {
     if let Err(error) = descriptor::prepare() {
         tracing::warn!(
             %error,
-            "no asynchronous reads (io_setup): a monitor can let the worker of its guest wait"
+            "no asynchronous reads (io_setup): a VMM can let the worker of its guest wait"
         );
     }
 }
@@ -317,7 +317,7 @@ fn start_control(
     Ok((end, Some(thread)))
 }
 
-/// Gives each monitor that connects to a worker, until a signal comes.
+/// Gives each VMM that connects to a worker, until a signal comes.
 fn wait(
     signals: &UnixStream,
     departures: &OwnedFd,
@@ -330,7 +330,7 @@ fn wait(
         if paused == Some(Duration::ZERO) {
             pause = None;
         }
-        // While one monitor of a guest is connected, another one has to wait.
+        // While one VMM of a guest is connected, another one has to wait.
         let free = |guest: &&Arc<Guest>| pause.is_none() && guest.link.worker().is_none();
         let free: Vec<&Arc<Guest>> = guests.iter().filter(free).collect();
         let mut fds =
@@ -359,7 +359,7 @@ fn wait(
     }
 }
 
-/// Accepts a guest's monitor, if one waits, and gives the guest to the worker that has the fewest
+/// Accepts a guest's VMM, if one waits, and gives the guest to the worker that has the fewest
 /// guests.
 fn accept(guest: &Guest, workers: &[WorkerHandle]) -> Result<(), Error> {
     let Some(stream) = guest.socket.accept()? else { return Ok(()) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest: what outlives the connections of its monitor.
+//! A guest: what outlives the connections of its VMM.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -59,12 +59,12 @@ pub struct Guest {
     pub index: u32,
     /// Its device.
     pub device: Arc<Device>,
-    /// Who serves it. A guest is served from when its monitor connects until it disconnects.
+    /// Who serves it. A guest is served from when its VMM connects until it disconnects.
     pub link: Arc<Link>,
     /// Whether its driver, if it has started the device, agreed on rings.
     pub rings: AtomicBool,
-    /// What memory its monitor may give out.
+    /// What memory its VMM may give out.
     pub memory: Policy,
-    /// Where its monitor connects.
+    /// Where its VMM connects.
     pub socket: Socket,
 }

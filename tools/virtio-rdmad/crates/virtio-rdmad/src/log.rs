@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The log, in which each guest has a limited share.
 //!
-//! A guest that resets its device in a loop, or a monitor that connects over and over, makes a line
+//! A guest that resets its device in a loop, or a VMM that connects over and over, makes a line
 //! each time. So each guest may have some lines of each kind at once and some per minute; further lines
 //! are left out and counted. Lines that are more detailed than `info` are not limited: whoever asked for
 //! them wants them.

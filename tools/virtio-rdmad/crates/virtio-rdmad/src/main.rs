@@ -2,7 +2,7 @@
 //! `virtio-rdmad`: the virtio-rdma device, one process for many guests.
 //!
 //! The main thread reads the command line, makes an [`engine::Fabric`] for each network and an
-//! [`engine::Device`] for each guest, and starts the workers ([`worker`]). Then it gives each monitor
+//! [`engine::Device`] for each guest, and starts the workers ([`worker`]). Then it gives each VMM
 //! that connects to a worker, and waits for signals. Another thread answers on the control socket
 //! ([`control`]), and another process removes the sockets in the end ([`remover`]).
 

@@ -44,7 +44,7 @@ pub struct Options {
     /// reach each other.
     ///
     /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of
-    /// another file system, above all FUSE, may never end; give any-file=on only to a monitor
+    /// another file system, above all FUSE, may never end; give any-file=on only to a VMM
     /// that you trust.
     ///
     /// A gid= list has IP addresses and prefixes with + between them, such as
@@ -67,7 +67,7 @@ pub struct Options {
 
     /// Number of threads that serve guests, at most one for each guest (default: one for two CPUs).
     ///
-    /// When a monitor connects, the worker that has the fewest guests serves its guest.
+    /// When a VMM connects, the worker that has the fewest guests serves its guest.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 
@@ -189,7 +189,7 @@ pub struct StatusOptions {
     pub json: bool,
 }
 
-/// The protocol by which a guest's monitor attaches the device.
+/// The protocol by which a guest's VMM attaches the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Transport {
     /// vfio-user.
@@ -229,7 +229,7 @@ impl Transport {
 pub struct GuestSpec {
     /// The name of the guest in logs and status.
     pub name: String,
-    /// The protocol of its monitor.
+    /// The protocol of its VMM.
     pub transport: Transport,
     /// The path of the socket.
     pub path: PathBuf,

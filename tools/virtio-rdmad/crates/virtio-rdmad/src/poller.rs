@@ -12,7 +12,7 @@ use rustix::io::Errno;
 pub enum Source {
     /// Another thread wakes the worker.
     Wake,
-    /// The monitor of this guest has sent something.
+    /// The VMM of this guest has sent something.
     Socket(u32),
     /// The driver of this guest has made buffers available in this queue.
     Kick(u32, u16),

@@ -58,13 +58,13 @@ pub struct GuestReport {
     pub name: String,
     /// The network that it is in.
     pub network: String,
-    /// How its monitor attaches the device: "vfio-user" or "vhost-user".
+    /// How its VMM attaches the device: "vfio-user" or "vhost-user".
     pub transport: String,
-    /// The path of the socket that its monitor connects to.
+    /// The path of the socket that its VMM connects to.
     pub socket: String,
     /// The MAC address of its network interface, if the command line has it.
     pub mac: Option<String>,
-    /// Whether its monitor is connected.
+    /// Whether its VMM is connected.
     pub connected: bool,
     /// The index of the worker that serves it.
     pub worker: Option<usize>,

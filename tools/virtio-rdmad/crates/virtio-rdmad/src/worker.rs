@@ -241,7 +241,7 @@ impl Worker {
         }
     }
 
-    /// Begins to serve a guest, whose monitor is at the other end of `stream`.
+    /// Begins to serve a guest, whose VMM is at the other end of `stream`.
     fn adopt(&mut self, guest: &Arc<Guest>, stream: UnixStream) {
         let name = &guest.spec.name;
         let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
@@ -279,7 +279,7 @@ impl Worker {
         }
     }
 
-    /// Lets a guest's monitor connect again.
+    /// Lets a guest's VMM connect again.
     fn release(&self, guest: &Guest) {
         guest.link.set_worker(None);
         self.handle().release();

@@ -13,7 +13,7 @@ use crate::waker::Waker;
 /// The number of guests of a worker that has ended, so that it gets no others.
 const RETIRED: usize = usize::MAX / 2;
 
-/// A monitor that has connected.
+/// A VMM that has connected.
 #[derive(Debug)]
 pub struct Arrival {
     /// The index of its guest.
@@ -84,7 +84,7 @@ impl WorkerHandle {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Takes the monitors that have connected.
+    /// Takes the VMMs that have connected.
     pub fn take_arrivals(&self) -> Vec<Arrival> {
         std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
     }

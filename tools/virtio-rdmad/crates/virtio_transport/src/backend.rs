@@ -15,15 +15,15 @@ pub struct QueueSetup {
     pub layout: Layout,
     /// The available index that the device begins at.
     pub base: u16,
-    /// Becomes readable when the driver has made buffers available. The monitor and the guest
-    /// write to this eventfd: watch it edge-triggered and never read it. `None` where the monitor
+    /// Becomes readable when the driver has made buffers available. The VMM and the guest
+    /// write to this eventfd: watch it edge-triggered and never read it. `None` where the VMM
     /// sends kicks as messages; the server then calls [`Backend::kick`].
     pub kick: Option<OwnedFd>,
     /// Interrupts the guest.
     pub signal: Arc<dyn Signal>,
 }
 
-/// A virtio device, as its transport sees it. Nothing here may wait for a guest or a monitor.
+/// A virtio device, as its transport sees it. Nothing here may wait for a guest or a VMM.
 pub trait Backend {
     /// Returns the device-specific feature bits that the device offers; the transport adds its own.
     fn features(&self) -> u64;
@@ -37,11 +37,11 @@ pub trait Backend {
     /// Returns the number of virtqueues, which is at most the `MAX_QUEUES` of the transport.
     fn queue_count(&self) -> u16;
 
-    /// Returns the largest ring size of a queue, a power of two. With vhost-user the monitor does
+    /// Returns the largest ring size of a queue, a power of two. With vhost-user the VMM does
     /// not ask for it.
     fn queue_max_size(&self, queue: u16) -> u16;
 
-    /// Returns what memory the monitor may give out.
+    /// Returns what memory the VMM may give out.
     fn memory_policy(&self) -> Policy {
         Policy::default()
     }
@@ -67,7 +67,7 @@ pub trait Backend {
     fn reset(&mut self);
 
     /// Returns whether the last [`Self::set_memory`] or [`Self::reset`] is done. Until then the
-    /// monitor gets no reply, and the server calls nothing else.
+    /// VMM gets no reply, and the server calls nothing else.
     fn is_settled(&self) -> bool {
         true
     }

@@ -18,7 +18,7 @@ use crate::Error;
 /// Most file descriptors that a message of any protocol may have.
 pub const MAX_DESCRIPTORS: usize = 16;
 
-/// A message of the monitor.
+/// A message of the VMM.
 #[derive(Debug)]
 pub struct Message {
     /// The message, header included.
@@ -109,7 +109,7 @@ impl Channel {
         }
     }
 
-    /// Sends a whole message. Never waits: a monitor has one message under way, or a few, and reads
+    /// Sends a whole message. Never waits: a VMM has one message under way, or a few, and reads
     /// each reply.
     pub(crate) fn send(&self, message: &[u8]) -> Result<(), Error> {
         let mut no_fds = SendAncillaryBuffer::default();

@@ -6,20 +6,20 @@ use rustix::io::Errno;
 /// Why a connection cannot go on. The owner of the server resets the backend then.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The monitor closed its end.
-    #[error("the monitor closed the connection")]
+    /// The VMM closed its end.
+    #[error("the VMM closed the connection")]
     Closed,
     /// A message has fewer bytes than its header, or more than the server accepts: the two ends no
     /// longer agree where a message begins.
     #[error("a message of {0} bytes")]
     Length(usize),
-    /// The monitor sends messages and does not read the replies.
-    #[error("the monitor does not read the replies")]
+    /// The VMM sends messages and does not read the replies.
+    #[error("the VMM does not read the replies")]
     Stuck,
     /// The socket failed.
     #[error("socket: {0}")]
     Os(#[from] Errno),
-    /// The monitor broke a rule of the protocol, which has no reply that says so.
+    /// The VMM broke a rule of the protocol, which has no reply that says so.
     #[error("{0}")]
     Protocol(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -30,7 +30,7 @@ impl Error {
         Self::Protocol(Box::new(error))
     }
 
-    /// Returns whether the monitor just went away.
+    /// Returns whether the VMM just went away.
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counts of what a monitor does wrong.
+//! Counts of what a VMM does wrong.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -12,12 +12,12 @@ pub struct Faults<F>(HashMap<F, u64>);
 
 impl<F: Copy + Display + Eq + Hash> Faults<F> {
     /// Counts a fault in a message whose kind has the number `request`. Logs the first fault of
-    /// each kind, and only that, so that a monitor cannot fill the log.
+    /// each kind, and only that, so that a VMM cannot fill the log.
     pub fn count(&mut self, fault: F, request: u32) {
         let count = self.0.entry(fault).or_default();
         *count += 1;
         if *count == 1 {
-            tracing::warn!(%fault, request, "a fault of the monitor; further ones are only counted");
+            tracing::warn!(%fault, request, "a fault of the VMM; further ones are only counted");
         }
     }
 

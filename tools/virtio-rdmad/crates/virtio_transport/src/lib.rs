@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the crates `vfio_user` and `vhost_user` have in common.
 //!
-//! A monitor connects to a socket and sends messages, some of them with file descriptors. A
+//! A VMM connects to a socket and sends messages, some of them with file descriptors. A
 //! [`Server`] reads them and sends the replies. A [`Protocol`] knows what each message means, and
-//! what the monitor has said so far. It does what the messages ask for with a [`Backend`], which is
+//! what the VMM has said so far. It does what the messages ask for with a [`Backend`], which is
 //! the virtio device.
 //!
 //! A change of the guest's memory and a reset may take the backend many turns. Until they are done

@@ -9,7 +9,7 @@ use memory::{GuestMemory, Policy};
 use crate::channel::{Channel, Message};
 use crate::{Backend, Error};
 
-/// Bounds of what a server takes from a monitor.
+/// Bounds of what a server takes from a VMM.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of a message, header included.
@@ -20,7 +20,7 @@ pub struct Limits {
     pub batch: usize,
 }
 
-/// What a protocol makes of messages, and what the monitor of one connection has said so far.
+/// What a protocol makes of messages, and what the VMM of one connection has said so far.
 pub trait Protocol: Send {
     /// Returns the length of the message that begins with these bytes, header included, and at
     /// least that of the header. `None`: the header is not complete yet.
@@ -30,18 +30,18 @@ pub trait Protocol: Send {
     /// a reply for is none.
     fn handle(&mut self, message: Message, backend: &mut dyn Backend) -> Result<(), Error>;
 
-    /// Returns the reply to the last message, once: a whole message, or `None` if the monitor gets
+    /// Returns the reply to the last message, once: a whole message, or `None` if the VMM gets
     /// none. The backend is settled when the server calls this.
     fn take_reply(&mut self) -> Result<Option<Vec<u8>>, Error>;
 
-    /// Returns the guest's memory as the monitor has given it out so far.
+    /// Returns the guest's memory as the VMM has given it out so far.
     fn memory(&self) -> &GuestMemory;
 
     /// Asks the driver for a reset, as far as the protocol can, because the device cannot go on.
     fn needs_reset(&mut self);
 }
 
-/// One connection of a monitor.
+/// One connection of a VMM.
 ///
 /// Whoever drops it resets the backend, which the server does not have then.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct Server<P: Protocol + ?Sized> {
 }
 
 impl<P: Protocol> Server<P> {
-    /// Serves a monitor that has just connected to `socket`.
+    /// Serves a VMM that has just connected to `socket`.
     pub fn new(socket: UnixStream, protocol: P, limits: Limits, policy: Policy) -> Self {
         let channel = Channel::new(socket, limits.message, limits.fds, policy.any_file);
         Self { channel, batch: limits.batch, protocol }
@@ -70,7 +70,7 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.channel.as_fd()
     }
 
-    /// Returns the guest's memory as the monitor has given it out so far.
+    /// Returns the guest's memory as the VMM has given it out so far.
     pub fn memory(&self) -> &GuestMemory {
         self.protocol.memory()
     }
@@ -80,7 +80,7 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.needs_reset();
     }
 
-    /// Handles what the monitor sent. Never waits, and handles a bounded number of messages.
+    /// Handles what the VMM sent. Never waits, and handles a bounded number of messages.
     /// Returns whether there was anything, or the backend is not settled: call again then, whether
     /// the socket is readable or not.
     ///

@@ -52,7 +52,7 @@ impl Bench {
         Self { worker, guests, _directory: Directory(directory) }
     }
 
-    /// Connects a monitor to a guest.
+    /// Connects a VMM to a guest.
     fn connect(&self, guest: usize) -> UnixStream {
         let (front_end, back_end) = UnixStream::pair().unwrap();
         front_end.set_nonblocking(true).unwrap();
@@ -186,7 +186,7 @@ fn a_guest_that_goes_leaves_others_their_turn() {
     }
     assert!((10..100).contains(&rounds), "{rounds} rounds");
     assert_eq!(device.status().mrs, 0);
-    // Its monitor may connect again.
+    // Its VMM may connect again.
     let again = FrontEnd::start(bench.connect(0), 1);
     bench.settle();
     assert_eq!(again.answered(), 1);
