@@ -249,7 +249,7 @@ impl Device {
 
     /// Prepares for sleep: asks the guest for kicks of every queue. `true`: work
     /// has come meanwhile, or there are many queues; call [`Device::run`] again. `false`: the thread may
-    /// sleep until a kick, a [`Wake`] or the time that `run` named.
+    /// sleep until a kick, a [`Wake`](crate::Wake) or the time that `run` named.
     pub fn arm(&self) -> bool {
         lock(&self.scheduler).arm(&self.guest)
     }
