@@ -35,9 +35,10 @@ def prefix(platform):
 class Guests:
     """What one or two guests do."""
 
+    @of_arm64
     def test_architecture(self, network, platform, prefix, results):
-        size = PAGE_SIZES.get(platform.name)
-        for guest in network.guests if size else []:
+        size = PAGE_SIZES[platform.name]
+        for guest in network.guests:
             found = guest.check("uname -m").strip(), int(guest.check("getconf PAGESIZE"))
             results.result(f"{prefix}guest {guest.number}: aarch64, pages of {size}", found == ("aarch64", size))
 

@@ -211,7 +211,7 @@ def test_program(case, ours, theirs, results):
 
 
 @pytest.mark.network("two guests with disks", guests=2)
-@pytest.mark.skipif(not ONLY.search("applications.md"), reason="not chosen by ONLY")
+@pytest.mark.only(lambda _where: ONLY.search("applications.md"))
 class TestApplications:
     """What the documentation tells to type."""
 
