@@ -22,7 +22,7 @@ unsafe fn ibv_cmd_get_context(
     cmd_size: usize,
     resp: *mut ib_uverbs_get_context_resp,
     resp_size: usize,
-) -> c_int {
+) -> core::ffi::c_int {
     let none = ptr::null_mut();
     // SAFETY: the caller passes what the command demands; the descriptors may be null.
     unsafe { crate::bindings::ibv_cmd_get_context(context, cmd, cmd_size, none, resp, resp_size) }
