@@ -124,6 +124,7 @@ pub(crate) enum Side {
 }
 
 /// Writes a part of what a message of `total` bytes carries; as [`copy`].
+#[inline]
 pub(crate) fn scatter(source: Data<'_>, target: View<'_>, total: u64) -> Result<(), Side> {
     match source {
         Data::Mapped(source) => copy(source, target, total).map(|_| ()),

@@ -53,6 +53,7 @@ pub(crate) struct Arrival<'a, 'm> {
 impl Arrival<'_, '_> {
     /// Does what the chunk asks for. `waiter` is the HCA and the place of the requester, should it have
     /// to wait for a receive.
+    #[inline(always)] // or each message waits for the context to be written and read again
     pub fn respond(&mut self, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
         self.establish();
         self.cache.begin(&**self.to.hca);

@@ -40,6 +40,7 @@ pub(crate) enum Retry {
 
 /// Returns whether a peer that has no receive is asked again in any case, so that it need not tell of
 /// one.
+#[inline]
 pub(crate) fn asks_again(hca: &Hca, requester: &Requester) -> bool {
     match requester.wait {
         Wait::No | Wait::Answer(_) => true,
