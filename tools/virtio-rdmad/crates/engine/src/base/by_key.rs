@@ -65,8 +65,8 @@ impl<T> ByKey<T> {
         self.get(index).is_some()
     }
 
-    /// Returns whether these bits should not be given out, because their part has more than its share. A guest that
-    /// keeps the keys of one part alone does not make it large.
+    /// Returns whether these bits should not be given out, because their part has more than its share.
+    /// A guest that keeps the keys of one part alone does not make it large.
     pub fn is_crowded(&self, index: u32) -> bool {
         self.parts[index as usize % PARTS].len() >= 2 * self.len / PARTS + SLACK
     }
