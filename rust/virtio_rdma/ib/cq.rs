@@ -5,11 +5,11 @@
 use super::{
     device::{
         publish_new,
+        retire_old,
         Device, //
     },
     event::{
-        new_event,
-        Element,
+        self,
         EventType, //
     },
     object::{
@@ -20,10 +20,7 @@ use super::{
         self,
         Details, //
     },
-    udata::{
-        no_driver_data,
-        Udata, //
-    },
+    udata::Udata,
     wc::Wcs,
     Driver, //
 };
@@ -121,10 +118,13 @@ impl<T> Object<bindings::ib_cq, T> {
         // SAFETY: By the type invariants `raw` is a valid CQ; handler and context were set before it
         // came to the driver.
         unsafe {
-            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
-            if let Some(handler) = (*raw).event_handler {
-                handler(&raw mut event, (*raw).cq_context);
-            }
+            event::report(
+                (*raw).device,
+                raw,
+                event,
+                (*raw).event_handler,
+                (*raw).cq_context,
+            );
         }
     }
 }
@@ -180,17 +180,12 @@ pub(super) unsafe extern "C" fn destroy_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is a CQ that `create_cq` made, which the core destroys once: it stays until the
-    // data is dropped below. Its device is registered as long as it has objects.
-    let (cq, dev) = unsafe { (Cq::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
-    from_result(|| {
-        // SAFETY: `udata` is null, or that of the system call that the core is in until this
-        // returns.
-        unsafe { no_driver_data(udata)? };
-        dev.handles().cqs.retire(cq.handle(), || cq.destroy())?;
-        // SAFETY: The core frees the memory next.
-        unsafe { Cq::<D>::drop_data(raw) };
-        Ok(0)
+    // SAFETY: `raw` is a CQ that `create_cq` made, which the core destroys once, and frees next. Its device is
+    // registered as long as it has objects. `udata` is null, or that of the system call that the core is in
+    // until this returns.
+    from_result(|| unsafe {
+        let dev = Device::<D>::from_raw((*raw).device);
+        retire_old(&dev.handles().cqs, raw, udata, D::Cq::destroy)
     })
 }
 

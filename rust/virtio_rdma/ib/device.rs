@@ -202,6 +202,36 @@ where
     Err(if error == ENOMEM { error } else { EIO })
 }
 
+/// Destroys an object that [`publish_new`] has initialised, and drops its data. The driver finds the object by
+/// its number until the device has destroyed it. May sleep.
+///
+/// # Safety
+///
+/// `raw` must be an object of `table`, which nobody destroys or uses any more, and `udata` must be null or that of
+/// the current system call.
+///
+/// # Errors
+///
+/// The errors of `destroy` and [`no_driver_data`]; the object then lives on.
+pub(super) unsafe fn retire_old<C, T>(
+    table: &Table<Object<C, T>>,
+    raw: *mut C,
+    udata: *mut bindings::ib_udata,
+    destroy: fn(&T) -> Result,
+) -> Result<c_int>
+where
+    Object<C, T>: Sync,
+{
+    // SAFETY: The caller promises that `udata` is null or that of the current system call.
+    unsafe { no_driver_data(udata)? };
+    // SAFETY: The caller promises that `raw` is an initialised object, which lives until its data is dropped below.
+    let object = unsafe { Object::<C, T>::from_raw(raw) };
+    table.retire(object.handle(), || destroy(object))?;
+    // SAFETY: The object is out of the table, and the caller promises that nobody else uses it.
+    unsafe { Object::<C, T>::drop_data(raw) };
+    Ok(0)
+}
+
 /// The operation `query_device`.
 ///
 /// # Safety

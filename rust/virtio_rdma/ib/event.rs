@@ -65,3 +65,23 @@ pub(super) fn new_event(
     }
     new
 }
+
+/// Reports an event of an object to its handler, if it has one.
+///
+/// # Safety
+///
+/// `object` must be a CQ, QP or SRQ of `device`, of the kind that `event` is of, and `handler` and `context` must
+/// be those that its consumer has set.
+pub(super) unsafe fn report<C>(
+    device: *mut bindings::ib_device,
+    object: *mut C,
+    event: EventType,
+    handler: Option<unsafe extern "C" fn(*mut bindings::ib_event, *mut c_void)>,
+    context: *mut c_void,
+) {
+    let mut event = new_event(device, event, Element::Object(object.cast()));
+    if let Some(handler) = handler {
+        // SAFETY: The caller promises that the handler is for events of this object, with this context.
+        unsafe { handler(&raw mut event, context) };
+    }
+}

@@ -90,7 +90,8 @@ impl<C, T> Object<C, T> {
     ///
     /// # Safety
     ///
-    /// The errors of [`Object::init`].
+    /// `raw` must be the first member of [`Object::SIZE`] bytes that stay where they are, the
+    /// driver's data of which is not initialised.
     pub(super) unsafe fn write(raw: *mut C, data: T) {
         let this = raw.cast::<Self>();
         // SAFETY: The caller promises that `raw` heads `SIZE` bytes, so `handle` and `data` are valid for writes.

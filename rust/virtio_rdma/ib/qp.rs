@@ -6,11 +6,11 @@ use super::{
     c_enum::c_enum,
     device::{
         publish_new,
+        retire_old,
         Device, //
     },
     event::{
-        new_event,
-        Element,
+        self,
         EventType, //
     },
     object::{
@@ -32,6 +32,7 @@ use super::{
         Udata, //
     },
     wr::{
+        finish_post,
         RecvWrs,
         SendWrs, //
     },
@@ -232,10 +233,13 @@ impl<T> Object<bindings::ib_qp, T> {
         // to the driver. For an XRC target it sets them a second time, before anybody can change the state of
         // the QP, and the driver reports nothing of a target until its state was changed.
         unsafe {
-            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
-            if let Some(handler) = (*raw).event_handler {
-                handler(&raw mut event, (*raw).qp_context);
-            }
+            event::report(
+                (*raw).device,
+                raw,
+                event,
+                (*raw).event_handler,
+                (*raw).qp_context,
+            );
         }
     }
 
@@ -372,17 +376,12 @@ pub(super) unsafe extern "C" fn destroy_qp<D: Driver>(
     raw: *mut bindings::ib_qp,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made, which the core destroys once: it stays until the
-    // data is dropped below. Its device is registered as long as it has objects.
-    let (qp, dev) = unsafe { (Qp::<D>::from_raw(raw), Device::<D>::from_raw((*raw).device)) };
-    from_result(|| {
-        // SAFETY: `udata` is null, or that of the system call that the core is in until this
-        // returns.
-        unsafe { no_driver_data(udata)? };
-        dev.handles().qps.retire(qp.handle(), || qp.destroy())?;
-        // SAFETY: The core frees the memory next.
-        unsafe { Qp::<D>::drop_data(raw) };
-        Ok(0)
+    // SAFETY: `raw` is a QP that `create_qp` made, which the core destroys once, and frees next. Its device is
+    // registered as long as it has objects. `udata` is null, or that of the system call that the core is in
+    // until this returns.
+    from_result(|| unsafe {
+        let dev = Device::<D>::from_raw((*raw).device);
+        retire_old(&dev.handles().qps, raw, udata, D::Qp::destroy)
     })
 }
 
@@ -440,12 +439,9 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
     } else {
         qp.post_send(&mut wrs)
     };
-    if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
-        // pointer.
-        unsafe { *bad = wrs.current() };
-    }
-    from_result(|| result.map(|()| 0))
+    // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+    // pointer.
+    unsafe { finish_post(result, wrs.current(), bad) }
 }
 
 /// The operation `post_recv`.
@@ -467,12 +463,9 @@ pub(super) unsafe extern "C" fn post_recv<D: Driver>(
     } else {
         qp.post_recv(&mut wrs)
     };
-    if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
-        // pointer.
-        unsafe { *bad = wrs.current() };
-    }
-    from_result(|| result.map(|()| 0))
+    // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+    // pointer.
+    unsafe { finish_post(result, wrs.current(), bad) }
 }
 
 /// The operation `fill_res_qp_entry`.

@@ -6,11 +6,11 @@ use super::{
     c_enum::c_enum,
     device::{
         publish_new,
+        retire_old,
         Device, //
     },
     event::{
-        new_event,
-        Element,
+        self,
         EventType, //
     },
     object::{
@@ -20,11 +20,11 @@ use super::{
         Srq,
         Xrcd, //
     },
-    udata::{
-        no_driver_data,
-        Udata, //
+    udata::Udata,
+    wr::{
+        finish_post,
+        RecvWrs, //
     },
-    wr::RecvWrs,
     Driver, //
 };
 use crate::{
@@ -131,10 +131,13 @@ impl<T> Object<bindings::ib_srq, T> {
         // SAFETY: By the type invariants `raw` is a valid SRQ; handler and context were set before it
         // came to the driver.
         unsafe {
-            let mut event = new_event((*raw).device, event, Element::Object(raw.cast()));
-            if let Some(handler) = (*raw).event_handler {
-                handler(&raw mut event, (*raw).srq_context);
-            }
+            event::report(
+                (*raw).device,
+                raw,
+                event,
+                (*raw).event_handler,
+                (*raw).srq_context,
+            );
         }
     }
 }
@@ -270,22 +273,12 @@ pub(super) unsafe extern "C" fn destroy_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is an SRQ that `create_srq` made, which the core destroys once: it stays until
-    // the data is dropped below. Its device is registered as long as it has objects.
-    let (srq, dev) = unsafe {
-        (
-            Srq::<D>::from_raw(raw),
-            Device::<D>::from_raw((*raw).device),
-        )
-    };
-    from_result(|| {
-        // SAFETY: `udata` is null, or that of the system call that the core is in until this
-        // returns.
-        unsafe { no_driver_data(udata)? };
-        dev.handles().srqs.retire(srq.handle(), || srq.destroy())?;
-        // SAFETY: The core frees the memory next.
-        unsafe { Srq::<D>::drop_data(raw) };
-        Ok(0)
+    // SAFETY: `raw` is an SRQ that `create_srq` made, which the core destroys once, and frees next. Its device is
+    // registered as long as it has objects. `udata` is null, or that of the system call that the core is in
+    // until this returns.
+    from_result(|| unsafe {
+        let dev = Device::<D>::from_raw((*raw).device);
+        retire_old(&dev.handles().srqs, raw, udata, D::Srq::destroy)
     })
 }
 
@@ -308,10 +301,7 @@ pub(super) unsafe extern "C" fn post_srq_recv<D: Driver>(
     } else {
         srq.post_recv(&mut wrs)
     };
-    if result.is_err() {
-        // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
-        // pointer.
-        unsafe { *bad = wrs.current() };
-    }
-    from_result(|| result.map(|()| 0))
+    // SAFETY: `bad` is valid for writes: the core gives a place of its own where the caller passed a null
+    // pointer.
+    unsafe { finish_post(result, wrs.current(), bad) }
 }

@@ -16,7 +16,29 @@ use core::{
     marker::PhantomData,
     ptr, //
 };
-use kernel::prelude::*;
+use kernel::{
+    error::from_result,
+    prelude::*, //
+};
+
+/// Returns what an operation that posts work requests returns, and tells its caller at which work request it
+/// stopped, if it did.
+///
+/// # Safety
+///
+/// `bad` must be valid for writes.
+#[inline]
+pub(super) unsafe fn finish_post<W>(
+    result: Result,
+    current: *const W,
+    bad: *mut *const W,
+) -> c_int {
+    if result.is_err() {
+        // SAFETY: The caller promises that `bad` is valid for writes.
+        unsafe { *bad = current };
+    }
+    from_result(|| result.map(|()| 0))
+}
 
 c_enum! {
     /// What a send work request is to do, `enum ib_wr_opcode`, as far as this abstraction knows it.
