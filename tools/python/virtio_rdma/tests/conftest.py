@@ -32,7 +32,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "network(title, guests=1, kind=Network, known=FUNCTION, **options): the guests "
                                        "of a class of tests; options are guests.Options'")
     config.addinivalue_line("markers", "only(condition): where these tests make sense: condition(Where)")
-    # The same seed chooses the same programs again, in each worker.
+    # The same seed chooses the same programs and their seeds again, in each worker.
     config.stash[SEED] = int(os.environ.get("SEED", "0"), 0) or random.getrandbits(32) | 1
     os.environ["SEED"] = str(config.stash[SEED])
     if not hasattr(config, "workerinput"):
@@ -115,10 +115,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Says what chooses the programs again."""
-    if session.config.option.brief:
-        session.config.pluginmanager.get_plugin("results").note(
-            f"the programs that run are chosen by the seed {session.config.stash[SEED]:#x}")
+    """Says what repeats what is random."""
+    if session.config.option.platform:
+        session.config.pluginmanager.get_plugin("results").note(f"seed {session.config.stash[SEED]:#x}")
 
 
 @pytest.fixture(scope="class")

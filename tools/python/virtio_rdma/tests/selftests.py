@@ -2,6 +2,7 @@
 """Runs the kselftests in guests, which see them in /mnt/virtio_rdma."""
 
 import os
+import random
 import re
 import signal
 import time
@@ -34,6 +35,11 @@ def programs(share):
     return found[1].split()
 
 
+def seed_of(label):
+    """Returns the seed of a program, which follows from the seed of the suite (conftest.py)."""
+    return hex(random.Random(f"{os.environ['SEED']}/{label}").getrandbits(32))
+
+
 class Program:
     """A kselftest that runs in a guest. Its results have `label` in front of their names; finish() reports them."""
 
@@ -41,7 +47,7 @@ class Program:
         self.results = results
         self.label = label + path
         self.start = time.monotonic()
-        env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), **(env or {})}
+        env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), "SEED": seed_of(self.label), **(env or {})}
         if platform.is_slow:
             env |= FEWER_LOOPS
         self.job = self.launch(guest, f"cd /mnt/virtio_rdma && exec ./{path}", env)
