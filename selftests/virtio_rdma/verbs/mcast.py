@@ -110,6 +110,13 @@ class Ud:
             thing.close()
 
 
+def reaches(rng, sender, group, member):
+    """Sends random bytes to a group, and fails the test unless the member receives them."""
+    data = rng.randbytes(10)
+    sender.cast(group, data)
+    member.received(data)
+
+
 @contextlib.contextmanager
 def opened(*ends):
     """Gives these QPs to a test, and closes them at its end."""
@@ -119,7 +126,7 @@ def opened(*ends):
 
 
 def every_member(rng):
-    """Each attached QP gets a copy, the sender's too; other QPs get no copy."""
+    """Each attached QP receives a copy, and so does the sender if it is attached; other QPs receive none."""
     for group in (V4, V6):
         with opened(Ud(), Ud(), Ud()) as (sender, member, stranger):
             for end in (sender, member):
@@ -141,20 +148,17 @@ def every_member(rng):
 
 
 def loopback_is_blocked(rng):
-    """What a QP sends to its group does not come back to it, if it was created so."""
+    """A QP with the flag BLOCK_SELF_MCAST_LB does not receive what it sends to its own group."""
     DEVICE.skip_on_rxe("no creation flags")
     ends = [Ud(create_flags=e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB) for _ in range(2)]
     with opened(*ends) as (sender, member):
         for end in (sender, member):
             end.attach(V4)
             end.expect()
-        data = rng.randbytes(10)
-        sender.cast(V4, data)
-        member.received(data)
+        reaches(rng, sender, V4, member)
         empty(sender.recv_cq)
-        # It gets all messages of other senders.
-        member.cast(V4, data)
-        sender.received(data)
+        # The flag concerns a QP's own messages: it receives those of other senders.
+        reaches(rng, member, V4, sender)
         empty(member.recv_cq)
         for number, qp_type, flags in ((errno.EINVAL, e.IBV_QPT_RC, e.IBV_QP_CREATE_BLOCK_SELF_MCAST_LB),
                                        (errno.EOPNOTSUPP, e.IBV_QPT_UD, e.IBV_QP_CREATE_SCATTER_FCS),
@@ -163,6 +167,7 @@ def loopback_is_blocked(rng):
 
 
 def after_detach(rng):
+    """A QP receives nothing after it is detached, and receives again after it is attached again."""
     with opened(Ud(), Ud()) as (sender, member):
         member.attach(V4)
         member.expect()
@@ -170,36 +175,31 @@ def after_detach(rng):
         sender.cast(V4, rng.randbytes(10))
         empty(member.recv_cq)
         member.attach(V4)
-        data = rng.randbytes(10)
-        sender.cast(V4, data)
-        member.received(data)
+        reaches(rng, sender, V4, member)
 
 
 def wrong_qkey(rng):
+    """A member with another Q_Key receives nothing."""
     with opened(Ud(), Ud(), Ud(qkey=QKEY + 1)) as (sender, member, other):
         for end in (member, other):
             end.attach(V4)
             end.expect()
-        data = rng.randbytes(10)
-        sender.cast(V4, data)
-        member.received(data)
+        reaches(rng, sender, V4, member)
         empty(other.recv_cq)
 
 
 def no_receive(rng):
-    """A member without a receive does not keep the others from theirs."""
+    """A member without a posted receive does not stop the other members from receiving."""
     with opened(Ud(), Ud(), Ud()) as (sender, empty_handed, member):
         for end in (empty_handed, member):
             end.attach(V6)
         member.expect()
-        data = rng.randbytes(10)
-        sender.cast(V6, data)
-        member.received(data)
+        reaches(rng, sender, V6, member)
         empty(empty_handed.recv_cq)
 
 
 def only_to_all_qps(rng):
-    """A datagram to a group names QP 0xffffff; with another number no QP gets it."""
+    """A datagram to a group names QP 0xffffff; no QP receives one that names another number."""
     with opened(Ud(), Ud()) as (sender, member):
         member.attach(V4)
         member.expect()
@@ -208,14 +208,14 @@ def only_to_all_qps(rng):
 
 
 def bad_arguments(_rng):
-    """Arguments that cannot be, which are refused with the errors of ib_core and rxe."""
+    """Invalid arguments are refused with the errors of ib_core and rxe."""
     end = Ud()
     fails_with(errno.EINVAL, attach, end.qp, "fe80::1")
     fails_with(errno.EINVAL, attach, end.qp, "::ffff:10.0.0.1")
     fails_with(errno.EINVAL, detach, end.qp, V4)
     end.attach(V4)
     fails_with(errno.EINVAL, detach, end.qp, V6)
-    # To attach once more is no error, and makes no second attachment.
+    # A second call is no error, and makes no second attachment.
     attach(end.qp, V4)
     end.close()
     pd, cq = PD(DEVICE.context), CQ(DEVICE.context, 8)
@@ -243,7 +243,7 @@ def destroyed_while_attached(_rng):
 
 
 def attachment_limit(_rng):
-    """A group takes as many QPs as the device says; another one fails with ENOMEM until one has left."""
+    """A group takes as many QPs as the device says; one more fails with ENOMEM until another one is detached."""
     limit = DEVICE.attr.max_mcast_qp_attach
     if not 1 <= limit <= 256 or DEVICE.attr.max_qp < limit + 8:
         raise ktap.Skip(f"{limit} QPs a group, {DEVICE.attr.max_qp} QPs")
