@@ -79,37 +79,36 @@ def create_ah(_rng):
     pd.close()
 
 
+def refuses(end, before, after, mask, attributes):
+    """Fails the test unless each attribute (name, value) is refused, and the QP stays in the state before."""
+    for name, value in attributes:
+        wrong = end.attributes(end.qp.qp_num, **{name: value})
+        wrong.qp_state = after
+        fails(errno.EINVAL, name, end.qp.modify, wrong, mask)
+        ktap.equal(end.state(), before, name)
+
+
 def modify_qp(_rng):
     end = Endpoint(DEVICE, depth=4)
     to_init = e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS
     attr = end.attributes(end.qp.qp_num)
     attr.qp_state = e.IBV_QPS_INIT
-    for name, value in (("port_num", 0), ("port_num", 2), ("pkey_index", DEVICE.port.pkey_tbl_len)):
-        wrong = end.attributes(end.qp.qp_num)
-        wrong.qp_state = e.IBV_QPS_INIT
-        setattr(wrong, name, value)
-        fails(errno.EINVAL, name, end.qp.modify, wrong, to_init)
-        ktap.equal(end.state(), e.IBV_QPS_RESET, name)
+    refuses(end, e.IBV_QPS_RESET, e.IBV_QPS_INIT, to_init,
+            (("port_num", 0), ("port_num", 2), ("pkey_index", DEVICE.port.pkey_tbl_len)))
     fails(errno.EINVAL, "no such state", end.move, 9)
     end.qp.modify(attr, to_init)
     rtr = (e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN | e.IBV_QP_RQ_PSN |
            e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER)
-    for name, value in (("path_mtu", 0), ("path_mtu", 6), ("min_rnr_timer", 32),
-                        ("max_dest_rd_atomic", min(255, LIMITS.max_qp_rd_atom + 1))):
-        wrong = end.attributes(end.qp.qp_num, **{name: value})
-        wrong.qp_state = e.IBV_QPS_RTR
-        fails(errno.EINVAL, name, end.qp.modify, wrong, rtr)
-        ktap.equal(end.state(), e.IBV_QPS_INIT, name)
+    refuses(end, e.IBV_QPS_INIT, e.IBV_QPS_RTR, rtr,
+            (("path_mtu", 0), ("path_mtu", 6), ("min_rnr_timer", 32),
+             ("max_dest_rd_atomic", min(255, LIMITS.max_qp_rd_atom + 1))))
     attr.qp_state = e.IBV_QPS_RTR
     end.qp.modify(attr, rtr)
     rts = (e.IBV_QP_STATE | e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY | e.IBV_QP_SQ_PSN |
            e.IBV_QP_MAX_QP_RD_ATOMIC)
-    for name, value in (("timeout", 32), ("retry_cnt", 8), ("rnr_retry", 8),
-                        ("max_rd_atomic", min(255, LIMITS.max_qp_init_rd_atom + 1))):
-        wrong = end.attributes(end.qp.qp_num, **{name: value})
-        wrong.qp_state = e.IBV_QPS_RTS
-        fails(errno.EINVAL, name, end.qp.modify, wrong, rts)
-        ktap.equal(end.state(), e.IBV_QPS_RTR, name)
+    refuses(end, e.IBV_QPS_RTR, e.IBV_QPS_RTS, rts,
+            (("timeout", 32), ("retry_cnt", 8), ("rnr_retry", 8),
+             ("max_rd_atomic", min(255, LIMITS.max_qp_init_rd_atom + 1))))
     end.close()
 
 
