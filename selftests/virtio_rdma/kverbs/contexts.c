@@ -434,17 +434,11 @@ static void armed_called(struct ib_cq *cq, void *context)
 	complete(&armed->called);
 }
 
-static void end_cq(void *cq)
-{
-	ib_destroy_cq(cq);
-}
-
 /* Events: one for each arming, of any completion or of solicited ones alone. */
 static void events(struct kunit *test)
 {
 	struct kv *kv = test->priv;
 	struct armed *armed = kunit_kzalloc(test, sizeof(*armed), GFP_KERNEL);
-	struct ib_cq_init_attr attr = { .cqe = KV_DEPTH };
 	struct kv_buf *buf = kv_buf(test, 2 * KV_LEN);
 	struct ib_sge out = kv_sge(kv, buf, 0, KV_LEN);
 	struct ib_sge in = kv_sge(kv, buf, KV_LEN, KV_LEN);
@@ -460,9 +454,7 @@ static void events(struct kunit *test)
 
 	KUNIT_ASSERT_NOT_NULL(test, armed);
 	init_completion(&armed->called);
-	cq = ib_create_cq(kv->dev, armed_called, NULL, armed, &attr);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, cq);
-	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, end_cq, cq));
+	cq = kv_cq_with(test, KV_DEPTH, armed_called, NULL, armed);
 	from = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
 	to = kv_qp(test, IB_QPT_RC, cq, NULL);
 	kv_pair(test, from, to);

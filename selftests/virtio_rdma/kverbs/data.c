@@ -40,7 +40,14 @@ static void ends_expose(struct kunit *test, struct ends *e, int access)
 	e->remote = kv_expose(test, e->b, e->there, 0, access);
 }
 
-/* Posts to a, and expects this status. */
+/* Points a work request of QP a at this offset of the memory that ends_expose() exposed. */
+static void ends_aim(struct ends *e, struct kv_op *op, size_t offset)
+{
+	op->rkey = e->remote.rkey;
+	op->remote_addr = e->remote.addr + offset;
+}
+
+/* Posts a work request to QP a, and waits for its completion, which must have this status. */
 static struct ib_wc does(struct kunit *test, struct ends *e, struct kv_op *op,
 			 enum ib_wc_status status)
 {
@@ -132,15 +139,14 @@ static void write(struct kunit *test)
 	struct ib_wc wc;
 
 	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.remote.rkey;
-	op.remote_addr = e.remote.addr + 8;
+	ends_aim(&e, &op, 8);
 	kv_fill(e.here->data, 500, 4);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_WRITE);
 
 	kv_fill(e.here->data, 500, 5);
 	op.opcode = IB_WR_RDMA_WRITE_WITH_IMM;
-	op.remote_addr = e.remote.addr + 1000;
+	ends_aim(&e, &op, 1000);
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 2, NULL, 0));
 	does(test, &e, &op, IB_WC_SUCCESS);
 	wc = kv_expect(test, e.b->cq, 2, IB_WC_SUCCESS);
@@ -167,8 +173,7 @@ static void read(struct kunit *test)
 	struct ib_wc wc;
 
 	ends_expose(test, &e, IB_ACCESS_REMOTE_READ);
-	op.rkey = e.remote.rkey;
-	op.remote_addr = e.remote.addr + 77;
+	ends_aim(&e, &op, 77);
 	kv_fill(e.there->data + 77, 501, 6);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_RDMA_READ);
@@ -194,8 +199,7 @@ static void atomics(struct kunit *test)
 	if (kv->dev->attrs.atomic_cap == IB_ATOMIC_NONE)
 		kunit_skip(test, "the device has no atomic operations");
 	ends_expose(test, &e, IB_ACCESS_REMOTE_ATOMIC);
-	op.rkey = e.remote.rkey;
-	op.remote_addr = e.remote.addr + 16;
+	ends_aim(&e, &op, 16);
 	*word = 40;
 	op.opcode = IB_WR_ATOMIC_FETCH_AND_ADD;
 	op.compare_add = 2;
@@ -238,8 +242,7 @@ static void atomic_write(struct kunit *test)
 		kunit_skip(test, "the device has no ATOMIC WRITE");
 	}
 	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.remote.rkey;
-	op.remote_addr = e.remote.addr + 24;
+	ends_aim(&e, &op, 24);
 	kv_fill(e.here->data, 8, 15);
 	wc = does(test, &e, &op, IB_WC_SUCCESS);
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_ATOMIC_WRITE);
@@ -312,8 +315,7 @@ static void unsignaled(struct kunit *test)
 	unsigned int round, i;
 
 	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
-	op.rkey = e.remote.rkey;
-	op.remote_addr = e.remote.addr;
+	ends_aim(&e, &op, 0);
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, KV_DEPTH); round++) {
 		/* As many work requests as the queue holds: each place is free again. */
 		for (i = 1; i <= KV_DEPTH; i++) {
@@ -467,8 +469,7 @@ static void inline_data(struct kunit *test)
 		kv_fill(data, size, i + 100);
 		op.id = 2 * i + 1;
 		op.opcode = IB_WR_RDMA_WRITE;
-		op.remote_addr = e.remote.addr + 1000;
-		op.rkey = e.remote.rkey;
+		ends_aim(&e, &op, 1000);
 		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
 		memset(data, 0, KV_INLINE);
 		kv_expect(test, e.a->cq, 2 * i, IB_WC_SUCCESS);
@@ -507,18 +508,14 @@ static void inline_datagram(struct kunit *test)
 			.sg_list = pieces,
 			.num_sge = ARRAY_SIZE(pieces),
 		},
+		.ah = e.a->kv->ah,
 		.remote_qpn = e.b->qp->qp_num,
 		.remote_qkey = KV_QKEY,
 	};
-	struct rdma_ah_attr attr;
-	struct kv *kv = test->priv;
 	struct ib_wc wc;
 	int i;
 
 	KUNIT_ASSERT_NOT_NULL(test, data);
-	kv_ah_attr(kv, &attr);
-	wr.ah = rdma_create_ah(kv->pd, &attr, RDMA_CREATE_AH_SLEEPABLE);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, wr.ah);
 	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
 		u32 size = sizes[i], half = size / 2;
 
@@ -542,7 +539,6 @@ static void inline_datagram(struct kunit *test)
 	pieces[1].length = KV_INLINE;
 	pieces[0].length = 1;
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, &wr.wr, NULL));
-	rdma_destroy_ah(wr.ah, RDMA_DESTROY_AH_SLEEPABLE);
 	kv_expect_none(test, e.a->cq);
 }
 

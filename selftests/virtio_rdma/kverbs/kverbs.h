@@ -139,6 +139,8 @@ void kv_fill(u8 *data, size_t len, u32 seed);
 bool kv_filled(const u8 *data, size_t len, u32 seed);
 
 struct ib_cq *kv_cq(struct kunit *test, int cqe);
+struct ib_cq *kv_cq_with(struct kunit *test, int cqe, ib_comp_handler completion,
+			 void (*event)(struct ib_event *, void *), void *context);
 struct ib_cq *kv_cq_in(struct kunit *test, enum ib_poll_context context);
 struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
 		    struct ib_srq *srq);
@@ -170,6 +172,8 @@ struct ib_mr *kv_mr(struct kunit *test, u32 max_pages);
 int kv_map(struct ib_mr *mr, struct kv_buf *buf, size_t offset, size_t len);
 int kv_post_reg(struct kv_qp *qp, struct ib_mr *mr, u32 key, int access);
 void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access);
+void kv_map_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, struct kv_buf *buf,
+		size_t offset, size_t len, int access);
 bool kv_has_fast_reg(struct ib_device *dev);
 struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *buf,
 			   size_t offset, int access);

@@ -92,9 +92,8 @@ static void registered(struct kunit *test)
 	u32 old;
 
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, 10); round++) {
-		KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, offset, len));
+		kv_map_reg(test, s.b, s.mr, s.there, offset, len, REMOTE);
 		KUNIT_EXPECT_EQ(test, s.mr->length, len);
-		kv_reg(test, s.b, s.mr, REMOTE);
 		kv_fill(s.here->data, len, round);
 		access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova, s.mr->rkey, len, IB_WC_SUCCESS);
 		KUNIT_EXPECT_TRUE(test, kv_filled(s.there->data + offset, len, round));
@@ -107,8 +106,7 @@ static void registered(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, s.there->data[offset + len], 0);
 
 	/* Beyond the MR, with a key that was valid, and with one that is invalid now. */
-	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, offset, len));
-	kv_reg(test, s.b, s.mr, REMOTE);
+	kv_map_reg(test, s.b, s.mr, s.there, offset, len, REMOTE);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova + len - 7, s.mr->rkey, 8,
 	       IB_WC_REM_ACCESS_ERR);
 	old = s.mr->rkey;
@@ -131,8 +129,7 @@ static void rights(struct kunit *test)
 		.num_sge = 1,
 	};
 
-	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, 0, PAGE_SIZE));
-	kv_reg(test, s.b, s.mr, IB_ACCESS_REMOTE_READ);
+	kv_map_reg(test, s.b, s.mr, s.there, 0, PAGE_SIZE, IB_ACCESS_REMOTE_READ);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova, s.mr->rkey, 8, IB_WC_REM_ACCESS_ERR);
 
@@ -166,8 +163,7 @@ static void send_with_inv(struct kunit *test)
 	};
 	struct ib_wc wc;
 
-	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, 0, PAGE_SIZE));
-	kv_reg(test, s.b, s.mr, REMOTE);
+	kv_map_reg(test, s.b, s.mr, s.there, 0, PAGE_SIZE, REMOTE);
 	op.inv = s.mr->rkey;
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(s.b, 2, NULL, 0));
 	KUNIT_ASSERT_EQ(test, 0, kv_post(s.a, &op));
@@ -203,10 +199,8 @@ static void read_with_inv(struct kunit *test)
 	};
 	struct ib_wc wc;
 
-	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, 0, PAGE_SIZE));
-	kv_reg(test, s.b, s.mr, REMOTE);
-	KUNIT_ASSERT_EQ(test, 1, kv_map(mine, s.here, 0, PAGE_SIZE));
-	kv_reg(test, s.a, mine, IB_ACCESS_LOCAL_WRITE);
+	kv_map_reg(test, s.b, s.mr, s.there, 0, PAGE_SIZE, REMOTE);
+	kv_map_reg(test, s.a, mine, s.here, 0, PAGE_SIZE, IB_ACCESS_LOCAL_WRITE);
 	sge = (struct ib_sge) { .addr = mine->iova, .length = 100, .lkey = mine->lkey };
 	op.remote_addr = s.mr->iova;
 	op.rkey = s.mr->rkey;
@@ -241,8 +235,7 @@ static void in_order(struct kunit *test)
 		.send_flags = IB_SEND_SIGNALED | IB_SEND_FENCE,
 	};
 
-	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, 0, PAGE_SIZE));
-	kv_reg(test, s.b, s.mr, REMOTE);
+	kv_map_reg(test, s.b, s.mr, s.there, 0, PAGE_SIZE, REMOTE);
 	read.remote_addr = s.mr->iova;
 	read.rkey = s.mr->rkey;
 	reg.wr.next = &read.wr;

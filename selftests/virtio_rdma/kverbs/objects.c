@@ -138,17 +138,24 @@ bool kv_filled(const u8 *data, size_t len, u32 seed)
 	return true;
 }
 
-/* A CQ that the test polls. */
-struct ib_cq *kv_cq(struct kunit *test, int cqe)
+/* Makes a CQ that the test polls. Its completion events and its errors go to handlers, if any. */
+struct ib_cq *kv_cq_with(struct kunit *test, int cqe, ib_comp_handler completion,
+			 void (*event)(struct ib_event *, void *), void *context)
 {
 	struct ib_cq_init_attr attr = { .cqe = cqe };
 	struct kv *kv = test->priv;
 	struct ib_cq *cq;
 
-	cq = ib_create_cq(kv->dev, NULL, NULL, NULL, &attr);
+	cq = ib_create_cq(kv->dev, completion, event, context, &attr);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, cq);
 	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, kv_destroy_cq, cq));
 	return cq;
+}
+
+/* Makes a CQ that the test polls, without handlers. */
+struct ib_cq *kv_cq(struct kunit *test, int cqe)
+{
+	return kv_cq_with(test, cqe, NULL, NULL, NULL);
 }
 
 /* A CQ that the core polls, for work requests that a struct ib_cqe names. */
@@ -528,6 +535,14 @@ void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access)
 	KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_REG_MR);
 }
 
+/* Maps a part of a buffer and registers it. */
+void kv_map_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, struct kv_buf *buf,
+		size_t offset, size_t len, int access)
+{
+	KUNIT_ASSERT_EQ(test, 1, kv_map(mr, buf, offset, len));
+	kv_reg(test, qp, mr, access);
+}
+
 bool kv_has_fast_reg(struct ib_device *dev)
 {
 	return dev->attrs.device_cap_flags & IB_DEVICE_MEM_MGT_EXTENSIONS;
@@ -553,7 +568,6 @@ struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *
 		};
 	}
 	mr = kv_mr(test, 1);
-	KUNIT_ASSERT_EQ(test, 1, kv_map(mr, buf, offset, PAGE_SIZE));
-	kv_reg(test, qp, mr, IB_ACCESS_LOCAL_WRITE | access);
+	kv_map_reg(test, qp, mr, buf, offset, PAGE_SIZE, IB_ACCESS_LOCAL_WRITE | access);
 	return (struct kv_remote) { .addr = mr->iova, .rkey = mr->rkey };
 }

@@ -346,18 +346,11 @@ static void cq_event(struct ib_event *event, void *context)
 		complete(&o->error);
 }
 
-static void end_cq(void *cq)
-{
-	ib_destroy_cq(cq);
-}
-
 /* A CQ that is not polled overruns: an event says so, and its QPs fail. */
 static void overrun(struct kunit *test)
 {
 	struct overrun *o = kunit_kzalloc(test, sizeof(*o), GFP_KERNEL);
-	struct ib_cq_init_attr attr = { .cqe = 4 };
 	struct kv_op op = { .opcode = IB_WR_SEND, .flags = IB_SEND_SIGNALED };
-	struct kv *kv = test->priv;
 	struct kv_qp *a, *b;
 	struct ib_cq *cq;
 	struct ib_wc wc;
@@ -365,9 +358,7 @@ static void overrun(struct kunit *test)
 
 	KUNIT_ASSERT_NOT_NULL(test, o);
 	init_completion(&o->error);
-	cq = ib_create_cq(kv->dev, NULL, cq_event, o, &attr);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, cq);
-	KUNIT_ASSERT_EQ(test, 0, kunit_add_action_or_reset(test, end_cq, cq));
+	cq = kv_cq_with(test, 4, NULL, cq_event, o);
 	entries = cq->cqe;
 	KUNIT_ASSERT_GE(test, entries, 4);
 	KUNIT_ASSERT_LT(test, entries, KV_DEPTH);
