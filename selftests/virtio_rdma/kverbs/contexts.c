@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Posting and polling in every context that verbs allow: work requests are
- * posted by the callbacks of their predecessors, by timers, with interrupts
- * disabled, and by several threads at a time.
+ * Tests of posting and polling in every context that verbs allow: callbacks of
+ * earlier work requests, timers, code with interrupts disabled, and several
+ * threads at a time.
  */
 #include <linux/hrtimer.h>
 #include <linux/irqflags.h>
@@ -14,7 +14,7 @@
 
 #define SLOTS	16
 
-/* Room for a message, at either end. */
+/* A work request at either end, with memory for its message. */
 struct slot {
 	struct ib_cqe cqe;
 	struct stream *stream;
@@ -22,20 +22,20 @@ struct slot {
 	struct ib_sge sge;
 };
 
-/* Messages from one QP to another, which callbacks post and look at. */
+/* Messages from one QP to another. Callbacks post them and check them. */
 struct stream {
 	struct kv_qp *from;
 	struct kv_qp *to;
 	struct slot out[SLOTS];
 	struct slot in[SLOTS];
 	unsigned int want;
-	/* Keeps the messages in order. */
+	/* Protects @sent, and keeps the messages in the order of their numbers. */
 	spinlock_t lock;
 	unsigned int sent;
-	/* Each is used by the callbacks of one CQ, which run one at a time. */
+	/* Only the callbacks of one CQ use each of these, and they run one at a time. */
 	unsigned int completed;
 	unsigned int received;
-	/* The first error. */
+	/* The first error, or NULL. */
 	const char *error;
 	struct completion all_sent;
 	struct completion all_received;
@@ -48,7 +48,7 @@ static void stream_fails(struct stream *s, const char *error)
 	complete_all(&s->all_received);
 }
 
-/* Sends the next message from a free slot. */
+/* Sends the next message from a free slot, unless all were sent. */
 static void stream_send(struct stream *s, struct slot *slot)
 {
 	struct kv_op op = {
@@ -120,7 +120,7 @@ static void slot_init(struct stream *s, struct slot *slot, struct kv_buf *buf, i
 	slot->sge = kv_sge(s->from->kv, buf, i * KV_LEN, KV_LEN);
 }
 
-/* Makes a stream of messages over QPs that are connected. */
+/* Makes a stream of messages between two QPs that are connected. */
 static struct stream *stream_new(struct kunit *test, struct kv_qp *from, struct kv_qp *to,
 				 unsigned int want)
 {
@@ -148,7 +148,7 @@ static void stream_start(struct kunit *test, struct stream *s)
 
 	for (i = 0; i < SLOTS; i++)
 		KUNIT_ASSERT_EQ(test, 0, stream_receive(s, &s->in[i]));
-	/* As many messages are outstanding as there are slots; the callbacks post the others. */
+	/* Each slot has at most one message outstanding. The callbacks post the other messages. */
 	for (i = 0; i < SLOTS; i++)
 		stream_send(s, &s->out[i]);
 }
@@ -180,7 +180,7 @@ static const struct context polls[] = {
 
 KUNIT_ARRAY_PARAM_DESC(polls, polls, name);
 
-/* Messages in both directions at once, each callback posts the next. */
+/* Sends messages in both directions at once. Each callback posts the next message. */
 static void poll_context(struct kunit *test)
 {
 	const struct context *context = test->param_value;
@@ -196,7 +196,7 @@ static void poll_context(struct kunit *test)
 	back = stream_new(test, qps[1], qps[0], kv_rounds);
 	stream_start(test, there);
 	stream_start(test, back);
-	/* Both CQs are needed for either direction. */
+	/* Each direction needs both CQs. */
 	while (context->poll == IB_POLL_DIRECT && time_before(jiffies, end) &&
 	       !(stream_is_over(there) && stream_is_over(back))) {
 		ib_process_cq_direct(qps[0]->cq, 4);
@@ -205,12 +205,12 @@ static void poll_context(struct kunit *test)
 	}
 	stream_end(test, there);
 	stream_end(test, back);
-	/* No callback runs after the memory of the test is gone. */
+	/* After this no callback runs, so the memory of the test can be freed. */
 	for (i = 0; i < 2; i++)
 		ib_drain_qp(qps[i]->qp);
 }
 
-/* What a timer posts. */
+/* Work requests that timers or other contexts post, and their completions. */
 struct timed {
 	struct timer_list soft;
 	struct hrtimer hard;
@@ -223,7 +223,7 @@ struct timed {
 	struct completion done;
 };
 
-/* Posts a work request and polls; returns whether there is more to post. */
+/* Polls, and posts a work request. Returns false when all have completed, or one has failed. */
 static bool timed_step(struct timed *t)
 {
 	struct ib_wc wc;
@@ -233,7 +233,7 @@ static bool timed_step(struct timed *t)
 		if (wc.status != IB_WC_SUCCESS)
 			t->error = -EIO;
 	}
-	/* Fewer work requests are outstanding than the queue holds. */
+	/* No more work requests are outstanding than half of what the queue holds. */
 	if (t->left && !t->error && t->op.id - t->polled < KV_DEPTH / 2) {
 		t->error = kv_post(t->qp, &t->op);
 		t->op.id++;
@@ -274,7 +274,7 @@ static void end_hard_timer(void *timer)
 	hrtimer_cancel(timer);
 }
 
-/* A pair of QPs; the first is to WRITE to memory of the other. */
+/* Makes a pair of QPs, and the WRITE from the first one to memory of the other. */
 static struct timed *timed_new(struct kunit *test)
 {
 	struct timed *t = kunit_kzalloc(test, sizeof(*t), GFP_KERNEL);
@@ -323,7 +323,7 @@ static void timer(struct kunit *test)
 	timed_end(test, t);
 }
 
-/* Posts and polls in hardirq context, as far as the kernel runs timers in it. */
+/* Posts and polls in hardirq context, if the kernel runs these timers in that context. */
 static void hardirq(struct kunit *test)
 {
 	struct timed *t = timed_new(test);
@@ -334,7 +334,7 @@ static void hardirq(struct kunit *test)
 	timed_end(test, t);
 }
 
-/* Posts and polls with interrupts disabled, as under a lock of the consumer. */
+/* Posts and polls with interrupts disabled, as a consumer does that holds a lock. */
 static void irqs_off(struct kunit *test)
 {
 	struct timed *t = timed_new(test);
@@ -355,7 +355,7 @@ static void irqs_off(struct kunit *test)
 
 KUNIT_DEFINE_ACTION_WRAPPER(end_workqueue, destroy_workqueue, struct workqueue_struct *);
 
-/* A thread that posts to the same QP as others. */
+/* One of several threads that post to the same QP. */
 struct poster {
 	struct work_struct work;
 	struct kv_qp *qp;
@@ -375,7 +375,7 @@ static void post_all(struct work_struct *work)
 	}
 }
 
-/* Several threads post to one QP at a time; each work request completes once. */
+/* Several threads post to one QP at a time. Each work request completes once. */
 static void concurrent(struct kunit *test)
 {
 	struct workqueue_struct *wq = alloc_workqueue("kverbs", WQ_UNBOUND, THREADS);
@@ -410,7 +410,7 @@ static void concurrent(struct kunit *test)
 				KUNIT_ASSERT_TRUE(test, kv_wait(cq, &posters[i].wrs[j].done));
 				KUNIT_ASSERT_EQ(test, posters[i].wrs[j].wc.status, IB_WC_SUCCESS);
 			}
-			/* Those of a thread complete in the order of posting. */
+			/* The work requests of a thread complete in the order of posting. */
 			for (j = 1; j < ARRAY_SIZE(posters[i].wrs); j++)
 				KUNIT_EXPECT_LT(test, posters[i].wrs[j - 1].order,
 						posters[i].wrs[j].order);
@@ -420,7 +420,7 @@ static void concurrent(struct kunit *test)
 	ib_drain_qp(qp->qp);
 }
 
-/* A CQ whose consumer arms it. */
+/* The completion events of a CQ that its consumer arms. */
 struct armed {
 	atomic_t calls;
 	struct completion called;
@@ -434,7 +434,7 @@ static void armed_called(struct ib_cq *cq, void *context)
 	complete(&armed->called);
 }
 
-/* Events: one for each arming, of any completion or of solicited ones alone. */
+/* A CQ raises one event each time it is armed, for any completion or for a solicited one. */
 static void events(struct kunit *test)
 {
 	struct kv *kv = test->priv;
@@ -459,7 +459,7 @@ static void events(struct kunit *test)
 	to = kv_qp(test, IB_QPT_RC, cq, NULL);
 	kv_pair(test, from, to);
 
-	/* Any completion. */
+	/* The CQ is armed for any completion. */
 	KUNIT_EXPECT_EQ(test, 0, ib_req_notify_cq(cq, IB_CQ_NEXT_COMP));
 	for (id = 0; id < 4; id++)
 		KUNIT_ASSERT_EQ(test, 0, kv_recv(to, id, &in, 1));
@@ -468,12 +468,12 @@ static void events(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&armed->called, KV_HANG));
 	kv_expect(test, from->cq, 0, IB_WC_SUCCESS);
 
-	/* An event comes for a completion that is there already. */
+	/* ib_req_notify_cq() reports a completion that is in the CQ already. */
 	KUNIT_EXPECT_GT(test, ib_req_notify_cq(cq, IB_CQ_SOLICITED | IB_CQ_REPORT_MISSED_EVENTS),
 			0);
 	kv_expect(test, cq, 0, IB_WC_SUCCESS);
 
-	/* This consumer gets events for solicited completions alone. */
+	/* The CQ is armed for solicited completions: it raises no event for another one. */
 	op.id = 1;
 	KUNIT_ASSERT_EQ(test, 0, kv_post(from, &op));
 	kv_expect(test, from->cq, 1, IB_WC_SUCCESS);
@@ -486,7 +486,7 @@ static void events(struct kunit *test)
 	kv_expect(test, from->cq, 2, IB_WC_SUCCESS);
 	kv_expect(test, cq, 2, IB_WC_SUCCESS);
 
-	/* An event always comes for an error. */
+	/* A completion in error counts as solicited. */
 	KUNIT_EXPECT_EQ(test, 0, ib_req_notify_cq(cq, IB_CQ_SOLICITED));
 	KUNIT_ASSERT_EQ(test, 0, kv_modify(to, IB_QPS_ERR));
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&armed->called, KV_HANG));

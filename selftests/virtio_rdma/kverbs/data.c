@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What each operation does to memory, and what is refused when it is posted.
+ * Tests of what each operation does to memory, and of work requests that are
+ * refused when they are posted.
  */
 #include <rdma/ib_cache.h>
 
 #include "kverbs.h"
 
-/* Two QPs, each with a CQ, and memory at both ends. */
+/* Two connected QPs, each with a CQ, and memory at both ends. */
 struct ends {
 	struct kv_qp *a;
 	struct kv_qp *b;
 	struct kv_buf *here;
 	struct kv_buf *there;
-	/* All of @there, as a names it. */
+	/* All of @there, with the address and the key that @a uses. */
 	struct kv_remote remote;
 };
 
@@ -75,7 +76,7 @@ static enum ib_qp_type type_of(struct kunit *test)
 	return param->type;
 }
 
-/* SEND, from several pieces to several others, with and without immediate data. */
+/* A SEND moves data from several SGEs to several others, with and without immediate data. */
 static void send(struct kunit *test)
 {
 	struct ends e = ends_new(test, type_of(test));
@@ -112,7 +113,7 @@ static void send(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, e.there->data[0], 0);
 	KUNIT_EXPECT_EQ(test, e.there->data[257], 0);
 
-	/* No bytes, but immediate data. */
+	/* A message without bytes carries immediate data. */
 	op.opcode = IB_WR_SEND_WITH_IMM;
 	op.num_sge = 0;
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(e.b, 3, NULL, 0));
@@ -123,7 +124,7 @@ static void send(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, be32_to_cpu(wc.ex.imm_data), 0x12345678);
 }
 
-/* RDMA WRITE, with and without immediate data. */
+/* An RDMA WRITE moves data, with and without immediate data. */
 static void write(struct kunit *test)
 {
 	struct ends e = ends_new(test, type_of(test));
@@ -158,7 +159,7 @@ static void write(struct kunit *test)
 	kv_expect_none(test, e.b->cq);
 }
 
-/* RDMA READ, to several pieces. */
+/* An RDMA READ moves data to several SGEs. */
 static void read(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -181,7 +182,7 @@ static void read(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, e.here->data[501], 0);
 }
 
-/* Compare-and-swap, fetch-and-add. */
+/* FETCH AND ADD and COMPARE AND SWAP return the old value and change the word. */
 static void atomics(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -223,7 +224,7 @@ static void atomics(struct kunit *test)
 	does(test, &e, &op, IB_WC_REM_INV_REQ_ERR);
 }
 
-/* ATOMIC WRITE of 8 bytes, where the device says that it has it. */
+/* An ATOMIC WRITE writes 8 bytes, if the device has it, and is refused otherwise. */
 static void atomic_write(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -252,7 +253,7 @@ static void atomic_write(struct kunit *test)
 	does(test, &e, &op, IB_WC_REM_INV_REQ_ERR);
 }
 
-/* Datagrams: the header in front of the data, the sender, and QPs that get none. */
+/* A datagram arrives behind its header and names its sender. Another Q_Key keeps it away. */
 static void datagram(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_UD);
@@ -279,7 +280,7 @@ static void datagram(struct kunit *test)
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, wr.ah);
 	kv_fill(e.here->data, 300, 8);
 	KUNIT_EXPECT_EQ(test, 0, kv_recv(e.b, 2, &in, 1));
-	/* Another Q_Key: no QP gets it, and the sender is not told. */
+	/* No QP gets a datagram with another Q_Key, and the sender is not told. */
 	KUNIT_EXPECT_EQ(test, 0, ib_post_send(e.a->qp, &wr.wr, NULL));
 	wr.wr.wr_id = 3;
 	wr.remote_qkey = KV_QKEY;
@@ -301,7 +302,7 @@ static void datagram(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_send(e.a->qp, &wr.wr, NULL));
 }
 
-/* A completion says that all earlier work requests are done. */
+/* A completion says that all earlier work requests are done, too. */
 static void unsignaled(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -317,7 +318,7 @@ static void unsignaled(struct kunit *test)
 	ends_expose(test, &e, IB_ACCESS_REMOTE_WRITE);
 	ends_aim(&e, &op, 0);
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, KV_DEPTH); round++) {
-		/* As many work requests as the queue holds: each place is free again. */
+		/* The queue is filled in each round, so all of its places must be free again. */
 		for (i = 1; i <= KV_DEPTH; i++) {
 			op.id = i;
 			op.flags = i == KV_DEPTH ? IB_SEND_SIGNALED : 0;
@@ -328,7 +329,7 @@ static void unsignaled(struct kunit *test)
 	kv_expect_none(test, e.a->cq);
 }
 
-/* Work requests before a bad one of a list are posted, and bad_wr names that. */
+/* The work requests of a list before a bad one are posted, and bad_wr names the bad one. */
 static void lists(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
@@ -354,7 +355,7 @@ static void lists(struct kunit *test)
 		recvs[i].num_sge = 1;
 		recvs[i].next = i < 2 ? &recvs[i + 1] : NULL;
 	}
-	/* More SGEs than the QP was created for. */
+	/* The last one of each list has more SGEs than the QP was created for. */
 	recvs[2].sg_list = sges;
 	recvs[2].num_sge = ARRAY_SIZE(sges);
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_post_recv(e.b->qp, recvs, &bad_recv));
@@ -369,14 +370,14 @@ static void lists(struct kunit *test)
 	kv_write_passes(test, e.a, e.b);
 }
 
-/* A queue takes as many work requests as it holds. */
+/* A queue takes as many work requests as it was created for, and refuses one more. */
 static void full(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);
 	struct kv_op op = { .opcode = IB_WR_SEND, .flags = IB_SEND_SIGNALED };
 	int i;
 
-	/* The messages wait for receives. */
+	/* The peer has no receives yet, so the messages stay in the send queue. */
 	for (op.id = 0; op.id < KV_DEPTH; op.id++)
 		KUNIT_ASSERT_EQ(test, 0, kv_post(e.a, &op));
 	KUNIT_EXPECT_EQ(test, -ENOMEM, kv_post(e.a, &op));
@@ -393,9 +394,9 @@ static void full(struct kunit *test)
 }
 
 /*
- * What the kernel's work requests have no structure for (BIND_MW, FLUSH), what a QP
- * type does not have, and what does not exist: refused when it is posted, and the QP
- * is as before.
+ * These work requests are refused when they are posted, and do not change the QP:
+ * operations for which the kernel has no structure (BIND_MW, FLUSH), operations that
+ * the type of the QP does not have, and opcodes and flags that do not exist.
  */
 static void refused(struct kunit *test)
 {
@@ -431,7 +432,7 @@ static void refused(struct kunit *test)
 	kv_write_passes(test, u.a, u.b);
 }
 
-/* Data in no MR, in several pieces, which the consumer may change after posting. */
+/* Inline data is in no MR, and in several SGEs. The consumer may change it after posting. */
 static void inline_data(struct kunit *test)
 {
 	static const u32 sizes[] = { 0, 1, 7, 8, 9, 33, KV_INLINE - 1, KV_INLINE };
@@ -481,7 +482,7 @@ static void inline_data(struct kunit *test)
 		KUNIT_EXPECT_TRUE(test, kv_filled(e.there->data + 1000, size, i + 100));
 		KUNIT_EXPECT_EQ(test, e.there->data[1000 + size], 0xa5);
 	}
-	/* No more data than that, and no operation that sends no data. */
+	/* More data is refused, and so is an operation that sends no data. */
 	pieces[1].length = 1;
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post(e.a, &op));
 	pieces[1].length = 0;
@@ -491,7 +492,7 @@ static void inline_data(struct kunit *test)
 	kv_write_passes(test, e.a, e.b);
 }
 
-/* Inline data in datagrams, behind their header. */
+/* The inline data of a datagram arrives behind its header. */
 static void inline_datagram(struct kunit *test)
 {
 	static const u32 sizes[] = { 0, 1, 9, KV_INLINE };
@@ -542,7 +543,7 @@ static void inline_datagram(struct kunit *test)
 	kv_expect_none(test, e.a->cq);
 }
 
-/* A QP has the inline data that it asked for, and no more than the device has. */
+/* A QP without inline data refuses it, and a QP cannot have more than the device allows. */
 static void no_inline_data(struct kunit *test)
 {
 	struct ends e = ends_new(test, IB_QPT_RC);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the tests of verbs in the kernel share. All of them are of one port in
- * loopback. What a test makes goes when it ends, in the reverse order.
+ * What the tests of verbs in the kernel share. All of them use one port in
+ * loopback. The objects of a test are destroyed when it ends, the last one first.
  */
 #ifndef KVERBS_H
 #define KVERBS_H
@@ -11,30 +11,30 @@
 #include <linux/scatterlist.h>
 #include <rdma/ib_verbs.h>
 
-/* Bounds a wait for an event that never comes; others take less than a hundredth of it. */
+/* Bounds a wait for an event that never comes. Any other wait takes less than a hundredth of it. */
 #define KV_HANG		(60 * HZ)
 
-/* Bytes of a message whose length does not matter. */
+/* The bytes of a message whose length does not matter. */
 #define KV_LEN		256
 
-/* Work requests of a queue. */
+/* The work requests that a queue holds. */
 #define KV_DEPTH	32
-/* Bytes of inline data, where a QP has any. */
+/* The bytes of inline data of a QP that has inline data. */
 #define KV_INLINE 100
 
 /* The Q_Key of datagrams. */
 #define KV_QKEY		0x11223344
 
-/* How many messages a test sends that sends many. */
+/* The number of messages of a test that sends many. */
 extern unsigned int kv_rounds;
 
 /**
  * struct kv - what every test has
  * @dev: the device
  * @pd: a PD
- * @ah: the way to the port itself
- * @gid: a GID of RoCE v2, of an IPv4 address
- * @mac: the MAC address that belongs to it
+ * @ah: the address of the port itself
+ * @gid: a GID of RoCE v2, made from an IPv4 address
+ * @mac: the MAC address that belongs to @gid
  */
 struct kv {
 	struct ib_device *dev;
@@ -45,11 +45,11 @@ struct kv {
 };
 
 /**
- * struct kv_buf - memory that the device reaches
+ * struct kv_buf - memory that the device can access
  * @dev: the device
  * @data: the memory
- * @addr: its address for the device
- * @len: bytes
+ * @addr: the address of the memory for the device
+ * @len: its length in bytes
  */
 struct kv_buf {
 	struct ib_device *dev;
@@ -60,8 +60,8 @@ struct kv_buf {
 
 /**
  * struct kv_remote - memory as a peer names it
- * @addr: of the first byte
- * @rkey: its key
+ * @addr: the address of the first byte
+ * @rkey: the key of the memory
  */
 struct kv_remote {
 	u64 addr;
@@ -72,10 +72,10 @@ struct kv_remote {
  * struct kv_qp - a QP
  * @kv: what the test has
  * @qp: the QP
- * @cq: of its sends and its receives
- * @events: those that it was told of, a bit for each enum ib_event_type
- * @event: it was told of one
- * @cannot_sleep: it was told of one in a context that cannot sleep
+ * @cq: the CQ of its sends and its receives
+ * @events: the events that it has got, a bit for each enum ib_event_type
+ * @event: completed by each event
+ * @cannot_sleep: whether an event came in a context that cannot sleep
  */
 struct kv_qp {
 	struct kv *kv;
@@ -88,17 +88,17 @@ struct kv_qp {
 
 /**
  * struct kv_op - a send work request, whatever its opcode
- * @id: its name
- * @opcode: what it does
+ * @id: the wr_id
+ * @opcode: the operation
  * @flags: enum ib_send_flags
- * @sge: local memory
- * @num_sge: how many
- * @imm_data: immediate data
+ * @sge: the SGEs, which name local memory
+ * @num_sge: the number of SGEs
+ * @imm_data: the immediate data
  * @inv: the key to invalidate
- * @remote_addr: of the first byte there
- * @rkey: of the memory there
- * @compare_add: operand of an atomic
- * @swap: operand of compare and swap
+ * @remote_addr: the address of the first byte of the peer's memory
+ * @rkey: the key of the peer's memory
+ * @compare_add: the operand that an atomic compares or adds
+ * @swap: the operand that compare and swap writes
  */
 struct kv_op {
 	u64 id;
@@ -115,12 +115,12 @@ struct kv_op {
 };
 
 /**
- * struct kv_wr - a work request whose completion a CQ of ib_alloc_cq() tells
- * @cqe: its name
- * @done: it has completed
- * @wc: how
- * @order: how many of @counter completed before it
- * @counter: shared by those whose order counts; may be NULL
+ * struct kv_wr - a work request whose completion the core hands to a callback
+ * @cqe: the callback; its address is the wr_id
+ * @done: completed when the work request has completed
+ * @wc: the completion
+ * @order: the value of @counter before this completion
+ * @counter: counts the completions of all work requests that share it; may be NULL
  */
 struct kv_wr {
 	struct ib_cqe cqe;
@@ -130,7 +130,7 @@ struct kv_wr {
 	atomic_t *counter;
 };
 
-/* objects.c */
+/* Objects and work requests, in objects.c. */
 int kv_init(struct kunit *test, struct ib_device *dev);
 
 struct kv_buf *kv_buf(struct kunit *test, size_t len);
@@ -178,7 +178,7 @@ bool kv_has_fast_reg(struct ib_device *dev);
 struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *buf,
 			   size_t offset, int access);
 
-/* The tests. */
+/* The tests, in the other files. */
 extern struct kunit_case kv_context_cases[];
 extern struct kunit_case kv_data_cases[];
 extern struct kunit_case kv_memory_cases[];

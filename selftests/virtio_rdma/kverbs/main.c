@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Verbs as consumers in the kernel use them, of one device in loopback. KUnit
- * runs them when the module is loaded, with kunit.enable=1 kunit.autorun=1 on
- * the kernel's command line.
+ * Tests of the verbs that consumers in the kernel use, on one device in
+ * loopback. KUnit runs them when the module is loaded, with kunit.enable=1
+ * kunit.autorun=1 on the kernel's command line.
  */
 #include <linux/module.h>
 
@@ -14,11 +14,11 @@ MODULE_PARM_DESC(device, "name of the device under test");
 
 unsigned int kv_rounds = 200;
 module_param_named(rounds, kv_rounds, uint, 0400);
-MODULE_PARM_DESC(rounds, "messages where many are sent");
+MODULE_PARM_DESC(rounds, "number of messages of a test that sends many");
 
 static struct ib_device *found;
 
-/* Keeps the device while a suite runs: it cannot go before the end. */
+/* Takes a reference to the device, so that it stays until the suite ends. */
 static int client_add(struct ib_device *dev)
 {
 	if (!device || strcmp(dev_name(&dev->dev), device) || !ib_device_try_get(dev))

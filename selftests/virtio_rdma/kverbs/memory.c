@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Memory that work requests register and invalidate.
+ * Tests of memory that work requests register and invalidate.
  */
 #include <linux/sizes.h>
 
@@ -9,7 +9,7 @@
 #define PAGES	4
 #define REMOTE	(IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_WRITE)
 
-/* Two QPs, each with a CQ, memory at both ends, and an MR of b's. */
+/* Two connected QPs, each with a CQ, memory at both ends, and an MR that @b registers. */
 struct sides {
 	struct kv_qp *a;
 	struct kv_qp *b;
@@ -46,7 +46,7 @@ static void again(struct kunit *test, struct sides *s)
 	kv_pair(test, s->a, s->b);
 }
 
-/* Posts a WRITE or READ of a with the key, and expects this status. */
+/* Posts a WRITE or READ with this key to QP a, and expects this status. */
 static void access(struct kunit *test, struct sides *s, enum ib_wr_opcode opcode, u64 addr,
 		   u32 rkey, u32 len, enum ib_wc_status status)
 {
@@ -83,7 +83,7 @@ static void invalidate(struct kunit *test, struct kv_qp *qp, u32 key, enum ib_wc
 		KUNIT_EXPECT_EQ(test, wc.opcode, IB_WC_LOCAL_INV);
 }
 
-/* Bytes from the middle of a page to the middle of another, over and over. */
+/* An MR begins and ends within a page, and is registered and invalidated many times. */
 static void registered(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -105,7 +105,7 @@ static void registered(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, s.there->data[offset - 1], 0);
 	KUNIT_EXPECT_EQ(test, s.there->data[offset + len], 0);
 
-	/* Beyond the MR, with a key that was valid, and with one that is invalid now. */
+	/* These fail: an access beyond the MR, an earlier key, and a key that was invalidated. */
 	kv_map_reg(test, s.b, s.mr, s.there, offset, len, REMOTE);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova + len - 7, s.mr->rkey, 8,
 	       IB_WC_REM_ACCESS_ERR);
@@ -116,7 +116,7 @@ static void registered(struct kunit *test)
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, old, 8, IB_WC_REM_ACCESS_ERR);
 }
 
-/* An MR gives peers the access that was registered, and its owner the lkey. */
+/* Peers have the access that was registered, and the owner uses the lkey. */
 static void rights(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -133,7 +133,7 @@ static void rights(struct kunit *test)
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 	access(test, &s, IB_WR_RDMA_WRITE, s.mr->iova, s.mr->rkey, 8, IB_WC_REM_ACCESS_ERR);
 
-	/* The lkey names the source of a SEND and, without LOCAL_WRITE, not its destination. */
+	/* Without LOCAL_WRITE, the lkey is good for the source of a SEND, but not for a READ. */
 	sge = (struct ib_sge) { .addr = s.mr->iova, .length = 8, .lkey = s.mr->lkey };
 	kv_fill(s.there->data, 8, 12);
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(s.a, 2, &(struct ib_sge) {
@@ -152,7 +152,7 @@ static void rights(struct kunit *test)
 	kv_expect(test, s.b->cq, 1, IB_WC_LOC_PROT_ERR);
 }
 
-/* SEND_WITH_INV: the peer's key is invalid when its receive completes, which says so. */
+/* SEND_WITH_INV makes a key of the peer invalid. The completion of the receive names the key. */
 static void send_with_inv(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -174,17 +174,17 @@ static void send_with_inv(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, wc.ex.invalidate_rkey, s.mr->rkey);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_REM_ACCESS_ERR);
 
-	/* It can be registered again, and an invalid key is not invalidated again. */
+	/* The MR can be registered again. A key that is invalid cannot be invalidated again. */
 	kv_reg(test, s.b, s.mr, REMOTE);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(s.b, 2, NULL, 0));
 	KUNIT_ASSERT_EQ(test, 0, kv_post(s.a, &op));
 	kv_expect(test, s.b->cq, 2, IB_WC_REM_INV_REQ_ERR);
-	/* An error of class J, which no NAK tells of (IBA 9.9.3.1). */
+	/* The responder sends no NAK for an error of class J (IBA 9.9.3.1). */
 	kv_expect(test, s.a->cq, 1, IB_WC_RETRY_EXC_ERR);
 }
 
-/* RDMA_READ_WITH_INV: the key of its own memory is invalid when the data is there. */
+/* RDMA_READ_WITH_INV makes the key of its own memory invalid when it completes. */
 static void read_with_inv(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -214,7 +214,7 @@ static void read_with_inv(struct kunit *test)
 	kv_expect(test, s.a->cq, 1, IB_WC_LOC_PROT_ERR);
 }
 
-/* REG_MR, the READ that needs it and the LOCAL_INV behind it, posted at once. */
+/* One list has REG_MR, a READ that needs its key, and LOCAL_INV. They run in this order. */
 static void in_order(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -253,7 +253,7 @@ static void in_order(struct kunit *test)
 	}
 }
 
-/* As many pages as the device allows, at addresses that do not follow each other. */
+/* The largest MR has as many pages as the device allows, at addresses that are not contiguous. */
 static void largest(struct kunit *test)
 {
 	struct sides s = sides_new(test);
@@ -273,12 +273,12 @@ static void largest(struct kunit *test)
 	sg = kunit_kcalloc(test, max + 1, sizeof(*sg), GFP_KERNEL);
 	KUNIT_ASSERT_NOT_NULL(test, sg);
 	sg_init_table(sg, max + 1);
-	/* The same page twice is two pages; backwards, nothing is contiguous. */
+	/* A page that is listed twice counts twice. In reverse order pages are not contiguous. */
 	for (i = 0; i <= max; i++) {
 		sg_dma_address(&sg[i]) = s.there->addr + (PAGES - 1 - i % PAGES) * PAGE_SIZE;
 		sg_dma_len(&sg[i]) = PAGE_SIZE;
 	}
-	/* Pages that do not fit are left out, and the number says so. */
+	/* ib_map_mr_sg() leaves out the page that does not fit, and does not count it. */
 	KUNIT_EXPECT_EQ(test, max, ib_map_mr_sg(mr, sg, max + 1, NULL, PAGE_SIZE));
 	KUNIT_EXPECT_EQ(test, mr->length, (u64)max * PAGE_SIZE);
 	kv_reg(test, s.b, mr, REMOTE);
@@ -293,15 +293,15 @@ static void largest(struct kunit *test)
 }
 
 /*
- * Pages of the size that the consumer maps them with: one entry of the list for
- * each, however many pages of the kernel that is.
+ * The consumer chooses the size of pages when it maps them. Each page has one
+ * entry of the list, however many pages of the kernel it consists of.
  */
 static void page_sizes(struct kunit *test)
 {
 	static const unsigned int sizes[] = { SZ_4K, SZ_16K, SZ_64K, SZ_128K };
 	struct sides s = sides_new(test);
 	struct kv_buf *large = kv_buf(test, SZ_256K);
-	/* Large enough for an aligned page of any size. */
+	/* @large has room for an aligned page of any of these sizes. */
 	size_t first = ALIGN(large->addr, SZ_128K) - large->addr;
 	struct ib_mr *one = kv_mr(test, 1);
 	struct scatterlist sg;
@@ -319,7 +319,7 @@ static void page_sizes(struct kunit *test)
 		KUNIT_EXPECT_EQ(test, one->length, size);
 		kv_reg(test, s.b, one, REMOTE);
 		kv_fill(s.here->data, PAGE_SIZE, 20 + i);
-		/* To the end of the page, and not beyond. */
+		/* The MR reaches to the end of the page, and not beyond. */
 		access(test, &s, IB_WR_RDMA_WRITE, one->iova + size - PAGE_SIZE, one->rkey,
 		       PAGE_SIZE, IB_WC_SUCCESS);
 		KUNIT_EXPECT_TRUE(test, kv_filled(large->data + first + size - PAGE_SIZE, PAGE_SIZE,
@@ -327,7 +327,7 @@ static void page_sizes(struct kunit *test)
 		access(test, &s, IB_WR_RDMA_READ, one->iova + size, one->rkey, 1,
 		       IB_WC_REM_ACCESS_ERR);
 		invalidate(test, s.b, one->rkey, IB_WC_SUCCESS);
-		/* From its middle; two of them are one too many. */
+		/* Half a page from its middle fits, but a whole page takes two entries. */
 		sg_dma_address(&sg) = large->addr + first + size / 2;
 		sg_dma_len(&sg) = size / 2;
 		KUNIT_ASSERT_EQ(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
@@ -339,7 +339,7 @@ static void page_sizes(struct kunit *test)
 		sg_dma_len(&sg) = size;
 		KUNIT_EXPECT_NE(test, 1, ib_map_mr_sg(one, &sg, 1, NULL, size));
 	}
-	/* Sizes that are no power of two, or that the device does not have, are refused. */
+	/* A size that is no power of two is refused. */
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_map_mr_sg(one, &sg, 1, NULL, 3 * PAGE_SIZE));
 }
 
@@ -349,7 +349,7 @@ static void bad_registration(struct kunit *test)
 	struct sides s = sides_new(test);
 	int ret;
 
-	/* Nothing mapped; another MR's key; flags that do not exist here. */
+	/* Posting fails if nothing is mapped, for the key of another MR, and for other flags. */
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post_reg(s.b, s.mr, s.mr->rkey, REMOTE));
 	KUNIT_ASSERT_EQ(test, 1, kv_map(s.mr, s.there, 0, PAGE_SIZE));
 	KUNIT_EXPECT_EQ(test, -EINVAL, kv_post_reg(s.b, s.mr, s.mr->rkey ^ 0x100, REMOTE));
@@ -357,25 +357,25 @@ static void bad_registration(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, -EOPNOTSUPP, ret);
 	kv_expect_none(test, s.b->cq);
 
-	/* Peers that may write where the owner may not. */
+	/* It completes with an error if peers may write and the owner may not. */
 	KUNIT_ASSERT_EQ(test, 0, kv_post_reg(s.b, s.mr, s.mr->rkey, IB_ACCESS_REMOTE_WRITE));
 	kv_expect(test, s.b->cq, 900, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 
-	/* An MR that is registered already. */
+	/* It completes with an error if the MR is registered already. */
 	kv_reg(test, s.b, s.mr, REMOTE);
 	KUNIT_ASSERT_EQ(test, 0, kv_post_reg(s.b, s.mr, ib_inc_rkey(s.mr->rkey), REMOTE));
 	kv_expect(test, s.b->cq, 900, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	access(test, &s, IB_WR_RDMA_READ, s.mr->iova, s.mr->rkey, 8, IB_WC_SUCCESS);
 
-	/* A key that no MR has, and the key of an MR that is not for fast registration. */
+	/* LOCAL_INV fails for a key of no MR, and for an MR that is not for fast registration. */
 	invalidate(test, s.b, s.mr->rkey ^ 0x100, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	invalidate(test, s.b, s.b->kv->pd->local_dma_lkey, IB_WC_MW_BIND_ERR);
 	again(test, &s);
 	invalidate(test, s.b, s.mr->rkey, IB_WC_SUCCESS);
-	/* The MR is free already. */
+	/* LOCAL_INV succeeds for an MR that is free already. */
 	invalidate(test, s.b, s.mr->rkey, IB_WC_SUCCESS);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Objects of verbs that go when the test ends, and work requests.
+ * Objects of verbs, which are destroyed when the test ends, and work requests.
  */
 #include <linux/gfp.h>
 #include <linux/irqflags.h>
@@ -18,7 +18,7 @@ KUNIT_DEFINE_ACTION_WRAPPER(kv_destroy_qp, ib_destroy_qp, struct ib_qp *);
 KUNIT_DEFINE_ACTION_WRAPPER(kv_dereg_mr, ib_dereg_mr, struct ib_mr *);
 KUNIT_DEFINE_ACTION_WRAPPER(kv_put_gid, rdma_put_gid_attr, const struct ib_gid_attr *);
 
-/* The first GID of an IPv4 address that messages of RoCE v2 carry. */
+/* Returns the first GID of RoCE v2 that is made from an IPv4 address, or NULL. */
 static const struct ib_gid_attr *find_gid(struct ib_device *dev)
 {
 	int len = dev->port_data[1].immutable.gid_tbl_len;
@@ -42,7 +42,7 @@ static void destroy_ah(void *ah)
 	rdma_destroy_ah(ah, RDMA_DESTROY_AH_SLEEPABLE);
 }
 
-/* What every test has, in test->priv. */
+/* Makes what every test has, and puts it into test->priv. */
 int kv_init(struct kunit *test, struct ib_device *dev)
 {
 	struct kv *kv = kunit_kzalloc(test, sizeof(*kv), GFP_KERNEL);
@@ -83,7 +83,7 @@ static void free_buf(void *data)
 	free_pages_exact(buf->data, buf->len);
 }
 
-/* Zeroed memory in pages of its own. It is for machines where DMA is coherent. */
+/* Allocates zeroed memory in pages of its own. The machine must have coherent DMA. */
 struct kv_buf *kv_buf(struct kunit *test, size_t len)
 {
 	struct kv *kv = test->priv;
@@ -117,7 +117,7 @@ static u8 pattern(size_t i, u32 seed)
 	return seed + i * 7 + (i >> 8);
 }
 
-/* Fills memory with bytes that differ by the seed. */
+/* Fills memory with bytes that depend on the seed. */
 void kv_fill(u8 *data, size_t len, u32 seed)
 {
 	size_t i;
@@ -126,7 +126,7 @@ void kv_fill(u8 *data, size_t len, u32 seed)
 		data[i] = pattern(i, seed);
 }
 
-/* Returns whether the bytes are those of kv_fill(). */
+/* Returns whether the bytes are those that kv_fill() writes. */
 bool kv_filled(const u8 *data, size_t len, u32 seed)
 {
 	size_t i;
@@ -158,7 +158,7 @@ struct ib_cq *kv_cq(struct kunit *test, int cqe)
 	return kv_cq_with(test, cqe, NULL, NULL, NULL);
 }
 
-/* A CQ that the core polls, for work requests that a struct ib_cqe names. */
+/* Makes a CQ that the core polls, for work requests with a struct ib_cqe. */
 struct ib_cq *kv_cq_in(struct kunit *test, enum ib_poll_context context)
 {
 	struct kv *kv = test->priv;
@@ -170,7 +170,7 @@ struct ib_cq *kv_cq_in(struct kunit *test, enum ib_poll_context context)
 	return cq;
 }
 
-/* The core says that this may sleep (struct ib_qp_init_attr). */
+/* Notes an event. The core allows this handler to sleep (struct ib_qp_init_attr). */
 static void qp_event(struct ib_event *event, void *context)
 {
 	struct kv_qp *qp = context;
@@ -214,14 +214,14 @@ static struct kv_qp *qp_new(struct kunit *test, enum ib_qp_type type, struct ib_
 	return qp;
 }
 
-/* A QP in RESET, that takes its receives from an SRQ if there is one. */
+/* Makes a QP in RESET. It receives from the SRQ if that is not NULL. */
 struct kv_qp *kv_qp(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq,
 		    struct ib_srq *srq)
 {
 	return qp_new(test, type, cq, srq, 0);
 }
 
-/* A QP in RESET, whose work requests may carry KV_INLINE bytes themselves. */
+/* Makes a QP in RESET that has KV_INLINE bytes of inline data. */
 struct kv_qp *kv_qp_inline(struct kunit *test, enum ib_qp_type type, struct ib_cq *cq)
 {
 	return qp_new(test, type, cq, NULL, KV_INLINE);
@@ -233,7 +233,7 @@ void kv_destroy_qp_now(struct kunit *test, struct kv_qp *qp)
 	kunit_release_action(test, kv_destroy_qp, qp->qp);
 }
 
-/* Waits until the QP gets an event. */
+/* Waits until the QP has got this event. */
 void kv_expect_event(struct kunit *test, struct kv_qp *qp, enum ib_event_type event)
 {
 	while (!test_bit(event, &qp->events))
@@ -242,7 +242,7 @@ void kv_expect_event(struct kunit *test, struct kv_qp *qp, enum ib_event_type ev
 	KUNIT_EXPECT_FALSE(test, qp->cannot_sleep);
 }
 
-/* Changes the state alone. */
+/* Changes the state of a QP, and no other attribute. */
 int kv_modify(struct kv_qp *qp, enum ib_qp_state state)
 {
 	struct ib_qp_attr attr = { .qp_state = state };
@@ -266,7 +266,7 @@ int kv_reset_to_init(struct kv_qp *qp)
 	return ib_modify_qp(qp->qp, &attr, mask);
 }
 
-/* The way to the port itself. */
+/* Writes the attributes of an AH for the port itself. */
 void kv_ah_attr(struct kv *kv, struct rdma_ah_attr *attr)
 {
 	union ib_gid dgid = kv->gid->gid;
@@ -298,7 +298,7 @@ int kv_init_to_rtr(struct kv_qp *qp, u32 dest_qpn)
 	return ib_modify_qp(qp->qp, &attr, mask);
 }
 
-/* A message waits until there is a receive. */
+/* Brings a QP to RTS. With this rnr_retry, a message waits until there is a receive. */
 int kv_rtr_to_rts(struct kv_qp *qp)
 {
 	int mask = IB_QP_STATE | IB_QP_SQ_PSN;
@@ -330,7 +330,7 @@ void kv_pair(struct kunit *test, struct kv_qp *a, struct kv_qp *b)
 		KUNIT_ASSERT_EQ(test, 0, kv_rtr_to_rts(b));
 }
 
-/* Posts a send work request. Returns the errno of the driver. Any context. */
+/* Posts a send work request. Returns the errno of the driver. May be called in any context. */
 int kv_post(struct kv_qp *qp, const struct kv_op *op)
 {
 	union {
@@ -369,7 +369,7 @@ int kv_post(struct kv_qp *qp, const struct kv_op *op)
 	return ib_post_send(qp->qp, &u.wr, NULL);
 }
 
-/* Posts a receive work request. Any context. */
+/* Posts a receive work request. May be called in any context. */
 int kv_recv(struct kv_qp *qp, u64 id, struct ib_sge *sge, int num_sge)
 {
 	struct ib_recv_wr wr = { .wr_id = id, .sg_list = sge, .num_sge = num_sge };
@@ -377,7 +377,7 @@ int kv_recv(struct kv_qp *qp, u64 id, struct ib_sge *sge, int num_sge)
 	return ib_post_recv(qp->qp, &wr, NULL);
 }
 
-/* Waits for a completion of a CQ that the test polls; false if it does not come. */
+/* Waits for a completion of a CQ that the test polls. Returns false if it does not come. */
 bool kv_poll(struct ib_cq *cq, struct ib_wc *wc)
 {
 	unsigned long end = jiffies + KV_HANG;
@@ -391,7 +391,7 @@ bool kv_poll(struct ib_cq *cq, struct ib_wc *wc)
 	}
 }
 
-/* Waits for the next completion, which must be that of work request id. */
+/* Waits for the next completion, which must have this work request and this status. */
 struct ib_wc kv_expect(struct kunit *test, struct ib_cq *cq, u64 id,
 		       enum ib_wc_status status)
 {
@@ -412,7 +412,7 @@ void kv_expect_none(struct kunit *test, struct ib_cq *cq)
 	KUNIT_EXPECT_EQ(test, 0, ib_poll_cq(cq, 1, &wc));
 }
 
-/* Sends a message, with CQs that the test polls and that are empty. */
+/* Sends a message and checks it. The test polls the CQs, which must be empty. */
 void kv_write_passes(struct kunit *test, struct kv_qp *from, struct kv_qp *to)
 {
 	struct kv *kv = test->priv;
@@ -432,7 +432,7 @@ void kv_write_passes(struct kunit *test, struct kv_qp *from, struct kv_qp *to)
 	KUNIT_ASSERT_EQ(test, 0, kv_recv(to, 1002, &in, 1));
 	KUNIT_ASSERT_EQ(test, 0, kv_post(from, &op));
 	if (from->cq == to->cq) {
-		/* The completions of two queues come in either order. */
+		/* The completions of the send and of the receive come in either order. */
 		KUNIT_ASSERT_TRUE(test, kv_poll(from->cq, &first));
 		KUNIT_ASSERT_TRUE(test, kv_poll(from->cq, &second));
 		KUNIT_EXPECT_EQ(test, first.status, IB_WC_SUCCESS);
@@ -463,13 +463,13 @@ void kv_wr_init(struct kv_wr *wr, atomic_t *counter)
 	init_completion(&wr->done);
 }
 
-/* Returns the wr_cqe by which it is posted. */
+/* Returns the wr_id with which the work request is posted. */
 u64 kv_wr_id(struct kv_wr *wr)
 {
 	return (uintptr_t)&wr->cqe;
 }
 
-/* Waits for a callback of the CQ; returns false if it does not come. */
+/* Waits for a callback of a CQ that the core polls. Returns false if it does not come. */
 bool kv_wait(struct ib_cq *cq, struct completion *done)
 {
 	unsigned long end = jiffies + KV_HANG;
@@ -485,7 +485,7 @@ bool kv_wait(struct ib_cq *cq, struct completion *done)
 	return true;
 }
 
-/* An MR for fast registration. */
+/* Makes an MR for fast registration. */
 struct ib_mr *kv_mr(struct kunit *test, u32 max_pages)
 {
 	struct kv *kv = test->priv;
@@ -496,7 +496,7 @@ struct ib_mr *kv_mr(struct kunit *test, u32 max_pages)
 	return mr;
 }
 
-/* Maps a part of a buffer; returns the number of elements that were mapped, which is 1. */
+/* Maps a part of a buffer. Returns the number of elements that were mapped, which must be 1. */
 int kv_map(struct ib_mr *mr, struct kv_buf *buf, size_t offset, size_t len)
 {
 	struct scatterlist sg;
@@ -507,7 +507,7 @@ int kv_map(struct ib_mr *mr, struct kv_buf *buf, size_t offset, size_t len)
 	return ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
 }
 
-/* Posts a REG_MR, the work request 900. */
+/* Posts a REG_MR with the wr_id 900. */
 int kv_post_reg(struct kv_qp *qp, struct ib_mr *mr, u32 key, int access)
 {
 	struct ib_reg_wr wr = {
@@ -524,7 +524,7 @@ int kv_post_reg(struct kv_qp *qp, struct ib_mr *mr, u32 key, int access)
 	return ib_post_send(qp->qp, &wr.wr, NULL);
 }
 
-/* Registers what was mapped, with a key that was not in use before. */
+/* Registers what was mapped, under the next key of the MR, and waits for the completion. */
 void kv_reg(struct kunit *test, struct kv_qp *qp, struct ib_mr *mr, int access)
 {
 	struct ib_wc wc;
@@ -549,9 +549,9 @@ bool kv_has_fast_reg(struct ib_device *dev)
 }
 
 /*
- * Lets the peers of a QP, whose CQ the test polls, use a page of a buffer. Without
- * fast registration it is a part of all memory, which the core exposes for READ
- * and WRITE alone.
+ * Gives the peers of a QP, whose CQ the test polls, access to a page of a buffer.
+ * Without fast registration the page is a part of all memory, to which the core
+ * gives access for READ and WRITE alone.
  */
 struct kv_remote kv_expose(struct kunit *test, struct kv_qp *qp, struct kv_buf *buf,
 			   size_t offset, int access)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Lets a function of the driver that polls a CQ return late, if it has found
- * completions, so that something can happen between that and what its caller
- * does with them.
+ * Delays the return of a function of the driver that polls a CQ, if it has
+ * found completions. Meanwhile a test can do something that the caller of the
+ * function does not expect before it handles these completions.
  */
 #include <linux/delay.h>
 #include <linux/kprobes.h>
@@ -15,7 +15,7 @@ MODULE_PARM_DESC(symbol, "the function that polls");
 
 static unsigned int delay_ms = 300;
 module_param(delay_ms, uint, 0444);
-MODULE_PARM_DESC(delay_ms, "milliseconds that it returns late");
+MODULE_PARM_DESC(delay_ms, "milliseconds by which it returns late");
 
 static int wait_before_return(struct kretprobe_instance *instance,
 			      struct pt_regs *regs)

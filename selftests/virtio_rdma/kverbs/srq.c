@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Shared receive queues.
+ * Tests of shared receive queues.
  */
 #include "kverbs.h"
 
 #define SRQ_DEPTH	16
 
-/* An SRQ, and the events that it got. */
+/* An SRQ, memory for its receives, and its limit events. */
 struct shared {
 	struct ib_srq *srq;
 	struct kv_buf *buf;
@@ -53,7 +53,7 @@ static struct shared *shared_new(struct kunit *test)
 	return s;
 }
 
-/* Posts receives first to first + count - 1, each with room of its own. */
+/* Posts receives with the numbers first to first + count - 1, each with memory of its own. */
 static void post(struct kunit *test, struct shared *s, u64 first, unsigned int count)
 {
 	struct ib_recv_wr wrs[SRQ_DEPTH] = {};
@@ -70,7 +70,7 @@ static void post(struct kunit *test, struct shared *s, u64 first, unsigned int c
 	KUNIT_ASSERT_EQ(test, 0, ib_post_srq_recv(s->srq, wrs, NULL));
 }
 
-/* A connection that receives from the SRQ if there is one, or from its own queue. */
+/* A connection. Its QP @to receives from an SRQ if there is one. */
 struct link {
 	struct kv_qp *from;
 	struct kv_qp *to;
@@ -101,7 +101,7 @@ static void send(struct kunit *test, struct link *l, struct kv_buf *buf, u64 id)
 	KUNIT_ASSERT_EQ(test, 0, kv_post(l->from, &op));
 }
 
-/* Two connections take receives in the order in which these were posted. */
+/* Two connections take receives of one SRQ in the order in which these were posted. */
 static void shared(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -128,7 +128,7 @@ static void shared(struct kunit *test)
 	}
 }
 
-/* An SRQ takes as many receives as it holds; a QP with an SRQ has no receive queue. */
+/* An SRQ takes as many receives as it was created for. A QP with an SRQ takes no receives. */
 static void bounds(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -165,7 +165,7 @@ static void bounds(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, -EOPNOTSUPP, ib_modify_srq(s->srq, &attr, IB_SRQ_MAX_WR));
 }
 
-/* An event comes once a limit, when fewer receives are left, also if fewer are already. */
+/* Each limit that is set raises one event, when fewer receives than that are left. */
 static void limit(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -189,7 +189,7 @@ static void limit(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, attr.srq_limit, 0);
 	KUNIT_EXPECT_EQ(test, atomic_read(&s->limits), 1);
 
-	/* The event comes, however few receives are left. */
+	/* The event comes at once if fewer receives are left when the limit is set. */
 	attr.srq_limit = 1;
 	KUNIT_ASSERT_EQ(test, 0, ib_modify_srq(s->srq, &attr, IB_SRQ_LIMIT));
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&s->limit, KV_HANG));
@@ -198,7 +198,7 @@ static void limit(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, -EINVAL, ib_modify_srq(s->srq, &attr, IB_SRQ_LIMIT));
 }
 
-/* A QP in error leaves the receives that it did not take to the others. */
+/* The other QPs can take the receives that a QP in error did not take. */
 static void last_wqe(struct kunit *test)
 {
 	struct shared *s = shared_new(test);
@@ -222,8 +222,8 @@ static void last_wqe(struct kunit *test)
 }
 
 /*
- * A QP is destroyed with completions that were not polled: these are gone, and the places of
- * their receives are free again.
+ * A QP is destroyed before its completions are polled: the completions are gone, and the
+ * places of their receives in the SRQ are free again.
  */
 static void destroyed(struct kunit *test)
 {
@@ -244,7 +244,7 @@ static void destroyed(struct kunit *test)
 	}
 }
 
-/* ib_drain_qp() of a QP with an SRQ ends when it has taken its last work request. */
+/* ib_drain_qp() of a QP with an SRQ returns when the QP has taken its last work request. */
 static void drained(struct kunit *test)
 {
 	static const enum ib_poll_context polls[] = {
@@ -270,7 +270,7 @@ static void drained(struct kunit *test)
 		KUNIT_ASSERT_EQ(test, 0, ib_post_srq_recv(s->srq, &wr, NULL));
 		KUNIT_ASSERT_EQ(test, 0, kv_post(from, &op));
 		KUNIT_EXPECT_TRUE(test, kv_wait(cq, &send.done));
-		/* The receive may have completed, or may be about to. */
+		/* The receive has completed, or completes soon. */
 		ib_drain_qp(to->qp);
 		kv_expect_event(test, to, IB_EVENT_QP_LAST_WQE_REACHED);
 		KUNIT_EXPECT_TRUE(test, kv_wait(cq, &recv.done));

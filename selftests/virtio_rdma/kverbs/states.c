@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The states of a QP: what is flushed, in which order, and what ends a drain.
+ * Tests of the states of a QP: which work requests are flushed, in which order,
+ * and that a drain ends.
  */
 #include "kverbs.h"
 
 #define COUNT	8
 
 /*
- * Each of them but RESET: there is no way from there to ERR (ib_modify_qp_is_ok()),
- * and the core says so with a warning. Of connections: what the core posts to see
- * the end of a send queue is an RDMA WRITE, which UD does not have.
+ * The states in which a QP is drained. RESET is not among them: it has no
+ * transition to ERR (ib_modify_qp_is_ok()), and the core would print a warning. UD is
+ * not among the types: the core drains a send queue by an RDMA WRITE, which UD lacks.
  */
 struct drained {
 	const char *name;
@@ -28,7 +29,7 @@ static const struct drained states[] = {
 
 KUNIT_ARRAY_PARAM_DESC(states, states, name);
 
-/* Brings a QP from RESET to the state; a send that fails leads to SQE. */
+/* Brings a QP from RESET to a state. For SQE it stops in RTS; then a send must fail. */
 static void go_to(struct kunit *test, struct kv_qp *qp, struct kv_qp *peer,
 		  enum ib_qp_state state)
 {
@@ -52,7 +53,7 @@ static enum ib_qp_state state_of(struct kunit *test, struct kv_qp *qp)
 	return attr.qp_state;
 }
 
-/* Posts a send that fails here, with a key that is valid for no memory. */
+/* Posts a send that fails at the sender, because no MR has its key. */
 static int post_failing(struct kv_qp *qp, u64 id)
 {
 	struct ib_sge sge = { .addr = 0, .length = 8, .lkey = 0xdead00 };
@@ -107,8 +108,8 @@ static void expect_flushed(struct kunit *test, struct kv_wr *wrs)
 }
 
 /*
- * ib_drain_qp() ends, and all that was posted before has called back by then, in
- * order.
+ * ib_drain_qp() returns. By then the callbacks of all work requests that were
+ * posted before have run, in the order of posting.
  */
 static void drain_in(struct kunit *test, enum ib_poll_context context)
 {
@@ -132,7 +133,7 @@ static void drain_in(struct kunit *test, enum ib_poll_context context)
 	for (i = 0; i < COUNT; i++) {
 		KUNIT_ASSERT_EQ(test, 0, kv_recv(qp, kv_wr_id(&p->recvs[i]), NULL, 0));
 		op.id = kv_wr_id(&p->sends[i]);
-		/* The peer has no receives: messages of RC QPs wait. */
+		/* The peer has no receives, so messages of RC QPs wait. */
 		if (sends)
 			KUNIT_ASSERT_EQ(test, 0, kv_post(qp, &op));
 	}
@@ -141,7 +142,7 @@ static void drain_in(struct kunit *test, enum ib_poll_context context)
 	if (sends)
 		expect_flushed(test, p->sends);
 	KUNIT_EXPECT_EQ(test, state_of(test, qp), IB_QPS_ERR);
-	/* And again, with nothing outstanding. */
+	/* A QP can be drained when no work request is outstanding. */
 	ib_drain_qp(qp->qp);
 	ib_drain_qp(peer->qp);
 }
@@ -153,7 +154,7 @@ static void drain(struct kunit *test)
 	drain_in(test, IB_POLL_WORKQUEUE);
 }
 
-/* Outstanding work requests are flushed in order, and so are later ones. */
+/* In ERR, outstanding work requests and those that are posted later are flushed in order. */
 static void flush(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, 4 * KV_DEPTH), NULL);
@@ -166,7 +167,7 @@ static void flush(struct kunit *test)
 
 	for (round = 0; round < DIV_ROUND_UP(kv_rounds, 20); round++) {
 		kv_pair(test, a, b);
-		/* Unsignaled work requests complete if they fail. */
+		/* Unsignaled work requests have completions, too, if they fail. */
 		for (op.id = 0; op.id < COUNT; op.id++) {
 			op.flags = op.id % 2 ? IB_SEND_SIGNALED : 0;
 			KUNIT_ASSERT_EQ(test, 0, kv_post(a, &op));
@@ -193,7 +194,7 @@ static void flush(struct kunit *test)
 	kv_write_passes(test, a, b);
 }
 
-/* Work requests before the one that fails are done, those behind it are flushed. */
+/* Work requests before the one that fails succeed, and those behind it are flushed. */
 static void fails_in_the_middle(struct kunit *test)
 {
 	struct kv_qp *a = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
@@ -305,7 +306,7 @@ static void sqd(struct kunit *test)
 	kv_expect(test, b->cq, 2, IB_WC_SUCCESS);
 }
 
-/* A QP is destroyed with work and completions outstanding: none of these is left. */
+/* A QP is destroyed with work requests and completions outstanding: no completion is left. */
 static void destroyed(struct kunit *test)
 {
 	struct ib_cq *cq = kv_cq(test, 4 * KV_DEPTH);
@@ -333,7 +334,7 @@ static void destroyed(struct kunit *test)
 	}
 }
 
-/* The events of a CQ. */
+/* The error event of a CQ, for which the test waits. */
 struct overrun {
 	struct completion error;
 };
@@ -346,7 +347,7 @@ static void cq_event(struct ib_event *event, void *context)
 		complete(&o->error);
 }
 
-/* A CQ that is not polled overruns: an event says so, and its QPs fail. */
+/* A CQ that is not polled overruns: an event says so, and the QPs of the CQ fail. */
 static void overrun(struct kunit *test)
 {
 	struct overrun *o = kunit_kzalloc(test, sizeof(*o), GFP_KERNEL);
@@ -373,7 +374,7 @@ static void overrun(struct kunit *test)
 	KUNIT_EXPECT_TRUE(test, wait_for_completion_timeout(&o->error, KV_HANG));
 	kv_expect_event(test, a, IB_EVENT_QP_FATAL);
 	KUNIT_EXPECT_EQ(test, state_of(test, a), IB_QPS_ERR);
-	/* The completions in it are still valid. */
+	/* The completions in the CQ are still valid. */
 	for (i = 0; i < entries; i++) {
 		KUNIT_ASSERT_TRUE(test, kv_poll(cq, &wc));
 		KUNIT_EXPECT_EQ(test, wc.wr_id, (u64)i);
@@ -381,7 +382,7 @@ static void overrun(struct kunit *test)
 	}
 }
 
-/* Transitions and attributes that IBA does not have are refused; a query tells the rest. */
+/* Transitions that IBA does not have are refused. A query returns the attributes that are set. */
 static void transitions(struct kunit *test)
 {
 	struct kv_qp *qp = kv_qp(test, IB_QPT_RC, kv_cq(test, KV_DEPTH), NULL);
