@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's memory and its driver's half of the virtqueues.
+//! A guest: its memory, and its driver's side of the virtqueues.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -24,45 +24,47 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::owner::{CqRing, QpRings, INLINE};
 
-/// Entries of every virtqueue.
+/// The number of entries of every virtqueue.
 pub const RING: u16 = 32;
-/// A guest's memory: two regions with a hole between them. Virtqueues, rings and memory of the driver
-/// fill the lower half of the first region.
+/// The regions of a guest's memory, with a hole between them. Virtqueues, rings and memory of the driver
+/// are in the lower half of the first region, which ends where [`WINDOW`] begins.
 pub const REGIONS: [(u64, u64); 2] = [(0, 0x1_4000), (0x2_0000, 0x2000)];
-/// Where requests are written, one after the other.
+/// The memory for requests, which the driver writes one after the other.
 pub const SCRATCH: Range<u64> = 0x4000..0x4800;
-/// Where work requests are written. Each kind and head has a place of its own, since the device reads
-/// them at any time.
+/// The address of the memory for work requests. Each kind and head has a place of its own, because the
+/// device may read a work request at any time.
 const WORK_REQUESTS: u64 = 0x4800;
 /// The bytes of the largest work request.
 const WORK_REQUEST: u64 = 0xc0;
-/// Buffers for CQEs of 64 bytes, for events, and for the completion events of each vector.
+/// The address of the buffers for CQEs, of 64 bytes each.
 const CQES: u64 = 0x6000;
+/// The address of the buffer for events.
 const EVENTS: u64 = 0x7800;
+/// The address of the buffers for the completion events of each vector.
 const COMPLETION_EVENTS: u64 = 0x7808;
-/// Buffers for doorbells; each head has a place of its own.
+/// The address of the buffers for doorbells. Each head has a place of its own.
 const DOORBELLS: u64 = 0x7c00;
-/// Most bytes of doorbells in one buffer.
+/// The largest number of bytes of doorbells in one buffer.
 pub const DOORBELL_BYTES: usize = 0x40;
-/// Memory for data, up to the end of the first region.
+/// The memory for data, up to the end of the first region.
 pub const WINDOW: Range<u64> = 0x8000..0x1_4000;
 
-/// How many CQs a guest has. Their virtqueues are 1 and those that follow.
+/// The number of CQs of a guest. Their virtqueues have the indices from 1 on.
 const CQS: u16 = 3;
-/// How many completion event vectors a guest with rings has. Their virtqueues are 1 and those that
-/// follow; then come the virtqueues of doorbells and of events.
+/// The number of completion event vectors of a guest with rings. Their virtqueues have the indices from 1
+/// on. The virtqueues of doorbells and of events follow.
 pub const VECTORS: u16 = 2;
-/// The bytes of one ring with its descriptor table.
+/// The bytes of one virtqueue.
 pub const RING_BYTES: u64 = 0x400;
 const AVAIL: u64 = 0x200;
 const USED: u64 = 0x280;
-/// Flags of a descriptor.
+/// The flags of a descriptor.
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
-/// How many calls of [`Device::run`] a device without new work may need until it rests.
+/// The largest number of calls of [`Device::run`] that a device without new work may need until it rests.
 const ROUNDS: u32 = 20_000;
 
-/// A clock that moves only by these functions.
+/// A clock whose time passes only when a target says so.
 #[derive(Debug)]
 pub struct Clock {
     base: Instant,
@@ -94,7 +96,7 @@ impl engine::Clock for Clock {
     }
 }
 
-/// Takes interrupts and wake-ups, which nothing waits for here.
+/// Ignores interrupts and wake-ups, because nothing waits for them here.
 struct Nobody;
 
 impl Signal for Nobody {
@@ -105,17 +107,18 @@ impl Wake for Nobody {
     fn wake(&self) {}
 }
 
-/// The driver's half of a ring.
+/// The driver's side of a virtqueue.
 #[derive(Clone, Debug)]
 pub struct Queue {
     base: u64,
-    /// The descriptors of a chain: one where the device writes CQEs or their events, up to two elsewhere.
+    /// The largest number of descriptors of a chain: one if the device writes CQEs or completion events
+    /// here, two otherwise.
     step: u16,
     next: u16,
     seen: u16,
-    /// How many bytes the device may write into each chain that it has, by head.
+    /// The number of bytes that the device may write into each chain that it has, by head.
     held: [Option<u32>; RING as usize],
-    /// Whether the guest wrote into the ring without its driver, so that nothing is known of it.
+    /// Whether the virtqueue may have been overwritten, so that its content is not checked.
     pub wild: bool,
 }
 
@@ -135,7 +138,7 @@ impl Queue {
         (0..RING).step_by(self.step.into()).find(|head| self.held[usize::from(*head)].is_none())
     }
 
-    /// Returns how many chains the device has.
+    /// Returns the number of chains that the device has.
     fn outstanding(&self) -> usize {
         self.held.iter().flatten().count()
     }
@@ -153,8 +156,9 @@ pub struct Guest {
     pub queues: Vec<Queue>,
     /// Whether VIRTIO_RDMA_F_RINGS was negotiated.
     pub rings: bool,
-    /// Its rings, by the number of the object.
+    /// The rings of its QPs, by the number of the QP.
     pub(crate) qp_rings: HashMap<u32, QpRings>,
+    /// The rings of its CQs, by the number of the CQ.
     pub(crate) cq_rings: HashMap<u32, CqRing>,
     scratch: u64,
     kept: RefCell<Kept>,
@@ -227,7 +231,7 @@ impl Guest {
         guest
     }
 
-    /// Returns the number of descriptors of a chain in this virtqueue.
+    /// Returns the largest number of descriptors of a chain in this virtqueue.
     fn step(&self, index: u16) -> u16 {
         let ones = if self.rings { VECTORS } else { CQS };
         if (1..=ones).contains(&index) {
@@ -261,11 +265,11 @@ impl Guest {
             vlan_id: abi::VIRTIO_RDMA_NO_VLAN as u16,
             port_num: 1,
         };
-        // A guest that took another's GID may keep it.
+        // The command fails if the other guest took this GID.
         let _: Result<(), u8> = command(&self.device, abi::VIRTIO_RDMA_CMD_ADD_GID, &add);
     }
 
-    /// Sets a ring up again where the device left it.
+    /// Stops a virtqueue, and sets it up again where the device left it.
     pub fn restart_queue(&mut self, index: u16) {
         let Some(base) = self.device.stop_queue(index) else { return };
         let layout = self.queues[usize::from(index)].layout();
@@ -287,7 +291,7 @@ impl Guest {
         self.kept.borrow_mut().open[Kept::part(addr, len)].fill(true);
     }
 
-    /// Returns an address in the lower half of memory that the device wrote to and must not.
+    /// Returns an address in the lower half of memory that the device wrote to without permission.
     pub fn written(&self) -> Option<usize> {
         let kept = self.kept.borrow();
         let now = self.load(0, kept.bytes.len());
@@ -320,8 +324,8 @@ impl Guest {
         at
     }
 
-    /// Makes a chain available, if the ring has room, and returns its head. Each descriptor is an
-    /// address, a length, flags and the index of the next.
+    /// Makes a chain available, if the virtqueue has room, and returns its head. Each descriptor is an
+    /// address, a length, flags and the index of the next descriptor.
     pub fn add(&mut self, index: u16, chain: &[(u64, u32, u16, u16)], room: u32) -> Option<u16> {
         let queue = &self.queues[usize::from(index)];
         let head = queue.free_head()?;
@@ -356,6 +360,7 @@ impl Guest {
         self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0).is_some()
     }
 
+    /// Makes a buffer available that the device may write to.
     fn add_writable(&mut self, index: u16, addr: u64, len: u32) {
         self.add(index, &[(addr, len, F_WRITE, 0)], len);
     }
@@ -426,8 +431,8 @@ impl Guest {
         self.add(index, &[(at, bytes.len() as u32, 0, 0)], 0);
     }
 
-    /// Takes everything that the device gave back. Checks that the device had it, and wrote no more than
-    /// it might.
+    /// Takes the chains that the device gave back. Checks that the device had each of them, and wrote no
+    /// more bytes into it than it has room for.
     pub fn take_used(&mut self, index: u16) -> Vec<(u16, u32)> {
         let memory = &self.memory;
         let queue = &mut self.queues[usize::from(index)];
@@ -464,7 +469,7 @@ impl Guest {
     }
 }
 
-/// Returns the memory of the guest of this number. All runs use the same memory, because to map it for
+/// Returns the memory of the guest of this number. All runs use the same memory, because a new mapping for
 /// each run would take most of the time.
 fn zeroed_memory(number: u8) -> GuestMemory {
     thread_local! {

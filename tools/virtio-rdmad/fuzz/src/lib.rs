@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the fuzz targets share.
+//! Code that the fuzz targets share.
 //!
-//! Each target reads the fuzzer's bytes as a [`Program`]: operations that a guest, its driver or its
-//! VMM could do, most of them right but for some details, and plain bytes. "make fuzz" runs the
-//! targets; a panic or a failed assertion is a finding.
+//! Each target reads the fuzzer's bytes as a [`Program`]. A program consists of plain bytes and of
+//! operations that a guest, its driver or its VMM could do. Most operations are right but for some
+//! details. "make fuzz" runs the targets. A panic or a failed assertion is a finding.
 
 mod guest;
 mod owner;
@@ -18,4 +18,4 @@ pub use guest::{
 pub use owner::INLINE;
 pub use program::Program;
 pub use rings::RING_PAGES;
-pub use socket::{connect, serve, Conversation, Peer};
+pub use socket::{connect, serve, words, Conversation, Peer};

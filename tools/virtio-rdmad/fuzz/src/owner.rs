@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the owner of rings remembers of them.
+//! The state that the owner of rings keeps for them.
 
 /// The bytes of inline data of a QP.
 pub const INLINE: u32 = 64;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The fuzzer's bytes, read as a program.
+//! Reads the fuzzer's bytes as a program.
 
-/// The rest of the fuzzer's bytes. Behind their end everything is 0.
+/// The rest of the fuzzer's bytes. After the last one, every byte is 0.
 #[derive(Debug)]
 pub struct Program<'a>(&'a [u8]);
 

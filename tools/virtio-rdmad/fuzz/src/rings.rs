@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rings of QPs and CQs: what their owner writes and reads (specification, chapter 13).
+//! The rings of QPs and CQs, as their owner writes and reads them (specification, chapter 13).
 
 use std::mem::offset_of;
 
@@ -16,9 +16,11 @@ use crate::owner::{CqRing, QpRings, INLINE};
 
 /// The pages for rings, one for each object.
 pub const RING_PAGES: [u64; 4] = [0x2000, 0x3000, 0x5000, 0x6000];
-/// The entries of a send or receive ring, the strides of the two, and where they begin.
+/// The number of entries of a send or receive ring.
 pub const DEPTH: u32 = 8;
+/// The bytes of an entry of the send ring and of the receive ring.
 const STRIDES: [u32; 2] = [256, 128];
+/// The offsets of the send ring and of the receive ring in their page.
 const OFFSETS: [u32; 2] = [256, 256 + DEPTH * 256];
 const PAGE: u64 = 0x1000;
 
@@ -31,12 +33,12 @@ const PRODUCER: [usize; 2] =
 const WAKE: [usize; 2] =
     [offset_of!(virtio_rdma_qp_ring, sq_wake), offset_of!(virtio_rdma_qp_ring, rq_wake)];
 
-/// What the device writes into the head of an SRQ.
+/// The offsets of the words that the device writes into the head of an SRQ.
 const SRQ_WORDS: [usize; 2] =
     [offset_of!(virtio_rdma_srq_ring, consumer), offset_of!(virtio_rdma_srq_ring, wake)];
 
 impl Guest {
-    /// Fills a page with zeros and returns the region of it.
+    /// Fills a page with zeros, and returns the region that consists of it.
     fn region(&mut self, page: u64) -> virtio_rdma_ring_region {
         self.store(page, &[0; PAGE as usize]);
         let pages = self.place(page.as_bytes());
@@ -50,7 +52,8 @@ impl Guest {
         virtio_rdma_cmd_create_ring_cq { region, cqe, comp_vector: 1 }
     }
 
-    /// Returns the request that moves a CQ to another page. The device writes arming words there.
+    /// Returns the request that moves a CQ to another page. The device may then also write arming words
+    /// there.
     pub fn resize_request(&mut self, page: u64, cqe: u32, cqn: u32) -> virtio_rdma_cmd_resize_cq {
         let virtio_rdma_cmd_create_ring_cq { region, cqe, .. } = self.ring_cq_request(page, cqe);
         for at in ARM {
@@ -83,8 +86,8 @@ impl Guest {
         request
     }
 
-    /// Returns the request for an SRQ on a page. The device may then write there what it took, and its
-    /// wake word.
+    /// Returns the request for an SRQ on a page. The device may then write the consumer index and the
+    /// wake word there.
     pub fn srq_request(&mut self, page: u64, pdn: u32) -> virtio_rdma_cmd_create_srq {
         let mut request = virtio_rdma_cmd_create_srq::new_zeroed();
         request.region = self.region(page);
@@ -115,7 +118,7 @@ impl Guest {
         self.qp_rings.insert(qpn, QpRings { page, producers: [0; 2] });
     }
 
-    /// Starts again at entry 0 of both rings, after RESET.
+    /// Makes both rings start again at entry 0, after RESET.
     pub fn reset_qp_rings(&mut self, qpn: u32) {
         let Some(rings) = self.qp_rings.get_mut(&qpn) else { return };
         rings.producers = [0; 2];
@@ -125,8 +128,8 @@ impl Guest {
         }
     }
 
-    /// Writes an entry of a QP's ring, lets the device see it, and returns its index. The entry has as
-    /// many of the bytes as fit.
+    /// Writes an entry of a QP's ring, shows it to the device, and returns its index. Bytes that do not
+    /// fit into the entry are left out.
     pub fn post_entry(&mut self, qpn: u32, ring: usize, bytes: &[u8]) -> Option<u32> {
         let rings = self.qp_rings.get_mut(&qpn)?;
         let (page, index) = (rings.page, rings.producers[ring]);
@@ -154,7 +157,7 @@ impl Guest {
         self.store(at, arm.as_bytes());
     }
 
-    /// Takes completion events: at most one for each time that a CQ was armed.
+    /// Takes completion events. A CQ may have at most one for each time that it was armed.
     pub fn take_events_of_cqs(&mut self) {
         for index in 1..=VECTORS {
             for cqn in self.take_completion_events(index) {
@@ -171,7 +174,7 @@ impl Guest {
         let Some(ring) = self.cq_rings.get(&cqn) else { return Vec::new() };
         let (page, depth, first) = (ring.page, ring.depth, ring.consumer);
         let mut cqes = Vec::new();
-        // Its owner may have written anything into it.
+        // The owner may have overwritten CQEs, so the loop has a bound.
         for ahead in 0..depth {
             let index = first.wrapping_add(ahead);
             let at = page + CQ_HEAD + u64::from(index % depth) * CQE;

@@ -15,7 +15,7 @@ use crate::Program;
 
 /// The bytes of the file that is given out as guest memory.
 const FILE: u64 = 0x1_0000;
-/// Most file descriptors with one message, one more than a server takes.
+/// The largest number of file descriptors with one message, which is one more than a server takes.
 const MAX_FDS: usize = 17;
 
 /// The VMM's end of a connection, and the file descriptors that it can hand over.
@@ -38,7 +38,7 @@ impl Peer {
         (Self { socket, memory, event, received: Vec::new() }, server)
     }
 
-    /// Returns file descriptors as the program wants them: memory, eventfds, or something else.
+    /// Returns file descriptors that the program chooses: the memory, the eventfd or the socket.
     pub fn fds(&self, program: &mut Program<'_>) -> Vec<BorrowedFd<'_>> {
         let count = program.below(MAX_FDS + 1);
         let all = [self.event.as_fd(), self.memory.as_fd(), self.socket.as_fd()];
@@ -67,7 +67,7 @@ impl Peer {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) == Ok(bytes.len())
     }
 
-    /// Returns the answers of the server that were not taken yet.
+    /// Returns the bytes of the server's answers that were not taken yet.
     pub fn received(&mut self) -> &mut Vec<u8> {
         let mut part = [0; 4096];
         while let Ok(count @ 1..) = self.socket.read(&mut part) {
@@ -88,12 +88,13 @@ pub trait Conversation {
     /// Sends messages that are right but for what the program changes, and checks the answers.
     fn messages(&mut self, program: &mut Program<'_>);
 
-    /// Lets the server answer, and checks the answers. `plain`: the peer sent bytes that may be no
+    /// Lets the server answer, and checks the answers. If `plain`, the peer sent bytes that may not be
     /// messages. Returns `false` if the connection is over.
     fn process(&mut self, plain: bool) -> bool;
 }
 
-/// Runs a conversation as the fuzzer's bytes say, and checks that it leaves no file descriptor open.
+/// Runs a conversation that the fuzzer's bytes describe, and checks that it leaves no file descriptor
+/// open.
 pub fn connect<C: Conversation>(bytes: &[u8]) {
     let before = open_files();
     let mut program = Program::new(bytes);
@@ -107,7 +108,7 @@ pub fn connect<C: Conversation>(bytes: &[u8]) {
     assert_eq!(open_files(), before, "file descriptors left open");
 }
 
-/// Sends plain bytes, cut as the program says.
+/// Sends plain bytes in pieces whose lengths the program chooses.
 fn stream(conversation: &mut impl Conversation, program: &mut Program<'_>) {
     while let Some(len) = program.operation() {
         let bytes = program.bytes(len.into());
@@ -122,7 +123,7 @@ fn stream(conversation: &mut impl Conversation, program: &mut Program<'_>) {
     }
 }
 
-/// Lets a server answer until there is nothing more. Returns `false` if the connection is over.
+/// Lets a server answer until it has no more messages. Returns `false` if the connection is over.
 pub fn serve<P: Protocol>(server: &mut Server<P>, backend: &mut dyn Backend) -> bool {
     loop {
         match server.process(backend) {
@@ -131,6 +132,11 @@ pub fn serve<P: Protocol>(server: &mut Server<P>, backend: &mut dyn Backend) -> 
             Err(_) => return false,
         }
     }
+}
+
+/// Returns the bytes of 32-bit words in a message.
+pub fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Returns how many file descriptors this process has open.

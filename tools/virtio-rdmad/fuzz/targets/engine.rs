@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two guests in one network: one does whatever the fuzzer says, the other is its peer and keeps
-//! to the rules. Both have virtqueues or both have rings.
+//! Two guests in one network. The first guest does whatever the fuzzer says. The second guest is its
+//! peer and keeps to the rules. Both guests have virtqueues, or both have rings.
 //!
-//! What must hold, whatever the first does:
-//! - every device comes to rest when nobody gives it work;
-//! - a descriptor is returned once, to a queue that held it, with no more bytes than it has room
-//!   for, and a work request of the peer completes once;
-//! - below their data, neither guest's memory changes but where it gave the device room: of the rings,
-//!   that is the CQEs and a QP's wake words;
-//! - a CQ of the peer has one event for each time that it asked, at most;
-//! - of the peer's memory nothing changes but what it gave out, and nothing that it did not give
-//!   out shows in the memory of the first;
-//! - after a reset no object is left and the guest's memory is not touched;
-//! - the peer goes on working.
+//! Whatever the first guest does, the following must hold:
+//! - Every device comes to rest when it gets no more work.
+//! - The device returns a descriptor once, to the queue that it came from, with no more bytes than its
+//!   buffer has room for. A work request of the peer completes once.
+//! - In the lower half of a guest's memory, the device writes only where the guest allows it. In
+//!   rings, it writes the CQEs and the wake words of a QP.
+//! - A CQ of the peer raises at most one event for each time that it is armed.
+//! - In the peer's memory, only what the peer gave out changes. The first guest's memory never holds
+//!   bytes that the peer did not give out.
+//! - After a reset no object is left, and the device does not write to the guest's memory.
+//! - The peer still works.
 
 #![no_main]
 
@@ -32,11 +32,13 @@ use fuzz::{
 use libfuzzer_sys::fuzz_target;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// What the peer registered, with its access flags, and whether in the QP's own PD. Only what
-/// remote writes may reach may change, and only what they may reach or read may be seen.
+/// The peer's MR with all access. Other MRs of the peer must not change.
 const GIVEN: std::ops::Range<u64> = 0x8000..0xc000;
+/// The peer's MR without remote access. The first guest must not see its bytes.
 const LOCAL: std::ops::Range<u64> = 0xc000..0xd000;
+/// The peer's MR with all access in another PD than that of its QP.
 const OTHER_PD: std::ops::Range<u64> = 0xd000..0xe000;
+/// The peer's MR with remote read access alone.
 const READ: std::ops::Range<u64> = 0xe000..0xf000;
 const ALL_ACCESS: u32 = VIRTIO_RDMA_ACCESS_LOCAL_WRITE
     | VIRTIO_RDMA_ACCESS_REMOTE_WRITE
@@ -50,29 +52,29 @@ const MEMORY_MANAGEMENT: [u32; 5] = [
     VIRTIO_RDMA_WR_RDMA_READ_WITH_INV,
     VIRTIO_RDMA_WR_BIND_MW,
 ];
-/// What the peer's memory is full of where nobody else may read.
+/// The word that fills those parts of the peer's memory that the first guest must not read.
 const SECRET: u64 = 0x2f97_a5c1_0b6e_d843;
 
-/// A number that tells whether a word is the secret, while the secret itself is never compared:
-/// the fuzzer learns from comparisons and would write it itself.
+/// Returns a number by which a word is compared with the secret. The secret itself is never compared,
+/// because the fuzzer learns from comparisons and would then write the secret itself.
 const fn trace(word: u64) -> u64 {
     let mixed = word.rotate_left(23) ^ (word >> 7);
     mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (mixed >> 31)
 }
 
-/// Whether the secret stands anywhere in these bytes.
+/// Returns whether the secret is anywhere in these bytes.
 fn has_secret(bytes: &[u8]) -> bool {
     const PART: usize = 512;
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
     let starts = (0..bytes.len()).step_by(PART);
     let parts = starts.map(|at| &bytes[at..(at + PART + 7).min(bytes.len())]);
-    // Most of memory is zeros, and one comparison of many bytes takes less time than many.
+    // Most of memory is zeros. One comparison of a part takes less time than one for each word.
     parts
         .filter(|part| **part != [0; PART + 7][..part.len()])
         .any(|part| part.windows(8).any(|bytes| trace(word(bytes)) == const { trace(SECRET) }))
 }
 
-/// What one guest has to talk with.
+/// The objects that one guest uses to communicate.
 #[derive(Clone, Default)]
 struct End {
     pdn: u32,
@@ -81,21 +83,24 @@ struct End {
     keys: Vec<u32>,
 }
 
+/// The two guests, and what is expected of them.
 struct World {
     clock: Arc<Clock>,
+    /// The type of the QPs.
     kind: u32,
     a: Guest,
     b: Guest,
     ends: [End; 2],
-    /// The peer's work requests that have no CQE yet, sends and receives, and where in its ring each is.
+    /// The peer's sends and receives that have no CQE yet, each with its index in the ring.
     posted: [HashMap<u64, u32>; 2],
     wr_id: u64,
-    /// The peer's memory from [`GIVEN`]'s end on.
+    /// The content of the peer's memory from the start of [`LOCAL`] on.
     kept: Vec<u8>,
-    /// The device may write anywhere in the first guest's memory, for all that is known.
+    /// Whether the device may write anywhere in the first guest's memory.
     exposed: bool,
 }
 
+/// Registers memory that the guest names by its own addresses, and returns the key.
 fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32) -> u32 {
     let pages: Vec<u64> = range.clone().step_by(0x1000).collect();
     let request = virtio_rdma_cmd_reg_user_mr {
@@ -113,7 +118,7 @@ fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32)
     mr.lkey
 }
 
-/// A CQ; with rings, on this one of the [`RING_PAGES`].
+/// Creates a CQ. A guest with rings puts the ring on this one of the [`RING_PAGES`].
 fn create_cq(guest: &mut Guest, page: usize) -> u16 {
     if guest.rings {
         let request = guest.ring_cq_request(RING_PAGES[page], RING.into());
@@ -146,7 +151,7 @@ fn qp_request(pdn: u32, cqn: u16, kind: u32) -> virtio_rdma_cmd_create_qp {
     request
 }
 
-/// A QP; with rings, on this one of the [`RING_PAGES`].
+/// Creates a QP. A guest with rings puts its rings on this one of the [`RING_PAGES`].
 fn create_qp(guest: &mut Guest, pdn: u32, cqn: u16, kind: u32, page: usize) -> u32 {
     let request = qp_request(pdn, cqn, kind);
     if guest.rings {
@@ -176,7 +181,7 @@ fn connect(guest: &Guest, kind: u32, qpn: u32, dgid: engine::Gid, dest: u32) {
 }
 
 impl End {
-    /// PD, CQ and QP, and the first MR.
+    /// Creates a PD, a CQ, a QP and the first MR.
     fn new(guest: &mut Guest, kind: u32, range: std::ops::Range<u64>) -> Self {
         let (pdn, cqn) = (create_pd(guest), create_cq(guest, 0));
         let keys = vec![reg_mr(guest, pdn, range, ALL_ACCESS)];
@@ -188,7 +193,7 @@ impl End {
     }
 }
 
-/// A send work request without SGEs.
+/// Returns a send work request without SGEs.
 fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq_wqe {
     let mut header = virtio_rdma_sq_wqe::new_zeroed();
     (header.wr_id, header.opcode, header.send_flags) = (wr_id, opcode, flags);
@@ -197,7 +202,7 @@ fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq
     header
 }
 
-/// Whether a send work request is a REG_MR.
+/// Returns whether a send work request is a REG_MR.
 fn may_register(bytes: &[u8], rings: bool) -> bool {
     let at = if rings {
         offset_of!(virtio_rdma_ring_sq_wqe, opcode)
@@ -207,19 +212,20 @@ fn may_register(bytes: &[u8], rings: bool) -> bool {
     bytes.get(at).is_some_and(|opcode| u32::from(*opcode) == VIRTIO_RDMA_WR_REG_MR)
 }
 
-/// What follows the header of a send work request.
+/// The part of a send work request behind its header.
 enum Payload<'a> {
     Sges(&'a [virtio_rdma_sge]),
-    /// In rings alone.
+    /// Inline data, which only rings have.
     Inline(&'a [u8]),
 }
 
+/// Returns the bytes of a send work request for a virtqueue.
 fn send_bytes(mut header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
     header.num_sge = sges.len() as u32;
     [header.as_bytes(), sges.as_bytes()].concat()
 }
 
-/// The same as an entry of a ring.
+/// Returns the bytes of a send work request for a ring.
 fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec<u8> {
     let mut header = virtio_rdma_ring_sq_wqe::new_zeroed();
     (header.wr_id, header.opcode, header.send_flags) =
@@ -273,7 +279,7 @@ fn ring_bytes(wqe: &virtio_rdma_sq_wqe, kind: u32, payload: &Payload<'_>) -> Vec
     [header.as_bytes(), bytes].concat()
 }
 
-/// Whether a request lists pages, or names all of them.
+/// Returns whether a request has a list of pages, or names all memory.
 fn names_memory(number: u32) -> bool {
     matches!(
         number,
@@ -315,8 +321,8 @@ impl World {
         Self { clock, kind, a, b, ends, posted, wr_id: 0, kept, exposed: false }
     }
 
-    /// If so, the device may write anywhere in the first guest's memory, for all that is known, its
-    /// virtqueues too.
+    /// Notes, if `exposed`, that the device may write anywhere in the first guest's memory, and so into
+    /// its virtqueues.
     fn expose(&mut self, exposed: bool) {
         if exposed {
             self.exposed = true;
@@ -324,12 +330,12 @@ impl World {
         }
     }
 
-    /// Whether these bytes are those of one of the first guest's virtqueues.
+    /// Returns whether these bytes overlap one of the first guest's virtqueues.
     fn hits_rings(&self, addr: u64, len: u64) -> bool {
         addr < RING_BYTES * self.a.queues.len() as u64 && len != 0
     }
 
-    /// An address in or near memory.
+    /// Returns an address in or near memory.
     fn addr(program: &mut Program<'_>) -> u64 {
         let anchors = [
             GIVEN.start,
@@ -347,11 +353,12 @@ impl World {
         program.pick(&anchors).wrapping_add(u64::from(program.u8()))
     }
 
+    /// Returns a length of memory, which may be too large.
     fn length(program: &mut Program<'_>) -> u32 {
         program.pick(&[8, 0, 1, 40, 200, 0x400, 0x1000, 0x4000, 0xc000, 1 << 31, u32::MAX])
     }
 
-    /// Memory that the first guest can name: an address and a key, mostly two that belong together.
+    /// Returns an address and a key for the first guest. Mostly both belong to the same MR.
     fn place(&self, program: &mut Program<'_>) -> (u64, u32) {
         let starts = [WINDOW, GIVEN, LOCAL, OTHER_PD, READ].map(|range| range.start);
         let keys = &self.ends[0].keys;
@@ -366,7 +373,7 @@ impl World {
         (addr, key)
     }
 
-    /// A number of an object.
+    /// Returns a number that an object may have.
     fn handle(program: &mut Program<'_>) -> u32 {
         match program.u8() {
             255 => program.u32(),
@@ -374,7 +381,7 @@ impl World {
         }
     }
 
-    /// The bytes of a control request that is right but for what the program changes.
+    /// Returns the bytes of a control request that is right but for what the program changes.
     fn request(&mut self, program: &mut Program<'_>) -> Vec<u8> {
         let (number, with_srq) = match program.u8() {
             250.. => (VIRTIO_RDMA_CMD_CREATE_RING_QP as u8, true),
@@ -432,7 +439,7 @@ impl World {
             }
             VIRTIO_RDMA_CMD_CREATE_SRQ => {
                 let mut request = self.a.srq_request(Self::page(program), self.ends[0].pdn);
-                // Every other one for XRC, of the domain that comes first.
+                // Every second SRQ is for XRC, in the first domain.
                 (request.xrcdn, request.cqn) = (handle % 2, self.ends[0].cqn.into());
                 bytes.extend(request.as_bytes());
             }
@@ -443,7 +450,7 @@ impl World {
                 request.ring.depth = Self::cqe(program);
                 bytes.extend(request.as_bytes());
             }
-            // Limits of a few CQEs and of a microsecond.
+            // The event is held back for up to 3 CQEs, and for at most a microsecond.
             VIRTIO_RDMA_CMD_MODIFY_CQ => {
                 bytes.extend([handle, program.u32() & 0x1_0003].as_bytes());
             }
@@ -471,16 +478,17 @@ impl World {
         bytes
     }
 
-    /// A page for rings.
+    /// Returns a page for rings.
     fn page(program: &mut Program<'_>) -> u64 {
         program.pick(&RING_PAGES)
     }
 
-    /// A number of CQEs, not all of them good.
+    /// Returns a number of CQEs, which may be invalid.
     fn cqe(program: &mut Program<'_>) -> u32 {
         program.pick(&[32, 16, 4, 1, 2, 8, 0, 3, 64, 1 << 31])
     }
 
+    /// Returns a request that registers up to 23 pages.
     fn mr_request(&mut self, program: &mut Program<'_>, access: u32) -> Vec<u8> {
         let count = program.below(24);
         let page = |program: &mut Program<'_>| Self::addr(program) & !0xfff;
@@ -503,6 +511,7 @@ impl World {
         request.as_bytes().to_vec()
     }
 
+    /// Returns a request that modifies a QP.
     fn modify_request(&self, program: &mut Program<'_>, handle: u32) -> Vec<u8> {
         let qpn = if handle == 0 { self.ends[0].qpn } else { handle };
         let state = u32::from(program.u8() % 8);
@@ -510,7 +519,7 @@ impl World {
             0 => self.kind,
             kind => kind.into(),
         };
-        // Mostly the other guest, sometimes itself.
+        // The QP connects mostly to the other guest, and sometimes to itself.
         let (gid, dest) = match program.u8() {
             255 => (self.a.gid, qpn),
             _ => (self.b.gid, self.ends[1].qpn),
@@ -527,12 +536,13 @@ impl World {
         request.as_bytes().to_vec()
     }
 
-    /// A request of the first guest: through its control queue, or so that it learns a new key.
+    /// Handles a request of the first guest. It goes through the control queue, or the guest learns the
+    /// new key or rings from the reply.
     fn control(&mut self, program: &mut Program<'_>) {
         let bytes = self.request(program);
         let room = u32::from(program.u8()) + 1;
         if program.flag() {
-            // The tables that it names may have been written over when the device reads them.
+            // The guest may overwrite the tables that the request names before the device reads them.
             self.expose(bytes.first().is_some_and(|number| names_memory((*number).into())));
             self.a.add_request(&bytes, room);
             return;
@@ -565,7 +575,7 @@ impl World {
         }
     }
 
-    /// What rings the first guest has by a request that was done.
+    /// Notes the rings that the first guest has after a successful request.
     fn learn(&mut self, request: &[u8], reply: &[u8]) {
         let (number, request) = (u32::from(request[0]), &request[1..]);
         let first_page = |region: virtio_rdma_ring_region| {
@@ -598,9 +608,10 @@ impl World {
         }
     }
 
+    /// Returns the SGEs of a work request of either guest.
     fn sges(&self, who: usize, program: &mut Program<'_>) -> Vec<virtio_rdma_sge> {
         let sge = |program: &mut Program<'_>| {
-            // The peer names no memory but what it gives out.
+            // The peer names only the memory that it gives out.
             let (addr, lkey) = match who {
                 0 => self.place(program),
                 _ => (Self::addr(program), self.ends[1].keys[0]),
@@ -610,11 +621,11 @@ impl World {
         (0..program.below(if who == 0 { 6 } else { 4 })).map(|_| sge(program)).collect()
     }
 
-    /// The bytes of a send work request.
+    /// Returns the bytes of a send work request.
     fn send(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
         let opcode = match program.u8() {
             255 if who == 0 => program.u32(),
-            // The peer's keys are its own.
+            // The peer does not change its keys.
             small @ 235..=254 if who == 0 => MEMORY_MANAGEMENT[usize::from(small % 5)],
             small => u32::from(small % 7),
         };
@@ -653,7 +664,7 @@ impl World {
         }
         let data = [0x5a; INLINE as usize];
         let payload = match choice {
-            // Only what may carry it, from the peer.
+            // The peer uses inline data only with opcodes that may carry it.
             0x80.. if who == 0 || opcode < VIRTIO_RDMA_WR_RDMA_READ => {
                 let most = data.len() + usize::from(who == 0);
                 Payload::Inline(&data[..program.below(most).min(data.len())])
@@ -663,7 +674,7 @@ impl World {
         ring_bytes(&header, self.kind, &payload)
     }
 
-    /// A registration of two pages, listed where the guest may write them over.
+    /// Returns a registration of two pages. The guest may overwrite the list that names them.
     fn registration(key: u32, program: &mut Program<'_>) -> WrReg {
         let pages = program.pick(&[GIVEN.start, LOCAL.start, u64::MAX]);
         let access = program.pick(&[ALL_ACCESS, 1, 0, u32::MAX]);
@@ -674,7 +685,8 @@ impl World {
         WrReg { key, access, npages, pages, iova, length, page_shift, ..WrReg::new_zeroed() }
     }
 
-    /// A window on any memory; its key stays, so that the program knows it.
+    /// Returns a binding of a memory window to any memory. The key mostly stays the same, so that the
+    /// program knows it.
     fn binding(&self, key: u32, program: &mut Program<'_>) -> virtio_rdma_ring_bind_wqe {
         let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
         (bind.mw_rkey, bind.new_rkey) = (key, key ^ u32::from(program.u8() / 240));
@@ -684,7 +696,7 @@ impl World {
         bind
     }
 
-    /// A send work request for whatever queues there are.
+    /// Returns the bytes of a send work request for a ring or a virtqueue, whichever the guests have.
     fn send_as(&self, header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
         if self.a.rings {
             return ring_bytes(&header, self.kind, &Payload::Sges(sges));
@@ -692,6 +704,7 @@ impl World {
         send_bytes(header, sges)
     }
 
+    /// Returns the bytes of a receive work request.
     fn receive(&self, who: usize, program: &mut Program<'_>) -> Vec<u8> {
         let sges = self.sges(who, program);
         let (num_sge, wr_id) = (sges.len() as u32, self.wr_id);
@@ -699,12 +712,12 @@ impl World {
         [header.as_bytes(), sges.as_bytes()].concat()
     }
 
-    /// The virtqueue of a work queue, where there are no rings.
+    /// Returns the virtqueue of a work queue of a guest without rings.
     fn work_queue(&self, who: usize, receive: bool) -> u16 {
         1 + 3 + 2 * (self.ends[who].qpn as u16 - 1) + u16::from(receive)
     }
 
-    /// Posts a work request of either guest; what the first posts may be damaged.
+    /// Posts a work request of either guest. The program may change a work request of the first guest.
     fn post(&mut self, who: usize, receive: bool, program: &mut Program<'_>) {
         self.wr_id += 1;
         let mut bytes = if receive { self.receive(who, program) } else { self.send(who, program) };
@@ -713,7 +726,7 @@ impl World {
             return;
         }
         program.patch(&mut bytes);
-        // What it says in the end may be a registration of any pages.
+        // The changed work request may register any pages.
         self.expose(!receive && may_register(&bytes, self.a.rings));
         let choice = program.u8();
         if choice == 255 {
@@ -732,7 +745,7 @@ impl World {
         self.a.post(other.map_or(own, |number| 4 + u16::from(number) % 10), &bytes);
     }
 
-    /// Posts a work request of the peer, which has a limit and keeps to it.
+    /// Posts a work request of the peer, unless 8 of the same kind are outstanding.
     fn post_peer(&mut self, receive: bool, bytes: &[u8]) {
         let which = usize::from(receive);
         if self.posted[which].len() == 8 {
@@ -748,7 +761,7 @@ impl World {
         }
     }
 
-    /// Writes a word into the head of a QP or CQ of the first guest, or bytes anywhere into its page.
+    /// Writes a word into the head of a ring of the first guest, or bytes anywhere into the ring's page.
     fn write_ring(&mut self, program: &mut Program<'_>) {
         let page = Self::page(program);
         if program.flag() {
@@ -768,7 +781,7 @@ impl World {
         self.a.store(at, word.as_bytes());
     }
 
-    /// Doorbells of the first guest, some of them of no QP.
+    /// Sends doorbells of the first guest, some of which name no QP.
     fn doorbells(&mut self, program: &mut Program<'_>) {
         let mut bells = Vec::new();
         for _ in 0..program.below(10) {
@@ -781,7 +794,7 @@ impl World {
         self.a.ring_doorbell(&bells);
     }
 
-    /// A chain of two descriptors of any kind.
+    /// Makes a chain of two descriptors of any kind available to the device of the first guest.
     fn chain(&mut self, program: &mut Program<'_>) {
         let queue = u16::try_from(program.below(self.a.queues.len())).expect("a few queues");
         let mut descriptor = || {
@@ -789,7 +802,7 @@ impl World {
             (addr, len, u16::from(program.u8() & 7), u16::from(program.u8() % 40))
         };
         let chain = [descriptor(), descriptor()];
-        // Indirect descriptors may say anything, and so may requests and rings that are written over.
+        // An indirect table, a request or an overwritten virtqueue may name any memory.
         let wild = |&(addr, len, flags, _): &_| {
             flags & 4 != 0 || flags & 2 != 0 && self.hits_rings(addr, u32::into(len))
         };
@@ -797,7 +810,8 @@ impl World {
         self.a.add(queue, &chain, u32::MAX);
     }
 
-    /// Bytes anywhere in the first guest's memory; what rings they hit are no longer checked.
+    /// Writes bytes anywhere into the first guest's memory. Virtqueues that they hit are no longer
+    /// checked.
     fn scribble(&mut self, program: &mut Program<'_>) {
         let at = u64::from(program.u16());
         let bytes = program.bytes(64);
@@ -807,17 +821,17 @@ impl World {
         self.expose(scratch || self.hits_rings(at, len as u64));
     }
 
-    /// Other memory for the first guest: all, the first region alone, or none.
+    /// Gives the first guest's device other memory: all of it, one of the regions, or no memory.
     fn remap(&mut self, program: &mut Program<'_>) {
         let all = &self.a.memory;
         let (start, len) = program.pick(&[(0, 0), REGIONS[1], REGIONS[0], (0, u64::MAX)]);
         self.a.device.set_memory(&all.without(start, len).0);
     }
 
-    /// Takes the peer's completions; each is of a work request that it posted.
+    /// Takes the peer's completions. Each of them must belong to a work request that the peer posted.
     fn poll(&mut self) {
         let end = &self.ends[1];
-        // Work request, status, opcode, QP and index of each.
+        // Each completion has a work request, a status, an opcode, a QP and an index.
         let cqes: Vec<_> = if self.b.rings {
             let cqes = self.b.poll_ring(end.cqn.into());
             cqes.iter().map(|c| (c.wr_id, c.status, c.opcode, c.qp_num, c.wqe_index)).collect()
@@ -843,7 +857,7 @@ impl World {
         self.b.add_event_buffers();
     }
 
-    /// The peer starts over with its QP.
+    /// Brings the peer's QP to RESET and connects it again.
     fn reconnect(&mut self) {
         let (gid, dest, qpn) = (self.a.gid, self.ends[0].qpn, self.ends[1].qpn);
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
@@ -855,7 +869,7 @@ impl World {
         connect(&self.b, self.kind, qpn, gid, dest);
     }
 
-    /// The first guest is reset; nothing is left of it and its memory stays as it is.
+    /// Resets the first guest's device. No object may be left, and the guest's memory must not change.
     fn reset(&mut self) {
         let device = Arc::clone(&self.a.device);
         device.reset();
@@ -877,6 +891,7 @@ impl World {
         assert!(before == self.a.snapshot(), "memory written after a reset");
     }
 
+    /// Resets the first guest's device, and sets up new objects.
     fn restart(&mut self) {
         self.reset();
         self.a.start();
@@ -886,7 +901,7 @@ impl World {
         connect(&self.a, self.kind, self.ends[0].qpn, self.b.gid, self.ends[1].qpn);
     }
 
-    /// Takes what the device gave back to the first guest, and makes room for more.
+    /// Takes the buffers that the device gave back to the first guest, and gives it new ones.
     fn refill(&mut self) {
         for queue in 0..self.a.queues.len() {
             self.a.take_used(queue as u16);
@@ -897,7 +912,7 @@ impl World {
         self.a.add_event_buffers();
     }
 
-    /// What only a guest with rings does.
+    /// Does an operation that only a guest with rings has.
     fn ring_step(&mut self, operation: u8, program: &mut Program<'_>) {
         match operation {
             0 | 1 => self.write_ring(program),
@@ -907,6 +922,7 @@ impl World {
         }
     }
 
+    /// Does one operation of the program.
     fn step(&mut self, operation: u8, program: &mut Program<'_>) {
         match operation % 29 {
             0..=3 => self.control(program),
@@ -939,6 +955,7 @@ impl World {
         }
     }
 
+    /// Checks the memory of both guests.
     fn check_memory(&self) {
         let now = self.b.load(LOCAL.start, self.kept.len());
         assert!(now == self.kept, "memory of the peer that it did not give out was written");
@@ -950,7 +967,8 @@ impl World {
         assert!(self.exposed || self.a.written().is_none(), "the device wrote where it may not");
     }
 
-    /// The peer connects a QP to itself and writes from one place to another.
+    /// Checks that the peer still works: it connects a QP to itself, and writes from one place of its
+    /// memory to another.
     fn check_peer(&mut self) {
         assert!(!self.b.device.needs_reset());
         let address = engine::Address { gid: self.b.gid, vlan: None };

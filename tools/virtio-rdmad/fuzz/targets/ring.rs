@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtqueue whose memory is full of the fuzzer's bytes.
 //!
-//! What must hold for any bytes: a chain consists of guest memory, has no more descriptors than the
-//! queue has entries, and has less than 4 GiB; the device takes no more buffers than were made
-//! available; and it writes nothing but the used ring and writable buffers.
+//! For any bytes, the following must hold:
+//! - A chain consists of guest memory, has no more descriptors than the queue has entries, and has less
+//!   than 4 GiB.
+//! - The device takes no more buffers than were made available.
+//! - The device writes only to the used ring and to writable buffers.
 
 #![no_main]
 
@@ -12,17 +14,17 @@ use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::{Chain, Layout, SplitQueue};
 
-/// Two regions with a hole between them.
+/// The regions of the memory, with a hole between them.
 const REGIONS: [(u64, u64); 2] = [(0, 0x2000), (0x3000, 0x1000)];
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x800;
 const USED: u64 = 0xa00;
 /// The bytes of all areas of the rings.
 const RINGS: usize = 0xc00;
-/// The addresses near which buffers and tables are interesting.
+/// Addresses near which buffers and tables begin.
 const ANCHORS: [u64; 6] = [0x1000, 0x1ff0, 0x2000, 0x3000, 0x3ff8, u64::MAX - 7];
 
-/// A queue, and what is expected of it.
+/// A virtqueue, its memory, and the chains that the device has taken.
 struct World {
     memory: GuestMemory,
     layout: Layout,
@@ -46,6 +48,7 @@ impl World {
         Some(Self { memory, layout, queue, held: Vec::new() })
     }
 
+    /// Reads all of memory.
     fn bytes(&self) -> Vec<u8> {
         let mut all = Vec::new();
         for (start, len) in REGIONS {
@@ -72,7 +75,7 @@ impl World {
         self.memory.write(addr, bytes).expect("an address within memory");
     }
 
-    /// Returns a descriptor that can be part of a chain.
+    /// Writes a descriptor that can be part of a chain.
     fn descriptor(&mut self, program: &mut Program<'_>) {
         let at = program.pick(&[self.layout.desc, 0x1000, 0x3000]);
         let index = u64::from(program.u8() & 31);
@@ -82,7 +85,7 @@ impl World {
             small => u32::from(small),
         };
         let flags = program.u8() & 7;
-        // An indirect table has whole entries.
+        // The length of an indirect table is a multiple of 16, the bytes of an entry.
         let len = if flags & 4 != 0 && len < 256 { len / 4 * 16 } else { len };
         let mut bytes = addr.to_le_bytes().to_vec();
         bytes.extend(len.to_le_bytes());
@@ -90,7 +93,7 @@ impl World {
         self.store(at + index * 16, &bytes);
     }
 
-    /// Makes one more head available, or moves the index over many that are not.
+    /// Makes one more head available, or moves the index by any number of entries.
     fn offer(&mut self, program: &mut Program<'_>) {
         let avail = self.layout.avail;
         let count: u16 = self.memory.read_obj(avail + 2).expect("the available ring");
@@ -104,6 +107,7 @@ impl World {
         self.store(avail + 2, &count.wrapping_add(step).to_le_bytes());
     }
 
+    /// Takes a chain, and checks it.
     fn pop(&mut self) {
         let before = self.queue.next_avail();
         let pending = self.queue.pending();
@@ -120,6 +124,7 @@ impl World {
         }
     }
 
+    /// Checks that a chain is as large as it may be, and in guest memory.
     fn check(&self, chain: &Chain) {
         let buffers = || chain.readable().iter().chain(chain.writable());
         assert!(buffers().count() <= usize::from(self.layout.size));
@@ -145,6 +150,7 @@ impl World {
         assert_eq!(result, Ok(()));
     }
 
+    /// Does one operation of the program.
     fn step(&mut self, operation: u8, program: &mut Program<'_>) {
         match operation % 12 {
             0 | 1 => self.descriptor(program),

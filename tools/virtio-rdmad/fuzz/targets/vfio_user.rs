@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vfio-user client that sends what the fuzzer says: messages with wrong details, or bytes.
+//! A vfio-user client that sends what the fuzzer says: messages with wrong details, or plain bytes.
 //!
-//! What must hold: every command is answered once and in order unless it asked for no reply; the
-//! device is started, kicked and reset in an order that makes sense; no file descriptor is left open.
+//! The following must hold:
+//! - Every command is answered once and in order, unless it asks for no reply.
+//! - Only a device that does not run is started, and only a running device is kicked or reset.
+//! - No file descriptor is left open.
 
 #![no_main]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fuzz::{Conversation, Peer, Program};
+use fuzz::{words, Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::{Signal, SplitQueue};
@@ -19,20 +21,20 @@ use virtio_transport::{Backend, QueueSetup, Server};
 const QUEUES: u16 = 5;
 const HEADER: usize = 16;
 
-/// Commands.
+/// The numbers of commands.
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
 const DMA_UNMAP: u16 = 3;
 const SET_IRQS: u16 = 8;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
-/// Bits of a header's flags.
+/// The bits of a header's flags.
 const TYPE: u32 = 0xf;
 const NO_REPLY: u32 = 1 << 4;
 /// The region of PCI configuration space.
 const CONFIG: u32 = 7;
 
-/// The virtio device, which checks in what order it is called.
+/// A virtio device that checks the order in which its functions are called.
 #[derive(Default)]
 struct Device {
     rings: Option<Vec<(SplitQueue, Arc<dyn Signal>)>>,
@@ -103,6 +105,7 @@ struct World {
 }
 
 impl World {
+    /// Sends a command with its payload, and mostly with the file descriptors that belong to it.
     fn send(&mut self, command: u16, flags: u32, payload: &[u8], program: &mut Program<'_>) {
         self.id = self.id.wrapping_add(1);
         let mut message = self.id.to_le_bytes().to_vec();
@@ -150,12 +153,13 @@ impl World {
         self.send(command, flags, &payload, program);
     }
 
+    /// Sends a command that writes to a register of the PCI device.
     fn write(&mut self, offset: u64, data: &[u8], program: &mut Program<'_>) {
         let len = u32::try_from(data.len()).expect("a register");
         self.send(REGION_WRITE, NO_REPLY, &access(0, offset, len, data), program);
     }
 
-    /// Does what a driver does up to DRIVER_OK, with one queue or all.
+    /// Sets the device up as a driver does, up to DRIVER_OK, with one queue or more.
     fn drive(&mut self, program: &mut Program<'_>) {
         for status in [0, 1, 3] {
             self.write(20, &[status], program);
@@ -229,10 +233,7 @@ impl Conversation for World {
     }
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
+/// Returns the payload of an access to a region.
 fn access(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
     let mut payload = offset.to_le_bytes().to_vec();
     payload.extend(words(&[region, count]));
@@ -252,6 +253,7 @@ fn place(program: &mut Program<'_>) -> (u32, u64, u8) {
     }
 }
 
+/// Returns the payload of a command that maps or unmaps memory.
 fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
     let page = |program: &mut Program<'_>| u64::from(program.u8() & 15) << 12;
     let flags = program.pick(&[3, 1, 2, 0]);
@@ -266,5 +268,5 @@ fn dma(command: u16, program: &mut Program<'_>) -> Vec<u8> {
     payload
 }
 
-// What signals keep open for as long as the thread lives is open before descriptors are counted.
+// Signals keep descriptors open until the thread ends. These are opened before descriptors are counted.
 fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| fuzz::connect::<World>(bytes));

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vhost-user front end that sends what the fuzzer says: requests with wrong details, or bytes.
+//! A vhost-user front end that sends what the fuzzer says: requests with wrong details, or plain bytes.
 //!
-//! What must hold: the answers belong to the requests, in their order; a queue is started once until
-//! the device is reset, with the memory of that moment; no file descriptor is left open.
+//! The following must hold:
+//! - The answers belong to the requests, and come in the same order.
+//! - A queue is started once until the device is reset, with the memory that the front end has shared
+//!   by then.
+//! - No file descriptor is left open.
 
 #![no_main]
 
 use std::collections::VecDeque;
 
-use fuzz::{Conversation, Peer, Program};
+use fuzz::{words, Conversation, Peer, Program};
 use libfuzzer_sys::fuzz_target;
 use memory::GuestMemory;
 use ring::SplitQueue;
@@ -17,10 +20,10 @@ use virtio_transport::{Backend, QueueSetup, Server};
 
 const QUEUES: u16 = 4;
 const HEADER: usize = 12;
-/// Bits of a header's flags.
+/// The bits of a header's flags.
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 1 << 3;
-/// Requests.
+/// The numbers of requests.
 const GET_FEATURES: u32 = 1;
 const SET_FEATURES: u32 = 2;
 const SET_MEM_TABLE: u32 = 5;
@@ -42,13 +45,14 @@ const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 const SET_STATUS: u32 = 39;
 const GET_STATUS: u32 = 40;
-/// Where the front end says that it has the guest's memory.
+/// The address at which the front end says that it maps the guest's memory.
 const USER: u64 = 0x7000_0000_0000;
-/// All feature and protocol feature bits that are offered.
+/// All feature bits that are offered.
 const FEATURES: u64 = 3 | 1 << 30 | 1 << 32;
+/// All protocol feature bits that are offered.
 const PROTOCOL_FEATURES: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
 
-/// The virtio device, which checks in what order it is called.
+/// A virtio device that checks the order in which its functions are called.
 #[derive(Default)]
 struct Device {
     rings: [Option<(SplitQueue, QueueSetup)>; QUEUES as usize],
@@ -89,7 +93,7 @@ impl Backend for Device {
     }
 
     fn set_memory(&mut self, memory: &GuestMemory) {
-        assert!(self.rings.iter().any(Option::is_some), "memory for nobody");
+        assert!(self.rings.iter().any(Option::is_some), "memory for a device without queues");
         for (ring, _) in self.rings.iter_mut().flatten() {
             let _ = ring.set_memory(memory);
             if let Ok(Some(chain)) = ring.pop() {
@@ -115,6 +119,7 @@ struct World {
 }
 
 impl World {
+    /// Sends a request with its payload, and mostly with the file descriptors that belong to it.
     fn send(&mut self, request: u32, flags: u32, payload: &[u8], program: &mut Program<'_>) {
         let size = u32::try_from(payload.len()).expect("a short one");
         let message = [&words(&[request, flags, size]), payload].concat();
@@ -147,7 +152,7 @@ impl World {
         self.send(number, flags, &payload, program);
     }
 
-    /// Does what a front end does until a queue runs.
+    /// Sends the requests of a front end up to a queue that runs.
     fn drive(&mut self, program: &mut Program<'_>) {
         let queue = u32::from(program.u8() % 4);
         for number in [
@@ -202,7 +207,7 @@ impl Conversation for World {
             assert!(received.len() >= HEADER + size, "half a reply");
             if !plain {
                 assert!(self.asked.iter().any(|asked| *asked == request), "not asked");
-                // Requests before it had no answer.
+                // Requests before this one got no answer.
                 while self.asked.pop_front() != Some(request) {}
             }
             received.drain(..HEADER + size);
@@ -216,10 +221,7 @@ impl Conversation for World {
     }
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
+/// Returns the bytes of 64-bit words in a message.
 fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
@@ -262,5 +264,5 @@ fn payload(number: u32, queue: u32, program: &mut Program<'_>) -> Vec<u8> {
     }
 }
 
-// What signals keep open for as long as the thread lives is open before descriptors are counted.
+// Signals keep descriptors open until the thread ends. These are opened before descriptors are counted.
 fuzz_target!(init: descriptor::prepare().unwrap(), |bytes: &[u8]| fuzz::connect::<World>(bytes));
