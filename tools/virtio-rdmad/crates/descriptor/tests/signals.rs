@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals to descriptors that somebody else has too.
+//! Tests signals to descriptors that another process has, too.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ fn count(fd: &OwnedFd) -> u64 {
     u64::from_ne_bytes(value)
 }
 
-/// Many more than there is room for results.
+/// Every signal counts, also when there are many more than the ring for results has room for.
 #[test]
 fn every_signal_counts() {
     let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -28,7 +28,7 @@ fn every_signal_counts() {
     assert_eq!(count(&fd), 1);
 }
 
-/// What a descriptor is does not depend on how many results wait to be taken.
+/// The kind of a descriptor does not depend on the number of results that wait to be taken.
 #[test]
 fn an_eventfd_is_one_after_any_number_of_signals() {
     let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -38,8 +38,8 @@ fn an_eventfd_is_one_after_any_number_of_signals() {
     }
 }
 
-/// The owner of the other descriptor fills the counter and has it wait. A signal that waits would let
-/// this test wait for ever.
+/// The other process fills the counter and clears O_NONBLOCK. If a signal waited, this test would never
+/// end.
 #[test]
 fn a_full_eventfd_that_blocks_does_not_block() {
     let fd = eventfd(0, EventfdFlags::empty()).unwrap();
@@ -48,7 +48,7 @@ fn a_full_eventfd_that_blocks_does_not_block() {
     for _ in 0..1000 {
         signal(&fd).unwrap();
     }
-    // The kernel's own signals go one beyond what a program can write.
+    // The kernel's own signals can set the counter to one more than a program can write.
     assert!(count(&fd) >= u64::MAX - 1);
 }
 
@@ -67,13 +67,13 @@ fn other_files_are_told_apart_and_not_written_to() {
     assert!(!is_socket(&pipe) && !is_harmless(&pipe));
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(!is_harmless(&file));
-    // To ask is no signal.
+    // The questions above sent no signal.
     assert!(read(&event, &mut [0; 8]).is_err());
     drop(writer);
     assert_eq!(reader.read(&mut [0; 8]).unwrap(), 0);
 }
 
-/// A socket that blocks and is full does not block either.
+/// A signal to a full socket without O_NONBLOCK does not block, either.
 #[test]
 fn a_full_socket_does_not_block() {
     let (mut reader, writer) = UnixStream::pair().unwrap();

@@ -279,7 +279,7 @@ mod tests {
 
     const WAYS: Range<usize> = 0..3;
 
-    /// Copies in one of these ways.
+    /// Copies in the way that `way` names.
     fn copy(way: usize, memory: &Slice, from: usize, to: usize, len: usize) {
         let (from, to) = (memory.chunk(from, len).unwrap(), memory.chunk(to, len).unwrap());
         let copied = match way {
@@ -338,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Whoever polls the last byte finds all others behind it.
+    /// A reader that polls the last byte and finds it new finds all other bytes new, too.
     #[test]
     fn the_last_word_comes_last() {
         const ROUNDS: u8 = 100;

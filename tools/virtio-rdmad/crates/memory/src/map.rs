@@ -566,14 +566,14 @@ mod tests {
         let memory = memory.with_region(&region(0x1000)).unwrap();
         let error = memory.with_region(&region(0x2000)).map(|_| ()).unwrap_err();
         assert!(matches!(error, MapError::TooMany { guest_addr: 0x2000, max: 2, .. }));
-        // Neither a region that went nor all of them changes that.
+        // The share stays the same after one region or all of them were removed.
         let (memory, _) = memory.without(0, 0x1000);
         let memory = memory.with_region(&region(0x2000)).unwrap();
         assert!(memory.with_region(&region(0x3000)).is_err());
         assert_eq!(memory.cleared().policy, policy);
     }
 
-    /// An access to a file of another file system may never end, and a question about it neither.
+    /// Only files of memory are mapped, because an access to another file system may never end.
     #[test]
     fn only_memory_is_taken_for_memory() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();

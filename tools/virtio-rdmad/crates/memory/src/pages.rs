@@ -332,7 +332,7 @@ mod tests {
             pages.store_u32(index * PAGE_SIZE + 8, value, Ordering::Release).unwrap();
             assert_eq!(memory.read_obj::<u32>(addr + 8), Ok(value));
         }
-        // One page stands there twice.
+        // The list names one page twice.
         assert_eq!(pages.load_u32(PAGE_SIZE + 8, Ordering::Acquire), Ok(3));
     }
 

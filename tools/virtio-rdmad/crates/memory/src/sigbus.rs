@@ -276,7 +276,7 @@ mod tests {
     const PAGE: usize = 4096;
     const HUGE: usize = 2 << 20;
 
-    /// A part begins and ends where the pages of its mapping do, also where these are huge.
+    /// A part begins and ends at the borders of pages of its mapping, also if these are huge pages.
     #[test]
     fn blocks_are_whole_pages() {
         let small = Range { start: 16 * PAGE, len: 4 * PAGE, block: PAGE };
@@ -291,12 +291,12 @@ mod tests {
             let block = huge.block_at(addr);
             assert_eq!((block.start, block.len), (start * HUGE, HUGE));
         }
-        // A mapping of whole pages whose length is no whole number of them is cut at its end.
+        // If the length of a mapping is no multiple of its page size, the last part ends at its end.
         let odd = Range { start: PAGE, len: PAGE + 1, block: PAGE };
         assert_eq!(odd.block_at(2 * PAGE).len, 1);
     }
 
-    /// A mapping is split only so many times; after that all of it is replaced.
+    /// A mapping is split a limited number of times. After that all of it is replaced.
     #[test]
     fn a_mapping_is_not_split_without_end() {
         let entry = Entry::free();
@@ -309,7 +309,7 @@ mod tests {
         SINGLE.fetch_sub(MAX_SINGLE, Ordering::Relaxed);
     }
 
-    /// A thread that reads while another one writes finds a whole range, or none.
+    /// A thread that reads while another thread writes finds a complete range, or no range.
     #[test]
     fn ranges_are_never_mixed() {
         let entry = Entry::free();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest memory in files of each kind: small pages, huge pages, files that shrink.
+//! Tests guest memory in files with small pages, in files with huge pages, and in files that shrink.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,7 +14,7 @@ fn memfd(len: u64) -> OwnedFd {
     fd
 }
 
-/// A file of huge pages, or `None`, with the reason on standard error, where this machine has none.
+/// Returns a file of huge pages. If this machine has none, prints the reason and returns `None`.
 fn huge(pages: u64) -> Option<OwnedFd> {
     let made = || {
         let fd = memfd_create(
@@ -37,7 +37,7 @@ fn map(fd: &OwnedFd, len: u64) -> GuestMemory {
     GuestMemory::default().with_region(&region(fd, 0, len, 0)).unwrap()
 }
 
-/// The `VmFlags` of the mapping that holds what was written at the beginning of `memory`.
+/// Returns the `VmFlags` of the mapping at the beginning of `memory`.
 fn vm_flags(memory: &GuestMemory) -> String {
     let addr = format!("{:?}", memory.slice(0, 1).unwrap());
     let addr = addr.split("addr: 0x").nth(1).unwrap().split(',').next().unwrap().to_owned();
@@ -55,7 +55,7 @@ fn core_dumps_leave_guest_memory_out() {
     assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
 }
 
-/// QEMU leaves holes in the memory of a PC: sections begin and end within a huge page.
+/// QEMU leaves holes in the memory of a PC, so that regions begin and end within a huge page.
 #[test]
 fn regions_of_huge_pages_begin_anywhere() {
     let Some(fd) = huge(2) else { return };
@@ -96,14 +96,14 @@ fn huge_pages_that_were_truncated_read_as_zeros() {
     assert_eq!(memory.take_losses(), [loss]);
 }
 
-/// A page that cannot be had, a poisoned one say, takes no other along.
+/// A page that is lost, for example because it is poisoned, takes no other page with it.
 #[test]
 fn only_the_page_that_is_lost_is_replaced() {
     memory::survive_losses().unwrap();
     let fd = memfd(0x4000);
     let memory = map(&fd, 0x4000);
     memory.write(0x3000, &[3; 16]).unwrap();
-    // What is behind the file's end is lost for the moment, and only one page of it looked at.
+    // Three pages are lost while the file is short, but only one of them is read meanwhile.
     ftruncate(&fd, 0x1000).unwrap();
     memory.read(0x1000, &mut [0; 16]).unwrap();
     ftruncate(&fd, 0x4000).unwrap();
@@ -117,7 +117,7 @@ fn only_the_page_that_is_lost_is_replaced() {
     assert!(memory.is_damaged() && !map(&fd, 0x4000).is_damaged());
 }
 
-/// The kernel lets a process have some 65,530 mappings: a front end cannot use them up by losing
+/// The kernel lets a process have some 65,530 mappings. A front end cannot use them up by losing
 /// every second page.
 #[test]
 fn memory_that_is_lost_for_good_does_not_go_page_by_page() {
@@ -130,9 +130,9 @@ fn memory_that_is_lost_for_good_does_not_go_page_by_page() {
     for page in (1..pages).step_by(2) {
         assert_eq!(memory.read_obj::<u64>(page << 12), Ok(0));
     }
-    // Other tests of this process lose memory too, but less.
+    // Other tests of this process lose memory, too, but less of it.
     assert!(memory::losses() - before < 32);
-    // What was written meanwhile may be gone; what is written now stays.
+    // Bytes that were written before may be gone, but bytes that are written now stay.
     memory.write(0, &vec![2; 256 << 12]).unwrap();
     assert_eq!(memory.read_obj::<u64>((pages << 12) - 8), Ok(0x0202_0202_0202_0202));
     drop(memory);
@@ -140,6 +140,6 @@ fn memory_that_is_lost_for_good_does_not_go_page_by_page() {
     assert_eq!(
         map(&fd, pages << 12).read_obj::<u64>(0x1000),
         Ok(0),
-        "mapped again, it is the file's"
+        "a new mapping shows the file"
     );
 }

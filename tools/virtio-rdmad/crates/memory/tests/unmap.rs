@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who gives memory up does not wait until the kernel has forgotten it.
+//! Tests that a thread that gives memory up does not wait until the kernel has unmapped it.
 
 use std::fs::read_to_string;
 use std::os::fd::AsFd;

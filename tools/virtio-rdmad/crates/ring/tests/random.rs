@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Random operations of driver and device against a model.
+//! Compares random operations of driver and device with a model.
 
 mod driver;
 
@@ -11,13 +11,14 @@ use ring::SplitQueue;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The driver adds a chain: lengths of readable and writable buffers, and whether indirect.
+    /// The driver adds a chain with readable and writable buffers of these lengths. The last field
+    /// says whether the chain is indirect.
     Add(Vec<u32>, Vec<u32>, bool),
     Pop,
-    /// The device completes the n-th chain it holds, modulo how many it has.
+    /// The device completes the n-th of the chains that it holds, modulo their number.
     Push(usize),
     Publish,
-    /// The driver takes everything used.
+    /// The driver takes all used entries.
     Take,
 }
 
@@ -32,7 +33,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a chain was made of.
+/// The head of a chain, its lengths, and the bytes that the device reads.
 struct Added {
     head: u16,
     readable: usize,

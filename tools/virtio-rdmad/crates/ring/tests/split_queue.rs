@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The device side against a driver: what must work, and every way to get it wrong.
+//! Tests the device's side of a queue with a driver that is right, and with every error of a driver.
 
 mod driver;
 
@@ -143,7 +143,7 @@ fn bad_layouts_are_refused() {
     assert!(matches!(new(|l| l.used = u64::MAX - 3), RingError::Part { .. }));
 }
 
-/// What `pop` says of chain 0 of a queue of 4 entries that `write` laid out.
+/// Returns the error of `pop` for chain 0, which `write` lays out, of a queue of 4 entries.
 fn pop(write: impl Fn(&Driver)) -> RingError {
     let mut driver = Driver::new(4, false);
     let mut queue = queue(&driver);
@@ -239,7 +239,7 @@ fn four_gigabytes_are_too_many() {
     let driver = Driver::new(4, false);
     let mut layout = driver.layout;
     layout.size = 4;
-    // The lengths are added up before the memory is looked at.
+    // The device adds up the lengths before it looks at the memory.
     driver.write_desc(DESC, 0, DATA, 0, F_NEXT, 1);
     driver.write_desc(DESC, 1, DATA, u32::MAX, 0, 0);
     let mut queue = SplitQueue::new(&driver.memory, layout, 0).unwrap();

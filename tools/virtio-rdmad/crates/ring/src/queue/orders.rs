@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the device and a driver see of each other, on a processor of any kind: `make loom`.
+//! Tests what the device and a driver see of each other on any kind of processor: `make loom`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::*;
 
 const USED_FLAGS: usize = FLAGS;
 const AVAIL_FLAGS: usize = FLAGS;
-/// What follows the only entry of each ring.
+/// The offset of the word that follows the only entry of each ring.
 const USED_EVENT: usize = ENTRIES + AVAIL_ENTRY;
 const AVAIL_EVENT: usize = ENTRIES + USED_ENTRY;
 
-/// Makes a queue of one entry, and returns its available and its used ring too.
+/// Makes a queue of one entry. Returns it with its available ring and its used ring.
 fn queue(event_idx: bool) -> (SplitQueue, Arc<Memory>, Arc<Memory>) {
     let memory = GuestMemory::anonymous(&[(0, 0x1000)]).unwrap();
     let layout = Layout { size: 1, desc: 0, avail: 0x100, used: 0x200, event_idx };

@@ -7,15 +7,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use memory::GuestMemory;
 use ring::Layout;
 
-/// Where everything of the test is in guest memory.
+/// The address of the descriptor table in guest memory.
 pub const DESC: u64 = 0x1000;
+/// The address of the available ring.
 pub const AVAIL: u64 = 0x4000;
+/// The address of the used ring.
 pub const USED: u64 = 0x6000;
-/// Indirect tables: one of 4 KiB for each head.
+/// The address of the indirect tables. Each head has one of 4 KiB.
 pub const TABLES: u64 = 0x10_0000;
-/// Buffers.
+/// The address of the buffers.
 pub const DATA: u64 = 0x80_0000;
-/// End of memory.
+/// The end of guest memory.
 pub const END: u64 = 0x100_0000;
 
 pub const F_NEXT: u16 = 1;
@@ -28,7 +30,7 @@ pub struct Driver {
     pub avail_idx: u16,
     pub used_idx: u16,
     free: Vec<u16>,
-    /// Descriptors of each chain that the device has, by head.
+    /// The descriptors of each chain that the device has, by head.
     chains: HashMap<u16, Vec<u16>>,
 }
 
@@ -75,7 +77,7 @@ impl Driver {
         self.set_u16(AVAIL + 2, self.avail_idx);
     }
 
-    /// Adds a chain of `(address, length, device writes)`, and says its head, or `None` if there
+    /// Adds a chain of `(address, length, device writes)` and returns its head, or `None` if there
     /// are too few free descriptors.
     pub fn add(&mut self, buffers: &[(u64, u32, bool)], indirect: bool) -> Option<u16> {
         let needed = if indirect { 1 } else { buffers.len() };
@@ -103,7 +105,7 @@ impl Driver {
         Some(head)
     }
 
-    /// Takes the next used entry.
+    /// Takes the next used entry, and returns its head and its length.
     pub fn take(&mut self) -> Option<(u16, u32)> {
         if self.get_u16(USED + 2) == self.used_idx {
             return None;
