@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Whatever a guest wants done, its turns are short: [`Guest::run`] asserts that of each by the work
-//! that the engine counts, in nanoseconds as it estimates them. Here are the guests that want much.
+//! Tests that turns are short, however much work a guest causes. [`Guest::run`] asserts this for each turn
+//! by the work that the engine counts, in estimated nanoseconds.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,10 +16,10 @@ use crate::base::sync::read;
 use crate::{Counter, Device, Limits};
 
 const PAGE: u64 = 0x1000;
-/// Objects: to do something for all of them takes longer than a turn.
+/// A number of objects that is so large that work for all of them takes longer than a turn.
 const MANY: u32 = 2500;
 
-/// A guest with rings that may have many objects.
+/// Makes a guest with rings that may have many objects.
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
     let limits = Limits { gid_table: 4, comp_vectors: VECTORS, ..Limits::default() };
@@ -37,14 +37,14 @@ fn guest() -> Guest {
     Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup)
 }
 
-/// Writes a table of so many pages at `at`, of which no two follow each other.
+/// Writes a table of `count` pages at `at`. No two pages are contiguous.
 fn write_pages(guest: &Guest, at: u64, count: u64) -> virtio_rdma_ring_region {
     let pages: Vec<u64> = (0..count).map(|page| DATA + page % 1000 * 2 * PAGE).collect();
     guest.memory.write(at, pages.as_bytes()).unwrap();
     virtio_rdma_ring_region { pages: at, npages: count as u32, reserved_0c: 0 }
 }
 
-/// Rings the doorbells of objects 1 to `count`, as many in a buffer as it holds.
+/// Rings the doorbells of objects 1 to `count`, with as many in a buffer as it holds.
 fn ring_all(guest: &mut Guest, count: u32, queue: u32) {
     let bells: Vec<_> = (1..=count).map(|number| virtio_rdma_doorbell { number, queue }).collect();
     for (buffer, bells) in (0..).zip(bells.chunks(64)) {
@@ -88,7 +88,7 @@ fn an_srq_that_fails_takes_all_its_qps_along() {
         }
         let last = *qpns.last().unwrap();
         for srqn in srqs {
-            // More than the ring holds.
+            // The ring holds fewer entries than this.
             guest.memory.write(guest.srq_rings[&srqn].region, &99_u32.to_le_bytes()).unwrap();
             assert_eq!(guest.resize_srq(srqn, 2), Err(VIRTIO_RDMA_STATUS_STATE));
         }
@@ -228,17 +228,17 @@ fn resizing_a_full_cq_and_a_full_srq() {
     });
 }
 
-/// What concerns all that a guest has, which is much here.
+/// A guest with many objects, for commands that concern all of them.
 struct Much {
     guest: Guest,
     pdn: u32,
-    /// Connected with each other.
+    /// The numbers of two QPs that are connected to each other.
     qpns: [u32; 2],
     cqn: u32,
-    /// Of a region at [`DATA`].
+    /// The key of a region at [`DATA`].
     data: u32,
-    /// Of regions in memory that can be taken away: one by pages, a window on it, and one for fast
-    /// registration.
+    /// The keys of a region in memory that can be taken away, of a window on it, and of a region for fast
+    /// registration in the same memory.
     extra: [u32; 3],
 }
 
@@ -293,7 +293,7 @@ impl Much {
         self.guest.poll_ring(self.cqn).unwrap().status.into()
     }
 
-    /// What a write to each of the regions in memory that can be taken away gives.
+    /// Writes by each of the keys in `extra`, and returns the statuses.
     fn write_extra(&mut self) -> [u32; 3] {
         self.extra.map(|key| {
             let part = [sge(DATA, 64, self.data)];
@@ -310,7 +310,7 @@ impl Much {
         })
     }
 
-    /// Lets the device follow what was begun, which takes longer than a turn.
+    /// Runs the device until it has done what was begun. This must take longer than a turn.
     fn follow(&self) {
         let work = || self.guest.device.counter(Counter::Work);
         let before = work();
@@ -334,7 +334,7 @@ fn a_change_of_memory_is_followed_in_steps() {
             much.follow();
             assert_eq!(much.write_extra(), [status; 3]);
         }
-        // Without any memory all rings are lost, and what uses them fails.
+        // Without any memory all rings are lost, and the objects that use them fail.
         much.guest.device.begin_memory(&GuestMemory::default());
         much.follow();
         // QPs in RESET do not fail.
@@ -357,7 +357,7 @@ fn a_reset_goes_in_steps() {
         let left = (status.gids.len(), status.qps.len(), status.srqs.len(), status.cqs);
         assert_eq!((left, status.mrs, status.mws, status.pds), ((0, 0, 0, 0), 0, 0, 0));
         assert!(!status.started);
-        // There is nothing left for another.
+        // Another reset finds nothing to do.
         much.guest.device.begin_reset();
         assert!(much.guest.device.is_settled());
         much.guest.start();
@@ -382,8 +382,8 @@ fn a_qp_with_many_windows_goes_in_steps() {
     });
 }
 
-/// Adds a DESTROY_QP of the QP that the windows are bound to, whose reply is to come into `room` bytes;
-/// where that is.
+/// Makes a DESTROY_QP available for the QP that the windows are bound to, with `room` bytes for the
+/// reply. Returns the address of the reply.
 fn add_destroy_qp(much: &mut Much, room: u32) -> u64 {
     let (at, reply) = (47 << 20, (47 << 20) + PAGE);
     let request = virtio_rdma_cmd_destroy_qp { qpn: much.qpns[0] };
@@ -396,8 +396,8 @@ fn add_destroy_qp(much: &mut Much, room: u32) -> u64 {
     reply
 }
 
-/// Peers take a QP that is being destroyed for destroyed: windows that it has no more are no reason
-/// for a NAK, because there is nobody to send one.
+/// For its peers, a QP that is being destroyed does not exist any more. It sends no NAK for windows that
+/// are freed already.
 #[test]
 fn a_qp_that_ends_is_gone_before_its_windows_are() {
     with_rings(|| {
@@ -406,7 +406,7 @@ fn a_qp_that_ends_is_gone_before_its_windows_are() {
         let reply = add_destroy_qp(&mut much, 1);
         much.guest.device.run(1);
         assert_eq!(much.guest.bytes(reply, 1), [0xff], "it takes several turns");
-        // The one that goes first.
+        // This window is freed first.
         let key = *keys.iter().min().unwrap();
         let local = [sge(DATA, 8, much.data)];
         let write = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &local).rdma(EXTRA.0, key);
@@ -418,7 +418,7 @@ fn a_qp_that_ends_is_gone_before_its_windows_are() {
     });
 }
 
-/// What is not carried out, for lack of room for a status, has not begun either.
+/// A request without room for a status is not carried out, not even in part.
 #[test]
 fn a_request_without_room_for_a_status_changes_nothing() {
     with_rings(|| {
@@ -457,7 +457,7 @@ fn an_srq_for_xrc_goes_in_steps() {
     });
 }
 
-/// Begins a REG_USER_MR of many pages, and leaves it unfinished; where its status is to come.
+/// Begins a REG_USER_MR of many pages, and leaves it unfinished. Returns the address of the status.
 fn begin_region(guest: &mut Guest, pdn: u32, count: u64) -> u64 {
     let region = write_pages(guest, 48 << 20, count);
     let mut request = virtio_rdma_cmd_reg_user_mr::new_zeroed();
@@ -468,7 +468,7 @@ fn begin_region(guest: &mut Guest, pdn: u32, count: u64) -> u64 {
     guest.memory.write(at, &bytes).unwrap();
     guest.memory.write(reply, &[0xff]).unwrap();
     guest.add(0, &[(at, bytes.len() as u32, false), (reply, 64, true)]);
-    // The table is read, and half of the pages are found.
+    // These turns read the table and find half of the pages.
     for _ in 0..2 * count * 50 / 3 / 64_000 {
         guest.device.run(256);
     }
@@ -512,13 +512,13 @@ fn a_region_whose_last_page_is_none_goes_in_steps() {
         let before = found(&guest);
         let result = guest.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_REG_USER_MR, &request);
         assert_eq!(result.err(), Some(VIRTIO_RDMA_STATUS_FAULT));
-        // To read the table, to find its pages, and to free what was found of them.
+        // The device read the table, found its pages, and freed those that it had found.
         assert!(found(&guest) - before > count * (4 + 50 + 10));
     });
 }
 
-/// Has the device follow what was begun, while a peer is in the middle of a copy by `key`: it waits for
-/// that, and nobody begins another.
+/// Runs the device until it has done what `begin` begins, while a peer is in the middle of a copy by
+/// `key`. The device must wait for the end of the copy, and no other copy can begin.
 fn follow_beside_copy(device: &Arc<Device>, key: u32, begin: impl FnOnce(&Device)) {
     let keys = &device.hca().keys;
     let Ok(pin) = read(keys).pin(key) else { panic!("the region is not in memory") };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What has to be the same at both ends of a connection: PSNs, the path MTU, and the guest that has
-//! the address.
+//! Tests what must be the same at both ends of a connection: the PSNs, the path MTU, and the guest that
+//! has the address.
 
 use abi::*;
 
@@ -21,7 +21,7 @@ fn connect(guest: &mut Guest, qpn: u32, dgid: Gid, dest: u32, kind: u32) {
     guest.make_rts(qpn, kind == RC).unwrap();
 }
 
-/// A pair of QPs after `change` set what they are given.
+/// Makes a connected pair of QPs, whose attributes `change` sets.
 fn pair_with(kind: u32, change: impl FnOnce(&mut Pair)) -> Pair {
     let mut pair = Pair::unconnected(kind);
     change(&mut pair);
@@ -31,7 +31,7 @@ fn pair_with(kind: u32, change: impl FnOnce(&mut Pair)) -> Pair {
     pair
 }
 
-/// A sends `len` bytes to B or reads them from there; the status.
+/// Moves `len` bytes from A to B, or from B to A for a READ. Returns the status.
 fn transfer(pair: &mut Pair, opcode: u32, len: u32) -> u32 {
     let [a, b] = pair.ends;
     let part = [sge(DATA, len, a.key)];
@@ -44,7 +44,7 @@ fn state(guest: &mut Guest, qpn: u32) -> u32 {
     guest.query(qpn).qp_state.into()
 }
 
-/// IBA 9.7.1: PSNs go round at 2^24, and each side counts the packets of all operations.
+/// IBA 9.7.1: PSNs wrap around at 2^24, and each side counts the packets of all operations.
 #[test]
 pub fn psns_go_round() {
     let mut pair = pair_with(RC, |pair| {
@@ -83,7 +83,7 @@ pub fn a_reliable_connection_needs_the_expected_psn() {
     }
 }
 
-/// IBA 9.8.2.2: on an unreliable connection the first packet of a message is taken with any PSN.
+/// IBA 9.8.2.2: on an unreliable connection the first packet of a message may have any PSN.
 #[test]
 pub fn an_unreliable_connection_takes_any_psn() {
     let mut pair = pair_with(UC, |pair| (pair.a.sq_psn, pair.b.rq_psn) = (100, 5));
@@ -98,8 +98,9 @@ pub fn an_unreliable_connection_takes_any_psn() {
     assert_eq!(pair.b.query(b.qpn).rq_psn, 110);
 }
 
-/// IBA 9.7.4.1.6: packets that are not the last of their message have the size of the path MTU. What
-/// is one packet for both ends arrives; the rest is an invalid request, whoever has the larger MTU.
+/// IBA 9.7.4.1.6: each packet but the last one of a message has the size of the path MTU. A message
+/// that is one packet for both ends arrives. Any other one is an invalid request, whichever end has the
+/// larger MTU.
 #[test]
 pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
     for mtus in [(1, 3), (3, 1)] {
@@ -116,7 +117,7 @@ pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
         for (opcode, remote, local, event) in [
             (RDMA_WRITE, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, None, true),
             (SEND, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, Some(VIRTIO_RDMA_WC_LOC_LEN_ERR), false),
-            // The answer is what does not fit (IBA 9.7.5.1.3), which the requester finds (IBA 9.7.6).
+            // The response does not fit (IBA 9.7.5.1.3), and the requester finds this (IBA 9.7.6).
             (RDMA_READ, VIRTIO_RDMA_WC_LOC_LEN_ERR, None, false),
         ] {
             let mut pair = unequal();
@@ -136,7 +137,7 @@ pub fn what_does_not_fit_the_smaller_mtu_is_refused() {
     }
 }
 
-/// IBA 9.8.2: on an unreliable connection, what has packets of the wrong size is dropped.
+/// IBA 9.8.2: on an unreliable connection, a message with packets of the wrong size is dropped.
 #[test]
 pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
     let mut pair = pair_with(UC, |pair| pair.b.path_mtu = 1);
@@ -151,8 +152,8 @@ pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
     assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
 }
 
-/// A third guest that takes the address of B, and a QP with the number, the peer and the PSNs that B's
-/// had; A is still in RTS.
+/// Makes a third guest that takes the address of B. Its QP has the number, the peer and the PSNs of B's
+/// QP. The QP of A stays in RTS.
 fn taken_over() -> (Pair, Guest, End) {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
@@ -167,8 +168,8 @@ fn taken_over() -> (Pair, Guest, End) {
     (pair, c, end)
 }
 
-/// A guest that takes over an address gets nothing of the connections that were made with the guest
-/// that had it (specification, chapter 8): neither what the peer sends,
+/// A guest that takes over an address does not receive what a peer sends over a connection that was made
+/// with the earlier guest (specification, chapter 8).
 #[test]
 pub fn an_address_that_moves_takes_no_requests_along() {
     let (mut pair, mut c, end) = taken_over();
@@ -180,7 +181,7 @@ pub fn an_address_that_moves_takes_no_requests_along() {
     assert!(c.poll(end.cqn).is_none());
 }
 
-/// nor what the peer would receive,
+/// A peer does not receive from a guest that takes over the address of its connection.
 #[test]
 pub fn an_address_that_moves_takes_no_rights_along() {
     let (mut pair, mut c, end) = taken_over();
@@ -192,7 +193,7 @@ pub fn an_address_that_moves_takes_no_rights_along() {
     assert!(pair.poll_a().is_none());
 }
 
-/// but the peer may connect again.
+/// A peer can connect again, to the guest that has taken over the address.
 #[test]
 pub fn a_peer_connects_to_whoever_has_the_address() {
     let (mut pair, mut c, end) = taken_over();
@@ -208,7 +209,7 @@ pub fn a_peer_connects_to_whoever_has_the_address() {
     assert_eq!(c.bytes(DATA, 8), data);
 }
 
-/// A QP whose peer's address nobody has yet is connected with the first guest that has it.
+/// If no guest has the address of a QP's peer yet, the QP is connected to the first guest that gets it.
 #[test]
 pub fn a_connection_is_with_the_first_guest_that_has_the_address() {
     let mut pair = Pair::unconnected(RC);

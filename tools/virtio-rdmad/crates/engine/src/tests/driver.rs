@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The driver's side, for tests.
+//! The driver's side of the device, for tests.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -20,44 +20,48 @@ use crate::{
     Signal, Wake,
 };
 
-/// Guest memory: rings below, data above.
+/// The bytes of guest memory. Rings are in its lower part, data from [`DATA`] on.
 const MEMORY: u64 = 32 << 20;
-/// Where a test's data begins.
+/// The address at which the data of tests begins.
 pub const DATA: u64 = 8 << 20;
-/// Memory that can be taken from a guest, beside the rest.
+/// The address and the length of a region that a test can take away from a guest.
 pub const EXTRA: (u64, u64) = (1 << 41, 0x4000);
-/// Entries of every ring.
+/// The number of entries of every ring.
 pub const RING: u16 = 64;
 
-/// Nanoseconds that a turn takes at most, by the engine's own estimate: what another guest of the
-/// same thread may have to wait for. It is less than a third of a millisecond.
+/// The largest number of nanoseconds that a turn takes, as the engine estimates it. Another guest of the
+/// same thread may have to wait for so long. It is less than a third of a millisecond.
 pub const TURN: u64 = 300_000;
 
-/// Completion event vectors of a device with rings.
+/// The number of completion event vectors of a device with rings.
 pub const VECTORS: u16 = 2;
-/// Bytes of an entry of a send or receive ring.
+/// The bytes of an entry of a send or receive ring.
 pub const STRIDE: u32 = 512;
-/// Most bytes of inline data.
+/// The largest number of bytes of inline data.
 pub const INLINE: u32 = 256;
-/// How large everything with rings is.
+/// The sizes of a device and of its objects.
 #[derive(Clone)]
 pub struct Setup {
     pub limits: Limits,
-    /// Addresses that the guest may use.
+    /// The addresses that the guest may use.
     pub addresses: AddressRights,
     /// Whether the guest adds its GID when it starts.
     pub adds_gid: bool,
-    /// Bytes of guest memory.
+    /// The bytes of guest memory.
     pub memory: u64,
-    /// Entries of send and receive rings, and of each.
+    /// The number of entries of send and receive rings.
     pub depth: u32,
+    /// The bytes of an entry.
     pub stride: u32,
-    /// SGEs and inline data of a QP.
+    /// The SGEs of a work request.
     pub sges: u32,
+    /// The bytes of inline data of a QP.
     pub inline: u32,
-    /// Where the regions of rings are, bytes of each, and how many.
+    /// The address of the first of the regions of rings.
     pub regions: u64,
+    /// The bytes of a region.
     pub region_len: u64,
+    /// The number of regions.
     pub region_count: u64,
 }
 
@@ -99,13 +103,13 @@ pub const ALL: u32 = READ | WRITE | ATOMIC | LOCAL;
 /// The RNR timer of these tests.
 pub const RNR_TIMER: Duration = Duration::from_micros(640);
 
-/// What requesters pause before they wait for a receive.
+/// How long a requester pauses before it waits for a receive.
 pub const PAUSE: Duration = Duration::from_micros(160);
 
-/// After so long, a requester that has more to send has asked to be told of a receive.
+/// How long a requester that has more to send polls, before it asks to be told of a receive.
 pub const ASKED: Duration = PATIENCE.saturating_add(RNR_TIMER);
 
-/// A clock that moves when told.
+/// A clock whose time passes only when a test says so.
 pub struct TestClock {
     base: Instant,
     passed: Mutex<Duration>,
@@ -121,8 +125,8 @@ impl TestClock {
         *passed = (*passed).max(time - self.base);
     }
 
-    /// Moves to the end of what a device that has nothing to do waits for, if that may be a pause of
-    /// a requester; whether it did.
+    /// Moves to the time for which an idle device waits, if that may be the end of a pause of a
+    /// requester. Returns whether it moved.
     pub fn end_pause(&self, next: Next) -> bool {
         match next {
             Next::At(time) if time.saturating_duration_since(self.now()) <= PAUSE => {
@@ -150,7 +154,7 @@ impl Wake for NoWake {
     fn wake(&self) {}
 }
 
-/// An interrupt that is counted, and wakes whoever waits for it.
+/// An interrupt, which is counted and wakes the thread that waits for it.
 pub struct Count {
     count: AtomicU32,
     wake: Arc<dyn Wake>,
@@ -163,7 +167,7 @@ impl Signal for Count {
     }
 }
 
-/// The driver's half of a ring.
+/// The driver's side of a virtqueue.
 pub struct Queue {
     desc: u64,
     avail: u64,
@@ -185,7 +189,7 @@ pub struct QpRings {
     pub producers: [u32; 2],
 }
 
-/// Of a CQ.
+/// The owner's side of the ring of a CQ.
 pub struct CqRing {
     pub region: u64,
     pub depth: u32,
@@ -195,14 +199,14 @@ pub struct CqRing {
     events: u32,
 }
 
-/// Of an SRQ.
+/// The owner's side of the ring of an SRQ.
 pub struct SrqRing {
     pub region: u64,
     pub producer: u32,
     pub depth: u32,
 }
 
-/// A buffer: address, bytes, whether the device writes it.
+/// A buffer: its address, its length, and whether the device writes to it.
 pub type Buffer = (u64, u32, bool);
 
 pub struct Guest {
@@ -213,14 +217,15 @@ pub struct Guest {
     pub setup: Setup,
     /// Whether VIRTIO_RDMA_F_RINGS is agreed on.
     pub rings: bool,
-    /// Whether the device's thread never sleeps: queues that had work stay looked at.
+    /// Whether the device's thread never sleeps, and so polls queues that had work.
     pub awake: bool,
-    /// What its RC QPs are given.
+    /// The RNR retry count of its RC QPs.
     pub rnr_retry: u8,
-    /// What its connections are given: the path MTU (`enum ib_mtu`), the PSN that is sent first and
-    /// the one that is expected first.
+    /// The path MTU of its connections (`enum ib_mtu`).
     pub path_mtu: u8,
+    /// The PSN that its connections send first.
     pub sq_psn: u32,
+    /// The PSN that its connections expect first.
     pub rq_psn: u32,
     pub qp_rings: HashMap<u32, QpRings>,
     pub cq_rings: HashMap<u32, CqRing>,
@@ -269,14 +274,14 @@ pub fn gid(number: u8) -> Gid {
     gid
 }
 
-/// ADD_GID of a GID that belongs to no VLAN.
+/// Returns the request ADD_GID for a GID that belongs to no VLAN.
 fn gid_request(index: u16, gid: Gid, gid_type: u32) -> virtio_rdma_cmd_add_gid {
     let vlan_id = VIRTIO_RDMA_NO_VLAN as u16;
     virtio_rdma_cmd_add_gid { gid, gid_type, index, vlan_id, port_num: 1 }
 }
 
 impl Guest {
-    /// A guest whose driver has started and added its GID at index 0.
+    /// Makes a guest whose driver has started and added its GID at index 0.
     pub fn new(fabric: &Arc<Fabric>, clock: &Arc<TestClock>, number: u8) -> Self {
         Self::with_wake(fabric, clock, number, Arc::new(NoWake))
     }
@@ -336,7 +341,7 @@ impl Guest {
         self.start_with(self.device.features() & !without);
     }
 
-    /// The same, agreeing on these features.
+    /// Does what `start` does, with these features.
     pub fn start_with(&mut self, features: u64) {
         self.queues.clear();
         self.qp_rings.clear();
@@ -392,7 +397,7 @@ impl Guest {
         1 + self.setup.limits.max_cq + 2 * self.setup.limits.max_qp
     }
 
-    /// Address of a queue's descriptor table.
+    /// Returns the address of a queue's descriptor table.
     pub fn descriptors(&self, queue: u16) -> u64 {
         self.queues[usize::from(queue)].desc
     }
@@ -421,14 +426,14 @@ impl Guest {
         self.memory.write(queue.avail + 2, queue.next.as_bytes()).unwrap();
     }
 
-    /// The same where the ring's own position is as good as any, and a kick.
+    /// Makes a chain available whose descriptors begin at the next entry, and kicks the device.
     pub fn add(&mut self, queue: u16, buffers: &[Buffer]) {
         let head = self.queues[usize::from(queue)].next % RING;
         self.add_at(queue, head, buffers);
         self.device.kick(queue);
     }
 
-    /// Takes the next used entry: head and length.
+    /// Takes the next used entry, and returns its head and its length.
     pub fn used(&mut self, queue: u16) -> Option<(u32, u32)> {
         let queue = &mut self.queues[usize::from(queue)];
         let index: u16 = self.memory.read_obj(queue.used + 2).unwrap();
@@ -441,7 +446,7 @@ impl Guest {
         Some((entry[0], entry[1]))
     }
 
-    /// Buffers that the device has taken so far.
+    /// Returns the number of buffers that the device has used so far.
     pub fn used_index(&self, queue: u16) -> u16 {
         self.memory.read_obj(self.queues[usize::from(queue)].used + 2).unwrap()
     }
@@ -456,7 +461,7 @@ impl Guest {
         at
     }
 
-    /// Runs the device once, which may do no more than a turn's work.
+    /// Runs the device once, and checks that it does no more work than a turn may have.
     fn turn(&self) -> Next {
         let work = || self.device.counter(Counter::Work);
         let before = work();
@@ -466,7 +471,7 @@ impl Guest {
         next
     }
 
-    /// Runs until there is nothing to do now.
+    /// Runs the device until it has nothing to do now.
     pub fn run(&self) -> Next {
         for _ in 0..1_000_000 {
             match self.turn() {
@@ -478,7 +483,7 @@ impl Guest {
         panic!("the device never rests");
     }
 
-    /// Sends a request through the control queue; its status, and its reply.
+    /// Sends a request through the control queue. Returns the status and the reply.
     pub fn request(&mut self, bytes: &[u8], room: usize) -> (u8, Vec<u8>) {
         let request = self.allocate(bytes.len() as u64);
         let reply = self.allocate(room as u64);
@@ -529,7 +534,7 @@ impl Guest {
         reply.pdn
     }
 
-    /// A region of zeros that nobody uses.
+    /// Returns an unused region for rings, and fills it with zeros.
     pub fn take_region(&mut self) -> u64 {
         let region = self.regions.pop().expect("a region");
         self.memory.write(region, &vec![0; self.setup.region_len as usize]).unwrap();
@@ -609,7 +614,7 @@ impl Guest {
         }
     }
 
-    /// How often the guest was told of completions in a CQ.
+    /// Returns how many events for completions in a CQ the guest got.
     pub fn cq_signals(&mut self, cqn: u32) -> u32 {
         if !self.rings {
             return self.signals(1 + cqn as u16);
@@ -620,7 +625,7 @@ impl Guest {
         self.cq_rings[&cqn].events
     }
 
-    /// A CQ with `buffers` buffers.
+    /// Creates a CQ with `buffers` buffers.
     pub fn create_cq(&mut self, buffers: u16) -> u32 {
         if self.rings {
             return self.create_ring_cq(buffers.next_power_of_two().into());
@@ -656,7 +661,7 @@ impl Guest {
         Some(cqe)
     }
 
-    /// Takes a CQE out and gives its buffer back.
+    /// Takes a CQE out of a CQ, and gives its buffer back.
     pub fn poll(&mut self, cqn: u32) -> Option<virtio_rdma_cqe> {
         if self.rings {
             let cqe = self.poll_ring(cqn)?;
@@ -690,7 +695,7 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ, &request)
     }
 
-    /// Registers `[addr, addr + len)` of guest memory, named by that address.
+    /// Registers `[addr, addr + len)` of guest memory. Peers name it by the same address.
     pub fn reg_mr(&mut self, pdn: u32, addr: u64, len: u64, access: u32) -> virtio_rdma_rsp_mr {
         let first = addr & !0xfff;
         let npages = (addr + len - first).div_ceil(0x1000);
@@ -726,7 +731,7 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_CREATE_MR, &request)
     }
 
-    /// What gives `pages` to a region, named by `iova`.
+    /// Returns the work request that gives `pages` to a region. Peers name its first byte by `iova`.
     pub fn registration(
         &mut self,
         key: u32,
@@ -850,7 +855,7 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_QUERY_SRQ, &virtio_rdma_cmd_query_srq { srqn })
     }
 
-    /// RESIZE_SRQ to a ring of `depth` entries; how many the device moved.
+    /// Moves an SRQ to a ring of `depth` entries. Returns how many entries the device moved.
     pub fn resize_srq(&mut self, srqn: u32, depth: u32) -> Result<u32, u32> {
         let new = self.take_region();
         let mut request = virtio_rdma_cmd_resize_srq::new_zeroed();
@@ -875,7 +880,7 @@ impl Guest {
         Ok(())
     }
 
-    /// A QP that receives from an SRQ.
+    /// Creates a QP that receives from an SRQ.
     pub fn create_srq_qp(&mut self, pdn: u32, cqn: u32, kind: u32, srqn: u32) -> Result<u32, u32> {
         let region = self.take_region();
         let base = Self::qp_request(pdn, cqn, kind);
@@ -898,7 +903,7 @@ impl Guest {
         self.command(VIRTIO_RDMA_CMD_DEALLOC_XRCD, &request)
     }
 
-    /// An SRQ for XRC.
+    /// Creates an SRQ for XRC.
     pub fn create_xrc_srq(&mut self, pdn: u32, xrcdn: u32, cqn: u32) -> Result<u32, u32> {
         let region = self.take_region();
         let mut request = self.srq_request(region, pdn);
@@ -925,7 +930,7 @@ impl Guest {
         Ok(reply.qpn)
     }
 
-    /// An XRC initiator: a QP like one with an SRQ, without the SRQ.
+    /// Creates an XRC initiator, whose request is that of a QP with SRQ number 0.
     pub fn create_xrc_ini(&mut self, pdn: u32, cqn: u32) -> Result<u32, u32> {
         self.create_srq_qp(pdn, cqn, VIRTIO_RDMA_QPT_XRC_INI, 0)
     }
@@ -947,7 +952,7 @@ impl Guest {
         self.modify(qpn, mask, attr).unwrap();
     }
 
-    /// Posts a receive to an SRQ, and rings the doorbell if asked to.
+    /// Posts a receive to an SRQ, and rings the doorbell if the device asks for it.
     pub fn post_srq_recv(&mut self, srqn: u32, wr_id: u64, sges: &[virtio_rdma_sge]) {
         let header = virtio_rdma_rq_wqe { num_sge: sges.len() as u32, reserved_04: 0, wr_id };
         self.write_srq_entry(srqn, &[header.as_bytes(), sges.as_bytes()].concat());
@@ -958,7 +963,7 @@ impl Guest {
         }
     }
 
-    /// Writes an entry without a doorbell.
+    /// Writes an entry to the ring of an SRQ without a doorbell.
     pub fn write_srq_entry(&mut self, srqn: u32, bytes: &[u8]) {
         let stride = self.setup.stride;
         let ring = self.srq_rings.get_mut(&srqn).unwrap();
@@ -969,7 +974,7 @@ impl Guest {
         self.memory.write(ring.region, &ring.producer.to_le_bytes()).unwrap();
     }
 
-    /// How many receives of an SRQ the device says that it took.
+    /// Returns how many receives of an SRQ the device has taken by its own count.
     pub fn srq_consumer(&self, srqn: u32) -> u32 {
         let at = offset_of!(virtio_rdma_srq_ring, consumer) as u64;
         self.memory.read_obj(self.srq_rings[&srqn].region + at).unwrap()
@@ -993,13 +998,13 @@ impl Guest {
         Ok(())
     }
 
-    /// Posts an entry to a ring of a QP, and rings the doorbell if asked to.
+    /// Posts an entry to a ring of a QP, and rings the doorbell if the device asks for it.
     pub fn post_entry(&mut self, qpn: u32, queue: u32, bytes: &[u8]) {
         self.write_entry(qpn, queue, bytes);
         self.ring_if_asleep(qpn, queue);
     }
 
-    /// The same without the doorbell.
+    /// Writes an entry to a ring of a QP without a doorbell.
     pub fn write_entry(&mut self, qpn: u32, queue: u32, bytes: &[u8]) {
         let which = queue as usize;
         let rings = self.qp_rings.get_mut(&qpn).unwrap();
@@ -1014,7 +1019,7 @@ impl Guest {
         self.memory.write(region + 64 * u64::from(queue), &producer).unwrap();
     }
 
-    /// Rings the doorbell if the device does not look at the ring.
+    /// Rings the doorbell if the device does not poll the ring.
     pub fn ring_if_asleep(&mut self, qpn: u32, queue: u32) {
         fence(Ordering::SeqCst);
         let at = self.qp_rings[&qpn].region + 128 + 4 * u64::from(queue);
@@ -1103,7 +1108,7 @@ impl Guest {
         self.make_rts(qpn, true).unwrap();
     }
 
-    /// Posts bytes to a work queue, from a buffer of their own.
+    /// Posts bytes to a work queue in a new buffer.
     pub fn post(&mut self, queue: u16, bytes: &[u8]) {
         let at = self.allocate(bytes.len() as u64);
         self.memory.write(at, bytes).unwrap();
@@ -1156,17 +1161,17 @@ impl Guest {
     }
 }
 
-/// Where the completion event of a buffer is.
+/// Returns the address of the completion event of a buffer.
 fn completion_event_at(vector: u16, head: u16) -> u64 {
     (2 << 20) + (u64::from(vector + 1) * u64::from(RING) + u64::from(head)) * 8
 }
 
-/// Where the CQE of a buffer is.
+/// Returns the address of the CQE of a buffer.
 fn cqe_at(queue: u16, head: u16) -> u64 {
     (3 << 20) + (u64::from(queue) * u64::from(RING) + u64::from(head)) * 64
 }
 
-/// Runs all guests until none has anything to do now; the earliest timer.
+/// Runs all guests until no guest has anything to do now. Returns the time of the earliest timer.
 pub fn settle(guests: &[&Guest]) -> Option<Instant> {
     for _ in 0..10_000 {
         let next: Vec<_> = guests.iter().map(|guest| guest.run()).collect();
@@ -1181,7 +1186,7 @@ pub fn settle(guests: &[&Guest]) -> Option<Instant> {
     panic!("the guests never rest");
 }
 
-/// The same, moving the clock from timer to timer until there is none.
+/// Runs all guests, and moves the clock from timer to timer until no timer is left.
 pub fn settle_in_time(guests: &[&Guest]) {
     for _ in 0..1000 {
         match settle(guests) {
@@ -1206,7 +1211,7 @@ pub struct Send {
     pub sges: Vec<virtio_rdma_sge>,
     pub wr: Vec<u8>,
     pub inline: Option<Vec<u8>>,
-    /// Of an XRC initiator.
+    /// The number of the SRQ for which a message of an XRC initiator is.
     pub srqn: Option<u32>,
 }
 
@@ -1236,7 +1241,7 @@ impl Send {
         self
     }
 
-    /// The datagram goes from another entry of the GID table.
+    /// Sends the datagram from another entry of the GID table.
     pub fn from(mut self, gid_index: u8) -> Self {
         let mut ud = WrUd::read_from_bytes(&self.wr).unwrap();
         ud.av.gid_index = gid_index;
@@ -1244,38 +1249,38 @@ impl Send {
         self
     }
 
-    /// Carries these bytes in place of SGEs; with rings only.
+    /// Carries these bytes in place of SGEs. Only rings have inline data.
     pub fn inline(mut self, bytes: &[u8]) -> Self {
         self.flags |= VIRTIO_RDMA_SEND_INLINE;
         self.inline = Some(bytes.to_vec());
         self
     }
 
-    /// For an SRQ at the other end of an XRC.
+    /// Sends the message to an SRQ at the other end of an XRC.
     pub fn srqn(mut self, srqn: u32) -> Self {
         self.srqn = Some(srqn);
         self
     }
 
-    /// A REG_MR.
+    /// Returns a REG_MR.
     pub fn reg_mr(wr_id: u64, reg: WrReg) -> Self {
         Self { wr: reg.as_bytes().to_vec(), ..Self::new(wr_id, VIRTIO_RDMA_WR_REG_MR, &[]) }
     }
 
-    /// A BIND_MW; with rings only.
+    /// Returns a BIND_MW, which only rings have.
     pub fn bind_mw(wr_id: u64, mut bind: virtio_rdma_ring_bind_wqe) -> Self {
         let opcode = VIRTIO_RDMA_WR_BIND_MW;
         (bind.wr_id, bind.opcode) = (wr_id, opcode as u8);
         Self { wr: bind.as_bytes().to_vec(), ..Self::new(wr_id, opcode, &[]) }
     }
 
-    /// Invalidates a key, with an opcode that does.
+    /// Sets the key that the work request invalidates.
     pub fn invalidate(mut self, key: u32) -> Self {
         self.imm = key;
         self
     }
 
-    /// As an entry of a ring.
+    /// Returns the work request as an entry of a ring.
     pub fn entry(&self) -> Vec<u8> {
         if self.opcode == VIRTIO_RDMA_WR_REG_MR {
             let wr = WrReg::read_from_bytes(&self.wr).unwrap();
@@ -1370,7 +1375,7 @@ pub struct Pair {
     pub ends: [End; 2],
 }
 
-/// What one guest of a pair has.
+/// The objects of one guest of a pair.
 #[derive(Clone, Copy)]
 pub struct End {
     pub pdn: u32,
@@ -1394,7 +1399,7 @@ impl End {
 }
 
 impl Pair {
-    /// Created, in RESET.
+    /// Makes two guests whose QPs are in RESET.
     pub fn unconnected(kind: u32) -> Self {
         let (fabric, clock) = fabric();
         let mut a = Guest::new(&fabric, &clock, 1);
@@ -1403,7 +1408,7 @@ impl Pair {
         Self { clock, fabric, a, b, ends }
     }
 
-    /// In RTS.
+    /// Makes two guests whose QPs are connected and in RTS.
     pub fn new() -> Self {
         let mut pair = Self::unconnected(VIRTIO_RDMA_QPT_RC);
         let [a, b] = pair.ends;
@@ -1420,7 +1425,7 @@ impl Pair {
         settle_in_time(&[&self.a, &self.b]);
     }
 
-    /// As `settle`, moving the clock to the end of pauses of requesters.
+    /// Does what `settle` does, and moves the clock to the end of each pause of a requester.
     pub fn settle_and_pause(&self) -> Option<Instant> {
         loop {
             let time = self.settle()?;
@@ -1430,7 +1435,7 @@ impl Pair {
         }
     }
 
-    /// As `settle`, moving the clock on for that long, from one thing that is due to the next.
+    /// Does what `settle` does, and moves the clock by `time`, from one timer to the next.
     pub fn settle_for(&self, time: Duration) {
         let end = self.clock.now() + time;
         while let Some(next) = self.settle().filter(|&next| next <= end) {
@@ -1448,7 +1453,7 @@ impl Pair {
     }
 }
 
-/// `wr_id`, status, opcode of a CQE.
+/// Returns `wr_id`, status and opcode of a CQE.
 pub fn brief(cqe: Option<virtio_rdma_cqe>) -> Option<(u64, u32, u32)> {
     cqe.map(|cqe| (cqe.wr_id, cqe.status.into(), cqe.opcode.into()))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The engine as a guest's driver sees it: rings written by hand in anonymous
-//! memory, a clock that moves when told.
+//! Tests the engine as a guest's driver sees it. The tests write rings into anonymous memory, and move
+//! the clock themselves.
 
 mod bounds;
 mod connection;

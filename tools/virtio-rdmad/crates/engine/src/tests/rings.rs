@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Rings in guest memory: what holds for virtqueues, and what is their own.
+//! Tests rings in guest memory: what they have in common with virtqueues, and what only rings have.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::hostile::Random;
 use super::{datagram, fast_reg, hostile, mcast, rc, threads, uc, vlan};
 use crate::{Counter, Limits, Next};
 
-/// The tests of the other layout, once more.
+/// Runs the tests of virtqueues once more, with rings.
 macro_rules! again {
     ($($module:ident: $($test:ident)*;)*) => {
         $($(
@@ -144,7 +144,7 @@ fn receives_that_come_in_the_pause_are_taken_at_its_end() {
         assert!(pair.settle().is_some());
         for wr_id in 0..4 {
             pair.b.post_recv(b.qpn, wr_id, &[sge(DATA, 8, b.key)]);
-            // Nobody asked to be told of it.
+            // The device has not asked to be told of it.
             assert!(pair.settle().is_some());
         }
         assert!(pair.poll_b().is_none());
@@ -168,19 +168,19 @@ fn a_backlog_asks_late_to_be_told_of_receives() {
         for wr_id in 0..3 {
             pair.a.post_send(a.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
         }
-        // It looks by itself at first, though nothing came for several RNR timers ...
+        // At first the requester polls, although nothing came for several RNR timers.
         pair.settle_for(ASKED / 2);
         pair.b.post_recv(b.qpn, 0, &[sge(DATA, 8, b.key)]);
         pair.settle();
         assert!(pair.poll_b().is_none());
         pair.settle_for(RNR_TIMER);
         assert_eq!(brief(pair.poll_b()), Some((0, 0, VIRTIO_RDMA_WC_RECV)));
-        // ... and is told of the next then.
+        // Later it has asked, and is told of the next receive.
         pair.settle_for(ASKED);
         pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
         pair.settle();
         assert_eq!(brief(pair.poll_b()), Some((1, 0, VIRTIO_RDMA_WC_RECV)));
-        // With nothing behind it, a message pauses once.
+        // If no message is behind it, the last one pauses once.
         pair.settle_for(PAUSE);
         pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
         pair.settle();
@@ -193,7 +193,7 @@ fn every_cqe_names_its_entry() {
     with_rings(|| {
         let mut pair = Pair::new();
         let [a, b] = pair.ends;
-        // Further than the rings are long.
+        // The indices go round the rings three times.
         for index in 0..3 * u32::from(RING) {
             pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
             let send = Send::new(2, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]);
@@ -202,7 +202,7 @@ fn every_cqe_names_its_entry() {
             assert_eq!(pair.a.poll_ring(a.cqn).unwrap().wqe_index, index);
             assert_eq!(pair.b.poll_ring(b.cqn).unwrap().wqe_index, index);
         }
-        // Whatever the status is.
+        // CQEs with an error have an index, too.
         pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
         pair.b.post_recv(b.qpn, 1, &[]);
         pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
@@ -243,7 +243,7 @@ fn reset_begins_the_rings_anew() {
     });
 }
 
-/// Posts writes without ringing where the device looks; all of them complete.
+/// Posts writes without a doorbell if the device polls. All of them must complete.
 fn write_and_complete(pair: &mut Pair, qpn: u32, count: u64) {
     let [a, b] = pair.ends;
     for wr_id in 0..count {
@@ -264,10 +264,10 @@ fn a_polled_ring_is_found_after_reset() {
         let [a, b] = pair.ends;
         pair.a.awake = true;
         for _ in 0..20 {
-            // As far as before.
+            // The producer index becomes the same as in the last round.
             write_and_complete(&mut pair, a.qpn, 3);
             pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
-            // B goes on where it was.
+            // B expects the next PSN.
             pair.a.sq_psn += 3;
             pair.a.connect(a.qpn, gid(2), b.qpn);
         }
@@ -349,7 +349,7 @@ fn a_ring_that_sleeps_wants_a_doorbell() {
         pair.a.post_send(a.qpn, &write);
         assert_eq!(pair.a.device.run(64), Next::Busy);
         assert_eq!(bells(&pair), 1);
-        // It looks by itself for a while.
+        // The device polls for a while.
         pair.a.post_send(a.qpn, &write);
         pair.a.device.run(64);
         assert!(pair.poll_a().is_some() && pair.poll_a().is_some());
@@ -362,7 +362,7 @@ fn a_ring_that_sleeps_wants_a_doorbell() {
     });
 }
 
-/// Where tests put doorbells.
+/// The address of doorbells.
 const BELLS: u64 = 24 << 20;
 
 /// Specification, 13.1: a buffer holds up to 512 doorbells.
@@ -378,7 +378,7 @@ fn a_buffer_holds_many_doorbells() {
             let bell = |queue| virtio_rdma_doorbell { number: a.qpn, queue };
             let mut bells = vec![bell(VIRTIO_RDMA_DOORBELL_RQ); count - 1];
             bells.push(bell(VIRTIO_RDMA_DOORBELL_SQ));
-            // In two descriptors, of which the first ends within a doorbell.
+            // The doorbells are in two descriptors. The first one ends within a doorbell.
             pair.a.memory.write(BELLS, bells.as_bytes()).unwrap();
             let rest = 8 * count as u32 - 4;
             pair.a.add(1 + VECTORS, &[(BELLS, 4, false), (BELLS + 4, rest, false)]);
@@ -391,8 +391,8 @@ fn a_buffer_holds_many_doorbells() {
     });
 }
 
-/// Specification, 13.3: what is left of a buffer that is too long, or ends within a doorbell, is
-/// ignored, and what is whole is not.
+/// Specification, 13.3: the device ignores the part of a buffer that is too long, and a doorbell that is
+/// not complete. It handles the other doorbells.
 #[test]
 fn a_buffer_that_holds_no_doorbells_is_counted() {
     with_rings(|| {
@@ -423,7 +423,7 @@ fn resizing_under_traffic_loses_nothing() {
                 pair.a.post_send(a.qpn, &write(posted));
                 posted += 1;
             }
-            // Some of them before, the others behind it.
+            // Some of the writes complete before the CQ is resized, and the others after it.
             pair.a.device.run(3);
             let depth = [128, 64, 256][round % 3];
             let moved = pair.a.resize_cq(a.cqn, depth).unwrap();
