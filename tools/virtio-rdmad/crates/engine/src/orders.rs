@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the device and a program see of each other, on a processor of any kind: `make loom`.
+//! Tests what the device and a program see of each other on any kind of processor: `make loom`.
 //!
-//! The program is one that does what the specification demands, and no more.
+//! The program does what the specification demands, and no more.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -155,7 +155,7 @@ fn a_program_that_arms_misses_no_cqe() {
     }
 }
 
-/// Two threads have work for the guest's own thread, which may have been woken before.
+/// Two threads have work for the guest's thread, which may have been woken before.
 #[test]
 fn a_bit_is_found_with_what_stands_behind_it() {
     check(|| {

@@ -99,14 +99,14 @@ mod tests {
             key = key.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             key >> 8
         };
-        // A guest that keeps the keys of one part.
+        // A guest keeps the keys of one part.
         for index in (0..1 << 20).map(|_| draw()).filter(|index| index % 256 == 7) {
             if !table.is_crowded(index) {
                 table.insert(index, 'x');
             }
         }
         assert!((SLACK..=2 * SLACK).contains(&table.len), "{}", table.len);
-        // And then takes what comes.
+        // Later it takes any key.
         while table.len < 1 << 18 {
             let index = draw();
             if !table.is_crowded(index) {

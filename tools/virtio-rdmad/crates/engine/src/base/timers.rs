@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(timers.next(), Some(at(2)));
         assert_eq!(timers.pop(at(1)), None);
         assert_eq!(timers.pop(at(2)), Some(1));
-        // The same time once more, and set twice.
+        // Queue 1 gets the time 5 again, and gets it twice.
         timers.set(1, Some(at(5)));
         timers.set(1, Some(at(5)));
         assert_eq!(

@@ -297,7 +297,7 @@ mod tests {
     fn messages_of_every_way_to_copy_arrive() {
         let memory = GuestMemory::anonymous(&[(0, 0x20_0000)]).unwrap();
         let pages = |first: u64, len: u64| -> Vec<Range> {
-            // No page is beside the one before.
+            // No page is contiguous with the previous one.
             let page = |at| Range { addr: first + (at * 37 % 128) * 0x2000, len: 0x1000 };
             (0..len / 0x1000).map(page).collect()
         };
@@ -306,7 +306,7 @@ mod tests {
             table.insert(region(&memory, key, 0, &pages(first, 0x8_0000)));
         }
         let table = RwLock::new(table);
-        // The last is a part of a message that is too large to be cached.
+        // The last copy is a part of a message that is too large to be cached.
         for (len, of) in
             [(0x7fff, 0x7fff), (0x8000, 0x8000), (0x1_2345, 0x1_2345), (0x8_0000, 0x8_0001)]
         {

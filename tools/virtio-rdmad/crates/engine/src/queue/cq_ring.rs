@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(ring.take_event(&SystemClock), Due::No, "nothing was placed");
     }
 
-    /// Specification, 13.5.1: the CQE that made the event due is the first that counts.
+    /// Specification, 13.5.1: the first CQE that counts is the one that made the event due.
     #[test]
     fn moderation_counts_from_the_cqe_that_made_the_event_due() {
         let memory = GuestMemory::anonymous(&[(0, 0x8000)]).unwrap();

@@ -423,7 +423,7 @@ mod tests {
         produce(&memory, 3);
         assert!(matches!(ring.pop(), Ok(Some((0, _)))));
         let pages = ring.pages.clone();
-        // There are two that were seen already.
+        // The ring has seen two more entries already.
         assert!(!ring.set_pages(None));
         assert!(matches!(ring.pop(), Ok(None)));
         assert!(!ring.sleep());
@@ -458,7 +458,7 @@ mod tests {
         let mut moving = ring.begin_move(pages(0x1000), shape(8, 64), 32).unwrap().unwrap();
         assert_eq!(ring.move_some(&mut moving, 2), Some(2));
         assert_eq!(ring.end_move(moving), Ok(Some(3)));
-        // The old ring is of no concern any more.
+        // The old ring has no effect any more.
         produce(&memory, 77);
         assert_eq!(memory.read_obj::<u32>(0x1000), Ok(3));
         memory.write(0x1000, &4_u32.to_le_bytes()).unwrap();

@@ -94,7 +94,7 @@ fn an_srq_that_fails_takes_all_its_qps_along() {
         }
         assert_eq!(state(&mut guest, qpns[0]), VIRTIO_RDMA_QPS_ERR);
         assert_eq!(state(&mut guest, last), VIRTIO_RDMA_QPS_ERR);
-        // Each of these found all QPs to fail again, and spent nothing.
+        // These doorbells do not make the device fail all QPs again.
         guest.set_state(last, VIRTIO_RDMA_QPS_RESET).unwrap();
         guest.make_init(last, 0);
         let before = guest.device.counter(Counter::Work);
@@ -119,7 +119,7 @@ fn a_cq_that_overflows_takes_all_its_qps_along_once() {
             guest.post_recv(qpns[7], wr_id, &[]);
         }
         let last = *qpns.last().unwrap();
-        // Both receives are flushed, into a CQ with one place.
+        // Two receives are flushed into a CQ that has room for one CQE.
         guest.set_state(qpns[7], VIRTIO_RDMA_QPS_ERR).unwrap();
         assert_eq!(guest.device.counter(Counter::CqOverflows), 1);
         assert_eq!(state(&mut guest, last), VIRTIO_RDMA_QPS_ERR);
@@ -147,7 +147,7 @@ fn rings_of_many_pages_and_rings_far_from_their_head() {
             guest.command(VIRTIO_RDMA_CMD_CREATE_RING_QP, &request).unwrap();
         assert!(guest.device.counter(Counter::Work) - before > TURN);
         guest.destroy_qp(reply.qpn).unwrap();
-        // Both rings may begin at a page of their own, and no later.
+        // Each ring may begin at a new page, but not later.
         let invalid = Err(VIRTIO_RDMA_STATUS_INVAL);
         for (at, status) in [(4096, Ok(())), (16384, invalid), (1 << 30, invalid)] {
             let mut request = guest.qp_ring_request(DATA, base);
@@ -202,7 +202,7 @@ fn resizing_a_full_cq_and_a_full_srq() {
         let request = virtio_rdma_cmd_create_ring_cq { region: old, cqe: depth, comp_vector: 0 };
         let cq: virtio_rdma_rsp_create_cq =
             guest.command(VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request).unwrap();
-        // As if the device had placed so many.
+        // With this consumer index the ring looks full.
         guest.memory.write(DATA, &0_u32.wrapping_sub(depth).to_le_bytes()).unwrap();
         let before = guest.device.counter(Counter::Work);
         let request = virtio_rdma_cmd_resize_cq { region: new, cqe: depth, cqn: cq.cqn };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Control commands: each error by its status.
+//! Tests control commands, and the status of each error.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn lengths_are_checked_before_anything_is_done() {
     assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_QUERY_PORT as u8], 200).0, length);
     assert_eq!(guest.request(&[VIRTIO_RDMA_CMD_MAP_MR_SG as u8], 200).0, 6);
     assert_eq!(guest.request(&[200], 1).0, VIRTIO_RDMA_STATUS_UNSUPPORTED as u8);
-    // Surplus bytes do not matter; a chain without room for a status comes back.
+    // The device ignores surplus bytes, and gives a chain without room for a status back.
     assert_eq!(guest.request(&[create_pd, 1, 2, 3], 300).0, 0);
     guest.memory.write(DATA, &[create_pd]).unwrap();
     guest.add(0, &[(DATA, 1, false)]);
@@ -178,7 +178,7 @@ fn page_tables_are_checked() {
         let command = VIRTIO_RDMA_CMD_REG_USER_MR;
         assert_eq!(guest.command::<_, virtio_rdma_rsp_mr>(command, &request).err(), status);
     }
-    // More pieces than the device keeps: every other page, more than once.
+    // Each page is a piece of its own. Two such regions have more pieces than the device keeps.
     let pages: Vec<u64> = (0..600).map(|page| page * 0x2000).collect();
     assert_eq!(guest.reg_pages(pdn, 0, 600 << 12, ALL, &pages).err(), None);
     let full = Some(VIRTIO_RDMA_STATUS_NO_RESOURCE);

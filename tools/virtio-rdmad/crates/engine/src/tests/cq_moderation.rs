@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Completion events that are held back.
+//! Tests completion events that are held back.
 
 use std::time::Duration;
 
@@ -22,8 +22,7 @@ impl Guest {
     }
 }
 
-/// A connected pair whose B holds events back until there are 4 completions, and
-/// is armed.
+/// Makes a connected pair. The CQ of B is armed, and holds its event back until it has 4 completions.
 fn moderated() -> Pair {
     let mut pair = Pair::new();
     let b = pair.ends[1];
@@ -32,7 +31,7 @@ fn moderated() -> Pair {
     pair
 }
 
-/// A sends messages, which B takes out of its CQ; B's events so far.
+/// Sends messages from A to B, and polls the CQ of B. Returns the number of events that B has got so far.
 fn send(pair: &mut Pair, count: u32, flags: u32) -> u32 {
     let [a, b] = pair.ends;
     for _ in 0..count {
@@ -54,11 +53,11 @@ fn an_event_comes_with_the_last_of_so_many() {
         assert_eq!(send(&mut pair, 1, 0), 0);
         assert_eq!(send(&mut pair, 2, 0), 0);
         assert_eq!(send(&mut pair, 1, 0), 1);
-        // Nobody has asked for another.
+        // The CQ is not armed for another event.
         assert_eq!(send(&mut pair, 9, 0), 1);
         pair.settle_in_time();
         assert_eq!(pair.b.cq_signals(b.cqn), 1);
-        // What came before it was armed does not count; many at once do.
+        // Completions from before the CQ was armed do not count. Many at once count.
         pair.b.arm_cq(b.cqn, NEXT).unwrap();
         assert_eq!(send(&mut pair, 3, 0), 1);
         assert_eq!(send(&mut pair, 7, 0), 2);
@@ -78,7 +77,7 @@ fn an_event_comes_after_a_while() {
         assert_eq!(send(&mut pair, 1, 0), 0);
         let time = pair.settle().expect("a timer");
         pair.clock.advance_to(time.checked_sub(Duration::from_micros(1)).unwrap());
-        // The first of them counts, not the last.
+        // The period begins with the first completion, not with the last one.
         assert_eq!(send(&mut pair, 2, 0), 0);
         assert_eq!(pair.settle(), Some(time));
         pair.clock.advance_to(time);

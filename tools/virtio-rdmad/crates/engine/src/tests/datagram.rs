@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Datagrams and the GSI.
+//! Tests datagrams and the GSI.
 
 use abi::*;
 use zerocopy::FromZeros;
@@ -23,7 +23,7 @@ pub fn to_rts(guest: &mut Guest, qpn: u32, qkey: u32, gsi: bool) {
     guest.make_rts(qpn, false).unwrap();
 }
 
-/// Two guests with a QP of this kind each, in RTS.
+/// Makes two guests, each with a QP of this kind in RTS.
 pub fn pair(kind: u32, qkey: u32) -> Pair {
     let mut pair = Pair::unconnected(kind);
     let [a, b] = pair.ends;
@@ -90,8 +90,8 @@ pub fn what_cannot_be_delivered_is_dropped() {
     assert_eq!(pair.poll_b().map(|cqe| (cqe.wr_id, cqe.byte_len)), Some((8, 139)));
 }
 
-/// IBA 9.6.1.4.1: a datagram with a wrong Q_Key is dropped. The port that it arrives at counts it, the
-/// sender's does not.
+/// IBA 9.6.1.4.1: a datagram with a wrong Q_Key is dropped. The port of the receiver counts it, and the
+/// port of the sender does not.
 #[test]
 pub fn a_wrong_qkey_is_counted_where_it_arrives() {
     let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Fast registration and invalidation: each state of a key, and each error.
+//! Tests fast registration and invalidation: each state of a key, and each error.
 
 use abi::*;
 use proptest::prelude::*;
@@ -14,11 +14,11 @@ const BIND: u32 = VIRTIO_RDMA_WC_MW_BIND_ERR;
 const PROTECTION: u32 = VIRTIO_RDMA_WC_LOC_PROT_ERR;
 const OPERATION: u32 = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
 const PAGES: [u64; 3] = [DATA + 0x3000, DATA + 0x1000, DATA + 0x8000];
-/// Where the region is by name: 0x10 bytes into its first page.
+/// The address by which peers name the region, 0x10 bytes into its first page.
 const IOVA: u64 = 0x7000_0010;
 const LEN: u64 = 0x2800;
 
-/// Does a work request of one guest; its status.
+/// Does a work request of one guest, and returns its status.
 fn post(pair: &mut Pair, which: usize, send: &Send) -> u32 {
     let End { qpn, cqn, .. } = pair.ends[which];
     let guest = if which == 0 { &mut pair.a } else { &mut pair.b };
@@ -50,11 +50,11 @@ fn write(pair: &mut Pair, key: u32, at: u64, len: u32) -> u32 {
     post(pair, 0, &Send::new(3, VIRTIO_RDMA_WR_RDMA_WRITE, &local).rdma(at, key))
 }
 
-/// A SEND whose key cannot be invalidated fails the receive and is not answered (IBA 9.9.3.1, class
-/// J).
+/// The status of a SEND whose key cannot be invalidated. The receive fails, and the responder sends no
+/// answer (IBA 9.9.3.1, class J).
 const REFUSED: (u32, u32) = (VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
 
-/// Sends from guest a, and has guest b invalidate a key; the status at both ends.
+/// Sends from guest a, and makes guest b invalidate a key. Returns the status at both ends.
 fn send_with_inv(pair: &mut Pair, key: u32) -> (u32, u32) {
     let [a, b] = pair.ends;
     pair.b.post_recv(b.qpn, 9, &[sge(DATA, 64, b.key)]);
@@ -95,7 +95,7 @@ pub fn a_region_gets_pages_and_loses_them() {
 pub fn pages_have_the_size_that_is_asked_for() {
     let mut pair = Pair::new();
     let mr = pair.b.create_mr(pair.ends[1].pdn, 2).unwrap();
-    // From the middle of a page of 16 KiB to the middle of another, which lies before it.
+    // The region begins within a page of 16 KiB, and ends within another one at a lower address.
     let (pages, len) = ([DATA + 0x8000, DATA], 0x5800);
     let mut reg = pair.b.registration(mr.rkey, ALL, 0x7000_1010, len, &pages);
     reg.page_shift = 14;
@@ -245,7 +245,7 @@ pub fn work_requests_of_one_queue_are_ordered() {
     let [a, b] = pair.ends;
     let mr = region(&mut pair);
     let data = pair.a.fill(DATA, 64, 3);
-    // In one turn, by one thread, with keys that come again.
+    // One thread does this in one turn, with keys that are used again.
     for round in 0..4 {
         let reg = pair.b.registration(mr.rkey, ALL, IOVA, LEN, &PAGES);
         let read = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(IOVA + 64 * round, 64, mr.lkey)]);
@@ -277,7 +277,7 @@ pub fn create_mr_checks_what_it_is_asked() {
     let request = virtio_rdma_cmd_create_mr { pdn, access_flags: LOCAL, max_num_sg: 1 };
     let result = pair.b.command::<_, virtio_rdma_rsp_mr>(VIRTIO_RDMA_CMD_CREATE_MR, &request);
     assert_eq!(result.err(), Some(VIRTIO_RDMA_STATUS_INVAL));
-    // Of 1024 extents one is in use, and what regions set aside comes back.
+    // One of 1024 extents is in use. The extents that regions have reserved are freed with them.
     let mr = pair.b.create_mr(pdn, 512).unwrap();
     assert_eq!(pair.b.create_mr(pdn, 512).err(), Some(VIRTIO_RDMA_STATUS_NO_RESOURCE));
     let destroy = virtio_rdma_cmd_destroy_pd { pdn };
@@ -324,7 +324,7 @@ pub fn without_the_feature_there_is_none() {
     assert_eq!(u32::from(reply[0]), VIRTIO_RDMA_STATUS_UNSUPPORTED);
 }
 
-/// A program writes REG_MR into a ring of its own.
+/// A program writes REG_MR into its own ring.
 #[test]
 fn programs_register_nothing() {
     with_rings(|| {
@@ -371,14 +371,14 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A region as it must be: its key's low bits, and whether it is VALID.
+/// The expected state of a region: the low bits of its key, and whether it is VALID.
 #[derive(Clone, Copy)]
 struct Model {
     low: u8,
     valid: bool,
 }
 
-/// Connects both ends anew after an error.
+/// Connects both ends again after an error.
 fn recover(pair: &mut Pair) {
     let [a, b] = pair.ends;
     pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_RESET).unwrap();

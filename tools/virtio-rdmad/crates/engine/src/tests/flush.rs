@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! FLUSH and ATOMIC_WRITE: what they need, and each error.
+//! Tests FLUSH and ATOMIC_WRITE: the access that they need, and each error.
 
 use abi::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -17,7 +17,7 @@ const PERSISTENT: u32 = VIRTIO_RDMA_FLUSH_PERSISTENT;
 const FLUSHABLE: u32 = VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
 const GRANTS: u32 = FLUSHABLE | VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
 
-/// Does a work request of guest a; its status and opcode.
+/// Does a work request of guest a, and returns its status and opcode.
 fn post(pair: &mut Pair, send: &Send) -> (u32, u32) {
     let a = pair.ends[0];
     pair.a.post_send(a.qpn, send);
@@ -26,7 +26,7 @@ fn post(pair: &mut Pair, send: &Send) -> (u32, u32) {
     (cqe.status.into(), cqe.opcode.into())
 }
 
-/// A pair with rings, of which b lets its peer do what `access` says.
+/// Makes a pair with rings. The QP of b gives its peer this access.
 fn pair(access: u32) -> Pair {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
     let [a, b] = pair.ends;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests that break their rings, each in one way. The fuzz target `engine` breaks everything else.
+//! Tests guests that break their rings, each in one way. The fuzz target `engine` covers everything else.
 
 use abi::*;
 
 use super::driver::*;
 use crate::Counter;
 
-/// xorshift64*: enough for tests, and the same everywhere.
+/// The generator xorshift64*, which gives the same numbers on every machine.
 pub struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
         (self.next() >> 11) % end
     }
 
-    /// Mostly small numbers, some of them anything.
+    /// Returns mostly small numbers, and sometimes any number.
     fn word(&mut self) -> u32 {
         match self.below(8) {
             0 => self.next() as u32,
@@ -53,7 +53,7 @@ pub fn random_commands_are_answered() {
             pair.a.device.run(16);
         }
         pair.settle_in_time();
-        // The other guest's connection may be lost, but not its device.
+        // The other guest may lose its connection, but its device still works.
         let (b, cqn) = (&mut pair.b, pair.ends[1].cqn);
         let qpn = b.create_qp(pair.ends[1].pdn, cqn, VIRTIO_RDMA_QPT_RC);
         let own = b.gid;
@@ -70,7 +70,7 @@ fn a_looping_chain_fails_its_qp_with_an_event() {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
     let queue = pair.a.send_queue(a.qpn);
-    // Two descriptors that name each other.
+    // Two descriptors name each other as the next one.
     pair.a.add_at(queue, 63, &[(DATA, 8, false), (DATA, 8, false)]);
     let desc = pair.a.descriptors(queue);
     pair.a.memory.write(desc + 12, &1_u16.to_le_bytes()).unwrap();

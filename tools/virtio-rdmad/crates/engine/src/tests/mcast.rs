@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Multicast groups, and the counters of the port.
+//! Tests multicast groups, and the counters of the port.
 
 use abi::*;
 
@@ -73,7 +73,7 @@ pub fn a_datagram_reaches_every_member() {
             assert_eq!(dgid, &to[16 - dgid.len()..]);
             assert_eq!(found[40..], data);
         }
-        // Once more, without one that left.
+        // The same again, after one QP has left the group.
         pair.b.mcast(DETACH, b.qpn, to).unwrap();
         pair.b.post_recv(b.qpn, 2, &[sge(place, 140, b.key)]);
         pair.b.post_recv(second, 3, &[sge(place + 4096, 140, b.key)]);
@@ -121,7 +121,7 @@ pub fn loopback_is_blocked_if_asked() {
         pair.a.mcast(ATTACH, qpn, group(1)).unwrap();
         pair.a.post_recv(qpn, qpn.into(), &[sge(DATA, 140, a.key)]);
     }
-    // Another guest's QP of the same number.
+    // This QP of another guest has the same number.
     pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
     let send = Send::new(70, SEND, &[sge(DATA, 8, a.key)]).ud(group(1), ALL_QPS, QKEY, a.pdn);
@@ -156,7 +156,7 @@ pub fn limits_and_errors() {
         assert_eq!(pair.a.mcast(DETACH, qpn, group(1)), none);
     }
     assert_eq!(pair.a.mcast(DETACH, a.qpn, group(1)), none);
-    // A group takes 2, and there are 3 groups, and 5 attachments in all.
+    // A group takes 2 QPs. The device has 3 groups, and 5 attachments in all.
     let (c, d) = (
         pair.a.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_UD),
         pair.a.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_UD),
@@ -168,14 +168,14 @@ pub fn limits_and_errors() {
     assert_eq!(pair.a.mcast(ATTACH, d, group(4)), full);
     pair.a.mcast(ATTACH, d, group(2)).unwrap();
     assert_eq!(pair.a.mcast(ATTACH, d, group(3)), full);
-    // It cannot go as long as it is attached; a reset changes nothing.
+    // A QP cannot be destroyed while it is attached, not even in RESET.
     assert_eq!(pair.a.destroy_qp(d), Err(VIRTIO_RDMA_STATUS_BUSY));
     pair.a.set_state(d, VIRTIO_RDMA_QPS_RESET).unwrap();
     assert_eq!(pair.a.destroy_qp(d), Err(VIRTIO_RDMA_STATUS_BUSY));
     pair.a.mcast(DETACH, d, group(2)).unwrap();
     pair.a.destroy_qp(d).unwrap();
     pair.a.mcast(ATTACH, c, group(3)).unwrap();
-    // What was not agreed on does not exist.
+    // The commands do not exist without the feature.
     pair.a.device.reset();
     let bit = |feature: u32| 1_u64 << feature;
     let less = pair.a.device.features() & !bit(VIRTIO_RDMA_F_MCAST) & !bit(VIRTIO_RDMA_F_COUNTERS);
@@ -215,7 +215,7 @@ pub fn ports_count_what_they_carry() {
         let reply = guest.query_counters().unwrap();
         (reply.xmit_data, reply.xmit_packets, reply.rcv_data, reply.rcv_packets)
     };
-    // The path's MTU is 1024: 5 packets, and one that asks for the READ.
+    // With a path MTU of 1024 there are 5 packets, and one that requests the READ.
     assert_eq!(counters(&mut pair.a), (5000, 6, 5000, 5));
     assert_eq!(counters(&mut pair.b), (5000, 5, 5000, 6));
     let mut pair = ud();
@@ -249,7 +249,7 @@ pub fn copies_that_nobody_takes_are_paid_for() {
     for qpn in [b.qpn, second] {
         pair.b.mcast(ATTACH, qpn, group(1)).unwrap();
     }
-    // None of them has a receive.
+    // No member has a receive.
     assert!(cost(&mut pair) >= alone + 2 * crate::base::budget::cost::MESSAGE);
     assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 2);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Memory windows: what they give access to, each state of their keys, and each error.
+//! Tests memory windows: the access that they give, each state of their keys, and each error.
 
 use abi::*;
 use proptest::prelude::*;
@@ -13,24 +13,25 @@ const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const BIND: u32 = VIRTIO_RDMA_WC_MW_BIND_ERR;
 const OPERATION: u32 = VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
 const REFUSED: u32 = VIRTIO_RDMA_WC_REM_ACCESS_ERR;
-/// A SEND whose key cannot be invalidated is not answered (IBA 9.9.3.1, class J).
+/// The status of a SEND whose key cannot be invalidated. The responder does not answer (IBA 9.9.3.1,
+/// class J).
 const NOT_INVALIDATED: u32 = VIRTIO_RDMA_WC_RETRY_EXC_ERR;
 const ONE: u32 = VIRTIO_RDMA_MW_TYPE_1;
 const TWO: u32 = VIRTIO_RDMA_MW_TYPE_2;
 const ZERO_BASED: u32 = VIRTIO_RDMA_ACCESS_ZERO_BASED;
 const MW_BIND: u32 = VIRTIO_RDMA_ACCESS_MW_BIND;
-/// A region of guest b that windows may be bound to: pages that do not follow each
-/// other, from the middle of the first on.
+/// The pages of a region of guest b to which windows are bound. They are not contiguous, and the region
+/// begins in the middle of the first one.
 const PAGES: [u64; 3] = [DATA + 0x43000, DATA + 0x41000, DATA + 0x48000];
 const START: u64 = DATA + 0x40000 + 0x800;
 const LEN: u64 = 0x2000;
 
-/// Two guests with rings, of which b has a region and a window of each type.
+/// Two guests with rings. Guest b has a region, and a window of each type.
 struct Bench {
     pair: Pair,
     mr: virtio_rdma_rsp_mr,
     windows: [virtio_rdma_rsp_alloc_mw; 2],
-    /// Their keys, by what b last asked for.
+    /// The keys of the windows that b asked for last.
     keys: [u32; 2],
 }
 
@@ -47,7 +48,7 @@ impl Bench {
         Self { pair, mr, windows, keys: windows.map(|window| window.rkey) }
     }
 
-    /// What binds a window of a type to all of the region under the next key.
+    /// Returns the work request that binds a window of a type to the whole region under the next key.
     fn bind(&self, kind: u32) -> virtio_rdma_ring_bind_wqe {
         let key = self.keys[kind as usize - 1];
         let mut bind = virtio_rdma_ring_bind_wqe::new_zeroed();
@@ -57,7 +58,7 @@ impl Bench {
         bind
     }
 
-    /// Binds it with changes, and learns the key; the status.
+    /// Binds a window with changes to the work request, and notes the key. Returns the status.
     fn bound(&mut self, kind: u32, change: impl FnOnce(&mut virtio_rdma_ring_bind_wqe)) -> u32 {
         let mut bind = self.bind(kind);
         change(&mut bind);
@@ -73,7 +74,7 @@ impl Bench {
         (if which == 0 { &mut self.pair.a } else { &mut self.pair.b }, end)
     }
 
-    /// Does a work request of one guest; its status.
+    /// Does a work request of one guest, and returns its status.
     fn post(&mut self, which: usize, send: &Send) -> u32 {
         let qpn = self.pair.ends[which].qpn;
         self.post_to(which, qpn, send)
@@ -98,7 +99,7 @@ impl Bench {
         self.post(1, &Send::new(2, VIRTIO_RDMA_WR_LOCAL_INV, &[]).invalidate(key))
     }
 
-    /// Sends from guest a, and has guest b invalidate a key.
+    /// Sends from guest a, and makes guest b invalidate a key.
     fn send_with_inv(&mut self, key: u32) -> u32 {
         let [a, b] = self.pair.ends;
         self.pair.b.post_recv(b.qpn, 9, &[sge(DATA, 64, b.key)]);
@@ -114,7 +115,7 @@ impl Bench {
         status
     }
 
-    /// Another pair of QPs; that of a, and that of b.
+    /// Makes another pair of QPs. Returns the number of the QP of a, and that of b.
     fn other_qps(&mut self) -> (u32, u32) {
         let [a, b] = self.pair.ends;
         let from = self.pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_RC);
@@ -125,7 +126,7 @@ impl Bench {
         (from, to)
     }
 
-    /// Connects both ends anew after an error.
+    /// Connects both ends again after an error.
     fn recover(&mut self) {
         for which in 0..2 {
             let peer = self.pair.ends[1 - which].qpn;
@@ -137,7 +138,7 @@ impl Bench {
         }
     }
 
-    /// The bytes of the region, in its order.
+    /// Returns the bytes of the region, in their order in the region.
     fn found(&self) -> Vec<u8> {
         let b = &self.pair.b;
         let parts =
@@ -220,7 +221,7 @@ fn a_window_gives_no_more_than_its_access() {
     });
 }
 
-/// A window's key is its peers', not its owner's.
+/// Peers can use the key of a window, and its owner cannot.
 #[test]
 fn a_window_is_no_local_memory() {
     with_rings(|| {
@@ -352,8 +353,8 @@ fn type_1_is_not_invalidated() {
     });
 }
 
-/// IBA 10.6.7.2.3: the low 8 bits of a new key are the consumer's, the others stay the window's,
-/// whatever was asked for.
+/// IBA 10.6.7.2.3: the consumer chooses the low 8 bits of a new key. The other bits stay those of the
+/// window, whatever the consumer asks for.
 #[test]
 fn the_upper_bits_of_a_key_stay() {
     with_rings(|| {
@@ -438,7 +439,7 @@ fn regions_of_other_kinds_and_pds_have_no_windows() {
                 bench.recover();
             }
         }
-        // A window of another PD than the QP's.
+        // The window is in another PD than the QP.
         for kind in [ONE, TWO] {
             let window = bench.pair.b.alloc_mw(pdn, kind).unwrap();
             let keys = |bind: &mut virtio_rdma_ring_bind_wqe| {
@@ -487,7 +488,7 @@ fn a_qp_takes_its_windows_along() {
         bench.keys[1] = bind.new_rkey;
         assert_eq!(bench.pair.b.destroy_qp(to), Ok(()));
         assert_eq!(bench.pair.b.dereg_mr(bench.mr.mrn), Ok(()), "it is FREE");
-        // Whoever gets the number has none of its windows.
+        // The next QP with this number does not have its windows.
         for _ in 0..6 {
             let b = bench.pair.ends[1];
             let qpn = bench.pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC);
@@ -515,7 +516,7 @@ fn work_requests_of_one_queue_are_ordered() {
         for _ in 0..4 {
             let bind = bench.bind(TWO);
             bench.keys[1] = bind.new_rkey;
-            // What tells the peer of the key comes behind what makes it good.
+            // The key is bound before the message that tells it to the peer.
             let tell = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 4, b.key)]);
             let inv = Send::new(3, VIRTIO_RDMA_WR_LOCAL_INV, &[]).invalidate(bind.new_rkey);
             bench.pair.b.post_send(b.qpn, &Send::bind_mw(1, bind));
@@ -548,7 +549,7 @@ fn windows_follow_the_memory_map() {
         for key in bench.keys {
             assert_eq!(bench.write(key, START, LEN as u32), OK);
         }
-        // The region is in no memory for a while, and bound all the same.
+        // The region is not in memory for a while, but the windows stay bound to it.
         let (less, _) = memory.without(EXTRA.0, EXTRA.1);
         bench.pair.b.device.set_memory(&less);
         for key in bench.keys {
@@ -663,14 +664,14 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A window as it must be: its key's low bits, and how many bytes it has.
+/// The expected state of a window: the low bits of its key, and its bytes.
 #[derive(Clone, Copy)]
 struct Model {
     low: u8,
     bound: u64,
 }
 
-/// Random work requests and commands; `Dereg` makes the region anew when it goes.
+/// Does random work requests and commands. After `Dereg` removes the region, it makes a new one.
 fn states_follow_the_model(actions: &[Action]) {
     let mut bench = Bench::new();
     let mut model = bench.windows.map(|window| Model { low: window.rkey as u8, bound: 0 });
@@ -682,7 +683,7 @@ fn states_follow_the_model(actions: &[Action]) {
             Action::Bind { kind, low, length, other } => {
                 let window = &mut model[kind as usize - 1];
                 let mut bind = bench.bind(kind);
-                // The low bits of the key before do not count.
+                // The low bits of the previous key do not matter.
                 let window_key = of(&bench, kind, low.wrapping_mul(77));
                 bind.mw_rkey = if other { window_key ^ 0x100 } else { window_key };
                 (bind.new_rkey, bind.length) = (of(&bench, kind, low), length);

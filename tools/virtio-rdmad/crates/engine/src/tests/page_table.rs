@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Page tables: with levels, of regions of many GiB, and what is wrong with them.
+//! Tests page tables: those with levels, those of regions of many GiB, and those with errors.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::{Limits, Next};
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const INVALID: u32 = VIRTIO_RDMA_STATUS_INVAL;
 const FAULT: u32 = VIRTIO_RDMA_STATUS_FAULT;
-/// Where tests put page tables.
+/// The address of page tables.
 const TABLES: u64 = 24 << 20;
 const PAGE: u64 = 0x1000;
 const GIB: u64 = 1 << 30;
-/// By which peers name the first byte.
+/// The address by which peers name the first byte.
 const IOVA: u64 = 0x7000_0000_0000;
 
-/// Writes a page table with so many levels of lists above it; the address of the highest.
+/// Writes a page table with `levels` levels of lists above it. Returns the address of the highest list.
 fn write_table(memory: &GuestMemory, at: u64, levels: u32, pages: &[u64]) -> u64 {
     let mut at = at;
     let mut entries = pages.to_vec();
@@ -38,7 +38,7 @@ fn write_table(memory: &GuestMemory, at: u64, levels: u32, pages: &[u64]) -> u64
     at
 }
 
-/// A request for so many whole pages.
+/// Returns a request for this number of whole pages.
 fn request(pdn: u32, pages: u64, levels: u32, npages: u64) -> virtio_rdma_cmd_reg_user_mr {
     virtio_rdma_cmd_reg_user_mr {
         pdn,
@@ -59,7 +59,7 @@ fn register(
     guest.command(VIRTIO_RDMA_CMD_REG_USER_MR, request)
 }
 
-/// Guest b has so much memory.
+/// Makes a pair in which guest b has this much memory.
 fn pair(memory: u64) -> Pair {
     let (fabric, clock) = fabric();
     let mut a = Guest::new(&fabric, &clock, 1);
@@ -86,7 +86,7 @@ fn access(pair: &mut Pair, opcode: u32, key: u32, offset: u64) -> u32 {
 fn a_table_with_levels_says_what_a_flat_one_says() {
     for levels in 0..=VIRTIO_RDMA_MAX_PAGE_LEVELS {
         let mut pair = pair(32 << 20);
-        // No two are neighbours.
+        // No two pages are contiguous.
         let pages: Vec<u64> = (0..600).rev().map(|page| DATA + page * 2 * PAGE).collect();
         let table = write_table(&pair.b.memory, TABLES, levels, &pages);
         let request = request(pair.ends[1].pdn, table, levels, 600);
@@ -148,7 +148,7 @@ fn tables_that_cannot_be() {
         refused(end, levels, 1, FAULT);
         refused(u64::MAX - 7, levels, 1, FAULT);
     }
-    // Entries that are not aligned; that is found before anything is read.
+    // The entries are not aligned. The device finds this before it reads them.
     for levels in 0..=3 {
         refused(TABLES + 4, levels, 1, INVALID);
         refused(end + 1, levels, 1, INVALID);
@@ -186,7 +186,7 @@ fn entries_that_cannot_be() {
         let result = register(guest, &request(pdn, table, levels, 600)).map(|mr| mr.mrn);
         assert_eq!(result, Err(status));
     }
-    // More pieces than the device keeps, all of them from one page of entries.
+    // One page of entries gives more pieces than the device keeps.
     let list: Vec<u64> = (0..512).rev().map(|page| DATA + page * PAGE).collect();
     guest.memory.write(TABLES, list.as_bytes()).unwrap();
     for (at, below) in [(1, 0), (2, 1), (3, 2)] {

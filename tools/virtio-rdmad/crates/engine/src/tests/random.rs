@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Random sequences of operations, against a model of both memories.
+//! Compares random sequences of operations with a model of both memories.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use proptest::prelude::*;
 
 use super::driver::*;
 
-/// Bytes of each guest's memory that operations touch.
+/// The bytes of each guest's memory that operations use.
 const AREA: usize = 8192;
 
-/// A range of the area, cut into SGEs of at most `piece` bytes.
+/// A range of the area that is cut into SGEs of at most `piece` bytes.
 #[derive(Clone, Debug)]
 struct Part {
     at: usize,
@@ -68,7 +68,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// What the model says of one guest.
+/// The model of one guest.
 struct Model {
     memory: Vec<u8>,
     receives: VecDeque<(u64, Part)>,
@@ -84,8 +84,8 @@ impl Model {
     }
 }
 
-/// One pair of guests, and what ought to be in them. The guests take turns as
-/// the requester; number 0 is `a`.
+/// A pair of guests, and the expected content of their memories. The guests take turns as the requester.
+/// Number 0 is `a`.
 struct World {
     pair: Pair,
     models: [Model; 2],
@@ -120,7 +120,7 @@ impl World {
         self.guest(who).poll(cqn)
     }
 
-    /// Posts a send work request and checks its CQE, and no other comes there.
+    /// Posts a send work request, and checks its CQE and that no other CQE comes.
     fn complete(&mut self, who: usize, send: &Send, opcode: u32) {
         let qpn = self.pair.ends[who].qpn;
         let wr_id = send.wr_id;
@@ -131,8 +131,8 @@ impl World {
         assert!(self.poll(who).is_none());
     }
 
-    /// Checks the CQE of the oldest receive of `who`, of which `len` bytes
-    /// arrived, and returns where it was.
+    /// Checks the CQE of the oldest receive of `who`, into which `len` bytes arrived. Returns the range of
+    /// the receive.
     fn received(&mut self, who: usize, len: usize, opcode: u32) -> Part {
         let (wr_id, place) = self.models[who].receives.pop_front().unwrap();
         let cqe = self.poll(who);
@@ -200,7 +200,7 @@ impl World {
             }
             Action::Swap { result, word, compare, value } => {
                 let before = self.models[peer].word(word);
-                // Often what is there.
+                // This is often the value that is in memory.
                 let compare = compare.unwrap_or(before);
                 let place = [sge(remote_addr(result), 8, end.key)];
                 let send = Send::new(wr_id, VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP, &place);

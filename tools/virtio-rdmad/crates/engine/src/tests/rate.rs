@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine costs a message, beside bare copies of the same bytes.
+//! Measures the time that the engine takes for a message, and compares it with a copy of the same bytes.
 //!
-//! Nothing is asserted; run it with
+//! It asserts nothing. Run it with
 //! `cargo test --release -p engine -- --ignored --nocapture rate`.
 
 use std::sync::Arc;
@@ -63,8 +63,8 @@ impl Bench {
         Self { a, b, ends, qpns }
     }
 
-    /// Time that the device of `a` takes a message, the median of all rounds:
-    /// `batch` messages on each of `group` QPs in turn.
+    /// Returns the time that the device of `a` takes for a message. It is the median of all rounds, each of
+    /// which has `batch` messages on each of `group` QPs in turn.
     fn measure(&mut self, send: &Send, batch: u32, group: usize, messages: u32) -> f64 {
         let [a, b] = self.ends;
         let receives = send.opcode == VIRTIO_RDMA_WR_SEND;
@@ -101,7 +101,7 @@ impl Bench {
     }
 }
 
-/// Time of a bare copy of `len` bytes between the two guests.
+/// Returns the time of a copy of `len` bytes between the two guests, without the engine.
 fn copy(bench: &Bench, len: usize, times: u32) -> f64 {
     let (from, to) = (&bench.a.memory, &bench.b.memory);
     let (from, to) = (from.slice(DATA, 16 << 20).unwrap(), to.slice(DATA, 16 << 20).unwrap());
@@ -160,8 +160,8 @@ fn rate() {
     });
 }
 
-/// The key of a region at [`DATA`] whose pages do not follow each other, as those of a program do
-/// not, but lie `stride` pages apart, an odd number.
+/// Returns the key of a region at [`DATA`] whose pages are not contiguous, like those of a program. They
+/// are `stride` pages apart, which is an odd number.
 fn scattered(guest: &mut Guest, pdn: u32, stride: u64) -> u32 {
     let pages: Vec<u64> = (0..256).map(|page| DATA + page * stride % 256 * 4096).collect();
     guest.reg_pages(pdn, DATA, 1 << 20, ALL, &pages).unwrap().lkey

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reliable connections.
+//! Tests reliable connections.
 
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ pub fn a_missing_receive_is_waited_for() {
     assert!(pair.settle_and_pause().is_some());
     assert!(pair.poll_a().is_none());
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
-    // The receive ends the wait; the clock stands still.
+    // The receive ends the wait, while the clock stands still.
     pair.settle();
     assert_eq!(brief(pair.poll_b()), Some((2, OK, VIRTIO_RDMA_WC_RECV)));
     assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
@@ -168,7 +168,7 @@ pub fn rnr_retries_end() {
     pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
     pair.a.post_send(a.qpn, &Send::new(2, SEND, &[sge(DATA, 8, a.key)]));
     pair.settle_in_time();
-    // Three retries of 0.64 ms.
+    // The requester retries three times, after 0.64 ms each.
     assert_eq!(pair.clock.passed(), 3 * RNR_TIMER);
     let error = VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR;
     assert_eq!(brief(pair.poll_a()), Some((1, error, VIRTIO_RDMA_WC_SEND)));
@@ -207,8 +207,8 @@ pub fn a_peer_that_becomes_ready_is_found() {
     assert_eq!(pair.b.poll_event(), Some((VIRTIO_RDMA_EVENT_COMM_EST, b.qpn)));
 }
 
-/// Posts a work request that must fail, one behind it, and a receive at each
-/// end; checks what becomes of all four.
+/// Posts a work request that must fail, another one behind it, and a receive at each end. Checks the CQEs
+/// of all four.
 fn fails(change: impl FnOnce(&mut Pair) -> Send, status: u32, peer: Option<(u32, u32)>) -> Pair {
     let mut pair = Pair::new();
     let [a, b] = pair.ends;
@@ -332,8 +332,8 @@ fn write_with_bad_key(len: u32, peer: (u32, u32)) {
 }
 
 /// IBA 11.6.2 (Local Access Error): a WRITE with immediate data that is refused for its key completes
-/// the receive that it takes. Only one of several packets is refused before it takes one (9.7.4.1):
-/// then an event tells of it.
+/// the receive that it takes. A WRITE of several packets is refused before it takes a receive (9.7.4.1),
+/// and an event reports this.
 #[test]
 pub fn a_write_with_immediate_and_a_bad_key_fails_its_receive() {
     write_with_bad_key(1024, (VIRTIO_RDMA_WC_LOC_ACCESS_ERR, u32::MAX));
@@ -341,7 +341,7 @@ pub fn a_write_with_immediate_and_a_bad_key_fails_its_receive() {
     write_with_bad_key(1025, (flushed, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
 }
 
-/// IBA 9.7.4.1: whether there is a receive is looked at before the key.
+/// IBA 9.7.4.1: the responder looks for a receive before it checks the key.
 #[test]
 pub fn a_write_with_immediate_waits_for_a_receive_before_its_key_is_checked() {
     let mut pair = Pair::new();
@@ -353,7 +353,7 @@ pub fn a_write_with_immediate_waits_for_a_receive_before_its_key_is_checked() {
     assert_eq!(u32::from(pair.b.query(b.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
 }
 
-/// IBA C9-88: the key of no bytes is not checked; whether the QP lets its peer read or write is.
+/// IBA C9-88: the key of an access to no bytes is not checked, but the access flags of the QP are.
 #[test]
 pub fn no_bytes_need_no_key() {
     for opcode in [RDMA_WRITE, RDMA_READ] {
@@ -371,7 +371,7 @@ pub fn no_bytes_need_no_key() {
     }
 }
 
-/// IBA 10.6.3: a region of no bytes has keys. They give access to nothing, and what is no bytes long
+/// IBA 10.6.3: a region of no bytes has keys. They give no access to memory, but an access to no bytes
 /// may name them.
 #[test]
 pub fn a_region_of_no_bytes_gives_access_to_none() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! REREG_MR: what it replaces, and that nothing is replaced when it fails.
+//! Tests what REREG_MR replaces, and that it replaces nothing when it fails.
 
 use abi::*;
 use zerocopy::FromZeros;
@@ -116,7 +116,7 @@ pub fn a_refusal_leaves_the_region_as_it_was() {
     }
 }
 
-/// A translation of no bytes takes all access away.
+/// A new translation of no bytes takes all access away.
 #[test]
 fn another_translation_may_have_no_bytes() {
     let mut pair = Pair::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Which addresses a guest may add to its GID table.
+//! Tests which addresses a guest may add to its GID table.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn own(number: u8, prefix: [u8; 2]) -> Gid {
 const LINK_LOCAL: [u8; 2] = [0xfe, 0x80];
 const GLOBAL: [u8; 2] = [0x20, 0x01];
 
-/// Guests 1, 2 and so on, with these rights.
+/// Makes guests 1, 2 and so on, with these rights.
 fn guests<const N: usize>(rights: [AddressRights; N]) -> [Guest; N] {
     let (fabric, clock) = fabric();
     let mut number = 0;
@@ -39,8 +39,8 @@ fn listed(gids: &[(Gid, u32)]) -> AddressRights {
     AddressRights { gids: Some(gids), vlans: None }
 }
 
-/// What is made from a guest's MAC address is that guest's in every prefix and VLAN, whether it uses
-/// it or not.
+/// An address that is made from a guest's MAC address belongs to that guest in every prefix and VLAN, even
+/// if the guest does not use it.
 #[test]
 pub fn nobody_takes_what_is_made_from_anothers_mac() {
     let [mut a, mut b] = guests([AddressRights::default(), AddressRights::default()]);
@@ -54,7 +54,7 @@ pub fn nobody_takes_what_is_made_from_anothers_mac() {
     assert_eq!(b.add_gid(1, own(9, LINK_LOCAL), 0), Ok(()), "nobody's MAC address");
 }
 
-/// Without lists, other addresses are the guest's that has them, and anybody's when it has let go.
+/// Without lists, any other address belongs to the guest that has it, until that guest removes it.
 #[test]
 pub fn other_addresses_move() {
     let [mut a, mut b] = guests([AddressRights::default(), AddressRights::default()]);
@@ -64,7 +64,7 @@ pub fn other_addresses_move() {
     assert_eq!(b.add_gid(1, gid(50), 0), Ok(()));
 }
 
-/// A guest with a list uses what is on it, and its own link-local GID.
+/// A guest with a list may use the addresses on it, and its own link-local GID.
 #[test]
 pub fn a_list_is_all_that_a_guest_may_use() {
     let [mut a, mut b] = guests([listed(&[(gid(0), 120)]), AddressRights::default()]);
@@ -74,11 +74,11 @@ pub fn a_list_is_all_that_a_guest_may_use() {
     outside[14] = 1;
     assert_eq!(a.add_gid(3, outside, 0), REFUSED);
     assert_eq!(a.add_gid(3, own(1, GLOBAL), 0), REFUSED);
-    // A prefix is shared with others.
+    // Guests share a prefix.
     assert_eq!(b.add_gid(1, gid(51), 0), Ok(()));
 }
 
-/// An address that is listed by itself is nobody's but those guests' that have it on their lists.
+/// An address that a list names by itself belongs to the guests that have it on their lists.
 #[test]
 pub fn a_single_address_is_kept_for_its_guests() {
     let none = AddressRights::default();
@@ -95,7 +95,7 @@ pub fn a_single_address_is_kept_for_its_guests() {
     assert_eq!(b.add_gid(1, gid(60), 0), Ok(()));
 }
 
-/// A guest with a list of VLANs uses addresses in these alone.
+/// A guest with a list of VLANs may use addresses in these VLANs alone.
 #[test]
 pub fn vlans_are_listed() {
     let vlans = |untagged| {

@@ -593,7 +593,7 @@ fn numbers_come_back_late() {
     });
 }
 
-/// Writes anything anywhere into a region, mostly into its head.
+/// Writes a random word into a region, mostly into its head.
 fn scribble(guest: &Guest, random: &mut Random, region: u64) {
     let at = match random.below(3) {
         0 => random.below(16) * 4,
@@ -615,7 +615,7 @@ fn hostile_rings_harm_their_own_qp_alone() {
             let mut random = Random::new(seed * 0x9e37_79b9);
             let mut pair = Pair::new();
             let [a, b] = pair.ends;
-            // Another program of the same guest: a QP and CQ of its own.
+            // Another program of the same guest has its own QP and CQ.
             let cqn = pair.a.create_cq(RING);
             let qpn = pair.a.create_qp(a.pdn, cqn, VIRTIO_RDMA_QPT_RC);
             pair.a.connect(qpn, gid(2), b.qpn);
@@ -674,7 +674,7 @@ fn a_large_message_holds_nobody_up() {
         pair.a.device.run(4);
         for _ in 0..8 {
             pair.a.post_send(qpn, &small.clone().rdma(DATA, b.key));
-            // A turn of each queue: a few chunks of the large one, and the small one.
+            // Each queue has a turn, for some chunks of the large write and for the small one.
             for _ in 0..3 {
                 pair.a.device.run(4);
             }
@@ -686,7 +686,7 @@ fn a_large_message_holds_nobody_up() {
     });
 }
 
-/// Who sees that a SEND is complete, and tells the receiver, may not be told that there is nothing.
+/// When a sender sees that a SEND is complete, the receiver must find the completion of its receive.
 #[test]
 fn a_send_is_complete_after_its_receive() {
     const BATCH: u64 = 4;
@@ -707,7 +707,7 @@ fn a_send_is_complete_after_its_receive() {
             b.post_recv(y.qpn, wr_id, &[]);
         }
         for wr_id in 0..BATCH {
-            // The first CQE of a turn is not that of a receive.
+            // The first CQE of a turn is that of a write, which has no receive.
             a.post_send(x.qpn, &write);
             a.post_send(x.qpn, &Send::new(wr_id, VIRTIO_RDMA_WR_SEND, &[]));
         }
@@ -732,7 +732,7 @@ fn a_region_is_replaced_while_a_peer_writes_cqes() {
     let Pair { mut a, mut b, ends: [x, y], .. } = made.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    // The receiver resizes its CQ and polls it; the sender's thread writes there.
+    // The receiver resizes its CQ and polls it, while the sender's thread writes CQEs into it.
     let receiver = std::thread::spawn(move || {
         let mut next = 0;
         for round in 0..200 {
@@ -760,7 +760,7 @@ fn a_region_is_replaced_while_a_peer_writes_cqes() {
         while a.poll(x.cqn).is_none() && !stop.load(Ordering::Acquire) {
             let next = a.device.run(64);
             if let (Next::At(time), false) = (next, clock.end_pause(next)) {
-                // The receiver is as fast as it is: its timer never runs out here.
+                // The clock stops before the RNR timer expires, however slow the receiver is.
                 let before = time.checked_sub(PAUSE + Duration::from_nanos(1)).unwrap();
                 clock.advance_to(before);
             }
@@ -802,7 +802,7 @@ fn sixteen_thousand_qps() {
             pairs.push((qpn, cqn));
         }
         guest.run();
-        // Nobody looks at what is idle.
+        // The device does not poll queues that are idle.
         assert_eq!(guest.device.run(64), Next::Idle);
         let part = [sge(DATA, 8, key)];
         for (qpn, _) in &pairs {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Shared receive queues.
+//! Tests shared receive queues.
 
 use abi::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -13,11 +13,11 @@ const RECV: u32 = VIRTIO_RDMA_WC_RECV;
 const LIMIT: u32 = VIRTIO_RDMA_EVENT_SRQ_LIMIT_REACHED;
 const LAST: u32 = VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED;
 
-/// Guest `b` has an SRQ and several QPs on it, each connected to one of guest `a`.
+/// Guest `b` has an SRQ with several QPs, each of which is connected to a QP of guest `a`.
 struct Bench {
     pair: Pair,
     srqn: u32,
-    /// QPs of `a`, and those of `b`.
+    /// The QPs of `a`, and those of `b`.
     qps: Vec<(u32, u32)>,
 }
 
@@ -50,7 +50,7 @@ impl Bench {
         self.pair.a.post_send(self.qps[qp].0, &send);
     }
 
-    /// The next receive: its work request, status and QP.
+    /// Returns the work request, the status and the QP of the next receive.
     fn received(&mut self) -> Option<(u64, u32, u32)> {
         self.pair.poll_b().map(|cqe| (cqe.wr_id, u32::from(cqe.status), cqe.qp_num))
     }
@@ -65,7 +65,7 @@ fn receives_are_taken_in_order_by_whoever_needs_one() {
     with_rings(|| {
         let mut bench = Bench::new(3);
         let mut expected = 0;
-        // Further than the ring is long.
+        // The indices go round the ring several times.
         for round in 0..u64::from(3 * RING) {
             let (qp, wr_id) = ((round % 3) as usize, round % 7);
             let data = bench.pair.a.fill(DATA + wr_id * 64, 64, round as u8);
@@ -94,7 +94,7 @@ fn a_post_wakes_whoever_waits() {
         bench.pair.settle_and_pause();
         assert_eq!(bench.pair.b.device.counter(Counter::RnrNaks), 4);
         assert!(bench.received().is_none());
-        // One after the other: each post wakes, however many wait and without a timer.
+        // Each post wakes one QP, however many wait, and without a timer.
         for wr_id in 0..4 {
             bench.post(wr_id);
             bench.pair.settle();
@@ -102,7 +102,7 @@ fn a_post_wakes_whoever_waits() {
             assert!(bench.received().is_none());
         }
         assert_eq!(bench.pair.clock.passed(), PAUSE);
-        // Nobody waits, nobody rings.
+        // No QP waits, so no doorbell is needed.
         let bells = bench.pair.b.device.counter(Counter::Doorbells);
         bench.post(5);
         assert_eq!(bench.pair.b.device.counter(Counter::Doorbells), bells);
@@ -115,7 +115,7 @@ fn one_that_helps_itself_leaves_the_others_asleep() {
         let mut bench = Bench::new(2);
         bench.send(0, 0);
         bench.pair.settle_and_pause();
-        // QP 1 takes what is there before the owner has rung for QP 0.
+        // QP 1 takes the receive before the owner has sent the doorbell for QP 0.
         let key = bench.pair.ends[1].key;
         let sges = [sge(DATA, 64, key)];
         let header = virtio_rdma_rq_wqe { num_sge: 1, reserved_04: 0, wr_id: 1 };
@@ -124,7 +124,7 @@ fn one_that_helps_itself_leaves_the_others_asleep() {
         bench.send(1, 1);
         bench.pair.settle();
         assert_eq!(bench.received(), Some((1, 0, bench.qps[1].1)));
-        // The next finds that somebody still waits.
+        // The next post finds that a QP still waits.
         bench.post(2);
         bench.pair.settle();
         assert_eq!(bench.received(), Some((2, 0, bench.qps[0].1)));
@@ -151,7 +151,7 @@ fn the_limit_is_told_once() {
         assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
         assert_eq!(bench.pair.b.poll_event(), None);
         assert_eq!(bench.pair.b.query_srq(srqn).unwrap().srq_limit, 0);
-        // One is left: the limit is reached when it is set.
+        // One receive is left, so the limit is reached when it is set.
         bench.pair.b.arm_srq(srqn, 2).unwrap();
         assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
         bench.pair.b.arm_srq(srqn, 1).unwrap();
@@ -174,7 +174,7 @@ fn a_qp_in_error_tells_that_it_took_its_last() {
         bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
         bench.pair.settle();
         assert_eq!(bench.pair.b.poll_event(), Some((LAST, qpn)));
-        // What nobody took is not flushed.
+        // Receives that no QP took are not flushed.
         assert!(bench.received().is_none());
         bench.pair.b.set_state(qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
         bench.pair.settle();
@@ -215,7 +215,7 @@ fn what_a_reset_qp_did_not_complete_is_taken_by_another() {
     with_rings(|| {
         let mut bench = Bench::new(2);
         let [a, b] = bench.pair.ends;
-        // Longer than a turn, so that it stops in the middle.
+        // The message takes longer than a turn, so the device stops in the middle.
         let len = 1 << 20;
         bench.pair.b.post_srq_recv(bench.srqn, 7, &[sge(DATA, len, b.key)]);
         let send = Send::new(1, SEND, &[sge(DATA, len, a.key)]);
@@ -366,7 +366,7 @@ fn resizing_loses_no_receive_and_doubles_none() {
         let mut bench = Bench::new(2);
         let (mut posted, mut taken, mut moved) = (0, 0, 0);
         for (round, depth) in [4, 64, 8, 16, 2, 64].into_iter().cycle().take(60).enumerate() {
-            // A few wait at each change, and a few are taken between two.
+            // Some receives wait at each change, and some are taken between two changes.
             while posted - taken < 2 {
                 bench.post(posted);
                 posted += 1;
@@ -421,7 +421,7 @@ fn a_ring_that_is_too_small_changes_nothing() {
         bench.send(0, 1);
         bench.pair.settle();
         assert_eq!(bench.pair.b.poll_event(), Some((LIMIT, srqn)));
-        // The limit must fit, too.
+        // The ring must have room for the limit, too.
         bench.pair.b.arm_srq(srqn, 3).unwrap();
         assert_eq!(bench.pair.b.resize_srq(srqn, 2), invalid);
         assert_eq!(bench.pair.b.resize_srq(srqn, 4), Ok(3));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Guests on threads of their own, as in the daemon.
+//! Tests guests on their own threads, as in the daemon.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -35,8 +35,8 @@ impl Wake for Bell {
     }
 }
 
-/// Waits for a CQE as a program does: polls, arms, polls again, and sleeps
-/// until an interrupt. The clock stands still but for pauses, so mostly a peer ends a wait.
+/// Waits for a CQE as a program does: polls, arms, polls again, and sleeps until an interrupt. The clock
+/// moves only for pauses, so mostly a peer ends a wait.
 fn next_cqe(guest: &mut Guest, cqn: u32, bell: &Bell) -> virtio_rdma_cqe {
     loop {
         if let Some(cqe) = guest.poll(cqn) {
@@ -59,8 +59,8 @@ fn next_cqe(guest: &mut Guest, cqn: u32, bell: &Bell) -> virtio_rdma_cqe {
 const ROUNDS: u64 = 2000;
 const LEN: usize = 2048;
 
-/// Posts a receive, sends, and checks what came, again and again; the region
-/// of the send is new each time.
+/// Posts a receive, sends a message and checks the one that arrives, many times. Each send has a new
+/// region.
 fn converse(mut guest: Guest, end: End, bell: &Bell, own: u8, peer: u8) {
     for round in 0..ROUNDS {
         let place = DATA + 0x10000;
@@ -92,7 +92,7 @@ fn pair_of_threads() -> (Pair, [Arc<Bell>; 2]) {
         Guest::with_wake(&fabric, &clock, number, bell)
     };
     let (mut a, mut b) = (guest(1), guest(2));
-    // The pauses of one move the clock of both.
+    // A pause of one guest moves the clock of both.
     (a.rnr_retry, b.rnr_retry) = (7, 7);
     let kind = VIRTIO_RDMA_QPT_RC;
     let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
@@ -116,7 +116,7 @@ pub fn a_guest_comes_and_goes_under_traffic() {
     let Pair { mut a, mut b, ends, .. } = pair;
     let key = Arc::new(AtomicU32::new(ends[1].key));
     let new_key = Arc::clone(&key);
-    // The victim's memory after a reset is not written any more.
+    // The device does not write to the victim's memory after a reset.
     let other = thread::spawn(move || {
         for round in 0..50_u8 {
             for _ in 0..20 {
@@ -154,8 +154,8 @@ pub fn a_guest_comes_and_goes_under_traffic() {
     other.join().unwrap();
 }
 
-/// Who asks what a device does, and the commands of its guest, take the same
-/// locks, and none waits for the other for ever.
+/// A query of the status of a device and the commands of its guest take the same locks. Neither waits for
+/// the other without an end.
 #[test]
 fn status_beside_commands() {
     let (fabric, clock) = fabric();

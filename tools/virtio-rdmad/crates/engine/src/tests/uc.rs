@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Unreliable connections: what arrives, and what is dropped without a word.
+//! Tests unreliable connections: which messages arrive, and which are dropped without an error.
 
 use abi::*;
 
@@ -102,14 +102,15 @@ pub fn what_the_responder_refuses_is_lost() {
     for (guest, end) in [(&mut pair.b, b), (&mut other.b, d)] {
         assert_eq!(u32::from(guest.query(end.qpn).qp_state), VIRTIO_RDMA_QPS_RTS);
     }
-    // The receive that was too small is there for the next.
+    // The next message takes the receive that was too small.
     pair.a.post_send(a.qpn, &Send::new(4, SEND, &[sge(DATA, 7, a.key)]));
     pair.settle();
     assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
 }
 
-/// IBA 9.9.3 (class A): an error of the receiver's own, a receive that names memory it may not,
-/// completes the receive and fails its QP on an unreliable connection too. The sender is not told.
+/// IBA 9.9.3 (class A): also on an unreliable connection, an error of the receiver itself completes the
+/// receive and fails its QP, for example if the receive names memory without access. The sender does not
+/// learn of it.
 #[test]
 pub fn a_bad_receive_fails_the_receiver_alone() {
     let mut pair = connected();
@@ -160,7 +161,7 @@ pub fn errors_of_the_sender_stop_its_queue_alone() {
         assert_eq!(brief(pair.poll_a()).map(|(id, status, _)| (id, status)), Some((1, status)));
         assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_WR_FLUSH_ERR);
         assert_eq!(u32::from(pair.a.query(a.qpn).qp_state), VIRTIO_RDMA_QPS_SQE);
-        // Its receives go on.
+        // Its receives still work.
         pair.a.post_recv(a.qpn, 7, &[sge(DATA, 8, a.key)]);
         pair.b.post_send(b.qpn, &Send::new(3, SEND, &[sge(DATA, 8, b.key)]));
         pair.settle();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! VLANs: GIDs that are reached from their own VLAN alone.
+//! Tests VLANs: a GID can be reached only from its own VLAN.
 
 use abi::*;
 
@@ -22,7 +22,7 @@ fn connect(guest: &mut Guest, end: End, from: u8, dgid: Gid, dest: u32) {
     guest.make_rts(end.qpn, true).unwrap();
 }
 
-/// A writes 8 bytes to B; the status.
+/// Writes 8 bytes from A to B, and returns the status.
 fn write(pair: &mut Pair) -> u32 {
     let [a, b] = pair.ends;
     pair.a.post_send(a.qpn, &Send::new(1, RDMA_WRITE, &[sge(DATA, 8, a.key)]).rdma(DATA, b.key));
@@ -30,8 +30,7 @@ fn write(pair: &mut Pair) -> u32 {
     brief(pair.poll_a()).unwrap().1
 }
 
-/// Two guests with QPs in RESET; A is gid(11) in VLAN 5, B is gid(12) in VLANs 5
-/// and 6.
+/// Makes two guests with QPs in RESET. A has gid(11) in VLAN 5, and B has gid(12) in VLANs 5 and 6.
 fn tagged() -> Pair {
     let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
     pair.a.add_vlan_gid(1, gid(11), 5).unwrap();
@@ -84,7 +83,7 @@ pub fn connections_stay_in_their_vlan() {
     connect(&mut pair.a, a, 1, gid(12), b.qpn);
     connect(&mut pair.b, b, 1, gid(11), a.qpn);
     assert_eq!(write(&mut pair), OK);
-    // The GID in use goes, as it does with its network interface.
+    // The GID in use is removed, as when its network interface is removed.
     pair.b.del_gid(1).unwrap();
     assert_eq!(write(&mut pair), VIRTIO_RDMA_WC_RETRY_EXC_ERR);
     let to_itself = |pair: &mut Pair| {
@@ -95,7 +94,7 @@ pub fn connections_stay_in_their_vlan() {
         brief(pair.poll_a()).unwrap().1
     };
     assert_eq!(to_itself(&mut pair), OK);
-    // B's QP names A, but from another VLAN; A names a GID that is not in its VLAN.
+    // B's QP names A from another VLAN. A's QP names a GID that is not in its VLAN.
     for (from_a, from_b, to_b) in [(1, 2, gid(12)), (1, 0, gid(2)), (0, 1, gid(12))] {
         let mut pair = tagged();
         let [a, b] = pair.ends;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Extended reliable connections.
+//! Tests extended reliable connections.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const REQ_ERR: u32 = VIRTIO_RDMA_EVENT_QP_REQ_ERR;
 const LAST: u32 = VIRTIO_RDMA_EVENT_QP_LAST_WQE_REACHED;
 const SIZE: u32 = 64;
 
-/// What a program of guest `b` has: an SRQ with a PD, an MR and a CQ of its own.
+/// A program of guest `b`: an SRQ with its own PD, MR and CQ.
 #[derive(Clone, Copy)]
 struct Program {
     pdn: u32,
@@ -25,20 +25,20 @@ struct Program {
     srqn: u32,
 }
 
-/// Guest `a` has initiators, guest `b` as many targets in one domain, and two
-/// programs that receive in it.
+/// Guest `a` has initiators. Guest `b` has the same number of targets in one domain, and two programs that
+/// receive in it.
 struct Bench {
     pair: Pair,
     xrcdn: u32,
     programs: [Program; 2],
-    /// Initiators of `a`, and targets of `b`.
+    /// The initiators of `a`, and the targets of `b`.
     qps: Vec<(u32, u32)>,
 }
 
 impl Bench {
     fn new(count: usize) -> Self {
         let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
-        // Their pauses move the clock.
+        // The pauses of initiators move the clock.
         pair.a.rnr_retry = 7;
         let a = pair.ends[0];
         let xrcdn = pair.b.alloc_xrcd().unwrap();
@@ -67,7 +67,7 @@ impl Bench {
         self.pair.b.post_srq_recv(srqn, wr_id, &[sge(at, len, key)]);
     }
 
-    /// Sends to the SRQ of this number.
+    /// Sends a message to the SRQ with this number.
     fn send_to(&mut self, qp: usize, srqn: u32, wr_id: u64, len: u32) {
         let key = self.pair.ends[0].key;
         let at = DATA + wr_id * u64::from(SIZE);
@@ -79,13 +79,13 @@ impl Bench {
         self.send_to(qp, self.programs[program].srqn, wr_id, SIZE);
     }
 
-    /// The next receive of a program: its work request, status, QP and SRQ.
+    /// Returns the work request, the status, the QP and the SRQ of the next receive of a program.
     fn received(&mut self, program: usize) -> Option<(u64, u32, u32, u32)> {
         let cqe = self.pair.b.poll_ring(self.programs[program].cqn)?;
         Some((cqe.wr_id, u32::from(cqe.status), cqe.qp_num, cqe.srqn))
     }
 
-    /// The next send: its work request and status.
+    /// Returns the work request and the status of the next send.
     fn sent(&mut self) -> Option<(u64, u32)> {
         self.pair.poll_a().map(|cqe| (cqe.wr_id, u32::from(cqe.status)))
     }
@@ -94,7 +94,7 @@ impl Bench {
         self.pair.b.query(self.qps[qp].1).qp_state.into()
     }
 
-    /// All events that there are.
+    /// Takes all events.
     fn events(&mut self) -> Vec<(u32, u32)> {
         std::iter::from_fn(|| self.pair.b.poll_event()).collect()
     }
@@ -148,7 +148,7 @@ fn many_initiators_share_one_srq() {
             let (got, status, qpn, _) = bench.received(0).unwrap();
             assert_eq!((got, status), (wr_id, 0));
             taken[bench.qps.iter().position(|(_, to)| *to == qpn).unwrap()] += 1;
-            // Each in the order in which it was sent.
+            // Each program receives its messages in the order of sending.
             assert!(bench.sent().is_some());
         }
         assert_eq!(taken, [4; 4]);
@@ -190,7 +190,7 @@ fn keys_are_those_of_the_srqs_pd() {
         assert_eq!(bench.pair.b.memory.read_obj(remote + 1024), Ok(7_u64));
         let cqe = bench.pair.b.poll_ring(first.cqn).unwrap();
         assert_eq!((cqe.wr_id, cqe.ex, cqe.srqn), (9, 99, srqn));
-        // The same key, for the SRQ of the other PD.
+        // The same key is used with the SRQ of the other PD.
         let write = Send::new(5, VIRTIO_RDMA_WR_RDMA_WRITE, &local).rdma(remote, first.key);
         bench.pair.a.post_send(bench.qps[1].0, &write.srqn(second.srqn));
         bench.pair.settle();
@@ -230,7 +230,7 @@ fn an_srq_outside_of_the_domain_ends_the_connection() {
             assert_eq!(bench.events(), [(REQ_ERR, target), (LAST, target)]);
             assert_eq!(bench.received(0), None);
             assert_eq!(bench.pair.b.device.counter(Counter::XrcViolations), 1);
-            // Nobody else is concerned.
+            // No other connection is affected.
             bench.post(0, 4, SIZE);
             bench.send(1, 0, 4);
             bench.pair.settle();
@@ -252,7 +252,7 @@ fn an_srq_that_is_destroyed_under_a_message() {
         assert_eq!(bench.sent(), Some((0, VIRTIO_RDMA_WC_REM_INV_REQ_ERR)));
         assert_eq!(bench.pair.b.poll_ring(cqn).map(|cqe| cqe.wr_id), None);
         assert_eq!(bench.pair.b.bytes(region, 4096), [0; 4096]);
-        // Its CQ is free, too.
+        // Its CQ can be destroyed, too.
         bench.pair.b.destroy_cq(cqn).unwrap();
         bench.send_to(1, srqn, 1, SIZE);
         bench.pair.settle();
@@ -301,7 +301,7 @@ fn a_target_in_error_flushes_what_it_took() {
         let flushed = (0, VIRTIO_RDMA_WC_WR_FLUSH_ERR, target, bench.programs[1].srqn);
         assert_eq!(bench.received(1), Some(flushed));
         assert_eq!(bench.events(), [(LAST, target)]);
-        // One without a message tells, too.
+        // A target that has received no message raises the event, too.
         bench.pair.b.set_state(bench.qps[1].1, VIRTIO_RDMA_QPS_ERR).unwrap();
         bench.pair.b.run();
         assert_eq!(bench.events(), [(LAST, bench.qps[1].1)]);
@@ -329,7 +329,7 @@ fn a_broken_srq_harms_whom_it_holds() {
     with_rings(|| {
         let mut bench = Bench::new(3);
         let [broken, sound] = bench.programs;
-        // The first waits for it, the others do not.
+        // The first connection waits for it, and the others do not.
         bench.send(0, 0, 0);
         bench.pair.settle_and_pause();
         let region = bench.pair.b.srq_rings[&broken.srqn].region;
@@ -377,7 +377,7 @@ fn ends_of_other_types_do_not_answer() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         let (ends, (ini, tgt)) = (bench.pair.ends, bench.qps[0]);
-        // RC to a target, and an initiator to RC.
+        // An RC QP is connected to a target, and an initiator to an RC QP.
         let gids = [bench.pair.a.gid, bench.pair.b.gid];
         bench.pair.a.connect(ends[0].qpn, gids[1], tgt);
         bench.pair.b.connect(ends[1].qpn, gids[0], ini);
@@ -457,7 +457,7 @@ fn commands_are_checked() {
         for wrong in [0, 7, u32::MAX] {
             assert_eq!(guest.dealloc_xrcd(wrong), none);
         }
-        // No other QP receives from an SRQ for XRC, and an initiator from none.
+        // A QP of another type cannot receive from an SRQ for XRC. An initiator cannot receive at all.
         let rc = guest.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn);
         assert_eq!(rc.map(|_| ()), invalid);
         let basic = guest.create_srq(b.pdn);
@@ -478,7 +478,7 @@ fn an_initiator_needs_its_header() {
         let mut bench = Bench::new(1);
         let (ini, key) = (bench.qps[0].0, bench.pair.ends[0].key);
         bench.post(0, 1, SIZE);
-        // Without the SRQ's number, the first SGE stands in its place.
+        // Without the SRQ's number, the first SGE is in its place.
         let send = Send::new(1, SEND, &[sge(u64::from(u32::MAX), 0, key)]);
         bench.pair.a.post_send(ini, &send);
         bench.pair.settle();
