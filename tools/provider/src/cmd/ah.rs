@@ -37,13 +37,7 @@ pub fn destroy(ah: Ref<'_, ibv_ah>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::{
-            FIRST_HANDLE,
-            Name::{Method, Write},
-        },
-    };
+    use crate::cmd::bench::*;
 
     /// The address vector of an AH is what the driver answers, byte by byte.
     #[test]
@@ -56,8 +50,7 @@ mod tests {
             .answer(UVERBS_ATTR_UHW_OUT, virtio_rdma_uresp_create_ah { av, ..Default::default() });
         let got = create(bench.pd.as_ref(), &mut attr, bench.ah.as_ref()).unwrap();
         assert_eq!(bytes(&got), av);
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_CREATE_AH));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_CREATE_AH));
         assert_eq!(command.room[&UVERBS_ATTR_UHW_OUT], size_of::<virtio_rdma_uresp_create_ah>());
         assert!(!command.input.contains_key(&UVERBS_ATTR_UHW_IN));
         // A driver that keeps the vector does not write to the answer.
@@ -65,8 +58,7 @@ mod tests {
         assert_eq!(bytes(&got), [0; size_of::<virtio_rdma_av>()]);
         assert_eq!(bench.kernel.take().len(), 1);
         assert_eq!(destroy(bench.ah.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY));
+        let command = bench.command(Method(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_AH_HANDLE), u64::from(FIRST_HANDLE) + 1);
     }
 }

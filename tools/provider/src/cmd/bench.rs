@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Objects for the tests of commands, each of which the kernel of the tests knows.
 
+pub use crate::model::uverbs::{
+    FIRST_HANDLE,
+    Name::{Method, Write},
+};
 use crate::{
     bindings::*,
     cmd::mr::Region,
-    model::{opened::Opened, uverbs::Kernel},
+    model::{
+        opened::Opened,
+        uverbs::{Command, Kernel, Name},
+    },
     object::{Owned, Ref, Zeroable},
 };
 use core::ptr;
@@ -72,6 +79,14 @@ impl Bench {
             (*srq.as_ref().srq().as_ptr()).handle = SRQ;
         }
         Self { mr, mw, ah, xrcd, cq, qp, srq, pd, opened, kernel }
+    }
+
+    /// Returns the one command since the last call, which must have this name.
+    #[track_caller]
+    pub fn command(&self, name: Name) -> Command {
+        let command = self.kernel.one();
+        assert_eq!(command.name, name);
+        command
     }
 
     pub fn context(&self) -> Ref<'_, ibv_context> {

@@ -138,13 +138,7 @@ pub fn query_port_speed(context: Ref<'_, ibv_context>, port: u32, speed: &mut u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::{
-            opened::description,
-            uverbs::Name::{Method, Write},
-        },
-    };
+    use crate::{cmd::bench::*, model::opened::description};
 
     /// The driver's description of a context is returned as it is, and the command carries nothing of
     /// the provider.
@@ -206,8 +200,7 @@ mod tests {
             },
         );
         assert_eq!(query_port(bench.context(), 3, &mut port), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
+        let command = bench.command(Method(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT));
         assert_eq!(command.handle(UVERBS_ATTR_QUERY_PORT_PORT_NUM), 3);
         assert_eq!((port.state, port.gid_tbl_len), (4, 9));
 

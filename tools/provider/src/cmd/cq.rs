@@ -95,13 +95,7 @@ pub fn destroy(cq: Ref<'_, ibv_cq>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::{
-            device,
-            uverbs::Name::{Method, Write},
-        },
-    };
+    use crate::{cmd::bench::*, model::device};
 
     /// The driver is told where the ring is, if there is one.
     #[test]
@@ -114,8 +108,7 @@ mod tests {
                 let channel = with_channel.then(|| unsafe { Ref::new(&raw mut channel) });
                 let cq = object::<verbs_cq>();
                 assert_eq!(create(bench.context(), 64, channel, 2, cq.as_ref().cq(), ring), Ok(()));
-                let command = bench.kernel.one();
-                assert_eq!(command.name, Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE));
+                let command = bench.command(Method(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE));
                 assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_CQ_CQE), 64);
                 assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_CQ_COMP_VECTOR), 2);
                 let fd = command.input.get(&UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL);
@@ -135,8 +128,7 @@ mod tests {
         let bench = Bench::new();
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, 256u32);
         assert_eq!(resize(bench.cq(), 128, CQ_RING), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_RESIZE_CQ));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_RESIZE_CQ));
         let core: ib_uverbs_resize_cq = command.core();
         assert_eq!((core.cq_handle, core.cqe), (CQ, 128));
         assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&CQ_RING));
@@ -178,8 +170,7 @@ mod tests {
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, answer);
         let mut entries = [const { MaybeUninit::zeroed() }; 5];
         assert_eq!(poll(bench.cq(), &mut entries), Ok(2));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_POLL_CQ));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_POLL_CQ));
         let core: ib_uverbs_poll_cq = command.core();
         assert_eq!((core.cq_handle, core.ne), (CQ, 5));
         let room = size_of::<ib_uverbs_poll_cq_resp>() + 5 * size_of::<ib_uverbs_wc>();
@@ -210,17 +201,14 @@ mod tests {
         let bench = Bench::new();
         for solicited_only in [false, true] {
             assert_eq!(req_notify(bench.cq(), solicited_only), Ok(()));
-            let command = bench.kernel.one();
-            assert_eq!(command.name, Write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ));
+            let command = bench.command(Write(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ));
             let core: ib_uverbs_req_notify_cq = command.core();
             assert_eq!((core.cq_handle, core.solicited_only), (CQ, solicited_only.into()));
         }
         let moderate = ibv_moderate_cq { cq_count: 8, cq_period: 9 };
         let mut attr = ibv_modify_cq_attr { attr_mask: IBV_CQ_ATTR_MODERATE, moderate };
         assert_eq!(modify(bench.cq(), &mut attr), Ok(()));
-        let command = bench.kernel.one();
-        let extended = IB_USER_VERBS_EX_CMD_MODIFY_CQ | EXTENDED;
-        assert_eq!(command.name, Write(extended));
+        let command = bench.command(Write(IB_USER_VERBS_EX_CMD_MODIFY_CQ | EXTENDED));
         let core: ib_uverbs_ex_modify_cq = command.core();
         assert_eq!((core.cq_handle, core.attr_mask), (CQ, IBV_CQ_ATTR_MODERATE));
         assert_eq!((core.attr.cq_count, core.attr.cq_period), (8, 9));

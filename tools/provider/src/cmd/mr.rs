@@ -121,13 +121,7 @@ pub fn deregister(mr: Ref<'_, verbs_mr>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::{
-            FIRST_HANDLE,
-            Name::{Method, Write},
-        },
-    };
+    use crate::cmd::bench::*;
 
     #[test]
     fn mrs() {
@@ -139,8 +133,7 @@ mod tests {
         let keys = || unsafe { ((*mr.as_ptr()).ibv_mr.lkey, (*mr.as_ptr()).ibv_mr.rkey) };
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [77u32, 78, 79]);
         assert_eq!(register(pd, REGION, mr), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_REG_MR));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_REG_MR));
         assert!(command.is_without_driver());
         let core: ib_uverbs_reg_mr = command.core();
         assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
@@ -150,8 +143,7 @@ mod tests {
         bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, 5u32);
         bench.kernel.answer(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, 6u32);
         assert_eq!(register_dmabuf(pd, REGION, 9, mr), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR));
+        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR));
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_OFFSET), 0x1000);
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_LENGTH), 0x2000);
         assert_eq!(command.input::<u64>(UVERBS_ATTR_REG_DMABUF_MR_IOVA), 0x3000);
@@ -164,8 +156,7 @@ mod tests {
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [7u32, 8]);
         let flags = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION;
         assert_eq!(reregister(mr, flags as c_int, Some(pd), REGION), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_REREG_MR));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_REREG_MR));
         let core: ib_uverbs_rereg_mr = command.core();
         assert_eq!((core.mr_handle, core.flags, core.pd_handle), (FIRST_HANDLE, flags, PD));
         assert_eq!((core.start, core.length, core.hca_va), (0x1000, 0x2000, 0x3000));
@@ -174,14 +165,12 @@ mod tests {
         bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_LKEY, 9u32);
         bench.kernel.answer(UVERBS_ATTR_QUERY_MR_RESP_RKEY, 10u32);
         assert_eq!(query(pd, mr, 55), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR));
+        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR));
         assert_eq!(command.handle(UVERBS_ATTR_QUERY_MR_HANDLE), 55);
         assert_eq!((handle(), keys()), (55, (9, 10)));
 
         assert_eq!(deregister(mr), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY));
+        let command = bench.command(Method(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_MR_HANDLE), 55);
     }
 

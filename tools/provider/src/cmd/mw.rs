@@ -34,10 +34,7 @@ pub fn dealloc(mw: Ref<'_, ibv_mw>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::Name::{Method, Write},
-    };
+    use crate::cmd::bench::*;
 
     #[test]
     fn windows() {
@@ -46,8 +43,7 @@ mod tests {
         for mw_type in [IBV_MW_TYPE_1, IBV_MW_TYPE_2] {
             bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [21u32, 22]);
             assert_eq!(alloc(bench.pd.as_ref(), mw_type, mw), Ok(()));
-            let command = bench.kernel.one();
-            assert_eq!(command.name, Write(IB_USER_VERBS_CMD_ALLOC_MW));
+            let command = bench.command(Write(IB_USER_VERBS_CMD_ALLOC_MW));
             let core: ib_uverbs_alloc_mw = command.core();
             assert_eq!((core.pd_handle, u32::from(core.mw_type)), (PD, mw_type));
             // SAFETY: the window is live.
@@ -55,8 +51,7 @@ mod tests {
             assert_eq!((handle, mw.rkey()), (21, 22));
         }
         assert_eq!(dealloc(mw), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY));
+        let command = bench.command(Method(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_MW_HANDLE), 21);
     }
 }

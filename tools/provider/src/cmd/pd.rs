@@ -33,29 +33,21 @@ pub fn dealloc(pd: Ref<'_, ibv_pd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::{
-            FIRST_HANDLE,
-            Name::{Method, Write},
-        },
-    };
+    use crate::cmd::bench::*;
 
     #[test]
     fn pds() {
         let bench = Bench::new();
         let pd = object::<ibv_pd>();
         assert_eq!(alloc(bench.context(), pd.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_ALLOC_PD));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_ALLOC_PD));
         assert!(command.is_without_driver());
         let at = pd.as_ref().as_ptr();
         // SAFETY: the PD is live.
         let (handle, context) = unsafe { ((*at).handle, (*at).context) };
         assert_eq!((handle, context), (FIRST_HANDLE, bench.opened.verbs()));
         assert_eq!(dealloc(bench.pd.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY));
+        let command = bench.command(Method(UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_PD_HANDLE), PD.into());
     }
 }

@@ -187,10 +187,7 @@ pub fn ring_recv_doorbell(qp: Ref<'_, ibv_qp>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::Name::{Method, Write},
-    };
+    use crate::cmd::bench::*;
 
     /// A QP has the number and the capabilities that the kernel answers. The driver is told where the
     /// rings are, if there are rings.
@@ -203,8 +200,7 @@ mod tests {
             bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 99u32);
             bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_CAP, [10u32, 20, 30, 40, 50]);
             assert_eq!(create(bench.pd.as_ref(), &mut attr, qp.as_ref(), rings), Ok(()));
-            let command = bench.kernel.one();
-            assert_eq!(command.name, Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
+            let command = bench.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
             let driver = command.input.get(&UVERBS_ATTR_UHW_IN).map(Vec::as_slice);
             assert_eq!(driver, rings.as_ref().map(bytes));
             assert!(!command.room.contains_key(&UVERBS_ATTR_UHW_OUT));
@@ -239,8 +235,7 @@ mod tests {
         attr.xrcd = bench.xrcd();
         bench.kernel.answer(UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, 98u32);
         assert_eq!(create_xrc_target(context, &mut attr, qp.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
+        let command = bench.command(Method(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_QP_XRCD_HANDLE), XRCD.into());
         assert!(command.is_without_driver());
         assert_eq!(qp.as_ref().qp().number(), 98);
@@ -259,8 +254,7 @@ mod tests {
         assert_eq!(bench.kernel.take().len(), 0);
         attr.xrcd = bench.xrcd();
         assert_eq!(open(context, &mut attr, qp.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_OPEN_QP));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_OPEN_QP));
         let core: ib_uverbs_open_qp = command.core();
         assert_eq!((core.pd_handle, core.qpn), (XRCD, 97));
         assert_eq!(u32::from(core.qp_type), IBV_QPT_XRC_RECV);
@@ -278,8 +272,7 @@ mod tests {
         };
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         assert_eq!(modify(bench.qp(), &mut attr, mask as c_int), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_MODIFY_QP));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_MODIFY_QP));
         assert!(command.is_without_driver());
         let core: ib_uverbs_modify_qp = command.core();
         assert_eq!((core.qp_handle, core.attr_mask), (QP, mask));
@@ -297,8 +290,7 @@ mod tests {
             },
         );
         assert_eq!(query(bench.qp(), &mut attr, mask as c_int, &mut init), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_QUERY_QP));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_QUERY_QP));
         let core: ib_uverbs_query_qp = command.core();
         assert_eq!((core.qp_handle, core.attr_mask), (QP, mask));
         assert_eq!((attr.qp_state, attr.dest_qp_num, attr.cap.max_send_wr), (IBV_QPS_RTS, 44, 45));
@@ -315,8 +307,7 @@ mod tests {
             (detach_mcast as Verb, IB_USER_VERBS_CMD_DETACH_MCAST),
         ] {
             assert_eq!(verb(bench.qp(), &gid, 0xc123), Ok(()));
-            let command = bench.kernel.one();
-            assert_eq!(command.name, Write(number));
+            let command = bench.command(Write(number));
             // Both commands have this structure.
             let core: ib_uverbs_attach_mcast = command.core();
             assert_eq!((core.qp_handle, core.mlid), (QP, 0xc123));

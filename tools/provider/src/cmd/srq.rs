@@ -109,10 +109,7 @@ pub fn ring_doorbell(srq: Ref<'_, ibv_srq>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::Name::{Method, Write},
-    };
+    use crate::cmd::bench::*;
 
     /// An SRQ has the sizes that the kernel answers; the driver is told where its ring is.
     #[test]
@@ -126,8 +123,7 @@ mod tests {
         bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, 64u32);
         bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, 33u32);
         assert_eq!(create(bench.pd.as_ref(), &mut attr, srq.as_ref().srq(), SRQ_RING), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
+        let command = bench.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE), PD.into());
         assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_SRQ_MAX_WR), 31);
         assert_eq!(command.input::<u32>(UVERBS_ATTR_CREATE_SRQ_MAX_SGE), 32);
@@ -137,8 +133,7 @@ mod tests {
         let mut attr = bench.srq_init();
         bench.kernel.answer(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, 77u32);
         assert_eq!(create_xrc(bench.context(), &mut attr, srq.as_ref(), SRQ_RING), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
+        let command = bench.command(Method(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE));
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE), XRCD.into());
         assert_eq!(command.handle(UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE), CQ.into());
         assert_eq!(command.input[&UVERBS_ATTR_UHW_IN], bytes(&SRQ_RING));
@@ -153,8 +148,7 @@ mod tests {
         for ring in [None, Some(SRQ_RING)] {
             let mask = IBV_SRQ_LIMIT as c_int;
             assert_eq!(modify(bench.srq(), &mut attr, mask, ring), Ok(()));
-            let command = bench.kernel.one();
-            assert_eq!(command.name, Write(IB_USER_VERBS_CMD_MODIFY_SRQ));
+            let command = bench.command(Write(IB_USER_VERBS_CMD_MODIFY_SRQ));
             let driver = command.input.get(&UVERBS_ATTR_UHW_IN).map(Vec::as_slice);
             assert_eq!(driver, ring.as_ref().map(bytes));
             let core: ib_uverbs_modify_srq = command.core();
@@ -163,8 +157,7 @@ mod tests {
         }
         bench.kernel.answer(UVERBS_ATTR_CORE_OUT, [51u32, 52, 53, 0]);
         assert_eq!(query(bench.srq(), &mut attr), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_QUERY_SRQ));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_QUERY_SRQ));
         assert_eq!(command.core::<ib_uverbs_query_srq>().srq_handle, SRQ);
         assert_eq!((attr.max_wr, attr.max_sge, attr.srq_limit), (51, 52, 53));
     }

@@ -5,7 +5,6 @@ use super::{bench::*, *};
 use crate::{
     bindings::*,
     errno::{Errno, Result},
-    model::uverbs::Name::{Method, Write},
 };
 use core::{
     ffi::c_int,

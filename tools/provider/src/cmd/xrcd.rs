@@ -41,13 +41,7 @@ pub fn close(xrcd: Ref<'_, verbs_xrcd>) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cmd::bench::*,
-        model::uverbs::{
-            FIRST_HANDLE,
-            Name::{Method, Write},
-        },
-    };
+    use crate::cmd::bench::*;
 
     #[test]
     fn xrc_domains() {
@@ -59,13 +53,11 @@ mod tests {
             oflags: 10,
         };
         assert_eq!(open(bench.context(), xrcd.as_ref(), &mut attr), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Write(IB_USER_VERBS_CMD_OPEN_XRCD));
+        let command = bench.command(Write(IB_USER_VERBS_CMD_OPEN_XRCD));
         let core: ib_uverbs_open_xrcd = command.core();
         assert_eq!((core.fd, core.oflags), (9, 10));
         assert_eq!(close(xrcd.as_ref()), Ok(()));
-        let command = bench.kernel.one();
-        assert_eq!(command.name, Method(UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY));
+        let command = bench.command(Method(UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY));
         assert_eq!(command.handle(UVERBS_ATTR_DESTROY_XRCD_HANDLE), FIRST_HANDLE.into());
     }
 }
