@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of completion queues.
 
-use super::message::Message;
+use super::message::{Message, exchange};
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -20,24 +20,19 @@ pub fn create(
     cq: Ref<'_, ibv_cq>,
     ring: Option<virtio_rdma_ureq_create_cq>,
 ) -> Result {
-    let mut cmd = Message::<ibv_create_cq, virtio_rdma_ureq_create_cq> {
-        core: Default::default(),
-        driver: ring.unwrap_or_default(),
-    };
-    let mut resp = ib_uverbs_create_cq_resp::default();
-    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure; the channel may be null.
-    Errno::check(unsafe {
+    // SAFETY: `exchange` lends buffers of these lengths, and `cmd` begins with the core's
+    // structure; the channel may be null.
+    exchange(ring, |cmd, len, resp, resp_len| unsafe {
         ibv_cmd_create_cq(
             context.as_ptr(),
             cqe,
             channel.map_or(ptr::null_mut(), Ref::as_ptr),
             comp_vector,
             cq.as_ptr(),
-            (&raw mut cmd).cast(),
-            cmd.len(ring.is_some()),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of memory regions.
 
+use super::message::exchange_core;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -25,11 +26,9 @@ pub struct Region {
 /// Registers memory and fills in `mr`. The kernel pins and checks it: an
 /// address that is not the program's ends in EFAULT.
 pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> Result {
-    let mut cmd = ibv_reg_mr::default();
-    let mut resp = ib_uverbs_reg_mr_resp::default();
-    // SAFETY: the buffers have the sizes given; the function takes the region's address as a
-    // number and does not follow it.
-    Errno::check(unsafe {
+    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
+    // address as a number and does not follow it.
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_reg_mr(
             pd.as_ptr(),
             ptr::without_provenance_mut(region.start),
@@ -37,10 +36,10 @@ pub fn register(pd: Ref<'_, ibv_pd>, region: Region, mr: Ref<'_, verbs_mr>) -> R
             region.iova,
             region.access,
             mr.as_ptr(),
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }
@@ -84,12 +83,10 @@ pub fn reregister(
     if flags & IBV_REREG_MR_CHANGE_PD as c_int != 0 && pd.is_none() {
         return Err(Errno::EINVAL);
     }
-    let mut cmd = ibv_rereg_mr::default();
-    let mut resp = ib_uverbs_rereg_mr_resp::default();
-    // SAFETY: the buffers have the sizes given; the function takes the region's address as a
-    // number and does not follow it; it reads the PD only if `flags` name one, and the PD is not null
-    // then.
-    Errno::check(unsafe {
+    // SAFETY: `exchange_core` lends buffers of these lengths; the function takes the region's
+    // address as a number and does not follow it; it reads the PD only if `flags` name one, and the
+    // PD is not null then.
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_rereg_mr(
             mr.as_ptr(),
             flags as u32,
@@ -98,10 +95,10 @@ pub fn reregister(
             region.iova,
             region.access,
             pd.map_or(ptr::null_mut(), |pd| pd.as_ptr()),
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }

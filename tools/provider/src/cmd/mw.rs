@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of memory windows.
 
+use super::message::exchange_core;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -9,19 +10,9 @@ use crate::{
 
 /// Allocates a memory window and fills in `mw`.
 pub fn alloc(pd: Ref<'_, ibv_pd>, mw_type: ibv_mw_type, mw: Ref<'_, ibv_mw>) -> Result {
-    let mut cmd = ibv_alloc_mw::default();
-    let mut resp = ib_uverbs_alloc_mw_resp::default();
-    // SAFETY: the buffers have the sizes given.
-    Errno::check(unsafe {
-        ibv_cmd_alloc_mw(
-            pd.as_ptr(),
-            mw_type,
-            mw.as_ptr(),
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
-        )
+    // SAFETY: `exchange_core` lends buffers of these lengths.
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
+        ibv_cmd_alloc_mw(pd.as_ptr(), mw_type, mw.as_ptr(), cmd, len, resp, resp_len)
     })
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of protection domains.
 
+use super::message::exchange_core;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -9,18 +10,9 @@ use crate::{
 
 /// Allocates a PD and fills in `pd`.
 pub fn alloc(context: Ref<'_, ibv_context>, pd: Ref<'_, ibv_pd>) -> Result {
-    let mut cmd = ibv_alloc_pd::default();
-    let mut resp = ib_uverbs_alloc_pd_resp::default();
-    // SAFETY: the buffers have the sizes given.
-    Errno::check(unsafe {
-        ibv_cmd_alloc_pd(
-            context.as_ptr(),
-            pd.as_ptr(),
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
-        )
+    // SAFETY: `exchange_core` lends buffers of these lengths.
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
+        ibv_cmd_alloc_pd(context.as_ptr(), pd.as_ptr(), cmd, len, resp, resp_len)
     })
 }
 

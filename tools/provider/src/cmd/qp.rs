@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of queue pairs.
 
-use super::message::Message;
+use super::message::{exchange, exchange_core};
 #[cfg(test)]
 use crate::model::kernel::{ibv_cmd_post_recv, ibv_cmd_post_send};
 use crate::{
@@ -50,22 +50,17 @@ pub fn create(
     qp: Ref<'_, verbs_qp>,
     rings: Option<virtio_rdma_ureq_create_qp>,
 ) -> Result {
-    let mut cmd = Message::<ibv_create_qp_ex, virtio_rdma_ureq_create_qp> {
-        core: Default::default(),
-        driver: rings.unwrap_or_default(),
-    };
-    let mut resp = ib_uverbs_ex_create_qp_resp::default();
-    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure; the program names live CQs in `attr`: ibv_create_qp(3).
-    Errno::check(unsafe {
+    // SAFETY: `exchange` lends buffers of these lengths, and `cmd` begins with the core's
+    // structure; the program names live CQs in `attr`: ibv_create_qp(3).
+    exchange(rings, |cmd, len, resp, resp_len| unsafe {
         ibv_cmd_create_qp_ex2(
             pd.context().context().as_ptr(),
             qp.as_ptr(),
             attr,
-            (&raw mut cmd).cast(),
-            cmd.len(rings.is_some()),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }
@@ -83,20 +78,10 @@ pub fn create_xrc_target(
     if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
         return Err(Errno::EINVAL);
     }
-    let mut cmd = ibv_create_qp::default();
-    let mut resp = ib_uverbs_create_qp_resp::default();
-    // SAFETY: the buffers have the sizes given; the program names a live XRC domain, which is not
-    // null: ibv_create_qp_ex(3).
-    Errno::check(unsafe {
-        ibv_cmd_create_qp_ex(
-            context.as_ptr(),
-            qp.as_ptr(),
-            attr,
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
-        )
+    // SAFETY: `exchange_core` lends buffers of these lengths; the program names a live XRC domain,
+    // which is not null: ibv_create_qp_ex(3).
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
+        ibv_cmd_create_qp_ex(context.as_ptr(), qp.as_ptr(), attr, cmd, len, resp, resp_len)
     })
 }
 
@@ -113,20 +98,18 @@ pub fn open(
     if attr.comp_mask & IBV_QP_OPEN_ATTR_XRCD == 0 || attr.xrcd.is_null() {
         return Err(Errno::EINVAL);
     }
-    let mut cmd = ibv_open_qp::default();
-    let mut resp = ib_uverbs_create_qp_resp::default();
-    // SAFETY: the buffers have the sizes given, and `qp` has room for all of a
+    // SAFETY: `exchange_core` lends buffers of these lengths, and `qp` has room for all of a
     // `struct verbs_qp`; the program names a live XRC domain, which is not null: ibv_open_qp(3).
-    Errno::check(unsafe {
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_open_qp(
             context.as_ptr(),
             qp.as_ptr(),
             size_of::<verbs_qp>() as c_int,
             attr,
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }

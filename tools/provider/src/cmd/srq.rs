@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of shared receive queues.
 
-use super::message::Message;
+use super::message::{Message, exchange};
 #[cfg(test)]
 use crate::model::kernel::ibv_cmd_post_srq_recv;
 use crate::{
@@ -18,23 +18,10 @@ pub fn create(
     srq: Ref<'_, ibv_srq>,
     ring: virtio_rdma_ureq_create_srq,
 ) -> Result {
-    let mut cmd = Message::<ibv_create_srq, virtio_rdma_ureq_create_srq> {
-        core: Default::default(),
-        driver: ring,
-    };
-    let mut resp = ib_uverbs_create_srq_resp::default();
-    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure.
-    Errno::check(unsafe {
-        ibv_cmd_create_srq(
-            pd.as_ptr(),
-            srq.as_ptr(),
-            attr,
-            (&raw mut cmd).cast(),
-            cmd.len(true),
-            &mut resp,
-            size_of_val(&resp),
-        )
+    // SAFETY: `exchange` lends buffers of these lengths, and `cmd` begins with the core's
+    // structure.
+    exchange(Some(ring), |cmd, len, resp, resp_len| unsafe {
+        ibv_cmd_create_srq(pd.as_ptr(), srq.as_ptr(), attr, cmd, len, resp, resp_len)
     })
 }
 
@@ -46,23 +33,10 @@ pub fn create_xrc(
     srq: Ref<'_, verbs_srq>,
     ring: virtio_rdma_ureq_create_srq,
 ) -> Result {
-    let mut cmd = Message::<ibv_create_xsrq, virtio_rdma_ureq_create_srq> {
-        core: Default::default(),
-        driver: ring,
-    };
-    let mut resp = ib_uverbs_create_srq_resp::default();
-    // SAFETY: the buffers have the sizes given, and `cmd` begins with the
-    // core's structure; the program names a live PD, XRC domain and CQ: ibv_create_srq_ex(3).
-    Errno::check(unsafe {
-        ibv_cmd_create_srq_ex(
-            context.as_ptr(),
-            srq.as_ptr(),
-            attr,
-            (&raw mut cmd).cast(),
-            cmd.len(true),
-            &mut resp,
-            size_of_val(&resp),
-        )
+    // SAFETY: `exchange` lends buffers of these lengths, and `cmd` begins with the core's
+    // structure; the program names a live PD, XRC domain and CQ: ibv_create_srq_ex(3).
+    exchange(Some(ring), |cmd, len, resp, resp_len| unsafe {
+        ibv_cmd_create_srq_ex(context.as_ptr(), srq.as_ptr(), attr, cmd, len, resp, resp_len)
     })
 }
 

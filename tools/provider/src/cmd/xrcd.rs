@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 //! Commands of extended connection domains.
 
+use super::message::exchange_core;
 use crate::{
     bindings::*,
     errno::{Errno, Result},
@@ -14,20 +15,18 @@ pub fn open(
     xrcd: Ref<'_, verbs_xrcd>,
     attr: &mut ibv_xrcd_init_attr,
 ) -> Result {
-    let mut cmd = ibv_open_xrcd::default();
-    let mut resp = ib_uverbs_open_xrcd_resp::default();
-    // SAFETY: the buffers have the sizes given, and `xrcd` has room for all of a
+    // SAFETY: `exchange_core` lends buffers of these lengths, and `xrcd` has room for all of a
     // `struct verbs_xrcd`.
-    Errno::check(unsafe {
+    exchange_core(|cmd, len, resp, resp_len| unsafe {
         ibv_cmd_open_xrcd(
             context.as_ptr(),
             xrcd.as_ptr(),
             size_of::<verbs_xrcd>() as c_int,
             attr,
-            &mut cmd,
-            size_of_val(&cmd),
-            &mut resp,
-            size_of_val(&resp),
+            cmd,
+            len,
+            resp,
+            resp_len,
         )
     })
 }
