@@ -172,59 +172,19 @@ mod tests {
     use crate::{
         bindings::*,
         model::{
-            device::Memory,
-            objects::{self, Harness},
+            objects,
+            send_queue::{DEPTH, SendQueue},
         },
-        object::Owned,
-        ring::Ring,
         wr::Rdma,
     };
-    const DEPTH: u32 = 4;
-    const NUMBER: u32 = 5;
 
-    /// A QP in RTS, and what the device sees of its send queue.
-    struct Bench {
-        harness: Harness,
-        qp: Owned<Qp>,
-        ring: Ring,
-    }
-
-    impl Bench {
-        fn new(qp_type: ibv_qp_type) -> Self {
-            let cap = ibv_qp_cap {
-                max_send_wr: DEPTH,
-                max_send_sge: 2,
-                max_inline_data: 40,
-                ..Default::default()
-            };
-            let attr = ibv_qp_init_attr_ex { qp_type, cap, ..Default::default() };
-            let mut harness = Harness::new(&[]);
-            let qp = objects::qp(&mut harness, &attr, NUMBER);
-            let stride = crate::wqe::send_header(qp_type.into()) + 40;
-            let ring = Ring::new(size_of::<virtio_rdma_qp_ring>(), DEPTH, stride).unwrap();
-            Self { harness, qp, ring }
-        }
-
+    impl SendQueue {
         /// Returns a builder that was started.
         fn start(&self) -> WrBuilder<'_> {
             let rings = self.qp.as_ref().private().rings().unwrap();
             let mut builder = WrBuilder::new(self.qp.as_ref(), rings, rings.send().state().lock());
             builder.start();
             builder
-        }
-
-        fn memory(&self) -> Memory {
-            let request = self.qp.as_ref().private().request();
-            Memory::at(request.buf_addr)
-        }
-
-        /// Returns how many work requests the device was told of.
-        fn told(&self) -> u32 {
-            self.memory().word(0).load(std::sync::atomic::Ordering::Acquire)
-        }
-
-        fn read<T: Copy>(&self, index: u32, offset: usize) -> T {
-            self.memory().read(self.ring, index, offset)
         }
     }
 
@@ -238,8 +198,8 @@ mod tests {
 
     #[test]
     fn all_at_the_end() {
-        let bench = Bench::new(IBV_QPT_RC);
-        let mut builder = bench.start();
+        let queue = SendQueue::new(IBV_QPT_RC);
+        let mut builder = queue.start();
         let remote = Rdma { remote_addr: 0x1234, rkey: 77 };
         let write = ibv_send_wr { wr: ibv_send_wr__bindgen_ty_2 { rdma: remote }, ..wr(1, 0) };
         builder.begin(ibv_send_wr { opcode: IBV_WR_RDMA_WRITE, ..write });
@@ -247,44 +207,44 @@ mod tests {
         builder.begin(wr(2, IBV_WR_SEND));
         builder.set_inline(16, |entry| entry.put(virtio_rdma_sge { addr: 8, length: 7, lkey: 6 }));
         builder.begin(wr(3, IBV_WR_SEND));
-        assert_eq!(bench.told(), 0);
+        assert_eq!(queue.told(), 0);
         assert_eq!(builder.complete(), Ok(()));
-        assert_eq!(bench.told(), 3);
+        assert_eq!(queue.told(), 3);
 
-        let first: virtio_rdma_ring_sq_wqe = bench.read(0, 0);
+        let first: virtio_rdma_ring_sq_wqe = queue.read(0, 0);
         assert_eq!(
             (first.wr_id, u32::from(first.opcode), first.num_sge),
             (1, IBV_WR_RDMA_WRITE, 2)
         );
         assert_eq!((first.remote_addr, first.rkey, first.inline_len), (0x1234, 77, 0));
-        let sges: [virtio_rdma_sge; 2] = bench.read(0, 48);
+        let sges: [virtio_rdma_sge; 2] = queue.read(0, 48);
         assert_eq!((sges[0].addr, sges[1].addr, sges[1].lkey), (3, 4, 9));
 
-        let second: virtio_rdma_ring_sq_wqe = bench.read(1, 0);
+        let second: virtio_rdma_ring_sq_wqe = queue.read(1, 0);
         assert_eq!((second.wr_id, second.num_sge, second.inline_len), (2, 0, 16));
         let flags = (IBV_SEND_INLINE | IBV_SEND_SIGNALED) as u16;
-        let data: virtio_rdma_sge = bench.read(1, 48);
+        let data: virtio_rdma_sge = queue.read(1, 48);
         assert_eq!((second.send_flags, data.addr, data.length, data.lkey), (flags, 8, 7, 6));
 
-        let third: virtio_rdma_ring_sq_wqe = bench.read(2, 0);
+        let third: virtio_rdma_ring_sq_wqe = queue.read(2, 0);
         assert_eq!((third.wr_id, third.num_sge, third.inline_len), (3, 0, 0));
     }
 
     /// Checks that the calls of `make` fail, and that what is built after that is posted.
     fn refused(qp_type: ibv_qp_type, make: impl FnOnce(&mut WrBuilder<'_>), errno: Errno) {
-        let bench = Bench::new(qp_type);
-        let mut builder = bench.start();
+        let queue = SendQueue::new(qp_type);
+        let mut builder = queue.start();
         let av = virtio_rdma_av::default();
         builder.begin(wr(1, IBV_WR_SEND));
         builder.set_address(av, 1, 2);
         make(&mut builder);
-        assert_eq!((builder.complete(), bench.told()), (Err(errno), 0));
+        assert_eq!((builder.complete(), queue.told()), (Err(errno), 0));
 
-        let mut builder = bench.start();
+        let mut builder = queue.start();
         builder.begin(wr(8, IBV_WR_SEND));
         builder.set_address(av, 1, 2);
-        assert_eq!((builder.complete(), bench.told()), (Ok(()), 1));
-        assert_eq!(bench.read::<u64>(0, 0), 8);
+        assert_eq!((builder.complete(), queue.told()), (Ok(()), 1));
+        assert_eq!(queue.read::<u64>(0, 0), 8);
     }
 
     #[test]
@@ -323,88 +283,87 @@ mod tests {
 
     #[test]
     fn a_setter_without_a_work_request() {
-        let bench = Bench::new(IBV_QPT_RC);
-        let mut builder = bench.start();
+        let queue = SendQueue::new(IBV_QPT_RC);
+        let mut builder = queue.start();
         builder.set_sges(&[sge(0)]);
         assert_eq!(builder.complete(), Err(Errno::EINVAL));
-        assert_eq!(bench.start().complete(), Ok(()));
-        assert_eq!(bench.told(), 0);
+        assert_eq!(queue.start().complete(), Ok(()));
+        assert_eq!(queue.told(), 0);
     }
 
     #[test]
     fn abort_forgets() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let queue = SendQueue::new(IBV_QPT_RC);
         for _ in 0..3 {
-            let mut builder = bench.start();
+            let mut builder = queue.start();
             (0..DEPTH.into()).for_each(|id| builder.begin(wr(id, IBV_WR_SEND)));
             builder.abort();
         }
-        assert_eq!(bench.told(), 0);
-        let mut builder = bench.start();
+        assert_eq!(queue.told(), 0);
+        let mut builder = queue.start();
         (0..DEPTH.into()).for_each(|id| builder.begin(wr(10 + id, IBV_WR_SEND)));
-        assert_eq!((builder.complete(), bench.told()), (Ok(()), DEPTH));
-        assert_eq!((bench.read::<u64>(0, 0), bench.read::<u64>(3, 0)), (10, 13));
+        assert_eq!((builder.complete(), queue.told()), (Ok(()), DEPTH));
+        assert_eq!((queue.read::<u64>(0, 0), queue.read::<u64>(3, 0)), (10, 13));
     }
 
     #[test]
     fn completions_make_room() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let queue = SendQueue::new(IBV_QPT_RC);
         for round in 0..3 {
-            let mut builder = bench.start();
+            let mut builder = queue.start();
             (0..DEPTH.into()).for_each(|id| builder.begin(wr(id, IBV_WR_SEND)));
             assert_eq!(builder.complete(), Ok(()));
-            let mut builder = bench.start();
+            let mut builder = queue.start();
             builder.begin(wr(9, IBV_WR_SEND));
             assert_eq!(builder.complete(), Err(Errno::ENOMEM));
-            let done = (round + 1) * DEPTH;
-            bench.harness.table.get(NUMBER).unwrap().send().set_done(done);
+            queue.set_done((round + 1) * DEPTH);
         }
     }
 
     #[test]
     fn datagram_with_its_destination() {
-        let bench = Bench::new(IBV_QPT_UD);
-        let mut builder = bench.start();
+        let queue = SendQueue::new(IBV_QPT_UD);
+        let mut builder = queue.start();
         let av = virtio_rdma_av { dmac: [6; 6], ..Default::default() };
         builder.begin(wr(1, IBV_WR_SEND));
         builder.set_sges(&[sge(5)]);
         builder.set_address(av, 33, 44);
         assert_eq!(builder.complete(), Ok(()));
-        let wqe: virtio_rdma_ring_ud_wqe = bench.read(0, 0);
+        let wqe: virtio_rdma_ring_ud_wqe = queue.read(0, 0);
         assert_eq!((wqe.num_sge, wqe.remote_qpn, wqe.remote_qkey), (1, 33, 44));
         assert_eq!(wqe.av.dmac, [6; 6]);
-        assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
+        assert_eq!(queue.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
     }
 
     #[test]
     fn message_with_its_srq() {
-        let bench = Bench::new(IBV_QPT_XRC_SEND);
-        let mut builder = bench.start();
+        let queue = SendQueue::new(IBV_QPT_XRC_SEND);
+        let mut builder = queue.start();
         builder.begin(wr(1, IBV_WR_SEND));
         builder.set_remote_srqn(77);
         builder.set_sges(&[sge(5)]);
         assert_eq!(builder.complete(), Ok(()));
-        let wqe: virtio_rdma_ring_xrc_wqe = bench.read(0, 0);
+        let wqe: virtio_rdma_ring_xrc_wqe = queue.read(0, 0);
         assert_eq!((wqe.base.num_sge, wqe.remote_srqn), (1, 77));
-        assert_eq!(bench.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
+        assert_eq!(queue.read::<virtio_rdma_sge>(0, size_of_val(&wqe)).addr, 5);
         // Each message needs its own SRQ.
-        let mut builder = bench.start();
+        let mut builder = queue.start();
         builder.begin(wr(2, IBV_WR_SEND));
         assert_eq!(builder.complete(), Err(Errno::EINVAL));
     }
 
     #[test]
     fn a_state_that_cannot_send() {
-        let bench = Bench::new(IBV_QPT_RC);
+        let queue = SendQueue::new(IBV_QPT_RC);
         for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
-            objects::set_state(&bench.qp, state);
-            let mut builder = bench.start();
+            objects::set_state(&queue.qp, state);
+            let mut builder = queue.start();
             builder.begin(wr(1, IBV_WR_SEND));
-            assert_eq!((builder.complete(), bench.told()), (Err(Errno::EINVAL), 0));
+            assert_eq!((builder.complete(), queue.told()), (Err(Errno::EINVAL), 0));
         }
-        objects::set_state(&bench.qp, IBV_QPS_ERR);
-        let mut builder = bench.start();
+        objects::set_state(&queue.qp, IBV_QPS_ERR);
+        let mut builder = queue.start();
         builder.begin(wr(1, IBV_WR_SEND));
-        assert_eq!((builder.complete(), bench.told()), (Ok(()), 1));
+        assert_eq!((builder.complete(), queue.told()), (Ok(()), 1));
     }
 }

@@ -7,5 +7,6 @@ pub mod freed;
 pub mod kernel;
 pub mod objects;
 pub mod opened;
+pub mod send_queue;
 mod traffic;
 pub mod uverbs;
