@@ -4,18 +4,19 @@
 //!
 //! `Documentation/specification.md` says what the device does,
 //! `include/uapi/linux/virtio_rdma.h` how it is laid out. A file imports only
-//! files below it. From the bottom:
+//! files that this list names before it (`tools/test/floors` checks it). From the
+//! bottom:
 //!
 //! - the generated [`bindings`], and what differs between kernels
 //!   ([`kernel_release`]);
 //! - safe abstractions over the kernel and over the structures of the device:
 //!   [`errno`], [`sync`], [`dma`], [`log`], [`net`], [`wire`], [`virtio`], [`ib`],
 //!   [`umem`]; all unsafe code is here, but for single blocks that say so;
-//! - what the device has beside objects: its limits ([`config`]), counters
-//!   ([`stats`]), typed commands ([`cmd`]), doorbells ([`doorbell`]), events
+//! - what the device has beside objects: the layout of rings ([`ring`]), its limits
+//!   ([`config`]), counters ([`stats`]), typed commands ([`cmd`]), doorbells ([`doorbell`]), events
 //!   ([`event`]) and the memory that it can reach ([`memory`]);
 //! - the device that the objects share ([`hca`]);
-//! - memory of objects ([`region`], [`ring`]), work queues ([`wq`]), and the
+//! - memory of objects ([`region`]), work queues ([`wq`]), and the
 //!   objects, a file each: [`pd`], [`ah`], [`mr`], [`mw`], [`cq`], [`srq`], [`xrcd`],
 //!   [`qp`], [`ucontext`];
 //! - what brings interrupts and events to the objects ([`interrupt`]), the port

@@ -105,6 +105,28 @@ def test_floors():
     succeeds(["tools/test/floors"], quiet=True)
 
 
+@pytest.mark.parametrize(("sources", "found"), [
+    ({"low.rs": "", "high.rs": "use crate::low;\nfn f() {}"}, []),
+    ({"low.rs": "use crate::{high::Name, low};\nfn f() {}", "high.rs": ""},
+     ["low.rs:1: high::Name is on a floor above"]),
+    ({"low.rs": "fn f() {}\n#[cfg(test)]\nmod tests { use crate::high; }",
+      "high.rs": "use super::low::{self, Name};\nfn f() {}"}, []),
+    ({"low.rs": "", "high/mod.rs": "pub mod a;\npub mod b;", "high/a.rs": "use super::b;\nfn g() {}",
+      "high/b.rs": "fn f() { crate::high::a::g() }"},
+     ["high/a.rs:1: high::b is in a circle of 2 files", "high/b.rs:1: high::a::g is in a circle of 2 files"]),
+], ids=["down", "up", "tests", "circle"])
+def test_floors_finds_what_is_planted(sources, found, tmp_path):
+    root = "//! * [`low`]\n//! * [`high`]\nmod low;\nmod high;\n"
+    for name, text in {"lib.rs": root, **sources}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    done = subprocess.run(["tools/test/floors", str(tmp_path / "lib.rs")], cwd=TOP, check=False,
+                          stdout=subprocess.PIPE, encoding="utf-8")
+    assert done.stdout.splitlines() == [f"{os.path.relpath(tmp_path, TOP)}/{line}" for line in found]
+    assert done.returncode == bool(found)
+
+
 def test_the_driver_in_a_kernel_tree():
     succeeds(["tools/vm/in-tree", "m"])
 
