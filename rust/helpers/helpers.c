@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The out-of-line bodies of what the kernel's headers offer to C alone.
+ * Contains functions for what the kernel's headers offer only to C.
  */
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
@@ -46,16 +46,16 @@ struct module *virtio_rdma_this_module(void)
 	return THIS_MODULE;
 }
 
-/* The other side is a device, also where the kernel has one CPU only. */
+/* The other side is a device, so a kernel for one CPU needs the order too. */
 void virtio_rdma_store_release(u32 *word, u32 value)
 {
-	/* What was written before is seen by whoever sees this. */
+	/* A device that sees this value also sees all earlier writes. */
 	virt_store_release(word, value);
 }
 
 u32 virtio_rdma_load_acquire(const u32 *word)
 {
-	/* What is read afterwards is at least as new as this. */
+	/* What later reads return is at least as new as this value. */
 	return virt_load_acquire(word);
 }
 

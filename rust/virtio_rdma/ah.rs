@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(pack_flow(0xf, 0, 0), 0xf000_0000);
         assert_eq!(pack_flow(0, 0xff, 0), 0x0ff0_0000);
         assert_eq!(pack_flow(0, 0, 0xf_ffff), 0x000f_ffff);
-        // Bits that a member does not have reach no other.
+        // Bits beyond the width of a member do not get into another member.
         assert_eq!(pack_flow(0xf0, 0, 0xfff0_0000), 0);
     }
 

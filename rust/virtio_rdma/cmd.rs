@@ -384,7 +384,7 @@ impl ControlQueue {
 
     /// Lets those who wait for a slot find out that the queue has failed. May sleep.
     pub(crate) fn wake_all(&self) {
-        // A caller that looked at `broken` before it was set is waiting by the time this gets the lock.
+        // A caller that read `broken` before it was set is waiting by the time this function gets the lock.
         let free = self.free.lock();
         self.freed.notify_all();
         drop(free);
@@ -438,7 +438,7 @@ impl ControlQueue {
     }
 
     fn release(&self, slot: u32) {
-        // The capacity is that of all slots, so there is room.
+        // The list has room for all slots.
         let _ = self.free.lock().push_within_capacity(slot);
         self.freed.notify_one();
     }
@@ -456,7 +456,8 @@ impl ControlQueue {
             self.inner.lock().sleepers -= 1;
             return result;
         }
-        // What was taken along with the reply may have broken the queue, and no interrupt says so.
+        // A buffer that was taken together with the reply may have broken the queue, and no
+        // interrupt tells of that.
         if self.transport_is_broken() {
             return Err(Failed::Broken);
         }
@@ -497,7 +498,7 @@ impl ControlQueue {
         if !is_there {
             inner.sleepers += 1;
         }
-        // A reply may have come between the last look and the interrupt's being on.
+        // A reply may have come after the last look and before the interrupt was on.
         while (inner.pollers == 0 || inner.sleepers != 0)
             && inner.queue.as_mut().is_some_and(Queue::has_used)
         {
@@ -509,7 +510,7 @@ impl ControlQueue {
     fn sleep(&self, slot: u32, reply: &Completion, stats: &Stats) -> Result<(), Failed> {
         let mut waited = Duration::ZERO;
         loop {
-            // A caller that looked may have found that out.
+            // A thread that looked for its reply may have found that the queue is broken.
             if self.transport_is_broken() {
                 return Err(Failed::Broken);
             }
@@ -528,9 +529,9 @@ impl ControlQueue {
         }
     }
 
-    /// Finds out whether a command that timed out has a reply, of which no interrupt told.
+    /// Finds out whether a command that timed out has a reply that no interrupt told of.
     fn silence(&self, slot: u32, stats: &Stats) -> Failed {
-        // It fails only if the queue is broken, and then there is no reply.
+        // Taking replies fails only if the queue is broken, and then there is no reply.
         let _ = self.interrupt(stats);
         if self.inner.lock().has_reply(slot) {
             Failed::Untold
@@ -662,7 +663,7 @@ impl Inner {
         if entry.sent || entry.wanted == 0 {
             return;
         }
-        // The wider request covers the narrower.
+        // A request for the next completion covers one for the next solicited completion.
         let flags = if entry.wanted & bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION != 0 {
             bindings::VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION
         } else {
@@ -674,8 +675,8 @@ impl Inner {
         };
         let opcode = bindings::virtio_rdma_cmd_VIRTIO_RDMA_CMD_REQ_NOTIFY_CQ as u8;
 
-        // The ring has room for one of each CQ: it fails only if the queue is broken, which the
-        // next command reports.
+        // The ring has room for one request of each CQ. Adding it fails only if the queue is
+        // broken, which the next command reports.
         let token = MAX_SLOTS + cqn;
         let written = queue
             .exchange(token)
@@ -727,7 +728,7 @@ mod tests {
         assert!(status(code)
             .is_some_and(|status| status.name == "NO_RESOURCE" && status.result == Err(ENOMEM)));
         assert!(status(0).is_some_and(|status| status.name == "OK" && status.result == Ok(())));
-        // Those that the specification defines are numbered without a gap.
+        // The specification numbers its statuses without a gap.
         let defined = (0..=u8::MAX).filter(|code| status(*code).is_some()).count();
         assert!(status(defined as u8 - 1).is_some());
         assert!(status(defined as u8).is_none());

@@ -197,7 +197,7 @@ impl Config {
         let mws = rings && dev.has_feature(bindings::VIRTIO_RDMA_F_MW);
         let page_levels = dev.has_feature(bindings::VIRTIO_RDMA_F_PAGE_LEVELS);
         let page_size_cap = field!(dev, page_size_cap: u64);
-        // The limit of the path that was agreed on.
+        // Reads the limit for the data path that driver and device have agreed on.
         macro_rules! by_path {
             ($virtqueues:ident: $rings:ident) => {
                 if rings {

@@ -159,15 +159,16 @@ impl Cq {
         }
     }
 
-    /// Drops the completions of a QP, to which the device adds no more. The receives of its SRQ, if it has one, are
-    /// completed by that. `this` is this CQ. Any context.
+    /// Drops the completions of a QP, and so completes its receives of an SRQ, if it has one. The device adds no
+    /// completions of the QP any more. `this` is this CQ. Any context.
     pub(crate) fn purge(&self, qpn: u32, srqn: Option<u32>, this: &ib::Cq<Hca>) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let is_due = match &mut state.queue {
             Queue::Virtqueue(queue) => {
                 queue.drop_qp(&self.hca, qpn);
-                // Those that stay are out of the ring, and their interrupt may find it empty.
+                // The completions that stay are no longer in the ring, and their interrupt may find
+                // the ring empty.
                 let is_due = queue.has_completions() && core::mem::take(&mut state.armed) != 0;
                 state.taken(&self.hca, self.cqn);
                 is_due
@@ -238,9 +239,9 @@ impl State {
         match &mut self.queue {
             Queue::Virtqueue(queue) => {
                 queue.release();
-                // The interrupt of one of these may be under way, and `vring_interrupt()` drops it
-                // if it finds the ring empty, while the device takes the CQ for disarmed: arm it
-                // again.
+                // The interrupt of one of these completions may be under way. `vring_interrupt()`
+                // drops it if the ring is empty, but the device takes the CQ for disarmed, so the
+                // CQ is armed again.
                 if self.armed != 0 {
                     hca.control().notify(cqn, self.armed);
                 }
@@ -300,7 +301,7 @@ fn create_ring(
 }
 
 fn new_ring(hca: &Arc<Hca>, attr: &ib::CqInitAttr<'_>) -> Result<Parts> {
-    // No more than `max_cqe`, which is a power of two.
+    // The result is at most `max_cqe`, which is a power of two.
     let cqe = attr.cqe.next_power_of_two();
     let pages = Arc::new(hca.alloc_pages(ring::cq_len(cqe))?, GFP_KERNEL)?;
     let ring = CompletionRing::new(pages.clone(), cqe)?;
@@ -398,7 +399,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             cqn: self.cqn.to_le(),
         };
         self.hca.execute_destroy::<cmd::DestroyCq>(&request);
-        // The program need not have asked for it: its device may be taken away.
+        // The CQ may be destroyed without a request of the program: its device may be taken away.
         self.close();
         Ok(())
     }
@@ -446,7 +447,7 @@ impl ib::CompletionQueue<Hca> for Cq {
             self.hca.fail("it moved more CQEs than there is room for");
             return Err(EIO);
         }
-        // The lock is not held when the old ring goes, which may sleep.
+        // The old ring is dropped without the lock, because dropping it may sleep.
         let old = self.state.lock().region.replace(new);
         drop(old);
         if self.hca.is_broken() {

@@ -150,7 +150,7 @@ impl ib::Driver for Hca {
             attr.cq_caps.max_cq_moderation_count = u16::MAX;
             attr.cq_caps.max_cq_moderation_period = u16::MAX;
         }
-        // The driver keeps address handles itself, as many as it has memory for.
+        // The driver keeps address handles itself, and their number is limited by memory alone.
         attr.max_ah = limit(u32::MAX);
         attr.max_pkeys = config.max_pkeys;
         attr.local_ca_ack_delay = config.local_ca_ack_delay;

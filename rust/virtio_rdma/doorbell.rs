@@ -154,7 +154,7 @@ impl DoorbellQueue {
 
     /// Sends the doorbells that wait, because the device has returned buffers. Called by the interrupt.
     pub(crate) fn interrupt(&self) {
-        // It fails only if the queue is broken, and then the next doorbell fails too.
+        // Sending fails only if the queue is broken, and then the next doorbell fails too.
         let _ = self.inner.lock().send_pending();
     }
 }
@@ -188,7 +188,7 @@ impl Inner {
     /// Takes the buffers that the device has returned.
     fn reclaim(&mut self) {
         while let Some((buffer, _)) = self.queue.as_mut().and_then(Queue::get) {
-            // There is room for all buffers that there are.
+            // The list has room for all buffers.
             let _ = self.free.push_within_capacity(buffer);
         }
     }

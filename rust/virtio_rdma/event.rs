@@ -89,7 +89,7 @@ impl<E: FromBytes + AsBytes + Zeroable> EventQueue<E> {
     /// Returns the next event, if there is one; its buffer waits for [`EventQueue::refill`]. Any context.
     pub(crate) fn next(&mut self, stats: &Stats) -> Option<E> {
         while let Some((index, written)) = self.queue.get() {
-            // The capacity is that of all buffers, so there is room.
+            // The list has room for all buffers.
             let _ = self.free.push_within_capacity(index);
             let memory = self.queue.memory().ok()?;
             match memory.read(index as usize * Self::SIZE) {

@@ -400,7 +400,7 @@ impl Hca {
 
     /// Reports the events that are in the event queue, soon. Any context.
     pub(crate) fn report_soon(self: &Arc<Self>) {
-        // If it is queued already, it has yet to look.
+        // If the work item is queued already, it has not looked at the queue yet.
         let _ = workqueue::system_long().enqueue::<_, REPORT>(self.clone());
     }
 
@@ -562,7 +562,7 @@ impl Hca {
     /// Schedules work for what happened to the device: looks at its status, reports events of the port, and lets
     /// the consumers of armed CQs poll if it has failed. Any context.
     pub(crate) fn attend(self: &Arc<Self>) {
-        // If it is queued already, it has yet to run.
+        // If the work item is queued already, it has not run yet.
         let _ = workqueue::system_long().enqueue::<_, 0>(self.clone());
     }
 
@@ -649,7 +649,7 @@ impl Hca {
             index,
             queue: Some(queue),
         };
-        // Buffers of an earlier object are in it only if the device has failed.
+        // The queue holds buffers of an earlier object only if the device has failed.
         lease.queue()?.set_memory(memory)?;
         Ok(lease)
     }
@@ -764,7 +764,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.drain();
-        // A device that has failed may still touch it.
+        // A device that has failed may still touch the memory.
         if let Some(queue) = self.queue.as_mut().filter(|_| !self.hca.is_broken()) {
             queue.free_memory();
         }

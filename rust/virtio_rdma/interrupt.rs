@@ -35,7 +35,7 @@ impl Interrupt for Hca {
             Role::CompletionEvents(vector) => vector_interrupt(self, vector as usize),
             Role::Doorbells => self.doorbell_interrupt(),
             Role::Completions(cqn) => {
-                // There is no such CQ while it is being destroyed.
+                // The CQ is not found while it is being destroyed.
                 let _ = self.objects().cqs.with(cqn, |cq| cq.notify(cq));
             }
             Role::Sends | Role::Receives => {}

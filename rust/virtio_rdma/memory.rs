@@ -60,13 +60,14 @@ impl Quarantine {
     pub(crate) fn keep(&self, memory: Memory) {
         let mut guard = self.kept.lock();
         let Some(kept) = &mut *guard else {
-            // The memory is freed without the lock.
+            // The lock is not held while the memory is freed.
             drop(guard);
             drop(memory);
             return;
         };
         if kept.reserve(1, GFP_KERNEL).is_err() {
-            // The memory is lost, which is better than that the device writes to its next owner's.
+            // The memory is leaked: if it were freed, the device could write to it when it has
+            // another owner.
             core::mem::forget(memory);
             return;
         }
@@ -76,7 +77,7 @@ impl Quarantine {
     /// Frees what was kept, because the device has been reset. May sleep.
     pub(crate) fn end(&self) {
         let kept = self.kept.lock().take();
-        // The memory is freed without the lock.
+        // The lock is not held while the memory is freed.
         drop(kept);
     }
 }
@@ -119,15 +120,15 @@ impl ListCache {
             Some(lists) if is_page => lists.push_within_capacity(list).err().map(|error| error.0),
             _ => Some(list),
         };
-        // It is freed without the lock.
+        // The lock is not held while the list is freed.
         drop(lists);
         drop(rest);
     }
 
-    /// Frees the pages, and keeps none from now on. May sleep.
+    /// Frees the pages, and keeps no others from now on. May sleep.
     pub(crate) fn end(&self) {
         let lists = self.lists.lock().take();
-        // They are freed without the lock.
+        // The lock is not held while the lists are freed.
         drop(lists);
     }
 }

@@ -299,7 +299,7 @@ impl ib::MemoryRegion<Hca> for Mr {
         }
         if flags & bindings::VIRTIO_RDMA_REREG_ACCESS != 0 {
             after.access = memory.access;
-            // Pages that were pinned to be read may be others when they are written to.
+            // Pages that were pinned only for reads may be replaced when they are written to.
             let written = after.access & WRITABLE != 0 && user.memory.access & WRITABLE == 0;
             if written || iova(&after) != iova(&user.memory) {
                 flags |= bindings::VIRTIO_RDMA_REREG_TRANS;

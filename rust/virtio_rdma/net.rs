@@ -94,10 +94,10 @@ pub(crate) struct Notifier<L: Listener> {
     block: Opaque<bindings::notifier_block>,
 }
 
-// SAFETY: A `Listener` is `Send`. The block is the notifier chain's alone, and may be unregistered
-// by any thread.
+// SAFETY: A `Listener` is `Send`. Only the notifier chain uses the block, and any thread may
+// unregister it.
 unsafe impl<L: Listener> Send for Notifier<L> {}
-// SAFETY: There is nothing to do with a shared reference; a `Listener` is `Sync`.
+// SAFETY: No operation is possible through a shared reference, and a `Listener` is `Sync`.
 unsafe impl<L: Listener> Sync for Notifier<L> {}
 
 impl<L: Listener> Notifier<L> {
@@ -107,9 +107,9 @@ impl<L: Listener> Notifier<L> {
             listener,
             block <- Opaque::try_ffi_init(|slot: *mut bindings::notifier_block| {
                 // SAFETY: `slot` is valid for writes, and stays where it is until `drop`. The chain
-                // calls before this returns already: `listener`, all that `call` looks at, is the
-                // field before this one and so initialised. Where this fails, the core has taken
-                // the block out.
+                // may call before this returns: `call` looks only at `listener`, which is initialised
+                // because it is the field before this one. If this fails, the core has taken the
+                // block out.
                 unsafe {
                     slot.write(bindings::notifier_block {
                         notifier_call: Some(Self::call),
@@ -153,8 +153,8 @@ impl<L: Listener> Notifier<L> {
 #[pinned_drop]
 impl<L: Listener> PinnedDrop for Notifier<L> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The block is registered, and the chain does not call it after this. It fails only
-        // for one that is not registered.
+        // SAFETY: The block is registered, and the chain does not call it after this. Unregistering
+        // fails only for a block that is not registered.
         unsafe { bindings::unregister_netdevice_notifier(self.block.get()) };
     }
 }

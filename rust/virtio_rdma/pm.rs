@@ -60,8 +60,8 @@ const RECOVERY: Duration = Duration::from_secs(5);
 /// An RDMA device that is registered, and paired with a network interface.
 struct Active {
     ibdev: Arc<ib::UnregisteredDevice<Hca>>,
-    // Members are dropped in the order of their declaration: first the pairing goes, so that nobody pairs a
-    // device that is not registered any more, then the registration.
+    // Members are dropped in the order of their declaration: first the pairing, so that nobody pairs a device that is
+    // not registered any more, then the registration.
     _notifier: Pin<KBox<net::Notifier<port::Pairing>>>,
     _registration: ib::Registration<Hca>,
 }
@@ -87,8 +87,8 @@ impl Active {
         };
         let ibdev = ib::UnregisteredDevice::new(hca.clone(), hca.objects().clone(), &config)?;
         let pairing = port::Pairing::new(ibdev.clone(), transport.clone());
-        // The interfaces that exist are looked at here: the RDMA core wants to know of the paired one
-        // before the device is registered.
+        // The notifier looks at the interfaces that exist: the RDMA core needs to know the paired one before the device
+        // is registered.
         let notifier = KBox::pin_init(net::Notifier::new(pairing), GFP_KERNEL)?;
         let register = |name| ib::Registration::new(ibdev.clone(), dma, name);
         let registration = match register(name) {
@@ -187,7 +187,8 @@ impl Service {
         let retired = core::mem::replace(&mut *self.hca.lock(), hca.clone());
         drop(retired);
         self.state.lock().renewed = Some((hca, dma));
-        // If it is queued already, which may be so after a hibernation, it has yet to look.
+        // If the work item is queued already, as it may be after a hibernation, it has not looked
+        // yet.
         let _ = workqueue::system_freezable().enqueue::<_, 0>(self.clone());
     }
 
@@ -198,7 +199,8 @@ impl Service {
         let active = state.active.take();
         state.renewed = None;
         drop(state);
-        // The memory that the device may touch until it is reset is freed by means of the RDMA device.
+        // The memory that the device may touch until it is reset is freed with the RDMA device, so `_ibdev` is kept
+        // until the end.
         let _ibdev = active.map(Active::end);
         let hca = self.hca.lock().clone();
         interrupt::detach(&hca, &reset());

@@ -227,7 +227,7 @@ impl Qp {
     /// request.
     fn recv_flags(&self, cqe: &Completion, placed: bool) -> u32 {
         let mut flags = bindings::VIRTIO_RDMA_WC_GRH | bindings::VIRTIO_RDMA_WC_WITH_IMM;
-        // Either immediate data or a key.
+        // A completion has either immediate data or a key.
         if placed
             && self.hca.config().fast_reg.is_some()
             && cqe.wc_flags & bindings::VIRTIO_RDMA_WC_WITH_IMM == 0
@@ -519,7 +519,8 @@ impl Qp {
             attr: to_wire(&self.hca, attr, mask)?,
         };
         match self.hca.execute::<cmd::ModifyQp>(&request) {
-            // Consumers move their QPs to RESET or ERR to be done with them, and so they are.
+            // Consumers move a QP to RESET or ERR to stop it, and a QP of a device that has failed
+            // is stopped.
             Err(_) if self.hca.is_broken() => Ok(()),
             result => result.map(|_| ()),
         }
@@ -605,7 +606,7 @@ impl ib::QueuePair<Hca> for Qp {
             rq,
             region,
         } = parts;
-        // The QP of the GSI is the core's own.
+        // The QP of the GSI belongs to the core, not to a consumer.
         if attr.udata.is_none() && qp_type != QpType::Gsi {
             if let Some(pd) = attr.pd {
                 pd.consumer_came();
@@ -617,7 +618,7 @@ impl ib::QueuePair<Hca> for Qp {
         let has_recv_cq = !is_target && qp_type != QpType::XrcIni;
         let send_cqn = attr.send_cq.filter(|_| !is_target).map(cq_number);
         let recv_cqn = attr.recv_cq.filter(|_| has_recv_cq).map(cq_number);
-        // The core says who gets the events of a target before its state is first changed.
+        // Before the state of a target first changes, the core says who gets its events.
         let reported: u32 = if is_target { u32::MAX } else { 0 };
 
         Ok(try_pin_init!(Self {
@@ -674,7 +675,7 @@ impl ib::QueuePair<Hca> for Qp {
         *self.reported.lock() = 0;
         self.accept(next);
         if next == QpState::Err && self.hca.is_broken() {
-            // What the device would have reported, Hca::run() does.
+            // Hca::run() reports what the device would have reported.
             self.hca.attend();
         }
         Ok(())

@@ -380,7 +380,7 @@ impl CompletionRing {
 
     /// Lets the device see which places are free.
     pub(crate) fn release(&mut self) {
-        // It cannot fail: the head is within the memory.
+        // The store cannot fail: the head is within the memory.
         let _ = self
             .memory
             .store_release(offset_of!(wire::CqRing, consumer), self.consumer);
@@ -397,7 +397,7 @@ impl CompletionRing {
             (offset_of!(wire::CqRing, arm_next), &mut self.arm_next)
         };
         *word = word.wrapping_add(1);
-        // It cannot fail: the head is within the memory.
+        // The store cannot fail: the head is within the memory.
         let _ = self.memory.store_release(offset, *word);
         dma::barrier();
     }
@@ -432,11 +432,11 @@ mod tests {
 
     #[test]
     fn entries_have_room_for_header_and_payload() {
-        // A header of 48 bytes and an SGE of 16.
+        // The header has 48 bytes, and an SGE has 16.
         assert_eq!(send_entry_size(QpType::Rc, 1, 0), 64);
         assert_eq!(send_entry_size(QpType::Ud, 1, 0), 96);
         assert_eq!(send_entry_size(QpType::XrcIni, 2, 0), 96);
-        // The larger of SGEs and inline data.
+        // The payload is the larger one of SGEs and inline data.
         assert_eq!(send_entry_size(QpType::Uc, 1, 200), 248);
         assert_eq!(recv_entry_size(3), 64);
     }
@@ -483,13 +483,14 @@ mod tests {
         };
         assert!(!refused(&|_| {}));
         assert!(!refused(&|asked| asked.rq_depth = 0));
-        // Neither a depth nor a stride that is no power of two.
+        // A depth or a stride that is not a power of two is refused.
         assert!(refused(&|asked| asked.sq_depth = 15));
         assert!(refused(&|asked| asked.sq_stride = 96));
-        // An entry that is too small, or larger than any.
+        // An entry that is too small or too large is refused.
         assert!(refused(&|asked| asked.sq_stride = 32));
         assert!(refused(&|asked| asked.rq_stride = 2 * MAX_STRIDE));
-        // A ring in the head of the region, between two entries, or beyond the end.
+        // A ring in the head of the region, one between two entries and one beyond the end are
+        // refused.
         assert!(refused(&|asked| asked.sq_offset = 192));
         assert!(refused(&|asked| asked.sq_offset = 288));
         assert!(refused(&|asked| asked.buf_len = 4096 + 32 * 32 - 1));

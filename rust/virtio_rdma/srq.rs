@@ -108,7 +108,7 @@ impl Queue {
             return Err(Counter::BadCqeByteLen);
         }
         *place = None;
-        // There is room for all tags.
+        // The list has room for all tags.
         let _ = self.free.push_within_capacity(tag as u32);
         Ok(entry)
     }
@@ -217,7 +217,7 @@ struct Parts {
 
 /// Creates an SRQ with a ring of the kernel.
 fn new_ring(hca: &Arc<Hca>, attr: &ib::SrqInitAttr<'_, Hca>) -> Result<Parts> {
-    // No more than `max_srq_wr`, which is a power of two.
+    // The result is at most `max_srq_wr`, which is a power of two.
     let max_wr = attr.max_wr.next_power_of_two();
     let shape = Shape::of_srq(max_wr, attr.max_sge);
     let pages = Arc::new(hca.alloc_pages(shape.end() as usize)?, GFP_KERNEL)?;
@@ -293,7 +293,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         let config = hca.config();
         let is_known = match attr.srq_type {
             SrqType::Basic => true,
-            // The kernel's work requests have no place for an SRQ of the other end.
+            // The kernel's work requests have no member for the SRQ of the peer.
             SrqType::Xrc => config.xrc && attr.udata.is_some(),
         };
         if config.max_srq == 0 || !is_known {
@@ -367,7 +367,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
             return Err(EIO);
         }
         *size = shape.depth;
-        // The lock is not held when the old ring goes, which may sleep.
+        // The old ring is dropped without the lock, because dropping it may sleep.
         let old = core::mem::replace(&mut *self.region.lock(), region);
         drop(old);
         if self.hca.is_broken() {
@@ -404,7 +404,7 @@ impl ib::SharedReceiveQueue<Hca> for Srq {
         };
         self.hca.execute_destroy::<cmd::DestroySrq>(&request);
         self.hca.cancel_srq_doorbell(self.srqn);
-        // The program need not have asked for it: its device may be taken away.
+        // The SRQ may be destroyed without a request of the program: its device may be taken away.
         self.close();
         Ok(())
     }

@@ -159,8 +159,8 @@ where
 {
     // SAFETY: The reference says that the work item is valid and initialised.
     if unsafe { bindings::cancel_work_sync(Work::raw_get(work(item))) } {
-        // SAFETY: It was on a queue, whose reference is that of `Arc::into_raw` when it was enqueued:
-        // that it runs, which would give the reference back, was prevented.
+        // SAFETY: The work item was on a queue, which had the reference from `Arc::into_raw` when the item was
+        // enqueued. The item does not run any more, so nobody else gives that reference back.
         drop(unsafe { Arc::from_raw(Arc::as_ptr(item)) });
     }
 }

@@ -83,9 +83,9 @@ impl Umem {
                 memory.access as c_int,
             )
         })?;
-        // SAFETY: It is no error, so it is valid.
+        // SAFETY: `raw` is not an error pointer, so it is valid.
         let umem = Self(NonNull::new(unsafe { &raw mut (*raw).umem }).ok_or(EINVAL)?);
-        // This sets the IOVA, by which the blocks are counted.
+        // The function sets the IOVA, and the blocks are counted from it.
         // SAFETY: The memory is valid, and nobody else has it yet.
         let block =
             unsafe { bindings::ib_umem_find_best_pgsz(umem.0.as_ptr(), BLOCK, memory.virt_addr) };

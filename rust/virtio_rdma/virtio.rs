@@ -120,7 +120,7 @@ impl<T: Driver> Adapter<T> {
     extern "C" fn config_changed_callback(vdev: *mut bindings::virtio_device) {
         // SAFETY: The virtio core calls with a valid device, and only while it is bound: the data
         // was stored by `probe_callback`, after which the core enables these calls, and stays until
-        // `remove_callback` is through, before which it disables them.
+        // the end of `remove_callback`, before which the core disables these calls.
         let data = unsafe {
             let dev = &*vdev.cast::<Device<device::CoreInternal<'_>>>();
             dev.as_ref().drvdata_borrow::<T::Data>()
@@ -281,8 +281,8 @@ impl Device<device::Core<'_>> {
         let mut value = [0; N];
 
         // SAFETY: By the type invariant the device is valid, and each transport has `get`. It
-        // writes `N` bytes to `value`, of a width that all transports know: some call BUG() for
-        // others.
+        // writes `N` bytes to `value`. All transports know this width; some call BUG() for other
+        // widths.
         unsafe {
             if let Some(get) = (*(*self.as_raw()).config).get {
                 get(
@@ -337,8 +337,8 @@ impl Device<device::Core<'_>> {
         )?;
         let mut found = Arc::into_unique_or_drop(found).ok_or(ENOMEM)?;
 
-        // SAFETY: By the type invariant the device is valid; `priv` is the driver's, that is ours,
-        // and nobody reads it before there are queues.
+        // SAFETY: By the type invariant the device is valid; `priv` belongs to the driver, and
+        // nobody reads it before there are queues.
         unsafe { (*self.as_raw()).priv_ = Arc::into_raw(handler).cast_mut().cast() };
 
         // SAFETY: `raw` and `infos` have `specs.len()` elements, and the names are static.
@@ -414,7 +414,7 @@ impl Device<device::Core<'_>> {
                 if bindings::virtio_rdma_iommu_mapped(parent) {
                     return Err(crate::errno::unsupported());
                 }
-                // Not every transport says so: virtio_uml leaves its device with 32 bits.
+                // Not every transport sets the mask: virtio_uml leaves its device with 32 bits.
                 to_result(bindings::dma_set_mask_and_coherent(parent, u64::MAX))?;
                 parent
             } else {
@@ -477,13 +477,13 @@ struct Found {
 
 // SAFETY: Queues may be deleted from any thread.
 unsafe impl Send for Found {}
-// SAFETY: A shared reference to it allows nothing.
+// SAFETY: No operation is possible through a shared reference.
 unsafe impl Sync for Found {}
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: The device is valid: `wait_no_queues` keeps it bound until `virtio_rdma_no_queues` is called.
-        // Once the queues are deleted, no callback runs, so that nobody else looks at `priv`.
+        // SAFETY: The device is valid: `wait_no_queues` keeps it bound until `virtio_rdma_no_queues` is called. Once
+        // the queues are deleted, no callback runs, so nobody else looks at `priv`.
         unsafe {
             if self.present {
                 bindings::virtio_rdma_del_vqs(self.vdev);
@@ -586,7 +586,8 @@ impl Queue {
 
     /// Lets the interrupt of this queue go to `cpu`, where the transport can.
     pub(crate) fn set_affinity(&mut self, cpu: u32) {
-        // SAFETY: By the type invariants `vq` is valid. It is a hint: the result does not matter.
+        // SAFETY: By the type invariants `vq` is valid. The affinity is a hint, so the result does
+        // not matter.
         unsafe { bindings::virtio_rdma_set_affinity(self.as_raw(), cpu) };
     }
 
@@ -767,8 +768,8 @@ impl Queue {
 
     /// Tells the device about added buffers, if it wants to know.
     pub(crate) fn kick(&mut self) {
-        // SAFETY: By the type invariants `vq` is valid. A transport that fails breaks the queue,
-        // which the next call sees.
+        // SAFETY: By the type invariants `vq` is valid. If the transport fails, it breaks the
+        // queue, and the next call sees that.
         unsafe { bindings::virtqueue_kick(self.as_raw()) };
     }
 
@@ -790,7 +791,8 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.in_ring != 0 {
-            // The memory is lost, which is better than that the device writes to its next owner's.
+            // The memory is leaked: if it were freed, the device could write to it when it has
+            // another owner.
             core::mem::forget(self.memory.take());
             core::mem::forget(core::mem::take(&mut self.exchanges));
         }
@@ -892,7 +894,7 @@ mod tests {
         let mut body = [0; 2];
         assert_eq!(exchange.reply(&mut body)?, 9);
         assert_eq!(body, [8, 7]);
-        // A request clears the reply before it.
+        // A new request clears the reply of the previous one.
         exchange.set_request(8, &[])?;
         assert_eq!(exchange.reply(&mut body)?, 0);
         assert_eq!(body, [0, 0]);

@@ -155,7 +155,7 @@ fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
             error
         );
     })?;
-    // From here on, the device has queues: it must be reset before they go.
+    // The device has queues now, and must be reset before they are deleted.
     let stop = ScopeGuard::new(|| {
         interrupt::detach(&hca, &dev.reset());
     });
@@ -195,9 +195,10 @@ impl virtio::Driver for VirtioRdma {
             dev_err!(dev.as_ref(), "the device lacks VIRTIO_F_VERSION_1\n");
             return Err(ENODEV);
         }
-        // Chains are one or two descriptors, added where nothing can be allocated.
+        // Chains have one or two descriptors, and are added where nothing can be allocated.
         dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
-        // Rings are shared as between processors; what a device behind a bus needs, virtqueues alone have.
+        // Rings are accessed with the barriers between processors. A device behind a bus needs others, which only
+        // virtqueues have.
         if dev.has_feature(bindings::VIRTIO_F_ORDER_PLATFORM) {
             dev.clear_feature(bindings::VIRTIO_RDMA_F_RINGS);
         }
@@ -208,7 +209,7 @@ impl virtio::Driver for VirtioRdma {
     }
 
     fn probe(dev: &Core<'_>) -> impl PinInit<Data, Error> {
-        // The memory of the data is there when the device is taken into service.
+        // The memory of the data is allocated before `bind` takes the device into service.
         pin_init::pin_init_scope(move || Ok(bind(dev)))
     }
 

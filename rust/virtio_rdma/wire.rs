@@ -47,7 +47,8 @@ macro_rules! wire {
             // is written out. All bytes of a union are initialised: it is zeroed, or assigned as a
             // whole by a member of its full length.
             unsafe impl AsBytes for bindings::$name {}
-            // SAFETY: Integers, and arrays and unions of them, have no invalid values.
+            // SAFETY: Every value of an integer is valid, and so is every value of an array or a
+            // union of integers.
             unsafe impl FromBytes for bindings::$name {}
         )*
     };
@@ -183,9 +184,9 @@ pub(crate) fn av_bytes(av: &Av) -> [u8; size_of::<Av>()] {
 #[derive(Clone, Copy, Default, Zeroable)]
 pub(crate) struct Nothing;
 
-// SAFETY: There are no bytes.
+// SAFETY: The structure has no bytes.
 unsafe impl AsBytes for Nothing {}
-// SAFETY: There are no bytes.
+// SAFETY: The structure has no bytes.
 unsafe impl FromBytes for Nothing {}
 
 /// What REG_MR gives to a region.
@@ -536,10 +537,10 @@ mod tests {
         };
         let bytes = wqe.as_bytes();
         assert!(has(bytes, 0, &WR_ID_BYTES));
-        // The opcode, two SGEs, the flags.
+        // These are the opcode, the number of SGEs (2) and the flags.
         assert!(has(bytes, 8, &[5, 2, 3, 0]));
         assert!(has(bytes, 12, &[0xa1, 0xa2, 0xa3, 0xa4]));
-        // 300 bytes inline, and a reserved member.
+        // These are the length of inline data (300) and a reserved member.
         assert!(has(bytes, 16, &[0x2c, 0x01, 0, 0]));
         assert!(has(bytes, 20, &[0xef, 0xbe, 0xad, 0xde]));
         assert!(has(bytes, 24, &[8, 7, 6, 5, 4, 3, 2, 1]));

@@ -82,7 +82,7 @@ pub(crate) enum Transport {
     Virtqueue(Lease),
     /// Through a ring of the kernel.
     Ring(WorkRing),
-    /// Through a ring of a program, to which the kernel does not post.
+    /// Through a ring of a program. The kernel does not post to it.
     Program,
 }
 
@@ -257,7 +257,7 @@ impl WorkQueue {
     fn slot(&self, position: usize) -> usize {
         let depth = self.entries.len();
         let slot = self.tail + position;
-        // A division could panic.
+        // A remainder would need a division, which could panic.
         if slot < depth {
             slot
         } else {
@@ -317,8 +317,8 @@ impl WorkQueue {
             .write_payload(base, size_of::<T>(), payload)?;
         match &mut self.transport {
             Transport::Virtqueue(lease) => {
-                // The device returns descriptors before it completes their work requests, so there
-                // is one.
+                // The device returns descriptors before it completes their work requests, so a
+                // descriptor is free.
                 while lease.get().is_some() {}
                 lease.add_readable(base, end, slot as u32)?;
             }

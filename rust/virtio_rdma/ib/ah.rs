@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn create_ah<D: Driver>(
     from_result(|| {
         udata.as_ref().map_or(Ok(()), Udata::no_request)?;
         let data = D::Ah::create(pd, &AhAttr::new(attr).ok_or(EINVAL)?, udata.as_ref())?;
-        // SAFETY: The core allocated `size_ib_ah` bytes, not initialised yet.
+        // SAFETY: The core allocated `size_ib_ah` bytes, which are not initialised yet.
         unsafe { Ah::<D>::write(raw, data) };
         Ok(0)
     })
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn destroy_ah<D: Driver>(
     raw: *mut bindings::ib_ah,
     _flags: u32,
 ) -> c_int {
-    // SAFETY: `raw` is an AH that `create_ah` made, which its owner uses no more, and which the
+    // SAFETY: `raw` is an AH that `create_ah` made, which its owner no longer uses, and which the
     // core frees next. Work requests have copies of what is in it.
     unsafe { Ah::<D>::drop_data(raw) };
     0

@@ -153,7 +153,7 @@ pub(super) unsafe extern "C" fn create_cq<D: Driver>(
     from_result(|| {
         attr.udata.as_ref().map_or(Ok(()), Udata::no_answer)?;
         let data = D::Cq::create(dev, &attr)?;
-        // SAFETY: The core allocated `size_ib_cq` bytes, not initialised yet. `destroy_cq` takes the object
+        // SAFETY: The core allocated `size_ib_cq` bytes, which are not initialised yet. `destroy_cq` takes the object
         // out of the table before it drops the data.
         let cq = unsafe {
             publish_new(
@@ -199,8 +199,8 @@ pub(super) unsafe extern "C" fn modify_cq<D: Driver>(
     count: u16,
     period: u16,
 ) -> c_int {
-    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object, and a ULP uses no
+    // CQ that it destroys, so the CQ stays until this returns.
     let cq = unsafe { Cq::<D>::from_raw(raw) };
     from_result(|| cq.moderate(count, period).map(|()| 0))
 }
@@ -215,9 +215,9 @@ pub(super) unsafe extern "C" fn resize_user_cq<D: Driver>(
     cqe: c_uint,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. Its device is registered as long as it
-    // has objects. `udata` is null, or that of the system call that the core is in until this
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object, and a ULP uses no
+    // CQ that it destroys, so the CQ stays until this returns. Its device is registered as long as
+    // it has objects. `udata` is null, or that of the system call that the core is in until this
     // returns.
     let (cq, dev, udata) = unsafe {
         (
@@ -251,10 +251,10 @@ pub(super) unsafe extern "C" fn poll_cq<D: Driver>(
     if len == 0 {
         return 0;
     }
-    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. Its device is registered as long as it
-    // has objects. `wc` has room for `num` completions. The CQ of a program has a user object all
-    // its life.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object, and a ULP uses no
+    // CQ that it destroys, so the CQ stays until this returns. Its device is registered as long as
+    // it has objects. `wc` has room for `num` completions. The CQ of a program has a user object
+    // all its life.
     let (cq, dev, slots, is_program) = unsafe {
         (
             Cq::<D>::from_raw(raw),
@@ -276,8 +276,8 @@ pub(super) unsafe extern "C" fn req_notify_cq<D: Driver>(
     raw: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {
-    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns.
+    // SAFETY: `raw` is a CQ that `create_cq` made. Uverbs locks its user object, and a ULP uses no
+    // CQ that it destroys, so the CQ stays until this returns.
     let cq = unsafe { Cq::<D>::from_raw(raw) };
     let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;

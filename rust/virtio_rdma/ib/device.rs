@@ -93,9 +93,9 @@ pub(crate) struct Device<D: Driver> {
     pub(super) handles: Arc<Handles<D>>,
 }
 
-// SAFETY: The C part is handed to the RDMA core, which locks.
+// SAFETY: The driver only hands the C part to the RDMA core, which locks.
 unsafe impl<D: Driver> Send for Device<D> {}
-// SAFETY: The C part is handed to the RDMA core, which locks.
+// SAFETY: The driver only hands the C part to the RDMA core, which locks.
 unsafe impl<D: Driver> Sync for Device<D> {}
 
 impl<D: Driver> Device<D> {
@@ -138,7 +138,7 @@ impl<D: Driver> Device<D> {
     /// Calls `f` with the paired network interface, if there is one.
     pub(crate) fn with_netdev<R>(&self, f: impl FnOnce(&NetDevice) -> R) -> Option<R> {
         // SAFETY: By the type invariants `raw` is valid. The result is null or comes with a
-        // reference, which is ours to give back.
+        // reference, which this function gives back.
         unsafe {
             let raw = bindings::ib_device_get_netdev(self.as_raw(), PORT);
             let result = f(NetDevice::from_raw(raw)?);
@@ -194,7 +194,7 @@ where
     if error != ENOMEM {
         dev.data().bad_number();
     }
-    // The device may keep the object, the driver does not.
+    // The device may keep the object, but the driver does not keep it.
     let _ = destroy(object);
     // SAFETY: `init` has initialised the data. The object did not get into the table, so the reference above is
     // the only one, and nobody uses it any more.

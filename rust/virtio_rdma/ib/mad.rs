@@ -54,7 +54,7 @@ impl PerfMad {
 
     /// Writes to the data.
     pub(crate) fn put<const N: usize>(&mut self, offset: usize, value: [u8; N]) {
-        // SAFETY: The structure is packed integers and arrays of them, for which any bytes are valid.
+        // SAFETY: The structure has packed integers and arrays of them. Any bytes are valid for these.
         let bytes: &mut [u8; size_of::<bindings::ib_mad>()] =
             unsafe { &mut *(&raw mut self.0).cast() };
         if let Some(place) = bytes.get_mut(DATA + offset..DATA + offset + N) {
@@ -115,7 +115,7 @@ pub(super) unsafe extern "C" fn process_mad<D: Driver>(
     match D::perf_mad(dev, request, reply) {
         Ok(()) => {}
         Err(error) if error == crate::errno::unsupported() => reply.refuse(),
-        // The core, or the peer that asked, gets no answer.
+        // The core, or the peer that sent the request, gets no answer.
         Err(_) => return bindings::ib_mad_result_IB_MAD_RESULT_FAILURE as c_int,
     }
     (success | bindings::ib_mad_result_IB_MAD_RESULT_REPLY) as c_int

@@ -75,7 +75,7 @@ pub(crate) trait MemoryRegion<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the device has none, `EINVAL`, `ENOMEM`, or what the device says.
+    /// `EOPNOTSUPP` if the device has no such MRs, `EINVAL`, `ENOMEM`, or what the device says.
     fn alloc(pd: &Pd<D>, max_pages: u32) -> Result<Self>;
 
     /// Forgets the pages of an MR for fast registration; those that follow have `page_size` bytes.
@@ -122,8 +122,8 @@ pub(super) unsafe extern "C" fn get_dma_mr<D: Driver>(
     pd: *mut bindings::ib_pd,
     access: c_int,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object, and a ULP uses no PD
+    // that it destroys, so the PD stays until this returns.
     let pd = unsafe { Pd::<D>::from_raw(pd) };
     new_mr::<D>(|| D::Mr::get_dma(pd, access as u32))
 }
@@ -142,8 +142,8 @@ pub(super) unsafe extern "C" fn reg_user_mr<D: Driver>(
     dmah: *mut bindings::ib_dmah,
     udata: *mut bindings::ib_udata,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object, and a ULP uses no PD
+    // that it destroys, so the PD stays until this returns. Its device is registered as long as it
     // has objects.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
     if !dmah.is_null() {
@@ -178,8 +178,8 @@ pub(super) unsafe extern "C" fn reg_user_mr_dmabuf<D: Driver>(
     dmah: *mut bindings::ib_dmah,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. Its device is registered as long as it
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object, and a ULP uses no PD
+    // that it destroys, so the PD stays until this returns. Its device is registered as long as it
     // has objects.
     let (dev, pd) = unsafe { (Device::<D>::from_raw((*pd).device), Pd::<D>::from_raw(pd)) };
     if !dmah.is_null() {
@@ -242,7 +242,7 @@ pub(super) unsafe extern "C" fn rereg_user_mr<D: Driver>(
     // SAFETY: `udata` is null, or that of the system call that the core is in until this returns.
     let unused = unsafe { no_driver_data(udata) };
     match unused.and_then(|()| mr.rereg_user(dev, flags as u32, pd, &memory)) {
-        // The same MR, with the same keys.
+        // A null pointer says that the MR and its keys stay the same.
         Ok(()) => core::ptr::null_mut(),
         Err(error) => error.to_ptr(),
     }
@@ -261,8 +261,8 @@ pub(super) unsafe extern "C" fn alloc_mr<D: Driver>(
     if mr_type != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
         return EINVAL.to_ptr();
     }
-    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns.
+    // SAFETY: `pd` is a PD that `alloc_pd` made. Uverbs locks its user object, and a ULP uses no PD
+    // that it destroys, so the PD stays until this returns.
     let pd = unsafe { Pd::<D>::from_raw(pd) };
     new_mr::<D>(|| D::Mr::alloc(pd, max_num_sg))
 }
@@ -336,7 +336,7 @@ pub(super) unsafe extern "C" fn dereg_mr<D: Driver>(
         // returns.
         unsafe { no_driver_data(udata)? };
         // SAFETY: `raw` is from `new_mr`, and the core deregisters it once: it stays until it is
-        // freed below. The core has set its PD, which it counts as a user of.
+        // freed below. The core has set its PD, and counts the MR as a user of it.
         let (mr, pd) = unsafe { (Mr::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mr.dereg(pd)?;
         // SAFETY: `new_mr` made `raw` of a `KBox`, and nobody uses the MR any more.

@@ -22,7 +22,7 @@ pub(crate) trait MemoryWindow<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the device has none, or what the device says.
+    /// `EOPNOTSUPP` if the device has no windows, or what the device says.
     fn alloc(pd: &Pd<D>, mw_type: u32) -> Result<Self>;
 
     /// Destroys the window, which is in `pd`, in the device, bound or not. May sleep. It is dropped
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn alloc_mw<D: Driver>(
         unsafe { no_driver_data(udata)? };
         let data = D::Mw::alloc(pd, mw_type)?;
         let key = data.key();
-        // SAFETY: The core allocated `size_ib_mw` bytes, and initialised only the members of its own.
+        // SAFETY: The core allocated `size_ib_mw` bytes, and initialised only its own members.
         unsafe {
             Mw::<D>::write(raw, data);
             (*raw).rkey = key;
@@ -72,7 +72,8 @@ pub(super) unsafe extern "C" fn alloc_mw<D: Driver>(
 pub(super) unsafe extern "C" fn dealloc_mw<D: Driver>(raw: *mut bindings::ib_mw) -> c_int {
     from_result(|| {
         // SAFETY: `raw` is a window that `alloc_mw` made, which the core destroys once: it stays
-        // until the data is dropped below. So does its PD, which the core counts it as a user of.
+        // until the data is dropped below. Its PD stays too, because the core counts the window as
+        // a user of the PD.
         let (mw, pd) = unsafe { (Mw::<D>::from_raw(raw), Pd::<D>::from_raw((*raw).pd)) };
         mw.dealloc(pd)?;
         // SAFETY: The core frees the memory next.

@@ -26,9 +26,9 @@ pub(crate) struct Object<C, T> {
     data: T,
 }
 
-// SAFETY: The C part is only read, or handed to the RDMA core, which locks.
+// SAFETY: The driver only reads the C part, or hands it to the RDMA core, which locks.
 unsafe impl<C, T: Send> Send for Object<C, T> {}
-// SAFETY: The C part is only read, or handed to the RDMA core, which locks.
+// SAFETY: The driver only reads the C part, or hands it to the RDMA core, which locks.
 unsafe impl<C, T: Sync> Sync for Object<C, T> {}
 
 impl<C, T> Object<C, T> {
@@ -117,7 +117,7 @@ impl<C, T> Object<C, T> {
     ///
     /// # Safety
     ///
-    /// `raw` must be the structure of an initialised object, to which there is no reference.
+    /// `raw` must be the structure of an initialised object, and there must be no reference to it.
     pub(super) unsafe fn drop_data(raw: *mut C) {
         // SAFETY: The caller promises that the data is initialised and that there is no reference to it.
         unsafe { core::ptr::drop_in_place(&raw mut (*raw.cast::<Self>()).data) };

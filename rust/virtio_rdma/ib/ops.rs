@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of operations, by which the RDMA core calls a driver.
+//! The table of the operations that the RDMA core calls.
 //!
 //! The RDMA core alone calls these functions, by the table of a device that is
 //! registered ([`super::registration::Registration`]), and so with objects of this

@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn alloc_pd<D: Driver>(
         // returns.
         unsafe { no_driver_data(udata)? };
         let data = D::Pd::alloc(dev)?;
-        // SAFETY: The core allocated `size_ib_pd` bytes, not initialised yet.
+        // SAFETY: The core allocated `size_ib_pd` bytes, which are not initialised yet.
         unsafe { Pd::<D>::write(raw, data) };
         Ok(0)
     })

@@ -51,7 +51,7 @@ impl<'a> GidAttr<'a> {
     pub(crate) fn vlan_id(&self) -> Result<Option<u16>> {
         let mut vlan_id = NO_VLAN;
         // SAFETY: The attributes are those of an entry of the core's table, which keeps the
-        // interface; the number has room where the pointer says.
+        // interface. `vlan_id` is valid for writes, and the function ignores a null pointer.
         to_result(unsafe {
             bindings::rdma_read_gid_l2_fields(self.0, &mut vlan_id, core::ptr::null_mut())
         })?;

@@ -299,7 +299,7 @@ pub(super) unsafe extern "C" fn create_qp<D: Driver>(
             }
         };
         let data = D::Qp::create(dev, &attr)?;
-        // SAFETY: The core allocated `size_ib_qp` bytes, not initialised yet. `destroy_qp` takes the object
+        // SAFETY: The core allocated `size_ib_qp` bytes, which are not initialised yet. `destroy_qp` takes the object
         // out of the table before it drops the data.
         let qp = unsafe {
             publish_new(
@@ -329,8 +329,8 @@ pub(super) unsafe extern "C" fn modify_qp<D: Driver>(
     mask: c_int,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. `attr` is the core's own.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
+    // QP that it destroys, so the QP stays until this returns. `attr` is the core's own.
     let (qp, attr) = unsafe { (Qp::<D>::from_raw(raw), &*attr) };
     from_result(|| {
         // SAFETY: `udata` is null, or that of the system call that the core is in until this
@@ -351,8 +351,8 @@ pub(super) unsafe extern "C" fn query_qp<D: Driver>(
     _mask: c_int,
     init: *mut bindings::ib_qp_init_attr,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. `attr` and `init` are the caller's,
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
+    // QP that it destroys, so the QP stays until this returns. `attr` and `init` are the caller's,
     // which nobody else has before this returns.
     let (qp, attr, init) = unsafe { (Qp::<D>::from_raw(raw), &mut *attr, &mut *init) };
     *attr = Default::default();
@@ -395,8 +395,8 @@ pub(super) unsafe extern "C" fn attach_mcast<D: Driver>(
     gid: *mut bindings::ib_gid,
     _lid: u16,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. `gid` is the caller's.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
+    // QP that it destroys, so the QP stays until this returns. `gid` is the caller's.
     let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
     from_result(|| qp.attach_mcast(gid).map(|()| 0))
 }
@@ -411,8 +411,8 @@ pub(super) unsafe extern "C" fn detach_mcast<D: Driver>(
     gid: *mut bindings::ib_gid,
     _lid: u16,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses no QP
-    // that it destroys, so that it stays until this returns. `gid` is the caller's.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no QP that it destroys,
+    // so the QP stays until this returns. `gid` is the caller's.
     let (qp, gid) = unsafe { (Qp::<D>::from_raw(raw), gid_bytes(&*gid)) };
     from_result(|| qp.detach_mcast(gid).map(|()| 0))
 }
@@ -427,9 +427,9 @@ pub(super) unsafe extern "C" fn post_send<D: Driver>(
     wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. `wr` heads the caller's list for a QP
-    // of this type, which may be empty.
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
+    // QP that it destroys, so the QP stays until this returns. `wr` heads the caller's list for a
+    // QP of this type, which may be empty.
     let (qp, mut wrs) = unsafe {
         let datagram = QpType::try_from((*raw).qp_type).is_ok_and(QpType::has_datagrams);
         (Qp::<D>::from_raw(raw), SendWrs::new(wr, datagram))
@@ -454,8 +454,8 @@ pub(super) unsafe extern "C" fn post_recv<D: Driver>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object and a ULP uses none
-    // that it destroys, so that it stays until this returns. `wr` heads the caller's list, which
+    // SAFETY: `raw` is a QP that `create_qp` made. Uverbs locks its user object, and a ULP uses no
+    // QP that it destroys, so the QP stays until this returns. `wr` heads the caller's list, which
     // may be empty.
     let (qp, mut wrs) = unsafe { (Qp::<D>::from_raw(raw), RecvWrs::new(wr)) };
     let result = if wr.is_null() {

@@ -63,11 +63,11 @@ impl<D: Driver> UnregisteredDevice<D> {
         config: &Config<'_>,
     ) -> Result<Arc<Self>> {
         let mut ops = KBox::new(ops::table::<D>(), GFP_KERNEL)?;
-        // SAFETY: There are no requirements.
+        // SAFETY: The function has no requirements.
         ops.owner = unsafe { bindings::virtio_rdma_this_module() };
         ops.set_uverbs_robust_udata(1);
         if !config.has_pma {
-            // The core then shows no counters of the port.
+            // Without this operation the core shows no counters of the port.
             ops.process_mad = None;
         }
 
@@ -146,7 +146,7 @@ impl<D: Driver> Registration<D> {
         dma: &dma::Device,
         name: Option<&CStr>,
     ) -> Result<Self> {
-        // To the core, a name with this sign is the format of one.
+        // The core takes a name with this sign for a format.
         let name = name.filter(|name| !name.to_bytes().contains(&b'%'));
         // SAFETY: The device is allocated and filled in. `dma` is bound as long as this registration exists, because
         // the driver drops the registration before it gives up the device that `dma` belongs to.

@@ -180,7 +180,7 @@ pub(super) unsafe extern "C" fn create_srq<D: Driver>(
             udata,
         };
         let data = D::Srq::create(dev, &attr)?;
-        // SAFETY: The core allocated `size_ib_srq` bytes, not initialised yet. `destroy_srq` takes the object
+        // SAFETY: The core allocated `size_ib_srq` bytes, which are not initialised yet. `destroy_srq` takes the object
         // out of the table before it drops the data.
         let srq = unsafe {
             publish_new(
@@ -212,10 +212,10 @@ pub(super) unsafe extern "C" fn modify_srq<D: Driver>(
     mask: bindings::ib_srq_attr_mask,
     udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
-    // none that it destroys, so that it stays until this returns. Its device is registered as long
-    // as it has objects. `attr` is the core's own. `udata` is null, or that of the system call that
-    // the core is in until this returns.
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object, and a ULP uses
+    // no SRQ that it destroys, so the SRQ stays until this returns. Its device is registered as
+    // long as it has objects. `attr` is the core's own. `udata` is null, or that of the system call
+    // that the core is in until this returns.
     let (srq, dev, attr, udata) = unsafe {
         (
             Srq::<D>::from_raw(raw),
@@ -257,8 +257,8 @@ pub(super) unsafe extern "C" fn query_srq<D: Driver>(
     raw: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
 ) -> c_int {
-    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
-    // none that it destroys, so that it stays until this returns. `attr` is the caller's, which
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object, and a ULP uses
+    // no SRQ that it destroys, so the SRQ stays until this returns. `attr` is the caller's, which
     // nobody else has before this returns.
     let (srq, attr) = unsafe { (Srq::<D>::from_raw(raw), &mut *attr) };
     from_result(|| srq.query(attr).map(|()| 0))
@@ -292,8 +292,8 @@ pub(super) unsafe extern "C" fn post_srq_recv<D: Driver>(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object and a ULP uses
-    // none that it destroys, so that it stays until this returns. `wr` heads the caller's list,
+    // SAFETY: `raw` is an SRQ that `create_srq` made. Uverbs locks its user object, and a ULP uses
+    // no SRQ that it destroys, so the SRQ stays until this returns. `wr` heads the caller's list,
     // which may be empty.
     let (srq, mut wrs) = unsafe { (Srq::<D>::from_raw(raw), RecvWrs::new(wr)) };
     let result = if wr.is_null() {

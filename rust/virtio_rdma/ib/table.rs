@@ -34,7 +34,7 @@ struct Published<T> {
     leaving: bool,
 }
 
-// SAFETY: It is a reference in all but its lifetime.
+// SAFETY: The pointer stands for a shared reference, without its lifetime.
 unsafe impl<T: Sync> Send for Published<T> {}
 
 type Slot<T> = IrqSpinLock<Option<Published<T>>>;
@@ -62,9 +62,9 @@ pub(crate) struct Table<T: Sync> {
     changed: Pin<KBox<CondVar>>,
 }
 
-// SAFETY: The chunks are shared between threads, each slot of them behind its lock.
+// SAFETY: The chunks are shared between threads, and a lock protects each slot.
 unsafe impl<T: Sync> Send for Table<T> {}
-// SAFETY: The chunks are shared between threads, each slot of them behind its lock.
+// SAFETY: The chunks are shared between threads, and a lock protects each slot.
 unsafe impl<T: Sync> Sync for Table<T> {}
 
 impl<T: Sync> Table<T> {
@@ -126,7 +126,7 @@ impl<T: Sync> Table<T> {
         let chunk = KBox::into_raw(unsafe { Pin::into_inner_unchecked(chunk) });
         // INVARIANT: The element was null, and is now from `into_raw`.
         if place.cmpxchg(ptr::null_mut(), chunk, Full).is_err() {
-            // Another thread was faster.
+            // Another thread has stored a chunk in the meantime.
             // SAFETY: It is from `into_raw`, and nobody else has seen it.
             drop(unsafe { KBox::from_raw(chunk) });
         }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(table.with(0, |object| *object), Some(5));
         assert_eq!(table.with_held(599, |object| *object), Some(7));
         assert_eq!(table.with(1, |object| *object), None);
-        // A number of a chunk that was never needed, and one beyond the table.
+        // The table finds neither the number of a chunk that was never needed nor one beyond its end.
         assert_eq!(table.with(300, |object| *object), None);
         assert_eq!(table.with(u32::MAX, |object| *object), None);
         let mut sum = 0;
@@ -311,7 +311,7 @@ mod tests {
         unsafe { table.publish(4, &object)? };
         assert_eq!(table.retire(4, || Err(EBUSY)), Err(EBUSY));
         assert_eq!(table.with(4, |object| *object), Some(3));
-        // It is found until it has been destroyed.
+        // The object is found until it has been destroyed.
         let found = table.retire(4, || table.with(4, |_| ()).ok_or(EINVAL));
         assert_eq!(found, Ok(()));
         assert_eq!(table.with(4, |object| *object), None);

@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn alloc_ucontext<D: Driver>(
         let udata = udata.ok_or(EINVAL)?;
         udata.no_request()?;
         let data = D::Ucontext::alloc(dev, &udata)?;
-        // SAFETY: The core allocated `size_ib_ucontext` bytes, not initialised yet.
+        // SAFETY: The core allocated `size_ib_ucontext` bytes, which are not initialised yet.
         unsafe { Ucontext::<D>::write(raw, data) };
         Ok(0)
     })

@@ -83,7 +83,7 @@ pub(super) struct StandIns(KVVec<bindings::ib_qp>);
 
 // SAFETY: The only member of an element that is not null or 0 is its number.
 unsafe impl Send for StandIns {}
-// SAFETY: By the type invariants they do not change.
+// SAFETY: By the type invariants the elements do not change.
 unsafe impl Sync for StandIns {}
 
 impl StandIns {

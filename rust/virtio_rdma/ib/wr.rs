@@ -281,7 +281,7 @@ impl<'a> InlineData<'a> {
         let pieces = self.sges.iter().filter(|sge| sge.length != 0);
         pieces.flat_map(|sge| {
             let start = core::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            // SAFETY: The consumer lets the driver read so many bytes there, and nobody changes them
+            // SAFETY: The consumer lets the driver read as many bytes there as the SGE says, and nobody changes them
             // while the work request is posted.
             let piece = unsafe { core::slice::from_raw_parts(start, sge.length as usize) };
             piece.iter().copied()
@@ -467,7 +467,7 @@ mod tests {
         assert!(core::ptr::eq(wrs.current(), &raw const first));
         assert!(wrs.next().is_some_and(|wr| wr.sges().len() == 2));
         assert!(wrs.next().is_none());
-        // The last one stays the one that was taken last.
+        // `current` stays at the work request that was taken last.
         assert!(core::ptr::eq(wrs.current(), &raw const last));
     }
 

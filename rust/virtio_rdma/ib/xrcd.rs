@@ -20,7 +20,7 @@ pub(crate) trait XrcDomain<D: Driver>: Sized + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the device has none, or what it says.
+    /// `EOPNOTSUPP` if the device has no XRC domains, or what it says.
     fn alloc(dev: &Device<D>) -> Result<Self>;
 
     /// Destroys the domain in the device. May sleep. It is dropped afterwards, unless this fails.
@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn alloc_xrcd<D: Driver>(
         // returns.
         unsafe { no_driver_data(udata)? };
         let data = D::Xrcd::alloc(dev)?;
-        // SAFETY: The core allocated `size_ib_xrcd` bytes, not initialised yet.
+        // SAFETY: The core allocated `size_ib_xrcd` bytes, which are not initialised yet.
         unsafe { Xrcd::<D>::write(raw, data) };
         Ok(0)
     })

@@ -68,9 +68,9 @@ fn create_request(
 ) -> Result<(bindings::virtio_rdma_cmd_create_qp, bindings::ib_qp_cap)> {
     let known = match attr.qp_type {
         QpType::Gsi | QpType::Rc | QpType::Uc | QpType::Ud => true,
-        // The kernel's work requests have no place for the SRQ of the other end.
+        // The kernel's work requests have no member for the SRQ of the peer.
         QpType::XrcIni => hca.config().xrc && attr.udata.is_some(),
-        // It has no queues: `new_xrc_target` creates it.
+        // An XRC target has no queues, and `new_xrc_target` creates it.
         QpType::XrcTgt => false,
     };
     let has_flags = attr.qp_type == QpType::Ud && hca.config().mcast.is_some();
@@ -220,7 +220,7 @@ fn new_rings(
     cap: &mut bindings::ib_qp_cap,
 ) -> Result<Parts> {
     let srqn = attr.srq_number();
-    // No more than `max_qp_wr`, which is a power of two.
+    // The result is at most `max_qp_wr`, which is a power of two.
     cap.max_send_wr = cap.max_send_wr.next_power_of_two();
     if srqn.is_none() {
         cap.max_recv_wr = cap.max_recv_wr.next_power_of_two();
