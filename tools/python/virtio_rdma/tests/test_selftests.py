@@ -13,7 +13,7 @@ from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, sleeps
 
 # Where other suites run beside this one (--brief), it is brief: emulated guests run some of the programs, each time
 # others, and a hostile device does less. In percent, by the VMM; SEED chooses the same programs again.
-BRIEF_PROGRAMS = {"uml": 100, "qemu": 20}
+BRIEF_PROGRAMS = {"uml": 100, "qemu": 12}
 BRIEF_HOSTILE = {"uml": 50, "qemu": 20}
 # An emulated guest with a debug kernel meets another half of what a device can do wrong in each run. It leaves out
 # what measures and what pins a million pages.
