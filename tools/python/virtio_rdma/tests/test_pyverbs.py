@@ -132,8 +132,9 @@ def configuration(platform):
 
 
 @pytest.fixture(scope="class")
-def seen():
-    """What the tests came to so far, by the round and their names."""
+def seen(platform):
+    """What the tests came to so far, by the round and their names. Each platform begins with an empty list: a class
+    has one value of a fixture that depends on no parameter."""
     return collections.defaultdict(dict)
 
 
