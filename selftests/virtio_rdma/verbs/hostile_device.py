@@ -163,9 +163,10 @@ class Watch:
         while counters()[name] - self.before[name] < times:
             os.sched_yield()
 
-    def misbehaviours(self):
-        """Returns the counters of misbehaviour that went up."""
-        return [key for key, value in counters().items() if key.startswith("bad_") and value != self.before[key]]
+    def misbehaviours(self, now=None):
+        """Returns the counters of misbehaviour that went up, among those that were read `now`."""
+        now = now or counters()
+        return [key for key, value in now.items() if key.startswith("bad_") and value != self.before[key]]
 
     def silent(self):
         """Fails the test if the driver counted or logged a misbehaviour."""
@@ -175,14 +176,15 @@ class Watch:
     def counted(self, name, times=None):
         """Fails the test unless this counter went up (by this much), and no other one of misbehaviour; the driver logs
         the first of a kind, once."""
-        difference = counters()[name] - self.before[name]
+        now = counters()
+        difference = now[name] - self.before[name]
         if times is None:
             ktap.equal(difference > 0, True, f"{name} goes up")
         else:
             ktap.equal(difference, times, f"{name} goes up by")
         logged = self.lines("the device misbehaves")
         ktap.equal(len(logged) <= 1, True, f"at most one line: {logged}")
-        ktap.equal([key for key in self.misbehaviours() if key != name], [], "other counters that went up")
+        ktap.equal([key for key in self.misbehaviours(now) if key != name], [], "other counters that went up")
 
     def failed(self, why):
         """Fails the test unless the driver took the device out of service, with one line that says why."""

@@ -126,7 +126,7 @@ def opened(*ends):
 
 
 def every_member(rng):
-    """Each attached QP receives a copy, and so does the sender if it is attached; other QPs receive none."""
+    """Each attached QP receives a copy, and so does the sender if it is attached; no other QP does."""
     for group in (V4, V6):
         with opened(Ud(), Ud(), Ud()) as (sender, member, stranger):
             for end in (sender, member):
