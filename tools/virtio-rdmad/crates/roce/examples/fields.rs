@@ -65,7 +65,7 @@ fn extended(headers: &Headers) -> Value {
         fields["aeth"] = json!({ "syndrome": syndrome, "msn": msn });
     }
     if let Some(header) = headers.atomic_ack_eth {
-        fields["atomic_ack_eth"] = json!({ "original": header.original });
+        fields["atomic_ack_eth"] = json!({ "orig": header.original });
     }
     if let Some(header) = headers.imm_dt {
         fields["imm_dt"] = json!({ "data": u32::from_be_bytes(header.0) });
