@@ -45,6 +45,7 @@ impl MrCache {
     }
 
     /// Begins a message to or from `owner`. Indices of earlier mappings are void.
+    #[inline]
     pub fn begin<T>(&mut self, owner: &T) {
         let owner = std::ptr::from_ref(owner) as usize;
         if self.owner != owner || self.pins.len() > KEPT {

@@ -163,6 +163,7 @@ impl Cq {
     /// Places a CQE. A virtqueue signals if it is armed for it; a ring waits for
     /// `take_event`. An error is returned once; later CQEs of a CQ in error are
     /// dropped.
+    #[inline]
     pub fn complete(&mut self, cqe: &Cqe, solicited: bool, stats: &Stats) -> Result<(), Overflow> {
         if !self.live || self.error {
             return Ok(());

@@ -167,7 +167,7 @@ impl WqRing {
 
     /// Takes the next entry: its index and where it is. An error is reported
     /// once; from then on the ring is empty until it is reset.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<(u32, Entry<'_>)>, WqRingError> {
         if self.next == self.limit && !self.look()? {
             return Ok(None);

@@ -307,6 +307,7 @@ impl SendWqe {
 
     /// Copies a work request out of its ring, once, in place of the one before,
     /// and checks what does not depend on anything but the QP.
+    #[inline]
     pub fn read_entry(
         &mut self,
         index: u32,
@@ -632,6 +633,7 @@ impl ReceiveWqe {
     }
 
     /// Copies a work request out of its ring, in place of the one before, and checks its form.
+    #[inline]
     pub fn read_entry(
         &mut self,
         index: u32,

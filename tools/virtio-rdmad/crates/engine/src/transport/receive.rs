@@ -143,6 +143,7 @@ impl Receiver<'_> {
     }
 
     /// Completes the receive with success; `fill` sets what datagrams add to its CQE.
+    #[inline(always)]
     pub fn complete(&mut self, received: Received, fill: impl FnOnce(&mut Cqe)) {
         self.responder.has_receive = false;
         let Some(config) = self.responder.config else { return };

@@ -283,6 +283,7 @@ impl Sender<'_> {
 
     /// Checks the local side of a chunk and holds its regions; with the first chunk, all of
     /// the message is checked.
+    #[inline]
     fn map_local(
         &self,
         requester: &Requester,

@@ -289,6 +289,7 @@ impl Arrival<'_, '_> {
 
     /// Takes the receive for the message into its place, unless one is there
     /// already.
+    #[inline(always)]
     fn take_receive(&mut self) -> Result<(), Nak> {
         let waits = self.to.is_reliable() && !self.message.asks_again;
         self.to.take_receive(waits).map_err(|why| match why {
