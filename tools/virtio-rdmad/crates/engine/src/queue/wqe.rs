@@ -22,6 +22,7 @@ use ring::Chain;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::entry::Entry;
+use super::request::{Operation, Request};
 use crate::base::limits::{MAX_MSG_SIZE, MAX_SGE};
 use crate::base::qp_type::QpType;
 use crate::memory::copy::Atomic;
@@ -111,46 +112,6 @@ impl SgeList {
     }
 }
 
-/// What a send work request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    /// A message to a receive, or a datagram.
-    Send,
-    /// A write, which takes a receive if it has immediate data.
-    Write,
-    /// A read.
-    Read,
-    /// An atomic operation.
-    Atomic(Atomic),
-    /// A write of 8 bytes, which every reader sees as a whole; in rings only.
-    AtomicWrite,
-    /// A flush; in rings only.
-    Flush(Flush),
-    /// A fast registration.
-    RegMr(Registration),
-    /// Invalidation of the key in `invalidate`, and nothing else.
-    LocalInv,
-    /// The binding of a memory window; in rings only.
-    BindMw(Bind),
-}
-
-impl Operation {
-    /// Returns whether it carries nothing.
-    fn has_no_data(self) -> bool {
-        self.is_local() || matches!(self, Self::Flush(_))
-    }
-
-    /// Returns whether it concerns 8 bytes.
-    fn is_of_a_word(self) -> bool {
-        matches!(self, Self::Atomic(_) | Self::AtomicWrite)
-    }
-
-    /// Returns whether it concerns no peer.
-    pub fn is_local(self) -> bool {
-        matches!(self, Self::RegMr(_) | Self::LocalInv | Self::BindMw(_))
-    }
-}
-
 /// A send work request.
 pub(crate) struct SendWqe {
     /// Index in its ring; 0 from a virtqueue.
@@ -160,29 +121,15 @@ pub(crate) struct SendWqe {
     /// `enum virtio_rdma_wc_opcode` of its CQE.
     pub wc_opcode: u8,
     /// What it asks for.
-    pub operation: Operation,
+    pub request: Request,
     /// Whether its success makes a CQE in a queue that does not signal all.
     pub signaled: bool,
-    /// Whether it asks for a solicited event.
-    pub solicited: bool,
-    /// Immediate data, in the order of the wire.
-    pub immediate: Option<u32>,
-    /// A key to invalidate: of LOCAL_INV and READ here, of SEND at the peer.
-    pub invalidate: Option<u32>,
     /// The local side, unless the data is inline.
     pub sges: SgeList,
     /// Whether the data is inline.
     pub is_inline: bool,
     /// Inline data.
     pub inline: Vec<u8>,
-    /// Bytes of the local side.
-    pub total: u64,
-    /// The remote side of WRITE, READ and atomics.
-    pub remote_addr: u64,
-    /// Its key.
-    pub rkey: u32,
-    /// The SRQ that a message of an XRC initiator is for.
-    pub srqn: u32,
     /// The destination of a datagram.
     pub ud: WrUd,
 }
@@ -275,18 +222,11 @@ impl SendWqe {
             index: 0,
             wr_id: 0,
             wc_opcode: 0,
-            operation: Operation::Send,
+            request: Request::EMPTY,
             signaled: false,
-            solicited: false,
-            immediate: None,
-            invalidate: None,
             sges: SgeList::EMPTY,
             is_inline: false,
             inline: Vec::new(),
-            total: 0,
-            remote_addr: 0,
-            rkey: 0,
-            srqn: 0,
             ud: WrUd::new_zeroed(),
         }
     }
@@ -338,11 +278,11 @@ impl SendWqe {
         }
         self.is_inline = flags & VIRTIO_RDMA_SEND_INLINE != 0;
         self.signaled = flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
-        self.solicited = flags & VIRTIO_RDMA_SEND_SOLICITED != 0;
+        self.request.solicited = flags & VIRTIO_RDMA_SEND_SOLICITED != 0;
         let with_immediate =
             matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
-        self.immediate = with_immediate.then_some(common.ex);
-        self.invalidate = invalidates(opcode).then_some(common.ex);
+        self.request.immediate = with_immediate.then_some(common.ex);
+        self.request.invalidate = invalidates(opcode).then_some(common.ex);
         let count = usize::from(common.num_sge);
         if self.is_inline {
             let bytes = usize::from(common.inline_len);
@@ -356,7 +296,7 @@ impl SendWqe {
             if entry.read(len, &mut self.inline).is_err() {
                 return refuse(operation_error, "inline data that cannot be read");
             }
-            self.total = bytes as u64;
+            self.request.total = bytes as u64;
         } else {
             if count > config.max_send_sge.min(MAX_SGE) {
                 return refuse(operation_error, "more SGEs than the QP's limit");
@@ -364,14 +304,14 @@ impl SendWqe {
             if !self.sges.read_entry(entry, len, count) {
                 return refuse(operation_error, "SGEs that cannot be read");
             }
-            self.total = self.sges.total();
-            if self.total > MAX_MSG_SIZE.into() {
+            self.request.total = self.sges.total();
+            if self.request.total > MAX_MSG_SIZE.into() {
                 return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "a message longer than the largest");
             }
         }
-        (self.remote_addr, self.rkey) = (common.remote_addr, common.rkey);
+        (self.request.remote_addr, self.request.rkey) = (common.remote_addr, common.rkey);
         let (compare, swap) = (common.compare_add, common.swap);
-        self.operation = match opcode {
+        self.request.operation = match opcode {
             VIRTIO_RDMA_WR_ATOMIC_CMP_AND_SWP => {
                 Operation::Atomic(Atomic::CompareSwap { compare, swap })
             }
@@ -394,18 +334,18 @@ impl SendWqe {
             // What it writes is in its header.
             self.inline.clear();
             self.inline.extend_from_slice(common.compare_add.as_bytes());
-            (self.is_inline, self.total) = (true, 8);
+            (self.is_inline, self.request.total) = (true, 8);
         }
-        if self.operation.has_no_data() && (count != 0 || self.is_inline) {
+        if self.request.operation.has_no_data() && (count != 0 || self.is_inline) {
             return refuse(operation_error, "data where there may be none");
         }
-        if self.operation.is_of_a_word() && self.total != 8 {
+        if self.request.operation.is_of_a_word() && self.request.total != 8 {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
         }
         match config.kind {
             QpType::Rc | QpType::Uc | QpType::XrcTgt => {}
             QpType::XrcIni => {
-                self.srqn = prefix::<virtio_rdma_ring_xrc_wqe>(&header).remote_srqn;
+                self.request.srqn = prefix::<virtio_rdma_ring_xrc_wqe>(&header).remote_srqn;
             }
             QpType::Ud | QpType::Gsi => {
                 let ud: virtio_rdma_ring_ud_wqe = prefix(&header);
@@ -450,19 +390,22 @@ impl SendWqe {
             wr_id: header.wr_id,
             wc_opcode,
             signaled: header.send_flags & VIRTIO_RDMA_SEND_SIGNALED != 0,
-            solicited: header.send_flags & VIRTIO_RDMA_SEND_SOLICITED != 0,
             sges,
-            total,
+            request: Request {
+                solicited: header.send_flags & VIRTIO_RDMA_SEND_SOLICITED != 0,
+                invalidate: invalidates(opcode).then_some(header.ex),
+                total,
+                ..Request::EMPTY
+            },
             ..Self::empty()
         };
         if matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM) {
-            wqe.immediate = Some(header.ex);
+            wqe.request.immediate = Some(header.ex);
         }
-        wqe.invalidate = invalidates(opcode).then_some(header.ex);
         if !wqe.set_remote(opcode, header.wr.as_bytes()) {
             return refuse(VIRTIO_RDMA_WC_LOC_LEN_ERR, "an atomic on other than 8 bytes");
         }
-        if wqe.operation.is_local() && count != 0 {
+        if wqe.request.operation.is_local() && count != 0 {
             return refuse(operation_error, "data where there may be none");
         }
         Ok(wqe)
@@ -479,32 +422,27 @@ impl SendWqe {
                 } else {
                     Atomic::FetchAdd(atomic.compare_add)
                 };
-                self.operation = Operation::Atomic(operation);
-                (self.remote_addr, self.rkey) = (atomic.remote_addr, atomic.rkey);
-                return self.total == 8;
+                self.request.operation = Operation::Atomic(operation);
+                (self.request.remote_addr, self.request.rkey) = (atomic.remote_addr, atomic.rkey);
+                return self.request.total == 8;
             }
             VIRTIO_RDMA_WR_SEND | VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_SEND_WITH_INV => {
-                self.operation = Operation::Send;
+                self.request.operation = Operation::Send;
                 self.ud = prefix::<WrUd>(wr);
             }
             VIRTIO_RDMA_WR_REG_MR => {
-                self.operation = Operation::RegMr(Registration::from_wr(&prefix(wr)));
+                self.request.operation = Operation::RegMr(Registration::from_wr(&prefix(wr)));
             }
-            VIRTIO_RDMA_WR_LOCAL_INV => self.operation = Operation::LocalInv,
+            VIRTIO_RDMA_WR_LOCAL_INV => self.request.operation = Operation::LocalInv,
             _ => {
                 let rdma = prefix::<WrRdma>(wr);
                 let read =
                     matches!(opcode, VIRTIO_RDMA_WR_RDMA_READ | VIRTIO_RDMA_WR_RDMA_READ_WITH_INV);
-                self.operation = if read { Operation::Read } else { Operation::Write };
-                (self.remote_addr, self.rkey) = (rdma.remote_addr, rdma.rkey);
+                self.request.operation = if read { Operation::Read } else { Operation::Write };
+                (self.request.remote_addr, self.request.rkey) = (rdma.remote_addr, rdma.rkey);
             }
         }
         true
-    }
-
-    /// Returns whether the responder takes a receive for it.
-    pub fn takes_receive(&self) -> bool {
-        self.operation == Operation::Send || self.immediate.is_some()
     }
 }
 

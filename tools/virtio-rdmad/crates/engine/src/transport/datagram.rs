@@ -60,7 +60,7 @@ pub(crate) fn send(
 ) -> u32 {
     let wqe = &requester.wqe;
     let av = &wqe.ud.av;
-    if wqe.total > MTU {
+    if wqe.request.total > MTU {
         return VIRTIO_RDMA_WC_LOC_LEN_ERR;
     }
     if av.port != VIRTIO_RDMA_PORT || av.pdn != config.pdn {
@@ -75,7 +75,7 @@ pub(crate) fn send(
     let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
     let claim = Claim::local(config.pdn, 0);
     let mut mappings = Mappings::new();
-    if cache.map_sges(&hca.keys, sges, claim, 0..wqe.total, &mut mappings).is_err() {
+    if cache.map_sges(&hca.keys, sges, claim, 0..wqe.request.total, &mut mappings).is_err() {
         return VIRTIO_RDMA_WC_LOC_PROT_ERR;
     }
     let payload = if wqe.is_inline {
@@ -92,11 +92,11 @@ pub(crate) fn send(
         block_loopback: config.block_loopback,
         payload,
     };
-    batch.carry_own(Traffic::sent(wqe.total, 1));
+    batch.carry_own(Traffic::sent(wqe.request.total, 1));
     if datagram.is_multicast() {
         batch.count(Counter::MulticastXmitPackets, 1);
         let (copies, dropped) = datagram.send_to_group(hca, remote, batch);
-        (0..copies).for_each(|_| budget.spend(wqe.total));
+        (0..copies).for_each(|_| budget.spend(wqe.request.total));
         budget.work(dropped * cost::MESSAGE);
     } else if let Err(dropped) = datagram.send_to_address(hca, remote, batch) {
         count_drop(hca, dropped);
@@ -187,7 +187,7 @@ impl Datagram<'_> {
         batch.place_completions();
         drop(responder);
         result?;
-        batch.carry(hca, Traffic::sent(self.wqe.total, 1).mirrored());
+        batch.carry(hca, Traffic::sent(self.wqe.request.total, 1).mirrored());
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Datagram<'_> {
         if to.take_receive(false).is_err() {
             return Err(Counter::DropNoReceive);
         }
-        let len = GRH_LEN as u64 + self.wqe.total;
+        let len = GRH_LEN as u64 + self.wqe.request.total;
         if to.responder.receive.sges.total() < len {
             return Err(Counter::DropRefused);
         }
@@ -213,9 +213,9 @@ impl Datagram<'_> {
         let received = Received {
             opcode: VIRTIO_RDMA_WC_RECV,
             len,
-            immediate: self.wqe.immediate,
+            immediate: self.wqe.request.immediate,
             invalidated: None,
-            solicited: self.wqe.solicited,
+            solicited: self.wqe.request.solicited,
         };
         to.complete(received, |cqe| {
             cqe.src_qp = self.src_qpn;
@@ -237,7 +237,7 @@ impl Datagram<'_> {
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
         let (mut header, mut payload) = (Mappings::new(), Mappings::new());
         let begin = GRH_LEN as u64;
-        let end = begin + self.wqe.total;
+        let end = begin + self.wqe.request.total;
         let keys = &to.hca.keys;
         let mut map = |bytes, to| cache.map_sges(keys, sges, claim, bytes, to).map_err(|_| ());
         map(0..begin, &mut header)?;
@@ -245,15 +245,15 @@ impl Datagram<'_> {
         let view = |mappings| View { cache, mappings };
         let grh = grh(&self.wqe.ud.av, &self.source.gid, packet_len(self.wqe));
         copy::write(view(&header), &grh).map_err(|_| ())?;
-        copy::scatter(self.payload, view(&payload), self.wqe.total).map_err(|_| ())
+        copy::scatter(self.payload, view(&payload), self.wqe.request.total).map_err(|_| ())
     }
 }
 
 /// Returns the bytes of the UDP packet that would carry a datagram: UDP, BTH, DETH,
 /// immediate data, payload padded to 4 bytes, ICRC.
 fn packet_len(wqe: &SendWqe) -> u16 {
-    let immediate = if wqe.immediate.is_some() { 4 } else { 0 };
-    let payload = wqe.total.min(MTU).next_multiple_of(4);
+    let immediate = if wqe.request.immediate.is_some() { 4 } else { 0 };
+    let payload = wqe.request.total.min(MTU).next_multiple_of(4);
     u16::try_from(8 + 12 + 8 + immediate + payload + 4).unwrap_or(u16::MAX)
 }
 

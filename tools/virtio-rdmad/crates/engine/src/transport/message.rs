@@ -3,12 +3,12 @@
 //! Messages, as the requester hands them to the responder, chunk by chunk, and its answers.
 
 use crate::memory::copy::Data;
-use crate::queue::wqe::SendWqe;
+use crate::queue::request::Request;
 
 /// A chunk of a message.
 pub(crate) struct Message<'a> {
-    /// The work request.
-    pub wqe: &'a SendWqe,
+    /// What the work request asks for.
+    pub request: &'a Request,
     /// Bytes of it that earlier chunks carried.
     pub done: u64,
     /// Bytes of this chunk.
@@ -30,12 +30,12 @@ impl Message<'_> {
 
     /// Returns whether this is the last chunk.
     pub fn is_last(&self) -> bool {
-        self.done + self.len == self.wqe.total
+        self.done + self.len == self.request.total
     }
 
     /// Returns whether it is one packet at the requester.
     pub fn is_one_packet(&self) -> bool {
-        packets(self.wqe.total, self.path_mtu) == 1
+        packets(self.request.total, self.path_mtu) == 1
     }
 
     /// Returns whether its packets have the size that the responder expects of them. Both path MTUs are the
@@ -43,7 +43,7 @@ impl Message<'_> {
     #[inline]
     pub fn fits_path(&self, responders: u8) -> bool {
         self.path_mtu == responders
-            || self.is_one_packet() && packets(self.wqe.total, responders) == 1
+            || self.is_one_packet() && packets(self.request.total, responders) == 1
     }
 }
 

@@ -41,8 +41,9 @@ use crate::qp::config::QpConfig;
 use crate::qp::halves::Wait;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
+use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
-use crate::queue::wqe::{Flushed, Operation, Popped, SendWqe};
+use crate::queue::wqe::{Flushed, Popped, SendWqe};
 
 /// What a step of the work request under way led to.
 enum Step {
@@ -181,14 +182,14 @@ impl Sender<'_> {
     /// what they ask for.
     fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if !self.config.wq.kind.is_connected() {
-            round.budget.spend(requester.wqe.total);
+            round.budget.spend(requester.wqe.request.total);
             return Step::End(datagram::send(self.hca, self.slot, requester, self.config, round));
         }
-        if !offers(&self.hca.features, requester.wqe.operation) {
+        if !offers(&self.hca.features, requester.wqe.request.operation) {
             round.budget.spend(0);
             return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
-        if requester.wqe.operation.is_local() {
+        if requester.wqe.request.operation.is_local() {
             round.budget.spend(0);
             return Step::End(self.manage_memory(&requester.wqe, round));
         }
@@ -232,7 +233,7 @@ impl Sender<'_> {
         round: &mut Round,
         local: &mut Mappings,
     ) -> Result<u64, u32> {
-        let len = (requester.wqe.total - requester.done).min(CHUNK);
+        let len = (requester.wqe.request.total - requester.done).min(CHUNK);
         round.budget.spend(len);
         self.map_local(requester, len, &mut round.local, local)?;
         Ok(len)
@@ -243,7 +244,7 @@ impl Sender<'_> {
         let Hca { keys, features, stats, .. } = &**self.hca;
         let &QpConfig { pdn, privileged, .. } = self.config;
         let asker = Asker { slot: self.slot, pdn, privileged };
-        let done = match &wqe.operation {
+        let done = match &wqe.request.operation {
             Operation::RegMr(request) if features.has_fast_reg() => {
                 reg_mr(keys, features, asker, request, &mut round.budget)
             }
@@ -263,7 +264,7 @@ impl Sender<'_> {
     /// Invalidates the key that a work request names for this side, if it does; returns the
     /// `enum virtio_rdma_wc_status`.
     fn invalidate_local(&self, wqe: &SendWqe) -> u32 {
-        let Some(key) = wqe.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
+        let Some(key) = wqe.request.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
         let hca = self.hca;
         if !hca.features.has_invalidation() {
             return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
@@ -292,8 +293,8 @@ impl Sender<'_> {
         local: &mut Mappings,
     ) -> Result<(), u32> {
         let wqe = &requester.wqe;
-        let fetches = matches!(wqe.operation, Operation::Read | Operation::Atomic(_));
-        let is_answered = fetches || wqe.operation == Operation::AtomicWrite;
+        let fetches = matches!(wqe.request.operation, Operation::Read | Operation::Atomic(_));
+        let is_answered = fetches || wqe.request.operation == Operation::AtomicWrite;
         if is_answered && requester.attr.max_rd_atomic == 0 {
             return Err(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
@@ -308,8 +309,8 @@ impl Sender<'_> {
                 .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, local)
                 .map_err(|_| VIRTIO_RDMA_WC_LOC_PROT_ERR)
         };
-        if requester.done == 0 && len < wqe.total {
-            map(0..wqe.total)?;
+        if requester.done == 0 && len < wqe.request.total {
+            map(0..wqe.request.total)?;
         }
         map(requester.done..requester.done + len)
     }
@@ -345,7 +346,7 @@ impl Sender<'_> {
                     // What becomes of that may lock this QP's responder, which may be this one.
                     popped => break Ok(Step::Next(popped)),
                 }
-                let operation = requester.wqe.operation;
+                let operation = requester.wqe.request.operation;
                 if operation.is_local() || !offers(&self.hca.features, operation) {
                     break Ok(Step::Partial);
                 }
@@ -379,7 +380,7 @@ impl Sender<'_> {
         };
         let (done, asks_again) = (requester.done, requester.asks_again);
         let path_mtu = requester.attr.path_mtu;
-        let message = Message { wqe, done, len, local, path_mtu, asks_again };
+        let message = Message { request: &wqe.request, done, len, local, path_mtu, asks_again };
         let to = Receiver { hca: &peer.device, slot: peer.slot, responder, batch };
         let mut arrival = Arrival { to, message: &message, cache: remote };
         deliver(&mut arrival, self.config.wq.kind, (self.hca, self.slot))
@@ -399,12 +400,12 @@ impl Sender<'_> {
         requester.retry_left = requester.attr.retry_cnt;
         requester.rnr_left = requester.attr.rnr_retry;
         self.stop_waiting(requester);
-        if requester.done < requester.wqe.total {
+        if requester.done < requester.wqe.request.total {
             return None;
         }
         requester.pace.count();
         round.batch.carry(&peer.device, traffic(requester).mirrored());
-        let status = match requester.wqe.operation {
+        let status = match requester.wqe.request.operation {
             Operation::Read => self.invalidate_local(&requester.wqe),
             _ => VIRTIO_RDMA_WC_SUCCESS,
         };
@@ -475,8 +476,8 @@ impl Sender<'_> {
             self.complete(done, status, 0, batch);
             return;
         }
-        if !wqe.operation.is_local() {
-            let count = packets(wqe.total, requester.attr.path_mtu);
+        if !wqe.request.operation.is_local() {
+            let count = packets(wqe.request.total, requester.attr.path_mtu);
             requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
             if config.wq.kind.is_connected() {
                 batch.carry_own(traffic(requester));
@@ -484,7 +485,7 @@ impl Sender<'_> {
         }
         count_send(config, wqe, batch);
         if config.signal_all || wqe.signaled {
-            self.complete(done, status, wqe.total, batch);
+            self.complete(done, status, wqe.request.total, batch);
         }
     }
 
@@ -545,9 +546,9 @@ impl Sender<'_> {
 /// Returns what the work request under way sends and receives when it succeeds.
 #[inline(always)]
 fn traffic(requester: &Requester) -> Traffic {
-    let total = requester.wqe.total;
+    let total = requester.wqe.request.total;
     let packets = packets(total, requester.attr.path_mtu);
-    match requester.wqe.operation {
+    match requester.wqe.request.operation {
         Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
             Traffic::sent(total, packets)
         }
@@ -563,7 +564,7 @@ fn traffic(requester: &Requester) -> Traffic {
 
 /// Counts a message that was sent.
 fn count_send(config: &QpConfig, wqe: &SendWqe, batch: &mut CompletionBatch) {
-    let (messages, bytes) = match wqe.operation {
+    let (messages, bytes) = match wqe.request.operation {
         _ if !config.wq.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
         Operation::Send => (Counter::SendMessages, Counter::SendBytes),
         Operation::Write | Operation::AtomicWrite => (Counter::WriteMessages, Counter::WriteBytes),
@@ -573,7 +574,7 @@ fn count_send(config: &QpConfig, wqe: &SendWqe, batch: &mut CompletionBatch) {
         Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
     };
     batch.count(messages, 1);
-    batch.count(bytes, wqe.total);
+    batch.count(bytes, wqe.request.total);
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::memory::management::invalidate;
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mapping, Mappings, MrCache};
 use crate::qp::state::QpState;
-use crate::queue::wqe::Operation;
+use crate::queue::request::Operation;
 
 /// Why the remote side of an RDMA operation was refused.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ impl Arrival<'_, '_> {
     pub fn respond(&mut self, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
         self.establish();
         self.cache.begin(&**self.to.hca);
-        let answer = match self.message.wqe.operation {
+        let answer = match self.message.request.operation {
             _ if !self.message.fits_path(self.to.responder.attr.path_mtu) => self.refuse_packets(),
             Operation::Send => self.receive_send(),
             Operation::Write => self.receive_write(),
@@ -94,7 +94,7 @@ impl Arrival<'_, '_> {
             return Err(Nak::Restart);
         }
         self.take_receive()?;
-        if message.wqe.total > self.to.responder.receive.sges.total() {
+        if message.request.total > self.to.responder.receive.sges.total() {
             let statuses = (VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
             return Err(self.receive_failed(statuses));
         }
@@ -103,7 +103,7 @@ impl Arrival<'_, '_> {
             return Err(Nak::Failed(VIRTIO_RDMA_WC_REM_OP_ERR));
         }
         if message.is_last() {
-            if message.wqe.invalidate.is_some() && !self.to.hca.features.has_invalidation() {
+            if message.request.invalidate.is_some() && !self.to.hca.features.has_invalidation() {
                 let status = VIRTIO_RDMA_WC_REM_INV_REQ_ERR;
                 return Err(self.receive_failed((status, status)));
             }
@@ -121,7 +121,7 @@ impl Arrival<'_, '_> {
     /// Invalidates the key that a SEND names, if it does. The key must be one of the QP's PD, and
     /// VALID.
     fn invalidate_remote(&self) -> Result<(), ()> {
-        let Some(key) = self.message.wqe.invalidate else { return Ok(()) };
+        let Some(key) = self.message.request.invalidate else { return Ok(()) };
         let Receiver { hca, slot, responder, .. } = &self.to;
         let pdn = responder.config.ok_or(())?.pdn;
         let what = Invalidation { key, pdn, qp: *slot, by: Invalidator::Remote };
@@ -140,18 +140,18 @@ impl Arrival<'_, '_> {
         let (keys, cache) = (&self.to.hca.keys, &mut *self.cache);
         let mut map = |bytes| cache.map_sges(keys, sges, claim, bytes, &mut target).map_err(|_| ());
         if message.is_first() && !message.is_last() {
-            map(0..message.wqe.total)?;
+            map(0..message.request.total)?;
         }
         map(message.done..message.done + message.len)?;
         let target = View { cache, mappings: &target };
-        copy::scatter(message.local, target, message.wqe.total).map_err(|_| ())
+        copy::scatter(message.local, target, message.request.total).map_err(|_| ())
     }
 
     #[inline(always)]
     fn receive_write(&mut self) -> Result<(), Nak> {
         let message = self.message;
         let access = VIRTIO_RDMA_ACCESS_REMOTE_WRITE;
-        let takes_receive = message.is_last() && message.wqe.takes_receive();
+        let takes_receive = message.is_last() && message.request.takes_receive();
         // A packet is checked for the operation, then for the receive that it needs, then for its
         // key (IBA 9.7.4.1, the latter in 9.7.4.1.5). The key stands in the first packet, the immediate
         // data in the last.
@@ -168,7 +168,7 @@ impl Arrival<'_, '_> {
             self.take_receive()?;
         }
         let target = View { cache: self.cache, mappings: target.as_slice() };
-        if copy::scatter(message.local, target, message.wqe.total).is_err() {
+        if copy::scatter(message.local, target, message.request.total).is_err() {
             return Err(if takes_receive { self.write_failed() } else { self.access_failed() });
         }
         if takes_receive {
@@ -190,7 +190,7 @@ impl Arrival<'_, '_> {
             return Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR));
         };
         let source = View { cache: self.cache, mappings: source.as_slice() };
-        copy::copy(source, local, message.wqe.total).map_err(|side| match side {
+        copy::copy(source, local, message.request.total).map_err(|side| match side {
             Side::Source => self.access_failed(),
             Side::Target => Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR),
         })?;
@@ -214,7 +214,7 @@ impl Arrival<'_, '_> {
 
     /// Checks the word that an atomic operation or write names, and holds its region.
     fn map_word(&mut self, access: u32) -> Result<Mapping, Nak> {
-        let is_aligned = self.message.wqe.remote_addr % 8 == 0;
+        let is_aligned = self.message.request.remote_addr % 8 == 0;
         if self.to.responder.attr.max_dest_rd_atomic == 0 || !is_aligned {
             return Err(self.request_failed());
         }
@@ -254,8 +254,8 @@ impl Arrival<'_, '_> {
             return Err(self.request_failed());
         };
         let claim = Claim { pdn: config.pdn, access: wanted.access, qp: Some(self.to.slot) };
-        let (wqe, keys) = (self.message.wqe, &self.to.hca.keys);
-        if flush(keys, &wanted, wqe.rkey, wqe.remote_addr, claim, self.cache).is_err() {
+        let (request, keys) = (self.message.request, &self.to.hca.keys);
+        if flush(keys, &wanted, request.rkey, request.remote_addr, claim, self.cache).is_err() {
             return Err(self.access_failed());
         }
         advance_psn(self.to.responder, self.message);
@@ -267,23 +267,24 @@ impl Arrival<'_, '_> {
     #[inline(always)]
     fn map_remote(&mut self, access: u32) -> Result<Option<Mapping>, Refusal> {
         let message = self.message;
-        let wqe = message.wqe;
+        let request = message.request;
         if !may(self.to.responder, access) {
             return Err(Refusal::Operation);
         }
         // IBA C9-88.
-        if wqe.total == 0 {
+        if request.total == 0 {
             return Ok(None);
         }
         let pdn = self.to.responder.config.ok_or(Refusal::Memory)?.pdn;
         let claim = Claim { pdn, access, qp: Some(self.to.slot) };
         let (keys, cache) = (&self.to.hca.keys, &mut *self.cache);
-        let mut map =
-            |addr, len| cache.map(keys, wqe.rkey, claim, addr, len).map_err(|_| Refusal::Memory);
+        let mut map = |addr, len| {
+            cache.map(keys, request.rkey, claim, addr, len).map_err(|_| Refusal::Memory)
+        };
         if message.is_first() && !message.is_last() {
-            map(wqe.remote_addr, wqe.total)?;
+            map(request.remote_addr, request.total)?;
         }
-        let addr = wqe.remote_addr.checked_add(message.done).ok_or(Refusal::Memory)?;
+        let addr = request.remote_addr.checked_add(message.done).ok_or(Refusal::Memory)?;
         map(addr, message.len).map(Some)
     }
 
@@ -326,7 +327,7 @@ impl Arrival<'_, '_> {
     /// Bad Response Error, which is for an opcode that is not expected (IBA 11.6.2).
     #[cold]
     fn refuse_packets(&mut self) -> Result<(), Nak> {
-        match self.message.wqe.operation {
+        match self.message.request.operation {
             Operation::Read => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_LEN_ERR)),
             Operation::Send => {
                 self.take_receive()?;
@@ -369,13 +370,13 @@ impl Arrival<'_, '_> {
 
     /// Completes the receive of the message with success.
     fn complete_receive(&mut self, opcode: u32) {
-        let wqe = self.message.wqe;
+        let request = self.message.request;
         let received = Received {
             opcode,
-            len: wqe.total,
-            immediate: wqe.immediate,
-            invalidated: wqe.invalidate,
-            solicited: wqe.solicited,
+            len: request.total,
+            immediate: request.immediate,
+            invalidated: request.invalidate,
+            solicited: request.solicited,
         };
         self.to.complete(received, |_| ());
     }
@@ -398,7 +399,7 @@ fn may(responder: &Responder, access: u32) -> bool {
 /// Counts the packets of a message when its last chunk is done.
 fn advance_psn(responder: &mut Responder, message: &Message<'_>) {
     if message.is_last() {
-        let count = packets(message.wqe.total, responder.attr.path_mtu);
+        let count = packets(message.request.total, responder.attr.path_mtu);
         responder.attr.rq_psn = responder.attr.rq_psn.wrapping_add(count) & PSN_MASK;
     }
 }

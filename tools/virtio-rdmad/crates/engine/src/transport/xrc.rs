@@ -19,7 +19,7 @@ use crate::qp::config::QpConfig;
 /// Does what a chunk asks for of an XRC target, as [`Arrival::respond`].
 #[inline(never)]
 pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
-    if !select_srq(&mut arrival.to, arrival.message.wqe.srqn) {
+    if !select_srq(&mut arrival.to, arrival.message.request.srqn) {
         arrival.to.hca.stats.add(Counter::XrcViolations, 1);
         return Err(arrival.request_failed());
     }
