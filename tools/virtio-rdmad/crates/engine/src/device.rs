@@ -47,7 +47,7 @@ impl Device {
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
         let config_space = config_space(&limits, rings, mac, node);
-        let hca = Arc::new(Hca::new(name, limits, Arc::clone(network), wake));
+        let hca = Arc::new(Hca::new(name, node, limits, Arc::clone(network), wake));
         network.add(&hca, Rights::new(mac, addresses));
         Self {
             scheduler: Mutex::new(Scheduler::new(hca.jobs.count())),
@@ -100,7 +100,7 @@ impl Device {
             Queue::Event => EVENT_SIZE,
             Queue::CompletionEvents(_) => COMPLETION_EVENT_SIZE,
             Queue::Doorbell => DOORBELL_SIZE,
-            Queue::Srq(_) => 0,
+            Queue::Srq(_) | Queue::Wire => 0,
         };
         self.layouts().filter_map(|layout| layout.queue(index)).map(size).max().unwrap_or(0)
     }

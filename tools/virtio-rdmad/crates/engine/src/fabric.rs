@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 
-use crate::base::host::{Clock, SystemClock};
+use crate::base::host::{Clock, SystemClock, Uplink};
 use crate::config::DeviceConfig;
 use crate::device::Device;
 use crate::transport::hca::Hca;
 use crate::transport::network::Network;
+use crate::transport::wire::inbox;
 
 /// What a network is made with.
 pub struct FabricConfig {
@@ -16,11 +17,13 @@ pub struct FabricConfig {
     pub name: String,
     /// The time for all devices in it.
     pub clock: Arc<dyn Clock>,
+    /// The way to other hosts, if there is one.
+    pub uplink: Option<Arc<dyn Uplink>>,
 }
 
 impl Default for FabricConfig {
     fn default() -> Self {
-        Self { name: "default".into(), clock: Arc::new(SystemClock) }
+        Self { name: "default".into(), clock: Arc::new(SystemClock), uplink: None }
     }
 }
 
@@ -33,7 +36,7 @@ pub struct Fabric {
 impl Fabric {
     /// Returns a network without guests.
     pub fn new(config: FabricConfig) -> Arc<Self> {
-        let network = Arc::new(Network::new(config.clock));
+        let network = Arc::new(Network::new(config.clock, config.uplink));
         Arc::new(Self { name: config.name, network })
     }
 
@@ -46,6 +49,12 @@ impl Fabric {
     #[cfg(test)]
     pub(crate) fn network(&self) -> &Network<Hca> {
         &self.network
+    }
+
+    /// Takes in a frame of RoCE v2 that came over the uplink. The thread of the guest that it is for looks
+    /// into it. Returns whether a guest has the address that it is sent to, and room for it.
+    pub fn receive(&self, frame: &[u8]) -> bool {
+        inbox::receive(&self.network, frame)
     }
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.

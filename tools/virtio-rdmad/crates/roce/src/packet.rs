@@ -4,8 +4,9 @@
 use thiserror::Error;
 
 use crate::bth::Bth;
-use crate::ethernet::{self, Ethernet};
+use crate::ethernet::{self, Ethernet, Vlan};
 use crate::extended::{self, ExtendedHeader, ExtendedHeaders};
+use crate::gid::Gid;
 use crate::icrc::{self, icrc};
 use crate::ip::{self, Ip};
 use crate::wire::Writer;
@@ -77,6 +78,21 @@ pub enum Unencodable {
         /// The bytes that there are.
         room: usize,
     },
+}
+
+/// Returns the GID that a frame is sent to, and the VLAN that it is in, if any. Returns `None` unless the
+/// frame is a packet of RoCE v2 as far as its headers up to UDP tell; no checksum of the packet is
+/// looked at. A tag with the VLAN 0 tells of a priority alone (IEEE 802.1Q).
+pub fn destination(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
+    let mut rest = frame;
+    let (ethernet, kind) = Ethernet::take(&mut rest).ok()?;
+    let ip = match kind {
+        ethernet::IPV4 => ip::take_v4(&mut rest).ok()?,
+        ethernet::IPV6 => ip::take_v6(&mut rest).ok()?,
+        _ => return None,
+    };
+    udp::take(&mut rest).ok()?;
+    Some((ip.destination_gid(), ethernet.vlan.map(Vlan::id).filter(|id| *id != 0)))
 }
 
 /// Reads a frame, which begins with its Ethernet header and has no frame check sequence. Everything that

@@ -107,6 +107,10 @@ counters! {
     /// Datagrams and unreliable messages dropped: they do not fit the receive,
     /// or may not be written.
     DropRefused = "drop_refused",
+    /// Packets dropped that came over the wire: too many had not been looked into.
+    DropInboxFull = "drop_inbox_full",
+    /// Packets dropped that came over the wire and are no packets of RoCE v2.
+    BadPacket = "bad_packet",
     /// Completions that found no buffer.
     CqOverflows = "cq_overflows",
     /// Asynchronous events raised.

@@ -11,6 +11,13 @@ pub trait Wake: Send + Sync {
     fn wake(&self);
 }
 
+/// The way out of the process: an interface of the network that carries frames.
+pub trait Uplink: Send + Sync {
+    /// Sends a frame, from its Ethernet header on. Called from any thread of the process; must not block
+    /// and must not call into the engine. A frame that cannot be sent is lost, as on any network.
+    fn send(&self, frame: &[u8]);
+}
+
 /// A source of time, so that tests have their own.
 pub trait Clock: Send + Sync {
     /// Returns the time now, which never runs backwards.

@@ -14,6 +14,8 @@ pub(crate) enum Queue {
     Event,
     /// Doorbells of rings.
     Doorbell,
+    /// Frames that came over the wire, which are in no queue of the guest.
+    Wire,
     /// Completion events of this vector.
     CompletionEvents(u16),
     /// The CQ of this number.
@@ -113,9 +115,12 @@ impl Jobs {
         self.srq(self.srqs)
     }
 
+    /// The frames that came over the wire.
+    pub const WIRE: u16 = 3;
+
     /// Returns the CQ of this number.
     pub fn completion(self, cq: u16) -> u16 {
-        3 + self.vectors + cq
+        4 + self.vectors + cq
     }
 
     /// Returns the send queue of a QP slot.
@@ -139,7 +144,8 @@ impl Jobs {
             Queue::Control => 0,
             Queue::Event => 1,
             Queue::Doorbell => 2,
-            Queue::CompletionEvents(vector) => 3 + vector,
+            Queue::Wire => Self::WIRE,
+            Queue::CompletionEvents(vector) => 4 + vector,
             Queue::Completion(cq) => self.completion(cq),
             Queue::Send(slot) => self.send(slot),
             Queue::Receive(slot) => self.receive(slot),
@@ -153,7 +159,8 @@ impl Jobs {
             0 => Queue::Control,
             1 => Queue::Event,
             2 => Queue::Doorbell,
-            _ if number < self.completion(0) => Queue::CompletionEvents(number - 3),
+            Self::WIRE => Queue::Wire,
+            _ if number < self.completion(0) => Queue::CompletionEvents(number - 4),
             _ if number < self.send(0) => Queue::Completion(number - self.completion(0)),
             _ if number >= self.count() => return None,
             _ if number >= self.srq(0) => Queue::Srq(number - self.srq(0)),

@@ -221,6 +221,6 @@ pub(super) fn query(
     attr.qp_state = state as u8;
     attr.cur_qp_state = state as u8;
     attr.sq_psn = requester.attr.sq_psn;
-    attr.sq_draining = u8::from(state == QpState::Sqd && requester.active);
+    attr.sq_draining = u8::from(state == QpState::Sqd && requester.is_sending());
     Ok(virtio_rdma_rsp_query_qp { attr })
 }

@@ -29,7 +29,18 @@ pub(crate) struct Flush {
 impl Flush {
     /// Reads the request from an entry of a ring; `None` if it is of an unknown kind.
     pub fn from_entry(entry: &virtio_rdma_ring_flush_wqe) -> Option<Self> {
-        let placement = u32::from(entry.type_);
+        let length = match entry.level.into() {
+            VIRTIO_RDMA_FLUSH_RANGE => Some(entry.length),
+            VIRTIO_RDMA_FLUSH_MR => None,
+            _ => return None,
+        };
+        Self::from_wire(entry.type_, length)
+    }
+
+    /// Returns a flush with these bits of placement, which are the same in a work request and in a packet
+    /// (IBA A19.4.1.1); `None` if one of them is not known.
+    pub fn from_wire(placement: u8, length: Option<u64>) -> Option<Self> {
+        let placement = u32::from(placement);
         let known = VIRTIO_RDMA_FLUSH_GLOBAL | VIRTIO_RDMA_FLUSH_PERSISTENT;
         if placement == 0 || placement & !known != 0 {
             return None;
@@ -37,12 +48,15 @@ impl Flush {
         let access = |bit, access| if placement & bit != 0 { access } else { 0 };
         let access = access(VIRTIO_RDMA_FLUSH_GLOBAL, VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL)
             | access(VIRTIO_RDMA_FLUSH_PERSISTENT, VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT);
-        let length = match entry.level.into() {
-            VIRTIO_RDMA_FLUSH_RANGE => Some(entry.length),
-            VIRTIO_RDMA_FLUSH_MR => None,
-            _ => return None,
-        };
         Some(Self { access, length })
+    }
+
+    /// Returns the bits of placement.
+    pub fn placement(&self) -> u8 {
+        let placement = |access, bit| if self.access & access != 0 { bit } else { 0 };
+        (placement(VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL, VIRTIO_RDMA_FLUSH_GLOBAL)
+            | placement(VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_PERSISTENT))
+            as u8
     }
 }
 

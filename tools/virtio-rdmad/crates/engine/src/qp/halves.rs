@@ -12,8 +12,10 @@ use abi::virtio_rdma_qp_attr;
 use zerocopy::FromZeros;
 
 use super::config::QpConfig;
+use super::inbound::Inbound;
 use super::pace::Pace;
 use super::state::QpState;
+use super::window::Window;
 use crate::base::address::{Address, Gid};
 use crate::base::qp_type::QpType;
 use crate::memory::page_list::Range;
@@ -146,6 +148,8 @@ pub(crate) struct Requester<D> {
     pub partner: Partner<D>,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
+    /// What is under way on the wire, if the peer is reached over that.
+    pub window: Option<Box<Window<SendWqe>>>,
 }
 
 impl<D> Requester<D> {
@@ -167,7 +171,13 @@ impl<D> Requester<D> {
             peer: None,
             partner: Partner::default(),
             notify_drained: false,
+            window: None,
         }
+    }
+
+    /// Returns whether a work request is under way.
+    pub fn is_sending(&self) -> bool {
+        self.active || self.window.as_ref().is_some_and(|window| window.len() != 0)
     }
 
     /// Begins with the work request that was just read.
@@ -187,6 +197,7 @@ impl<D> Requester<D> {
         self.peer = None;
         self.partner = Partner::default();
         self.notify_drained = false;
+        self.window = None;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.source = Address::default();
         self.wqe = SendWqe::empty();
@@ -220,6 +231,8 @@ pub(crate) struct Responder<D> {
     pub notify: bool,
     /// The multicast groups that the QP is attached to, whatever its state.
     pub groups: Vec<Gid>,
+    /// What is remembered of a peer that is reached over the wire.
+    pub inbound: Option<Box<Inbound>>,
 }
 
 impl<D> Responder<D> {
@@ -237,6 +250,7 @@ impl<D> Responder<D> {
             last_wqe: false,
             notify: true,
             groups: Vec::new(),
+            inbound: None,
         }
     }
 
@@ -252,6 +266,7 @@ impl<D> Responder<D> {
         self.waiter = None;
         self.established = false;
         self.last_wqe = false;
+        self.inbound = None;
         self.deselect();
     }
 

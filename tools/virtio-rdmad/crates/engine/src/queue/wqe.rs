@@ -37,8 +37,7 @@ const RING_HEADER: usize = size_of::<virtio_rdma_ring_sq_wqe>();
 const RING_XRC_HEADER: usize = size_of::<virtio_rdma_ring_xrc_wqe>();
 const RING_UD_HEADER: usize = size_of::<virtio_rdma_ring_ud_wqe>();
 
-/// Send flags that mean something here. FENCE asks for what always holds:
-/// work requests of a queue are done one after the other.
+/// Send flags that mean something here.
 const KNOWN_FLAGS: u32 =
     VIRTIO_RDMA_SEND_FENCE | VIRTIO_RDMA_SEND_SIGNALED | VIRTIO_RDMA_SEND_SOLICITED;
 
@@ -124,6 +123,9 @@ pub(crate) struct SendWqe {
     pub request: Request,
     /// Whether its success makes a CQE in a queue that does not signal all.
     pub signaled: bool,
+    /// Whether it waits for the READs and atomics in front of it. On the local path that always holds:
+    /// work requests of a queue are done one after the other.
+    pub is_fenced: bool,
     /// The local side, unless the data is inline.
     pub sges: SgeList,
     /// Whether the data is inline.
@@ -224,6 +226,7 @@ impl SendWqe {
             wc_opcode: 0,
             request: Request::EMPTY,
             signaled: false,
+            is_fenced: false,
             sges: SgeList::EMPTY,
             is_inline: false,
             inline: Vec::new(),
@@ -278,6 +281,7 @@ impl SendWqe {
         }
         self.is_inline = flags & VIRTIO_RDMA_SEND_INLINE != 0;
         self.signaled = flags & VIRTIO_RDMA_SEND_SIGNALED != 0;
+        self.is_fenced = flags & VIRTIO_RDMA_SEND_FENCE != 0;
         self.request.solicited = flags & VIRTIO_RDMA_SEND_SOLICITED != 0;
         let with_immediate =
             matches!(opcode, VIRTIO_RDMA_WR_SEND_WITH_IMM | VIRTIO_RDMA_WR_RDMA_WRITE_WITH_IMM);
@@ -390,6 +394,7 @@ impl SendWqe {
             wr_id: header.wr_id,
             wc_opcode,
             signaled: header.send_flags & VIRTIO_RDMA_SEND_SIGNALED != 0,
+            is_fenced: header.send_flags & VIRTIO_RDMA_SEND_FENCE != 0,
             sges,
             request: Request {
                 solicited: header.send_flags & VIRTIO_RDMA_SEND_SOLICITED != 0,

@@ -16,6 +16,7 @@ use crate::queue::wq_ring::Watch;
 use crate::transport::failure::fail_users_of_cq;
 use crate::transport::hca::Hca;
 use crate::transport::round::Round;
+use crate::transport::wire::inbox;
 use crate::transport::{receive, requester, srq};
 
 /// One guest: its HCA, which peers reach, and what its own thread alone uses.
@@ -67,6 +68,7 @@ impl Guest {
                     None => Visit::Parked,
                 }
             }
+            Queue::Wire => parked_unless(inbox::visit(hca, round)),
             Queue::Doorbell => doorbell::visit(hca, &mut lock(&self.doorbells), &mut round.budget),
         }
     }
@@ -88,7 +90,7 @@ impl Guest {
                 f(&mut lock(hca.completion_events.get(usize::from(vector))?).queue)
             }
             Queue::Doorbell => f(&mut lock(&self.doorbells)),
-            Queue::Srq(_) => return None,
+            Queue::Srq(_) | Queue::Wire => return None,
         })
     }
 

@@ -185,6 +185,7 @@ fn end_rest(guest: &Guest) {
         *lock(events) = Events::default();
     }
     *lock(&guest.doorbells) = Virtqueue::default();
+    lock(&hca.inbox).clear();
     lock(&hca.timers).clear();
     hca.clear_needs_reset();
 }

@@ -14,6 +14,7 @@ use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+use super::cable::cable;
 use crate::transport::rnr::PATIENCE;
 use crate::{
     AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next,
@@ -263,8 +264,12 @@ pub fn limits() -> Limits {
 
 pub fn fabric() -> (Arc<Fabric>, Arc<TestClock>) {
     let clock = TestClock::new();
-    let config = FabricConfig { name: "test".into(), clock: Arc::clone(&clock) as Arc<dyn Clock> };
-    (Fabric::new(config), clock)
+    (Fabric::new(fabric_config(&clock)), clock)
+}
+
+fn fabric_config(clock: &Arc<TestClock>) -> FabricConfig {
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    FabricConfig { name: "test".into(), clock, uplink: None }
 }
 
 pub fn gid(number: u8) -> Gid {
@@ -1175,6 +1180,9 @@ fn cqe_at(queue: u16, head: u16) -> u64 {
 pub fn settle(guests: &[&Guest]) -> Option<Instant> {
     for _ in 0..10_000 {
         let next: Vec<_> = guests.iter().map(|guest| guest.run()).collect();
+        if cable().is_some_and(|cable| cable.deliver()) {
+            continue;
+        }
         if guests.iter().all(|guest| guest.device.run(64) != Next::Busy) {
             let times = next.iter().filter_map(|next| match next {
                 Next::At(time) => Some(*time),
@@ -1401,9 +1409,13 @@ impl End {
 impl Pair {
     /// Makes two guests whose QPs are in RESET.
     pub fn unconnected(kind: u32) -> Self {
-        let (fabric, clock) = fabric();
+        let (mut fabric, clock) = fabric();
+        let mut other = Arc::clone(&fabric);
+        if let Some(cable) = cable() {
+            [fabric, other] = cable.fabrics(|| fabric_config(&clock));
+        }
         let mut a = Guest::new(&fabric, &clock, 1);
-        let mut b = Guest::new(&fabric, &clock, 2);
+        let mut b = Guest::new(&other, &clock, 2);
         let ends = [End::new(&mut a, kind), End::new(&mut b, kind)];
         Self { clock, fabric, a, b, ends }
     }

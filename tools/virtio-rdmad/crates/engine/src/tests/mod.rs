@@ -4,6 +4,7 @@
 //! the clock themselves.
 
 mod bounds;
+mod cable;
 mod connection;
 mod control;
 mod cq_moderation;
@@ -25,4 +26,5 @@ mod srq;
 mod threads;
 mod uc;
 mod vlan;
+mod wire;
 mod xrc;

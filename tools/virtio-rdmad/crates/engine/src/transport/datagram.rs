@@ -15,6 +15,7 @@ use super::batch::{CompletionBatch, Traffic};
 use super::hca::{Hca, Requester};
 use super::receive::{Received, Receiver};
 use super::round::Round;
+use super::wire::{self, is_away};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::cost;
 use crate::base::counters::Counter;
@@ -30,7 +31,7 @@ use crate::queue::wqe::SendWqe;
 const MTU: u64 = 4096;
 
 /// Bytes in front of the payload of a received datagram.
-const GRH_LEN: usize = 40;
+pub(crate) const GRH_LEN: usize = 40;
 
 /// The bit of a Q_Key that only privileged senders set themselves.
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -38,15 +39,28 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 /// IANA's number of UDP.
 const PROTOCOL_UDP: u8 = 17;
 
-/// What the wire would carry of a datagram besides its payload.
-struct Datagram<'a> {
-    wqe: &'a SendWqe,
-    source: Address,
-    src_qpn: u32,
-    qkey: u32,
-    /// Whether it does not come back to its sender from a multicast group.
-    block_loopback: bool,
-    payload: Data<'a>,
+/// A datagram, as its receiver sees it.
+pub(crate) struct Datagram<'a> {
+    /// Where it goes.
+    pub dgid: Gid,
+    /// The VLAN that it is in.
+    pub vlan: Option<u16>,
+    /// The QP that has sent it.
+    pub src_qpn: u32,
+    /// The Q_Key.
+    pub qkey: u32,
+    /// The service level.
+    pub sl: u8,
+    /// What stands in front of the payload.
+    pub grh: [u8; GRH_LEN],
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// Whether it asks for a solicited event.
+    pub solicited: bool,
+    /// Bytes of the payload.
+    pub total: u64,
+    /// The payload.
+    pub payload: Data<'a>,
 }
 
 /// Sends the datagram under way, and returns its `enum virtio_rdma_wc_status`. Success
@@ -85,20 +99,33 @@ pub(crate) fn send(
     };
     let own_qkey = wqe.ud.remote_qkey & CONTROLLED_QKEY != 0;
     let datagram = Datagram {
-        wqe,
-        source,
+        dgid: av.dgid,
+        vlan: source.vlan,
         src_qpn: u32::from(slot) + 1,
         qkey: if own_qkey { requester.attr.qkey } else { wqe.ud.remote_qkey },
-        block_loopback: config.block_loopback,
+        sl: (av.sl_tclass_flowlabel >> 28) as u8,
+        grh: grh(av, &source.gid, packet_len(wqe)),
+        immediate: wqe.request.immediate,
+        solicited: wqe.request.solicited,
+        total: wqe.request.total,
         payload,
     };
     batch.carry_own(Traffic::sent(wqe.request.total, 1));
     if datagram.is_multicast() {
         batch.count(Counter::MulticastXmitPackets, 1);
-        let (copies, dropped) = datagram.send_to_group(hca, remote, batch);
+        let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
+        let blocks = config.block_loopback;
+        let (copies, dropped) = datagram.send_to_group(hca, is_group, blocks, remote, batch);
         (0..copies).for_each(|_| budget.spend(wqe.request.total));
         budget.work(dropped * cost::MESSAGE);
-    } else if let Err(dropped) = datagram.send_to_address(hca, remote, batch) {
+    } else if is_away(hca, &source, &av.dgid) {
+        let psn = requester.attr.sq_psn;
+        if wire::datagram::send(hca, &datagram, &source, &wqe.ud, psn).is_err() {
+            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+        }
+    } else if let Err(dropped) =
+        datagram.send_to_address(hca, &source, wqe.ud.remote_qpn, remote, batch)
+    {
         count_drop(hca, dropped);
     }
     VIRTIO_RDMA_WC_SUCCESS
@@ -114,20 +141,21 @@ fn count_drop(hca: &Hca, dropped: Counter) {
 
 impl Datagram<'_> {
     fn is_multicast(&self) -> bool {
-        is_multicast(&self.wqe.ud.av.dgid)
+        is_multicast(&self.dgid)
     }
 
-    /// Brings the datagram to each QP that is attached to its group. Returns how many QPs got
-    /// it, and how many did not.
+    /// Brings the datagram to each QP that is attached to its group, and to its sender unless that
+    /// `blocks` it. Returns how many QPs got it, and how many did not.
     fn send_to_group(
         &self,
         hca: &Arc<Hca>,
+        is_group: bool,
+        blocks: bool,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
     ) -> (u32, u64) {
-        let ud = &self.wqe.ud;
-        let group = hca.network.group(&ud.av.dgid);
-        let Some(group) = group.filter(|_| ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN) else {
+        let group = hca.network.group(&self.dgid);
+        let Some(group) = group.filter(|_| is_group) else {
             hca.stats.add(Counter::DropUnreachable, 1);
             return (0, 0);
         };
@@ -135,8 +163,8 @@ impl Datagram<'_> {
         for member in group.iter() {
             let Some(device) = member.device.upgrade() else { continue };
             let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
-            let is_deaf = is_sender && self.block_loopback;
-            if is_deaf || !device.is_in_vlan(self.source.vlan) {
+            let is_deaf = is_sender && blocks;
+            if is_deaf || !device.is_in_vlan(self.vlan) {
                 continue;
             }
             match self.arrive(&device, member.slot, cache, batch) {
@@ -154,19 +182,21 @@ impl Datagram<'_> {
     fn send_to_address(
         &self,
         hca: &Hca,
+        source: &Address,
+        qpn: u32,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
     ) -> Result<(), Counter> {
-        let ud = &self.wqe.ud;
-        let target = self.source.beside(ud.av.dgid);
+        let target = source.beside(self.dgid);
         let device = hca.network.find(&target).ok_or(Counter::DropUnreachable)?;
-        let slot = device.slot_of(ud.remote_qpn).ok_or(Counter::DropUnreachable)?;
+        let slot = device.slot_of(qpn).ok_or(Counter::DropUnreachable)?;
         self.arrive(&device, slot, cache, batch)
     }
 
     /// Gives the datagram to a QP of an HCA, if the QP takes datagrams, and those of this
-    /// multicast group. Runs in the sender's thread.
-    fn arrive(
+    /// multicast group. Runs in the sender's thread, or in that of the guest itself if the datagram came
+    /// over the wire.
+    pub fn arrive(
         &self,
         hca: &Arc<Hca>,
         slot: u16,
@@ -177,7 +207,7 @@ impl Datagram<'_> {
         let mut responder = lock(&qp.responder);
         let kind = responder.config.map(|config| config.wq.kind);
         // A QP that has left since, or another in its place.
-        let is_foreign = self.is_multicast() && !responder.groups.contains(&self.wqe.ud.av.dgid);
+        let is_foreign = self.is_multicast() && !responder.groups.contains(&self.dgid);
         let takes = matches!(kind, Some(QpType::Ud | QpType::Gsi)) && qp.state().receives();
         if is_foreign || !takes {
             return Err(Counter::DropUnreachable);
@@ -187,11 +217,11 @@ impl Datagram<'_> {
         batch.place_completions();
         drop(responder);
         result?;
-        batch.carry(hca, Traffic::sent(self.wqe.request.total, 1).mirrored());
+        batch.carry(hca, Traffic::sent(self.total, 1).mirrored());
         Ok(())
     }
 
-    /// Takes the datagram in. Runs in the sender's thread.
+    /// Takes the datagram in.
     fn receive(&self, to: &mut Receiver<'_>, cache: &mut MrCache) -> Result<(), Counter> {
         if to.responder.attr.qkey != self.qkey {
             to.hca.stats.add(Counter::DropQkey, 1);
@@ -201,7 +231,7 @@ impl Datagram<'_> {
         if to.take_receive(false).is_err() {
             return Err(Counter::DropNoReceive);
         }
-        let len = GRH_LEN as u64 + self.wqe.request.total;
+        let len = GRH_LEN as u64 + self.total;
         if to.responder.receive.sges.total() < len {
             return Err(Counter::DropRefused);
         }
@@ -213,16 +243,16 @@ impl Datagram<'_> {
         let received = Received {
             opcode: VIRTIO_RDMA_WC_RECV,
             len,
-            immediate: self.wqe.request.immediate,
+            immediate: self.immediate,
             invalidated: None,
-            solicited: self.wqe.request.solicited,
+            solicited: self.solicited,
         };
         to.complete(received, |cqe| {
             cqe.src_qp = self.src_qpn;
             cqe.wc_flags |= VIRTIO_RDMA_WC_GRH;
-            cqe.sl = (self.wqe.ud.av.sl_tclass_flowlabel >> 28) as u8;
+            cqe.sl = self.sl;
             cqe.port_num = VIRTIO_RDMA_PORT as u8;
-            if let Some(vlan) = self.source.vlan {
+            if let Some(vlan) = self.vlan {
                 cqe.wc_flags |= VIRTIO_RDMA_WC_WITH_VLAN;
                 cqe.vlan_id = vlan;
             }
@@ -237,15 +267,14 @@ impl Datagram<'_> {
         let claim = Claim::local(pdn, VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
         let (mut header, mut payload) = (Mappings::new(), Mappings::new());
         let begin = GRH_LEN as u64;
-        let end = begin + self.wqe.request.total;
+        let end = begin + self.total;
         let keys = &to.hca.keys;
         let mut map = |bytes, to| cache.map_sges(keys, sges, claim, bytes, to).map_err(|_| ());
         map(0..begin, &mut header)?;
         map(begin..end, &mut payload)?;
         let view = |mappings| View { cache, mappings };
-        let grh = grh(&self.wqe.ud.av, &self.source.gid, packet_len(self.wqe));
-        copy::write(view(&header), &grh).map_err(|_| ())?;
-        copy::scatter(self.payload, view(&payload), self.wqe.request.total).map_err(|_| ())
+        copy::write(view(&header), &self.grh).map_err(|_| ())?;
+        copy::scatter(self.payload, view(&payload), self.total).map_err(|_| ())
     }
 }
 

@@ -28,6 +28,7 @@ use crate::qp::halves;
 use crate::queue::cq::{Cq, Cqe};
 use crate::queue::cq_ring::Due;
 use crate::queue::event::{asynchronous, completion, Events};
+use crate::queue::inbox::Inbox;
 use crate::queue::srq::Srq;
 
 /// A QP of an HCA, whose other end belongs to another one.
@@ -49,6 +50,10 @@ pub(crate) struct Hca {
     pub features: Features,
     /// Counters, and the guest's name.
     pub stats: Stats,
+    /// The MAC address of the guest's network interface.
+    pub mac: [u8; 6],
+    /// Frames that came over the wire.
+    pub inbox: Mutex<Inbox>,
     /// Where the other devices are.
     pub network: Arc<Network<Hca>>,
     /// CQs by number.
@@ -79,6 +84,7 @@ impl Hca {
     /// Returns the HCA of a guest that has no object.
     pub fn new(
         name: String,
+        mac: [u8; 6],
         limits: Limits,
         network: Arc<Network<Self>>,
         wake: Arc<dyn Wake>,
@@ -87,6 +93,8 @@ impl Hca {
         Self {
             features: Features::default(),
             stats: Stats::new(name),
+            mac,
+            inbox: Mutex::default(),
             network,
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),

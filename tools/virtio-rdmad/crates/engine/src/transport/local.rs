@@ -88,6 +88,6 @@ pub(crate) fn deliver(
 ) -> Result<(), Nak> {
     match kind {
         QpType::XrcIni => xrc::respond(arrival, waiter),
-        _ => arrival.respond(waiter),
+        _ => arrival.respond(Some(waiter)),
     }
 }

@@ -72,6 +72,12 @@ fn mtu_log2(mtu: u8) -> u32 {
     }
 }
 
+/// Returns the bytes of an `enum ib_mtu`, as [`packets`] counts with them.
+#[inline]
+pub(crate) fn mtu_bytes(mtu: u8) -> u64 {
+    1 << mtu_log2(mtu)
+}
+
 /// Returns how many packets a message of `len` bytes would be.
 #[inline]
 pub(crate) fn packets(len: u64, mtu: u8) -> u32 {

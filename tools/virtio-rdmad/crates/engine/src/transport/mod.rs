@@ -15,5 +15,7 @@ pub(crate) mod responder;
 pub(crate) mod rights;
 pub(crate) mod rnr;
 pub(crate) mod round;
+pub(crate) mod sender;
 pub(crate) mod srq;
+pub(crate) mod wire;
 pub(crate) mod xrc;

@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock, Weak};
 
 use super::rights::Rights;
 use crate::base::address::{Address, Gid};
-use crate::base::host::Clock;
+use crate::base::host::{Clock, Uplink};
 use crate::base::sync::{read, write};
 
 /// The device that has an address.
@@ -37,6 +37,8 @@ type Group<D> = Arc<[Arc<Member<D>>]>;
 /// A network. Any thread may use it; its locks are leaves.
 pub(crate) struct Network<D> {
     clock: Arc<dyn Clock>,
+    /// The way to other hosts, if there is one.
+    uplink: Option<Arc<dyn Uplink>>,
     /// All devices, and what addresses each may use.
     devices: RwLock<Vec<(Weak<D>, Rights)>>,
     owners: RwLock<HashMap<Address, Owner<D>>>,
@@ -47,9 +49,10 @@ pub(crate) struct Network<D> {
 
 impl<D> Network<D> {
     /// Returns a network without devices.
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, uplink: Option<Arc<dyn Uplink>>) -> Self {
         Self {
             clock,
+            uplink,
             devices: RwLock::new(Vec::new()),
             owners: RwLock::new(HashMap::new()),
             generation: AtomicU64::new(0),
@@ -60,6 +63,12 @@ impl<D> Network<D> {
     /// Returns the clock of all devices.
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
+    }
+
+    /// Returns the way to other hosts, if there is one.
+    #[inline]
+    pub fn uplink(&self) -> Option<&Arc<dyn Uplink>> {
+        self.uplink.as_ref()
     }
 
     /// Returns a number that changes whenever an address changes hands.

@@ -14,7 +14,7 @@ use super::batch::CompletionBatch;
 use super::failure::{self, fail_responder, fail_srq};
 use super::hca::{Hca, Responder};
 use super::round::Round;
-use super::srq;
+use super::{srq, wire};
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
@@ -254,6 +254,11 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
         let Round { budget, batch, .. } = round;
         let is_left = Receiver { hca, slot, responder: &mut responder, batch }.flush(budget);
         batch.place_completions();
+        return is_left;
+    }
+    if responder.inbound.is_some() {
+        let is_left = wire::responder::pump(hca, slot, &mut responder, round);
+        round.batch.place_completions();
         return is_left;
     }
     if let Some((device, slot)) = responder.waiter.take() {

@@ -7,40 +7,37 @@
 //! it starts.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
-    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
-use zerocopy::FromZeros;
 
-use super::batch::{CompletionBatch, Traffic};
 use super::datagram;
-use super::failure::{self, fail_requester};
-use super::hca::{Hca, Peer, Qp, Requester, Responder};
+use super::failure::fail_requester;
+use super::hca::{Hca, Peer, Requester, Responder};
 use super::local::{deliver, find_peer, lock_responder};
-use super::message::{packets, Message, Nak, PSN_MASK};
+use super::message::{Message, Nak};
 use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
 use super::round::Round;
+use super::sender::{answer_delay, traffic, Sender};
+use super::wire::is_away;
+use super::wire::requester::post;
 use crate::base::budget::CHUNK;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::base::visit::Visit;
 use crate::memory::copy::{Data, View};
-use crate::memory::fast_reg::{Invalidation, Invalidator};
-use crate::memory::management::{bind_mw, invalidate, reg_mr, Asker};
+use crate::memory::management::{bind_mw, reg_mr, Asker};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::config::QpConfig;
 use crate::qp::halves::Wait;
 use crate::qp::state::QpState;
-use crate::queue::cq::Cqe;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Flushed, Popped, SendWqe};
@@ -57,18 +54,12 @@ enum Step {
     Next(Result<Popped, WorkQueueError>),
 }
 
-/// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
-fn answer_delay(timeout: u8) -> Option<Duration> {
-    let exponent = u32::from(timeout & 31);
-    (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
-}
-
 /// Visits the send queue of the QP in place `slot`, until the budget is exhausted. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
     let Some(qp) = hca.qps.get(slot) else { return Visit::Parked };
     let mut requester = lock(&qp.requester);
     let Some(config) = requester.config else { return Visit::Parked };
-    let visit = Sender { hca, slot, qp, config: &config }.send(&mut requester, round);
+    let visit = Sender { hca, slot, qp, config: &config }.visit(&mut requester, round);
     round.batch.place_completions();
     requester.queue.signal_if_needed();
     round.taken = requester.queue.taken();
@@ -91,19 +82,25 @@ pub(crate) fn last_visit(hca: &Arc<Hca>, slot: u16) -> u64 {
     round.finish(hca)
 }
 
-/// A QP whose requester is visited.
-struct Sender<'a> {
-    /// Its HCA.
-    hca: &'a Arc<Hca>,
-    /// Its place.
-    slot: u16,
-    /// The QP, whose requester is locked.
-    qp: &'a Qp,
-    /// What it was created with.
-    config: &'a QpConfig,
-}
-
 impl Sender<'_> {
+    /// Does what there is to do, on the wire as well.
+    #[inline]
+    fn visit(&self, requester: &mut Requester, round: &mut Round) -> Visit {
+        if requester.window.is_none() {
+            let visit = self.send(requester, round);
+            if requester.window.is_none() {
+                return visit;
+            }
+        } else if self.qp.state() == QpState::Rts {
+            self.expire(requester, round);
+        }
+        let visit = self.send(requester, round);
+        if matches!(self.qp.state(), QpState::Rts | QpState::Sqd) && self.pump(requester, round) {
+            return Visit::More;
+        }
+        visit
+    }
+
     /// Does what there is to do by the state of the QP, again and again.
     fn send(&self, requester: &mut Requester, round: &mut Round) -> Visit {
         let before = round.budget.left();
@@ -114,6 +111,11 @@ impl Sender<'_> {
             match self.qp.state() {
                 QpState::Rts => {}
                 QpState::Sqd if requester.active => {}
+                QpState::Sqd
+                    if requester.window.as_ref().is_some_and(|window| window.len() != 0) =>
+                {
+                    return Visit::Parked;
+                }
                 QpState::Sqd => {
                     self.drained(requester);
                     return Visit::Parked;
@@ -139,11 +141,6 @@ impl Sender<'_> {
                 }
             }
         }
-    }
-
-    /// Returns the number of the QP.
-    fn qpn(&self) -> u32 {
-        u32::from(self.slot) + 1
     }
 
     /// Begins with what came next in the send queue; `false` if that was nothing, or ended at once
@@ -190,8 +187,15 @@ impl Sender<'_> {
             return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
         }
         if requester.wqe.request.operation.is_local() {
+            if requester.window.as_ref().is_some_and(|window| window.len() != 0) {
+                // What is in front of it may still need the memory.
+                return Step::Wait;
+            }
             round.budget.spend(0);
             return Step::End(self.manage_memory(&requester.wqe, round));
+        }
+        if requester.window.is_some() || self.is_away(requester) {
+            return self.step_on_wire(requester, round);
         }
         let mut local = Mappings::new();
         let len = match self.next_chunk(requester, round, &mut local) {
@@ -221,6 +225,36 @@ impl Sender<'_> {
                 }
             }
             Err(Nak::Failed(status)) => Step::End(status),
+        }
+    }
+
+    /// Returns whether the peer is reached over the wire, on which there are reliable connections and
+    /// datagrams so far.
+    #[inline]
+    fn is_away(&self, requester: &Requester) -> bool {
+        let dgid = &requester.attr.ah_attr.grh.dgid;
+        self.config.wq.kind == QpType::Rc && is_away(self.hca, &requester.source, dgid)
+    }
+
+    /// Checks the local side of the work request under way, and puts it among those that are sent in
+    /// packets.
+    #[cold]
+    fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        round.budget.spend(0);
+        let total = requester.wqe.request.total;
+        requester.done = 0;
+        let mut local = Mappings::new();
+        if let Err(status) = self.map_local(requester, total, &mut round.local, &mut local) {
+            if requester.window.as_ref().is_some_and(|window| window.len() != 0) {
+                // What is in front of it completes first.
+                return Step::Wait;
+            }
+            return Step::End(status);
+        }
+        if post(requester) {
+            Step::Partial
+        } else {
+            Step::Wait
         }
     }
 
@@ -257,27 +291,6 @@ impl Sender<'_> {
             Err(refusal) => {
                 stats.guest_error(Counter::BadRegistration, refusal.why);
                 refusal.status
-            }
-        }
-    }
-
-    /// Invalidates the key that a work request names for this side, if it does; returns the
-    /// `enum virtio_rdma_wc_status`.
-    fn invalidate_local(&self, wqe: &SendWqe) -> u32 {
-        let Some(key) = wqe.request.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
-        let hca = self.hca;
-        if !hca.features.has_invalidation() {
-            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
-        }
-        let (pdn, by) = (self.config.pdn, Invalidator::Local);
-        match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
-            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
-            Err(why) => {
-                hca.stats.guest_error(
-                    Counter::BadRegistration,
-                    format_args!("a local invalidation ended in {why:?}"),
-                );
-                VIRTIO_RDMA_WC_MW_BIND_ERR
             }
         }
     }
@@ -455,56 +468,16 @@ impl Sender<'_> {
         Step::Wait
     }
 
-    fn stop_waiting(&self, requester: &mut Requester) {
-        if requester.wait != Wait::No {
-            requester.wait = Wait::No;
-            self.hca.set_timer(self.slot, None);
-        }
-    }
-
-    /// Ends the work request under way (or one that was malformed): its CQE, and
-    /// what an error does to the QP.
-    fn finish(&self, requester: &mut Requester, status: u32, batch: &mut CompletionBatch) {
-        let config = self.config;
-        requester.active = false;
-        self.stop_waiting(requester);
-        let wqe = &requester.wqe;
-        let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
-        if status != VIRTIO_RDMA_WC_SUCCESS {
-            let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
-            fail_requester(self.hca, self.slot, next);
-            self.complete(done, status, 0, batch);
-            return;
-        }
-        if !wqe.request.operation.is_local() {
-            let count = packets(wqe.request.total, requester.attr.path_mtu);
-            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
-            if config.wq.kind.is_connected() {
-                batch.carry_own(traffic(requester));
-            }
-        }
-        count_send(config, wqe, batch);
-        if config.signal_all || wqe.signaled {
-            self.complete(done, status, wqe.request.total, batch);
-        }
-    }
-
-    fn complete(&self, done: Flushed, status: u32, len: u64, batch: &mut CompletionBatch) {
-        let mut cqe = Cqe::new_zeroed();
-        cqe.wr_id = done.wr_id;
-        cqe.status = status as u8;
-        cqe.opcode = done.wc_opcode;
-        cqe.wqe_index = done.index;
-        cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
-        cqe.qp_num = self.qpn();
-        failure::count(&self.hca.stats, status);
-        batch.complete_send(self.hca, self.config.send_cq, cqe);
-    }
-
     /// Completes posted sends with WR_FLUSH_ERR.
     fn flush(&self, requester: &mut Requester, round: &mut Round) -> Visit {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
         let mut found = false;
+        while let Some(wqe) = requester.window.as_mut().and_then(|window| window.pop()) {
+            found = true;
+            round.budget.spend(0);
+            let flushed = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
+            self.complete(flushed, status, 0, &mut round.batch);
+        }
         if requester.active {
             found = true;
             requester.active = false;
@@ -540,50 +513,5 @@ impl Sender<'_> {
             requester.notify_drained = false;
             self.hca.raise(VIRTIO_RDMA_EVENT_SQ_DRAINED, self.qpn());
         }
-    }
-}
-
-/// Returns what the work request under way sends and receives when it succeeds.
-#[inline(always)]
-fn traffic(requester: &Requester) -> Traffic {
-    let total = requester.wqe.request.total;
-    let packets = packets(total, requester.attr.path_mtu);
-    match requester.wqe.request.operation {
-        Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
-            Traffic::sent(total, packets)
-        }
-        Operation::Read | Operation::Atomic(_) => Traffic {
-            xmit_packets: 1,
-            rcv_bytes: total,
-            rcv_packets: packets.into(),
-            ..Traffic::default()
-        },
-        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => Traffic::default(),
-    }
-}
-
-/// Counts a message that was sent.
-fn count_send(config: &QpConfig, wqe: &SendWqe, batch: &mut CompletionBatch) {
-    let (messages, bytes) = match wqe.request.operation {
-        _ if !config.wq.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
-        Operation::Send => (Counter::SendMessages, Counter::SendBytes),
-        Operation::Write | Operation::AtomicWrite => (Counter::WriteMessages, Counter::WriteBytes),
-        Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
-        Operation::Atomic(_) => return batch.count(Counter::AtomicMessages, 1),
-        Operation::Flush(_) => return batch.count(Counter::FlushMessages, 1),
-        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
-    };
-    batch.count(messages, 1);
-    batch.count(bytes, wqe.request.total);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timers_are_those_of_iba() {
-        assert_eq!(answer_delay(0), None);
-        assert_eq!(answer_delay(14), Some(Duration::from_nanos(67_108_864)));
     }
 }

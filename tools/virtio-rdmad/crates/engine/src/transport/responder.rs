@@ -52,9 +52,9 @@ pub(crate) struct Arrival<'a, 'm> {
 
 impl Arrival<'_, '_> {
     /// Does what the chunk asks for. `waiter` is the HCA and the place of the requester, should it have
-    /// to wait for a receive.
+    /// to wait for a receive; a requester on the wire asks again by itself.
     #[inline(always)] // or each message waits for the context to be written and read again
-    pub fn respond(&mut self, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
+    pub fn respond(&mut self, waiter: Option<(&Arc<Hca>, u16)>) -> Result<(), Nak> {
         self.establish();
         self.cache.begin(&**self.to.hca);
         let answer = match self.message.request.operation {
@@ -72,7 +72,7 @@ impl Arrival<'_, '_> {
             }
         };
         if matches!(answer, Err(Nak::NotReady(_))) && self.to.is_reliable() {
-            self.to.responder.waiter = Some((Arc::clone(waiter.0), waiter.1));
+            self.to.responder.waiter = waiter.map(|(hca, slot)| (Arc::clone(hca), slot));
         }
         answer
     }
@@ -199,6 +199,17 @@ impl Arrival<'_, '_> {
     }
 
     fn serve_atomic(&mut self, atomic: Atomic) -> Result<(), Nak> {
+        let before = self.do_atomic(atomic)?;
+        match self.message.local {
+            Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Ok(()),
+            _ => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR)),
+        }
+    }
+
+    /// Does an atomic operation; returns the word that was there.
+    pub fn do_atomic(&mut self, atomic: Atomic) -> Result<u64, Nak> {
+        self.establish();
+        self.cache.begin(&**self.to.hca);
         let target = self.map_word(VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC)?;
         // An address that is aligned only in the region's own numbering fails
         // here: the word cannot be reached atomically.
@@ -206,10 +217,18 @@ impl Arrival<'_, '_> {
             return Err(self.request_failed());
         };
         advance_psn(self.to.responder, self.message);
-        match self.message.local {
-            Data::Mapped(local) if copy::write(local, before.as_bytes()).is_ok() => Ok(()),
-            _ => Err(Nak::Failed(VIRTIO_RDMA_WC_LOC_PROT_ERR)),
+        Ok(before)
+    }
+
+    /// Checks what a READ asks for, all of it.
+    pub fn begin_read(&mut self) -> Result<(), Nak> {
+        self.establish();
+        self.cache.begin(&**self.to.hca);
+        if self.to.responder.attr.max_dest_rd_atomic == 0 {
+            return Err(self.request_failed());
         }
+        let mapped = self.map_remote(VIRTIO_RDMA_ACCESS_REMOTE_READ).map(|_| ());
+        mapped.map_err(|refusal| self.refuse(refusal))
     }
 
     /// Checks the word that an atomic operation or write names, and holds its region.

@@ -23,7 +23,7 @@ pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, u16)) -
         arrival.to.hca.stats.add(Counter::XrcViolations, 1);
         return Err(arrival.request_failed());
     }
-    let answer = arrival.respond(waiter);
+    let answer = arrival.respond(Some(waiter));
     // It has a work request of that SRQ, or waits for one.
     let goes_on = arrival.to.responder.has_receive || matches!(answer, Err(Nak::NotReady(_)));
     if !goes_on {

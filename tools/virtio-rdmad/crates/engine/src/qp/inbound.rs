@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! What a responder remembers of a peer that it reaches over the wire.
+
+use std::collections::VecDeque;
+
+use roce::{Psn, Syndrome};
+
+use super::expected::Expected;
+use crate::queue::request::Request;
+
+/// A message whose first packet has come, and whose last has not.
+#[derive(Clone, Copy)]
+pub(crate) struct Assembly {
+    /// What it asks for.
+    pub request: Request,
+    /// Bytes that have come.
+    pub done: u64,
+}
+
+/// What is sent back.
+#[derive(Clone, Copy)]
+pub(crate) enum Reply {
+    /// The data of a READ, from a packet on.
+    Read(ReadReply),
+    /// The word that an atomic found.
+    Atomic {
+        /// The PSN of the request.
+        psn: Psn,
+        /// The word.
+        original: u64,
+    },
+    /// An acknowledgement of everything up to this PSN, or a NAK.
+    Acknowledge {
+        /// The PSN.
+        psn: Psn,
+        /// What it says.
+        syndrome: Syndrome,
+    },
+}
+
+/// The data of a READ that is yet to be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadReply {
+    /// The PSN of the request.
+    pub psn: Psn,
+    /// The memory.
+    pub remote_addr: u64,
+    /// Its key.
+    pub rkey: u32,
+    /// Bytes.
+    pub total: u64,
+    /// Packets that were sent.
+    pub sent: u32,
+}
+
+/// What a responder remembers of a peer that it reaches over the wire.
+pub(crate) struct Inbound {
+    /// What comes next.
+    pub expected: Expected,
+    /// The message under way.
+    pub assembly: Option<Assembly>,
+    /// What is sent back, in the order of the requests.
+    pub replies: VecDeque<Reply>,
+    /// The results of the last atomics: a duplicate is answered with them, and not done again (IBA
+    /// 9.7.5.1.5).
+    atomics: VecDeque<(Psn, u64)>,
+}
+
+impl Inbound {
+    /// Returns what is remembered before the first packet, which has this PSN.
+    pub fn new(psn: Psn) -> Self {
+        Self {
+            expected: Expected::new(psn),
+            assembly: None,
+            replies: VecDeque::new(),
+            atomics: VecDeque::new(),
+        }
+    }
+
+    /// Remembers the result of an atomic, and as many as the peer may have under way.
+    pub fn keep_atomic(&mut self, psn: Psn, original: u64, most: u8) {
+        self.atomics.truncate(usize::from(most).saturating_sub(1));
+        self.atomics.push_front((psn, original));
+    }
+
+    /// Returns the result of an atomic that was done.
+    pub fn atomic(&self, psn: Psn) -> Option<u64> {
+        self.atomics.iter().find(|(of, _)| *of == psn).map(|(_, original)| *original)
+    }
+
+    /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.
+    pub fn reply(&mut self, reply: Reply) {
+        let is_ack =
+            |reply: &Reply| matches!(reply, Reply::Acknowledge { syndrome: Syndrome::Ack(_), .. });
+        if is_ack(&reply) && self.replies.back().is_some_and(is_ack) {
+            self.replies.pop_back();
+        }
+        self.replies.push_back(reply);
+    }
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Window and expectation of the two ends of a connection, over a network that loses, repeats, delays and
+//! reorders packets as a seed says. A model of a reliable connection judges: each message has its effect
+//! once, in order, and completes once, in order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::expected::{Expected, Verdict};
+use super::window::{Kind, Response, Window};
+use roce::Psn;
+
+/// Random numbers that follow from a seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    fn within(&mut self, range: Range<u32>) -> u32 {
+        range.start + (self.next() % u64::from(range.end - range.start)) as u32
+    }
+}
+
+/// A message: its number, how many packets it takes, and whether it is a READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Work {
+    number: u32,
+    packets: u32,
+    is_read: bool,
+}
+
+/// What is under way in the network.
+#[derive(Clone, Copy, Debug)]
+enum Packet {
+    /// A packet of a message, which of them, or the request of a READ from there on.
+    Request {
+        psn: Psn,
+        work: Work,
+        index: u32,
+    },
+    Response {
+        psn: Psn,
+        number: u32,
+    },
+    Ack {
+        psn: Psn,
+    },
+    NakSequence {
+        psn: Psn,
+    },
+}
+
+/// How often things go wrong, in thousandths.
+#[derive(Clone, Copy)]
+struct Faults {
+    loss: u32,
+    repeat: u32,
+    delay: u32,
+}
+
+struct Simulation {
+    random: Random,
+    faults: Faults,
+    time: u64,
+    /// Packets by the time at which they arrive, and in the order of sending.
+    network: BTreeMap<(u64, u64), Packet>,
+    packets: u64,
+    window: Window<Work>,
+    expected: Expected,
+    /// Messages that had their effect at the responder, in order.
+    effects: Vec<u32>,
+    /// Packets of the message that is under way there.
+    arrived: u32,
+    /// Messages that completed at the requester, in order.
+    completed: Vec<u32>,
+    /// When the requester sends again.
+    deadline: u64,
+}
+
+const TIMEOUT: u64 = 2000;
+
+impl Simulation {
+    fn new(seed: u64, faults: Faults) -> Self {
+        let mut random = Random(seed);
+        // Many runs wrap around.
+        let psn = Psn::new(0xff_fff0).plus(random.within(0..0x20));
+        Self {
+            random,
+            faults,
+            time: 0,
+            network: BTreeMap::new(),
+            packets: 0,
+            window: Window::new(psn),
+            expected: Expected::new(psn),
+            effects: Vec::new(),
+            arrived: 0,
+            completed: Vec::new(),
+            deadline: TIMEOUT,
+        }
+    }
+
+    fn happens(&mut self, thousandths: u32) -> bool {
+        self.random.within(0..1000) < thousandths
+    }
+
+    fn send(&mut self, packet: Packet) {
+        loop {
+            if !self.happens(self.faults.loss) {
+                let late = if self.happens(self.faults.delay) {
+                    self.random.within(0..400).into()
+                } else {
+                    0
+                };
+                self.packets += 1;
+                self.network.insert((self.time + 10 + late, self.packets), packet);
+            }
+            if !self.happens(self.faults.repeat) {
+                break;
+            }
+        }
+    }
+
+    /// Sends what is due.
+    fn pump(&mut self) {
+        while let Some(due) = self.window.due(4) {
+            let packet = Packet::Request { psn: due.psn, work: *due.what, index: due.index };
+            self.send(packet);
+            self.window.advance();
+        }
+    }
+
+    fn respond(&mut self, psn: Psn, work: Work, index: u32) {
+        for offset in 0..work.packets - index {
+            self.send(Packet::Response { psn: psn.plus(offset), number: work.number });
+        }
+    }
+
+    fn at_responder(&mut self, psn: Psn, work: Work, index: u32) {
+        match self.expected.judge(psn) {
+            Verdict::Ahead { nak: true } => {
+                self.send(Packet::NakSequence { psn: self.expected.psn });
+            }
+            Verdict::Ahead { nak: false } => {}
+            Verdict::Duplicate if work.is_read => self.respond(psn, work, index),
+            Verdict::Duplicate => self.send(Packet::Ack { psn: self.expected.psn.minus(1) }),
+            Verdict::Next if work.is_read => {
+                assert_eq!(index, 0, "the first request of a READ is for all of it");
+                self.expected.done(work.packets, true);
+                self.effects.push(work.number);
+                self.respond(psn, work, 0);
+            }
+            Verdict::Next => {
+                assert_eq!(index, self.arrived, "packets of a message come in turn");
+                let ends = index + 1 == work.packets;
+                self.arrived = if ends { 0 } else { index + 1 };
+                self.expected.done(1, ends);
+                if ends {
+                    self.effects.push(work.number);
+                    self.send(Packet::Ack { psn });
+                }
+            }
+        }
+    }
+
+    fn at_requester(&mut self, packet: Packet) {
+        let is_news = match packet {
+            Packet::Ack { psn } => self.window.acknowledge(psn),
+            Packet::NakSequence { psn } => {
+                self.window.acknowledge(psn.minus(1));
+                self.window.go_back();
+                true
+            }
+            Packet::Response { psn, number } => match self.window.respond(psn) {
+                Response::Next(work, _) => {
+                    assert_eq!(work.number, number, "a response is for its own READ");
+                    true
+                }
+                Response::Lost => true,
+                Response::Unexpected => false,
+            },
+            Packet::Request { .. } => unreachable!(),
+        };
+        if is_news {
+            self.deadline = self.time + TIMEOUT;
+        }
+        while let Some(work) = self.window.pop_done() {
+            assert!(
+                self.effects.contains(&work.number),
+                "{} completes before its effect",
+                work.number
+            );
+            self.completed.push(work.number);
+        }
+    }
+
+    /// Does so many messages.
+    fn run(&mut self, count: u32) {
+        let mut posted = 0;
+        let mut steps = 0;
+        while self.completed.len() < count as usize {
+            steps += 1;
+            assert!(
+                steps < 60_000,
+                "no end: {} done, {} in the network",
+                self.completed.len(),
+                self.network.len()
+            );
+            while posted < count && self.window.len() < 16 {
+                let is_read = self.random.within(0..4) == 0;
+                let packets = self.random.within(1..12);
+                let is_fenced = self.random.within(0..8) == 0;
+                let kind = Kind { is_answered: is_read, is_fenced };
+                self.window.push(Work { number: posted, packets, is_read }, packets, kind);
+                posted += 1;
+            }
+            self.pump();
+            let next = self.network.first_entry().filter(|next| next.key().0 <= self.deadline);
+            let Some(next) = next else {
+                self.time = self.deadline;
+                self.deadline = self.time + TIMEOUT;
+                self.window.go_back();
+                continue;
+            };
+            let ((time, _), packet) = next.remove_entry();
+            self.time = self.time.max(time);
+            match packet {
+                Packet::Request { psn, work, index } => self.at_responder(psn, work, index),
+                packet => self.at_requester(packet),
+            }
+        }
+        let all: Vec<u32> = (0..count).collect();
+        assert_eq!(self.effects, all, "each message has its effect once, in order");
+        assert_eq!(self.completed, all, "each message completes once, in order");
+        assert_eq!(self.expected.psn.distance_from(self.window.end()), 0);
+    }
+}
+
+fn runs(faults: Faults, seeds: u64, count: u32) {
+    for seed in 0..seeds {
+        let run = std::panic::catch_unwind(|| Simulation::new(seed, faults).run(count));
+        assert!(run.is_ok(), "seed {seed}");
+    }
+}
+
+#[test]
+fn messages_arrive_once_without_faults() {
+    runs(Faults { loss: 0, repeat: 0, delay: 0 }, 20, 200);
+}
+
+#[test]
+fn messages_arrive_once_over_a_lossy_network() {
+    for loss in [1, 10, 50, 200] {
+        runs(Faults { loss, repeat: 0, delay: 0 }, 200, 60);
+    }
+}
+
+#[test]
+fn messages_arrive_once_over_a_network_that_repeats_and_reorders() {
+    runs(Faults { loss: 0, repeat: 100, delay: 0 }, 300, 60);
+    runs(Faults { loss: 0, repeat: 0, delay: 100 }, 300, 60);
+    runs(Faults { loss: 50, repeat: 50, delay: 50 }, 1000, 60);
+}

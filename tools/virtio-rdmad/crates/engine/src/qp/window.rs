@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The window of a requester: messages whose packets were sent, or will be, and are not acknowledged.
+//!
+//! It knows PSNs, and nothing of packets or time. Packets have the PSNs from `una`, the oldest that is
+//! not acknowledged, to `end`, the one behind the last message. Those up to `cursor` were sent; after a
+//! loss `cursor` goes back, and they are sent again (go-back-N, IBA 9.7.5.1.1). `top` is how far
+//! `cursor` ever was: an acknowledgement of what was never sent is none.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use roce::Psn;
+
+/// Packets of SENDs and WRITEs that are sent before one of them is acknowledged.
+const MOST_IN_FLIGHT: u32 = 256;
+
+/// What the window has to know of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// Whether a response answers it, of as many packets: READ, atomics, FLUSH and ATOMIC WRITE.
+    pub is_answered: bool,
+    /// Whether it is sent when all responses before it have come (IBA 10.8.3.3).
+    pub is_fenced: bool,
+}
+
+/// A message in the window.
+struct Sent<T> {
+    what: T,
+    /// The PSN of its first packet.
+    first: Psn,
+    /// Packets that it takes PSNs for: its own, or those of its response (IBA 9.7.3.1).
+    packets: u32,
+    kind: Kind,
+    /// Packets of the response that came.
+    received: u32,
+}
+
+impl<T> Sent<T> {
+    /// Returns the PSN behind it.
+    fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    /// Returns whether a response is still to come.
+    fn awaits_response(&self) -> bool {
+        self.kind.is_answered && self.received < self.packets
+    }
+}
+
+/// A packet that is next to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Due<'a, T> {
+    /// Its message.
+    pub what: &'a T,
+    /// Which packet of the message; of a response, the first that is asked for.
+    pub index: u32,
+    /// Its PSN.
+    pub psn: Psn,
+    /// Whether nothing else may follow before an acknowledgement.
+    pub is_last: bool,
+}
+
+/// What a packet of a response is to the window.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Response<'a, T> {
+    /// The next packet, this one of this message.
+    Next(&'a T, u32),
+    /// Packets in front of it were lost; they are asked for again.
+    Lost,
+    /// It came before, or answers nothing.
+    Unexpected,
+}
+
+/// The messages of a requester that are not acknowledged.
+pub(crate) struct Window<T> {
+    sent: VecDeque<Sent<T>>,
+    una: Psn,
+    cursor: Psn,
+    top: Psn,
+    end: Psn,
+    /// Whether a response was asked for again, and nothing was acknowledged since. What was under way
+    /// behind a lost packet must not have it asked for once more each.
+    asked_again: bool,
+    /// When what is not acknowledged is sent again.
+    pub deadline: Option<Instant>,
+    /// Until when nothing is sent, as the peer has no receive.
+    pub pause: Option<Instant>,
+}
+
+impl<T> Window<T> {
+    /// Returns an empty window; the next packet has this PSN.
+    pub fn new(psn: Psn) -> Self {
+        Self {
+            sent: VecDeque::new(),
+            una: psn,
+            cursor: psn,
+            top: psn,
+            end: psn,
+            asked_again: false,
+            deadline: None,
+            pause: None,
+        }
+    }
+
+    /// Returns how many messages it holds.
+    pub fn len(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Returns the PSN behind the last message.
+    pub fn end(&self) -> Psn {
+        self.end
+    }
+
+    /// Returns whether something was sent that is not acknowledged.
+    pub fn awaits(&self) -> bool {
+        self.top.is_after(self.una)
+    }
+
+    /// Adds a message.
+    pub fn push(&mut self, what: T, packets: u32, kind: Kind) {
+        let first = self.end;
+        self.end = first.plus(packets);
+        self.sent.push_back(Sent { what, first, packets, kind, received: 0 });
+    }
+
+    /// Returns the next packet to send, unless there is none, too many are under way, or it asks for a
+    /// response while `most_responses` are to come.
+    pub fn due(&self, most_responses: u8) -> Option<Due<'_, T>> {
+        let behind = |sent: &&Sent<T>| self.cursor.distance_from(sent.end()) < 0;
+        let sent = self.sent.iter().find(behind)?;
+        let before =
+            self.sent.iter().take_while(|other| other.end().distance_from(self.cursor) <= 0);
+        let index = self.cursor.distance_from(sent.first).unsigned_abs();
+        if sent.kind.is_fenced && index == 0 && before.clone().any(Sent::awaits_response) {
+            return None;
+        }
+        let (is_last, may_go) = if sent.kind.is_answered {
+            let responses = before.filter(|other| other.awaits_response()).count();
+            (true, responses < usize::from(most_responses))
+        } else {
+            let in_flight = self.in_flight();
+            (
+                index + 1 == sent.packets || in_flight + 1 == MOST_IN_FLIGHT,
+                in_flight < MOST_IN_FLIGHT,
+            )
+        };
+        may_go.then_some(Due { what: &sent.what, index, psn: self.cursor, is_last })
+    }
+
+    /// Returns how many packets of SENDs and WRITEs were sent and are not acknowledged.
+    fn in_flight(&self) -> u32 {
+        let all = self.cursor.distance_from(self.una).max(0).unsigned_abs();
+        let responses = self.sent.iter().filter(|sent| sent.kind.is_answered).map(|sent| {
+            let from = if sent.first.distance_from(self.una) < 0 { self.una } else { sent.first };
+            let to =
+                if self.cursor.distance_from(sent.end()) < 0 { self.cursor } else { sent.end() };
+            to.distance_from(from).max(0).unsigned_abs()
+        });
+        all.saturating_sub(responses.sum())
+    }
+
+    /// Notes that the packet was sent that was due.
+    pub fn advance(&mut self) {
+        let cursor = self.cursor;
+        let behind = |sent: &&Sent<T>| cursor.distance_from(sent.end()) < 0;
+        let Some(sent) = self.sent.iter().find(behind) else { return };
+        self.cursor = if sent.kind.is_answered { sent.end() } else { cursor.plus(1) };
+        if self.cursor.distance_from(self.top) > 0 {
+            self.top = self.cursor;
+        }
+    }
+
+    /// Follows an acknowledgement of this PSN and all before it. Returns `false` if it acknowledges
+    /// nothing that was sent; if it skips a response, that is asked for again.
+    pub fn acknowledge(&mut self, psn: Psn) -> bool {
+        if psn.distance_from(self.top) >= 0 || psn.distance_from(self.una) < 0 {
+            return false;
+        }
+        for sent in &self.sent {
+            if psn.distance_from(sent.first) < 0 || sent.end().distance_from(self.una) <= 0 {
+                continue;
+            }
+            if sent.awaits_response() {
+                let una = sent.first.plus(sent.received);
+                self.ask_again(una);
+                return true;
+            }
+            self.asked_again = false;
+            self.una = if psn.distance_from(sent.end()) < 0 { psn.plus(1) } else { sent.end() };
+        }
+        if self.cursor.distance_from(self.una) < 0 {
+            self.cursor = self.una;
+        }
+        true
+    }
+
+    /// Follows a packet of a response, which acknowledges all messages in front of its own (IBA
+    /// 9.7.5.1.2).
+    pub fn respond(&mut self, psn: Psn) -> Response<'_, T> {
+        if psn.distance_from(self.top) >= 0 || psn.distance_from(self.una) < 0 {
+            return Response::Unexpected;
+        }
+        let is_its = |sent: &Sent<T>| {
+            psn.distance_from(sent.first) >= 0
+                && psn.distance_from(sent.end()) < 0
+                && sent.kind.is_answered
+        };
+        let Some(at) = self.sent.iter().position(is_its) else { return Response::Unexpected };
+        let first = self.sent[at].first;
+        if first.distance_from(self.una) > 0 {
+            self.acknowledge(first.minus(1));
+            if first.distance_from(self.una) > 0 {
+                return Response::Lost;
+            }
+        }
+        let expected = first.plus(self.sent[at].received);
+        match psn.distance_from(expected) {
+            0 => {}
+            ..0 => return Response::Unexpected,
+            _ => {
+                self.ask_again(expected);
+                return Response::Lost;
+            }
+        }
+        self.asked_again = false;
+        let sent = &mut self.sent[at];
+        let index = sent.received;
+        sent.received += 1;
+        self.una = psn.plus(1);
+        if self.cursor.distance_from(self.una) < 0 {
+            self.cursor = self.una;
+        }
+        Response::Next(&sent.what, index)
+    }
+
+    /// Has everything sent again that is not acknowledged.
+    pub fn go_back(&mut self) {
+        self.asked_again = true;
+        self.cursor = self.una;
+    }
+
+    /// Has the response sent again from this PSN on, which is the oldest that is not acknowledged.
+    fn ask_again(&mut self, una: Psn) {
+        self.una = una;
+        if !self.asked_again {
+            self.go_back();
+        }
+    }
+
+    /// Takes the oldest message if all of it is acknowledged, and its response is here.
+    pub fn pop_done(&mut self) -> Option<T> {
+        let sent = self.sent.front()?;
+        let is_done = sent.end().distance_from(self.una) <= 0 && !sent.awaits_response();
+        is_done.then(|| self.pop())?
+    }
+
+    /// Takes the oldest message, done or not.
+    pub fn pop(&mut self) -> Option<T> {
+        let sent = self.sent.pop_front()?;
+        if sent.end().distance_from(self.una) > 0 {
+            self.una = sent.end();
+        }
+        Some(sent.what)
+    }
+}

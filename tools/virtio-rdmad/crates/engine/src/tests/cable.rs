@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A cable between two fabrics, which stand for two hosts. It can lose, repeat and reorder frames, as a
+//! seed says.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use crate::{Fabric, FabricConfig, Uplink};
+
+/// How often things go wrong, in thousandths.
+#[derive(Clone, Copy, Default)]
+pub struct Faults {
+    /// A frame is lost.
+    pub loss: u64,
+    /// A frame comes twice.
+    pub repeat: u64,
+    /// A frame comes behind the next ones.
+    pub reorder: u64,
+    /// A bit of a frame is another.
+    pub corrupt: u64,
+}
+
+/// What is under way, and what decides what becomes of it.
+pub struct Cable {
+    /// Frames, with the number of the fabric that they go to.
+    frames: Mutex<VecDeque<(usize, Vec<u8>)>>,
+    fabrics: Mutex<Vec<Arc<Fabric>>>,
+    faults: Faults,
+    random: Mutex<u64>,
+    /// Every frame that was sent.
+    pub sent: Mutex<Vec<Vec<u8>>>,
+}
+
+/// An end of the cable.
+struct End {
+    cable: Arc<Cable>,
+    /// The number of the fabric at the other end.
+    to: usize,
+}
+
+impl Uplink for End {
+    fn send(&self, frame: &[u8]) {
+        self.cable.take(self.to, frame);
+    }
+}
+
+thread_local! {
+    static CABLE: RefCell<Option<Arc<Cable>>> = const { RefCell::new(None) };
+}
+
+/// Runs a test whose pairs of guests are on two hosts, with a cable between them; returns the cable.
+pub fn over_a_cable(seed: u64, faults: Faults, test: impl FnOnce()) -> Arc<Cable> {
+    let cable = Arc::new(Cable {
+        frames: Mutex::default(),
+        fabrics: Mutex::default(),
+        faults,
+        random: Mutex::new(seed),
+        sent: Mutex::default(),
+    });
+    CABLE.set(Some(Arc::clone(&cable)));
+    test();
+    CABLE.set(None);
+    // The fabrics have the cable, and the cable has them.
+    cable.fabrics.lock().unwrap().clear();
+    cable
+}
+
+/// Returns the cable of the test that runs.
+pub fn cable() -> Option<Arc<Cable>> {
+    CABLE.with_borrow(Clone::clone)
+}
+
+impl Cable {
+    /// Returns the fabrics at both ends.
+    pub fn fabrics(self: &Arc<Self>, config: impl Fn() -> FabricConfig) -> [Arc<Fabric>; 2] {
+        let fabrics = [1, 0].map(|to| {
+            let uplink = Arc::new(End { cable: Arc::clone(self), to });
+            Fabric::new(FabricConfig { uplink: Some(uplink), ..config() })
+        });
+        *self.fabrics.lock().unwrap() = fabrics.to_vec();
+        fabrics
+    }
+
+    /// Returns whether something happens that does so many thousandths of the time.
+    fn happens(&self, thousandths: u64) -> bool {
+        self.random() % 1000 < thousandths
+    }
+
+    /// Returns a random number (splitmix64).
+    fn random(&self) -> u64 {
+        let mut state = self.random.lock().unwrap();
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = *state;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    fn take(&self, to: usize, frame: &[u8]) {
+        self.sent.lock().unwrap().push(frame.to_vec());
+        if self.happens(self.faults.loss) {
+            return;
+        }
+        let mut frame = frame.to_vec();
+        if self.happens(self.faults.corrupt) {
+            let bit = self.random() as usize % (frame.len() * 8);
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+        let copies = 1 + usize::from(self.happens(self.faults.repeat));
+        for _ in 0..copies {
+            let mut frames = self.frames.lock().unwrap();
+            let at = if self.happens(self.faults.reorder) {
+                frames.len().saturating_sub(3)
+            } else {
+                frames.len()
+            };
+            frames.insert(at, (to, frame.clone()));
+        }
+    }
+
+    /// Brings what is under way to the other ends; whether there was anything.
+    pub fn deliver(&self) -> bool {
+        let frames = std::mem::take(&mut *self.frames.lock().unwrap());
+        let fabrics = self.fabrics.lock().unwrap().clone();
+        for (to, frame) in &frames {
+            fabrics[*to].receive(frame);
+        }
+        !frames.is_empty()
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The end of a send work request: its CQE, what is counted, and what an error does to the QP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::{VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_MW_BIND_ERR, VIRTIO_RDMA_WC_SUCCESS};
+use zerocopy::FromZeros;
+
+use super::batch::{CompletionBatch, Traffic};
+use super::failure::{self, fail_requester};
+use super::hca::{Hca, Qp, Requester};
+use super::message::{packets, PSN_MASK};
+use super::round::Round;
+use crate::base::counters::Counter;
+use crate::memory::fast_reg::{Invalidation, Invalidator};
+use crate::memory::management::invalidate;
+use crate::qp::config::QpConfig;
+use crate::qp::halves::Wait;
+use crate::qp::state::QpState;
+use crate::queue::cq::Cqe;
+use crate::queue::request::Operation;
+use crate::queue::wqe::{Flushed, SendWqe};
+
+/// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
+pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
+    let exponent = u32::from(timeout & 31);
+    (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
+}
+
+/// A QP whose requester is visited.
+pub(super) struct Sender<'a> {
+    /// Its HCA.
+    pub hca: &'a Arc<Hca>,
+    /// Its place.
+    pub slot: u16,
+    /// The QP, whose requester is locked.
+    pub qp: &'a Qp,
+    /// What it was created with.
+    pub config: &'a QpConfig,
+}
+
+impl Sender<'_> {
+    /// Returns the number of the QP.
+    pub fn qpn(&self) -> u32 {
+        u32::from(self.slot) + 1
+    }
+
+    /// Invalidates the key that a work request names for this side, if it does; returns the
+    /// `enum virtio_rdma_wc_status`.
+    pub fn invalidate_local(&self, wqe: &SendWqe) -> u32 {
+        let Some(key) = wqe.request.invalidate else { return VIRTIO_RDMA_WC_SUCCESS };
+        let hca = self.hca;
+        if !hca.features.has_invalidation() {
+            return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
+        }
+        let (pdn, by) = (self.config.pdn, Invalidator::Local);
+        match invalidate(&hca.keys, Invalidation { key, pdn, qp: self.slot, by }) {
+            Ok(()) => VIRTIO_RDMA_WC_SUCCESS,
+            Err(why) => {
+                hca.stats.guest_error(
+                    Counter::BadRegistration,
+                    format_args!("a local invalidation ended in {why:?}"),
+                );
+                VIRTIO_RDMA_WC_MW_BIND_ERR
+            }
+        }
+    }
+
+    /// Ends the wait of the work request under way.
+    #[inline]
+    pub fn stop_waiting(&self, requester: &mut Requester) {
+        if requester.wait != Wait::No {
+            requester.wait = Wait::No;
+            self.hca.set_timer(self.slot, None);
+        }
+    }
+
+    /// Ends the work request under way (or one that was malformed): its CQE, and
+    /// what an error does to the QP.
+    #[inline]
+    pub fn finish(&self, requester: &mut Requester, status: u32, batch: &mut CompletionBatch) {
+        let config = self.config;
+        requester.active = false;
+        self.stop_waiting(requester);
+        let wqe = &requester.wqe;
+        let done = Flushed { wr_id: wqe.wr_id, wc_opcode: wqe.wc_opcode, index: wqe.index };
+        if status != VIRTIO_RDMA_WC_SUCCESS {
+            let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
+            fail_requester(self.hca, self.slot, next);
+            self.complete(done, status, 0, batch);
+            return;
+        }
+        if !wqe.request.operation.is_local() {
+            let count = packets(wqe.request.total, requester.attr.path_mtu);
+            requester.attr.sq_psn = requester.attr.sq_psn.wrapping_add(count) & PSN_MASK;
+            if config.wq.kind.is_connected() {
+                batch.carry_own(traffic(requester));
+            }
+        }
+        count_send(config, wqe, batch);
+        if config.signal_all || wqe.signaled {
+            self.complete(done, status, wqe.request.total, batch);
+        }
+    }
+
+    /// Completes a work request.
+    #[inline]
+    pub fn complete(&self, done: Flushed, status: u32, len: u64, batch: &mut CompletionBatch) {
+        let mut cqe = Cqe::new_zeroed();
+        cqe.wr_id = done.wr_id;
+        cqe.status = status as u8;
+        cqe.opcode = done.wc_opcode;
+        cqe.wqe_index = done.index;
+        cqe.byte_len = u32::try_from(len).unwrap_or(u32::MAX);
+        cqe.qp_num = self.qpn();
+        failure::count(&self.hca.stats, status);
+        batch.complete_send(self.hca, self.config.send_cq, cqe);
+    }
+
+    /// Ends the oldest work request on the wire, which is in the place of the one under way.
+    pub fn finish_on_wire(&self, requester: &mut Requester, round: &mut Round) {
+        let status = match requester.wqe.request.operation {
+            Operation::Read => self.invalidate_local(&requester.wqe),
+            _ => VIRTIO_RDMA_WC_SUCCESS,
+        };
+        let psn = requester.attr.sq_psn;
+        self.finish(requester, status, &mut round.batch);
+        // Its packets were counted when they got their numbers.
+        requester.attr.sq_psn = psn;
+    }
+}
+
+/// Returns what the work request under way sends and receives when it succeeds.
+#[inline(always)]
+pub(super) fn traffic(requester: &Requester) -> Traffic {
+    let total = requester.wqe.request.total;
+    let packets = packets(total, requester.attr.path_mtu);
+    match requester.wqe.request.operation {
+        Operation::Send | Operation::Write | Operation::AtomicWrite | Operation::Flush(_) => {
+            Traffic::sent(total, packets)
+        }
+        Operation::Read | Operation::Atomic(_) => Traffic {
+            xmit_packets: 1,
+            rcv_bytes: total,
+            rcv_packets: packets.into(),
+            ..Traffic::default()
+        },
+        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => Traffic::default(),
+    }
+}
+
+/// Counts a message that was sent.
+#[inline]
+fn count_send(config: &QpConfig, wqe: &SendWqe, batch: &mut CompletionBatch) {
+    let (messages, bytes) = match wqe.request.operation {
+        _ if !config.wq.kind.is_connected() => (Counter::DatagramMessages, Counter::DatagramBytes),
+        Operation::Send => (Counter::SendMessages, Counter::SendBytes),
+        Operation::Write | Operation::AtomicWrite => (Counter::WriteMessages, Counter::WriteBytes),
+        Operation::Read => (Counter::ReadMessages, Counter::ReadBytes),
+        Operation::Atomic(_) => return batch.count(Counter::AtomicMessages, 1),
+        Operation::Flush(_) => return batch.count(Counter::FlushMessages, 1),
+        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return,
+    };
+    batch.count(messages, 1);
+    batch.count(bytes, wqe.request.total);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_are_those_of_iba() {
+        assert_eq!(answer_delay(0), None);
+        assert_eq!(answer_delay(14), Some(Duration::from_nanos(67_108_864)));
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Packets that come in: which guest they are for, and what in it.
+
+use std::sync::Arc;
+
+use roce::{Operation, Packet, Service};
+
+use super::{datagram, requester, responder};
+use crate::base::address::Address;
+use crate::base::counters::Counter;
+use crate::base::queues::Jobs;
+use crate::base::sync::lock;
+use crate::transport::hca::Hca;
+use crate::transport::network::Network;
+use crate::transport::round::Round;
+
+/// Takes in a frame, as [`crate::Fabric::receive`]. Any thread.
+pub(crate) fn receive(network: &Network<Hca>, frame: &[u8]) -> bool {
+    let Some((gid, vlan)) = roce::destination(frame) else { return false };
+    let Some(hca) = network.find(&Address { gid, vlan }) else { return false };
+    let has_room = lock(&hca.inbox).push(frame);
+    if has_room {
+        hca.make_ready(Jobs::WIRE);
+    } else {
+        hca.stats.add(Counter::DropInboxFull, 1);
+    }
+    has_room
+}
+
+/// Looks into frames until the budget is exhausted; whether some are left. Own thread only.
+pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
+    loop {
+        if round.budget.is_over() {
+            return true;
+        }
+        let Some(frame) = lock(&hca.inbox).pop() else { return false };
+        round.budget.spend(frame.len() as u64);
+        match roce::decode(&frame) {
+            Ok(packet) => arrive(hca, &packet, round),
+            Err(malformed) => hca.stats.guest_error(Counter::BadPacket, malformed),
+        }
+    }
+}
+
+/// Gives a packet to its QP.
+fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
+    let bth = &packet.headers.bth;
+    let is_taken = hca.slot_of(bth.dest_qp.get()).is_some_and(|slot| {
+        match (bth.opcode.service(), bth.opcode.operation()) {
+            (
+                Service::Rc,
+                Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse,
+            ) => requester::arrive(hca, slot, packet, round),
+            (Service::Rc, _) => responder::arrive(hca, slot, packet, round),
+            (Service::Ud, _) => {
+                datagram::arrive(hca, slot, packet, round);
+                true
+            }
+            _ => false,
+        }
+    });
+    if !is_taken {
+        hca.stats.add(Counter::DropUnreachable, 1);
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The wire: how a message reaches a QP of another host, in packets of RoCE v2.
+//!
+//! A QP is on the wire if no guest of this network has the address of its peer, and there is an uplink.
+//! What work requests ask for and do is the same as on the [local path](super::local): packets are chunks
+//! of a [message](super::message::Message), and the [responder](super::responder) does what they ask for.
+//! Here are the packets, their sequence numbers, and what becomes of them when some are lost.
+
+pub(crate) mod datagram;
+pub(crate) mod inbox;
+mod path;
+pub(crate) mod requester;
+pub(crate) mod responder;
+
+use std::sync::Arc;
+
+use super::hca::Hca;
+use crate::base::address::{ipv4, is_multicast, Address, Gid};
+
+/// Returns whether messages from an address of an HCA to another address go over the wire: no guest of this
+/// network has that, and there is an uplink.
+#[inline]
+pub(crate) fn is_away(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
+    hca.network.uplink().is_some() && is_elsewhere(hca, source, dgid)
+}
+
+fn is_elsewhere(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
+    // A device sends from no GID but its own, and both addresses of a packet are of one family.
+    let is_own = hca.network.find(source).is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), hca));
+    is_own
+        && !is_multicast(dgid)
+        && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
+        && hca.network.find(&source.beside(*dgid)).is_none()
+}

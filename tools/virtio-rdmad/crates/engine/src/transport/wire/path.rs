@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The path of a connection: the headers that all of its packets have in common.
+
+use std::net::IpAddr;
+
+use abi::{virtio_rdma_av, virtio_rdma_qp_attr};
+use roce::{
+    ip_of, Bth, Ethernet, ExtendedHeaders, FlowLabel, Headers, Ip, Ipv4, Ipv6, Opcode, Psn, Qpn,
+    Vlan,
+};
+
+use crate::base::address::{Address, Gid};
+use crate::transport::hca::Hca;
+
+/// Room for the headers and the ICRC of any packet.
+const HEADERS: usize = 160;
+/// The largest payload of a packet.
+pub(crate) const MTU: usize = 4096;
+
+/// The bits of the traffic class that tell of congestion, and that the sender of a packet sets (RFC 3168).
+const ECN: u8 = 3;
+/// ECT(0): the network may mark the packet instead of dropping it.
+const ECT: u8 = 2;
+
+/// The bits of a flow label.
+const FLOW_LABEL: u32 = 0xf_ffff;
+
+/// What an address vector says, of a connection or of a datagram.
+struct Target {
+    dmac: [u8; 6],
+    dgid: Gid,
+    sl: u8,
+    traffic_class: u8,
+    flow_label: u32,
+    hop_limit: u8,
+}
+
+/// Where the packets of a connection go.
+pub(crate) struct Path {
+    ethernet: Ethernet,
+    ip: Ip,
+    source_port: u16,
+    dest_qp: Qpn,
+}
+
+impl Path {
+    /// Returns the path of the QP `qpn` with these attributes, whose packets have this source; `None` if the
+    /// peer can have no such address.
+    pub fn new(hca: &Hca, qpn: u32, attr: &virtio_rdma_qp_attr, source: &Address) -> Option<Self> {
+        let av = &attr.ah_attr;
+        let to = Target {
+            dmac: av.dmac,
+            dgid: av.grh.dgid,
+            sl: av.sl,
+            traffic_class: av.grh.traffic_class,
+            flow_label: av.grh.flow_label,
+            hop_limit: av.grh.hop_limit,
+        };
+        Self::to(hca, qpn, attr.dest_qp_num, &to, source)
+    }
+
+    /// Returns the path of a datagram from the QP `qpn` to the QP `dest_qpn`.
+    pub fn of_datagram(
+        hca: &Hca,
+        qpn: u32,
+        dest_qpn: u32,
+        av: &virtio_rdma_av,
+        source: &Address,
+    ) -> Option<Self> {
+        let to = Target {
+            dmac: av.dmac,
+            dgid: av.dgid,
+            sl: (av.sl_tclass_flowlabel >> 28) as u8,
+            traffic_class: (av.sl_tclass_flowlabel >> 20) as u8,
+            flow_label: av.sl_tclass_flowlabel,
+            hop_limit: av.hop_limit,
+        };
+        Self::to(hca, qpn, dest_qpn, &to, source)
+    }
+
+    fn to(hca: &Hca, qpn: u32, dest_qpn: u32, to: &Target, source: &Address) -> Option<Self> {
+        let flow_label = FlowLabel::new(to.flow_label & FLOW_LABEL)?;
+        let dest_qp = Qpn::new(dest_qpn)?;
+        Some(Self {
+            ethernet: Ethernet {
+                destination: to.dmac,
+                source: hca.mac,
+                vlan: source.vlan.map(|id| Vlan::new(u16::from(to.sl & 7) << 13 | id)),
+            },
+            ip: ip(to, flow_label, source)?,
+            source_port: roce::source_port(flow_label, Qpn::new(qpn)?, dest_qp),
+            dest_qp,
+        })
+    }
+
+    /// Returns the headers of a packet.
+    pub fn headers(&self, opcode: Opcode, psn: Psn, extended: ExtendedHeaders) -> Headers {
+        Headers {
+            ethernet: self.ethernet,
+            ip: self.ip,
+            source_port: self.source_port,
+            bth: Bth::new(opcode, self.dest_qp, psn),
+            extended,
+        }
+    }
+}
+
+fn ip(to: &Target, flow_label: FlowLabel, source: &Address) -> Option<Ip> {
+    let traffic_class = to.traffic_class & !ECN | ECT;
+    let hop_limit = to.hop_limit;
+    Some(match (ip_of(&source.gid), ip_of(&to.dgid)) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4 {
+            traffic_class,
+            // Packets that are never fragmented need no identification (RFC 6864, 4.1).
+            identification: 0,
+            dont_fragment: true,
+            hop_limit,
+            source,
+            destination,
+        }),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            Ip::V6(Ipv6 { traffic_class, flow_label, hop_limit, source, destination })
+        }
+        _ => return None,
+    })
+}
+
+/// Sends a packet with a payload of `len` bytes, which `fill` writes; returns what that returns. A packet
+/// that cannot be made, or whose payload cannot be read, is not sent.
+pub(crate) fn send<E>(
+    hca: &Hca,
+    headers: &Headers,
+    len: usize,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut frame = [0; MTU + HEADERS];
+    let mut filled = Ok(());
+    let made = roce::encode_with(headers, len, &mut frame, |place| filled = fill(place));
+    filled?;
+    match (made, hca.network.uplink()) {
+        (Ok(len), Some(uplink)) => uplink.send(&frame[..len]),
+        (Err(error), _) => debug_assert!(false, "{error}"),
+        (_, None) => {}
+    }
+    Ok(())
+}

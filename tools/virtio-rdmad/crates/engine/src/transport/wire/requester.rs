@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The requester on the wire: work requests to packets, and what answers do to them (IBA 9.7.5).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::{
+    VIRTIO_RDMA_WC_GENERAL_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
+    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
+    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+};
+use roce::{
+    AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
+    Position, Psn, Reth, RnrTimer, Service, Syndrome,
+};
+use zerocopy::IntoBytes;
+
+use super::path::{self, Path};
+use crate::base::counters::Counter;
+use crate::base::sync::lock;
+use crate::memory::copy::{self, Atomic, View};
+use crate::memory::mr::Claim;
+use crate::memory::mr_cache::Mappings;
+use crate::qp::state::QpState;
+use crate::qp::window::{Kind, Response, Window};
+use crate::queue::request::{Operation, Request};
+use crate::queue::wqe::SendWqe;
+use crate::transport::hca::{Hca, Requester};
+use crate::transport::message::{mtu_bytes, packets};
+use crate::transport::round::Round;
+use crate::transport::sender::{answer_delay, Sender};
+
+/// Messages that are under way at a time.
+const MOST_MESSAGES: usize = 64;
+
+/// Puts the work request under way into the window; `false` if there is no room.
+pub(crate) fn post(requester: &mut Requester) -> bool {
+    let psn = requester.attr.sq_psn;
+    let window = requester.window.get_or_insert_with(|| Box::new(Window::new(Psn::new(psn))));
+    if window.len() >= MOST_MESSAGES {
+        return false;
+    }
+    let wqe = std::mem::replace(&mut requester.wqe, SendWqe::empty());
+    let request = &wqe.request;
+    let count = packets(request.total, requester.attr.path_mtu);
+    let is_answered = matches!(
+        request.operation,
+        Operation::Read | Operation::Atomic(_) | Operation::AtomicWrite | Operation::Flush(_)
+    );
+    let kind = Kind { is_answered, is_fenced: wqe.is_fenced };
+    window.push(wqe, count, kind);
+    requester.attr.sq_psn = window.end().get();
+    requester.active = false;
+    true
+}
+
+/// Returns the opcode of a packet, and the headers behind its BTH.
+fn opcode(request: &Request, position: Position, skip: u64) -> Option<(Opcode, ExtendedHeaders)> {
+    let is_first = matches!(position, Position::First | Position::Only);
+    let is_last = matches!(position, Position::Last | Position::Only);
+    let mut extended = ExtendedHeaders::default();
+    let immediate = request.immediate.filter(|_| is_last);
+    let invalidate = request.invalidate.filter(|_| is_last && request.operation == Operation::Send);
+    let operation = match request.operation {
+        Operation::Send if invalidate.is_some() => Op::SendWithInvalidate,
+        Operation::Send if immediate.is_some() => Op::SendWithImmediate,
+        Operation::Send => Op::Send,
+        Operation::Write if immediate.is_some() => Op::WriteWithImmediate,
+        Operation::Write => Op::Write,
+        Operation::Read => Op::ReadRequest,
+        Operation::Atomic(Atomic::CompareSwap { .. }) => Op::CompareSwap,
+        Operation::Atomic(Atomic::FetchAdd(_)) => Op::FetchAdd,
+        Operation::AtomicWrite => Op::AtomicWrite,
+        Operation::Flush(_) => Op::Flush,
+        Operation::RegMr(_) | Operation::LocalInv | Operation::BindMw(_) => return None,
+    };
+    let rkey = request.rkey;
+    match request.operation {
+        Operation::Write | Operation::Read | Operation::AtomicWrite if is_first => {
+            let va = request.remote_addr.wrapping_add(skip);
+            let dma_len = u32::try_from(request.total - skip).ok()?;
+            extended.reth = Some(Reth { va, rkey, dma_len });
+        }
+        Operation::Atomic(atomic) => {
+            let (swap_add, compare) = match atomic {
+                Atomic::CompareSwap { compare, swap } => (swap, compare),
+                Atomic::FetchAdd(add) => (add, 0),
+            };
+            extended.atomic_eth =
+                Some(AtomicEth { va: request.remote_addr, rkey, swap_add, compare });
+        }
+        Operation::Flush(flush) => {
+            let dma_len = u32::try_from(flush.length.unwrap_or(0)).ok()?;
+            let level = if flush.length.is_some() { Feth::RANGE } else { Feth::MR };
+            extended.feth = Some(Feth::new(flush.placement(), level)?);
+            extended.reth = Some(Reth { va: request.remote_addr, rkey, dma_len });
+        }
+        _ => {}
+    }
+    extended.imm_dt = immediate.map(|word| ImmDt(word.to_ne_bytes()));
+    extended.ieth = invalidate.map(|rkey| Ieth { rkey });
+    Some((Opcode::new(Service::Rc, operation, position)?, extended))
+}
+
+/// Returns the position of a packet in its message.
+pub(super) fn position(index: u32, count: u32) -> Position {
+    match (index == 0, index + 1 == count) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
+    }
+}
+
+impl Sender<'_> {
+    /// Sends what is due on the wire, until the budget is exhausted; whether something is left to send.
+    pub(crate) fn pump(&self, requester: &mut Requester, round: &mut Round) -> bool {
+        let hca = self.hca;
+        let Requester { window: Some(window), attr, source, .. } = requester else { return false };
+        let now = hca.clock().now();
+        if window.pause.is_some_and(|until| now < until) {
+            return false;
+        }
+        window.pause = None;
+        let Some(path) = Path::new(hca, self.qpn(), attr, source) else { return false };
+        let mtu = mtu_bytes(attr.path_mtu);
+        let mut failed = false;
+        while let Some(due) = window.due(attr.max_rd_atomic) {
+            if round.budget.is_over() {
+                self.set_deadline(requester);
+                return true;
+            }
+            let (wqe, request) = (due.what, &due.what.request);
+            let is_whole = matches!(request.operation, Operation::Send | Operation::Write);
+            let skip = u64::from(due.index) * mtu;
+            let carries = is_whole || request.operation == Operation::AtomicWrite;
+            let len = if carries { (request.total - skip).min(mtu) } else { 0 };
+            let count = packets(request.total, attr.path_mtu);
+            let position = if is_whole { position(due.index, count) } else { Position::Only };
+            let Some((opcode, extended)) = opcode(request, position, skip) else { break };
+            let mut headers = path.headers(opcode, due.psn, extended);
+            headers.bth.ack_request = due.is_last;
+            headers.bth.solicited_event =
+                request.solicited && matches!(position, Position::Last | Position::Only);
+            round.budget.spend(len);
+            let sent = path::send(hca, &headers, len as usize, |place| {
+                self.gather(wqe, skip, place, round)
+            });
+            if sent.is_err() {
+                failed = true;
+                break;
+            }
+            window.advance();
+        }
+        if failed {
+            self.fail_front(requester, VIRTIO_RDMA_WC_LOC_PROT_ERR, round);
+        }
+        self.set_deadline(requester);
+        false
+    }
+
+    /// Reads the payload of a packet from the memory of its work request.
+    fn gather(
+        &self,
+        wqe: &SendWqe,
+        skip: u64,
+        place: &mut [u8],
+        round: &mut Round,
+    ) -> Result<(), ()> {
+        if wqe.is_inline {
+            let from = usize::try_from(skip).map_err(|_| ())?;
+            place.copy_from_slice(wqe.inline.get(from..from + place.len()).ok_or(())?);
+            return Ok(());
+        }
+        let claim = Claim::local(self.config.pdn, 0);
+        let mut mappings = Mappings::new();
+        let (cache, bytes) = (&mut round.local, skip..skip + place.len() as u64);
+        cache.begin(&**self.hca);
+        cache
+            .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, &mut mappings)
+            .map_err(|_| ())?;
+        copy::read(View { cache, mappings: &mappings }, place).map_err(|_| ())
+    }
+
+    /// Writes the payload of a packet of a response to the memory of its work request.
+    fn scatter(&self, wqe: &SendWqe, skip: u64, bytes: &[u8], round: &mut Round) -> Result<(), ()> {
+        let claim = Claim::local(self.config.pdn, abi::VIRTIO_RDMA_ACCESS_LOCAL_WRITE);
+        let mut mappings = Mappings::new();
+        let (cache, range) = (&mut round.local, skip..skip + bytes.len() as u64);
+        cache.begin(&**self.hca);
+        cache
+            .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, range, &mut mappings)
+            .map_err(|_| ())?;
+        copy::write(View { cache, mappings: &mappings }, bytes).map_err(|_| ())
+    }
+
+    /// Sets when the queue is visited again without an answer.
+    fn set_deadline(&self, requester: &mut Requester) {
+        let Some(window) = &mut requester.window else { return };
+        if !matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        if !window.awaits() {
+            window.deadline = None;
+        } else if window.deadline.is_none() {
+            let now = self.hca.clock().now();
+            window.deadline = answer_delay(requester.attr.timeout).map(|delay| now + delay);
+        }
+        self.hca.set_timer(self.slot, window.pause.or(window.deadline));
+    }
+
+    /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.
+    pub(crate) fn expire(&self, requester: &mut Requester, round: &mut Round) -> bool {
+        let Some(window) = &mut requester.window else { return true };
+        let now = self.hca.clock().now();
+        if window.deadline.is_none_or(|deadline| deadline > now) {
+            return true;
+        }
+        window.deadline = None;
+        self.hca.stats.add(Counter::Timeouts, 1);
+        if requester.retry_left == 0 {
+            self.fail_front(requester, VIRTIO_RDMA_WC_RETRY_EXC_ERR, round);
+            return false;
+        }
+        requester.retry_left -= 1;
+        window.go_back();
+        true
+    }
+
+    /// Ends the oldest work request with an error, and the QP with it.
+    fn fail_front(&self, requester: &mut Requester, status: u32, round: &mut Round) {
+        let Some(window) = &mut requester.window else { return };
+        (window.pause, window.deadline) = (None, None);
+        self.hca.set_timer(self.slot, None);
+        if let Some(wqe) = window.pop() {
+            with_wqe(requester, wqe, |requester| {
+                self.finish(requester, status, &mut round.batch);
+            });
+        }
+    }
+
+    /// Completes work requests that are done.
+    fn complete_done(&self, requester: &mut Requester, round: &mut Round) {
+        while let Some(wqe) = requester.window.as_mut().and_then(|window| window.pop_done()) {
+            with_wqe(requester, wqe, |requester| self.finish_on_wire(requester, round));
+        }
+    }
+
+    /// Follows a packet that answers a request.
+    fn answer(&self, requester: &mut Requester, packet: &Packet<'_>, round: &mut Round) {
+        let Requester { window: Some(window), attr, .. } = requester else { return };
+        let psn = packet.headers.bth.psn;
+        let mtu = mtu_bytes(attr.path_mtu);
+        let mut failure = None;
+        let is_news = match packet.headers.bth.opcode.operation() {
+            Op::Acknowledge => {
+                let Some(aeth) = packet.headers.extended.aeth else { return };
+                match aeth.syndrome {
+                    Syndrome::Ack(_) => window.acknowledge(psn),
+                    Syndrome::RnrNak(timer) => return self.not_ready(requester, psn, timer, round),
+                    Syndrome::Nak(code) => {
+                        window.acknowledge(psn.minus(1));
+                        failure = nak_status(code);
+                        window.go_back();
+                        true
+                    }
+                    Syndrome::Reserved(_) => false,
+                }
+            }
+            operation => match window.respond(psn) {
+                Response::Next(wqe, index) => {
+                    let taken = self.take_response(wqe, index, mtu, operation, packet, round);
+                    failure = taken.err();
+                    true
+                }
+                Response::Lost => true,
+                Response::Unexpected => false,
+            },
+        };
+        if is_news {
+            window.deadline = None;
+            requester.retry_left = attr.retry_cnt;
+            requester.rnr_left = attr.rnr_retry;
+        }
+        self.complete_done(requester, round);
+        if let Some(status) = failure {
+            self.fail_front(requester, status, round);
+        }
+        self.set_deadline(requester);
+    }
+
+    /// Takes the data of a response; the `enum virtio_rdma_wc_status` if it is wrong.
+    fn take_response(
+        &self,
+        wqe: &SendWqe,
+        index: u32,
+        mtu: u64,
+        operation: Op,
+        packet: &Packet<'_>,
+        round: &mut Round,
+    ) -> Result<(), u32> {
+        let write = |skip, bytes: &[u8], round: &mut Round| {
+            self.scatter(wqe, skip, bytes, round).map_err(|()| VIRTIO_RDMA_WC_LOC_PROT_ERR)
+        };
+        match (wqe.request.operation, operation) {
+            (Operation::Read, Op::ReadResponse) => {
+                let skip = u64::from(index) * mtu;
+                if packet.payload.len() as u64 != (wqe.request.total - skip).min(mtu) {
+                    return Err(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+                }
+                write(skip, packet.payload, round)
+            }
+            (Operation::Atomic(_), Op::AtomicAcknowledge) => {
+                let Some(result) = packet.headers.extended.atomic_ack_eth else {
+                    return Err(VIRTIO_RDMA_WC_GENERAL_ERR);
+                };
+                write(0, result.original.as_bytes(), round)
+            }
+            (Operation::AtomicWrite | Operation::Flush(_), Op::ReadResponse) => Ok(()),
+            _ => Err(VIRTIO_RDMA_WC_GENERAL_ERR),
+        }
+    }
+
+    /// Waits for the RNR timer, as the peer has no receive for the packet of this PSN.
+    fn not_ready(&self, requester: &mut Requester, psn: Psn, timer: RnrTimer, round: &mut Round) {
+        let Some(window) = &mut requester.window else { return };
+        window.acknowledge(psn.minus(1));
+        window.go_back();
+        let now = self.hca.clock().now();
+        if window.pause.is_some_and(|until| now < until) {
+            return;
+        }
+        window.pause = Some(now + timer.delay().max(Duration::from_nanos(1)));
+        window.deadline = None;
+        self.hca.stats.add(Counter::RnrWaits, 1);
+        self.complete_done(requester, round);
+        if requester.attr.rnr_retry != 7 {
+            match requester.rnr_left.checked_sub(1) {
+                Some(left) => requester.rnr_left = left,
+                None => self.fail_front(requester, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, round),
+            }
+        }
+        self.set_deadline(requester);
+    }
+}
+
+/// Calls `end` with a work request of the window in the place of the one under way, which comes back.
+fn with_wqe(requester: &mut Requester, wqe: SendWqe, end: impl FnOnce(&mut Requester)) {
+    let under_way = std::mem::replace(&mut requester.wqe, wqe);
+    let was_active = std::mem::replace(&mut requester.active, true);
+    end(requester);
+    requester.wqe = under_way;
+    requester.active = was_active;
+}
+
+/// Returns the `enum virtio_rdma_wc_status` of a work request that was refused; `None` if its packets are
+/// sent again.
+fn nak_status(code: NakCode) -> Option<u32> {
+    match code {
+        NakCode::PsnSequenceError => None,
+        NakCode::InvalidRequest | NakCode::InvalidRdRequest => Some(VIRTIO_RDMA_WC_REM_INV_REQ_ERR),
+        NakCode::RemoteAccessError => Some(VIRTIO_RDMA_WC_REM_ACCESS_ERR),
+        NakCode::RemoteOperationalError => Some(VIRTIO_RDMA_WC_REM_OP_ERR),
+    }
+}
+
+/// Follows a packet that answers a request; `false` if there is no QP that has asked for it.
+pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
+    let Some(qp) = hca.qps.get(slot) else { return false };
+    let mut requester = lock(&qp.requester);
+    let Some(config) = requester.config else { return false };
+    let ip = &packet.headers.ip;
+    let is_peers = requester.attr.ah_attr.grh.dgid == ip.source_gid()
+        && requester.source.gid == ip.destination_gid();
+    if !is_peers || requester.window.is_none() || !matches!(qp.state(), QpState::Rts | QpState::Sqd)
+    {
+        return false;
+    }
+    Sender { hca, slot, qp, config: &config }.answer(&mut requester, packet, round);
+    round.batch.place_completions();
+    // More may be sent now.
+    hca.make_ready(hca.jobs.send(slot));
+    true
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The responder on the wire: what a packet of a request does, and what is sent back (IBA 9.7.4, 9.7.5).
+
+use std::sync::Arc;
+
+use abi::{
+    VIRTIO_RDMA_ACCESS_REMOTE_READ, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+};
+use roce::{
+    Aeth, AtomicAckEth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
+    Position, Psn, RnrTimer, Service, Syndrome,
+};
+
+use super::path::{self, Path};
+use super::requester::position;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+use crate::memory::copy::{self, Atomic, Data, View};
+use crate::memory::flush::Flush;
+use crate::memory::mr::Claim;
+use crate::qp::expected::Verdict;
+use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply};
+use crate::queue::request::{Operation, Request};
+use crate::transport::hca::{Hca, Responder};
+use crate::transport::message::{mtu_bytes, packets, Message, Nak};
+use crate::transport::receive::Receiver;
+use crate::transport::responder::Arrival;
+use crate::transport::round::Round;
+
+/// What is done with a request that is expected.
+struct Done {
+    /// PSNs that it takes.
+    packets: u32,
+    /// Whether it ends its message.
+    ends: bool,
+    /// What is sent back besides an acknowledgement that was asked for.
+    reply: Option<Reply>,
+}
+
+/// Follows a packet of a request; `false` if there is no QP that it could be for.
+pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
+    let Some(qp) = hca.qps.get(slot) else { return false };
+    let mut responder = lock(&qp.responder);
+    let kind = responder.config.map(|config| config.wq.kind);
+    let ip = &packet.headers.ip;
+    let is_peers = responder.attr.ah_attr.grh.dgid == ip.source_gid()
+        && responder.source.gid == ip.destination_gid();
+    if kind != Some(QpType::Rc) || !qp.state().receives() || !is_peers {
+        return false;
+    }
+    let psn = Psn::new(responder.attr.rq_psn);
+    let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    follow(hca, slot, &mut responder, &mut inbound, packet, round);
+    responder.attr.rq_psn = inbound.expected.psn.get();
+    responder.inbound = Some(inbound);
+    let is_left = pump(hca, slot, &mut responder, round);
+    round.batch.place_completions();
+    if is_left {
+        hca.make_ready(hca.jobs.receive(slot));
+    }
+    true
+}
+
+fn follow(
+    hca: &Arc<Hca>,
+    slot: u16,
+    responder: &mut Responder,
+    inbound: &mut Inbound,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) {
+    let bth = &packet.headers.bth;
+    let acknowledge = |psn, syndrome| Reply::Acknowledge { psn, syndrome };
+    match inbound.expected.judge(bth.psn) {
+        Verdict::Ahead { nak } => {
+            if nak {
+                let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
+                inbound.reply(acknowledge(inbound.expected.psn, syndrome));
+            }
+        }
+        Verdict::Duplicate => repeat(responder, inbound, packet),
+        Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
+            Ok(done) => {
+                inbound.expected.done(done.packets, done.ends);
+                if let Some(reply) = done.reply {
+                    inbound.reply(reply);
+                } else if bth.ack_request {
+                    inbound.reply(acknowledge(bth.psn, Syndrome::Ack(Credits::UNLIMITED)));
+                }
+            }
+            Err(nak) => {
+                inbound.expected.tell();
+                if let Some(syndrome) = syndrome(nak) {
+                    inbound.reply(acknowledge(bth.psn, syndrome));
+                }
+            }
+        },
+    }
+}
+
+/// Returns what a requester is told that is refused; `None`: nothing.
+fn syndrome(nak: Nak) -> Option<Syndrome> {
+    Some(match nak {
+        Nak::NotReady(timer) => Syndrome::RnrNak(RnrTimer::new(timer & 31)?),
+        Nak::Silence | Nak::Unreachable => return None,
+        Nak::Failed(VIRTIO_RDMA_WC_REM_ACCESS_ERR) => Syndrome::Nak(NakCode::RemoteAccessError),
+        Nak::Failed(VIRTIO_RDMA_WC_REM_INV_REQ_ERR) | Nak::Restart => {
+            Syndrome::Nak(NakCode::InvalidRequest)
+        }
+        Nak::Failed(_) => Syndrome::Nak(NakCode::RemoteOperationalError),
+    })
+}
+
+/// Answers a request that came before (IBA 9.7.5.1.5): its effect is not had once more.
+fn repeat(responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
+    let bth = &packet.headers.bth;
+    match bth.opcode.operation() {
+        Op::ReadRequest => {
+            let Some(reth) = packet.headers.extended.reth else { return };
+            let total = u64::from(reth.dma_len);
+            let count = packets(total, responder.attr.path_mtu);
+            let is_known = inbound.expected.psn.distance_from(bth.psn.plus(count)) >= 0;
+            let is_queued = inbound
+                .replies
+                .iter()
+                .any(|reply| matches!(reply, Reply::Read(read) if read.psn == bth.psn));
+            if is_known && !is_queued {
+                let (remote_addr, rkey) = (reth.va, reth.rkey);
+                inbound.reply(Reply::Read(ReadReply {
+                    psn: bth.psn,
+                    remote_addr,
+                    rkey,
+                    total,
+                    sent: 0,
+                }));
+            }
+        }
+        Op::CompareSwap | Op::FetchAdd => {
+            if let Some(original) = inbound.atomic(bth.psn) {
+                inbound.reply(Reply::Atomic { psn: bth.psn, original });
+            }
+        }
+        Op::AtomicWrite | Op::Flush => {
+            let psn = bth.psn;
+            inbound.reply(Reply::Read(ReadReply {
+                psn,
+                remote_addr: 0,
+                rkey: 0,
+                total: 0,
+                sent: 0,
+            }));
+        }
+        _ => {
+            let psn = inbound.expected.psn.minus(1);
+            inbound.reply(Reply::Acknowledge { psn, syndrome: Syndrome::Ack(Credits::UNLIMITED) });
+        }
+    }
+}
+
+/// Does what a request asks for that is expected.
+fn execute(
+    hca: &Arc<Hca>,
+    slot: u16,
+    responder: &mut Responder,
+    inbound: &mut Inbound,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> Result<Done, Nak> {
+    let path_mtu = responder.attr.path_mtu;
+    let most_answers = responder.attr.max_dest_rd_atomic;
+    let Round { remote: cache, batch, .. } = round;
+    let to = Receiver { hca, slot, responder, batch };
+    let psn = packet.headers.bth.psn;
+    let assembled = assemble(inbound.assembly, packet, mtu_bytes(path_mtu));
+    let (request, done) = match &assembled {
+        Some(Assembly { request, done }) => (*request, *done),
+        None => (Request::EMPTY, 0),
+    };
+    let len = packet.payload.len() as u64;
+    let message = Message {
+        request: &request,
+        done,
+        len,
+        local: Data::Inline(packet.payload),
+        path_mtu,
+        asks_again: true,
+    };
+    let mut arrival = Arrival { to, message: &message, cache };
+    if assembled.is_none() {
+        return Err(arrival.request_failed());
+    }
+    let answers =
+        inbound.replies.iter().filter(|reply| !matches!(reply, Reply::Acknowledge { .. }));
+    let is_answered = matches!(request.operation, Operation::Read | Operation::Atomic(_));
+    if is_answered && answers.count() >= usize::from(most_answers) {
+        return Err(arrival.request_failed());
+    }
+    let answer = |remote_addr, rkey, total| {
+        Reply::Read(ReadReply { psn, remote_addr, rkey, total, sent: 0 })
+    };
+    match request.operation {
+        Operation::Read => {
+            arrival.begin_read()?;
+            let reply = answer(request.remote_addr, request.rkey, request.total);
+            Ok(Done { packets: packets(request.total, path_mtu), ends: true, reply: Some(reply) })
+        }
+        Operation::Atomic(atomic) => {
+            let original = arrival.do_atomic(atomic)?;
+            inbound.keep_atomic(psn, original, most_answers);
+            Ok(Done { packets: 1, ends: true, reply: Some(Reply::Atomic { psn, original }) })
+        }
+        Operation::AtomicWrite | Operation::Flush(_) => {
+            arrival.respond(None)?;
+            Ok(Done { packets: 1, ends: true, reply: Some(answer(0, 0, 0)) })
+        }
+        _ => {
+            arrival.respond(None)?;
+            let ends = message.is_last();
+            inbound.assembly = (!ends).then_some(Assembly { request, done: done + len });
+            Ok(Done { packets: 1, ends, reply: None })
+        }
+    }
+}
+
+/// Returns the message that a packet belongs to, and how much of it came before; `None` if the packet does
+/// not belong there, or has a wrong length (IBA 9.7.4.1.2, 9.7.4.1.6).
+fn assemble(before: Option<Assembly>, packet: &Packet<'_>, mtu: u64) -> Option<Assembly> {
+    let headers = &packet.headers;
+    let (opcode, extended) = (headers.bth.opcode, &headers.extended);
+    let len = packet.payload.len() as u64;
+    let is_first = matches!(opcode.position(), Position::First | Position::Only);
+    let is_last = matches!(opcode.position(), Position::Last | Position::Only);
+    if before.is_some() == is_first || len > mtu || !is_last && len != mtu {
+        return None;
+    }
+    let operation = operation(opcode.operation(), extended)?;
+    let Assembly { mut request, done } = match before {
+        None => Assembly { request: Request { operation, ..Request::EMPTY }, done: 0 },
+        Some(before) if before.request.operation == operation => before,
+        Some(_) => return None,
+    };
+    if let Some(reth) = &extended.reth {
+        request.remote_addr = reth.va;
+        request.rkey = reth.rkey;
+        request.total = reth.dma_len.into();
+    }
+    if let Some(atomic) = &extended.atomic_eth {
+        (request.remote_addr, request.rkey, request.total) = (atomic.va, atomic.rkey, 8);
+    }
+    request.immediate = extended.imm_dt.map(|immediate| u32::from_ne_bytes(immediate.0));
+    request.invalidate = extended.ieth.map(|ieth| ieth.rkey);
+    request.solicited = headers.bth.solicited_event;
+    match operation {
+        // Its length is known with its last packet, and that is not empty.
+        Operation::Send => request.total = done + len + u64::from(!is_last),
+        Operation::Write if is_last && done + len != request.total => return None,
+        Operation::Write if !is_last && done + len >= request.total => return None,
+        Operation::AtomicWrite if len != 8 || request.total != 8 => return None,
+        Operation::Flush(_) => request.total = 0,
+        _ => {}
+    }
+    (is_first || !is_last || len != 0).then_some(Assembly { request, done })
+}
+
+/// Returns the operation of a request.
+fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
+    Some(match operation {
+        Op::Send | Op::SendWithImmediate | Op::SendWithInvalidate => Operation::Send,
+        Op::Write | Op::WriteWithImmediate => Operation::Write,
+        Op::ReadRequest => Operation::Read,
+        Op::CompareSwap => {
+            let atomic = extended.atomic_eth?;
+            Operation::Atomic(Atomic::CompareSwap {
+                compare: atomic.compare,
+                swap: atomic.swap_add,
+            })
+        }
+        Op::FetchAdd => Operation::Atomic(Atomic::FetchAdd(extended.atomic_eth?.swap_add)),
+        Op::AtomicWrite => Operation::AtomicWrite,
+        Op::Flush => {
+            let (feth, reth) = (extended.feth?, extended.reth?);
+            let is_range = feth.selectivity() == roce::Feth::RANGE;
+            Operation::Flush(Flush::from_wire(
+                feth.placement(),
+                is_range.then(|| reth.dma_len.into()),
+            )?)
+        }
+        Op::ReadResponse | Op::Acknowledge | Op::AtomicAcknowledge | Op::Cnp => return None,
+    })
+}
+
+/// Sends back what is due, until the budget is exhausted; whether something is left.
+pub(crate) fn pump(
+    hca: &Arc<Hca>,
+    slot: u16,
+    responder: &mut Responder,
+    round: &mut Round,
+) -> bool {
+    let Some(mut inbound) = responder.inbound.take() else { return false };
+    let qpn = u32::from(slot) + 1;
+    let path = Path::new(hca, qpn, &responder.attr, &responder.source);
+    let is_left = path.is_some_and(|path| loop {
+        let Some(reply) = inbound.replies.front_mut() else { break false };
+        if round.budget.is_over() {
+            break true;
+        }
+        let aeth = |syndrome| Aeth { syndrome, msn: inbound.expected.msn };
+        match reply {
+            Reply::Acknowledge { psn, syndrome } => {
+                let extended =
+                    ExtendedHeaders { aeth: Some(aeth(*syndrome)), ..Default::default() };
+                answer(hca, &path, Op::Acknowledge, *psn, extended);
+            }
+            Reply::Atomic { psn, original } => {
+                let extended = ExtendedHeaders {
+                    aeth: Some(aeth(Syndrome::Ack(Credits::UNLIMITED))),
+                    atomic_ack_eth: Some(AtomicAckEth { original: *original }),
+                    ..Default::default()
+                };
+                answer(hca, &path, Op::AtomicAcknowledge, *psn, extended);
+            }
+            Reply::Read(read) => {
+                let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
+                match send_data(hca, slot, &path, read, aeth, responder, round) {
+                    Ok(true) => {}
+                    Ok(false) => continue,
+                    Err(()) => {
+                        let syndrome = Syndrome::Nak(NakCode::RemoteAccessError);
+                        let psn = read.psn.plus(read.sent);
+                        *reply = Reply::Acknowledge { psn, syndrome };
+                        continue;
+                    }
+                }
+            }
+        }
+        inbound.replies.pop_front();
+    });
+    responder.inbound = Some(inbound);
+    is_left
+}
+
+/// Sends a packet without payload.
+fn answer(hca: &Hca, path: &Path, operation: Op, psn: Psn, extended: ExtendedHeaders) {
+    let Some(opcode) = Opcode::new(Service::Rc, operation, Position::Only) else { return };
+    let _ = path::send(hca, &path.headers(opcode, psn, extended), 0, |_| Ok::<(), ()>(()));
+}
+
+/// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any
+/// more, and the QP with it.
+fn send_data(
+    hca: &Arc<Hca>,
+    slot: u16,
+    path: &Path,
+    read: &mut ReadReply,
+    aeth: Aeth,
+    responder: &mut Responder,
+    round: &mut Round,
+) -> Result<bool, ()> {
+    let mtu = mtu_bytes(responder.attr.path_mtu);
+    let count = packets(read.total, responder.attr.path_mtu);
+    let position = position(read.sent, count);
+    let skip = u64::from(read.sent) * mtu;
+    let len = (read.total - skip).min(mtu);
+    let opcode = Opcode::new(Service::Rc, Op::ReadResponse, position).ok_or(())?;
+    let aeth = (position != Position::Middle).then_some(aeth);
+    let headers = path.headers(
+        opcode,
+        read.psn.plus(read.sent),
+        ExtendedHeaders { aeth, ..Default::default() },
+    );
+    let config = responder.config.ok_or(())?;
+    round.budget.spend(len);
+    let cache = &mut round.remote;
+    cache.begin(&**hca);
+    let sent = path::send(hca, &headers, len as usize, |place| {
+        if place.is_empty() {
+            return Ok(());
+        }
+        let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
+        let claim = Claim { pdn: config.pdn, access, qp: Some(slot) };
+        let addr = read.remote_addr.wrapping_add(skip);
+        let mapping = cache.map(&hca.keys, read.rkey, claim, addr, len).map_err(|_| ())?;
+        copy::read(View { cache, mappings: std::slice::from_ref(&mapping) }, place).map_err(|_| ())
+    });
+    if sent.is_err() {
+        let Round { batch, .. } = round;
+        Receiver { hca, slot, responder, batch }.fail(Some(abi::VIRTIO_RDMA_EVENT_QP_ACCESS_ERR));
+        return Err(());
+    }
+    read.sent += 1;
+    Ok(read.sent == count)
+}
