@@ -31,6 +31,13 @@ _virtio_rdmad() {
 		compopt -o nospace
 		return
 		;;
+	--uplink)
+		local first='' rest=$cur
+		[[ $cur != *,* ]] || { first="${cur%,*}," rest=${cur##*,}; }
+		mapfile -t COMPREPLY < <(compgen -P "$first" -W 'tap= network=' -- "$rest")
+		compopt -o nospace
+		return
+		;;
 	--sandbox)
 		mapfile -t COMPREPLY < <(compgen -W 'on off' -- "$cur")
 		return
@@ -48,7 +55,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W '--control --json --help' -- "$cur")
 		return
 	fi
-	local options='--guest --control --workers --cpus --poll-us --sandbox --user --log --help --version'
+	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
 	[ "$cword" -gt 1 ] || options+=' status help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

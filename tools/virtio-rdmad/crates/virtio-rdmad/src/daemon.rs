@@ -22,11 +22,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control;
 use crate::guest::{Guest, Link};
-use crate::options::{GuestSpec, Options, Switch};
+use crate::options::{GuestSpec, Options, Switch, UplinkSpec};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::Socket;
+use crate::uplink::Uplink;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
 
@@ -46,6 +47,20 @@ pub enum DaemonError {
     /// Two guests of a network have one MAC address.
     #[error("two guests of network \"{0}\" have the same MAC address")]
     Mac(String),
+    /// Two uplinks are for one network.
+    #[error("two uplinks for network \"{0}\"")]
+    Uplink(String),
+    /// An uplink is for a network that has no guest.
+    #[error("an uplink for network \"{0}\", which has no guest")]
+    NoGuest(String),
+    /// A tap cannot be opened.
+    #[error("tap {name}: {error}")]
+    Tap {
+        /// Its name.
+        name: String,
+        /// The reason.
+        error: Error,
+    },
     /// There are more workers than CPUs to pin them to.
     #[error("{workers} workers and only {cpus} CPUs to pin them to")]
     Cpus {
@@ -86,7 +101,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         .map(|_| WorkerHandle::new(options.guests.len()))
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
-    let guests: Arc<[_]> = guests(options, &workers)?.into();
+    let networks = networks(options)?;
+    let guests: Arc<[_]> = guests(options, &networks, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
     if options.sandbox == Switch::On || options.user.is_some() {
@@ -97,14 +113,15 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &guests, &departures, filters.as_ref())?;
     let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
+    let (uplink_end, uplink_threads) = start_uplinks(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
     }
     tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
     let result = wait(&signals, &departures, &guests, &workers);
-    drop(end);
+    drop((end, uplink_end));
     workers.iter().for_each(WorkerHandle::stop);
-    for thread in threads.into_iter().chain(control_thread) {
+    for thread in threads.into_iter().chain(control_thread).chain(uplink_threads) {
         // A thread that panicked has said so itself.
         let _ = thread.join();
     }
@@ -195,17 +212,68 @@ fn signals() -> Result<UnixStream, Error> {
     Ok(read)
 }
 
+/// A network, and its way to other hosts if it has one.
+struct Network {
+    fabric: Arc<Fabric>,
+    uplink: Option<Arc<Uplink>>,
+}
+
+/// Opens the uplinks, and makes a fabric for each network.
+fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> {
+    let mut uplinks = HashMap::new();
+    for UplinkSpec { tap, network } in &options.uplinks {
+        let opened = Uplink::open(tap);
+        let uplink = opened.map_err(|error| DaemonError::Tap { name: tap.clone(), error })?;
+        if uplinks.insert(network, uplink).is_some() {
+            return Err(DaemonError::Uplink(network.clone()));
+        }
+    }
+    let mut networks = HashMap::new();
+    for GuestSpec { network, .. } in &options.guests {
+        networks.entry(network.clone()).or_insert_with(|| {
+            let uplink = uplinks.remove(network);
+            let out = uplink.clone().map(|uplink| uplink as Arc<dyn engine::Uplink>);
+            let config =
+                FabricConfig { name: network.clone(), uplink: out, ..FabricConfig::default() };
+            Network { fabric: Fabric::new(config), uplink }
+        });
+    }
+    match uplinks.into_keys().next() {
+        Some(network) => Err(DaemonError::NoGuest(network.clone())),
+        None => Ok(networks),
+    }
+}
+
+/// Starts a thread for each uplink. The threads end when the stream that this returns is dropped.
+fn start_uplinks(
+    networks: HashMap<String, Network>,
+    filters: Option<&Filters>,
+) -> Result<(UnixStream, Vec<JoinHandle<()>>), DaemonError> {
+    let (end, ended) = UnixStream::pair()?;
+    let mut threads = Vec::new();
+    for Network { fabric, uplink } in networks.into_values() {
+        let Some(uplink) = uplink else { continue };
+        let (ended, filters) = (ended.try_clone()?, filters.cloned());
+        let serve = move || {
+            if let Some(Err(error)) = filters.map(|filters| filters.confine_worker()) {
+                tracing::error!(%error, "the uplink is not served");
+                return;
+            }
+            uplink.run(&fabric, &ended);
+        };
+        threads.push(std::thread::Builder::new().name("uplink".to_owned()).spawn(serve)?);
+    }
+    Ok((end, threads))
+}
+
 fn guests(
     options: &Options,
+    networks: &HashMap<String, Network>,
     workers: &Arc<[WorkerHandle]>,
 ) -> Result<Vec<Arc<Guest>>, DaemonError> {
-    let mut fabrics = HashMap::new();
     let mut guests = Vec::with_capacity(options.guests.len());
     for (index, spec) in (0..).zip(&options.guests) {
-        let fabric = fabrics.entry(&spec.network).or_insert_with(|| {
-            let name = spec.network.clone();
-            Fabric::new(FabricConfig { name, ..FabricConfig::default() })
-        });
+        let fabric = &networks[&spec.network].fabric;
         let link = Arc::new(Link::new(workers.clone(), index));
         let device = fabric.add_device(DeviceConfig {
             name: spec.name.clone(),

@@ -25,6 +25,7 @@ mod socket;
 mod spin;
 mod status;
 mod times;
+mod uplink;
 mod waker;
 mod worker;
 mod worker_handle;

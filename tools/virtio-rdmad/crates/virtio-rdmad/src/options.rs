@@ -61,6 +61,19 @@ pub struct Options {
     #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
     pub guests: Vec<GuestSpec>,
 
+    /// The way from a network to other hosts. Give this option at most once for each network.
+    ///
+    /// SPEC is KEY=VALUE[,KEY=VALUE...]:
+    ///
+    ///   tap=NAME          the tap that carries the packets (required)
+    ///   network=NAME      the network (default: default)
+    ///
+    /// Messages to an address that no guest of the network has are sent as packets of RoCE v2. The
+    /// tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
+    /// bring the packets of the guests to it.
+    #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
+    pub uplinks: Vec<UplinkSpec>,
+
     /// Socket on which `virtio-rdmad status` finds this process.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -301,6 +314,42 @@ pub enum SpecError {
 
 /// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
+
+/// An uplink to open.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UplinkSpec {
+    /// The name of the tap.
+    pub tap: String,
+    /// The network whose packets it carries.
+    pub network: String,
+}
+
+impl FromStr for UplinkSpec {
+    type Err = SpecError;
+
+    fn from_str(spec: &str) -> Result<Self, SpecError> {
+        let (mut tap, mut network) = (None, None);
+        for pair in spec.split(',') {
+            let no_value = || SpecError::NoValue(pair.to_owned());
+            let (key, value) = pair.split_once('=').ok_or_else(no_value)?;
+            let (key, slot) = match key {
+                "tap" => ("tap", &mut tap),
+                "network" => ("network", &mut network),
+                _ => return Err(SpecError::UnknownKey(key.to_owned())),
+            };
+            if value.is_empty() {
+                return Err(no_value());
+            }
+            if slot.replace(value).is_some() {
+                return Err(SpecError::Twice(key));
+            }
+        }
+        Ok(Self {
+            tap: tap.ok_or(SpecError::Missing("tap=NAME"))?.to_owned(),
+            network: network.unwrap_or("default").to_owned(),
+        })
+    }
+}
 
 /// The values of a `--guest` as text.
 #[derive(Default)]
