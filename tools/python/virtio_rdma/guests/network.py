@@ -45,15 +45,19 @@ class Network:
 
     def device_command(self):
         """Returns the command line of the device's process."""
-        transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
         command = [os.path.join(BUILD, "virtio-rdmad"),
                    "--control", os.path.join(self.dir, "control.sock")]
         if self.options.workers:
             command += ["--workers", str(self.options.workers)]
         for guest in self.guests:
-            rings = ",rings=off" if guest.number in self.options.no_rings else ""
-            command += ["--guest", f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}{rings}"]
+            command += ["--guest", self.guest_spec(guest)]
         return command
+
+    def guest_spec(self, guest):
+        """Returns what the device is told of a guest."""
+        transport = "vfio-user" if self.options.vmm == "qemu" else "vhost-user"
+        rings = ",rings=off" if guest.number in self.options.no_rings else ""
+        return f"name={guest.name},{transport}={guest.rdma_socket},mac={guest.mac}{rings}"
 
     def start_daemon(self):
         """Starts the device, and waits until it listens for all guests."""
@@ -96,8 +100,7 @@ class Network:
             subprocess.run(["ip", "link", "delete", "bridge"], check=False, stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], check=True)
             subprocess.run(["ip", "link", "set", "bridge", "up"], check=True)
-            for guest in self.guests:
-                guest.prepare_network()
+            self.prepare_networks()
         for guest in self.guests:
             guest.prepare()
             guest.start_process()
@@ -105,6 +108,11 @@ class Network:
             guest.wait_ready(1)
         for guest in self.guests if links and self.options.rdma != "none" else []:
             self.rdma_up(guest, self.options.rdma)
+
+    def prepare_networks(self):
+        """Makes the network interfaces of the guests."""
+        for guest in self.guests:
+            guest.prepare_network()
 
     @staticmethod
     def rdma_up(guest, kind):
