@@ -10,7 +10,7 @@
 . "$(dirname "$0")/lib.sh"
 
 PLACE=/tmp/ulp
-need_device
+need_any_device
 . "$DIR/block_lib.sh"
 . "$DIR/$1_lib.sh"
 shift

@@ -22,14 +22,15 @@ def run(*commands):
 
 
 class Hosts(Network):
-    """Guests of user-mode Linux, each as on a host of its own."""
+    """Guests of user-mode Linux, each as on a host of its own. Those with another driver, which are among
+    Options.others, have it on their own network interface."""
 
     def tap(self, guest):
         """Returns the name of the tap of a guest's host."""
         return f"tap{guest.number}"
 
     def start_daemon(self):
-        for guest in self.guests:
+        for guest in self.of_device():
             tap = self.tap(guest)
             subprocess.run(["ip", "link", "delete", tap], check=False, stderr=subprocess.DEVNULL)
             run(f"ip tuntap add {tap} mode tap", f"ip link set {tap} mtu {self.options.mtu} up")
@@ -37,7 +38,7 @@ class Hosts(Network):
 
     def device_command(self):
         command = super().device_command()
-        for guest in self.guests:
+        for guest in self.of_device():
             command += ["--uplink", f"network={guest.name},tap={self.tap(guest)}"]
         return command
 
@@ -48,7 +49,7 @@ class Hosts(Network):
         """Puts the taps on the bridge. The bridge learns no address behind a tap: the frames that come from it have the
         guest's. What the bridge would send to the guest's own interface, and is RoCE v2, goes to the tap."""
         super().prepare_networks()
-        for guest in self.guests:
+        for guest in self.of_device():
             tap, port = self.tap(guest), f"{guest.name}b"
             run(f"ip link set {tap} master bridge", f"ip link set {tap} type bridge_slave learning off flood off",
                 f"tc qdisc add dev {port} clsact")

@@ -49,9 +49,13 @@ class Network:
                    "--control", os.path.join(self.dir, "control.sock")]
         if self.options.workers:
             command += ["--workers", str(self.options.workers)]
-        for guest in self.guests:
+        for guest in self.of_device():
             command += ["--guest", self.guest_spec(guest)]
         return command
+
+    def of_device(self):
+        """Returns the guests that have virtio-rdma."""
+        return [guest for guest in self.guests if guest.options.rdma == "virtio"]
 
     def guest_spec(self, guest):
         """Returns what the device is told of a guest."""
@@ -67,7 +71,7 @@ class Network:
                 self.device_command(), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 preexec_fn=die_with_parent)
         deadline = time.monotonic() + 20
-        while not all(os.path.exists(guest.rdma_socket) for guest in self.guests):
+        while not all(os.path.exists(guest.rdma_socket) for guest in self.of_device()):
             if self.daemon.poll() is not None or time.monotonic() > deadline:
                 raise Failure(f"virtio-rdmad does not start, see {log}")
             time.sleep(0.01)
@@ -107,7 +111,7 @@ class Network:
         for guest in self.guests:
             guest.wait_ready(1)
         for guest in self.guests if links and self.options.rdma != "none" else []:
-            self.rdma_up(guest, self.options.rdma)
+            self.rdma_up(guest, guest.options.rdma)
 
     def prepare_networks(self):
         """Makes the network interfaces of the guests."""

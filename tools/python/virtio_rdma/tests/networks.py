@@ -67,7 +67,7 @@ def judge(results, title, network, known):
 def agree(results, network, prefix=""):
     """Checks that each guest's kernel and the device count the same objects, and that no program has any."""
     status = network.device_status()
-    for guest in network.guests:
+    for guest in network.of_device():
         (kernel,) = json.loads(guest.check("rdma -j resource show"))
         device = {kind: status[guest.name][kind] for kind in OBJECTS.values()}
         device = {kind: len(value) if isinstance(value, list) else value for kind, value in device.items()}

@@ -28,31 +28,10 @@ CASES = {str(case): case for case in tools.everything()}
 each_guest = pytest.mark.parametrize("number", [1, 2])
 
 
-def gid_index(guest, gid):
-    """Waits until a guest's port has a GID, and returns its index."""
-    path = f"/sys/class/infiniband/{guest.link[0]}/ports/1/gids"
-    text = guest.check(f"cd {path} && until grep -lx {gid} *; do sleep 0.05; done", timeout=HANG_SECONDS)
-    return int(text.split()[0])
-
-
 @pytest.fixture(scope="class")
 def names(network):
-    """The names in the command lines of cases, by family. Each guest has an address of IPv6 beside that of IPv4, and a
-    VLAN interface with an address of its own. The neighbours in the VLAN are written down: the NIC of user-mode Linux
-    does not carry tags."""
-    vlan = FAMILIES["a VLAN"][0]
-    for guest in network.guests:
-        guest.check(f"ip -6 addr add {FAMILIES['IPv6'][0].format(guest.number)}/64 dev eth0 nodad; "
-                    f"ip link add link eth0 name vlan5 type vlan id 5 && ip link set vlan5 up && "
-                    f"ip addr add {vlan.format(guest.number)}/24 dev vlan5")
-        for peer in network.guests:
-            if peer is not guest:
-                guest.check(f"ip neigh replace {vlan.format(peer.number)} lladdr {peer.mac} dev vlan5 nud permanent")
-    indices = {family: [gid_index(guest, gid.format(guest.number)) for guest in network.guests]
-               for family, (_, gid) in FAMILIES.items()}
-    common = tools.names_of(*network.guests) | dict(zip(("i1", "i2"), indices["IPv6"]))
-    return {family: common | {"a1": address.format(1), "a2": address.format(2)}
-            for family, (address, _) in FAMILIES.items()}
+    """The names in the command lines of cases, by family."""
+    return tools.give_addresses(network.guests, FAMILIES)
 
 
 @pytest.mark.network("two guests", guests=2)

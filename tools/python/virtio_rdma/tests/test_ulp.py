@@ -20,16 +20,16 @@ class TestConsumers:
     """Each consumer's steps, one after the other."""
 
     def test_nvme(self, network, title, results):
-        ulp = Ulp(results, network, "nvme", f"{title}: ")
+        ulp = Ulp(results, network.guests, "nvme", f"{title}: ")
         ulp.run(ulp.blocks, ulp.reconnects, ulp.loses_target, ulp.gives_up, ulp.ends)
 
     @pytest.mark.parametrize("kind", ["iser", "srp", "rnbd"])
     def test_disk(self, kind, network, title, results):
-        ulp = Ulp(results, network, kind, f"{title}: ")
+        ulp = Ulp(results, network.guests, kind, f"{title}: ")
         ulp.run(ulp.blocks, ulp.reconnects, ulp.ends)
 
     def test_nfs(self, network, title, results):
-        ulp = Ulp(results, network, "nfs", f"{title}: ")
+        ulp = Ulp(results, network.guests, "nfs", f"{title}: ")
         ulp.run(ulp.files, ulp.reconnects, ulp.ends)
 
     def test_rds(self, network, platform, title, results):

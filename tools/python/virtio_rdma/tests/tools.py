@@ -8,6 +8,7 @@ import signal
 import time
 
 from virtio_rdma.common import Failure
+from virtio_rdma.tests.networks import HANG_SECONDS
 
 # How the serving side's guest knows that it waits for the other's.
 CM = "rdma resource show cm_id | grep -q 'state LISTEN'"
@@ -15,8 +16,9 @@ TCP = "grep -Eqi ':{:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6"
 JOINED = "rdma resource show qp -dd | grep -q 'drv_mcast_groups 1'"
 # A side that meets no listener. The kernel shows a listener a moment before it listens, and perftest says that it
 # will listen before it does, when it is connected once already, and takes a second program for a part of the first.
-# The words are of rping, of perftest, which has two ways to say it, and of udaddy.
-NOT_YET = re.compile(r"REJECTED\W+error\W+8\b|Unexpected CM event bl blka 8\b|UNREACHABLE, error: 1\b")
+# The words are of rping, of perftest, which has three ways to say it, of udaddy, and of qperf, which does not say why.
+NOT_YET = re.compile(r"REJECTED\W+error\W+8\b|Unexpected CM event bl blka 8\b|UNREACHABLE\W+error\W+1\b|"
+                     r"Event rejected\W+expecting: Event established")
 # The addresses of guests: with the number of the guest, and as a GID.
 FAMILIES = {"IPv4": ("10.0.0.{}", "0000:0000:0000:0000:0000:ffff:0a00:000{}"),
             "IPv6": ("fd00::{}", "fd00:0000:0000:0000:0000:0000:0000:000{}"),
@@ -78,6 +80,41 @@ def names_of(first, second):
     """Returns the names in the command lines of a case, as far as Guest.link has them."""
     (d1, g1), (d2, g2) = first.link, second.link
     return {"d1": d1, "g1": g1, "a1": first.address, "t1": first.address, "d2": d2, "g2": g2, "a2": second.address}
+
+
+def gid_index(guest, gid):
+    """Waits until a guest's port has a GID, and returns its index."""
+    path = f"/sys/class/infiniband/{guest.link[0]}/ports/1/gids"
+    text = guest.check(f"cd {path} && until grep -lx {gid} *; do sleep 0.05; done", timeout=HANG_SECONDS)
+    return int(text.split()[0])
+
+
+def give_vlan(guests):
+    """Gives each of two guests a VLAN interface with an address of its own. The neighbours in the VLAN are written
+    down: the NIC of user-mode Linux does not carry tags."""
+    vlan = FAMILIES["a VLAN"][0]
+    for guest in guests:
+        guest.check("ip link add link eth0 name vlan5 type vlan id 5 && ip link set vlan5 up && "
+                    f"ip addr add {vlan.format(guest.number)}/24 dev vlan5")
+        for peer in guests:
+            if peer is not guest:
+                guest.check(f"ip neigh replace {vlan.format(peer.number)} lladdr {peer.mac} dev vlan5 nud permanent")
+
+
+def give_addresses(guests, families):
+    """Gives two guests addresses of IPv6 beside those of IPv4, and of a VLAN if it is among the families. Returns the
+    names in the command lines of cases by family, with the first guest as the one that serves."""
+    for guest in guests:
+        guest.check(f"ip -6 addr replace {FAMILIES['IPv6'][0].format(guest.number)}/64 dev eth0 nodad")
+    if "a VLAN" in families:
+        give_vlan(guests)
+    indices = {family: [gid_index(guest, FAMILIES[family][1].format(guest.number)) for guest in guests]
+               for family in families}
+    common = names_of(*guests) | dict(zip(("i1", "i2"), indices["IPv6"]))
+    first, second = guests
+    return {family: common | {"a1": FAMILIES[family][0].format(first.number),
+                              "a2": FAMILIES[family][0].format(second.number)}
+            for family in families}
 
 
 def run(case, guests, names, seconds, stuck=None):
@@ -246,6 +283,15 @@ def perftest():
                     yield Case(tool.replace(" -F -n 100", ""), f"{tool} -d {{d1}} -x {{{gid}1}}",
                                CM if option == "-R" else TCP.format(18515),
                                f"{tool} -d {{d2}} -x {{{gid}2}} {{t1}}", "#bytes")
+
+
+def path_mtus():
+    """Yields {send, write, read}_bw with each path MTU, of messages with a last packet that is not full."""
+    for operation in ("send", "write", "read"):
+        for mtu in (256, 512, 1024, 2048, 4096):
+            tool = f"ib_{operation}_bw -F -n 100 -s 65521 -m {mtu}"
+            yield Case(f"ib_{operation}_bw with path MTU {mtu}", f"{tool} -d {{d1}} -x {{g1}}", TCP.format(18515),
+                       f"{tool} -d {{d2}} -x {{g2}} {{t1}}", "#bytes")
 
 
 def skipped(operation, measure, kind, option):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""Kernel consumers between two guests, by the steps of selftests/virtio_rdma/ulp.sh: the target in guest 1, the host in
-guest 2."""
+"""Kernel consumers between two guests, by the steps of selftests/virtio_rdma/ulp.sh."""
 
 import re
 
@@ -30,13 +29,14 @@ class Stop(Exception):
 
 
 class Ulp:
-    """The steps of one consumer in two guests. `prefix` stands in front of the names of its results."""
+    """The steps of one consumer in two guests, the target's and the host's. `prefix` stands in front of the names of its
+    results."""
 
-    def __init__(self, results, network, kind, prefix=""):
+    def __init__(self, results, guests, kind, prefix=""):
         self.results = results
         self.kind = kind
         self.name = prefix + kind
-        self.target, self.host = network.guests
+        self.target, self.host = guests
         self.env = {"ADDRESS": self.target.address, "CLIENT": self.host.address}
 
     def result(self, name, passed=True):
@@ -45,7 +45,8 @@ class Ulp:
 
     def start(self, guest, *words):
         """Starts a step in a guest."""
-        return guest.start(f"cd /mnt/virtio_rdma && exec ./ulp.sh {self.kind} {' '.join(words)}", self.env)
+        command = f"cd /mnt/virtio_rdma && exec ./ulp.sh {self.kind} {' '.join(words)}"
+        return guest.start(command, self.env | {"RDMA_DEVICE": guest.link[0]})
 
     def step(self, guest, *words):
         """Runs a step in a guest, and returns its status and output."""
