@@ -13,6 +13,7 @@ import time
 
 from virtio_rdma import guests
 from virtio_rdma.common import BUILD, Failure, end_on
+from virtio_rdma.guests.hosts import Uplinked
 
 TCP_PORT = 18515  # of ibv_rc_pingpong and of perftest
 # The bound on a command that hangs, in seconds. No command takes a tenth of it.
@@ -25,8 +26,11 @@ TOOLS = (
     ("ib_send_lat", 2, 1000, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
     ("ib_read_lat", 2, 1000, "us", r"^\s*2\s+\d+\s+\S+\s+\S+\s+(\S+)"),
 )
+# Which drivers the two guests have.
+VIRTIO, MIXED, RXE = "virtio", "virtio with rxe", "rxe"
 # What the number of messages is divided by: with all of them, rxe would take most of the time.
-FEWER = {"virtio": 1, "rxe": 5}
+FEWER = {VIRTIO: 1, MIXED: 5, RXE: 5}
+TUN = "/dev/net/tun"
 
 
 class Demo:
@@ -46,12 +50,16 @@ class Demo:
         print(f"{time.monotonic() - start:6.1f} s", file=sys.stderr, flush=True)
         return result
 
-    def links(self, kind):
-        return [self.network.rdma_up(guest, kind) for guest in self.network.guests]
+    def links(self, kind, *guests):
+        for guest in guests:
+            self.network.rdma_up(guest, kind)
 
-    def both(self, argv):
-        """Runs a tool's server in guest 1 and its client in guest 2, and returns the client's output."""
-        server = self.server.start(argv)
+    def both(self, tool, *arguments):
+        """Runs a tool's server in guest 1 and its client in guest 2, and returns the client's output. {device} and
+        {index} in an argument are those of the guest's link."""
+        argv, ours = ([tool, *(each.format(device=guest.link[0], index=guest.link[1]) for each in arguments)]
+                      for guest in (self.client, self.server))
+        server = self.server.start(ours)
         while self.server.run(f"grep -qi ':{TCP_PORT:04X} [^ ]* 0A ' /proc/net/tcp /proc/net/tcp6")[0]:
             if server.status is not None:
                 raise Failure(f"{' '.join(argv)}: the server ended: {server.text}")
@@ -66,53 +74,75 @@ class Demo:
         """Runs a command in guest 1, and shows its output."""
         print(self.server.check(argv).rstrip(), flush=True)
 
-    def pingpong(self, device, index):
-        return self.both(["ibv_rc_pingpong", "-d", device, "-g", str(index), "-c", "-n", "500"])
+    def pingpong(self):
+        return self.both("ibv_rc_pingpong", "-d", "{device}", "-g", "{index}", "-c", "-n", "500")
 
-    def measure(self, tool, arguments, pattern, device, index):
+    def measure(self, tool, arguments, pattern):
         """Returns one figure of perftest."""
-        text = self.both([tool, "-d", device, "-x", str(index), "-F", *arguments])
+        text = self.both(tool, "-d", "{device}", "-x", "{index}", "-F", *arguments)
         match = re.search(pattern, text, re.MULTILINE)
         if not match:
             raise Failure(f"{tool} printed no result:\n{text}")
         return float(match[1])
 
-    def figures(self, kind, link):
+    def figures(self, kind):
         """Runs every tool over one driver, after a ping-pong that checks its data, and returns their figures."""
-        self.step(f"{kind}: ibv_rc_pingpong -c", self.pingpong, *link)
-        return [self.figure(kind, link, *tool) for tool in TOOLS]
+        self.step(f"{kind}: ibv_rc_pingpong -c", self.pingpong)
+        return [self.figure(kind, *tool) for tool in TOOLS]
 
-    def figure(self, kind, link, tool, size, count, _unit, pattern):
-        """Returns one figure. rxe, which is there for comparison, may fail: on a machine that is much too busy its own
-        time-outs end it. Its figure is None then."""
+    def figure(self, kind, tool, size, count, _unit, pattern):
+        """Returns one figure. rxe, which is there for comparison and as a peer, may fail: on a machine that is much too
+        busy its own time-outs end it. Its figure is None then."""
         arguments = ("-s", str(size), "-n", str(count // FEWER[kind]))
         title = f"{kind}: {tool} {' '.join(arguments)}"
         try:
-            return self.step(title, self.measure, tool, arguments, pattern, *link)
+            return self.step(title, self.measure, tool, arguments, pattern)
         except Failure as failure:
-            if kind != "rxe":
+            if kind == VIRTIO:
                 raise
             print(failure, file=sys.stderr)
             return None
 
-    def unload(self):
-        for guest in self.network.guests:
-            guest.check(["rmmod", "virtio_rdma"], timeout=HANG_SECONDS)
+    @staticmethod
+    def unload(guest):
+        guest.check(["rmmod", "virtio_rdma"], timeout=HANG_SECONDS)
+
+    def over_the_wire(self):
+        """Returns the figures of guest 1 with virtio-rdma against guest 2 with rxe, or no figure where the device has
+        no way out."""
+        self.step("rmmod virtio_rdma in guest 2", self.unload, self.client)
+        self.step("rxe on guest 2's NIC", self.links, "rxe", self.client)
+        return self.figures(MIXED) if isinstance(self.network, Uplinked) else [None] * len(TOOLS)
 
     def run(self):
         self.step("boot two guests", self.network.boot, False)
-        (link, _) = self.step("insmod virtio_rdma.ko", self.links, "virtio")
+        self.step("insmod virtio_rdma.ko", self.links, "virtio", self.server, self.client)
         self.show(["rdma", "link", "show"])
-        self.show(["ibv_devinfo", "-d", link[0]])
-        virtio = self.figures("virtio", link)
-        self.step("rmmod virtio_rdma", self.unload)
-        (link, _) = self.step("rxe on the same guests' NICs", self.links, "rxe")
-        rxe = self.figures("rxe", link)
+        self.show(["ibv_devinfo", "-d", self.server.link[0]])
+        virtio = self.figures(VIRTIO)
+        mixed = self.over_the_wire()
+        self.step("rmmod virtio_rdma in guest 1", self.unload, self.server)
+        self.step("rxe on guest 1's NIC", self.links, "rxe", self.server)
+        self.step("rxe's packets to the NIC again", self.away)
+        rxe = self.figures(RXE)
         return [
-            {"tool": tool, "size": size, "unit": unit, "virtio": ours, "rxe": theirs,
+            {"tool": tool, "size": size, "unit": unit, "virtio": ours, "mixed": both, "rxe": theirs,
              "ratio": theirs and round(times_better(ours, theirs, unit), 2)}
-            for (tool, size, _, unit, _), ours, theirs in zip(TOOLS, virtio, rxe)
+            for (tool, size, _, unit, _), ours, both, theirs in zip(TOOLS, virtio, mixed, rxe)
         ]
+
+    def away(self):
+        if isinstance(self.network, Uplinked):
+            self.network.redirect(False)
+
+
+def has_taps():
+    """Returns whether this machine has taps, over which guests reach what is not of their device."""
+    try:
+        os.close(os.open(TUN, os.O_RDWR))
+    except OSError:
+        return False
+    return True
 
 
 def times_better(ours, theirs, unit):
@@ -120,18 +150,28 @@ def times_better(ours, theirs, unit):
     return ours / theirs if unit == "MiB/s" else theirs / ours
 
 
+def cell(value, width):
+    """Returns a figure in a column."""
+    return f"{value:>{width}.2f}" if value else f"{'-':>{width}}"
+
+
 def table(rows):
-    print(f"\n{'':<14}{'size':>8}{'virtio-rdma':>14}{'rxe':>12}{'unit':>8}{'times better':>15}")
+    """Prints what was measured. The column in the middle is over the wire."""
+    print(f"\n{'':<14}{'size':>8}{'virtio-rdma':>14}{'with rxe':>12}{'rxe':>12}{'unit':>8}{'times better':>15}")
     for row in rows:
-        theirs = (f"{row['rxe']:>12.2f}{row['unit']:>8}{row['ratio']:>15.1f}" if row["rxe"]
-                  else f"{'failed':>12}{row['unit']:>8}")
-        print(f"{row['tool']:<14}{row['size']:>8}{row['virtio']:>14.2f}{theirs}")
+        ratio = f"{row['ratio']:>15.1f}" if row["ratio"] else f"{'-':>15}"
+        print(f"{row['tool']:<14}{row['size']:>8}{cell(row['virtio'], 14)}{cell(row['mixed'], 12)}{cell(row['rxe'], 12)}"
+              f"{row['unit']:>8}{ratio}")
+    print("\nwith rxe: guest 1 with virtio-rdma, guest 2 with rxe on its NIC, in packets of RoCE v2")
+    if not rows[0]["mixed"]:
+        print("(failed, see above)" if has_taps() else f"(not measured: {TUN} cannot be opened)")
 
 
 def main(kernel_dir, image):
     end_on(signal.SIGTERM)
     options = guests.Options(vmm="qemu", guests=2, rdma="virtio", kernel_dir=kernel_dir, image=image)
-    network = guests.Network(options)
+    kind = Uplinked if has_taps() else guests.Network
+    network = kind(options)
     failed = True
     try:
         rows = Demo(network).run()

@@ -22,6 +22,8 @@ class Network:
 
     # The class of the guests, if it is not the VMM's.
     guest_kind: type[Guest] | None = None
+    # Whether the interfaces of QEMU's guests are on a bridge too. User-mode Linux's always are.
+    has_bridge = False
 
     def __init__(self, options):
         self.options = options
@@ -99,7 +101,7 @@ class Network:
         self.mount_memory()
         if self.options.rdma == "virtio":
             self.start_daemon()
-        if self.options.vmm == "uml":
+        if self.has_bridge or self.options.vmm == "uml":
             # An earlier network in this namespace may have left its bridge behind.
             subprocess.run(["ip", "link", "delete", "bridge"], check=False, stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], check=True)

@@ -81,8 +81,17 @@ class QemuGuest(Guest):
         """Returns the socket over which guest 1 and another exchange frames."""
         return os.path.join(self.network.dir, f"net{number}.sock")
 
+    def prepare_network(self):
+        """Makes the tap on the bridge that is the guest's port."""
+        subprocess.run(["ip", "link", "delete", f"{self.name}b"], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["ip", "tuntap", "add", f"{self.name}b", "mode", "tap"], check=True)
+        subprocess.run(["ip", "link", "set", f"{self.name}b", "mtu", str(self.options.mtu), "master", "bridge", "up"],
+                       check=True)
+
     def netdevs(self):
         """Returns the network's part of the command line."""
+        if self.network.has_bridge:
+            return ["-netdev", f"tap,id=nic,ifname={self.name}b,script=no,downscript=no"]
         if self.number > 1:
             return ["-netdev", "stream,id=nic,server=off,reconnect-ms=100,"
                     f"addr.type=unix,addr.path={self.net_socket(self.number)}"]
