@@ -107,6 +107,11 @@ counters! {
     /// Datagrams and unreliable messages dropped: they do not fit the receive,
     /// or may not be written.
     DropRefused = "drop_refused",
+    /// Messages of an unreliable connection that came over the wire and were dropped: a packet of theirs is
+    /// missing.
+    MessageCutOff = "message_cut_off",
+    /// Packets of an unreliable connection dropped: their message was dropped before, or has not begun.
+    DropNoMessage = "drop_no_message",
     /// Packets dropped that came over the wire: too many had not been looked into.
     DropInboxFull = "drop_inbox_full",
     /// Packets dropped that came over the wire and are no packets of RoCE v2.

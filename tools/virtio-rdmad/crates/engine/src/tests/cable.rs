@@ -120,6 +120,12 @@ impl Cable {
         }
     }
 
+    /// Brings a frame to a fabric, whatever else is under way.
+    pub fn bring(&self, to: usize, frame: &[u8]) {
+        let fabric = Arc::clone(&self.fabrics.lock().unwrap()[to]);
+        fabric.receive(frame);
+    }
+
     /// Brings what is under way to the other ends; whether there was anything.
     pub fn deliver(&self) -> bool {
         let frames = std::mem::take(&mut *self.frames.lock().unwrap());

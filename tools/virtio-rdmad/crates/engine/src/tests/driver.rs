@@ -1456,6 +1456,11 @@ impl Pair {
         self.clock.advance_to(end);
     }
 
+    /// Returns what the devices of both guests have counted.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.a.device.counter(counter) + self.b.device.counter(counter)
+    }
+
     pub fn poll_a(&mut self) -> Option<virtio_rdma_cqe> {
         self.a.poll(self.ends[0].cqn)
     }

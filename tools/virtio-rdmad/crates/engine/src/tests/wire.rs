@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Reliable connections between two hosts: what holds on the local path holds on the wire, also where the
-//! network loses, repeats, reorders and spoils packets.
+//! Connections and datagrams between two hosts: what holds on the local path holds on the wire. Reliable
+//! connections hold it also where the network loses, repeats, reorders and spoils packets.
 
 use abi::*;
 
-use super::cable::{over_a_cable, Faults};
+use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, rc};
+use super::{datagram, rc, uc};
 use crate::Counter;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -49,6 +49,12 @@ on_the_wire! {
     rc::a_sign_before_the_deadline_is_no_retry,
     datagram::a_datagram_arrives_behind_its_header,
     datagram::the_gsi_sends_its_own_qkey,
+    uc::every_operation_arrives,
+    uc::what_finds_no_receive_is_lost,
+    uc::what_the_responder_refuses_is_lost,
+    uc::a_write_with_a_bad_key_is_lost,
+    uc::a_bad_receive_fails_the_receiver_alone,
+    uc::errors_of_the_sender_stop_its_queue_alone,
 }
 
 /// Sends a few messages of each kind, and checks the data of both ends.
@@ -152,4 +158,112 @@ fn what_is_spoilt_is_dropped_and_counted() {
         a_bit_of_everything(&mut pair, 6);
         assert_ne!(pair.b.device.counter(Counter::BadPacket), 0);
     });
+}
+
+/// Sends `count` messages of several packets over an unreliable connection. Returns the numbers of those that
+/// arrive, each of which has the data that was sent.
+fn unreliable_messages(count: u32) -> (Pair, Vec<u32>) {
+    let mut pair = uc::connected();
+    let [a, b] = pair.ends;
+    let mut data = Vec::new();
+    for number in 0..count {
+        let len = 100 + number as usize * 977 % 9000;
+        let place = u64::from(number) * 0x4000;
+        pair.b.post_recv(b.qpn, number.into(), &[sge(DATA + place, 0x4000, b.key)]);
+        data.push(pair.a.fill(DATA + place, len, number as u8));
+        let part = [sge(DATA + place, len as u32, a.key)];
+        let send = Send::new(number.into(), VIRTIO_RDMA_WR_SEND_WITH_IMM, &part).imm(number);
+        pair.a.post_send(a.qpn, &send);
+    }
+    pair.settle();
+    for number in 0..count {
+        assert_eq!(brief(pair.poll_a()), Some((number.into(), OK, VIRTIO_RDMA_WC_SEND)));
+    }
+    let mut arrived = Vec::new();
+    while let Some(cqe) = pair.poll_b() {
+        let sent = &data[cqe.ex as usize];
+        assert_eq!((u32::from(cqe.status), cqe.byte_len as usize), (OK, sent.len()));
+        assert!(pair.b.bytes(DATA + cqe.wr_id * 0x4000, sent.len()) == *sent, "{}", cqe.ex);
+        arrived.push(cqe.ex);
+    }
+    (pair, arrived)
+}
+
+#[test]
+fn unreliable_messages_arrive_whole_or_not_at_all() {
+    let mut lost = 0;
+    for seed in 0..30 {
+        over_a_cable(seed, Faults { loss: 50, ..Faults::default() }, || {
+            let (pair, arrived) = unreliable_messages(12);
+            assert!(arrived.is_sorted(), "seed {seed}: {arrived:?}");
+            lost += pair.counter(Counter::MessageCutOff);
+        });
+        let faults = Faults { repeat: 50, reorder: 50, corrupt: 20, ..Faults::default() };
+        over_a_cable(seed, faults, || {
+            unreliable_messages(12);
+        });
+    }
+    assert_ne!(lost, 0, "messages cut off");
+    over_a_cable(1, Faults::default(), || {
+        let (pair, arrived) = unreliable_messages(12);
+        assert_eq!(arrived, (0..12).collect::<Vec<_>>());
+        assert_eq!(pair.counter(Counter::MessageCutOff), 0);
+    });
+}
+
+/// Sends two messages of three packets over an unreliable connection, of which these packets arrive in this
+/// order. Returns the messages that arrive, how many were cut off, and how many packets had no message.
+fn arrivals(packets: &[usize]) -> (Vec<u64>, u64, u64) {
+    let mut result = None;
+    over_a_cable(1, Faults { loss: 1000, ..Faults::default() }, || {
+        let mut pair = uc::connected();
+        let [a, b] = pair.ends;
+        let part = [sge(DATA, 3000, a.key)];
+        for number in 0..2 {
+            pair.b.post_recv(b.qpn, number, &[sge(DATA, 3000, b.key)]);
+            let send = Send::new(number, VIRTIO_RDMA_WR_SEND_WITH_IMM, &part).imm(number as u32);
+            pair.a.post_send(a.qpn, &send);
+        }
+        pair.settle();
+        let cable = cable().unwrap();
+        let sent = cable.sent.lock().unwrap().clone();
+        assert_eq!(sent.len(), 6);
+        packets.iter().for_each(|packet| cable.bring(1, &sent[*packet]));
+        pair.settle();
+        let arrived = std::iter::from_fn(|| pair.poll_b()).map(|cqe| cqe.ex.into()).collect();
+        let counted = [Counter::MessageCutOff, Counter::DropNoMessage];
+        let [cut_off, stray] = counted.map(|counter| pair.b.device.counter(counter));
+        result = Some((arrived, cut_off, stray));
+    });
+    result.unwrap()
+}
+
+/// IBA 9.8.2.2: a gap drops the message that it is in, and the next first packet begins a message.
+#[test]
+fn a_gap_ends_an_unreliable_message() {
+    assert_eq!(arrivals(&[0, 1, 2, 3, 4, 5]), (vec![0, 1], 0, 0));
+    assert_eq!(arrivals(&[0, 2, 3, 4, 5]), (vec![1], 1, 1));
+    assert_eq!(arrivals(&[0, 1, 3, 4, 5]), (vec![1], 1, 0));
+    assert_eq!(arrivals(&[1, 2, 3, 4, 5]), (vec![1], 0, 2));
+    assert_eq!(arrivals(&[0, 1, 4, 5]), (vec![], 1, 2));
+    assert_eq!(arrivals(&[0, 1, 1, 2, 3, 4, 5]), (vec![1], 1, 2));
+    assert_eq!(arrivals(&[0, 1, 0, 1, 2]), (vec![0], 1, 0));
+}
+
+/// What is posted before a QP ends is sent, as on the local path.
+#[test]
+fn unreliable_messages_leave_before_their_qp_ends() {
+    let cable = over_a_cable(1, Faults::default(), || {
+        let mut pair = uc::connected();
+        let [a, b] = pair.ends;
+        for number in 0..10 {
+            pair.b.post_recv(b.qpn, number, &[sge(DATA, 3000, b.key)]);
+            let part = [sge(DATA, 3000, a.key)];
+            pair.a.post_send(a.qpn, &Send::new(number, VIRTIO_RDMA_WR_SEND, &part));
+        }
+        pair.a.destroy_qp(a.qpn).unwrap();
+        pair.settle();
+        assert_eq!(std::iter::from_fn(|| pair.poll_b()).count(), 10);
+    });
+    assert_eq!(cable.sent.lock().unwrap().len(), 30);
 }

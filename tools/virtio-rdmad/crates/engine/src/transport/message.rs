@@ -2,6 +2,7 @@
 
 //! Messages, as the requester hands them to the responder, chunk by chunk, and its answers.
 
+use crate::base::counters::Counter;
 use crate::memory::copy::Data;
 use crate::queue::request::Request;
 
@@ -60,6 +61,19 @@ pub(crate) enum Nak {
     Unreachable,
     /// The work request ends with this `enum virtio_rdma_wc_status` at the requester.
     Failed(u32),
+}
+
+impl Nak {
+    /// Returns what counts a message of an unreliable connection that was dropped for this reason; `None`
+    /// if it was counted where it was refused.
+    pub fn drop_counter(self) -> Option<Counter> {
+        match self {
+            Self::NotReady(_) => Some(Counter::DropNoReceive),
+            // The responder is not there, or was reset in the middle of the message.
+            Self::Unreachable | Self::Restart => Some(Counter::DropUnreachable),
+            Self::Failed(_) | Self::Silence => None,
+        }
+    }
 }
 
 /// Returns the bytes of an `enum ib_mtu` as a power of two; those of 4096 bytes for one that is not

@@ -228,18 +228,21 @@ impl Sender<'_> {
         }
     }
 
-    /// Returns whether the peer is reached over the wire, on which there are reliable connections and
-    /// datagrams so far.
+    /// Returns whether the peer is reached over the wire, on which there are no extended reliable
+    /// connections so far.
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
         let dgid = &requester.attr.ah_attr.grh.dgid;
-        self.config.wq.kind == QpType::Rc && is_away(self.hca, &requester.source, dgid)
+        !self.config.wq.kind.is_xrc() && is_away(self.hca, &requester.source, dgid)
     }
 
     /// Checks the local side of the work request under way, and puts it among those that are sent in
     /// packets.
     #[cold]
     fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        if self.config.wq.kind == QpType::Uc {
+            return self.send_packets(requester, round).map_or(Step::Partial, Step::End);
+        }
         round.budget.spend(0);
         let total = requester.wqe.request.total;
         requester.done = 0;
@@ -298,7 +301,7 @@ impl Sender<'_> {
     /// Checks the local side of a chunk and holds its regions; with the first chunk, all of
     /// the message is checked.
     #[inline]
-    fn map_local(
+    pub(super) fn map_local(
         &self,
         requester: &Requester,
         len: u64,
@@ -432,14 +435,7 @@ impl Sender<'_> {
     /// Drops a message of an unreliable connection that the peer did not take. Nobody tells
     /// the sender (IBA 9.8.2.2): it completes with success.
     fn drop_unreliable(&self, nak: Nak) -> Step {
-        let counter = match nak {
-            Nak::NotReady(_) => Some(Counter::DropNoReceive),
-            // The responder is not there, or was reset in the middle of it.
-            Nak::Unreachable | Nak::Restart => Some(Counter::DropUnreachable),
-            // Counted where it was refused.
-            Nak::Failed(_) | Nak::Silence => None,
-        };
-        if let Some(counter) = counter {
+        if let Some(counter) = nak.drop_counter() {
             self.hca.stats.add(counter, 1);
         }
         Step::End(VIRTIO_RDMA_WC_SUCCESS)

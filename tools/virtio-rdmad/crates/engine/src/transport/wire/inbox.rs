@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use roce::{Operation, Packet, Service};
 
-use super::{datagram, requester, responder};
+use super::{datagram, requester, responder, unreliable};
 use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::base::queues::Jobs;
@@ -53,6 +53,7 @@ fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
                 Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse,
             ) => requester::arrive(hca, slot, packet, round),
             (Service::Rc, _) => responder::arrive(hca, slot, packet, round),
+            (Service::Uc, _) => unreliable::arrive(hca, slot, packet, round),
             (Service::Ud, _) => {
                 datagram::arrive(hca, slot, packet, round);
                 true

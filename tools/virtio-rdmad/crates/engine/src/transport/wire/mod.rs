@@ -12,6 +12,7 @@ pub(crate) mod inbox;
 mod path;
 pub(crate) mod requester;
 pub(crate) mod responder;
+mod unreliable;
 
 use std::sync::Arc;
 

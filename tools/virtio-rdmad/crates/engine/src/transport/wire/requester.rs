@@ -55,8 +55,13 @@ pub(crate) fn post(requester: &mut Requester) -> bool {
     true
 }
 
-/// Returns the opcode of a packet, and the headers behind its BTH.
-fn opcode(request: &Request, position: Position, skip: u64) -> Option<(Opcode, ExtendedHeaders)> {
+/// Returns the opcode of a packet of a service, and the headers behind its BTH.
+pub(super) fn opcode(
+    service: Service,
+    request: &Request,
+    position: Position,
+    skip: u64,
+) -> Option<(Opcode, ExtendedHeaders)> {
     let is_first = matches!(position, Position::First | Position::Only);
     let is_last = matches!(position, Position::Last | Position::Only);
     let mut extended = ExtendedHeaders::default();
@@ -100,7 +105,7 @@ fn opcode(request: &Request, position: Position, skip: u64) -> Option<(Opcode, E
     }
     extended.imm_dt = immediate.map(|word| ImmDt(word.to_ne_bytes()));
     extended.ieth = invalidate.map(|rkey| Ieth { rkey });
-    Some((Opcode::new(Service::Rc, operation, position)?, extended))
+    Some((Opcode::new(service, operation, position)?, extended))
 }
 
 /// Returns the position of a packet in its message.
@@ -138,7 +143,9 @@ impl Sender<'_> {
             let len = if carries { (request.total - skip).min(mtu) } else { 0 };
             let count = packets(request.total, attr.path_mtu);
             let position = if is_whole { position(due.index, count) } else { Position::Only };
-            let Some((opcode, extended)) = opcode(request, position, skip) else { break };
+            let Some((opcode, extended)) = opcode(Service::Rc, request, position, skip) else {
+                break;
+            };
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.is_last;
             headers.bth.solicited_event =
@@ -161,7 +168,7 @@ impl Sender<'_> {
     }
 
     /// Reads the payload of a packet from the memory of its work request.
-    fn gather(
+    pub(super) fn gather(
         &self,
         wqe: &SendWqe,
         skip: u64,

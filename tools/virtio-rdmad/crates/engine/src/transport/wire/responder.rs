@@ -21,6 +21,7 @@ use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
 use crate::qp::expected::Verdict;
 use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply};
+use crate::qp::state::QpState;
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder};
 use crate::transport::message::{mtu_bytes, packets, Message, Nak};
@@ -29,24 +30,35 @@ use crate::transport::responder::Arrival;
 use crate::transport::round::Round;
 
 /// What is done with a request that is expected.
-struct Done {
+pub(super) struct Done {
     /// PSNs that it takes.
-    packets: u32,
+    pub packets: u32,
     /// Whether it ends its message.
-    ends: bool,
+    pub ends: bool,
     /// What is sent back besides an acknowledgement that was asked for.
     reply: Option<Reply>,
+}
+
+/// Returns whether a responder takes a packet: its QP is of this type and receives in this state, and the
+/// packet goes from the address of its peer to its own.
+pub(super) fn takes(
+    responder: &Responder,
+    state: QpState,
+    kind: QpType,
+    packet: &Packet<'_>,
+) -> bool {
+    let ip = &packet.headers.ip;
+    responder.config.is_some_and(|config| config.wq.kind == kind)
+        && state.receives()
+        && responder.attr.ah_attr.grh.dgid == ip.source_gid()
+        && responder.source.gid == ip.destination_gid()
 }
 
 /// Follows a packet of a request; `false` if there is no QP that it could be for.
 pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
     let Some(qp) = hca.qps.get(slot) else { return false };
     let mut responder = lock(&qp.responder);
-    let kind = responder.config.map(|config| config.wq.kind);
-    let ip = &packet.headers.ip;
-    let is_peers = responder.attr.ah_attr.grh.dgid == ip.source_gid()
-        && responder.source.gid == ip.destination_gid();
-    if kind != Some(QpType::Rc) || !qp.state().receives() || !is_peers {
+    if !takes(&responder, qp.state(), QpType::Rc, packet) {
         return false;
     }
     let psn = Psn::new(responder.attr.rq_psn);
@@ -159,7 +171,7 @@ fn repeat(responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
 }
 
 /// Does what a request asks for that is expected.
-fn execute(
+pub(super) fn execute(
     hca: &Arc<Hca>,
     slot: u16,
     responder: &mut Responder,

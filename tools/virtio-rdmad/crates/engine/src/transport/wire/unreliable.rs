@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Unreliable connections on the wire (IBA 9.8): no packet is acknowledged, and none is sent again. A message
+//! of which a packet is lost is dropped.
+
+use std::sync::Arc;
+
+use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS};
+use roce::{Packet, Position, Psn, Service};
+
+use super::path::{self, Path};
+use super::requester::{opcode, position};
+use super::responder::{execute, takes};
+use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+use crate::memory::mr_cache::Mappings;
+use crate::qp::inbound::Inbound;
+use crate::transport::hca::{Hca, Requester, Responder};
+use crate::transport::message::{mtu_bytes, packets};
+use crate::transport::round::Round;
+use crate::transport::sender::Sender;
+
+impl Sender<'_> {
+    /// Sends packets of the message under way, until the budget is exhausted. Returns the
+    /// `enum virtio_rdma_wc_status` that the work request ends with; `None` if packets are left to send.
+    pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Option<u32> {
+        if requester.done == 0 {
+            let (total, mut local) = (requester.wqe.request.total, Mappings::new());
+            if let Err(status) = self.map_local(requester, total, &mut round.local, &mut local) {
+                round.budget.spend(0);
+                return Some(status);
+            }
+        }
+        let Requester { attr, source, wqe, done, .. } = requester;
+        let Some(path) = Path::new(self.hca, self.qpn(), attr, source) else {
+            round.budget.spend(0);
+            self.hca.stats.add(Counter::DropUnreachable, 1);
+            return Some(VIRTIO_RDMA_WC_SUCCESS);
+        };
+        let (request, mtu) = (&wqe.request, mtu_bytes(attr.path_mtu));
+        let count = packets(request.total, attr.path_mtu);
+        while !round.budget.is_over() {
+            let index = (*done / mtu) as u32;
+            let position = position(index, count);
+            let is_last = index + 1 == count;
+            let Some((opcode, extended)) = opcode(Service::Uc, request, position, *done) else {
+                return Some(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+            };
+            let psn = Psn::new(attr.sq_psn).plus(index);
+            let mut headers = path.headers(opcode, psn, extended);
+            headers.bth.solicited_event = request.solicited && is_last;
+            let len = (request.total - *done).min(mtu);
+            round.budget.spend(len);
+            let sent = path::send(self.hca, &headers, len as usize, |place| {
+                self.gather(wqe, *done, place, round)
+            });
+            if sent.is_err() {
+                return Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+            }
+            if is_last {
+                return Some(VIRTIO_RDMA_WC_SUCCESS);
+            }
+            *done += len;
+        }
+        None
+    }
+}
+
+/// Follows a packet of a message; `false` if there is no QP that it could be for.
+pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
+    let Some(qp) = hca.qps.get(slot) else { return false };
+    let mut responder = lock(&qp.responder);
+    if !takes(&responder, qp.state(), QpType::Uc, packet) {
+        return false;
+    }
+    let psn = Psn::new(responder.attr.rq_psn);
+    let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    follow(hca, slot, &mut responder, &mut inbound, packet, round);
+    responder.attr.rq_psn = inbound.expected.psn.get();
+    responder.inbound = Some(inbound);
+    round.batch.place_completions();
+    true
+}
+
+/// Adds a packet to its message. The first packet of a message is expected at any time; another one must
+/// have the PSN behind the one before, or its message is dropped (IBA 9.8.2.2).
+fn follow(
+    hca: &Arc<Hca>,
+    slot: u16,
+    responder: &mut Responder,
+    inbound: &mut Inbound,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) {
+    let bth = &packet.headers.bth;
+    let begins = matches!(bth.opcode.position(), Position::First | Position::Only);
+    let goes_on = !begins && bth.psn == inbound.expected.psn;
+    if !goes_on && inbound.assembly.take().is_some() {
+        hca.stats.add(Counter::MessageCutOff, 1);
+    }
+    if !begins && inbound.assembly.is_none() {
+        hca.stats.add(Counter::DropNoMessage, 1);
+        return;
+    }
+    inbound.expected.psn = bth.psn;
+    match execute(hca, slot, responder, inbound, packet, round) {
+        Ok(done) => inbound.expected.done(done.packets, done.ends),
+        Err(nak) => {
+            inbound.expected.done(1, false);
+            inbound.assembly = None;
+            if let Some(dropped) = nak.drop_counter() {
+                hca.stats.add(dropped, 1);
+            }
+        }
+    }
+}
