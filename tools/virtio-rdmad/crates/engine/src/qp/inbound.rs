@@ -44,6 +44,8 @@ pub(crate) enum Reply {
 pub(crate) struct ReadReply {
     /// The PSN of the request.
     pub psn: Psn,
+    /// The PD that its key must be of.
+    pub pdn: u32,
     /// The memory.
     pub remote_addr: u64,
     /// Its key.
@@ -52,6 +54,13 @@ pub(crate) struct ReadReply {
     pub total: u64,
     /// Packets that were sent.
     pub sent: u32,
+}
+
+impl ReadReply {
+    /// Returns a response without data, which answers FLUSH and ATOMIC WRITE (IBA A19).
+    pub fn empty(psn: Psn) -> Self {
+        Self { psn, pdn: 0, remote_addr: 0, rkey: 0, total: 0, sent: 0 }
+    }
 }
 
 /// What a responder remembers of a peer that it reaches over the wire.

@@ -7,7 +7,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, rc, uc};
+use super::{datagram, rc, uc, xrc};
 use crate::Counter;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -55,6 +55,16 @@ on_the_wire! {
     uc::a_write_with_a_bad_key_is_lost,
     uc::a_bad_receive_fails_the_receiver_alone,
     uc::errors_of_the_sender_stop_its_queue_alone,
+    xrc::messages_go_to_the_srq_that_they_name,
+    xrc::keys_are_those_of_the_srqs_pd,
+    xrc::an_srq_outside_of_the_domain_ends_the_connection,
+    xrc::a_receive_that_is_too_short_ends_the_connection,
+    xrc::an_srq_whose_cq_overflows_is_in_error,
+    xrc::ends_of_other_types_do_not_answer,
+    xrc::an_initiator_needs_its_header,
+    xrc::receives_say_what_they_are,
+    xrc::a_reset_device_forgets_its_domains,
+    xrc::many_initiators_share_one_srq,
 }
 
 /// Sends a few messages of each kind, and checks the data of both ends.

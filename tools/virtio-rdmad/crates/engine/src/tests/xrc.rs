@@ -7,6 +7,7 @@ use std::time::Duration;
 use abi::*;
 use zerocopy::FromZeros;
 
+use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
 use crate::{Counter, QpState};
 
@@ -111,7 +112,7 @@ impl Bench {
 }
 
 #[test]
-fn messages_go_to_the_srq_that_they_name() {
+pub fn messages_go_to_the_srq_that_they_name() {
     with_rings(|| {
         let mut bench = Bench::new(4);
         for round in 0..u64::from(3 * RING) {
@@ -131,7 +132,7 @@ fn messages_go_to_the_srq_that_they_name() {
 }
 
 #[test]
-fn many_initiators_share_one_srq() {
+pub fn many_initiators_share_one_srq() {
     with_rings(|| {
         let mut bench = Bench::new(4);
         for qp in 0..4 {
@@ -156,7 +157,7 @@ fn many_initiators_share_one_srq() {
 }
 
 #[test]
-fn keys_are_those_of_the_srqs_pd() {
+pub fn keys_are_those_of_the_srqs_pd() {
     with_rings(|| {
         let mut bench = Bench::new(2);
         let [first, second] = bench.programs;
@@ -202,7 +203,7 @@ fn keys_are_those_of_the_srqs_pd() {
 }
 
 #[test]
-fn an_srq_outside_of_the_domain_ends_the_connection() {
+pub fn an_srq_outside_of_the_domain_ends_the_connection() {
     with_rings(|| {
         for wrong in 0..5 {
             let mut bench = Bench::new(2);
@@ -310,7 +311,7 @@ fn a_target_in_error_flushes_what_it_took() {
 }
 
 #[test]
-fn a_receive_that_is_too_short_ends_the_connection() {
+pub fn a_receive_that_is_too_short_ends_the_connection() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         bench.post(0, 2, 8);
@@ -351,7 +352,7 @@ fn a_broken_srq_harms_whom_it_holds() {
 }
 
 #[test]
-fn an_srq_whose_cq_overflows_is_in_error() {
+pub fn an_srq_whose_cq_overflows_is_in_error() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         for wr_id in 0..=u64::from(RING) {
@@ -373,7 +374,7 @@ fn an_srq_whose_cq_overflows_is_in_error() {
 }
 
 #[test]
-fn ends_of_other_types_do_not_answer() {
+pub fn ends_of_other_types_do_not_answer() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         let (ends, (ini, tgt)) = (bench.pair.ends, bench.qps[0]);
@@ -473,7 +474,7 @@ fn commands_are_checked() {
 }
 
 #[test]
-fn an_initiator_needs_its_header() {
+pub fn an_initiator_needs_its_header() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         let (ini, key) = (bench.qps[0].0, bench.pair.ends[0].key);
@@ -519,7 +520,7 @@ fn a_driver_that_knows_no_xrc_has_none() {
 }
 
 #[test]
-fn a_reset_device_forgets_its_domains() {
+pub fn a_reset_device_forgets_its_domains() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         bench.send(0, 0, 1);
@@ -535,7 +536,7 @@ fn a_reset_device_forgets_its_domains() {
 }
 
 #[test]
-fn receives_say_what_they_are() {
+pub fn receives_say_what_they_are() {
     with_rings(|| {
         let mut bench = Bench::new(1);
         bench.post(0, 5, SIZE);
@@ -546,5 +547,111 @@ fn receives_say_what_they_are() {
         let status = bench.pair.b.device.status();
         let services: Vec<_> = status.qps.iter().map(|qp| qp.service).collect();
         assert_eq!(services, ["RC", "XRC_TGT"]);
+    });
+}
+
+/// Sends messages of each kind to both programs, over a network that loses, repeats and reorders packets.
+#[test]
+fn every_operation_passes_over_the_wire() {
+    let faults = Faults { loss: 20, repeat: 20, reorder: 20, corrupt: 10 };
+    for seed in 0..30 {
+        over_a_cable(seed, faults, || {
+            with_rings(|| {
+                let mut bench = Bench::new(1);
+                (0..6).for_each(|round| one_of_each(&mut bench, round));
+            });
+        });
+    }
+}
+
+/// Does a SEND, a WRITE, a READ and an atomic with one of the programs, and checks the data of both ends.
+fn one_of_each(bench: &mut Bench, round: u64) {
+    let program = (round % 2) as usize;
+    let Program { key, srqn, .. } = bench.programs[program];
+    let (ini, own) = (bench.qps[0].0, bench.pair.ends[0].key);
+    let len = (round * 1777 % 5000) as usize;
+    let data = bench.pair.a.fill(DATA, len, round as u8);
+    let (there, back) = (DATA + 0x1_0000, DATA + 0x2_0000);
+    let word = DATA + 0x4_0000 + 8 * round;
+    bench.pair.b.memory.write(word, &round.to_le_bytes()).unwrap();
+    bench.pair.b.post_srq_recv(srqn, round, &[sge(DATA + 0x3_0000, 0x2000, key)]);
+    let part = [sge(DATA, len as u32, own)];
+    let place = [sge(back, len as u32, own)];
+    let result = [sge(back + 0x8000, 8, own)];
+    let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+    for send in [
+        Send::new(1, SEND, &part),
+        Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(there, key),
+        Send::new(3, VIRTIO_RDMA_WR_RDMA_READ, &place).rdma(there, key),
+        Send::new(4, add, &result).atomic(word, key, 5, 0),
+    ] {
+        bench.pair.a.post_send(ini, &send.srqn(srqn));
+    }
+    bench.pair.settle_in_time();
+    for wr_id in 1..=4 {
+        assert_eq!(bench.sent(), Some((wr_id, 0)), "round {round}");
+    }
+    assert_eq!(bench.received(program), Some((round, 0, bench.qps[0].1, srqn)));
+    assert_eq!(bench.received(1 - program), None);
+    let Pair { a, b, .. } = &bench.pair;
+    for (guest, at) in [(b, DATA + 0x3_0000), (b, there), (a, back)] {
+        assert!(guest.bytes(at, len) == data, "round {round}");
+    }
+    assert_eq!(a.memory.read_obj::<u64>(back + 0x8000), Ok(round));
+    assert_eq!(b.memory.read_obj::<u64>(word), Ok(round + 5));
+}
+
+/// The data of a long READ is sent over several visits. Messages for another SRQ come meanwhile, and the key of
+/// the READ is still one of the PD of its own SRQ.
+#[test]
+fn a_long_read_keeps_to_its_pd() {
+    over_a_cable(1, Faults::default(), || {
+        with_rings(|| {
+            let mut bench = Bench::new(1);
+            let [first, second] = bench.programs;
+            let (ini, own, len) = (bench.qps[0].0, bench.pair.ends[0].key, 1 << 20);
+            let data = bench.pair.b.fill(DATA, len, 3);
+            let place = [sge(DATA + (1 << 20), len as u32, own)];
+            let read = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &place).rdma(DATA, first.key);
+            let there = DATA + (3 << 20);
+            let write = Send::new(2, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 64, own)]);
+            bench.pair.a.post_send(ini, &read.srqn(first.srqn));
+            bench.pair.a.post_send(ini, &write.rdma(there, second.key).srqn(second.srqn));
+            bench.pair.settle();
+            assert_eq!((bench.sent(), bench.sent()), (Some((1, 0)), Some((2, 0))));
+            assert!(bench.pair.a.bytes(DATA + (1 << 20), len) == data);
+        });
+    });
+}
+
+/// A packet in the middle of a message names another SRQ than the first packet. The connection ends, and the
+/// other SRQ loses no receive.
+#[test]
+fn a_message_is_for_one_srq() {
+    over_a_cable(1, Faults { loss: 1000, ..Faults::default() }, || {
+        with_rings(|| {
+            let mut bench = Bench::new(1);
+            let [first, second] = bench.programs;
+            for program in [0, 1] {
+                bench.post(program, program as u64, 3000);
+            }
+            bench.send_to(0, first.srqn, 1, 3000);
+            bench.pair.settle();
+            let cable = cable().unwrap();
+            let sent = cable.sent.lock().unwrap().clone();
+            cable.bring(1, &sent[0]);
+            let packet = roce::decode(&sent[1]).unwrap();
+            let mut headers = packet.headers;
+            let srq = roce::Qpn::new(second.srqn).unwrap();
+            headers.extended.xrceth = Some(roce::Xrceth { srq });
+            let mut frame = vec![0; sent[1].len()];
+            roce::encode(&headers, packet.payload, &mut frame).unwrap();
+            cable.bring(1, &frame);
+            bench.pair.b.run();
+            assert_eq!(bench.state(0), QpState::Err as u32);
+            assert_eq!(bench.received(1), None);
+            let consumers = [first, second].map(|program| bench.pair.b.srq_consumer(program.srqn));
+            assert_eq!(consumers, [1, 0]);
+        });
     });
 }

@@ -228,12 +228,10 @@ impl Sender<'_> {
         }
     }
 
-    /// Returns whether the peer is reached over the wire, on which there are no extended reliable
-    /// connections so far.
+    /// Returns whether the peer is reached over the wire.
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
-        let dgid = &requester.attr.ah_attr.grh.dgid;
-        !self.config.wq.kind.is_xrc() && is_away(self.hca, &requester.source, dgid)
+        is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
     }
 
     /// Checks the local side of the work request under way, and puts it among those that are sent in

@@ -14,16 +14,26 @@ use super::receive::Receiver;
 use super::responder::Arrival;
 use super::srq;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::qp::config::QpConfig;
 
 /// Does what a chunk asks for of an XRC target, as [`Arrival::respond`].
 #[inline(never)]
 pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, u16)) -> Result<(), Nak> {
+    with_srq(arrival, |arrival| arrival.respond(Some(waiter)))
+}
+
+/// Calls `act` with a chunk for an XRC target, which has what the SRQ has that the chunk names. Refuses the
+/// chunk if that SRQ is not of the target's domain.
+pub(crate) fn with_srq<'a, 'm, T>(
+    arrival: &mut Arrival<'a, 'm>,
+    act: impl FnOnce(&mut Arrival<'a, 'm>) -> Result<T, Nak>,
+) -> Result<T, Nak> {
     if !select_srq(&mut arrival.to, arrival.message.request.srqn) {
         arrival.to.hca.stats.add(Counter::XrcViolations, 1);
         return Err(arrival.request_failed());
     }
-    let answer = arrival.respond(Some(waiter));
+    let answer = act(arrival);
     // It has a work request of that SRQ, or waits for one.
     let goes_on = arrival.to.responder.has_receive || matches!(answer, Err(Nak::NotReady(_)));
     if !goes_on {
@@ -38,11 +48,7 @@ pub(crate) fn respond(arrival: &mut Arrival<'_, '_>, waiter: (&Arc<Hca>, u16)) -
 /// domain.
 fn select_srq(to: &mut Receiver<'_>, srqn: u32) -> bool {
     let Some(config) = to.responder.config else { return false };
-    let found = to
-        .hca
-        .srq_slot_of(srqn)
-        .and_then(|srq| Some((srq, to.hca.with_srq(srq, |srq| srq.of_domain(config.xrcdn))??)));
-    let Some((srq, (pdn, cq))) = found else { return false };
+    let Some((srq, pdn, cq)) = find_srq(to.hca, &config, srqn) else { return false };
     if config.srq.is_some_and(|before| before != srq) {
         // What an earlier message left undone.
         srq::leave(to.hca, to.slot, to.responder);
@@ -50,4 +56,20 @@ fn select_srq(to: &mut Receiver<'_>, srqn: u32) -> bool {
     to.responder.config =
         Some(QpConfig { srq: Some(srq), pdn, recv_pdn: pdn, recv_cq: cq, ..config });
     true
+}
+
+/// Returns the place, the PD and the CQ of the SRQ of this number, if it is of the domain of an XRC target.
+fn find_srq(hca: &Hca, target: &QpConfig, srqn: u32) -> Option<(u16, u32, u16)> {
+    let srq = hca.srq_slot_of(srqn)?;
+    let (pdn, cq) = hca.with_srq(srq, |srq| srq.of_domain(target.xrcdn))??;
+    Some((srq, pdn, cq))
+}
+
+/// Returns the PD of the regions that the peer of a QP may name in a message for the SRQ of this number: the
+/// PD of that SRQ if the QP is an XRC target, otherwise the PD of the QP.
+pub(crate) fn remote_pdn(hca: &Hca, config: &QpConfig, srqn: u32) -> Option<u32> {
+    match config.wq.kind {
+        QpType::XrcTgt => find_srq(hca, config, srqn).map(|(_, pdn, _)| pdn),
+        _ => Some(config.pdn),
+    }
 }

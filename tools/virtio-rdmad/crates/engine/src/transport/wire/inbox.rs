@@ -9,6 +9,7 @@ use roce::{Operation, Packet, Service};
 use super::{datagram, requester, responder, unreliable};
 use crate::base::address::Address;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::base::queues::Jobs;
 use crate::base::sync::lock;
 use crate::transport::hca::Hca;
@@ -49,16 +50,17 @@ fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
     let is_taken = hca.slot_of(bth.dest_qp.get()).is_some_and(|slot| {
         match (bth.opcode.service(), bth.opcode.operation()) {
             (
-                Service::Rc,
+                Service::Rc | Service::Xrc,
                 Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse,
             ) => requester::arrive(hca, slot, packet, round),
-            (Service::Rc, _) => responder::arrive(hca, slot, packet, round),
+            (Service::Rc, _) => responder::arrive(hca, slot, QpType::Rc, packet, round),
+            (Service::Xrc, _) => responder::arrive(hca, slot, QpType::XrcTgt, packet, round),
             (Service::Uc, _) => unreliable::arrive(hca, slot, packet, round),
             (Service::Ud, _) => {
                 datagram::arrive(hca, slot, packet, round);
                 true
             }
-            _ => false,
+            (Service::Cnp, _) => false,
         }
     });
     if !is_taken {

@@ -16,8 +16,21 @@ mod unreliable;
 
 use std::sync::Arc;
 
+use roce::Service;
+
 use super::hca::Hca;
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
+use crate::base::qp_type::QpType;
+
+/// Returns the transport service of the packets of a QP.
+fn service(kind: QpType) -> Service {
+    match kind {
+        QpType::Rc => Service::Rc,
+        QpType::Uc => Service::Uc,
+        QpType::Ud | QpType::Gsi => Service::Ud,
+        QpType::XrcIni | QpType::XrcTgt => Service::Xrc,
+    }
+}
 
 /// Returns whether messages from an address of an HCA to another address go over the wire: no guest of this
 /// network has that, and there is an uplink.

@@ -12,11 +12,12 @@ use abi::{
 };
 use roce::{
     AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
-    Position, Psn, Reth, RnrTimer, Service, Syndrome,
+    Position, Psn, Qpn, Reth, RnrTimer, Service, Syndrome, Xrceth,
 };
 use zerocopy::IntoBytes;
 
 use super::path::{self, Path};
+use super::service;
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, View};
@@ -64,7 +65,10 @@ pub(super) fn opcode(
 ) -> Option<(Opcode, ExtendedHeaders)> {
     let is_first = matches!(position, Position::First | Position::Only);
     let is_last = matches!(position, Position::Last | Position::Only);
-    let mut extended = ExtendedHeaders::default();
+    // The header of XRC has room for the 24 bits that the number of an SRQ has (IBA A14).
+    let srq = Qpn::new(request.srqn & 0xff_ffff)?;
+    let xrceth = (service == Service::Xrc).then_some(Xrceth { srq });
+    let mut extended = ExtendedHeaders { xrceth, ..ExtendedHeaders::default() };
     let immediate = request.immediate.filter(|_| is_last);
     let invalidate = request.invalidate.filter(|_| is_last && request.operation == Operation::Send);
     let operation = match request.operation {
@@ -129,7 +133,7 @@ impl Sender<'_> {
         }
         window.pause = None;
         let Some(path) = Path::new(hca, self.qpn(), attr, source) else { return false };
-        let mtu = mtu_bytes(attr.path_mtu);
+        let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
         let mut failed = false;
         while let Some(due) = window.due(attr.max_rd_atomic) {
             if round.budget.is_over() {
@@ -143,7 +147,7 @@ impl Sender<'_> {
             let len = if carries { (request.total - skip).min(mtu) } else { 0 };
             let count = packets(request.total, attr.path_mtu);
             let position = if is_whole { position(due.index, count) } else { Position::Only };
-            let Some((opcode, extended)) = opcode(Service::Rc, request, position, skip) else {
+            let Some((opcode, extended)) = opcode(service, request, position, skip) else {
                 break;
             };
             let mut headers = path.headers(opcode, due.psn, extended);
@@ -380,8 +384,9 @@ pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut
     let ip = &packet.headers.ip;
     let is_peers = requester.attr.ah_attr.grh.dgid == ip.source_gid()
         && requester.source.gid == ip.destination_gid();
-    if !is_peers || requester.window.is_none() || !matches!(qp.state(), QpState::Rts | QpState::Sqd)
-    {
+    let is_of_service = service(config.wq.kind) == packet.headers.bth.opcode.service();
+    let is_sending = matches!(qp.state(), QpState::Rts | QpState::Sqd);
+    if !is_of_service || !is_peers || requester.window.is_none() || !is_sending {
         return false;
     }
     Sender { hca, slot, qp, config: &config }.answer(&mut requester, packet, round);

@@ -14,6 +14,7 @@ use roce::{
 
 use super::path::{self, Path};
 use super::requester::position;
+use super::service;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, Data, View};
@@ -28,6 +29,7 @@ use crate::transport::message::{mtu_bytes, packets, Message, Nak};
 use crate::transport::receive::Receiver;
 use crate::transport::responder::Arrival;
 use crate::transport::round::Round;
+use crate::transport::xrc::{self, remote_pdn};
 
 /// What is done with a request that is expected.
 pub(super) struct Done {
@@ -54,11 +56,17 @@ pub(super) fn takes(
         && responder.source.gid == ip.destination_gid()
 }
 
-/// Follows a packet of a request; `false` if there is no QP that it could be for.
-pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
+/// Follows a packet of a request for a QP of this type; `false` if there is no QP that it could be for.
+pub(crate) fn arrive(
+    hca: &Arc<Hca>,
+    slot: u16,
+    kind: QpType,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> bool {
     let Some(qp) = hca.qps.get(slot) else { return false };
     let mut responder = lock(&qp.responder);
-    if !takes(&responder, qp.state(), QpType::Rc, packet) {
+    if !takes(&responder, qp.state(), kind, packet) {
         return false;
     }
     let psn = Psn::new(responder.attr.rq_psn);
@@ -91,7 +99,7 @@ fn follow(
                 inbound.reply(acknowledge(inbound.expected.psn, syndrome));
             }
         }
-        Verdict::Duplicate => repeat(responder, inbound, packet),
+        Verdict::Duplicate => repeat(hca, responder, inbound, packet),
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
                 inbound.expected.done(done.packets, done.ends);
@@ -125,7 +133,7 @@ fn syndrome(nak: Nak) -> Option<Syndrome> {
 }
 
 /// Answers a request that came before (IBA 9.7.5.1.5): its effect is not had once more.
-fn repeat(responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
+fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
     let bth = &packet.headers.bth;
     match bth.opcode.operation() {
         Op::ReadRequest => {
@@ -137,16 +145,10 @@ fn repeat(responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
                 .replies
                 .iter()
                 .any(|reply| matches!(reply, Reply::Read(read) if read.psn == bth.psn));
-            if is_known && !is_queued {
-                let (remote_addr, rkey) = (reth.va, reth.rkey);
-                inbound.reply(Reply::Read(ReadReply {
-                    psn: bth.psn,
-                    remote_addr,
-                    rkey,
-                    total,
-                    sent: 0,
-                }));
-            }
+            let pdn = responder.config.and_then(|config| remote_pdn(hca, &config, srqn(packet)));
+            let Some(pdn) = pdn.filter(|_| is_known && !is_queued) else { return };
+            let (psn, remote_addr, rkey) = (bth.psn, reth.va, reth.rkey);
+            inbound.reply(Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 }));
         }
         Op::CompareSwap | Op::FetchAdd => {
             if let Some(original) = inbound.atomic(bth.psn) {
@@ -154,14 +156,7 @@ fn repeat(responder: &Responder, inbound: &mut Inbound, packet: &Packet<'_>) {
             }
         }
         Op::AtomicWrite | Op::Flush => {
-            let psn = bth.psn;
-            inbound.reply(Reply::Read(ReadReply {
-                psn,
-                remote_addr: 0,
-                rkey: 0,
-                total: 0,
-                sent: 0,
-            }));
+            inbound.reply(Reply::Read(ReadReply::empty(bth.psn)));
         }
         _ => {
             let psn = inbound.expected.psn.minus(1);
@@ -208,31 +203,49 @@ pub(super) fn execute(
     if is_answered && answers.count() >= usize::from(most_answers) {
         return Err(arrival.request_failed());
     }
-    let answer = |remote_addr, rkey, total| {
-        Reply::Read(ReadReply { psn, remote_addr, rkey, total, sent: 0 })
-    };
     match request.operation {
         Operation::Read => {
-            arrival.begin_read()?;
-            let reply = answer(request.remote_addr, request.rkey, request.total);
-            Ok(Done { packets: packets(request.total, path_mtu), ends: true, reply: Some(reply) })
+            let pdn = by_service(&mut arrival, |arrival| {
+                arrival.begin_read()?;
+                arrival.to.responder.config.map(|config| config.pdn).ok_or(Nak::Unreachable)
+            })?;
+            let Request { remote_addr, rkey, total, .. } = request;
+            let reply = Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 });
+            Ok(Done { packets: packets(total, path_mtu), ends: true, reply: Some(reply) })
         }
         Operation::Atomic(atomic) => {
-            let original = arrival.do_atomic(atomic)?;
+            let original = by_service(&mut arrival, |arrival| arrival.do_atomic(atomic))?;
             inbound.keep_atomic(psn, original, most_answers);
             Ok(Done { packets: 1, ends: true, reply: Some(Reply::Atomic { psn, original }) })
         }
         Operation::AtomicWrite | Operation::Flush(_) => {
-            arrival.respond(None)?;
-            Ok(Done { packets: 1, ends: true, reply: Some(answer(0, 0, 0)) })
+            by_service(&mut arrival, |arrival| arrival.respond(None))?;
+            let reply = Reply::Read(ReadReply::empty(psn));
+            Ok(Done { packets: 1, ends: true, reply: Some(reply) })
         }
         _ => {
-            arrival.respond(None)?;
+            by_service(&mut arrival, |arrival| arrival.respond(None))?;
             let ends = message.is_last();
             inbound.assembly = (!ends).then_some(Assembly { request, done: done + len });
             Ok(Done { packets: 1, ends, reply: None })
         }
     }
+}
+
+/// Calls `act` with a chunk, for which an XRC target has what its SRQ has.
+fn by_service<'a, 'm, T>(
+    arrival: &mut Arrival<'a, 'm>,
+    act: impl FnOnce(&mut Arrival<'a, 'm>) -> Result<T, Nak>,
+) -> Result<T, Nak> {
+    match arrival.to.responder.config {
+        Some(config) if config.wq.kind == QpType::XrcTgt => xrc::with_srq(arrival, act),
+        _ => act(arrival),
+    }
+}
+
+/// Returns the number of the SRQ that a packet is for; 0 if its service names none.
+fn srqn(packet: &Packet<'_>) -> u32 {
+    packet.headers.extended.xrceth.map_or(0, |xrceth| xrceth.srq.get())
 }
 
 /// Returns the message that a packet belongs to, and how much of it came before; `None` if the packet does
@@ -247,9 +260,12 @@ fn assemble(before: Option<Assembly>, packet: &Packet<'_>, mtu: u64) -> Option<A
         return None;
     }
     let operation = operation(opcode.operation(), extended)?;
+    let srqn = srqn(packet);
     let Assembly { mut request, done } = match before {
-        None => Assembly { request: Request { operation, ..Request::EMPTY }, done: 0 },
-        Some(before) if before.request.operation == operation => before,
+        None => Assembly { request: Request { operation, srqn, ..Request::EMPTY }, done: 0 },
+        Some(before) if before.request.operation == operation && before.request.srqn == srqn => {
+            before
+        }
         Some(_) => return None,
     };
     if let Some(reth) = &extended.reth {
@@ -311,6 +327,8 @@ pub(crate) fn pump(
 ) -> bool {
     let Some(mut inbound) = responder.inbound.take() else { return false };
     let qpn = u32::from(slot) + 1;
+    let Some(config) = responder.config else { return false };
+    let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
     let is_left = path.is_some_and(|path| loop {
         let Some(reply) = inbound.replies.front_mut() else { break false };
@@ -322,7 +340,7 @@ pub(crate) fn pump(
             Reply::Acknowledge { psn, syndrome } => {
                 let extended =
                     ExtendedHeaders { aeth: Some(aeth(*syndrome)), ..Default::default() };
-                answer(hca, &path, Op::Acknowledge, *psn, extended);
+                answer(hca, &path, service, Op::Acknowledge, *psn, extended);
             }
             Reply::Atomic { psn, original } => {
                 let extended = ExtendedHeaders {
@@ -330,7 +348,7 @@ pub(crate) fn pump(
                     atomic_ack_eth: Some(AtomicAckEth { original: *original }),
                     ..Default::default()
                 };
-                answer(hca, &path, Op::AtomicAcknowledge, *psn, extended);
+                answer(hca, &path, service, Op::AtomicAcknowledge, *psn, extended);
             }
             Reply::Read(read) => {
                 let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
@@ -353,8 +371,15 @@ pub(crate) fn pump(
 }
 
 /// Sends a packet without payload.
-fn answer(hca: &Hca, path: &Path, operation: Op, psn: Psn, extended: ExtendedHeaders) {
-    let Some(opcode) = Opcode::new(Service::Rc, operation, Position::Only) else { return };
+fn answer(
+    hca: &Hca,
+    path: &Path,
+    service: Service,
+    operation: Op,
+    psn: Psn,
+    extended: ExtendedHeaders,
+) {
+    let Some(opcode) = Opcode::new(service, operation, Position::Only) else { return };
     let _ = path::send(hca, &path.headers(opcode, psn, extended), 0, |_| Ok::<(), ()>(()));
 }
 
@@ -374,14 +399,14 @@ fn send_data(
     let position = position(read.sent, count);
     let skip = u64::from(read.sent) * mtu;
     let len = (read.total - skip).min(mtu);
-    let opcode = Opcode::new(Service::Rc, Op::ReadResponse, position).ok_or(())?;
+    let config = responder.config.ok_or(())?;
+    let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
     let aeth = (position != Position::Middle).then_some(aeth);
     let headers = path.headers(
         opcode,
         read.psn.plus(read.sent),
         ExtendedHeaders { aeth, ..Default::default() },
     );
-    let config = responder.config.ok_or(())?;
     round.budget.spend(len);
     let cache = &mut round.remote;
     cache.begin(&**hca);
@@ -390,7 +415,7 @@ fn send_data(
             return Ok(());
         }
         let access = VIRTIO_RDMA_ACCESS_REMOTE_READ;
-        let claim = Claim { pdn: config.pdn, access, qp: Some(slot) };
+        let claim = Claim { pdn: read.pdn, access, qp: Some(slot) };
         let addr = read.remote_addr.wrapping_add(skip);
         let mapping = cache.map(&hca.keys, read.rkey, claim, addr, len).map_err(|_| ())?;
         copy::read(View { cache, mappings: std::slice::from_ref(&mapping) }, place).map_err(|_| ())
