@@ -272,8 +272,9 @@ def without(_rng):
     end.close()
 
 
-if DEVICE.attr.max_mcast_grp:
-    ktap.run([every_member, loopback_is_blocked, after_detach, wrong_qkey, no_receive, only_to_all_qps, bad_arguments,
-              destroyed_while_attached, attachment_limit])
-else:
-    ktap.run([without])
+if __name__ == "__main__":
+    if DEVICE.attr.max_mcast_grp:
+        ktap.run([every_member, loopback_is_blocked, after_detach, wrong_qkey, no_receive, only_to_all_qps,
+                  bad_arguments, destroyed_while_attached, attachment_limit])
+    else:
+        ktap.run([without])

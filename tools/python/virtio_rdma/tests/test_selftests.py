@@ -22,7 +22,7 @@ TOO_MUCH = ("perftest.sh", "verbs/mr_large.py")
 DATA_PATH = ("kverbs.sh", "nvme.sh", "verbs/rc_", "verbs/uc.", "verbs/mcast.", "verbs/mw.", "verbs/cq_moderation.")
 ABOUT_EXTENSIONS = DATA_PATH + ("counters.sh", "netdev.sh", "verbs/bad_arguments.", "verbs/dmabuf.", "verbs/events.",
                                 "verbs/modify_qp.", "verbs/mr_large.", "verbs/rings_abi.")
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "perftest.sh", "connections.sh")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/vlan_hosts.py", "verbs/mcast_hosts.py", "perftest.sh", "connections.sh")
 # How many objects a guest can have beside the kernel's own.
 ALL_OBJECTS = {"SCALE_QPS": "16384", "SCALE_MRS": "100000"}
 # Memory of a guest in huge pages, in MiB, and what it runs.

@@ -11,7 +11,7 @@ from virtio_rdma.tests.selftests import Program
 from virtio_rdma.tests.ulp import Ulp
 
 # Programs that take two hosts.
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "connections.sh")
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py", "connections.sh")
 
 
 @pytest.mark.network("two hosts", guests=2, workers=2, kind=Hosts)

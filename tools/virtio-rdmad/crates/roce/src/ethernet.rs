@@ -1,14 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The Ethernet header, with or without a VLAN.
 
+use std::net::IpAddr;
+
 use zerocopy::big_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::gid::{ip_of, Gid};
 use crate::wire::{take_wire, Writer};
 use crate::Malformed;
 
 /// A MAC address.
 pub type Mac = [u8; 6];
+
+/// Returns the MAC address of a multicast group. The address of an IPv4 group ends with 23 bits of that
+/// (RFC 1112, 6.4), the address of an IPv6 group with 32 (RFC 2464, 7).
+pub fn multicast_mac(group: &Gid) -> Mac {
+    let [.., a, b, c, d] = *group;
+    match ip_of(group) {
+        IpAddr::V4(_) => [0x01, 0x00, 0x5e, b & 0x7f, c, d],
+        IpAddr::V6(_) => [0x33, 0x33, a, b, c, d],
+    }
+}
 
 /// The tag of a VLAN (IEEE 802.1Q): its number, and the priority of the frame.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -109,5 +122,12 @@ mod tests {
     fn tag_has_priority_and_number() {
         let vlan = Vlan::new(0x6123);
         assert_eq!((vlan.priority(), vlan.id(), vlan.tci()), (3, 0x123, 0x6123));
+    }
+
+    #[test]
+    fn groups_have_macs() {
+        let mac = |address: &str| multicast_mac(&crate::gid_of(address.parse().unwrap()));
+        assert_eq!(mac("239.255.1.2"), [0x01, 0x00, 0x5e, 0x7f, 0x01, 0x02]);
+        assert_eq!(mac("ff0e::12:3456:789a"), [0x33, 0x33, 0x34, 0x56, 0x78, 0x9a]);
     }
 }

@@ -45,7 +45,7 @@ pub use aeth::{Aeth, Credits, Msn, NakCode, ReservedSyndrome, RnrTimer, Syndrome
 pub use atomic_eth::{AtomicAckEth, AtomicEth};
 pub use bth::{Bth, DEFAULT_PKEY};
 pub use deth::Deth;
-pub use ethernet::{Ethernet, Mac, Vlan};
+pub use ethernet::{multicast_mac, Ethernet, Mac, Vlan};
 pub use extended::{ExtendedHeader, ExtendedHeaders};
 pub use feth::Feth;
 pub use gid::{gid_of, ip_of, Gid};

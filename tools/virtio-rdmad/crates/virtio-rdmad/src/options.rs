@@ -68,8 +68,8 @@ pub struct Options {
     ///   tap=NAME          the tap that carries the packets (required)
     ///   network=NAME      the network (default: default)
     ///
-    /// Messages to an address that no guest of the network has are sent as packets of RoCE v2. The
-    /// tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
+    /// Messages to an address that no guest of the network has, and datagrams to multicast groups, are
+    /// sent as packets of RoCE v2. The tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
     /// bring the packets of the guests to it.
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,

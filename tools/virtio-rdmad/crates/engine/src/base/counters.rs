@@ -112,6 +112,8 @@ counters! {
     MessageCutOff = "message_cut_off",
     /// Packets of an unreliable connection dropped: their message was dropped before, or has not begun.
     DropNoMessage = "drop_no_message",
+    /// Packets dropped that came over the wire: a guest of this network has sent them to a multicast group.
+    DropEcho = "drop_echo",
     /// Packets dropped that came over the wire: too many had not been looked into.
     DropInboxFull = "drop_inbox_full",
     /// Packets dropped that came over the wire and are no packets of RoCE v2.

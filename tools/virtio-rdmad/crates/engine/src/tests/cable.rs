@@ -120,10 +120,14 @@ impl Cable {
         }
     }
 
-    /// Brings a frame to a fabric, whatever else is under way.
-    pub fn bring(&self, to: usize, frame: &[u8]) {
-        let fabric = Arc::clone(&self.fabrics.lock().unwrap()[to]);
-        fabric.receive(frame);
+    /// Returns the fabric at an end.
+    pub fn fabric(&self, number: usize) -> Arc<Fabric> {
+        Arc::clone(&self.fabrics.lock().unwrap()[number])
+    }
+
+    /// Brings a frame to a fabric, whatever else is under way. Returns whether a guest takes it.
+    pub fn bring(&self, to: usize, frame: &[u8]) -> bool {
+        self.fabric(to).receive(frame)
     }
 
     /// Brings what is under way to the other ends; whether there was anything.

@@ -4,6 +4,7 @@
 
 use abi::*;
 
+use super::cable::{cable, over_a_cable, Faults};
 use super::datagram::{pair, to_rts, QKEY};
 use super::driver::*;
 use crate::{Counter, Gid};
@@ -27,15 +28,24 @@ fn group6(number: u8) -> Gid {
     gid
 }
 
+/// The entry of A's GID table that has an IPv6 address.
+const IPV6: u16 = 1;
+
+/// Makes two guests with a QP each. A has an IPv4 and an IPv6 address.
 fn ud() -> Pair {
-    pair(VIRTIO_RDMA_QPT_UD, QKEY)
+    let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
+    let mut gid6 = [0xfd; 16];
+    gid6[15] = 1;
+    pair.a.add_gid(IPV6, gid6, 0).unwrap();
+    pair
 }
 
 /// Sends 100 bytes from A to a group.
 fn cast(pair: &mut Pair, to: Gid, qpn: u32, qkey: u32) {
     let a = pair.ends[0];
     let part = [sge(DATA, 100, a.key)];
-    pair.a.post_send(a.qpn, &Send::new(7, SEND, &part).ud(to, qpn, qkey, a.pdn));
+    let from = if to[0] == 0xff { IPV6 as u8 } else { 0 };
+    pair.a.post_send(a.qpn, &Send::new(7, SEND, &part).ud(to, qpn, qkey, a.pdn).from(from));
     pair.settle();
 }
 
@@ -252,4 +262,125 @@ pub fn copies_that_nobody_takes_are_paid_for() {
     // No member has a receive.
     assert!(cost(&mut pair) >= alone + 2 * crate::base::budget::cost::MESSAGE);
     assert_eq!(pair.a.device.counter(Counter::DropNoReceive), 2);
+}
+
+/// Returns the frames that were sent over the cable since the last call.
+fn frames() -> Vec<Vec<u8>> {
+    std::mem::take(&mut *cable().unwrap().sent.lock().unwrap())
+}
+
+/// One packet leaves the host, however many members there are. It has the MAC address of the group.
+#[test]
+fn a_group_gets_one_packet() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = ud();
+        let [a, b] = pair.ends;
+        for (to, mac) in [
+            (group(1), [0x01, 0x00, 0x5e, 0x01, 0x02, 0x01]),
+            (group6(1), [0x33, 0x33, 0x00, 0x00, 0x00, 0x01]),
+        ] {
+            pair.a.mcast(ATTACH, a.qpn, to).unwrap();
+            pair.b.mcast(ATTACH, b.qpn, to).unwrap();
+            cast(&mut pair, to, ALL_QPS, QKEY);
+            sent(&mut pair);
+            let frames = frames();
+            assert_eq!(frames.len(), 1);
+            let headers = roce::decode(&frames[0]).unwrap().headers;
+            assert_eq!((headers.ethernet.destination, headers.bth.dest_qp.get()), (mac, ALL_QPS));
+            assert_eq!(headers.ip.destination_gid(), to);
+            assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 0);
+        }
+        // A packet for one QP has no group, and both of its addresses are of one family.
+        cast(&mut pair, group(1), b.qpn, QKEY);
+        let part = [sge(DATA, 100, a.key)];
+        let mixed = Send::new(7, SEND, &part).ud(group6(1), ALL_QPS, QKEY, a.pdn);
+        pair.a.post_send(a.qpn, &mixed);
+        pair.settle();
+        assert_eq!(frames().len(), 0);
+        assert_eq!(pair.a.device.counter(Counter::DropUnreachable), 1);
+    });
+}
+
+/// A switch brings a packet back to the host that has sent it. The members there have it already.
+#[test]
+fn an_echo_is_dropped() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = ud();
+        let a = pair.ends[0];
+        pair.a.mcast(ATTACH, a.qpn, group(1)).unwrap();
+        for wr_id in 1..3 {
+            pair.a.post_recv(a.qpn, wr_id, &[sge(DATA + 4096, 140, a.key)]);
+        }
+        cast(&mut pair, group(1), ALL_QPS, QKEY);
+        let mut found = [pair.poll_a().unwrap().wr_id, pair.poll_a().unwrap().wr_id];
+        found.sort_unstable();
+        assert_eq!(found, [1, 7]);
+        for frame in frames() {
+            assert!(cable().unwrap().bring(0, &frame));
+        }
+        pair.settle();
+        assert!(pair.poll_a().is_none());
+        assert_eq!(pair.a.device.counter(Counter::DropEcho), 1);
+    });
+}
+
+/// Each guest with members gets a packet once, and each member a copy. Guests without members, and those that are
+/// not in its VLAN, get none.
+#[test]
+fn a_packet_reaches_the_members_of_all_guests() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = ud();
+        let [a, b] = pair.ends;
+        let mut third = Guest::new(&cable().unwrap().fabric(1), &pair.clock, 3);
+        let c = End::new(&mut third, VIRTIO_RDMA_QPT_UD);
+        to_rts(&mut third, c.qpn, QKEY, false);
+        pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+        let copies = |pair: &mut Pair, third: &mut Guest, from| {
+            pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+            third.post_recv(c.qpn, 3, &[sge(DATA, 140, c.key)]);
+            let part = [sge(DATA, 100, a.key)];
+            let send = Send::new(7, SEND, &part).ud(group(1), ALL_QPS, QKEY, a.pdn);
+            pair.a.post_send(a.qpn, &send.from(from));
+            settle(&[&pair.a, &pair.b, third]);
+            [pair.poll_b().is_some(), third.poll(c.cqn).is_some()]
+        };
+        assert_eq!(copies(&mut pair, &mut third, 0), [true, false]);
+        third.mcast(ATTACH, c.qpn, group(1)).unwrap();
+        assert_eq!(copies(&mut pair, &mut third, 0), [true, true]);
+        pair.a.add_vlan_gid(2, gid(11), 5).unwrap();
+        assert_eq!(copies(&mut pair, &mut third, 2), [false, false]);
+        third.add_vlan_gid(1, gid(13), 5).unwrap();
+        assert_eq!(copies(&mut pair, &mut third, 2), [false, true]);
+        assert_eq!(third.device.counter(Counter::MulticastRcvPackets), 2);
+    });
+}
+
+/// What is wrong with a packet for a group is counted where it arrives.
+#[test]
+fn packets_that_no_member_takes_are_dropped() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = ud();
+        let b = pair.ends[1];
+        let counters = [Counter::DropQkey, Counter::DropNoReceive, Counter::DropUnreachable];
+        let counted = |pair: &Pair| counters.map(|counter| pair.b.device.counter(counter));
+        cast(&mut pair, group(1), ALL_QPS, QKEY);
+        assert!(!cable().unwrap().bring(1, &frames()[0]), "no guest has a member");
+        pair.b.mcast(ATTACH, b.qpn, group(1)).unwrap();
+        cast(&mut pair, group(1), ALL_QPS, QKEY + 1);
+        assert_eq!(counted(&pair), [1, 0, 0]);
+        cast(&mut pair, group(1), ALL_QPS, QKEY);
+        assert_eq!(counted(&pair), [1, 1, 0]);
+        // The packet is for one QP of a group.
+        let frame = frames().pop().unwrap();
+        let packet = roce::decode(&frame).unwrap();
+        let mut headers = packet.headers;
+        headers.bth.dest_qp = roce::Qpn::new(b.qpn).unwrap();
+        let mut changed = vec![0; frame.len()];
+        roce::encode(&headers, packet.payload, &mut changed).unwrap();
+        pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+        assert!(cable().unwrap().bring(1, &changed));
+        pair.settle();
+        assert_eq!(counted(&pair), [1, 1, 1]);
+        assert!(pair.poll_b().is_none());
+    });
 }

@@ -7,7 +7,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, rc, uc, xrc};
+use super::{datagram, mcast, rc, uc, xrc};
 use crate::Counter;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -49,6 +49,8 @@ on_the_wire! {
     rc::a_sign_before_the_deadline_is_no_retry,
     datagram::a_datagram_arrives_behind_its_header,
     datagram::the_gsi_sends_its_own_qkey,
+    mcast::a_datagram_reaches_every_member,
+    mcast::loopback_is_blocked_if_asked,
     uc::every_operation_arrives,
     uc::what_finds_no_receive_is_lost,
     uc::what_the_responder_refuses_is_lost,
@@ -238,7 +240,9 @@ fn arrivals(packets: &[usize]) -> (Vec<u64>, u64, u64) {
         let cable = cable().unwrap();
         let sent = cable.sent.lock().unwrap().clone();
         assert_eq!(sent.len(), 6);
-        packets.iter().for_each(|packet| cable.bring(1, &sent[*packet]));
+        for packet in packets {
+            assert!(cable.bring(1, &sent[*packet]));
+        }
         pair.settle();
         let arrived = std::iter::from_fn(|| pair.poll_b()).map(|cqe| cqe.ex.into()).collect();
         let counted = [Counter::MessageCutOff, Counter::DropNoMessage];

@@ -13,9 +13,10 @@ use abi::{
 
 use super::batch::{CompletionBatch, Traffic};
 use super::hca::{Hca, Requester};
+use super::network::Member;
 use super::receive::{Received, Receiver};
 use super::round::Round;
-use super::wire::{self, is_away};
+use super::wire::{self, is_away, is_group_away};
 use crate::base::address::{ipv4, is_multicast, Address, Gid};
 use crate::base::budget::cost;
 use crate::base::counters::Counter;
@@ -114,8 +115,18 @@ pub(crate) fn send(
     if datagram.is_multicast() {
         batch.count(Counter::MulticastXmitPackets, 1);
         let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
+        let leaves = is_group && is_group_away(hca, &source, &av.dgid);
+        let psn = requester.attr.sq_psn;
+        if leaves && wire::datagram::send(hca, &datagram, &source, &wqe.ud, psn).is_err() {
+            return VIRTIO_RDMA_WC_LOC_PROT_ERR;
+        }
+        let members = hca.network.group(&av.dgid).filter(|_| is_group);
+        if members.is_none() && !leaves {
+            hca.stats.add(Counter::DropUnreachable, 1);
+        }
         let blocks = config.block_loopback;
-        let (copies, dropped) = datagram.send_to_group(hca, is_group, blocks, remote, batch);
+        let members = members.as_deref().unwrap_or_default();
+        let (copies, dropped) = datagram.send_to_group(hca, members, blocks, remote, batch);
         (0..copies).for_each(|_| budget.spend(wqe.request.total));
         budget.work(dropped * cost::MESSAGE);
     } else if is_away(hca, &source, &av.dgid) {
@@ -131,9 +142,9 @@ pub(crate) fn send(
     VIRTIO_RDMA_WC_SUCCESS
 }
 
-/// Counts a datagram of this sender that was dropped. A wrong Q_Key is counted where it arrives,
-/// and nowhere else (IBA 14.2.5.6, `Q_KeyViolations`).
-fn count_drop(hca: &Hca, dropped: Counter) {
+/// Counts a datagram that was dropped, at the HCA that has sent it or got it over the wire. A wrong Q_Key is
+/// counted where it arrives, and nowhere else (IBA 14.2.5.6, `Q_KeyViolations`).
+pub(super) fn count_drop(hca: &Hca, dropped: Counter) {
     if dropped != Counter::DropQkey {
         hca.stats.add(dropped, 1);
     }
@@ -144,23 +155,18 @@ impl Datagram<'_> {
         is_multicast(&self.dgid)
     }
 
-    /// Brings the datagram to each QP that is attached to its group, and to its sender unless that
-    /// `blocks` it. Returns how many QPs got it, and how many did not.
+    /// Brings the datagram to each member of its group, and to its sender unless that `blocks` it. Returns
+    /// how many QPs got it, and how many did not.
     fn send_to_group(
         &self,
         hca: &Arc<Hca>,
-        is_group: bool,
+        members: &[Arc<Member<Hca>>],
         blocks: bool,
         cache: &mut MrCache,
         batch: &mut CompletionBatch,
     ) -> (u32, u64) {
-        let group = hca.network.group(&self.dgid);
-        let Some(group) = group.filter(|_| is_group) else {
-            hca.stats.add(Counter::DropUnreachable, 1);
-            return (0, 0);
-        };
         let mut copies = 0;
-        for member in group.iter() {
+        for member in members {
             let Some(device) = member.device.upgrade() else { continue };
             let is_sender = u32::from(member.slot) + 1 == self.src_qpn && Arc::ptr_eq(&device, hca);
             let is_deaf = is_sender && blocks;
@@ -175,7 +181,7 @@ impl Datagram<'_> {
                 Err(dropped) => count_drop(hca, dropped),
             }
         }
-        (copies, group.len() as u64 - u64::from(copies))
+        (copies, members.len() as u64 - u64::from(copies))
     }
 
     /// Brings the datagram to its destination, or says why it is dropped.

@@ -13,8 +13,9 @@ use super::path::{self, Path};
 use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::memory::copy::{self, Data};
-use crate::transport::datagram::Datagram;
+use crate::transport::datagram::{count_drop, Datagram};
 use crate::transport::hca::Hca;
+use crate::transport::network::Member;
 use crate::transport::round::Round;
 
 /// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost.
@@ -54,9 +55,47 @@ pub(crate) fn send(
 
 /// Gives a datagram to the QP in a place, or counts why it is dropped.
 pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) {
+    let Some(datagram) = datagram(packet) else { return };
+    let Round { remote, batch, .. } = round;
+    if let Err(dropped) = datagram.arrive(hca, slot, remote, batch) {
+        count_drop(hca, dropped);
+    }
+}
+
+/// Gives a datagram to each QP of the guest that is attached to its multicast group, or counts why it is
+/// dropped.
+pub(crate) fn arrive_at_group(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
     let headers = &packet.headers;
-    let Some(deth) = headers.extended.deth else { return };
-    let datagram = Datagram {
+    let of_group = datagram(packet).filter(|_| headers.bth.dest_qp == Qpn::MULTICAST);
+    let Some(datagram) = of_group else {
+        hca.stats.add(Counter::DropUnreachable, 1);
+        return;
+    };
+    // Members in the network of the sender have it already: a switch may send it back there.
+    let source = Address { gid: headers.ip.source_gid(), vlan: datagram.vlan };
+    if hca.network.find(&source).is_some() {
+        hca.stats.add(Counter::DropEcho, 1);
+        return;
+    }
+    let group = hca.network.group(&datagram.dgid);
+    let is_own = |member: &&Arc<Member<Hca>>| member.device.as_ptr() == Arc::as_ptr(hca);
+    for member in group.iter().flat_map(|group| group.iter()).filter(is_own) {
+        let Round { remote, batch, budget, .. } = round;
+        budget.spend(datagram.total);
+        match datagram.arrive(hca, member.slot, remote, batch) {
+            Ok(()) => {
+                hca.stats.add(Counter::MulticastRcvPackets, 1);
+            }
+            Err(dropped) => count_drop(hca, dropped),
+        }
+    }
+}
+
+/// Returns the datagram that a packet is; `None` if it is of another service.
+fn datagram<'a>(packet: &Packet<'a>) -> Option<Datagram<'a>> {
+    let headers = &packet.headers;
+    let deth = headers.extended.deth?;
+    Some(Datagram {
         dgid: headers.ip.destination_gid(),
         vlan: headers.ethernet.vlan.map(Vlan::id).filter(|id| *id != 0),
         src_qpn: deth.source_qp.get(),
@@ -67,13 +106,5 @@ pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut
         solicited: headers.bth.solicited_event,
         total: packet.payload.len() as u64,
         payload: Data::Inline(packet.payload),
-    };
-    let Round { remote, batch, .. } = round;
-    match datagram.arrive(hca, slot, remote, batch) {
-        // A wrong Q_Key was counted where it was found.
-        Ok(()) | Err(Counter::DropQkey) => {}
-        Err(dropped) => {
-            hca.stats.add(dropped, 1);
-        }
-    }
+    })
 }

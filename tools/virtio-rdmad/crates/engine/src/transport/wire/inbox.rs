@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roce::{Operation, Packet, Service};
 
 use super::{datagram, requester, responder, unreliable};
-use crate::base::address::Address;
+use crate::base::address::{is_multicast, Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::queues::Jobs;
@@ -19,7 +19,27 @@ use crate::transport::round::Round;
 /// Takes in a frame, as [`crate::Fabric::receive`]. Any thread.
 pub(crate) fn receive(network: &Network<Hca>, frame: &[u8]) -> bool {
     let Some((gid, vlan)) = roce::destination(frame) else { return false };
-    let Some(hca) = network.find(&Address { gid, vlan }) else { return false };
+    if is_multicast(&gid) {
+        return receive_for_group(network, &gid, vlan, frame);
+    }
+    network.find(&Address { gid, vlan }).is_some_and(|hca| put(&hca, frame))
+}
+
+/// Puts a frame into the inbox of each guest in its VLAN that has a QP in this multicast group. Returns whether
+/// one of them has room for it.
+fn receive_for_group(network: &Network<Hca>, group: &Gid, vlan: Option<u16>, frame: &[u8]) -> bool {
+    let Some(members) = network.group(group) else { return false };
+    let mut guests: Vec<Arc<Hca>> = Vec::new();
+    for hca in members.iter().filter_map(|member| member.device.upgrade()) {
+        if !guests.iter().any(|guest| Arc::ptr_eq(guest, &hca)) && hca.is_in_vlan(vlan) {
+            guests.push(hca);
+        }
+    }
+    guests.iter().filter(|hca| put(hca, frame)).count() != 0
+}
+
+/// Puts a frame into the inbox of a guest. Returns whether there is room for it.
+fn put(hca: &Hca, frame: &[u8]) -> bool {
     let has_room = lock(&hca.inbox).push(frame);
     if has_room {
         hca.make_ready(Jobs::WIRE);
@@ -44,9 +64,12 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
     }
 }
 
-/// Gives a packet to its QP.
+/// Gives a packet to its QP, or to the QPs of its multicast group.
 fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
     let bth = &packet.headers.bth;
+    if is_multicast(&packet.headers.ip.destination_gid()) {
+        return datagram::arrive_at_group(hca, packet, round);
+    }
     let is_taken = hca.slot_of(bth.dest_qp.get()).is_some_and(|slot| {
         match (bth.opcode.service(), bth.opcode.operation()) {
             (

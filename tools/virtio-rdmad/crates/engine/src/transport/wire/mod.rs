@@ -2,7 +2,9 @@
 
 //! The wire: how a message reaches a QP of another host, in packets of RoCE v2.
 //!
-//! A QP is on the wire if no guest of this network has the address of its peer, and there is an uplink.
+//! A QP is on the wire if no guest of this network has the address of its peer, and there is an uplink. A
+//! datagram for a multicast group goes over the wire besides to the members in this network.
+//!
 //! What work requests ask for and do is the same as on the [local path](super::local): packets are chunks
 //! of a [message](super::message::Message), and the [responder](super::responder) does what they ask for.
 //! Here are the packets, their sequence numbers, and what becomes of them when some are lost.
@@ -40,10 +42,20 @@ pub(crate) fn is_away(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
 }
 
 fn is_elsewhere(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    // A device sends from no GID but its own, and both addresses of a packet are of one family.
-    let is_own = hca.network.find(source).is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), hca));
-    is_own
-        && !is_multicast(dgid)
-        && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
+    !is_multicast(dgid)
+        && may_send(hca, source, dgid)
         && hca.network.find(&source.beside(*dgid)).is_none()
+}
+
+/// Returns whether datagrams from an address of an HCA to a multicast group go over the wire, besides to the
+/// members in this network: there is an uplink.
+pub(crate) fn is_group_away(hca: &Hca, source: &Address, group: &Gid) -> bool {
+    hca.network.uplink().is_some() && may_send(hca, source, group)
+}
+
+/// Returns whether an HCA may send packets with these addresses. An HCA sends from no GID but its own, and
+/// both addresses of a packet are of one family.
+fn may_send(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
+    let is_own = hca.network.find(source).is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), hca));
+    is_own && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
 }

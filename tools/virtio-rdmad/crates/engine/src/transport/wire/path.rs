@@ -10,7 +10,7 @@ use roce::{
     Vlan,
 };
 
-use crate::base::address::{Address, Gid};
+use crate::base::address::{is_multicast, Address, Gid};
 use crate::transport::hca::Hca;
 
 /// Room for the headers and the ICRC of any packet.
@@ -82,9 +82,10 @@ impl Path {
     fn to(hca: &Hca, qpn: u32, dest_qpn: u32, to: &Target, source: &Address) -> Option<Self> {
         let flow_label = FlowLabel::new(to.flow_label & FLOW_LABEL)?;
         let dest_qp = Qpn::new(dest_qpn)?;
+        let is_group = is_multicast(&to.dgid);
         Some(Self {
             ethernet: Ethernet {
-                destination: to.dmac,
+                destination: if is_group { roce::multicast_mac(&to.dgid) } else { to.dmac },
                 source: hca.mac,
                 vlan: source.vlan.map(|id| Vlan::new(u16::from(to.sl & 7) << 13 | id)),
             },
