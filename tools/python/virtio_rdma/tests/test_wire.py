@@ -13,6 +13,28 @@ from virtio_rdma.tests.ulp import Ulp
 # Programs that take two hosts.
 BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py", "connections.sh")
 
+# The server waits for each message of an unreliable connection, and the sender does not wait for the server. A message
+# of many packets is lost when a queue between them is full.
+LOSES = "ib_send_bw -c UC"
+# The NIC of user-mode Linux carries no tags of VLANs.
+FAMILIES = ("IPv4", "IPv6")
+CASES = {str(case): case for case in tools.everything()
+         if case.family in FAMILIES and not case.name.startswith(LOSES)}
+# The bridge of these guests has room for them.
+PATH_MTUS = {str(case): case for case in tools.path_mtus()}
+
+
+@pytest.fixture(scope="class")
+def pair(network):
+    """The guest that serves, and the other."""
+    return network.guests
+
+
+@pytest.fixture(scope="class")
+def names(pair):
+    """The names in the command lines of cases, by family."""
+    return tools.give_addresses(pair, FAMILIES)
+
 
 @pytest.mark.network("two hosts", guests=2, workers=2, kind=Hosts)
 class TestTwoHosts:
@@ -25,13 +47,19 @@ class TestTwoHosts:
         for each in both:
             each.finish()
 
+    @pytest.mark.parametrize("case", CASES)
+    def test_tool(self, case, network, names, results):
+        chosen = CASES[case]
+        tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS)
+
+    def test_nvme(self, network, results):
+        ulp = Ulp(results, network.guests, "nvme")
+        ulp.run(ulp.blocks, ulp.ends)
+
     def test_objects(self, network, results):
         networks.agree(results, network)
 
 
-# What rxe's port has: no VLAN in the guests of user-mode Linux, whose NIC carries no tags.
-FAMILIES = ("IPv4", "IPv6")
-CASES = {str(case): case for case in (*tools.everything(), *tools.path_mtus()) if case.family in FAMILIES}
 # Who serves, and who is the client.
 DIRECTIONS = {"rxe is the client": (0, 1), "rxe serves": (1, 0)}
 
@@ -51,14 +79,9 @@ class TestRxe:
         """The guest that serves, and the other."""
         return [network.guests[at] for at in DIRECTIONS[direction]]
 
-    @pytest.fixture(scope="class")
-    def names(self, pair):
-        """The names in the command lines of cases, by family."""
-        return tools.give_addresses(pair, FAMILIES)
-
-    @pytest.mark.parametrize("case", CASES)
+    @pytest.mark.parametrize("case", CASES | PATH_MTUS)
     def test_tool(self, case, direction, pair, names, results):
-        chosen = CASES[case]
+        chosen = (CASES | PATH_MTUS)[case]
         tools.report(results, chosen, pair, names[chosen.family], HANG_SECONDS, f"{direction}: ")
 
     @pytest.mark.parametrize("kind", ["nvme", "iser"])
