@@ -235,6 +235,28 @@ pub(crate) fn take_v6(bytes: &mut &[u8]) -> Result<Ip, Malformed> {
 }
 
 impl Ip {
+    /// Returns the header of packet `number` of a train that begins with this one: the identification of
+    /// IPv4 counts up.
+    pub(crate) fn numbered(self, number: usize) -> Self {
+        match self {
+            Self::V4(header) => {
+                Self::V4(Ipv4 { identification: plus(header.identification, number), ..header })
+            }
+            Self::V6(_) => self,
+        }
+    }
+
+    /// Returns the sum of the pseudo-header of a UDP packet of so many bytes (RFC 768, RFC 8200 8.1),
+    /// which is part of its checksum.
+    pub(crate) fn pseudo_sum(&self, len: usize) -> u16 {
+        let addresses = match self {
+            Self::V4(header) => sum(&header.source.octets()) + sum(&header.destination.octets()),
+            Self::V6(header) => sum(&header.source.octets()) + sum(&header.destination.octets()),
+        };
+        let [.., b3, b2, b1, b0] = len.to_be_bytes();
+        fold(addresses + u32::from(UDP) + sum(&[b3, b2, b1, b0]))
+    }
+
     /// Writes the header of a packet that carries `payload` bytes to `writer`, which must
     /// have room. `payload` must be at most [`Ip::max_payload`].
     pub(crate) fn put(&self, writer: &mut Writer<'_>, payload: u16) {
@@ -242,6 +264,30 @@ impl Ip {
             Self::V4(header) => header.put(writer, payload),
             Self::V6(header) => header.put(writer, payload),
         }
+    }
+}
+
+/// Returns an identification that counted up.
+fn plus(identification: u16, number: usize) -> u16 {
+    let [low, high, ..] = number.to_le_bytes();
+    identification.wrapping_add(u16::from_le_bytes([low, high]))
+}
+
+impl Wire4 {
+    /// Makes the header that of a packet of `total` bytes, `number` packets behind the one that it is
+    /// of.
+    pub(crate) fn number(&mut self, total: usize, number: usize) {
+        self.len = u16::try_from(total).unwrap_or(u16::MAX).into();
+        self.identification = plus(self.identification.get(), number).into();
+        self.checksum = [0, 0];
+        self.checksum = checksum(self);
+    }
+}
+
+impl Wire6 {
+    /// Makes the header that of a packet that carries so many bytes.
+    pub(crate) fn set_len(&mut self, payload: usize) {
+        self.len = u16::try_from(payload).unwrap_or(u16::MAX).into();
     }
 }
 
@@ -283,13 +329,20 @@ impl Ipv6 {
 /// Returns the checksum of a header (RFC 1071): 0 if the header has the right one, else the right one
 /// if the header has 0 there.
 fn checksum(wire: &Wire4) -> [u8; 2] {
-    let words = wire.as_bytes().chunks_exact(2);
-    let sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
-    // Ten words of 16 bits carry twice at most.
+    (!fold(sum(wire.as_bytes()))).to_be_bytes()
+}
+
+/// Returns the sum of the words of 16 bits that these bytes are, of which there are few.
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum()
+}
+
+/// Adds what a sum of few words has beyond 16 bits to its lowest bits (RFC 1071). It carries twice at
+/// most.
+fn fold(sum: u32) -> u16 {
     let folded = (sum >> 16) + (sum & 0xffff);
-    let folded = (folded >> 16) + (folded & 0xffff);
-    let [.., high, low] = (!folded).to_be_bytes();
-    [high, low]
+    let [.., high, low] = ((folded >> 16) + (folded & 0xffff)).to_be_bytes();
+    u16::from_be_bytes([high, low])
 }
 
 #[cfg(test)]

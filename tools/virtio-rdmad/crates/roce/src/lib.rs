@@ -3,7 +3,8 @@
 //!
 //! [`decode`] checks a frame and returns its headers and its payload. [`encode`] makes a frame. The
 //! crate knows what a packet says and nothing of QPs: whether a packet is expected is a question that
-//! it does not answer. It does no I/O and allocates nothing.
+//! it does not answer. It does no I/O. A [`Train`] holds several packets in one frame, for the
+//! segmentation offload of the kernel, and allocates that frame once; nothing else allocates.
 //!
 //! # What a receiver ignores
 //! [`decode`] ignores what IBA and the RFCs tell a receiver to ignore: reserved bits, the bytes of the
@@ -37,6 +38,7 @@ mod packet;
 mod psn;
 mod qpn;
 mod reth;
+mod train;
 mod udp;
 mod wire;
 mod xrceth;
@@ -59,5 +61,6 @@ pub use packet::{decode, destination, encode, encode_with, Headers, Packet, Unen
 pub use psn::Psn;
 pub use qpn::Qpn;
 pub use reth::Reth;
+pub use train::{Segments, Split, Train};
 pub use udp::{source_port, PORT};
 pub use xrceth::Xrceth;

@@ -9,6 +9,7 @@ use crate::extended::{self, ExtendedHeader, ExtendedHeaders};
 use crate::gid::Gid;
 use crate::icrc::{self, icrc};
 use crate::ip::{self, Ip};
+use crate::opcode::Opcode;
 use crate::wire::Writer;
 use crate::{bth, udp, Malformed};
 
@@ -135,6 +136,12 @@ pub fn decode(frame: &[u8]) -> Result<Packet<'_>, Malformed> {
 /// written to then.
 pub fn encode(headers: &Headers, payload: &[u8], frame: &mut [u8]) -> Result<usize, Unencodable> {
     encode_with(headers, payload.len(), frame, |place| place.copy_from_slice(payload))
+}
+
+/// Returns the bytes that UDP carries in a packet with a payload of `payload` bytes.
+pub(crate) fn segment_len(opcode: Opcode, payload: usize) -> usize {
+    let headers = bth::LEN + extended::len(opcode.extended_headers()) + icrc::LEN;
+    payload.div_ceil(4).saturating_mul(4).saturating_add(headers)
 }
 
 /// Does the same as [`encode`] with a payload of `payload` bytes, which `fill` writes to its place in

@@ -79,6 +79,23 @@ pub(crate) fn put(writer: &mut Writer<'_>, source_port: u16, len: u16) {
     writer.put_wire(&wire);
 }
 
+/// Writes the length of the datagram that `bytes` are into its header, and no checksum. Does nothing if
+/// they are too few.
+pub(crate) fn set_len(bytes: &mut [u8]) {
+    let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+    if let Ok((wire, _)) = Wire::mut_from_prefix(bytes) {
+        wire.len = len.into();
+        wire.checksum = 0.into();
+    }
+}
+
+/// Writes the checksum of the datagram that `bytes` are. Does nothing if they are too few.
+pub(crate) fn set_checksum(bytes: &mut [u8], checksum: u16) {
+    if let Ok((wire, _)) = Wire::mut_from_prefix(bytes) {
+        wire.checksum = checksum.into();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

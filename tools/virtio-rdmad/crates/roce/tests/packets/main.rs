@@ -4,3 +4,4 @@
 mod causes;
 mod random;
 mod scapy;
+mod train;
