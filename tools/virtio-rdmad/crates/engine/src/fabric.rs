@@ -51,10 +51,11 @@ impl Fabric {
         &self.network
     }
 
-    /// Takes in a frame of RoCE v2 that came over the uplink. The thread of the guest that it is for looks
+    /// Takes in a frame of RoCE v2 that came over the uplink: a packet, or a train of packets whose
+    /// segments have `segment` bytes; 0 stands for a packet. The thread of the guest that it is for looks
     /// into it. Returns whether a guest has the address that it is sent to, and room for it.
-    pub fn receive(&self, frame: &[u8]) -> bool {
-        inbox::receive(&self.network, frame)
+    pub fn receive(&self, frame: &[u8], segment: u16) -> bool {
+        inbox::receive(&self.network, frame, segment)
     }
 
     /// Adds a guest's device. It leaves when the last handle to it is dropped.

@@ -1,16 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A tap: a network interface of the kernel whose frames a process reads and writes (the kernel's
 //! Documentation/networking/tuntap.rst).
+//!
+//! Each frame has a header of VIRTIO in front (`struct virtio_net_hdr`, VIRTIO 1.3, 5.1.6), by which one
+//! call moves a train: a frame with several UDP datagrams of one flow. Where the kernel must, it takes
+//! the train apart (segmentation offload). Linux 6.2 and later do this (TUN_F_USO4 and TUN_F_USO6).
 
 use std::fs::{File, OpenOptions};
-use std::io::{Error, ErrorKind, Read, Write};
+use std::io::{Error, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+
+/// The bytes of `struct virtio_net_hdr`.
+const HEADER: usize = 10;
+/// VIRTIO_NET_HDR_F_NEEDS_CSUM: the checksum is to be completed.
+const NEEDS_CSUM: u8 = 1;
+/// VIRTIO_NET_HDR_GSO_UDP_L4: the frame is a train of UDP datagrams.
+const GSO_UDP_L4: u8 = 5;
+/// Where the checksum is in a UDP header, and the bytes of that header.
+const UDP_CHECKSUM: u16 = 6;
+const UDP_HEADER: u16 = 8;
 
 /// An interface of this type that was opened.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
+    takes_trains: bool,
+}
+
+/// A train of UDP datagrams, apart from its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Train {
+    /// The bytes of each datagram but the last, without its headers. The last one has as many or fewer.
+    pub segment: u16,
+    /// Where the UDP header is in the frame. In place of its checksum it has the sum of the
+    /// pseudo-header.
+    pub udp: u16,
 }
 
 impl Tap {
@@ -31,7 +56,7 @@ impl Tap {
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = libc::c_char::from_ne_bytes([from]);
         }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
         let file = OpenOptions::new()
             .read(true)
@@ -43,27 +68,81 @@ impl Tap {
         if status < 0 {
             return Err(Error::last_os_error());
         }
-        Ok(Self { file })
+        choose_header(&file)?;
+        let takes_trains = offload(&file);
+        Ok(Self { file, takes_trains })
     }
 
-    /// Takes a frame that the kernel sends over the interface, and returns its bytes. A frame that is
-    /// longer than `frame` is cut off.
+    /// Returns whether the kernel takes trains apart.
+    pub fn takes_trains(&self) -> bool {
+        self.takes_trains
+    }
+
+    /// Takes a frame that the kernel sends over the interface. Returns its bytes, and the bytes of a
+    /// segment if it is a train, else 0. A frame that does not fit into `room` with a header of 10 bytes
+    /// is cut off.
     ///
     /// # Errors
     ///
     /// `WouldBlock` if there is no frame; what read(2) says if the interface is down or gone.
-    pub fn receive(&self, frame: &mut [u8]) -> Result<usize, Error> {
-        (&self.file).read(frame)
+    pub fn receive<'a>(&self, room: &'a mut [u8]) -> Result<(&'a [u8], u16), Error> {
+        let len = (&self.file).read(room)?;
+        let Some((header, frame)) = room.get(..len).and_then(<[u8]>::split_first_chunk::<HEADER>)
+        else {
+            return Ok((&[], 0));
+        };
+        let [_, kind, _, _, low, high, ..] = *header;
+        let segment = if kind == GSO_UDP_L4 { u16::from_le_bytes([low, high]) } else { 0 };
+        Ok((frame, segment))
     }
 
-    /// Gives the kernel a frame that comes over the interface.
+    /// Gives the kernel a frame that comes over the interface, which is a train if the tap
+    /// [takes trains](Tap::takes_trains).
     ///
     /// # Errors
     ///
     /// What write(2) says: `EIO` while the interface is down.
-    pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
-        (&self.file).write(frame).map(|_| ())
+    pub fn send(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
+        let mut header = [0; HEADER];
+        if let Some(Train { segment, udp }) = train {
+            header[0] = NEEDS_CSUM;
+            header[1] = GSO_UDP_L4;
+            let words = [udp + UDP_HEADER, segment, udp, UDP_CHECKSUM];
+            for (place, word) in header[2..].chunks_exact_mut(2).zip(words) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let parts = [IoSlice::new(&header), IoSlice::new(frame)];
+        (&self.file).write_vectored(&parts).map(|_| ())
     }
+}
+
+/// Chooses the header in front of frames: without what later versions have added, and little-endian. A
+/// tap keeps what another process has chosen.
+fn choose_header(tap: &File) -> Result<(), Error> {
+    for (request, value) in [(libc::TUNSETVNETHDRSZ, HEADER), (libc::TUNSETVNETLE, 1)] {
+        let value = libc::c_int::try_from(value).unwrap_or(0);
+        // SAFETY: Both requests read an integer, which `value` is.
+        if unsafe { libc::ioctl(tap.as_raw_fd(), request, &raw const value) } < 0 {
+            return Err(Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Has the kernel leave trains whole in both directions. Returns whether it does.
+fn offload(tap: &File) -> bool {
+    let set = |flags: libc::c_uint| {
+        let flags = libc::c_ulong::from(flags);
+        // SAFETY: TUNSETOFFLOAD takes a number, and touches no memory.
+        unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, flags) == 0 }
+    };
+    let takes_trains = set(libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6);
+    if !takes_trains {
+        // A tap keeps what another process has set.
+        set(0);
+    }
+    takes_trains
 }
 
 impl AsFd for Tap {

@@ -4,6 +4,8 @@
 
 use std::time::Instant;
 
+use roce::Segments;
+
 /// Makes the thread that serves a guest call [`crate::Device::run`].
 pub trait Wake: Send + Sync {
     /// Wakes the thread. Called from any thread of the process; must not block
@@ -13,9 +15,10 @@ pub trait Wake: Send + Sync {
 
 /// The way out of the process: an interface of the network that carries frames.
 pub trait Uplink: Send + Sync {
-    /// Sends a frame, from its Ethernet header on. Called from any thread of the process; must not block
-    /// and must not call into the engine. A frame that cannot be sent is lost, as on any network.
-    fn send(&self, frame: &[u8]);
+    /// Sends a packet, or a train of packets of one connection, in the order in which they are in it.
+    /// Called from any thread of the process; must not block and must not call into the engine. What
+    /// cannot be sent is lost, as on any network.
+    fn send(&self, segments: Segments<'_>);
 }
 
 /// A source of time, so that tests have their own.

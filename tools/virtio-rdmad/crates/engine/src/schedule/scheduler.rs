@@ -22,6 +22,7 @@ use crate::base::sync::lock;
 use crate::base::visit::Visit;
 use crate::transport::batch::Completion;
 use crate::transport::round::Round;
+use crate::transport::wire::outbox::Outbox;
 
 /// Timers that are taken in one round.
 const MOST_TIMERS: usize = 256;
@@ -51,6 +52,8 @@ pub(crate) struct Scheduler {
     cursor: u16,
     /// Room for the completions of a round.
     room: Vec<Completion>,
+    /// The memory of packets that leave at the end of a round.
+    outbox: Outbox,
     /// What comes before everything else.
     change: Option<Change>,
 }
@@ -69,6 +72,7 @@ impl Scheduler {
             quiet: Set::new(queues),
             cursor: 0,
             room: Vec::new(),
+            outbox: Outbox::default(),
             change: None,
         }
     }
@@ -126,9 +130,11 @@ impl Scheduler {
         }
         let is_late = self.expire(guest, &mut round.budget);
         round.batch.completions = std::mem::take(&mut self.room);
+        round.outbox = std::mem::take(&mut self.outbox);
         let worked = self.round(guest, &mut round, budget);
         hca.stats.add(Counter::Work, round.finish(hca));
         self.room = round.batch.completions;
+        self.outbox = round.outbox;
         if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
             return Next::Busy;
         }
@@ -190,8 +196,9 @@ impl Scheduler {
         let given = round.begin(*left, self.active.len() <= 1);
         let visit = guest.visit(queue, round);
         round.end();
-        if queue == Queue::Doorbell {
-            // The rings that it named are visited in this round.
+        if matches!(queue, Queue::Doorbell | Queue::Wire) {
+            // The rings that a doorbell named, and the QPs that packets were for, are visited in this
+            // round.
             guest.hca.ready.take(&mut self.active);
         }
         let spent = given - round.budget.left();

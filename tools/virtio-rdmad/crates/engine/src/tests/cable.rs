@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! A cable between two fabrics, which stand for two hosts. It can lose, repeat and reorder frames, as a
-//! seed says.
+//! seed says. A cable without faults leaves trains of packets whole, any other takes them apart.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use roce::{Segments, Split};
+
 use crate::{Fabric, FabricConfig, Uplink};
 
 /// How often things go wrong, in thousandths.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Faults {
     /// A frame is lost.
     pub loss: u64,
@@ -24,12 +26,12 @@ pub struct Faults {
 
 /// What is under way, and what decides what becomes of it.
 pub struct Cable {
-    /// Frames, with the number of the fabric that they go to.
-    frames: Mutex<VecDeque<(usize, Vec<u8>)>>,
+    /// Frames, with the number of the fabric that they go to, and the bytes of the segments of trains.
+    frames: Mutex<VecDeque<(usize, Vec<u8>, u16)>>,
     fabrics: Mutex<Vec<Arc<Fabric>>>,
     faults: Faults,
     random: Mutex<u64>,
-    /// Every frame that was sent.
+    /// The packet of every frame that was sent, as a frame.
     pub sent: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -41,8 +43,8 @@ struct End {
 }
 
 impl Uplink for End {
-    fn send(&self, frame: &[u8]) {
-        self.cable.take(self.to, frame);
+    fn send(&self, segments: Segments<'_>) {
+        self.cable.take(self.to, segments);
     }
 }
 
@@ -98,8 +100,21 @@ impl Cable {
         word ^ word >> 31
     }
 
-    fn take(&self, to: usize, frame: &[u8]) {
-        self.sent.lock().unwrap().push(frame.to_vec());
+    fn take(&self, to: usize, Segments { frame, segment, .. }: Segments<'_>) {
+        let is_whole = self.faults == Faults::default();
+        if is_whole {
+            self.frames.lock().unwrap().push_back((to, frame.to_vec(), segment));
+        }
+        let mut split = Split::new(frame, segment);
+        while let Some(range) = split.next(frame) {
+            self.sent.lock().unwrap().push(frame[range.clone()].to_vec());
+            if !is_whole {
+                self.take_packet(to, &frame[range]);
+            }
+        }
+    }
+
+    fn take_packet(&self, to: usize, frame: &[u8]) {
         if self.happens(self.faults.loss) {
             return;
         }
@@ -116,7 +131,7 @@ impl Cable {
             } else {
                 frames.len()
             };
-            frames.insert(at, (to, frame.clone()));
+            frames.insert(at, (to, frame.clone(), 0));
         }
     }
 
@@ -127,15 +142,15 @@ impl Cable {
 
     /// Brings a frame to a fabric, whatever else is under way. Returns whether a guest takes it.
     pub fn bring(&self, to: usize, frame: &[u8]) -> bool {
-        self.fabric(to).receive(frame)
+        self.fabric(to).receive(frame, 0)
     }
 
     /// Brings what is under way to the other ends; whether there was anything.
     pub fn deliver(&self) -> bool {
         let frames = std::mem::take(&mut *self.frames.lock().unwrap());
         let fabrics = self.fabrics.lock().unwrap().clone();
-        for (to, frame) in &frames {
-            fabrics[*to].receive(frame);
+        for (to, frame, segment) in &frames {
+            fabrics[*to].receive(frame, *segment);
         }
         !frames.is_empty()
     }

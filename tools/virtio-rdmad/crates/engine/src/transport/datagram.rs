@@ -84,7 +84,7 @@ pub(crate) fn send(
     let Some(source) = hca.gid(av.gid_index.into()) else {
         return VIRTIO_RDMA_WC_LOC_QP_OP_ERR;
     };
-    let Round { local: cache, remote, batch, budget, .. } = round;
+    let Round { local: cache, remote, batch, budget, outbox, .. } = round;
     cache.begin(&**hca);
     // Inline data has no SGEs.
     let sges = if wqe.is_inline { &[] } else { wqe.sges.as_slice() };
@@ -117,7 +117,9 @@ pub(crate) fn send(
         let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
         let leaves = is_group && is_group_away(hca, &source, &av.dgid);
         let psn = requester.attr.sq_psn;
-        if leaves && wire::datagram::send(hca, &datagram, &source, &wqe.ud, psn).is_err() {
+        if leaves
+            && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
+        {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
         }
         let members = hca.network.group(&av.dgid).filter(|_| is_group);
@@ -131,7 +133,7 @@ pub(crate) fn send(
         budget.work(dropped * cost::MESSAGE);
     } else if is_away(hca, &source, &av.dgid) {
         let psn = requester.attr.sq_psn;
-        if wire::datagram::send(hca, &datagram, &source, &wqe.ud, psn).is_err() {
+        if wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
         }
     } else if let Err(dropped) =

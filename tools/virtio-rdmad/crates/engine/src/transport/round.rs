@@ -4,6 +4,7 @@
 
 use super::batch::CompletionBatch;
 use super::hca::Hca;
+use super::wire::outbox::Outbox;
 use crate::base::budget::{Budget, BURST_BYTES};
 use crate::memory::mr_cache::MrCache;
 
@@ -23,6 +24,8 @@ pub(crate) struct Round {
     pub remote: MrCache,
     /// What is left for later.
     pub batch: CompletionBatch,
+    /// Packets that leave at the end of the round.
+    pub outbox: Outbox,
 }
 
 impl Round {
@@ -48,10 +51,11 @@ impl Round {
         self.remote.release();
     }
 
-    /// Ends the round: no region is in use any more, and guests are told of completions. Returns what
-    /// the round has cost, in nanoseconds.
+    /// Ends the round: no region is in use any more, packets leave, and guests are told of completions.
+    /// Returns what the round has cost, in nanoseconds.
     pub fn finish(&mut self, hca: &Hca) -> u64 {
         self.release();
+        self.outbox.flush(hca);
         self.batch.announce();
         self.batch.settle(&hca.stats);
         self.budget.spent()

@@ -9,7 +9,8 @@ use roce::{
     Deth, ExtendedHeaders, ImmDt, Opcode, Operation, Packet, Position, Psn, Qpn, Service, Vlan,
 };
 
-use super::path::{self, Path};
+use super::outbox::Outbox;
+use super::path::Path;
 use crate::base::address::Address;
 use crate::base::counters::Counter;
 use crate::memory::copy::{self, Data};
@@ -21,6 +22,7 @@ use crate::transport::round::Round;
 /// Sends a datagram in a packet. Fails if its payload cannot be read. What cannot be sent is lost.
 pub(crate) fn send(
     hca: &Hca,
+    outbox: &mut Outbox,
     datagram: &Datagram<'_>,
     source: &Address,
     to: &WrUd,
@@ -44,7 +46,7 @@ pub(crate) fn send(
     };
     let mut headers = path.headers(opcode, Psn::new(psn), extended);
     headers.bth.solicited_event = datagram.solicited;
-    path::send(hca, &headers, datagram.total as usize, |place| match datagram.payload {
+    outbox.send(hca, &headers, datagram.total as usize, |place| match datagram.payload {
         Data::Mapped(view) => copy::read(view, place).map_err(|_| ()),
         Data::Inline(bytes) => {
             place.copy_from_slice(bytes.get(..place.len()).ok_or(())?);

@@ -17,17 +17,23 @@ use crate::transport::network::Network;
 use crate::transport::round::Round;
 
 /// Takes in a frame, as [`crate::Fabric::receive`]. Any thread.
-pub(crate) fn receive(network: &Network<Hca>, frame: &[u8]) -> bool {
+pub(crate) fn receive(network: &Network<Hca>, frame: &[u8], segment: u16) -> bool {
     let Some((gid, vlan)) = roce::destination(frame) else { return false };
     if is_multicast(&gid) {
-        return receive_for_group(network, &gid, vlan, frame);
+        return receive_for_group(network, &gid, vlan, frame, segment);
     }
-    network.find(&Address { gid, vlan }).is_some_and(|hca| put(&hca, frame))
+    network.find(&Address { gid, vlan }).is_some_and(|hca| put(&hca, frame, segment))
 }
 
 /// Puts a frame into the inbox of each guest in its VLAN that has a QP in this multicast group. Returns whether
 /// one of them has room for it.
-fn receive_for_group(network: &Network<Hca>, group: &Gid, vlan: Option<u16>, frame: &[u8]) -> bool {
+fn receive_for_group(
+    network: &Network<Hca>,
+    group: &Gid,
+    vlan: Option<u16>,
+    frame: &[u8],
+    segment: u16,
+) -> bool {
     let Some(members) = network.group(group) else { return false };
     let mut guests: Vec<Arc<Hca>> = Vec::new();
     for hca in members.iter().filter_map(|member| member.device.upgrade()) {
@@ -35,12 +41,12 @@ fn receive_for_group(network: &Network<Hca>, group: &Gid, vlan: Option<u16>, fra
             guests.push(hca);
         }
     }
-    guests.iter().filter(|hca| put(hca, frame)).count() != 0
+    guests.iter().filter(|hca| put(hca, frame, segment)).count() != 0
 }
 
 /// Puts a frame into the inbox of a guest. Returns whether there is room for it.
-fn put(hca: &Hca, frame: &[u8]) -> bool {
-    let has_room = lock(&hca.inbox).push(frame);
+fn put(hca: &Hca, frame: &[u8], segment: u16) -> bool {
+    let has_room = lock(&hca.inbox).push(frame, segment);
     if has_room {
         hca.make_ready(Jobs::WIRE);
     } else {
@@ -51,17 +57,16 @@ fn put(hca: &Hca, frame: &[u8]) -> bool {
 
 /// Looks into frames until the budget is exhausted; whether some are left. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
-    loop {
-        if round.budget.is_over() {
-            return true;
-        }
-        let Some(frame) = lock(&hca.inbox).pop() else { return false };
+    let mut heap = lock(&hca.inbox).take();
+    while !round.budget.is_over() {
+        let Some(frame) = heap.pop() else { break };
         round.budget.spend(frame.len() as u64);
-        match roce::decode(&frame) {
+        match roce::decode(frame) {
             Ok(packet) => arrive(hca, &packet, round),
             Err(malformed) => hca.stats.guest_error(Counter::BadPacket, malformed),
         }
     }
+    lock(&hca.inbox).put_back(heap)
 }
 
 /// Gives a packet to its QP, or to the QPs of its multicast group.

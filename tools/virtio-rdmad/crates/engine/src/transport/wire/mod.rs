@@ -11,6 +11,7 @@
 
 pub(crate) mod datagram;
 pub(crate) mod inbox;
+pub(crate) mod outbox;
 mod path;
 pub(crate) mod requester;
 pub(crate) mod responder;

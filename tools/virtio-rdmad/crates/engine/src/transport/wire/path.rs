@@ -13,11 +13,6 @@ use roce::{
 use crate::base::address::{is_multicast, Address, Gid};
 use crate::transport::hca::Hca;
 
-/// Room for the headers and the ICRC of any packet.
-const HEADERS: usize = 160;
-/// The largest payload of a packet.
-pub(crate) const MTU: usize = 4096;
-
 /// The bits of the traffic class that tell of congestion, and that the sender of a packet sets (RFC 3168).
 const ECN: u8 = 3;
 /// ECT(0): the network may mark the packet instead of dropping it.
@@ -125,24 +120,4 @@ fn ip(to: &Target, flow_label: FlowLabel, source: &Address) -> Option<Ip> {
         }
         _ => return None,
     })
-}
-
-/// Sends a packet with a payload of `len` bytes, which `fill` writes; returns what that returns. A packet
-/// that cannot be made, or whose payload cannot be read, is not sent.
-pub(crate) fn send<E>(
-    hca: &Hca,
-    headers: &Headers,
-    len: usize,
-    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut frame = [0; MTU + HEADERS];
-    let mut filled = Ok(());
-    let made = roce::encode_with(headers, len, &mut frame, |place| filled = fill(place));
-    filled?;
-    match (made, hca.network.uplink()) {
-        (Ok(len), Some(uplink)) => uplink.send(&frame[..len]),
-        (Err(error), _) => debug_assert!(false, "{error}"),
-        (_, None) => {}
-    }
-    Ok(())
 }

@@ -16,13 +16,13 @@ use roce::{
 };
 use zerocopy::IntoBytes;
 
-use super::path::{self, Path};
+use super::path::Path;
 use super::service;
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
-use crate::memory::mr_cache::Mappings;
+use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::state::QpState;
 use crate::qp::window::{Kind, Response, Window};
 use crate::queue::request::{Operation, Request};
@@ -155,9 +155,9 @@ impl Sender<'_> {
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
-            let sent = path::send(hca, &headers, len as usize, |place| {
-                self.gather(wqe, skip, place, round)
-            });
+            let Round { outbox, local, .. } = round;
+            let sent = outbox
+                .send(hca, &headers, len as usize, |place| self.gather(wqe, skip, place, local));
             if sent.is_err() {
                 failed = true;
                 break;
@@ -177,7 +177,7 @@ impl Sender<'_> {
         wqe: &SendWqe,
         skip: u64,
         place: &mut [u8],
-        round: &mut Round,
+        cache: &mut MrCache,
     ) -> Result<(), ()> {
         if wqe.is_inline {
             let from = usize::try_from(skip).map_err(|_| ())?;
@@ -186,7 +186,7 @@ impl Sender<'_> {
         }
         let claim = Claim::local(self.config.pdn, 0);
         let mut mappings = Mappings::new();
-        let (cache, bytes) = (&mut round.local, skip..skip + place.len() as u64);
+        let bytes = skip..skip + place.len() as u64;
         cache.begin(&**self.hca);
         cache
             .map_sges(&self.hca.keys, wqe.sges.as_slice(), claim, bytes, &mut mappings)

@@ -12,7 +12,7 @@ use roce::{
     Position, Psn, RnrTimer, Service, Syndrome,
 };
 
-use super::path::{self, Path};
+use super::path::Path;
 use super::requester::position;
 use super::service;
 use crate::base::qp_type::QpType;
@@ -74,9 +74,12 @@ pub(crate) fn arrive(
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
-    let is_left = pump(hca, slot, &mut responder, round);
+    // What is sent back leaves after the visit of the inbox, so that one acknowledgement is of all
+    // packets that came together. A QP that has failed is not visited for that.
+    let is_left = !qp.state().receives() && pump(hca, slot, &mut responder, round);
+    let has_reply = responder.inbound.as_ref().is_some_and(|inbound| !inbound.replies.is_empty());
     round.batch.place_completions();
-    if is_left {
+    if is_left || has_reply {
         hca.make_ready(hca.jobs.receive(slot));
     }
     true
@@ -340,7 +343,7 @@ pub(crate) fn pump(
             Reply::Acknowledge { psn, syndrome } => {
                 let extended =
                     ExtendedHeaders { aeth: Some(aeth(*syndrome)), ..Default::default() };
-                answer(hca, &path, service, Op::Acknowledge, *psn, extended);
+                answer(hca, &path, service, Op::Acknowledge, *psn, extended, round);
             }
             Reply::Atomic { psn, original } => {
                 let extended = ExtendedHeaders {
@@ -348,7 +351,7 @@ pub(crate) fn pump(
                     atomic_ack_eth: Some(AtomicAckEth { original: *original }),
                     ..Default::default()
                 };
-                answer(hca, &path, service, Op::AtomicAcknowledge, *psn, extended);
+                answer(hca, &path, service, Op::AtomicAcknowledge, *psn, extended, round);
             }
             Reply::Read(read) => {
                 let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
@@ -378,9 +381,11 @@ fn answer(
     operation: Op,
     psn: Psn,
     extended: ExtendedHeaders,
+    round: &mut Round,
 ) {
     let Some(opcode) = Opcode::new(service, operation, Position::Only) else { return };
-    let _ = path::send(hca, &path.headers(opcode, psn, extended), 0, |_| Ok::<(), ()>(()));
+    let headers = path.headers(opcode, psn, extended);
+    let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
 
 /// Sends a packet of the data of a READ; whether it was the last. Fails if the memory is not there any
@@ -408,9 +413,9 @@ fn send_data(
         ExtendedHeaders { aeth, ..Default::default() },
     );
     round.budget.spend(len);
-    let cache = &mut round.remote;
+    let Round { outbox, remote: cache, .. } = round;
     cache.begin(&**hca);
-    let sent = path::send(hca, &headers, len as usize, |place| {
+    let sent = outbox.send(hca, &headers, len as usize, |place| {
         if place.is_empty() {
             return Ok(());
         }

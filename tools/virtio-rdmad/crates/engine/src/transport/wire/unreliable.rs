@@ -8,7 +8,7 @@ use std::sync::Arc;
 use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS};
 use roce::{Packet, Position, Psn, Service};
 
-use super::path::{self, Path};
+use super::path::Path;
 use super::requester::{opcode, position};
 use super::responder::{execute, takes};
 use crate::base::counters::Counter;
@@ -52,8 +52,9 @@ impl Sender<'_> {
             headers.bth.solicited_event = request.solicited && is_last;
             let len = (request.total - *done).min(mtu);
             round.budget.spend(len);
-            let sent = path::send(self.hca, &headers, len as usize, |place| {
-                self.gather(wqe, *done, place, round)
+            let Round { outbox, local, .. } = round;
+            let sent = outbox.send(self.hca, &headers, len as usize, |place| {
+                self.gather(wqe, *done, place, local)
             });
             if sent.is_err() {
                 return Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
