@@ -2,6 +2,7 @@
 """The benchmark behind "make bench", inside the build root; tools/bench/bench has its options."""
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -14,15 +15,16 @@ import time
 from virtio_rdma import guests
 from virtio_rdma.bench import measure, plan, report
 from virtio_rdma.common import BUILD, CACHE, TOP, Failure, die_with_parent, end_on, say
+from virtio_rdma.guests.hosts import Hosts
 
 OUT = os.path.join(BUILD, "bench")
 HISTORY = os.path.join(CACHE, "bench", "history.jsonl")
 # What the guests run.
 GUEST_DIR = os.path.join(TOP, "tools", "bench", "guest")
 # Seconds of a whole run, by what they are for. Plots and a report come on top; all in all 20 and 2 minutes.
-BUDGET = {False: {"uml": 690, "qemu": 440}, True: {"uml": 78, "qemu": 40}}
+BUDGET = {False: {"uml": 570, "qemu": 440, plan.HOSTS: 120}, True: {"uml": 78, "qemu": 40, plan.HOSTS: 0}}
 # How long one measurement takes, apart from starting the programs.
-SECONDS = {False: {"uml": 0.3, "qemu": 0.5}, True: {"uml": 0.3, "qemu": 0.3}}
+SECONDS = {False: {"uml": 0.3, "qemu": 0.5, plan.HOSTS: 0.3}, True: {"uml": 0.3, "qemu": 0.3, plan.HOSTS: 0.3}}
 LIMIT_SECONDS = 0.05
 # Times as long: samples of the usual time vary by a tenth, and the goals of copies are near.
 THOROUGH = 3
@@ -56,15 +58,23 @@ class Phase:
         self.limit: measure.Limit | None = None
         self.broken = {}
         self.hangs = {}
-        rings = offers_rings()
-        # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
         self.hang_seconds = measure.HANG_SECONDS[options.quick]
-        self.network = guests.Network(guests.Options(
-            vmm=vmm, guests=4 if rings else 2, rdma="virtio", kernel_dir=options.kernel[vmm], image=options.image,
-            share=os.path.join(OUT, "guest"), no_rings=(3, 4) if rings else ()))
+        common = {"rdma": "virtio", "kernel_dir": options.kernel[vmm], "image": options.image,
+                  "share": os.path.join(OUT, "guest")}
+        self.network: guests.Network
+        if vmm == plan.HOSTS:
+            # Each host has a processor of the device.
+            self.network = Hosts(guests.Options(vmm="uml", guests=2, workers=2, **common))
+        else:
+            rings = offers_rings()
+            # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
+            self.network = guests.Network(guests.Options(
+                vmm=vmm, guests=4 if rings else 2, no_rings=(3, 4) if rings else (), **common))
 
     def run(self):
         """Measures until there is nothing left to measure or the time is over."""
+        if not self.points:
+            return
         failed = True
         try:
             self.step(f"{self.vmm}: boot {len(self.network.guests)} guests")
@@ -111,7 +121,10 @@ class Phase:
             link = self.network.rdma_up(guest, "rxe")
             if not link[0].startswith("rxe"):
                 raise Failure(f"{link[0]} came up instead of rxe")
-        self.paths += [measure.Pair("rxe", server, client, link, self.hang_seconds),
+        kind = measure.Pair
+        if isinstance(self.network, Hosts):
+            kind = functools.partial(measure.RxeBetweenHosts, self.network)
+        self.paths += [kind("rxe", server, client, link, self.hang_seconds),
                        measure.Tcp(server, client, self.hang_seconds)]
         self.by_address(self.paths[-1:])
         self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,

@@ -234,6 +234,21 @@ class Pair:
         return cmtime_rate(text)
 
 
+class RxeBetweenHosts(Pair):
+    """rxe in guests whose packets of RoCE v2 else go to the device of their host."""
+
+    def __init__(self, network, *arguments):
+        super().__init__(*arguments)
+        self.network = network
+
+    def measure(self, point, seconds):
+        self.network.redirect(False)
+        try:
+            return super().measure(point, seconds)
+        finally:
+            self.network.redirect(True)
+
+
 class Tcp:
     """TCP between the same two guests, by plain system calls."""
 

@@ -10,6 +10,8 @@ import dataclasses
 PATHS = ("rings", "virtqueues", "rxe", "tcp", "limit")
 
 VMMS = ("uml", "qemu")
+# User-mode Linux guests, each as on a host of its own: what they say goes over taps and a bridge.
+HOSTS = "hosts"
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
 # An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
 UML_ONLY_SIZES = (64, 512)
@@ -120,9 +122,20 @@ def objects():
     yield Point("idle_device", 0, PERCENT, 0, kind="idle", quick=VMMS)
 
 
+def over_the_wire():
+    """Yields what is measured between hosts, beside rxe and TCP over the same bridge."""
+    for verb in ("write", "read"):
+        for size in GOAL_SIZES["bw"]:
+            yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", tcp="tcp_bw", goal=True, vmms=(HOSTS,))
+    yield Point("ib_write_lat", 2, US, program="ib_write_lat", tcp="tcp_lat", goal=True, vmms=(HOSTS,))
+    for verb in ("write", "send"):
+        yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, vmms=(HOSTS,))
+        yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, kind="core", goal=True, vmms=(HOSTS,))
+
+
 def points(vmm, quick):
     """Returns the points of a run, in the order of the report."""
-    return [point for group in (bandwidth, latency, rates, objects) for point in group()
+    return [point for group in (bandwidth, latency, rates, objects, over_the_wire) for point in group()
             if vmm in (point.quick if quick else point.vmms)]
 
 

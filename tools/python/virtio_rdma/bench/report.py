@@ -123,6 +123,19 @@ class Report:
         for path, target in (("tcp", 5), ("rxe", 8)):
             result.append(over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, at("nvme_read", 4096, 0),
                                at("nvme_read", 4096, 0, path)))
+        def over_the_wire(tool, size, path="rings"):
+            return at(tool, size, 1, path, plan.HOSTS)
+
+        for verb in ("write", "read"):
+            for size in plan.GOAL_SIZES["bw"]:
+                ours_there, name = over_the_wire(f"ib_{verb}_bw", size), f"hosts: {verb} of {size_text(size)}"
+                result += [
+                    over(f"{name}: times rxe", 5, ours_there, over_the_wire(f"ib_{verb}_bw", size, "rxe")),
+                    over(f"{name}: of TCP", 0.7, ours_there, over_the_wire("tcp_bw", size, "tcp")),
+                ]
+        for verb in ("write", "send"):
+            result.append(figure(f"hosts: 64-byte {verb}s: M/s a device core", 1,
+                                 over_the_wire(f"ib_{verb}_rate{plan.CORE}", plan.RATE_SIZE)))
         for vmm in plan.VMMS:
             for tool, size, qps in (*(("reg_mr", size, 0) for size in plan.REGISTRATIONS), ("qp_to_rts", 0, 1),
                                     ("rdma_connect", 0, 1)):
