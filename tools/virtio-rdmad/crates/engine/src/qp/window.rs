@@ -15,6 +15,10 @@ use roce::Psn;
 /// Packets of SENDs and WRITEs that are sent before one of them is acknowledged.
 const MOST_IN_FLIGHT: u32 = 256;
 
+/// Packets of responses that are to come when another response is asked for. The peer sends all packets
+/// of a response at once, and what does not fit into an inbox is lost.
+const MOST_TO_COME: u32 = 512;
+
 /// What the window has to know of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kind {
@@ -137,8 +141,10 @@ impl<T> Window<T> {
             return None;
         }
         let (is_last, may_go) = if sent.kind.is_answered {
-            let responses = before.filter(|other| other.awaits_response()).count();
-            (true, responses < usize::from(most_responses))
+            let responses = before.filter(|other| other.awaits_response());
+            let to_come: u32 = responses.clone().map(|other| other.packets - other.received).sum();
+            let is_few = to_come < MOST_TO_COME;
+            (true, is_few && responses.count() < usize::from(most_responses))
         } else {
             let in_flight = self.in_flight();
             (
@@ -263,5 +269,30 @@ impl<T> Window<T> {
             self.una = sent.end();
         }
         Some(sent.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns how many READs of so many packets are asked for before one is answered.
+    fn asked_for(packets: u32) -> usize {
+        let mut window = Window::new(Psn::new(0));
+        let kind = Kind { is_answered: true, is_fenced: false };
+        (0..32).for_each(|number| window.push(number, packets, kind));
+        let mut count = 0;
+        while window.due(16).is_some() {
+            window.advance();
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn responses_that_are_to_come_are_bounded() {
+        assert_eq!(asked_for(1), 16, "as many as the peer takes");
+        assert_eq!(asked_for(64), 8);
+        assert_eq!(asked_for(1024), 1);
     }
 }
