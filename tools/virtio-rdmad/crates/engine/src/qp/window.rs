@@ -12,6 +12,13 @@ use std::time::Instant;
 
 use roce::Psn;
 
+/// Messages that are in the window at a time.
+const MOST_MESSAGES: usize = 64;
+
+/// Packets of the messages in the window, if there are several. PSNs are compared by the sign of their
+/// difference, so those that are compared are less than 2^23 apart.
+const MOST_PACKETS: u32 = 1 << 22;
+
 /// Packets of SENDs and WRITEs that are sent before one of them is acknowledged.
 const MOST_IN_FLIGHT: u32 = 256;
 
@@ -79,6 +86,8 @@ pub(crate) enum Response<'a, T> {
 /// The messages of a requester that are not acknowledged.
 pub(crate) struct Window<T> {
     sent: VecDeque<Sent<T>>,
+    /// Messages that a response answers.
+    answered: usize,
     una: Psn,
     cursor: Psn,
     top: Psn,
@@ -97,6 +106,7 @@ impl<T> Window<T> {
     pub fn new(psn: Psn) -> Self {
         Self {
             sent: VecDeque::new(),
+            answered: 0,
             una: psn,
             cursor: psn,
             top: psn,
@@ -105,6 +115,13 @@ impl<T> Window<T> {
             deadline: None,
             pause: None,
         }
+    }
+
+    /// Returns whether there is room for a message of so many packets.
+    pub fn has_room(&self, packets: u32) -> bool {
+        let Some(oldest) = self.sent.front() else { return true };
+        let under_way = self.end.distance_from(oldest.first).unsigned_abs();
+        self.sent.len() < MOST_MESSAGES && under_way.saturating_add(packets) <= MOST_PACKETS
     }
 
     /// Returns how many messages it holds.
@@ -126,16 +143,16 @@ impl<T> Window<T> {
     pub fn push(&mut self, what: T, packets: u32, kind: Kind) {
         let first = self.end;
         self.end = first.plus(packets);
+        self.answered += usize::from(kind.is_answered);
         self.sent.push_back(Sent { what, first, packets, kind, received: 0 });
     }
 
     /// Returns the next packet to send, unless there is none, too many are under way, or it asks for a
     /// response while `most_responses` are to come.
     pub fn due(&self, most_responses: u8) -> Option<Due<'_, T>> {
-        let behind = |sent: &&Sent<T>| self.cursor.distance_from(sent.end()) < 0;
-        let sent = self.sent.iter().find(behind)?;
-        let before =
-            self.sent.iter().take_while(|other| other.end().distance_from(self.cursor) <= 0);
+        let at = self.at_cursor();
+        let sent = self.sent.get(at)?;
+        let before = self.sent.range(..at);
         let index = self.cursor.distance_from(sent.first).unsigned_abs();
         if sent.kind.is_fenced && index == 0 && before.clone().any(Sent::awaits_response) {
             return None;
@@ -155,9 +172,17 @@ impl<T> Window<T> {
         may_go.then_some(Due { what: &sent.what, index, psn: self.cursor, is_last })
     }
 
+    /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
+    fn at_cursor(&self) -> usize {
+        self.sent.partition_point(|sent| sent.end().distance_from(self.cursor) <= 0)
+    }
+
     /// Returns how many packets of SENDs and WRITEs were sent and are not acknowledged.
     fn in_flight(&self) -> u32 {
         let all = self.cursor.distance_from(self.una).max(0).unsigned_abs();
+        if self.answered == 0 {
+            return all;
+        }
         let responses = self.sent.iter().filter(|sent| sent.kind.is_answered).map(|sent| {
             let from = if sent.first.distance_from(self.una) < 0 { self.una } else { sent.first };
             let to =
@@ -169,10 +194,8 @@ impl<T> Window<T> {
 
     /// Notes that the packet was sent that was due.
     pub fn advance(&mut self) {
-        let cursor = self.cursor;
-        let behind = |sent: &&Sent<T>| cursor.distance_from(sent.end()) < 0;
-        let Some(sent) = self.sent.iter().find(behind) else { return };
-        self.cursor = if sent.kind.is_answered { sent.end() } else { cursor.plus(1) };
+        let Some(sent) = self.sent.get(self.at_cursor()) else { return };
+        self.cursor = if sent.kind.is_answered { sent.end() } else { self.cursor.plus(1) };
         if self.cursor.distance_from(self.top) > 0 {
             self.top = self.cursor;
         }
@@ -185,7 +208,10 @@ impl<T> Window<T> {
             return false;
         }
         for sent in &self.sent {
-            if psn.distance_from(sent.first) < 0 || sent.end().distance_from(self.una) <= 0 {
+            if psn.distance_from(sent.first) < 0 {
+                break;
+            }
+            if sent.end().distance_from(self.una) <= 0 {
                 continue;
             }
             if sent.awaits_response() {
@@ -265,6 +291,7 @@ impl<T> Window<T> {
     /// Takes the oldest message, done or not.
     pub fn pop(&mut self) -> Option<T> {
         let sent = self.sent.pop_front()?;
+        self.answered -= usize::from(sent.kind.is_answered);
         if sent.end().distance_from(self.una) > 0 {
             self.una = sent.end();
         }
@@ -287,6 +314,18 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    #[test]
+    fn packets_in_the_window_are_comparable() {
+        let mut window = Window::new(Psn::new(0xff_0000));
+        assert!(window.has_room(1 << 23), "one message may be of any length");
+        window.push((), 1 << 21, Kind::default());
+        assert!(window.has_room(1 << 21));
+        window.push((), 1 << 21, Kind::default());
+        assert!(!window.has_room(1));
+        window.pop();
+        assert!(window.has_room(1));
     }
 
     #[test]

@@ -32,19 +32,16 @@ use crate::transport::message::{mtu_bytes, packets};
 use crate::transport::round::Round;
 use crate::transport::sender::{answer_delay, Sender};
 
-/// Messages that are under way at a time.
-const MOST_MESSAGES: usize = 64;
-
 /// Puts the work request under way into the window; `false` if there is no room.
 pub(crate) fn post(requester: &mut Requester) -> bool {
     let psn = requester.attr.sq_psn;
     let window = requester.window.get_or_insert_with(|| Box::new(Window::new(Psn::new(psn))));
-    if window.len() >= MOST_MESSAGES {
+    let count = packets(requester.wqe.request.total, requester.attr.path_mtu);
+    if !window.has_room(count) {
         return false;
     }
     let wqe = std::mem::replace(&mut requester.wqe, SendWqe::empty());
     let request = &wqe.request;
-    let count = packets(request.total, requester.attr.path_mtu);
     let is_answered = matches!(
         request.operation,
         Operation::Read | Operation::Atomic(_) | Operation::AtomicWrite | Operation::Flush(_)
