@@ -2,7 +2,6 @@
 """The benchmark behind "make bench", inside the build root; tools/bench/bench has its options."""
 
 import argparse
-import functools
 import json
 import os
 import re
@@ -121,10 +120,9 @@ class Phase:
             link = self.network.rdma_up(guest, "rxe")
             if not link[0].startswith("rxe"):
                 raise Failure(f"{link[0]} came up instead of rxe")
-        kind = measure.Pair
-        if isinstance(self.network, Hosts):
-            kind = functools.partial(measure.RxeBetweenHosts, self.network)
-        self.paths += [kind("rxe", server, client, link, self.hang_seconds),
+        rxe = "rxe", server, client, link, self.hang_seconds
+        self.paths += [measure.RxeBetweenHosts(self.network, *rxe) if isinstance(self.network, Hosts)
+                       else measure.Pair(*rxe),
                        measure.Tcp(server, client, self.hang_seconds)]
         self.by_address(self.paths[-1:])
         self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,
