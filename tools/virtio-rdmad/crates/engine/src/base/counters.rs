@@ -118,6 +118,14 @@ counters! {
     DropInboxFull = "drop_inbox_full",
     /// Packets dropped that came over the wire and are no packets of RoCE v2.
     BadPacket = "bad_packet",
+    /// Packets that came over the wire marked: they met congestion.
+    EcnMarked = "np_ecn_marked_roce_packets",
+    /// CNPs sent for such packets.
+    CnpSent = "np_cnp_sent",
+    /// CNPs that a QP followed by sending more slowly.
+    CnpHandled = "rp_cnp_handled",
+    /// CNPs for no connection.
+    CnpIgnored = "rp_cnp_ignored",
     /// Completions that found no buffer.
     CqOverflows = "cq_overflows",
     /// Asynchronous events raised.

@@ -80,6 +80,8 @@ pub struct Limits {
     pub max_mcast_attach: u32,
     /// Entries of the GID table.
     pub gid_table: u16,
+    /// Bytes that it may send to other hosts per second; `None`: as many as it can.
+    pub wire_rate: Option<u64>,
 }
 
 impl Default for Limits {
@@ -109,6 +111,7 @@ impl Default for Limits {
             max_mcast_qp_attach: 64,
             max_mcast_attach: 16384,
             gid_table: 128,
+            wire_rate: None,
         }
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod host;
 pub(crate) mod limits;
 pub(crate) mod qp_type;
 pub(crate) mod queues;
+pub(crate) mod rate_limit;
 pub(crate) mod ready_set;
 pub(crate) mod slab;
 pub(crate) mod sync;

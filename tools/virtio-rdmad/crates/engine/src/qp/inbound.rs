@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use roce::{Psn, Syndrome};
 
 use super::expected::Expected;
+use super::flow::Flow;
 use crate::queue::request::Request;
 
 /// A message whose first packet has come, and whose last has not.
@@ -61,6 +62,11 @@ impl ReadReply {
     pub fn empty(psn: Psn) -> Self {
         Self { psn, pdn: 0, remote_addr: 0, rkey: 0, total: 0, sent: 0 }
     }
+
+    /// Returns the bytes of the next packet, of at most `mtu` bytes.
+    pub fn next_len(&self, mtu: u64) -> u64 {
+        self.total.saturating_sub(u64::from(self.sent) * mtu).min(mtu)
+    }
 }
 
 /// What a responder remembers of a peer that it reaches over the wire.
@@ -74,6 +80,8 @@ pub(crate) struct Inbound {
     /// The results of the last atomics: a duplicate is answered with them, and not done again (IBA
     /// 9.7.5.1.5).
     atomics: VecDeque<(Psn, u64)>,
+    /// The rate of the data of READs.
+    pub flow: Flow,
 }
 
 impl Inbound {
@@ -84,6 +92,7 @@ impl Inbound {
             assembly: None,
             replies: VecDeque::new(),
             atomics: VecDeque::new(),
+            flow: Flow::default(),
         }
     }
 

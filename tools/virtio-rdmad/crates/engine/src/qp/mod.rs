@@ -3,9 +3,13 @@
 //! Queue pairs: states, attributes and the two halves.
 
 pub(crate) mod config;
+pub(crate) mod dcqcn;
 pub(crate) mod expected;
+pub(crate) mod flow;
 pub(crate) mod halves;
 pub(crate) mod inbound;
+#[cfg(test)]
+mod incast;
 pub(crate) mod pace;
 #[cfg(test)]
 mod simulation;

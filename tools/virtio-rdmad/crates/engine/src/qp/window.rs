@@ -12,6 +12,8 @@ use std::time::Instant;
 
 use roce::Psn;
 
+use super::flow::Flow;
+
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
 
@@ -99,6 +101,10 @@ pub(crate) struct Window<T> {
     pub deadline: Option<Instant>,
     /// Until when nothing is sent, as the peer has no receive.
     pub pause: Option<Instant>,
+    /// The rate of its packets.
+    pub flow: Flow,
+    /// Until when nothing is sent, as the rate allows no more.
+    pub hold: Option<Instant>,
 }
 
 impl<T> Window<T> {
@@ -114,6 +120,8 @@ impl<T> Window<T> {
             asked_again: false,
             deadline: None,
             pause: None,
+            flow: Flow::default(),
+            hold: None,
         }
     }
 

@@ -22,6 +22,8 @@ pub struct Faults {
     pub reorder: u64,
     /// A bit of a frame is another.
     pub corrupt: u64,
+    /// A frame comes marked, as one that met congestion.
+    pub mark: u64,
 }
 
 /// What is under way, and what decides what becomes of it.
@@ -123,6 +125,9 @@ impl Cable {
             let bit = self.random() as usize % (frame.len() * 8);
             frame[bit / 8] ^= 1 << (bit % 8);
         }
+        if self.happens(self.faults.mark) {
+            mark(&mut frame);
+        }
         let copies = 1 + usize::from(self.happens(self.faults.repeat));
         for _ in 0..copies {
             let mut frames = self.frames.lock().unwrap();
@@ -145,6 +150,29 @@ impl Cable {
         self.fabric(to).receive(frame, 0)
     }
 
+    /// Puts a CNP under way to a QP of a fabric, from the guest 9 to the guest 1.
+    pub fn send_cnp(&self, to: usize, qpn: u32) {
+        let opcode = roce::Opcode::CNP;
+        let headers = roce::Headers {
+            ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
+            ip: roce::Ip::V4(roce::Ipv4 {
+                traffic_class: 0,
+                identification: 0,
+                dont_fragment: true,
+                hop_limit: 64,
+                source: [10, 0, 0, 9].into(),
+                destination: [10, 0, 0, 1].into(),
+            }),
+            source_port: 0xc000,
+            bth: roce::Bth::new(opcode, roce::Qpn::new(qpn).unwrap(), roce::Psn::new(0)),
+            extended: roce::ExtendedHeaders::default(),
+        };
+        let mut frame = vec![0; 128];
+        let len = roce::encode(&headers, &[], &mut frame).unwrap();
+        frame.truncate(len);
+        self.frames.lock().unwrap().push_back((to, frame, 0));
+    }
+
     /// Brings what is under way to the other ends; whether there was anything.
     pub fn deliver(&self) -> bool {
         let frames = std::mem::take(&mut *self.frames.lock().unwrap());
@@ -154,4 +182,19 @@ impl Cable {
         }
         !frames.is_empty()
     }
+}
+
+/// Marks a frame of IPv4 without a tag: sets CE (RFC 3168), and the checksum of the header.
+fn mark(frame: &mut [u8]) {
+    if frame[12..14] != [8, 0] {
+        return;
+    }
+    let header = &mut frame[14..34];
+    header[1] |= 3;
+    header[10..12].fill(0);
+    let words = header.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
 }

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod cable;
+mod congestion;
 mod connection;
 mod control;
 mod cq_moderation;

@@ -70,7 +70,7 @@ on_the_wire! {
 }
 
 /// Sends a few messages of each kind, and checks the data of both ends.
-fn a_bit_of_everything(pair: &mut Pair, messages: u64) {
+pub fn a_bit_of_everything(pair: &mut Pair, messages: u64) {
     let [a, b] = pair.ends;
     let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
     let word = DATA + (3 << 20);

@@ -117,9 +117,7 @@ pub(crate) fn send(
         let is_group = wqe.ud.remote_qpn == VIRTIO_RDMA_MCAST_QPN;
         let leaves = is_group && is_group_away(hca, &source, &av.dgid);
         let psn = requester.attr.sq_psn;
-        if leaves
-            && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err()
-        {
+        if leaves && wire::datagram::send(hca, outbox, &datagram, &source, &wqe.ud, psn).is_err() {
             return VIRTIO_RDMA_WC_LOC_PROT_ERR;
         }
         let members = hca.network.group(&av.dgid).filter(|_| is_group);

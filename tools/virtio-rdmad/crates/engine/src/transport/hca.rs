@@ -19,6 +19,7 @@ use crate::base::features::Features;
 use crate::base::host::{Clock, Wake};
 use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
+use crate::base::rate_limit::RateLimit;
 use crate::base::ready_set::ReadySet;
 use crate::base::sync::lock;
 use crate::base::table::Table;
@@ -54,6 +55,8 @@ pub(crate) struct Hca {
     pub mac: [u8; 6],
     /// Frames that came over the wire.
     pub inbox: Mutex<Inbox>,
+    /// How much the guest may send over the wire, if that is limited.
+    pub rate_limit: Option<Mutex<RateLimit>>,
     /// Where the other devices are.
     pub network: Arc<Network<Hca>>,
     /// CQs by number.
@@ -95,6 +98,9 @@ impl Hca {
             stats: Stats::new(name),
             mac,
             inbox: Mutex::default(),
+            rate_limit: limits
+                .wire_rate
+                .map(|rate| Mutex::new(RateLimit::new(rate, network.clock().now()))),
             network,
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),

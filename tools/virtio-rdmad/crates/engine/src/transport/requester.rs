@@ -23,7 +23,7 @@ use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
 use super::round::Round;
-use super::sender::{answer_delay, traffic, Sender};
+use super::sender::{answer_delay, traffic, Sender, Step};
 use super::wire::is_away;
 use super::wire::requester::post;
 use crate::base::budget::CHUNK;
@@ -41,18 +41,6 @@ use crate::qp::state::QpState;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Flushed, Popped, SendWqe};
-
-/// What a step of the work request under way led to.
-enum Step {
-    /// Something was done, and something may follow.
-    Partial,
-    /// The work request ends with this `enum virtio_rdma_wc_status`.
-    End(u32),
-    /// The work request waits.
-    Wait,
-    /// The work request is done, and this was found behind it.
-    Next(Result<Popped, WorkQueueError>),
-}
 
 /// Visits the send queue of the QP in place `slot`, until the budget is exhausted. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> Visit {
@@ -179,6 +167,9 @@ impl Sender<'_> {
     /// what they ask for.
     fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if !self.config.wq.kind.is_connected() {
+            if self.hca.rate_limit.is_some() && self.holds_datagram(requester) {
+                return Step::Wait;
+            }
             round.budget.spend(requester.wqe.request.total);
             return Step::End(datagram::send(self.hca, self.slot, requester, self.config, round));
         }
@@ -239,7 +230,7 @@ impl Sender<'_> {
     #[cold]
     fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if self.config.wq.kind == QpType::Uc {
-            return self.send_packets(requester, round).map_or(Step::Partial, Step::End);
+            return self.send_packets(requester, round);
         }
         round.budget.spend(0);
         let total = requester.wqe.request.total;

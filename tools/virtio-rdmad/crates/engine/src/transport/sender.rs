@@ -21,12 +21,25 @@ use crate::qp::halves::Wait;
 use crate::qp::state::QpState;
 use crate::queue::cq::Cqe;
 use crate::queue::request::Operation;
-use crate::queue::wqe::{Flushed, SendWqe};
+use crate::queue::work_queue::WorkQueueError;
+use crate::queue::wqe::{Flushed, Popped, SendWqe};
 
 /// Returns the time for an answer: 4.096 us * 2^`timeout`; `None` if the requester waits for ever.
 pub(super) fn answer_delay(timeout: u8) -> Option<Duration> {
     let exponent = u32::from(timeout & 31);
     (exponent != 0).then(|| Duration::from_nanos(4096 << exponent))
+}
+
+/// What a step of the work request under way led to.
+pub(super) enum Step {
+    /// Something was done, and something may follow.
+    Partial,
+    /// The work request ends with this `enum virtio_rdma_wc_status`.
+    End(u32),
+    /// The work request waits.
+    Wait,
+    /// The work request is done, and this was found behind it.
+    Next(Result<Popped, WorkQueueError>),
 }
 
 /// A QP whose requester is visited.

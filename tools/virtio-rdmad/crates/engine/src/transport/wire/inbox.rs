@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use roce::{Operation, Packet, Service};
 
-use super::{datagram, requester, responder, unreliable};
+use super::{congestion, datagram, requester, responder, unreliable};
 use crate::base::address::{is_multicast, Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
@@ -88,7 +88,10 @@ fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
                 datagram::arrive(hca, slot, packet, round);
                 true
             }
-            (Service::Cnp, _) => false,
+            (Service::Cnp, _) => {
+                congestion::arrive(hca, slot, packet);
+                true
+            }
         }
     });
     if !is_taken {

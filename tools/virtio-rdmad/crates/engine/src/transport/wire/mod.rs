@@ -9,6 +9,7 @@
 //! of a [message](super::message::Message), and the [responder](super::responder) does what they ask for.
 //! Here are the packets, their sequence numbers, and what becomes of them when some are lost.
 
+mod congestion;
 pub(crate) mod datagram;
 pub(crate) mod inbox;
 pub(crate) mod outbox;

@@ -13,6 +13,10 @@ use roce::{
 use crate::base::address::{is_multicast, Address, Gid};
 use crate::transport::hca::Hca;
 
+/// The bytes that a packet takes on the wire besides its payload, about: preamble, Ethernet header, IPv4, UDP,
+/// BTH, ICRC, frame check sequence and gap.
+pub(crate) const OVERHEAD: u64 = 8 + 14 + 20 + 8 + 12 + 4 + 4 + 12;
+
 /// The bits of the traffic class that tell of congestion, and that the sender of a packet sets (RFC 3168).
 const ECN: u8 = 3;
 /// ECT(0): the network may mark the packet instead of dropping it.

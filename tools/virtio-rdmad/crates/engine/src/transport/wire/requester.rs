@@ -16,8 +16,8 @@ use roce::{
 };
 use zerocopy::IntoBytes;
 
-use super::path::Path;
-use super::service;
+use super::path::{Path, OVERHEAD};
+use super::{congestion, service};
 use crate::base::counters::Counter;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, View};
@@ -131,11 +131,13 @@ impl Sender<'_> {
         window.pause = None;
         let Some(path) = Path::new(hca, self.qpn(), attr, source) else { return false };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
-        let mut failed = false;
+        let mut flow = std::mem::take(&mut window.flow);
+        window.hold = None;
+        let (mut failed, mut is_left) = (false, false);
         while let Some(due) = window.due(attr.max_rd_atomic) {
             if round.budget.is_over() {
-                self.set_deadline(requester);
-                return true;
+                is_left = true;
+                break;
             }
             let (wqe, request) = (due.what, &due.what.request);
             let is_whole = matches!(request.operation, Operation::Send | Operation::Write);
@@ -147,6 +149,12 @@ impl Sender<'_> {
             let Some((opcode, extended)) = opcode(service, request, position, skip) else {
                 break;
             };
+            let bytes = len + OVERHEAD;
+            if let Some(until) = flow.wait(now, bytes, hca.rate_limit.as_ref()) {
+                // The time for an answer begins with the last packet that may be sent.
+                (window.hold, window.deadline) = (Some(until), None);
+                break;
+            }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.is_last;
             headers.bth.solicited_event =
@@ -160,12 +168,14 @@ impl Sender<'_> {
                 break;
             }
             window.advance();
+            flow.sent(now, bytes);
         }
+        window.flow = flow;
         if failed {
             self.fail_front(requester, VIRTIO_RDMA_WC_LOC_PROT_ERR, round);
         }
         self.set_deadline(requester);
-        false
+        is_left
     }
 
     /// Reads the payload of a packet from the memory of its work request.
@@ -211,11 +221,11 @@ impl Sender<'_> {
         }
         if !window.awaits() {
             window.deadline = None;
-        } else if window.deadline.is_none() {
+        } else if window.deadline.is_none() && window.hold.is_none() {
             let now = self.hca.clock().now();
             window.deadline = answer_delay(requester.attr.timeout).map(|delay| now + delay);
         }
-        self.hca.set_timer(self.slot, window.pause.or(window.deadline));
+        self.hca.set_timer(self.slot, window.pause.max(window.hold).or(window.deadline));
     }
 
     /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.
@@ -239,7 +249,7 @@ impl Sender<'_> {
     /// Ends the oldest work request with an error, and the QP with it.
     fn fail_front(&self, requester: &mut Requester, status: u32, round: &mut Round) {
         let Some(window) = &mut requester.window else { return };
-        (window.pause, window.deadline) = (None, None);
+        (window.pause, window.hold, window.deadline) = (None, None, None);
         self.hca.set_timer(self.slot, None);
         if let Some(wqe) = window.pop() {
             with_wqe(requester, wqe, |requester| {
@@ -385,6 +395,10 @@ pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut
     let is_sending = matches!(qp.state(), QpState::Rts | QpState::Sqd);
     if !is_of_service || !is_peers || requester.window.is_none() || !is_sending {
         return false;
+    }
+    let Requester { window, attr, source, .. } = &mut *requester;
+    if let Some(window) = window {
+        congestion::look(hca, slot, attr, source, &mut window.flow, packet, round);
     }
     Sender { hca, slot, qp, config: &config }.answer(&mut requester, packet, round);
     round.batch.place_completions();

@@ -12,7 +12,8 @@ use roce::{
     Position, Psn, RnrTimer, Service, Syndrome,
 };
 
-use super::path::Path;
+use super::congestion;
+use super::path::{Path, OVERHEAD};
 use super::requester::position;
 use super::service;
 use crate::base::qp_type::QpType;
@@ -71,6 +72,15 @@ pub(crate) fn arrive(
     }
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    congestion::look(
+        hca,
+        slot,
+        &responder.attr,
+        &responder.source,
+        &mut inbound.flow,
+        packet,
+        round,
+    );
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
@@ -333,6 +343,8 @@ pub(crate) fn pump(
     let Some(config) = responder.config else { return false };
     let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
+    let mtu = mtu_bytes(responder.attr.path_mtu);
+    let now = hca.clock().now();
     let is_left = path.is_some_and(|path| loop {
         let Some(reply) = inbound.replies.front_mut() else { break false };
         if round.budget.is_over() {
@@ -354,7 +366,13 @@ pub(crate) fn pump(
                 answer(hca, &path, service, Op::AtomicAcknowledge, *psn, extended, round);
             }
             Reply::Read(read) => {
+                let bytes = read.next_len(mtu) + OVERHEAD;
+                if let Some(until) = inbound.flow.wait(now, bytes, hca.rate_limit.as_ref()) {
+                    lock(&hca.timers).set(hca.jobs.receive(slot), Some(until));
+                    break false;
+                }
                 let aeth = aeth(Syndrome::Ack(Credits::UNLIMITED));
+                inbound.flow.sent(now, bytes);
                 match send_data(hca, slot, &path, read, aeth, responder, round) {
                     Ok(true) => {}
                     Ok(false) => continue,
@@ -384,6 +402,7 @@ fn answer(
     round: &mut Round,
 ) {
     let Some(opcode) = Opcode::new(service, operation, Position::Only) else { return };
+    congestion::charge(hca);
     let headers = path.headers(opcode, psn, extended);
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
@@ -403,7 +422,7 @@ fn send_data(
     let count = packets(read.total, responder.attr.path_mtu);
     let position = position(read.sent, count);
     let skip = u64::from(read.sent) * mtu;
-    let len = (read.total - skip).min(mtu);
+    let len = read.next_len(mtu);
     let config = responder.config.ok_or(())?;
     let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
     let aeth = (position != Position::Middle).then_some(aeth);

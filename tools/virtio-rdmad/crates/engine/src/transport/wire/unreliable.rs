@@ -19,52 +19,56 @@ use crate::qp::inbound::Inbound;
 use crate::transport::hca::{Hca, Requester, Responder};
 use crate::transport::message::{mtu_bytes, packets};
 use crate::transport::round::Round;
-use crate::transport::sender::Sender;
+use crate::transport::sender::{Sender, Step};
 
 impl Sender<'_> {
-    /// Sends packets of the message under way, until the budget is exhausted. Returns the
-    /// `enum virtio_rdma_wc_status` that the work request ends with; `None` if packets are left to send.
-    pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Option<u32> {
+    /// Sends packets of the message under way, until the budget is exhausted or the guest has reached its
+    /// limit.
+    pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if requester.done == 0 {
             let (total, mut local) = (requester.wqe.request.total, Mappings::new());
             if let Err(status) = self.map_local(requester, total, &mut round.local, &mut local) {
                 round.budget.spend(0);
-                return Some(status);
+                return Step::End(status);
             }
         }
-        let Requester { attr, source, wqe, done, .. } = requester;
-        let Some(path) = Path::new(self.hca, self.qpn(), attr, source) else {
+        let attr = &requester.attr;
+        let Some(path) = Path::new(self.hca, self.qpn(), attr, &requester.source) else {
             round.budget.spend(0);
             self.hca.stats.add(Counter::DropUnreachable, 1);
-            return Some(VIRTIO_RDMA_WC_SUCCESS);
+            return Step::End(VIRTIO_RDMA_WC_SUCCESS);
         };
-        let (request, mtu) = (&wqe.request, mtu_bytes(attr.path_mtu));
-        let count = packets(request.total, attr.path_mtu);
+        let (total, mtu) = (requester.wqe.request.total, mtu_bytes(attr.path_mtu));
+        let (count, psn) = (packets(total, attr.path_mtu), Psn::new(attr.sq_psn));
         while !round.budget.is_over() {
+            let len = (total - requester.done).min(mtu);
+            if self.holds(requester, len) {
+                return Step::Wait;
+            }
+            let Requester { wqe, done, .. } = &mut *requester;
             let index = (*done / mtu) as u32;
             let position = position(index, count);
             let is_last = index + 1 == count;
-            let Some((opcode, extended)) = opcode(Service::Uc, request, position, *done) else {
-                return Some(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+            let Some((opcode, extended)) = opcode(Service::Uc, &wqe.request, position, *done)
+            else {
+                return Step::End(VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
             };
-            let psn = Psn::new(attr.sq_psn).plus(index);
-            let mut headers = path.headers(opcode, psn, extended);
-            headers.bth.solicited_event = request.solicited && is_last;
-            let len = (request.total - *done).min(mtu);
+            let mut headers = path.headers(opcode, psn.plus(index), extended);
+            headers.bth.solicited_event = wqe.request.solicited && is_last;
             round.budget.spend(len);
             let Round { outbox, local, .. } = round;
             let sent = outbox.send(self.hca, &headers, len as usize, |place| {
                 self.gather(wqe, *done, place, local)
             });
             if sent.is_err() {
-                return Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
+                return Step::End(VIRTIO_RDMA_WC_LOC_PROT_ERR);
             }
             if is_last {
-                return Some(VIRTIO_RDMA_WC_SUCCESS);
+                return Step::End(VIRTIO_RDMA_WC_SUCCESS);
             }
             *done += len;
         }
-        None
+        Step::Partial
     }
 }
 

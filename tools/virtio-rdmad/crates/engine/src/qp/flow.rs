@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! When one half of a QP may send its next packet over the wire, and what it has told its peer of
+//! congestion.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use super::dcqcn::{Dcqcn, Notifier};
+use crate::base::rate_limit::RateLimit;
+use crate::base::sync::lock;
+
+/// The packets that one half of a QP sends and receives over the wire, as far as rates are concerned.
+#[derive(Default)]
+pub(crate) struct Flow {
+    /// Its rate, if a CNP has come.
+    rate: Option<Box<Dcqcn>>,
+    /// When the limit of the guest lets its next packet pass, if it was asked.
+    turn: Option<Instant>,
+    /// Whether its peer is told of packets that come marked.
+    pub notifier: Notifier,
+}
+
+impl Flow {
+    /// Follows a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second.
+    pub fn cut(&mut self, now: Instant, line_rate: u64) {
+        match &mut self.rate {
+            Some(rate) => rate.cut(now),
+            None => self.rate = Some(Box::new(Dcqcn::new(now, line_rate))),
+        }
+    }
+
+    /// Returns until when a packet of so many bytes has to wait; `None` if it may be sent now.
+    pub fn wait(
+        &mut self,
+        now: Instant,
+        bytes: u64,
+        limit: Option<&Mutex<RateLimit>>,
+    ) -> Option<Instant> {
+        if let Some(rate) = &self.rate {
+            if rate.is_released(now) {
+                self.rate = None;
+            } else if rate.next() > now {
+                return Some(rate.next());
+            }
+        }
+        let limit = limit?;
+        let turn = *self.turn.get_or_insert_with(|| lock(limit).reserve(bytes, now));
+        (turn > now).then_some(turn)
+    }
+
+    /// Notes that the packet was sent that need not wait.
+    pub fn sent(&mut self, now: Instant, bytes: u64) {
+        self.turn = None;
+        if let Some(rate) = &mut self.rate {
+            rate.sent(now, bytes);
+        }
+    }
+}

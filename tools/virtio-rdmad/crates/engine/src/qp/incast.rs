@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Incast in virtual time: many flows with [`Dcqcn`] to one receiver, over a bottleneck that marks packets
+//! as its queue grows.
+//!
+//! All flows begin within a millisecond, each with a whole window at the rate of the line. No rate helps
+//! against that, as no CNP comes in time: for 1,000 flows the bottleneck has to hold 270 MB for 60 ms, or
+//! to stop the senders by PFC. Flows are judged once that is over and they have found their rates.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::dcqcn::{Dcqcn, Notifier};
+use crate::base::rate_limit::time_of;
+
+/// The rate of the bottleneck and of each sender, in bytes per second: 40 Gbit/s.
+const LINE: u64 = 5_000_000_000;
+/// The bytes on the wire of a packet with a payload of 4096 bytes.
+const PACKET: u64 = 4096 + 82;
+/// Packets that a flow sends before the first of them is acknowledged: as many bytes as the requester's
+/// window has with packets of 1024 bytes.
+const WINDOW: usize = 64;
+/// How long a packet and its answer are under way apart from the queue.
+const DELAY: Duration = Duration::from_micros(8);
+/// All flows begin within this time.
+const BEGIN: u64 = 1_000_000;
+
+/// How the bottleneck marks packets (RED): no packet while the queue is shorter than `min` bytes, every
+/// packet while it is longer than `max` bytes, and in between up to `most` thousandths of the packets.
+#[derive(Clone, Copy)]
+struct Marking {
+    min: u64,
+    max: u64,
+    most: u64,
+}
+
+/// The marking of the paper: at 200,000 bytes it jumps from 1 % to all packets.
+const OF_PAPER: Marking = Marking { min: 5_000, max: 200_000, most: 10 };
+
+/// A marking without a jump.
+const WITHOUT_JUMP: Marking = Marking { min: 5_000, max: 400_000, most: 1000 };
+
+impl Marking {
+    /// Returns how many of a million packets are marked that find a queue of so many bytes.
+    fn odds(&self, queue: u64) -> u64 {
+        let Self { min, max, most } = *self;
+        match queue {
+            _ if queue <= min => 0,
+            _ if queue >= max => 1_000_000,
+            _ => (queue - min) * most * 1000 / (max - min),
+        }
+    }
+}
+
+/// A sender, and what its receiver remembers of it.
+struct Flow {
+    rate: Option<Dcqcn>,
+    notifier: Notifier,
+    /// When the acknowledgements of its packets arrive.
+    acks: VecDeque<Instant>,
+    /// The bytes that were sent while flows are judged.
+    bytes: u64,
+}
+
+/// What happens to a flow.
+#[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
+enum Event {
+    /// It sends if it may.
+    Send,
+    /// A CNP arrives.
+    Cnp,
+}
+
+/// What was seen while flows were judged.
+struct Report {
+    /// Jain's index of the bytes of the flows, in thousandths.
+    fairness: u128,
+    /// The share of the bottleneck that was used, in thousandths.
+    throughput: u128,
+    /// The longest queue that a packet found, in bytes.
+    longest: u64,
+    /// The thousandths of the packets that found a queue shorter than the marking's `max`.
+    below_max: u64,
+}
+
+struct Simulation {
+    random: u64,
+    marking: Marking,
+    flows: Vec<Flow>,
+    events: BinaryHeap<Reverse<(Instant, usize, Event)>>,
+    /// When the queue of the bottleneck is empty if nothing comes.
+    empty_at: Instant,
+    judged_from: Instant,
+    packets: u64,
+    packets_below_max: u64,
+    longest: u64,
+}
+
+impl Simulation {
+    fn new(seed: u64, flows: usize, marking: Marking, settling: Duration) -> Self {
+        let start = Instant::now();
+        let flow =
+            || Flow { rate: None, notifier: Notifier::default(), acks: VecDeque::new(), bytes: 0 };
+        let mut simulation = Self {
+            random: seed,
+            marking,
+            flows: std::iter::repeat_with(flow).take(flows).collect(),
+            events: BinaryHeap::new(),
+            empty_at: start,
+            judged_from: start + settling,
+            packets: 0,
+            packets_below_max: 0,
+            longest: 0,
+        };
+        for at in 0..flows {
+            let begin = start + Duration::from_nanos(simulation.random() % BEGIN);
+            simulation.events.push(Reverse((begin, at, Event::Send)));
+        }
+        simulation
+    }
+
+    /// Returns a random number (splitmix64).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.random;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    fn run(mut self, judged: Duration) -> Report {
+        let end = self.judged_from + judged;
+        while let Some(Reverse((now, at, event))) = self.events.pop() {
+            if now >= end {
+                break;
+            }
+            match (event, &mut self.flows[at].rate) {
+                (Event::Send, _) => {
+                    let next = self.send(now, at);
+                    self.events.push(Reverse((next, at, Event::Send)));
+                }
+                (Event::Cnp, Some(rate)) => rate.cut(now),
+                (Event::Cnp, none) => *none = Some(Dcqcn::new(now, LINE)),
+            }
+        }
+        self.report(judged)
+    }
+
+    /// Sends a packet of a flow if it may; returns when to try again.
+    fn send(&mut self, now: Instant, at: usize) -> Instant {
+        let flow = &mut self.flows[at];
+        if flow.rate.as_ref().is_some_and(|rate| rate.is_released(now)) {
+            flow.rate = None;
+        }
+        if let Some(next) = flow.rate.as_ref().map(Dcqcn::next).filter(|next| *next > now) {
+            return next;
+        }
+        while flow.acks.front().is_some_and(|ack| *ack <= now) {
+            flow.acks.pop_front();
+        }
+        if flow.acks.len() == WINDOW {
+            return flow.acks[0];
+        }
+        let out_at = self.pass_bottleneck(now, at);
+        let flow = &mut self.flows[at];
+        flow.acks.push_back(out_at + DELAY);
+        let line_free = now + time_of(PACKET, LINE);
+        let Some(rate) = &mut flow.rate else { return line_free };
+        rate.sent(now, PACKET);
+        rate.next().max(line_free)
+    }
+
+    /// Puts a packet into the queue; returns when it leaves that.
+    fn pass_bottleneck(&mut self, now: Instant, at: usize) -> Instant {
+        let wait = self.empty_at.saturating_duration_since(now).as_nanos();
+        let queue = u64::try_from(wait).unwrap() * LINE / 1_000_000_000;
+        let out_at = self.empty_at.max(now) + time_of(PACKET, LINE);
+        self.empty_at = out_at;
+        let is_marked = self.random() % 1_000_000 < self.marking.odds(queue);
+        let flow = &mut self.flows[at];
+        if is_marked && flow.notifier.marked(out_at) {
+            self.events.push(Reverse((out_at + DELAY, at, Event::Cnp)));
+        }
+        if now >= self.judged_from {
+            flow.bytes += PACKET;
+            self.packets += 1;
+            self.packets_below_max += u64::from(queue < self.marking.max);
+            self.longest = self.longest.max(queue);
+        }
+        out_at
+    }
+
+    fn report(&self, judged: Duration) -> Report {
+        let bytes = || self.flows.iter().map(|flow| u128::from(flow.bytes));
+        let (sum, squares) = (bytes().sum::<u128>(), bytes().map(|bytes| bytes * bytes).sum());
+        let possible = judged.as_nanos() * u128::from(LINE) / 1_000_000_000;
+        Report {
+            fairness: (sum * sum * 1000).checked_div(squares).unwrap_or(0)
+                / self.flows.len() as u128,
+            throughput: sum * 1000 / possible,
+            longest: self.longest,
+            below_max: self.packets_below_max * 1000 / self.packets.max(1),
+        }
+    }
+}
+
+/// Runs some flows, and checks that they share the bottleneck equally and use it.
+fn share(seed: u64, flows: usize, marking: Marking) -> Report {
+    let simulation = Simulation::new(seed, flows, marking, Duration::from_millis(200));
+    let report = simulation.run(Duration::from_millis(100));
+    let Report { fairness, throughput, longest, below_max } = report;
+    let case = format!(
+        "seed {seed}, {flows} flows: fairness {fairness}, throughput {throughput}, queue up to {longest}, \
+         {below_max} below"
+    );
+    println!("{case}");
+    assert!(fairness >= 950 && throughput >= 900, "{case}");
+    report
+}
+
+/// A queue of one packet of each flow cannot be avoided; otherwise it overshoots to twice the length
+/// from which on each packet is marked, at most.
+#[test]
+fn flows_share_a_bottleneck_that_marks_as_in_the_paper() {
+    for (flows, below_max) in [(2, 990), (10, 950), (100, 800), (1000, 500)] {
+        let report = share(1, flows, OF_PAPER);
+        let bound = (2 * OF_PAPER.max).max(flows as u64 * PACKET);
+        assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
+        assert!(report.below_max >= below_max, "{flows} flows: {}", report.below_max);
+    }
+}
+
+/// Without the jump a queue of up to 100 flows never gets as long as that at which each packet is marked.
+#[test]
+fn a_marking_without_a_jump_keeps_the_queue_shorter() {
+    for (flows, below_max) in [(2, 1000), (10, 1000), (100, 1000), (1000, 650)] {
+        let report = share(1, flows, WITHOUT_JUMP);
+        let bound = WITHOUT_JUMP.max.max(flows as u64 * PACKET);
+        assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
+        assert!(report.below_max >= below_max, "{flows} flows: {}", report.below_max);
+    }
+}
