@@ -39,6 +39,7 @@ pub struct Options {
     ///   max-qp=N          without rings: number of QPs, with that of the connection manager
     ///   max-cq=N          without rings: number of completion queues
     ///   any-file=on|off   accept memory in files of any file system (default: off)
+    ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
     /// reach each other.
@@ -52,6 +53,9 @@ pub struct Options {
     /// to another guest if it is made from that guest's mac=, or if it is on that guest's gid=
     /// list as a single address and not on the list of this one. A vlan= list has numbers and
     /// ranges with + between them, such as none+5+7-9, where none means addresses in no VLAN.
+    ///
+    /// A rate= is a number of at least 8K, with K, M or G for thousands, millions or billions, such
+    /// as 500M. It counts the headers of packets. Messages to guests of this process have no limit.
     ///
     /// A driver that does not know rings uses virtqueues even with rings=on. It needs two
     /// virtqueues for a queue pair, one for a completion queue and two more. With rings there is
@@ -269,7 +273,7 @@ pub enum SpecError {
     /// A key does not exist.
     #[error(
         "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, gid, vlan, rings, \
-         vectors, max-qp, max-cq, any-file"
+         vectors, max-qp, max-cq, any-file, rate"
     )]
     UnknownKey(String),
     /// A key is given twice.
@@ -366,6 +370,7 @@ struct Pairs<'a> {
     max_qp: Option<&'a str>,
     max_cq: Option<&'a str>,
     any_file: Option<&'a str>,
+    rate: Option<&'a str>,
 }
 
 impl<'a> Pairs<'a> {
@@ -387,6 +392,7 @@ impl<'a> Pairs<'a> {
                 "max-qp" => ("max-qp", &mut pairs.max_qp),
                 "max-cq" => ("max-cq", &mut pairs.max_cq),
                 "any-file" => ("any-file", &mut pairs.any_file),
+                "rate" => ("rate", &mut pairs.rate),
                 _ => return Err(SpecError::UnknownKey(key.to_owned())),
             };
             if value.is_empty() {
@@ -413,6 +419,7 @@ impl<'a> Pairs<'a> {
         limits.max_qp = number("max-qp", self.max_qp, limits.max_qp)?;
         limits.max_cq = number("max-cq", self.max_cq, limits.max_cq)?;
         limits.comp_vectors = number("vectors", self.vectors, limits.comp_vectors)?;
+        limits.wire_rate = self.rate.map(rate).transpose()?;
         if limits.comp_vectors > MAX_VECTORS {
             return Err(SpecError::Vectors(limits.comp_vectors));
         }
@@ -458,6 +465,26 @@ fn number(key: &'static str, value: Option<&str>, default: u16) -> Result<u16, S
         Ok(number) if number > 0 => Ok(number),
         _ => Err(SpecError::Value { key, value: value.to_owned(), wanted }),
     }
+}
+
+/// Reads a number of bits per second, such as 10G, and returns it as bytes per second.
+fn rate(value: &str) -> Result<u64, SpecError> {
+    let error = || {
+        let wanted = "a number of bits per second of at least 8K, such as 500M or 10G";
+        SpecError::Value { key: "rate", value: value.to_owned(), wanted }
+    };
+    let (digits, unit) = match value.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) if value.ends_with('K') => (digits, 1_000),
+        Some(digits) if value.ends_with('M') => (digits, 1_000_000),
+        Some(digits) => (digits, 1_000_000_000),
+        None => (value, 1),
+    };
+    let number = digits.parse::<u64>().map_err(|_| error())?;
+    let bits = number.checked_mul(unit).ok_or_else(error)?;
+    if bits < 8_000 {
+        return Err(error());
+    }
+    Ok(bits / 8)
 }
 
 fn switch(key: &'static str, value: Option<&str>, default: bool) -> Result<bool, SpecError> {
@@ -600,6 +627,24 @@ mod tests {
             let error = parse(&format!(",vlan={list}")).unwrap_err();
             assert!(matches!(error, SpecError::Value { key: "vlan", .. }), "{list}");
         }
+    }
+
+    #[test]
+    fn a_rate_is_in_bits_per_second() {
+        let rate = |value: &str| {
+            let spec = format!("name=a,vfio-user=b,rate={value}").parse::<GuestSpec>();
+            spec.map(|guest| guest.limits.wire_rate)
+        };
+        assert_eq!(rate("10G"), Ok(Some(1_250_000_000)));
+        assert_eq!(rate("500M"), Ok(Some(62_500_000)));
+        assert_eq!(rate("8K"), Ok(Some(1000)));
+        assert_eq!(rate("80000"), Ok(Some(10_000)));
+        for value in ["0", "7K", "-1", "1.5G", "G", "10g", "10Gbit", "99999999999G"] {
+            let error = rate(value).unwrap_err();
+            assert!(matches!(error, SpecError::Value { key: "rate", .. }), "{value}");
+        }
+        let none: GuestSpec = "name=a,vfio-user=b".parse().unwrap();
+        assert_eq!(none.limits.wire_rate, None);
     }
 
     #[test]
