@@ -10,6 +10,7 @@ mod owner;
 mod program;
 mod rings;
 mod socket;
+mod verbs;
 
 pub use guest::{
     command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES, SCRATCH,
@@ -19,3 +20,7 @@ pub use owner::INLINE;
 pub use program::Program;
 pub use rings::RING_PAGES;
 pub use socket::{connect, serve, words, Conversation, Peer};
+pub use verbs::{
+    connect_qp, create_cq, create_pd, create_qp, qp_request, reg_mr, send_bytes, send_header,
+    set_state,
+};

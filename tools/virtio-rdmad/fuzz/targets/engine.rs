@@ -26,7 +26,8 @@ use std::time::Duration;
 use abi::*;
 use engine::{Counter, Fabric, FabricConfig, Next};
 use fuzz::{
-    command, modify, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING, RING_BYTES,
+    connect_qp, create_cq, create_pd, create_qp, modify, qp_request, reg_mr, send_bytes,
+    send_header, set_state, Clock, Guest, Program, DOORBELL_BYTES, INLINE, REGIONS, RING_BYTES,
     RING_PAGES, SCRATCH, WINDOW,
 };
 use libfuzzer_sys::fuzz_target;
@@ -100,86 +101,6 @@ struct World {
     exposed: bool,
 }
 
-/// Registers memory that the guest names by its own addresses, and returns the key.
-fn reg_mr(guest: &mut Guest, pdn: u32, range: std::ops::Range<u64>, access: u32) -> u32 {
-    let pages: Vec<u64> = range.clone().step_by(0x1000).collect();
-    let request = virtio_rdma_cmd_reg_user_mr {
-        pdn,
-        access_flags: access,
-        start: range.start,
-        length: range.end - range.start,
-        virt_addr: range.start,
-        pages: guest.place(pages.as_bytes()),
-        npages: pages.len() as u32,
-        levels: 0,
-    };
-    let mr: virtio_rdma_rsp_mr =
-        command(&guest.device, VIRTIO_RDMA_CMD_REG_USER_MR, &request).expect("a good region");
-    mr.lkey
-}
-
-/// Creates a CQ. A guest with rings puts the ring on this one of the [`RING_PAGES`].
-fn create_cq(guest: &mut Guest, page: usize) -> u16 {
-    if guest.rings {
-        let request = guest.ring_cq_request(RING_PAGES[page], RING.into());
-        let cq: virtio_rdma_rsp_create_cq =
-            command(&guest.device, VIRTIO_RDMA_CMD_CREATE_RING_CQ, &request)
-                .expect("room for a CQ");
-        guest.has_cq_ring(cq.cqn, RING_PAGES[page], RING.into());
-        return cq.cqn as u16;
-    }
-    let request = virtio_rdma_cmd_create_cq { cqe: RING.into() };
-    let cq: virtio_rdma_rsp_create_cq =
-        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_CQ, &request).expect("room for a CQ");
-    let cqn = cq.cqn as u16;
-    guest.add_cq_buffers(cqn);
-    cqn
-}
-
-fn create_pd(guest: &Guest) -> u32 {
-    let pd: virtio_rdma_rsp_create_pd =
-        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_PD, &()).expect("room for a PD");
-    pd.pdn
-}
-
-fn qp_request(pdn: u32, cqn: u16, kind: u32) -> virtio_rdma_cmd_create_qp {
-    let mut request = virtio_rdma_cmd_create_qp::new_zeroed();
-    (request.pdn, request.qp_type) = (pdn, kind as u8);
-    (request.max_send_wr, request.max_recv_wr) = (16, 16);
-    (request.max_send_sge, request.max_recv_sge) = (4, 4);
-    (request.send_cqn, request.recv_cqn) = (cqn.into(), cqn.into());
-    request
-}
-
-/// Creates a QP. A guest with rings puts its rings on this one of the [`RING_PAGES`].
-fn create_qp(guest: &mut Guest, pdn: u32, cqn: u16, kind: u32, page: usize) -> u32 {
-    let request = qp_request(pdn, cqn, kind);
-    if guest.rings {
-        let request = guest.ring_qp_request(RING_PAGES[page], request);
-        let qp: virtio_rdma_rsp_create_qp =
-            command(&guest.device, VIRTIO_RDMA_CMD_CREATE_RING_QP, &request)
-                .expect("room for a QP");
-        guest.has_qp_rings(qp.qpn, RING_PAGES[page]);
-        return qp.qpn;
-    }
-    let qp: virtio_rdma_rsp_create_qp =
-        command(&guest.device, VIRTIO_RDMA_CMD_CREATE_QP, &request).expect("room for a QP");
-    qp.qpn
-}
-
-fn set_state(guest: &Guest, qpn: u32, mask: u32, attr: virtio_rdma_qp_attr) -> Result<(), u8> {
-    let request = virtio_rdma_cmd_modify_qp { qpn, attr_mask: mask, attr };
-    command(&guest.device, VIRTIO_RDMA_CMD_MODIFY_QP, &request)
-}
-
-/// Takes a QP from RESET to RTS.
-fn connect(guest: &Guest, kind: u32, qpn: u32, dgid: engine::Gid, dest: u32) {
-    for state in [VIRTIO_RDMA_QPS_INIT, VIRTIO_RDMA_QPS_RTR, VIRTIO_RDMA_QPS_RTS] {
-        let (mask, attr) = modify(kind, state, dgid, dest);
-        set_state(guest, qpn, mask, attr).expect("a good transition");
-    }
-}
-
 impl End {
     /// Creates a PD, a CQ, a QP and the first MR.
     fn new(guest: &mut Guest, kind: u32, range: std::ops::Range<u64>) -> Self {
@@ -191,15 +112,6 @@ impl End {
         }
         Self { pdn, cqn, qpn, keys }
     }
-}
-
-/// Returns a send work request without SGEs.
-fn send_header(wr_id: u64, opcode: u32, flags: u32, wr: &[u8]) -> virtio_rdma_sq_wqe {
-    let mut header = virtio_rdma_sq_wqe::new_zeroed();
-    (header.wr_id, header.opcode, header.send_flags) = (wr_id, opcode, flags);
-    let at = offset_of!(virtio_rdma_sq_wqe, wr);
-    header.as_mut_bytes()[at..at + wr.len()].copy_from_slice(wr);
-    header
 }
 
 /// Returns whether a send work request is a REG_MR.
@@ -217,12 +129,6 @@ enum Payload<'a> {
     Sges(&'a [virtio_rdma_sge]),
     /// Inline data, which only rings have.
     Inline(&'a [u8]),
-}
-
-/// Returns the bytes of a send work request for a virtqueue.
-fn send_bytes(mut header: virtio_rdma_sq_wqe, sges: &[virtio_rdma_sge]) -> Vec<u8> {
-    header.num_sge = sges.len() as u32;
-    [header.as_bytes(), sges.as_bytes()].concat()
 }
 
 /// Returns the bytes of a send work request for a ring.
@@ -299,7 +205,7 @@ impl World {
         let kinds = [VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UC, VIRTIO_RDMA_QPT_UD];
         let (kind, rings) = (kinds[usize::from(first % 3)], first & 0x80 != 0);
         let clock = Arc::new(Clock::default());
-        let config = FabricConfig { name: "fuzz".into(), clock: Arc::clone(&clock) as _ };
+        let config = FabricConfig { clock: Arc::clone(&clock) as _, ..FabricConfig::default() };
         let fabric = Fabric::new(config);
         let (mut a, mut b) = (Guest::new(&fabric, 1, rings), Guest::new(&fabric, 2, rings));
         let secret: Vec<u8> = SECRET.to_le_bytes().repeat(0x800);
@@ -313,8 +219,8 @@ impl World {
         peer.keys.push(reg_mr(&mut b, peer.pdn, READ, VIRTIO_RDMA_ACCESS_REMOTE_READ));
         let mut own = End::new(&mut a, kind, WINDOW);
         own.keys.extend(&peer.keys);
-        connect(&a, kind, own.qpn, b.gid, peer.qpn);
-        connect(&b, kind, peer.qpn, a.gid, own.qpn);
+        connect_qp(&a, kind, own.qpn, b.gid, peer.qpn);
+        connect_qp(&b, kind, peer.qpn, a.gid, own.qpn);
         let kept = b.load(LOCAL.start, (WINDOW.end - LOCAL.start) as usize);
         let posted = Default::default();
         let ends = [own, peer];
@@ -866,7 +772,7 @@ impl World {
         self.b.reset_qp_rings(qpn);
         self.poll();
         self.posted = Default::default();
-        connect(&self.b, self.kind, qpn, gid, dest);
+        connect_qp(&self.b, self.kind, qpn, gid, dest);
     }
 
     /// Resets the first guest's device. No object may be left, and the guest's memory must not change.
@@ -898,7 +804,7 @@ impl World {
         let keys = self.ends[1].keys.clone();
         self.ends[0] = End::new(&mut self.a, self.kind, WINDOW);
         self.ends[0].keys.extend(keys);
-        connect(&self.a, self.kind, self.ends[0].qpn, self.b.gid, self.ends[1].qpn);
+        connect_qp(&self.a, self.kind, self.ends[0].qpn, self.b.gid, self.ends[1].qpn);
     }
 
     /// Takes the buffers that the device gave back to the first guest, and gives it new ones.
@@ -988,7 +894,7 @@ impl World {
         let cqn = create_cq(&mut self.b, 2);
         let qpn = create_qp(&mut self.b, end.pdn, cqn, VIRTIO_RDMA_QPT_RC, 3);
         self.kind = VIRTIO_RDMA_QPT_RC;
-        connect(&self.b, VIRTIO_RDMA_QPT_RC, qpn, self.b.gid, qpn);
+        connect_qp(&self.b, VIRTIO_RDMA_QPT_RC, qpn, self.b.gid, qpn);
         let wr = WrRdma { remote_addr: GIVEN.start, rkey: end.keys[0], reserved_0c: 0 };
         let sges = [virtio_rdma_sge { addr: GIVEN.start + 8, length: 8, lkey: end.keys[0] }];
         self.b.store(GIVEN.start, &[[1; 8], [2; 8]].concat());
