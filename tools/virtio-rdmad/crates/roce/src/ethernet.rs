@@ -85,6 +85,12 @@ struct TagWire {
 }
 
 impl Ethernet {
+    /// Returns the number of the VLAN that the frame is in, if any. A tag with the number 0 tells of a
+    /// priority alone (IEEE 802.1Q).
+    pub fn vlan_id(&self) -> Option<u16> {
+        self.vlan.map(Vlan::id).filter(|id| *id != 0)
+    }
+
     /// Returns the bytes of the header.
     pub(crate) fn len(&self) -> usize {
         size_of::<Wire>() + self.vlan.map_or(0, |_| size_of::<TagWire>())

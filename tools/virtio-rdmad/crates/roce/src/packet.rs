@@ -4,7 +4,7 @@
 use thiserror::Error;
 
 use crate::bth::Bth;
-use crate::ethernet::{self, Ethernet, Vlan};
+use crate::ethernet::{self, Ethernet};
 use crate::extended::{self, ExtendedHeader, ExtendedHeaders};
 use crate::gid::Gid;
 use crate::icrc::{self, icrc};
@@ -83,7 +83,7 @@ pub enum Unencodable {
 
 /// Returns the GID that a frame is sent to, and the VLAN that it is in, if any. Returns `None` unless the
 /// frame is a packet of RoCE v2 as far as its headers up to UDP tell; no checksum of the packet is
-/// looked at. A tag with the VLAN 0 tells of a priority alone (IEEE 802.1Q).
+/// looked at.
 pub fn destination(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
     let mut rest = frame;
     let (ethernet, kind) = Ethernet::take(&mut rest).ok()?;
@@ -93,7 +93,7 @@ pub fn destination(frame: &[u8]) -> Option<(Gid, Option<u16>)> {
         _ => return None,
     };
     udp::take(&mut rest).ok()?;
-    Some((ip.destination_gid(), ethernet.vlan.map(Vlan::id).filter(|id| *id != 0)))
+    Some((ip.destination_gid(), ethernet.vlan_id()))
 }
 
 /// Reads a frame, which begins with its Ethernet header and has no frame check sequence. Everything that

@@ -116,7 +116,7 @@ counters! {
     DropEcho = "drop_echo",
     /// Packets dropped that came over the wire: too many had not been looked into.
     DropInboxFull = "drop_inbox_full",
-    /// Packets dropped that came over the wire and are no packets of RoCE v2.
+    /// Packets dropped that came over the wire and whose headers are not those of RoCE v2.
     BadPacket = "bad_packet",
     /// Packets that came over the wire marked: they met congestion.
     EcnMarked = "np_ecn_marked_roce_packets",
@@ -126,6 +126,35 @@ counters! {
     CnpHandled = "rp_cnp_handled",
     /// CNPs for no connection.
     CnpIgnored = "rp_cnp_ignored",
+    /// Packets dropped that came over the wire and end too early, or have contradictory lengths.
+    BadPacketLength = "bad_packet_length",
+    /// Packets dropped that came over the wire with a wrong ICRC.
+    BadIcrc = "bad_icrc",
+    /// Packets dropped that came over the wire with the P_Key of another partition.
+    DropPkey = "drop_pkey",
+    /// Packets dropped that came over the wire with the source address of a guest of this network.
+    DropSpoofed = "drop_spoofed",
+    /// Packets dropped that came over the wire for a QP that does not exist.
+    DropNoQp = "drop_no_qp",
+    /// Packets dropped that came over the wire for a QP of another transport service.
+    DropService = "drop_service",
+    /// Packets dropped that came over the wire for a QP in a state in which it takes none.
+    DropState = "drop_state",
+    /// Packets dropped that came over the wire for a connection, and neither its peer nor its own source
+    /// has the addresses that they name.
+    DropNotPeer = "drop_not_peer",
+    /// Packets dropped that came over the wire with more payload than the port's MTU.
+    DropTooLong = "drop_too_long",
+    /// Requests that came over the wire and were done before, so that only their answer is repeated.
+    DuplicateRequests = "duplicate_requests",
+    /// Requests dropped that came over the wire before the one that is expected.
+    OutOfSequence = "out_of_sequence",
+    /// Requests dropped that came over the wire while too many answers wait to be sent.
+    DropAnswersFull = "drop_answers_full",
+    /// Answers dropped that came over the wire and answer no request that is under way.
+    UnexpectedAnswers = "unexpected_answers",
+    /// Packets not sent over the wire, as their source is not an address of the guest any more.
+    DropNotOwn = "drop_not_own",
     /// Completions that found no buffer.
     CqOverflows = "cq_overflows",
     /// Asynchronous events raised.

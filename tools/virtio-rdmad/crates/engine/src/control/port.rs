@@ -44,7 +44,9 @@ pub(super) fn query(
     reply.gid_tbl_len = hca.limits.gid_table.into();
     reply.port_cap_flags = VIRTIO_RDMA_PORT_CM_SUP;
     reply.max_msg_sz = MAX_MSG_SIZE;
-    reply.qkey_viol_cntr = u32::try_from(hca.stats.get(Counter::DropQkey)).unwrap_or(u32::MAX);
+    let count = |counter| u32::try_from(hca.stats.get(counter)).unwrap_or(u32::MAX);
+    reply.bad_pkey_cntr = count(Counter::DropPkey);
+    reply.qkey_viol_cntr = count(Counter::DropQkey);
     reply.pkey_tbl_len = 1;
     reply.active_width = WIDTH_4X;
     reply.active_speed = SPEED_EDR;

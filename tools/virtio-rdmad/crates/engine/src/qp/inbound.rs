@@ -10,6 +10,10 @@ use super::expected::Expected;
 use super::flow::Flow;
 use crate::queue::request::Request;
 
+/// Answers that wait to be sent. A requester that keeps to the limit of its READs and atomics never has so
+/// many: acknowledgements that wait next to each other are one.
+const MOST_REPLIES: usize = 512;
+
 /// A message whose first packet has come, and whose last has not.
 #[derive(Clone, Copy)]
 pub(crate) struct Assembly {
@@ -105,6 +109,11 @@ impl Inbound {
     /// Returns the result of an atomic that was done.
     pub fn atomic(&self, psn: Psn) -> Option<u64> {
         self.atomics.iter().find(|(of, _)| *of == psn).map(|(_, original)| *original)
+    }
+
+    /// Returns whether so many answers wait that no further request can be taken.
+    pub fn is_full(&self) -> bool {
+        self.replies.len() >= MOST_REPLIES
     }
 
     /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.

@@ -147,6 +147,12 @@ impl<T> Window<T> {
         self.top.is_after(self.una)
     }
 
+    /// Returns whether the packet of this PSN was sent, and is not acknowledged. What answers another one
+    /// is a duplicate, or was never asked for.
+    pub fn is_under_way(&self, psn: Psn) -> bool {
+        psn.distance_from(self.una) >= 0 && psn.distance_from(self.top) < 0
+    }
+
     /// Adds a message.
     pub fn push(&mut self, what: T, packets: u32, kind: Kind) {
         let first = self.end;
@@ -212,7 +218,7 @@ impl<T> Window<T> {
     /// Follows an acknowledgement of this PSN and all before it. Returns `false` if it acknowledges
     /// nothing that was sent; if it skips a response, that is asked for again.
     pub fn acknowledge(&mut self, psn: Psn) -> bool {
-        if psn.distance_from(self.top) >= 0 || psn.distance_from(self.una) < 0 {
+        if !self.is_under_way(psn) {
             return false;
         }
         for sent in &self.sent {
@@ -239,7 +245,7 @@ impl<T> Window<T> {
     /// Follows a packet of a response, which acknowledges all messages in front of its own (IBA
     /// 9.7.5.1.2).
     pub fn respond(&mut self, psn: Psn) -> Response<'_, T> {
-        if psn.distance_from(self.top) >= 0 || psn.distance_from(self.una) < 0 {
+        if !self.is_under_way(psn) {
             return Response::Unexpected;
         }
         let is_its = |sent: &Sent<T>| {

@@ -140,6 +140,11 @@ impl Cable {
         }
     }
 
+    /// Puts a frame on the way to a fabric as it is, that of the first guest of a pair or of the second.
+    pub fn inject(&self, to: usize, frame: &[u8]) {
+        self.frames.lock().unwrap().push_back((to, frame.to_vec(), 0));
+    }
+
     /// Returns the fabric at an end.
     pub fn fabric(&self, number: usize) -> Arc<Fabric> {
         Arc::clone(&self.fabrics.lock().unwrap()[number])
@@ -169,8 +174,7 @@ impl Cable {
         };
         let mut frame = vec![0; 128];
         let len = roce::encode(&headers, &[], &mut frame).unwrap();
-        frame.truncate(len);
-        self.frames.lock().unwrap().push_back((to, frame, 0));
+        self.inject(to, &frame[..len]);
     }
 
     /// Brings what is under way to the other ends; whether there was anything.

@@ -361,7 +361,7 @@ fn packets_that_no_member_takes_are_dropped() {
     over_a_cable(1, Faults::default(), || {
         let mut pair = ud();
         let b = pair.ends[1];
-        let counters = [Counter::DropQkey, Counter::DropNoReceive, Counter::DropUnreachable];
+        let counters = [Counter::DropQkey, Counter::DropNoReceive, Counter::DropNoQp];
         let counted = |pair: &Pair| counters.map(|counter| pair.b.device.counter(counter));
         cast(&mut pair, group(1), ALL_QPS, QKEY);
         assert!(!cable().unwrap().bring(1, &frames()[0]), "no guest has a member");

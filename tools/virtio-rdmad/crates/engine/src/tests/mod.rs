@@ -3,6 +3,7 @@
 //! Tests the engine as a guest's driver sees it. The tests write rings into anonymous memory, and move
 //! the clock themselves.
 
+mod bad_packets;
 mod bounds;
 mod cable;
 mod congestion;

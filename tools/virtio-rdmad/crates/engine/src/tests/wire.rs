@@ -168,7 +168,7 @@ fn what_is_spoilt_is_dropped_and_counted() {
     over_a_cable(7, Faults { corrupt: 100, ..Faults::default() }, || {
         let mut pair = Pair::new();
         a_bit_of_everything(&mut pair, 6);
-        assert_ne!(pair.b.device.counter(Counter::BadPacket), 0);
+        assert_ne!(pair.b.device.counter(Counter::BadIcrc), 0);
     });
 }
 

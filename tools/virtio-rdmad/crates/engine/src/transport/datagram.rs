@@ -29,7 +29,7 @@ use crate::qp::config::QpConfig;
 use crate::queue::wqe::SendWqe;
 
 /// The port's MTU: the largest payload of a datagram.
-const MTU: u64 = 4096;
+pub(super) const MTU: u64 = 4096;
 
 /// Bytes in front of the payload of a received datagram.
 pub(crate) const GRH_LEN: usize = 40;

@@ -102,6 +102,17 @@ impl<D> Network<D> {
         read(&self.owners).get(address)?.device.upgrade()
     }
 
+    /// Returns whether any device has an address.
+    pub fn has(&self, address: &Address) -> bool {
+        read(&self.owners).get(address).is_some_and(|owner| owner.device.strong_count() != 0)
+    }
+
+    /// Returns whether this device has an address.
+    pub fn is_owner(&self, address: &Address, device: &D) -> bool {
+        let owners = read(&self.owners);
+        owners.get(address).is_some_and(|owner| std::ptr::eq(owner.device.as_ptr(), device))
+    }
+
     /// Gives an address to one more entry of a device's table; `false` if another
     /// device has it.
     pub fn claim(&self, address: Address, device: &Arc<D>) -> bool {

@@ -9,12 +9,15 @@ use roce::{
     Deth, ExtendedHeaders, ImmDt, Opcode, Operation, Packet, Position, Psn, Qpn, Service, Vlan,
 };
 
+use super::check::{check_receives, check_type};
 use super::outbox::Outbox;
 use super::path::Path;
 use crate::base::address::Address;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
 use crate::memory::copy::{self, Data};
-use crate::transport::datagram::{count_drop, Datagram};
+use crate::transport::datagram::{count_drop, Datagram, MTU};
 use crate::transport::hca::Hca;
 use crate::transport::network::Member;
 use crate::transport::round::Round;
@@ -55,29 +58,38 @@ pub(crate) fn send(
     })
 }
 
-/// Gives a datagram to the QP in a place, or counts why it is dropped.
-pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) {
-    let Some(datagram) = datagram(packet) else { return };
+/// Gives a datagram to the QP in a place. Returns what counts it if it is dropped.
+pub(crate) fn arrive(
+    hca: &Arc<Hca>,
+    slot: u16,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> Result<(), Counter> {
+    check_qp(hca, slot)?;
     let Round { remote, batch, .. } = round;
-    if let Err(dropped) = datagram.arrive(hca, slot, remote, batch) {
-        count_drop(hca, dropped);
+    match datagram(packet)?.arrive(hca, slot, remote, batch) {
+        // A wrong Q_Key was counted where it was found.
+        Err(Counter::DropQkey) => Ok(()),
+        result => result,
     }
 }
 
-/// Gives a datagram to each QP of the guest that is attached to its multicast group, or counts why it is
-/// dropped.
-pub(crate) fn arrive_at_group(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
+/// Gives a datagram to each QP of the guest that is attached to its multicast group, or counts why a QP does
+/// not get it. Returns what counts it if no QP may get it.
+pub(crate) fn arrive_at_group(
+    hca: &Arc<Hca>,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> Result<(), Counter> {
     let headers = &packet.headers;
-    let of_group = datagram(packet).filter(|_| headers.bth.dest_qp == Qpn::MULTICAST);
-    let Some(datagram) = of_group else {
-        hca.stats.add(Counter::DropUnreachable, 1);
-        return;
-    };
+    let datagram = datagram(packet)?;
+    if headers.bth.dest_qp != Qpn::MULTICAST {
+        return Err(Counter::DropNoQp);
+    }
     // Members in the network of the sender have it already: a switch may send it back there.
     let source = Address { gid: headers.ip.source_gid(), vlan: datagram.vlan };
-    if hca.network.find(&source).is_some() {
-        hca.stats.add(Counter::DropEcho, 1);
-        return;
+    if hca.network.has(&source) {
+        return Err(Counter::DropEcho);
     }
     let group = hca.network.group(&datagram.dgid);
     let is_own = |member: &&Arc<Member<Hca>>| member.device.as_ptr() == Arc::as_ptr(hca);
@@ -91,15 +103,19 @@ pub(crate) fn arrive_at_group(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut R
             Err(dropped) => count_drop(hca, dropped),
         }
     }
+    Ok(())
 }
 
-/// Returns the datagram that a packet is; `None` if it is of another service.
-fn datagram<'a>(packet: &Packet<'a>) -> Option<Datagram<'a>> {
+/// Returns the datagram that a packet is, or what counts it if it is not one.
+fn datagram<'a>(packet: &Packet<'a>) -> Result<Datagram<'a>, Counter> {
+    if packet.payload.len() as u64 > MTU {
+        return Err(Counter::DropTooLong);
+    }
     let headers = &packet.headers;
-    let deth = headers.extended.deth?;
-    Some(Datagram {
+    let deth = headers.extended.deth.ok_or(Counter::DropService)?;
+    Ok(Datagram {
         dgid: headers.ip.destination_gid(),
-        vlan: headers.ethernet.vlan.map(Vlan::id).filter(|id| *id != 0),
+        vlan: headers.ethernet.vlan_id(),
         src_qpn: deth.source_qp.get(),
         qkey: deth.qkey,
         sl: headers.ethernet.vlan.map_or(0, Vlan::priority),
@@ -109,4 +125,11 @@ fn datagram<'a>(packet: &Packet<'a>) -> Option<Datagram<'a>> {
         total: packet.payload.len() as u64,
         payload: Data::Inline(packet.payload),
     })
+}
+
+/// Checks that there is a QP that takes datagrams.
+fn check_qp(hca: &Hca, slot: u16) -> Result<(), Counter> {
+    let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
+    check_type(lock(&qp.responder).config, &[QpType::Ud, QpType::Gsi])?;
+    check_receives(qp.state())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use roce::{Operation, Packet, Service};
 
+use super::check::{check_partition, check_source, counter_of};
 use super::{congestion, datagram, requester, responder, unreliable};
 use crate::base::address::{is_multicast, Address, Gid};
 use crate::base::counters::Counter;
@@ -62,39 +63,40 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
         let Some(frame) = heap.pop() else { break };
         round.budget.spend(frame.len() as u64);
         match roce::decode(frame) {
-            Ok(packet) => arrive(hca, &packet, round),
-            Err(malformed) => hca.stats.guest_error(Counter::BadPacket, malformed),
+            Ok(packet) => {
+                if let Err(counter) = arrive(hca, &packet, round) {
+                    hca.stats.add(counter, 1);
+                }
+            }
+            Err(malformed) => hca.stats.guest_error(counter_of(malformed), malformed),
         }
     }
     lock(&hca.inbox).put_back(heap)
 }
 
-/// Gives a packet to its QP, or to the QPs of its multicast group.
-fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) {
+/// Gives a packet to its QP, or to the QPs of its multicast group. Returns what counts it if it is dropped.
+fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) -> Result<(), Counter> {
     let bth = &packet.headers.bth;
+    check_partition(&packet.headers)?;
     if is_multicast(&packet.headers.ip.destination_gid()) {
         return datagram::arrive_at_group(hca, packet, round);
     }
-    let is_taken = hca.slot_of(bth.dest_qp.get()).is_some_and(|slot| {
-        match (bth.opcode.service(), bth.opcode.operation()) {
-            (
-                Service::Rc | Service::Xrc,
-                Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse,
-            ) => requester::arrive(hca, slot, packet, round),
-            (Service::Rc, _) => responder::arrive(hca, slot, QpType::Rc, packet, round),
-            (Service::Xrc, _) => responder::arrive(hca, slot, QpType::XrcTgt, packet, round),
-            (Service::Uc, _) => unreliable::arrive(hca, slot, packet, round),
-            (Service::Ud, _) => {
-                datagram::arrive(hca, slot, packet, round);
-                true
-            }
-            (Service::Cnp, _) => {
-                congestion::arrive(hca, slot, packet);
-                true
-            }
+    check_source(hca, &packet.headers)?;
+    let slot = hca.slot_of(bth.dest_qp.get()).ok_or(Counter::DropNoQp)?;
+    let is_answer = matches!(
+        bth.opcode.operation(),
+        Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse
+    );
+    match bth.opcode.service() {
+        Service::Rc if is_answer => requester::arrive(hca, slot, QpType::Rc, packet, round),
+        Service::Xrc if is_answer => requester::arrive(hca, slot, QpType::XrcIni, packet, round),
+        Service::Rc => responder::arrive(hca, slot, QpType::Rc, packet, round),
+        Service::Xrc => responder::arrive(hca, slot, QpType::XrcTgt, packet, round),
+        Service::Uc => unreliable::arrive(hca, slot, packet, round),
+        Service::Ud => datagram::arrive(hca, slot, packet, round),
+        Service::Cnp => {
+            congestion::arrive(hca, slot, packet);
+            Ok(())
         }
-    });
-    if !is_taken {
-        hca.stats.add(Counter::DropUnreachable, 1);
     }
 }

@@ -9,6 +9,7 @@
 //! of a [message](super::message::Message), and the [responder](super::responder) does what they ask for.
 //! Here are the packets, their sequence numbers, and what becomes of them when some are lost.
 
+mod check;
 mod congestion;
 pub(crate) mod datagram;
 pub(crate) mod inbox;
@@ -17,8 +18,6 @@ mod path;
 pub(crate) mod requester;
 pub(crate) mod responder;
 mod unreliable;
-
-use std::sync::Arc;
 
 use roce::Service;
 
@@ -44,9 +43,7 @@ pub(crate) fn is_away(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
 }
 
 fn is_elsewhere(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    !is_multicast(dgid)
-        && may_send(hca, source, dgid)
-        && hca.network.find(&source.beside(*dgid)).is_none()
+    !is_multicast(dgid) && may_send(hca, source, dgid) && !hca.network.has(&source.beside(*dgid))
 }
 
 /// Returns whether datagrams from an address of an HCA to a multicast group go over the wire, besides to the
@@ -58,6 +55,5 @@ pub(crate) fn is_group_away(hca: &Hca, source: &Address, group: &Gid) -> bool {
 /// Returns whether an HCA may send packets with these addresses. An HCA sends from no GID but its own, and
 /// both addresses of a packet are of one family.
 fn may_send(hca: &Hca, source: &Address, dgid: &Gid) -> bool {
-    let is_own = hca.network.find(source).is_some_and(|own| std::ptr::eq(Arc::as_ptr(&own), hca));
-    is_own && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
+    hca.network.is_owner(source, hca) && ipv4(dgid).is_some() == ipv4(&source.gid).is_some()
 }

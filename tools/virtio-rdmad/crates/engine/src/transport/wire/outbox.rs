@@ -7,15 +7,28 @@
 
 use roce::{Headers, Train};
 
+use crate::base::address::Address;
+use crate::base::counters::Counter;
 use crate::transport::hca::Hca;
 
 /// Packets that have not left. The memory is there from the first packet on.
 #[derive(Default)]
-pub(crate) struct Outbox(Option<Box<Train>>);
+pub(crate) struct Outbox(Option<Box<Packets>>);
+
+/// The packets of a connection.
+#[derive(Default)]
+struct Packets {
+    train: Train,
+    /// How many they are.
+    count: u64,
+    /// The address that they come from.
+    source: Address,
+}
 
 impl Outbox {
     /// Adds a packet with a payload of `len` bytes, which `fill` writes; returns what that returns. A
-    /// packet that cannot be made, or whose payload cannot be read, is not sent.
+    /// packet that cannot be made, whose payload cannot be read, or whose source is not the guest's any
+    /// more when it leaves, is not sent.
     pub fn send<E>(
         &mut self,
         hca: &Hca,
@@ -23,11 +36,16 @@ impl Outbox {
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        if self.0.as_ref().is_some_and(|train| !train.takes(headers, len)) {
-            self.flush(hca);
+        let packets = self.0.get_or_insert_default();
+        if !packets.train.takes(headers, len) {
+            packets.flush(hca);
         }
-        match self.0.get_or_insert_default().push(headers, len, fill) {
-            Ok(filled) => filled,
+        packets.source = Address { gid: headers.ip.source_gid(), vlan: headers.ethernet.vlan_id() };
+        match packets.train.push(headers, len, fill) {
+            Ok(filled) => {
+                packets.count += u64::from(filled.is_ok());
+                filled
+            }
             Err(error) => {
                 debug_assert!(false, "{error}");
                 Ok(())
@@ -36,10 +54,28 @@ impl Outbox {
     }
 
     /// Sends what has not left.
+    #[inline]
     pub fn flush(&mut self, hca: &Hca) {
-        let Some(train) = &mut self.0 else { return };
-        train.take(|segments| {
-            if let Some(uplink) = hca.network.uplink() {
+        if let Some(packets) = &mut self.0 {
+            packets.flush(hca);
+        }
+    }
+}
+
+impl Packets {
+    /// Sends the packets. A connection outlives the entry of the GID table that it was made with: its
+    /// packets do not leave then.
+    fn flush(&mut self, hca: &Hca) {
+        let count = std::mem::take(&mut self.count);
+        if count == 0 {
+            return;
+        }
+        let uplink = hca.network.uplink().filter(|_| hca.network.is_owner(&self.source, hca));
+        if uplink.is_none() {
+            hca.stats.add(Counter::DropNotOwn, count);
+        }
+        self.train.take(|segments| {
+            if let Some(uplink) = uplink {
                 uplink.send(segments);
             }
         });

@@ -16,9 +16,11 @@ use roce::{
 };
 use zerocopy::IntoBytes;
 
+use super::check::{check_peer, check_type};
 use super::path::{Path, OVERHEAD};
 use super::{congestion, service};
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
@@ -383,18 +385,24 @@ fn nak_status(code: NakCode) -> Option<u32> {
     }
 }
 
-/// Follows a packet that answers a request; `false` if there is no QP that has asked for it.
-pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
-    let Some(qp) = hca.qps.get(slot) else { return false };
+/// Follows a packet that answers a request of a QP of this type. Returns what counts it if it is dropped.
+pub(crate) fn arrive(
+    hca: &Arc<Hca>,
+    slot: u16,
+    kind: QpType,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> Result<(), Counter> {
+    let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut requester = lock(&qp.requester);
-    let Some(config) = requester.config else { return false };
-    let ip = &packet.headers.ip;
-    let is_peers = requester.attr.ah_attr.grh.dgid == ip.source_gid()
-        && requester.source.gid == ip.destination_gid();
-    let is_of_service = service(config.wq.kind) == packet.headers.bth.opcode.service();
-    let is_sending = matches!(qp.state(), QpState::Rts | QpState::Sqd);
-    if !is_of_service || !is_peers || requester.window.is_none() || !is_sending {
-        return false;
+    let config = check_type(requester.config, &[kind])?;
+    if !matches!(qp.state(), QpState::Rts | QpState::Sqd) {
+        return Err(Counter::DropState);
+    }
+    check_peer(&packet.headers, &requester.source, &requester.attr.ah_attr.grh.dgid)?;
+    let window = requester.window.as_ref();
+    if !window.is_some_and(|window| window.is_under_way(packet.headers.bth.psn)) {
+        return Err(Counter::UnexpectedAnswers);
     }
     let Requester { window, attr, source, .. } = &mut *requester;
     if let Some(window) = window {
@@ -404,5 +412,5 @@ pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut
     round.batch.place_completions();
     // More may be sent now.
     hca.make_ready(hca.jobs.send(slot));
-    true
+    Ok(())
 }

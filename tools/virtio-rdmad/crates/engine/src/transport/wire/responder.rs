@@ -12,10 +12,12 @@ use roce::{
     Position, Psn, RnrTimer, Service, Syndrome,
 };
 
-use super::congestion;
+use super::check::{check_peer, check_receives, check_type};
 use super::path::{Path, OVERHEAD};
 use super::requester::position;
-use super::service;
+use super::{congestion, service};
+use crate::base::counters::Counter;
+use crate::base::limits::MAX_MSG_SIZE;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, Data, View};
@@ -23,7 +25,6 @@ use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
 use crate::qp::expected::Verdict;
 use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply};
-use crate::qp::state::QpState;
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder};
 use crate::transport::message::{mtu_bytes, packets, Message, Nak};
@@ -42,33 +43,21 @@ pub(super) struct Done {
     reply: Option<Reply>,
 }
 
-/// Returns whether a responder takes a packet: its QP is of this type and receives in this state, and the
-/// packet goes from the address of its peer to its own.
-pub(super) fn takes(
-    responder: &Responder,
-    state: QpState,
-    kind: QpType,
-    packet: &Packet<'_>,
-) -> bool {
-    let ip = &packet.headers.ip;
-    responder.config.is_some_and(|config| config.wq.kind == kind)
-        && state.receives()
-        && responder.attr.ah_attr.grh.dgid == ip.source_gid()
-        && responder.source.gid == ip.destination_gid()
-}
-
-/// Follows a packet of a request for a QP of this type; `false` if there is no QP that it could be for.
+/// Follows a packet of a request for a QP of this type. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: u16,
     kind: QpType,
     packet: &Packet<'_>,
     round: &mut Round,
-) -> bool {
-    let Some(qp) = hca.qps.get(slot) else { return false };
+) -> Result<(), Counter> {
+    let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut responder = lock(&qp.responder);
-    if !takes(&responder, qp.state(), kind, packet) {
-        return false;
+    check_type(responder.config, &[kind])?;
+    check_receives(qp.state())?;
+    check_peer(&packet.headers, &responder.source, &responder.attr.ah_attr.grh.dgid)?;
+    if responder.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
+        return Err(Counter::DropAnswersFull);
     }
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
@@ -92,7 +81,7 @@ pub(crate) fn arrive(
     if is_left || has_reply {
         hca.make_ready(hca.jobs.receive(slot));
     }
-    true
+    Ok(())
 }
 
 fn follow(
@@ -107,12 +96,16 @@ fn follow(
     let acknowledge = |psn, syndrome| Reply::Acknowledge { psn, syndrome };
     match inbound.expected.judge(bth.psn) {
         Verdict::Ahead { nak } => {
+            hca.stats.add(Counter::OutOfSequence, 1);
             if nak {
                 let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
                 inbound.reply(acknowledge(inbound.expected.psn, syndrome));
             }
         }
-        Verdict::Duplicate => repeat(hca, responder, inbound, packet),
+        Verdict::Duplicate => {
+            hca.stats.add(Counter::DuplicateRequests, 1);
+            repeat(hca, responder, inbound, packet);
+        }
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
                 inbound.expected.done(done.packets, done.ends);
@@ -158,8 +151,10 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
                 .replies
                 .iter()
                 .any(|reply| matches!(reply, Reply::Read(read) if read.psn == bth.psn));
+            let may_read = responder.attr.qp_access_flags & VIRTIO_RDMA_ACCESS_REMOTE_READ != 0;
+            let is_served = is_known && !is_queued && may_read && reth.dma_len <= MAX_MSG_SIZE;
             let pdn = responder.config.and_then(|config| remote_pdn(hca, &config, srqn(packet)));
-            let Some(pdn) = pdn.filter(|_| is_known && !is_queued) else { return };
+            let Some(pdn) = pdn.filter(|_| is_served) else { return };
             let (psn, remote_addr, rkey) = (bth.psn, reth.va, reth.rkey);
             inbound.reply(Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 }));
         }
@@ -282,6 +277,9 @@ fn assemble(before: Option<Assembly>, packet: &Packet<'_>, mtu: u64) -> Option<A
         Some(_) => return None,
     };
     if let Some(reth) = &extended.reth {
+        if reth.dma_len > MAX_MSG_SIZE {
+            return None;
+        }
         request.remote_addr = reth.va;
         request.rkey = reth.rkey;
         request.total = reth.dma_len.into();

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS};
 use roce::{Packet, Position, Psn, Service};
 
+use super::check::{check_peer, check_receives, check_type};
 use super::path::Path;
 use super::requester::{opcode, position};
-use super::responder::{execute, takes};
+use super::responder::execute;
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
@@ -72,20 +73,25 @@ impl Sender<'_> {
     }
 }
 
-/// Follows a packet of a message; `false` if there is no QP that it could be for.
-pub(crate) fn arrive(hca: &Arc<Hca>, slot: u16, packet: &Packet<'_>, round: &mut Round) -> bool {
-    let Some(qp) = hca.qps.get(slot) else { return false };
+/// Follows a packet of a message. Returns what counts it if it is dropped.
+pub(crate) fn arrive(
+    hca: &Arc<Hca>,
+    slot: u16,
+    packet: &Packet<'_>,
+    round: &mut Round,
+) -> Result<(), Counter> {
+    let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut responder = lock(&qp.responder);
-    if !takes(&responder, qp.state(), QpType::Uc, packet) {
-        return false;
-    }
+    check_type(responder.config, &[QpType::Uc])?;
+    check_receives(qp.state())?;
+    check_peer(&packet.headers, &responder.source, &responder.attr.ah_attr.grh.dgid)?;
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
     round.batch.place_completions();
-    true
+    Ok(())
 }
 
 /// Adds a packet to its message. The first packet of a message is expected at any time; another one must

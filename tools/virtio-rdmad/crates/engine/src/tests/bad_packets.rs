@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Packets that a guest must not take, or must not send: each has its counter, has no effect, and keeps
+//! nobody from going on.
+
+use std::sync::Arc;
+
+use abi::*;
+use roce::{Headers, Ip, Opcode, Operation, Position, Psn, Qpn, Reth, Service, Vlan};
+
+use super::cable::{cable, over_a_cable, Cable, Faults};
+use super::datagram;
+use super::driver::*;
+use crate::Counter;
+
+const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
+/// The fabrics of guests A and B, as the cable counts.
+const A: usize = 0;
+const B: usize = 1;
+
+/// A packet that a test changes before it is sent.
+#[derive(Clone)]
+struct Forged {
+    headers: Headers,
+    payload: Vec<u8>,
+}
+
+impl Forged {
+    /// Takes the last packet that was sent of this operation.
+    fn from_sent(cable: &Cable, operation: Operation) -> Self {
+        let sent = cable.sent.lock().unwrap();
+        let packets = sent.iter().rev().map(|frame| roce::decode(frame).unwrap());
+        let of = |packet: &roce::Packet<'_>| packet.headers.bth.opcode.operation() == operation;
+        let packet = packets.into_iter().find(of).expect("such a packet");
+        Self { headers: packet.headers, payload: packet.payload.to_vec() }
+    }
+
+    /// Returns the frame, with the right lengths and the right ICRC.
+    fn frame(&self) -> Vec<u8> {
+        let mut frame = vec![0; self.payload.len() + 200];
+        let len = roce::encode(&self.headers, &self.payload, &mut frame).unwrap();
+        frame.truncate(len);
+        frame
+    }
+}
+
+/// Returns the counters of packets, and what each of them is.
+fn counters(guest: &Guest) -> Vec<(Counter, u64)> {
+    let of_packets = [
+        Counter::BadPacket,
+        Counter::BadPacketLength,
+        Counter::BadIcrc,
+        Counter::DropPkey,
+        Counter::DropQkey,
+        Counter::DropSpoofed,
+        Counter::DropNoQp,
+        Counter::DropService,
+        Counter::DropState,
+        Counter::DropNotPeer,
+        Counter::DropTooLong,
+        Counter::DropInboxFull,
+        Counter::DropUnreachable,
+        Counter::DuplicateRequests,
+        Counter::OutOfSequence,
+        Counter::DropAnswersFull,
+        Counter::UnexpectedAnswers,
+    ];
+    of_packets.map(|counter| (counter, guest.device.counter(counter))).to_vec()
+}
+
+/// Sends a frame to guest B, and checks that it is counted once, by this counter and no other, and that B
+/// completes nothing.
+fn is_counted(pair: &mut Pair, frame: &[u8], counter: Counter) {
+    let cable = cable().unwrap();
+    let before = counters(&pair.b);
+    cable.inject(B, frame);
+    pair.settle();
+    for ((which, before), (_, now)) in before.into_iter().zip(counters(&pair.b)) {
+        assert_eq!(now - before, u64::from(which == counter), "{which:?}, not {counter:?}");
+    }
+    assert!(pair.poll_b().is_none(), "{counter:?}");
+}
+
+/// Sends 100 bytes from A to B, and checks that they arrive.
+fn exchange(pair: &mut Pair) {
+    let [a, b] = pair.ends;
+    let data = pair.a.fill(DATA, 100, 3);
+    pair.b.post_recv(b.qpn, 5, &[sge(DATA, 100, b.key)]);
+    pair.a.post_send(a.qpn, &Send::new(4, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 100, a.key)]));
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()), Some((4, OK, VIRTIO_RDMA_WC_SEND)));
+    assert_eq!(brief(pair.poll_b()), Some((5, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(pair.b.bytes(DATA, 100), data);
+}
+
+/// Runs a test with two connected guests on two hosts that have exchanged a message, and checks that they
+/// can exchange another one afterwards.
+fn connected(test: impl FnOnce(&mut Pair, &Arc<Cable>)) {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        test(&mut pair, &cable().unwrap());
+        exchange(&mut pair);
+    });
+}
+
+fn set_source(headers: &mut Headers, number: u8) {
+    if let Ip::V4(ip) = &mut headers.ip {
+        ip.source = [10, 0, 0, number].into();
+    }
+}
+
+#[test]
+fn each_kind_of_bad_packet_has_its_counter() {
+    connected(|pair, cable| {
+        let unconnected = pair.b.create_qp(pair.ends[1].pdn, pair.ends[1].cqn, VIRTIO_RDMA_QPT_RC);
+        let send = Forged::from_sent(cable, Operation::Send);
+        let good = send.frame();
+        let mut refused = |change: &dyn Fn(&mut Forged), counter| {
+            let mut forged = send.clone();
+            // The packet would be the next one of the connection.
+            forged.headers.bth.psn = forged.headers.bth.psn.plus(1);
+            change(&mut forged);
+            is_counted(pair, &forged.frame(), counter);
+        };
+        refused(&|it| it.headers.bth.pkey = 0x8001, Counter::DropPkey);
+        refused(&|it| set_source(&mut it.headers, 9), Counter::DropNotPeer);
+        refused(&|it| set_source(&mut it.headers, 2), Counter::DropSpoofed);
+        for number in [0, 6, 7, 0xff_ffff] {
+            let qpn = Qpn::new(number).unwrap();
+            refused(&|it| it.headers.bth.dest_qp = qpn, Counter::DropNoQp);
+        }
+        let state = Qpn::new(unconnected).unwrap();
+        refused(&|it| it.headers.bth.dest_qp = state, Counter::DropState);
+        let uc = Opcode::new(Service::Uc, Operation::Send, Position::Only).unwrap();
+        refused(&|it| it.headers.bth.opcode = uc, Counter::DropService);
+        refused(&|it| it.headers.bth.psn = it.headers.bth.psn.plus(1), Counter::OutOfSequence);
+        refused(&|it| it.headers.bth.psn = it.headers.bth.psn.minus(1), Counter::DuplicateRequests);
+        let mut bytes = good.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        is_counted(pair, &bytes, Counter::BadIcrc);
+        // The version of the BTH is in the byte behind the opcode.
+        let bth = 14 + 20 + 8;
+        let mut bytes = good;
+        bytes[bth + 1] |= 1;
+        is_counted(pair, &bytes, Counter::BadPacket);
+        let short = Forged { payload: Vec::new(), ..send };
+        let mut bytes = short.frame();
+        // A WRITE, whose RETH is not there.
+        bytes[bth] = 0x0a;
+        is_counted(pair, &bytes, Counter::BadPacketLength);
+    });
+}
+
+#[test]
+fn a_limited_member_of_the_partition_is_heard() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        let cable = cable().unwrap();
+        let mut send = Forged::from_sent(&cable, Operation::Send);
+        send.headers.bth.psn = send.headers.bth.psn.plus(1);
+        send.headers.bth.pkey = 0x7fff;
+        let b = pair.ends[1];
+        pair.b.post_recv(b.qpn, 6, &[sge(DATA, 100, b.key)]);
+        cable.inject(B, &send.frame());
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()), Some((6, OK, VIRTIO_RDMA_WC_RECV)));
+    });
+}
+
+/// A guest has the same GID in two VLANs. What comes by one of them is not for a connection in the other.
+#[test]
+fn a_connection_is_in_its_vlan_alone() {
+    connected(|pair, cable| {
+        pair.b.add_vlan_gid(1, gid(2), 5).unwrap();
+        let mut send = Forged::from_sent(cable, Operation::Send);
+        send.headers.bth.psn = send.headers.bth.psn.plus(1);
+        send.headers.ethernet.vlan = Some(Vlan::new(5));
+        is_counted(pair, &send.frame(), Counter::DropNotPeer);
+    });
+}
+
+/// Two guests of a host are connected. A packet from the wire that names one of them as its source does
+/// not reach the other.
+#[test]
+fn nobody_on_the_wire_speaks_for_a_guest_of_this_network() {
+    connected(|pair, cable| {
+        let send = Forged::from_sent(cable, Operation::Send);
+        let mut third = Guest::new(&cable.fabric(B), &pair.clock, 3);
+        let end = End::new(&mut third, VIRTIO_RDMA_QPT_RC);
+        let b = pair.ends[1];
+        let qpn = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC);
+        pair.b.connect(qpn, third.gid, end.qpn);
+        third.connect(end.qpn, pair.b.gid, qpn);
+        pair.b.post_recv(qpn, 9, &[sge(DATA, 100, b.key)]);
+        let mut forged = send.clone();
+        forged.headers.bth.dest_qp = Qpn::new(qpn).unwrap();
+        forged.headers.bth.psn = Psn::new(0);
+        set_source(&mut forged.headers, 3);
+        is_counted(pair, &forged.frame(), Counter::DropSpoofed);
+        // The guest itself is heard.
+        third.post_send(end.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 50, end.key)]));
+        settle(&[&third, &pair.b]);
+        assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    });
+}
+
+/// A guest sends nothing from an address that it has no more, neither on a connection that it made while
+/// it had the address, nor a datagram.
+#[test]
+fn nothing_is_sent_from_an_address_that_is_gone() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        let a = pair.ends[0];
+        pair.a.del_gid(0).unwrap();
+        let sent = cable().unwrap().sent.lock().unwrap().len();
+        pair.a.post_send(a.qpn, &Send::new(7, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 10, a.key)]));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+        assert_eq!(cable().unwrap().sent.lock().unwrap().len(), sent);
+        assert_ne!(pair.a.device.counter(Counter::DropNotOwn), 0);
+    });
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = datagram::pair(VIRTIO_RDMA_QPT_UD, datagram::QKEY);
+        let [a, b] = pair.ends;
+        pair.a.del_gid(0).unwrap();
+        let send = Send::new(7, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 10, a.key)]);
+        pair.a.post_send(a.qpn, &send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_QP_OP_ERR);
+        assert_eq!(cable().unwrap().sent.lock().unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn bad_datagrams_have_their_counters() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = datagram::pair(VIRTIO_RDMA_QPT_UD, datagram::QKEY);
+        let [a, b] = pair.ends;
+        let send = Send::new(7, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 10, a.key)]);
+        pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8000, b.key)]);
+        pair.a.post_send(a.qpn, &send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn));
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()).unwrap().0, 1);
+        let good = Forged::from_sent(&cable().unwrap(), Operation::Send);
+        let connection = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC);
+        let idle = pair.b.create_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_UD);
+        let mut refused = |change: &dyn Fn(&mut Forged), counter| {
+            let mut forged = good.clone();
+            change(&mut forged);
+            is_counted(&mut pair, &forged.frame(), counter);
+        };
+        let to = |qpn| move |it: &mut Forged| it.headers.bth.dest_qp = Qpn::new(qpn).unwrap();
+        refused(&to(6), Counter::DropNoQp);
+        refused(&to(connection), Counter::DropService);
+        refused(&to(idle), Counter::DropState);
+        refused(&|it| it.payload = vec![1; 4100], Counter::DropTooLong);
+        refused(&|it| it.headers.bth.pkey = 0, Counter::DropPkey);
+        refused(&|it| set_source(&mut it.headers, 2), Counter::DropSpoofed);
+        refused(&|it| it.headers.extended.deth.as_mut().unwrap().qkey = 1, Counter::DropQkey);
+    });
+}
+
+/// Returns how many packets of an operation were sent.
+fn count(cable: &Cable, operation: Operation) -> usize {
+    let sent = cable.sent.lock().unwrap();
+    let of =
+        |frame: &&Vec<u8>| roce::decode(frame).unwrap().headers.bth.opcode.operation() == operation;
+    sent.iter().filter(of).count()
+}
+
+/// Has A read 100 bytes of B, and returns the packet that asked for them.
+fn read(pair: &mut Pair, cable: &Cable) -> Forged {
+    let [a, b] = pair.ends;
+    let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &[sge(DATA, 100, a.key)]);
+    pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    Forged::from_sent(cable, Operation::ReadRequest)
+}
+
+/// A READ that came before is answered again only if the QP still lets its peer read (IBA 9.7.5.1.5 asks
+/// for the checks of a new request).
+#[test]
+fn a_duplicate_gives_no_right_to_read() {
+    connected(|pair, cable| {
+        let request = read(pair, cable);
+        let before = count(cable, Operation::ReadResponse);
+        cable.inject(B, &request.frame());
+        pair.settle();
+        assert_eq!(count(cable, Operation::ReadResponse), before + 1, "it is answered again");
+        let mut attr = pair.b.query(pair.ends[1].qpn);
+        attr.qp_access_flags = WRITE;
+        pair.b.modify(pair.ends[1].qpn, VIRTIO_RDMA_QP_ACCESS_FLAGS, attr).unwrap();
+        cable.inject(B, &request.frame());
+        pair.settle();
+        assert_eq!(count(cable, Operation::ReadResponse), before + 1, "it is not answered");
+    });
+}
+
+/// A peer repeats requests faster than they can be answered. What waits has a bound.
+#[test]
+fn answers_that_wait_have_a_bound() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        let cable = cable().unwrap();
+        let mut request = read(&mut pair, &cable);
+        let last = request.headers.bth.psn;
+        let reth = Reth { dma_len: 16 << 20, ..request.headers.extended.reth.unwrap() };
+        request.headers.extended.reth = Some(reth);
+        for number in 0..1000 {
+            request.headers.bth.psn = last.minus(1 << 22 | number);
+            cable.inject(B, &request.frame());
+            cable.deliver();
+            // The guest takes the request and sends one packet of the first answer.
+            pair.b.device.run(1);
+            pair.b.device.run(1);
+        }
+        let dropped = pair.b.device.counter(Counter::DropAnswersFull);
+        assert!((400..600).contains(&dropped), "{dropped} dropped");
+        for (guest, qpn) in [(&mut pair.a, pair.ends[0].qpn), (&mut pair.b, pair.ends[1].qpn)] {
+            guest.set_state(qpn, VIRTIO_RDMA_QPS_RESET).unwrap();
+        }
+        let [a, b] = pair.ends;
+        pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+        pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+        exchange(&mut pair);
+    });
+}
+
+/// A NAK for a request that was answered long ago ends nothing, and what nobody asked for is dropped.
+#[test]
+fn an_answer_that_is_too_late_does_nothing() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        let [a, b] = pair.ends;
+        let cable = cable().unwrap();
+        let mut answer = Forged::from_sent(&cable, Operation::Acknowledge);
+        let send = Send::new(4, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 100, a.key)]);
+        pair.a.post_send(a.qpn, &send);
+        // The send is under way, and waits for a receive.
+        pair.settle();
+        let before = pair.a.device.counter(Counter::UnexpectedAnswers);
+        let syndromes = [
+            roce::Syndrome::Nak(roce::NakCode::RemoteAccessError),
+            roce::Syndrome::Nak(roce::NakCode::PsnSequenceError),
+            roce::Syndrome::Ack(roce::Credits::UNLIMITED),
+        ];
+        for syndrome in syndromes {
+            answer.headers.extended.aeth.as_mut().unwrap().syndrome = syndrome;
+            for psn in [0, 7, 0x80_0000, 0xff_ffff] {
+                answer.headers.bth.psn = Psn::new(psn);
+                cable.inject(A, &answer.frame());
+            }
+        }
+        pair.settle();
+        assert_eq!(pair.a.device.counter(Counter::UnexpectedAnswers), before + 12);
+        pair.b.post_recv(b.qpn, 5, &[sge(DATA, 100, b.key)]);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()), Some((4, OK, VIRTIO_RDMA_WC_SEND)));
+        assert_eq!(brief(pair.poll_b()), Some((5, OK, VIRTIO_RDMA_WC_RECV)));
+    });
+}
+
+/// Returns in how many rounds guest C, which is on the host of guest B, gets a message of 64 KiB from A.
+/// Before each round the wire brings `flood` to guest B.
+fn rounds_of_another_guest(flood: &dyn Fn(&Cable) -> Vec<Vec<u8>>) -> u32 {
+    let mut rounds = 0;
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        let cable = cable().unwrap();
+        let frames = flood(&cable);
+        let mut third = Guest::new(&cable.fabric(B), &pair.clock, 3);
+        let end = End::new(&mut third, VIRTIO_RDMA_QPT_RC);
+        let a = pair.ends[0];
+        let qpn = pair.a.create_qp(a.pdn, a.cqn, VIRTIO_RDMA_QPT_RC);
+        pair.a.connect(qpn, third.gid, end.qpn);
+        third.connect(end.qpn, pair.a.gid, qpn);
+        let data = pair.a.fill(DATA, 65536, 9);
+        let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 65536, a.key)]);
+        pair.a.post_send(qpn, &send.rdma(DATA, end.key));
+        let mut done = None;
+        while done.is_none() {
+            rounds += 1;
+            assert!(rounds < 1000, "no progress");
+            for frame in &frames {
+                cable.inject(B, frame);
+            }
+            cable.deliver();
+            let work = pair.b.device.counter(Counter::Work);
+            // One thread serves B and C. Both have one call in each round.
+            pair.b.device.run(64);
+            assert!(pair.b.device.counter(Counter::Work) - work <= TURN, "a turn of B");
+            third.device.run(64);
+            pair.a.device.run(64);
+            done = pair.poll_a();
+        }
+        assert_eq!(brief(done), Some((1, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        assert!(third.bytes(DATA, 65536) == data);
+    });
+    rounds
+}
+
+/// A flood of packets for one guest costs another guest of the same host nothing: its messages take as
+/// many rounds as without the flood, and each round is as short as any.
+#[test]
+fn a_flood_to_one_guest_delays_no_other() {
+    let quiet = rounds_of_another_guest(&|_| Vec::new());
+    let spoilt = |cable: &Cable| {
+        let mut frame = Forged::from_sent(cable, Operation::Send).frame();
+        *frame.last_mut().unwrap() ^= 1;
+        vec![frame; 5000]
+    };
+    let ahead = |cable: &Cable| {
+        let mut send = Forged::from_sent(cable, Operation::Send);
+        send.headers.bth.psn = send.headers.bth.psn.plus(9);
+        vec![send.frame(); 5000]
+    };
+    let unknown = |cable: &Cable| {
+        let mut send = Forged::from_sent(cable, Operation::Send);
+        send.headers.bth.dest_qp = Qpn::new(0xab_cdef).unwrap();
+        vec![send.frame(); 5000]
+    };
+    for (name, flood) in
+        [("spoilt", &spoilt as &dyn Fn(&Cable) -> _), ("ahead", &ahead), ("unknown", &unknown)]
+    {
+        assert_eq!(rounds_of_another_guest(flood), quiet, "{name}");
+    }
+}
+
+/// What a guest does not look into in time is dropped, and the memory that it takes has a bound.
+#[test]
+fn an_inbox_that_is_full_drops_packets() {
+    connected(|pair, cable| {
+        let mut send = Forged::from_sent(cable, Operation::Send);
+        send.headers.bth.dest_qp = Qpn::new(0xab_cdef).unwrap();
+        send.payload = vec![0; 4096];
+        let (frame, fabric) = (send.frame(), cable.fabric(B));
+        let taken = (0..2000).filter(|_| fabric.receive(&frame, 0)).count();
+        assert_eq!(taken, (4 << 20) / frame.len());
+        let count = |counter| pair.b.device.counter(counter) as usize;
+        assert_eq!(count(Counter::DropInboxFull), 2000 - taken);
+        pair.settle();
+        assert_eq!(count(Counter::DropNoQp), taken);
+    });
+}
