@@ -142,6 +142,11 @@ impl<T> Window<T> {
         self.end
     }
 
+    /// Returns the oldest PSN that is not acknowledged.
+    pub fn oldest(&self) -> Psn {
+        self.una
+    }
+
     /// Returns whether something was sent that is not acknowledged.
     pub fn awaits(&self) -> bool {
         self.top.is_after(self.una)
@@ -281,18 +286,25 @@ impl<T> Window<T> {
         Response::Next(&sent.what, index)
     }
 
-    /// Has everything sent again that is not acknowledged.
+    /// Has everything sent again that is not acknowledged. The time for an answer begins again.
     pub fn go_back(&mut self) {
         self.asked_again = true;
         self.cursor = self.una;
+        self.deadline = None;
+    }
+
+    /// Has everything sent again, unless that was done and nothing was acknowledged since: a peer that
+    /// misses the same packet all the time is asked again when the time for an answer is over.
+    pub fn go_back_once(&mut self) {
+        if !self.asked_again {
+            self.go_back();
+        }
     }
 
     /// Has the response sent again from this PSN on, which is the oldest that is not acknowledged.
     fn ask_again(&mut self, una: Psn) {
         self.una = una;
-        if !self.asked_again {
-            self.go_back();
-        }
+        self.go_back_once();
     }
 
     /// Takes the oldest message if all of it is acknowledged, and its response is here.

@@ -4,6 +4,7 @@
 //! nobody from going on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use abi::*;
 use roce::{Headers, Ip, Opcode, Operation, Position, Psn, Qpn, Reth, Service, Vlan};
@@ -11,7 +12,7 @@ use roce::{Headers, Ip, Opcode, Operation, Position, Psn, Qpn, Reth, Service, Vl
 use super::cable::{cable, over_a_cable, Cable, Faults};
 use super::datagram;
 use super::driver::*;
-use crate::Counter;
+use crate::{Clock, Counter};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 /// The fabrics of guests A and B, as the cable counts.
@@ -446,5 +447,60 @@ fn an_inbox_that_is_full_drops_packets() {
         assert_eq!(count(Counter::DropInboxFull), 2000 - taken);
         pair.settle();
         assert_eq!(count(Counter::DropNoQp), taken);
+    });
+}
+
+/// A peer that answers without ever doing the oldest request does not keep the requester waiting for
+/// ever: only progress renews the retries (IBA 9.7.6.1.3).
+#[test]
+fn only_progress_renews_the_retries() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let cable = cable().unwrap();
+        let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 8, a.key)]);
+        pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        // The second PSN is taken by a packet that A does not know of, so that B takes A's atomic for a
+        // duplicate that it has forgotten. It answers the READ behind it.
+        let mut write = Forged::from_sent(&cable, Operation::Write);
+        write.headers.bth.psn = write.headers.bth.psn.plus(1);
+        cable.inject(B, &write.frame());
+        let (add, result) = (VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, [sge(DATA, 8, a.key)]);
+        pair.settle();
+        pair.a.post_send(a.qpn, &Send::new(2, add, &result).atomic(DATA, b.key, 1, 0));
+        let send = Send::new(3, VIRTIO_RDMA_WR_RDMA_READ, &result);
+        pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+        pair.settle_in_time();
+        let expected = (2, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
+        assert_eq!(brief(pair.poll_a()).map(|(id, status, _)| (id, status)), Some(expected));
+    });
+}
+
+/// A peer that says all the time that it misses the oldest packet has the requester try again as often as
+/// any, and not for ever.
+#[test]
+fn a_peer_that_misses_everything_ends_the_connection() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        exchange(&mut pair);
+        let [a, b] = pair.ends;
+        let cable = cable().unwrap();
+        let mut answer = Forged::from_sent(&cable, Operation::Acknowledge);
+        answer.headers.bth.psn = answer.headers.bth.psn.plus(1);
+        let missing = roce::Syndrome::Nak(roce::NakCode::PsnSequenceError);
+        answer.headers.extended.aeth.as_mut().unwrap().syndrome = missing;
+        pair.b.set_state(b.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+        pair.a.post_send(a.qpn, &Send::new(9, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
+        let mut done = None;
+        for _ in 0..100 {
+            cable.inject(A, &answer.frame());
+            pair.settle();
+            // Several come before the time for an answer is over, which is 67 ms.
+            pair.clock.advance_to(pair.clock.now() + Duration::from_millis(20));
+            done = done.or(pair.poll_a());
+        }
+        assert_eq!(brief(done).unwrap().1, VIRTIO_RDMA_WC_RETRY_EXC_ERR);
     });
 }

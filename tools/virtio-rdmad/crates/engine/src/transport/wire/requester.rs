@@ -273,32 +273,36 @@ impl Sender<'_> {
         let psn = packet.headers.bth.psn;
         let mtu = mtu_bytes(attr.path_mtu);
         let mut failure = None;
-        let is_news = match packet.headers.bth.opcode.operation() {
+        let oldest = window.oldest();
+        match packet.headers.bth.opcode.operation() {
             Op::Acknowledge => {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
                 match aeth.syndrome {
-                    Syndrome::Ack(_) => window.acknowledge(psn),
+                    Syndrome::Ack(_) => {
+                        window.acknowledge(psn);
+                    }
                     Syndrome::RnrNak(timer) => return self.not_ready(requester, psn, timer, round),
                     Syndrome::Nak(code) => {
                         window.acknowledge(psn.minus(1));
                         failure = nak_status(code);
-                        window.go_back();
-                        true
+                        window.go_back_once();
                     }
-                    Syndrome::Reserved(_) => false,
+                    Syndrome::Reserved(_) => {}
                 }
             }
             operation => match window.respond(psn) {
                 Response::Next(wqe, index) => {
                     let taken = self.take_response(wqe, index, mtu, operation, packet, round);
                     failure = taken.err();
-                    true
                 }
-                Response::Lost => true,
-                Response::Unexpected => false,
+                Response::Lost => {}
+                Response::Unexpected => {
+                    self.hca.stats.add(Counter::UnexpectedAnswers, 1);
+                }
             },
-        };
-        if is_news {
+        }
+        // Only progress renews the retries: a peer that answers and does nothing must not be asked for ever.
+        if window.oldest() != oldest {
             window.deadline = None;
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
