@@ -8,7 +8,7 @@ use abi::*;
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
 use super::{datagram, mcast, rc, uc, xrc};
-use crate::Counter;
+use crate::{Counter, Gid};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 
@@ -128,6 +128,55 @@ fn datagrams_pass() {
             assert!(pair.b.bytes(DATA + 40, len) == data, "datagram {number}");
         }
     });
+}
+
+/// Connects A and B between entries 1 of their GID tables, has A write to B, and returns the packets.
+fn write_between(gids: [Gid; 2], vlan: Option<u16>) -> Vec<Vec<u8>> {
+    let cable = over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let vlan = vlan.map_or(VIRTIO_RDMA_NO_VLAN, u32::from);
+        pair.a.add_vlan_gid(1, gids[0], vlan).unwrap();
+        pair.b.add_vlan_gid(1, gids[1], vlan).unwrap();
+        let ends = [(&mut pair.a, a, gids[1], b), (&mut pair.b, b, gids[0], a)];
+        for (guest, end, dgid, other) in ends {
+            guest.make_init(end.qpn, ALL);
+            guest.make_rtr_from(end.qpn, 1, dgid, other.qpn, true).unwrap();
+            guest.make_rts(end.qpn, true).unwrap();
+        }
+        let data = pair.a.fill(DATA, 5000, 7);
+        let send = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(DATA, 5000, a.key)]);
+        pair.a.post_send(a.qpn, &send.rdma(DATA, b.key));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        assert!(pair.b.bytes(DATA, 5000) == data);
+    });
+    let sent = cable.sent.lock().unwrap().clone();
+    assert_ne!(sent.len(), 0);
+    sent
+}
+
+#[test]
+fn a_connection_in_a_vlan_has_tagged_packets() {
+    for frame in write_between([gid(11), gid(12)], Some(5)) {
+        assert_eq!(roce::decode(&frame).unwrap().headers.ethernet.vlan_id(), Some(5));
+    }
+}
+
+#[test]
+fn a_connection_over_ipv6_passes() {
+    let gids = [1, 2].map(|last| {
+        let mut gid = [0; 16];
+        (gid[0], gid[15]) = (0xfd, last);
+        gid
+    });
+    for vlan in [None, Some(4094)] {
+        for frame in write_between(gids, vlan) {
+            let headers = roce::decode(&frame).unwrap().headers;
+            assert!(matches!(headers.ip, roce::Ip::V6(_)));
+            assert_eq!(headers.ethernet.vlan_id(), vlan);
+        }
+    }
 }
 
 fn with_faults(faults: Faults, seeds: u64) {
