@@ -16,6 +16,7 @@ from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
 from virtio_rdma.common import BUILD, TOP
+from virtio_rdma.tests import capture
 
 PORT = 4791
 MACS = {"dst": "52:54:00:00:00:02", "src": "52:54:00:00:00:01"}
@@ -221,3 +222,19 @@ def test_what_is_refused():
     ]
     answers = said(frame for _, frame in refused)
     assert [answer.get("malformed") for answer in answers] == [cause for cause, _ in refused]
+
+
+@pytest.mark.parametrize("version", [4, 6], ids=["ipv4", "ipv6"])
+def test_judge_of_captured_packets_refuses_wrong_ones(version):
+    choice = random.Random(version)
+    outer = {4: IP(flags="DF", **ADDRESSES[4]), 6: IPv6(**ADDRESSES[6])}[version]
+    right = bytes(Ether(**MACS) / outer / UDP(sport=0xc000, dport=PORT, chksum=0) /
+                  BTH(opcode=4, dqpn=3, psn=5) / Raw(choice.randbytes(20)))
+    assert not capture.complaints(right)
+    assert capture.base_header(right)[2:] == (4, 3, 5)
+    start = 62 if version == 6 else 42
+    for place in (*range(start, start + 4), start + 5, len(right) - 5, len(right) - 1):
+        wrong = bytearray(right)
+        wrong[place] ^= 1
+        assert capture.complaints(bytes(wrong)), f"byte {place}"
+    assert capture.complaints(right[:-4])

@@ -2,10 +2,13 @@
 """RDMA over the wire, in packets of RoCE v2: guests as on two hosts, and a guest with the kernel's own RoCE (rxe) as
 the peer."""
 
+import os
+
 import pytest
 
+from virtio_rdma.common import BUILD
 from virtio_rdma.guests.hosts import Hosts
-from virtio_rdma.tests import networks, tools
+from virtio_rdma.tests import capture, networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import Program
 from virtio_rdma.tests.ulp import Ulp
@@ -42,7 +45,7 @@ class TestTwoHosts:
     """Two guests whose messages go over taps and a bridge."""
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
-    def test_program(self, name, network, platform, results):
+    def test_program(self, name, network, platform, results, packets):
         both = [Program(results, platform, name, guest, label=f"guest {guest.number} of 2: ")
                 for guest in network.guests]
         for each in both:
@@ -98,3 +101,52 @@ class TestRxe:
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+# What is sent at least: SENDs and WRITEs of one packet and of several, with immediate data and without, READs, atomics,
+# and datagrams.
+SENT = {(opcode, 4) for opcode in (*range(0x0b), *range(0x0c, 0x13), 0x14, 0x64)} | {
+    (opcode, 6) for opcode in (0x00, 0x01, 0x02, 0x11, 0x64)}
+# What the tools of ibverbs-utils send, in bytes. A datagram fits the MTU of the network.
+SIZES = {"ibv_rc_pingpong": 4000, "ibv_ud_pingpong": 1000}
+
+
+@pytest.mark.network("two hosts, captured", guests=2, workers=2, kind=Hosts)
+class TestPackets:
+    """What the device sends, before a judge that has nothing to do with it."""
+
+    @pytest.fixture(scope="class")
+    def packets(self, network):
+        """All packets that the hosts send. build/test/roce.pcap has them afterwards, for tcpdump -r or Wireshark."""
+        taps = [network.tap(guest) for guest in network.guests]
+        with capture.Capture(taps, os.path.join(BUILD, "test", "roce.pcap")) as captured:
+            yield captured
+
+    def test_program(self, network, platform, results, packets):  # pylint: disable=unused-argument
+        """It sends one of each operation."""
+        both = [Program(results, platform, "verbs/rc_hosts.py", guest, label=f"captured: guest {guest.number} of 2: ")
+                for guest in network.guests]
+        for each in both:
+            each.finish()
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("name", SIZES)
+    def test_pingpong(self, name, family, names, network, results, packets):
+        """It passes, and the PSNs of each connection have no gap."""
+        tool = f"{name} -c -n 500 -s {SIZES[name]}"
+        first, second = ("i1", "i2") if family == "IPv6" else ("g1", "g2")
+        case = tools.Case(name, f"{tool} -d {{d1}} -g {{{first}}}", tools.TCP.format(18515),
+                          f"{tool} -d {{d2}} -g {{{second}}} {{t1}}", "bytes in")
+        before = packets.settled()
+        tools.report(results, case, network.guests, names["IPv4"], HANG_SECONDS, f"{family}: ")
+        frames = packets.frames[before:packets.settled()]
+        versions = {version for _, version in capture.opcodes(frames)}
+        assert versions == {4 if family == "IPv4" else 6}
+        assert name == "ibv_ud_pingpong" or not capture.gaps(frames)
+
+    def test_packets(self, packets):
+        """scapy finds all packets right."""
+        frames = packets.frames[:packets.settled()]
+        assert not SENT - capture.opcodes(frames)
+        assert not capture.broken_messages(frames)
+        assert not capture.judge(frames)
