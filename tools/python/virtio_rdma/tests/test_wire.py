@@ -45,7 +45,7 @@ class TestTwoHosts:
     """Two guests whose messages go over taps and a bridge."""
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
-    def test_program(self, name, network, platform, results, packets):
+    def test_program(self, name, network, platform, results):
         both = [Program(results, platform, name, guest, label=f"guest {guest.number} of 2: ")
                 for guest in network.guests]
         for each in both:
