@@ -2,23 +2,19 @@
 """Guests that reach others over the wire. The uplink of a network is a tap on the bridge that the guests' own interfaces
 are on."""
 
+import os
 import subprocess
 
+from virtio_rdma.common import TOP
 from virtio_rdma.guests.network import Network
 
-PORT = 4791
-# What finds packets of RoCE v2 without a VLAN: a MAC address that is not of a group, UDP, and the port it goes to,
-# behind a header of IPv4 without options, and behind one of IPv6 without extensions.
-FILTERS = {
-    "ip": f"match u8 0 1 at -14 match u8 17 0xff at 9 match u16 {PORT} 0xffff at 22",
-    "ipv6": f"match u8 0 1 at -14 match u8 17 0xff at 6 match u16 {PORT} 0xffff at 42",
-}
+# What administrators set an uplink up with.
+UPLINK = os.path.join(TOP, "tools", "virtio-rdmad", "examples", "uplink")
 
 
-def run(*commands):
-    """Runs commands, which have no spaces in their words."""
-    for command in commands:
-        subprocess.run(command.split(), check=True)
+def uplink(*words):
+    """Sets up a part of an uplink."""
+    subprocess.run([UPLINK, *words], check=True)
 
 
 class Uplinked(Network):
@@ -36,12 +32,6 @@ class Uplinked(Network):
         """Returns the name of the network that a guest is in."""
         return "default"
 
-    def start_daemon(self):
-        for tap in self.taps():
-            subprocess.run(["ip", "link", "delete", tap], check=False, stderr=subprocess.DEVNULL)
-            run(f"ip tuntap add {tap} mode tap", f"ip link set {tap} mtu {self.options.mtu} up")
-        super().start_daemon()
-
     def taps(self):
         """Returns the names of the networks by the names of their taps."""
         return {self.tap(guest): self.network_of(guest) for guest in self.of_device()}
@@ -56,32 +46,25 @@ class Uplinked(Network):
         return f"{super().guest_spec(guest)},network={self.network_of(guest)}"
 
     def prepare_networks(self):
-        """Puts the taps on the bridge. The bridge learns no address behind a tap: the frames that come from it have the
-        guest's. The bridge itself brings packets for multicast groups to the taps."""
+        """Puts the taps on the bridge."""
         super().prepare_networks()
         for tap in self.taps():
-            run(f"ip link set {tap} master bridge",
-                f"ip link set {tap} type bridge_slave learning off flood off mcast_router 2")
+            subprocess.run(["ip", "link", "delete", tap], check=False, stderr=subprocess.DEVNULL)
+            uplink("up", "bridge", tap, "root", str(self.options.mtu))
         # The NIC of user-mode Linux does not segment trains of small UDP packets (vector_rx() of Linux 7.2.12 looks at
         # the size of its buffer), so the host does.
         for guest in self.guests:
             if guest not in self.of_device():
-                run(f"ethtool -K {guest.name}b tx-udp-segmentation off")
+                subprocess.run(["ethtool", "-K", f"{guest.name}b", "tx-udp-segmentation", "off"], check=True)
         self.redirect(True)
 
     def redirect(self, to_taps):
         """Has packets of RoCE v2 go to the taps, or to the guests' own interfaces, where rxe gets them."""
         for guest in self.of_device():
-            if guest.number not in self.redirected:
-                continue
-            port, tap = f"{guest.name}b", self.tap(guest)
-            if not to_taps:
-                run(f"tc qdisc del dev {port} clsact")
-                continue
-            run(f"tc qdisc add dev {port} clsact")
-            for protocol, match in FILTERS.items():
-                run(f"tc filter add dev {port} egress protocol {protocol} u32 {match} "
-                    f"action mirred egress redirect dev {tap}")
+            if guest.number in self.redirected and to_taps:
+                uplink("guest", f"{guest.name}b", self.tap(guest))
+            elif guest.number in self.redirected:
+                uplink("no-guest", f"{guest.name}b")
 
 
 class Hosts(Uplinked):

@@ -99,14 +99,14 @@ class Network:
         takes commands."""
         os.mkdir(self.memory_dir)
         self.mount_memory()
-        if self.options.rdma == "virtio":
-            self.start_daemon()
         if self.has_bridge or self.options.vmm == "uml":
             # An earlier network in this namespace may have left its bridge behind.
             subprocess.run(["ip", "link", "delete", "bridge"], check=False, stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], check=True)
             subprocess.run(["ip", "link", "set", "bridge", "up"], check=True)
             self.prepare_networks()
+        if self.options.rdma == "virtio":
+            self.start_daemon()
         for guest in self.guests:
             guest.prepare()
             guest.start_process()

@@ -17,8 +17,11 @@ use super::flow::Flow;
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
 
-/// Packets of the messages in the window, if there are several. PSNs are compared by the sign of their
-/// difference, so those that are compared are less than 2^23 apart.
+/// Packets of a message. PSNs are compared by the sign of their difference, so those that are compared are
+/// less than 2^23 apart (IBA 9.7.2).
+pub(crate) const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
+
+/// Packets of the messages in the window, if there are several.
 const MOST_PACKETS: u32 = 1 << 22;
 
 /// Packets of SENDs and WRITEs that are sent before one of them is acknowledged.

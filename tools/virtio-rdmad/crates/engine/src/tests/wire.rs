@@ -179,6 +179,26 @@ fn a_connection_over_ipv6_passes() {
     }
 }
 
+/// PSNs of one message are less than half of all PSNs apart, or their order could not be told.
+#[test]
+fn a_message_of_too_many_packets_is_refused() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        (pair.a.path_mtu, pair.b.path_mtu) = (1, 1);
+        let ends = [(&mut pair.a, a, gid(2), b), (&mut pair.b, b, gid(1), a)];
+        for (guest, end, dgid, other) in ends {
+            guest.make_init(end.qpn, ALL);
+            guest.make_rtr_from(end.qpn, 0, dgid, other.qpn, true).unwrap();
+            guest.make_rts(end.qpn, true).unwrap();
+        }
+        let part = [sge(DATA, 1 << 31, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, VIRTIO_RDMA_WC_LOC_LEN_ERR);
+    });
+}
+
 fn with_faults(faults: Faults, seeds: u64) {
     for seed in 0..seeds {
         let run = std::panic::catch_unwind(|| {

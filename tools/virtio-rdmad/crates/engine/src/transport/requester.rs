@@ -10,15 +10,16 @@ use std::sync::Arc;
 
 use abi::{
     VIRTIO_RDMA_ACCESS_LOCAL_WRITE, VIRTIO_RDMA_EVENT_QP_FATAL, VIRTIO_RDMA_EVENT_SQ_DRAINED,
-    VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR,
-    VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS, VIRTIO_RDMA_WC_WR_FLUSH_ERR,
+    VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR,
+    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SUCCESS,
+    VIRTIO_RDMA_WC_WR_FLUSH_ERR,
 };
 
 use super::datagram;
 use super::failure::fail_requester;
 use super::hca::{Hca, Peer, Requester, Responder};
 use super::local::{deliver, find_peer, lock_responder};
-use super::message::{Message, Nak};
+use super::message::{packets, Message, Nak};
 use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
@@ -38,6 +39,7 @@ use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::config::QpConfig;
 use crate::qp::halves::Wait;
 use crate::qp::state::QpState;
+use crate::qp::window::MOST_PACKETS_OF_MESSAGE;
 use crate::queue::request::Operation;
 use crate::queue::work_queue::WorkQueueError;
 use crate::queue::wqe::{Flushed, Popped, SendWqe};
@@ -233,10 +235,8 @@ impl Sender<'_> {
             return self.send_packets(requester, round);
         }
         round.budget.spend(0);
-        let total = requester.wqe.request.total;
         requester.done = 0;
-        let mut local = Mappings::new();
-        if let Err(status) = self.map_local(requester, total, &mut round.local, &mut local) {
+        if let Err(status) = self.check_on_wire(requester, round) {
             if requester.window.as_ref().is_some_and(|window| window.len() != 0) {
                 // What is in front of it completes first.
                 return Step::Wait;
@@ -248,6 +248,16 @@ impl Sender<'_> {
         } else {
             Step::Wait
         }
+    }
+
+    /// Checks a work request before it is sent in packets: how many they are, and the local side. Fails
+    /// with the status that the work request ends with.
+    fn check_on_wire(&self, requester: &Requester, round: &mut Round) -> Result<(), u32> {
+        let total = requester.wqe.request.total;
+        if packets(total, requester.attr.path_mtu) > MOST_PACKETS_OF_MESSAGE {
+            return Err(VIRTIO_RDMA_WC_LOC_LEN_ERR);
+        }
+        self.map_local(requester, total, &mut round.local, &mut Mappings::new())
     }
 
     /// Checks the local side of the next chunk of the work request under way, and holds its regions;

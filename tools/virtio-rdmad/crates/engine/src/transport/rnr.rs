@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use roce::RnrTimer;
+
 use super::hca::{Hca, Requester};
 use crate::base::counters::Counter;
 use crate::qp::halves::Wait;
@@ -22,11 +24,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// Returns the RNR timer by its encoding (IBA 9.7.5.2.8, table 45).
 fn delay(timer: u8) -> Duration {
-    const HUNDREDTHS_OF_MS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-    ];
-    Duration::from_micros(u64::from(HUNDREDTHS_OF_MS[usize::from(timer & 31)]) * 10)
+    RnrTimer::new(timer & 31).map_or(Duration::ZERO, RnrTimer::delay)
 }
 
 /// What a requester does whose peer has no receive.
