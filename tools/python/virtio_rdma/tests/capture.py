@@ -19,10 +19,11 @@ PORT = 4791
 ETH_P_ALL = 3
 # Room for what comes while the thread does not run. The option goes beyond the limit of the system.
 SO_RCVBUFFORCE = 33
-ROOM = 128 << 20
+ROOM = 1 << 30
 # Has a virtio_net_hdr in front of each frame (linux/if_packet.h), which says whether the frame is a train of packets that
 # is segmented later: type and payload of a segment (linux/virtio_net.h).
 SOL_PACKET = 263
+PACKET_STATISTICS = 6
 PACKET_VNET_HDR = 15
 VNET_HDR = struct.Struct("=BBHHHH")
 GSO_UDP_L4 = 5
@@ -78,6 +79,11 @@ class Capture:
             count = len(self.frames)
             time.sleep(QUIET_SECONDS)
         return count
+
+    def missed(self):
+        """Returns how many frames the kernel had no room for since the last call."""
+        counts = [each.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8) for each in self.sockets]
+        return sum(struct.unpack("=II", both)[1] for both in counts)
 
     def __enter__(self):
         self.thread.start()

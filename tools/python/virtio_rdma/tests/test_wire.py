@@ -24,10 +24,12 @@ LOSES = "ib_send_bw -c UC"
 FAMILIES = ("IPv4", "IPv6")
 CASES = {str(case): case for case in tools.everything()
          if case.family in FAMILIES and not case.name.startswith(LOSES)}
-# rxe has no XRC. The bridge of its guests has room for each path MTU. How rxe joins a group is not to be seen in the same
+# rxe has no XRC, and the socket buffer of its guest's NIC loses datagrams when they come as fast as the device sends them.
+# The bridge of its guests has room for each path MTU. How rxe joins a group is not to be seen in the same
 # place, and as the client it sends no packet to one (sent_pkts stays 0, Linux 7.2.12): test_multicast has the rest.
 RXE_CASES = {str(case): case for case in (*CASES.values(), *tools.path_mtus())
-             if "xsrq" not in case.name and case.ready != tools.JOINED and not case.name.endswith(" -g")}
+             if "xsrq" not in case.name and case.ready != tools.JOINED and not case.name.endswith(" -g")
+             and not case.name.startswith("ib_send_bw -c UD")}
 # rxe maps an IPv4 group to the MAC address of an IPv6 group (rxe_mcast_add()).
 RXE_JOINED = "ip maddr show dev eth0 | grep -q 33:33:ef:01:02:03"
 
@@ -160,6 +162,7 @@ class TestPackets:
     def test_packets(self, packets):
         """scapy finds all packets right."""
         frames = packets.frames[:packets.settled()]
+        assert packets.missed() == 0
         assert not SENT - capture.opcodes(frames)
         assert not capture.broken_messages(frames)
         assert not capture.judge(frames)
