@@ -221,10 +221,13 @@ impl Sender<'_> {
         }
     }
 
-    /// Returns whether the peer is reached over the wire.
+    /// Returns whether the peer is reached over the wire. A peer that was found in this network is not, as
+    /// long as no address in it has changed.
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
-        is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
+        let generation = self.hca.network.generation();
+        !requester.peer.as_ref().is_some_and(|peer| peer.generation == generation)
+            && is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
     }
 
     /// Checks the local side of the work request under way, and puts it among those that are sent in
