@@ -190,8 +190,10 @@ impl Scheduler {
             guest.disable_notify(queue);
         }
         if queue == Queue::Control {
-            // Deregistration waits for every thread that holds a region.
+            // Deregistration waits for every thread that holds a region. What a command sends leaves behind
+            // what its QP has sent before.
             round.release();
+            round.outbox.flush(&guest.hca);
         }
         let given = round.begin(*left, self.active.len() <= 1);
         let visit = guest.visit(queue, round);
