@@ -160,8 +160,8 @@ def table(rows):
     print(f"\n{'':<14}{'size':>8}{'virtio-rdma':>14}{'with rxe':>12}{'rxe':>12}{'unit':>8}{'times better':>15}")
     for row in rows:
         ratio = f"{row['ratio']:>15.1f}" if row["ratio"] else f"{'-':>15}"
-        print(f"{row['tool']:<14}{row['size']:>8}{cell(row['virtio'], 14)}{cell(row['mixed'], 12)}{cell(row['rxe'], 12)}"
-              f"{row['unit']:>8}{ratio}")
+        figures = cell(row["virtio"], 14) + cell(row["mixed"], 12) + cell(row["rxe"], 12)
+        print(f"{row['tool']:<14}{row['size']:>8}{figures}{row['unit']:>8}{ratio}")
     print("\nwith rxe: guest 1 with virtio-rdma, guest 2 with rxe on its NIC, in packets of RoCE v2")
     if not rows[0]["mixed"]:
         print("(failed, see above)" if has_taps() else f"(not measured: {TUN} cannot be opened)")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""Guests that reach others over the wire. The uplink of a network is a tap on the bridge that the guests' own interfaces
-are on."""
+"""Guests that reach others over the wire. The uplink of a network is a tap on the bridge that the guests' own
+interfaces are on."""
 
 import os
 import subprocess

@@ -20,8 +20,8 @@ ETH_P_ALL = 3
 # Room for what comes while the thread does not run. The option goes beyond the limit of the system.
 SO_RCVBUFFORCE = 33
 ROOM = 1 << 30
-# Has a virtio_net_hdr in front of each frame (linux/if_packet.h), which says whether the frame is a train of packets that
-# is segmented later: type and payload of a segment (linux/virtio_net.h).
+# Has a virtio_net_hdr in front of each frame (linux/if_packet.h), which says whether the frame is a train of packets
+# that is segmented later: type and payload of a segment (linux/virtio_net.h).
 SOL_PACKET = 263
 PACKET_STATISTICS = 6
 PACKET_VNET_HDR = 15

@@ -29,8 +29,8 @@ class Stop(Exception):
 
 
 class Ulp:
-    """The steps of one consumer in two guests, the target's and the host's. `prefix` stands in front of the names of its
-    results."""
+    """The steps of one consumer in two guests, the target's and the host's. `prefix` stands in front of the names of
+    its results."""
 
     def __init__(self, results, guests, kind, prefix=""):
         self.results = results

@@ -29,7 +29,8 @@ use fuzz::{
 use libfuzzer_sys::fuzz_target;
 use roce::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, ExtendedHeader, ExtendedHeaders, Feth,
-    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, Syndrome, Vlan, Xrceth,
+    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, Segments, Split,
+    Syndrome, Vlan, Xrceth,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -83,13 +84,16 @@ impl End {
 }
 
 impl Uplink for End {
-    fn send(&self, frame: &[u8]) {
+    fn send(&self, Segments { frame, segment, .. }: Segments<'_>) {
         assert!(!has_secret(frame), "memory was sent that nobody may read");
-        self.with(|frames| {
-            if frames.len() < MOST_UNDER_WAY {
-                frames.push_back(frame.to_vec());
-            }
-        });
+        let mut split = Split::new(frame, segment);
+        while let Some(range) = split.next(frame) {
+            self.with(|frames| {
+                if frames.len() < MOST_UNDER_WAY {
+                    frames.push_back(frame[range].to_vec());
+                }
+            });
+        }
     }
 }
 
@@ -433,7 +437,7 @@ impl World {
         let is_honest =
             |packet: roce::Packet<'_>| packet.headers.bth.dest_qp.get() == self.b.qps[HONEST];
         if !roce::decode(frame).is_ok_and(is_honest) {
-            self.b.fabric.receive(frame);
+            self.b.fabric.receive(frame, 0);
         }
     }
 
@@ -444,7 +448,7 @@ impl World {
             from.uplink.with(|frames| frames.remove(usize::from(place) % frames.len().max(1)));
         let Some(frame) = frame else { return false };
         if !loses {
-            to.fabric.receive(&frame);
+            to.fabric.receive(&frame, 0);
         }
         if !from_b && self.before.len() < 16 {
             self.before.push(frame);

@@ -79,7 +79,7 @@ impl Train {
     ///
     /// # Errors
     ///
-    /// Those of [`encode_with`](crate::encode_with), and outside of these that of `fill`.
+    /// Those of [`encode_with`], and outside of these that of `fill`.
     pub fn push<E>(
         &mut self,
         headers: &Headers,

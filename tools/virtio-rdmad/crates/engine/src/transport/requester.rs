@@ -226,7 +226,7 @@ impl Sender<'_> {
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
         let generation = self.hca.network.generation();
-        !requester.peer.as_ref().is_some_and(|peer| peer.generation == generation)
+        requester.peer.as_ref().is_none_or(|peer| peer.generation != generation)
             && is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
     }
 
