@@ -24,9 +24,9 @@ LOSES = "ib_send_bw -c UC"
 FAMILIES = ("IPv4", "IPv6")
 CASES = {str(case): case for case in tools.everything()
          if case.family in FAMILIES and not case.name.startswith(LOSES)}
-# rxe has no XRC, and the NIC of its guest loses datagrams when they come as fast as the device sends them. The bridge of
-# its guests has room for each path MTU. How rxe joins a group is not to be seen in the same place, and as the client it
-# sends no packet to one (sent_pkts stays 0, Linux 7.2.12): test_multicast has the rest.
+# rxe has no XRC, and the NIC of its guest loses datagrams when they come as fast as the device sends them. The bridge
+# has room for each path MTU. How rxe joins a group is not to be seen in the same place, and as the client it sends no
+# packet to one (sent_pkts stays 0, Linux 7.2.12): test_multicast has the rest.
 RXE_CASES = {str(case): case for case in (*CASES.values(), *tools.path_mtus())
              if "xsrq" not in case.name and case.ready != tools.JOINED and not case.name.endswith(" -g")
              and not case.name.startswith("ib_send_bw -c UD")}
