@@ -47,7 +47,8 @@ impl Tap {
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
     /// user's or does not exist, `ResourceBusy` if another process has it open.
     pub fn open(name: &str) -> Result<Self, Error> {
-        // SAFETY: All members of the structure are integers, for which zeros are valid.
+        // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
+        // raw pointer, which may be null.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         let room = request.ifr_name.len();
         if name.is_empty() || name.len() >= room || name.contains(['\0', '/']) {

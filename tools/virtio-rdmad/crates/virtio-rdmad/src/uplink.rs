@@ -68,9 +68,7 @@ impl Uplink {
             }
         }
     }
-}
 
-impl Uplink {
     /// Gives the kernel a frame, or counts it as lost.
     fn give(&self, frame: &[u8], train: Option<Train>) {
         if let Err(error) = self.tap.send(frame, train) {

@@ -564,6 +564,27 @@ fn every_operation_passes_over_the_wire() {
     }
 }
 
+/// The header of XRC has 24 bits for the number of an SRQ. A longer number is refused by the peer, and no other SRQ
+/// gets the message.
+#[test]
+fn an_srq_number_that_no_packet_can_carry_is_refused() {
+    over_a_cable(1, Faults::default(), || {
+        with_rings(|| {
+            let mut bench = Bench::new(1);
+            bench.post(0, 5, SIZE);
+            let srqn = bench.programs[0].srqn;
+            bench.send_to(0, srqn | 1 << 24, 7, SIZE);
+            bench.pair.settle_in_time();
+            let cqe = bench.pair.poll_a();
+            assert_eq!(
+                brief(cqe).map(|(id, status, _)| (id, status)),
+                Some((7, VIRTIO_RDMA_WC_REM_INV_REQ_ERR))
+            );
+            assert_eq!(bench.pair.b.srq_consumer(srqn), 0);
+        });
+    });
+}
+
 /// Does a SEND, a WRITE, a READ and an atomic with one of the programs, and checks the data of both ends.
 fn one_of_each(bench: &mut Bench, round: u64) {
     let program = (round % 2) as usize;

@@ -9,7 +9,7 @@ use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::qp::config::QpConfig;
 use crate::qp::state::QpState;
-use crate::transport::hca::Hca;
+use crate::transport::hca::{Hca, Responder};
 
 /// The bits of a P_Key that say which partition it is. The other bit says whether the sender is a full
 /// member (IBA 10.9.1.1).
@@ -67,6 +67,18 @@ pub(super) fn check_receives(state: QpState) -> Result<(), Counter> {
     } else {
         Err(Counter::DropState)
     }
+}
+
+/// Checks that a packet is one that a responder of this type takes.
+pub(super) fn check_responder(
+    responder: &Responder,
+    state: QpState,
+    kind: QpType,
+    headers: &Headers,
+) -> Result<(), Counter> {
+    check_type(responder.config, &[kind])?;
+    check_receives(state)?;
+    check_peer(headers, &responder.source, &responder.attr.ah_attr.grh.dgid)
 }
 
 /// Checks that a packet comes from the peer of a connection, which has the address `dgid`, and is sent to

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use abi::{
     VIRTIO_RDMA_WC_GENERAL_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
-    VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR, VIRTIO_RDMA_WC_REM_OP_ERR,
-    VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
+    VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_REM_ACCESS_ERR, VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+    VIRTIO_RDMA_WC_REM_OP_ERR, VIRTIO_RDMA_WC_RETRY_EXC_ERR, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR,
 };
 use roce::{
     AtomicEth, ExtendedHeaders, Feth, Ieth, ImmDt, NakCode, Opcode, Operation as Op, Packet,
@@ -55,7 +55,8 @@ pub(crate) fn post(requester: &mut Requester) -> bool {
     true
 }
 
-/// Returns the opcode of a packet of a service, and the headers behind its BTH.
+/// Returns the opcode of a packet of a service, and the headers behind its BTH; `None` if no packet can say
+/// what the request asks for.
 pub(super) fn opcode(
     service: Service,
     request: &Request,
@@ -64,8 +65,9 @@ pub(super) fn opcode(
 ) -> Option<(Opcode, ExtendedHeaders)> {
     let is_first = matches!(position, Position::First | Position::Only);
     let is_last = matches!(position, Position::Last | Position::Only);
-    // The header of XRC has room for the 24 bits that the number of an SRQ has (IBA A14).
-    let srq = Qpn::new(request.srqn & 0xff_ffff)?;
+    // The header of XRC has 24 bits for the number of an SRQ (IBA A14). A longer number is that of no SRQ, and
+    // neither is the one that stands for it: the peer refuses the request, as the local path does.
+    let srq = Qpn::new(request.srqn).unwrap_or(Qpn::MULTICAST);
     let xrceth = (service == Service::Xrc).then_some(Xrceth { srq });
     let mut extended = ExtendedHeaders { xrceth, ..ExtendedHeaders::default() };
     let immediate = request.immediate.filter(|_| is_last);
@@ -122,7 +124,8 @@ pub(super) fn position(index: u32, count: u32) -> Position {
 }
 
 impl Sender<'_> {
-    /// Sends what is due on the wire, until the budget is exhausted; whether something is left to send.
+    /// Sends what is due on the wire, until the budget is exhausted. Returns whether something is left to send. A
+    /// work request that no packet can carry ends with an error.
     pub(crate) fn pump(&self, requester: &mut Requester, round: &mut Round) -> bool {
         let hca = self.hca;
         let Requester { window: Some(window), attr, source, .. } = requester else { return false };
@@ -131,11 +134,14 @@ impl Sender<'_> {
             return false;
         }
         window.pause = None;
-        let Some(path) = Path::new(hca, self.qpn(), attr, source) else { return false };
+        let Some(path) = Path::new(hca, self.qpn(), attr, source) else {
+            self.fail_front(requester, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, round);
+            return false;
+        };
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
         let mut flow = std::mem::take(&mut window.flow);
         window.hold = None;
-        let (mut failed, mut is_left) = (false, false);
+        let (mut failure, mut is_left) = (None, false);
         while let Some(due) = window.due(attr.max_rd_atomic) {
             if round.budget.is_over() {
                 is_left = true;
@@ -149,6 +155,8 @@ impl Sender<'_> {
             let count = packets(request.total, attr.path_mtu);
             let position = if is_whole { position(due.index, count) } else { Position::Only };
             let Some((opcode, extended)) = opcode(service, request, position, skip) else {
+                // The peer would refuse it.
+                failure = Some(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
                 break;
             };
             let bytes = len + OVERHEAD;
@@ -166,15 +174,15 @@ impl Sender<'_> {
             let sent = outbox
                 .send(hca, &headers, len as usize, |place| self.gather(wqe, skip, place, local));
             if sent.is_err() {
-                failed = true;
+                failure = Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
                 break;
             }
             window.advance();
             flow.sent(now, bytes);
         }
         window.flow = flow;
-        if failed {
-            self.fail_front(requester, VIRTIO_RDMA_WC_LOC_PROT_ERR, round);
+        if let Some(status) = failure {
+            self.fail_front(requester, status, round);
         }
         self.set_deadline(requester);
         is_left

@@ -12,7 +12,7 @@ use roce::{
     Position, Psn, RnrTimer, Service, Syndrome,
 };
 
-use super::check::{check_peer, check_receives, check_type};
+use super::check::check_responder;
 use super::path::{Path, OVERHEAD};
 use super::requester::position;
 use super::{congestion, service};
@@ -53,9 +53,7 @@ pub(crate) fn arrive(
 ) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut responder = lock(&qp.responder);
-    check_type(responder.config, &[kind])?;
-    check_receives(qp.state())?;
-    check_peer(&packet.headers, &responder.source, &responder.attr.ah_attr.grh.dgid)?;
+    check_responder(&responder, qp.state(), kind, &packet.headers)?;
     if responder.inbound.as_ref().is_some_and(|inbound| inbound.is_full()) {
         return Err(Counter::DropAnswersFull);
     }
@@ -84,6 +82,8 @@ pub(crate) fn arrive(
     Ok(())
 }
 
+/// Judges the PSN of a request, does what the request asks for if it is expected, and notes what is sent
+/// back.
 fn follow(
     hca: &Arc<Hca>,
     slot: u16,
@@ -329,16 +329,16 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
     })
 }
 
-/// Sends back what is due, until the budget is exhausted; whether something is left.
+/// Sends back what is due, until the budget is exhausted. Returns whether something is left.
 pub(crate) fn pump(
     hca: &Arc<Hca>,
     slot: u16,
     responder: &mut Responder,
     round: &mut Round,
 ) -> bool {
+    let Some(config) = responder.config else { return false };
     let Some(mut inbound) = responder.inbound.take() else { return false };
     let qpn = u32::from(slot) + 1;
-    let Some(config) = responder.config else { return false };
     let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
     let mtu = mtu_bytes(responder.attr.path_mtu);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA_WC_SUCCESS};
 use roce::{Packet, Position, Psn, Service};
 
-use super::check::{check_peer, check_receives, check_type};
+use super::check::check_responder;
 use super::path::Path;
 use super::requester::{opcode, position};
 use super::responder::execute;
@@ -82,9 +82,7 @@ pub(crate) fn arrive(
 ) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut responder = lock(&qp.responder);
-    check_type(responder.config, &[QpType::Uc])?;
-    check_receives(qp.state())?;
-    check_peer(&packet.headers, &responder.source, &responder.attr.ah_attr.grh.dgid)?;
+    check_responder(&responder, qp.state(), QpType::Uc, &packet.headers)?;
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
