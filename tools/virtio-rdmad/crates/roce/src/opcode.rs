@@ -134,6 +134,36 @@ const KINDS: [Option<(Operation, Position)>; 32] = {
     kinds
 };
 
+/// The opcode of each byte, so that a packet costs a load and not a search.
+static OPCODES: [Option<Opcode>; 256] = {
+    let mut opcodes = [None; 256];
+    let mut byte = u8::MIN;
+    loop {
+        opcodes[byte as usize] = Opcode::parse(byte);
+        let Some(next) = byte.checked_add(1) else { break opcodes };
+        byte = next;
+    }
+};
+
+/// The bytes of the opcodes, by the upper three bits of the service, operation and position.
+static BYTES: [[[u8; POSITIONS]; OPERATIONS]; 8] = {
+    let mut bytes = [[[UNDEFINED; POSITIONS]; OPERATIONS]; 8];
+    let mut byte = 0;
+    while byte < OPCODES.len() {
+        if let Some(opcode) = OPCODES[byte] {
+            bytes[byte >> 5][opcode.operation as usize][opcode.position as usize] = opcode.byte;
+        }
+        byte += 1;
+    }
+    bytes
+};
+
+/// How many kinds of [`Operation`] there are, and of [`Position`].
+const OPERATIONS: usize = Operation::Cnp as usize + 1;
+const POSITIONS: usize = Position::Only as usize + 1;
+/// A byte that is no opcode.
+const UNDEFINED: u8 = 0xff;
+
 /// Bits 4 to 0 of the opcode of a CNP, which mean something else for every other service.
 const CNP_BITS: u8 = 0x01;
 
@@ -148,7 +178,13 @@ impl Opcode {
 
     /// Returns the opcode of this byte; `None` if the byte is reserved, or belongs to reliable
     /// datagrams or to a manufacturer.
+    #[inline]
     pub const fn from_byte(byte: u8) -> Option<Self> {
+        OPCODES[byte as usize]
+    }
+
+    /// Does the same as [`from_byte`](Self::from_byte), without a table.
+    const fn parse(byte: u8) -> Option<Self> {
         let Some(service) = Service::from_byte(byte) else { return None };
         if let Service::Cnp = service {
             return if byte == Self::CNP.byte { Some(Self::CNP) } else { None };
@@ -168,20 +204,10 @@ impl Opcode {
     }
 
     /// Returns the opcode of an operation of a service, at a position of the message; `None` if there is
-    /// no such opcode. It looks through a table, so code on the path of a packet calls it in a constant.
+    /// no such opcode.
+    #[inline]
     pub const fn new(service: Service, operation: Operation, position: Position) -> Option<Self> {
-        let mut bits = 0;
-        while bits < 0x20 {
-            if let Some(opcode) = Self::from_byte(service.bits() | bits) {
-                if opcode.operation as u8 == operation as u8
-                    && opcode.position as u8 == position as u8
-                {
-                    return Some(opcode);
-                }
-            }
-            bits += 1;
-        }
-        None
+        Self::from_byte(BYTES[service.bits() as usize >> 5][operation as usize][position as usize])
     }
 
     /// Returns the byte that stands in the BTH.
