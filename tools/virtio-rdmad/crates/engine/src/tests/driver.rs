@@ -267,7 +267,7 @@ pub fn fabric() -> (Arc<Fabric>, Arc<TestClock>) {
     (Fabric::new(fabric_config(&clock)), clock)
 }
 
-fn fabric_config(clock: &Arc<TestClock>) -> FabricConfig {
+pub fn fabric_config(clock: &Arc<TestClock>) -> FabricConfig {
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     FabricConfig { name: "test".into(), clock, uplink: None }
 }

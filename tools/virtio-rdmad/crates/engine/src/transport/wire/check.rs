@@ -40,11 +40,15 @@ pub(super) fn check_partition(headers: &Headers) -> Result<(), Counter> {
     }
 }
 
+/// Returns the address that a packet says that it comes from.
+pub(super) fn source(headers: &Headers) -> Address {
+    Address { gid: headers.ip.source_gid(), vlan: headers.ethernet.vlan_id() }
+}
+
 /// Checks that a packet does not pretend to come from a guest of this network, whose packets to another
 /// guest never come over the wire.
-pub(super) fn check_source(hca: &Hca, headers: &Headers) -> Result<(), Counter> {
-    let source = Address { gid: headers.ip.source_gid(), vlan: headers.ethernet.vlan_id() };
-    if hca.network.has(&source) {
+pub(super) fn check_source(hca: &Hca, source: &Address) -> Result<(), Counter> {
+    if hca.network.has(source) {
         return Err(Counter::DropSpoofed);
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use roce::{Operation, Packet, Service};
 
-use super::check::{check_partition, check_source, counter_of};
+use super::check::{check_partition, check_source, counter_of, source};
 use super::{congestion, datagram, requester, responder, unreliable};
 use crate::base::address::{is_multicast, Address, Gid};
 use crate::base::counters::Counter;
@@ -59,12 +59,13 @@ fn put(hca: &Hca, frame: &[u8], segment: u16) -> bool {
 /// Looks into frames until the budget is exhausted; whether some are left. Own thread only.
 pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
     let mut heap = lock(&hca.inbox).take();
+    let mut peer = None;
     while !round.budget.is_over() {
         let Some(frame) = heap.pop() else { break };
         round.budget.spend(frame.len() as u64);
         match roce::decode(frame) {
             Ok(packet) => {
-                if let Err(counter) = arrive(hca, &packet, round) {
+                if let Err(counter) = arrive(hca, &packet, &mut peer, round) {
                     hca.stats.add(counter, 1);
                 }
             }
@@ -75,13 +76,23 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
 }
 
 /// Gives a packet to its QP, or to the QPs of its multicast group. Returns what counts it if it is dropped.
-fn arrive(hca: &Arc<Hca>, packet: &Packet<'_>, round: &mut Round) -> Result<(), Counter> {
+/// `peer` is a source that passed [`check_source`] in this visit, which looks it up under a lock.
+fn arrive(
+    hca: &Arc<Hca>,
+    packet: &Packet<'_>,
+    peer: &mut Option<Address>,
+    round: &mut Round,
+) -> Result<(), Counter> {
     let bth = &packet.headers.bth;
     check_partition(&packet.headers)?;
     if is_multicast(&packet.headers.ip.destination_gid()) {
         return datagram::arrive_at_group(hca, packet, round);
     }
-    check_source(hca, &packet.headers)?;
+    let source = source(&packet.headers);
+    if *peer != Some(source) {
+        check_source(hca, &source)?;
+        *peer = Some(source);
+    }
     let slot = hca.slot_of(bth.dest_qp.get()).ok_or(Counter::DropNoQp)?;
     let is_answer = matches!(
         bth.opcode.operation(),
