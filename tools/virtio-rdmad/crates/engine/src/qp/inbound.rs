@@ -44,6 +44,25 @@ pub(crate) enum Reply {
     },
 }
 
+impl Reply {
+    /// Returns the PSN of the request that it answers; `None`: it acknowledges many.
+    fn answers(&self) -> Option<Psn> {
+        match self {
+            Self::Read(read) => Some(read.psn),
+            Self::Atomic { psn, .. } => Some(*psn),
+            Self::Acknowledge { .. } => None,
+        }
+    }
+}
+
+/// What waits to be sent back.
+pub(crate) struct Waiting {
+    /// What it is.
+    pub reply: Reply,
+    /// Whether it was sent before, and its request came once more.
+    is_repeated: bool,
+}
+
 /// The data of a READ that is yet to be sent.
 #[derive(Clone, Copy)]
 pub(crate) struct ReadReply {
@@ -80,7 +99,7 @@ pub(crate) struct Inbound {
     /// The message under way.
     pub assembly: Option<Assembly>,
     /// What is sent back, in the order of the requests.
-    pub replies: VecDeque<Reply>,
+    pub replies: VecDeque<Waiting>,
     /// The results of the last atomics: a duplicate is answered with them, and not done again (IBA
     /// 9.7.5.1.5).
     atomics: VecDeque<(Psn, u64)>,
@@ -120,9 +139,25 @@ impl Inbound {
     pub fn reply(&mut self, reply: Reply) {
         let is_ack =
             |reply: &Reply| matches!(reply, Reply::Acknowledge { syndrome: Syndrome::Ack(_), .. });
-        if is_ack(&reply) && self.replies.back().is_some_and(is_ack) {
+        if is_ack(&reply) && self.replies.back().is_some_and(|last| is_ack(&last.reply)) {
             self.replies.pop_back();
         }
-        self.replies.push_back(reply);
+        self.replies.push_back(Waiting { reply, is_repeated: false });
+    }
+
+    /// Has the answer of a request sent once more, unless it waits to be sent.
+    pub fn repeat(&mut self, reply: Reply) {
+        let answers = reply.answers();
+        if !self.replies.iter().any(|waiting| waiting.reply.answers() == answers) {
+            self.replies.push_back(Waiting { reply, is_repeated: true });
+        }
+    }
+
+    /// Returns how many answers wait that the peer has asked for once. One that is repeated takes nothing of
+    /// what the peer may have under way: a network that repeats packets must not end its connection.
+    pub fn answers(&self) -> usize {
+        let is_first =
+            |waiting: &&Waiting| !waiting.is_repeated && waiting.reply.answers().is_some();
+        self.replies.iter().filter(is_first).count()
     }
 }

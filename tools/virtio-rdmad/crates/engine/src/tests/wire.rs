@@ -352,3 +352,36 @@ fn unreliable_messages_leave_before_their_qp_ends() {
     });
     assert_eq!(cable.sent.lock().unwrap().len() as u64, 3 * COUNT);
 }
+
+/// Requests that the network repeats take nothing of what the peer may have under way: they are answered once
+/// more, and the next request is done.
+#[test]
+fn repeated_requests_take_no_resources() {
+    let word = DATA + 0x1000;
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let place = [sge(DATA, 8, a.key)];
+        let requests = [
+            Send::new(1, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, &place).atomic(word, b.key, 1, 0),
+            Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &place).rdma(word, b.key),
+        ];
+        for (number, request) in requests.iter().cycle().take(6).enumerate() {
+            let cable = cable().unwrap();
+            let sent = cable.sent.lock().unwrap().clone();
+            let earlier = sent.iter().filter(|frame| {
+                let packet = roce::decode(frame).unwrap();
+                matches!(
+                    packet.headers.bth.opcode.operation(),
+                    roce::Operation::FetchAdd | roce::Operation::ReadRequest
+                )
+            });
+            // As many as the peer may have under way (`make_rtr`), and more.
+            earlier.cycle().take(5 * number.min(1)).for_each(|frame| cable.inject(1, frame));
+            pair.a.post_send(a.qpn, request);
+            pair.settle();
+            assert_eq!(brief(pair.poll_a()).map(|(_, status, _)| status), Some(OK), "{number}");
+        }
+        assert_eq!(pair.b.memory.read_obj::<u64>(word), Ok(3), "each atomic is done once");
+    });
+}

@@ -24,7 +24,7 @@ use crate::memory::copy::{self, Atomic, Data, View};
 use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
 use crate::qp::expected::Verdict;
-use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply};
+use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply, Waiting};
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder};
 use crate::transport::message::{mtu_bytes, packets, Message, Nak};
@@ -147,24 +147,20 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
             let total = u64::from(reth.dma_len);
             let count = packets(total, responder.attr.path_mtu);
             let is_known = inbound.expected.psn.distance_from(bth.psn.plus(count)) >= 0;
-            let is_queued = inbound
-                .replies
-                .iter()
-                .any(|reply| matches!(reply, Reply::Read(read) if read.psn == bth.psn));
             let may_read = responder.attr.qp_access_flags & VIRTIO_RDMA_ACCESS_REMOTE_READ != 0;
-            let is_served = is_known && !is_queued && may_read && reth.dma_len <= MAX_MSG_SIZE;
+            let is_served = is_known && may_read && reth.dma_len <= MAX_MSG_SIZE;
             let pdn = responder.config.and_then(|config| remote_pdn(hca, &config, srqn(packet)));
             let Some(pdn) = pdn.filter(|_| is_served) else { return };
             let (psn, remote_addr, rkey) = (bth.psn, reth.va, reth.rkey);
-            inbound.reply(Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 }));
+            inbound.repeat(Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 }));
         }
         Op::CompareSwap | Op::FetchAdd => {
             if let Some(original) = inbound.atomic(bth.psn) {
-                inbound.reply(Reply::Atomic { psn: bth.psn, original });
+                inbound.repeat(Reply::Atomic { psn: bth.psn, original });
             }
         }
         Op::AtomicWrite | Op::Flush => {
-            inbound.reply(Reply::Read(ReadReply::empty(bth.psn)));
+            inbound.repeat(Reply::Read(ReadReply::empty(bth.psn)));
         }
         _ => {
             let psn = inbound.expected.psn.minus(1);
@@ -205,10 +201,8 @@ pub(super) fn execute(
     if assembled.is_none() {
         return Err(arrival.request_failed());
     }
-    let answers =
-        inbound.replies.iter().filter(|reply| !matches!(reply, Reply::Acknowledge { .. }));
     let is_answered = matches!(request.operation, Operation::Read | Operation::Atomic(_));
-    if is_answered && answers.count() >= usize::from(most_answers) {
+    if is_answered && inbound.answers() >= usize::from(most_answers) {
         return Err(arrival.request_failed());
     }
     match request.operation {
@@ -344,7 +338,7 @@ pub(crate) fn pump(
     let mtu = mtu_bytes(responder.attr.path_mtu);
     let now = hca.clock().now();
     let is_left = path.is_some_and(|path| loop {
-        let Some(reply) = inbound.replies.front_mut() else { break false };
+        let Some(Waiting { reply, .. }) = inbound.replies.front_mut() else { break false };
         if round.budget.is_over() {
             break true;
         }
