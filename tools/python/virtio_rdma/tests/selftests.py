@@ -41,11 +41,12 @@ def seed_of(label):
 
 
 class Program:
-    """A kselftest that runs in a guest. Its results have `label` in front of their names; finish() reports them."""
+    """A kselftest that runs in a guest, perhaps with arguments behind its path. Its results have `label` in front of
+    their names; finish() reports them."""
 
     def __init__(self, results, platform, path, guest, env=None, label=""):
         self.results = results
-        self.label = label + path
+        self.label = label + path.partition(" ")[0]
         self.start = time.monotonic()
         env = {"ROUNDS": str(ROUNDS[platform.vmm, platform.kernel]), "SEED": seed_of(self.label), **(env or {})}
         if platform.is_slow:

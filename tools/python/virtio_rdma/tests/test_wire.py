@@ -14,8 +14,11 @@ from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import Program
 from virtio_rdma.tests.ulp import Ulp
 
-# Programs that take two hosts.
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py", "connections.sh")
+# Programs that take two hosts, the last one with the tests that it runs. It has another test, in which a host counts
+# what it cannot send to another VLAN; here a host cannot know.
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py", "connections.sh",
+                 "verbs/vlan_hosts.py connection_manager connections_by_hand connections_to_another_vlan "
+                 "removed_under_traffic")
 
 # The server waits for each message of an unreliable connection, and the sender does not wait for the server. A message
 # of many packets is lost when a queue between them is full.
