@@ -71,6 +71,13 @@ hostile:
 	@$(device_cargo) cargo build --locked -p hostile
 	@$(vm)/install-new $(build)/cargo-virtio-rdmad/debug/virtio-rdma-hostile $(build)/virtio-rdma-hostile
 
+# A network cable that loses and changes packets.
+.PHONY: impair
+impair:
+	@mkdir -p $(build)
+	@$(device_cargo) cargo build --release --locked -p impair
+	@$(vm)/install-new $(build)/cargo-virtio-rdmad/release/virtio-rdma-impair $(build)/virtio-rdma-impair
+
 .PHONY: provider
 provider: ## build/provider/libvirtio_rdma-rdmavNN.so
 	@$(provider)

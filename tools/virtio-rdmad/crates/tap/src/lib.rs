@@ -6,10 +6,14 @@
 //! call moves a train: a frame with several UDP datagrams of one flow. Where the kernel must, it takes
 //! the train apart (segmentation offload). Linux 6.2 and later do this (TUN_F_USO4 and TUN_F_USO6).
 
+mod packet_tap;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+
+pub use packet_tap::PacketTap;
 
 /// The bytes of `struct virtio_net_hdr`.
 const HEADER: usize = 10;
@@ -47,28 +51,7 @@ impl Tap {
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
     /// user's or does not exist, `ResourceBusy` if another process has it open.
     pub fn open(name: &str) -> Result<Self, Error> {
-        // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
-        // raw pointer, which may be null.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        let room = request.ifr_name.len();
-        if name.is_empty() || name.len() >= room || name.contains(['\0', '/']) {
-            return Err(ErrorKind::InvalidInput.into());
-        }
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = libc::c_char::from_ne_bytes([from]);
-        }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/net/tun")?;
-        // SAFETY: The request is a whole `ifreq`, which TUNSETIFF reads and writes.
-        let status = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-        if status < 0 {
-            return Err(Error::last_os_error());
-        }
+        let file = attach(name, libc::IFF_VNET_HDR)?;
         choose_header(&file)?;
         let takes_trains = offload(&file);
         Ok(Self { file, takes_trains })
@@ -118,6 +101,33 @@ impl Tap {
     }
 }
 
+/// Opens the tap of this name, with these flags besides those that every tap has here (`IFF_…`).
+fn attach(name: &str, flags: libc::c_int) -> Result<File, Error> {
+    // SAFETY: Zeros are valid for all members of the structure: integers, addresses made of integers, and a
+    // raw pointer, which may be null.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let room = request.ifr_name.len();
+    if name.is_empty() || name.len() >= room || name.contains(['\0', '/']) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | flags;
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
+    // SAFETY: The request is a whole `ifreq`, which TUNSETIFF reads and writes.
+    let status = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if status < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(file)
+}
+
 /// Chooses the header in front of frames: without what later versions have added, and little-endian. A
 /// tap keeps what another process has chosen.
 fn choose_header(tap: &File) -> Result<(), Error> {
@@ -133,17 +143,23 @@ fn choose_header(tap: &File) -> Result<(), Error> {
 
 /// Has the kernel leave trains whole in both directions. Returns whether it does.
 fn offload(tap: &File) -> bool {
-    let set = |flags: libc::c_uint| {
-        let flags = libc::c_ulong::from(flags);
-        // SAFETY: TUNSETOFFLOAD takes a number, and touches no memory.
-        unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, flags) == 0 }
-    };
-    let takes_trains = set(libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6);
+    let trains = libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let takes_trains = set_offload(tap, trains).is_ok();
     if !takes_trains {
-        // A tap keeps what another process has set.
-        set(0);
+        // A tap keeps what another process has set. Every kernel knows how to do nothing.
+        let _ = set_offload(tap, 0);
     }
     takes_trains
+}
+
+/// Chooses what the kernel leaves undone in the frames that it sends over the interface (`TUN_F_…`).
+fn set_offload(tap: &File, flags: libc::c_uint) -> Result<(), Error> {
+    let flags = libc::c_ulong::from(flags);
+    // SAFETY: TUNSETOFFLOAD takes a number, and touches no memory.
+    if unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, flags) } < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(())
 }
 
 impl AsFd for Tap {
