@@ -14,9 +14,12 @@ use rustix::io::Errno;
 use serde_json::json;
 
 use crate::guest::Guest;
-use crate::report::{GidReport, GuestReport, QpReport, Report, SrqReport, WorkerReport, STATUS};
+use crate::report::{
+    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport, STATUS,
+};
 use crate::socket::Socket;
 use crate::times::Reading;
+use crate::uplink::Uplink;
 use crate::worker_handle::WorkerHandle;
 
 /// How long a client may take to send its request, and to read the answer.
@@ -24,8 +27,18 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Most bytes of a request.
 const MAX_REQUEST: u64 = 64;
 
+/// What is reported.
+pub struct Reported {
+    /// The guests, in the order of the command line.
+    pub guests: Arc<[Arc<Guest>]>,
+    /// The workers, by index.
+    pub workers: Arc<[WorkerHandle]>,
+    /// The uplinks, in the order of the names of their networks.
+    pub uplinks: Vec<Arc<Uplink>>,
+}
+
 /// Answers the clients that connect, one after the other, until the other end of `end` is closed.
-pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[WorkerHandle]) {
+pub fn run(socket: &Socket, end: &UnixStream, reported: &Reported) {
     loop {
         let mut fds =
             [PollFd::new(end, PollFlags::empty()), PollFd::new(socket.listener(), PollFlags::IN)];
@@ -40,33 +53,34 @@ pub fn run(socket: &Socket, end: &UnixStream, guests: &[Arc<Guest>], workers: &[
         if !fds[0].revents().is_empty() {
             return;
         }
-        if let Err(error) = answer(socket, guests, workers) {
+        if let Err(error) = answer(socket, reported) {
             tracing::debug!(%error, "control socket");
         }
     }
 }
 
-fn answer(socket: &Socket, guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Result<(), Error> {
+fn answer(socket: &Socket, reported: &Reported) -> Result<(), Error> {
     let Some(mut stream) = socket.accept()? else { return Ok(()) };
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(&stream).take(MAX_REQUEST).read_line(&mut request)?;
     let answer = match request.trim_end() {
-        STATUS => serde_json::to_value(report(guests, workers))?,
+        STATUS => serde_json::to_value(report(reported))?,
         _ => json!({ "error": format!("unknown request; there is \"{STATUS}\"") }),
     };
     // In one piece: a formatter that writes to the socket makes a system call for each token.
     stream.write_all(format!("{answer}\n").as_bytes())
 }
 
-fn report(guests: &[Arc<Guest>], workers: &[WorkerHandle]) -> Report {
+fn report(Reported { guests, workers, uplinks }: &Reported) -> Report {
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         workers: workers.iter().map(worker_report).collect(),
         guests: guests.iter().map(|guest| guest_report(guest)).collect(),
+        uplinks: uplinks.iter().map(|uplink| uplink_report(uplink)).collect(),
     }
 }
 
@@ -81,6 +95,14 @@ fn worker_report(worker: &WorkerHandle) -> WorkerReport {
         sleep_seconds: sleep.as_secs_f64(),
         rounds,
         sleeps,
+    }
+}
+
+fn uplink_report(uplink: &Uplink) -> UplinkReport {
+    UplinkReport {
+        network: uplink.network.clone(),
+        name: uplink.name.clone(),
+        counters: uplink.counters.read(),
     }
 }
 

@@ -20,9 +20,9 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::control;
+use crate::control::{self, Reported};
 use crate::guest::{Guest, Link};
-use crate::options::{GuestSpec, Options, Switch, UplinkSpec};
+use crate::options::{GuestSpec, Options, Switch};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
@@ -53,10 +53,10 @@ pub enum DaemonError {
     /// An uplink is for a network that has no guest.
     #[error("an uplink for network \"{0}\", which has no guest")]
     NoGuest(String),
-    /// A tap cannot be opened.
-    #[error("tap {name}: {error}")]
-    Tap {
-        /// Its name.
+    /// An uplink cannot be opened.
+    #[error("{name}: {error}")]
+    Way {
+        /// What carries its packets.
         name: String,
         /// The reason.
         error: Error,
@@ -102,6 +102,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
     let networks = networks(options)?;
+    let mut uplinks: Vec<_> =
+        networks.values().filter_map(|network| network.uplink.clone()).collect();
+    uplinks.sort_by(|one, other| one.network.cmp(&other.network));
     let guests: Arc<[_]> = guests(options, &networks, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
@@ -112,7 +115,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &guests, &departures, filters.as_ref())?;
-    let (end, control_thread) = start_control(control, &guests, &workers, filters.as_ref())?;
+    let reported = Reported { guests: guests.clone(), workers: workers.clone(), uplinks };
+    let (end, control_thread) = start_control(control, reported, filters.as_ref())?;
     let (uplink_end, uplink_threads) = start_uplinks(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
@@ -221,11 +225,11 @@ struct Network {
 /// Opens the uplinks, and makes a fabric for each network.
 fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> {
     let mut uplinks = HashMap::new();
-    for UplinkSpec { tap, network } in &options.uplinks {
-        let opened = Uplink::open(tap);
-        let uplink = opened.map_err(|error| DaemonError::Tap { name: tap.clone(), error })?;
-        if uplinks.insert(network, uplink).is_some() {
-            return Err(DaemonError::Uplink(network.clone()));
+    for spec in &options.uplinks {
+        let opened = Uplink::open(spec);
+        let failed = |error| DaemonError::Way { name: spec.way.to_string(), error };
+        if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
+            return Err(DaemonError::Uplink(spec.network.clone()));
         }
     }
     let mut networks = HashMap::new();
@@ -255,7 +259,7 @@ fn start_uplinks(
         let Some(uplink) = uplink else { continue };
         let (ended, filters) = (ended.try_clone()?, filters.cloned());
         let serve = move || {
-            if let Some(Err(error)) = filters.map(|filters| filters.confine_worker()) {
+            if let Some(Err(error)) = filters.map(|filters| filters.confine_uplink()) {
                 tracing::error!(%error, "the uplink is not served");
                 return;
             }
@@ -367,19 +371,18 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
 /// that this returns is dropped.
 fn start_control(
     socket: Option<Socket>,
-    guests: &Arc<[Arc<Guest>]>,
-    workers: &Arc<[WorkerHandle]>,
+    reported: Reported,
     filters: Option<&Filters>,
 ) -> Result<(UnixStream, Option<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
     let Some(socket) = socket else { return Ok((end, None)) };
-    let (guests, workers, filters) = (guests.clone(), workers.clone(), filters.cloned());
+    let filters = filters.cloned();
     let serve = move || {
         if let Some(Err(error)) = filters.map(|filters| filters.confine()) {
             tracing::error!(%error, "the control socket is not served");
             return;
         }
-        control::run(&socket, &ended, &guests, &workers);
+        control::run(&socket, &ended, &reported);
     };
     let thread = std::thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok((end, Some(thread)))

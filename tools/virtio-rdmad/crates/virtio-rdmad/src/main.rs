@@ -26,6 +26,7 @@ mod spin;
 mod status;
 mod times;
 mod uplink;
+mod uplink_spec;
 mod waker;
 mod worker;
 mod worker_handle;

@@ -11,6 +11,7 @@ use rustix::thread::CpuSet;
 
 use crate::privileges::User;
 use crate::remover::{self, RemoverOptions};
+use crate::uplink_spec::UplinkSpec;
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
 ///
@@ -69,12 +70,24 @@ pub struct Options {
     ///
     /// SPEC is KEY=VALUE[,KEY=VALUE...]:
     ///
-    ///   tap=NAME          the tap that carries the packets (required)
+    ///   tap=NAME          the tap that carries the packets
+    ///   vxlan=VNI         the number of the VXLAN tunnel that carries the packets
+    ///   local=ADDRESS     vxlan: the IP address of this end (required)
+    ///   remote=ADDRESS    vxlan: the IP address of another end (required, once for each)
+    ///   port=N            vxlan: the UDP port of all ends (default: 4789)
     ///   network=NAME      the network (default: default)
     ///
+    /// Exactly one of tap and vxlan is required.
+    ///
     /// Messages to an address that no guest of the network has, and datagrams to multicast groups, are
-    /// sent as packets of RoCE v2. The tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
+    /// sent as packets of RoCE v2.
+    ///
+    /// A tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
     /// bring the packets of the guests to it.
+    ///
+    /// A tunnel needs no privilege. Its other ends are processes of virtio-rdmad or vxlan devices of
+    /// Linux. Whoever can send packets from the address of another end reaches the guests, so the
+    /// network between the ends must be one that you trust.
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
 
@@ -318,42 +331,6 @@ pub enum SpecError {
 
 /// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
-
-/// An uplink to open.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct UplinkSpec {
-    /// The name of the tap.
-    pub tap: String,
-    /// The network whose packets it carries.
-    pub network: String,
-}
-
-impl FromStr for UplinkSpec {
-    type Err = SpecError;
-
-    fn from_str(spec: &str) -> Result<Self, SpecError> {
-        let (mut tap, mut network) = (None, None);
-        for pair in spec.split(',') {
-            let no_value = || SpecError::NoValue(pair.to_owned());
-            let (key, value) = pair.split_once('=').ok_or_else(no_value)?;
-            let (key, slot) = match key {
-                "tap" => ("tap", &mut tap),
-                "network" => ("network", &mut network),
-                _ => return Err(SpecError::UnknownKey(key.to_owned())),
-            };
-            if value.is_empty() {
-                return Err(no_value());
-            }
-            if slot.replace(value).is_some() {
-                return Err(SpecError::Twice(key));
-            }
-        }
-        Ok(Self {
-            tap: tap.ok_or(SpecError::Missing("tap=NAME"))?.to_owned(),
-            network: network.unwrap_or("default").to_owned(),
-        })
-    }
-}
 
 /// The values of a `--guest` as text.
 #[derive(Default)]

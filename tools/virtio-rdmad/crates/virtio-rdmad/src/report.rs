@@ -26,6 +26,20 @@ pub struct Report {
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
     pub guests: Vec<GuestReport>,
+    /// The uplinks, in the order of the names of their networks.
+    pub uplinks: Vec<UplinkReport>,
+}
+
+/// The uplink of a network.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct UplinkReport {
+    /// The name of the network.
+    pub network: String,
+    /// What carries the packets, such as "tap rdma0" or "VXLAN 42 at 192.0.2.1".
+    pub name: String,
+    /// The counters by name.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// A worker. Times are those since the process started.

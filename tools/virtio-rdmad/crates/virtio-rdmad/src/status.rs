@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `virtio-rdmad status`: prints what a running process reports.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,9 @@ use std::os::unix::net::UnixStream;
 use serde_json::Value;
 
 use crate::options::StatusOptions;
-use crate::report::{GidReport, GuestReport, QpReport, Report, SrqReport, WorkerReport, STATUS};
+use crate::report::{
+    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport, STATUS,
+};
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +39,19 @@ pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> 
 
 fn text(report: &Report) -> String {
     let workers: String = report.workers.iter().enumerate().map(worker).collect();
-    std::iter::once(workers).chain(report.guests.iter().map(guest)).collect::<Vec<_>>().join("\n")
+    let guests = report.guests.iter().map(guest);
+    let uplinks = report.uplinks.iter().map(uplink);
+    std::iter::once(workers).chain(guests).chain(uplinks).collect::<Vec<_>>().join("\n")
+}
+
+fn uplink(UplinkReport { network, name, counters }: &UplinkReport) -> String {
+    format!("uplink of network {network}: {name}\n") + &text_of_counters(counters)
+}
+
+/// Returns the lines of the counters that are not zero.
+fn text_of_counters(counters: &BTreeMap<String, u64>) -> String {
+    let counters = counters.iter().filter(|(_, value)| **value != 0);
+    counters.map(|(name, value)| format!("  {name} {value}\n")).collect::<Vec<_>>().concat()
 }
 
 fn worker((index, worker): (usize, &WorkerReport)) -> String {
@@ -64,13 +79,12 @@ fn guest(guest: &GuestReport) -> String {
         "{name}: {state}, worker {worker}, {transport} {socket}, network {network}, MAC {mac}\n"
     );
     let objects = format!("  {pds} PDs, {mrs} MRs, {mws} MWs, {cqs} CQs, {qps} QPs, {srqs} SRQs\n");
-    let counters = guest.counters.iter().filter(|(_, value)| **value != 0);
     std::iter::once(head)
         .chain(guest.gids.iter().map(gid))
         .chain([objects])
         .chain(guest.qps.iter().map(qp))
         .chain(guest.srqs.iter().map(srq))
-        .chain(counters.map(|(name, value)| format!("  {name} {value}\n")))
+        .chain([text_of_counters(&guest.counters)])
         .collect()
 }
 
@@ -118,7 +132,8 @@ mod tests {
             "srqs": [{ "srqn": 1, "receives": 9, "max_wr": 64, "limit": 4, "qps": 2, "in_error": false },
                      { "srqn": 2, "receives": 0, "max_wr": 8, "limit": 0, "qps": 0, "in_error": true }],
             "counters": { "send_messages": 5, "timeouts": 0 },
-        }]});
+        }], "uplinks": [{ "network": "default", "name": "tap rdma0",
+                          "counters": { "tx_frames": 7, "tx_lost": 0 } }]});
         let expected = "\
 worker 0: 1 guests, works 12.5 %, polls 25.0 %, waits for a processor 12.5 %, sleeps 50.0 %
 
@@ -131,6 +146,9 @@ g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   SRQ 1    receives 9 of 64 limit 4 QPs 2
   SRQ 2    receives 0 of 8 limit 0 QPs 0 in error
   send_messages 5
+
+uplink of network default: tap rdma0
+  tx_frames 7
 ";
         assert_eq!(text(&serde_json::from_value(answer).unwrap()), expected);
     }

@@ -1,92 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The uplink of a network: the tap that carries the packets of its guests to and from other hosts.
+//! The uplink of a network: what carries the packets of its guests to and from other hosts.
+
+pub mod counters;
+mod tap_port;
+mod tunnel;
 
 use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use engine::Fabric;
-use roce::{Segments, Split};
+use roce::Segments;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
-use tap::{Tap, Train};
 
-/// Bytes of the longest frame, which is a train of packets.
-const FRAME: usize = 64 << 10;
-/// Room for the header that the kernel puts in front of a frame.
-const HEADER: usize = 64;
+use crate::uplink_spec::{UplinkSpec, WaySpec};
+use counters::{Counters, Event};
+use tap_port::TapPort;
+use tunnel::Tunnel;
 
-/// Frames that are read before the next look at whether the process ends.
+/// How often an uplink gives what it has before it looks at whether the process ends.
 const BURST: usize = 64;
 
-/// The tap of a network.
+/// The uplink of a network.
 #[derive(Debug)]
 pub struct Uplink {
-    tap: Tap,
-    /// The name of the tap, for logs.
-    name: String,
-    /// Frames that the kernel did not take.
-    lost: AtomicU64,
+    way: Way,
+    /// The name of the network.
+    pub network: String,
+    /// What carries the packets, for logs and reports.
+    pub name: String,
+    /// What it counts.
+    pub counters: Counters,
+}
+
+/// What carries the packets.
+#[derive(Debug)]
+enum Way {
+    Tap(TapPort),
+    Tunnel(Tunnel),
 }
 
 impl Uplink {
-    /// Opens a tap.
-    pub fn open(name: &str) -> Result<Arc<Self>, Error> {
-        let tap = Tap::open(name)?;
-        if !tap.takes_trains() {
-            tracing::info!(
-                tap = name,
-                "this kernel takes packets one by one (Linux 6.2 takes trains)"
-            );
-        }
-        Ok(Arc::new(Self { tap, name: name.to_owned(), lost: AtomicU64::new(0) }))
+    /// Opens an uplink.
+    pub fn open(spec: &UplinkSpec) -> Result<Arc<Self>, Error> {
+        let way = match &spec.way {
+            WaySpec::Tap(name) => Way::Tap(TapPort::open(name)?),
+            WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
+        };
+        let (network, name) = (spec.network.clone(), spec.way.to_string());
+        let counters = Counters::new(&name);
+        Ok(Arc::new(Self { way, network, name, counters }))
     }
 
     /// Brings frames to the guests of a network until `end` is closed.
     pub fn run(&self, fabric: &Fabric, end: &UnixStream) {
-        let mut room = vec![0; HEADER + FRAME];
+        let mut room = match &self.way {
+            Way::Tap(_) => TapPort::room(),
+            Way::Tunnel(_) => Tunnel::room(),
+        };
+        let uplink = &self.name;
         loop {
-            let mut fds = [PollFd::new(&self.tap, PollFlags::IN), PollFd::new(end, PollFlags::IN)];
+            let mut fds = [PollFd::new(self, PollFlags::IN), PollFd::new(end, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(tap = self.name, %error, "the uplink ends"),
+                Err(error) => return tracing::error!(uplink, %error, "the uplink ends"),
             }
             if !fds[1].revents().is_empty() {
                 return;
             }
             for _ in 0..BURST {
-                match self.tap.receive(&mut room) {
-                    Ok((frame, segment)) => {
-                        fabric.receive(frame, segment);
-                    }
+                match self.receive(&mut room, fabric) {
+                    Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) => {
-                        return tracing::error!(tap = self.name, %error, "the uplink ends");
-                    }
+                    Err(error) => return tracing::error!(uplink, %error, "the uplink ends"),
                 }
             }
         }
     }
 
-    /// Gives the kernel a frame, or counts it as lost.
-    fn give(&self, frame: &[u8], train: Option<Train>) {
-        if let Err(error) = self.tap.send(frame, train) {
-            if self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
-                tracing::warn!(tap = self.name, %error, "a packet is lost (further ones are not logged)");
+    /// Takes frames that have come, and brings them to the guests.
+    fn receive(&self, room: &mut [u8], fabric: &Fabric) -> Result<(), Error> {
+        let counters = &self.counters;
+        let deliver = |frame: &[u8], segment| {
+            counters.count(Event::RxFrames);
+            if !fabric.receive(frame, segment) {
+                counters.count(Event::RxUnclaimed);
             }
+        };
+        match &self.way {
+            Way::Tap(tap) => tap.receive(room, deliver),
+            Way::Tunnel(tunnel) => tunnel.receive(room, counters, deliver),
+        }
+    }
+}
+
+impl AsFd for Uplink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.way {
+            Way::Tap(tap) => tap.as_fd(),
+            Way::Tunnel(tunnel) => tunnel.as_fd(),
         }
     }
 }
 
 impl engine::Uplink for Uplink {
-    fn send(&self, Segments { frame, segment, udp }: Segments<'_>) {
-        if segment == 0 || self.tap.takes_trains() {
-            return self.give(frame, (segment != 0).then_some(Train { segment, udp }));
-        }
-        let mut split = Split::new(frame, segment);
-        while let Some(packet) = split.next(frame) {
-            self.give(&frame[packet], None);
+    fn send(&self, segments: Segments<'_>) {
+        match &self.way {
+            Way::Tap(tap) => tap.send(segments, &self.counters),
+            Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
         }
     }
 }

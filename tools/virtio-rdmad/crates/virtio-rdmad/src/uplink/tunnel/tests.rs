@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tunnels between loopback addresses, of which each process has its own.
+
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+use super::*;
+
+/// The MAC address of a station.
+fn mac(station: u8) -> Mac {
+    [0x52, 0x54, 0, 0, 0, station]
+}
+
+/// Returns the address of an end of a tunnel, which no other test uses.
+fn address(test: u8, end: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    IpAddr::V4(Ipv4Addr::new(127, high, low, test << 4 | end))
+}
+
+/// An end of a tunnel, and what it counts.
+struct End {
+    tunnel: Tunnel,
+    counters: Counters,
+}
+
+impl End {
+    fn open(vni: &str, local: IpAddr, remotes: &[IpAddr]) -> Self {
+        let (vni, remotes) = (vni.parse().unwrap(), remotes.to_vec());
+        let spec = TunnelSpec { vni, local, remotes, port: vxlan::PORT };
+        Self { tunnel: Tunnel::open(&spec).unwrap(), counters: Counters::new("tunnel") }
+    }
+
+    fn send(&self, frame: &mut [u8]) {
+        self.tunnel.send(Segments { frame, segment: 0, udp: 0 }, &self.counters);
+    }
+
+    /// Takes what has come; frames one behind the other, and nothing if all of it was dropped.
+    fn take(&self) -> Vec<Vec<u8>> {
+        let (mut room, mut frames) = (Tunnel::room(), Vec::new());
+        loop {
+            let deliver = |frame: &[u8], _| frames.push(frame.to_vec());
+            match self.tunnel.receive(&mut room, &self.counters, deliver) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return frames,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Waits for packets and takes what has come.
+    fn wait(&self) -> Vec<Vec<u8>> {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(&self.tunnel, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ready, 1, "no packet comes");
+        self.take()
+    }
+
+    /// Waits for so many frames.
+    fn wait_for(&self, count: usize) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while frames.len() < count {
+            frames.extend(self.wait());
+        }
+        frames
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.counters.read()[name]
+    }
+}
+
+/// Returns a frame from one station to another one.
+fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
+    [&to[..], &from[..], &[0x88, 0xb5], payload].concat()
+}
+
+#[test]
+fn what_is_unknown_goes_to_all_and_what_is_known_to_one() {
+    let at = [1, 2, 3].map(|end| address(1, end));
+    let [a, b, c] = [0, 1, 2].map(|own| {
+        let others: Vec<_> = at.into_iter().filter(|other| *other != at[own]).collect();
+        End::open("7", at[own], &others)
+    });
+    let mut first = frame(mac(2), mac(1), b"to whom?");
+    a.send(&mut first);
+    assert_eq!((b.wait(), c.wait()), (vec![first.clone()], vec![first]));
+    assert_eq!((a.count("tx_frames"), a.count("tx_flooded")), (2, 1));
+
+    // Both know now where the first station is, and all know where the second one is.
+    let mut answer = frame(mac(1), mac(2), b"to me");
+    b.send(&mut answer);
+    assert_eq!(a.wait(), [answer]);
+    let mut second = frame(mac(2), mac(1), b"to you");
+    a.send(&mut second);
+    assert_eq!(b.wait(), [second]);
+    assert_eq!((b.count("tx_flooded"), a.count("tx_flooded")), (0, 1));
+
+    // What is for a group goes to all. It is the first that comes at the third end since then.
+    let mut group = frame([0xff; 6], mac(1), b"to all");
+    a.send(&mut group);
+    assert_eq!((b.wait(), c.wait()), (vec![group.clone()], vec![group]));
+}
+
+#[test]
+fn a_train_goes_as_packets() {
+    let at = [1, 2].map(|end| address(2, end));
+    let (a, b) = (End::open("7", at[0], &at[1..]), End::open("7", at[1], &at[..1]));
+    // An IPv6 packet with UDP, whose payload is 63 segments of 1000 bytes, the last one of 500.
+    let mut train = frame(mac(2), mac(1), &[]);
+    train.truncate(12);
+    train.extend([0x86, 0xdd, 0x60, 0x20, 0, 0, 0, 0, 17, 64]);
+    train.extend([0xfd; 32]);
+    train.extend([0x12, 0xb7, 0x12, 0xb7, 0, 0, 0, 0]);
+    train.extend((0..62_500_u32).map(|at| u8::try_from(at / 1000).unwrap()));
+    let mut expected = Vec::new();
+    let (mut copy, mut split) = (train.clone(), Split::new(&train, 1000));
+    while let Some(packet) = split.next(&mut copy) {
+        expected.push(copy[packet].to_vec());
+    }
+    assert_eq!((expected.len(), expected[1].len()), (63, 62 + 1000));
+    a.tunnel.send(Segments { frame: &mut train, segment: 1000, udp: 54 }, &a.counters);
+    assert_eq!(a.count("tx_frames"), 63, "{:?}", a.counters.read());
+    assert_eq!(b.wait_for(63), expected);
+}
+
+#[test]
+fn what_does_not_belong_to_the_network_is_dropped_and_counted() {
+    let at = [1, 2, 3].map(|end| address(4, end));
+    let (a, b) = (End::open("7", at[0], &at[1..2]), End::open("8", at[1], &at[..1]));
+    let stranger = UdpSocket::bind((at[2], 0)).unwrap();
+    let friend = UdpSocket::bind((at[1], 0)).unwrap();
+    let to_a = SocketAddr::new(at[0], vxlan::PORT);
+    let mut good = vxlan::header("7".parse().unwrap()).to_vec();
+    good.extend(frame(mac(2), mac(1), b"good"));
+
+    stranger.send_to(&good, to_a).unwrap();
+    assert!(a.wait().is_empty());
+    b.send(&mut frame(mac(2), mac(1), b"of network 8"));
+    assert!(a.wait().is_empty());
+    friend.send_to(&good[..20], to_a).unwrap();
+    assert!(a.wait().is_empty());
+    friend.send_to(&[], to_a).unwrap();
+    assert!(a.wait().is_empty());
+    let mut from_group = good.clone();
+    from_group[8 + 6] |= 1;
+    friend.send_to(&from_group, to_a).unwrap();
+    assert!(a.wait().is_empty());
+    assert_eq!((a.count("rx_stranger"), a.count("rx_other_vni")), (1, 1));
+    assert_eq!((a.count("rx_malformed"), a.count("rx_group_source")), (1, 1));
+
+    // The port that it is sent from does not matter (RFC 7348, section 5).
+    friend.send_to(&good, to_a).unwrap();
+    assert_eq!(a.wait(), [&good[8..]]);
+}
+
+#[test]
+fn what_is_too_long_is_dropped_and_counted() {
+    let at = [1, 2].map(|end| address(5, end));
+    let mut a = End::open("7", at[0], &at[1..]);
+    let b = End::open("7", at[1], &at[..1]);
+    a.tunnel.remotes[0].most = 1450;
+    a.send(&mut frame(mac(2), mac(1), &[0; 1429]));
+    assert_eq!((a.count("tx_too_long"), a.count("tx_frames")), (1, 0));
+    a.send(&mut frame(mac(2), mac(1), &[0; 1428]));
+    assert_eq!(a.count("tx_frames"), 1);
+    assert_eq!(b.wait()[0].len(), 1442);
+}
+
+#[test]
+fn a_mark_of_congestion_goes_through() {
+    let at = [1, 2].map(|end| address(6, end));
+    let (a, b) = (End::open("7", at[0], &at[1..]), End::open("7", at[1], &at[..1]));
+    for (inner, outer, expected) in
+        [(2, Ecn::Ect0, 2), (2, Ecn::Ce, 3), (3, Ecn::Ce, 3), (0, Ecn::NotEct, 0)]
+    {
+        let mut marked = frame(mac(2), mac(1), &[0x60, inner << 4]);
+        marked[12..14].copy_from_slice(&[0x86, 0xdd]);
+        marked.extend([0; 40]);
+        let mut datagram = vxlan::header(a.tunnel.vni).to_vec();
+        datagram.extend(&marked);
+        let remote = &a.tunnel.remotes[0];
+        a.tunnel.send_to(remote, &datagram, datagram.len(), codepoint(outer), &a.counters);
+        let frames = b.wait();
+        assert_eq!(frames[0][15] >> 4, expected, "{inner} in {outer:?}");
+    }
+    // The sender gives the mark of the frame to the packet around it.
+    let mut marked = frame(mac(2), mac(1), &[0x60, 3 << 4]);
+    marked[12..14].copy_from_slice(&[0x86, 0xdd]);
+    marked.extend([0; 40]);
+    a.send(&mut marked);
+    let (mut room, mut metas) = (vec![0; BUFFER], [RecvMeta::default()]);
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&b.tunnel, PollFlags::IN)], Some(&limit)).unwrap();
+    let mut buffers = [IoSliceMut::new(&mut room)];
+    b.tunnel.state.recv((&b.tunnel.socket).into(), &mut buffers, &mut metas).unwrap();
+    assert_eq!(metas[0].ecn, Some(EcnCodepoint::Ce));
+}
