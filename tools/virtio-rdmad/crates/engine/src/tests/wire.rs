@@ -3,6 +3,8 @@
 //! Connections and datagrams between two hosts: what holds on the local path holds on the wire. Reliable
 //! connections hold it also where the network loses, repeats, reorders and spoils packets.
 
+use std::time::Duration;
+
 use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
@@ -383,5 +385,29 @@ fn repeated_requests_take_no_resources() {
             assert_eq!(brief(pair.poll_a()).map(|(_, status, _)| status), Some(OK), "{number}");
         }
         assert_eq!(pair.b.memory.read_obj::<u64>(word), Ok(3), "each atomic is done once");
+    });
+}
+
+/// The time for an answer does not run while a requester waits for its peer's RNR timer, which may be the
+/// longer one: the peer has answered.
+#[test]
+fn an_rnr_timer_takes_no_retries() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.rnr_retry = 7;
+        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+        pair.a.connect(a.qpn, gid_b, b.qpn);
+        pair.b.connect(b.qpn, gid_a, a.qpn);
+        // 655 ms; the time for an answer is 67 ms (`make_rts`).
+        let attr = virtio_rdma_qp_attr { min_rnr_timer: 0, ..pair.b.query(b.qpn) };
+        pair.b.modify(b.qpn, VIRTIO_RDMA_QP_MIN_RNR_TIMER, attr).unwrap();
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 8, a.key)]));
+        pair.settle_for(Duration::from_secs(10));
+        assert_eq!(brief(pair.poll_a()), None, "the peer has no receive yet");
+        assert_eq!(pair.a.device.counter(Counter::Timeouts), 0);
+        pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+        pair.settle_for(Duration::from_secs(1));
+        assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
     });
 }

@@ -229,7 +229,8 @@ impl Sender<'_> {
         if !matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
             return;
         }
-        if !window.awaits() {
+        if !window.awaits() || window.pause.is_some() {
+            // No answer is due; the peer that asked for the pause has answered.
             window.deadline = None;
         } else if window.deadline.is_none() && window.hold.is_none() {
             let now = self.hca.clock().now();
