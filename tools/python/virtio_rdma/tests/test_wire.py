@@ -4,19 +4,21 @@ the peer."""
 
 import dataclasses
 import os
+import socket
+import time
 
 import pytest
 
 from virtio_rdma.common import BUILD
 from virtio_rdma.guests.hosts import Hosts
-from virtio_rdma.tests import capture, networks, tools
+from virtio_rdma.tests import capture, dissectors, networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import Program
 from virtio_rdma.tests.ulp import Ulp
 
 # Programs that take two hosts, the last one with the tests that it runs. It has another test, in which a host counts
 # what it cannot send to another VLAN; here a host cannot know.
-BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py", "connections.sh",
+BETWEEN_HOSTS = ("verbs/rc_hosts.py", "verbs/packets_hosts.py", "verbs/mcast_hosts.py", "connections.sh",
                  "verbs/vlan_hosts.py connection_manager connections_by_hand connections_to_another_vlan "
                  "removed_under_traffic")
 
@@ -121,17 +123,30 @@ class TestRxe:
         networks.agree(results, network)
 
 
-# What is sent at least: SENDs and WRITEs of one packet and of several, with immediate data and without, READs, atomics,
-# and datagrams.
-SENT = {(opcode, 4) for opcode in (*range(0x0b), *range(0x0c, 0x13), 0x14, 0x64)} | {
-    (opcode, 6) for opcode in (0x00, 0x01, 0x02, 0x11, 0x64)}
-# What the tools of ibverbs-utils send, in bytes. A datagram fits the MTU of the network.
+# Bits 4 to 0 of the opcodes of reliable connections, and of those of unreliable ones.
+RELIABLE, UNRELIABLE = range(0x15), range(0x0c)
+# The VLAN of verbs/packets_hosts.py.
+VLAN = 5
+# What is sent over IPv4 and IPv6, and in a VLAN and in none: SENDs, WRITEs, READs and atomics of RC and XRC with what
+# answers them, SENDs and WRITEs of UC, and datagrams.
+EVERYWHERE = {*RELIABLE, *(0x20 | bits for bits in UNRELIABLE), 0x64, 0x65, *(0xa0 | bits for bits in RELIABLE)}
+# What is sent at least once: SENDs that invalidate a key, FLUSH, ATOMIC WRITE, and congestion notification.
+ONCE = {0x16, 0x17, 0x1c, 0x1d, capture.CNP, 0xb6, 0xb7}
+# Together these are all opcodes that the device can send: XRC has no FLUSH and no ATOMIC WRITE.
+SENT = {(opcode, version, vlan) for opcode in EVERYWHERE for version in (4, 6) for vlan in (None, VLAN)} | {
+    (opcode, 4, None) for opcode in ONCE}
+# An ACK, an RNR NAK of the shortest timer but one, and the NAKs of a PSN, a request, a key and the responder itself.
+SYNDROMES = {0x1f, 0x21, 0x60, 0x61, 0x62, 0x63}
+WRITE_MIDDLE, SEND_ONLY = 0x07, 0x04
+PATH_MTUS = {256, 512, 1024, 2048, 4096}
+# What the tools of ibverbs-utils send, in bytes.
 SIZES = {"ibv_rc_pingpong": 4000, "ibv_ud_pingpong": 1000}
+CAPTURED = ("verbs/rc_hosts.py", "verbs/packets_hosts.py", "verbs/mcast_hosts.py")
 
 
-@pytest.mark.network("two hosts, captured", guests=2, workers=2, kind=Hosts)
+@pytest.mark.network("two hosts, captured", guests=2, workers=2, mtu=9000, kind=Hosts)
 class TestPackets:
-    """What the device sends, before a judge that has nothing to do with it."""
+    """What the device sends, before judges that have nothing to do with it."""
 
     @pytest.fixture(scope="class")
     def packets(self, network):
@@ -140,9 +155,18 @@ class TestPackets:
         with capture.Capture(taps, os.path.join(BUILD, "test", "roce.pcap")) as captured:
             yield captured
 
-    def test_program(self, network, platform, results, packets):  # pylint: disable=unused-argument
-        """It sends one of each operation."""
-        both = [Program(results, platform, "verbs/rc_hosts.py", guest, label=f"captured: guest {guest.number} of 2: ")
+    @pytest.fixture(scope="class")
+    def frames(self, packets):
+        """The packets, once all have been sent."""
+        frames = packets.frames[:packets.settled()]
+        assert packets.missed() == 0
+        packets.write()
+        return frames
+
+    @pytest.mark.parametrize("name", CAPTURED)
+    def test_program(self, name, network, platform, results, packets):  # pylint: disable=unused-argument
+        """They send each kind of packet but one."""
+        both = [Program(results, platform, name, guest, label=f"captured: guest {guest.number} of 2: ")
                 for guest in network.guests]
         for each in both:
             each.finish()
@@ -158,14 +182,51 @@ class TestPackets:
         before = packets.settled()
         tools.report(results, case, network.guests, names["IPv4"], HANG_SECONDS, f"{family}: ")
         frames = packets.frames[before:packets.settled()]
-        versions = {version for _, version in capture.opcodes(frames)}
+        versions = {version for _, version, _ in capture.kinds_of(frames)}
         assert versions == {4 if family == "IPv4" else 6}
         assert name == "ibv_ud_pingpong" or not capture.gaps(frames)
 
-    def test_packets(self, packets):
-        """scapy finds all packets right."""
-        frames = packets.frames[:packets.settled()]
-        assert packets.missed() == 0
-        assert not SENT - capture.opcodes(frames)
+    def test_congestion(self, network, names, packets):
+        """Packets of a connection that come marked are answered by a congestion notification."""
+        first, second = network.guests
+        tool = "ibv_rc_pingpong -n 1000000000 -s 64"
+        jobs = [first.start(f"{tool} -d {{d1}} -g {{g1}}".format(**names["IPv4"]))]
+        first.check(f"until {tools.TCP.format(18515)}; do sleep 0.05; done", timeout=HANG_SECONDS)
+        before = len(packets.frames)
+        jobs.append(second.start(f"{tool} -d {{d2}} -g {{g2}} {{t1}}".format(**names["IPv4"])))
+        try:
+            meet_congestion(network, packets, before, time.monotonic() + HANG_SECONDS)
+        finally:
+            tools.end(jobs)
+
+    def test_scapy(self, frames):
+        """All kinds of packets were sent, and scapy finds them right."""
+        assert not SENT - capture.kinds_of(frames)
+        assert not SYNDROMES - capture.syndromes(frames)
+        assert capture.payloads(frames, WRITE_MIDDLE) == PATH_MTUS
         assert not capture.broken_messages(frames)
         assert not capture.judge(frames)
+
+    def test_tshark(self, request, packets, frames):
+        """tshark finds nothing wrong, and reads the same in all packets."""
+        known = [(frame, capture.base_header(frame)) for frame in frames]
+        assert not dissectors.tshark(request.config.option.dissectors, packets.path, known)
+
+    def test_tcpdump(self, request, packets, frames):
+        """tcpdump takes all of them for packets of RoCE v2."""
+        assert dissectors.tcpdump(request.config.option.dissectors, packets.path) == len(frames)
+
+
+def meet_congestion(network, packets, before, deadline):
+    """Brings a packet of the connection under way to its receiver once more, marked, until a CNP comes."""
+    taps = {f"10.0.0.{guest.number}": network.tap(guest) for guest in network.guests}
+    seen: set[int] = set()
+    while capture.CNP not in seen:
+        assert time.monotonic() < deadline, "no CNP"
+        headers = [(frame, capture.base_header(frame)) for frame in packets.frames[before:]]
+        before += len(headers)
+        seen = {header.opcode for _, header in headers}
+        sends = [(frame, header) for frame, header in headers if header.opcode == SEND_ONLY]
+        for frame, header in sends[-1:]:
+            packets.bring(taps[socket.inet_ntoa(header.addresses[4:])], capture.marked(frame))
+        time.sleep(0.01)
