@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """In a guest: run one module of rdma-core's tests.
 
-Usage: run_module.py DIRECTORY MODULE [--dev X --port N --gid N]
+Usage: run_module.py DIRECTORY MODULE [--to DEVICE] [--dev X --port N --gid N]
 
 DIRECTORY holds the package "tests" of an rdma-core source, unchanged. Prints a
 line of JSON when a test begins and one when it is over: its name, what it came
 to (ok, skip, fail) and why.
+
+Client and server of a test have the same device. With --to, the server has
+another one, DEVICE, whose GIDs have the same places in their table.
 """
 
 import importlib
@@ -14,6 +17,7 @@ import os
 import sys
 import types
 import unittest
+import unittest.mock
 
 
 def say(**fields):
@@ -63,16 +67,56 @@ class Lines(unittest.TestResult):
         say(test=name_of(test), outcome="fail", why="unexpected success")
 
 
+def part(base, names):
+    """Has the server of each test use the second of two devices.
+
+    A test takes the GID of the other side for its own: both are on one device. So
+    a side's context tells the GID of the other side's device for its own.
+    """
+    contexts = {name: base.Context(name=name) for name in names}
+    others = dict(zip(names, reversed(names)))
+
+    class Side(base.Context):
+        """A context of one side."""
+
+        def query_gid(self, port_num, index):
+            return contexts[others[self.name]].query_gid(port_num, index)
+
+    def create_players(self, resource, sync_attrs=True, **resource_arg):
+        """Does what RDMATestCase.create_players() does, with two devices."""
+        with unittest.mock.patch.object(base, "Context", Side):
+            create(self, Sides(resource), sync_attrs, **resource_arg)
+
+    class Sides:
+        """Makes the client, and then the server."""
+
+        def __init__(self, resource):
+            self.resource, self.__name__ = resource, resource.__name__
+            self.names = iter(names)
+
+        def __call__(self, **arguments):
+            return self.resource(**(arguments | {"dev_name": next(self.names)}))
+
+    create = base.RDMATestCase.create_players
+    base.RDMATestCase.create_players = create_players
+
+
 def main():
     directory, module = sys.argv[1:3]
     del sys.argv[1:3]
+    other = sys.argv[2] if sys.argv[1:2] == ["--to"] else None
+    if other:
+        del sys.argv[1:3]
     tests = os.path.join(directory, "tests")
     sys.path[:1] = [directory, tests]
     # The package loads all its modules, some of which need other devices.
     package = types.ModuleType("tests")
     package.__path__ = [tests]
     sys.modules["tests"] = package
-    importlib.import_module("args_parser").parser.parse_args()
+    parser = importlib.import_module("args_parser").parser
+    parser.parse_args()
+    if other:
+        part(importlib.import_module("tests.base"), (parser.get_config()["dev"], other))
     suite = unittest.defaultTestLoader.loadTestsFromName(f"tests.{module}")
     suite.run(Lines())
     # What a test that skips half-way leaves behind belongs to a reference cycle,

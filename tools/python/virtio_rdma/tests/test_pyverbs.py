@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The suites pyverbs and debug-pyverbs: rdma-core's own tests of the verbs, in one guest in loopback: user-mode Linux
 with rings; QEMU with virtqueues, as those of user-mode Linux are too short for the CQs of most tests; with the debug
-kernel QEMU with rings.
+kernel QEMU with rings. In user-mode Linux they run between two devices of one guest as well, which reach each other
+over the wire.
 
 A platform is named after a release of rdma-core and the path, "65.0, rings". Its image has the release, and its share
 the release's package "tests". Each test must come to what the list pyverbs/outcomes says: a test that the list does
@@ -14,10 +15,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
 from virtio_rdma.common import TOP, Failure
+from virtio_rdma.guests.hosts import TwoPorts
 
 # A bound on a module that hangs; the longest takes some seconds, with the debug kernel minutes.
 HANG_SECONDS = {"plain": 300, "debug": 1800}
@@ -26,6 +29,8 @@ ROUNDS = {"uml": 2, "qemu": 1}
 # Modules for devices of one vendor, which end the interpreter on others'.
 VENDORS = re.compile(r"test_(mlx5|efa|irdma|cuda|hns)")
 OUTCOMES = os.path.join(TOP, "tools/test/pyverbs/outcomes")
+# Counters of packets that the device cannot read.
+MALFORMED = ("bad_packet", "bad_packet_length", "bad_icrc")
 # Lines of a module that ends badly that are shown.
 LAST_LINES = 30
 
@@ -108,6 +113,13 @@ def modules(share):
     return [name for name in names if not VENDORS.match(name)]
 
 
+def has_players(share, module):
+    """Returns whether the tests of a module have a client and a server that exchange messages. Both ends of a
+    connection of the RDMA CM have one address, so its tests stay within a device."""
+    with open(f"{share}/tests/{module}.py", encoding="utf-8") as file:
+        return "create_players(" in file.read() and module != "test_rdmacm"
+
+
 def pytest_generate_tests(metafunc):
     if "program" in metafunc.fixturenames:
         every = sorted({name for platform in metafunc.config.option.platform for name in modules(platform.share)})
@@ -171,11 +183,60 @@ class TestPyverbs:
         results.result(f"{title}: nothing is left behind", not re.findall(r'"pid":\d+', left))
 
 
-def run(guest, name, seconds):
+@pytest.mark.network("the wire", kind=TwoPorts, mtu=9000)
+@pytest.mark.only(lambda where: where.platform.vmm == "uml")
+class TestWire:
+    """The modules whose tests have a client and a server, which have a device each. What one sends to the other goes
+    over the wire."""
+
+    @staticmethod
+    def selects(where, program):
+        return program in modules(where.platform.share) and has_players(where.platform.share, program)
+
+    @pytest.fixture(scope="class")
+    def title(self, platform):
+        return f"{platform.name}, wire"
+
+    @pytest.fixture(scope="class")
+    def configuration(self, configuration):
+        """What the list calls this guest."""
+        return configuration | {"wire"}
+
+    @pytest.fixture(scope="class")
+    def devices(self, network):
+        """Both devices. A test uses one index for the GIDs of both."""
+        ends = network.of_device()
+        assert len({end.link[1] for end in ends}) == 1
+        return ends
+
+    def test_module(self, program, devices, platform, title, configuration, outcomes, results):
+        client, server = devices
+        found = run(client, program, HANG_SECONDS[platform.kernel], "--to", server.link[0])
+        for test, (outcome, why) in found.items():
+            report(results, f"{title}: {test}", outcome, why, outcomes.reason(test, configuration))
+
+    def test_packets(self, network, title, results):
+        """What the tests did went over both taps, and no packet was malformed."""
+        carried = [frames_of(tap) for tap in network.taps()]
+        malformed = [status["counters"][name] for status in network.device_status().values() for name in MALFORMED]
+        results.note(f"{title}: frames from and to each device: {carried}")
+        results.result(f"{title}: packets", all(map(all, carried)) and not any(malformed))
+
+
+def frames_of(tap):
+    """Returns how many frames came from a device through its tap, and how many went there."""
+    text = subprocess.run(["ip", "-stats", "-json", "link", "show", tap], check=True, stdout=subprocess.PIPE).stdout
+    (link,) = json.loads(text)
+    return [link["stats64"][way]["packets"] for way in ("rx", "tx")]
+
+
+
+def run(guest, name, seconds, *options):
     """Runs a module in the guest, and returns what its tests came to."""
     module = Module()
     device, gid = guest.link
-    command = ["python3", "-B", "/mnt/run_module.py", "/mnt", name, "--dev", device, "--port", "1", "--gid", str(gid)]
+    command = ["python3", "-B", "/mnt/run_module.py", "/mnt", name, *options,
+               "--dev", device, "--port", "1", "--gid", str(gid)]
     job = guest.start(command, sink=module.feed)
     try:
         module.end(job.wait(seconds), name)
