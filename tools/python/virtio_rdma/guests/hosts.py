@@ -47,11 +47,11 @@ class Uplinked(Network):
         return f"{super().guest_spec(guest)},network={self.network_of(guest)}"
 
     def prepare_networks(self):
-        """Puts the taps on the bridge."""
+        """Puts each tap on the bridge of its guests."""
         super().prepare_networks()
-        for tap in self.taps():
+        for tap, bridge in {self.tap(guest): self.bridge_of(guest) for guest in self.of_device()}.items():
             subprocess.run(["ip", "link", "delete", tap], check=False, stderr=subprocess.DEVNULL)
-            uplink("up", "bridge", tap, "root", str(self.options.mtu))
+            uplink("up", bridge, tap, "root", str(self.options.mtu))
         # The NIC of user-mode Linux does not segment trains of small UDP packets (vector_rx() of Linux 7.2.12 looks at
         # the size of its buffer), so the host does.
         for guest in self.guests:

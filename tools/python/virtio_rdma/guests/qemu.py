@@ -85,8 +85,8 @@ class QemuGuest(Guest):
         """Makes the tap on the bridge that is the guest's port."""
         subprocess.run(["ip", "link", "delete", f"{self.name}b"], check=False, stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "tuntap", "add", f"{self.name}b", "mode", "tap"], check=True)
-        subprocess.run(["ip", "link", "set", f"{self.name}b", "mtu", str(self.options.mtu), "master", "bridge", "up"],
-                       check=True)
+        subprocess.run(["ip", "link", "set", f"{self.name}b", "mtu", str(self.options.mtu), "master",
+                        self.network.bridge_of(self), "up"], check=True)
 
     def netdevs(self):
         """Returns the network's part of the command line."""

@@ -21,7 +21,7 @@ class UmlGuest(Guest):
         subprocess.run(["ip", "link", "delete", self.name], check=False, stderr=subprocess.DEVNULL)
         for argv in (
             f"link add {self.name} mtu {self.options.mtu} type veth peer name {self.name}b",
-            f"link set {self.name}b mtu {self.options.mtu} master bridge up",
+            f"link set {self.name}b mtu {self.options.mtu} master {self.network.bridge_of(self)} up",
             f"link set {self.name} up",
         ):
             subprocess.run(["ip", *argv.split()], check=True)
