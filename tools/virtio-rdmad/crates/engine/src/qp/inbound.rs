@@ -78,12 +78,19 @@ pub(crate) struct ReadReply {
     pub total: u64,
     /// Packets that were sent.
     pub sent: u32,
+    /// The PSN behind its last packet.
+    pub end: Psn,
 }
 
 impl ReadReply {
     /// Returns a response without data, which answers FLUSH and ATOMIC WRITE (IBA A19).
     pub fn empty(psn: Psn) -> Self {
-        Self { psn, pdn: 0, remote_addr: 0, rkey: 0, total: 0, sent: 0 }
+        Self { psn, pdn: 0, remote_addr: 0, rkey: 0, total: 0, sent: 0, end: psn.plus(1) }
+    }
+
+    /// Returns the PSN of the next packet.
+    pub fn next(&self) -> Psn {
+        self.psn.plus(self.sent)
     }
 
     /// Returns the bytes of the next packet, of at most `mtu` bytes.
@@ -133,6 +140,24 @@ impl Inbound {
     /// Returns whether so many answers wait that no further request can be taken.
     pub fn is_full(&self) -> bool {
         self.replies.len() >= MOST_REPLIES
+    }
+
+    /// Has data of a READ sent once more. If the same data up to its end waits to be sent, from an earlier
+    /// packet on or from a later one, that begins with the earlier one of both and is sent once: a requester
+    /// that asks for the rest behind each gap must not be sent as many times the rest.
+    pub fn read_again(&mut self, again: ReadReply) {
+        let waiting = self.replies.iter_mut().find_map(|waiting| match &mut waiting.reply {
+            Reply::Read(read) if read.end == again.end => Some(read),
+            _ => None,
+        });
+        match waiting {
+            Some(read) if again.psn.is_before(read.next()) => *read = again,
+            Some(_) => {}
+            None => {
+                let reply = Reply::Read(again);
+                self.replies.push_back(Waiting { reply, is_repeated: true });
+            }
+        }
     }
 
     /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.

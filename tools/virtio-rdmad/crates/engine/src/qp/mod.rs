@@ -6,6 +6,7 @@ pub(crate) mod config;
 pub(crate) mod dcqcn;
 pub(crate) mod expected;
 pub(crate) mod flow;
+pub(crate) mod gaps;
 pub(crate) mod halves;
 pub(crate) mod inbound;
 #[cfg(test)]

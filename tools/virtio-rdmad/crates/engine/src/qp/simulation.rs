@@ -44,6 +44,7 @@ enum Packet {
         psn: Psn,
         work: Work,
         index: u32,
+        count: u32,
     },
     Response {
         psn: Psn,
@@ -130,31 +131,33 @@ impl Simulation {
     /// Sends what is due.
     fn pump(&mut self) {
         while let Some(due) = self.window.due(4) {
-            let packet = Packet::Request { psn: due.psn, work: *due.what, index: due.index };
+            let (work, index, count) = (*due.what, due.index, due.count);
+            let packet = Packet::Request { psn: due.psn, work, index, count };
             self.send(packet);
             self.window.advance();
         }
     }
 
-    fn respond(&mut self, psn: Psn, work: Work, index: u32) {
-        for offset in 0..work.packets - index {
+    fn respond(&mut self, psn: Psn, work: Work, count: u32) {
+        for offset in 0..count {
             self.send(Packet::Response { psn: psn.plus(offset), number: work.number });
         }
     }
 
-    fn at_responder(&mut self, psn: Psn, work: Work, index: u32) {
+    fn at_responder(&mut self, psn: Psn, work: Work, index: u32, count: u32) {
         match self.expected.judge(psn) {
             Verdict::Ahead { nak: true } => {
                 self.send(Packet::NakSequence { psn: self.expected.psn });
             }
             Verdict::Ahead { nak: false } => {}
-            Verdict::Duplicate if work.is_read => self.respond(psn, work, index),
+            Verdict::Duplicate if work.is_read => self.respond(psn, work, count),
             Verdict::Duplicate => self.send(Packet::Ack { psn: self.expected.psn.minus(1) }),
             Verdict::Next if work.is_read => {
-                assert_eq!(index, 0, "the first request of a READ is for all of it");
+                let all = (0, work.packets);
+                assert_eq!((index, count), all, "the first request of a READ is for all of it");
                 self.expected.done(work.packets, true);
                 self.effects.push(work.number);
-                self.respond(psn, work, 0);
+                self.respond(psn, work, count);
             }
             Verdict::Next => {
                 assert_eq!(index, self.arrived, "packets of a message come in turn");
@@ -170,24 +173,23 @@ impl Simulation {
     }
 
     fn at_requester(&mut self, packet: Packet) {
-        let is_news = match packet {
-            Packet::Ack { psn } => self.window.acknowledge(psn),
+        match packet {
+            Packet::Ack { psn } => {
+                self.window.acknowledge(psn);
+            }
             Packet::NakSequence { psn } => {
                 self.window.acknowledge(psn.minus(1));
-                self.window.go_back();
-                true
+                self.window.go_back_once();
             }
-            Packet::Response { psn, number } => match self.window.respond(psn) {
-                Response::Next(work, _) => {
+            Packet::Response { psn, number } => {
+                if let Response::Missing(work, _) = self.window.respond(psn) {
                     assert_eq!(work.number, number, "a response is for its own READ");
-                    true
+                    self.window.take(psn);
                 }
-                Response::Lost => true,
-                Response::Unexpected => false,
-            },
+            }
             Packet::Request { .. } => unreachable!(),
-        };
-        if is_news {
+        }
+        if self.window.take_news() {
             self.deadline = self.time + TIMEOUT;
         }
         while let Some(work) = self.window.pop_done() {
@@ -231,7 +233,9 @@ impl Simulation {
             let ((time, _), packet) = next.remove_entry();
             self.time = self.time.max(time);
             match packet {
-                Packet::Request { psn, work, index } => self.at_responder(psn, work, index),
+                Packet::Request { psn, work, index, count } => {
+                    self.at_responder(psn, work, index, count);
+                }
                 packet => self.at_requester(packet),
             }
         }

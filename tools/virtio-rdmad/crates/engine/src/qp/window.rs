@@ -2,17 +2,26 @@
 
 //! The window of a requester: messages whose packets were sent, or will be, and are not acknowledged.
 //!
-//! It knows PSNs, and nothing of packets or time. Packets have the PSNs from `una`, the oldest that is
-//! not acknowledged, to `end`, the one behind the last message. Those up to `cursor` were sent; after a
-//! loss `cursor` goes back, and they are sent again (go-back-N, IBA 9.7.5.1.1). `top` is how far
-//! `cursor` ever was: an acknowledgement of what was never sent is none.
+//! It knows PSNs, and nothing of packets or time. Packets have the PSNs from `una`, the oldest whose
+//! message is not complete, to `end`, the one behind the last message. The peer has done the requests in
+//! front of `done`. Those up to `cursor` were sent; after a loss `cursor` goes back to `done`, and they are
+//! sent again (go-back-N, IBA 9.7.5.1.1). `top` is how far `cursor` ever was: an acknowledgement of what was
+//! never sent is none.
+//!
+//! The packets of a response are taken in any order, as its memory belongs to the requester until the work
+//! request completes. Only the [gaps](super::gaps) between them are asked for again, by requests for these
+//! parts of the response (IBA 9.7.5.1.5 has the responder answer a part of an earlier READ). The gaps of a
+//! message are asked for one after the other: a peer such as rxe forgets what is in front of the part that was
+//! asked for last.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use roce::Psn;
 
 use super::flow::Flow;
+use super::gaps::Gaps;
 
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
@@ -49,7 +58,11 @@ struct Sent<T> {
     packets: u32,
     kind: Kind,
     /// Packets of the response that came.
-    received: u32,
+    response: Gaps,
+    /// Packets of the response in front of this one that have not come are lost.
+    lost_to: u32,
+    /// Those in front of this one were asked for again.
+    asked_to: u32,
 }
 
 impl<T> Sent<T> {
@@ -60,7 +73,27 @@ impl<T> Sent<T> {
 
     /// Returns whether a response is still to come.
     fn awaits_response(&self) -> bool {
-        self.kind.is_answered && self.received < self.packets
+        self.kind.is_answered && self.response.complete() < self.packets
+    }
+
+    /// Returns how many packets of the response are still to come, about: those behind a gap may be there.
+    fn to_come(&self) -> u32 {
+        self.packets - self.response.complete()
+    }
+
+    /// Notes that what has not come of the response in front of a packet is lost. Returns whether something is
+    /// to be asked for.
+    fn lose(&mut self, in_front_of: u32) -> bool {
+        self.lost_to = self.lost_to.max(in_front_of);
+        self.gap().is_some()
+    }
+
+    /// Returns the packets of the response that are asked for next.
+    fn gap(&self) -> Option<Range<u32>> {
+        if self.response.complete() < self.asked_to {
+            return None;
+        }
+        self.response.missing(self.asked_to..self.lost_to)
     }
 }
 
@@ -71,6 +104,8 @@ pub(crate) struct Due<'a, T> {
     pub what: &'a T,
     /// Which packet of the message; of a response, the first that is asked for.
     pub index: u32,
+    /// How many packets of a response are asked for.
+    pub count: u32,
     /// Its PSN.
     pub psn: Psn,
     /// Whether nothing else may follow before an acknowledgement.
@@ -80,10 +115,9 @@ pub(crate) struct Due<'a, T> {
 /// What a packet of a response is to the window.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Response<'a, T> {
-    /// The next packet, this one of this message.
-    Next(&'a T, u32),
-    /// Packets in front of it were lost; they are asked for again.
-    Lost,
+    /// It is this packet of the response to this message, and was missing. [`Window::take`] notes that it is
+    /// not any more.
+    Missing(&'a T, u32),
     /// It came before, or answers nothing.
     Unexpected,
 }
@@ -94,12 +128,17 @@ pub(crate) struct Window<T> {
     /// Messages that a response answers.
     answered: usize,
     una: Psn,
+    done: Psn,
     cursor: Psn,
     top: Psn,
     end: Psn,
-    /// Whether a response was asked for again, and nothing was acknowledged since. What was under way
-    /// behind a lost packet must not have it asked for once more each.
-    asked_again: bool,
+    /// Whether everything was sent again, and nothing has come since. What was under way behind a lost
+    /// packet must not have it sent once more each.
+    went_back: bool,
+    /// Whether gaps of responses may have to be asked for.
+    has_gaps: bool,
+    /// Whether something has come since this was last asked.
+    has_news: bool,
     /// When what is not acknowledged is sent again.
     pub deadline: Option<Instant>,
     /// Until when nothing is sent, as the peer has no receive.
@@ -117,10 +156,13 @@ impl<T> Window<T> {
             sent: VecDeque::new(),
             answered: 0,
             una: psn,
+            done: psn,
             cursor: psn,
             top: psn,
             end: psn,
-            asked_again: false,
+            went_back: false,
+            has_gaps: false,
+            has_news: false,
             deadline: None,
             pause: None,
             flow: Flow::default(),
@@ -145,9 +187,10 @@ impl<T> Window<T> {
         self.end
     }
 
-    /// Returns the oldest PSN that is not acknowledged.
-    pub fn oldest(&self) -> Psn {
-        self.una
+    /// Returns whether something has come since this was last asked: an acknowledgement of a request, or a
+    /// packet of a response that was missing. There is less of that than there are packets in the window.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
     }
 
     /// Returns whether something was sent that is not acknowledged.
@@ -166,12 +209,18 @@ impl<T> Window<T> {
         let first = self.end;
         self.end = first.plus(packets);
         self.answered += usize::from(kind.is_answered);
-        self.sent.push_back(Sent { what, first, packets, kind, received: 0 });
+        let (response, lost_to, asked_to) = Default::default();
+        self.sent.push_back(Sent { what, first, packets, kind, response, lost_to, asked_to });
     }
 
     /// Returns the next packet to send, unless there is none, too many are under way, or it asks for a
     /// response while `most_responses` are to come.
     pub fn due(&self, most_responses: u8) -> Option<Due<'_, T>> {
+        if let Some((at, gap)) = self.gap() {
+            let Sent { what, first, .. } = self.sent.get(at)?;
+            let (index, count) = (gap.start, gap.end - gap.start);
+            return Some(Due { what, index, count, psn: first.plus(index), is_last: true });
+        }
         let at = self.at_cursor();
         let sent = self.sent.get(at)?;
         let before = self.sent.range(..at);
@@ -181,8 +230,7 @@ impl<T> Window<T> {
         }
         let (is_last, may_go) = if sent.kind.is_answered {
             let responses = before.filter(|other| other.awaits_response());
-            let to_come: u32 = responses.clone().map(|other| other.packets - other.received).sum();
-            let is_few = to_come < MOST_TO_COME;
+            let is_few = responses.clone().map(Sent::to_come).sum::<u32>() < MOST_TO_COME;
             (true, is_few && responses.count() < usize::from(most_responses))
         } else {
             let in_flight = self.in_flight();
@@ -191,7 +239,16 @@ impl<T> Window<T> {
                 in_flight < MOST_IN_FLIGHT,
             )
         };
-        may_go.then_some(Due { what: &sent.what, index, psn: self.cursor, is_last })
+        let count = sent.packets - index;
+        may_go.then_some(Due { what: &sent.what, index, count, psn: self.cursor, is_last })
+    }
+
+    /// Returns the gap that is asked for next: the place of its message, and its packets.
+    fn gap(&self) -> Option<(usize, Range<u32>)> {
+        if !self.has_gaps {
+            return None;
+        }
+        self.sent.iter().enumerate().find_map(|(at, sent)| Some((at, sent.gap()?)))
     }
 
     /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
@@ -201,12 +258,13 @@ impl<T> Window<T> {
 
     /// Returns how many packets of SENDs and WRITEs were sent and are not acknowledged.
     fn in_flight(&self) -> u32 {
-        let all = self.cursor.distance_from(self.una).max(0).unsigned_abs();
+        let from = self.done_or_complete();
+        let all = self.cursor.distance_from(from).max(0).unsigned_abs();
         if self.answered == 0 {
             return all;
         }
         let responses = self.sent.iter().filter(|sent| sent.kind.is_answered).map(|sent| {
-            let from = if sent.first.distance_from(self.una) < 0 { self.una } else { sent.first };
+            let from = later(sent.first, from);
             let to =
                 if self.cursor.distance_from(sent.end()) < 0 { self.cursor } else { sent.end() };
             to.distance_from(from).max(0).unsigned_abs()
@@ -214,100 +272,140 @@ impl<T> Window<T> {
         all.saturating_sub(responses.sum())
     }
 
+    /// Returns the PSN in front of which nothing has to be sent again but requests for gaps of responses.
+    fn done_or_complete(&self) -> Psn {
+        later(self.done, self.una)
+    }
+
     /// Notes that the packet was sent that was due.
     pub fn advance(&mut self) {
+        if let Some((at, gap)) = self.gap() {
+            self.sent[at].asked_to = gap.end;
+            return;
+        }
+        self.has_gaps = false;
         let Some(sent) = self.sent.get(self.at_cursor()) else { return };
         self.cursor = if sent.kind.is_answered { sent.end() } else { self.cursor.plus(1) };
-        if self.cursor.distance_from(self.top) > 0 {
-            self.top = self.cursor;
-        }
+        self.top = later(self.top, self.cursor);
     }
 
     /// Follows an acknowledgement of this PSN and all before it. Returns `false` if it acknowledges
-    /// nothing that was sent; if it skips a response, that is asked for again.
+    /// nothing that was sent. Responses are sent in the order of the requests, so what has not come of those
+    /// in front of an acknowledgement is lost.
     pub fn acknowledge(&mut self, psn: Psn) -> bool {
         if !self.is_under_way(psn) {
             return false;
         }
-        for sent in &self.sent {
-            if psn.distance_from(sent.first) < 0 {
+        for sent in &mut self.sent {
+            if psn.is_before(sent.first) {
                 break;
             }
-            if sent.end().distance_from(self.una) <= 0 {
-                continue;
-            }
             if sent.awaits_response() {
-                let una = sent.first.plus(sent.received);
-                self.ask_again(una);
-                return true;
+                self.has_gaps |= sent.lose(sent.packets);
             }
-            self.asked_again = false;
-            self.una = if psn.distance_from(sent.end()) < 0 { psn.plus(1) } else { sent.end() };
         }
-        if self.cursor.distance_from(self.una) < 0 {
-            self.cursor = self.una;
-        }
+        self.note_done(psn);
         true
     }
 
-    /// Follows a packet of a response, which acknowledges all messages in front of its own (IBA
+    /// Notes that the peer has done the request of this PSN, and those before it.
+    fn note_done(&mut self, psn: Psn) {
+        let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
+        let done = match self.sent.get(at) {
+            Some(sent) if sent.kind.is_answered && !psn.is_before(sent.first) => sent.end(),
+            _ => psn.plus(1),
+        };
+        if done.is_after(self.done) {
+            self.done = done;
+            self.has_news = true;
+            self.went_back = false;
+        }
+        self.complete();
+    }
+
+    /// Moves `una` behind what is complete.
+    fn complete(&mut self) {
+        for sent in &self.sent {
+            let to = if sent.kind.is_answered {
+                sent.first.plus(sent.response.complete())
+            } else if self.done.is_after(sent.end()) {
+                sent.end()
+            } else {
+                self.done
+            };
+            self.una = later(self.una, to);
+            if self.una.is_before(sent.end()) {
+                break;
+            }
+        }
+        self.cursor = later(self.cursor, self.done_or_complete());
+    }
+
+    /// Returns the place of the message whose response has a packet of this PSN, and which packet that is.
+    fn response_at(&self, psn: Psn) -> Option<(usize, u32)> {
+        let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
+        let sent = self.sent.get(at)?;
+        let index = u32::try_from(psn.distance_from(sent.first)).ok()?;
+        sent.kind.is_answered.then_some((at, index))
+    }
+
+    /// Follows a packet of a response, which acknowledges its request and all in front of it (IBA
     /// 9.7.5.1.2).
     pub fn respond(&mut self, psn: Psn) -> Response<'_, T> {
         if !self.is_under_way(psn) {
             return Response::Unexpected;
         }
-        let is_its = |sent: &Sent<T>| {
-            psn.distance_from(sent.first) >= 0
-                && psn.distance_from(sent.end()) < 0
-                && sent.kind.is_answered
-        };
-        let Some(at) = self.sent.iter().position(is_its) else { return Response::Unexpected };
-        let first = self.sent[at].first;
-        if first.distance_from(self.una) > 0 {
-            self.acknowledge(first.minus(1));
-            if first.distance_from(self.una) > 0 {
-                return Response::Lost;
-            }
+        let Some((at, index)) = self.response_at(psn) else { return Response::Unexpected };
+        if self.sent[at].response.has(index) {
+            return Response::Unexpected;
         }
-        let expected = first.plus(self.sent[at].received);
-        match psn.distance_from(expected) {
-            0 => {}
-            ..0 => return Response::Unexpected,
-            _ => {
-                self.ask_again(expected);
-                return Response::Lost;
-            }
+        for sent in self.sent.range_mut(..at).filter(|sent| sent.awaits_response()) {
+            self.has_gaps |= sent.lose(sent.packets);
         }
-        self.asked_again = false;
-        let sent = &mut self.sent[at];
-        let index = sent.received;
-        sent.received += 1;
-        self.una = psn.plus(1);
-        if self.cursor.distance_from(self.una) < 0 {
-            self.cursor = self.una;
-        }
-        Response::Next(&sent.what, index)
+        self.has_gaps |= self.sent[at].lose(index);
+        self.note_done(psn);
+        Response::Missing(&self.sent[at].what, index)
     }
 
-    /// Has everything sent again that is not acknowledged. The time for an answer begins again.
+    /// Notes that the packet of this PSN was taken, which was [missing](Response::Missing).
+    pub fn take(&mut self, psn: Psn) {
+        let Some((at, index)) = self.response_at(psn) else { return };
+        if self.sent[at].response.fill(index) {
+            self.has_news = true;
+            // What was asked for may have come, and the next gap is asked for.
+            self.has_gaps |= self.sent[at].gap().is_some();
+            self.complete();
+        }
+    }
+
+    /// Returns whether the response to the oldest message has a packet of this PSN.
+    pub fn is_of_oldest(&self, psn: Psn) -> bool {
+        self.response_at(psn).is_some_and(|(at, _)| at == 0)
+    }
+
+    /// Has everything sent again that the peer has not done, and asked for again what has not come of the
+    /// responses to what it has done. The time for an answer begins again.
     pub fn go_back(&mut self) {
-        self.asked_again = true;
-        self.cursor = self.una;
+        self.went_back = true;
+        self.cursor = self.done_or_complete();
         self.deadline = None;
+        for sent in &mut self.sent {
+            if !sent.first.is_before(self.cursor) {
+                break;
+            }
+            if sent.awaits_response() {
+                sent.asked_to = 0;
+                self.has_gaps |= sent.lose(sent.packets);
+            }
+        }
     }
 
     /// Has everything sent again, unless that was done and nothing was acknowledged since: a peer that
     /// misses the same packet all the time is asked again when the time for an answer is over.
     pub fn go_back_once(&mut self) {
-        if !self.asked_again {
+        if !self.went_back {
             self.go_back();
         }
-    }
-
-    /// Has the response sent again from this PSN on, which is the oldest that is not acknowledged.
-    fn ask_again(&mut self, una: Psn) {
-        self.una = una;
-        self.go_back_once();
     }
 
     /// Takes the oldest message if all of it is acknowledged, and its response is here.
@@ -321,10 +419,17 @@ impl<T> Window<T> {
     pub fn pop(&mut self) -> Option<T> {
         let sent = self.sent.pop_front()?;
         self.answered -= usize::from(sent.kind.is_answered);
-        if sent.end().distance_from(self.una) > 0 {
-            self.una = sent.end();
-        }
+        self.una = later(self.una, sent.end());
         Some(sent.what)
+    }
+}
+
+/// Returns the later one of two PSNs.
+fn later(one: Psn, other: Psn) -> Psn {
+    if one.is_before(other) {
+        other
+    } else {
+        one
     }
 }
 

@@ -21,6 +21,7 @@ mod page_table;
 mod random;
 mod rate;
 mod rc;
+mod recovery;
 mod rereg_mr;
 mod rights;
 mod rings;

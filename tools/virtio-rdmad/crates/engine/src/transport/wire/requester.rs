@@ -154,11 +154,15 @@ impl Sender<'_> {
             let len = if carries { (request.total - skip).min(mtu) } else { 0 };
             let count = packets(request.total, attr.path_mtu);
             let position = if is_whole { position(due.index, count) } else { Position::Only };
-            let Some((opcode, extended)) = opcode(service, request, position, skip) else {
+            let Some((opcode, mut extended)) = opcode(service, request, position, skip) else {
                 // The peer would refuse it.
                 failure = Some(VIRTIO_RDMA_WC_REM_INV_REQ_ERR);
                 break;
             };
+            if let (Operation::Read, Some(reth)) = (request.operation, &mut extended.reth) {
+                let asked_for = (u64::from(due.count) * mtu).min(reth.dma_len.into());
+                reth.dma_len = u32::try_from(asked_for).unwrap_or(reth.dma_len);
+            }
             let bytes = len + OVERHEAD;
             if let Some(until) = flow.wait(now, bytes, hca.rate_limit.as_ref()) {
                 // The time for an answer begins with the last packet that may be sent.
@@ -282,7 +286,6 @@ impl Sender<'_> {
         let psn = packet.headers.bth.psn;
         let mtu = mtu_bytes(attr.path_mtu);
         let mut failure = None;
-        let oldest = window.oldest();
         match packet.headers.bth.opcode.operation() {
             Op::Acknowledge => {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
@@ -300,18 +303,21 @@ impl Sender<'_> {
                 }
             }
             operation => match window.respond(psn) {
-                Response::Next(wqe, index) => {
-                    let taken = self.take_response(wqe, index, mtu, operation, packet, round);
-                    failure = taken.err();
+                Response::Missing(wqe, index) => {
+                    match self.take_response(wqe, index, mtu, operation, packet, round) {
+                        Ok(()) => window.take(psn),
+                        Err(status) if window.is_of_oldest(psn) => failure = Some(status),
+                        // It comes again when its work request is the oldest, which then fails.
+                        Err(_) => {}
+                    }
                 }
-                Response::Lost => {}
                 Response::Unexpected => {
                     self.hca.stats.add(Counter::UnexpectedAnswers, 1);
                 }
             },
         }
         // Only progress renews the retries: a peer that answers and does nothing must not be asked for ever.
-        if window.oldest() != oldest {
+        if window.take_news() {
             window.deadline = None;
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;

@@ -152,7 +152,8 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
             let pdn = responder.config.and_then(|config| remote_pdn(hca, &config, srqn(packet)));
             let Some(pdn) = pdn.filter(|_| is_served) else { return };
             let (psn, remote_addr, rkey) = (bth.psn, reth.va, reth.rkey);
-            inbound.repeat(Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 }));
+            let end = psn.plus(count);
+            inbound.read_again(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0, end });
         }
         Op::CompareSwap | Op::FetchAdd => {
             if let Some(original) = inbound.atomic(bth.psn) {
@@ -212,8 +213,10 @@ pub(super) fn execute(
                 arrival.to.responder.config.map(|config| config.pdn).ok_or(Nak::Unreachable)
             })?;
             let Request { remote_addr, rkey, total, .. } = request;
-            let reply = Reply::Read(ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0 });
-            Ok(Done { packets: packets(total, path_mtu), ends: true, reply: Some(reply) })
+            let packets = packets(total, path_mtu);
+            let end = psn.plus(packets);
+            let reply = ReadReply { psn, pdn, remote_addr, rkey, total, sent: 0, end };
+            Ok(Done { packets, ends: true, reply: Some(Reply::Read(reply)) })
         }
         Operation::Atomic(atomic) => {
             let original = by_service(&mut arrival, |arrival| arrival.do_atomic(atomic))?;
@@ -370,7 +373,7 @@ pub(crate) fn pump(
                     Ok(false) => continue,
                     Err(()) => {
                         let syndrome = Syndrome::Nak(NakCode::RemoteAccessError);
-                        let psn = read.psn.plus(read.sent);
+                        let psn = read.next();
                         *reply = Reply::Acknowledge { psn, syndrome };
                         continue;
                     }
@@ -418,11 +421,7 @@ fn send_data(
     let config = responder.config.ok_or(())?;
     let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
     let aeth = (position != Position::Middle).then_some(aeth);
-    let headers = path.headers(
-        opcode,
-        read.psn.plus(read.sent),
-        ExtendedHeaders { aeth, ..Default::default() },
-    );
+    let headers = path.headers(opcode, read.next(), ExtendedHeaders { aeth, ..Default::default() });
     round.budget.spend(len);
     let Round { outbox, remote: cache, .. } = round;
     cache.begin(&**hca);
