@@ -78,12 +78,16 @@ class Network:
                 raise Failure(f"virtio-rdmad does not start, see {log}")
             time.sleep(0.01)
 
-    def device_status(self):
-        """Returns what the device says of its guests, by their names (virtio-rdmad status)."""
+    def status(self):
+        """Returns what the device says of itself (virtio-rdmad status)."""
         command = [os.path.join(BUILD, "virtio-rdmad"), "status", "--json",
                    "--control", os.path.join(self.dir, "control.sock")]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-        return {guest["name"]: guest for guest in json.loads(answer)["guests"]}
+        return json.loads(answer)
+
+    def device_status(self):
+        """Returns what the device says of its guests, by their names."""
+        return {guest["name"]: guest for guest in self.status()["guests"]}
 
     def mount_memory(self):
         """Mounts the place of the guests' memory: in huge pages, if this kernel has them. The device then reaches
