@@ -22,9 +22,9 @@ class Cable:
     """The process that carries frames between two taps (virtio-rdma-impair). Frames other than packets of RoCE v2 pass
     unchanged."""
 
-    def __init__(self):
-        self.process = subprocess.Popen([os.path.join(BUILD, "virtio-rdma-impair"), *TAPS], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, encoding="ascii", preexec_fn=die_with_parent)
+    def __init__(self) -> None:
+        self.process: Any = subprocess.Popen([os.path.join(BUILD, "virtio-rdma-impair"), *TAPS], stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, encoding="ascii", preexec_fn=die_with_parent)
 
     def impair(self, **faults: Any):
         """Chooses the faults that packets meet from now on (impair/src/faults.rs). Returns what was counted since the
