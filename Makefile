@@ -109,6 +109,11 @@ loom: ## what device, provider and their threads see of each other, in each orde
 		CARGO_TARGET_DIR=$(build)/cargo-loom cargo test --locked -p engine -p ring -p virtio-rdmad --lib --bins orders::
 	@$(provider) loom
 
+.PHONY: schedules
+schedules: ## random schedules of connections over a bad network, judged by a reference; SCHEDULES=7 or 0..50000
+	@$(device_cargo) env $(if $(SCHEDULES),SCHEDULES=$(SCHEDULES)) cargo test --locked -p engine --lib \
+		schedules:: -- --nocapture
+
 .PHONY: provider-aarch64 device-aarch64 check-aarch64
 provider-aarch64: ## build/provider/aarch64/libvirtio_rdma-rdmavNN.so
 	@$(provider) aarch64

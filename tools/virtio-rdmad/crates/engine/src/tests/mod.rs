@@ -25,6 +25,7 @@ mod recovery;
 mod rereg_mr;
 mod rights;
 mod rings;
+mod schedules;
 mod srq;
 mod threads;
 mod uc;

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Random schedules: connections between hosts over a network that loses, repeats, delays, reorders, marks
+//! and spoils packets, in virtual time. A reference judges what programs get. All of a schedule follows
+//! from its number.
+//!
+//! The variable `SCHEDULES` has the numbers of those that run: `7`, or `0..50000`. A single one tells each
+//! packet, post and CQE.
+
+mod dice;
+mod model;
+mod network;
+mod plan;
+mod world;
+
+use std::ops::Range;
+
+use plan::Plan;
+use world::World;
+
+/// The schedules that run if nothing else is said.
+const USUAL: Range<u64> = 0..1000;
+
+/// Returns the numbers of the schedules that run, by the variable.
+fn chosen() -> Range<u64> {
+    let Ok(text) = std::env::var("SCHEDULES") else { return USUAL };
+    let number = |text: &str| text.parse().expect("SCHEDULES is a number, or two: 0..50000");
+    match text.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&text)..number(&text) + 1,
+    }
+}
+
+/// Says which schedule ran when a test panics.
+struct Name(u64);
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("schedule {0} fails: make schedules SCHEDULES={0}", self.0);
+        }
+    }
+}
+
+#[test]
+fn reliable_connections_keep_their_guarantees() {
+    let schedules = chosen();
+    let tells = schedules.end - schedules.start == 1;
+    for seed in schedules {
+        let _name = Name(seed);
+        let plan = Plan::new(seed);
+        if tells {
+            println!("{plan:#?}");
+        }
+        if let Err(why) = World::new(seed, plan, tells).run() {
+            panic!("schedule {seed}: {why}");
+        }
+    }
+}
