@@ -189,7 +189,7 @@ impl Cable {
 }
 
 /// Marks a frame of IPv4 without a tag: sets CE (RFC 3168), and the checksum of the header.
-fn mark(frame: &mut [u8]) {
+pub fn mark(frame: &mut [u8]) {
     if frame[12..14] != [8, 0] {
         return;
     }
