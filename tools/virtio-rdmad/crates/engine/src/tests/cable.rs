@@ -177,6 +177,11 @@ impl Cable {
         self.inject(to, &frame[..len]);
     }
 
+    /// Loses what is under way.
+    pub fn lose(&self) {
+        self.frames.lock().unwrap().clear();
+    }
+
     /// Brings what is under way to the other ends; whether there was anything.
     pub fn deliver(&self) -> bool {
         let frames = std::mem::take(&mut *self.frames.lock().unwrap());

@@ -411,3 +411,66 @@ fn an_rnr_timer_takes_no_retries() {
         assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
     });
 }
+
+/// An RNR NAK also tells that the requests before its own were done. A READ among them whose response is lost
+/// is asked for again, and it is not the one that has no receive.
+#[test]
+fn a_read_before_an_rnr_nak_is_asked_for_again() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.rnr_retry = 0;
+        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+        pair.a.connect(a.qpn, gid_b, b.qpn);
+        pair.b.connect(b.qpn, gid_a, a.qpn);
+        let data = pair.b.fill(DATA, 8, 3);
+        let place = [sge(DATA + 0x1000, 8, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &place).rdma(DATA, b.key));
+        pair.a.post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_SEND, &place));
+        pair.a.run();
+        let cable = cable().unwrap();
+        assert!(cable.deliver());
+        pair.b.run();
+        cable.lose();
+        let nak = cable.sent.lock().unwrap().last().unwrap().clone();
+        cable.inject(0, &nak);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_RDMA_READ)));
+        assert_eq!(pair.a.bytes(DATA + 0x1000, 8), data);
+        let failed = (2, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, VIRTIO_RDMA_WC_SEND);
+        assert_eq!(brief(pair.poll_a()), Some(failed));
+    });
+}
+
+/// An RNR NAK for a later request is progress, and the retries begin again, also where the acknowledgement of the
+/// one before is lost.
+#[test]
+fn progress_that_an_rnr_nak_tells_of_renews_the_retries() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        pair.a.rnr_retry = 1;
+        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
+        pair.a.connect(a.qpn, gid_b, b.qpn);
+        pair.b.connect(b.qpn, gid_a, a.qpn);
+        let place = [sge(DATA, 8, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &place));
+        pair.a.post_send(a.qpn, &Send::new(2, VIRTIO_RDMA_WR_SEND, &place));
+        let pause = pair.settle().expect("an RNR timer");
+        pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
+        pair.clock.advance_to(pause);
+        pair.a.run();
+        let cable = cable().unwrap();
+        assert!(cable.deliver());
+        pair.b.run();
+        cable.lose();
+        let nak = cable.sent.lock().unwrap().last().unwrap().clone();
+        cable.inject(0, &nak);
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((1, OK, VIRTIO_RDMA_WC_SEND)));
+        assert_eq!(brief(pair.poll_a()), None, "one retry is left");
+        pair.b.post_recv(b.qpn, 2, &[sge(DATA, 8, b.key)]);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_SEND)));
+    });
+}

@@ -363,8 +363,13 @@ impl Sender<'_> {
 
     /// Waits for the RNR timer, as the peer has no receive for the packet of this PSN.
     fn not_ready(&self, requester: &mut Requester, psn: Psn, timer: RnrTimer, round: &mut Round) {
-        let Some(window) = &mut requester.window else { return };
+        let Requester { window: Some(window), attr, .. } = requester else { return };
+        let oldest = window.oldest();
         window.acknowledge(psn.minus(1));
+        if window.oldest() != oldest {
+            requester.retry_left = attr.retry_cnt;
+            requester.rnr_left = attr.rnr_retry;
+        }
         window.go_back();
         let now = self.hca.clock().now();
         if window.pause.is_some_and(|until| now < until) {
@@ -372,12 +377,20 @@ impl Sender<'_> {
         }
         window.pause = Some(now + timer.delay().max(Duration::from_nanos(1)));
         window.deadline = None;
+        // The peer has done what is in front, and the response to that is lost: this is one more try for the
+        // response, and none for a receive.
+        let is_response_lost = window.oldest() != psn;
         self.hca.stats.add(Counter::RnrWaits, 1);
         self.complete_done(requester, round);
-        if requester.attr.rnr_retry != 7 {
-            match requester.rnr_left.checked_sub(1) {
-                Some(left) => requester.rnr_left = left,
-                None => self.fail_front(requester, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR, round),
+        let (left, status) = if is_response_lost {
+            (&mut requester.retry_left, VIRTIO_RDMA_WC_RETRY_EXC_ERR)
+        } else {
+            (&mut requester.rnr_left, VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR)
+        };
+        if is_response_lost || requester.attr.rnr_retry != 7 {
+            match left.checked_sub(1) {
+                Some(less) => *left = less,
+                None => self.fail_front(requester, status, round),
             }
         }
         self.set_deadline(requester);
