@@ -12,6 +12,7 @@ use abi::virtio_rdma_qp_attr;
 use zerocopy::FromZeros;
 
 use super::config::QpConfig;
+use super::flow::Flow;
 use super::inbound::Inbound;
 use super::pace::Pace;
 use super::state::QpState;
@@ -150,6 +151,8 @@ pub(crate) struct Requester<D> {
     pub notify_drained: bool,
     /// What is under way on the wire, if the peer is reached over that.
     pub window: Option<Box<Window<SendWqe>>>,
+    /// The rate of packets that nobody acknowledges.
+    pub flow: Flow,
 }
 
 impl<D> Requester<D> {
@@ -172,6 +175,7 @@ impl<D> Requester<D> {
             partner: Partner::default(),
             notify_drained: false,
             window: None,
+            flow: Flow::default(),
         }
     }
 
@@ -198,6 +202,7 @@ impl<D> Requester<D> {
         self.partner = Partner::default();
         self.notify_drained = false;
         self.window = None;
+        self.flow = Flow::default();
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.source = Address::default();
         self.wqe = SendWqe::empty();

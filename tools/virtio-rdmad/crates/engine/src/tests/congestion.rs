@@ -10,7 +10,7 @@ use abi::*;
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
-use super::{datagram, wire};
+use super::{datagram, uc, wire};
 use crate::{Counter, Limits};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -93,6 +93,22 @@ fn a_sender_of_marked_packets_slows_down() {
         let slow = time(ALL_MARKED);
         assert!(slow > Duration::from_micros(500), "{slow:?}");
         assert_eq!(slow, time(ALL_MARKED), "it is reproducible");
+    }
+}
+
+/// An unreliable connection follows CNPs as a reliable one does, and loses nothing by that.
+#[test]
+fn an_unreliable_sender_of_marked_packets_slows_down() {
+    for (faults, is_marked) in [(Faults::default(), false), (ALL_MARKED, true)] {
+        over_a_cable(1, faults, || {
+            let mut pair = uc::connected();
+            transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
+            let time = transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
+            assert_eq!(time > Duration::from_micros(500), is_marked, "{time:?}");
+            let told = pair.b.device.counter(Counter::CnpSent);
+            assert_eq!((told > 1, pair.a.device.counter(Counter::CnpHandled)), (is_marked, told));
+            assert_eq!(pair.a.device.counter(Counter::CnpIgnored), 0);
+        });
     }
 }
 

@@ -9,6 +9,7 @@ use super::path::{Path, OVERHEAD};
 use super::{is_away, is_group_away};
 use crate::base::address::Address;
 use crate::base::counters::Counter;
+use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::qp::dcqcn::LINE_RATE;
 use crate::qp::flow::Flow;
@@ -58,9 +59,12 @@ pub(super) fn arrive(hca: &Hca, slot: u16, packet: &Packet<'_>) {
         counter = Counter::CnpHandled;
     };
     if let Some(qp) = hca.qps.get(slot) {
-        if let Requester { window: Some(window), attr, source, .. } = &mut *lock(&qp.requester) {
-            if is_peers(attr, source) {
-                cut(&mut window.flow);
+        let Requester { window, flow, attr, source, config, .. } = &mut *lock(&qp.requester);
+        if is_peers(attr, source) {
+            match window {
+                Some(window) => cut(&mut window.flow),
+                None if config.is_some_and(|config| config.wq.kind == QpType::Uc) => cut(flow),
+                None => {}
             }
         }
         if let Responder { inbound: Some(inbound), attr, source, .. } = &mut *lock(&qp.responder) {
@@ -90,19 +94,15 @@ impl Sender<'_> {
         leaves && self.holds(requester, requester.wqe.request.total)
     }
 
-    /// Returns whether an unreliable packet with `len` bytes of payload has to wait for the limit of the
-    /// guest. A packet that does not wait any more has its share.
+    /// Returns whether an unreliable packet with `len` bytes of payload has to wait for the rate of the
+    /// connection or the limit of the guest. A packet that does not wait any more has its share.
     pub(super) fn holds(&self, requester: &mut Requester, len: u64) -> bool {
-        let Some(limit) = &self.hca.rate_limit else { return false };
-        let now = self.hca.clock().now();
-        let turn = match requester.wait {
-            Wait::Answer(Some(turn)) => turn,
-            _ => lock(limit).reserve(len + OVERHEAD, now),
-        };
-        if turn <= now {
+        let (now, bytes) = (self.hca.clock().now(), len + OVERHEAD);
+        let Some(turn) = requester.flow.wait(now, bytes, self.hca.rate_limit.as_ref()) else {
+            requester.flow.sent(now, bytes);
             self.stop_waiting(requester);
             return false;
-        }
+        };
         requester.wait = Wait::Answer(Some(turn));
         self.hca.set_timer(self.slot, Some(turn));
         true

@@ -9,6 +9,7 @@ use abi::{VIRTIO_RDMA_WC_LOC_PROT_ERR, VIRTIO_RDMA_WC_LOC_QP_OP_ERR, VIRTIO_RDMA
 use roce::{Packet, Position, Psn, Service};
 
 use super::check::check_responder;
+use super::congestion;
 use super::path::Path;
 use super::requester::{opcode, position};
 use super::responder::execute;
@@ -23,8 +24,8 @@ use crate::transport::round::Round;
 use crate::transport::sender::{Sender, Step};
 
 impl Sender<'_> {
-    /// Sends packets of the message under way, until the budget is exhausted or the guest has reached its
-    /// limit.
+    /// Sends packets of the message under way, until the budget is exhausted, or the connection has to
+    /// wait for its rate or for the limit of its guest.
     pub(crate) fn send_packets(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if requester.done == 0 {
             let (total, mut local) = (requester.wqe.request.total, Mappings::new());
@@ -85,6 +86,8 @@ pub(crate) fn arrive(
     check_responder(&responder, qp.state(), QpType::Uc, &packet.headers)?;
     let psn = Psn::new(responder.attr.rq_psn);
     let mut inbound = responder.inbound.take().unwrap_or_else(|| Box::new(Inbound::new(psn)));
+    let Responder { attr, source, .. } = &*responder;
+    congestion::look(hca, slot, attr, source, &mut inbound.flow, packet, round);
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
