@@ -85,10 +85,10 @@ struct TagWire {
 }
 
 impl Ethernet {
-    /// Returns the number of the VLAN that the frame is in, if any. A tag with the number 0 tells of a
-    /// priority alone (IEEE 802.1Q).
+    /// Returns the number of the VLAN that the frame is in, if any. The number 0 tells of a priority alone
+    /// (IEEE 802.1Q), except where the receiver has an interface for VLAN 0, as Linux may.
     pub fn vlan_id(&self) -> Option<u16> {
-        self.vlan.map(Vlan::id).filter(|id| *id != 0)
+        self.vlan.map(Vlan::id)
     }
 
     /// Returns the bytes of the header.

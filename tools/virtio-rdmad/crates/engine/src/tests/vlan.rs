@@ -4,6 +4,7 @@
 
 use abi::*;
 
+use super::cable::{cable, over_a_cable, Faults};
 use super::datagram::{pair, to_rts, QKEY};
 use super::driver::*;
 use crate::{Address, Counter, Gid};
@@ -168,4 +169,30 @@ pub fn groups_reach_those_in_the_vlan() {
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
     pair.b.add_vlan_gid(1, gid(12), 5).unwrap();
     assert_eq!(cast(&mut pair, 1), Some((GRH | VIRTIO_RDMA_WC_WITH_VLAN, 5)));
+}
+
+/// A tag with the number 0 tells of a priority alone where no address is in VLAN 0.
+#[test]
+fn a_tag_without_a_vlan_is_a_priority() {
+    over_a_cable(1, Faults::default(), || {
+        let mut pair = pair(VIRTIO_RDMA_QPT_UD, QKEY);
+        let [a, b] = pair.ends;
+        let part = [sge(DATA, 8, a.key)];
+        let receive = |pair: &mut Pair| {
+            pair.settle();
+            pair.poll_b().map(|cqe| (cqe.wc_flags, cqe.vlan_id))
+        };
+        pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+        pair.a.post_send(a.qpn, &Send::new(7, SEND, &part).ud(gid(2), b.qpn, QKEY, a.pdn));
+        assert_eq!(receive(&mut pair), Some((GRH, 0)));
+        let cable = cable().unwrap();
+        let mut frame = cable.sent.lock().unwrap().last().unwrap().clone();
+        frame.splice(12..12, [0x81, 0x00, 0x60, 0x00]);
+        for (vlan, expected) in [(6, GRH), (0, GRH | VIRTIO_RDMA_WC_WITH_VLAN)] {
+            pair.b.add_vlan_gid(1, gid(12), vlan).unwrap();
+            pair.b.post_recv(b.qpn, 2, &[sge(DATA, 140, b.key)]);
+            assert!(cable.bring(1, &frame), "a guest takes the frame");
+            assert_eq!(receive(&mut pair), Some((expected, 0)));
+        }
+    });
 }

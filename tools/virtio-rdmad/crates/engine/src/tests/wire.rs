@@ -160,8 +160,11 @@ fn write_between(gids: [Gid; 2], vlan: Option<u16>) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_connection_in_a_vlan_has_tagged_packets() {
-    for frame in write_between([gid(11), gid(12)], Some(5)) {
-        assert_eq!(roce::decode(&frame).unwrap().headers.ethernet.vlan_id(), Some(5));
+    for vlan in [5, 0] {
+        for frame in write_between([gid(11), gid(12)], Some(vlan)) {
+            let tag = roce::decode(&frame).unwrap().headers.ethernet.vlan.unwrap();
+            assert_eq!(tag.id(), vlan);
+        }
     }
 }
 

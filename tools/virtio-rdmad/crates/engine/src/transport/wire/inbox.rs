@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use roce::{Operation, Packet, Service};
+use roce::{Malformed, Operation, Packet, Service};
 
 use super::check::{check_partition, check_source, counter_of, source};
 use super::{congestion, datagram, requester, responder, unreliable};
@@ -23,7 +23,21 @@ pub(crate) fn receive(network: &Network<Hca>, frame: &[u8], segment: u16) -> boo
     if is_multicast(&gid) {
         return receive_for_group(network, &gid, vlan, frame, segment);
     }
-    network.find(&Address { gid, vlan }).is_some_and(|hca| put(&hca, frame, segment))
+    find(network, gid, vlan, frame).is_some_and(|hca| put(&hca, frame, segment))
+}
+
+/// Returns the guest that a frame is for. A tag with the number 0 may tell of VLAN 0, or of a priority alone:
+/// the guest with the frame's MAC address that has no address in VLAN 0 gets what is for its address in no VLAN.
+fn find(network: &Network<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Option<Arc<Hca>> {
+    let tagged = network.find(&Address { gid, vlan });
+    if vlan != Some(0) {
+        return tagged;
+    }
+    let untagged = network.find(&Address { gid, vlan: None });
+    match untagged {
+        Some(hca) if frame.starts_with(&hca.mac) && !hca.is_in_vlan(vlan) => Some(hca),
+        untagged => tagged.or(untagged),
+    }
 }
 
 /// Puts a frame into the inbox of each guest in its VLAN that has a QP in this multicast group. Returns whether
@@ -38,7 +52,9 @@ fn receive_for_group(
     let Some(members) = network.group(group) else { return false };
     let mut guests: Vec<Arc<Hca>> = Vec::new();
     for hca in members.iter().filter_map(|member| member.device.upgrade()) {
-        if !guests.iter().any(|guest| Arc::ptr_eq(guest, &hca)) && hca.is_in_vlan(vlan) {
+        if !guests.iter().any(|guest| Arc::ptr_eq(guest, &hca))
+            && (vlan == Some(0) || hca.is_in_vlan(vlan))
+        {
             guests.push(hca);
         }
     }
@@ -63,7 +79,7 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
     while !round.budget.is_over() {
         let Some(frame) = heap.pop() else { break };
         round.budget.spend(frame.len() as u64);
-        match roce::decode(frame) {
+        match decode(hca, frame) {
             Ok(packet) => {
                 if let Err(counter) = arrive(hca, &packet, &mut peer, round) {
                     hca.stats.add(counter, 1);
@@ -73,6 +89,18 @@ pub(crate) fn visit(hca: &Arc<Hca>, round: &mut Round) -> bool {
         }
     }
     lock(&hca.inbox).put_back(heap)
+}
+
+/// Reads a frame. A tag with the number 0 says nothing to a guest that has no address in VLAN 0, as in Linux
+/// (`vlan_do_receive()`).
+#[inline]
+fn decode<'a>(hca: &Hca, frame: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+    let mut packet = roce::decode(frame)?;
+    let ethernet = &mut packet.headers.ethernet;
+    if ethernet.vlan_id() == Some(0) && !hca.is_in_vlan(Some(0)) {
+        ethernet.vlan = None;
+    }
+    Ok(packet)
 }
 
 /// Gives a packet to its QP, or to the QPs of its multicast group. Returns what counts it if it is dropped.
