@@ -23,8 +23,9 @@ class Cable:
     unchanged."""
 
     def __init__(self) -> None:
-        self.process: Any = subprocess.Popen([os.path.join(BUILD, "virtio-rdma-impair"), *TAPS], stdin=subprocess.PIPE,
-                                             stdout=subprocess.PIPE, encoding="ascii", preexec_fn=die_with_parent)
+        self.process: Any = subprocess.Popen(
+            [os.path.join(BUILD, "virtio-rdma-impair"), *TAPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            encoding="ascii", preexec_fn=die_with_parent)
 
     def impair(self, **faults: Any):
         """Chooses the faults that packets meet from now on (impair/src/faults.rs). Returns what was counted since the

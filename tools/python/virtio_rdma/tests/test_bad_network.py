@@ -29,46 +29,74 @@ FAULTS = {
 SEEDS = {name: number for number, name in enumerate(FAULTS) if "random" not in name}
 
 
-def perftest():
-    """Yields messages of 2 bytes to 8 MiB of each operation, and atomics."""
-    for tool in ("ib_write_bw -a", "ib_read_bw -a", "ib_send_bw -a", "ib_atomic_bw"):
-        count = 5 if "-a" in tool else 500
-        command = f"{tool} -F -n {count}"
-        yield tools.Case(tool, f"{command} -d {{d1}} -x {{g1}}", tools.TCP.format(18515),
+def perftest(count, *options):
+    """Yields messages of each operation, and atomics."""
+    for tool in ("ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_atomic_bw"):
+        chosen = ("-n 500",) if tool == "ib_atomic_bw" else (*options, f"-n {count}")
+        command = " ".join((tool, "-F", *chosen))
+        yield tools.Case(" ".join((tool, *chosen)), f"{command} -d {{d1}} -x {{g1}}", tools.TCP.format(18515),
                          f"{command} -d {{d2}} -x {{g2}} {{t1}}", "#bytes")
 
 
-CASES = {case.name: case for case in perftest()}
+# Messages of all sizes, from 2 bytes to 8 MiB, and of one size.
+ALL_SIZES, ONE_SIZE = [{case.name: case for case in perftest(*how)} for how in ((5, "-a"), (50, "-s 65536"))]
+CASES = ALL_SIZES | ONE_SIZE
+# Where 5 % are lost, all sizes would take minutes.
+UNDER = [*((case, faults) for faults in ("1 % loss", "everything") for case in ALL_SIZES),
+         *((case, "5 % loss") for case in ONE_SIZE)]
+
+
+@pytest.fixture
+def faults(request, network, results):
+    """Has the cable do something to packets."""
+    chosen = request.param
+    network.cable.impair(seed=SEEDS.get(chosen, int(seed_of(chosen), 0)), **FAULTS[chosen])
+    yield chosen
+    network.cable.impair()
+
+
+def run_program(faults, network, platform, results, prefix=""):
+    """Runs the selftest between both guests, and checks that the cable had something to do."""
+    both = [Program(results, platform, "verbs/bad_network.py", guest,
+                    label=f"{prefix}{faults}: guest {guest.number} of 2: ") for guest in network.guests]
+    for each in both:
+        each.finish()
+    counted = network.cable.impair(**FAULTS[faults])
+    results.note(f"{prefix}{faults}: {counted}")
+    missed = [name for name in FAULTS[faults] if name in COUNTERS and not counted[COUNTERS[name]]]
+    results.result(f"{prefix}{faults}: packets meet it", not missed)
 
 
 @pytest.mark.network("a bad network", guests=2, workers=2, kind=Cabled)
 class TestBadNetwork:
     """No effect is lost or doubled, whatever the network does."""
 
-    @pytest.fixture
-    def faults(self, request, network, results):
-        """Has the cable do something to packets."""
-        chosen = request.param
-        network.cable.impair(seed=SEEDS.get(chosen, int(seed_of(chosen), 0)), **FAULTS[chosen])
-        yield chosen
-        results.note(f"{chosen}: {network.cable.impair()}")
-
     @pytest.mark.parametrize("faults", FAULTS, indirect=True)
     def test_program(self, faults, network, platform, results):
-        both = [Program(results, platform, "verbs/bad_network.py", guest,
-                        label=f"{faults}: guest {guest.number} of 2: ") for guest in network.guests]
-        for each in both:
-            each.finish()
-        counted = network.cable.impair()
-        results.note(f"{faults}: {counted}")
-        missed = [name for name in FAULTS[faults] if name in COUNTERS and not counted[COUNTERS[name]]]
-        results.result(f"{faults}: packets meet it", not missed)
+        run_program(faults, network, platform, results)
 
-    @pytest.mark.parametrize("faults", ["1 % loss", "5 % loss", "everything"], indirect=True)
-    @pytest.mark.parametrize("case", CASES)
+    @pytest.mark.parametrize(("case", "faults"), UNDER, indirect=["faults"])
     def test_tool(self, case, faults, network, results):
         tools.report(results, CASES[case], network.guests, tools.names_of(*network.guests), HANG_SECONDS,
                      f"{faults}: ")
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("a bad network and rxe", guests=2, workers=2, kind=Cabled, others={2: {"rdma": "rxe"}})
+class TestBadNetworkWithRxe:
+    """The same with the kernel's rxe at the other end, and fewer faults."""
+
+    @pytest.mark.parametrize("faults", ["0.1 % loss", "1 % loss", "duplication"], indirect=True)
+    def test_program(self, faults, network, platform, results):
+        run_program(faults, network, platform, results, "rxe: ")
+
+    @pytest.mark.parametrize("faults", ["1 % loss"], indirect=True)
+    @pytest.mark.parametrize("case", ONE_SIZE)
+    def test_tool(self, case, faults, network, results):
+        tools.report(results, CASES[case], network.guests, tools.names_of(*network.guests), HANG_SECONDS,
+                     f"rxe: {faults}: ")
+
+    def test_objects(self, network, results):
+        networks.agree(results, network, "rxe: ")
