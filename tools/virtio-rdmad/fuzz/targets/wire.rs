@@ -29,7 +29,7 @@ use fuzz::{
 use libfuzzer_sys::fuzz_target;
 use roce::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, ExtendedHeader, ExtendedHeaders, Feth,
-    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, Segments, Split,
+    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, SackEth, Segments, Split,
     Syndrome, Vlan, Xrceth,
 };
 use zerocopy::{FromZeros, IntoBytes};
@@ -360,6 +360,10 @@ impl World {
                 }
                 ExtendedHeader::ImmDt => extended.imm_dt = Some(ImmDt(program.array())),
                 ExtendedHeader::Ieth => extended.ieth = Some(Ieth { rkey }),
+                ExtendedHeader::SackEth => {
+                    let held = [0; 4].map(|_: u64| u64::from(program.u8()).wrapping_mul(0x0101_8001_0000_0101));
+                    extended.sack_eth = Some(SackEth { held });
+                }
                 ExtendedHeader::CnpReserved => {}
             }
         }
@@ -374,6 +378,7 @@ impl World {
     fn forge(&self, program: &mut Program<'_>) -> Option<Vec<u8>> {
         let byte = match program.u8() {
             byte @ 192.. => byte,
+            176..192 => 0xd1,
             byte @ 128.. => 0x64 | byte & 1,
             byte => byte & 31,
         };
@@ -396,11 +401,12 @@ impl World {
         if dest_qp.get() == self.b.qps[HONEST] {
             return None;
         }
-        let mut bth = Bth::new(opcode, dest_qp, self.psn((0x0d..=0x12).contains(&byte), program));
+        let mut bth = Bth::new(opcode, dest_qp, self.psn(matches!(byte, 0x0d..=0x12 | 0xd1), program));
         let flags = program.u8();
         bth.ack_request = flags & 1 != 0;
         bth.solicited_event = flags & 2 != 0;
         bth.becn = flags & 4 != 0;
+        bth.selective = flags & 8 != 0;
         if flags & 0xf0 == 0xf0 {
             bth.pkey = program.u16();
         }

@@ -73,6 +73,11 @@ fn extended(headers: &Headers) -> Value {
     if let Some(header) = headers.ieth {
         fields["ieth"] = json!({ "rkey": header.rkey });
     }
+    if let Some(header) = headers.sack_eth {
+        let [first, second, third, fourth] = header.held;
+        fields["sack_eth"] =
+            json!({ "first": first, "second": second, "third": third, "fourth": fourth });
+    }
     fields
 }
 
@@ -106,6 +111,7 @@ fn fields(packet: &Packet<'_>) -> Result<Value, Box<dyn Error>> {
             "becn": bth.becn,
             "dqpn": bth.dest_qp.get(),
             "ackreq": bth.ack_request,
+            "selective": bth.selective,
             "psn": bth.psn.get(),
         },
         "extended": extended(headers),

@@ -11,6 +11,7 @@ use crate::ieth::Ieth;
 use crate::imm::ImmDt;
 use crate::packet::Unencodable;
 use crate::reth::Reth;
+use crate::sack::SackEth;
 use crate::wire::{take, take_wire, Header, Writer};
 use crate::xrceth::Xrceth;
 
@@ -35,6 +36,8 @@ pub enum ExtendedHeader {
     ImmDt,
     /// The key that a SEND invalidates.
     Ieth,
+    /// What a responder holds behind a missing packet.
+    SackEth,
     /// 16 reserved bytes, which are all that a CNP has after the BTH (IBA A17.9).
     CnpReserved,
 }
@@ -59,6 +62,7 @@ impl ExtendedHeader {
             Self::AtomicAckEth => of::<AtomicAckEth>(),
             Self::ImmDt => of::<ImmDt>(),
             Self::Ieth => of::<Ieth>(),
+            Self::SackEth => of::<SackEth>(),
             Self::CnpReserved => size_of::<CnpWire>(),
         }
     }
@@ -88,6 +92,8 @@ pub struct ExtendedHeaders {
     pub imm_dt: Option<ImmDt>,
     /// The key that a SEND invalidates.
     pub ieth: Option<Ieth>,
+    /// What a responder holds behind a missing packet.
+    pub sack_eth: Option<SackEth>,
 }
 
 /// Returns the bytes of these headers.
@@ -110,6 +116,7 @@ impl ExtendedHeaders {
                 ExtendedHeader::AtomicAckEth => taken.atomic_ack_eth = Some(take(bytes)?),
                 ExtendedHeader::ImmDt => taken.imm_dt = Some(take(bytes)?),
                 ExtendedHeader::Ieth => taken.ieth = Some(take(bytes)?),
+                ExtendedHeader::SackEth => taken.sack_eth = Some(take(bytes)?),
                 ExtendedHeader::CnpReserved => {
                     take_wire::<CnpWire>(bytes)?;
                 }
@@ -140,6 +147,7 @@ impl ExtendedHeaders {
                 ExtendedHeader::AtomicAckEth => put_one(writer, self.atomic_ack_eth.as_ref()),
                 ExtendedHeader::ImmDt => put_one(writer, self.imm_dt.as_ref()),
                 ExtendedHeader::Ieth => put_one(writer, self.ieth.as_ref()),
+                ExtendedHeader::SackEth => put_one(writer, self.sack_eth.as_ref()),
                 ExtendedHeader::CnpReserved => {
                     writer.put_wire(&CnpWire::default());
                     Some(())
@@ -162,6 +170,7 @@ impl ExtendedHeaders {
             (ExtendedHeader::AtomicAckEth, self.atomic_ack_eth.is_some()),
             (ExtendedHeader::ImmDt, self.imm_dt.is_some()),
             (ExtendedHeader::Ieth, self.ieth.is_some()),
+            (ExtendedHeader::SackEth, self.sack_eth.is_some()),
         ];
         present
             .into_iter()

@@ -38,6 +38,7 @@ mod packet;
 mod psn;
 mod qpn;
 mod reth;
+mod sack;
 mod train;
 mod udp;
 mod wire;
@@ -61,6 +62,7 @@ pub use packet::{decode, destination, encode, encode_with, Headers, Packet, Unen
 pub use psn::Psn;
 pub use qpn::Qpn;
 pub use reth::Reth;
+pub use sack::SackEth;
 pub use train::{Segments, Split, Train};
 pub use udp::{source_port, PORT};
 pub use xrceth::Xrceth;

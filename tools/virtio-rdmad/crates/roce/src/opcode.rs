@@ -16,6 +16,9 @@ pub enum Service {
     Cnp,
     /// Extended reliable connection: 0xa0 (IBA A14).
     Xrc,
+    /// An extension of this project: 0xc0, which IBA leaves to manufacturers. Its packets are for reliable and
+    /// for extended reliable connections, and are sent to peers that know the extension.
+    Manufacturer,
 }
 
 impl Service {
@@ -26,6 +29,7 @@ impl Service {
             Self::Ud => 0x60,
             Self::Cnp => 0x80,
             Self::Xrc => 0xa0,
+            Self::Manufacturer => 0xc0,
         }
     }
 
@@ -36,6 +40,7 @@ impl Service {
             0x60 => Some(Self::Ud),
             0x80 => Some(Self::Cnp),
             0xa0 => Some(Self::Xrc),
+            0xc0 => Some(Self::Manufacturer),
             _ => None,
         }
     }
@@ -73,6 +78,8 @@ pub enum Operation {
     Flush,
     /// ATOMIC WRITE of 8 bytes (IBA A19).
     AtomicWrite,
+    /// An acknowledgement of the packets in front of a missing one, which tells what is held of those behind it.
+    SelectiveAcknowledge,
     /// Congestion notification: the receiver of packets marked with [`Ecn::Ce`](crate::Ecn::Ce) tells
     /// their sender.
     Cnp,
@@ -167,6 +174,9 @@ const UNDEFINED: u8 = 0xff;
 /// Bits 4 to 0 of the opcode of a CNP, which mean something else for every other service.
 const CNP_BITS: u8 = 0x01;
 
+/// Bits 4 to 0 of the opcode of a selective acknowledgement: those of an acknowledgement.
+const SELECTIVE_BITS: u8 = 0x11;
+
 impl Opcode {
     /// The opcode of a congestion notification packet: 0x81.
     pub const CNP: Self = Self {
@@ -176,8 +186,16 @@ impl Opcode {
         position: Position::Only,
     };
 
+    /// The opcode of a selective acknowledgement: 0xd1.
+    pub const SELECTIVE_ACKNOWLEDGE: Self = Self {
+        byte: Service::Manufacturer.bits() | SELECTIVE_BITS,
+        service: Service::Manufacturer,
+        operation: Operation::SelectiveAcknowledge,
+        position: Position::Only,
+    };
+
     /// Returns the opcode of this byte; `None` if the byte is reserved, or belongs to reliable
-    /// datagrams or to a manufacturer.
+    /// datagrams or to another manufacturer.
     #[inline]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         OPCODES[byte as usize]
@@ -186,15 +204,20 @@ impl Opcode {
     /// Does the same as [`from_byte`](Self::from_byte), without a table.
     const fn parse(byte: u8) -> Option<Self> {
         let Some(service) = Service::from_byte(byte) else { return None };
-        if let Service::Cnp = service {
-            return if byte == Self::CNP.byte { Some(Self::CNP) } else { None };
+        let only = match service {
+            Service::Cnp => Some(Self::CNP),
+            Service::Manufacturer => Some(Self::SELECTIVE_ACKNOWLEDGE),
+            _ => None,
+        };
+        if let Some(only) = only {
+            return if byte == only.byte { Some(only) } else { None };
         }
         let Some((operation, position)) = KINDS[(byte & 0x1f) as usize] else { return None };
         let defined = match service {
             Service::Rc | Service::Xrc => true,
             Service::Uc => byte & 0x1f <= 0x0b,
             Service::Ud => matches!(byte & 0x1f, 0x04 | 0x05),
-            Service::Cnp => false,
+            Service::Cnp | Service::Manufacturer => false,
         };
         if defined {
             Some(Self { byte, service, operation, position })
@@ -251,12 +274,13 @@ impl Opcode {
             (O::CompareSwap | O::FetchAdd, _) => &[H::Xrceth, H::AtomicEth],
             (O::Flush, _) => &[H::Xrceth, H::Feth, H::Reth],
             (O::Cnp, _) => &[H::CnpReserved],
+            (O::SelectiveAcknowledge, _) => &[H::Aeth, H::SackEth],
         };
         match (self.service, of_xrc) {
             (Service::Ud, [_, H::ImmDt]) => &[H::Deth, H::ImmDt],
             (Service::Ud, _) => &[H::Deth],
             (Service::Rc | Service::Uc, [H::Xrceth, rest @ ..]) => rest,
-            (Service::Xrc | Service::Rc | Service::Uc | Service::Cnp, all) => all,
+            (_, all) => all,
         }
     }
 
@@ -284,7 +308,7 @@ mod tests {
     fn defined() -> Vec<u8> {
         let rc = (0x00..=0x14).chain([0x16, 0x17, 0x1c, 0x1d]);
         let xrc = rc.clone().map(|bits| 0xa0 | bits);
-        rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).chain(xrc).collect()
+        rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).chain(xrc).chain([0xd1]).collect()
     }
 
     #[test]
@@ -339,6 +363,7 @@ mod tests {
             (vec![0xae], 12),
             (vec![0xb2], 24),
             (vec![0xb3, 0xb4], 44),
+            (vec![0xd1], 48),
         ] {
             for byte in bytes {
                 assert_eq!(of(byte), len, "opcode {byte:#04x}");

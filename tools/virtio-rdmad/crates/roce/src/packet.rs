@@ -42,7 +42,13 @@ pub struct Packet<'a> {
 /// The bytes of a global route header.
 const GRH: usize = 40;
 
-impl Packet<'_> {
+impl<'a> Packet<'a> {
+    /// Returns a packet that was received before, of what was kept of it: its headers and its payload. Its
+    /// global route header was not kept.
+    pub const fn kept(headers: Headers, payload: &'a [u8]) -> Self {
+        Self { headers, payload, ip_header: &[] }
+    }
+
     /// Returns what stands in front of the payload in the memory of a datagram's receiver, in place of
     /// the global route header: the IPv6 header, or 20 zeros and the IPv4 header (`rdma_network_hdr` in
     /// the kernel's `include/rdma/ib_verbs.h`).

@@ -147,8 +147,18 @@ counters! {
     DropTooLong = "drop_too_long",
     /// Requests that came over the wire and were done before, so that only their answer is repeated.
     DuplicateRequests = "duplicate_requests",
-    /// Requests dropped that came over the wire before the one that is expected.
+    /// Requests that came over the wire before the one that is expected.
     OutOfSequence = "out_of_sequence",
+    /// Of these, requests that are held until the one that is expected has come.
+    Held = "held_out_of_order",
+    /// Of these, requests dropped as there is no room to hold them.
+    DropHoldFull = "drop_hold_full",
+    /// Selective acknowledgements sent over the wire.
+    SelectiveAcksSent = "selective_acks_sent",
+    /// Selective acknowledgements that came over the wire.
+    SelectiveAcksReceived = "selective_acks_received",
+    /// Requests sent over the wire that were sent before, and READs of missing packets of a response.
+    PacketsResent = "packets_resent",
     /// Requests dropped that came over the wire while too many answers wait to be sent.
     DropAnswersFull = "drop_answers_full",
     /// Answers dropped that came over the wire and answer no request that is under way.

@@ -54,6 +54,16 @@ impl Expected {
         self.told = false;
     }
 
+    /// Returns whether the requester was told to send the expected request again.
+    pub fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// Notes that no NAK is sent for the last request that was judged, as it is held.
+    pub fn hold(&mut self) {
+        self.told = false;
+    }
+
     /// Notes that the requester was told to send the expected request again.
     pub fn tell(&mut self) {
         self.told = true;

@@ -8,6 +8,7 @@ use roce::{Psn, Syndrome};
 
 use super::expected::Expected;
 use super::flow::Flow;
+use super::held::Held;
 use crate::queue::request::Request;
 
 /// Answers that wait to be sent. A requester that keeps to the limit of its READs and atomics never has so
@@ -42,6 +43,11 @@ pub(crate) enum Reply {
         /// What it says.
         syndrome: Syndrome,
     },
+    /// An acknowledgement of everything in front of this PSN, and of what is held behind it.
+    Selective {
+        /// The PSN of the missing packet.
+        psn: Psn,
+    },
 }
 
 impl Reply {
@@ -50,7 +56,7 @@ impl Reply {
         match self {
             Self::Read(read) => Some(read.psn),
             Self::Atomic { psn, .. } => Some(*psn),
-            Self::Acknowledge { .. } => None,
+            Self::Acknowledge { .. } | Self::Selective { .. } => None,
         }
     }
 }
@@ -112,6 +118,8 @@ pub(crate) struct Inbound {
     atomics: VecDeque<(Psn, u64)>,
     /// The rate of the data of READs.
     pub flow: Flow,
+    /// Packets that came too early.
+    pub held: Held,
 }
 
 impl Inbound {
@@ -123,6 +131,7 @@ impl Inbound {
             replies: VecDeque::new(),
             atomics: VecDeque::new(),
             flow: Flow::default(),
+            held: Held::default(),
         }
     }
 
@@ -164,7 +173,12 @@ impl Inbound {
     pub fn reply(&mut self, reply: Reply) {
         let is_ack =
             |reply: &Reply| matches!(reply, Reply::Acknowledge { syndrome: Syndrome::Ack(_), .. });
-        if is_ack(&reply) && self.replies.back().is_some_and(|last| is_ack(&last.reply)) {
+        let is_selective = |reply: &Reply| matches!(reply, Reply::Selective { .. });
+        let covers = |last: &Reply| match &reply {
+            Reply::Selective { .. } => is_ack(last) || is_selective(last),
+            reply => is_ack(reply) && is_ack(last),
+        };
+        if self.replies.back().is_some_and(|last| covers(&last.reply)) {
             self.replies.pop_back();
         }
         self.replies.push_back(Waiting { reply, is_repeated: false });

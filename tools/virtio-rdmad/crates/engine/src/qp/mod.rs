@@ -8,6 +8,7 @@ pub(crate) mod expected;
 pub(crate) mod flow;
 pub(crate) mod gaps;
 pub(crate) mod halves;
+pub(crate) mod held;
 pub(crate) mod inbound;
 #[cfg(test)]
 mod incast;

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
-use roce::Psn;
+use roce::{Psn, SackEth};
 
 use super::flow::Flow;
 use super::gaps::Gaps;
@@ -85,12 +85,13 @@ impl<T> Sent<T> {
     /// to be asked for.
     fn lose(&mut self, in_front_of: u32) -> bool {
         self.lost_to = self.lost_to.max(in_front_of);
-        self.gap().is_some()
+        self.gap(true).is_some()
     }
 
-    /// Returns the packets of the response that are asked for next.
-    fn gap(&self) -> Option<Range<u32>> {
-        if self.response.complete() < self.asked_to {
+    /// Returns the packets of the response that are asked for next, of a peer that may be asked for several
+    /// gaps at a time or not.
+    fn gap(&self, several: bool) -> Option<Range<u32>> {
+        if !several && self.response.complete() < self.asked_to {
             return None;
         }
         self.response.missing(self.asked_to..self.lost_to)
@@ -110,6 +111,8 @@ pub(crate) struct Due<'a, T> {
     pub psn: Psn,
     /// Whether nothing else may follow before an acknowledgement.
     pub is_last: bool,
+    /// Whether it was sent before, or asks for a part of a response that was asked for before.
+    pub is_again: bool,
 }
 
 /// What a packet of a response is to the window.
@@ -123,6 +126,7 @@ pub(crate) enum Response<'a, T> {
 }
 
 /// The messages of a requester that are not acknowledged.
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 pub(crate) struct Window<T> {
     sent: VecDeque<Sent<T>>,
     /// Messages that a response answers.
@@ -139,6 +143,14 @@ pub(crate) struct Window<T> {
     has_gaps: bool,
     /// Whether something has come since this was last asked.
     has_news: bool,
+    /// Whether the peer knows selective acknowledgements.
+    pub is_selective: bool,
+    /// What the peer holds, from a PSN on.
+    held: (Psn, SackEth),
+    /// What is missing of what the peer holds was sent again up to this PSN,
+    resent_to: Psn,
+    /// and what has this PSN or a later one was sent after that.
+    resent_at: Psn,
     /// When what is not acknowledged is sent again.
     pub deadline: Option<Instant>,
     /// Until when nothing is sent, as the peer has no receive.
@@ -163,6 +175,10 @@ impl<T> Window<T> {
             went_back: false,
             has_gaps: false,
             has_news: false,
+            is_selective: false,
+            held: (psn, SackEth::default()),
+            resent_to: psn,
+            resent_at: psn,
             deadline: None,
             pause: None,
             flow: Flow::default(),
@@ -219,7 +235,14 @@ impl<T> Window<T> {
         if let Some((at, gap)) = self.gap() {
             let Sent { what, first, .. } = self.sent.get(at)?;
             let (index, count) = (gap.start, gap.end - gap.start);
-            return Some(Due { what, index, count, psn: first.plus(index), is_last: true });
+            let psn = first.plus(index);
+            return Some(Due { what, index, count, psn, is_last: true, is_again: true });
+        }
+        if let Some((at, psn)) = self.missing() {
+            let Sent { what, first, packets, .. } = self.sent.get(at)?;
+            let index = psn.distance_from(*first).unsigned_abs();
+            let count = packets - index;
+            return Some(Due { what, index, count, psn, is_last: true, is_again: true });
         }
         let at = self.at_cursor();
         let sent = self.sent.get(at)?;
@@ -240,7 +263,9 @@ impl<T> Window<T> {
             )
         };
         let count = sent.packets - index;
-        may_go.then_some(Due { what: &sent.what, index, count, psn: self.cursor, is_last })
+        let (what, psn) = (&sent.what, self.cursor);
+        let is_again = psn.is_before(self.top);
+        may_go.then_some(Due { what, index, count, psn, is_last, is_again })
     }
 
     /// Returns the gap that is asked for next: the place of its message, and its packets.
@@ -248,7 +273,46 @@ impl<T> Window<T> {
         if !self.has_gaps {
             return None;
         }
-        self.sent.iter().enumerate().find_map(|(at, sent)| Some((at, sent.gap()?)))
+        let several = self.is_selective;
+        self.sent.iter().enumerate().find_map(|(at, sent)| Some((at, sent.gap(several)?)))
+    }
+
+    /// Returns the packet that is sent again next, as the peer holds packets behind it: the place of its message,
+    /// and its PSN. The request of a READ has the first PSN of its response, and is all that can be missing of it.
+    fn missing(&self) -> Option<(usize, Psn)> {
+        let (from, sack) = &self.held;
+        let end = from.plus(sack.end());
+        if *sack == SackEth::default() {
+            return None;
+        }
+        let mut psn = later(self.resent_to, self.done);
+        while psn.is_before(end) {
+            let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
+            let sent = self.sent.get(at)?;
+            let is_request = !sent.kind.is_answered || psn == sent.first;
+            let distance = u32::try_from(psn.distance_from(*from)).ok()?;
+            if is_request && !sack.has(distance) {
+                return Some((at, psn));
+            }
+            psn = if sent.kind.is_answered { sent.end() } else { psn.plus(1) };
+        }
+        None
+    }
+
+    /// Follows a selective acknowledgement: of all packets in front of this PSN, and of those behind it that the
+    /// peer holds. Those that it misses are sent again. If it holds what was sent after that and still misses
+    /// them, they were lost once more. That something is held is no news: a peer that misses the same packet all
+    /// the time is not asked for ever.
+    pub fn hold(&mut self, psn: Psn, sack: SackEth) {
+        self.acknowledge(psn.minus(1));
+        let end = psn.plus(sack.end());
+        if psn.is_before(self.done) || end.is_after(self.top) || sack.count() == 0 {
+            return;
+        }
+        self.held = (psn, sack);
+        if end.is_after(self.resent_at) {
+            self.resent_to = psn;
+        }
     }
 
     /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
@@ -284,6 +348,12 @@ impl<T> Window<T> {
             return;
         }
         self.has_gaps = false;
+        if let Some((at, psn)) = self.missing() {
+            let sent = &self.sent[at];
+            self.resent_to = if sent.kind.is_answered { sent.end() } else { psn.plus(1) };
+            self.resent_at = self.top;
+            return;
+        }
         let Some(sent) = self.sent.get(self.at_cursor()) else { return };
         self.cursor = if sent.kind.is_answered { sent.end() } else { self.cursor.plus(1) };
         self.top = later(self.top, self.cursor);
@@ -317,6 +387,8 @@ impl<T> Window<T> {
         };
         if done.is_after(self.done) {
             self.done = done;
+            self.resent_to = later(self.resent_to, done);
+            self.resent_at = later(self.resent_at, done);
             self.has_news = true;
             self.went_back = false;
         }
@@ -373,7 +445,7 @@ impl<T> Window<T> {
         if self.sent[at].response.fill(index) {
             self.has_news = true;
             // What was asked for may have come, and the next gap is asked for.
-            self.has_gaps |= self.sent[at].gap().is_some();
+            self.has_gaps |= self.sent[at].gap(true).is_some();
             self.complete();
         }
     }
@@ -388,6 +460,9 @@ impl<T> Window<T> {
     pub fn go_back(&mut self) {
         self.went_back = true;
         self.cursor = self.done_or_complete();
+        self.held.1 = SackEth::default();
+        self.resent_to = self.done;
+        self.resent_at = self.done;
         self.deadline = None;
         for sent in &mut self.sent {
             if !sent.first.is_before(self.cursor) {

@@ -12,7 +12,7 @@ use roce::{Segments, Split};
 use crate::{Fabric, FabricConfig, Uplink};
 
 /// How often things go wrong, in thousandths.
-#[derive(Clone, Copy, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// A frame is lost.
     pub loss: u64,
@@ -24,6 +24,8 @@ pub struct Faults {
     pub corrupt: u64,
     /// A frame comes marked, as one that met congestion.
     pub mark: u64,
+    /// Both hosts take each other for one that does not know selective acknowledgements.
+    pub foreign: bool,
 }
 
 /// What is under way, and what decides what becomes of it.
@@ -110,7 +112,9 @@ impl Cable {
         let mut split = Split::new(frame, segment);
         while let Some(range) = split.next(frame) {
             self.sent.lock().unwrap().push(frame[range.clone()].to_vec());
-            if !is_whole {
+            if self.faults.foreign {
+                self.take_packet(to, &of_foreign_host(&frame[range]));
+            } else if !is_whole {
                 self.take_packet(to, &frame[range]);
             }
         }
@@ -191,6 +195,18 @@ impl Cable {
         }
         !frames.is_empty()
     }
+}
+
+/// Returns a frame as a host sends it that does not know selective acknowledgements.
+fn of_foreign_host(frame: &[u8]) -> Vec<u8> {
+    let packet = roce::decode(frame).unwrap();
+    let mut headers = packet.headers;
+    assert_ne!(headers.bth.opcode, roce::Opcode::SELECTIVE_ACKNOWLEDGE, "it was not asked for");
+    headers.bth.selective = false;
+    let mut foreign = vec![0; frame.len()];
+    let len = roce::encode(&headers, packet.payload, &mut foreign).unwrap();
+    foreign.truncate(len);
+    foreign
 }
 
 /// Marks a frame of IPv4 without a tag: sets CE (RFC 3168), and the checksum of the header.

@@ -553,7 +553,7 @@ pub fn receives_say_what_they_are() {
 /// Sends messages of each kind to both programs, over a network that loses, repeats and reorders packets.
 #[test]
 fn every_operation_passes_over_the_wire() {
-    let faults = Faults { loss: 20, repeat: 20, reorder: 20, corrupt: 10, mark: 0 };
+    let faults = Faults { loss: 20, repeat: 20, reorder: 20, corrupt: 10, ..Faults::default() };
     for seed in 0..30 {
         over_a_cable(seed, faults, || {
             with_rings(|| {

@@ -26,6 +26,7 @@ use crate::base::table::Table;
 use crate::base::timers::Timers;
 use crate::memory::key_table::KeyTable;
 use crate::qp::halves;
+use crate::qp::held::HoldQuota;
 use crate::queue::cq::{Cq, Cqe};
 use crate::queue::cq_ring::Due;
 use crate::queue::event::{asynchronous, completion, Events};
@@ -57,6 +58,8 @@ pub(crate) struct Hca {
     pub inbox: Mutex<Inbox>,
     /// How much the guest may send over the wire, if that is limited.
     pub rate_limit: Option<Mutex<RateLimit>>,
+    /// What its connections hold of packets that came too early.
+    pub hold_quota: HoldQuota,
     /// Where the other devices are.
     pub network: Arc<Network<Hca>>,
     /// CQs by number.
@@ -101,6 +104,7 @@ impl Hca {
             rate_limit: limits
                 .wire_rate
                 .map(|rate| Mutex::new(RateLimit::new(rate, network.clock().now()))),
+            hold_quota: HoldQuota::default(),
             network,
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),

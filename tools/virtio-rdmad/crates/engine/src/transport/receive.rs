@@ -251,6 +251,9 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
         return false;
     }
     if qp.state() == QpState::Err {
+        if let Some(inbound) = &mut responder.inbound {
+            inbound.held.clear();
+        }
         let Round { budget, batch, .. } = round;
         let is_left = Receiver { hca, slot, responder: &mut responder, batch }.flush(budget);
         batch.place_completions();

@@ -7,7 +7,7 @@ use proptest::sample::select;
 use roce::{
     decode, encode, encode_with, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet,
     ExtendedHeader, ExtendedHeaders, Feth, FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Ipv6, Msn,
-    Opcode, Psn, Qpn, Reth, Syndrome, Unencodable, Vlan, Xrceth,
+    Opcode, Psn, Qpn, Reth, SackEth, Syndrome, Unencodable, Vlan, Xrceth,
 };
 
 /// Room for every packet here.
@@ -58,14 +58,25 @@ fn ip() -> impl Strategy<Value = Ip> {
 prop_compose! {
     fn bth()(
         opcode in opcode(),
-        bits: [bool; 5],
+        bits: [bool; 6],
         pkey: u16,
         dest_qp in qpn(),
         psn: u32,
     ) -> Bth {
-        let [solicited_event, migrated, fecn, becn, ack_request] = bits;
+        let [solicited_event, migrated, fecn, becn, ack_request, selective] = bits;
         let psn = Psn::new(psn);
-        Bth { opcode, solicited_event, migrated, pkey, fecn, becn, dest_qp, ack_request, psn }
+        Bth {
+            opcode,
+            solicited_event,
+            migrated,
+            pkey,
+            fecn,
+            becn,
+            dest_qp,
+            ack_request,
+            selective,
+            psn,
+        }
     }
 }
 
@@ -91,6 +102,7 @@ prop_compose! {
             atomic_ack_eth: Some(AtomicAckEth { original }),
             imm_dt: Some(ImmDt(data.to_be_bytes())),
             ieth: Some(Ieth { rkey: data }),
+            sack_eth: Some(SackEth { held: [va, swap_add, compare, original] }),
         }
     }
 }
@@ -109,6 +121,7 @@ fn only(all: &ExtendedHeaders, opcode: Opcode) -> ExtendedHeaders {
             ExtendedHeader::AtomicAckEth => some.atomic_ack_eth = all.atomic_ack_eth,
             ExtendedHeader::ImmDt => some.imm_dt = all.imm_dt,
             ExtendedHeader::Ieth => some.ieth = all.ieth,
+            ExtendedHeader::SackEth => some.sack_eth = all.sack_eth,
             ExtendedHeader::CnpReserved => {}
         }
     }

@@ -127,8 +127,11 @@ fn arrive(
         Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::ReadResponse
     );
     match bth.opcode.service() {
-        Service::Rc if is_answer => requester::arrive(hca, slot, QpType::Rc, packet, round),
-        Service::Xrc if is_answer => requester::arrive(hca, slot, QpType::XrcIni, packet, round),
+        Service::Rc if is_answer => requester::arrive(hca, slot, &[QpType::Rc], packet, round),
+        Service::Xrc if is_answer => requester::arrive(hca, slot, &[QpType::XrcIni], packet, round),
+        Service::Manufacturer => {
+            requester::arrive(hca, slot, &[QpType::Rc, QpType::XrcIni], packet, round)
+        }
         Service::Rc => responder::arrive(hca, slot, QpType::Rc, packet, round),
         Service::Xrc => responder::arrive(hca, slot, QpType::XrcTgt, packet, round),
         Service::Uc => unreliable::arrive(hca, slot, packet, round),

@@ -171,6 +171,8 @@ impl Sender<'_> {
             }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.is_last;
+            headers.bth.selective = true;
+            let is_again = due.is_again;
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
@@ -180,6 +182,9 @@ impl Sender<'_> {
             if sent.is_err() {
                 failure = Some(VIRTIO_RDMA_WC_LOC_PROT_ERR);
                 break;
+            }
+            if is_again {
+                hca.stats.add(Counter::PacketsResent, 1);
             }
             window.advance();
             flow.sent(now, bytes);
@@ -286,6 +291,7 @@ impl Sender<'_> {
         let psn = packet.headers.bth.psn;
         let mtu = mtu_bytes(attr.path_mtu);
         let mut failure = None;
+        window.is_selective |= packet.headers.bth.selective;
         match packet.headers.bth.opcode.operation() {
             Op::Acknowledge => {
                 let Some(aeth) = packet.headers.extended.aeth else { return };
@@ -301,6 +307,11 @@ impl Sender<'_> {
                     }
                     Syndrome::Reserved(_) => {}
                 }
+            }
+            Op::SelectiveAcknowledge => {
+                let Some(sack) = packet.headers.extended.sack_eth else { return };
+                self.hca.stats.add(Counter::SelectiveAcksReceived, 1);
+                window.hold(psn, sack);
             }
             operation => match window.respond(psn) {
                 Response::Missing(wqe, index) => {
@@ -417,17 +428,17 @@ fn nak_status(code: NakCode) -> Option<u32> {
     }
 }
 
-/// Follows a packet that answers a request of a QP of this type. Returns what counts it if it is dropped.
+/// Follows a packet that answers a request of a QP of one of these types. Returns what counts it if it is dropped.
 pub(crate) fn arrive(
     hca: &Arc<Hca>,
     slot: u16,
-    kind: QpType,
+    kinds: &[QpType],
     packet: &Packet<'_>,
     round: &mut Round,
 ) -> Result<(), Counter> {
     let qp = hca.qps.get(slot).ok_or(Counter::DropNoQp)?;
     let mut requester = lock(&qp.requester);
-    let config = check_type(requester.config, &[kind])?;
+    let config = check_type(requester.config, kinds)?;
     if !matches!(qp.state(), QpState::Rts | QpState::Sqd) {
         return Err(Counter::DropState);
     }

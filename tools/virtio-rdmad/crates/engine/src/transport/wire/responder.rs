@@ -9,7 +9,7 @@ use abi::{
 };
 use roce::{
     Aeth, AtomicAckEth, Credits, ExtendedHeaders, NakCode, Opcode, Operation as Op, Packet,
-    Position, Psn, RnrTimer, Service, Syndrome,
+    Position, Psn, RnrTimer, Syndrome,
 };
 
 use super::check::check_responder;
@@ -24,6 +24,7 @@ use crate::memory::copy::{self, Atomic, Data, View};
 use crate::memory::flush::Flush;
 use crate::memory::mr::Claim;
 use crate::qp::expected::Verdict;
+use crate::qp::held::Hold;
 use crate::qp::inbound::{Assembly, Inbound, ReadReply, Reply, Waiting};
 use crate::queue::request::{Operation, Request};
 use crate::transport::hca::{Hca, Responder};
@@ -74,9 +75,11 @@ pub(crate) fn arrive(
     // What is sent back leaves after the visit of the inbox, so that one acknowledgement is of all
     // packets that came together. A QP that has failed is not visited for that.
     let is_left = !qp.state().receives() && pump(hca, slot, &mut responder, round);
-    let has_reply = responder.inbound.as_ref().is_some_and(|inbound| !inbound.replies.is_empty());
+    let has_more = responder.inbound.as_ref().is_some_and(|inbound| {
+        !inbound.replies.is_empty() || inbound.held.has(inbound.expected.psn)
+    });
     round.batch.place_completions();
-    if is_left || has_reply {
+    if is_left || has_more {
         hca.make_ready(hca.jobs.receive(slot));
     }
     Ok(())
@@ -97,7 +100,11 @@ fn follow(
     match inbound.expected.judge(bth.psn) {
         Verdict::Ahead { nak } => {
             hca.stats.add(Counter::OutOfSequence, 1);
-            if nak {
+            // One that was told to send everything again does that.
+            if nak && bth.selective && hold(hca, inbound, packet) {
+                inbound.expected.hold();
+                inbound.reply(Reply::Selective { psn: inbound.expected.psn });
+            } else if nak {
                 let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
                 inbound.reply(acknowledge(inbound.expected.psn, syndrome));
             }
@@ -117,12 +124,67 @@ fn follow(
             }
             Err(nak) => {
                 inbound.expected.tell();
+                // The requester sends all of them again.
+                inbound.held.clear();
                 if let Some(syndrome) = syndrome(nak) {
                     inbound.reply(acknowledge(bth.psn, syndrome));
                 }
             }
         },
     }
+}
+
+/// Holds a packet that came too early. Returns whether it is held.
+fn hold(hca: &Hca, inbound: &mut Inbound, packet: &Packet<'_>) -> bool {
+    let expected = inbound.expected.psn;
+    match inbound.held.hold(expected, &packet.headers, packet.payload, &hca.hold_quota) {
+        Hold::Held => {
+            hca.stats.add(Counter::Held, 1);
+            true
+        }
+        Hold::Duplicate => true,
+        Hold::NoRoom => {
+            hca.stats.add(Counter::DropHoldFull, 1);
+            false
+        }
+    }
+}
+
+/// Does what packets ask for that were held, and are expected now, until the budget is exhausted. Returns
+/// whether some of them are left.
+fn follow_held(
+    hca: &Arc<Hca>,
+    slot: u16,
+    responder: &mut Responder,
+    inbound: &mut Inbound,
+    round: &mut Round,
+) -> bool {
+    if inbound.held.is_empty() {
+        return false;
+    }
+    let mut is_left = false;
+    let receives = || hca.qps.get(slot).is_some_and(|qp| qp.state().receives());
+    while receives() && inbound.held.has(inbound.expected.psn) {
+        is_left = round.budget.is_over() || inbound.is_full();
+        if is_left {
+            break;
+        }
+        let Some(held) = inbound.held.take(inbound.expected.psn) else { break };
+        round.budget.spend(held.payload.len() as u64);
+        let packet = Packet::kept(held.headers, &held.payload);
+        follow(hca, slot, responder, inbound, &packet, round);
+        let psn = inbound.expected.psn;
+        if !inbound.held.has(psn) && !inbound.expected.is_told() {
+            inbound.held.forget_before(psn);
+            inbound.reply(if inbound.held.is_empty() {
+                let syndrome = Syndrome::Ack(Credits::UNLIMITED);
+                Reply::Acknowledge { psn: psn.minus(1), syndrome }
+            } else {
+                Reply::Selective { psn }
+            });
+        }
+    }
+    is_left
 }
 
 /// Returns what a requester is told that is refused; `None`: nothing.
@@ -322,7 +384,11 @@ fn operation(operation: Op, extended: &ExtendedHeaders) -> Option<Operation> {
                 is_range.then(|| reth.dma_len.into()),
             )?)
         }
-        Op::ReadResponse | Op::Acknowledge | Op::AtomicAcknowledge | Op::Cnp => return None,
+        Op::ReadResponse
+        | Op::Acknowledge
+        | Op::AtomicAcknowledge
+        | Op::SelectiveAcknowledge
+        | Op::Cnp => return None,
     })
 }
 
@@ -335,6 +401,8 @@ pub(crate) fn pump(
 ) -> bool {
     let Some(config) = responder.config else { return false };
     let Some(mut inbound) = responder.inbound.take() else { return false };
+    let holds = follow_held(hca, slot, responder, &mut inbound, round);
+    responder.attr.rq_psn = inbound.expected.psn.get();
     let qpn = u32::from(slot) + 1;
     let service = service(config.wq.kind);
     let path = Path::new(hca, qpn, &responder.attr, &responder.source);
@@ -350,7 +418,24 @@ pub(crate) fn pump(
             Reply::Acknowledge { psn, syndrome } => {
                 let extended =
                     ExtendedHeaders { aeth: Some(aeth(*syndrome)), ..Default::default() };
-                answer(hca, &path, service, Op::Acknowledge, *psn, extended, round);
+                let ack = Opcode::new(service, Op::Acknowledge, Position::Only);
+                answer(hca, &path, ack, *psn, extended, round);
+            }
+            Reply::Selective { psn } => {
+                let (psn, sack) = (*psn, inbound.held.sack(*psn));
+                let aeth = Some(aeth(Syndrome::Ack(Credits::UNLIMITED)));
+                // What was missing may have come since.
+                if psn == inbound.expected.psn && sack.count() != 0 {
+                    hca.stats.add(Counter::SelectiveAcksSent, 1);
+                    let sack_eth = Some(sack);
+                    let extended = ExtendedHeaders { aeth, sack_eth, ..Default::default() };
+                    let selective = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
+                    answer(hca, &path, selective, psn, extended, round);
+                } else {
+                    let extended = ExtendedHeaders { aeth, ..Default::default() };
+                    let ack = Opcode::new(service, Op::Acknowledge, Position::Only);
+                    answer(hca, &path, ack, psn.minus(1), extended, round);
+                }
             }
             Reply::Atomic { psn, original } => {
                 let extended = ExtendedHeaders {
@@ -358,7 +443,8 @@ pub(crate) fn pump(
                     atomic_ack_eth: Some(AtomicAckEth { original: *original }),
                     ..Default::default()
                 };
-                answer(hca, &path, service, Op::AtomicAcknowledge, *psn, extended, round);
+                let ack = Opcode::new(service, Op::AtomicAcknowledge, Position::Only);
+                answer(hca, &path, ack, *psn, extended, round);
             }
             Reply::Read(read) => {
                 let bytes = read.next_len(mtu) + OVERHEAD;
@@ -383,22 +469,22 @@ pub(crate) fn pump(
         inbound.replies.pop_front();
     });
     responder.inbound = Some(inbound);
-    is_left
+    is_left || holds
 }
 
 /// Sends a packet without payload.
 fn answer(
     hca: &Hca,
     path: &Path,
-    service: Service,
-    operation: Op,
+    opcode: Option<Opcode>,
     psn: Psn,
     extended: ExtendedHeaders,
     round: &mut Round,
 ) {
-    let Some(opcode) = Opcode::new(service, operation, Position::Only) else { return };
+    let Some(opcode) = opcode else { return };
     congestion::charge(hca);
-    let headers = path.headers(opcode, psn, extended);
+    let mut headers = path.headers(opcode, psn, extended);
+    headers.bth.selective = true;
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
 }
 
@@ -421,7 +507,9 @@ fn send_data(
     let config = responder.config.ok_or(())?;
     let opcode = Opcode::new(service(config.wq.kind), Op::ReadResponse, position).ok_or(())?;
     let aeth = (position != Position::Middle).then_some(aeth);
-    let headers = path.headers(opcode, read.next(), ExtendedHeaders { aeth, ..Default::default() });
+    let extended = ExtendedHeaders { aeth, ..Default::default() };
+    let mut headers = path.headers(opcode, read.next(), extended);
+    headers.bth.selective = true;
     round.budget.spend(len);
     let Round { outbox, remote: cache, .. } = round;
     cache.begin(&**hca);
