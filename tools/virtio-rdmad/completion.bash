@@ -20,9 +20,9 @@ _virtio_rdmad() {
 		# The last KEY=VALUE of the list; what stands before it stays.
 		local before='' last=$cur keys
 		[[ $cur != *,* ]] || { before="${cur%,*}," last=${cur##*,}; }
-		keys='name= vfio-user= vhost-user= mac= network= gid= vlan= rings=on rings=off vectors= max-qp= max-cq= any-file=on any-file=off rate='
+		keys='name= vfio-user= vhost-user= mac= network= nic= gid= vlan= rings=on rings=off vectors= max-qp= max-cq= any-file=on any-file=off rate='
 		case $last in
-		vfio-user=* | vhost-user=*)
+		vfio-user=* | vhost-user=* | nic=*)
 			mapfile -t COMPREPLY < <(compgen -P "$before${last%%=*}=" -f -- "${last#*=}")
 			compopt -o filenames
 			;;

@@ -58,6 +58,12 @@ impl Fabric {
         inbox::receive(&self.network, frame, segment)
     }
 
+    /// Returns whether a frame is a packet of RoCE v2, as far as its headers up to UDP tell, that is sent to
+    /// the address of a guest.
+    pub fn has_destination(&self, frame: &[u8]) -> bool {
+        inbox::has_destination(&self.network, frame)
+    }
+
     /// Adds a guest's device. It leaves when the last handle to it is dropped.
     pub fn add_device(&self, config: DeviceConfig) -> Arc<Device> {
         Arc::new(Device::new(&self.network, config))

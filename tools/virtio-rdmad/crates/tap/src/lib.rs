@@ -46,14 +46,17 @@ impl Tap {
     /// Opens the tap of this name. The administrator has made it, for the user of this process:
     /// `ip tuntap add NAME mode tap user USER`; then this needs no privilege.
     ///
+    /// With `trains` the kernel gives and takes trains, and gives frames whose checksums it has not
+    /// completed, if it can.
+    ///
     /// # Errors
     ///
     /// `InvalidInput` for a name that no interface can have, `PermissionDenied` if the tap is another
     /// user's or does not exist, `ResourceBusy` if another process has it open.
-    pub fn open(name: &str) -> Result<Self, Error> {
+    pub fn open(name: &str, trains: bool) -> Result<Self, Error> {
         let file = attach(name, libc::IFF_VNET_HDR)?;
         choose_header(&file)?;
-        let takes_trains = offload(&file);
+        let takes_trains = offload(&file, trains);
         Ok(Self { file, takes_trains })
     }
 
@@ -141,10 +144,10 @@ fn choose_header(tap: &File) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has the kernel leave trains whole in both directions. Returns whether it does.
-fn offload(tap: &File) -> bool {
-    let trains = libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6;
-    let takes_trains = set_offload(tap, trains).is_ok();
+/// Has the kernel leave trains whole in both directions, if they are wanted. Returns whether it does.
+fn offload(tap: &File, trains: bool) -> bool {
+    let flags = libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let takes_trains = trains && set_offload(tap, flags).is_ok();
     if !takes_trains {
         // A tap keeps what another process has set. Every kernel knows how to do nothing.
         let _ = set_offload(tap, 0);
@@ -175,7 +178,11 @@ mod tests {
     #[test]
     fn impossible_names_are_refused() {
         for name in ["", "a name that is too long", "a/b", "a\0b"] {
-            assert_eq!(Tap::open(name).unwrap_err().kind(), ErrorKind::InvalidInput, "{name:?}");
+            assert_eq!(
+                Tap::open(name, true).unwrap_err().kind(),
+                ErrorKind::InvalidInput,
+                "{name:?}"
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The control socket: a client sends a line with a request and gets a line of JSON.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Error, Read, Write};
 use std::net::Ipv6Addr;
 use std::os::unix::net::UnixStream;
@@ -14,12 +15,13 @@ use rustix::io::Errno;
 use serde_json::json;
 
 use crate::guest::Guest;
+use crate::nic::Nic;
 use crate::report::{
     GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport, STATUS,
 };
 use crate::socket::Socket;
+use crate::switch::Switch;
 use crate::times::Reading;
-use crate::uplink::Uplink;
 use crate::worker_handle::WorkerHandle;
 
 /// How long a client may take to send its request, and to read the answer.
@@ -33,8 +35,8 @@ pub struct Reported {
     pub guests: Arc<[Arc<Guest>]>,
     /// The workers, by index.
     pub workers: Arc<[WorkerHandle]>,
-    /// The uplinks, in the order of the names of their networks.
-    pub uplinks: Vec<Arc<Uplink>>,
+    /// The switches.
+    pub switches: Vec<Arc<Switch>>,
 }
 
 /// Answers the clients that connect, one after the other, until the other end of `end` is closed.
@@ -73,14 +75,14 @@ fn answer(socket: &Socket, reported: &Reported) -> Result<(), Error> {
     stream.write_all(format!("{answer}\n").as_bytes())
 }
 
-fn report(Reported { guests, workers, uplinks }: &Reported) -> Report {
+fn report(Reported { guests, workers, switches }: &Reported) -> Report {
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         workers: workers.iter().map(worker_report).collect(),
-        guests: guests.iter().map(|guest| guest_report(guest)).collect(),
-        uplinks: uplinks.iter().map(|uplink| uplink_report(uplink)).collect(),
+        guests: guests.iter().map(|guest| guest_report(guest, switches)).collect(),
+        uplinks: switches.iter().filter_map(|switch| uplink_report(switch)).collect(),
     }
 }
 
@@ -98,15 +100,22 @@ fn worker_report(worker: &WorkerHandle) -> WorkerReport {
     }
 }
 
-fn uplink_report(uplink: &Uplink) -> UplinkReport {
-    UplinkReport {
+fn uplink_report(switch: &Switch) -> Option<UplinkReport> {
+    let uplink = switch.uplink.as_ref()?;
+    Some(UplinkReport {
         network: uplink.network.clone(),
         name: uplink.name.clone(),
         counters: uplink.counters.read(),
-    }
+    })
 }
 
-fn guest_report(guest: &Guest) -> GuestReport {
+/// Returns what the network interface of a guest counts; nothing if the switch does not serve it.
+fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> {
+    let mut nics = switches.iter().flat_map(|switch| &switch.nics);
+    nics.find(|nic| nic.guest == guest).map(Nic::counters).unwrap_or_default()
+}
+
+fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
     let spec = &guest.spec;
     let DeviceStatus { started, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
         guest.device.status();
@@ -129,6 +138,7 @@ fn guest_report(guest: &Guest) -> GuestReport {
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
         counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        nic: nic_counters(switches, &spec.name),
     }
 }
 

@@ -22,11 +22,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Reported};
 use crate::guest::{Guest, Link};
-use crate::options::{GuestSpec, Options, Switch};
+use crate::nic::{Framing, Nic};
+use crate::options::{self, GuestSpec, Options, Transport};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
-use crate::socket::Socket;
+use crate::socket::{Kind, Socket};
+use crate::switch::Switch;
 use crate::uplink::Uplink;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
@@ -96,36 +98,35 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check_signals();
     // Signals are caught from here on, so that no socket stays behind.
     let signals = signals()?;
-    let control = options.control.as_deref().map(Socket::bind).transpose()?;
+    let control =
+        options.control.as_deref().map(|path| Socket::bind(path, Kind::Stream)).transpose()?;
     let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
         .map(|_| WorkerHandle::new(options.guests.len()))
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
     let networks = networks(options)?;
-    let mut uplinks: Vec<_> =
-        networks.values().filter_map(|network| network.uplink.clone()).collect();
-    uplinks.sort_by(|one, other| one.network.cmp(&other.network));
+    let switches = networks.values().filter_map(|network| network.switch.clone()).collect();
     let guests: Arc<[_]> = guests(options, &networks, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
-    if options.sandbox == Switch::On || options.user.is_some() {
+    if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &guests, &departures, filters.as_ref())?;
-    let reported = Reported { guests: guests.clone(), workers: workers.clone(), uplinks };
+    let reported = Reported { guests: guests.clone(), workers: workers.clone(), switches };
     let (end, control_thread) = start_control(control, reported, filters.as_ref())?;
-    let (uplink_end, uplink_threads) = start_uplinks(networks, filters.as_ref())?;
+    let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
     }
     tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
     let result = wait(&signals, &departures, &guests, &workers);
-    drop((end, uplink_end));
+    drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
-    for thread in threads.into_iter().chain(control_thread).chain(uplink_threads) {
+    for thread in threads.into_iter().chain(control_thread).chain(switch_threads) {
         // A thread that panicked has said so itself.
         let _ = thread.join();
     }
@@ -194,12 +195,15 @@ fn check(options: &Options) -> Result<(), DaemonError> {
     let mut names = HashSet::new();
     let mut paths: HashSet<&PathBuf> = options.control.iter().collect();
     let mut macs = HashSet::new();
-    for GuestSpec { name, path, mac, network, .. } in &options.guests {
+    for guest in &options.guests {
+        let GuestSpec { name, mac, network, .. } = guest;
         if !names.insert(name) {
             return Err(DaemonError::Name(name.clone()));
         }
-        if !paths.insert(path) {
-            return Err(DaemonError::Path(path.clone()));
+        for path in guest.sockets() {
+            if !paths.insert(path) {
+                return Err(DaemonError::Path(path.clone()));
+            }
         }
         if mac.is_some_and(|mac| !macs.insert((network, mac))) {
             return Err(DaemonError::Mac(network.clone()));
@@ -216,17 +220,19 @@ fn signals() -> Result<UnixStream, Error> {
     Ok(read)
 }
 
-/// A network, and its way to other hosts if it has one.
+/// A network, and its switch if it has an uplink or network interfaces of guests.
 struct Network {
     fabric: Arc<Fabric>,
-    uplink: Option<Arc<Uplink>>,
+    switch: Option<Arc<Switch>>,
 }
 
-/// Opens the uplinks, and makes a fabric for each network.
+/// Opens the uplinks and the network interfaces, and makes a fabric for each network.
 fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> {
+    let mut nics = nics(options)?;
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
-        let opened = Uplink::open(spec);
+        // A train of packets that are not of RoCE v2 is of no use to an interface.
+        let opened = Uplink::open(spec, !nics.contains_key(&spec.network));
         let failed = |error| DaemonError::Way { name: spec.way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));
@@ -235,11 +241,14 @@ fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> 
     let mut networks = HashMap::new();
     for GuestSpec { network, .. } in &options.guests {
         networks.entry(network.clone()).or_insert_with(|| {
-            let uplink = uplinks.remove(network);
-            let out = uplink.clone().map(|uplink| uplink as Arc<dyn engine::Uplink>);
+            let (uplink, nics) = (uplinks.remove(network), nics.remove(network));
+            let needed = uplink.is_some() || nics.is_some();
+            let switch = Switch { uplink, nics: nics.unwrap_or_default() };
+            let switch = needed.then(|| Arc::new(switch));
+            let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
             let config =
                 FabricConfig { name: network.clone(), uplink: out, ..FabricConfig::default() };
-            Network { fabric: Fabric::new(config), uplink }
+            Network { fabric: Fabric::new(config), switch }
         });
     }
     match uplinks.into_keys().next() {
@@ -248,24 +257,39 @@ fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> 
     }
 }
 
-/// Starts a thread for each uplink. The threads end when the stream that this returns is dropped.
-fn start_uplinks(
+/// Opens the network interfaces of the guests, by network.
+fn nics(options: &Options) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
+    let mut nics: HashMap<String, Vec<Nic>> = HashMap::new();
+    for spec in &options.guests {
+        let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
+        let framing = match spec.transport {
+            Transport::VfioUser => Framing::Stream,
+            Transport::VhostUser => Framing::Packets,
+        };
+        let nic = Nic::open(&spec.name, mac, framing, path)?;
+        nics.entry(spec.network.clone()).or_default().push(nic);
+    }
+    Ok(nics)
+}
+
+/// Starts a thread for each switch. The threads end when the stream that this returns is dropped.
+fn start_switches(
     networks: HashMap<String, Network>,
     filters: Option<&Filters>,
 ) -> Result<(UnixStream, Vec<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
     let mut threads = Vec::new();
-    for Network { fabric, uplink } in networks.into_values() {
-        let Some(uplink) = uplink else { continue };
+    for Network { fabric, switch } in networks.into_values() {
+        let Some(switch) = switch else { continue };
         let (ended, filters) = (ended.try_clone()?, filters.cloned());
         let serve = move || {
-            if let Some(Err(error)) = filters.map(|filters| filters.confine_uplink()) {
-                tracing::error!(%error, "the uplink is not served");
+            if let Some(Err(error)) = filters.map(|filters| filters.confine_switch()) {
+                tracing::error!(%error, "the switch does not run");
                 return;
             }
-            uplink.run(&fabric, &ended);
+            switch.run(&fabric, &ended);
         };
-        threads.push(std::thread::Builder::new().name("uplink".to_owned()).spawn(serve)?);
+        threads.push(std::thread::Builder::new().name("switch".to_owned()).spawn(serve)?);
     }
     Ok((end, threads))
 }
@@ -287,7 +311,7 @@ fn guests(
             rings: spec.rings,
             wake: link.clone(),
         });
-        let socket = Socket::bind(&spec.path)?;
+        let socket = Socket::bind(&spec.path, Kind::Stream)?;
         let (spec, rings) = (spec.clone(), AtomicBool::new(false));
         let memory = Policy { any_file: spec.any_file, ..Policy::of_one_of(options.guests.len()) };
         guests.push(Arc::new(Guest { spec, index, device, link, rings, memory, socket }));
@@ -298,10 +322,10 @@ fn guests(
 /// Starts the process that removes the sockets, and takes the file system away from this one. Returns
 /// that process and the filters for the threads; `None` without a sandbox.
 fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError> {
-    if options.sandbox == Switch::Off {
+    if options.sandbox == options::Switch::Off {
         return Ok(None);
     }
-    let sockets = options.guests.iter().map(|guest| &guest.path).chain(&options.control);
+    let sockets = options.guests.iter().flat_map(GuestSpec::sockets).chain(&options.control);
     let remover = Remover::start(sockets.map(PathBuf::as_path)).map_err(DaemonError::Remover)?;
     sandbox::leave_file_system(std::iter::empty())?;
     Ok(Some((remover, Filters::new()?)))

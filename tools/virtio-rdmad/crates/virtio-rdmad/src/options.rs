@@ -33,6 +33,7 @@ pub struct Options {
     ///   vhost-user=PATH   socket for user-mode Linux or Cloud Hypervisor
     ///   mac=MAC           MAC address of the network interface to pair the device with
     ///   network=NAME      network that the guest is in (default: default)
+    ///   nic=PATH          socket for the guest's network interface, which has the address mac=
     ///   gid=LIST          addresses that it may use (default: all but those of other guests)
     ///   vlan=LIST         VLANs that its addresses may be in (default: all)
     ///   rings=on|off      work and completion queues are rings in guest memory (default: on)
@@ -44,6 +45,9 @@ pub struct Options {
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
     /// reach each other.
+    ///
+    /// To nic= connects QEMU by -netdev stream, with vfio-user, or user-mode Linux by its transport
+    /// bess, with vhost-user. The interfaces of a network reach each other and the uplink.
     ///
     /// A guest's memory must be in a memfd, in tmpfs or in hugetlbfs. An access to a file of
     /// another file system, above all FUSE, may never end; give any-file=on only to a VMM
@@ -267,6 +271,8 @@ pub struct GuestSpec {
     pub mac: Option<[u8; 6]>,
     /// The network it is in.
     pub network: String,
+    /// The path of the socket of its network interface, which has the MAC address above.
+    pub nic: Option<PathBuf>,
     /// The addresses that it may use.
     pub addresses: AddressRights,
     /// How much it may use.
@@ -277,6 +283,13 @@ pub struct GuestSpec {
     pub any_file: bool,
 }
 
+impl GuestSpec {
+    /// Returns the paths of its sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.path).chain(&self.nic)
+    }
+}
+
 /// What is wrong with a `--guest`.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SpecError {
@@ -285,8 +298,8 @@ pub enum SpecError {
     NoValue(String),
     /// A key does not exist.
     #[error(
-        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, gid, vlan, rings, \
-         vectors, max-qp, max-cq, any-file, rate"
+        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, nic, gid, vlan, \
+         rings, vectors, max-qp, max-cq, any-file, rate"
     )]
     UnknownKey(String),
     /// A key is given twice.
@@ -340,6 +353,7 @@ struct Pairs<'a> {
     vhost_user: Option<&'a str>,
     mac: Option<&'a str>,
     network: Option<&'a str>,
+    nic: Option<&'a str>,
     gid: Option<&'a str>,
     vlan: Option<&'a str>,
     rings: Option<&'a str>,
@@ -362,6 +376,7 @@ impl<'a> Pairs<'a> {
                 "vhost-user" => ("vhost-user", &mut pairs.vhost_user),
                 "mac" => ("mac", &mut pairs.mac),
                 "network" => ("network", &mut pairs.network),
+                "nic" => ("nic", &mut pairs.nic),
                 "gid" => ("gid", &mut pairs.gid),
                 "vlan" => ("vlan", &mut pairs.vlan),
                 "rings" => ("rings", &mut pairs.rings),
@@ -418,12 +433,16 @@ impl FromStr for GuestSpec {
     fn from_str(spec: &str) -> Result<Self, SpecError> {
         let pairs = Pairs::parse(spec)?;
         let (transport, path) = pairs.transport()?;
+        if pairs.nic.is_some() && pairs.mac.is_none() {
+            return Err(SpecError::Missing("mac=MAC, which nic= needs,"));
+        }
         Ok(Self {
             name: pairs.name.ok_or(SpecError::Missing("name=NAME"))?.to_owned(),
             transport,
             path,
             mac: pairs.mac.map(mac).transpose()?,
             network: pairs.network.unwrap_or("default").to_owned(),
+            nic: pairs.nic.map(PathBuf::from),
             addresses: AddressRights {
                 gids: pairs.gid.map(gid_list).transpose()?,
                 vlans: pairs.vlan.map(vlan_list).transpose()?,
@@ -642,6 +661,7 @@ mod tests {
         assert_eq!(error("name"), SpecError::NoValue("name".into()));
         assert_eq!(error("name="), SpecError::NoValue("name=".into()));
         assert_eq!(error("name=a,name=b,vfio-user=c"), SpecError::Twice("name"));
+        assert!(matches!(error("name=a,vfio-user=b,nic=c"), SpecError::Missing(_)));
         assert_eq!(error("nome=a"), SpecError::UnknownKey("nome".into()));
         assert_eq!(error("name=a,vfio-user=b,vhost-user=c"), SpecError::TwoTransports);
         for value in ["1:2:3:4:5", "01:00:00:00:00:00", "0:0:0:0:0:0", "2:2:3:4:5:+6", "x"] {

@@ -26,7 +26,7 @@ pub struct Report {
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
     pub guests: Vec<GuestReport>,
-    /// The uplinks, in the order of the names of their networks.
+    /// The uplinks, in no order.
     pub uplinks: Vec<UplinkReport>,
 }
 
@@ -102,6 +102,8 @@ pub struct GuestReport {
     pub srqs: Vec<SrqReport>,
     /// The counters by name.
     pub counters: BTreeMap<String, u64>,
+    /// The counters of its network interface by name; none if the process does not serve one.
+    pub nic: BTreeMap<String, u64>,
 }
 
 /// An entry of a guest's GID table.

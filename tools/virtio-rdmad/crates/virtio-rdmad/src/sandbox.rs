@@ -4,7 +4,8 @@
 //! Landlock takes away the whole file system. Another process removes the sockets when this one ends
 //! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
-//! that of the control socket accept connections as well; those of uplinks take many packets at once. No thread can open a file, make a socket,
+//! that of the control socket accept connections as well; those of switches do
+//! that too, and take many packets at once. No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and
 //! does not end the process, because the devices of all guests would end with it.
 
@@ -97,8 +98,8 @@ const ACCEPT: &[i64] = &[
     libc::SYS_setsockopt,
 ];
 
-/// System calls of the threads of uplinks.
-const UPLINK: &[i64] = &[libc::SYS_recvmmsg];
+/// System calls of the threads of switches, with those of threads that accept connections.
+const SWITCH: &[i64] = &[libc::SYS_epoll_create1, libc::SYS_recvmmsg];
 
 /// System calls of the process that removes the sockets.
 const REMOVE: &[i64] = &[
@@ -115,7 +116,7 @@ const PROTECTION: u8 = 2;
 pub struct Filters {
     worker: BpfProgram,
     other: BpfProgram,
-    uplink: BpfProgram,
+    switch: BpfProgram,
     remover: BpfProgram,
 }
 
@@ -125,7 +126,7 @@ impl Filters {
         Ok(Self {
             worker: compile(&[COMMON])?,
             other: compile(&[COMMON, ACCEPT])?,
-            uplink: compile(&[COMMON, UPLINK])?,
+            switch: compile(&[COMMON, ACCEPT, SWITCH])?,
             remover: compile(&[COMMON, REMOVE])?,
         })
     }
@@ -140,9 +141,9 @@ impl Filters {
         Ok(apply_filter(&self.other)?)
     }
 
-    /// Confines the calling thread to what carrying packets from other hosts needs.
-    pub fn confine_uplink(&self) -> Result<(), SandboxError> {
-        Ok(apply_filter(&self.uplink)?)
+    /// Confines the calling thread to what a switch needs.
+    pub fn confine_switch(&self) -> Result<(), SandboxError> {
+        Ok(apply_filter(&self.switch)?)
     }
 
     /// Confines the calling thread to what removing the sockets needs.

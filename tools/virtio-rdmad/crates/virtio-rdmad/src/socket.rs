@@ -6,6 +6,22 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{
+    bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// How a socket gives what comes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// As a stream of bytes.
+    Stream,
+    /// As packets (SOCK_SEQPACKET).
+    Packets,
+}
+
 /// A socket that other processes connect to. Its file is removed when this is dropped, if the process
 /// may remove files; otherwise a [`Remover`](crate::remover::Remover) removes it.
 #[derive(Debug)]
@@ -17,10 +33,14 @@ pub struct Socket {
 impl Socket {
     /// Makes the socket. A socket that an earlier process left at this path is replaced. It is an error
     /// if a process still listens there, or if the file is not a socket.
-    pub fn bind(path: &Path) -> Result<Self, Error> {
+    pub fn bind(path: &Path, kind: Kind) -> Result<Self, Error> {
         let named = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
         remove_stale(path).map_err(named)?;
-        let listener = UnixListener::bind(path).map_err(named)?;
+        let listener = match kind {
+            Kind::Stream => UnixListener::bind(path),
+            Kind::Packets => listen_for_packets(path),
+        };
+        let listener = listener.map_err(named)?;
         listener.set_nonblocking(true).map_err(named)?;
         let name = Name::of(path).map_err(named)?;
         Ok(Self { listener, name })
@@ -48,6 +68,16 @@ impl Drop for Socket {
     fn drop(&mut self) {
         self.name.remove();
     }
+}
+
+/// Makes a socket of packets. The standard library has a type for streams alone, which does with any
+/// socket what it is used for here.
+fn listen_for_packets(path: &Path) -> Result<UnixListener, Error> {
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// The name of a socket in the file system.
@@ -108,22 +138,22 @@ mod tests {
     fn files_come_and_go() {
         let directory = directory("socket");
         let path = directory.join("a");
-        let socket = Socket::bind(&path).unwrap();
+        let socket = Socket::bind(&path, Kind::Stream).unwrap();
         assert!(socket.accept().unwrap().is_none());
         let _client = UnixStream::connect(&path).unwrap();
         assert!(socket.accept().unwrap().is_some());
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+        assert_eq!(Socket::bind(&path, Kind::Stream).unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(socket);
         assert!(!path.exists());
 
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "nobody listens, but the file is there");
-        let socket = Socket::bind(&path).unwrap();
+        let socket = Socket::bind(&path, Kind::Stream).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "somebody else's").unwrap();
         drop(socket);
         assert!(path.exists());
-        assert_eq!(Socket::bind(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(Socket::bind(&path, Kind::Stream).unwrap_err().kind(), ErrorKind::AlreadyExists);
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

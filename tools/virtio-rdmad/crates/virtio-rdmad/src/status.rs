@@ -45,13 +45,13 @@ fn text(report: &Report) -> String {
 }
 
 fn uplink(UplinkReport { network, name, counters }: &UplinkReport) -> String {
-    format!("uplink of network {network}: {name}\n") + &text_of_counters(counters)
+    format!("uplink of network {network}: {name}\n") + &text_of_counters("", counters)
 }
 
-/// Returns the lines of the counters that are not zero.
-fn text_of_counters(counters: &BTreeMap<String, u64>) -> String {
+/// Returns the lines of the counters that are not zero, with a prefix for their names.
+fn text_of_counters(prefix: &str, counters: &BTreeMap<String, u64>) -> String {
     let counters = counters.iter().filter(|(_, value)| **value != 0);
-    counters.map(|(name, value)| format!("  {name} {value}\n")).collect::<Vec<_>>().concat()
+    counters.map(|(name, value)| format!("  {prefix}{name} {value}\n")).collect::<Vec<_>>().concat()
 }
 
 fn worker((index, worker): (usize, &WorkerReport)) -> String {
@@ -84,7 +84,7 @@ fn guest(guest: &GuestReport) -> String {
         .chain([objects])
         .chain(guest.qps.iter().map(qp))
         .chain(guest.srqs.iter().map(srq))
-        .chain([text_of_counters(&guest.counters)])
+        .chain([text_of_counters("", &guest.counters), text_of_counters("nic_", &guest.nic)])
         .collect()
 }
 
@@ -132,6 +132,7 @@ mod tests {
             "srqs": [{ "srqn": 1, "receives": 9, "max_wr": 64, "limit": 4, "qps": 2, "in_error": false },
                      { "srqn": 2, "receives": 0, "max_wr": 8, "limit": 0, "qps": 0, "in_error": true }],
             "counters": { "send_messages": 5, "timeouts": 0 },
+            "nic": { "rx_frames": 3, "tx_lost": 0 },
         }], "uplinks": [{ "network": "default", "name": "tap rdma0",
                           "counters": { "tx_frames": 7, "tx_lost": 0 } }]});
         let expected = "\
@@ -146,6 +147,7 @@ g1: running on rings, worker 0, vfio-user /s, network default, MAC -
   SRQ 1    receives 9 of 64 limit 4 QPs 2
   SRQ 2    receives 0 of 8 limit 0 QPs 0 in error
   send_messages 5
+  nic_rx_frames 3
 
 uplink of network default: tap rdma0
   tx_frames 7

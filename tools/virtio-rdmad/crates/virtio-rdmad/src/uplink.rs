@@ -5,23 +5,16 @@ pub mod counters;
 mod tap_port;
 mod tunnel;
 
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use engine::Fabric;
 use roce::Segments;
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::io::Errno;
 
 use crate::uplink_spec::{UplinkSpec, WaySpec};
 use counters::{Counters, Event};
 use tap_port::TapPort;
 use tunnel::Tunnel;
-
-/// How often an uplink gives what it has before it looks at whether the process ends.
-const BURST: usize = 64;
 
 /// The uplink of a network.
 #[derive(Debug)]
@@ -43,10 +36,10 @@ enum Way {
 }
 
 impl Uplink {
-    /// Opens an uplink.
-    pub fn open(spec: &UplinkSpec) -> Result<Arc<Self>, Error> {
+    /// Opens an uplink. With `trains` it may give several packets as one train.
+    pub fn open(spec: &UplinkSpec, trains: bool) -> Result<Arc<Self>, Error> {
         let way = match &spec.way {
-            WaySpec::Tap(name) => Way::Tap(TapPort::open(name)?),
+            WaySpec::Tap(name) => Way::Tap(TapPort::open(name, trains)?),
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
         let (network, name) = (spec.network.clone(), spec.way.to_string());
@@ -54,44 +47,40 @@ impl Uplink {
         Ok(Arc::new(Self { way, network, name, counters }))
     }
 
-    /// Brings frames to the guests of a network until `end` is closed.
-    pub fn run(&self, fabric: &Fabric, end: &UnixStream) {
-        let mut room = match &self.way {
+    /// Returns the room that [`Uplink::receive`] needs.
+    pub fn room(&self) -> Vec<u8> {
+        match &self.way {
             Way::Tap(_) => TapPort::room(),
             Way::Tunnel(_) => Tunnel::room(),
-        };
-        let uplink = &self.name;
-        loop {
-            let mut fds = [PollFd::new(self, PollFlags::IN), PollFd::new(end, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(uplink, %error, "the uplink ends"),
-            }
-            if !fds[1].revents().is_empty() {
-                return;
-            }
-            for _ in 0..BURST {
-                match self.receive(&mut room, fabric) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) => return tracing::error!(uplink, %error, "the uplink ends"),
-                }
-            }
         }
     }
 
-    /// Takes frames that have come, and brings them to the guests.
-    fn receive(&self, room: &mut [u8], fabric: &Fabric) -> Result<(), Error> {
+    /// Takes frames that have come, and gives each to `deliver`, with the bytes of a segment if it is a train.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if nothing has come.
+    pub fn receive(
+        &self,
+        room: &mut [u8],
+        mut deliver: impl FnMut(&[u8], u16),
+    ) -> Result<(), Error> {
         let counters = &self.counters;
         let deliver = |frame: &[u8], segment| {
             counters.count(Event::RxFrames);
-            if !fabric.receive(frame, segment) {
-                counters.count(Event::RxUnclaimed);
-            }
+            deliver(frame, segment);
         };
         match &self.way {
             Way::Tap(tap) => tap.receive(room, deliver),
             Way::Tunnel(tunnel) => tunnel.receive(room, counters, deliver),
+        }
+    }
+
+    /// Sends a frame or a train.
+    pub fn send(&self, segments: Segments<'_>) {
+        match &self.way {
+            Way::Tap(tap) => tap.send(segments, &self.counters),
+            Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
         }
     }
 }
@@ -101,15 +90,6 @@ impl AsFd for Uplink {
         match &self.way {
             Way::Tap(tap) => tap.as_fd(),
             Way::Tunnel(tunnel) => tunnel.as_fd(),
-        }
-    }
-}
-
-impl engine::Uplink for Uplink {
-    fn send(&self, segments: Segments<'_>) {
-        match &self.way {
-            Way::Tap(tap) => tap.send(segments, &self.counters),
-            Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
         }
     }
 }

@@ -371,3 +371,46 @@ fn it_also_runs_without_a_sandbox() {
     }
     daemon.end();
 }
+
+/// Starts a process with a guest whose network interface is connected, and with a tunnel.
+fn with_interface(test: &str, sandbox: &str, end: u8, other: u8) -> (Daemon, UnixStream) {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let at = |end: u8| format!("127.{high}.{low}.{end}");
+    let uplink = format!("vxlan=5,local={},remote={}", at(end), at(other));
+    let test = format!("{test}-{end}");
+    let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
+    let nic = directory.join("nic");
+    let guest = format!("name=g,mac=52:54:00:00:00:{end:02x},nic={},vfio-user", nic.display());
+    let options = ["--sandbox", sandbox, "--uplink", &uplink];
+    let mut daemon = Daemon::start_with(&test, &options, &[&guest]);
+    let stream = connect(&nic);
+    daemon.wait_for("network interface connected");
+    (daemon, stream)
+}
+
+#[test]
+fn frames_go_from_one_process_to_another() {
+    for sandbox in ["off", "on"] {
+        let (one, mut first) = with_interface(&format!("tunnel-{sandbox}"), sandbox, 1, 2);
+        let (two, mut second) = with_interface(&format!("tunnel-{sandbox}"), sandbox, 2, 1);
+        let mac = |end: u8| [0x52, 0x54, 0, 0, 0, end];
+        for (to, from, is_back) in
+            [([0xff; 6], mac(1), false), (mac(1), mac(2), true), (mac(2), mac(1), false)]
+        {
+            let frame = [&to[..], &from, &[0x88, 0xb5], &[7; 1000]].concat();
+            let length = u32::try_from(frame.len()).unwrap().to_be_bytes();
+            let (sender, receiver) =
+                if is_back { (&mut second, &mut first) } else { (&mut first, &mut second) };
+            sender.write_all(&[&length[..], &frame].concat()).unwrap();
+            let mut came = vec![0; 4 + frame.len()];
+            receiver.read_exact(&mut came).unwrap();
+            assert!(came[..4] == length && came[4..] == frame, "to {to:x?}");
+        }
+        let status = one.status();
+        let (uplink, nic) = (&status["uplinks"][0]["counters"], &status["guests"][0]["nic"]);
+        assert_eq!([&uplink["tx_frames"], &uplink["tx_flooded"], &uplink["rx_frames"]], [2, 1, 1]);
+        assert_eq!([&nic["rx_frames"], &nic["tx_frames"], &nic["tx_lost"]], [2, 1, 0]);
+        one.end();
+        two.end();
+    }
+}

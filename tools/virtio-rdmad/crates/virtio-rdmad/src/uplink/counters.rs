@@ -19,8 +19,10 @@ pub enum Event {
     TxTooLong,
     /// A frame came.
     RxFrames,
-    /// A frame that came was dropped: no guest has its destination, or the guest has no room.
+    /// A frame that came was dropped: no guest has its destination.
     RxUnclaimed,
+    /// A frame that came was dropped: its source is the MAC address of a guest of this process.
+    RxOwnSource,
     /// A packet was dropped: its source is not a remote.
     RxStranger,
     /// A packet was dropped: it is no VXLAN packet.
@@ -37,13 +39,14 @@ pub enum Event {
 
 impl Event {
     /// All events, in the order of their numbers.
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::TxFrames,
         Self::TxFlooded,
         Self::TxLost,
         Self::TxTooLong,
         Self::RxFrames,
         Self::RxUnclaimed,
+        Self::RxOwnSource,
         Self::RxStranger,
         Self::RxMalformed,
         Self::RxOtherVni,
@@ -61,6 +64,7 @@ impl Event {
             Self::TxTooLong => "tx_too_long",
             Self::RxFrames => "rx_frames",
             Self::RxUnclaimed => "rx_unclaimed",
+            Self::RxOwnSource => "rx_own_source",
             Self::RxStranger => "rx_stranger",
             Self::RxMalformed => "rx_malformed",
             Self::RxOtherVni => "rx_other_vni",

@@ -21,10 +21,10 @@ pub struct TapPort {
 }
 
 impl TapPort {
-    /// Opens a tap.
-    pub fn open(name: &str) -> Result<Self, Error> {
-        let tap = Tap::open(name)?;
-        if !tap.takes_trains() {
+    /// Opens a tap, with trains if they are wanted and this kernel has them.
+    pub fn open(name: &str, trains: bool) -> Result<Self, Error> {
+        let tap = Tap::open(name, trains)?;
+        if trains && !tap.takes_trains() {
             tracing::info!(
                 tap = name,
                 "this kernel takes packets one by one (Linux 6.2 takes trains)"

@@ -9,7 +9,7 @@ use engine::{DeviceConfig, Fabric, FabricConfig};
 
 use super::*;
 use crate::guest::Link;
-use crate::socket::Socket;
+use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;
@@ -42,7 +42,8 @@ impl Bench {
                 rings: spec.rings,
                 wake: link.clone(),
             });
-            let (rings, socket) = (AtomicBool::new(false), Socket::bind(&path).unwrap());
+            let (rings, socket) =
+                (AtomicBool::new(false), Socket::bind(&path, Kind::Stream).unwrap());
             let memory = memory::Policy::default();
             Arc::new(Guest { spec, index, device, link, rings, memory, socket })
         };

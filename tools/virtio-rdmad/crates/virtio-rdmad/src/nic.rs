@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest's network interface: the socket over which its VMM exchanges Ethernet frames with the
+//! switch of the guest's network.
+//!
+//! The guest chooses what its VMM sends and how slowly it reads. So nothing here waits for a VMM, and
+//! what waits for one has a bound.
+
+use std::collections::BTreeMap;
+use std::io::{Error, IoSlice};
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forwarding::Mac;
+use rustix::io::{retry_on_intr, Errno};
+use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
+
+use crate::socket::{Kind, Socket};
+
+/// Bytes of the shortest frame, its Ethernet header, and of the longest.
+const SHORTEST: usize = 14;
+const LONGEST: usize = 0xffff;
+/// Bytes of the length in front of a frame in a stream.
+const LENGTH: usize = 4;
+/// Bytes that are read at once.
+const ROOM: usize = 128 << 10;
+/// Most bytes that wait for a VMM that does not read.
+const MOST_PENDING: usize = 1 << 20;
+/// Frames to groups, and to all stations, that a guest may send in a second, and at once.
+const FLOODS_A_SECOND: u32 = 10_000;
+const FLOODS_AT_ONCE: u32 = 1_000;
+
+/// How frames are told apart.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Framing {
+    /// A stream, in which the length of each frame stands in front of it, in 32 bits, big-endian: QEMU's
+    /// `-netdev stream` (its net/stream.c).
+    Stream,
+    /// Packets, each with one frame: the transport `bess` of user-mode Linux (the kernel's
+    /// `arch/um/drivers/vector_user.c`).
+    Packets,
+}
+
+/// Something that an interface counts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A frame was sent to the guest.
+    TxFrames,
+    /// A frame was not sent to the guest: its VMM is not there, or does not read.
+    TxLost,
+    /// A frame came from the guest.
+    RxFrames,
+    /// A frame was dropped: its source is not the guest's MAC address.
+    RxSpoofed,
+    /// A frame was dropped: it has no Ethernet header, or is too long.
+    RxMalformed,
+    /// A frame was dropped: the guest sends too many to groups.
+    RxStorm,
+    /// A frame was dropped: no station of the network has its destination.
+    RxUnknown,
+    /// A connection was ended: what came was no frame.
+    BadLength,
+}
+
+impl Event {
+    /// All events, in the order of their numbers.
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::TxFrames, "tx_frames"),
+        (Self::TxLost, "tx_lost"),
+        (Self::RxFrames, "rx_frames"),
+        (Self::RxSpoofed, "rx_spoofed"),
+        (Self::RxMalformed, "rx_malformed"),
+        (Self::RxStorm, "rx_storm"),
+        (Self::RxUnknown, "rx_unknown"),
+        (Self::BadLength, "bad_length"),
+    ];
+}
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The VMM has closed it.
+    #[error("closed")]
+    Closed,
+    /// What came was no frame.
+    #[error("a frame of {0} bytes")]
+    Length(usize),
+    /// The kernel reports an error.
+    #[error("{0}")]
+    Os(#[from] Errno),
+}
+
+/// A guest's network interface.
+#[derive(Debug)]
+pub struct Nic {
+    /// The name of the guest.
+    pub guest: String,
+    /// The MAC address of the interface.
+    pub mac: Mac,
+    framing: Framing,
+    /// Where the VMM connects.
+    pub socket: Socket,
+    outgoing: Mutex<Option<Outgoing>>,
+    counters: [AtomicU64; Event::ALL.len()],
+}
+
+/// A connection, as whoever sends sees it.
+#[derive(Debug)]
+struct Outgoing {
+    stream: Arc<UnixStream>,
+    /// What the kernel has not taken yet: the rest of a stream.
+    pending: Vec<u8>,
+}
+
+impl Nic {
+    /// Makes the interface and its socket.
+    pub fn open(guest: &str, mac: Mac, framing: Framing, path: &Path) -> Result<Self, Error> {
+        let kind = match framing {
+            Framing::Stream => Kind::Stream,
+            Framing::Packets => Kind::Packets,
+        };
+        Ok(Self {
+            guest: guest.to_owned(),
+            mac,
+            framing,
+            socket: Socket::bind(path, kind)?,
+            outgoing: Mutex::new(None),
+            counters: std::array::from_fn(|_| AtomicU64::new(0)),
+        })
+    }
+
+    /// Counts an event, and logs the first of its kind if that is a fault.
+    pub fn count(&self, event: Event) {
+        let is_first = self.counters[event as usize].fetch_add(1, Ordering::Relaxed) == 0;
+        let is_fault = !matches!(event, Event::TxFrames | Event::RxFrames);
+        if is_first && is_fault {
+            let (guest, kind) = (&self.guest, Event::ALL[event as usize].1);
+            tracing::warn!(guest, kind, "network interface (further ones are only counted)");
+        }
+    }
+
+    /// Returns the counters by name.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let value = |event: Event| self.counters[event as usize].load(Ordering::Relaxed);
+        Event::ALL.iter().map(|(event, name)| ((*name).to_owned(), value(*event))).collect()
+    }
+
+    /// Begins to send over a connection. Returns what receives from it.
+    pub fn connect(&self, stream: UnixStream) -> Incoming {
+        let stream = Arc::new(stream);
+        let outgoing = Outgoing { stream: Arc::clone(&stream), pending: Vec::new() };
+        *self.outgoing() = Some(outgoing);
+        Incoming::new(stream, self.framing)
+    }
+
+    /// Sends over the connection no more.
+    pub fn disconnect(&self) {
+        *self.outgoing() = None;
+    }
+
+    /// Returns whether a VMM is connected.
+    #[cfg(test)]
+    pub fn is_connected(&self) -> bool {
+        self.outgoing().is_some()
+    }
+
+    /// Sends a frame to the guest, or counts it as lost. Any thread.
+    pub fn send(&self, frame: &[u8]) {
+        let mut outgoing = self.outgoing();
+        let sent = outgoing.as_mut().is_some_and(|outgoing| match self.framing {
+            Framing::Stream => outgoing.send_in_stream(frame),
+            Framing::Packets => outgoing.send_packet(frame),
+        });
+        drop(outgoing);
+        self.count(if sent { Event::TxFrames } else { Event::TxLost });
+    }
+
+    /// Sends what waits, as the VMM reads again.
+    pub fn flush(&self) {
+        if let Some(outgoing) = self.outgoing().as_mut() {
+            outgoing.flush();
+        }
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Option<Outgoing>> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// No thread waits for a VMM, and no signal comes if it has gone.
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+
+impl Outgoing {
+    /// Sends a frame. Returns `false` if the VMM does not read.
+    fn send_packet(&self, frame: &[u8]) -> bool {
+        retry_on_intr(|| send(&self.stream, frame, SEND)).is_ok()
+    }
+
+    /// Sends a frame, or as much of it as the kernel takes; the rest waits. Returns `false` if too much
+    /// waits already, or if the connection has ended.
+    fn send_in_stream(&mut self, frame: &[u8]) -> bool {
+        let Ok(length) = u32::try_from(frame.len()) else { return false };
+        let length = length.to_be_bytes();
+        if self.pending.len() + LENGTH + frame.len() > MOST_PENDING {
+            return false;
+        }
+        let mut taken = 0;
+        if self.pending.is_empty() {
+            let parts = [IoSlice::new(&length), IoSlice::new(frame)];
+            let mut none = SendAncillaryBuffer::default();
+            let sent = retry_on_intr(|| sendmsg(&self.stream, &parts, &mut none, SEND));
+            taken = match sent {
+                Ok(taken) => taken,
+                Err(Errno::AGAIN) => 0,
+                Err(_) => return false,
+            };
+        }
+        let whole = length.iter().chain(frame);
+        self.pending.extend(whole.skip(taken));
+        true
+    }
+
+    fn flush(&mut self) {
+        let mut taken = 0;
+        while taken < self.pending.len() {
+            let rest = &self.pending[taken..];
+            match retry_on_intr(|| send(&self.stream, rest, SEND)) {
+                Ok(count) => taken += count,
+                Err(_) => break,
+            }
+        }
+        self.pending.drain(..taken);
+    }
+}
+
+/// A connection, as the switch's thread sees it, which receives from it.
+#[derive(Debug)]
+pub struct Incoming {
+    stream: Arc<UnixStream>,
+    framing: Framing,
+    room: Vec<u8>,
+    /// What has come and was not taken.
+    filled: Range<usize>,
+}
+
+impl Incoming {
+    fn new(stream: Arc<UnixStream>, framing: Framing) -> Self {
+        Self { stream, framing, room: vec![0; ROOM], filled: 0..0 }
+    }
+
+    /// Takes a frame; `None` if there is no whole frame yet.
+    ///
+    /// # Errors
+    ///
+    /// The connection has ended or has to end.
+    pub fn take(&mut self) -> Result<Option<&mut [u8]>, Ended> {
+        let range = match self.framing {
+            Framing::Stream => self.take_from_stream()?,
+            Framing::Packets => self.receive(0)?.map(|len| 0..len),
+        };
+        Ok(range.map(|range| &mut self.room[range]))
+    }
+
+    fn take_from_stream(&mut self) -> Result<Option<Range<usize>>, Ended> {
+        loop {
+            if let Some(frame) = self.whole()? {
+                self.filled.start = frame.end;
+                return Ok(Some(frame));
+            }
+            self.room.copy_within(self.filled.clone(), 0);
+            self.filled = 0..self.filled.len();
+            let Some(count) = self.receive(self.filled.end)? else { return Ok(None) };
+            self.filled.end += count;
+        }
+    }
+
+    /// Returns where the next frame is, if all of it has come.
+    fn whole(&self) -> Result<Option<Range<usize>>, Ended> {
+        let there = &self.room[self.filled.clone()];
+        let Some(length) = there.first_chunk::<LENGTH>() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if !(SHORTEST..=LONGEST).contains(&length) {
+            return Err(Ended::Length(length));
+        }
+        let start = self.filled.start + LENGTH;
+        Ok((there.len() >= LENGTH + length).then_some(start..start + length))
+    }
+
+    /// Receives into the room from a place on; `None` if nothing has come.
+    fn receive(&mut self, at: usize) -> Result<Option<usize>, Ended> {
+        let room = &mut self.room[at..];
+        match retry_on_intr(|| recv(&self.stream, &mut *room, RecvFlags::DONTWAIT)) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => Err(Ended::Closed),
+            Ok((count, _)) => Ok(Some(count)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Returns whether a frame has an Ethernet header, and is not longer than a frame can be.
+pub fn is_well_formed(frame: &[u8]) -> bool {
+    (SHORTEST..=LONGEST).contains(&frame.len())
+}
+
+/// How many frames to groups a guest may send at present.
+#[derive(Debug)]
+pub struct Allowance {
+    left: u32,
+    /// Until when `left` was renewed.
+    at: Instant,
+}
+
+impl Allowance {
+    /// Returns the allowance of a guest that has sent nothing yet.
+    pub fn new(now: Instant) -> Self {
+        Self { left: FLOODS_AT_ONCE, at: now }
+    }
+
+    /// Takes one frame off. Returns whether the guest may send it.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let each = Duration::from_secs(1) / FLOODS_A_SECOND;
+        let passed = now.saturating_duration_since(self.at).as_nanos() / each.as_nanos();
+        let renewed = u32::try_from(passed).unwrap_or(u32::MAX);
+        if self.left.saturating_add(renewed) >= FLOODS_AT_ONCE {
+            (self.left, self.at) = (FLOODS_AT_ONCE, now);
+        } else {
+            self.left += renewed;
+            self.at += each * renewed;
+        }
+        self.left = match self.left.checked_sub(1) {
+            Some(left) => left,
+            None => return false,
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floods_have_a_bound() {
+        let now = Instant::now();
+        let mut floods = Allowance::new(now);
+        assert_eq!((0..5000).filter(|_| floods.take(now)).count(), FLOODS_AT_ONCE as usize);
+        let later = now + Duration::from_millis(10);
+        assert_eq!((0..5000).filter(|_| floods.take(later)).count(), 100);
+        let later = now + Duration::from_secs(9);
+        assert_eq!((0..5000).filter(|_| floods.take(later)).count(), FLOODS_AT_ONCE as usize);
+    }
+
+    #[test]
+    fn each_event_has_a_counter_of_its_own() {
+        for (index, (event, _)) in Event::ALL.into_iter().enumerate() {
+            assert_eq!(event as usize, index);
+        }
+    }
+}

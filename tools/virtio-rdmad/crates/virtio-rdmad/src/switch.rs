@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The switch of a network: it forwards Ethernet frames between the guests' network interfaces, the
+//! guests' devices and the uplink.
+//!
+//! It knows the MAC addresses of the interfaces from the command line, and so learns nothing: a frame for
+//! one of them goes there, a frame for a group to all, and any other frame to the uplink. A packet of
+//! RoCE v2 goes to the device of the guest that has its destination address, and not to an interface. No
+//! frame goes back to where it came from.
+//!
+//! One thread takes what comes. It gives each source a bounded turn, so that none holds up the others.
+//! Workers send from their own threads what the devices send.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine::Fabric;
+use roce::{Segments, Split};
+use rustix::event::{epoll, Timespec};
+use rustix::io::Errno;
+
+use crate::nic::{self, Allowance, Ended, Event, Incoming, Nic};
+use crate::uplink::counters::Event as UplinkEvent;
+use crate::uplink::Uplink;
+
+/// Frames that a source may bring in a turn.
+const BURST: usize = 64;
+
+/// The switch of a network.
+#[derive(Debug)]
+pub struct Switch {
+    /// The way to other hosts, if there is one.
+    pub uplink: Option<Arc<Uplink>>,
+    /// The interfaces of guests.
+    pub nics: Vec<Nic>,
+}
+
+/// Where a frame comes from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Origin {
+    /// The device of a guest.
+    Device,
+    Uplink,
+    /// The interface of a guest, by its index.
+    Nic(usize),
+}
+
+impl Switch {
+    /// Forwards frames until `end` is closed.
+    pub fn run(&self, fabric: &Fabric, end: &UnixStream) {
+        if let Err(error) = Turns::new(self, fabric, end).and_then(|mut turns| turns.run()) {
+            tracing::error!(network = fabric.name(), %error, "the switch ends");
+        }
+    }
+
+    /// Gives a frame to the interfaces that it is for. Returns whether it is for one of them alone.
+    fn give_to_nics(&self, frame: &[u8], origin: Origin) -> bool {
+        let Some((destination, source)) = forwarding::addresses(frame) else { return true };
+        if forwarding::is_group(destination) {
+            for (index, nic) in self.nics.iter().enumerate() {
+                if origin != Origin::Nic(index) && nic.mac != source {
+                    nic.send(frame);
+                }
+            }
+            return false;
+        }
+        let nic = self.nics.iter().enumerate().find(|(_, nic)| nic.mac == destination);
+        if let Some((_, nic)) = nic.filter(|(index, _)| origin != Origin::Nic(*index)) {
+            nic.send(frame);
+        }
+        nic.is_some()
+    }
+
+    /// Takes a frame that came over the uplink.
+    fn take_from_uplink(&self, uplink: &Uplink, fabric: &Fabric, frame: &[u8], segment: u16) {
+        let own = |source| self.nics.iter().any(|nic| nic.mac == source);
+        if forwarding::addresses(frame).is_some_and(|(_, source)| own(source)) {
+            return uplink.counters.report(UplinkEvent::RxOwnSource, "a frame of a guest of ours");
+        }
+        if give_to_device(fabric, frame, segment) {
+            return;
+        }
+        let is_for_one = self.give_to_nics(frame, Origin::Uplink);
+        let is_for_group =
+            forwarding::addresses(frame).is_some_and(|(to, _)| forwarding::is_group(to));
+        if !is_for_one && (self.nics.is_empty() || !is_for_group) {
+            uplink.counters.count(UplinkEvent::RxUnclaimed);
+        }
+    }
+
+    /// Takes a frame that came from an interface.
+    fn take_from_nic(
+        &self,
+        index: usize,
+        fabric: &Fabric,
+        frame: &mut [u8],
+        floods: &mut Allowance,
+    ) {
+        let nic = &self.nics[index];
+        let addresses = forwarding::addresses(frame).filter(|_| nic::is_well_formed(frame));
+        let Some((destination, source)) = addresses else { return nic.count(Event::RxMalformed) };
+        if source != nic.mac {
+            return nic.count(Event::RxSpoofed);
+        }
+        if forwarding::is_group(destination) && !floods.take(Instant::now()) {
+            return nic.count(Event::RxStorm);
+        }
+        nic.count(Event::RxFrames);
+        if give_to_device(fabric, frame, 0) || self.give_to_nics(frame, Origin::Nic(index)) {
+            return;
+        }
+        match &self.uplink {
+            Some(uplink) => uplink.send(Segments { frame, segment: 0, udp: 0 }),
+            None if forwarding::is_group(destination) => {}
+            None => nic.count(Event::RxUnknown),
+        }
+    }
+}
+
+/// Gives a frame to the device that it is for. Returns whether it is for one device alone.
+fn give_to_device(fabric: &Fabric, frame: &[u8], segment: u16) -> bool {
+    let is_for_group = forwarding::addresses(frame)
+        .is_some_and(|(destination, _)| forwarding::is_group(destination));
+    let is_taken = fabric.receive(frame, segment);
+    !is_for_group && (is_taken || fabric.has_destination(frame))
+}
+
+impl engine::Uplink for Switch {
+    fn send(&self, segments: Segments<'_>) {
+        if !self.nics.is_empty() {
+            // The frame is taken apart in a copy, because the uplink may want it as a whole.
+            let mut frame = segments.frame.to_vec();
+            let (mut split, mut is_for_one) = (Split::new(&frame, segments.segment), false);
+            while let Some(packet) = split.next(&mut frame) {
+                is_for_one = self.give_to_nics(&frame[packet], Origin::Device);
+            }
+            if is_for_one {
+                return;
+            }
+        }
+        if let Some(uplink) = &self.uplink {
+            uplink.send(segments);
+        }
+    }
+}
+
+/// What the thread waits for. Interfaces are named by their index.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Source {
+    End,
+    Uplink,
+    /// A VMM connects.
+    Listener(usize),
+    /// The connection of a VMM.
+    Link(usize),
+}
+
+impl Source {
+    fn token(self) -> u64 {
+        match self {
+            Self::End => 0,
+            Self::Uplink => 1,
+            Self::Listener(index) => 2 + 2 * index as u64,
+            Self::Link(index) => 3 + 2 * index as u64,
+        }
+    }
+
+    fn of(token: u64) -> Self {
+        let index = usize::try_from(token / 2).unwrap_or(usize::MAX).wrapping_sub(1);
+        match token {
+            0 => Self::End,
+            1 => Self::Uplink,
+            even if even % 2 == 0 => Self::Listener(index),
+            _ => Self::Link(index),
+        }
+    }
+}
+
+/// What comes from an interface.
+#[derive(Debug)]
+struct Session {
+    /// The connection, if there is one.
+    incoming: Option<Incoming>,
+    /// How many frames to groups the guest may send.
+    floods: Allowance,
+    /// Whether something may have come that was not taken.
+    is_ready: bool,
+    /// Whether a VMM may wait to be accepted.
+    is_awaited: bool,
+}
+
+/// The state of the switch's thread.
+///
+/// An event says that something has changed (edge-triggered). So whoever is told of one keeps it in mind
+/// until the kernel says that there is nothing more.
+struct Turns<'a> {
+    switch: &'a Switch,
+    fabric: &'a Fabric,
+    epoll: OwnedFd,
+    sessions: Vec<Session>,
+    room: Vec<u8>,
+    /// Whether something may have come over the uplink that was not taken.
+    is_uplink_ready: bool,
+}
+
+impl<'a> Turns<'a> {
+    fn new(switch: &'a Switch, fabric: &'a Fabric, end: &UnixStream) -> Result<Self, Error> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let data = |source: Source| epoll::EventData::new_u64(source.token());
+        epoll::add(&epoll, end, data(Source::End), edge)?;
+        if let Some(uplink) = &switch.uplink {
+            epoll::add(&epoll, uplink, data(Source::Uplink), edge)?;
+        }
+        for (index, nic) in switch.nics.iter().enumerate() {
+            epoll::add(&epoll, nic.socket.listener(), data(Source::Listener(index)), edge)?;
+        }
+        // What came before is told of by no event.
+        let session = |_: &Nic| Session {
+            incoming: None,
+            floods: Allowance::new(Instant::now()),
+            is_ready: false,
+            is_awaited: true,
+        };
+        let sessions = switch.nics.iter().map(session).collect();
+        let room = switch.uplink.as_ref().map_or_else(Vec::new, |uplink| uplink.room());
+        let is_uplink_ready = switch.uplink.is_some();
+        Ok(Self { switch, fabric, epoll, sessions, room, is_uplink_ready })
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        loop {
+            if !self.wait()? {
+                return Ok(());
+            }
+            if self.is_uplink_ready {
+                self.is_uplink_ready = self.serve_uplink()?;
+            }
+            for index in 0..self.sessions.len() {
+                self.serve_nic(index);
+            }
+        }
+    }
+
+    /// Takes events, and waits for one if there is nothing to do. Returns `false` at the end.
+    fn wait(&mut self) -> Result<bool, Error> {
+        let is_busy = self.is_uplink_ready || self.sessions.iter().any(Session::has_work);
+        let at_once = is_busy.then(Timespec::default);
+        let none =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [none; BURST];
+        let count = match epoll::wait(&self.epoll, &mut events, at_once.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in &events[..count] {
+            match Source::of(event.data.u64()) {
+                Source::End => return Ok(false),
+                Source::Uplink => self.is_uplink_ready = true,
+                Source::Listener(index) => self.sessions[index].is_awaited = true,
+                Source::Link(index) => {
+                    self.sessions[index].is_ready = true;
+                    self.switch.nics[index].flush();
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes frames from the uplink. Returns whether there may be more.
+    fn serve_uplink(&mut self) -> Result<bool, Error> {
+        let Some(uplink) = &self.switch.uplink else { return Ok(false) };
+        for _ in 0..BURST {
+            let (switch, fabric) = (self.switch, self.fabric);
+            let take =
+                |frame: &[u8], segment| switch.take_from_uplink(uplink, fabric, frame, segment);
+            match uplink.receive(&mut self.room, take) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Accepts a VMM, or takes frames from one.
+    fn serve_nic(&mut self, index: usize) {
+        let (nic, session) = (&self.switch.nics[index], &mut self.sessions[index]);
+        if session.incoming.is_none() && session.is_awaited {
+            match nic.socket.accept() {
+                Ok(Some(stream)) => session.begin(&self.epoll, nic, index, stream),
+                Ok(None) => session.is_awaited = false,
+                Err(error) => {
+                    tracing::warn!(guest = nic.guest, %error, "accepting a network interface");
+                    session.is_awaited = false;
+                }
+            }
+        }
+        for _ in 0..BURST {
+            let Session { incoming: Some(incoming), floods, is_ready: true, .. } = session else {
+                return;
+            };
+            match incoming.take() {
+                Ok(Some(frame)) => self.switch.take_from_nic(index, self.fabric, frame, floods),
+                Ok(None) => session.is_ready = false,
+                Err(ended) => session.end(nic, &ended),
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Returns whether there is something to do.
+    fn has_work(&self) -> bool {
+        if self.incoming.is_some() {
+            self.is_ready
+        } else {
+            self.is_awaited
+        }
+    }
+
+    /// Begins to serve a VMM.
+    fn begin(&mut self, epoll: &OwnedFd, nic: &Nic, index: usize, stream: UnixStream) {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(Source::Link(index).token());
+        if let Err(error) = epoll::add(epoll, &stream, data, edge) {
+            return tracing::warn!(guest = nic.guest, %error, "the network interface is not served");
+        }
+        tracing::info!(guest = nic.guest, "network interface connected");
+        self.incoming = Some(nic.connect(stream));
+        self.is_ready = true;
+    }
+
+    /// Ends the connection. Its descriptor is closed, and so the epoll instance forgets it.
+    fn end(&mut self, nic: &Nic, reason: &Ended) {
+        match reason {
+            Ended::Closed => tracing::info!(guest = nic.guest, "network interface disconnected"),
+            Ended::Length(_) => nic.count(Event::BadLength),
+            Ended::Os(_) => {}
+        }
+        if !matches!(reason, Ended::Closed) {
+            tracing::warn!(guest = nic.guest, %reason, "network interface disconnected");
+        }
+        nic.disconnect();
+        (self.incoming, self.is_ready) = (None, false);
+    }
+}
+
+#[cfg(test)]
+mod tests;

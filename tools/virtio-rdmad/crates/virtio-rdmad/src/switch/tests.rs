@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A switch, and the VMMs of its guests.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use engine::FabricConfig;
+use forwarding::Mac;
+use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::*;
+use crate::nic::Framing;
+
+/// A bound on what does not happen if something is broken.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A switch without an uplink, with a guest for each framing in a list. It ends when this is dropped.
+struct Running {
+    switch: Arc<Switch>,
+    directory: PathBuf,
+    end: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn mac(guest: usize) -> Mac {
+    [0x52, 0x54, 0, 0, 0, u8::try_from(guest).unwrap()]
+}
+
+/// Returns a frame from one guest to another one.
+fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
+    [&to[..], &from[..], &[0x88, 0xb5], payload].concat()
+}
+
+impl Running {
+    fn new(name: &str, framings: &[Framing]) -> Self {
+        let directory =
+            std::env::temp_dir().join(format!("rdmad-switch-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let nic = |(guest, framing): (usize, &Framing)| {
+            Nic::open("guest", mac(guest), *framing, &directory.join(guest.to_string())).unwrap()
+        };
+        let nics = framings.iter().enumerate().map(nic).collect();
+        let switch = Arc::new(Switch { uplink: None, nics });
+        let (end, ended) = UnixStream::pair().unwrap();
+        let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
+        let thread = std::thread::spawn(move || of_thread.run(&fabric, &ended));
+        Self { switch, directory, end: Some(end), thread: Some(thread) }
+    }
+
+    /// Connects the VMM of a guest.
+    fn connect(&self, guest: usize, framing: Framing) -> Vmm {
+        let path = self.directory.join(guest.to_string());
+        let kind = match framing {
+            Framing::Stream => SocketType::STREAM,
+            Framing::Packets => SocketType::SEQPACKET,
+        };
+        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let stream = UnixStream::from(socket);
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Vmm { stream, framing }
+    }
+
+    /// Connects the VMMs of all guests, and waits until the switch serves them: until each has heard the
+    /// others. A frame for somebody who is not there is lost.
+    fn connect_all(&self, framings: &[Framing]) -> Vec<Vmm> {
+        let vmms: Vec<Vmm> = framings
+            .iter()
+            .enumerate()
+            .map(|(guest, framing)| self.connect(guest, *framing))
+            .collect();
+        while !self.switch.nics.iter().all(Nic::is_connected) {
+            std::thread::yield_now();
+        }
+        vmms
+    }
+
+    fn count(&self, guest: usize, name: &str) -> u64 {
+        self.switch.nics[guest].counters()[name]
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        let _ = std::fs::remove_dir_all(&self.directory);
+        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
+    }
+}
+
+/// A VMM.
+struct Vmm {
+    stream: UnixStream,
+    framing: Framing,
+}
+
+impl Vmm {
+    fn send(&self, frame: &[u8]) {
+        if self.framing == Framing::Stream {
+            let length = u32::try_from(frame.len()).unwrap().to_be_bytes();
+            (&self.stream).write_all(&length).unwrap();
+        }
+        (&self.stream).write_all(frame).unwrap();
+    }
+
+    fn receive(&self) -> Vec<u8> {
+        let mut length = 1 << 16;
+        if self.framing == Framing::Stream {
+            let mut bytes = [0; 4];
+            (&self.stream).read_exact(&mut bytes).unwrap();
+            length = u32::from_be_bytes(bytes) as usize;
+            let mut frame = vec![0; length];
+            (&self.stream).read_exact(&mut frame).unwrap();
+            return frame;
+        }
+        let mut frame = vec![0; length];
+        length = (&self.stream).read(&mut frame).unwrap();
+        frame.truncate(length);
+        frame
+    }
+
+    /// Waits until the switch ends the connection.
+    fn sees_end(&self) -> bool {
+        matches!((&self.stream).read(&mut [0]), Ok(0))
+            || (&self.stream).read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset)
+    }
+}
+
+const BOTH: [Framing; 4] = [Framing::Stream, Framing::Packets, Framing::Stream, Framing::Packets];
+
+#[test]
+fn frames_go_to_whom_they_are_for() {
+    let running = Running::new("forwards", &BOTH);
+    let vmms = running.connect_all(&BOTH);
+    for (from, sender) in vmms.iter().enumerate() {
+        for (to, receiver) in vmms.iter().enumerate().filter(|(to, _)| *to != from) {
+            for payload in [0, 1, 1500, 60_000] {
+                let frame = frame(mac(to), mac(from), &vec![mac(to)[5]; payload]);
+                sender.send(&frame);
+                assert!(receiver.receive() == frame, "{from} to {to}, {payload} bytes");
+            }
+        }
+        let frame = frame([0xff; 6], mac(from), b"to all");
+        sender.send(&frame);
+        for (_, receiver) in vmms.iter().enumerate().filter(|(to, _)| *to != from) {
+            assert_eq!(receiver.receive(), frame);
+        }
+    }
+}
+
+#[test]
+fn what_a_guest_must_not_send_is_dropped_and_counted() {
+    for framing in [Framing::Stream, Framing::Packets] {
+        let framings = [framing; 2];
+        let running = Running::new(&format!("refuses-{framing:?}"), &framings);
+        let vmms = running.connect_all(&framings);
+        vmms[0].send(&frame(mac(1), mac(7), b"spoofed"));
+        vmms[0].send(&frame([0xff; 6], mac(1), b"spoofed"));
+        vmms[0].send(&frame(mac(9), mac(0), b"to nobody"));
+        vmms[0].send(&frame(mac(0), mac(0), b"to itself"));
+        if framing == Framing::Packets {
+            vmms[0].send(b"no header");
+        }
+        let good = frame(mac(1), mac(0), b"good");
+        vmms[0].send(&good);
+        assert_eq!(vmms[1].receive(), good);
+        assert_eq!((running.count(0, "rx_spoofed"), running.count(0, "rx_unknown")), (2, 1));
+        assert_eq!(running.count(0, "rx_malformed"), u64::from(framing == Framing::Packets));
+    }
+}
+
+#[test]
+fn garbage_ends_its_connection_alone() {
+    let framings = [Framing::Stream; 3];
+    let running = Running::new("garbage", &framings);
+    let mut vmms = running.connect_all(&framings);
+    for garbage in [[0, 0, 0, 13], [0, 1, 0, 0], [0xff; 4]] {
+        (&vmms[0].stream).write_all(&garbage).unwrap();
+        assert!(vmms[0].sees_end());
+        let others = frame(mac(2), mac(1), &garbage);
+        vmms[1].send(&others);
+        assert_eq!(vmms[2].receive(), others);
+        // The VMM may connect again; and one that waits comes next when the other one goes.
+        vmms[0] = running.connect(0, Framing::Stream);
+        let next = running.connect(0, Framing::Stream);
+        let frame = frame(mac(1), mac(0), &garbage);
+        vmms[0].send(&frame);
+        assert_eq!(vmms[1].receive(), frame);
+        vmms[0] = next;
+        vmms[0].send(&frame);
+        assert_eq!(vmms[1].receive(), frame);
+    }
+    assert_eq!(running.count(0, "bad_length"), 3);
+}
+
+#[test]
+fn a_guest_that_does_not_read_holds_up_nobody() {
+    for framing in [Framing::Stream, Framing::Packets] {
+        let framings = [framing; 3];
+        let running = Running::new(&format!("slow-{framing:?}"), &framings);
+        let vmms = running.connect_all(&framings);
+        let (to_slow, to_other) =
+            (frame(mac(2), mac(0), &[7; 1400]), frame(mac(1), mac(0), &[8; 1400]));
+        for _ in 0..4000 {
+            vmms[0].send(&to_slow);
+        }
+        vmms[0].send(&to_other);
+        assert_eq!(vmms[1].receive(), to_other);
+        let (sent, lost) = (running.count(2, "tx_frames"), running.count(2, "tx_lost"));
+        assert!(sent + lost == 4000 && lost != 0, "{sent} sent, {lost} lost");
+        // What was not lost comes, whole, once the guest reads.
+        for _ in 0..sent {
+            assert_eq!(vmms[2].receive(), to_slow);
+        }
+        vmms[0].send(&to_slow);
+        assert_eq!(vmms[2].receive(), to_slow);
+    }
+}
+
+#[test]
+fn a_storm_has_a_bound() {
+    let framings = [Framing::Stream; 2];
+    let running = Running::new("storm", &framings);
+    let vmms = running.connect_all(&framings);
+    let storm = frame([0xff; 6], mac(0), &[]);
+    let frames = [&14_u32.to_be_bytes()[..], &storm].concat().repeat(1000);
+    while running.count(0, "rx_storm") == 0 {
+        (&vmms[0].stream).write_all(&frames).unwrap();
+    }
+    // What is not for a group is not counted.
+    let good = frame(mac(1), mac(0), b"good");
+    vmms[0].send(&good);
+    while vmms[1].receive() != good {}
+}
