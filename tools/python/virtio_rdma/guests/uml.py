@@ -26,6 +26,10 @@ class UmlGuest(Guest):
         ):
             subprocess.run(["ip", *argv.split()], check=True)
 
+    def transport(self):
+        """Returns what its network interface is connected to."""
+        return f"transport=raw,ifname={self.name}"
+
     def command(self, channel):
         options = self.options
         kernel = [
@@ -34,7 +38,7 @@ class UmlGuest(Guest):
             "init=/usr/sbin/stage1", f"vr.share={self.dir}", "quiet", "loglevel=5",
             *KUNIT.split(),
             "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{channel}",
-            f"vec0:transport=raw,ifname={self.name},depth=64,gro=1,mtu={self.options.mtu},mac={self.mac}",
+            f"vec0:{self.transport()},depth=64,gro=1,mtu={self.options.mtu},mac={self.mac}",
         ]
         if options.rdma == "virtio":
             kernel.append(f"virtio_uml.device={self.rdma_socket}:42")

@@ -3,7 +3,7 @@
 
 import pytest
 
-from virtio_rdma.guests.tunnel import Tunnelled
+from virtio_rdma.guests.tunnel import Switched, Tunnelled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import Program
@@ -17,9 +17,8 @@ LOST = ("tx_lost", "tx_too_long", "rx_stranger", "rx_malformed", "rx_other_vni",
         "rx_group_source")
 
 
-@pytest.mark.network("two ends of a tunnel", guests=2, workers=2, kind=Tunnelled)
-class TestTunnel:
-    """Two guests whose messages go over a VXLAN tunnel."""
+class Tunnel:
+    """What runs between two guests whose messages go over a VXLAN tunnel."""
 
     @pytest.fixture(scope="class")
     def names(self, network):
@@ -27,25 +26,45 @@ class TestTunnel:
         return tools.give_addresses(network.guests, ("IPv4", "IPv6"))
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
-    def test_program(self, name, network, platform, results):
-        both = [Program(results, platform, name, guest, label=f"tunnel: guest {guest.number} of 2: ")
+    def test_program(self, name, network, platform, title, results):
+        both = [Program(results, platform, name, guest, label=f"{title}: guest {guest.number} of 2: ")
                 for guest in network.guests]
         for each in both:
             each.finish()
 
     @pytest.mark.parametrize("case", TUNNEL_CASES)
-    def test_tool(self, case, network, names, results):
+    def test_tool(self, case, network, names, title, results):
         chosen = CASES[case]
-        tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS, "tunnel: ")
+        tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS, f"{title}: ")
 
     def test_counters(self, network, results):  # pylint: disable=unused-argument
         """Everything went through the tunnel, nothing of it was refused, and the ends have learnt where the guests
         are."""
         for counters in network.uplink_status().values():
-            assert counters["tx_frames"], counters
-            assert counters["rx_frames"], counters
+            assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
             assert counters["tx_flooded"] * 10 < counters["tx_frames"], counters
             assert not any(counters[name] for name in LOST), counters
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("two ends of a tunnel", guests=2, workers=2, kind=Tunnelled)
+class TestTunnel(Tunnel):
+    """The guests' own interfaces are on a bridge."""
+
+
+@pytest.mark.network("switches and a tunnel", guests=2, workers=2, kind=Switched)
+class TestSwitch(Tunnel):
+    """The guests' own interfaces are connected to the device's switches, and their frames go over the tunnel too."""
+
+    def test_ip(self, network, results):
+        """The guests' kernels find each other, and what they exchange comes."""
+        first, second = network.guests
+        for address in (second.address, f"fd00::{second.number}"):
+            status, text = first.run(f"ping -c 20 -i 0.01 -s 1400 {address}", timeout=HANG_SECONDS)
+            results.result(f"switch: ping {address}", status == 0 and " 0% packet loss" in text) or results.note(text)
+        for guest in network.device_status().values():
+            counters = guest["nic"]
+            assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
+            assert not any(counters[name] for name in ("rx_spoofed", "rx_malformed", "bad_length")), counters
