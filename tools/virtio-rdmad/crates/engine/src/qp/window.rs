@@ -450,6 +450,11 @@ impl<T> Window<T> {
         }
     }
 
+    /// Returns the oldest PSN whose request was not done, or whose response has not come.
+    pub fn oldest(&self) -> Psn {
+        self.una
+    }
+
     /// Returns whether the response to the oldest message has a packet of this PSN.
     pub fn is_of_oldest(&self, psn: Psn) -> bool {
         self.response_at(psn).is_some_and(|(at, _)| at == 0)

@@ -375,9 +375,8 @@ impl Sender<'_> {
     /// Waits for the RNR timer, as the peer has no receive for the packet of this PSN.
     fn not_ready(&self, requester: &mut Requester, psn: Psn, timer: RnrTimer, round: &mut Round) {
         let Requester { window: Some(window), attr, .. } = requester else { return };
-        let oldest = window.oldest();
         window.acknowledge(psn.minus(1));
-        if window.oldest() != oldest {
+        if window.take_news() {
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
