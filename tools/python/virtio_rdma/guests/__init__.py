@@ -14,8 +14,10 @@ Everything here runs in a mount and a network namespace of its own, as root of a
     guest        one guest, whatever runs it (Guest)
     qemu, uml    what is QEMU's and user-mode Linux's own
     network      all guests with their device (Network)
-    hosts        guests that reach each other over the wire
-    cable        the same, over a bad network
+    hosts        guests that reach others over the wire
+    daemons      two hosts with a daemon and a network namespace each
+    cable        hosts with a bad network between them
+    tunnel       hosts with a tunnel between them
     hostile      networks whose device misbehaves
     cloud        guests as a cloud has them
 """

@@ -32,7 +32,11 @@ class Network:
         self.memory_dir = os.path.join(self.dir, "memory")
         self.daemon: Any = None
         kind = self.guest_kind or (QemuGuest if options.vmm == "qemu" else UmlGuest)
-        self.guests = [kind(self, number) for number in range(1, options.guests + 1)]
+        self.guests = [kind(self, number) for number in self.numbers()]
+
+    def numbers(self):
+        """Returns the numbers of the guests."""
+        return range(1, self.options.guests + 1)
 
     def __enter__(self):
         return self

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from virtio_rdma.common import BUILD
+from virtio_rdma.guests.daemons import TwoHosts
 from virtio_rdma.guests.hosts import Hosts
 from virtio_rdma.tests import capture, dissectors, networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
@@ -73,6 +74,26 @@ class TestTwoHosts:
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("two daemons", guests=2, kind=TwoHosts)
+class TestTwoDaemons:
+    """Two guests of two daemons, each in a network namespace with a tap and a bridge of its own."""
+
+    @pytest.mark.parametrize("name", BETWEEN_HOSTS)
+    def test_program(self, name, network, platform, results):
+        both = [Program(results, platform, name, guest, label=f"two daemons: guest {guest.number} of 2: ")
+                for guest in network.guests]
+        for each in both:
+            each.finish()
+
+    @pytest.mark.parametrize("case", ["ibv_rc_pingpong", "ib_write_bw -c RC", "ib_read_bw -c RC"])
+    def test_tool(self, case, network, names, results):
+        chosen = CASES[case]
+        tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS, "two daemons: ")
+
+    def test_objects(self, network, results):
+        networks.agree(results, network, "two daemons: ")
 
 
 # Who serves, and who is the client.
