@@ -76,13 +76,15 @@ fn answer(socket: &Socket, reported: &Reported) -> Result<(), Error> {
 }
 
 fn report(Reported { guests, workers, switches }: &Reported) -> Report {
+    let mut uplinks: Vec<_> = switches.iter().filter_map(|switch| uplink_report(switch)).collect();
+    uplinks.sort_by(|one, other| one.network.cmp(&other.network));
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         workers: workers.iter().map(worker_report).collect(),
         guests: guests.iter().map(|guest| guest_report(guest, switches)).collect(),
-        uplinks: switches.iter().filter_map(|switch| uplink_report(switch)).collect(),
+        uplinks,
     }
 }
 

@@ -218,8 +218,9 @@ impl Outgoing {
                 Err(_) => return false,
             };
         }
-        let whole = length.iter().chain(frame);
-        self.pending.extend(whole.skip(taken));
+        let of_length = taken.min(LENGTH);
+        self.pending.extend_from_slice(&length[of_length..]);
+        self.pending.extend_from_slice(&frame[taken - of_length..]);
         true
     }
 

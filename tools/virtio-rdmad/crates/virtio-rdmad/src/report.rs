@@ -26,7 +26,7 @@ pub struct Report {
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
     pub guests: Vec<GuestReport>,
-    /// The uplinks, in no order.
+    /// The uplinks, in the order of the names of their networks.
     pub uplinks: Vec<UplinkReport>,
 }
 

@@ -75,17 +75,18 @@ impl Switch {
 
     /// Takes a frame that came over the uplink.
     fn take_from_uplink(&self, uplink: &Uplink, fabric: &Fabric, frame: &[u8], segment: u16) {
-        let own = |source| self.nics.iter().any(|nic| nic.mac == source);
-        if forwarding::addresses(frame).is_some_and(|(_, source)| own(source)) {
+        let Some((destination, source)) = forwarding::addresses(frame) else { return };
+        if self.nics.iter().any(|nic| nic.mac == source) {
             return uplink.counters.report(UplinkEvent::RxOwnSource, "a frame of a guest of ours");
         }
-        if give_to_device(fabric, frame, segment) {
+        let is_for_group = forwarding::is_group(destination);
+        let is_taken = fabric.receive(frame, segment);
+        if !is_for_group && (is_taken || fabric.has_destination(frame)) {
             return;
         }
         let is_for_one = self.give_to_nics(frame, Origin::Uplink);
-        let is_for_group =
-            forwarding::addresses(frame).is_some_and(|(to, _)| forwarding::is_group(to));
-        if !is_for_one && (self.nics.is_empty() || !is_for_group) {
+        let is_heard = is_for_group && (is_taken || !self.nics.is_empty());
+        if !is_for_one && !is_heard {
             uplink.counters.count(UplinkEvent::RxUnclaimed);
         }
     }
@@ -108,7 +109,11 @@ impl Switch {
             return nic.count(Event::RxStorm);
         }
         nic.count(Event::RxFrames);
-        if give_to_device(fabric, frame, 0) || self.give_to_nics(frame, Origin::Nic(index)) {
+        let is_taken = fabric.receive(frame, 0);
+        if !forwarding::is_group(destination) && (is_taken || fabric.has_destination(frame)) {
+            return;
+        }
+        if self.give_to_nics(frame, Origin::Nic(index)) {
             return;
         }
         match &self.uplink {
@@ -117,14 +122,6 @@ impl Switch {
             None => nic.count(Event::RxUnknown),
         }
     }
-}
-
-/// Gives a frame to the device that it is for. Returns whether it is for one device alone.
-fn give_to_device(fabric: &Fabric, frame: &[u8], segment: u16) -> bool {
-    let is_for_group = forwarding::addresses(frame)
-        .is_some_and(|(destination, _)| forwarding::is_group(destination));
-    let is_taken = fabric.receive(frame, segment);
-    !is_for_group && (is_taken || fabric.has_destination(frame))
 }
 
 impl engine::Uplink for Switch {
@@ -236,7 +233,7 @@ impl<'a> Turns<'a> {
                 return Ok(());
             }
             if self.is_uplink_ready {
-                self.is_uplink_ready = self.serve_uplink()?;
+                self.is_uplink_ready = self.serve_uplink();
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);
@@ -270,20 +267,24 @@ impl<'a> Turns<'a> {
         Ok(true)
     }
 
-    /// Takes frames from the uplink. Returns whether there may be more.
-    fn serve_uplink(&mut self) -> Result<bool, Error> {
-        let Some(uplink) = &self.switch.uplink else { return Ok(false) };
+    /// Takes frames from the uplink. Returns whether there may be more. After an error the next event
+    /// tries it again.
+    fn serve_uplink(&mut self) -> bool {
+        let (switch, fabric) = (self.switch, self.fabric);
+        let Some(uplink) = &switch.uplink else { return false };
         for _ in 0..BURST {
-            let (switch, fabric) = (self.switch, self.fabric);
             let take =
                 |frame: &[u8], segment| switch.take_from_uplink(uplink, fabric, frame, segment);
             match uplink.receive(&mut self.room, take) {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(error) => {
+                    uplink.counters.report(UplinkEvent::RxError, error);
+                    return false;
+                }
             }
         }
-        Ok(true)
+        true
     }
 
     /// Accepts a VMM, or takes frames from one.

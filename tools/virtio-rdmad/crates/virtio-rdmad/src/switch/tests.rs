@@ -16,7 +16,7 @@ use crate::nic::Framing;
 /// A bound on what does not happen if something is broken.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A switch without an uplink, with a guest for each framing in a list. It ends when this is dropped.
+/// A switch, with a guest for each framing in a list. It ends when this is dropped.
 struct Running {
     switch: Arc<Switch>,
     directory: PathBuf,
@@ -35,6 +35,10 @@ fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
 
 impl Running {
     fn new(name: &str, framings: &[Framing]) -> Self {
+        Self::with_uplink(name, framings, None)
+    }
+
+    fn with_uplink(name: &str, framings: &[Framing], uplink: Option<Arc<Uplink>>) -> Self {
         let directory =
             std::env::temp_dir().join(format!("rdmad-switch-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
@@ -42,7 +46,7 @@ impl Running {
             Nic::open("guest", mac(guest), *framing, &directory.join(guest.to_string())).unwrap()
         };
         let nics = framings.iter().enumerate().map(nic).collect();
-        let switch = Arc::new(Switch { uplink: None, nics });
+        let switch = Arc::new(Switch { uplink, nics });
         let (end, ended) = UnixStream::pair().unwrap();
         let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
         let thread = std::thread::spawn(move || of_thread.run(&fabric, &ended));
@@ -234,4 +238,30 @@ fn a_storm_has_a_bound() {
     let good = frame(mac(1), mac(0), b"good");
     vmms[0].send(&good);
     while vmms[1].receive() != good {}
+}
+
+#[test]
+fn frames_come_over_the_uplink() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let at = |end: u8| format!("127.{high}.{low}.{end}");
+    let spec = format!("vxlan=9,local={},remote={}", at(0x71), at(0x72)).parse().unwrap();
+    let uplink = Uplink::open(&spec, false).unwrap();
+    let framings = [Framing::Stream; 2];
+    let running = Running::with_uplink("uplink", &framings, Some(Arc::clone(&uplink)));
+    let vmms = running.connect_all(&framings);
+    let other = std::net::UdpSocket::bind((at(0x72), 0)).unwrap();
+    let come = |frame: &[u8]| {
+        let packet = [&vxlan::header("9".parse().unwrap())[..], frame].concat();
+        other.send_to(&packet, (at(0x71), vxlan::PORT)).unwrap();
+    };
+    come(&frame(mac(7), mac(8), b"to nobody"));
+    come(&frame(mac(1), mac(0), b"from a guest of this process"));
+    let (to_all, to_one) = (frame([0xff; 6], mac(8), b"to all"), frame(mac(1), mac(8), b"to one"));
+    come(&to_all);
+    come(&to_one);
+    assert_eq!((vmms[0].receive(), vmms[1].receive()), (to_all.clone(), to_all));
+    assert_eq!(vmms[1].receive(), to_one);
+    let counters = uplink.counters.read();
+    assert_eq!((counters["rx_unclaimed"], counters["rx_own_source"]), (1, 1));
+    assert_eq!(counters["rx_frames"], 4);
 }

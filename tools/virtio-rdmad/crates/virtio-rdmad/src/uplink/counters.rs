@@ -31,6 +31,8 @@ pub enum Event {
     RxOtherVni,
     /// A frame was dropped that met congestion in the tunnel, and whose sender does not react to marks.
     RxCongested,
+    /// The kernel reported an error when packets were to be taken.
+    RxError,
     /// The place of a station was not learnt: the table is full.
     TableFull,
     /// A frame came from the address of a group.
@@ -39,7 +41,7 @@ pub enum Event {
 
 impl Event {
     /// All events, in the order of their numbers.
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::TxFrames,
         Self::TxFlooded,
         Self::TxLost,
@@ -51,6 +53,7 @@ impl Event {
         Self::RxMalformed,
         Self::RxOtherVni,
         Self::RxCongested,
+        Self::RxError,
         Self::TableFull,
         Self::RxGroupSource,
     ];
@@ -69,6 +72,7 @@ impl Event {
             Self::RxMalformed => "rx_malformed",
             Self::RxOtherVni => "rx_other_vni",
             Self::RxCongested => "rx_congested",
+            Self::RxError => "rx_error",
             Self::TableFull => "table_full",
             Self::RxGroupSource => "rx_group_source",
         }
