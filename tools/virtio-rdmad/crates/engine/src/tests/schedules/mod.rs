@@ -8,13 +8,16 @@
 //! packet, post and CQE.
 
 mod dice;
+mod hosts;
 mod model;
 mod network;
 mod plan;
+mod unreliable;
 mod world;
 
 use std::ops::Range;
 
+use model::Verdict;
 use plan::Plan;
 use world::World;
 
@@ -42,18 +45,35 @@ impl Drop for Name {
     }
 }
 
-#[test]
-fn reliable_connections_keep_their_guarantees() {
+/// Runs the schedules that are chosen, each with a number and with whether it tells what happens.
+fn each(run: impl Fn(u64, bool) -> Verdict) {
     let schedules = chosen();
     let tells = schedules.end - schedules.start == 1;
     for seed in schedules {
         let _name = Name(seed);
+        if let Err(why) = run(seed, tells) {
+            panic!("schedule {seed}: {why}");
+        }
+    }
+}
+
+#[test]
+fn reliable_connections_keep_their_guarantees() {
+    each(|seed, tells| {
         let plan = Plan::new(seed);
         if tells {
             println!("{plan:#?}");
         }
-        if let Err(why) = World::new(seed, plan, tells).run() {
-            panic!("schedule {seed}: {why}");
-        }
-    }
+        World::new(seed, plan, tells).run()
+    });
+}
+
+#[test]
+fn unreliable_connections_bring_whole_messages() {
+    each(|seed, tells| unreliable::run(seed, false, tells));
+}
+
+#[test]
+fn datagrams_arrive_whole() {
+    each(|seed, tells| unreliable::run(seed, true, tells));
 }

@@ -138,7 +138,8 @@ impl Plan {
     }
 }
 
-fn faults(dice: &mut Dice) -> Faults {
+/// Returns what goes wrong in the network of a schedule.
+pub fn faults(dice: &mut Dice) -> Faults {
     let often = |dice: &mut Dice| dice.pick(&[0, 0, 1, 10, 50, 150]);
     let latency = dice.pick(&[1_000, 5_000, 50_000]);
     let begin = dice.below(400_000);

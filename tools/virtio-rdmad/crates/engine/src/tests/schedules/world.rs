@@ -4,28 +4,26 @@
 //! they get.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
 
 use abi::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::dice::Dice;
+use super::hosts::Hosts;
 use super::model::{fails_responder, fresh_area, Model, Posted, Verdict};
-use super::network::{nanos, Network, Port};
+use super::network::Network;
 use super::plan::{EndPlan, Flaw, Op, Plan, Work, AREA};
 use crate::tests::driver::*;
-use crate::{Clock, Fabric, FabricConfig, Limits, Next};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const FLUSHED: u32 = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
 
 /// The work requests of a queue that are not done, at most.
-const DEPTH: usize = 16;
+pub const DEPTH: usize = 16;
 /// The bytes of guest memory that a QP uses: its area, what it sends, and its receives.
-const SHARE: u64 = 0x5_0000;
-const SENDS: u64 = 0x1_0000;
-const RECEIVES: u64 = 0x3_0000;
+pub const SHARE: u64 = 0x5_0000;
+pub const SENDS: u64 = 0x1_0000;
+pub const RECEIVES: u64 = 0x3_0000;
 /// The bit of `wr_id` that a receive has.
 const IS_RECEIVE: u64 = 1 << 63;
 /// What memory has that nothing was written to.
@@ -73,49 +71,18 @@ struct Connection {
 
 pub struct World {
     plan: Plan,
-    clock: Arc<TestClock>,
-    network: Arc<Network>,
-    fabrics: Vec<Arc<Fabric>>,
-    guests: Vec<Guest>,
+    hosts: Hosts,
     connections: Vec<Connection>,
     dice: Dice,
     tells: bool,
 }
 
-fn setup() -> Setup {
-    let limits = Limits { ring_wr: 32, max_rd_atomic: 16, ..limits() };
-    Setup {
-        limits,
-        memory: DATA + 4 * SHARE,
-        depth: 32,
-        stride: 256,
-        sges: 8,
-        inline: 64,
-        region_len: 0x5000,
-        ..Setup::default()
-    }
-}
-
 impl World {
     pub fn new(seed: u64, plan: Plan, tells: bool) -> Self {
-        let clock = TestClock::new();
-        let network = Network::new(&clock, &plan.faults, seed ^ 0x6e65_7477, tells);
-        let fabrics: Vec<_> = (0..2)
-            .map(|host| {
-                let uplink = Arc::new(Port { network: Arc::clone(&network), host });
-                let clock = Arc::clone(&clock) as Arc<dyn Clock>;
-                Fabric::new(FabricConfig { name: "test".into(), clock, uplink: Some(uplink) })
-            })
-            .collect();
-        let mut guests = Vec::new();
-        with_rings(|| {
-            for (number, fabric) in (1..).zip(&fabrics) {
-                guests.push(Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup()));
-            }
-        });
+        let hosts = Hosts::new(seed, &plan.faults, tells);
         let connections = Vec::new();
         let dice = Dice::new(seed ^ 0x776f_726c);
-        let mut world = Self { plan, clock, network, fabrics, guests, connections, dice, tells };
+        let mut world = Self { plan, hosts, connections, dice, tells };
         world.connect();
         world
     }
@@ -123,12 +90,16 @@ impl World {
     /// Makes all connections.
     fn connect(&mut self) {
         let plans = self.plan.connections.clone();
-        let objects: Vec<_> =
-            self.guests.iter_mut().map(|guest| (guest.create_pd(), guest.create_cq(256))).collect();
+        let objects: Vec<_> = self
+            .hosts
+            .guests
+            .iter_mut()
+            .map(|guest| (guest.create_pd(), guest.create_cq(256)))
+            .collect();
         for (number, plan) in (0..).zip(plans) {
             let mut ends = [0, 1].map(|side| {
                 let (pdn, cqn) = objects[side];
-                let (guest, end) = (&mut self.guests[side], plan.ends[side].clone());
+                let (guest, end) = (&mut self.hosts.guests[side], plan.ends[side].clone());
                 let memory = DATA + number * SHARE;
                 let access = ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
                 let area = guest.reg_mr(pdn, memory, AREA as u64, access);
@@ -157,11 +128,11 @@ impl World {
             });
             for side in 0..2 {
                 let (own, other) = (&ends[side], &ends[1 - side]);
-                let (guest, dgid) = (&mut self.guests[own.guest], gid(other.guest as u8 + 1));
+                let (guest, dgid) = (&mut self.hosts.guests[own.guest], gid(other.guest as u8 + 1));
                 make_connection(guest, own, other, dgid, plan.path_mtu);
             }
             // A receive that is not late is there before the peer can send.
-            for (end, guest) in ends.iter_mut().zip(&mut self.guests) {
+            for (end, guest) in ends.iter_mut().zip(&mut self.hosts.guests) {
                 end.post_receives(guest, 0);
             }
             self.connections.push(Connection { ends });
@@ -169,56 +140,23 @@ impl World {
     }
 
     fn now(&self) -> u64 {
-        nanos(self.clock.passed())
+        self.hosts.now()
     }
 
     /// Does what the plan says, until nothing is left to be done.
     pub fn run(&mut self) -> Verdict {
         for _ in 0..200_000 {
-            let timer = self.settle();
+            let timer = self.hosts.settle();
             self.poll()?;
             if self.act() {
                 continue;
             }
             let posts = self.connections.iter().flat_map(|connection| &connection.ends);
-            let next = posts
-                .filter_map(End::next_post)
-                .chain(self.network.next())
-                .chain(timer)
-                .filter(|time| *time > self.now())
-                .min();
-            let Some(next) = next else { return self.end() };
-            self.pass_to(next);
-            self.deliver();
-        }
-        Err("the schedule never ends".into())
-    }
-
-    fn pass_to(&self, time: u64) {
-        let passed = self.clock.passed();
-        let left = Duration::from_nanos(time).saturating_sub(passed);
-        self.clock.advance_to(self.clock.now() + left);
-    }
-
-    /// Brings the frames that arrive now.
-    fn deliver(&self) {
-        for frame in self.network.arrivals() {
-            for (host, fabric) in self.fabrics.iter().enumerate() {
-                if host != frame.from {
-                    fabric.receive(&frame.bytes, frame.segment);
-                }
+            if !self.hosts.pass(posts.filter_map(End::next_post).chain(timer)) {
+                return self.end();
             }
         }
-    }
-
-    /// Runs all guests until they have nothing to do now. Returns when they have.
-    fn settle(&self) -> Option<u64> {
-        let now = self.clock.now();
-        let times = self.guests.iter().filter_map(|guest| match guest.run() {
-            Next::At(time) => Some(self.now() + nanos(time.saturating_duration_since(now)).max(1)),
-            _ => None,
-        });
-        times.min()
+        Err("the schedule never ends".into())
     }
 
     /// Posts what is due; whether something was.
@@ -229,7 +167,7 @@ impl World {
             for side in 0..2 {
                 let remote = (connection.ends[1 - side].memory, connection.ends[1 - side].area_key);
                 let end = &mut connection.ends[side];
-                let guest = &mut self.guests[end.guest];
+                let guest = &mut self.hosts.guests[end.guest];
                 has_posted |= end.post_receives(guest, now);
                 has_posted |= end.post_works(guest, now, remote, &mut self.dice, self.tells);
             }
@@ -241,9 +179,9 @@ impl World {
     fn poll(&mut self) -> Verdict {
         let now = self.now();
         let mut has_news = false;
-        for side in 0..self.guests.len() {
+        for side in 0..self.hosts.guests.len() {
             let cqn = self.connections[0].ends[side].cqn;
-            while let Some(cqe) = self.guests[side].poll(cqn) {
+            while let Some(cqe) = self.hosts.guests[side].poll(cqn) {
                 if self.tells {
                     let (wr_id, status, opcode) = brief(Some(cqe)).unwrap();
                     println!("{now} guest {side} gets {wr_id:#x} status {status} opcode {opcode}");
@@ -288,7 +226,7 @@ impl World {
         let now = self.now();
         let ends = &mut self.connections[number].ends;
         let (own, other) = split(ends, side);
-        let guest = &mut self.guests[own.guest];
+        let guest = &mut self.hosts.guests[own.guest];
         if cqe.qp_num != own.qpn {
             return Err(format!("a CQE names QP {}", cqe.qp_num));
         }
@@ -304,7 +242,7 @@ impl World {
         if status == OK || was_failed {
             return Ok(());
         }
-        own.explain(index, status, other, now, since, &self.plan, &self.network)
+        own.explain(index, status, other, now, since, &self.plan, &self.hosts.network)
     }
 
     /// Judges a CQE of a receive queue.
@@ -317,7 +255,7 @@ impl World {
     ) -> Verdict {
         let ends = &mut self.connections[number].ends;
         let (own, other) = split(ends, side);
-        let guest = &mut self.guests[own.guest];
+        let guest = &mut self.hosts.guests[own.guest];
         if cqe.qp_num != own.qpn || index != own.received || index >= own.posted.len() {
             return Err(format!("receive {index} completes, {} is next", own.received));
         }
@@ -350,7 +288,7 @@ impl World {
     /// Judges the area that an end works on, and what it knows to have arrived.
     fn check(&mut self, number: usize, side: usize) -> Verdict {
         let (own, other) = split(&mut self.connections[number].ends, side);
-        own.model.check_area(&self.guests[other.guest].bytes(other.memory, AREA))?;
+        own.model.check_area(&self.hosts.guests[other.guest].bytes(other.memory, AREA))?;
         own.model.check_arrived()
     }
 
@@ -363,7 +301,7 @@ impl World {
         }
         for connection in &mut self.connections {
             for end in &mut connection.ends {
-                let guest = &mut self.guests[end.guest];
+                let guest = &mut self.hosts.guests[end.guest];
                 let state = u32::from(guest.query(end.qpn).qp_state);
                 if end.is_flushed && state != VIRTIO_RDMA_QPS_ERR {
                     return Err(format!("QP {} has flushed receives in state {state}", end.qpn));
@@ -371,7 +309,7 @@ impl World {
                 guest.set_state(end.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
             }
         }
-        self.settle();
+        self.hosts.settle();
         self.poll()?;
         let ends = self.connections.iter().flat_map(|connection| &connection.ends);
         for end in ends {
@@ -388,7 +326,7 @@ impl World {
             return Err(format!("{} work requests were never posted", own.works.len()));
         }
         let failed = own.model.failed.is_some() || other.model.failed.is_some();
-        let found = self.guests[other.guest].bytes(other.memory, AREA);
+        let found = self.hosts.guests[other.guest].bytes(other.memory, AREA);
         if !failed {
             if own.model.flawed.is_some() {
                 return Err(format!("{:?} is flawed, and did not fail", own.model.flawed));

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Two hosts with a guest each, and the network between them, in virtual time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::network::{nanos, Faults, Network, Port};
+use super::world::SHARE;
+use crate::tests::driver::*;
+use crate::{Clock, Fabric, FabricConfig, Limits, Next};
+
+pub struct Hosts {
+    clock: Arc<TestClock>,
+    pub network: Arc<Network>,
+    fabrics: Vec<Arc<Fabric>>,
+    /// Guest 1 of the first host, and guest 2 of the second.
+    pub guests: Vec<Guest>,
+}
+
+fn setup() -> Setup {
+    let limits = Limits { ring_wr: 32, max_rd_atomic: 16, ..limits() };
+    Setup {
+        limits,
+        memory: DATA + 4 * SHARE,
+        depth: 32,
+        stride: 256,
+        sges: 8,
+        inline: 64,
+        region_len: 0x5000,
+        ..Setup::default()
+    }
+}
+
+impl Hosts {
+    pub fn new(seed: u64, faults: &Faults, tells: bool) -> Self {
+        let clock = TestClock::new();
+        let network = Network::new(&clock, faults, seed ^ 0x6e65_7477, tells);
+        let fabrics: Vec<_> = (0..2)
+            .map(|host| {
+                let uplink = Arc::new(Port { network: Arc::clone(&network), host });
+                let clock = Arc::clone(&clock) as Arc<dyn Clock>;
+                Fabric::new(FabricConfig { name: "test".into(), clock, uplink: Some(uplink) })
+            })
+            .collect();
+        let mut guests = Vec::new();
+        with_rings(|| {
+            for (number, fabric) in (1..).zip(&fabrics) {
+                guests.push(Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup()));
+            }
+        });
+        Self { clock, network, fabrics, guests }
+    }
+
+    /// Returns the time in nanoseconds.
+    pub fn now(&self) -> u64 {
+        nanos(self.clock.passed())
+    }
+
+    /// Runs all guests until they have nothing to do now. Returns when they have.
+    pub fn settle(&self) -> Option<u64> {
+        let now = self.clock.now();
+        let times = self.guests.iter().filter_map(|guest| match guest.run() {
+            Next::At(time) => Some(self.now() + nanos(time.saturating_duration_since(now)).max(1)),
+            _ => None,
+        });
+        times.min()
+    }
+
+    /// Moves to the first of these times, or to the one at which the next frames arrive, and brings these.
+    /// Returns `false` if nothing is to come.
+    pub fn pass(&self, times: impl Iterator<Item = u64>) -> bool {
+        let now = self.now();
+        let next = times.chain(self.network.next()).filter(|time| *time > now).min();
+        let Some(next) = next else { return false };
+        self.clock.advance_to(self.clock.now() + Duration::from_nanos(next - now));
+        for frame in self.network.arrivals() {
+            for (host, fabric) in self.fabrics.iter().enumerate() {
+                if host != frame.from {
+                    fabric.receive(&frame.bytes, frame.segment);
+                }
+            }
+        }
+        true
+    }
+}
