@@ -287,12 +287,15 @@ def perftest():
 
 
 def path_mtus():
-    """Yields {send, write, read}_bw with each path MTU, of messages with a last packet that is not full."""
+    """Yields {send, write, read}_bw over IPv4 and IPv6 with each path MTU, of messages with a last packet that is not
+    full."""
     for operation in ("send", "write", "read"):
         for mtu in (256, 512, 1024, 2048, 4096):
-            tool = f"ib_{operation}_bw -F -n 100 -s 65521 -m {mtu}"
-            yield Case(f"ib_{operation}_bw with path MTU {mtu}", f"{tool} -d {{d1}} -x {{g1}}", TCP.format(18515),
-                       f"{tool} -d {{d2}} -x {{g2}} {{t1}}", "#bytes")
+            for label, gid in (("", "g"), (" over IPv6", "i")):
+                tool = f"ib_{operation}_bw -F -n 100 -s 65521 -m {mtu}"
+                yield Case(f"ib_{operation}_bw with path MTU {mtu}{label}", f"{tool} -d {{d1}} -x {{{gid}1}}",
+                           TCP.format(18515), f"{tool} -d {{d2}} -x {{{gid}2}} {{t1}}", "#bytes")
+
 
 
 def skipped(operation, measure, kind, option):
