@@ -169,6 +169,16 @@ impl Inbound {
         }
     }
 
+    /// Returns whether the last thing that waits is an acknowledgement of this PSN too.
+    pub fn acknowledges(&self, psn: Psn) -> bool {
+        match self.replies.back().map(|last| &last.reply) {
+            Some(Reply::Acknowledge { psn: last, syndrome: Syndrome::Ack(_) }) => {
+                last.distance_from(psn) >= 0
+            }
+            _ => false,
+        }
+    }
+
     /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.
     pub fn reply(&mut self, reply: Reply) {
         let is_ack =

@@ -301,6 +301,28 @@ fn a_duplicate_gives_no_right_to_read() {
     });
 }
 
+/// The acknowledgement of a WRITE that came before is of that WRITE and not of what came after it: that may be
+/// an atomic, whose result a peer would take for lost, or, as rxe does, for there.
+#[test]
+fn a_repeated_write_acknowledges_no_atomic() {
+    connected(|pair, cable| {
+        let [a, b] = pair.ends;
+        let sges = [sge(DATA, 8, a.key)];
+        let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &sges).rdma(DATA, b.key);
+        pair.a.post_send(a.qpn, &write);
+        let add = Send::new(2, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, &sges);
+        pair.a.post_send(a.qpn, &add.atomic(DATA, b.key, 1, 0));
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        let write = Forged::from_sent(cable, Operation::Write);
+        cable.inject(B, &write.frame());
+        pair.settle();
+        let answer = Forged::from_sent(cable, Operation::Acknowledge);
+        assert_eq!(answer.headers.bth.psn, write.headers.bth.psn);
+    });
+}
+
 /// A peer repeats requests faster than they can be answered. What waits has a bound.
 #[test]
 fn answers_that_wait_have_a_bound() {

@@ -226,8 +226,13 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
             inbound.repeat(Reply::Read(ReadReply::empty(bth.psn)));
         }
         _ => {
-            let psn = inbound.expected.psn.minus(1);
-            inbound.reply(Reply::Acknowledge { psn, syndrome: Syndrome::Ack(Credits::UNLIMITED) });
+            // Not of what came after it: in place of the answer of a READ or an atomic, an acknowledgement
+            // says that the answer was lost, and rxe takes it for the answer.
+            let psn = bth.psn;
+            if !inbound.acknowledges(psn) {
+                let syndrome = Syndrome::Ack(Credits::UNLIMITED);
+                inbound.reply(Reply::Acknowledge { psn, syndrome });
+            }
         }
     }
 }
