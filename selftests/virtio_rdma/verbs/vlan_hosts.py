@@ -220,19 +220,20 @@ def connected(side, vlan, network, **changes):
 
 
 def connections_by_hand(side, rng):
-    """QPs are connected over each address without a connection manager."""
-    with Vlan(side, HERE) as vlan:
-        for network in NETWORKS:
-            end = connected(side, vlan, network)
-            region = end.memory(4096)
-            there, data = side.target(region), rng.randbytes(4096)
-            if side.active:
-                region.write(data, len(data))
-                end.post_send(e.IBV_WR_RDMA_WRITE, [sge(region)], remote=there)
-                rc.complete(end.send_cq)
-            side.exchange()
-            ktap.same_bytes(region.read(len(data), 0), data, "data")
-            end.close()
+    """QPs are connected over each address without a connection manager, in VLAN 0 as in any other."""
+    for number in (HERE, 0):
+        with Vlan(side, number) as vlan:
+            for network in NETWORKS:
+                end = connected(side, vlan, network)
+                region = end.memory(4096)
+                there, data = side.target(region), rng.randbytes(4096)
+                if side.active:
+                    region.write(data, len(data))
+                    end.post_send(e.IBV_WR_RDMA_WRITE, [sge(region)], remote=there)
+                    rc.complete(end.send_cq)
+                side.exchange()
+                ktap.same_bytes(region.read(len(data), 0), data, "data")
+                end.close()
 
 
 def connections_to_another_vlan(side, _rng):
@@ -251,7 +252,8 @@ def removed_under_traffic(side, _rng):
     """The VLAN interface goes, of the sender's side and of the other; then there is a new one."""
     for is_mine in (side.active, not side.active):
         with Vlan(side, HERE) as vlan:
-            end = connected(side, vlan, NETWORKS[1], timeout=8, retry_cnt=2)
+            # A peer that is busy must not seem to be gone, which would end the traffic too early.
+            end = connected(side, vlan, NETWORKS[1], timeout=14, retry_cnt=7)
             region = end.memory(65536)
             there = side.target(region)
             if side.active:
