@@ -157,6 +157,8 @@ counters! {
     SelectiveAcksSent = "selective_acks_sent",
     /// Selective acknowledgements that came over the wire.
     SelectiveAcksReceived = "selective_acks_received",
+    /// Times that an answer over the wire took long, so that packets were sent again before a timeout.
+    Probes = "probes",
     /// Requests sent over the wire that were sent before, and READs of missing packets of a response.
     PacketsResent = "packets_resent",
     /// Requests dropped that came over the wire while too many answers wait to be sent.

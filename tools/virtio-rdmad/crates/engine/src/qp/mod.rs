@@ -13,6 +13,7 @@ pub(crate) mod inbound;
 #[cfg(test)]
 mod incast;
 pub(crate) mod pace;
+pub(crate) mod probe;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod state;

@@ -22,6 +22,7 @@ use roce::{Psn, SackEth};
 
 use super::flow::Flow;
 use super::gaps::Gaps;
+use super::probe::Probe;
 
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
@@ -151,8 +152,14 @@ pub(crate) struct Window<T> {
     resent_to: Psn,
     /// and what has this PSN or a later one was sent after that.
     resent_at: Psn,
+    /// Packets in front of this PSN that the peer does not hold are taken for lost.
+    probed_to: Psn,
     /// When what is not acknowledged is sent again.
     pub deadline: Option<Instant>,
+    /// When what is not acknowledged is sent again for the first time.
+    pub probe_at: Option<Instant>,
+    /// How long answers take.
+    pub probe: Probe,
     /// Until when nothing is sent, as the peer has no receive.
     pub pause: Option<Instant>,
     /// The rate of its packets.
@@ -179,7 +186,10 @@ impl<T> Window<T> {
             held: (psn, SackEth::default()),
             resent_to: psn,
             resent_at: psn,
+            probed_to: psn,
             deadline: None,
+            probe_at: None,
+            probe: Probe::default(),
             pause: None,
             flow: Flow::default(),
             hold: None,
@@ -201,6 +211,11 @@ impl<T> Window<T> {
     /// Returns the PSN behind the last message.
     pub fn end(&self) -> Psn {
         self.end
+    }
+
+    /// Returns the PSN in front of which the peer has done all requests.
+    pub fn done(&self) -> Psn {
+        self.done
     }
 
     /// Returns whether something has come since this was last asked: an acknowledgement of a request, or a
@@ -281,10 +296,7 @@ impl<T> Window<T> {
     /// and its PSN. The request of a READ has the first PSN of its response, and is all that can be missing of it.
     fn missing(&self) -> Option<(usize, Psn)> {
         let (from, sack) = &self.held;
-        let end = from.plus(sack.end());
-        if *sack == SackEth::default() {
-            return None;
-        }
+        let end = later(from.plus(sack.end()), self.probed_to);
         let mut psn = later(self.resent_to, self.done);
         while psn.is_before(end) {
             let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
@@ -389,6 +401,10 @@ impl<T> Window<T> {
             self.done = done;
             self.resent_to = later(self.resent_to, done);
             self.resent_at = later(self.resent_at, done);
+            self.probed_to = later(self.probed_to, done);
+            if !self.held.0.plus(self.held.1.end()).is_after(done) {
+                self.held = (done, SackEth::default());
+            }
             self.has_news = true;
             self.went_back = false;
         }
@@ -465,12 +481,32 @@ impl<T> Window<T> {
     pub fn go_back(&mut self) {
         self.went_back = true;
         self.cursor = self.done_or_complete();
-        self.held.1 = SackEth::default();
-        self.resent_to = self.done;
-        self.resent_at = self.done;
-        self.deadline = None;
+        self.held = (self.done, SackEth::default());
+        (self.resent_to, self.resent_at, self.probed_to) = (self.done, self.done, self.done);
+        (self.deadline, self.probe_at) = (None, None);
+        self.lose_responses();
+    }
+
+    /// Has everything sent again that the peer neither has done nor holds, and asked for again what has not come
+    /// of the responses to what it has done. The time for an answer goes on.
+    pub fn send_again(&mut self) {
+        self.probe.again();
+        if self.is_selective {
+            self.resent_to = self.done;
+            self.probed_to = self.top;
+            self.lose_responses();
+        } else {
+            let deadline = self.deadline;
+            self.go_back();
+            self.deadline = deadline;
+        }
+    }
+
+    /// Has asked for again what has not come of the responses to requests that were sent, and are done.
+    fn lose_responses(&mut self) {
+        let to = self.done_or_complete();
         for sent in &mut self.sent {
-            if !sent.first.is_before(self.cursor) {
+            if !sent.first.is_before(to) {
                 break;
             }
             if sent.awaits_response() {

@@ -166,13 +166,14 @@ impl Sender<'_> {
             let bytes = len + OVERHEAD;
             if let Some(until) = flow.wait(now, bytes, hca.rate_limit.as_ref()) {
                 // The time for an answer begins with the last packet that may be sent.
-                (window.hold, window.deadline) = (Some(until), None);
+                window.hold = Some(until);
+                (window.deadline, window.probe_at) = (None, None);
                 break;
             }
             let mut headers = path.headers(opcode, due.psn, extended);
             headers.bth.ack_request = due.is_last;
             headers.bth.selective = true;
-            let is_again = due.is_again;
+            let (psn, is_last, is_again) = (due.psn, due.is_last, due.is_again);
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
@@ -185,6 +186,8 @@ impl Sender<'_> {
             }
             if is_again {
                 hca.stats.add(Counter::PacketsResent, 1);
+            } else if is_last {
+                window.probe.sent(psn, now);
             }
             window.advance();
             flow.sent(now, bytes);
@@ -240,12 +243,16 @@ impl Sender<'_> {
         }
         if !window.awaits() || window.pause.is_some() {
             // No answer is due; the peer that asked for the pause has answered.
-            window.deadline = None;
+            (window.deadline, window.probe_at) = (None, None);
         } else if window.deadline.is_none() && window.hold.is_none() {
             let now = self.hca.clock().now();
             window.deadline = answer_delay(requester.attr.timeout).map(|delay| now + delay);
+            window.probe_at = Some(now + window.probe.delay());
         }
-        self.hca.set_timer(self.slot, window.pause.max(window.hold).or(window.deadline));
+        // A consumer that wants to wait for ever gets no packet that it did not ask for.
+        window.probe_at = window.probe_at.filter(|at| window.deadline.is_some_and(|end| *at < end));
+        let answer = window.probe_at.or(window.deadline);
+        self.hca.set_timer(self.slot, window.pause.max(window.hold).or(answer));
     }
 
     /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.
@@ -253,6 +260,11 @@ impl Sender<'_> {
         let Some(window) = &mut requester.window else { return true };
         let now = self.hca.clock().now();
         if window.deadline.is_none_or(|deadline| deadline > now) {
+            if window.probe_at.is_some_and(|at| at <= now) {
+                self.hca.stats.add(Counter::Probes, 1);
+                window.send_again();
+                window.probe_at = Some(now + window.probe.delay());
+            }
             return true;
         }
         window.deadline = None;
@@ -269,7 +281,8 @@ impl Sender<'_> {
     /// Ends the oldest work request with an error, and the QP with it.
     fn fail_front(&self, requester: &mut Requester, status: u32, round: &mut Round) {
         let Some(window) = &mut requester.window else { return };
-        (window.pause, window.hold, window.deadline) = (None, None, None);
+        (window.pause, window.hold) = (None, None);
+        (window.deadline, window.probe_at) = (None, None);
         self.hca.set_timer(self.slot, None);
         if let Some(wqe) = window.pop() {
             with_wqe(requester, wqe, |requester| {
@@ -329,7 +342,8 @@ impl Sender<'_> {
         }
         // Only progress renews the retries: a peer that answers and does nothing must not be asked for ever.
         if window.take_news() {
-            window.deadline = None;
+            (window.deadline, window.probe_at) = (None, None);
+            window.probe.done(window.done(), self.hca.clock().now());
             requester.retry_left = attr.retry_cnt;
             requester.rnr_left = attr.rnr_retry;
         }
@@ -386,7 +400,7 @@ impl Sender<'_> {
             return;
         }
         window.pause = Some(now + timer.delay().max(Duration::from_nanos(1)));
-        window.deadline = None;
+        (window.deadline, window.probe_at) = (None, None);
         // The peer has done what is in front, and the response to that is lost: this is one more try for the
         // response, and none for a receive.
         let is_response_lost = window.oldest() != psn;
