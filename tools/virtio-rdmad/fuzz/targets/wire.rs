@@ -29,8 +29,8 @@ use fuzz::{
 use libfuzzer_sys::fuzz_target;
 use roce::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, ExtendedHeader, ExtendedHeaders, Feth,
-    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, SackEth, Segments, Split,
-    Syndrome, Vlan, Xrceth,
+    FlowLabel, Headers, Ieth, ImmDt, Ip, Ipv4, Msn, Opcode, Psn, Qpn, Reth, SackEth, Segments,
+    Split, Syndrome, Vlan, Xrceth,
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -361,7 +361,8 @@ impl World {
                 ExtendedHeader::ImmDt => extended.imm_dt = Some(ImmDt(program.array())),
                 ExtendedHeader::Ieth => extended.ieth = Some(Ieth { rkey }),
                 ExtendedHeader::SackEth => {
-                    let held = [0; 4].map(|_: u64| u64::from(program.u8()).wrapping_mul(0x0101_8001_0000_0101));
+                    let held = [0; 4]
+                        .map(|_: u64| u64::from(program.u8()).wrapping_mul(0x0101_8001_0000_0101));
                     extended.sack_eth = Some(SackEth { held });
                 }
                 ExtendedHeader::CnpReserved => {}
@@ -401,7 +402,8 @@ impl World {
         if dest_qp.get() == self.b.qps[HONEST] {
             return None;
         }
-        let mut bth = Bth::new(opcode, dest_qp, self.psn(matches!(byte, 0x0d..=0x12 | 0xd1), program));
+        let mut bth =
+            Bth::new(opcode, dest_qp, self.psn(matches!(byte, 0x0d..=0x12 | 0xd1), program));
         let flags = program.u8();
         bth.ack_request = flags & 1 != 0;
         bth.solicited_event = flags & 2 != 0;
