@@ -270,6 +270,22 @@ impl Model {
         Ok(&self.posted[index])
     }
 
+    /// Judges the status of a receive that has failed.
+    pub fn check_refused(&self, receive: usize, status: u32) -> Verdict {
+        let flawed = self.flawed.filter(|flawed| self.receive_of(*flawed) == Some(receive));
+        let expected =
+            flawed.and_then(|flawed| self.posted[flawed].work.flaw).map(|flaw| match flaw {
+                Flaw::ShortReceive => VIRTIO_RDMA_WC_LOC_LEN_ERR,
+                Flaw::ReceiveKey => VIRTIO_RDMA_WC_LOC_PROT_ERR,
+                _ => VIRTIO_RDMA_WC_LOC_ACCESS_ERR,
+            });
+        if expected == Some(status) && self.arrived == receive {
+            Ok(())
+        } else {
+            Err(format!("receive {receive} ends with {status}, not {expected:?}"))
+        }
+    }
+
     /// Returns which receive a work request takes.
     pub fn receive_of(&self, index: usize) -> Option<usize> {
         self.takers.iter().position(|taker| *taker == index)
@@ -320,7 +336,8 @@ fn status_of(work: &Work) -> u32 {
     match work.flaw {
         None => OK,
         Some(Flaw::LocalKey) => VIRTIO_RDMA_WC_LOC_PROT_ERR,
-        Some(Flaw::Unaligned) => VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+        Some(Flaw::Unaligned | Flaw::ShortReceive) => VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+        Some(Flaw::ReceiveKey) => VIRTIO_RDMA_WC_REM_OP_ERR,
         Some(Flaw::RemoteKey | Flaw::RemoteRange) => VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     }
 }

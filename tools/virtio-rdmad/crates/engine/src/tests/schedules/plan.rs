@@ -79,6 +79,10 @@ pub enum Flaw {
     Unaligned,
     /// An lkey is that of no region.
     LocalKey,
+    /// The receive that it takes is too short.
+    ShortReceive,
+    /// The lkey of the receive that it takes is that of no region.
+    ReceiveKey,
 }
 
 /// A send work request.
@@ -91,6 +95,15 @@ pub struct Work {
     /// The bytes of an SGE, at most.
     pub piece: usize,
     pub flaw: Option<Flaw>,
+}
+
+/// The memory of a receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its bytes.
+    pub len: usize,
+    /// Whether its lkey is that of a region.
+    pub has_key: bool,
 }
 
 /// What one end of a connection does.
@@ -109,8 +122,8 @@ pub struct EndPlan {
     pub rnr_timer: u8,
     /// What it posts to its send queue, and how many nanoseconds after the one before.
     pub works: Vec<(u64, Work)>,
-    /// The lengths of the receives that it posts, and how many nanoseconds after the one before.
-    pub receives: Vec<(u64, usize)>,
+    /// The receives that it posts, and how many nanoseconds after the one before.
+    pub receives: Vec<(u64, Place)>,
 }
 
 /// A connection between two guests.
@@ -251,30 +264,43 @@ fn length(dice: &mut Dice, mtu: usize) -> usize {
 
 /// Returns something that may be wrong with a work request.
 fn flaw(dice: &mut Dice, work: Work) -> Option<Flaw> {
-    let flaw = dice.pick(&[Flaw::RemoteKey, Flaw::RemoteRange, Flaw::Unaligned, Flaw::LocalKey]);
+    let flaw = dice.pick(&[
+        Flaw::RemoteKey,
+        Flaw::RemoteRange,
+        Flaw::Unaligned,
+        Flaw::LocalKey,
+        Flaw::ShortReceive,
+        Flaw::ReceiveKey,
+    ]);
     let is_empty = work.op.len() == 0;
     let has_flush = matches!(work.op, Op::Flush { len: 1.., .. });
     let fits = match (flaw, work.op) {
         (Flaw::RemoteKey | Flaw::RemoteRange, Op::Send { .. }) => false,
         (Flaw::RemoteKey | Flaw::RemoteRange, _) => !is_empty || has_flush,
         (Flaw::Unaligned, Op::Add { .. } | Op::Swap { .. } | Op::Store { .. }) => true,
-        (Flaw::Unaligned, _) => false,
         (Flaw::LocalKey, _) => !is_empty && !work.is_inline,
+        (Flaw::ShortReceive | Flaw::ReceiveKey, Op::Send { .. }) => !is_empty,
+        (Flaw::Unaligned | Flaw::ShortReceive | Flaw::ReceiveKey, _) => false,
     };
     fits.then_some(flaw)
 }
 
 /// Returns the receives for what the peer sends: a few more than it needs.
-fn receives(dice: &mut Dice, works: &[(u64, Work)]) -> Vec<(u64, usize)> {
+fn receives(dice: &mut Dice, works: &[(u64, Work)]) -> Vec<(u64, Place)> {
     let is_late = dice.happens(300);
-    let takers = works.iter().map(|(_, work)| work.op).filter(|op| op.takes_receive());
+    let takers = works.iter().map(|(_, work)| work).filter(|work| work.op.takes_receive());
     let mut receives: Vec<_> = takers
-        .map(|op| {
+        .map(|work| {
             let pause = if is_late { dice.below(300_000) } else { 0 };
-            let len = if dice.happens(300) { AREA } else { op.len() };
-            (pause, len)
+            let len = match work.flaw {
+                Some(Flaw::ShortReceive) => dice.below(work.op.len() as u64) as usize,
+                _ if dice.happens(300) => AREA,
+                _ => work.op.len(),
+            };
+            (pause, Place { len, has_key: work.flaw != Some(Flaw::ReceiveKey) })
         })
         .collect();
-    receives.extend((0..dice.below(4)).map(|_| (0, AREA)));
+    let more = dice.below(4);
+    receives.extend((0..more).map(|_| (0, Place { len: AREA, has_key: true })));
     receives
 }

@@ -12,7 +12,7 @@ use super::dice::Dice;
 use super::hosts::Hosts;
 use super::model::{fails_responder, fresh_area, Model, Posted, Verdict};
 use super::network::Network;
-use super::plan::{EndPlan, Flaw, Op, Plan, Work, AREA};
+use super::plan::{EndPlan, Flaw, Op, Place, Plan, Work, AREA};
 use crate::tests::driver::*;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -53,7 +53,7 @@ struct End {
     model: Model,
     /// What is to be posted, and when the next of it is.
     works: VecDeque<(u64, Work)>,
-    receives: VecDeque<(u64, usize)>,
+    receives: VecDeque<(u64, Place)>,
     work_at: u64,
     receive_at: u64,
     /// Receives that were posted, and how many of them have completed.
@@ -270,16 +270,8 @@ impl World {
         }
         let len = own.posted[index].len;
         let found = guest.bytes(own.receive_at(index), len);
-        if status == VIRTIO_RDMA_WC_LOC_ACCESS_ERR {
-            let arrived = other.model.flawed.and_then(|flawed| other.model.receive_of(flawed));
-            return if arrived == Some(index) {
-                Ok(())
-            } else {
-                Err("a receive is refused".into())
-            };
-        }
         if status != OK {
-            return Err(format!("receive {index} ends with {status}"));
+            return other.model.check_refused(index, status);
         }
         check_message(other.model.arrive()?, cqe, &found)
             .map_err(|why| format!("receive {index}: {why}"))
@@ -438,12 +430,13 @@ impl End {
     fn post_receives(&mut self, guest: &mut Guest, now: u64) -> bool {
         let mut has_posted = false;
         while self.receive_at <= now && self.has_receive_room() {
-            let Some((_, len)) = self.receives.pop_front() else { break };
+            let Some((_, Place { len, has_key })) = self.receives.pop_front() else { break };
             let index = self.posted.len();
             let at = self.receive_at(index);
             guest.memory.write(at, &vec![UNTOUCHED; len]).unwrap();
             let wr_id = IS_RECEIVE | self.wr_id(index);
-            guest.post_recv(self.qpn, wr_id, &pieces(at, len, 3000, self.key));
+            let key = if has_key { self.key } else { self.key ^ 0x0100_0000 };
+            guest.post_recv(self.qpn, wr_id, &pieces(at, len, 3000, key));
             self.posted.push(Receive { len, time: now });
             self.receive_at = now + self.receives.front().map_or(0, |(pause, _)| *pause);
             has_posted = true;
