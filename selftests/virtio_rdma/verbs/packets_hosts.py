@@ -328,9 +328,11 @@ def negative_acknowledgements(side, _rng):
     refused(side, e.IBV_WC_REM_ACCESS_ERR, lambda end, region: None, WRITE, 0x5A5A5A00)
     refused(side, e.IBV_WC_REM_INV_REQ_ERR, lambda end, region: end.post_recv([sge(region, 0, 8)]))
     refused(side, e.IBV_WC_REM_OP_ERR, lambda end, region: end.post_recv([SGE(region.buf, 64, region.lkey ^ 0xff00)]))
-    # The responder waits for packets that the requester did never send.
-    psn = {"sq_psn": 0x123456 + 9} if side.active else {}
-    refused(side, e.IBV_WC_RETRY_EXC_ERR, lambda end, region: end.post_recv([sge(region)]), **SOON, **psn)
+    # The responder waits for packets that the requester did never send. It holds what is a little ahead of them, and
+    # tells so; what is far ahead it refuses.
+    for ahead in (9, 1000):
+        psn = {"sq_psn": 0x123456 + ahead} if side.active else {}
+        refused(side, e.IBV_WC_RETRY_EXC_ERR, lambda end, region: end.post_recv([sge(region)]), **SOON, **psn)
 
 
 def not_ready(side, rng):

@@ -42,6 +42,8 @@ PSNS = 1 << 24
 ICRC = 4
 # Congestion notification; bits 4 to 0 of its opcode mean something else for every other service.
 CNP = 0x81
+# A selective acknowledgement, of the opcodes that IBA leaves to manufacturers.
+SELECTIVE_ACKNOWLEDGE = 0xd1
 # Bits 4 to 0 of the opcodes of what comes behind another packet of its message: SENDs, WRITEs and responses of READs.
 BEHIND = {0x01, 0x02, 0x03, 0x07, 0x08, 0x09, 0x0e, 0x0f, 0x16}
 # Bits 4 to 0 of the opcodes that answer requests of a reliable connection.

@@ -151,8 +151,9 @@ VLAN = 5
 # What is sent over IPv4 and IPv6, and in a VLAN and in none: SENDs, WRITEs, READs and atomics of RC and XRC with what
 # answers them, SENDs and WRITEs of UC, and datagrams.
 EVERYWHERE = {*RELIABLE, *(0x20 | bits for bits in UNRELIABLE), 0x64, 0x65, *(0xa0 | bits for bits in RELIABLE)}
-# What is sent at least once: SENDs that invalidate a key, FLUSH, ATOMIC WRITE, and congestion notification.
-ONCE = {0x16, 0x17, 0x1c, 0x1d, capture.CNP, 0xb6, 0xb7}
+# What is sent at least once: SENDs that invalidate a key, FLUSH, ATOMIC WRITE, congestion notification, and selective
+# acknowledgements.
+ONCE = {0x16, 0x17, 0x1c, 0x1d, capture.CNP, 0xb6, 0xb7, capture.SELECTIVE_ACKNOWLEDGE}
 # Together these are all opcodes that the device can send: XRC has no FLUSH and no ATOMIC WRITE.
 SENT = {(opcode, version, vlan) for opcode in EVERYWHERE for version in (4, 6) for vlan in (None, VLAN)} | {
     (opcode, 4, None) for opcode in ONCE}

@@ -3,7 +3,7 @@
 //! The requester on the wire: work requests to packets, and what answers do to them (IBA 9.7.5).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::{
     VIRTIO_RDMA_WC_GENERAL_ERR, VIRTIO_RDMA_WC_LOC_LEN_ERR, VIRTIO_RDMA_WC_LOC_PROT_ERR,
@@ -249,8 +249,10 @@ impl Sender<'_> {
             window.deadline = answer_delay(requester.attr.timeout).map(|delay| now + delay);
             window.probe_at = Some(now + window.probe.delay());
         }
-        // A consumer that wants to wait for ever gets no packet that it did not ask for.
-        window.probe_at = window.probe_at.filter(|at| window.deadline.is_some_and(|end| *at < end));
+        // A consumer that wants to wait for ever gets no packet that it did not ask for. A foreign peer would be sent
+        // everything once more each time that it is slow.
+        let is_early = |at: &Instant| window.deadline.is_some_and(|end| *at < end);
+        window.probe_at = window.probe_at.filter(|at| window.is_selective && is_early(at));
         let answer = window.probe_at.or(window.deadline);
         self.hca.set_timer(self.slot, window.pause.max(window.hold).or(answer));
     }
