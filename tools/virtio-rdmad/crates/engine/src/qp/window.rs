@@ -267,7 +267,11 @@ impl<T> Window<T> {
             return None;
         }
         let (is_last, may_go) = if sent.kind.is_answered {
-            let responses = before.filter(|other| other.awaits_response());
+            // The peer keeps the answers of its last requests. So one that came counts while an earlier one is missing,
+            // which may have to be asked for once more.
+            let responses = before
+                .skip_while(|other| !other.awaits_response())
+                .filter(|other| other.kind.is_answered);
             let is_few = responses.clone().map(Sent::to_come).sum::<u32>() < MOST_TO_COME;
             (true, is_few && responses.count() < usize::from(most_responses))
         } else {
@@ -583,5 +587,19 @@ mod tests {
         assert_eq!(asked_for(1), 16, "as many as the peer takes");
         assert_eq!(asked_for(64), 8);
         assert_eq!(asked_for(1024), 1);
+    }
+
+    /// A peer keeps the answers of its last requests, and one that is missing has to stay among them.
+    #[test]
+    fn answers_behind_a_missing_one_make_no_room() {
+        let mut window = Window::new(Psn::new(0));
+        let kind = Kind { is_answered: true, is_fenced: false };
+        (0..4).for_each(|number| window.push(number, 1, kind));
+        (0..2).for_each(|_| window.advance());
+        assert!(matches!(window.respond(Psn::new(1)), Response::Missing(1, 0)));
+        window.take(Psn::new(1));
+        assert_eq!(window.due(2).map(|due| due.psn), Some(Psn::new(0)), "the missing one");
+        window.advance();
+        assert!(window.due(2).is_none(), "the third has to wait");
     }
 }
