@@ -58,6 +58,7 @@ impl Timers {
     }
 
     /// Takes a queue whose time has come.
+    #[inline]
     pub fn pop(&mut self, now: Instant) -> Option<u16> {
         self.next().filter(|deadline| *deadline <= now)?;
         let Reverse((_, queue)) = self.order.pop()?;

@@ -151,8 +151,8 @@ pub(crate) struct Requester<D> {
     pub notify_drained: bool,
     /// What is under way on the wire, if the peer is reached over that.
     pub window: Option<Box<Window<SendWqe>>>,
-    /// The rate of packets that nobody acknowledges.
-    pub flow: Flow,
+    /// The rate of packets that nobody acknowledges, if it sends some over the wire.
+    pub flow: Option<Box<Flow>>,
 }
 
 impl<D> Requester<D> {
@@ -175,7 +175,7 @@ impl<D> Requester<D> {
             partner: Partner::default(),
             notify_drained: false,
             window: None,
-            flow: Flow::default(),
+            flow: None,
         }
     }
 
@@ -202,7 +202,7 @@ impl<D> Requester<D> {
         self.partner = Partner::default();
         self.notify_drained = false;
         self.window = None;
-        self.flow = Flow::default();
+        self.flow = None;
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.source = Address::default();
         self.wqe = SendWqe::empty();

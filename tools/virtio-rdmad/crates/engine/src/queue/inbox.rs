@@ -42,6 +42,7 @@ impl Heap {
     }
 
     /// Takes the oldest packet, as a frame.
+    #[inline]
     pub fn pop(&mut self) -> Option<&[u8]> {
         let (at, range) = loop {
             let Frame { len, segment } = *self.frames.get(self.taken)?;

@@ -47,6 +47,7 @@ impl Virtqueue {
     }
 
     /// Returns how many chains wait to be taken.
+    #[inline]
     pub fn waiting(&self) -> u16 {
         self.ring.as_ref().and_then(|ring| ring.pending().ok()).unwrap_or(0)
     }

@@ -165,6 +165,7 @@ impl WorkQueue {
     }
 
     /// Returns how many work requests wait to be taken.
+    #[inline]
     pub fn waiting(&self) -> u16 {
         match self {
             Self::Virtqueue(queue) => queue.waiting(),

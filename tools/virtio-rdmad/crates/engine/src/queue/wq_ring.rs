@@ -218,6 +218,7 @@ impl WqRing {
     }
 
     /// Returns how many entries wait to be taken.
+    #[inline]
     pub fn waiting(&self) -> u32 {
         let Some(pages) = &self.pages else { return 0 };
         let producer = pages.load_u32(self.producer(), Ordering::Relaxed).unwrap_or(self.next);

@@ -75,6 +75,7 @@ impl BusyPoll {
     }
 
     /// Notes that a visit found no work; returns whether that was so for long enough.
+    #[inline]
     pub fn was_empty(
         &mut self,
         queue: u16,

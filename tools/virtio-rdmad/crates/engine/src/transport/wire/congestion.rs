@@ -63,7 +63,9 @@ pub(super) fn arrive(hca: &Hca, slot: u16, packet: &Packet<'_>) {
         if is_peers(attr, source) {
             match window {
                 Some(window) => cut(&mut window.flow),
-                None if config.is_some_and(|config| config.wq.kind == QpType::Uc) => cut(flow),
+                None if config.is_some_and(|config| config.wq.kind == QpType::Uc) => {
+                    cut(flow.get_or_insert_default());
+                }
                 None => {}
             }
         }
@@ -98,8 +100,9 @@ impl Sender<'_> {
     /// connection or the limit of the guest. A packet that does not wait any more has its share.
     pub(super) fn holds(&self, requester: &mut Requester, len: u64) -> bool {
         let (now, bytes) = (self.hca.clock().now(), len + OVERHEAD);
-        let Some(turn) = requester.flow.wait(now, bytes, self.hca.rate_limit.as_ref()) else {
-            requester.flow.sent(now, bytes);
+        let flow = requester.flow.get_or_insert_default();
+        let Some(turn) = flow.wait(now, bytes, self.hca.rate_limit.as_ref()) else {
+            flow.sent(now, bytes);
             self.stop_waiting(requester);
             return false;
         };
