@@ -96,6 +96,15 @@ class Orderly(Program):
         return "".join(self.lines)
 
 
+def between(results, platform, path, network, label=""):
+    """Runs a kselftest in each guest of a network at the same time: the programs meet each other."""
+    guests = network.guests
+    programs = [Program(results, platform, path, guest, label=f"{label}guest {guest.number} of {len(guests)}: ")
+                for guest in guests]
+    for program in programs:
+        program.finish()
+
+
 def sleeps(results, network, platform, label):
     """Runs the selftest that lets its machine sleep in guest 2, which uses a disk of guest 1."""
     target, guest = network.guests

@@ -10,7 +10,7 @@ import pytest
 
 from virtio_rdma.tests import networks, tools, ulp
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.selftests import ALONE, Program
+from virtio_rdma.tests.selftests import ALONE, Program, between
 
 PAGE_SIZES = {"4k": 4096, "16k": 16384}
 # What one guest runs by itself, in loopback.
@@ -71,10 +71,7 @@ class Two:
 
     @pytest.mark.parametrize("name", BETWEEN)
     def test_program(self, name, network, platform, prefix, results):
-        both = [Program(results, platform, name, guest, label=f"{prefix}guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, name, network, prefix)
 
     @pytest.mark.parametrize("case", TOOLS)
     def test_tool(self, case, network, prefix, results):

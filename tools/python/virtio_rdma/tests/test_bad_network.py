@@ -6,7 +6,7 @@ import pytest
 from virtio_rdma.guests.cable import Cabled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.selftests import Program, seed_of
+from virtio_rdma.tests.selftests import between, seed_of
 
 # What the cable does to packets, and what it counts of it (impair/src/faults.rs).
 COUNTERS = {"loss": "lost", "duplicate": "duplicated", "corrupt": "corrupted", "reorder": "reordered",
@@ -57,10 +57,7 @@ def faults(request, network, results):
 
 def run_program(faults, network, platform, results, prefix=""):
     """Runs the selftest between both guests, and checks that the cable had something to do."""
-    both = [Program(results, platform, "verbs/bad_network.py", guest,
-                    label=f"{prefix}{faults}: guest {guest.number} of 2: ") for guest in network.guests]
-    for each in both:
-        each.finish()
+    between(results, platform, "verbs/bad_network.py", network, f"{prefix}{faults}: ")
     counted = network.cable.impair(**FAULTS[faults])
     results.note(f"{prefix}{faults}: {counted}")
     missed = [name for name in FAULTS[faults] if name in COUNTERS and not counted[COUNTERS[name]]]

@@ -9,7 +9,7 @@ import pytest
 from virtio_rdma.guests import hostile
 from virtio_rdma.tests import networks, selftests
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, sleeps
+from virtio_rdma.tests.selftests import ALONE, SLEEPS, Orderly, Program, between, sleeps
 
 # Where other suites run beside this one (--brief), it is brief: emulated guests run some of the programs, each time
 # others, and a hostile device does less. In percent, by the VMM; SEED chooses the same programs again.
@@ -93,10 +93,7 @@ class TestTwoGuests:
 
     def test_program(self, program, network, platform, label, results):
         """Guest 2's results are what the program finds; guest 1's tell whether it agrees."""
-        both = [Program(results, platform, program, guest, label=f"{label}guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, program, network, label)
 
     def test_objects(self, network, results):
         networks.agree(results, network)

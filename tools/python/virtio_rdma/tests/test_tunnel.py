@@ -6,7 +6,7 @@ import pytest
 from virtio_rdma.guests.tunnel import Switched, Tunnelled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.selftests import Program
+from virtio_rdma.tests.selftests import between
 from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES
 
 # The kinds of tools that run over a tunnel, and what is lost on its way must not be.
@@ -27,10 +27,7 @@ class Tunnel:
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
     def test_program(self, name, network, platform, title, results):
-        both = [Program(results, platform, name, guest, label=f"{title}: guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, name, network, f"{title}: ")
 
     @pytest.mark.parametrize("case", TUNNEL_CASES)
     def test_tool(self, case, network, names, title, results):

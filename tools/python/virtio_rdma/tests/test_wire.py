@@ -14,7 +14,7 @@ from virtio_rdma.guests.daemons import TwoHosts
 from virtio_rdma.guests.hosts import Hosts
 from virtio_rdma.tests import capture, dissectors, networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.selftests import Program
+from virtio_rdma.tests.selftests import between
 from virtio_rdma.tests.ulp import Ulp
 
 # Programs that take two hosts, the last one with the tests that it runs. It has another test, in which a host counts
@@ -58,10 +58,7 @@ class TestTwoHosts:
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
     def test_program(self, name, network, platform, results):
-        both = [Program(results, platform, name, guest, label=f"guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, name, network)
 
     @pytest.mark.parametrize("case", CASES)
     def test_tool(self, case, network, names, results):
@@ -82,10 +79,7 @@ class TestTwoDaemons:
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
     def test_program(self, name, network, platform, results):
-        both = [Program(results, platform, name, guest, label=f"two daemons: guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, name, network, "two daemons: ")
 
     @pytest.mark.parametrize("case", ["ibv_rc_pingpong", "ib_write_bw -c RC", "ib_read_bw -c RC"])
     def test_tool(self, case, network, names, results):
@@ -188,10 +182,7 @@ class TestPackets:
     @pytest.mark.parametrize("name", CAPTURED)
     def test_program(self, name, network, platform, results, packets):  # pylint: disable=unused-argument
         """They send each kind of packet but one."""
-        both = [Program(results, platform, name, guest, label=f"captured: guest {guest.number} of 2: ")
-                for guest in network.guests]
-        for each in both:
-            each.finish()
+        between(results, platform, name, network, "captured: ")
 
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("name", SIZES)

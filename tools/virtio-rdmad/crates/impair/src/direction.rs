@@ -120,7 +120,7 @@ impl Direction {
             return copy;
         }
         let end = frame.len();
-        // Two flips of one bit are none.
+        // Two flips of one bit leave the packet as it was.
         while copy == frame {
             for _ in 0..random.random_range(1..=FLIPPED) {
                 let end = if random.random() { end } else { end.min(ETHERNET + HEADERS) };

@@ -102,7 +102,7 @@ pub struct GuestReport {
     pub srqs: Vec<SrqReport>,
     /// The counters by name.
     pub counters: BTreeMap<String, u64>,
-    /// The counters of its network interface by name; none if the process does not serve one.
+    /// The counters of its network interface by name; empty if the process does not serve one.
     pub nic: BTreeMap<String, u64>,
 }
 

@@ -7,7 +7,7 @@
 //! RoCE v2 goes to the device of the guest that has its destination address, and not to an interface. No
 //! frame goes back to where it came from.
 //!
-//! One thread takes what comes. It gives each source a bounded turn, so that none holds up the others.
+//! One thread takes what comes. It gives each source a bounded turn, so that no source holds up the others.
 //! Workers send from their own threads what the devices send.
 
 use std::io::{Error, ErrorKind};

@@ -391,17 +391,23 @@ fn repeated_requests_take_no_resources() {
     });
 }
 
+/// Returns connected guests, of which A tries so often where B has no receive.
+fn with_rnr_retry(rnr_retry: u8) -> Pair {
+    let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+    let [a, b] = pair.ends;
+    pair.a.rnr_retry = rnr_retry;
+    pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+    pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+    pair
+}
+
 /// The time for an answer does not run while a requester waits for its peer's RNR timer, which may be the
 /// longer one: the peer has answered.
 #[test]
 fn an_rnr_timer_takes_no_retries() {
     over_a_cable(1, Faults::default(), || {
-        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let mut pair = with_rnr_retry(7);
         let [a, b] = pair.ends;
-        pair.a.rnr_retry = 7;
-        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
-        pair.a.connect(a.qpn, gid_b, b.qpn);
-        pair.b.connect(b.qpn, gid_a, a.qpn);
         // 655 ms; the time for an answer is 67 ms (`make_rts`).
         let attr = virtio_rdma_qp_attr { min_rnr_timer: 0, ..pair.b.query(b.qpn) };
         pair.b.modify(b.qpn, VIRTIO_RDMA_QP_MIN_RNR_TIMER, attr).unwrap();
@@ -420,12 +426,8 @@ fn an_rnr_timer_takes_no_retries() {
 #[test]
 fn a_read_before_an_rnr_nak_is_asked_for_again() {
     over_a_cable(1, Faults::default(), || {
-        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let mut pair = with_rnr_retry(0);
         let [a, b] = pair.ends;
-        pair.a.rnr_retry = 0;
-        let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
-        pair.a.connect(a.qpn, gid_b, b.qpn);
-        pair.b.connect(b.qpn, gid_a, a.qpn);
         let data = pair.b.fill(DATA, 8, 3);
         let place = [sge(DATA + 0x1000, 8, a.key)];
         pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &place).rdma(DATA, b.key));

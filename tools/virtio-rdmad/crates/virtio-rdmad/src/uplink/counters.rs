@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Event {
     /// A frame was sent. A train that the kernel takes apart counts as one.
     TxFrames,
-    /// A frame was sent to all remotes, because none is known to have its destination, or because that
-    /// is a group.
+    /// A frame was sent to all remotes, because no remote is known to have its destination, or because
+    /// that is a group.
     TxFlooded,
     /// A frame was not sent: the kernel did not take it.
     TxLost,

@@ -404,7 +404,7 @@ impl Sender<'_> {
         window.pause = Some(now + timer.delay().max(Duration::from_nanos(1)));
         (window.deadline, window.probe_at) = (None, None);
         // The peer has done what is in front, and the response to that is lost: this is one more try for the
-        // response, and none for a receive.
+        // response, and no try for a receive.
         let is_response_lost = window.oldest() != psn;
         self.hca.stats.add(Counter::RnrWaits, 1);
         self.complete_done(requester, round);

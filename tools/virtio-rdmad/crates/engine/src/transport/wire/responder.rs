@@ -226,8 +226,8 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
             inbound.repeat(Reply::Read(ReadReply::empty(bth.psn)));
         }
         _ => {
-            // Not of what came after it: in place of the answer of a READ or an atomic, an acknowledgement
-            // says that the answer was lost, and rxe takes it for the answer.
+            // The acknowledgement is of this request, and not of later ones: in place of the answer to a READ or
+            // an atomic it says that the answer was lost, and rxe takes it for the answer.
             let psn = bth.psn;
             if !inbound.acknowledges(psn) {
                 let syndrome = Syndrome::Ack(Credits::UNLIMITED);
