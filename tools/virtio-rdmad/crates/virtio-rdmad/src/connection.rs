@@ -149,7 +149,7 @@ impl Connection {
     /// Takes an event of this guest.
     pub fn notice(&mut self, source: Source) {
         match source {
-            Source::Wake => {}
+            Source::Wake | Source::Uplink(_) => {}
             Source::Socket(_) => self.unread = true,
             Source::Kick(_, queue) => self.guest.device.kick(queue),
         }

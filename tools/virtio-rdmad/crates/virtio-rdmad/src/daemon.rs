@@ -22,6 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Reported};
 use crate::guest::{Guest, Link};
+use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options, Transport};
 use crate::privileges;
@@ -106,6 +107,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         .map_err(Error::from)?;
     let networks = networks(options)?;
     let switches = networks.values().filter_map(|network| network.switch.clone()).collect();
+    let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let guests: Arc<[_]> = guests(options, &networks, &workers)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
@@ -115,7 +117,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
-    let threads = start(options, &workers, &guests, &departures, filters.as_ref())?;
+    let threads = start(options, &workers, &guests, &intakes, &departures, filters.as_ref())?;
     let reported = Reported { guests: guests.clone(), workers: workers.clone(), switches };
     let (end, control_thread) = start_control(control, reported, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
@@ -220,10 +222,30 @@ fn signals() -> Result<UnixStream, Error> {
     Ok(read)
 }
 
-/// A network, and its switch if it has an uplink or network interfaces of guests.
+/// A network, its switch if it has an uplink or network interfaces of guests, and the intake of an uplink.
 struct Network {
     fabric: Arc<Fabric>,
     switch: Option<Arc<Switch>>,
+    intake: Option<Arc<Intake>>,
+}
+
+impl Network {
+    fn new(
+        name: &str,
+        uplink: Option<Arc<Uplink>>,
+        nics: Option<Vec<Nic>>,
+    ) -> Result<Self, DaemonError> {
+        let needed = uplink.is_some() || nics.is_some();
+        let switch = Switch { uplink: uplink.clone(), nics: nics.unwrap_or_default() };
+        let switch = needed.then(|| Arc::new(switch));
+        let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
+        let config = FabricConfig { name: name.to_owned(), uplink: out, ..FabricConfig::default() };
+        let fabric = Fabric::new(config);
+        let intake = switch.clone().zip(uplink);
+        let intake = intake.map(|(switch, uplink)| Intake::new(switch, uplink, fabric.clone()));
+        let intake = intake.transpose().map_err(Error::from)?.map(Arc::new);
+        Ok(Self { fabric, switch, intake })
+    }
 }
 
 /// Opens the uplinks and the network interfaces, and makes a fabric for each network.
@@ -240,16 +262,10 @@ fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> 
     }
     let mut networks = HashMap::new();
     for GuestSpec { network, .. } in &options.guests {
-        networks.entry(network.clone()).or_insert_with(|| {
+        if !networks.contains_key(network) {
             let (uplink, nics) = (uplinks.remove(network), nics.remove(network));
-            let needed = uplink.is_some() || nics.is_some();
-            let switch = Switch { uplink, nics: nics.unwrap_or_default() };
-            let switch = needed.then(|| Arc::new(switch));
-            let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
-            let config =
-                FabricConfig { name: network.clone(), uplink: out, ..FabricConfig::default() };
-            Network { fabric: Fabric::new(config), switch }
-        });
+            networks.insert(network.clone(), Network::new(network, uplink, nics)?);
+        }
     }
     match uplinks.into_keys().next() {
         Some(network) => Err(DaemonError::NoGuest(network.clone())),
@@ -279,7 +295,7 @@ fn start_switches(
 ) -> Result<(UnixStream, Vec<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
     let mut threads = Vec::new();
-    for Network { fabric, switch } in networks.into_values() {
+    for Network { fabric, switch, intake } in networks.into_values() {
         let Some(switch) = switch else { continue };
         let (ended, filters) = (ended.try_clone()?, filters.cloned());
         let serve = move || {
@@ -287,7 +303,7 @@ fn start_switches(
                 tracing::error!(%error, "the switch does not run");
                 return;
             }
-            switch.run(&fabric, &ended);
+            switch.run(&fabric, intake.as_deref(), &ended);
         };
         threads.push(std::thread::Builder::new().name("switch".to_owned()).spawn(serve)?);
     }
@@ -336,6 +352,7 @@ fn start(
     options: &Options,
     workers: &Arc<[WorkerHandle]>,
     guests: &Arc<[Arc<Guest>]>,
+    intakes: &[Arc<Intake>],
     departures: &Arc<OwnedFd>,
     filters: Option<&Filters>,
 ) -> Result<Vec<JoinHandle<()>>, DaemonError> {
@@ -343,7 +360,8 @@ fn start(
     let mut threads = Vec::with_capacity(workers.len());
     for index in 0..workers.len() {
         let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
-        let worker = Worker::new(workers.clone(), index, guests.clone(), poll, departures.clone());
+        let (workers, guests) = (workers.clone(), guests.clone());
+        let worker = Worker::new(workers, index, guests, intakes, poll, departures.clone());
         let worker = worker.map_err(Error::from)?;
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));

@@ -14,6 +14,7 @@ mod connection;
 mod control;
 mod daemon;
 mod guest;
+mod intake;
 mod log;
 mod nic;
 mod options;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Waits for the sockets and the kicks of a worker's guests.
+//! Waits for the sockets and the kicks of a worker's guests, and for what comes over their uplinks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -16,14 +16,18 @@ pub enum Source {
     Socket(u32),
     /// The driver of this guest has made buffers available in this queue.
     Kick(u32, u16),
+    /// Something has come over the uplink of the network whose intake has this index.
+    Uplink(u32),
 }
 
 impl Source {
     const WAKE: u64 = 0;
     const SOCKET: u64 = 1;
     const KICK: u64 = 2;
+    const UPLINK: u64 = 3;
 
-    /// Returns the kind in the lowest 16 bits, the guest in the next 32 and the queue in the last 16.
+    /// Returns the kind in the lowest 16 bits, the guest or the intake in the next 32 and the queue in
+    /// the last 16.
     fn token(self) -> u64 {
         match self {
             Self::Wake => Self::WAKE,
@@ -31,6 +35,7 @@ impl Source {
             Self::Kick(guest, queue) => {
                 Self::KICK | u64::from(guest) << 16 | u64::from(queue) << 48
             }
+            Self::Uplink(intake) => Self::UPLINK | u64::from(intake) << 16,
         }
     }
 
@@ -41,6 +46,7 @@ impl Source {
             Self::WAKE => Some(Self::Wake),
             Self::SOCKET => Some(Self::Socket(guest)),
             Self::KICK => Some(Self::Kick(guest, queue)),
+            Self::UPLINK => Some(Self::Uplink(guest)),
             _ => None,
         }
     }
@@ -62,11 +68,13 @@ impl Poller {
     }
 
     /// Waits for `fd` from now on. A socket is reported as long as it is readable, the others once each
-    /// time that they are written to.
+    /// time that they are written to or that something comes.
     pub fn add(&self, fd: impl AsFd, source: Source) -> Result<(), Errno> {
         let flags = match source {
             Source::Socket(_) => epoll::EventFlags::IN,
-            Source::Wake | Source::Kick(..) => epoll::EventFlags::IN | epoll::EventFlags::ET,
+            Source::Wake | Source::Kick(..) | Source::Uplink(_) => {
+                epoll::EventFlags::IN | epoll::EventFlags::ET
+            }
         };
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.token()), flags)
     }
@@ -126,9 +134,9 @@ mod tests {
     #[test]
     fn tokens_tell_sources_apart() {
         let kicks = [Source::Kick(0, 0), Source::Kick(u32::MAX, u16::MAX), Source::Kick(1, 2)];
-        for source in
-            [Source::Wake, Source::Socket(0), Source::Socket(u32::MAX)].iter().chain(&kicks)
-        {
+        let sockets = [Source::Wake, Source::Socket(0), Source::Socket(u32::MAX)];
+        let uplinks = [Source::Uplink(0), Source::Uplink(u32::MAX)];
+        for source in sockets.iter().chain(&kicks).chain(&uplinks) {
             assert_eq!(Source::of(source.token()), Some(*source));
         }
     }

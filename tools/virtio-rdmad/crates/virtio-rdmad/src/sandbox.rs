@@ -5,7 +5,7 @@
 //! ([`crate::remover`]); it may remove files next to them and do nothing else. Seccomp leaves each thread
 //! the system calls of its job: workers get messages, map guest memory and wait; the main thread and
 //! that of the control socket accept connections as well; those of switches do
-//! that too, and take many packets at once. No thread can open a file, make a socket,
+//! that too, and make an epoll instance. No thread can open a file, make a socket,
 //! start a program or make memory executable. A system call that is not allowed fails with EPERM and
 //! does not end the process, because the devices of all guests would end with it.
 
@@ -71,6 +71,7 @@ const COMMON: &[i64] = &[
     libc::SYS_newfstatat,
     libc::SYS_ppoll,
     libc::SYS_read,
+    libc::SYS_recvmmsg,
     libc::SYS_recvmsg,
     libc::SYS_restart_syscall,
     libc::SYS_rseq,
@@ -99,7 +100,7 @@ const ACCEPT: &[i64] = &[
 ];
 
 /// System calls of the threads of switches, with those of threads that accept connections.
-const SWITCH: &[i64] = &[libc::SYS_epoll_create1, libc::SYS_recvmmsg];
+const SWITCH: &[i64] = &[libc::SYS_epoll_create1];
 
 /// System calls of the process that removes the sockets.
 const REMOVE: &[i64] = &[

@@ -7,10 +7,11 @@
 //! RoCE v2 goes to the device of the guest that has its destination address, and not to an interface. No
 //! frame goes back to where it came from.
 //!
-//! One thread takes what comes. It gives each source a bounded turn, so that no source holds up the others.
-//! Workers send from their own threads what the devices send.
+//! One thread takes what comes from the interfaces, and what comes over the uplink while no worker does
+//! ([`crate::intake`]). It gives each source a bounded turn, so that no source holds up the others. Workers
+//! send from their own threads what the devices send.
 
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use roce::{Segments, Split};
 use rustix::event::{epoll, Timespec};
 use rustix::io::Errno;
 
+use crate::intake::{Found, Intake};
 use crate::nic::{self, Allowance, Ended, Event, Incoming, Nic};
 use crate::uplink::counters::Event as UplinkEvent;
 use crate::uplink::Uplink;
@@ -48,9 +50,10 @@ enum Origin {
 }
 
 impl Switch {
-    /// Forwards frames until `end` is closed.
-    pub fn run(&self, fabric: &Fabric, end: &UnixStream) {
-        if let Err(error) = Turns::new(self, fabric, end).and_then(|mut turns| turns.run()) {
+    /// Forwards frames until `end` is closed. `intake` is that of the uplink, if there is one.
+    pub fn run(&self, fabric: &Fabric, intake: Option<&Intake>, end: &UnixStream) {
+        if let Err(error) = Turns::new(self, fabric, intake, end).and_then(|mut turns| turns.run())
+        {
             tracing::error!(network = fabric.name(), %error, "the switch ends");
         }
     }
@@ -73,8 +76,8 @@ impl Switch {
         nic.is_some()
     }
 
-    /// Takes a frame that came over the uplink.
-    fn take_from_uplink(&self, uplink: &Uplink, fabric: &Fabric, frame: &[u8], segment: u16) {
+    /// Takes a frame that came over the uplink. Any thread may call this.
+    pub fn take_from_uplink(&self, uplink: &Uplink, fabric: &Fabric, frame: &[u8], segment: u16) {
         let Some((destination, source)) = forwarding::addresses(frame) else { return };
         if self.nics.iter().any(|nic| nic.mac == source) {
             return uplink.counters.report(UplinkEvent::RxOwnSource, "a frame of a guest of ours");
@@ -147,7 +150,10 @@ impl engine::Uplink for Switch {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Source {
     End,
+    /// Something has come over the uplink.
     Uplink,
+    /// The intake of the uplink may be the thread's again.
+    Intake,
     /// A VMM connects.
     Listener(usize),
     /// The connection of a VMM.
@@ -159,20 +165,27 @@ impl Source {
         match self {
             Self::End => 0,
             Self::Uplink => 1,
-            Self::Listener(index) => 2 + 2 * index as u64,
-            Self::Link(index) => 3 + 2 * index as u64,
+            Self::Intake => 2,
+            Self::Listener(index) => 4 + 2 * index as u64,
+            Self::Link(index) => 5 + 2 * index as u64,
         }
     }
 
     fn of(token: u64) -> Self {
-        let index = usize::try_from(token / 2).unwrap_or(usize::MAX).wrapping_sub(1);
+        let index = usize::try_from(token / 2).unwrap_or(usize::MAX).wrapping_sub(2);
         match token {
             0 => Self::End,
             1 => Self::Uplink,
+            2 => Self::Intake,
             even if even % 2 == 0 => Self::Listener(index),
             _ => Self::Link(index),
         }
     }
+}
+
+/// Returns what the kernel says when something happens to a source.
+fn data(source: Source) -> epoll::EventData {
+    epoll::EventData::new_u64(source.token())
 }
 
 /// What comes from an interface.
@@ -195,21 +208,28 @@ struct Session {
 struct Turns<'a> {
     switch: &'a Switch,
     fabric: &'a Fabric,
+    intake: Option<&'a Intake>,
+    /// Whether this thread waits for what comes over the uplink: whether the intake was its own when it
+    /// last looked.
+    watches: bool,
     epoll: OwnedFd,
     sessions: Vec<Session>,
-    room: Vec<u8>,
     /// Whether something may have come over the uplink that was not taken.
     is_uplink_ready: bool,
 }
 
 impl<'a> Turns<'a> {
-    fn new(switch: &'a Switch, fabric: &'a Fabric, end: &UnixStream) -> Result<Self, Error> {
+    fn new(
+        switch: &'a Switch,
+        fabric: &'a Fabric,
+        intake: Option<&'a Intake>,
+        end: &UnixStream,
+    ) -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let data = |source: Source| epoll::EventData::new_u64(source.token());
         epoll::add(&epoll, end, data(Source::End), edge)?;
-        if let Some(uplink) = &switch.uplink {
-            epoll::add(&epoll, uplink, data(Source::Uplink), edge)?;
+        if let Some(intake) = intake {
+            epoll::add(&epoll, intake.waker.as_fd(), data(Source::Intake), edge)?;
         }
         for (index, nic) in switch.nics.iter().enumerate() {
             epoll::add(&epoll, nic.socket.listener(), data(Source::Listener(index)), edge)?;
@@ -222,18 +242,17 @@ impl<'a> Turns<'a> {
             is_awaited: true,
         };
         let sessions = switch.nics.iter().map(session).collect();
-        let room = switch.uplink.as_ref().map_or_else(Vec::new, |uplink| uplink.room());
-        let is_uplink_ready = switch.uplink.is_some();
-        Ok(Self { switch, fabric, epoll, sessions, room, is_uplink_ready })
+        Ok(Self { switch, fabric, intake, watches: false, epoll, sessions, is_uplink_ready: false })
     }
 
     fn run(&mut self) -> Result<(), Error> {
         loop {
+            self.look_at_intake()?;
             if !self.wait()? {
                 return Ok(());
             }
-            if self.is_uplink_ready {
-                self.is_uplink_ready = self.serve_uplink();
+            if let Some(intake) = self.intake.filter(|_| self.is_uplink_ready) {
+                self.is_uplink_ready = intake.turn() == Found::Part;
             }
             for index in 0..self.sessions.len() {
                 self.serve_nic(index);
@@ -241,22 +260,45 @@ impl<'a> Turns<'a> {
         }
     }
 
+    /// Begins to wait for what comes over the uplink if the intake is this thread's again, or ends that.
+    fn look_at_intake(&mut self) -> Result<(), Error> {
+        let Some(intake) = self.intake.filter(|intake| intake.is_of_thread() != self.watches)
+        else {
+            return Ok(());
+        };
+        self.watches = !self.watches;
+        if self.watches {
+            // What has come already is told of by an event.
+            let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&self.epoll, intake, data(Source::Uplink), edge)?;
+        } else {
+            epoll::delete(&self.epoll, intake)?;
+            self.is_uplink_ready = false;
+        }
+        Ok(())
+    }
+
     /// Takes events, and waits for one if there is nothing to do. Returns `false` at the end.
     fn wait(&mut self) -> Result<bool, Error> {
         let is_busy = self.is_uplink_ready || self.sessions.iter().any(Session::has_work);
-        let at_once = is_busy.then(Timespec::default);
-        let none =
-            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let may_sleep = !is_busy && self.intake.is_none_or(|intake| intake.waker.may_sleep());
+        let at_once = (!may_sleep).then(Timespec::default);
+        let none = epoll::Event { flags: epoll::EventFlags::empty(), data: data(Source::End) };
         let mut events = [none; BURST];
         let count = match epoll::wait(&self.epoll, &mut events, at_once.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno.into()),
         };
+        if let Some(intake) = self.intake {
+            intake.waker.take();
+        }
         for event in &events[..count] {
             match Source::of(event.data.u64()) {
                 Source::End => return Ok(false),
                 Source::Uplink => self.is_uplink_ready = true,
+                // The next round looks at it.
+                Source::Intake => {}
                 Source::Listener(index) => self.sessions[index].is_awaited = true,
                 Source::Link(index) => {
                     self.sessions[index].is_ready = true;
@@ -265,26 +307,6 @@ impl<'a> Turns<'a> {
             }
         }
         Ok(true)
-    }
-
-    /// Takes frames from the uplink. Returns whether there may be more. After an error the next event
-    /// tries it again.
-    fn serve_uplink(&mut self) -> bool {
-        let (switch, fabric) = (self.switch, self.fabric);
-        let Some(uplink) = &switch.uplink else { return false };
-        for _ in 0..BURST {
-            let take =
-                |frame: &[u8], segment| switch.take_from_uplink(uplink, fabric, frame, segment);
-            match uplink.receive(&mut self.room, take) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-                Err(error) => {
-                    uplink.counters.report(UplinkEvent::RxError, error);
-                    return false;
-                }
-            }
-        }
-        true
     }
 
     /// Accepts a VMM, or takes frames from one.
@@ -326,8 +348,7 @@ impl Session {
     /// Begins to serve a VMM.
     fn begin(&mut self, epoll: &OwnedFd, nic: &Nic, index: usize, stream: UnixStream) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        let data = epoll::EventData::new_u64(Source::Link(index).token());
-        if let Err(error) = epoll::add(epoll, &stream, data, edge) {
+        if let Err(error) = epoll::add(epoll, &stream, data(Source::Link(index)), edge) {
             return tracing::warn!(guest = nic.guest, %error, "the network interface is not served");
         }
         tracing::info!(guest = nic.guest, "network interface connected");

@@ -7,6 +7,11 @@
 //! often: a system call in each round would be most of the round, and a guest that gets turns has no
 //! need to kick. A guest that has had no work for a while ([`crate::spin`]) is armed: it has to kick
 //! from then on. A worker all of whose guests are armed sleeps, and uses no processor time.
+//!
+//! What comes over the uplinks of its guests' networks is taken in before the guests get their turns, so
+//! that they find it there ([`intakes`]).
+
+mod intakes;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -19,10 +24,12 @@ use rustix::io::Errno;
 use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
 use crate::guest::Guest;
+use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
 use crate::times::Doing;
 use crate::worker_handle::{Arrival, WorkerHandle};
+use intakes::Intakes;
 
 /// Time between two looks at sockets and kicks while there is work.
 const EVENTS_BUSY: Duration = Duration::from_micros(50);
@@ -48,6 +55,7 @@ pub struct Worker {
     /// An eventfd, written to when a guest is served no longer.
     departures: Arc<OwnedFd>,
     connections: Vec<Connection>,
+    intakes: Intakes,
     contention: Contention,
     clock: Clock,
     /// Losses of memory of all guests that this worker knows of.
@@ -68,6 +76,7 @@ impl Worker {
         workers: Arc<[WorkerHandle]>,
         index: usize,
         guests: Arc<[Arc<Guest>]>,
+        intakes: &[Arc<Intake>],
         poll: Duration,
         departures: Arc<OwnedFd>,
     ) -> Result<Self, Errno> {
@@ -75,6 +84,7 @@ impl Worker {
         poller.add(workers[index].waker.as_fd(), Source::Wake)?;
         let clock = Clock::new();
         let now = clock.now();
+        let intakes = Intakes::new(intakes, index, &poller, poll, now);
         Ok(Self {
             workers,
             index,
@@ -83,6 +93,7 @@ impl Worker {
             poll,
             departures,
             connections: Vec::new(),
+            intakes,
             contention: Contention::default(),
             clock,
             losses: memory::losses(),
@@ -109,15 +120,16 @@ impl Worker {
         }
     }
 
-    /// Gives a turn to each guest that is runnable.
+    /// Takes in what has come over uplinks, and gives a turn to each guest that is runnable.
     pub fn round(&mut self) -> Result<(), Errno> {
         self.take_requests();
         if self.must_look() {
             let events = self.poller.wait(Some(Duration::ZERO))?;
             self.looked = self.clock.now();
             self.dispatch(&events);
+            self.intakes.review(self.looked)?;
         }
-        let mut worked = false;
+        let mut worked = self.take_in();
         let mut at = 0;
         while at < self.connections.len() {
             match self.turn(at) {
@@ -133,6 +145,19 @@ impl Worker {
         self.notice_losses();
         self.end_round(worked);
         Ok(())
+    }
+
+    /// Takes in what has come over uplinks. Returns whether that was anything.
+    #[inline]
+    fn take_in(&mut self) -> bool {
+        let worked = self.intakes.turn();
+        if worked {
+            self.count_work();
+            self.intakes.worked(self.clock.now());
+            // The guests that it is for get a turn in this round.
+            self.take_requests();
+        }
+        worked
     }
 
     /// Gives every guest a turn, those of other workers too, if memory of any was lost: the worker
@@ -193,7 +218,7 @@ impl Worker {
                 State::Armed(None) => {}
             }
         }
-        if !self.handle().waker.may_sleep() {
+        if self.intakes.is_polling() || !self.handle().waker.may_sleep() {
             return Ok(());
         }
         self.count_time(Doing::Poll);
@@ -234,9 +259,14 @@ impl Worker {
 
     fn dispatch(&mut self, events: &[Source]) {
         for &source in events {
-            let (Source::Socket(guest) | Source::Kick(guest, _)) = source else { continue };
-            if let Some(connection) = self.connection(guest) {
-                connection.notice(source);
+            match source {
+                Source::Wake => {}
+                Source::Socket(guest) | Source::Kick(guest, _) => {
+                    if let Some(connection) = self.connection(guest) {
+                        connection.notice(source);
+                    }
+                }
+                Source::Uplink(intake) => self.intakes.notice(intake),
             }
         }
     }
@@ -252,6 +282,7 @@ impl Worker {
                 connection.span.in_scope(|| {
                     tracing::info!(transport, worker = self.index, "connected");
                 });
+                self.intakes.join(&guest.spec.network);
                 self.connections.push(connection);
                 return;
             }
@@ -266,6 +297,7 @@ impl Worker {
     fn remove(&mut self, at: usize, reason: Option<&Ended>) {
         let connection = self.connections.swap_remove(at);
         let (guest, span) = (connection.guest.clone(), connection.span.clone());
+        self.intakes.leave(&guest.spec.network);
         let _span = span.enter();
         let ends = catch_unwind(AssertUnwindSafe(|| drop(connection)));
         self.release(&guest);
@@ -342,9 +374,10 @@ impl Worker {
         self.expire();
     }
 
-    /// Arms the guests that have had no work for long enough.
+    /// Arms the guests that have had no work for long enough, and the uplinks over which nothing has come.
     fn arm(&mut self) {
         let (now, contended) = (self.clock.now(), self.contention.is_high());
+        self.intakes.arm(now, contended);
         for at in (0..self.connections.len()).rev() {
             if self.connections[at].is_idle(now, contended) {
                 self.guard(at, |connection| {

@@ -46,10 +46,14 @@ impl Running {
             Nic::open("guest", mac(guest), *framing, &directory.join(guest.to_string())).unwrap()
         };
         let nics = framings.iter().enumerate().map(nic).collect();
-        let switch = Arc::new(Switch { uplink, nics });
+        let switch = Arc::new(Switch { uplink: uplink.clone(), nics });
         let (end, ended) = UnixStream::pair().unwrap();
         let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
-        let thread = std::thread::spawn(move || of_thread.run(&fabric, &ended));
+        let intake = |uplink| Intake::new(Arc::clone(&switch), uplink, Arc::clone(&fabric));
+        let intake = uplink.map(|uplink| Arc::new(intake(uplink).unwrap()));
+        let of_switch = intake.clone();
+        let thread =
+            std::thread::spawn(move || of_thread.run(&fabric, of_switch.as_deref(), &ended));
         Self { switch, directory, end: Some(end), thread: Some(thread) }
     }
 
@@ -129,7 +133,9 @@ impl Vmm {
     /// Waits until the switch ends the connection.
     fn sees_end(&self) -> bool {
         matches!((&self.stream).read(&mut [0]), Ok(0))
-            || (&self.stream).read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset)
+            || (&self.stream)
+                .read(&mut [0])
+                .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
     }
 }
 

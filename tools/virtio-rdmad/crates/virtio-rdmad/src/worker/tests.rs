@@ -49,7 +49,8 @@ impl Bench {
         };
         let guests: Arc<[_]> = (0..count).map(guest).collect();
         let departures = Arc::new(new_eventfd());
-        let worker = Worker::new(workers, 0, guests.clone(), Duration::ZERO, departures).unwrap();
+        let worker =
+            Worker::new(workers, 0, guests.clone(), &[], Duration::ZERO, departures).unwrap();
         Self { worker, guests, _directory: Directory(directory) }
     }
 

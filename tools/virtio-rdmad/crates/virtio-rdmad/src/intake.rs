@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What comes over the uplink of a network, and which thread takes it in.
+//!
+//! A worker that serves a guest of the network does so: then a packet reaches its QP without the wake-up
+//! of another thread. While no worker wants it, and while more comes than a worker can take in beside the
+//! work of its guests, the thread of the network's [`Switch`] does. So a flood of packets takes no time
+//! of the guests.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use engine::Fabric;
+use rustix::io::Errno;
+
+use crate::switch::Switch;
+use crate::uplink::counters::Event;
+use crate::uplink::Uplink;
+use crate::waker::Waker;
+
+/// Most frames, and about the most bytes, of a turn.
+const FRAMES: usize = 16;
+const BYTES: usize = 128 << 10;
+
+/// The holder of an intake that no worker has: the thread of the switch.
+const THREAD: usize = usize::MAX;
+
+/// What a turn has found.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Found {
+    /// Nothing had come.
+    Nothing,
+    /// Something had come, and all of it was taken.
+    All,
+    /// Something was taken, and more may have come.
+    Part,
+}
+
+/// The intake of a network.
+pub struct Intake {
+    uplink: Arc<Uplink>,
+    switch: Arc<Switch>,
+    fabric: Arc<Fabric>,
+    /// The index of the worker that takes frames in, or [`THREAD`].
+    holder: AtomicUsize,
+    /// Room for a frame. Whoever takes frames in has it locked, so frames keep their order when the
+    /// holder changes.
+    room: Mutex<Vec<u8>>,
+    /// Tells the thread of the switch that the intake is its own again.
+    pub waker: Waker,
+}
+
+impl Intake {
+    /// Makes the intake of a switch that has this uplink. The thread of the switch has it.
+    pub fn new(
+        switch: Arc<Switch>,
+        uplink: Arc<Uplink>,
+        fabric: Arc<Fabric>,
+    ) -> Result<Self, Errno> {
+        let room = Mutex::new(uplink.room());
+        let (holder, waker) = (AtomicUsize::new(THREAD), Waker::new()?);
+        Ok(Self { uplink, switch, fabric, holder, room, waker })
+    }
+
+    /// Returns the name of the network.
+    pub fn network(&self) -> &str {
+        &self.uplink.network
+    }
+
+    /// Gives the intake to a worker, if no worker has it. Returns whether that was so.
+    pub fn claim(&self, worker: usize) -> bool {
+        self.holder.compare_exchange(THREAD, worker, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Gives the intake back to the thread of the switch. The worker that has it calls this.
+    pub fn give_back(&self) {
+        self.holder.store(THREAD, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// Returns whether the thread of the switch has it.
+    pub fn is_of_thread(&self) -> bool {
+        self.holder.load(Ordering::SeqCst) == THREAD
+    }
+
+    /// Takes in a bounded number of frames that have come. The holder calls this.
+    pub fn turn(&self) -> Found {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut found, mut bytes) = (Found::Nothing, 0);
+        for _ in 0..FRAMES {
+            let take = |frame: &[u8], segment| {
+                bytes += frame.len();
+                self.switch.take_from_uplink(&self.uplink, &self.fabric, frame, segment);
+            };
+            match self.uplink.receive(&mut room, take) {
+                Ok(()) if bytes < BYTES => found = Found::All,
+                Ok(()) => break,
+                Err(error) => {
+                    if error.kind() != ErrorKind::WouldBlock {
+                        // The next event tries it again.
+                        self.uplink.counters.report(Event::RxError, error);
+                    }
+                    return found;
+                }
+            }
+        }
+        Found::Part
+    }
+}
+
+impl AsFd for Intake {
+    /// Returns the descriptor that becomes readable when something comes.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uplink.as_fd()
+    }
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The intakes of networks, as one worker sees them.
+//!
+//! A worker takes over the intake of a network that it serves a guest of, if no other worker has it. It
+//! polls the uplink for as long as something tends to come soon, as it polls guests. Then the uplink is
+//! armed: an event tells that something has come.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::intake::{Found, Intake};
+use crate::poller::{Poller, Source};
+use crate::spin::Spin;
+
+/// Turns in a row that leave something behind, after which the worker gives the intake back.
+const MOST_PARTS: u32 = 8;
+/// How long the worker then leaves it to the thread of the switch.
+const RELIEF: Duration = Duration::from_millis(10);
+
+/// Who takes in what comes over an uplink, for one worker.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    /// Somebody else. The worker takes it over from this time on, if it may.
+    Away(Instant),
+    /// The worker, in each round.
+    Runnable,
+    /// The worker, after an event.
+    Armed,
+}
+
+/// An intake, as one worker sees it.
+struct View {
+    intake: Arc<Intake>,
+    /// How many guests of the network the worker serves.
+    guests: u32,
+    state: State,
+    /// How long the worker polls while nothing comes.
+    spin: Spin,
+    /// Whether the last turn found something.
+    is_busy: bool,
+    /// Turns in a row that have left something behind.
+    parts: u32,
+}
+
+/// The intakes of all networks that have an uplink.
+pub struct Intakes {
+    views: Vec<View>,
+    /// The index of the worker.
+    worker: usize,
+    poller: Arc<Poller>,
+}
+
+impl Intakes {
+    /// Has a worker with this index see intakes, none of which it has. It polls each for `poll` at most.
+    pub fn new(
+        intakes: &[Arc<Intake>],
+        worker: usize,
+        poller: &Arc<Poller>,
+        poll: Duration,
+        now: Instant,
+    ) -> Self {
+        let view = |intake: &Arc<Intake>| View {
+            intake: Arc::clone(intake),
+            guests: 0,
+            state: State::Away(now),
+            spin: Spin::new(poll, now),
+            is_busy: false,
+            parts: 0,
+        };
+        Self { views: intakes.iter().map(view).collect(), worker, poller: Arc::clone(poller) }
+    }
+
+    /// Notes that the worker begins to serve a guest of a network.
+    pub fn join(&mut self, network: &str) {
+        self.views_of(network).for_each(|view| view.guests += 1);
+    }
+
+    /// Notes that the worker serves a guest of a network no longer.
+    pub fn leave(&mut self, network: &str) {
+        self.views_of(network).for_each(|view| view.guests -= 1);
+    }
+
+    fn views_of<'a>(&'a mut self, network: &'a str) -> impl Iterator<Item = &'a mut View> {
+        self.views.iter_mut().filter(move |view| view.intake.network() == network)
+    }
+
+    /// Takes over the intakes that the worker is to have, and gives back the others.
+    pub fn review(&mut self, now: Instant) -> Result<(), Errno> {
+        for at in 0..self.views.len() {
+            let View { guests, state, parts, .. } = self.views[at];
+            match state {
+                State::Away(until) if guests != 0 && until <= now => self.take_over(at)?,
+                State::Away(_) => {}
+                _ if guests == 0 => self.give_back(at, now),
+                _ if parts >= MOST_PARTS => self.give_back(at, now + RELIEF),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over an intake, if no other worker has it.
+    fn take_over(&mut self, at: usize) -> Result<(), Errno> {
+        let view = &mut self.views[at];
+        if !view.intake.claim(self.worker) {
+            return Ok(());
+        }
+        (view.state, view.parts) = (State::Armed, 0);
+        // What has come already is told of by an event.
+        self.poller.add(&*view.intake, Source::Uplink(u32::try_from(at).unwrap_or(u32::MAX)))
+    }
+
+    /// Gives an intake back, and does not take it over before `until`.
+    fn give_back(&mut self, at: usize, until: Instant) {
+        let view = &mut self.views[at];
+        self.poller.remove(&*view.intake);
+        view.state = State::Away(until);
+        view.intake.give_back();
+    }
+
+    /// Takes an event: something has come over the uplink of this intake.
+    pub fn notice(&mut self, at: u32) {
+        if let Some(view) = self.views.get_mut(at as usize) {
+            if view.state == State::Armed {
+                // It is armed after a turn that finds nothing, and not before.
+                (view.state, view.is_busy) = (State::Runnable, true);
+            }
+        }
+    }
+
+    /// Takes in what has come over uplinks, a bounded part of it. Returns whether that was anything.
+    #[inline]
+    pub fn turn(&mut self) -> bool {
+        let runnable = self.views.iter_mut().filter(|view| view.state == State::Runnable);
+        runnable.fold(false, |worked, view| worked | view.turn())
+    }
+
+    /// Notes that the turns that ended at `now` had work.
+    pub fn worked(&mut self, now: Instant) {
+        let polled = self.views.iter_mut().filter(|view| view.state == State::Runnable);
+        polled.filter(|view| view.is_busy).for_each(|view| view.spin.worked(now));
+    }
+
+    /// Arms the uplinks over which nothing has come for long enough. `contended`: other threads want the
+    /// processor, so that a moment is long enough.
+    pub fn arm(&mut self, now: Instant, contended: bool) {
+        for view in &mut self.views {
+            let is_idle = view.state == State::Runnable && !view.is_busy;
+            if is_idle && !view.spin.again(now, contended) {
+                view.state = State::Armed;
+            }
+        }
+    }
+
+    /// Returns whether an uplink is polled.
+    pub fn is_polling(&self) -> bool {
+        self.views.iter().any(|view| view.state == State::Runnable)
+    }
+}
+
+impl View {
+    fn turn(&mut self) -> bool {
+        let found = self.intake.turn();
+        self.parts = if found == Found::Part { self.parts + 1 } else { 0 };
+        self.is_busy = found != Found::Nothing;
+        self.is_busy
+    }
+}
+
+impl Drop for Intakes {
+    fn drop(&mut self) {
+        for at in 0..self.views.len() {
+            if !matches!(self.views[at].state, State::Away(_)) {
+                self.give_back(at, Instant::now());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use engine::{Fabric, FabricConfig};
+
+    use super::*;
+    use crate::switch::Switch;
+    use crate::uplink::Uplink;
+
+    /// Datagrams that are more than one turn takes, and that the kernel keeps for a socket.
+    const MANY: usize = 200;
+
+    /// The intake of a tunnel, and whoever is at its other end.
+    struct Bench {
+        intake: Arc<Intake>,
+        poller: Arc<Poller>,
+        other: UdpSocket,
+        address: String,
+    }
+
+    impl Bench {
+        /// Makes a tunnel between two loopback addresses of this process and test.
+        fn new(test: u8) -> Self {
+            let [.., high, low] = std::process::id().to_be_bytes();
+            let at = |end: u8| format!("127.{high}.{low}.{end}");
+            let (here, there) = (at(0x81 + 2 * test), at(0x82 + 2 * test));
+            let spec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
+            let uplink = Uplink::open(&spec, false).unwrap();
+            let switch = Arc::new(Switch { uplink: Some(uplink.clone()), nics: Vec::new() });
+            let fabric = Fabric::new(FabricConfig::default());
+            let intake = Arc::new(Intake::new(switch, uplink, fabric).unwrap());
+            let other = UdpSocket::bind((there, 0)).unwrap();
+            let address = format!("{here}:{}", vxlan::PORT);
+            Self { intake, poller: Arc::new(Poller::new().unwrap()), other, address }
+        }
+
+        /// Returns what a worker sees of it.
+        fn view(&self, worker: usize, now: Instant) -> Intakes {
+            let intakes = std::slice::from_ref(&self.intake);
+            Intakes::new(intakes, worker, &self.poller, Duration::ZERO, now)
+        }
+
+        /// Sends so many datagrams to the tunnel.
+        fn send(&self, count: usize) {
+            for _ in 0..count {
+                self.other.send_to(&[0; 64], &self.address).unwrap();
+            }
+        }
+
+        /// Takes events.
+        fn events(&self) -> Vec<Source> {
+            self.poller.wait(Some(Duration::ZERO)).unwrap()
+        }
+    }
+
+    #[test]
+    fn one_worker_has_it_while_it_serves_a_guest_of_the_network() {
+        let (bench, now) = (Bench::new(0), Instant::now());
+        let (mut one, mut other) = (bench.view(0, now), bench.view(1, now));
+        one.join("another network");
+        one.review(now).unwrap();
+        assert!(bench.intake.is_of_thread());
+        one.join("default");
+        one.review(now).unwrap();
+        assert!(!bench.intake.is_of_thread());
+        other.join("default");
+        other.review(now).unwrap();
+        bench.send(1);
+        assert_eq!(bench.events(), [Source::Uplink(0)]);
+        other.notice(0);
+        assert!(!other.turn() && !other.is_polling());
+        one.leave("default");
+        one.review(now).unwrap();
+        assert!(bench.intake.is_of_thread());
+        other.review(now).unwrap();
+        assert!(!bench.intake.is_of_thread());
+        drop(other);
+        assert!(bench.intake.is_of_thread());
+    }
+
+    #[test]
+    fn it_is_polled_after_an_event() {
+        let (bench, now) = (Bench::new(1), Instant::now());
+        bench.send(1);
+        let mut view = bench.view(0, now);
+        view.join("default");
+        view.review(now).unwrap();
+        assert!(!view.turn() && !view.is_polling());
+        // What came before the worker took it over is told of, too.
+        assert_eq!(bench.events(), [Source::Uplink(0)]);
+        view.notice(0);
+        view.arm(now, false);
+        assert!(view.is_polling(), "it has not looked since the event");
+        assert!(view.turn());
+        view.worked(now);
+        view.arm(now, false);
+        assert!(view.is_polling());
+        assert!(!view.turn());
+        view.arm(now, false);
+        assert!(!view.is_polling());
+        bench.send(1);
+        assert_eq!(bench.events(), [Source::Uplink(0)]);
+    }
+
+    #[test]
+    fn a_flood_is_left_to_the_thread_of_the_switch() {
+        let (bench, now) = (Bench::new(2), Instant::now());
+        let mut view = bench.view(0, now);
+        view.join("default");
+        view.review(now).unwrap();
+        bench.send(1);
+        view.notice(0);
+        for _ in 0..MOST_PARTS {
+            view.review(now).unwrap();
+            assert!(!bench.intake.is_of_thread());
+            bench.send(MANY);
+            assert!(view.turn());
+        }
+        view.review(now).unwrap();
+        assert!(bench.intake.is_of_thread() && !view.is_polling());
+        view.review(now + RELIEF / 2).unwrap();
+        assert!(bench.intake.is_of_thread());
+        while bench.intake.turn() != Found::Nothing {}
+        view.review(now + RELIEF).unwrap();
+        assert!(!bench.intake.is_of_thread());
+    }
+}
