@@ -122,8 +122,10 @@ impl Tunnel {
         let source = meta.addr.ip();
         let Some(remote) = self.remotes.iter().position(|remote| remote.address.ip() == source)
         else {
-            let detail = format_args!("a packet from {source}, which is not a remote");
-            counters.report(Event::RxStranger, detail);
+            counters.report(
+                Event::RxStranger,
+                format_args!("a packet from {source}, which is not a remote"),
+            );
             return None;
         };
         let (vni, frame) = match vxlan::decode(packet) {
@@ -134,8 +136,10 @@ impl Tunnel {
             }
         };
         if vni != self.vni {
-            let detail = format_args!("a packet of network {} from {source}", vni.get());
-            counters.report(Event::RxOtherVni, detail);
+            counters.report(
+                Event::RxOtherVni,
+                format_args!("a packet of network {} from {source}", vni.get()),
+            );
             return None;
         }
         let (_, station) = forwarding::addresses(frame)?;
@@ -143,8 +147,10 @@ impl Tunnel {
         match learnt {
             Learnt::Yes => {}
             Learnt::Full => {
-                let detail = format_args!("more than {STATIONS} MAC addresses behind the tunnel");
-                counters.report(Event::TableFull, detail);
+                counters.report(
+                    Event::TableFull,
+                    format_args!("more than {STATIONS} MAC addresses behind the tunnel"),
+                );
             }
             Learnt::Group => {
                 counters.count(Event::RxGroupSource);
@@ -210,11 +216,13 @@ impl Tunnel {
     ) {
         if size > remote.most {
             let Remote { address, most } = remote;
-            let detail = format_args!(
-                "a packet of {size} bytes to {}: its route carries {most}",
-                address.ip()
+            return counters.report(
+                Event::TxTooLong,
+                format_args!(
+                    "a packet of {size} bytes to {}: its route carries {most}",
+                    address.ip()
+                ),
             );
-            return counters.report(Event::TxTooLong, detail);
         }
         let together = (MOST_BYTES / size.max(1)).clamp(1, self.most_together());
         for contents in datagrams.chunks(size * together) {
