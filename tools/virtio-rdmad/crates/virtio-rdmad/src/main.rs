@@ -15,6 +15,7 @@ mod control;
 mod daemon;
 mod guest;
 mod intake;
+mod key_values;
 mod log;
 mod nic;
 mod options;

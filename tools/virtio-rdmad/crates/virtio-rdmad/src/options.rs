@@ -2,6 +2,7 @@
 //! The command line.
 
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{AddressRights, GidPrefix, Limits, VlanList};
 use rustix::thread::CpuSet;
 
+use crate::key_values::{KeyValues, ListError};
 use crate::privileges::User;
 use crate::remover::{self, RemoverOptions};
 use crate::uplink_spec::UplinkSpec;
@@ -293,34 +295,12 @@ impl GuestSpec {
 /// What is wrong with a `--guest`.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SpecError {
-    /// A part is not KEY=VALUE.
-    #[error("\"{0}\" is not KEY=VALUE")]
-    NoValue(String),
-    /// A key does not exist.
-    #[error(
-        "unknown key \"{0}\"; there are name, vfio-user, vhost-user, mac, network, nic, gid, vlan, \
-         rings, vectors, max-qp, max-cq, any-file, rate"
-    )]
-    UnknownKey(String),
-    /// A key is given twice.
-    #[error("\"{0}\" is given twice")]
-    Twice(&'static str),
-    /// A key is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
+    /// The list of keys and values is not right.
+    #[error(transparent)]
+    List(#[from] ListError),
     /// There are both transports.
     #[error("vfio-user and vhost-user exclude each other")]
     TwoTransports,
-    /// A key cannot have this value.
-    #[error("{key}: \"{value}\" is not {wanted}")]
-    Value {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What values the key can have.
-        wanted: &'static str,
-    },
     /// The guest needs more virtqueues than the transport can have.
     #[error(
         "max-qp={qps} and max-cq={cqs} need {queues} virtqueues; {transport} has at most {most}"
@@ -345,129 +325,93 @@ pub enum SpecError {
 /// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
 
-/// The values of a `--guest` as text.
-#[derive(Default)]
-struct Pairs<'a> {
-    name: Option<&'a str>,
-    vfio_user: Option<&'a str>,
-    vhost_user: Option<&'a str>,
-    mac: Option<&'a str>,
-    network: Option<&'a str>,
-    nic: Option<&'a str>,
-    gid: Option<&'a str>,
-    vlan: Option<&'a str>,
-    rings: Option<&'a str>,
-    vectors: Option<&'a str>,
-    max_qp: Option<&'a str>,
-    max_cq: Option<&'a str>,
-    any_file: Option<&'a str>,
-    rate: Option<&'a str>,
-}
-
-impl<'a> Pairs<'a> {
-    fn parse(spec: &'a str) -> Result<Self, SpecError> {
-        let mut pairs = Self::default();
-        for pair in spec.split(',') {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| SpecError::NoValue(pair.to_owned()))?;
-            let (key, slot) = match key {
-                "name" => ("name", &mut pairs.name),
-                "vfio-user" => ("vfio-user", &mut pairs.vfio_user),
-                "vhost-user" => ("vhost-user", &mut pairs.vhost_user),
-                "mac" => ("mac", &mut pairs.mac),
-                "network" => ("network", &mut pairs.network),
-                "nic" => ("nic", &mut pairs.nic),
-                "gid" => ("gid", &mut pairs.gid),
-                "vlan" => ("vlan", &mut pairs.vlan),
-                "rings" => ("rings", &mut pairs.rings),
-                "vectors" => ("vectors", &mut pairs.vectors),
-                "max-qp" => ("max-qp", &mut pairs.max_qp),
-                "max-cq" => ("max-cq", &mut pairs.max_cq),
-                "any-file" => ("any-file", &mut pairs.any_file),
-                "rate" => ("rate", &mut pairs.rate),
-                _ => return Err(SpecError::UnknownKey(key.to_owned())),
-            };
-            if value.is_empty() {
-                return Err(SpecError::NoValue(pair.to_owned()));
-            }
-            if slot.replace(value).is_some() {
-                return Err(SpecError::Twice(key));
-            }
-        }
-        Ok(pairs)
-    }
-
-    fn transport(&self) -> Result<(Transport, PathBuf), SpecError> {
-        match (self.vfio_user, self.vhost_user) {
-            (Some(path), None) => Ok((Transport::VfioUser, path.into())),
-            (None, Some(path)) => Ok((Transport::VhostUser, path.into())),
-            (None, None) => Err(SpecError::Missing("vfio-user=PATH or vhost-user=PATH")),
-            (Some(_), Some(_)) => Err(SpecError::TwoTransports),
-        }
-    }
-
-    fn limits(&self, transport: Transport) -> Result<Limits, SpecError> {
-        let mut limits = transport.limits();
-        limits.max_qp = number("max-qp", self.max_qp, limits.max_qp)?;
-        limits.max_cq = number("max-cq", self.max_cq, limits.max_cq)?;
-        limits.comp_vectors = number("vectors", self.vectors, limits.comp_vectors)?;
-        limits.wire_rate = self.rate.map(rate).transpose()?;
-        if limits.comp_vectors > MAX_VECTORS {
-            return Err(SpecError::Vectors(limits.comp_vectors));
-        }
-        // The control and the event queue, one for each CQ and two for each QP.
-        let queues = 2 + u32::from(limits.max_cq) + 2 * u32::from(limits.max_qp);
-        let most = transport.max_queues();
-        if queues > most.into() {
-            let (qps, cqs) = (limits.max_qp, limits.max_cq);
-            let transport = transport.name();
-            return Err(SpecError::Queues { qps, cqs, queues, transport, most });
-        }
-        Ok(limits)
-    }
-}
+/// The keys of a `--guest`.
+const KEYS: &[&str] = &[
+    "name",
+    "vfio-user",
+    "vhost-user",
+    "mac",
+    "network",
+    "nic",
+    "gid",
+    "vlan",
+    "rings",
+    "vectors",
+    "max-qp",
+    "max-cq",
+    "any-file",
+    "rate",
+];
 
 impl FromStr for GuestSpec {
     type Err = SpecError;
 
     fn from_str(spec: &str) -> Result<Self, SpecError> {
-        let pairs = Pairs::parse(spec)?;
-        let (transport, path) = pairs.transport()?;
-        if pairs.nic.is_some() && pairs.mac.is_none() {
-            return Err(SpecError::Missing("mac=MAC, which nic= needs,"));
+        let list = KeyValues::read(spec, KEYS, &[])?;
+        let (transport, path) = transport_of(&list)?;
+        let (mac, nic) = (list.get("mac").map(mac).transpose()?, list.get("nic"));
+        if nic.is_some() && mac.is_none() {
+            return Err(ListError::Missing("mac=MAC, which nic= needs,").into());
         }
         Ok(Self {
-            name: pairs.name.ok_or(SpecError::Missing("name=NAME"))?.to_owned(),
+            name: list.get("name").ok_or(ListError::Missing("name=NAME"))?.to_owned(),
             transport,
             path,
-            mac: pairs.mac.map(mac).transpose()?,
-            network: pairs.network.unwrap_or("default").to_owned(),
-            nic: pairs.nic.map(PathBuf::from),
+            mac,
+            network: list.get("network").unwrap_or("default").to_owned(),
+            nic: nic.map(PathBuf::from),
             addresses: AddressRights {
-                gids: pairs.gid.map(gid_list).transpose()?,
-                vlans: pairs.vlan.map(vlan_list).transpose()?,
+                gids: list.get("gid").map(gid_list).transpose()?,
+                vlans: list.get("vlan").map(vlan_list).transpose()?,
             },
-            limits: pairs.limits(transport)?,
-            rings: switch("rings", pairs.rings, true)?,
-            any_file: switch("any-file", pairs.any_file, false)?,
+            limits: limits_of(&list, transport)?,
+            rings: switch(&list, "rings", true)?,
+            any_file: switch(&list, "any-file", false)?,
         })
     }
 }
 
-fn number(key: &'static str, value: Option<&str>, default: u16) -> Result<u16, SpecError> {
-    let Some(value) = value else { return Ok(default) };
-    let wanted = "a number of at least 1";
-    match value.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err(SpecError::Value { key, value: value.to_owned(), wanted }),
+/// Returns the transport of a guest, and the path of its socket.
+fn transport_of(list: &KeyValues<'_>) -> Result<(Transport, PathBuf), SpecError> {
+    match (list.get("vfio-user"), list.get("vhost-user")) {
+        (Some(path), None) => Ok((Transport::VfioUser, path.into())),
+        (None, Some(path)) => Ok((Transport::VhostUser, path.into())),
+        (None, None) => Err(ListError::Missing("vfio-user=PATH or vhost-user=PATH").into()),
+        (Some(_), Some(_)) => Err(SpecError::TwoTransports),
     }
 }
 
+/// Returns the limits of a guest. Its virtqueues must be no more than the transport can have.
+fn limits_of(list: &KeyValues<'_>, transport: Transport) -> Result<Limits, SpecError> {
+    let mut limits = transport.limits();
+    limits.max_qp = number(list, "max-qp", limits.max_qp)?;
+    limits.max_cq = number(list, "max-cq", limits.max_cq)?;
+    limits.comp_vectors = number(list, "vectors", limits.comp_vectors)?;
+    limits.wire_rate = list.get("rate").map(rate).transpose()?;
+    if limits.comp_vectors > MAX_VECTORS {
+        return Err(SpecError::Vectors(limits.comp_vectors));
+    }
+    // The control and the event queue, one for each CQ and two for each QP.
+    let queues = 2 + u32::from(limits.max_cq) + 2 * u32::from(limits.max_qp);
+    let most = transport.max_queues();
+    if queues > most.into() {
+        let (qps, cqs) = (limits.max_qp, limits.max_cq);
+        let transport = transport.name();
+        return Err(SpecError::Queues { qps, cqs, queues, transport, most });
+    }
+    Ok(limits)
+}
+
+fn number(list: &KeyValues<'_>, key: &'static str, default: u16) -> Result<u16, ListError> {
+    let number = list.parse::<NonZeroU16>(key, "a number of at least 1")?;
+    Ok(number.map_or(default, NonZeroU16::get))
+}
+
 /// Reads a number of bits per second, such as 10G, and returns it as bytes per second.
-fn rate(value: &str) -> Result<u64, SpecError> {
+fn rate(value: &str) -> Result<u64, ListError> {
     let error = || {
         let wanted = "a number of bits per second of at least 8K, such as 500M or 10G";
-        SpecError::Value { key: "rate", value: value.to_owned(), wanted }
+        ListError::value("rate", value, wanted)
     };
     let (digits, unit) = match value.strip_suffix(['K', 'M', 'G']) {
         Some(digits) if value.ends_with('K') => (digits, 1_000),
@@ -483,25 +427,25 @@ fn rate(value: &str) -> Result<u64, SpecError> {
     Ok(bits / 8)
 }
 
-fn switch(key: &'static str, value: Option<&str>, default: bool) -> Result<bool, SpecError> {
-    match value {
+fn switch(list: &KeyValues<'_>, key: &'static str, default: bool) -> Result<bool, ListError> {
+    match list.get(key) {
         None => Ok(default),
         Some("on") => Ok(true),
         Some("off") => Ok(false),
-        Some(value) => Err(SpecError::Value { key, value: value.to_owned(), wanted: "on or off" }),
+        Some(value) => Err(ListError::value(key, value, "on or off")),
     }
 }
 
 /// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
 /// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
-fn gid_list(list: &str) -> Result<Vec<GidPrefix>, SpecError> {
+fn gid_list(list: &str) -> Result<Vec<GidPrefix>, ListError> {
     list.split('+').map(gid_prefix).collect()
 }
 
-fn gid_prefix(text: &str) -> Result<GidPrefix, SpecError> {
+fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
     let error = || {
         let wanted = "an IP address or a prefix such as 10.0.0.0/24";
-        SpecError::Value { key: "gid", value: text.to_owned(), wanted }
+        ListError::value("gid", text, wanted)
     };
     let (address, length) = match text.split_once('/') {
         Some((address, length)) => (address, Some(length.parse::<u32>().map_err(|_| error())?)),
@@ -522,12 +466,12 @@ fn gid_prefix(text: &str) -> Result<GidPrefix, SpecError> {
 const MAX_VLAN: u16 = 4094;
 
 /// Reads numbers and ranges of VLANs, and `none`, with `+` between them.
-fn vlan_list(list: &str) -> Result<VlanList, SpecError> {
+fn vlan_list(list: &str) -> Result<VlanList, ListError> {
     let mut vlans = VlanList::default();
     for entry in list.split('+') {
         let error = || {
             let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
-            SpecError::Value { key: "vlan", value: entry.to_owned(), wanted }
+            ListError::value("vlan", entry, wanted)
         };
         if entry == "none" {
             vlans.untagged = true;
@@ -545,10 +489,10 @@ fn vlan_list(list: &str) -> Result<VlanList, SpecError> {
 }
 
 /// Reads a unicast MAC address in the usual notation.
-fn mac(value: &str) -> Result<[u8; 6], SpecError> {
+fn mac(value: &str) -> Result<[u8; 6], ListError> {
     let error = || {
         let wanted = "a unicast MAC address such as 52:54:00:12:34:01";
-        SpecError::Value { key: "mac", value: value.to_owned(), wanted }
+        ListError::value("mac", value, wanted)
     };
     let digits = |part: &str| match part.len() {
         1 | 2 if !part.starts_with('+') => u8::from_str_radix(part, 16).map_err(|_| error()),
@@ -617,11 +561,17 @@ mod tests {
         for list in ["10.0.0", "10.0.0.1/33", "fd00::/129", "fd00::/x", "10.0.0.1+", "10.0.0.0/-1"]
         {
             let error = parse(&format!(",gid={list}")).unwrap_err();
-            assert!(matches!(error, SpecError::Value { key: "gid", .. }), "{list}");
+            assert!(
+                matches!(error, SpecError::List(ListError::Value { key: "gid", .. })),
+                "{list}"
+            );
         }
         for list in ["4095", "9-7", "5+", "any", "-1", "1-"] {
             let error = parse(&format!(",vlan={list}")).unwrap_err();
-            assert!(matches!(error, SpecError::Value { key: "vlan", .. }), "{list}");
+            assert!(
+                matches!(error, SpecError::List(ListError::Value { key: "vlan", .. })),
+                "{list}"
+            );
         }
     }
 
@@ -637,7 +587,10 @@ mod tests {
         assert_eq!(rate("80000"), Ok(Some(10_000)));
         for value in ["0", "7K", "-1", "1.5G", "G", "10g", "10Gbit", "99999999999G"] {
             let error = rate(value).unwrap_err();
-            assert!(matches!(error, SpecError::Value { key: "rate", .. }), "{value}");
+            assert!(
+                matches!(error, SpecError::List(ListError::Value { key: "rate", .. })),
+                "{value}"
+            );
         }
         let none: GuestSpec = "name=a,vfio-user=b".parse().unwrap();
         assert_eq!(none.limits.wire_rate, None);
@@ -656,24 +609,39 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        assert_eq!(error("vfio-user=a"), SpecError::Missing("name=NAME"));
-        assert!(matches!(error("name=a"), SpecError::Missing(_)));
-        assert_eq!(error("name"), SpecError::NoValue("name".into()));
-        assert_eq!(error("name="), SpecError::NoValue("name=".into()));
-        assert_eq!(error("name=a,name=b,vfio-user=c"), SpecError::Twice("name"));
-        assert!(matches!(error("name=a,vfio-user=b,nic=c"), SpecError::Missing(_)));
-        assert_eq!(error("nome=a"), SpecError::UnknownKey("nome".into()));
+        assert_eq!(error("vfio-user=a"), SpecError::List(ListError::Missing("name=NAME")));
+        assert!(matches!(error("name=a"), SpecError::List(ListError::Missing(_))));
+        assert_eq!(error("name"), SpecError::List(ListError::NoValue("name".into())));
+        assert_eq!(error("name="), SpecError::List(ListError::NoValue("name=".into())));
+        assert_eq!(error("name=a,name=b,vfio-user=c"), SpecError::List(ListError::Twice("name")));
+        assert!(matches!(
+            error("name=a,vfio-user=b,nic=c"),
+            SpecError::List(ListError::Missing(_))
+        ));
+        assert_eq!(
+            error("nome=a"),
+            SpecError::List(ListError::UnknownKey { key: "nome".into(), known: KEYS })
+        );
         assert_eq!(error("name=a,vfio-user=b,vhost-user=c"), SpecError::TwoTransports);
         for value in ["1:2:3:4:5", "01:00:00:00:00:00", "0:0:0:0:0:0", "2:2:3:4:5:+6", "x"] {
             let spec = format!("name=a,vfio-user=b,mac={value}");
-            assert!(matches!(error(&spec), SpecError::Value { key: "mac", .. }), "{value}");
+            assert!(
+                matches!(error(&spec), SpecError::List(ListError::Value { key: "mac", .. })),
+                "{value}"
+            );
         }
         let rings = error("name=a,vfio-user=b,rings=yes");
-        assert!(matches!(rings, SpecError::Value { key: "rings", wanted: "on or off", .. }));
+        assert!(matches!(
+            rings,
+            SpecError::List(ListError::Value { key: "rings", wanted: "on or off", .. })
+        ));
         assert_eq!(error("name=a,vfio-user=b,vectors=65"), SpecError::Vectors(65));
         for value in ["0", "-1", "65536", "many"] {
             let spec = format!("name=a,vfio-user=b,max-qp={value}");
-            assert!(matches!(error(&spec), SpecError::Value { key: "max-qp", .. }), "{value}");
+            assert!(
+                matches!(error(&spec), SpecError::List(ListError::Value { key: "max-qp", .. })),
+                "{value}"
+            );
         }
         let queues = error("name=a,vhost-user=b,max-qp=120,max-cq=20");
         assert!(matches!(queues, SpecError::Queues { queues: 262, most: 256, .. }));

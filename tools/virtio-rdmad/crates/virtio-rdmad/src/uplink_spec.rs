@@ -3,9 +3,12 @@
 
 use std::fmt::{Display, Formatter};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 
 use vxlan::Vni;
+
+use crate::key_values::{self, KeyValues, ListError};
 
 /// Most other ends of a tunnel. A frame for a group goes to each of them.
 const MOST_REMOTES: usize = 64;
@@ -55,34 +58,15 @@ pub struct TunnelSpec {
 /// What is wrong with an `--uplink`.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum UplinkError {
-    /// A part is not KEY=VALUE.
-    #[error("\"{0}\" is not KEY=VALUE")]
-    NoValue(String),
-    /// A key does not exist.
-    #[error("unknown key \"{0}\"; there are tap, vxlan, local, remote, port, network")]
-    UnknownKey(String),
-    /// A key is given twice.
-    #[error("\"{0}\" is given twice")]
-    Twice(&'static str),
-    /// A key is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
+    /// The list of keys and values is not right.
+    #[error(transparent)]
+    List(#[from] ListError),
     /// A key belongs to a tunnel.
     #[error("\"{0}\" is for vxlan, not for tap")]
     NotForTap(&'static str),
     /// There are a tap and a tunnel.
     #[error("tap and vxlan exclude each other")]
     TwoWays,
-    /// A key cannot have this value.
-    #[error("{key}: \"{value}\" is not {wanted}")]
-    Value {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What values the key can have.
-        wanted: &'static str,
-    },
     /// An address cannot be the other end.
     #[error("remote: {0} and the local address are not of the same version of IP")]
     Versions(IpAddr),
@@ -94,122 +78,69 @@ pub enum UplinkError {
     Remotes,
 }
 
-/// The values of an `--uplink` as text.
-#[derive(Default)]
-struct Pairs<'a> {
-    tap: Option<&'a str>,
-    vxlan: Option<&'a str>,
-    local: Option<&'a str>,
-    port: Option<&'a str>,
-    network: Option<&'a str>,
-    remotes: Vec<&'a str>,
-}
-
-impl<'a> Pairs<'a> {
-    fn parse(spec: &'a str) -> Result<Self, UplinkError> {
-        let mut pairs = Self::default();
-        for pair in spec.split(',') {
-            let no_value = || UplinkError::NoValue(pair.to_owned());
-            let (key, value) = pair.split_once('=').ok_or_else(no_value)?;
-            if value.is_empty() {
-                return Err(no_value());
-            }
-            let (key, slot) = match key {
-                "tap" => ("tap", &mut pairs.tap),
-                "vxlan" => ("vxlan", &mut pairs.vxlan),
-                "local" => ("local", &mut pairs.local),
-                "port" => ("port", &mut pairs.port),
-                "network" => ("network", &mut pairs.network),
-                "remote" => {
-                    pairs.remotes.push(value);
-                    continue;
-                }
-                _ => return Err(UplinkError::UnknownKey(key.to_owned())),
-            };
-            if slot.replace(value).is_some() {
-                return Err(UplinkError::Twice(key));
-            }
-        }
-        Ok(pairs)
-    }
-
-    /// Refuses what a tap does not have.
-    fn check_tap(&self) -> Result<(), UplinkError> {
-        let remote = self.remotes.first().copied();
-        for (key, value) in [("local", self.local), ("port", self.port), ("remote", remote)] {
-            if value.is_some() {
-                return Err(UplinkError::NotForTap(key));
-            }
-        }
-        Ok(())
-    }
-
-    fn tunnel(&self, vni: &str) -> Result<TunnelSpec, UplinkError> {
-        let wanted = "a number of 0 to 16777215";
-        let vni = value("vxlan", vni, wanted)?;
-        let local = host("local", self.local.ok_or(UplinkError::Missing("local=ADDRESS"))?)?;
-        let wanted = "a port of 1 to 65535";
-        let port = match self.port {
-            None => vxlan::PORT,
-            Some(text) => value::<std::num::NonZeroU16>("port", text, wanted)?.get(),
-        };
-        Ok(TunnelSpec { vni, local, remotes: self.remotes(local)?, port })
-    }
-
-    fn remotes(&self, local: IpAddr) -> Result<Vec<IpAddr>, UplinkError> {
-        let mut remotes = Vec::new();
-        for text in &self.remotes {
-            let remote = host("remote", text)?;
-            if remote.is_ipv4() != local.is_ipv4() {
-                return Err(UplinkError::Versions(remote));
-            }
-            if remote == local || remotes.contains(&remote) {
-                return Err(UplinkError::SameEnd(remote));
-            }
-            remotes.push(remote);
-        }
-        match remotes.len() {
-            0 => Err(UplinkError::Missing("remote=ADDRESS")),
-            1..=MOST_REMOTES => Ok(remotes),
-            _ => Err(UplinkError::Remotes),
-        }
-    }
-}
+/// The keys of an `--uplink`.
+const KEYS: &[&str] = &["tap", "vxlan", "local", "remote", "port", "network"];
 
 impl FromStr for UplinkSpec {
     type Err = UplinkError;
 
     fn from_str(spec: &str) -> Result<Self, UplinkError> {
-        let pairs = Pairs::parse(spec)?;
-        let way = match (pairs.tap, pairs.vxlan) {
+        let list = KeyValues::read(spec, KEYS, &["remote"])?;
+        let way = match (list.get("tap"), list.get("vxlan")) {
             (Some(tap), None) => {
-                pairs.check_tap()?;
+                check_tap(&list)?;
                 WaySpec::Tap(tap.to_owned())
             }
-            (None, Some(vni)) => WaySpec::Tunnel(pairs.tunnel(vni)?),
-            (None, None) => return Err(UplinkError::Missing("tap=NAME or vxlan=VNI")),
+            (None, Some(_)) => WaySpec::Tunnel(tunnel(&list)?),
+            (None, None) => return Err(ListError::Missing("tap=NAME or vxlan=VNI").into()),
             (Some(_), Some(_)) => return Err(UplinkError::TwoWays),
         };
-        Ok(Self { way, network: pairs.network.unwrap_or("default").to_owned() })
+        Ok(Self { way, network: list.get("network").unwrap_or("default").to_owned() })
     }
 }
 
-/// Reads a value.
-fn value<T: FromStr>(
-    key: &'static str,
-    value: &str,
-    wanted: &'static str,
-) -> Result<T, UplinkError> {
-    let error = |_| UplinkError::Value { key, value: value.to_owned(), wanted };
-    value.parse().map_err(error)
+/// Refuses what a tap does not have.
+fn check_tap(list: &KeyValues<'_>) -> Result<(), UplinkError> {
+    match ["local", "port", "remote"].into_iter().find(|key| list.get(key).is_some()) {
+        Some(key) => Err(UplinkError::NotForTap(key)),
+        None => Ok(()),
+    }
+}
+
+fn tunnel(list: &KeyValues<'_>) -> Result<TunnelSpec, UplinkError> {
+    let vni = list.parse("vxlan", "a number of 0 to 16777215")?;
+    let vni = vni.ok_or(ListError::Missing("vxlan=VNI"))?;
+    let local = list.get("local").ok_or(ListError::Missing("local=ADDRESS"))?;
+    let local = host("local", local)?;
+    let port = list.parse("port", "a port of 1 to 65535")?.map_or(vxlan::PORT, NonZeroU16::get);
+    Ok(TunnelSpec { vni, local, remotes: remotes(list, local)?, port })
+}
+
+fn remotes(list: &KeyValues<'_>, local: IpAddr) -> Result<Vec<IpAddr>, UplinkError> {
+    let mut remotes = Vec::new();
+    for text in list.all("remote") {
+        let remote = host("remote", text)?;
+        if remote.is_ipv4() != local.is_ipv4() {
+            return Err(UplinkError::Versions(remote));
+        }
+        if remote == local || remotes.contains(&remote) {
+            return Err(UplinkError::SameEnd(remote));
+        }
+        remotes.push(remote);
+    }
+    match remotes.len() {
+        0 => Err(ListError::Missing("remote=ADDRESS").into()),
+        1..=MOST_REMOTES => Ok(remotes),
+        _ => Err(UplinkError::Remotes),
+    }
 }
 
 /// Reads the address of a host.
-fn host(key: &'static str, text: &str) -> Result<IpAddr, UplinkError> {
+fn host(key: &'static str, text: &str) -> Result<IpAddr, ListError> {
     let wanted = "the IP address of a host";
-    let address: IpAddr = value(key, text, wanted)?;
+    let address: IpAddr = key_values::parse(key, text, wanted)?;
     if address.is_unspecified() || address.is_multicast() {
-        return Err(UplinkError::Value { key, value: text.to_owned(), wanted });
+        return Err(ListError::value(key, text, wanted));
     }
     Ok(address)
 }
@@ -244,16 +175,28 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let error = |spec: &str| parse(spec).unwrap_err();
-        assert_eq!(error("network=a"), UplinkError::Missing("tap=NAME or vxlan=VNI"));
-        assert_eq!(error("tap"), UplinkError::NoValue("tap".into()));
-        assert_eq!(error("tap="), UplinkError::NoValue("tap=".into()));
-        assert_eq!(error("top=a"), UplinkError::UnknownKey("top".into()));
-        assert_eq!(error("tap=a,tap=b"), UplinkError::Twice("tap"));
+        assert_eq!(
+            error("network=a"),
+            UplinkError::List(ListError::Missing("tap=NAME or vxlan=VNI"))
+        );
+        assert_eq!(error("tap"), UplinkError::List(ListError::NoValue("tap".into())));
+        assert_eq!(error("tap="), UplinkError::List(ListError::NoValue("tap=".into())));
+        assert_eq!(
+            error("top=a"),
+            UplinkError::List(ListError::UnknownKey { key: "top".into(), known: KEYS })
+        );
+        assert_eq!(error("tap=a,tap=b"), UplinkError::List(ListError::Twice("tap")));
         assert_eq!(error("tap=a,vxlan=1"), UplinkError::TwoWays);
         assert_eq!(error("tap=a,port=1"), UplinkError::NotForTap("port"));
         assert_eq!(error("tap=a,remote=192.0.2.1"), UplinkError::NotForTap("remote"));
-        assert_eq!(error("vxlan=1,remote=192.0.2.1"), UplinkError::Missing("local=ADDRESS"));
-        assert_eq!(error("vxlan=1,local=192.0.2.1"), UplinkError::Missing("remote=ADDRESS"));
+        assert_eq!(
+            error("vxlan=1,remote=192.0.2.1"),
+            UplinkError::List(ListError::Missing("local=ADDRESS"))
+        );
+        assert_eq!(
+            error("vxlan=1,local=192.0.2.1"),
+            UplinkError::List(ListError::Missing("remote=ADDRESS"))
+        );
         let ends = "vxlan=1,local=192.0.2.1,remote=192.0.2.2";
         for (spec, key) in [
             ("vxlan=16777216,local=192.0.2.1,remote=192.0.2.2".to_owned(), "vxlan"),
@@ -264,7 +207,10 @@ mod tests {
             ("vxlan=1,local=0.0.0.0,remote=192.0.2.2".to_owned(), "local"),
         ] {
             let error = error(&spec);
-            assert!(matches!(error, UplinkError::Value { key: of, .. } if of == key), "{spec}");
+            assert!(
+                matches!(error, UplinkError::List(ListError::Value { key: of, .. }) if of == key),
+                "{spec}"
+            );
         }
         let version = error(&format!("{ends},remote=fd00::1"));
         assert_eq!(version, UplinkError::Versions("fd00::1".parse().unwrap()));
