@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A tap: a network interface of the kernel whose frames a process reads and writes (the kernel's
-//! Documentation/networking/tuntap.rst).
+//! Network interfaces of the kernel over which a process sends and receives frames: a tap, whose frames
+//! are those of the process (the kernel's Documentation/networking/tuntap.rst), and a packet socket on any
+//! other interface ([`PacketSocket`]).
 //!
 //! Each frame has a header of VIRTIO in front (`struct virtio_net_hdr`, VIRTIO 1.3, 5.1.6), by which one
 //! call moves a train: a frame with several UDP datagrams of one flow. Where the kernel must, it takes
-//! the train apart (segmentation offload). Linux 6.2 and later do this (TUN_F_USO4 and TUN_F_USO6).
+//! the train apart (segmentation offload). Linux 6.2 and later do this (for taps TUN_F_USO4 and
+//! TUN_F_USO6).
 
+mod filter;
+mod header;
+mod packet_socket;
 mod packet_tap;
 
 use std::fs::{File, OpenOptions};
@@ -13,33 +18,15 @@ use std::io::{Error, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+pub use header::Train;
+pub use packet_socket::PacketSocket;
 pub use packet_tap::PacketTap;
 
-/// The bytes of `struct virtio_net_hdr`.
-const HEADER: usize = 10;
-/// VIRTIO_NET_HDR_F_NEEDS_CSUM: the checksum is to be completed.
-const NEEDS_CSUM: u8 = 1;
-/// VIRTIO_NET_HDR_GSO_UDP_L4: the frame is a train of UDP datagrams.
-const GSO_UDP_L4: u8 = 5;
-/// Where the checksum is in a UDP header, and the bytes of that header.
-const UDP_CHECKSUM: u16 = 6;
-const UDP_HEADER: u16 = 8;
-
-/// An interface of this type that was opened.
+/// A tap that was opened.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
     takes_trains: bool,
-}
-
-/// A train of UDP datagrams, apart from its bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Train {
-    /// The bytes of each datagram but the last, without its headers. The last one has as many or fewer.
-    pub segment: u16,
-    /// Where the UDP header is in the frame. In place of its checksum it has the sum of the
-    /// pseudo-header.
-    pub udp: u16,
 }
 
 impl Tap {
@@ -74,13 +61,11 @@ impl Tap {
     /// `WouldBlock` if there is no frame; what read(2) says if the interface is down or gone.
     pub fn receive<'a>(&self, room: &'a mut [u8]) -> Result<(&'a [u8], u16), Error> {
         let len = (&self.file).read(room)?;
-        let Some((header, frame)) = room.get(..len).and_then(<[u8]>::split_first_chunk::<HEADER>)
+        let Some((header, frame)) = room.get(..len).and_then(|room| room.split_first_chunk())
         else {
             return Ok((&[], 0));
         };
-        let [_, kind, _, _, low, high, ..] = *header;
-        let segment = if kind == GSO_UDP_L4 { u16::from_le_bytes([low, high]) } else { 0 };
-        Ok((frame, segment))
+        Ok((frame, header::segment(*header)))
     }
 
     /// Gives the kernel a frame that comes over the interface, which is a train if the tap
@@ -90,15 +75,7 @@ impl Tap {
     ///
     /// What write(2) says: `EIO` while the interface is down.
     pub fn send(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
-        let mut header = [0; HEADER];
-        if let Some(Train { segment, udp }) = train {
-            header[0] = NEEDS_CSUM;
-            header[1] = GSO_UDP_L4;
-            let words = [udp + UDP_HEADER, segment, udp, UDP_CHECKSUM];
-            for (place, word) in header[2..].chunks_exact_mut(2).zip(words) {
-                place.copy_from_slice(&word.to_le_bytes());
-            }
-        }
+        let header = header::encode(train);
         let parts = [IoSlice::new(&header), IoSlice::new(frame)];
         (&self.file).write_vectored(&parts).map(|_| ())
     }
@@ -134,7 +111,7 @@ fn attach(name: &str, flags: libc::c_int) -> Result<File, Error> {
 /// Chooses the header in front of frames: without what later versions have added, and little-endian. A
 /// tap keeps what another process has chosen.
 fn choose_header(tap: &File) -> Result<(), Error> {
-    for (request, value) in [(libc::TUNSETVNETHDRSZ, HEADER), (libc::TUNSETVNETLE, 1)] {
+    for (request, value) in [(libc::TUNSETVNETHDRSZ, header::LEN), (libc::TUNSETVNETLE, 1)] {
         let value = libc::c_int::try_from(value).unwrap_or(0);
         // SAFETY: Both requests read an integer, which `value` is.
         if unsafe { libc::ioctl(tap.as_raw_fd(), request, &raw const value) } < 0 {

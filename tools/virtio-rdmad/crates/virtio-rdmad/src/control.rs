@@ -107,7 +107,7 @@ fn uplink_report(switch: &Switch) -> Option<UplinkReport> {
     Some(UplinkReport {
         network: uplink.network.clone(),
         name: uplink.name.clone(),
-        counters: uplink.counters.read(),
+        counters: uplink.read_counters(),
     })
 }
 

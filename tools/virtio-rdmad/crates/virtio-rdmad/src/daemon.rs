@@ -253,8 +253,9 @@ fn networks(options: &Options) -> Result<HashMap<String, Network>, DaemonError> 
     let mut nics = nics(options)?;
     let mut uplinks = HashMap::new();
     for spec in &options.uplinks {
-        // A train of packets that are not of RoCE v2 is of no use to an interface.
-        let opened = Uplink::open(spec, !nics.contains_key(&spec.network));
+        let is_of_network = |guest: &&GuestSpec| guest.network == spec.network;
+        let guests: Vec<_> = options.guests.iter().filter(is_of_network).collect();
+        let opened = Uplink::open(spec, &guests);
         let failed = |error| DaemonError::Way { name: spec.way.to_string(), error };
         if uplinks.insert(&spec.network, opened.map_err(failed)?).is_some() {
             return Err(DaemonError::Uplink(spec.network.clone()));

@@ -77,19 +77,24 @@ pub struct Options {
     /// SPEC is KEY=VALUE[,KEY=VALUE...]:
     ///
     ///   tap=NAME          the tap that carries the packets
+    ///   interface=NAME    the network interface that carries the packets, without a bridge
     ///   vxlan=VNI         the number of the VXLAN tunnel that carries the packets
     ///   local=ADDRESS     vxlan: the IP address of this end (required)
     ///   remote=ADDRESS    vxlan: the IP address of another end (required, once for each)
     ///   port=N            vxlan: the UDP port of all ends (default: 4789)
     ///   network=NAME      the network (default: default)
     ///
-    /// Exactly one of tap and vxlan is required.
+    /// Exactly one of tap, interface and vxlan is required.
     ///
     /// Messages to an address that no guest of the network has, and datagrams to multicast groups, are
     /// sent as packets of RoCE v2.
     ///
     /// A tap must be there, and belong to the user that starts virtio-rdmad; the user guide says how to
     /// bring the packets of the guests to it.
+    ///
+    /// The packets go through a packet socket on an interface=, such as the one that the guests have
+    /// macvtaps on. virtio-rdmad needs CAP_NET_RAW to open it, and gives that up afterwards. The user
+    /// guide says how to keep the packets from the guests' kernels. Guests with nic= cannot use it.
     ///
     /// A tunnel needs no privilege. Its other ends are processes of virtio-rdmad or vxlan devices of
     /// Linux. Whoever can send packets from the address of another end reaches the guests, so the

@@ -2,18 +2,20 @@
 //! The uplink of a network: what carries the packets of its guests to and from other hosts.
 
 pub mod counters;
-mod tap_port;
+mod port;
 mod tunnel;
 
-use std::io::Error;
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use roce::Segments;
 
+use crate::options::GuestSpec;
 use crate::uplink_spec::{UplinkSpec, WaySpec};
 use counters::{Counters, Event};
-use tap_port::TapPort;
+use port::Port;
 use tunnel::Tunnel;
 
 /// The uplink of a network.
@@ -31,15 +33,25 @@ pub struct Uplink {
 /// What carries the packets.
 #[derive(Debug)]
 enum Way {
-    Tap(TapPort),
+    Port(Port),
     Tunnel(Tunnel),
 }
 
 impl Uplink {
-    /// Opens an uplink. With `trains` it may give several packets as one train.
-    pub fn open(spec: &UplinkSpec, trains: bool) -> Result<Arc<Self>, Error> {
+    /// Opens the uplink of a network that has these guests.
+    pub fn open(spec: &UplinkSpec, guests: &[&GuestSpec]) -> Result<Arc<Self>, Error> {
+        let have_nics = guests.iter().any(|guest| guest.nic.is_some());
         let way = match &spec.way {
-            WaySpec::Tap(name) => Way::Tap(TapPort::open(name, trains)?),
+            // A train of packets that are not of RoCE v2 is of no use to an interface.
+            WaySpec::Tap(name) => Way::Port(Port::tap(name, !have_nics)?),
+            WaySpec::Interface(_) if have_nics => {
+                let reason = "guests that have nic= need a tap or a tunnel";
+                return Err(Error::new(ErrorKind::InvalidInput, reason));
+            }
+            WaySpec::Interface(name) => {
+                let stations: Option<Vec<_>> = guests.iter().map(|guest| guest.mac).collect();
+                Way::Port(Port::socket(name, stations.as_deref())?)
+            }
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
         };
         let (network, name) = (spec.network.clone(), spec.way.to_string());
@@ -50,7 +62,7 @@ impl Uplink {
     /// Returns the room that [`Uplink::receive`] needs.
     pub fn room(&self) -> Vec<u8> {
         match &self.way {
-            Way::Tap(_) => TapPort::room(),
+            Way::Port(_) => Port::room(),
             Way::Tunnel(_) => Tunnel::room(),
         }
     }
@@ -71,7 +83,7 @@ impl Uplink {
             deliver(frame, segment);
         };
         match &self.way {
-            Way::Tap(tap) => tap.receive(room, deliver),
+            Way::Port(port) => port.receive(room, counters, deliver),
             Way::Tunnel(tunnel) => tunnel.receive(room, counters, deliver),
         }
     }
@@ -79,16 +91,24 @@ impl Uplink {
     /// Sends a frame or a train.
     pub fn send(&self, segments: Segments<'_>) {
         match &self.way {
-            Way::Tap(tap) => tap.send(segments, &self.counters),
+            Way::Port(port) => port.send(segments, &self.counters),
             Way::Tunnel(tunnel) => tunnel.send(segments, &self.counters),
         }
+    }
+
+    /// Returns the counters by name.
+    pub fn read_counters(&self) -> BTreeMap<String, u64> {
+        if let Way::Port(port) = &self.way {
+            port.count_losses(&self.counters);
+        }
+        self.counters.read()
     }
 }
 
 impl AsFd for Uplink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.way {
-            Way::Tap(tap) => tap.as_fd(),
+            Way::Port(port) => port.as_fd(),
             Way::Tunnel(tunnel) => tunnel.as_fd(),
         }
     }

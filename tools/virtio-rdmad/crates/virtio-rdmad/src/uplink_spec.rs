@@ -27,6 +27,8 @@ pub struct UplinkSpec {
 pub enum WaySpec {
     /// The tap of this name.
     Tap(String),
+    /// A packet socket on the network interface of this name.
+    Interface(String),
     /// A tunnel.
     Tunnel(TunnelSpec),
 }
@@ -35,6 +37,7 @@ impl Display for WaySpec {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tap(name) => write!(out, "tap {name}"),
+            Self::Interface(name) => write!(out, "interface {name}"),
             Self::Tunnel(TunnelSpec { vni, local, .. }) => {
                 write!(out, "VXLAN {} at {local}", vni.get())
             }
@@ -62,11 +65,11 @@ pub enum UplinkError {
     #[error(transparent)]
     List(#[from] ListError),
     /// A key belongs to a tunnel.
-    #[error("\"{0}\" is for vxlan, not for tap")]
-    NotForTap(&'static str),
-    /// There are a tap and a tunnel.
-    #[error("tap and vxlan exclude each other")]
-    TwoWays,
+    #[error("\"{0}\" is for vxlan only")]
+    NotATunnel(&'static str),
+    /// There are two ways.
+    #[error("{0} and {1} exclude each other")]
+    TwoWays(&'static str, &'static str),
     /// An address cannot be the other end.
     #[error("remote: {0} and the local address are not of the same version of IP")]
     Versions(IpAddr),
@@ -79,37 +82,45 @@ pub enum UplinkError {
 }
 
 /// The keys of an `--uplink`.
-const KEYS: &[&str] = &["tap", "vxlan", "local", "remote", "port", "network"];
+const KEYS: &[&str] = &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
+
+/// Those of them that say what carries the packets, one of which must be there, and that of a tunnel.
+const WAYS: [&str; 3] = ["tap", "interface", TUNNEL];
+const ANY_WAY: &str = "tap=NAME, interface=NAME or vxlan=VNI";
+const TUNNEL: &str = "vxlan";
 
 impl FromStr for UplinkSpec {
     type Err = UplinkError;
 
     fn from_str(spec: &str) -> Result<Self, UplinkError> {
         let list = KeyValues::read(spec, KEYS, &["remote"])?;
-        let way = match (list.get("tap"), list.get("vxlan")) {
-            (Some(tap), None) => {
-                check_tap(&list)?;
-                WaySpec::Tap(tap.to_owned())
-            }
-            (None, Some(_)) => WaySpec::Tunnel(tunnel(&list)?),
-            (None, None) => return Err(ListError::Missing("tap=NAME or vxlan=VNI").into()),
-            (Some(_), Some(_)) => return Err(UplinkError::TwoWays),
+        let mut ways = WAYS.iter().filter_map(|way| Some((*way, list.get(way)?)));
+        let (key, name) = ways.next().ok_or(ListError::Missing(ANY_WAY))?;
+        if let Some((other, _)) = ways.next() {
+            return Err(UplinkError::TwoWays(key, other));
+        }
+        if key != TUNNEL {
+            check_no_tunnel(&list)?;
+        }
+        let way = match key {
+            TUNNEL => WaySpec::Tunnel(tunnel(&list, name)?),
+            "tap" => WaySpec::Tap(name.to_owned()),
+            _ => WaySpec::Interface(name.to_owned()),
         };
         Ok(Self { way, network: list.get("network").unwrap_or("default").to_owned() })
     }
 }
 
-/// Refuses what a tap does not have.
-fn check_tap(list: &KeyValues<'_>) -> Result<(), UplinkError> {
+/// Refuses what only a tunnel has.
+fn check_no_tunnel(list: &KeyValues<'_>) -> Result<(), UplinkError> {
     match ["local", "port", "remote"].into_iter().find(|key| list.get(key).is_some()) {
-        Some(key) => Err(UplinkError::NotForTap(key)),
+        Some(key) => Err(UplinkError::NotATunnel(key)),
         None => Ok(()),
     }
 }
 
-fn tunnel(list: &KeyValues<'_>) -> Result<TunnelSpec, UplinkError> {
-    let vni = list.parse("vxlan", "a number of 0 to 16777215")?;
-    let vni = vni.ok_or(ListError::Missing("vxlan=VNI"))?;
+fn tunnel(list: &KeyValues<'_>, vni: &str) -> Result<TunnelSpec, UplinkError> {
+    let vni = key_values::parse(TUNNEL, vni, "a number of 0 to 16777215")?;
     let local = list.get("local").ok_or(ListError::Missing("local=ADDRESS"))?;
     let local = host("local", local)?;
     let port = list.parse("port", "a port of 1 to 65535")?.map_or(vxlan::PORT, NonZeroU16::get);
@@ -162,6 +173,13 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_is_understood() {
+        let spec = parse("interface=eth0").unwrap();
+        assert_eq!(spec.way, WaySpec::Interface("eth0".into()));
+        assert_eq!(spec.way.to_string(), "interface eth0");
+    }
+
+    #[test]
     fn a_tunnel_is_understood() {
         let spec = parse("vxlan=42,local=192.0.2.1,remote=192.0.2.2,remote=192.0.2.3").unwrap();
         let remotes = ["192.0.2.2", "192.0.2.3"].map(|text| text.parse().unwrap()).to_vec();
@@ -175,10 +193,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let error = |spec: &str| parse(spec).unwrap_err();
-        assert_eq!(
-            error("network=a"),
-            UplinkError::List(ListError::Missing("tap=NAME or vxlan=VNI"))
-        );
+        assert_eq!(error("network=a"), UplinkError::List(ListError::Missing(ANY_WAY)));
         assert_eq!(error("tap"), UplinkError::List(ListError::NoValue("tap".into())));
         assert_eq!(error("tap="), UplinkError::List(ListError::NoValue("tap=".into())));
         assert_eq!(
@@ -186,9 +201,10 @@ mod tests {
             UplinkError::List(ListError::UnknownKey { key: "top".into(), known: KEYS })
         );
         assert_eq!(error("tap=a,tap=b"), UplinkError::List(ListError::Twice("tap")));
-        assert_eq!(error("tap=a,vxlan=1"), UplinkError::TwoWays);
-        assert_eq!(error("tap=a,port=1"), UplinkError::NotForTap("port"));
-        assert_eq!(error("tap=a,remote=192.0.2.1"), UplinkError::NotForTap("remote"));
+        assert_eq!(error("vxlan=1,tap=a"), UplinkError::TwoWays("tap", "vxlan"));
+        assert_eq!(error("interface=a,tap=a"), UplinkError::TwoWays("tap", "interface"));
+        assert_eq!(error("tap=a,port=1"), UplinkError::NotATunnel("port"));
+        assert_eq!(error("interface=a,remote=192.0.2.1"), UplinkError::NotATunnel("remote"));
         assert_eq!(
             error("vxlan=1,remote=192.0.2.1"),
             UplinkError::List(ListError::Missing("local=ADDRESS"))

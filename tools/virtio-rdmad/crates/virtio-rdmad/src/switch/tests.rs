@@ -251,7 +251,7 @@ fn frames_come_over_the_uplink() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let at = |end: u8| format!("127.{high}.{low}.{end}");
     let spec = format!("vxlan=9,local={},remote={}", at(0x71), at(0x72)).parse().unwrap();
-    let uplink = Uplink::open(&spec, false).unwrap();
+    let uplink = Uplink::open(&spec, &[]).unwrap();
     let framings = [Framing::Stream; 2];
     let running = Running::with_uplink("uplink", &framings, Some(Arc::clone(&uplink)));
     let vmms = running.connect_all(&framings);
@@ -267,7 +267,7 @@ fn frames_come_over_the_uplink() {
     come(&to_one);
     assert_eq!((vmms[0].receive(), vmms[1].receive()), (to_all.clone(), to_all));
     assert_eq!(vmms[1].receive(), to_one);
-    let counters = uplink.counters.read();
+    let counters = uplink.read_counters();
     assert_eq!((counters["rx_unclaimed"], counters["rx_own_source"]), (1, 1));
     assert_eq!(counters["rx_frames"], 4);
 }

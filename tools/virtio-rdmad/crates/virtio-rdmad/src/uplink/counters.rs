@@ -19,6 +19,8 @@ pub enum Event {
     TxTooLong,
     /// A frame came.
     RxFrames,
+    /// A frame that came was lost: too many waited to be taken.
+    RxLost,
     /// A frame that came was dropped: no guest has its destination.
     RxUnclaimed,
     /// A frame that came was dropped: its source is the MAC address of a guest of this process.
@@ -41,12 +43,13 @@ pub enum Event {
 
 impl Event {
     /// All events, in the order of their numbers.
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::TxFrames,
         Self::TxFlooded,
         Self::TxLost,
         Self::TxTooLong,
         Self::RxFrames,
+        Self::RxLost,
         Self::RxUnclaimed,
         Self::RxOwnSource,
         Self::RxStranger,
@@ -66,6 +69,7 @@ impl Event {
             Self::TxLost => "tx_lost",
             Self::TxTooLong => "tx_too_long",
             Self::RxFrames => "rx_frames",
+            Self::RxLost => "rx_lost",
             Self::RxUnclaimed => "rx_unclaimed",
             Self::RxOwnSource => "rx_own_source",
             Self::RxStranger => "rx_stranger",
@@ -94,9 +98,19 @@ impl Counters {
         Self { uplink: uplink.to_owned(), values }
     }
 
+    /// Returns the name of the uplink, for logs.
+    pub fn uplink(&self) -> &str {
+        &self.uplink
+    }
+
     /// Counts an event. Returns whether it is the first of its kind.
     pub fn count(&self, event: Event) -> bool {
         self.values[event as usize].fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Counts events that nobody was told of.
+    pub fn add(&self, event: Event, count: u64) {
+        self.values[event as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts an event that somebody should know of, and logs the first of its kind.
@@ -126,8 +140,9 @@ mod tests {
             assert!(counters.count(event));
         }
         counters.report(Event::TxLost, "again");
+        counters.add(Event::RxLost, 7);
         let values = counters.read();
         assert_eq!(values.len(), Event::ALL.len());
-        assert_eq!((values["tx_lost"], values["rx_frames"]), (2, 1));
+        assert_eq!([values["tx_lost"], values["rx_frames"], values["rx_lost"]], [2, 1, 8]);
     }
 }

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Packet sockets at both ends of a pair of veth, in a network namespace that each test has for itself.
+
+use std::io::ErrorKind;
+use std::process::Command;
+
+use roce::Split;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::thread::{unshare_unsafe, UnshareFlags};
+use tap::{PacketSocket, Train};
+
+const NEAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
+const FAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+const MTU: &str = "1500";
+/// The bytes of a segment, and of the headers of a packet of IPv4 without the tag of a VLAN.
+const SEGMENT: u16 = 1000;
+const HEADERS: usize = 42;
+
+/// Runs a program of the system.
+fn run(words: &str) {
+    let mut words = words.split_whitespace();
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success());
+}
+
+/// Has `test` run in a network namespace that has a pair of veth, `near` and `far`. Does not run it if
+/// this process may not make one.
+fn in_namespace(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let thread = || {
+            // SAFETY: The thread has another network namespace then. It shares all else with the other
+            // threads as before, above all its descriptors.
+            if unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.is_err() {
+                return eprintln!("skipped: this process may not make a network namespace");
+            }
+            run("ip link add near type veth peer name far");
+            for name in ["near", "far"] {
+                run(&format!("ip link set {name} mtu {MTU} up"));
+            }
+            test();
+        };
+        scope.spawn(thread).join().unwrap();
+    });
+}
+
+fn open(name: &str, station: [u8; 6]) -> PacketSocket {
+    PacketSocket::open(name, Some(&[station])).unwrap()
+}
+
+/// Returns both ends. The one sends as the station `NEAR`, the other as `FAR`.
+fn ends() -> (PacketSocket, PacketSocket) {
+    (open("near", NEAR), open("far", FAR))
+}
+
+/// Waits for a frame. Returns it, and the bytes of a segment.
+fn wait(socket: &PacketSocket) -> (Vec<u8>, u16) {
+    let mut room = vec![0; 66_000];
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    loop {
+        match socket.receive(&mut room) {
+            Ok((frame, segment)) => return (frame.to_vec(), segment),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ready, 1, "no frame comes");
+    }
+}
+
+/// Returns whether nothing has come.
+fn is_empty(socket: &PacketSocket) -> bool {
+    matches!(socket.receive(&mut [0; 100]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Returns a packet to UDP port 4791, with the tag of a VLAN or without, and where its UDP header is.
+fn packet(to: [u8; 6], is_ipv6: bool, tag: Option<[u8; 2]>, payload: usize) -> (Vec<u8>, u16) {
+    let mut frame = [&to[..], &NEAR].concat();
+    if let Some(tag) = tag {
+        frame.extend([0x81, 0x00, tag[0], tag[1]]);
+    }
+    let udp_len = u16::try_from(8 + payload).unwrap();
+    if is_ipv6 {
+        let [high, low] = udp_len.to_be_bytes();
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, high, low, 17, 64]);
+        frame.extend([0xfd; 32]);
+    } else {
+        let [high, low] = (20 + udp_len).to_be_bytes();
+        let ip = [0x45, 0, high, low, 0, 9, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        frame.extend([0x08, 0x00]);
+        let at = frame.len();
+        frame.extend(ip);
+        let sum = !sum(&frame[at..]);
+        frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
+    }
+    let udp = u16::try_from(frame.len()).unwrap();
+    let [high, low] = udp_len.to_be_bytes();
+    frame.extend([0xc0, 1, 0x12, 0xb7, high, low, 0, 0]);
+    frame.extend((0..payload).map(|at| u8::try_from(at / usize::from(SEGMENT)).unwrap()));
+    (frame, udp)
+}
+
+/// Returns the sum of the words, as checksums have it (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+    words.fold(0_u16, |sum, word| {
+        let (sum, carry) = sum.overflowing_add(word);
+        sum + u16::from(carry)
+    })
+}
+
+/// The places of the checksums of IPv4 and UDP, which the kernel writes and [`Split`] does not, become 0.
+fn without_checksums(mut frame: Vec<u8>) -> Vec<u8> {
+    let ip = if frame[12] == 0x81 { 18 } else { 14 };
+    let udp = if frame[ip] >> 4 == 4 {
+        frame[ip + 10..ip + 12].fill(0);
+        ip + 20
+    } else {
+        ip + 40
+    };
+    frame[udp + 6..udp + 8].fill(0);
+    frame
+}
+
+#[test]
+fn packets_come_with_the_tags_of_their_vlans() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        for is_ipv6 in [false, true] {
+            // Priority 3 in VLAN 5, and a priority in no VLAN.
+            for tag in [None, Some([0x60, 5]), Some([0x60, 0])] {
+                for to in [FAR, [0xff; 6], [0x33, 0x33, 0, 0, 0, 1]] {
+                    let (frame, _) = packet(to, is_ipv6, tag, 100);
+                    near.send(&frame, None).unwrap();
+                    assert_eq!(wait(&far), (frame, 0));
+                }
+            }
+        }
+        assert!(is_empty(&near), "what the socket itself has sent");
+    });
+}
+
+#[test]
+fn what_is_for_others_does_not_come() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        let everything = PacketSocket::open("far", None).unwrap();
+        let (other, _) = packet([0x52, 0x54, 0, 0, 0, 3], false, None, 100);
+        near.send(&other, None).unwrap();
+        let mut another_port = packet(FAR, false, None, 100).0;
+        another_port[37] += 1;
+        near.send(&another_port, None).unwrap();
+        let (last, _) = packet(FAR, false, None, 99);
+        near.send(&last, None).unwrap();
+        assert_eq!(wait(&far), (last.clone(), 0));
+        assert_eq!([wait(&everything), wait(&everything)], [(other, 0), (last, 0)]);
+        assert!(is_empty(&far) && is_empty(&everything));
+    });
+}
+
+/// Returns a train of 60 packets, the last of which is shorter, and what is to be sent with it.
+fn train(is_ipv6: bool, tag: Option<[u8; 2]>) -> (Vec<u8>, Train) {
+    let (frame, udp) = packet(FAR, is_ipv6, tag, 59 * usize::from(SEGMENT) + 500);
+    (frame, Train { segment: SEGMENT, udp })
+}
+
+#[test]
+fn trains_come_whole() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        for is_ipv6 in [false, true] {
+            for tag in [None, Some([0x60, 5])] {
+                let (frame, description) = train(is_ipv6, tag);
+                near.send(&frame, Some(description)).unwrap();
+                let (came, segment) = wait(&far);
+                assert_eq!(segment, SEGMENT);
+                assert!(came == frame, "IPv6: {is_ipv6}, tag: {tag:?}");
+            }
+        }
+        assert!(is_empty(&far));
+    });
+}
+
+#[test]
+fn the_kernel_takes_trains_apart_as_we_do() {
+    in_namespace(|| {
+        run("ethtool -K near tx-udp-segmentation off");
+        let (near, far) = ends();
+        for is_ipv6 in [false, true] {
+            for tag in [None, Some([0x60, 5])] {
+                let (mut frame, description) = train(is_ipv6, tag);
+                near.send(&frame, Some(description)).unwrap();
+                let mut split = Split::new(&frame, SEGMENT);
+                while let Some(packet) = split.next(&mut frame) {
+                    let (came, segment) = wait(&far);
+                    assert_eq!(segment, 0);
+                    let expected = without_checksums(frame[packet].to_vec());
+                    assert!(without_checksums(came) == expected, "IPv6: {is_ipv6}, tag: {tag:?}");
+                }
+            }
+        }
+        assert!(is_empty(&far));
+    });
+}
+
+#[test]
+fn what_is_lost_is_counted() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        assert_eq!(far.take_losses().unwrap(), 0);
+        let (frame, _) = packet(FAR, false, None, 1400);
+        let sent = 30_000;
+        for _ in 0..sent {
+            near.send(&frame, None).unwrap();
+        }
+        // A packet may be on its way still, but one that comes has the losses before it behind it.
+        let (mut came, mut lost) = (0, 0);
+        while came + lost < sent {
+            match far.receive(&mut [0; 2000]) {
+                Ok(_) => came += 1,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+            }
+            lost += far.take_losses().unwrap();
+        }
+        assert!(came > 0 && lost > 0, "{came} came, {lost} were lost");
+        assert!(is_empty(&far));
+    });
+}
+
+#[test]
+fn a_frame_that_is_too_long_is_refused() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        let (longest, _) = packet(FAR, false, None, 1500 + 14 - HEADERS);
+        near.send(&longest, None).unwrap();
+        assert_eq!(wait(&far), (longest, 0));
+        let (longer, _) = packet(FAR, false, None, 1500 + 14 - HEADERS + 1);
+        let error = near.send(&longer, None).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::MSGSIZE.raw_os_error()));
+        // A short room gets the beginning of a frame.
+        let (frame, _) = packet(FAR, false, Some([0, 5]), 100);
+        near.send(&frame, None).unwrap();
+        wait_for_input(&far);
+        assert_eq!(far.receive(&mut [0; 60]).unwrap(), (&frame[..60], 0));
+    });
+}
+
+fn wait_for_input(socket: &PacketSocket) {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)), Ok(1));
+}
+
+#[test]
+fn an_interface_that_is_down_is_an_error_until_it_is_up() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        let (frame, _) = packet(FAR, false, None, 100);
+        run("ip link set far down");
+        assert_eq!(far.receive(&mut [0; 100]).unwrap_err().kind(), ErrorKind::NetworkDown);
+        assert_eq!(far.send(&frame, None).unwrap_err().kind(), ErrorKind::NetworkDown);
+        assert!(is_empty(&far));
+        run("ip link set far up");
+        near.send(&frame, None).unwrap();
+        assert_eq!(wait(&far), (frame, 0));
+    });
+}
+
+#[test]
+fn not_every_interface_will_do() {
+    in_namespace(|| {
+        let kind = |name: &str| PacketSocket::open(name, None).unwrap_err().kind();
+        assert_eq!(kind("lo"), ErrorKind::InvalidInput);
+        for name in ["", "none", "a name that is too long"] {
+            let error = PacketSocket::open(name, None).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(Errno::NODEV.raw_os_error()), "{name:?}");
+        }
+    });
+}

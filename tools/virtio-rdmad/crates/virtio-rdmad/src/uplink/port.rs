@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An uplink over an interface of the kernel: a tap, which the administrator has put on a bridge, or a
+//! packet socket on an interface that is there anyway.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forwarding::Mac;
+use roce::{Segments, Split};
+use tap::{PacketSocket, Tap, Train};
+
+use super::counters::{Counters, Event};
+
+/// Bytes of the longest frame, which is a train of packets.
+const FRAME: usize = 64 << 10;
+/// Room for the header that the kernel puts in front of a frame.
+const HEADER: usize = 64;
+
+/// A port of this process in the kernel's network.
+#[derive(Debug)]
+pub struct Port {
+    interface: Interface,
+    /// Whether the kernel takes trains apart.
+    takes_trains: AtomicBool,
+}
+
+/// How the process has the port.
+#[derive(Debug)]
+enum Interface {
+    Tap(Tap),
+    Socket(PacketSocket),
+}
+
+impl Port {
+    /// Opens a tap, with trains if they are wanted and this kernel has them.
+    pub fn tap(name: &str, trains: bool) -> Result<Self, Error> {
+        let tap = Tap::open(name, trains)?;
+        let takes_trains = tap.takes_trains();
+        if trains && !takes_trains {
+            log_single_packets(name);
+        }
+        Ok(Self { interface: Interface::Tap(tap), takes_trains: takes_trains.into() })
+    }
+
+    /// Opens a packet socket for these stations, as [`PacketSocket::open`].
+    pub fn socket(name: &str, stations: Option<&[Mac]>) -> Result<Self, Error> {
+        let socket = PacketSocket::open(name, stations)?;
+        // Whether a kernel takes trains is known when it refuses the first one.
+        Ok(Self { interface: Interface::Socket(socket), takes_trains: true.into() })
+    }
+
+    /// Returns the room that [`Port::receive`] needs.
+    pub fn room() -> Vec<u8> {
+        vec![0; HEADER + FRAME]
+    }
+
+    /// Takes a frame that has come, and gives it to `deliver`, with the bytes of a segment if it is a train.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tap::receive`] and [`PacketSocket::receive`], but not those that concern one frame only,
+    /// which are counted.
+    pub fn receive(
+        &self,
+        room: &mut [u8],
+        counters: &Counters,
+        mut deliver: impl FnMut(&[u8], u16),
+    ) -> Result<(), Error> {
+        let received = match &self.interface {
+            Interface::Tap(tap) => tap.receive(room),
+            Interface::Socket(socket) => socket.receive(room),
+        };
+        match received {
+            Ok((frame, segment)) => deliver(frame, segment),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                counters.report(Event::RxError, "a frame is lost that no header describes");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Sends a frame, or counts it as lost.
+    pub fn send(&self, segments: Segments<'_>, counters: &Counters) {
+        let Segments { frame, segment, udp } = segments;
+        if segment != 0 && self.takes_trains.load(Ordering::Relaxed) {
+            match self.give(frame, Some(Train { segment, udp })) {
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    self.refuse_trains(counters);
+                }
+                sent => return count(sent, counters),
+            }
+        }
+        let mut split = Split::new(frame, segment);
+        while let Some(packet) = split.next(frame) {
+            count(self.give(&frame[packet], None), counters);
+        }
+    }
+
+    fn give(&self, frame: &[u8], train: Option<Train>) -> Result<(), Error> {
+        match &self.interface {
+            Interface::Tap(tap) => tap.send(frame, train),
+            Interface::Socket(socket) => socket.send(frame, train),
+        }
+    }
+
+    /// Sends packets one by one from now on.
+    fn refuse_trains(&self, counters: &Counters) {
+        if self.takes_trains.swap(false, Ordering::Relaxed) {
+            log_single_packets(counters.uplink());
+        }
+    }
+
+    /// Counts the frames that have come and were lost since the last call.
+    pub fn count_losses(&self, counters: &Counters) {
+        if let Interface::Socket(socket) = &self.interface {
+            counters.add(Event::RxLost, socket.take_losses().unwrap_or(0).into());
+        }
+    }
+}
+
+fn log_single_packets(uplink: &str) {
+    tracing::info!(uplink, "this kernel takes packets one by one (Linux 6.2 takes trains)");
+}
+
+fn count(sent: Result<(), Error>, counters: &Counters) {
+    match sent {
+        Ok(()) => _ = counters.count(Event::TxFrames),
+        Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
+            counters.report(Event::TxTooLong, "a packet is longer than the interface carries");
+        }
+        Err(error) => counters.report(Event::TxLost, format_args!("a packet is lost: {error}")),
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.interface {
+            Interface::Tap(tap) => tap.as_fd(),
+            Interface::Socket(socket) => socket.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
