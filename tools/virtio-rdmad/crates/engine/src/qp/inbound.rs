@@ -59,6 +59,14 @@ impl Reply {
             Self::Acknowledge { .. } | Self::Selective { .. } => None,
         }
     }
+
+    /// Returns the PSN up to which or in front of which it acknowledges requests; `None`: it answers one.
+    fn acknowledges(&self) -> Option<Psn> {
+        match self {
+            Self::Acknowledge { psn, .. } | Self::Selective { psn } => Some(*psn),
+            Self::Read(_) | Self::Atomic { .. } => None,
+        }
+    }
 }
 
 /// What waits to be sent back.
@@ -111,7 +119,7 @@ pub(crate) struct Inbound {
     pub expected: Expected,
     /// The message under way.
     pub assembly: Option<Assembly>,
-    /// What is sent back, in the order of the requests.
+    /// What is sent back, in the order in which the peer asked for it last.
     pub replies: VecDeque<Waiting>,
     /// The results of the last atomics: a duplicate is answered with them, and not done again (IBA
     /// 9.7.5.1.5).
@@ -151,22 +159,41 @@ impl Inbound {
         self.replies.len() >= MOST_REPLIES
     }
 
-    /// Has data of a READ sent once more. If the same data up to its end waits to be sent, from an earlier
-    /// packet on or from a later one, that begins with the earlier one of both and is sent once: a requester
-    /// that asks for the rest behind each gap must not be sent as many times the rest.
+    /// Has data of a READ sent once more. If the same data up to its end waits to be sent, from an earlier packet
+    /// on or from a later one, that begins with the earlier one of both and is sent once: a requester that asks for
+    /// the rest behind each gap must not be sent as many times the rest.
     pub fn read_again(&mut self, again: ReadReply) {
-        let waiting = self.replies.iter_mut().find_map(|waiting| match &mut waiting.reply {
-            Reply::Read(read) if read.end == again.end => Some(read),
-            _ => None,
-        });
-        match waiting {
-            Some(read) if again.psn.is_before(read.next()) => *read = again,
-            Some(_) => {}
-            None => {
-                let reply = Reply::Read(again);
-                self.replies.push_back(Waiting { reply, is_repeated: true });
+        let is_same = |reply: &Reply| matches!(reply, Reply::Read(read) if read.end == again.end);
+        let waiting = self.take(is_same);
+        let is_repeated = waiting.as_ref().is_none_or(|waiting| waiting.is_repeated);
+        let reply = match waiting.map(|waiting| waiting.reply) {
+            Some(Reply::Read(read)) if !again.psn.is_before(read.next()) => Reply::Read(read),
+            _ => Reply::Read(again),
+        };
+        self.put_last(again.psn, Waiting { reply, is_repeated });
+    }
+
+    /// Takes an answer that waits to be sent.
+    fn take(&mut self, is_it: impl Fn(&Reply) -> bool) -> Option<Waiting> {
+        let at = self.replies.iter().position(|waiting| is_it(&waiting.reply))?;
+        self.replies.remove(at)
+    }
+
+    /// Has an answer to the request of this PSN sent behind all others: a peer that takes answers in their order
+    /// alone asks for all of them again, in that order. Acknowledgements of later requests stay behind it, as they
+    /// say that it was sent.
+    fn put_last(&mut self, psn: Psn, answer: Waiting) {
+        let mut behind = Vec::new();
+        self.replies.retain(|waiting| {
+            let is_later = waiting.reply.acknowledges().is_some_and(|other| other.is_after(psn));
+            if is_later {
+                behind.push(waiting.reply);
             }
-        }
+            !is_later
+        });
+        self.replies.push_back(answer);
+        let waiting = |reply| Waiting { reply, is_repeated: false };
+        self.replies.extend(behind.into_iter().map(waiting));
     }
 
     /// Returns whether the last thing that waits is an acknowledgement of this PSN too.
@@ -194,12 +221,11 @@ impl Inbound {
         self.replies.push_back(Waiting { reply, is_repeated: false });
     }
 
-    /// Has the answer of a request sent once more, unless it waits to be sent.
-    pub fn repeat(&mut self, reply: Reply) {
-        let answers = reply.answers();
-        if !self.replies.iter().any(|waiting| waiting.reply.answers() == answers) {
-            self.replies.push_back(Waiting { reply, is_repeated: true });
-        }
+    /// Has the answer of the request of this PSN sent once more, and once if it waits itself.
+    pub fn repeat(&mut self, psn: Psn, reply: Reply) {
+        let waiting = self.take(|waiting| waiting.answers() == Some(psn));
+        let is_repeated = waiting.is_none_or(|waiting| waiting.is_repeated);
+        self.put_last(psn, Waiting { reply, is_repeated });
     }
 
     /// Returns how many answers wait that the peer has asked for once. One that is repeated takes nothing of

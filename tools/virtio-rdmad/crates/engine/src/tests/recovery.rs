@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::*;
+use roce::{Operation, Psn};
 
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
@@ -104,6 +105,77 @@ fn effects_are_the_same_with_and_without_selective_acknowledgements() {
             });
         }
         assert_eq!((sent == 0, held == 0), (foreign, foreign), "{sent} sent, {held} held");
+    }
+}
+
+/// Returns the packets in which A reads 1 MiB of B, adds to a word, writes, and reads 1 MiB more, all of which was
+/// done; and the PSN of the first answer, and that behind the last.
+fn requests_that_were_done(pair: &mut Pair) -> (Vec<Vec<u8>>, Psn, Psn) {
+    let [a, b] = pair.ends;
+    let (part, word) = ([sge(DATA, MIB as u32, a.key)], [sge(DATA, 8, a.key)]);
+    let read = Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &part).rdma(DATA, b.key);
+    let add = Send::new(2, VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD, &word).atomic(DATA, b.key, 1, 0);
+    let write = Send::new(3, VIRTIO_RDMA_WR_RDMA_WRITE, &word).rdma(DATA, b.key);
+    for request in [&read, &add, &write, &read] {
+        pair.a.post_send(a.qpn, request);
+    }
+    pair.settle();
+    for wr_id in [1, 2, 3, 1] {
+        assert_eq!(pair.poll_a().map(|cqe| (cqe.wr_id, u32::from(cqe.status))), Some((wr_id, OK)));
+    }
+    let sent = cable().unwrap().sent.lock().unwrap().clone();
+    let requests: Vec<_> = sent.into_iter().filter(|frame| answer(frame).is_none()).collect();
+    assert_eq!(requests.len(), 4);
+    let first = roce::decode(&requests[0]).unwrap().headers.bth.psn;
+    (requests, first, first.plus(1024 + 1 + 1 + 1024))
+}
+
+/// Returns the PSN of a packet that answers requests, and whether it acknowledges all up to that.
+fn answer(frame: &[u8]) -> Option<(Psn, bool)> {
+    let bth = roce::decode(frame).unwrap().headers.bth;
+    match bth.opcode.operation() {
+        Operation::Acknowledge => Some((bth.psn, true)),
+        Operation::ReadResponse | Operation::AtomicAcknowledge => Some((bth.psn, false)),
+        _ => None,
+    }
+}
+
+/// A peer that takes answers in their order alone asks for all of them again from a lost one on. Whatever still
+/// waits to be sent then, it gets the answers in the order in which it has asked, and needs no time-out. No
+/// acknowledgement overtakes an answer in front of it, which would tell that the answer is lost once more.
+#[test]
+fn answers_follow_the_order_of_the_last_requests() {
+    for sent_before in [1, 1000, 1023, 1024, 1025, 1026, 1100, 2000] {
+        over_a_cable(1, Faults::default(), || {
+            let mut pair = Pair::new();
+            let (requests, mut expected, end) = requests_that_were_done(&mut pair);
+            let cable = cable().unwrap();
+            let answers = || -> Vec<_> {
+                cable.sent.lock().unwrap().iter().filter_map(|frame| answer(frame)).collect()
+            };
+            let ask = || {
+                for request in &requests {
+                    cable.inject(1, request);
+                }
+                cable.deliver();
+            };
+            let before = answers().len();
+            ask();
+            while answers().len() < before + sent_before {
+                pair.b.device.run(1);
+            }
+            let lost = answers().len();
+            ask();
+            pair.settle();
+            let again = answers().split_off(lost);
+            for (psn, is_acknowledgement) in &again {
+                assert!(!is_acknowledgement || !psn.is_after(expected), "{psn:?}, {expected:?}");
+                expected = if *psn == expected { psn.plus(1) } else { expected };
+            }
+            assert_eq!(expected, end, "{sent_before} answers had been sent");
+            let more = again.len() - before;
+            assert!(more <= 1024, "{sent_before} answers had been sent, and {more} were again");
+        });
     }
 }
 

@@ -219,11 +219,11 @@ fn repeat(hca: &Hca, responder: &Responder, inbound: &mut Inbound, packet: &Pack
         }
         Op::CompareSwap | Op::FetchAdd => {
             if let Some(original) = inbound.atomic(bth.psn) {
-                inbound.repeat(Reply::Atomic { psn: bth.psn, original });
+                inbound.repeat(bth.psn, Reply::Atomic { psn: bth.psn, original });
             }
         }
         Op::AtomicWrite | Op::Flush => {
-            inbound.repeat(Reply::Read(ReadReply::empty(bth.psn)));
+            inbound.repeat(bth.psn, Reply::Read(ReadReply::empty(bth.psn)));
         }
         _ => {
             // The acknowledgement is of this request, and not of later ones: in place of the answer to a READ or
