@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Guests that reach others over the wire. The uplink of a network is a tap on the bridge that the guests' own
-interfaces are on."""
+interfaces are on. It belongs to the user that the device's process runs as, which has no capabilities."""
 
 import os
 import subprocess
 
 from virtio_rdma.common import TOP
-from virtio_rdma.guests.network import Network
+from virtio_rdma.guests.network import UNPRIVILEGED, Network
 from virtio_rdma.guests.uml import UmlGuest
 
 # What administrators set an uplink up with.
@@ -38,7 +38,7 @@ class Uplinked(Network):
         return {self.tap(guest): self.network_of(guest) for guest in self.of_device()}
 
     def device_command(self):
-        command = super().device_command()
+        command = [*UNPRIVILEGED, *super().device_command()]
         for tap, network in self.taps().items():
             command += ["--uplink", f"network={network},tap={tap}"]
         return command
@@ -55,7 +55,7 @@ class Uplinked(Network):
         # The NIC of user-mode Linux does not segment trains of small UDP packets (vector_rx() of Linux 7.2.12 looks at
         # the size of its buffer), so the host does.
         for guest in self.guests:
-            if guest not in self.of_device():
+            if guest not in self.of_device() and guest.options.vmm == "uml":
                 subprocess.run(["ethtool", "-K", f"{guest.name}b", "tx-udp-segmentation", "off"], check=True)
         self.redirect(True)
 

@@ -17,6 +17,10 @@ from virtio_rdma.guests.qemu import QemuGuest
 from virtio_rdma.guests.uml import UmlGuest
 
 
+# What runs a program without capabilities, which root has otherwise.
+UNPRIVILEGED = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+
+
 class Network:
     """Guests of one network and, with rdma="virtio", their one device. As a context, it ends with the context."""
 

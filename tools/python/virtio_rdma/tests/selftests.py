@@ -96,11 +96,12 @@ class Orderly(Program):
         return "".join(self.lines)
 
 
-def between(results, platform, path, network, label=""):
-    """Runs a kselftest in each guest of a network at the same time: the programs meet each other."""
-    guests = network.guests
-    programs = [Program(results, platform, path, guest, label=f"{label}guest {guest.number} of {len(guests)}: ")
-                for guest in guests]
+def between(results, platform, path, guests, label=""):
+    """Runs a kselftest in some guests at the same time: the programs meet each other. The first guest is the host
+    that the others connect to."""
+    programs = [Program(results, platform, path, guest, {"GUEST": str(number)},
+                        f"{label}guest {guest.number} of {len(guests)}: ")
+                for number, guest in enumerate(guests, 1)]
     for program in programs:
         program.finish()
 

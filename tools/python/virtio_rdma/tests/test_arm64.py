@@ -71,7 +71,7 @@ class Two:
 
     @pytest.mark.parametrize("name", BETWEEN)
     def test_program(self, name, network, platform, prefix, results):
-        between(results, platform, name, network, prefix)
+        between(results, platform, name, network.guests, prefix)
 
     @pytest.mark.parametrize("case", TOOLS)
     def test_tool(self, case, network, prefix, results):

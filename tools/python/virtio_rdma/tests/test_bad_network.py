@@ -7,6 +7,7 @@ from virtio_rdma.guests.cable import Cabled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import between, seed_of
+from virtio_rdma.tests.test_wire import DIRECTIONS, of_uml
 
 # What the cable does to packets, and what it counts of it (impair/src/faults.rs).
 COUNTERS = {"loss": "lost", "duplicate": "duplicated", "corrupt": "corrupted", "reorder": "reordered",
@@ -55,22 +56,23 @@ def faults(request, network, results):
     network.cable.impair()
 
 
-def run_program(faults, network, platform, results, prefix=""):
+def run_program(faults, network, pair, platform, results, prefix=""):
     """Runs the selftest between both guests, and checks that the cable had something to do."""
-    between(results, platform, "verbs/bad_network.py", network, f"{prefix}{faults}: ")
+    between(results, platform, "verbs/bad_network.py", pair, f"{prefix}{faults}: ")
     counted = network.cable.impair(**FAULTS[faults])
     results.note(f"{prefix}{faults}: {counted}")
     missed = [name for name in FAULTS[faults] if name in COUNTERS and not counted[COUNTERS[name]]]
     results.result(f"{prefix}{faults}: packets meet it", not missed)
 
 
+@of_uml
 @pytest.mark.network("a bad network", guests=2, workers=2, kind=Cabled)
 class TestBadNetwork:
     """No effect is lost or doubled, whatever the network does."""
 
     @pytest.mark.parametrize("faults", FAULTS, indirect=True)
     def test_program(self, faults, network, platform, results):
-        run_program(faults, network, platform, results)
+        run_program(faults, network, network.guests, platform, results)
 
     @pytest.mark.parametrize(("case", "faults"), UNDER, indirect=["faults"])
     def test_tool(self, case, faults, network, results):
@@ -81,15 +83,18 @@ class TestBadNetwork:
         networks.agree(results, network)
 
 
+@of_uml
 @pytest.mark.network("a bad network and rxe", guests=2, workers=2, kind=Cabled, others={2: {"rdma": "rxe"}})
 class TestBadNetworkWithRxe:
-    """The same with the kernel's rxe at the other end, and losses only. An ACK that comes late, in the middle of the
+    """The same with the kernel's rxe at the other end, and losses only, or what rxe takes for losses. An ACK that comes late, in the middle of the
     response to a READ, has rxe complete the READ without its data (check_psn() and check_ack() in rxe_comp.c, Linux
     7.2.12), so it does not survive a network that duplicates or reorders packets."""
 
-    @pytest.mark.parametrize("faults", ["0.1 % loss", "1 % loss"], indirect=True)
-    def test_program(self, faults, network, platform, results):
-        run_program(faults, network, platform, results, "rxe: ")
+    @pytest.mark.parametrize("faults", ["0.1 % loss", "1 % loss", "5 % loss", "corruption"], indirect=True)
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_program(self, faults, direction, network, platform, results):
+        pair = [network.guests[at] for at in DIRECTIONS[direction]]
+        run_program(faults, network, pair, platform, results, f"{direction}: ")
 
     @pytest.mark.parametrize("faults", ["1 % loss"], indirect=True)
     @pytest.mark.parametrize("case", ONE_SIZE)

@@ -93,7 +93,7 @@ class TestTwoGuests:
 
     def test_program(self, program, network, platform, label, results):
         """Guest 2's results are what the program finds; guest 1's tell whether it agrees."""
-        between(results, platform, program, network, label)
+        between(results, platform, program, network.guests, label)
 
     def test_objects(self, network, results):
         networks.agree(results, network)

@@ -9,7 +9,6 @@ import pytest
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, Program
-from virtio_rdma.tests.tools import FAMILIES
 
 # How many connections of the RDMA CM follow one another: more than there are QPs at a time. An emulated guest with a
 # debug kernel makes some a second.
@@ -31,7 +30,7 @@ each_guest = pytest.mark.parametrize("number", [1, 2])
 @pytest.fixture(scope="class")
 def names(network):
     """The names in the command lines of cases, by family."""
-    return tools.give_addresses(network.guests, FAMILIES)
+    return tools.give_addresses(network.guests, tools.USUAL)
 
 
 @pytest.mark.network("two guests", guests=2)

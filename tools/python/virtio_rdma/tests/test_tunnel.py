@@ -7,7 +7,7 @@ from virtio_rdma.guests.tunnel import Switched, Tunnelled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import between
-from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES
+from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, of_uml
 
 # The kinds of tools that run over a tunnel, and what is lost on its way must not be.
 KINDS = ("rping", "ucmatose", "mckey", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
@@ -27,7 +27,7 @@ class Tunnel:
 
     @pytest.mark.parametrize("name", BETWEEN_HOSTS)
     def test_program(self, name, network, platform, title, results):
-        between(results, platform, name, network, f"{title}: ")
+        between(results, platform, name, network.guests, f"{title}: ")
 
     @pytest.mark.parametrize("case", TUNNEL_CASES)
     def test_tool(self, case, network, names, title, results):
@@ -46,11 +46,13 @@ class Tunnel:
         networks.agree(results, network)
 
 
+@of_uml
 @pytest.mark.network("two ends of a tunnel", guests=2, workers=2, kind=Tunnelled)
 class TestTunnel(Tunnel):
     """The guests' own interfaces are on a bridge."""
 
 
+@of_uml
 @pytest.mark.network("switches and a tunnel", guests=2, workers=2, kind=Switched)
 class TestSwitch(Tunnel):
     """The guests' own interfaces are connected to the device's switches, and their frames go over the tunnel too."""

@@ -22,7 +22,10 @@ NOT_YET = re.compile(r"REJECTED\W+error\W+8\b|Unexpected CM event bl blka 8\b|UN
 # The addresses of guests: with the number of the guest, and as a GID.
 FAMILIES = {"IPv4": ("10.0.0.{}", "0000:0000:0000:0000:0000:ffff:0a00:000{}"),
             "IPv6": ("fd00::{}", "fd00:0000:0000:0000:0000:0000:0000:000{}"),
-            "a VLAN": ("10.5.0.{}", "0000:0000:0000:0000:0000:ffff:0a05:000{}")}
+            "a VLAN": ("10.7.0.{}", "0000:0000:0000:0000:0000:ffff:0a07:000{}"),
+            "IPv6 in a VLAN": ("fd07::{}", "fd07:0000:0000:0000:0000:0000:0000:000{}")}
+# Those with which all tools run.
+USUAL = ("IPv4", "IPv6", "a VLAN")
 # Both sides begin again so often.
 ATTEMPTS = 5
 # The bound on the end of a program that was killed, in seconds.
@@ -36,7 +39,8 @@ class Case:
 
     {d1} {g1} {a1} are device, GID index and address of the guest that serves, {t1} its address of IPv4, {i1} the
     index of a GID that is an IPv6 address; {d2} {g2} {a2} {i2} are those of the other. server may be empty. expect:
-    what the client's output must hold. same: a command that must print the same in both. family: which addresses.
+    what the client's output must hold. same: a command that must print the same in both. family: which addresses
+    {a1} and {g1} are (FAMILIES).
     alone: both run in one guest. stays: the server serves until it is told to end. limit: (pattern, reason): where
     the outputs match over every driver, the program cannot run here.
     """
@@ -89,32 +93,42 @@ def gid_index(guest, gid):
     return int(text.split()[0])
 
 
+def address_of(guest, family):
+    """Returns an address of a guest."""
+    return FAMILIES[family][0].format(guest.number)
+
+
 def give_vlan(guests):
-    """Gives each of two guests a VLAN interface with an address of its own. The neighbours in the VLAN are written
-    down: the NIC of user-mode Linux does not carry tags."""
-    vlan = FAMILIES["a VLAN"][0]
+    """Gives each guest a VLAN interface with addresses of IPv4 and IPv6. The neighbours in the VLAN are written down
+    where the NIC carries no tags, as that of user-mode Linux."""
     for guest in guests:
-        guest.check("ip link add link eth0 name vlan5 type vlan id 5 && ip link set vlan5 up && "
-                    f"ip addr add {vlan.format(guest.number)}/24 dev vlan5")
+        guest.check("ip link add link eth0 name vlan7 type vlan id 7 && ip link set vlan7 up && "
+                    f"ip addr add {address_of(guest, 'a VLAN')}/24 dev vlan7 && "
+                    f"ip addr add {address_of(guest, 'IPv6 in a VLAN')}/64 dev vlan7 nodad")
         for peer in guests:
-            if peer is not guest:
-                guest.check(f"ip neigh replace {vlan.format(peer.number)} lladdr {peer.mac} dev vlan5 nud permanent")
+            if peer is not guest and guest.options.vmm == "uml":
+                guest.check(f"ip neigh replace {address_of(peer, 'a VLAN')} lladdr {peer.mac} "
+                            "dev vlan7 nud permanent")
 
 
 def give_addresses(guests, families):
     """Gives two guests addresses of IPv6 beside those of IPv4, and of a VLAN if it is among the families. Returns the
     names in the command lines of cases by family, with the first guest as the one that serves."""
     for guest in guests:
-        guest.check(f"ip -6 addr replace {FAMILIES['IPv6'][0].format(guest.number)}/64 dev eth0 nodad")
-    if "a VLAN" in families:
+        guest.check(f"ip -6 addr replace {address_of(guest, 'IPv6')}/64 dev eth0 nodad")
+    if any("VLAN" in family for family in families):
         give_vlan(guests)
-    indices = {family: [gid_index(guest, FAMILIES[family][1].format(guest.number)) for guest in guests]
-               for family in families}
-    common = names_of(*guests) | dict(zip(("i1", "i2"), indices["IPv6"]))
+    return names_by_family(guests, families)
+
+
+def names_by_family(guests, families):
+    """Returns the names in the command lines of cases by family, with the first guest as the one that serves."""
     first, second = guests
-    return {family: common | {"a1": FAMILIES[family][0].format(first.number),
-                              "a2": FAMILIES[family][0].format(second.number)}
-            for family in families}
+    indices = {family: [gid_index(guest, FAMILIES[family][1].format(guest.number)) for guest in guests]
+               for family in {*families, "IPv6"}}
+    common = names_of(first, second) | dict(zip(("i1", "i2"), indices["IPv6"]))
+    return {family: common | dict(zip(("g1", "g2"), indices[family])) |
+            {"a1": address_of(first, family), "a2": address_of(second, family)} for family in families}
 
 
 def run(case, guests, names, seconds, stuck=None):
@@ -219,7 +233,7 @@ def connection_managers(family):
                    "ucmatose -s {a1} -c 20 -C 20 -S 1000", "test complete")
     yield case(f"udaddy {label}", "udaddy -b {a1} -c 5 -C 10 -S 1000",
                    "udaddy -s {a1} -c 5 -C 10 -S 1000", "test complete")
-    if family != "IPv6":  # cmtime looks up IPv4 addresses only
+    if "IPv6" not in family:  # cmtime looks up IPv4 addresses only
         yield case(f"cmtime {label}", "cmtime -b {a1} -c 100", "cmtime -s {a1} -c 100")
     # It compares byte by byte, which takes longer than all else where sizes are large.
     for size, count in ((64, 100), (65536, 20)):
@@ -309,7 +323,7 @@ def skipped(operation, measure, kind, option):
 def everything():
     """Yields all of the above, in the order in which they run."""
     yield from pingpongs()
-    for family in FAMILIES:
+    for family in USUAL:
         yield from connection_managers(family)
     yield from servers()
     yield from multicast()
