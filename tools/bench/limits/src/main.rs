@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `limits`: what the machine itself does at most, and TCP between two guests.
+//! `limits`: what the machine itself does at most, and TCP and UDP between two guests.
 //!
 //! Each invocation measures one thing for a given time and prints one number, so that the
 //! benchmark can set it between two measurements of the same size over RDMA:
@@ -9,15 +9,24 @@
 //! limits memcpy-pages SIZE SECONDS DIR   the same between pages that lie anywhere
 //! limits cacheline SECONDS               µs a round trip of a polled cache line
 //! limits eventfd SECONDS                 µs a round trip of two blocking eventfds
-//! limits tcp-serve                       the other end of the next two
+//! limits taps-lat TAP TAP SIZE SECONDS   µs one way of a UDP datagram between two polled taps
+//! limits taps-rtt TAP TAP SIZE SECONDS   µs there and back
+//! limits tcp-serve                       the other end of the next three
 //! limits tcp-bw ADDRESS SIZE SECONDS     MiB/s, one write(2) a message
+//! limits tcp-count ADDRESS SIZE COUNT    the same for a number of messages
 //! limits tcp-lat ADDRESS SIZE SECONDS    µs one way, half of a round trip
+//! limits udp-serve                       the other end of the next two
+//! limits udp-lat ADDRESS SIZE SECONDS    µs one way between two polled sockets
+//! limits udp-rtt ADDRESS SIZE SECONDS    µs there and back
 //! ```
 
 mod copy;
 mod pingpong;
+mod polling;
 mod samples;
+mod taps;
 mod tcp;
+mod udp;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -27,8 +36,11 @@ use std::time::Duration;
 
 const USAGE: &str = "usage: limits memcpy SIZE SECONDS [DIR] | \
                      memcpy-pages SIZE SECONDS DIR | cacheline SECONDS | \
-                     eventfd SECONDS | tcp-serve | tcp-bw ADDRESS SIZE SECONDS | \
-                     tcp-lat ADDRESS SIZE SECONDS";
+                     eventfd SECONDS | taps-lat TAP TAP SIZE SECONDS | \
+                     taps-rtt TAP TAP SIZE SECONDS | tcp-serve | \
+                     tcp-bw ADDRESS SIZE SECONDS | tcp-count ADDRESS SIZE COUNT | \
+                     tcp-lat ADDRESS SIZE SECONDS | udp-serve | \
+                     udp-lat ADDRESS SIZE SECONDS | udp-rtt ADDRESS SIZE SECONDS";
 
 /// Why there is no number.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +60,9 @@ pub enum Error {
     /// The other end of a TCP connection said something else than expected.
     #[error("the peer answered {0} instead of {1} bytes")]
     Peer(u64, u64),
+    /// What was sent by UDP had no answer, however often.
+    #[error("no answer comes back")]
+    Silent,
 }
 
 impl Error {
@@ -83,13 +98,27 @@ fn measure(arguments: &[&str]) -> Result<f64, Error> {
         }
         ["cacheline", time] => pingpong::cacheline(seconds(time)?),
         ["eventfd", time] => pingpong::eventfd(seconds(time)?),
+        [taps @ ("taps-lat" | "taps-rtt"), one, other, size, time] => {
+            let both = taps::round_trip([one, other], message_size(size)?, seconds(time)?)?;
+            Ok(if taps == "taps-lat" { both / 2.0 } else { both })
+        }
         ["tcp-serve"] => tcp::serve(),
-        ["tcp-bw", peer, size, time] => {
-            tcp::bandwidth(parse::<IpAddr>(peer)?, message_size(size)?, seconds(time)?)
+        ["udp-serve"] => udp::serve(),
+        [program, peer, size, how_much] => {
+            between(program, parse(peer)?, message_size(size)?, how_much)
         }
-        ["tcp-lat", peer, size, time] => {
-            tcp::latency(parse::<IpAddr>(peer)?, message_size(size)?, seconds(time)?)
-        }
+        _ => Err(Error::Usage),
+    }
+}
+
+/// What is measured between this guest and a server in another one.
+fn between(program: &str, peer: IpAddr, size: usize, how_much: &str) -> Result<f64, Error> {
+    match program {
+        "tcp-bw" => tcp::bandwidth(peer, size, seconds(how_much)?),
+        "tcp-count" => tcp::bandwidth_of(peer, size, parse(how_much)?),
+        "tcp-lat" => tcp::latency(peer, size, seconds(how_much)?),
+        "udp-lat" => Ok(udp::round_trip(peer, size, seconds(how_much)?)? / 2.0),
+        "udp-rtt" => udp::round_trip(peer, size, seconds(how_much)?),
         _ => Err(Error::Usage),
     }
 }

@@ -100,13 +100,14 @@ fn wait(event: &OwnedFd) -> Result<u64, Error> {
 }
 
 /// The first two processors that this process may use.
-fn two_processors() -> Result<(usize, usize), Error> {
+pub fn two_processors() -> Result<(usize, usize), Error> {
     let set = sched_getaffinity(None).map_err(Error::system("sched_getaffinity"))?;
     let mut usable = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
     usable.next().zip(usable.next()).ok_or(Error::OneProcessor)
 }
 
-fn pin(cpu: usize) -> Result<(), Error> {
+/// Has this thread run on this processor only.
+pub fn pin(cpu: usize) -> Result<(), Error> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(Error::system("sched_setaffinity"))

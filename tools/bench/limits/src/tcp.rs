@@ -65,14 +65,26 @@ fn connect(peer: IpAddr, header: u64) -> Result<TcpStream, Error> {
 
 /// MiB a second of messages of `size` bytes, each one write(2), until the last has arrived.
 pub fn bandwidth(peer: IpAddr, size: usize, time: Duration) -> Result<f64, Error> {
+    let start = Instant::now();
+    send_while(peer, size, |_| start.elapsed() < time)
+}
+
+/// The same for so many messages.
+pub fn bandwidth_of(peer: IpAddr, size: usize, count: u64) -> Result<f64, Error> {
+    send_while(peer, size, |sent| sent < count)
+}
+
+/// Sends messages while there are to be more than were sent so far.
+fn send_while(peer: IpAddr, size: usize, more: impl Fn(u64) -> bool) -> Result<f64, Error> {
     let mut stream = connect(peer, size as u64)?;
     let message = vec![0x5a; size];
-    let mut sent = 0;
+    let mut count = 0;
     let start = Instant::now();
-    while start.elapsed() < time {
+    while more(count) {
         stream.write_all(&message).map_err(Error::system("write"))?;
-        sent += size as u64;
+        count += 1;
     }
+    let sent = count * size as u64;
     stream.shutdown(Shutdown::Write).map_err(Error::system("shutdown"))?;
     let mut arrived = [0; 8];
     stream.read_exact(&mut arrived).map_err(Error::system("read"))?;
