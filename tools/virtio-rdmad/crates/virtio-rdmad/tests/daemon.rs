@@ -3,19 +3,52 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
+use std::time::Duration;
 
+use rustix::process::{kill_process, kill_process_group, Pid, Signal};
 use serde_json::Value;
 
 mod front_end;
 
-use front_end::FrontEnd;
+use front_end::{FrontEnd, LIMIT};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
+/// Kills a group of processes that is still there after a time. So each wait for these processes ends:
+/// for their end, for what they write, and for answers over their sockets.
+struct Watchdog {
+    _is_needed: Sender<()>,
+}
+
+impl Watchdog {
+    /// Begins to watch the group that a process is the first of, until the watchdog is dropped.
+    fn new(child: &Child, limit: Duration) -> Self {
+        let (is_needed, needed) = channel();
+        let group = Pid::from_child(child);
+        std::thread::spawn(move || {
+            if needed.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("after {limit:?} a process is still there, and is killed");
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+        });
+        Self { _is_needed: is_needed }
+    }
+}
+
+/// Runs a command, and returns what it writes.
+fn output(command: &mut Command) -> Output {
+    let piped = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = piped.spawn().unwrap();
+    let _watchdog = Watchdog::new(&child, LIMIT);
+    child.wait_with_output().unwrap()
+}
+
 struct Daemon {
+    _watchdog: Watchdog,
     child: Child,
     stderr: BufReader<ChildStderr>,
     directory: PathBuf,
@@ -46,7 +79,7 @@ impl Daemon {
         let mut child =
             command.env_remove("RUST_LOG").process_group(0).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut daemon = Self { child, stderr, directory };
+        let mut daemon = Self { _watchdog: Watchdog::new(&child, LIMIT), child, stderr, directory };
         daemon.wait_for("ready");
         daemon
     }
@@ -66,11 +99,8 @@ impl Daemon {
 
     fn status(&self) -> Value {
         let control = self.path("control");
-        let output = Command::new(BINARY)
-            .args(["status", "--json", "--control"])
-            .arg(&control)
-            .output()
-            .unwrap();
+        let output =
+            output(Command::new(BINARY).args(["status", "--json", "--control"]).arg(&control));
         assert!(output.status.success());
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -85,8 +115,8 @@ impl Daemon {
 
     /// Ends the process by SIGTERM. No file may be left.
     fn end(mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(&self.directory).unwrap().count(), 0);
         std::fs::remove_dir(&self.directory).unwrap();
@@ -182,7 +212,7 @@ fn the_control_socket_refuses_nonsense() {
 fn two_processes_do_not_share_a_socket() {
     let daemon = Daemon::start("busy");
     let spec = format!("name=a,vhost-user={}", daemon.path("a").display());
-    let output = Command::new(BINARY).args(["--guest", &spec]).output().unwrap();
+    let output = output(Command::new(BINARY).args(["--guest", &spec]));
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("another process listens there"));
     assert!(daemon.path("a").exists());
@@ -296,8 +326,7 @@ fn workers_are_pinned() {
 #[test]
 fn workers_need_a_cpu_each() {
     let guests = ["--guest", "name=a,vhost-user=/a", "--guest", "name=b,vhost-user=/b"];
-    let output =
-        Command::new(BINARY).args(guests).args(["--workers", "2", "--cpus", "0"]).output().unwrap();
+    let output = output(Command::new(BINARY).args(guests).args(["--workers", "2", "--cpus", "0"]));
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("only 1 CPUs"));
 }
@@ -325,6 +354,15 @@ fn it_gives_root_up() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+/// No wait of these tests is without a bound.
+#[test]
+fn a_process_that_hangs_is_killed() {
+    let mut command = Command::new("sleep");
+    let mut child = command.arg("infinity").process_group(0).spawn().unwrap();
+    let _watchdog = Watchdog::new(&child, Duration::ZERO);
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+}
+
 /// Another process, which serves no guest, removes the sockets.
 #[test]
 fn sockets_go_with_a_process_that_is_killed() {
@@ -340,10 +378,10 @@ fn sockets_go_with_a_process_that_is_killed() {
 /// A service manager and a terminal send signals to all processes.
 #[test]
 fn signals_to_all_processes_leave_no_socket() {
-    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT] {
         let mut daemon = Daemon::start("group");
-        let group = rustix::process::Pid::from_child(&daemon.child);
-        rustix::process::kill_process_group(group, signal).unwrap();
+        let group = Pid::from_child(&daemon.child);
+        kill_process_group(group, signal).unwrap();
         assert!(daemon.child.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(&daemon.directory).unwrap().count(), 0);
         std::fs::remove_dir(&daemon.directory).unwrap();

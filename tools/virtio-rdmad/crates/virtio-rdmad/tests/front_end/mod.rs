@@ -6,9 +6,13 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+/// The bound on each wait. A test takes seconds.
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// The address where the front end says that it has the memory, and the offsets of the control queue.
 const USER: u64 = 0x10_0000;
@@ -79,8 +83,10 @@ impl FrontEnd {
 
     /// Waits until this many requests are answered.
     pub fn wait(&self, answers: u16) {
+        let limit = Timespec::try_from(LIMIT).unwrap();
         while self.answered() < answers {
-            poll(&mut [PollFd::new(&self.call, PollFlags::IN)], None).unwrap();
+            let ready = poll(&mut [PollFd::new(&self.call, PollFlags::IN)], Some(&limit));
+            assert_eq!(ready, Ok(1), "{} of {answers} answers", self.answered());
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
     }
