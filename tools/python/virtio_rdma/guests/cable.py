@@ -40,11 +40,9 @@ class Cable:
         return json.loads(answer)
 
     def end(self):
-        """Ends the process."""
-        self.process.stdin.close()
-        self.process.stdout.close()
+        """Ends the process, which says what it counted when its input ends."""
         try:
-            self.process.wait(END_SECONDS)
+            self.process.communicate(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
