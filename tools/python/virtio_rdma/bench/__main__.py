@@ -2,6 +2,7 @@
 """The benchmark behind "make bench", inside the build root; tools/bench/bench has its options."""
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -12,8 +13,9 @@ import sys
 import time
 
 from virtio_rdma import guests
-from virtio_rdma.bench import measure, plan, report
+from virtio_rdma.bench import measure, plan, processor, report
 from virtio_rdma.common import BUILD, CACHE, TOP, Failure, die_with_parent, end_on, say
+from virtio_rdma.guests.cable import Cabled
 from virtio_rdma.guests.hosts import Hosts
 
 OUT = os.path.join(BUILD, "bench")
@@ -21,17 +23,22 @@ HISTORY = os.path.join(CACHE, "bench", "history.jsonl")
 # What the guests run.
 GUEST_DIR = os.path.join(TOP, "tools", "bench", "guest")
 # Seconds of a whole run, by what they are for. Plots and a report come on top; all in all 20 and 2 minutes.
-BUDGET = {False: {"uml": 570, "qemu": 440, plan.HOSTS: 120}, True: {"uml": 78, "qemu": 40, plan.HOSTS: 0}}
+BUDGET = {False: {"uml": 560, "qemu": 430, plan.HOSTS: 115, plan.CABLE: 45},
+          True: {"uml": 78, "qemu": 40, plan.HOSTS: 0, plan.CABLE: 0}}
 # How long one measurement takes, apart from starting the programs.
-SECONDS = {False: {"uml": 0.3, "qemu": 0.5, plan.HOSTS: 0.3}, True: {"uml": 0.3, "qemu": 0.3, plan.HOSTS: 0.3}}
+SECONDS = {False: {"uml": 0.3, "qemu": 0.5, plan.HOSTS: 0.3, plan.CABLE: 0.3},
+           True: {"uml": 0.3, "qemu": 0.3, plan.HOSTS: 0.3, plan.CABLE: 0.3}}
 LIMIT_SECONDS = 0.05
 # Times as long: samples of the usual time vary by a tenth, and the goals of copies are near.
 THOROUGH = 3
 # How often what goes by address is measured.
 TIMES = {"cm": {False: 9, True: 3}, "nvme": {False: 3, True: 1}}
 # Kept of the budget for what comes after the points.
-RESERVE = {False: 40, True: 10}
+RESERVE = {False: {"uml": 40, "qemu": 40, plan.HOSTS: 20, plan.CABLE: 5},
+           True: {"uml": 10, "qemu": 10, plan.HOSTS: 0, plan.CABLE: 0}}
 ROUNDS = 9
+# The guests of a place other than one host.
+NETWORKS = {plan.HOSTS: Hosts, plan.CABLE: Cabled}
 # A path that fails in this way so often is not tried any more.
 MOST_HANGS = 3
 # What a profile is taken of.
@@ -61,9 +68,9 @@ class Phase:
         common = {"rdma": "virtio", "kernel_dir": options.kernel[vmm], "image": options.image,
                   "share": os.path.join(OUT, "guest")}
         self.network: guests.Network
-        if vmm == plan.HOSTS:
+        if vmm in NETWORKS:
             # Each host has a processor of the device.
-            self.network = Hosts(guests.Options(vmm="uml", guests=2, workers=2, **common))
+            self.network = NETWORKS[vmm](guests.Options(vmm="uml", guests=2, workers=2, **common))
         else:
             rings = offers_rings()
             # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.
@@ -121,24 +128,31 @@ class Phase:
             if not link[0].startswith("rxe"):
                 raise Failure(f"{link[0]} came up instead of rxe")
         rxe = "rxe", server, client, link, self.hang_seconds
+        plain = [measure.Plain(path, server, client, self.hang_seconds) for path in ("tcp", "udp")
+                 if any(point.tool_over(path) for point in self.points)]
         self.paths += [measure.RxeBetweenHosts(self.network, *rxe) if isinstance(self.network, Hosts)
-                       else measure.Pair(*rxe),
-                       measure.Tcp(server, client, self.hang_seconds)]
-        self.by_address(self.paths[-1:])
-        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir,
-                                   self.hang_seconds)
+                       else measure.Pair(*rxe), *plain]
+        self.by_address(plain)
+        self.limits()
+
+    def limits(self):
+        """Prepares what measures the machine itself."""
+        self.limit = measure.Limit(os.path.join(OUT, "guest", "limits"), self.network.memory_dir, self.hang_seconds)
+        if any(point.limit.startswith("taps") for point in self.points):
+            measure.make_taps()
 
     def idle(self):
         """Measures what the device costs while no guest uses it."""
         point = next((point for point in self.points if point.kind == "idle"), None)
         if not point:
             return
-        cpu = measure.Processor(self.network.daemon)
+        device = self.network.daemon.pid
         time.sleep(1)
-        before, start = cpu.seconds(), time.monotonic()
+        before, start = processor.Stat.of(device).own, time.monotonic()
         time.sleep(2)
+        used = processor.Stat.of(device).own - before
         row = self.row(self.paths[0], point)
-        row.samples[(0, point.key)] = 100 * (cpu.seconds() - before) / (time.monotonic() - start)
+        row.samples[(0, point.key)] = 100 * used / (time.monotonic() - start)
 
     def rxe_alone(self):
         """Measures what goes by address over rxe, when our driver is gone."""
@@ -172,11 +186,11 @@ class Phase:
 
     def rounds(self):
         """Measures every point once, then those of the goals until there are three figures of each, then all again."""
-        points = [point for point in self.points if point.kind in ("perftest", "objects")]
+        points = [point for point in self.points if point.kind in ("perftest", "cpu", "objects")]
         for number in range(ROUNDS):
             chosen = points if number == 0 or number > 2 else [point for point in points if point.goal]
             for point in chosen:
-                if time.monotonic() > self.deadline - RESERVE[self.options.quick]:
+                if time.monotonic() > self.deadline - RESERVE[self.options.quick][self.vmm]:
                     return
                 self.step(f"{self.vmm} {number + 1}: {point.tool} {report.size_text(point.size)}"
                           + (f" x{point.qps}" if point.qps > 1 else ""))
@@ -199,9 +213,7 @@ class Phase:
         """Returns whether this run has that point over that path."""
         if path is self.paths[0]:
             return True
-        if point.kind == "idle" or path.path == "tcp" and not point.tcp:
-            return False
-        if point.kind == "core" and path.path not in ("rings", "virtqueues"):
+        if point.kind == "idle" or not point.tool_over(path.path):
             return False
         return point.compared or not self.options.quick
 
@@ -219,7 +231,8 @@ class Phase:
             return  # it failed in the first round
         start = time.monotonic()
         try:
-            row.samples[(number, point.key)] = path.measure(point, self.seconds_of(point))
+            with self.cable(point, number):
+                row.samples[(number, point.beside)] = path.measure(point, self.seconds_of(point))
             self.record_core(path, point, number)
         except (measure.Refused, Failure) as error:
             row.error = str(error).split("\n", maxsplit=1)[0]
@@ -227,6 +240,21 @@ class Phase:
             if core:
                 self.row(path, core).error = row.error
             self.failure(path, row, time.monotonic() - start)
+
+    @contextlib.contextmanager
+    def cable(self, point, number):
+        """Has the cable lose packets meanwhile, if a point wants it to: others in each round."""
+        if not point.loss:
+            yield
+            return
+        assert isinstance(self.network, Cabled)
+        self.network.cable.impair(seed=number, loss=point.loss)
+        try:
+            yield
+        finally:
+            counted = self.network.cable.impair()
+        if not counted["lost"]:
+            raise measure.Refused("the cable lost nothing")
 
     def core_of(self, path, point):
         """Returns the point that is measured along with another, by the second that the device worked, if any."""
@@ -267,8 +295,9 @@ class Phase:
         return self.seconds * point.longer * (THOROUGH if self.is_thorough(point) else 1)
 
     def measure_limit(self, point, number):
-        # A mean covers as long a time as the mean that it is compared with.
-        seconds = self.seconds_of(point) if point.limit == "memcpy" else LIMIT_SECONDS
+        # A mean covers as long a time as the mean that it is compared with, and processes that share processors take
+        # turns of milliseconds.
+        seconds = self.seconds_of(point) if point.limit.startswith(("memcpy", "taps")) else LIMIT_SECONDS
         names = [point.limit] + (["memcpy-pages"] if self.is_thorough(point) else [])
         for name in names:
             row = self.found.row(self.vmm, *report.limit_key(point, name), point.unit)
@@ -322,7 +351,8 @@ class Phase:
             data = os.path.join(OUT, name + ".data")
             perf = bench_root(["perf", "record", "-q", "-a", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data])
             try:
-                path.measure(point, PROFILE_SECONDS)
+                with self.cable(point, 0):
+                    path.measure(point, PROFILE_SECONDS)
             except (measure.Refused, Failure) as error:
                 self.found.note(f"{name}: {error}")
             perf.send_signal(signal.SIGINT)

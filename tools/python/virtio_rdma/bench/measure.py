@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 
-from virtio_rdma.bench import plan
+from virtio_rdma.bench import plan, processor
 from virtio_rdma.common import Failure, die_with_parent
 
 PERFTEST_PORT = 18515
@@ -20,6 +20,8 @@ TCP_PORT = 18516
 HANG_SECONDS = {False: 20, True: 15}
 # Bounds of the number of iterations. perftest accepts no fewer, and more do not fit its tables.
 FEWEST, MOST_BW, MOST_LAT = 5, 5_000_000, 200_000
+# Words of tools that fail.
+COMPLAINT = re.compile(r"fail|error|unable|cannot|couldn't|can't|unexpected|status \d", re.I)
 # Columns of perftest, after the size and the number of iterations.
 BW_RATE = LAT_TYPICAL = 2
 # The statuses with which timeout(1) says that it ended a program.
@@ -32,6 +34,10 @@ RUNS = 5
 # CLOCK_SECONDS is not tried again: three times 8 MiB over rxe were a fifth of the benchmark's time.
 CLOCK_TRIES = 3
 CLOCK_SECONDS = 5
+# Messages that processor time is measured of: few, and many. It is counted in hundredths of a second a process.
+CPU_COUNTS = (8, 520)
+# The taps between which limits sends datagrams.
+TAPS = ("ping1", "ping2")
 ATTRIBUTES = ("max_qp", "max_cqe", "max_qp_wr")
 # How long NVMe over Fabrics is measured, after a second that is not counted.
 NVME_SECONDS = 2
@@ -61,7 +67,7 @@ class Pair:
         self.client = client
         self.device, self.index = link
         self.limits = self.attributes()
-        # (tool, qps) -> {size: seconds a message takes}
+        # Point.program, qps and loss -> {size: seconds a message takes}
         self.known = {}
 
     def attributes(self):
@@ -73,6 +79,8 @@ class Pair:
         """Returns the figure of a point, in its unit."""
         if point.kind == "perftest":
             return self.perftest(point, seconds)
+        if point.kind == "cpu":
+            return self.processor_time(point)
         if point.kind == "objects":
             what = ["mr", str(point.size)] if point.tool == "reg_mr" else ["qp"]
             return last_number(self.client, self.hang_seconds, [
@@ -100,7 +108,7 @@ class Pair:
         """Returns the figure of a run of about so many seconds. The first run of a path is a guess, and is repeated if
         it was short: the time of few messages is that of the first of them, and not the rate."""
         depths = self.depths(point)
-        known = self.known.setdefault((point.program, point.qps), {})
+        known = self.known_of(point)
         endless = 0
         for _ in range(RUNS):
             count = self.iterations(point, seconds)
@@ -117,6 +125,16 @@ class Pair:
             if count * point.qps * one >= seconds / 4:
                 break
         return value
+
+    def known_of(self, point):
+        """Returns how long messages of loads like a point's take, by their sizes."""
+        return self.known.setdefault((point.program, point.qps, point.loss), {})
+
+    def processor_time(self, point):
+        """Returns the processor time of a GiB, in programs that sleep while they wait."""
+        verb = point.program.split("_")[1]
+        argv = ["python3", "-B", "/mnt/sleeping.py", self.device, str(self.index), verb, str(point.size)]
+        return processor_time(lambda count: self.both([*argv, str(count)], PERFTEST_PORT), point.size)
 
     def perftest_once(self, point, depths, count):
         """Returns the figure, and the seconds that one message takes."""
@@ -159,7 +177,7 @@ class Pair:
 
     def iterations(self, point, seconds):
         """Returns how many messages take about so long, from what is known of this size or a smaller one."""
-        known = self.known.get((point.program, point.qps), {})
+        known = self.known_of(point)
         smaller = [size for size in known if size <= point.size]
         if smaller:
             size = max(smaller)
@@ -208,9 +226,9 @@ class Pair:
             server.kill(signal.SIGKILL)
             server.wait(self.hang_seconds)
             kind = Endless if status in ENDED else Refused
-            raise kind(f"client: {reason(status)}{last_line(client.text)}")
+            raise kind(f"client: {reason(status)}{complaint(client.text)}; server: {complaint(server.text)}")
         if server.wait(2 * self.hang_seconds):
-            raise Refused(f"server: {reason(server.status)}{last_line(server.text)}")
+            raise Refused(f"server: {reason(server.status)}{complaint(server.text)}")
         return client.text
 
     # ---- others
@@ -249,30 +267,34 @@ class RxeBetweenHosts(Pair):
             self.network.redirect(True)
 
 
-class Tcp:
-    """TCP between the same two guests, by plain system calls."""
+class Plain:
+    """What the same two guests do without RDMA, by plain system calls. path: "tcp" or "udp"."""
 
-    path = "tcp"
-
-    def __init__(self, server, client, hang_seconds):
+    def __init__(self, path, server, client, hang_seconds):
+        self.path = path
         self.server = server
         self.client = client
         self.hang_seconds = hang_seconds
-        self.job = server.start(["/mnt/limits", "tcp-serve"])
-        while "listening" not in self.job.text:
-            if self.job.status is not None:
-                raise Failure(f"limits tcp-serve: {self.job.text}")
-            time.sleep(0.02)
+        self.job = server.start(["/mnt/limits", f"{path}-serve"])
+        if not self.job.shows("listening", hang_seconds):
+            raise Failure(f"limits {path}-serve: {self.job.text}")
 
     def lost(self):
         """Returns why nothing can be measured here any more, or ""."""
-        return "" if self.job.status is None else f"limits tcp-serve: {last_line(self.job.text)}"
+        return "" if self.job.status is None else f"limits {self.path}-serve: {last_line(self.job.text)}"
 
     def measure(self, point, seconds):
+        """Returns the figure of a point, in its unit."""
         if point.kind == "nvme":
-            return nvme_reads(self.server, self.client, self.hang_seconds, "tcp")
+            return nvme_reads(self.server, self.client, self.hang_seconds, self.path)
+        if point.kind == "cpu":
+            return processor_time(lambda count: self.program("tcp-count", point.size, count), point.size)
+        return self.program(point.tool_over(self.path).replace("_", "-"), point.size, seconds)
+
+    def program(self, name, size, how_much):
+        """Returns the number that a program of limits prints."""
         return last_number(self.client, self.hang_seconds, [
-            "/mnt/limits", point.tcp.replace("_", "-"), self.server.address, str(point.size), str(seconds)])
+            "/mnt/limits", name, self.server.address, str(size), str(how_much)])
 
 
 class Limit:
@@ -286,9 +308,11 @@ class Limit:
         self.memory_dir = memory_dir
 
     def measure(self, name, size, seconds):
-        argv = [self.program, name]
+        argv = [self.program, name.replace("_", "-")]
         if name.startswith("memcpy"):
             argv += [str(size), str(seconds), self.memory_dir]
+        elif name.startswith("taps"):
+            argv += [*TAPS, str(size), str(seconds)]
         else:
             argv += [str(seconds)]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, encoding="utf-8",
@@ -296,6 +320,27 @@ class Limit:
         if done.returncode:
             raise Refused(done.stderr.strip())
         return float(done.stdout)
+
+
+def make_taps():
+    """Puts the two taps of the limits on the bridge of the guests."""
+    for tap in TAPS:
+        for argv in (f"tuntap add {tap} mode tap", f"link set {tap} master bridge up"):
+            subprocess.run(["ip", *argv.split()], check=True)
+
+
+def processor_time(run, size):
+    """Returns the seconds of all processors that a GiB takes, in messages of a size. run: moves a number of messages.
+    What it takes to start and to end programs is measured with few messages, and taken off."""
+    def taken(messages):
+        before = processor.used(os.getpid(), processor.every())
+        run(messages)
+        return processor.used(os.getpid(), processor.every()) - before
+
+    few, many = (taken(count) for count in CPU_COUNTS)
+    if many <= few:
+        raise Refused("too short for the clock of processor time")
+    return (many - few) / ((CPU_COUNTS[1] - CPU_COUNTS[0]) * size / 2**30)
 
 
 def nvme_reads(server, client, hang_seconds, transport):
@@ -328,6 +373,12 @@ def last_line(text):
     """Returns what a tool said last, without the frame that perftest draws."""
     lines = [line.strip() for line in text.split("\n") if line.strip(" -\r")]
     return lines[-1][:200] if lines else "no output"
+
+
+def complaint(text):
+    """Returns what a tool that failed said of it, which stands before what it had not written out until then."""
+    lines = [line for line in text.split("\n") if COMPLAINT.search(line)]
+    return last_line(lines[-1] if lines else text)
 
 
 def cmtime_rate(text):
@@ -391,15 +442,3 @@ class Daemon:
             stream.sendall(b"status\n")
             with stream.makefile("rb") as answer:
                 return json.load(answer)
-
-
-class Processor:
-    """The processor time that a process has used, in seconds."""
-
-    def __init__(self, process):
-        self.stat = f"/proc/{process.pid}/stat"
-
-    def seconds(self):
-        with open(self.stat, encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,11 +7,16 @@ so that what disturbs the machine disturbs all of them.
 
 import dataclasses
 
-PATHS = ("rings", "virtqueues", "rxe", "tcp", "limit")
+PATHS = ("rings", "virtqueues", "rxe", "tcp", "udp", "limit")
+# Those of virtio-rdma.
+OURS = ("rings", "virtqueues")
 
 VMMS = ("uml", "qemu")
 # User-mode Linux guests, each as on a host of its own: what they say goes over taps and a bridge.
 HOSTS = "hosts"
+# The same on both sides of a network cable that loses packets.
+CABLE = "cable"
+LOSS = 0.01
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
 # An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
 UML_ONLY_SIZES = (64, 512)
@@ -28,17 +33,18 @@ BY_ADDRESS = ("cm", "nvme")
 # The end of the names of figures that are by the second that the device worked.
 CORE = "_core"
 
-MIBS, US, MPPS, PER_SECOND, PERCENT = "MiB/s", "us", "M/s", "1/s", "%"
+MIBS, US, MPPS, PER_SECOND, PERCENT, S_PER_GIB = "MiB/s", "us", "M/s", "1/s", "%", "s/GiB"
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One line of the report.
 
-    tool: its name there. kind: who runs it ("perftest", "objects", "cm", "nvme", "idle"; "core" comes with another
-    figure). size: bytes of a message or a registration. arguments: beyond device, size and count. limit: tool of the
-    limit with the same unit, or "". tcp: what TCP's row is called, or "". goal: repeated until there is a median.
-    longer: of the usual time. list: work requests a post.
+    tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "core" comes with
+    another figure). size: bytes of a message or a registration. arguments: beyond device, size and count. limit: tool
+    of the limit with the same unit, or "". tcp, udp: what the row of TCP and that of UDP is called, or "". loss: the
+    share of the packets that the cable loses. goal: repeated until there is a median. longer: of the usual time. list:
+    work requests a post.
     vmms: the guests on which it is measured; quick: those of a short run.
     """
 
@@ -51,6 +57,8 @@ class Point:
     arguments: tuple = ()
     limit: str = ""
     tcp: str = ""
+    udp: str = ""
+    loss: float = 0
     goal: bool = False
     longer: float = 1
     list: int = 1
@@ -60,6 +68,19 @@ class Point:
     @property
     def key(self):
         return (self.tool, self.size, self.qps)
+
+    @property
+    def beside(self):
+        """The key of the point that its samples are taken beside: its own, or that of the same load without loss."""
+        return (self.program, self.size, self.qps) if self.loss else self.key
+
+    def tool_over(self, path):
+        """Returns what the row of a path is called, or "" if that path has none."""
+        if path in OURS:
+            return self.tool
+        if path in ("tcp", "udp"):
+            return getattr(self, path)
+        return "" if self.kind in ("idle", "core", "cpu") else self.tool
 
     @property
     def compared(self):
@@ -127,15 +148,31 @@ def over_the_wire():
     for verb in ("write", "read"):
         for size in GOAL_SIZES["bw"]:
             yield Point(f"ib_{verb}_bw", size, MIBS, program=f"ib_{verb}_bw", tcp="tcp_bw", goal=True, vmms=(HOSTS,))
-    yield Point("ib_write_lat", 2, US, program="ib_write_lat", tcp="tcp_lat", goal=True, vmms=(HOSTS,))
+    # perftest says how long a WRITE takes one way, and a READ there and back.
+    for verb, way, tcp in (("write", "lat", "tcp_lat"), ("read", "rtt", "")):
+        yield Point(f"ib_{verb}_lat", 2, US, program=f"ib_{verb}_lat", tcp=tcp, udp=f"udp_{way}", limit=f"taps_{way}",
+                    goal=True, vmms=(HOSTS,))
+    for verb in ("write", "read"):
+        # Programs that poll use all of a processor whatever they move, so nobody polls.
+        yield Point(f"ib_{verb}_cpu", 1 << 20, S_PER_GIB, kind="cpu", program=f"ib_{verb}_bw", tcp="tcp_cpu",
+                    goal=True, vmms=(HOSTS,))
     for verb in ("write", "send"):
         yield Point(f"ib_{verb}_rate", RATE_SIZE, MPPS, program=f"ib_{verb}_bw", goal=True, longer=4, vmms=(HOSTS,))
         yield Point(f"ib_{verb}_rate{CORE}", RATE_SIZE, MPPS, kind="core", goal=True, vmms=(HOSTS,))
 
 
+def over_the_cable():
+    """Yields what is measured over a network cable, as it is and where it loses packets."""
+    for verb in ("write", "read"):
+        for end, loss in (("", 0), ("_loss", LOSS)):
+            yield Point(f"ib_{verb}_bw{end}", GOAL_SIZES["bw"][0], MIBS, program=f"ib_{verb}_bw", loss=loss, goal=True,
+                        longer=4, vmms=(CABLE,))
+
+
 def points(vmm, quick):
     """Returns the points of a run, in the order of the report."""
-    return [point for group in (bandwidth, latency, rates, objects, over_the_wire) for point in group()
+    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable)
+    return [point for group in groups for point in group()
             if vmm in (point.quick if quick else point.vmms)]
 
 

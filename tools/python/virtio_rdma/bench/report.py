@@ -76,72 +76,98 @@ class Report:
     def goals(self):
         """Returns the goals, for the best path of virtio-rdma that was measured; on user-mode Linux unless they say
         otherwise."""
-        ours = "virtqueues" if self.measured("uml", "virtqueues") and not self.measured("uml", "rings") else "rings"
+        return [*self.copy_goals(), *self.small_goals(), *self.goals_beside_others(), *self.wire_goals(),
+                *self.object_goals()]
 
-        def over(name, target, above, below, least=True):
-            """Returns the goal that a ratio of two rows is at least, or at most, the target."""
-            mine = above if above[1] == ours else below
-            return self.goal(name, mine, target, self.ratio(above, below), least)
+    @property
+    def ours(self):
+        """The best path of virtio-rdma."""
+        return "virtqueues" if self.measured("uml", "virtqueues") and not self.measured("uml", "rings") else "rings"
 
-        def figure(name, target, key, least=True):
-            row = self.get(*key)
-            return self.goal(name, key, target, row.value if row else None, least)
+    def at(self, tool, size, qps=1, path="", vmm="uml"):
+        """Returns the key of a row."""
+        return (vmm, path or self.ours, tool, size, qps)
 
-        def at(tool, size, qps=1, path=ours, vmm="uml"):
-            return (vmm, path, tool, size, qps)
+    def over(self, name, target, above, below, least=True):
+        """Returns the goal that a ratio of two rows is at least, or at most, the target."""
+        mine = above if above[1] in plan.OURS else below
+        return self.goal(name, mine, target, self.ratio(above, below), least)
 
-        result = []
+    def figure(self, name, target, key, least=True):
+        """Returns the goal that a row is at least, or at most, the target."""
+        row = self.get(*key)
+        return self.goal(name, key, target, row.value if row else None, least)
+
+    def copy_goals(self):
+        """Yields what messages in one piece are to be of a copy."""
         for verb, target in (("write", 0.9), ("read", 0.9), ("send", 0.6)):
             for size, text in ((65536, "64 KiB"), (1 << 20, "1 MiB")):
-                copied = at(f"ib_{verb}_bw", size)
-                goal = over(f"{verb} of {text}: of memcpy", target, copied, at("memcpy", size, path="limit"))
+                copied = self.at(f"ib_{verb}_bw", size)
+                goal = self.over(f"{verb} of {text}: of memcpy", target, copied, self.at("memcpy", size, path="limit"))
                 # The device cannot make up for what the places of the guests' pages cost.
-                pages = self.ratio(copied, at("memcpy-pages", size, path="limit"))
-                result.append(goal | ({"of_scattered_pages": round(pages, 4)} if pages else {}))
-        read = at("ib_read_lat", 2)
-        result += [
-            over("read of 2 bytes: cache line round trips", 4, read, at("cacheline", 0, path="limit"), False),
-            figure("read of 2 bytes: us", 0.5, read, False),
-        ]
+                pages = self.ratio(copied, self.at("memcpy-pages", size, path="limit"))
+                yield goal | ({"of_scattered_pages": round(pages, 4)} if pages else {})
+
+    def small_goals(self):
+        """Yields what small messages are to take."""
+        read = self.at("ib_read_lat", 2)
+        yield self.over("read of 2 bytes: cache line round trips", 4, read, self.at("cacheline", 0, path="limit"),
+                        least=False)
+        yield self.figure("read of 2 bytes: us", 0.5, read, False)
         for verb, target in (("write", 15), ("send", 10)):
-            result.append(figure(f"64-byte {verb}s, one QP: M/s a device core", target,
-                                 at(f"ib_{verb}_rate{plan.CORE}", 64)))
-        result.append(figure("64-byte sends, one QP: M/s by the clock", 4, at("ib_send_rate", 64)))
+            yield self.figure(f"64-byte {verb}s, one QP: M/s a device core", target,
+                              self.at(f"ib_{verb}_rate{plan.CORE}", 64))
+        yield self.figure("64-byte sends, one QP: M/s by the clock", 4, self.at("ib_send_rate", 64))
         for verb in ("write", "send"):
-            result.append(over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.95,
-                               at(f"ib_{verb}_rate{plan.CORE}", 64, 1000),
-                               at(f"ib_{verb}_rate{plan.CORE}", 64)))
+            yield self.over(f"64-byte {verb}s, 1,000 QPs: of one QP", 0.95,
+                            self.at(f"ib_{verb}_rate{plan.CORE}", 64, 1000), self.at(f"ib_{verb}_rate{plan.CORE}", 64))
+
+    def goals_beside_others(self):
+        """Yields what messages are to be beside other ways between two guests of a host."""
         for verb in ("write", "read"):
-            result.append(over(f"{verb} of 64 KiB: times rxe", 100, at(f"ib_{verb}_bw", 65536),
-                               at(f"ib_{verb}_bw", 65536, path="rxe")))
+            yield self.over(f"{verb} of 64 KiB: times rxe", 100, self.at(f"ib_{verb}_bw", 65536),
+                            self.at(f"ib_{verb}_bw", 65536, path="rxe"))
         for verb in ("read", "send"):
-            result.append(over(f"{verb} of 2 bytes: times faster than rxe", 10,
-                               at(f"ib_{verb}_lat", 2, path="rxe"), at(f"ib_{verb}_lat", 2)))
-        result.append(over("send of 2 bytes with events: of two eventfd hops", 1.5, at("ib_send_lat_events", 2),
-                           at("eventfd", 0, path="limit"), False))
+            yield self.over(f"{verb} of 2 bytes: times faster than rxe", 10, self.at(f"ib_{verb}_lat", 2, path="rxe"),
+                            self.at(f"ib_{verb}_lat", 2))
+        yield self.over("send of 2 bytes with events: of two eventfd hops", 1.5, self.at("ib_send_lat_events", 2),
+                        self.at("eventfd", 0, path="limit"), False)
         # Neither can be reached where the guest's own disk is not faster than this.
         for path, target in (("tcp", 5), ("rxe", 8)):
-            result.append(over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, at("nvme_read", 4096, 0),
-                               at("nvme_read", 4096, 0, path)))
-        def over_the_wire(tool, size, path="rings"):
-            return at(tool, size, 1, path, plan.HOSTS)
+            yield self.over(f"NVMe-oF, random reads of 4 KiB: times {path}", target, self.at("nvme_read", 4096, 0),
+                            self.at("nvme_read", 4096, 0, path))
+
+    def wire_goals(self):
+        """Yields what messages over the wire are to be."""
+        def at(tool, size, path="rings", vmm=plan.HOSTS):
+            return self.at(tool, size, 1, path, vmm)
 
         for verb in ("write", "read"):
             for size in plan.GOAL_SIZES["bw"]:
-                ours_there, name = over_the_wire(f"ib_{verb}_bw", size), f"hosts: {verb} of {size_text(size)}"
-                result += [
-                    over(f"{name}: times rxe", 5, ours_there, over_the_wire(f"ib_{verb}_bw", size, "rxe")),
-                    over(f"{name}: of TCP", 0.7, ours_there, over_the_wire("tcp_bw", size, "tcp")),
-                ]
+                here, name = at(f"ib_{verb}_bw", size), f"hosts: {verb} of {size_text(size)}"
+                yield self.over(f"{name}: times rxe", 5, here, at(f"ib_{verb}_bw", size, "rxe"))
+                yield self.over(f"{name}: of TCP", 0.7, here, at("tcp_bw", size, "tcp"))
+        for verb, way in (("write", "lat"), ("read", "rtt")):
+            here, name = at(f"ib_{verb}_lat", 2), f"hosts: {verb} of 2 bytes"
+            yield self.over(f"{name}: of UDP over two taps", 1.5, here, at(f"taps_{way}", 2, "limit"), False)
+            yield self.over(f"{name}: of UDP between guests", 1.5, here, at(f"udp_{way}", 2, "udp"), False)
         for verb in ("write", "send"):
-            result.append(figure(f"hosts: 64-byte {verb}s: M/s a device core", 1,
-                                 over_the_wire(f"ib_{verb}_rate{plan.CORE}", plan.RATE_SIZE)))
+            yield self.figure(f"hosts: 64-byte {verb}s: M/s a device core", 1,
+                              at(f"ib_{verb}_rate{plan.CORE}", plan.RATE_SIZE))
+        for verb in ("write", "read"):
+            yield self.over(f"hosts: processor time of {verb}s: of TCP's", 1, at(f"ib_{verb}_cpu", 1 << 20),
+                            at("tcp_cpu", 1 << 20, "tcp"), False)
+        for verb in ("write", "read"):
+            lossy, whole = (at(f"ib_{verb}_bw{end}", 65536, vmm=plan.CABLE) for end in ("_loss", ""))
+            yield self.over(f"cable: {verb}s at 1 % loss: of none", 0.8, lossy, whole)
+
+    def object_goals(self):
+        """Yields what making objects is to be beside rxe."""
         for vmm in plan.VMMS:
             for tool, size, qps in (*(("reg_mr", size, 0) for size in plan.REGISTRATIONS), ("qp_to_rts", 0, 1),
                                     ("rdma_connect", 0, 1)):
-                result.append(over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
-                                   at(tool, size, qps, vmm=vmm), at(tool, size, qps, "rxe", vmm)))
-        return result
+                yield self.over(f"{vmm}: {tool} {size_text(size)}".rstrip() + ": times rxe", 1.5,
+                                self.at(tool, size, qps, vmm=vmm), self.at(tool, size, qps, "rxe", vmm))
 
     def goal(self, name, key, target, value, least):
         """Returns one goal. key: the row of the load that it is about."""
@@ -181,7 +207,7 @@ class Report:
             lines += ["", f"{vmm:<20}{'size':>9}{'QPs':>6}" + "".join(f"{path:>13}" for path in paths)
                       + f"{'limit':>13}  {'unit':<6}{'of limit':>9}  change"]
             lines += filter(None, (self.line(vmm, paths, point, before) for point in points(vmm)))
-        lines += ["", *self.errors(), "", *(self.goal_lines(before) if self.measured("uml") else [])]
+        lines += ["", *self.errors(), "", *self.goal_lines(before)]
         return "\n".join(lines)
 
     def line(self, vmm, paths, point, before):
@@ -191,7 +217,7 @@ class Report:
         limit = self.get(vmm, *limit_key(point)) if point.limit else None
         text = f"{point.tool:<20}{size_text(point.size):>9}{point.qps or '':>6}"
         text += "".join(f"{number(row):>13}" for row in [*rows, limit]) + f"  {point.unit:<6}"
-        first = next((row for row in rows if row and row.value and row.path != "tcp"), None)
+        first = next((row for row in rows if row and row.value and row.path not in ("tcp", "udp")), None)
         share = ""
         if first and limit and limit.value:
             share = f"{self.ratio(first.key, limit.key):.2f}"
@@ -199,7 +225,7 @@ class Report:
 
     @staticmethod
     def where(point, path):
-        return (point.tcp if path == "tcp" else point.tool, point.size, point.qps)
+        return (point.tool_over(path), point.size, point.qps)
 
     @staticmethod
     def change(row, before):
@@ -220,8 +246,9 @@ class Report:
                 for (vmm, path, error), which in reasons.items()]
 
     def goal_lines(self, before):
+        goals = [goal for goal in self.goals() if self.measured(goal["vmm"])]
         lines = [f"{'goal (user-mode Linux)':<50}{'target':>11}{'reached':>11}{'':>4}before"]
-        for goal in self.goals():
+        for goal in goals:
             word = {True: "yes", False: "NO", None: "-"}[goal["reached"]]
             sign = {"least": ">=", "most": "<="}[goal["at"]]
             value = "-" if goal["value"] is None else f"{goal['value']:.3g}"
@@ -233,8 +260,7 @@ class Report:
             if goal["profile"]:
                 lines.append("    time of all processors: " + ", ".join(
                     f"{part['thread']} in {part['in']} {part['percent']:.0f} %" for part in goal["profile"]))
-        lines.append(f"(path: {self.goals()[0]['path']})")
-        return lines
+        return [*lines, f"(path: {self.ours})"] if goals else []
 
     def history(self):
         """Returns what the history keeps of this run."""
@@ -245,8 +271,9 @@ class Report:
 
 
 def limit_key(point, name=""):
-    """Returns the key of the limit of a point, or of another limit. memcpy has a size, other limits do not."""
-    return ("limit", name or point.limit, point.size if point.limit == "memcpy" else 0, 1)
+    """Returns the key of the limit of a point, or of another limit. memcpy and taps have a size, other limits do
+    not."""
+    return ("limit", name or point.limit, point.size if point.limit.startswith(("memcpy", "taps")) else 0, 1)
 
 
 def last_run(path, report):
