@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A UDP datagram back and forth between two taps of one bridge, each polled by a thread: what the
-//! kernel takes at least for a packet that goes over taps and a bridge.
+//! A UDP datagram back and forth between two taps of one bridge, each polled by a thread: what the kernel
+//! takes at least for a packet that goes over taps and a bridge. It goes to the port of RoCE v2.
 //!
 //! The first byte of a datagram is the number of the round trip that it belongs to.
 
@@ -14,9 +14,10 @@ use tap::PacketTap;
 use crate::pingpong::{pin, two_processors};
 use crate::polling::{ask, poll};
 use crate::samples::typical;
-use crate::udp::PORT;
 use crate::Error;
 
+/// The UDP port of RoCE v2: what directs its packets to a tap directs these datagrams, too.
+const PORT: u16 = 4791;
 /// The bytes of the headers of Ethernet, of IPv4, and of UDP.
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;

@@ -12,7 +12,7 @@ use crate::samples::typical;
 use crate::Error;
 
 /// Where the server listens; next to TCP's port.
-pub const PORT: u16 = 18517;
+const PORT: u16 = 18517;
 /// The bytes of the largest datagram over IPv4.
 const LARGEST: usize = 65507;
 

@@ -13,6 +13,7 @@ import time
 
 from virtio_rdma.bench import plan, processor
 from virtio_rdma.common import Failure, die_with_parent
+from virtio_rdma.guests import hosts
 
 PERFTEST_PORT = 18515
 TCP_PORT = 18516
@@ -323,10 +324,16 @@ class Limit:
 
 
 def make_taps():
-    """Puts the two taps of the limits on the bridge of the guests."""
-    for tap in TAPS:
-        for argv in (f"tuntap add {tap} mode tap", f"link set {tap} master bridge up"):
-            subprocess.run(["ip", *argv.split()], check=True)
+    """Puts the two taps of the limits on the bridge of the guests, each as the uplink of a guest whose interface has
+    the address of that end: a datagram takes the way of a packet of RoCE v2."""
+    for number, tap in enumerate(TAPS, 1):
+        port = f"{tap}guest"
+        hosts.uplink("up", "bridge", tap, "root", "1500")
+        for argv in (f"ip link add {port} type veth peer name {tap}end", f"ip link set {tap}end up",
+                     f"ip link set {port} master bridge up",
+                     f"bridge fdb add 02:00:00:00:00:{number:02x} dev {port} master static"):
+            subprocess.run(argv.split(), check=True)
+        hosts.uplink("guest", port, tap)
 
 
 def processor_time(run, size):
