@@ -1035,8 +1035,15 @@ impl Guest {
 
     pub fn ring_doorbell(&mut self, number: u32, queue: u32) {
         let bell = virtio_rdma_doorbell { number, queue };
-        while self.used(1 + VECTORS).is_some() {}
-        self.post(1 + VECTORS, bell.as_bytes());
+        let bells = 1 + VECTORS;
+        while self.used(bells).is_some() {}
+        let Queue { next, seen, .. } = self.queues[usize::from(bells)];
+        if next.wrapping_sub(seen) == RING {
+            // The driver waits for room.
+            self.run();
+            while self.used(bells).is_some() {}
+        }
+        self.post(bells, bell.as_bytes());
     }
 
     pub fn query(&mut self, qpn: u32) -> virtio_rdma_qp_attr {

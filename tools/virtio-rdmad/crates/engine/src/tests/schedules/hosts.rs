@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Two hosts with a guest each, and the network between them, in virtual time.
+//! Hosts with a guest each, and the network between them, in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::network::{nanos, Faults, Network, Port};
-use super::world::SHARE;
+use super::network::{nanos, Links, Network, Port};
 use crate::tests::driver::*;
 use crate::{Clock, Fabric, FabricConfig, Limits, Next};
 
@@ -14,15 +13,20 @@ pub struct Hosts {
     clock: Arc<TestClock>,
     pub network: Arc<Network>,
     fabrics: Vec<Arc<Fabric>>,
-    /// Guest 1 of the first host, and guest 2 of the second.
+    /// The guest of each host. Its address ends with its number, counted from 1.
     pub guests: Vec<Guest>,
+    /// Where memory begins that is not used, for each guest.
+    free: Vec<u64>,
 }
 
+/// The bytes of memory that a guest has for its data.
+const MEMORY: u64 = 4 << 20;
+
 fn setup() -> Setup {
-    let limits = Limits { ring_wr: 32, max_rd_atomic: 16, ..limits() };
+    let limits = Limits { ring_wr: 32, max_rd_atomic: 16, ring_qp: 8, ..limits() };
     Setup {
         limits,
-        memory: DATA + 4 * SHARE,
+        memory: DATA + MEMORY,
         depth: 32,
         stride: 256,
         sges: 8,
@@ -33,10 +37,11 @@ fn setup() -> Setup {
 }
 
 impl Hosts {
-    pub fn new(seed: u64, faults: &Faults, tells: bool) -> Self {
+    /// Makes so many hosts.
+    pub fn new(seed: u64, count: usize, links: &Links, tells: bool) -> Self {
         let clock = TestClock::new();
-        let network = Network::new(&clock, faults, seed ^ 0x6e65_7477, tells);
-        let fabrics: Vec<_> = (0..2)
+        let network = Network::new(&clock, links, seed ^ 0x6e65_7477, tells);
+        let fabrics: Vec<_> = (0..count)
             .map(|host| {
                 let uplink = Arc::new(Port { network: Arc::clone(&network), host });
                 let clock = Arc::clone(&clock) as Arc<dyn Clock>;
@@ -49,7 +54,15 @@ impl Hosts {
                 guests.push(Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup()));
             }
         });
-        Self { clock, network, fabrics, guests }
+        let free = vec![DATA; count];
+        Self { clock, network, fabrics, guests, free }
+    }
+
+    /// Returns the address of so many bytes of a guest's memory that nothing uses.
+    pub fn allocate(&mut self, guest: usize, len: u64) -> u64 {
+        let at = self.free[guest];
+        self.free[guest] += len;
+        at
     }
 
     /// Returns the time in nanoseconds.

@@ -8,10 +8,14 @@
 //! packet, post and CQE.
 
 mod dice;
+mod draw;
+mod end;
 mod hosts;
 mod model;
 mod network;
 mod plan;
+mod receives;
+mod request;
 mod unreliable;
 mod world;
 

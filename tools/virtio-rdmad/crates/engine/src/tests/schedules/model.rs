@@ -14,6 +14,7 @@
 use abi::*;
 
 use super::plan::{Flaw, Op, Work, AREA};
+use super::receives::UNTOUCHED;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const FLUSHED: u32 = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
@@ -345,6 +346,29 @@ fn status_of(work: &Work) -> u32 {
 /// Returns whether a work request makes the responder fail.
 pub fn fails_responder(work: &Work) -> bool {
     work.flaw.is_some_and(|flaw| flaw != Flaw::LocalKey)
+}
+
+/// Judges a message by its CQE and by the memory of its receive.
+pub fn check_message(posted: &Posted, cqe: &virtio_rdma_cqe, found: &[u8]) -> Verdict {
+    let (opcode, imm, written) = match posted.work.op {
+        Op::Send { imm, .. } => (VIRTIO_RDMA_WC_RECV, imm, posted.data.as_slice()),
+        Op::Write { imm, .. } => (VIRTIO_RDMA_WC_RECV_RDMA_WITH_IMM, imm, [].as_slice()),
+        _ => return Err("it is no message".into()),
+    };
+    let expected = (opcode, posted.work.op.len(), imm);
+    let has_imm = cqe.wc_flags & VIRTIO_RDMA_WC_WITH_IMM != 0;
+    let got = (cqe.opcode.into(), cqe.byte_len as usize, has_imm.then_some(cqe.ex));
+    if got != expected {
+        return Err(format!("its CQE says {got:x?}, not {expected:x?}"));
+    }
+    let (message, rest) = found.split_at(written.len());
+    if message != written {
+        return Err("its data is wrong".into());
+    }
+    if rest.iter().any(|byte| *byte != UNTOUCHED) {
+        return Err("bytes behind it were written".into());
+    }
+    Ok(())
 }
 
 /// The area of a QP before anything is done.

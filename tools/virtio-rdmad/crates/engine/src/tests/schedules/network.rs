@@ -46,6 +46,28 @@ impl Faults {
     }
 }
 
+/// What goes wrong between each two guests.
+#[derive(Clone, Debug)]
+pub struct Links(Vec<Vec<Faults>>);
+
+impl Links {
+    /// Returns the links between so many guests. `draw` says what goes wrong on each.
+    pub fn new(guests: usize, mut draw: impl FnMut() -> Faults) -> Self {
+        Self((0..guests).map(|guest| (0..guest).map(|_| draw()).collect()).collect())
+    }
+
+    /// Returns what goes wrong between two guests.
+    pub fn between(&self, one: usize, other: usize) -> &Faults {
+        &self.0[one.max(other)][one.min(other)]
+    }
+
+    /// Returns what goes wrong on the way of a frame, by the addresses of its two guests.
+    fn of(&self, frame: &[u8]) -> &Faults {
+        let [source, destination] = [29, 33].map(|at| usize::from(frame[at]) - 1);
+        self.between(source, destination)
+    }
+}
+
 /// A frame that was lost, spoilt or late.
 #[derive(Clone, Copy, Debug)]
 pub struct Harm {
@@ -76,7 +98,7 @@ struct State {
 
 pub struct Network {
     clock: Arc<TestClock>,
-    faults: Faults,
+    links: Links,
     state: Mutex<State>,
 }
 
@@ -98,7 +120,7 @@ pub fn nanos(time: Duration) -> u64 {
 }
 
 impl Network {
-    pub fn new(clock: &Arc<TestClock>, faults: &Faults, seed: u64, tells: bool) -> Arc<Self> {
+    pub fn new(clock: &Arc<TestClock>, links: &Links, seed: u64, tells: bool) -> Arc<Self> {
         let state = State {
             dice: Dice::new(seed),
             under_way: BTreeMap::new(),
@@ -106,11 +128,7 @@ impl Network {
             harm: Vec::new(),
             tells,
         };
-        Arc::new(Self {
-            clock: Arc::clone(clock),
-            faults: faults.clone(),
-            state: Mutex::new(state),
-        })
+        Arc::new(Self { clock: Arc::clone(clock), links: links.clone(), state: Mutex::new(state) })
     }
 
     fn now(&self) -> u64 {
@@ -119,7 +137,7 @@ impl Network {
 
     fn take(&self, from: usize, Segments { frame, segment, .. }: Segments<'_>) {
         let mut state = self.state.lock().unwrap();
-        if self.faults.keeps_trains {
+        if self.links.of(frame).keeps_trains {
             return self.take_frame(&mut state, from, frame, segment);
         }
         let mut split = Split::new(frame, segment);
@@ -129,7 +147,7 @@ impl Network {
     }
 
     fn take_frame(&self, state: &mut State, from: usize, frame: &[u8], segment: u16) {
-        let (faults, now) = (&self.faults, self.now());
+        let (faults, now) = (self.links.of(frame), self.now());
         state.tell(now, "sends", from, frame, segment);
         let is_out = faults.outage.is_some_and(|(begin, end)| (begin..end).contains(&now));
         if is_out || state.dice.happens(faults.loss) {

@@ -10,17 +10,22 @@
 use abi::*;
 
 use super::dice::Dice;
+use super::draw::faults;
 use super::hosts::Hosts;
 use super::model::Verdict;
-use super::network::Faults;
-use super::plan::{faults, AREA};
-use super::world::{DEPTH, RECEIVES, SENDS, SHARE};
+use super::network::{Faults, Links};
+use super::plan::{AREA, DEPTH};
 use crate::tests::datagram::{self, QKEY};
 use crate::tests::driver::*;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 /// The bytes of the area that one RDMA WRITE may write.
 const PLACE: usize = AREA / DEPTH;
+/// Where what is sent is in memory, behind what RDMA WRITEs write, and where receives are.
+const SENDS: u64 = DATA + AREA as u64;
+const RECEIVES: u64 = SENDS + (DEPTH * AREA) as u64;
+/// The bytes of all of it.
+const MEMORY: u64 = RECEIVES + (DEPTH * AREA) as u64 - DATA;
 /// The bytes in front of the payload of a received datagram.
 const GRH: usize = 40;
 
@@ -67,12 +72,12 @@ pub fn run(seed: u64, is_datagrams: bool, tells: bool) -> Verdict {
             Message { data: dice.bytes(len), is_write, time }
         })
         .collect::<Vec<_>>();
-    let mut hosts = Hosts::new(seed, &faults, tells);
+    let mut hosts = Hosts::new(seed, 2, &Links::new(2, || faults.clone()), tells);
     let kind = if is_datagrams { VIRTIO_RDMA_QPT_UD } else { VIRTIO_RDMA_QPT_UC };
     let ends = [0, 1].map(|side| {
         let guest = &mut hosts.guests[side];
         let (pdn, cqn) = (guest.create_pd(), guest.create_cq(256));
-        let mr = guest.reg_mr(pdn, DATA, SHARE, ALL);
+        let mr = guest.reg_mr(pdn, DATA, MEMORY, ALL);
         End { pdn, cqn, qpn: guest.create_qp(pdn, cqn, kind), key: mr.lkey, mrn: mr.mrn }
     });
     for side in 0..2 {
@@ -137,7 +142,7 @@ impl Stream {
         let (now, [from, to], first) = (self.hosts.now(), self.ends, self.posted);
         while let Some(message) = self.messages.get(self.posted).filter(|next| next.time <= now) {
             let (number, len) = (self.posted, message.data.len());
-            let at = DATA + SENDS + (number * AREA) as u64;
+            let at = SENDS + (number * AREA) as u64;
             let guest = &mut self.hosts.guests[0];
             guest.memory.write(at, &message.data).unwrap();
             let part = [sge(at, len as u32, from.key)];
@@ -159,7 +164,7 @@ impl Stream {
     }
 
     fn post_receive(&mut self, number: usize) {
-        let at = DATA + RECEIVES + (number % DEPTH * AREA) as u64;
+        let at = RECEIVES + (number % DEPTH * AREA) as u64;
         let part = [sge(at, AREA as u32, self.ends[1].key)];
         self.hosts.guests[1].post_recv(self.ends[1].qpn, number as u64, &part);
     }
@@ -173,7 +178,7 @@ impl Stream {
                 cqe.wr_id, self.received
             ));
         }
-        let place = DATA + RECEIVES + (self.received % DEPTH * AREA) as u64;
+        let place = RECEIVES + (self.received % DEPTH * AREA) as u64;
         self.received += 1;
         self.post_receive(self.received + DEPTH - 1);
         let guest = &self.hosts.guests[1];
