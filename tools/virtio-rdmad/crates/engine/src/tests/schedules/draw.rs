@@ -22,7 +22,7 @@ impl Plan {
             let other = (one + 1 + dice.below(guests as u64 - 1) as usize) % guests;
             ends.extend(connection(dice, links.between(one, other), [one, other]));
         }
-        let queues = queues(dice, &mut ends);
+        let queues = queues(dice, guests, &mut ends);
         Self { guests, links, ends, queues }
     }
 }
@@ -49,16 +49,22 @@ pub fn faults(dice: &mut Dice) -> Faults {
 /// Returns the two ends of a connection between two guests, which have no receives yet.
 fn connection(dice: &mut Dice, faults: &Faults, guests: [usize; 2]) -> [EndPlan; 2] {
     let path_mtu = 1 + dice.below(5) as u8;
-    let is_busy = dice.happens(500);
-    guests.map(|guest| end(dice, faults, guest, path_mtu, is_busy))
+    let pause = if dice.happens(500) { 1 } else { faults.latency * 3 };
+    let kinds =
+        if dice.happens(250) { [Kind::Initiator, Kind::Target] } else { [Kind::Rc, Kind::Rc] };
+    [0, 1].map(|side| {
+        let works = works(dice, kinds[side], 128 << path_mtu, pause);
+        EndPlan { kind: kinds[side], works, ..end(dice, faults, guests[side], path_mtu) }
+    })
 }
 
-fn end(dice: &mut Dice, faults: &Faults, guest: usize, path_mtu: u8, is_busy: bool) -> EndPlan {
+/// Returns an end of RC that posts nothing.
+fn end(dice: &mut Dice, faults: &Faults, guest: usize, path_mtu: u8) -> EndPlan {
     // Most of the times for an answer are longer than a packet and its answer take.
     let least = 64 - (2 * faults.longest() / 4096).leading_zeros() as u8 + 1;
     let timeout = if dice.happens(100) { 1 } else { least + dice.below(3) as u8 };
-    let pause = if is_busy { 1 } else { faults.latency * 3 };
     EndPlan {
+        kind: Kind::Rc,
         guest,
         path_mtu,
         psn: dice.pick(&[0, 7, 0x7f_fff0, 0x80_0000, 0xff_fff0, 0xff_ffff]),
@@ -67,17 +73,20 @@ fn end(dice: &mut Dice, faults: &Faults, guest: usize, path_mtu: u8, is_busy: bo
         rnr_retry: dice.pick(&[7, 7, 7, 1, 3]),
         timeout,
         rnr_timer: dice.pick(&[1, 5, 12]),
-        works: works(dice, 128 << path_mtu, pause),
-        queue: 0,
+        works: Vec::new(),
+        queues: Vec::new(),
     }
 }
 
 /// Returns what an end posts, each less than `pause` nanoseconds after the one before.
-fn works(dice: &mut Dice, mtu: usize, pause: u64) -> Vec<(u64, Work)> {
+fn works(dice: &mut Dice, kind: Kind, mtu: usize, pause: u64) -> Vec<(u64, Work)> {
+    if kind == Kind::Target {
+        return Vec::new();
+    }
     let most = if dice.happens(100) { 100 } else { 25 };
     let count = dice.below(most);
     let flaw_after = dice.happens(250).then(|| dice.below(count + 1));
-    let kinds = kinds(dice);
+    let kinds = kinds(dice, kind);
     let draw = |number| {
         let pause = dice.below(pause);
         let mut work = work(dice, mtu, &kinds);
@@ -90,10 +99,15 @@ fn works(dice: &mut Dice, mtu: usize, pause: u64) -> Vec<(u64, Work)> {
     (0..count).map(draw).collect()
 }
 
-/// Returns how often each kind of operation is posted.
-fn kinds(dice: &mut Dice) -> [u64; 9] {
+/// Returns how often each kind of operation is posted. XRC has no FLUSH and no ATOMIC WRITE.
+fn kinds(dice: &mut Dice, kind: Kind) -> [u64; 9] {
     let favourite = dice.below(18);
-    std::array::from_fn(|kind| if kind as u64 == favourite { 20 } else { 1 + dice.below(3) })
+    let mut kinds =
+        std::array::from_fn(|kind| if kind as u64 == favourite { 20 } else { 1 + dice.below(3) });
+    if kind == Kind::Initiator {
+        kinds[7..].fill(0);
+    }
+    kinds
 }
 
 fn work(dice: &mut Dice, mtu: usize, kinds: &[u64; 9]) -> Work {
@@ -125,6 +139,7 @@ fn work(dice: &mut Dice, mtu: usize, kinds: &[u64; 9]) -> Work {
         is_fenced: dice.happens(150),
         is_inline: op.len() <= 64 && dice.happens(300) && !op.is_answered(),
         piece: dice.pick(&[64, 1000, AREA]),
+        queue: 0,
         flaw: None,
     }
 }
@@ -158,20 +173,66 @@ fn flaw(dice: &mut Dice, work: Work) -> Option<Flaw> {
         (Flaw::Unaligned, Op::Add { .. } | Op::Swap { .. } | Op::Store { .. }) => true,
         (Flaw::LocalKey, _) => !is_empty && !work.is_inline,
         (Flaw::ShortReceive | Flaw::ReceiveKey, Op::Send { .. }) => !is_empty,
-        (Flaw::Unaligned | Flaw::ShortReceive | Flaw::ReceiveKey, _) => false,
+        (_, _) => false,
     };
     fits.then_some(flaw)
 }
 
-/// Gives each end a queue of receives, and returns these.
-fn queues(dice: &mut Dice, ends: &mut [EndPlan]) -> Vec<QueuePlan> {
+/// Gives the ends queues of receives, and returns these. All RC QPs of some guests have one SRQ.
+fn queues(dice: &mut Dice, guests: usize, ends: &mut [EndPlan]) -> Vec<QueuePlan> {
     let mut queues = Vec::new();
-    for number in 0..ends.len() {
-        let receives = receives(dice, &ends[peer(number)].works);
-        ends[number].queue = queues.len();
-        queues.push(QueuePlan { guest: ends[number].guest, receives });
+    for guest in 0..guests {
+        let own = |kind| {
+            let is_its = |end: &EndPlan| (end.guest, end.kind) == (guest, kind);
+            (0..ends.len()).filter(|end| is_its(&ends[*end])).collect::<Vec<_>>()
+        };
+        let (qps, targets) = (own(Kind::Rc), own(Kind::Target));
+        let count = if targets.is_empty() { 0 } else { dice.pick(&[1, 2, 3]) };
+        queues.extend(shared(dice, guest, Owner::XrcSrq, queues.len(), count, &targets, ends));
+        if dice.happens(300) {
+            queues.extend(shared(dice, guest, Owner::Srq, queues.len(), 1, &qps, ends));
+            continue;
+        }
+        for end in qps {
+            let receives = receives(dice, &ends[peer(end)].works);
+            ends[end].queues.push(queues.len());
+            queues.push(QueuePlan { guest, owner: Owner::Qp, receives });
+        }
     }
     queues
+}
+
+/// Returns so many SRQs, from which these ends receive. They have a few receives more than the peers need.
+/// Which message takes which receive is not known, so nothing is wrong with any.
+fn shared(
+    dice: &mut Dice,
+    guest: usize,
+    owner: Owner,
+    first: usize,
+    count: usize,
+    users: &[usize],
+    ends: &mut [EndPlan],
+) -> Vec<QueuePlan> {
+    let mut takers: Vec<_> = (0..count).map(|_| dice.below(4)).collect();
+    for user in users {
+        ends[*user].queues = (first..first + count).collect();
+        for (_, work) in &mut ends[peer(*user)].works {
+            work.queue = dice.below(count as u64) as usize;
+            takers[work.queue] += u64::from(work.op.takes_receive());
+            work.flaw = match work.flaw {
+                Some(_) if owner == Owner::XrcSrq && dice.happens(300) => Some(Flaw::OtherSrq),
+                Some(Flaw::ShortReceive | Flaw::ReceiveKey) => None,
+                flaw => flaw,
+            };
+        }
+    }
+    let queue = |count| {
+        let is_late = dice.happens(300);
+        let mut pause = || if is_late { dice.below(100_000) } else { 0 };
+        let place = Place { len: AREA, has_key: true };
+        QueuePlan { guest, owner, receives: (0..count).map(|_| (pause(), place)).collect() }
+    };
+    takers.into_iter().map(queue).collect()
 }
 
 /// Returns the receives for what the peer sends: a few more than it needs.

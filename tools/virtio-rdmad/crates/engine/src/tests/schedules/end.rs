@@ -9,9 +9,9 @@ use zerocopy::FromZeros;
 
 use super::dice::Dice;
 use super::model::{Model, Verdict};
-use super::plan::{EndPlan, Op, Work, AREA, DEPTH};
+use super::plan::{EndPlan, Kind, Op, Work, AREA, DEPTH};
 use super::receives::UNTOUCHED;
-use super::request::request;
+use super::request::{request, Remote};
 use crate::tests::driver::*;
 
 /// The bytes of guest memory that an end uses: its area, and what it sends.
@@ -27,8 +27,11 @@ pub struct End {
     pub qpn: u32,
     /// Where its memory begins.
     pub memory: u64,
-    /// The key of its area, for its peer, and of the rest.
-    pub area_key: u32,
+    /// The key of its area for what is for each of its queues. A target has what the SRQ has.
+    pub area_keys: Vec<u32>,
+    /// The numbers of the SRQs of a target.
+    pub srqns: Vec<u32>,
+    /// The key of what it sends.
     pub key: u32,
     pub plan: EndPlan,
     /// What it sends, as its peer sees it.
@@ -47,34 +50,43 @@ pub struct End {
 impl End {
     /// Brings the QP to RTS, connected to that of another end.
     pub fn connect(&self, guest: &mut Guest, other: &Self) {
-        guest.make_init(self.qpn, ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL);
         let (plan, peer) = (&self.plan, &other.plan);
+        let (sends, receives) = (plan.kind != Kind::Target, plan.kind != Kind::Initiator);
+        let access = ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
+        guest.make_init(self.qpn, if receives { access } else { 0 });
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
         (attr.path_mtu, attr.rq_psn, attr.dest_qp_num) = (plan.path_mtu, peer.psn, other.qpn);
-        (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (peer.max_rd_atomic, plan.rnr_timer);
         (attr.ah_attr.grh.dgid, attr.ah_attr.grh.hop_limit) = (gid(peer.guest as u8 + 1), 64);
         (attr.ah_attr.ah_flags, attr.ah_attr.port_num) = (VIRTIO_RDMA_AH_GRH as u8, 1);
-        let mask = VIRTIO_RDMA_QP_STATE
+        let mut mask = VIRTIO_RDMA_QP_STATE
             | VIRTIO_RDMA_QP_AV
             | VIRTIO_RDMA_QP_PATH_MTU
             | VIRTIO_RDMA_QP_DEST_QPN
-            | VIRTIO_RDMA_QP_RQ_PSN
-            | VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC
-            | VIRTIO_RDMA_QP_MIN_RNR_TIMER;
+            | VIRTIO_RDMA_QP_RQ_PSN;
+        if receives {
+            (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (peer.max_rd_atomic, plan.rnr_timer);
+            mask |= VIRTIO_RDMA_QP_MAX_DEST_RD_ATOMIC | VIRTIO_RDMA_QP_MIN_RNR_TIMER;
+        }
         guest.modify(self.qpn, mask, attr).unwrap();
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTS as u8;
-        (attr.sq_psn, attr.max_rd_atomic) = (plan.psn, plan.max_rd_atomic);
-        (attr.timeout, attr.retry_cnt) = (plan.timeout, plan.retry_cnt);
-        attr.rnr_retry = plan.rnr_retry;
-        let mask = VIRTIO_RDMA_QP_STATE
-            | VIRTIO_RDMA_QP_SQ_PSN
-            | VIRTIO_RDMA_QP_TIMEOUT
-            | VIRTIO_RDMA_QP_RETRY_CNT
-            | VIRTIO_RDMA_QP_RNR_RETRY
-            | VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC;
+        (attr.sq_psn, attr.timeout) = (plan.psn, plan.timeout);
+        let mut mask = VIRTIO_RDMA_QP_STATE | VIRTIO_RDMA_QP_SQ_PSN | VIRTIO_RDMA_QP_TIMEOUT;
+        if sends {
+            (attr.retry_cnt, attr.rnr_retry) = (plan.retry_cnt, plan.rnr_retry);
+            attr.max_rd_atomic = plan.max_rd_atomic;
+            mask |= VIRTIO_RDMA_QP_RETRY_CNT
+                | VIRTIO_RDMA_QP_RNR_RETRY
+                | VIRTIO_RDMA_QP_MAX_QP_RD_ATOMIC;
+        }
         guest.modify(self.qpn, mask, attr).unwrap();
+    }
+
+    /// Returns what a work request of the peer names that is for one of the queues.
+    fn as_remote(&self, queue: usize) -> Remote {
+        let (area, rkey) = (self.memory, self.area_keys[queue]);
+        Remote { area, rkey, srqn: self.srqns.get(queue).copied() }
     }
 
     /// Returns when something can be posted, if that can be told.
@@ -115,7 +127,7 @@ impl End {
                 println!("{now} end {} posts {index}: {work:?}", self.number);
             }
             let wr_id = (self.number << 16 | index) as u64;
-            let remote = (other.memory, other.area_key);
+            let remote = other.as_remote(work.queue);
             let send = request(wr_id, self.model.post(work, data), at, self.key, remote);
             guest.post_send(self.qpn, &send);
             self.work_at = now + self.works.front().map_or(0, |(pause, _)| *pause);

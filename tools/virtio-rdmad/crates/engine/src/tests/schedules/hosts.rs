@@ -23,7 +23,8 @@ pub struct Hosts {
 const MEMORY: u64 = 4 << 20;
 
 fn setup() -> Setup {
-    let limits = Limits { ring_wr: 32, max_rd_atomic: 16, ring_qp: 8, ..limits() };
+    let limits =
+        Limits { ring_wr: 32, max_rd_atomic: 16, ring_qp: 8, max_pd: 8, max_srq: 4, ..limits() };
     Setup {
         limits,
         memory: DATA + MEMORY,
@@ -32,6 +33,7 @@ fn setup() -> Setup {
         sges: 8,
         inline: 64,
         region_len: 0x5000,
+        region_count: 24,
         ..Setup::default()
     }
 }

@@ -13,6 +13,7 @@ mod end;
 mod hosts;
 mod model;
 mod network;
+mod objects;
 mod plan;
 mod receives;
 mod request;

@@ -287,6 +287,11 @@ impl Model {
         }
     }
 
+    /// Returns the work request whose message comes behind so many others.
+    pub fn taker(&self, number: usize) -> Option<&Work> {
+        self.takers.get(number).map(|taker| &self.posted[*taker].work)
+    }
+
     /// Returns which receive a work request takes.
     pub fn receive_of(&self, index: usize) -> Option<usize> {
         self.takers.iter().position(|taker| *taker == index)
@@ -337,7 +342,9 @@ fn status_of(work: &Work) -> u32 {
     match work.flaw {
         None => OK,
         Some(Flaw::LocalKey) => VIRTIO_RDMA_WC_LOC_PROT_ERR,
-        Some(Flaw::Unaligned | Flaw::ShortReceive) => VIRTIO_RDMA_WC_REM_INV_REQ_ERR,
+        Some(Flaw::Unaligned | Flaw::ShortReceive | Flaw::OtherSrq) => {
+            VIRTIO_RDMA_WC_REM_INV_REQ_ERR
+        }
         Some(Flaw::ReceiveKey) => VIRTIO_RDMA_WC_REM_OP_ERR,
         Some(Flaw::RemoteKey | Flaw::RemoteRange) => VIRTIO_RDMA_WC_REM_ACCESS_ERR,
     }

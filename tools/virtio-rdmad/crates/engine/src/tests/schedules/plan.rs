@@ -84,6 +84,8 @@ pub enum Flaw {
     ShortReceive,
     /// The lkey of the receive that it takes is that of no region.
     ReceiveKey,
+    /// It names an SRQ that the peer does not have.
+    OtherSrq,
 }
 
 /// A send work request.
@@ -95,6 +97,8 @@ pub struct Work {
     pub is_inline: bool,
     /// The bytes of an SGE, at most.
     pub piece: usize,
+    /// Which of the queues of its peer it is for.
+    pub queue: usize,
     pub flaw: Option<Flaw>,
 }
 
@@ -107,9 +111,20 @@ pub struct Place {
     pub has_key: bool,
 }
 
+/// What kind of QP an end has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Rc,
+    /// That of XRC which sends.
+    Initiator,
+    /// That of XRC which receives.
+    Target,
+}
+
 /// What one end of a connection does.
 #[derive(Clone, Debug)]
 pub struct EndPlan {
+    pub kind: Kind,
     /// Its guest.
     pub guest: usize,
     /// The path MTU of the connection (`enum ib_mtu`).
@@ -127,8 +142,17 @@ pub struct EndPlan {
     pub rnr_timer: u8,
     /// What it posts to its send queue, and how many nanoseconds after the one before.
     pub works: Vec<(u64, Work)>,
-    /// The queue of its receives.
-    pub queue: usize,
+    /// The queues of its receives: one of RC, the SRQs of its domain of a target, and none of an initiator.
+    pub queues: Vec<usize>,
+}
+
+/// Whose receives are in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Qp,
+    Srq,
+    /// An SRQ for XRC.
+    XrcSrq,
 }
 
 /// What is posted to a queue of receives.
@@ -136,6 +160,7 @@ pub struct EndPlan {
 pub struct QueuePlan {
     /// Its guest.
     pub guest: usize,
+    pub owner: Owner,
     /// The receives, and how many nanoseconds after the one before each is posted.
     pub receives: Vec<(u64, Place)>,
 }

@@ -2,10 +2,10 @@
 
 //! Queues of receives, and what is known of the receives in them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use super::model::Verdict;
-use super::plan::{Place, QueuePlan, AREA, DEPTH};
+use super::plan::{Owner, Place, QueuePlan, AREA, DEPTH};
 use super::request::pieces;
 use crate::tests::driver::*;
 
@@ -27,35 +27,47 @@ struct Receive {
     is_open: bool,
 }
 
+/// The QP or SRQ that has a queue.
+#[derive(Clone, Copy)]
+pub struct Object {
+    /// Its number.
+    pub number: u32,
+    /// How many QPs receive from it.
+    pub users: usize,
+}
+
 /// A queue of receives.
 pub struct Receives {
     /// Its number in the plan.
     number: usize,
     pub guest: usize,
-    /// The QP that it belongs to.
-    qpn: u32,
+    owner: Owner,
+    object: Object,
     /// The key of its memory.
     key: u32,
     /// What is to be posted, and when the next of it is.
     plan: VecDeque<(u64, Place)>,
     next_at: u64,
     posted: Vec<Receive>,
+    /// The receive that each end has completed last.
+    last: HashMap<usize, usize>,
     /// Memory that no receive has that is posted.
     free: Vec<u64>,
 }
 
 impl Receives {
     /// Returns the queue of this number, whose receives use [`MEMORY`] bytes from an address on.
-    pub fn new(number: usize, plan: &QueuePlan, qpn: u32, memory: u64, key: u32) -> Self {
-        let plan_of = plan.receives.iter().copied().collect();
+    pub fn new(number: usize, plan: &QueuePlan, object: Object, memory: u64, key: u32) -> Self {
         Self {
             number,
             guest: plan.guest,
-            qpn,
+            owner: plan.owner,
+            object,
             key,
             next_at: plan.receives.first().map_or(0, |(pause, _)| *pause),
-            plan: plan_of,
+            plan: plan.receives.iter().copied().collect(),
             posted: Vec::new(),
+            last: HashMap::new(),
             free: (0..DEPTH).rev().map(|place| memory + (place * AREA) as u64).collect(),
         }
     }
@@ -76,18 +88,30 @@ impl Receives {
             guest.memory.write(at, &vec![UNTOUCHED; place.len]).unwrap();
             let wr_id = IS_RECEIVE | (self.number << 16 | self.posted.len()) as u64;
             let key = if place.has_key { self.key } else { self.key ^ 0x0100_0000 };
-            guest.post_recv(self.qpn, wr_id, &pieces(at, place.len, 3000, key));
+            let sges = pieces(at, place.len, 3000, key);
+            match self.owner {
+                Owner::Qp => guest.post_recv(self.object.number, wr_id, &sges),
+                Owner::Srq | Owner::XrcSrq => {
+                    guest.post_srq_recv(self.object.number, wr_id, &sges);
+                }
+            }
             self.posted.push(Receive { at, len: place.len, time: now, is_open: true });
             self.next_at = now + self.plan.front().map_or(0, |(pause, _)| *pause);
         }
         self.posted.len() != first
     }
 
-    /// Follows a receive that completes. Returns what its memory has.
-    pub fn complete(&mut self, guest: &Guest, index: usize) -> Verdict<Vec<u8>> {
-        let next = self.posted.iter().position(|receive| receive.is_open);
-        if next != Some(index) {
-            return Err(format!("receive {index} completes, {next:?} is next"));
+    /// Follows a receive that an end completes. Returns what its memory has.
+    ///
+    /// Receives are taken in order, and each QP has taken one at most that has not completed.
+    pub fn complete(&mut self, guest: &Guest, end: usize, index: usize) -> Verdict<Vec<u8>> {
+        let is_open = self.posted.get(index).is_some_and(|receive| receive.is_open);
+        let earlier = self.posted.iter().take(index).filter(|receive| receive.is_open).count();
+        let last = self.last.insert(end, index);
+        if !is_open || earlier >= self.object.users || last >= Some(index) {
+            return Err(format!(
+                "receive {index} completes: open {is_open}, {earlier} earlier ones are, {last:?} was last"
+            ));
         }
         let receive = &mut self.posted[index];
         receive.is_open = false;
@@ -95,14 +119,26 @@ impl Receives {
         Ok(guest.bytes(receive.at, receive.len))
     }
 
-    /// Returns whether message `number` that comes may have found no receive since a time.
+    /// Returns whether there may have been no receive at a moment since a time for a message that comes to a
+    /// QP behind `number` others.
     pub fn may_lack(&self, number: usize, since: u64) -> bool {
-        self.posted.get(number).is_none_or(|receive| receive.time >= since)
+        let before = self.posted.partition_point(|receive| receive.time < since);
+        let taken = match self.owner {
+            Owner::Qp => number,
+            Owner::Srq | Owner::XrcSrq => {
+                let completed = self.posted.iter().filter(|receive| !receive.is_open);
+                completed.count() + self.object.users - 1
+            }
+        };
+        before <= taken
     }
 
-    /// Judges what is left when all QPs have ended.
+    /// Judges what is left when all QPs have ended: in an SRQ, what none has taken.
     pub fn check_end(&self) -> Verdict {
-        match self.posted.iter().position(|receive| receive.is_open) {
+        let open = self.posted.iter().position(|receive| receive.is_open);
+        let is_taken = |open: &usize| self.posted[*open..].iter().any(|receive| !receive.is_open);
+        let lost = if self.owner == Owner::Qp { open } else { open.filter(is_taken) };
+        match lost {
             None => Ok(()),
             Some(index) => Err(format!("receive {index} of queue {} never completes", self.number)),
         }

@@ -16,13 +16,24 @@ pub fn pieces(at: u64, len: usize, piece: usize, key: u32) -> Vec<virtio_rdma_sg
     (0..len).step_by(piece).map(cut).collect()
 }
 
-/// Returns the work request that was posted; `remote` is the area of the peer, and its key.
-pub fn request(wr_id: u64, posted: &Posted, at: u64, key: u32, remote: (u64, u32)) -> Send {
+/// What a work request names of the peer.
+#[derive(Clone, Copy)]
+pub struct Remote {
+    /// Where its area begins.
+    pub area: u64,
+    /// The key of that.
+    pub rkey: u32,
+    /// The SRQ of a target of XRC.
+    pub srqn: Option<u32>,
+}
+
+/// Returns the work request that was posted.
+pub fn request(wr_id: u64, posted: &Posted, at: u64, key: u32, remote: Remote) -> Send {
     let work = &posted.work;
     let len = work.op.len();
     let key = if work.flaw == Some(Flaw::LocalKey) { key ^ 0x0100_0000 } else { key };
     let sges = pieces(at, len, work.piece, key);
-    let (area, rkey) = remote;
+    let Remote { area, rkey, srqn } = remote;
     let rkey = if work.flaw == Some(Flaw::RemoteKey) { rkey ^ 0x0100_0000 } else { rkey };
     let shift = match work.flaw {
         Some(Flaw::RemoteRange) => AREA as u64,
@@ -59,6 +70,7 @@ pub fn request(wr_id: u64, posted: &Posted, at: u64, key: u32, remote: (u64, u32
     let signaled = if work.is_signaled { VIRTIO_RDMA_SEND_SIGNALED } else { 0 };
     let fenced = if work.is_fenced { VIRTIO_RDMA_SEND_FENCE } else { 0 };
     send = send.flags(signaled | fenced);
+    send.srqn = if work.flaw == Some(Flaw::OtherSrq) { srqn.map(|srqn| srqn + 100) } else { srqn };
     if work.is_inline {
         send = send.inline(&posted.data);
         send.sges.clear();

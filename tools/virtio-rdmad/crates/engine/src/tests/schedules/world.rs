@@ -6,11 +6,12 @@
 use abi::*;
 
 use super::dice::Dice;
-use super::end::{self, End};
+use super::end::End;
 use super::hosts::Hosts;
-use super::model::{check_message, fails_responder, fresh_area, Model, Verdict};
-use super::plan::{peer, EndPlan, Plan, AREA};
-use super::receives::{self, Receives, IS_RECEIVE};
+use super::model::{check_message, fails_responder, Model, Verdict};
+use super::objects::Objects;
+use super::plan::{peer, Plan, AREA};
+use super::receives::{Receives, IS_RECEIVE};
 use crate::tests::driver::*;
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
@@ -19,8 +20,8 @@ const FLUSHED: u32 = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
 pub struct World {
     plan: Plan,
     hosts: Hosts,
-    /// The PD and the CQ of each guest.
-    objects: Vec<(u32, u32)>,
+    /// Each CQ, and its guest.
+    cqs: Vec<(usize, u32)>,
     ends: Vec<End>,
     queues: Vec<Receives>,
     dice: Dice,
@@ -30,63 +31,9 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, plan: Plan, tells: bool) -> Self {
         let mut hosts = Hosts::new(seed, plan.guests, &plan.links, tells);
-        let guests = hosts.guests.iter_mut();
-        let objects = guests.map(|guest| (guest.create_pd(), guest.create_cq(256))).collect();
+        let Objects { cqs, ends, queues, .. } = Objects::new(&plan, &mut hosts);
         let dice = Dice::new(seed ^ 0x776f_726c);
-        let (ends, queues) = (Vec::new(), Vec::new());
-        let mut world = Self { plan, hosts, objects, ends, queues, dice, tells };
-        world.connect();
-        world
-    }
-
-    /// Makes all connections.
-    fn connect(&mut self) {
-        for (number, plan) in self.plan.ends.clone().into_iter().enumerate() {
-            let end = self.make_end(number, plan);
-            self.ends.push(end);
-        }
-        for end in &self.ends {
-            end.connect(&mut self.hosts.guests[end.plan.guest], &self.ends[peer(end.number)]);
-        }
-        for (number, plan) in self.plan.queues.iter().enumerate() {
-            let (pdn, _) = self.objects[plan.guest];
-            let memory = self.hosts.allocate(plan.guest, receives::MEMORY);
-            let guest = &mut self.hosts.guests[plan.guest];
-            let key = guest.reg_mr(pdn, memory, receives::MEMORY, LOCAL).lkey;
-            let users = self.ends.iter().filter(|end| end.plan.queue == number);
-            let qpn = users.map(|end| end.qpn).next().unwrap();
-            let mut queue = Receives::new(number, plan, qpn, memory, key);
-            // A receive that is not late is there before the peer can send.
-            queue.post(guest, 0);
-            self.queues.push(queue);
-        }
-    }
-
-    fn make_end(&mut self, number: usize, mut plan: EndPlan) -> End {
-        let (pdn, cqn) = self.objects[plan.guest];
-        let memory = self.hosts.allocate(plan.guest, end::MEMORY);
-        let guest = &mut self.hosts.guests[plan.guest];
-        let access = ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
-        let area = guest.reg_mr(pdn, memory, AREA as u64, access);
-        let rest = guest.reg_mr(pdn, memory + end::SENDS, end::MEMORY - end::SENDS, LOCAL);
-        // Each direction begins with the same bytes at both ends.
-        let bytes = fresh_area(number as u64 / 2);
-        guest.memory.write(memory, &bytes).unwrap();
-        let works = std::mem::take(&mut plan.works);
-        End {
-            number,
-            qpn: guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC),
-            memory,
-            area_key: area.rkey,
-            key: rest.lkey,
-            model: Model::new(128 << plan.path_mtu, bytes),
-            work_at: works.first().map_or(0, |(pause, _)| *pause),
-            works: works.into(),
-            plan,
-            received: 0,
-            is_flushed: false,
-            progress: 0,
-        }
+        Self { plan, hosts, cqs, ends, queues, dice, tells }
     }
 
     fn now(&self) -> u64 {
@@ -128,10 +75,9 @@ impl World {
     /// Takes all CQEs, and judges them.
     fn poll(&mut self) -> Verdict {
         let mut cqes = Vec::new();
-        for (guest, (_, cqn)) in self.objects.iter().enumerate() {
-            cqes.extend(
-                std::iter::from_fn(|| self.hosts.guests[guest].poll(*cqn)).map(|cqe| (guest, cqe)),
-            );
+        for (guest, cqn) in &self.cqs {
+            let polled = std::iter::from_fn(|| self.hosts.guests[*guest].poll(*cqn));
+            cqes.extend(polled.map(|cqe| (*guest, cqe)));
         }
         // What has arrived is known before the sender is judged.
         let is_receive = |(_, cqe): &(usize, virtio_rdma_cqe)| cqe.wr_id & IS_RECEIVE != 0;
@@ -202,10 +148,10 @@ impl World {
         cqe: &virtio_rdma_cqe,
     ) -> Verdict {
         let (own, other) = pair(&mut self.ends, end);
-        if own.plan.queue != queue {
+        if !own.plan.queues.contains(&queue) {
             return Err(format!("it takes a receive of queue {queue}"));
         }
-        let found = self.queues[queue].complete(&self.hosts.guests[own.plan.guest], index)?;
+        let found = self.queues[queue].complete(&self.hosts.guests[own.plan.guest], end, index)?;
         let number = own.received;
         own.received += 1;
         let status = u32::from(cqe.status);
@@ -215,6 +161,10 @@ impl World {
         }
         if own.is_flushed {
             return Err(format!("receive {index} ends with {status} after others were flushed"));
+        }
+        let named = other.model.taker(number).map(|work| own.plan.queues[work.queue]);
+        if named != Some(queue) {
+            return Err(format!("receive {index} of queue {queue} ends, not of {named:?}"));
         }
         if status != OK {
             return other.model.check_refused(number, status);
@@ -254,7 +204,8 @@ impl World {
                     || self.hosts.network.harm_since(since, &qps) >= retries
             }
             VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR => {
-                let queue = &self.queues[other.plan.queue];
+                let work = &own.model.posted[index].work;
+                let queue = &self.queues[other.plan.queues[work.queue]];
                 let since = if has_marks { 0 } else { self.now().saturating_sub(longest) };
                 let receive = own.model.receive_of(index);
                 own.plan.rnr_retry != 7
