@@ -10,21 +10,27 @@ impl Plan {
     /// Returns the schedule of this number.
     pub fn new(seed: u64) -> Self {
         let dice = &mut Dice::new(seed);
-        let guests = dice.pick(&[2, 2, 2, 3, 4, 5]);
-        let links = Links::new(guests, || faults(dice));
-        let connections = match guests {
+        let count = dice.pick(&[2, 2, 2, 3, 4, 5]);
+        let guests: Vec<_> = (0..count).map(|_| guest(dice)).collect();
+        let links = Links::new(count, || faults(dice));
+        let connections = match count {
             2 => dice.pick(&[1, 1, 1, 2, 3]),
-            _ => guests - 1 + dice.below(3) as usize,
+            _ => count - 1 + dice.below(3) as usize,
         };
         let mut ends = Vec::new();
         for _ in 0..connections {
-            let one = dice.below(guests as u64) as usize;
-            let other = (one + 1 + dice.below(guests as u64 - 1) as usize) % guests;
-            ends.extend(connection(dice, links.between(one, other), [one, other]));
+            let one = dice.below(count as u64) as usize;
+            let other = (one + 1 + dice.below(count as u64 - 1) as usize) % count;
+            ends.extend(connection(dice, links.between(one, other), &guests, [one, other]));
         }
-        let queues = queues(dice, guests, &mut ends);
+        let queues = queues(dice, &guests, &mut ends);
         Self { guests, links, ends, queues }
     }
+}
+
+/// Returns a guest.
+pub fn guest(dice: &mut Dice) -> GuestPlan {
+    GuestPlan { has_rings: !dice.happens(200) }
 }
 
 /// Returns what goes wrong in the network of a schedule.
@@ -47,13 +53,26 @@ pub fn faults(dice: &mut Dice) -> Faults {
 }
 
 /// Returns the two ends of a connection between two guests, which have no receives yet.
-fn connection(dice: &mut Dice, faults: &Faults, guests: [usize; 2]) -> [EndPlan; 2] {
+fn connection(
+    dice: &mut Dice,
+    faults: &Faults,
+    all: &[GuestPlan],
+    guests: [usize; 2],
+) -> [EndPlan; 2] {
     let path_mtu = 1 + dice.below(5) as u8;
     let pause = if dice.happens(500) { 1 } else { faults.latency * 3 };
-    let kinds =
-        if dice.happens(250) { [Kind::Initiator, Kind::Target] } else { [Kind::Rc, Kind::Rc] };
+    let have_rings = guests.iter().all(|guest| all[*guest].has_rings);
+    let is_xrc = have_rings && dice.happens(250);
+    let kinds = if is_xrc { [Kind::Initiator, Kind::Target] } else { [Kind::Rc, Kind::Rc] };
+    let often = how_often(dice, have_rings && !is_xrc);
     [0, 1].map(|side| {
-        let works = works(dice, kinds[side], 128 << path_mtu, pause);
+        let mut works = works(dice, &often, 128 << path_mtu, pause);
+        if kinds[side] == Kind::Target {
+            works.clear();
+        }
+        for (_, work) in &mut works {
+            work.is_inline &= all[guests[side]].has_rings;
+        }
         EndPlan { kind: kinds[side], works, ..end(dice, faults, guests[side], path_mtu) }
     })
 }
@@ -79,17 +98,13 @@ fn end(dice: &mut Dice, faults: &Faults, guest: usize, path_mtu: u8) -> EndPlan 
 }
 
 /// Returns what an end posts, each less than `pause` nanoseconds after the one before.
-fn works(dice: &mut Dice, kind: Kind, mtu: usize, pause: u64) -> Vec<(u64, Work)> {
-    if kind == Kind::Target {
-        return Vec::new();
-    }
+fn works(dice: &mut Dice, often: &[u64; 9], mtu: usize, pause: u64) -> Vec<(u64, Work)> {
     let most = if dice.happens(100) { 100 } else { 25 };
     let count = dice.below(most);
     let flaw_after = dice.happens(250).then(|| dice.below(count + 1));
-    let kinds = kinds(dice, kind);
     let draw = |number| {
         let pause = dice.below(pause);
-        let mut work = work(dice, mtu, &kinds);
+        let mut work = work(dice, mtu, often);
         if flaw_after == Some(number) {
             work.flaw = flaw(dice, work);
         }
@@ -99,20 +114,21 @@ fn works(dice: &mut Dice, kind: Kind, mtu: usize, pause: u64) -> Vec<(u64, Work)
     (0..count).map(draw).collect()
 }
 
-/// Returns how often each kind of operation is posted. XRC has no FLUSH and no ATOMIC WRITE.
-fn kinds(dice: &mut Dice, kind: Kind) -> [u64; 9] {
+/// Returns how often each kind of operation is posted. XRC and guests without rings have no FLUSH and no
+/// ATOMIC WRITE.
+fn how_often(dice: &mut Dice, has_all: bool) -> [u64; 9] {
     let favourite = dice.below(18);
-    let mut kinds =
+    let mut often =
         std::array::from_fn(|kind| if kind as u64 == favourite { 20 } else { 1 + dice.below(3) });
-    if kind == Kind::Initiator {
-        kinds[7..].fill(0);
+    if !has_all {
+        often[7..].fill(0);
     }
-    kinds
+    often
 }
 
-fn work(dice: &mut Dice, mtu: usize, kinds: &[u64; 9]) -> Work {
-    let mut at = dice.below(kinds.iter().sum());
-    let kind = kinds.iter().position(|share| {
+fn work(dice: &mut Dice, mtu: usize, often: &[u64; 9]) -> Work {
+    let mut at = dice.below(often.iter().sum());
+    let kind = often.iter().position(|share| {
         let is_it = at < *share;
         at = at.wrapping_sub(*share);
         is_it
@@ -179,9 +195,9 @@ fn flaw(dice: &mut Dice, work: Work) -> Option<Flaw> {
 }
 
 /// Gives the ends queues of receives, and returns these. All RC QPs of some guests have one SRQ.
-fn queues(dice: &mut Dice, guests: usize, ends: &mut [EndPlan]) -> Vec<QueuePlan> {
+fn queues(dice: &mut Dice, guests: &[GuestPlan], ends: &mut [EndPlan]) -> Vec<QueuePlan> {
     let mut queues = Vec::new();
-    for guest in 0..guests {
+    for (guest, plan) in guests.iter().enumerate() {
         let own = |kind| {
             let is_its = |end: &EndPlan| (end.guest, end.kind) == (guest, kind);
             (0..ends.len()).filter(|end| is_its(&ends[*end])).collect::<Vec<_>>()
@@ -189,7 +205,7 @@ fn queues(dice: &mut Dice, guests: usize, ends: &mut [EndPlan]) -> Vec<QueuePlan
         let (qps, targets) = (own(Kind::Rc), own(Kind::Target));
         let count = if targets.is_empty() { 0 } else { dice.pick(&[1, 2, 3]) };
         queues.extend(shared(dice, guest, Owner::XrcSrq, queues.len(), count, &targets, ends));
-        if dice.happens(300) {
+        if plan.has_rings && dice.happens(300) {
             queues.extend(shared(dice, guest, Owner::Srq, queues.len(), 1, &qps, ends));
             continue;
         }

@@ -47,13 +47,22 @@ pub struct End {
     pub progress: u64,
 }
 
+/// Returns the access rights of the areas and QPs of a guest.
+pub fn access(guest: &Guest) -> u32 {
+    if guest.rings {
+        ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL
+    } else {
+        ALL
+    }
+}
+
 impl End {
     /// Brings the QP to RTS, connected to that of another end.
     pub fn connect(&self, guest: &mut Guest, other: &Self) {
         let (plan, peer) = (&self.plan, &other.plan);
         let (sends, receives) = (plan.kind != Kind::Target, plan.kind != Kind::Initiator);
-        let access = ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
-        guest.make_init(self.qpn, if receives { access } else { 0 });
+        let access = if receives { access(guest) } else { 0 };
+        guest.make_init(self.qpn, access);
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
         (attr.path_mtu, attr.rq_psn, attr.dest_qp_num) = (plan.path_mtu, peer.psn, other.qpn);

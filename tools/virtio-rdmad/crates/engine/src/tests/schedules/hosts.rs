@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::network::{nanos, Links, Network, Port};
+use super::plan::GuestPlan;
 use crate::tests::driver::*;
 use crate::{Clock, Fabric, FabricConfig, Limits, Next};
 
@@ -23,8 +24,16 @@ pub struct Hosts {
 const MEMORY: u64 = 4 << 20;
 
 fn setup() -> Setup {
-    let limits =
-        Limits { ring_wr: 32, max_rd_atomic: 16, ring_qp: 8, max_pd: 8, max_srq: 4, ..limits() };
+    let limits = Limits {
+        max_qp: 8,
+        max_cq: 8,
+        ring_qp: 8,
+        ring_wr: 32,
+        max_srq: 4,
+        max_pd: 8,
+        max_rd_atomic: 16,
+        ..limits()
+    };
     Setup {
         limits,
         memory: DATA + MEMORY,
@@ -39,11 +48,11 @@ fn setup() -> Setup {
 }
 
 impl Hosts {
-    /// Makes so many hosts.
-    pub fn new(seed: u64, count: usize, links: &Links, tells: bool) -> Self {
+    /// Makes a host for each of these guests.
+    pub fn new(seed: u64, plans: &[GuestPlan], links: &Links, tells: bool) -> Self {
         let clock = TestClock::new();
         let network = Network::new(&clock, links, seed ^ 0x6e65_7477, tells);
-        let fabrics: Vec<_> = (0..count)
+        let fabrics: Vec<_> = (0..plans.len())
             .map(|host| {
                 let uplink = Arc::new(Port { network: Arc::clone(&network), host });
                 let clock = Arc::clone(&clock) as Arc<dyn Clock>;
@@ -51,12 +60,17 @@ impl Hosts {
             })
             .collect();
         let mut guests = Vec::new();
-        with_rings(|| {
-            for (number, fabric) in (1..).zip(&fabrics) {
+        for (number, (fabric, plan)) in (1..).zip(fabrics.iter().zip(plans)) {
+            let mut make = || {
                 guests.push(Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup()));
+            };
+            if plan.has_rings {
+                with_rings(make);
+            } else {
+                make();
             }
-        });
-        let free = vec![DATA; count];
+        }
+        let free = vec![DATA; plans.len()];
         Self { clock, network, fabrics, guests, free }
     }
 

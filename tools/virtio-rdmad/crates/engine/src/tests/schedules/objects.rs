@@ -15,6 +15,13 @@ use crate::tests::driver::*;
 #[derive(Clone, Copy)]
 struct Common {
     pdn: u32,
+    /// What a guest with rings has.
+    shared: Option<Shared>,
+}
+
+/// What QPs share with rings.
+#[derive(Clone, Copy)]
+struct Shared {
     cqn: u32,
     xrcdn: u32,
 }
@@ -40,15 +47,18 @@ pub struct Objects {
 impl Objects {
     /// Makes the objects that a plan names, and connects its QPs.
     pub fn new(plan: &Plan, hosts: &mut Hosts) -> Self {
-        let guests = hosts.guests.iter_mut();
-        let common: Vec<_> = guests
-            .map(|guest| Common {
-                pdn: guest.create_pd(),
-                cqn: guest.create_cq(256),
-                xrcdn: guest.alloc_xrcd().unwrap(),
-            })
-            .collect();
-        let cqs = common.iter().map(|common| common.cqn).enumerate().collect();
+        let mut cqs = Vec::new();
+        let guests = hosts.guests.iter_mut().enumerate();
+        let common = guests.map(|(number, guest)| {
+            let shared = guest.rings.then(|| {
+                let shared =
+                    Shared { cqn: guest.create_cq(256), xrcdn: guest.alloc_xrcd().unwrap() };
+                cqs.push((number, shared.cqn));
+                shared
+            });
+            Common { pdn: guest.create_pd(), shared }
+        });
+        let common = common.collect();
         let (srqs, ends, queues) = (Vec::new(), Vec::new(), Vec::new());
         let mut objects = Self { common, srqs, cqs, ends, queues };
         for queue in &plan.queues {
@@ -69,24 +79,30 @@ impl Objects {
     /// Makes an SRQ, which has a PD of its own, if a queue is one.
     fn make_srq(&mut self, hosts: &mut Hosts, plan: &QueuePlan) {
         let guest = &mut hosts.guests[plan.guest];
-        let Common { cqn, xrcdn, .. } = self.common[plan.guest];
+        let common = self.common[plan.guest];
+        let srqn = |guest: &mut Guest, pdn| match (plan.owner, common.shared) {
+            (Owner::XrcSrq, Some(Shared { cqn, xrcdn })) => {
+                guest.create_xrc_srq(pdn, xrcdn, cqn).unwrap()
+            }
+            _ => guest.create_srq(pdn),
+        };
         self.srqs.push((plan.owner != Owner::Qp).then(|| {
             let pdn = guest.create_pd();
-            let srqn = match plan.owner {
-                Owner::XrcSrq => guest.create_xrc_srq(pdn, xrcdn, cqn).unwrap(),
-                _ => guest.create_srq(pdn),
-            };
-            Srq { srqn, pdn }
+            Srq { srqn: srqn(guest, pdn), pdn }
         }));
     }
 
     fn make_end(&mut self, hosts: &mut Hosts, number: usize, mut plan: EndPlan) {
-        let Common { pdn, cqn, xrcdn } = self.common[plan.guest];
+        let Common { pdn, shared } = self.common[plan.guest];
         let memory = hosts.allocate(plan.guest, end::MEMORY);
         let guest = &mut hosts.guests[plan.guest];
         // Each direction begins with the same bytes at both ends.
         let bytes = fresh_area(number as u64 / 2);
         guest.memory.write(memory, &bytes).unwrap();
+        let cqn = shared.map_or_else(|| guest.create_cq(RING), |shared| shared.cqn);
+        if shared.is_none() {
+            self.cqs.push((plan.guest, cqn));
+        }
         let srqs: Vec<_> = plan.queues.iter().filter_map(|queue| self.srqs[*queue]).collect();
         let (qpn, pds) = match (plan.kind, srqs.first()) {
             (Kind::Rc, None) => (guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC), vec![pdn]),
@@ -97,10 +113,10 @@ impl Objects {
             (Kind::Initiator, _) => (guest.create_xrc_ini(pdn, cqn).unwrap(), Vec::new()),
             (Kind::Target, _) => {
                 let pds = srqs.iter().map(|srq| srq.pdn).collect();
-                (guest.create_xrc_tgt(xrcdn).unwrap(), pds)
+                (guest.create_xrc_tgt(shared.unwrap().xrcdn).unwrap(), pds)
             }
         };
-        let access = ALL | VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
+        let access = end::access(guest);
         let area = |pdn| guest.reg_mr(pdn, memory, AREA as u64, access).rkey;
         let area_keys = pds.into_iter().map(area).collect();
         let is_target = plan.kind == Kind::Target;

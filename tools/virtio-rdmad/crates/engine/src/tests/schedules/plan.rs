@@ -111,6 +111,14 @@ pub struct Place {
     pub has_key: bool,
 }
 
+/// A guest.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestPlan {
+    /// Whether its driver knows VIRTIO_RDMA_F_RINGS. Without, it has virtqueues, and none of the following:
+    /// SRQs, XRC, FLUSH, ATOMIC WRITE and inline data.
+    pub has_rings: bool,
+}
+
 /// What kind of QP an end has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -169,7 +177,7 @@ pub struct QueuePlan {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The guests, each on a host of its own.
-    pub guests: usize,
+    pub guests: Vec<GuestPlan>,
     pub links: Links,
     /// The ends of connections: that of number `n` is the peer of [`peer`]`(n)`.
     pub ends: Vec<EndPlan>,

@@ -10,7 +10,7 @@
 use abi::*;
 
 use super::dice::Dice;
-use super::draw::faults;
+use super::draw::{faults, guest};
 use super::hosts::Hosts;
 use super::model::Verdict;
 use super::network::{Faults, Links};
@@ -72,11 +72,12 @@ pub fn run(seed: u64, is_datagrams: bool, tells: bool) -> Verdict {
             Message { data: dice.bytes(len), is_write, time }
         })
         .collect::<Vec<_>>();
-    let mut hosts = Hosts::new(seed, 2, &Links::new(2, || faults.clone()), tells);
+    let guests = [guest(dice), guest(dice)];
+    let mut hosts = Hosts::new(seed, &guests, &Links::new(2, || faults.clone()), tells);
     let kind = if is_datagrams { VIRTIO_RDMA_QPT_UD } else { VIRTIO_RDMA_QPT_UC };
     let ends = [0, 1].map(|side| {
         let guest = &mut hosts.guests[side];
-        let (pdn, cqn) = (guest.create_pd(), guest.create_cq(256));
+        let (pdn, cqn) = (guest.create_pd(), guest.create_cq(RING));
         let mr = guest.reg_mr(pdn, DATA, MEMORY, ALL);
         End { pdn, cqn, qpn: guest.create_qp(pdn, cqn, kind), key: mr.lkey, mrn: mr.mrn }
     });

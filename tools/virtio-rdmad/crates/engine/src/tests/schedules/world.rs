@@ -30,7 +30,7 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64, plan: Plan, tells: bool) -> Self {
-        let mut hosts = Hosts::new(seed, plan.guests, &plan.links, tells);
+        let mut hosts = Hosts::new(seed, &plan.guests, &plan.links, tells);
         let Objects { cqs, ends, queues, .. } = Objects::new(&plan, &mut hosts);
         let dice = Dice::new(seed ^ 0x776f_726c);
         Self { plan, hosts, cqs, ends, queues, dice, tells }
