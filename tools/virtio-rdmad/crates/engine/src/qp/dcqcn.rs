@@ -64,7 +64,7 @@ const ONE: u32 = 1 << 20;
 const LATENESS: Duration = Duration::from_micros(50);
 
 /// The time without a packet after which nothing is known of the network any more.
-const IDLE: Duration = Duration::from_millis(100);
+pub(crate) const IDLE: Duration = Duration::from_millis(100);
 
 /// The time between two CNPs for one flow, at least (the parameter N of the notification point).
 const CNP_INTERVAL: Duration = Duration::from_micros(50);

@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use super::dcqcn::{Dcqcn, Notifier};
+use super::dcqcn::{Dcqcn, Notifier, IDLE};
 use crate::base::rate_limit::RateLimit;
 use crate::base::sync::lock;
 
@@ -17,6 +17,8 @@ pub(crate) struct Flow {
     rate: Option<Box<Dcqcn>>,
     /// When the limit of the guest lets its next packet pass, if it was asked.
     turn: Option<Instant>,
+    /// When its last packet was sent.
+    sent_at: Option<Instant>,
     /// Whether its peer is told of packets that come marked.
     pub notifier: Notifier,
 }
@@ -28,6 +30,16 @@ impl Flow {
             Some(rate) => rate.cut(now),
             None => self.rate = Some(Box::new(Dcqcn::new(now, line_rate))),
         }
+    }
+
+    /// Returns whether a CNP has cut its rate, which has not come back.
+    pub fn is_cut(&self) -> bool {
+        self.rate.is_some()
+    }
+
+    /// Returns whether it has sent nothing for so long that nothing is known of the network any more.
+    pub fn is_idle(&self, now: Instant) -> bool {
+        self.sent_at.is_none_or(|sent| now.saturating_duration_since(sent) >= IDLE)
     }
 
     /// Returns until when a packet of so many bytes has to wait; `None` if it may be sent now.
@@ -52,6 +64,7 @@ impl Flow {
     /// Notes that the packet was sent that need not wait.
     pub fn sent(&mut self, now: Instant, bytes: u64) {
         self.turn = None;
+        self.sent_at = Some(now);
         if let Some(rate) = &mut self.rate {
             rate.sent(now, bytes);
         }

@@ -3,14 +3,16 @@
 //! Incast in virtual time: many flows with [`Dcqcn`] to one receiver, over a bottleneck that marks packets
 //! as its queue grows.
 //!
-//! All flows begin within a millisecond, each with a whole window at the rate of the line. No rate helps
-//! against that, as no CNP comes in time: for 1,000 flows the bottleneck has to hold 270 MB for 60 ms, or
-//! to stop the senders by PFC. Flows are judged once that is over and they have found their rates.
+//! All flows begin within a millisecond, each with its initial window at the rate of the line. No rate helps
+//! against that, as no CNP comes in time: for 1,000 flows the bottleneck has to hold 71 MB for 15 ms, or to stop
+//! the senders by PFC; it would be 267 MB if all flows began with 64 packets. Flows are judged once that is over
+//! and they have found their rates.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::cwnd::{Cwnd, INITIAL};
 use super::dcqcn::{Dcqcn, Notifier};
 use crate::base::rate_limit::time_of;
 
@@ -18,9 +20,9 @@ use crate::base::rate_limit::time_of;
 const LINE: u64 = 5_000_000_000;
 /// The bytes on the wire of a packet with a payload of 4096 bytes.
 const PACKET: u64 = 4096 + 82;
-/// Packets that a flow sends before the first of them is acknowledged: as many bytes as the requester's
-/// window has with packets of 1024 bytes.
-const WINDOW: usize = 64;
+/// Packets that a flow has under way at most: as many bytes as the requester's window has with packets of 1024
+/// bytes.
+const WINDOW: u32 = 64;
 /// How long a packet and its answer are under way apart from the queue.
 const DELAY: Duration = Duration::from_micros(8);
 /// All flows begin within this time.
@@ -56,6 +58,7 @@ impl Marking {
 /// A sender, and what its receiver remembers of it.
 struct Flow {
     rate: Option<Dcqcn>,
+    cwnd: Cwnd,
     notifier: Notifier,
     /// When the acknowledgements of its packets arrive.
     acks: VecDeque<Instant>,
@@ -80,6 +83,8 @@ struct Report {
     throughput: u128,
     /// The longest queue that a packet found, in bytes.
     longest: u64,
+    /// The longest queue that a packet found before and while flows were judged, in bytes.
+    peak: u64,
     /// The thousandths of the packets that found a queue shorter than the marking's `max`.
     below_max: u64,
 }
@@ -95,13 +100,19 @@ struct Simulation {
     packets: u64,
     packets_below_max: u64,
     longest: u64,
+    peak: u64,
 }
 
 impl Simulation {
     fn new(seed: u64, flows: usize, marking: Marking, settling: Duration) -> Self {
         let start = Instant::now();
-        let flow =
-            || Flow { rate: None, notifier: Notifier::default(), acks: VecDeque::new(), bytes: 0 };
+        let flow = || Flow {
+            rate: None,
+            cwnd: Cwnd::default(),
+            notifier: Notifier::default(),
+            acks: VecDeque::new(),
+            bytes: 0,
+        };
         let mut simulation = Self {
             random: seed,
             marking,
@@ -112,6 +123,7 @@ impl Simulation {
             packets: 0,
             packets_below_max: 0,
             longest: 0,
+            peak: 0,
         };
         for at in 0..flows {
             let begin = start + Duration::from_nanos(simulation.random() % BEGIN);
@@ -157,9 +169,10 @@ impl Simulation {
             return next;
         }
         while flow.acks.front().is_some_and(|ack| *ack <= now) {
+            flow.cwnd.acknowledge(1, flow.acks.len() as u32, flow.rate.is_some());
             flow.acks.pop_front();
         }
-        if flow.acks.len() == WINDOW {
+        if flow.acks.len() >= flow.cwnd.packets().min(WINDOW) as usize {
             return flow.acks[0];
         }
         let out_at = self.pass_bottleneck(now, at);
@@ -182,6 +195,7 @@ impl Simulation {
         if is_marked && flow.notifier.marked(out_at) {
             self.events.push(Reverse((out_at + DELAY, at, Event::Cnp)));
         }
+        self.peak = self.peak.max(queue);
         if now >= self.judged_from {
             flow.bytes += PACKET;
             self.packets += 1;
@@ -200,6 +214,7 @@ impl Simulation {
                 / self.flows.len() as u128,
             throughput: sum * 1000 / possible,
             longest: self.longest,
+            peak: self.peak,
             below_max: self.packets_below_max * 1000 / self.packets.max(1),
         }
     }
@@ -209,12 +224,14 @@ impl Simulation {
 fn share(seed: u64, flows: usize, marking: Marking) -> Report {
     let simulation = Simulation::new(seed, flows, marking, Duration::from_millis(200));
     let report = simulation.run(Duration::from_millis(100));
-    let Report { fairness, throughput, longest, below_max } = report;
+    let Report { fairness, throughput, longest, peak, below_max } = report;
     let case = format!(
         "seed {seed}, {flows} flows: fairness {fairness}, throughput {throughput}, queue up to {longest}, \
-         {below_max} below"
+         {below_max} below, up to {peak} at first"
     );
     println!("{case}");
+    let all = flows as u64 * u64::from(INITIAL) * PACKET;
+    assert!(flows < 10 || peak <= all * 11 / 10, "{case}: more than the initial windows, {all}");
     assert!(fairness >= 950 && throughput >= 900, "{case}");
     report
 }

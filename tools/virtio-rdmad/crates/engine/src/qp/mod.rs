@@ -3,6 +3,7 @@
 //! Queue pairs: states, attributes and the two halves.
 
 pub(crate) mod config;
+pub(crate) mod cwnd;
 pub(crate) mod dcqcn;
 pub(crate) mod expected;
 pub(crate) mod flow;

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use roce::{Psn, SackEth};
 
+use super::cwnd::Cwnd;
 use super::flow::Flow;
 use super::gaps::Gaps;
 use super::probe::Probe;
@@ -34,8 +35,9 @@ pub(crate) const MOST_PACKETS_OF_MESSAGE: u32 = (1 << 23) - 1;
 /// Packets of the messages in the window, if there are several.
 const MOST_PACKETS: u32 = 1 << 22;
 
-/// Packets of SENDs and WRITEs that are sent before one of them is acknowledged.
-const MOST_IN_FLIGHT: u32 = 256;
+/// A packet whose PSN is a multiple of this asks for an acknowledgement, so that it comes while packets behind it
+/// may be sent.
+const ACK_EVERY: u32 = 64;
 
 /// Packets of responses that are to come when another response is asked for. The peer sends all packets
 /// of a response at once, and what does not fit into an inbox is lost.
@@ -110,8 +112,8 @@ pub(crate) struct Due<'a, T> {
     pub count: u32,
     /// Its PSN.
     pub psn: Psn,
-    /// Whether nothing else may follow before an acknowledgement.
-    pub is_last: bool,
+    /// Whether it asks for an acknowledgement.
+    pub asks: bool,
     /// Whether it was sent before, or asks for a part of a response that was asked for before.
     pub is_again: bool,
 }
@@ -164,6 +166,8 @@ pub(crate) struct Window<T> {
     pub pause: Option<Instant>,
     /// The rate of its packets.
     pub flow: Flow,
+    /// How many of them may be under way.
+    cwnd: Cwnd,
     /// Until when nothing is sent, as the rate allows no more.
     pub hold: Option<Instant>,
 }
@@ -192,6 +196,7 @@ impl<T> Window<T> {
             probe: Probe::default(),
             pause: None,
             flow: Flow::default(),
+            cwnd: Cwnd::default(),
             hold: None,
         }
     }
@@ -251,13 +256,13 @@ impl<T> Window<T> {
             let Sent { what, first, .. } = self.sent.get(at)?;
             let (index, count) = (gap.start, gap.end - gap.start);
             let psn = first.plus(index);
-            return Some(Due { what, index, count, psn, is_last: true, is_again: true });
+            return Some(Due { what, index, count, psn, asks: true, is_again: true });
         }
         if let Some((at, psn)) = self.missing() {
             let Sent { what, first, packets, .. } = self.sent.get(at)?;
             let index = psn.distance_from(*first).unsigned_abs();
             let count = packets - index;
-            return Some(Due { what, index, count, psn, is_last: true, is_again: true });
+            return Some(Due { what, index, count, psn, asks: true, is_again: true });
         }
         let at = self.at_cursor();
         let sent = self.sent.get(at)?;
@@ -266,7 +271,7 @@ impl<T> Window<T> {
         if sent.kind.is_fenced && index == 0 && before.clone().any(Sent::awaits_response) {
             return None;
         }
-        let (is_last, may_go) = if sent.kind.is_answered {
+        let (asks, may_go) = if sent.kind.is_answered {
             // The peer keeps the answers of its last requests. So one that came counts while an earlier one is missing,
             // which may have to be asked for once more.
             let responses = before
@@ -275,16 +280,15 @@ impl<T> Window<T> {
             let is_few = responses.clone().map(Sent::to_come).sum::<u32>() < MOST_TO_COME;
             (true, is_few && responses.count() < usize::from(most_responses))
         } else {
-            let in_flight = self.in_flight();
-            (
-                index + 1 == sent.packets || in_flight + 1 == MOST_IN_FLIGHT,
-                in_flight < MOST_IN_FLIGHT,
-            )
+            let (in_flight, cwnd) = (self.in_flight(), self.cwnd.packets());
+            let is_last = index + 1 == sent.packets || in_flight + 1 == cwnd;
+            let asks = is_last || self.cursor.get().is_multiple_of(ACK_EVERY);
+            (asks, in_flight < cwnd)
         };
         let count = sent.packets - index;
         let (what, psn) = (&sent.what, self.cursor);
         let is_again = psn.is_before(self.top);
-        may_go.then_some(Due { what, index, count, psn, is_last, is_again })
+        may_go.then_some(Due { what, index, count, psn, asks, is_again })
     }
 
     /// Returns the gap that is asked for next: the place of its message, and its packets.
@@ -334,6 +338,11 @@ impl<T> Window<T> {
     /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
     fn at_cursor(&self) -> usize {
         self.sent.partition_point(|sent| sent.end().distance_from(self.cursor) <= 0)
+    }
+
+    /// Forgets how many packets may be under way: what is known of the network is too old.
+    pub fn restart(&mut self) {
+        self.cwnd = Cwnd::default();
     }
 
     /// Returns how many packets of SENDs and WRITEs were sent and are not acknowledged.
@@ -402,7 +411,10 @@ impl<T> Window<T> {
             _ => psn.plus(1),
         };
         if done.is_after(self.done) {
+            let in_flight = self.in_flight();
             self.done = done;
+            let acknowledged = in_flight.saturating_sub(self.in_flight());
+            self.cwnd.acknowledge(acknowledged, in_flight, self.flow.is_cut());
             self.resent_to = later(self.resent_to, done);
             self.resent_at = later(self.resent_at, done);
             self.probed_to = later(self.probed_to, done);
@@ -568,6 +580,33 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    /// Sends what is due, of one message of 4,096 packets. Returns how many packets were sent, and how many of them
+    /// ask for an acknowledgement.
+    fn sends(window: &mut Window<()>) -> (u32, u32) {
+        let (mut sent, mut asked) = (0, 0);
+        while let Some(due) = window.due(1) {
+            asked += u32::from(due.asks);
+            sent += 1;
+            window.advance();
+        }
+        (sent, asked)
+    }
+
+    #[test]
+    fn a_window_begins_with_a_few_packets() {
+        let mut window = Window::new(Psn::new(0xff_fff1));
+        window.push((), 4096, Kind::default());
+        assert_eq!(sends(&mut window), (16, 1), "the last one asks");
+        window.acknowledge(Psn::new(0xff_fff1).plus(15));
+        assert_eq!(sends(&mut window), (32, 1));
+        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32));
+        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32));
+        assert_eq!(sends(&mut window), (64, 2), "the one of PSN 64 asks, too");
+        window.restart();
+        window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32 + 64));
+        assert_eq!(sends(&mut window).0, 16 + 64);
     }
 
     #[test]

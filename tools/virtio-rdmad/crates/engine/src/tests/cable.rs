@@ -6,10 +6,12 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use roce::{Segments, Split};
 
-use crate::{Fabric, FabricConfig, Uplink};
+use super::driver::TestClock;
+use crate::{Clock, Fabric, FabricConfig, Uplink};
 
 /// How often things go wrong, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,10 +30,22 @@ pub struct Faults {
     pub foreign: bool,
 }
 
+/// A frame that is under way.
+struct Frame {
+    /// The number of the fabric that it goes to.
+    to: usize,
+    bytes: Vec<u8>,
+    /// The bytes of the segments of a train.
+    segment: u16,
+    /// When it arrives, if not at once.
+    at: Option<Instant>,
+}
+
 /// What is under way, and what decides what becomes of it.
 pub struct Cable {
-    /// Frames, with the number of the fabric that they go to, and the bytes of the segments of trains.
-    frames: Mutex<VecDeque<(usize, Vec<u8>, u16)>>,
+    frames: Mutex<VecDeque<Frame>>,
+    /// How long a frame is under way, by this clock.
+    delay: Mutex<Option<(Duration, Arc<TestClock>)>>,
     fabrics: Mutex<Vec<Arc<Fabric>>>,
     faults: Faults,
     random: Mutex<u64>,
@@ -60,6 +74,7 @@ thread_local! {
 pub fn over_a_cable(seed: u64, faults: Faults, test: impl FnOnce()) -> Arc<Cable> {
     let cable = Arc::new(Cable {
         frames: Mutex::default(),
+        delay: Mutex::default(),
         fabrics: Mutex::default(),
         faults,
         random: Mutex::new(seed),
@@ -107,7 +122,8 @@ impl Cable {
     fn take(&self, to: usize, Segments { frame, segment, .. }: Segments<'_>) {
         let is_whole = self.faults == Faults::default();
         if is_whole {
-            self.frames.lock().unwrap().push_back((to, frame.to_vec(), segment));
+            let frame = self.frame(to, frame, segment);
+            self.frames.lock().unwrap().push_back(frame);
         }
         let mut split = Split::new(frame, segment);
         while let Some(range) = split.next(frame) {
@@ -140,13 +156,14 @@ impl Cable {
             } else {
                 frames.len()
             };
-            frames.insert(at, (to, frame.clone(), 0));
+            frames.insert(at, self.frame(to, &frame, 0));
         }
     }
 
     /// Puts a frame on the way to a fabric as it is, that of the first guest of a pair or of the second.
     pub fn inject(&self, to: usize, frame: &[u8]) {
-        self.frames.lock().unwrap().push_back((to, frame.to_vec(), 0));
+        let frame = self.frame(to, frame, 0);
+        self.frames.lock().unwrap().push_back(frame);
     }
 
     /// Returns the fabric at an end.
@@ -186,14 +203,34 @@ impl Cable {
         self.frames.lock().unwrap().clear();
     }
 
-    /// Brings what is under way to the other ends; whether there was anything.
+    /// Brings what is under way to the other ends, if its time has come; whether there was anything.
     pub fn deliver(&self) -> bool {
-        let frames = std::mem::take(&mut *self.frames.lock().unwrap());
+        let now = self.delay.lock().unwrap().as_ref().map(|(_, clock)| clock.now());
+        let arrives = |frame: &Frame| now.is_none_or(|now| frame.at.is_none_or(|at| at <= now));
         let fabrics = self.fabrics.lock().unwrap().clone();
-        for (to, frame, segment) in &frames {
-            fabrics[*to].receive(frame, *segment);
+        let mut count = 0;
+        loop {
+            let next = self.frames.lock().unwrap().pop_front_if(|frame| arrives(frame));
+            let Some(Frame { to, bytes, segment, .. }) = next else { break count != 0 };
+            fabrics[to].receive(&bytes, segment);
+            count += 1;
         }
-        !frames.is_empty()
+    }
+
+    /// Has each frame take so long from now on.
+    pub fn set_delay(&self, delay: Duration, clock: &Arc<TestClock>) {
+        *self.delay.lock().unwrap() = Some((delay, Arc::clone(clock)));
+    }
+
+    /// Returns when the next frame arrives.
+    pub fn next(&self) -> Option<Instant> {
+        self.frames.lock().unwrap().front().and_then(|frame| frame.at)
+    }
+
+    /// Returns a frame that is sent now.
+    fn frame(&self, to: usize, frame: &[u8], segment: u16) -> Frame {
+        let at = self.delay.lock().unwrap().as_ref().map(|(delay, clock)| clock.now() + *delay);
+        Frame { to, bytes: frame.to_vec(), segment, at }
     }
 }
 

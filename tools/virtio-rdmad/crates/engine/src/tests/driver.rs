@@ -1195,7 +1195,8 @@ pub fn settle(guests: &[&Guest]) -> Option<Instant> {
                 Next::At(time) => Some(*time),
                 _ => None,
             });
-            return times.min();
+            let arrival = cable().and_then(|cable| cable.next());
+            return times.chain(arrival).min();
         }
     }
     panic!("the guests never rest");

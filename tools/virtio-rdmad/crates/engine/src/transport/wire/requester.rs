@@ -141,6 +141,9 @@ impl Sender<'_> {
         let (service, mtu) = (service(self.config.wq.kind), mtu_bytes(attr.path_mtu));
         let mut flow = std::mem::take(&mut window.flow);
         window.hold = None;
+        if flow.is_idle(now) {
+            window.restart();
+        }
         let (mut failure, mut is_left) = (None, false);
         while let Some(due) = window.due(attr.max_rd_atomic) {
             if round.budget.is_over() {
@@ -171,9 +174,9 @@ impl Sender<'_> {
                 break;
             }
             let mut headers = path.headers(opcode, due.psn, extended);
-            headers.bth.ack_request = due.is_last;
+            headers.bth.ack_request = due.asks;
             headers.bth.selective = true;
-            let (psn, is_last, is_again) = (due.psn, due.is_last, due.is_again);
+            let (psn, asks, is_again) = (due.psn, due.asks, due.is_again);
             headers.bth.solicited_event =
                 request.solicited && matches!(position, Position::Last | Position::Only);
             round.budget.spend(len);
@@ -186,7 +189,7 @@ impl Sender<'_> {
             }
             if is_again {
                 hca.stats.add(Counter::PacketsResent, 1);
-            } else if is_last {
+            } else if asks {
                 window.probe.sent(psn, now);
             }
             window.advance();
