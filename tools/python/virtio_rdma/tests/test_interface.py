@@ -6,7 +6,8 @@ import pytest
 from virtio_rdma.guests.interfaces import Interfaces
 from virtio_rdma.tests.test_tunnel import Tunnel
 
-LOST = ("tx_lost", "tx_too_long", "rx_lost", "rx_error", "rx_unclaimed")
+# What comes for a group without members is nobody's (rx_unclaimed).
+LOST = ("tx_lost", "tx_too_long", "rx_lost", "rx_error")
 
 
 @pytest.mark.network("packet sockets", guests=2, workers=2, kind=Interfaces)
@@ -14,7 +15,7 @@ class TestInterface(Tunnel):
     """What runs over a tunnel runs here too. The device's process has CAP_NET_RAW when it starts, and nothing else."""
 
     def test_counters(self, network, results):  # pylint: disable=unused-argument
-        """Everything went through the sockets, most of it as trains, and nothing was lost."""
+        """Everything went through the sockets, and nothing was lost."""
         for counters in network.uplink_status().values():
             assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
-            assert not any(counters[name] for name in LOST), counters
+            assert not {name: counters[name] for name in LOST if counters[name]}

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """The device's tunnel and switch beside the kernel's vxlan device, which is the other end of the tunnel. This test is
-the VMM of the only guest's network interface; no guest runs."""
+the VMM of the only guest's network interface; no guest runs. The device's process belongs to a user without rights."""
 
 import os
+import pathlib
+import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 
 import pytest
 from scapy.layers.inet import ICMP, IP
@@ -18,6 +21,10 @@ MAC = "52:54:00:12:34:01"
 # The addresses of the tunnel's ends, ours first, and of the stations in its network.
 ENDS = {"IPv4": ("192.0.2.1", "192.0.2.2", 24), "IPv6": ("fd00:2::1", "fd00:2::2", 64)}
 GUEST, KERNEL = "198.51.100.1", "198.51.100.2"
+# The user that the device's process belongs to from its start: nobody. It has no capability, and can get none.
+USER = 65534
+UNPRIVILEGED = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs",
+                "--inh-caps=-all", "--bounding-set=-all", "--pdeathsig=TERM"]
 # The bound on an answer that does not come, in seconds.
 LIMIT_SECONDS = 60
 
@@ -55,17 +62,27 @@ def ends(request):
 
 
 @pytest.fixture
-def interface(ends, tmp_path):
+def place():
+    """A directory of the user, with the program in it: the user may not be able to reach those of the checkout."""
+    with tempfile.TemporaryDirectory(prefix="vxlan.", dir="/tmp") as name:
+        shutil.copy(os.path.join(BUILD, "virtio-rdmad"), name)
+        os.chown(name, USER, USER)
+        yield pathlib.Path(name)
+
+
+@pytest.fixture
+def interface(ends, place):
     """The connection to the socket of a guest's network interface."""
     local, remote = ends
-    path = tmp_path / "nic"
-    command = [os.path.join(BUILD, "virtio-rdmad"),
-               "--guest", f"name=g,mac={MAC},vfio-user={tmp_path / 'g'},nic={path}",
+    path = place / "nic"
+    command = [*UNPRIVILEGED, place / "virtio-rdmad",
+               "--guest", f"name=g,mac={MAC},vfio-user={place / 'g'},nic={path}",
                "--uplink", f"vxlan=42,local={local},remote={remote}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=die_with_parent) as daemon:
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as daemon:
         try:
             assert daemon.stderr
             assert any(b"ready" in line for line in daemon.stderr), "virtio-rdmad does not start"
+            assert os.stat(f"/proc/{daemon.pid}").st_uid == USER
             with socket.socket(socket.AF_UNIX) as stream:
                 stream.settimeout(LIMIT_SECONDS)
                 stream.connect(str(path))
