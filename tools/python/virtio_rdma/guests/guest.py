@@ -115,6 +115,7 @@ class Guest:
                 if log.PANIC.search(line.decode("latin-1")):
                     self.panicked = True
                     threading.Timer(1, self.process.kill).start()  # after its report
+            file.write(f"the guest's process ends with status {self.process.wait()}\n".encode())
 
     def wait_ready(self, boots):
         """Waits until the agent has started for the boots-th time."""

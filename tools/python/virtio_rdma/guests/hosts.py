@@ -7,7 +7,6 @@ import subprocess
 
 from virtio_rdma.common import TOP
 from virtio_rdma.guests.network import UNPRIVILEGED, Network
-from virtio_rdma.guests.uml import UmlGuest
 
 # What administrators set an uplink up with.
 UPLINK = os.path.join(TOP, "tools", "virtio-rdmad", "examples", "uplink")
@@ -81,55 +80,3 @@ class Hosts(Uplinked):
     @property
     def redirected(self):
         return tuple(guest.number for guest in self.of_device())
-
-
-class TwoPortGuest(UmlGuest):
-    """A guest that has the network interface and the RDMA device of a second guest besides its own, as eth1."""
-
-    def prepare_network(self):
-        super().prepare_network()
-        self.network.second.prepare_network()
-
-    def command(self, channel):
-        second = self.network.second
-        return super().command(channel) + [
-            f"vec1:transport=raw,ifname={second.name},depth=64,gro=1,mtu={second.options.mtu},mac={second.mac}",
-            f"virtio_uml.device={second.rdma_socket}:42",
-        ]
-
-
-class TwoPorts(Hosts):
-    """One guest with two RDMA devices, each in a network of its own: what it sends from one to the other goes over the
-    wire. `second` stands for the guest that has the second device, and is never started."""
-
-    guest_kind = TwoPortGuest
-
-    def __init__(self, options):
-        super().__init__(options)
-        self.second = UmlGuest(self, len(self.guests) + 1)
-
-    def of_device(self):
-        return [*super().of_device(), self.second]
-
-    def boot(self, links=True):
-        super().boot(links=False)
-        (guest,) = self.guests
-        guest.check(f"ip link set vec1 name eth1 && ip link set eth1 mtu {self.options.mtu} up && "
-                    f"ip addr add {self.second.address}/24 dev eth1")
-        # What goes from one address of a machine to another of its own never leaves it, and needs no MAC address.
-        for here, there, interface in ((guest, self.second, "eth0"), (self.second, guest, "eth1")):
-            guest.check(f"ip route del table local local {here.address} && "
-                        f"ip neigh replace {there.address} lladdr {there.mac} dev {interface} nud permanent")
-        if links:
-            self.rdma_up(guest, self.options.rdma)
-            for each in self.of_device():
-                each.link = self.link_of(guest, each.address)
-
-    @staticmethod
-    def link_of(guest, address):
-        """Waits until a device of a guest has the GID of an address; returns the name of the device and the index."""
-        gid = "0000:0000:0000:0000:0000:ffff:0a00:{:02x}{:02x}".format(*map(int, address.split(".")[2:]))
-        text = guest.check("cd /sys/class/infiniband && "
-                           f"until grep -lx {gid} */ports/1/gids/*; do sleep 0.05; done", timeout=60)
-        device, _, _, _, index = text.split()[0].split("/")
-        return device, int(index)

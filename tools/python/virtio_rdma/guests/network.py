@@ -16,7 +16,6 @@ from virtio_rdma.guests.guest import Guest
 from virtio_rdma.guests.qemu import QemuGuest
 from virtio_rdma.guests.uml import UmlGuest
 
-
 # What runs a program without capabilities, which root has otherwise.
 UNPRIVILEGED = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
 

@@ -44,7 +44,10 @@ class UmlGuest(Guest):
             kernel.append(f"virtio_uml.device={self.rdma_socket}:42")
         # The shell is process 1 of the namespace: as process 1, the kernel would not take its own fatal signals.
         # As the leader of a process group (set -m) the kernel fails to make itself a session, which is what we want.
+        # wait -f waits for its end: without -f, bash takes a job that is stopped for a moment (SIGSTOP) for one that
+        # has ended, and ends the guest with it.
         # sched_autogroup makes a group of the scheduler of each session, user-mode Linux hands its processors from
         # thread to thread a hundred thousand times a second, and Linux 6.18 forgets how much time a group has had
         # whenever the group is empty for a moment. All other processes then starved, for a minute and longer.
-        return ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", 'set -m; "$@" & wait $!', "bash", *kernel]
+        shell = ["bash", "-c", 'set -m; "$@" & wait -f $!', "bash"]
+        return ["unshare", "--pid", "--fork", "--kill-child", *shell, *kernel]

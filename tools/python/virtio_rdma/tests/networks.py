@@ -83,6 +83,15 @@ def agree(results, network, prefix=""):
                        not differs and not left)
 
 
+def interfaces_were_used(network):
+    """Checks that each guest's own interface, which is connected to the device's switch, sent and received frames, of
+    which none was refused."""
+    for guest in network.device_status().values():
+        counters = guest["nic"]
+        assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
+        assert not any(counters[name] for name in ("rx_spoofed", "rx_malformed", "bad_length")), counters
+
+
 def data_flows(results, network, name):
     """Checks that data flows between two guests."""
     first, second = network.guests

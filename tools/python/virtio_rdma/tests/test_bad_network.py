@@ -86,9 +86,10 @@ class TestBadNetwork:
 @of_uml
 @pytest.mark.network("a bad network and rxe", guests=2, workers=2, kind=Cabled, others={2: {"rdma": "rxe"}})
 class TestBadNetworkWithRxe:
-    """The same with the kernel's rxe at the other end, and losses only, or what rxe takes for losses. An ACK that comes late, in the middle of the
-    response to a READ, has rxe complete the READ without its data (check_psn() and check_ack() in rxe_comp.c, Linux
-    7.2.12), so it does not survive a network that duplicates or reorders packets."""
+    """The same with the kernel's rxe at the other end, which loses packets, or drops them because they are corrupt. An
+    ACK that comes late, in the middle of the response to a READ, has rxe complete the READ without its data
+    (check_psn() and check_ack() in rxe_comp.c, Linux 7.2.12), so it does not survive a network that duplicates or
+    reorders packets."""
 
     @pytest.mark.parametrize("faults", ["0.1 % loss", "1 % loss", "5 % loss", "corruption"], indirect=True)
     @pytest.mark.parametrize("direction", DIRECTIONS)

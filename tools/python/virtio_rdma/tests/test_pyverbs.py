@@ -20,7 +20,7 @@ import subprocess
 import pytest
 
 from virtio_rdma.common import TOP, Failure
-from virtio_rdma.guests.hosts import TwoPorts
+from virtio_rdma.guests.daemons import TwoPorts
 
 # A bound on a module that hangs; the longest takes some seconds, with the debug kernel minutes.
 HANG_SECONDS = {"plain": 300, "debug": 1800}
@@ -186,8 +186,8 @@ class TestPyverbs:
 @pytest.mark.network("the wire", kind=TwoPorts, mtu=9000)
 @pytest.mark.only(lambda where: where.platform.vmm == "uml")
 class TestWire:
-    """The modules whose tests have a client and a server, which have a device each. What one sends to the other goes
-    over the wire."""
+    """The modules whose tests have a client and a server, which have a device each, of a daemon each. What one sends to
+    the other goes over the wire."""
 
     @staticmethod
     def selects(where, program):

@@ -3,18 +3,29 @@
 
 import pytest
 
-from virtio_rdma.guests.tunnel import Switched, Tunnelled
+from virtio_rdma.guests.tunnel import KernelTunnel, Switched, Tunnelled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import between
-from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, of_uml
+from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, DIRECTIONS, RXE_CASES, of_uml
 
 # The kinds of tools that run over a tunnel, and what is lost on its way must not be.
 KINDS = ("rping", "ucmatose", "mckey", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
          "ibv_xsrq_pingpong", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_atomic_bw")
+FEW = ("rping", "ibv_rc_pingpong", "ibv_ud_pingpong", "ib_write_bw", "ib_read_bw")
+TO_RXE = [name for name, case in RXE_CASES.items() if case.kind in FEW and "MTU" not in name]
 TUNNEL_CASES = [name for name, case in CASES.items() if case.kind in KINDS]
 LOST = ("tx_lost", "tx_too_long", "rx_stranger", "rx_malformed", "rx_other_vni", "rx_congested", "table_full",
         "rx_group_source")
+
+
+def went_through(network):
+    """Checks that everything went through the tunnel, nothing of it was refused, and the ends have learnt where the
+    guests are."""
+    for counters in network.uplink_status().values():
+        assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
+        assert counters["tx_flooded"] * 10 < counters["tx_frames"], counters
+        assert not any(counters[name] for name in LOST), counters
 
 
 class Tunnel:
@@ -34,13 +45,8 @@ class Tunnel:
         chosen = CASES[case]
         tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS, f"{title}: ")
 
-    def test_counters(self, network, results):  # pylint: disable=unused-argument
-        """Everything went through the tunnel, nothing of it was refused, and the ends have learnt where the guests
-        are."""
-        for counters in network.uplink_status().values():
-            assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
-            assert counters["tx_flooded"] * 10 < counters["tx_frames"], counters
-            assert not any(counters[name] for name in LOST), counters
+    def test_counters(self, network):
+        went_through(network)
 
     def test_objects(self, network, results):
         networks.agree(results, network)
@@ -57,13 +63,42 @@ class TestTunnel(Tunnel):
 class TestSwitch(Tunnel):
     """The guests' own interfaces are connected to the device's switches, and their frames go over the tunnel too."""
 
-    def test_ip(self, network, results):
+    def test_ip(self, network, names, results):
         """The guests' kernels find each other, and what they exchange comes."""
         first, second = network.guests
-        for address in (second.address, f"fd00::{second.number}"):
-            status, text = first.run(f"ping -c 20 -i 0.01 -s 1400 {address}", timeout=HANG_SECONDS)
-            results.result(f"switch: ping {address}", status == 0 and " 0% packet loss" in text) or results.note(text)
-        for guest in network.device_status().values():
-            counters = guest["nic"]
-            assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
-            assert not any(counters[name] for name in ("rx_spoofed", "rx_malformed", "bad_length")), counters
+        for family in ("IPv4", "IPv6"):
+            tools.ping(results, first, tools.address_of(second, family), f"switch: ping over {family}")
+        networks.interfaces_were_used(network)
+
+
+@of_uml
+@pytest.mark.network("a tunnel of the kernel's", guests=2, mtu=1450, kind=KernelTunnel)
+class TestKernelTunnel:
+    """The other end is the kernel's vxlan device, and behind it a guest with rxe. Guest and daemon on this side have
+    nothing of the host but a route."""
+
+    @pytest.fixture(scope="class", params=DIRECTIONS)
+    def direction(self, request):
+        """Who serves."""
+        return request.param
+
+    @pytest.fixture(scope="class")
+    def pair(self, network, direction):
+        """The guest that serves, and the other."""
+        return [network.guests[at] for at in DIRECTIONS[direction]]
+
+    @pytest.fixture(scope="class")
+    def names(self, pair):
+        """The names in the command lines of cases, by family."""
+        return tools.give_addresses(pair, ("IPv4", "IPv6"))
+
+    @pytest.mark.parametrize("case", TO_RXE)
+    def test_tool(self, case, direction, pair, names, results):
+        chosen = RXE_CASES[case]
+        tools.report(results, chosen, pair, names[chosen.family], HANG_SECONDS, f"vxlan: {direction}: ")
+
+    def test_counters(self, network):
+        went_through(network)
+
+    def test_objects(self, network, results):
+        networks.agree(results, network, "vxlan: ")

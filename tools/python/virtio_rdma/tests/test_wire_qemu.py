@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""RDMA over the wire between QEMU guests with Debian's own kernel: what user-mode Linux has not, a network interface that
-carries tags of VLANs, and what users have, an interface on the device's switch."""
+"""RDMA over the wire between QEMU guests with Debian's own kernel: with a network interface that carries tags of
+VLANs, which user-mode Linux does not have, and with one on the device's switch."""
 
 import pytest
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.only(lambda where: where.platform.vmm == "qemu")
 
 def few(family):
     """Yields a few tools over the addresses of a family."""
-    for command, expect in (("ibv_rc_pingpong -c -n 200", "bytes in"), ("ibv_ud_pingpong -c -n 100 -s 1000", "bytes in")):
-        yield tools.Case(f"{command.split()[0]} over {family}", f"{command} -d {{d1}} -g {{g1}}",
-                         tools.TCP.format(18515), f"{command} -d {{d2}} -g {{g2}} {{t1}}", expect, family=family)
-    for command in ("ib_write_bw -F -n 100", "ib_read_bw -F -n 50"):
-        yield tools.Case(f"{command.split()[0]} over {family}", f"{command} -d {{d1}} -x {{g1}}",
-                         tools.TCP.format(18515), f"{command} -d {{d2}} -x {{g2}} {{t1}}", "#bytes", family=family)
+    port = tools.TCP.format(18515)
+    for command, gid, expect in (("ibv_rc_pingpong -c -n 200", "-g", "bytes in"),
+                                 ("ibv_ud_pingpong -c -n 100 -s 1000", "-g", "bytes in"),
+                                 ("ib_write_bw -F -n 100", "-x", "#bytes"), ("ib_read_bw -F -n 50", "-x", "#bytes")):
+        yield tools.Case(f"{command.split()[0]} over {family}", f"{command} -d {{d1}} {gid} {{g1}}", port,
+                         f"{command} -d {{d2}} {gid} {{g2}} {{t1}}", expect, family=family)
     tool = "rping -V -C 10 -S 4096 -a {a1}"
     yield tools.Case(f"rping over {family}", f"{tool} -s", tools.CM, f"{tool} -c", family=family)
 
@@ -36,15 +36,9 @@ IN_A_VLAN = {str(case): case for family in VLANS for case in few(family)}
 SWITCHED = {str(case): case for family in ("IPv4", "IPv6") for case in few(family)}
 
 
-def ping(results, guest, address, title):
-    """Checks that all of what a guest's own interface sends to an address comes back."""
-    status, text = guest.run(f"ping -c 20 -i 0.01 -s 1400 {address}", timeout=HANG_SECONDS)
-    results.result(title, status == 0 and " 0% packet loss" in text) or results.note(text)
-
-
 @pytest.mark.network("a VLAN with rxe", guests=2, workers=2, mtu=9000, kind=Hosts, others={2: {"rdma": "rxe"}})
 class TestVlan:
-    """A guest with virtio-rdma and a guest with rxe, both in a VLAN, in which they find each other by ARP and neighbour
+    """A guest with virtio-rdma and a guest with rxe, both in a VLAN. Tools find the other guest by ARP and neighbour
     discovery."""
 
     @pytest.mark.parametrize("who", DIRECTIONS)
@@ -91,8 +85,8 @@ class TestVlan:
 
 @pytest.mark.network("QEMU's switches", guests=3, workers=2, kind=SwitchedPair)
 class TestQemuSwitch:
-    """Guests whose interfaces are connected to the device's switches (-netdev stream): two on one switch, and one behind a
-    tunnel."""
+    """Guests whose interfaces are connected to the device's switches (-netdev stream): two on one switch, and one
+    behind a tunnel."""
 
     @pytest.fixture(scope="class", params=["one switch", "a tunnel"])
     def way(self, request):
@@ -114,7 +108,7 @@ class TestQemuSwitch:
         """The guests' kernels find each other, and what they exchange comes."""
         first, second = pair
         for family in names:
-            ping(results, first, tools.address_of(second, family), f"{way}: ping over {family}")
+            tools.ping(results, first, tools.address_of(second, family), f"{way}: ping over {family}")
 
     @pytest.mark.parametrize("case", SWITCHED)
     def test_tool(self, case, way, pair, names, results):
@@ -123,10 +117,7 @@ class TestQemuSwitch:
 
     def test_counters(self, network):
         """Frames of all interfaces went through the switches, and none was refused."""
-        for guest in network.device_status().values():
-            counters = guest["nic"]
-            assert all(counters[name] for name in ("tx_frames", "rx_frames")), counters
-            assert not any(counters[name] for name in ("rx_spoofed", "rx_malformed", "bad_length")), counters
+        networks.interfaces_were_used(network)
 
     def test_objects(self, network, results):
         networks.agree(results, network, "switches: ")

@@ -131,6 +131,12 @@ def names_by_family(guests, families):
             {"a1": address_of(first, family), "a2": address_of(second, family)} for family in families}
 
 
+def ping(results, guest, address, title):
+    """Reports whether all of what a guest's own interface sends to an address comes back."""
+    status, text = guest.run(f"ping -c 20 -i 0.01 -s 1400 {address}", timeout=HANG_SECONDS)
+    results.result(title, status == 0 and " 0% packet loss" in text) or results.note(text)
+
+
 def run(case, guests, names, seconds, stuck=None):
     """Runs a case, and returns its Outcome. Where a server does not listen yet although it said so, both sides begin
     again. seconds: the bound on each side. stuck: is called when a side does not end."""
