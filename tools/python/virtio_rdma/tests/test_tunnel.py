@@ -9,12 +9,12 @@ from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import between
 from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, DIRECTIONS, RXE_CASES, of_uml
 
-# The kinds of tools that run over a tunnel, and what is lost on its way must not be.
+# The kinds of tools that run over a tunnel, and those that are enough to show that one works.
 KINDS = ("rping", "ucmatose", "mckey", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
          "ibv_xsrq_pingpong", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_atomic_bw")
 FEW = ("rping", "ibv_rc_pingpong", "ibv_ud_pingpong", "ib_write_bw", "ib_read_bw")
 TO_RXE = [name for name, case in RXE_CASES.items() if case.kind in FEW and "MTU" not in name]
-TUNNEL_CASES = [name for name, case in CASES.items() if case.kind in KINDS]
+# The counters of what is lost at the ends of a tunnel.
 LOST = ("tx_lost", "tx_too_long", "rx_stranger", "rx_malformed", "rx_other_vni", "rx_congested", "table_full",
         "rx_group_source")
 
@@ -31,18 +31,27 @@ def went_through(network):
 class Tunnel:
     """What runs between two guests whose messages go over a VXLAN tunnel."""
 
+    # The selftests and the tools.
+    programs: tuple[str, ...] = BETWEEN_HOSTS
+    kinds: tuple[str, ...] = KINDS
+
+    @classmethod
+    def selects(cls, _where, program):
+        """Returns whether a selftest or a tool runs."""
+        return program in cls.programs or (program in CASES and CASES[program].kind in cls.kinds)
+
     @pytest.fixture(scope="class")
     def names(self, network):
         """The names in the command lines of cases, by family."""
         return tools.give_addresses(network.guests, ("IPv4", "IPv6"))
 
-    @pytest.mark.parametrize("name", BETWEEN_HOSTS)
-    def test_program(self, name, network, platform, title, results):
-        between(results, platform, name, network.guests, f"{title}: ")
+    @pytest.mark.parametrize("program", BETWEEN_HOSTS)
+    def test_program(self, program, network, platform, title, results):
+        between(results, platform, program, network.guests, f"{title}: ")
 
-    @pytest.mark.parametrize("case", TUNNEL_CASES)
-    def test_tool(self, case, network, names, title, results):
-        chosen = CASES[case]
+    @pytest.mark.parametrize("program", CASES)
+    def test_tool(self, program, network, names, title, results):
+        chosen = CASES[program]
         tools.report(results, chosen, network.guests, names[chosen.family], HANG_SECONDS, f"{title}: ")
 
     def test_counters(self, network):
@@ -55,7 +64,11 @@ class Tunnel:
 @of_uml
 @pytest.mark.network("two ends of a tunnel", guests=2, workers=2, kind=Tunnelled)
 class TestTunnel(Tunnel):
-    """The guests' own interfaces are on a bridge."""
+    """The guests' own interfaces are on a bridge. The tunnel carries the same packets of RoCE v2 as between switches,
+    so a few tools are enough."""
+
+    programs = ("verbs/rc_hosts.py", "verbs/mcast_hosts.py")
+    kinds = FEW
 
 
 @of_uml

@@ -4,6 +4,7 @@ the peer."""
 
 import dataclasses
 import os
+import re
 import socket
 import time
 
@@ -40,9 +41,11 @@ CASES = {str(case): few(case) for case in tools.everything() if case.family in F
 # The bridges have room for each path MTU.
 ALL_CASES = CASES | {str(case): case for case in tools.path_mtus()}
 # rxe has no XRC. How it joins a group is not to be seen in the same place, and mckey as the client ends before rxe has
-# sent anything: test_multicast and test_multicast_of_rxe have the rest.
-RXE_CASES = {str(case): case for case in ALL_CASES.values()
-             if "xsrq" not in case.name and case.ready != tools.JOINED and not case.name.endswith(" -g")}
+# sent anything: test_multicast and test_multicast_of_rxe have the rest. What makes no difference to the packets is left
+# out: by which call a program posts; and large messages of rsockets, which rxe takes half a minute for, over IPv6 too.
+NOT_WITH_RXE = re.compile("xsrq| -g$|--use_old_post_send|over IPv6, 65536 bytes")
+RXE_CASES = {name: case for name, case in ALL_CASES.items()
+             if not NOT_WITH_RXE.search(name) and case.ready != tools.JOINED}
 # rxe maps an IPv4 group to the MAC address of an IPv6 group (rxe_mcast_add()).
 RXE_JOINED = "ip maddr show dev eth0 | grep -q 33:33:ef:01:02:03"
 
@@ -133,15 +136,20 @@ class TestRxe:
         tools.report(results, CASES["examples/mcast_cm"], network.guests, tools.names_of(*network.guests), HANG_SECONDS,
                      "rxe is the client: ")
 
-    @pytest.mark.parametrize("kind", ["nvme", "iser"])
-    def test_disk(self, kind, direction, pair, results):
+    def test_nvme(self, direction, pair, results):
         """The guest that serves has the target."""
-        ulp = Ulp(results, pair, kind, f"{direction}: ")
+        ulp = Ulp(results, pair, "nvme", f"{direction}: ")
         ulp.run(ulp.blocks, ulp.ends)
 
-    def test_nfs(self, direction, pair, results):
-        """The guest that serves has the files."""
-        ulp = Ulp(results, pair, "nfs", f"{direction}: ")
+    def test_iser(self, network, results):
+        """The guest with rxe has the target."""
+        ours, theirs = network.guests
+        ulp = Ulp(results, (theirs, ours), "iser", "rxe serves: ")
+        ulp.run(ulp.blocks, ulp.ends)
+
+    def test_nfs(self, network, results):
+        """The guest with rxe mounts files of the other."""
+        ulp = Ulp(results, network.guests, "nfs", "rxe is the client: ")
         ulp.run(ulp.files, ulp.ends)
 
     def test_objects(self, network, results):
