@@ -3,9 +3,10 @@
 //! When a requester sends again what may be lost, before the time for an answer is over.
 //!
 //! The loss of the last packets of a burst shows in no later packet, and the time for an answer, which the
-//! consumer sets, is mostly some 100 ms. So the requester measures how long answers take, and sends again what is
-//! not acknowledged after a few times as long (as TCP does: RFC 6298). This is no retry of the consumer's: it does
-//! not count as one, and the time for an answer goes on.
+//! consumer sets, is mostly some 100 ms. So the requester measures how long answers take, and sends the last packet
+//! again after a few times as long, which has the peer tell what it misses, and everything if that helps nothing (as
+//! TCP does: RFC 6298, RFC 8985). This is no retry of the consumer's: it does not count as one, and the time for an
+//! answer goes on.
 
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,11 @@ impl Probe {
                 ((7 * smoothed + time) / 8, (3 * deviation + smoothed.abs_diff(time)) / 4)
             }
         });
+    }
+
+    /// Returns whether nothing was sent again since something came.
+    pub fn is_first(&self) -> bool {
+        self.count == 0
     }
 
     /// Notes that packets are sent again. An answer to one of them tells no time (RFC 6298, 3).

@@ -154,6 +154,8 @@ pub(crate) struct Window<T> {
     resent_to: Psn,
     /// and what has this PSN or a later one was sent after that.
     resent_at: Psn,
+    /// The packet that is sent again to learn what the peer misses.
+    inquiry: Option<Psn>,
     /// Packets in front of this PSN that the peer does not hold are taken for lost.
     probed_to: Psn,
     /// When what is not acknowledged is sent again.
@@ -190,6 +192,7 @@ impl<T> Window<T> {
             held: (psn, SackEth::default()),
             resent_to: psn,
             resent_at: psn,
+            inquiry: None,
             probed_to: psn,
             deadline: None,
             probe_at: None,
@@ -300,14 +303,18 @@ impl<T> Window<T> {
         self.sent.iter().enumerate().find_map(|(at, sent)| Some((at, sent.gap(several)?)))
     }
 
-    /// Returns the packet that is sent again next, as the peer holds packets behind it: the place of its message,
-    /// and its PSN. The request of a READ has the first PSN of its response, and is all that can be missing of it.
+    /// Returns the packet that is sent again next, as the peer holds packets behind it or is asked what it misses:
+    /// the place of its message, and its PSN. The request of a READ has the first PSN of its response, and is all that
+    /// can be missing of it.
     fn missing(&self) -> Option<(usize, Psn)> {
+        if let Some(psn) = self.inquiry {
+            return Some((self.at(psn), psn));
+        }
         let (from, sack) = &self.held;
         let end = later(from.plus(sack.end()), self.probed_to);
         let mut psn = later(self.resent_to, self.done);
         while psn.is_before(end) {
-            let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
+            let at = self.at(psn);
             let sent = self.sent.get(at)?;
             let is_request = !sent.kind.is_answered || psn == sent.first;
             let distance = u32::try_from(psn.distance_from(*from)).ok()?;
@@ -335,9 +342,14 @@ impl<T> Window<T> {
         }
     }
 
+    /// Returns the place of the message that has this PSN, or that behind the last one.
+    fn at(&self, psn: Psn) -> usize {
+        self.sent.partition_point(|sent| !sent.end().is_after(psn))
+    }
+
     /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
     fn at_cursor(&self) -> usize {
-        self.sent.partition_point(|sent| sent.end().distance_from(self.cursor) <= 0)
+        self.at(self.cursor)
     }
 
     /// Forgets how many packets may be under way: what is known of the network is too old.
@@ -373,6 +385,9 @@ impl<T> Window<T> {
             return;
         }
         self.has_gaps = false;
+        if self.inquiry.take().is_some() {
+            return;
+        }
         if let Some((at, psn)) = self.missing() {
             let sent = &self.sent[at];
             self.resent_to = if sent.kind.is_answered { sent.end() } else { psn.plus(1) };
@@ -405,8 +420,7 @@ impl<T> Window<T> {
 
     /// Notes that the peer has done the request of this PSN, and those before it.
     fn note_done(&mut self, psn: Psn) {
-        let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
-        let done = match self.sent.get(at) {
+        let done = match self.sent.get(self.at(psn)) {
             Some(sent) if sent.kind.is_answered && !psn.is_before(sent.first) => sent.end(),
             _ => psn.plus(1),
         };
@@ -418,6 +432,7 @@ impl<T> Window<T> {
             self.resent_to = later(self.resent_to, done);
             self.resent_at = later(self.resent_at, done);
             self.probed_to = later(self.probed_to, done);
+            self.inquiry = self.inquiry.filter(|psn| !psn.is_before(done));
             if !self.held.0.plus(self.held.1.end()).is_after(done) {
                 self.held = (done, SackEth::default());
             }
@@ -499,23 +514,36 @@ impl<T> Window<T> {
         self.cursor = self.done_or_complete();
         self.held = (self.done, SackEth::default());
         (self.resent_to, self.resent_at, self.probed_to) = (self.done, self.done, self.done);
+        self.inquiry = None;
         (self.deadline, self.probe_at) = (None, None);
         self.lose_responses();
     }
 
-    /// Has everything sent again that the peer neither has done nor holds, and asked for again what has not come
-    /// of the responses to what it has done. The time for an answer goes on.
+    /// Has something sent again, as nothing has come for a while, and asked for again what has not come of the
+    /// responses to what the peer has done. The time for an answer goes on.
+    ///
+    /// The first time this is the last packet alone, if the peer does not hold it: it tells then what it misses, and
+    /// one that is only slow is not sent everything once more. After that it is everything that the peer neither has
+    /// done nor holds.
     pub fn send_again(&mut self) {
+        self.inquiry = self.last_request().filter(|_| self.probe.is_first());
         self.probe.again();
-        if self.is_selective {
+        if self.inquiry.is_none() {
             self.resent_to = self.done;
             self.probed_to = self.top;
-            self.lose_responses();
-        } else {
-            let deadline = self.deadline;
-            self.go_back();
-            self.deadline = deadline;
         }
+        self.lose_responses();
+    }
+
+    /// Returns the PSN of the last packet that was sent, unless the peer has done its request or holds it.
+    fn last_request(&self) -> Option<Psn> {
+        let last = self.top.minus(1);
+        let sent = self.sent.get(self.at(last))?;
+        let psn = if sent.kind.is_answered { sent.first } else { last };
+        let (from, sack) = &self.held;
+        let is_held =
+            u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
+        (!psn.is_before(self.done) && !is_held).then_some(psn)
     }
 
     /// Has asked for again what has not come of the responses to requests that were sent, and are done.
@@ -607,6 +635,48 @@ mod tests {
         window.restart();
         window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32 + 64));
         assert_eq!(sends(&mut window).0, 16 + 64);
+    }
+
+    #[test]
+    fn a_slow_peer_is_sent_one_packet_again() {
+        let mut window = Window::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 10, Kind::default());
+        assert_eq!(sends(&mut window), (10, 2));
+        window.send_again();
+        assert_eq!(window.due(1).map(|due| due.psn), Some(Psn::new(9)));
+        assert_eq!(sends(&mut window), (1, 1));
+        // The peer holds it, and misses three in front of it.
+        let mut sack = SackEth::default();
+        [1, 3, 4, 6, 7, 8, 9].into_iter().for_each(|distance| sack.set(distance));
+        window.hold(Psn::new(0), sack);
+        assert_eq!(sends(&mut window).0, 3);
+        // Nothing has come since.
+        window.send_again();
+        assert_eq!(sends(&mut window).0, 3);
+        window.acknowledge(Psn::new(9));
+        assert!(!window.awaits());
+    }
+
+    #[test]
+    fn a_peer_that_does_not_answer_is_sent_everything_again() {
+        let mut window = Window::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 10, Kind::default());
+        window.push((), 100, Kind { is_answered: true, is_fenced: false });
+        sends(&mut window);
+        window.send_again();
+        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(10), 100)));
+        assert_eq!(sends(&mut window).0, 1);
+        window.send_again();
+        assert_eq!(sends(&mut window).0, 11);
+        // What the peer has done since needs no inquiry.
+        window.push((), 1, Kind::default());
+        sends(&mut window);
+        window.acknowledge(Psn::new(9));
+        window.send_again();
+        window.acknowledge(Psn::new(110));
+        assert_eq!(sends(&mut window).0, 1, "the response of the READ is missing");
     }
 
     #[test]
