@@ -23,8 +23,9 @@ fn run(words: &str) {
 fn in_namespace(test: &str, inside: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         run("ip link add near type veth peer name far");
-        run("ip link set near up");
+        // The one that comes up last can send at once.
         run("ip link set far up");
+        run("ip link set near up");
         return inside();
     }
     if !Command::new("unshare").args(["--net", "true"]).status().is_ok_and(|done| done.success()) {
