@@ -3,10 +3,12 @@
 //! port leads to which address.
 //!
 //! A table learns from the source address of each frame that comes. It forgets an address that sends
-//! nothing for the ageing time. It has a bound, because whoever sends frames chooses their addresses. It
-//! does no I/O.
+//! nothing for the ageing time. It has a bound, because whoever sends frames chooses their addresses.
+//! [`stream`] is how frames stand in a stream. The crate does no I/O.
 
 #![forbid(unsafe_code)]
+
+pub mod stream;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

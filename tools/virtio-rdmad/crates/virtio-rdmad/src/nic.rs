@@ -14,19 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forwarding::stream::{self, BadLength, Reader, Rest};
 use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use crate::socket::{Kind, Socket};
 
-/// Bytes of the shortest frame, its Ethernet header, and of the longest.
-const SHORTEST: usize = 14;
-const LONGEST: usize = 0xffff;
-/// Bytes of the length in front of a frame in a stream.
-const LENGTH: usize = 4;
-/// Bytes that are read at once.
-const ROOM: usize = 128 << 10;
 /// Most bytes that wait for a VMM that does not read.
 const MOST_PENDING: usize = 1 << 20;
 /// Frames to groups, and to all stations, that a guest may send in a second, and at once.
@@ -36,8 +30,7 @@ const FLOODS_AT_ONCE: u32 = 1_000;
 /// How frames are told apart.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Framing {
-    /// A stream, in which the length of each frame stands in front of it, in 32 bits, big-endian: QEMU's
-    /// `-netdev stream` (its net/stream.c).
+    /// A stream, in which the length of each frame stands in front of it: QEMU's `-netdev stream`.
     Stream,
     /// Packets, each with one frame: the transport `bess` of user-mode Linux (the kernel's
     /// `arch/um/drivers/vector_user.c`).
@@ -86,8 +79,8 @@ pub enum Ended {
     #[error("closed")]
     Closed,
     /// What came was no frame.
-    #[error("a frame of {0} bytes")]
-    Length(usize),
+    #[error(transparent)]
+    Length(#[from] BadLength),
     /// The kernel reports an error.
     #[error("{0}")]
     Os(#[from] Errno),
@@ -111,8 +104,8 @@ pub struct Nic {
 #[derive(Debug)]
 struct Outgoing {
     stream: Arc<UnixStream>,
-    /// What the kernel has not taken yet: the rest of a stream.
-    pending: Vec<u8>,
+    /// What the kernel has not taken yet of a stream.
+    pending: Rest,
 }
 
 impl Nic {
@@ -151,7 +144,7 @@ impl Nic {
     /// Begins to send over a connection. Returns what receives from it.
     pub fn connect(&self, stream: UnixStream) -> Incoming {
         let stream = Arc::new(stream);
-        let outgoing = Outgoing { stream: Arc::clone(&stream), pending: Vec::new() };
+        let outgoing = Outgoing { stream: Arc::clone(&stream), pending: Rest::default() };
         *self.outgoing() = Some(outgoing);
         Incoming::new(stream, self.framing)
     }
@@ -202,9 +195,8 @@ impl Outgoing {
     /// Sends a frame, or as much of it as the kernel takes; the rest waits. Returns `false` if too much
     /// waits already, or if the connection has ended.
     fn send_in_stream(&mut self, frame: &[u8]) -> bool {
-        let Ok(length) = u32::try_from(frame.len()) else { return false };
-        let length = length.to_be_bytes();
-        if self.pending.len() + LENGTH + frame.len() > MOST_PENDING {
+        let Some(length) = stream::length(frame) else { return false };
+        if !self.pending.has_room(frame.len(), MOST_PENDING) {
             return false;
         }
         let mut taken = 0;
@@ -218,22 +210,13 @@ impl Outgoing {
                 Err(_) => return false,
             };
         }
-        let of_length = taken.min(LENGTH);
-        self.pending.extend_from_slice(&length[of_length..]);
-        self.pending.extend_from_slice(&frame[taken - of_length..]);
+        self.pending.add(length, frame, taken);
         true
     }
 
     fn flush(&mut self) {
-        let mut taken = 0;
-        while taken < self.pending.len() {
-            let rest = &self.pending[taken..];
-            match retry_on_intr(|| send(&self.stream, rest, SEND)) {
-                Ok(count) => taken += count,
-                Err(_) => break,
-            }
-        }
-        self.pending.drain(..taken);
+        let stream = &self.stream;
+        self.pending.flush(|rest| retry_on_intr(|| send(stream, rest, SEND)).ok());
     }
 }
 
@@ -242,14 +225,12 @@ impl Outgoing {
 pub struct Incoming {
     stream: Arc<UnixStream>,
     framing: Framing,
-    room: Vec<u8>,
-    /// What has come and was not taken.
-    filled: Range<usize>,
+    reader: Reader,
 }
 
 impl Incoming {
     fn new(stream: Arc<UnixStream>, framing: Framing) -> Self {
-        Self { stream, framing, room: vec![0; ROOM], filled: 0..0 }
+        Self { stream, framing, reader: Reader::default() }
     }
 
     /// Takes a frame; `None` if there is no whole frame yet.
@@ -260,39 +241,24 @@ impl Incoming {
     pub fn take(&mut self) -> Result<Option<&mut [u8]>, Ended> {
         let range = match self.framing {
             Framing::Stream => self.take_from_stream()?,
-            Framing::Packets => self.receive(0)?.map(|len| 0..len),
+            Framing::Packets => self.receive()?.map(|len| 0..len),
         };
-        Ok(range.map(|range| &mut self.room[range]))
+        Ok(range.map(|range| self.reader.frame(range)))
     }
 
     fn take_from_stream(&mut self) -> Result<Option<Range<usize>>, Ended> {
         loop {
-            if let Some(frame) = self.whole()? {
-                self.filled.start = frame.end;
+            if let Some(frame) = self.reader.take()? {
                 return Ok(Some(frame));
             }
-            self.room.copy_within(self.filled.clone(), 0);
-            self.filled = 0..self.filled.len();
-            let Some(count) = self.receive(self.filled.end)? else { return Ok(None) };
-            self.filled.end += count;
+            let Some(count) = self.receive()? else { return Ok(None) };
+            self.reader.add(count);
         }
     }
 
-    /// Returns where the next frame is, if all of it has come.
-    fn whole(&self) -> Result<Option<Range<usize>>, Ended> {
-        let there = &self.room[self.filled.clone()];
-        let Some(length) = there.first_chunk::<LENGTH>() else { return Ok(None) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if !(SHORTEST..=LONGEST).contains(&length) {
-            return Err(Ended::Length(length));
-        }
-        let start = self.filled.start + LENGTH;
-        Ok((there.len() >= LENGTH + length).then_some(start..start + length))
-    }
-
-    /// Receives into the room from a place on; `None` if nothing has come.
-    fn receive(&mut self, at: usize) -> Result<Option<usize>, Ended> {
-        let room = &mut self.room[at..];
+    /// Receives into the room of the reader; `None` if nothing has come.
+    fn receive(&mut self) -> Result<Option<usize>, Ended> {
+        let room = self.reader.room();
         match retry_on_intr(|| recv(&self.stream, &mut *room, RecvFlags::DONTWAIT)) {
             Ok((0, _)) | Err(Errno::CONNRESET) => Err(Ended::Closed),
             Ok((count, _)) => Ok(Some(count)),
@@ -304,7 +270,7 @@ impl Incoming {
 
 /// Returns whether a frame has an Ethernet header, and is not longer than a frame can be.
 pub fn is_well_formed(frame: &[u8]) -> bool {
-    (SHORTEST..=LONGEST).contains(&frame.len())
+    stream::is_possible(frame.len())
 }
 
 /// How many frames to groups a guest may send at present.
