@@ -11,7 +11,8 @@ import pytest
 from virtio_rdma.common import BUILD, TOP
 
 # Fuzz targets, and with how many inputs each is run here: some seconds' worth.
-FUZZ = {"engine": 4000, "ring": 20000, "roce": 100000, "vfio_user": 12000, "vhost_user": 8000, "wire": 4000}
+FUZZ = {"engine": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000, "vhost_user": 8000,
+        "vxlan": 100000, "wire": 4000}
 # What the kernel's checkpatch.pl looks at.
 KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
             "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h",
