@@ -15,7 +15,7 @@ Everything here runs in a mount and a network namespace of its own, as root of a
     qemu, uml    what is QEMU's and user-mode Linux's own
     network      all guests with their device (Network)
     hosts        guests that reach others over the wire
-    daemons      two hosts with a daemon and a network namespace each
+    daemons      several networks with a daemon each, as two hosts or two ports of one guest
     cable        hosts with a bad network between them
     tunnel       hosts with a tunnel between them
     hostile      networks whose device misbehaves
