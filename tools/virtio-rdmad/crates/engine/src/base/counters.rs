@@ -124,8 +124,12 @@ counters! {
     CnpSent = "np_cnp_sent",
     /// CNPs that a QP followed by sending more slowly.
     CnpHandled = "rp_cnp_handled",
-    /// CNPs for no connection.
+    /// CNPs that a QP did not follow: for no connection, less than 25 us behind another one, or 0.1 s behind the last
+    /// packet that the QP has sent.
     CnpIgnored = "rp_cnp_ignored",
+    /// CNPs from the address of a peer that knows selective acknowledgements, which name no packet that the QP has
+    /// sent lately.
+    CnpStray = "rp_cnp_stray",
     /// Packets dropped that came over the wire and end too early, or have contradictory lengths.
     BadPacketLength = "bad_packet_length",
     /// Packets dropped that came over the wire with a wrong ICRC.

@@ -69,6 +69,10 @@ pub(crate) const IDLE: Duration = Duration::from_millis(100);
 /// The time between two CNPs for one flow, at least (the parameter N of the notification point).
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
+/// The time between two cuts, at least. It is shorter than [`CNP_INTERVAL`], as the network may bring two CNPs
+/// closer together.
+const CUT_INTERVAL: Duration = Duration::from_micros(25);
+
 /// The receiver of a flow: when it tells the sender of marked packets (the notification point).
 #[derive(Default)]
 pub(crate) struct Notifier {
@@ -96,6 +100,8 @@ pub(crate) struct Dcqcn {
     line_rate: u64,
     /// How much congestion there was lately, from 0 to [`ONE`].
     alpha: u32,
+    /// When the next CNP is followed, at the earliest.
+    cut_at: Instant,
     /// When alpha decreases.
     decrease_at: Instant,
     /// When a step of time is over.
@@ -118,6 +124,7 @@ impl Dcqcn {
             target: line_rate,
             line_rate,
             alpha: ONE,
+            cut_at: now,
             decrease_at: now,
             increase_at: now,
             bytes: 0,
@@ -129,8 +136,12 @@ impl Dcqcn {
         flow
     }
 
-    /// Follows a CNP.
-    pub fn cut(&mut self, now: Instant) {
+    /// Follows a CNP. Returns `false` if it is ignored, as it comes too soon after another one.
+    pub fn cut(&mut self, now: Instant) -> bool {
+        if now < self.cut_at {
+            return false;
+        }
+        self.cut_at = now + CUT_INTERVAL;
         self.target = self.rate;
         let part = u64::from(self.alpha);
         // A rate has fewer than 40 bits, and alpha 21.
@@ -139,6 +150,7 @@ impl Dcqcn {
         self.decrease_at = now + PERIOD;
         self.increase_at = now + PERIOD;
         (self.bytes, self.time_steps, self.byte_steps) = (0, 0, 0);
+        true
     }
 
     /// Returns when the next packet may be sent.
@@ -228,10 +240,25 @@ mod tests {
     fn no_number_of_cnps_stops_a_flow() {
         let mut now = Instant::now();
         let mut flow = Dcqcn::new(now, LINE_RATE);
-        (0..10_000).for_each(|_| flow.cut(now));
+        for _ in 0..10_000 {
+            now += CUT_INTERVAL;
+            assert!(flow.cut(now));
+        }
         let bytes = send(&mut flow, &mut now, Duration::from_millis(10));
         // 0.8 MB/s, and the first steps upwards.
         assert!((8_000..16_000).contains(&bytes), "{bytes}");
+        send(&mut flow, &mut now, Duration::from_millis(100));
+        let bytes = send(&mut flow, &mut now, Duration::from_millis(10));
+        assert!(bytes > 5_000_000, "{bytes}: more than 500 MB/s after 0.1 s");
+    }
+
+    #[test]
+    fn cnps_that_come_together_are_one() {
+        let now = Instant::now();
+        let mut flow = Dcqcn::new(now, LINE_RATE);
+        assert!(!flow.cut(now) && !flow.cut(now + CUT_INTERVAL / 2));
+        assert_eq!(flow.rate, LINE_RATE / 2);
+        assert!(flow.cut(now + CUT_INTERVAL));
     }
 
     #[test]

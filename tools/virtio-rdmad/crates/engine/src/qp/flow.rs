@@ -24,11 +24,18 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Follows a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second.
-    pub fn cut(&mut self, now: Instant, line_rate: u64) {
+    /// Follows a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second. Returns `false` if
+    /// the CNP is ignored: it comes too soon after another one, or no packet was sent lately that can be marked.
+    pub fn cut(&mut self, now: Instant, line_rate: u64) -> bool {
+        if self.is_idle(now) {
+            return false;
+        }
         match &mut self.rate {
             Some(rate) => rate.cut(now),
-            None => self.rate = Some(Box::new(Dcqcn::new(now, line_rate))),
+            None => {
+                self.rate = Some(Box::new(Dcqcn::new(now, line_rate)));
+                true
+            }
         }
     }
 

@@ -15,6 +15,10 @@ use crate::queue::request::Request;
 /// many: acknowledgements that wait next to each other are one.
 const MOST_REPLIES: usize = 512;
 
+/// Packets of responses that were sent behind one for which a CNP comes, at most: those of all responses that a
+/// requester of ours asks for at a time, and more.
+const MOST_BEHIND_CNP: i32 = 4096;
+
 /// A message whose first packet has come, and whose last has not.
 #[derive(Clone, Copy)]
 pub(crate) struct Assembly {
@@ -128,6 +132,8 @@ pub(crate) struct Inbound {
     pub flow: Flow,
     /// Packets that came too early.
     pub held: Held,
+    /// Whether the peer knows selective acknowledgements.
+    pub is_selective: bool,
 }
 
 impl Inbound {
@@ -140,7 +146,17 @@ impl Inbound {
             atomics: VecDeque::new(),
             flow: Flow::default(),
             held: Held::default(),
+            is_selective: false,
         }
+    }
+
+    /// Returns whether a response with this PSN may have been sent lately.
+    pub fn may_have_sent(&self, psn: Psn) -> bool {
+        let next = match self.replies.front().map(|first| &first.reply) {
+            Some(Reply::Read(read)) => read.next(),
+            _ => self.expected.psn,
+        };
+        (1..=MOST_BEHIND_CNP).contains(&next.distance_from(psn))
     }
 
     /// Remembers the result of an atomic, and as many as the peer may have under way.

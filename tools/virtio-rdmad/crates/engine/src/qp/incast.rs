@@ -152,7 +152,9 @@ impl Simulation {
                     let next = self.send(now, at);
                     self.events.push(Reverse((next, at, Event::Send)));
                 }
-                (Event::Cnp, Some(rate)) => rate.cut(now),
+                (Event::Cnp, Some(rate)) => {
+                    rate.cut(now);
+                }
                 (Event::Cnp, none) => *none = Some(Dcqcn::new(now, LINE)),
             }
         }

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use roce::{Psn, SackEth};
 
-use super::cwnd::Cwnd;
+use super::cwnd::{Cwnd, MOST};
 use super::flow::Flow;
 use super::gaps::Gaps;
 use super::probe::Probe;
@@ -235,6 +235,13 @@ impl<T> Window<T> {
     /// Returns whether something was sent that is not acknowledged.
     pub fn awaits(&self) -> bool {
         self.top.is_after(self.una)
+    }
+
+    /// Returns whether a packet of this PSN may have been sent lately. A CNP for it may come when it is acknowledged
+    /// and others were sent.
+    pub fn may_have_sent(&self, psn: Psn) -> bool {
+        let most = i32::try_from(2 * MOST).unwrap_or(i32::MAX);
+        psn.is_before(self.top) && psn.distance_from(self.una) >= -most
     }
 
     /// Returns whether the packet of this PSN was sent, and is not acknowledged. What answers another one

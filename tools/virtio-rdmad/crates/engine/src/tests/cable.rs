@@ -178,23 +178,8 @@ impl Cable {
 
     /// Puts a CNP under way to a QP of a fabric, from the guest 9 to the guest 1.
     pub fn send_cnp(&self, to: usize, qpn: u32) {
-        let opcode = roce::Opcode::CNP;
-        let headers = roce::Headers {
-            ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
-            ip: roce::Ip::V4(roce::Ipv4 {
-                traffic_class: 0,
-                identification: 0,
-                dont_fragment: true,
-                hop_limit: 64,
-                source: [10, 0, 0, 9].into(),
-                destination: [10, 0, 0, 1].into(),
-            }),
-            source_port: 0xc000,
-            bth: roce::Bth::new(opcode, roce::Qpn::new(qpn).unwrap(), roce::Psn::new(0)),
-            extended: roce::ExtendedHeaders::default(),
-        };
         let mut frame = vec![0; 128];
-        let len = roce::encode(&headers, &[], &mut frame).unwrap();
+        let len = roce::encode(&cnp(9, qpn), &[], &mut frame).unwrap();
         self.inject(to, &frame[..len]);
     }
 
@@ -231,6 +216,25 @@ impl Cable {
     fn frame(&self, to: usize, frame: &[u8], segment: u16) -> Frame {
         let at = self.delay.lock().unwrap().as_ref().map(|(delay, clock)| clock.now() + *delay);
         Frame { to, bytes: frame.to_vec(), segment, at }
+    }
+}
+
+/// Returns the headers of a CNP for a QP, from the guest of this number to the guest 1.
+pub fn cnp(from: u8, qpn: u32) -> roce::Headers {
+    let opcode = roce::Opcode::CNP;
+    roce::Headers {
+        ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
+        ip: roce::Ip::V4(roce::Ipv4 {
+            traffic_class: 0,
+            identification: 0,
+            dont_fragment: true,
+            hop_limit: 64,
+            source: [10, 0, 0, from].into(),
+            destination: [10, 0, 0, 1].into(),
+        }),
+        source_port: 0xc000,
+        bth: roce::Bth::new(opcode, roce::Qpn::new(qpn).unwrap(), roce::Psn::new(0)),
+        extended: roce::ExtendedHeaders::default(),
     }
 }
 

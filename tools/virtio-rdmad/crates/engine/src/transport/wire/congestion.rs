@@ -3,7 +3,7 @@
 //! Congestion on the wire: CNPs that are sent and received (IBA A17.9), and the limit of a guest.
 
 use abi::virtio_rdma_qp_attr;
-use roce::{Ecn, ExtendedHeaders, Opcode, Packet, Psn};
+use roce::{Bth, Ecn, ExtendedHeaders, Opcode, Packet, Psn};
 
 use super::path::{Path, OVERHEAD};
 use super::{is_away, is_group_away};
@@ -36,46 +36,98 @@ pub(super) fn look(
         return;
     }
     let Some(path) = Path::new(hca, u32::from(slot) + 1, attr, source) else { return };
-    let mut headers = path.headers(Opcode::CNP, Psn::new(0), ExtendedHeaders::default());
+    let Bth { psn, selective, .. } = packet.headers.bth;
+    // A peer that has the extension is told which packet came marked. Others expect 0.
+    let psn = if selective { psn } else { Psn::new(0) };
+    let mut headers = path.headers(Opcode::CNP, psn, ExtendedHeaders::default());
     headers.bth.becn = true;
     headers.bth.migrated = false;
+    headers.bth.selective = selective;
     charge(hca);
     let _ = round.outbox.send(hca, &headers, 0, |_| Ok::<(), ()>(()));
     hca.stats.add(Counter::CnpSent, 1);
 }
 
-/// Follows a CNP, and counts it; it is ignored if it is from no peer of the QP. It does not say which half
-/// of the QP sent the packets that were marked, so both send more slowly.
+/// Follows a CNP, and counts it. Without its PSN it does not say which half of the QP sent the packet that was
+/// marked, so both send more slowly.
 pub(super) fn arrive(hca: &Hca, slot: u16, packet: &Packet<'_>) {
-    let ip = &packet.headers.ip;
-    let is_peers = |attr: &virtio_rdma_qp_attr, source: &Address| {
-        attr.ah_attr.grh.dgid == ip.source_gid() && source.gid == ip.destination_gid()
-    };
-    let now = hca.clock().now();
-    let line_rate = hca.limits.wire_rate.map_or(LINE_RATE, |rate| rate.min(LINE_RATE));
-    let mut counter = Counter::CnpIgnored;
-    let mut cut = |flow: &mut Flow| {
-        flow.cut(now, line_rate);
-        counter = Counter::CnpHandled;
-    };
-    if let Some(qp) = hca.qps.get(slot) {
-        let Requester { window, flow, attr, source, config, .. } = &mut *lock(&qp.requester);
-        if is_peers(attr, source) {
-            match window {
-                Some(window) => cut(&mut window.flow),
-                None if config.is_some_and(|config| config.wq.kind == QpType::Uc) => {
-                    cut(flow.get_or_insert_default());
-                }
-                None => {}
-            }
-        }
-        if let Responder { inbound: Some(inbound), attr, source, .. } = &mut *lock(&qp.responder) {
-            if is_peers(attr, source) {
-                cut(&mut inbound.flow);
-            }
-        }
+    let Some(qp) = hca.qps.get(slot) else { return hca.count_cnp(None) };
+    let by_requester = to_requester(hca, &mut lock(&qp.requester), packet);
+    let by_responder = to_responder(hca, &mut lock(&qp.responder), packet);
+    hca.count_cnp(by_requester.max(by_responder));
+}
+
+/// What becomes of a CNP at one half of a QP; if both halves differ, the greater one counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    /// It comes too soon after another one, or nothing was sent lately.
+    Ignored,
+    /// It does not name a packet that was sent lately.
+    Stray,
+    /// The half sends more slowly.
+    Handled,
+}
+
+impl Hca {
+    /// Counts a CNP; `None`: it is from no peer of a connection.
+    fn count_cnp(&self, outcome: Option<Outcome>) {
+        let counter = match outcome {
+            None | Some(Outcome::Ignored) => Counter::CnpIgnored,
+            Some(Outcome::Stray) => Counter::CnpStray,
+            Some(Outcome::Handled) => Counter::CnpHandled,
+        };
+        self.stats.add(counter, 1);
     }
-    hca.stats.add(counter, 1);
+}
+
+/// Has a requester follow a CNP, if it is from its peer.
+fn to_requester(hca: &Hca, requester: &mut Requester, packet: &Packet<'_>) -> Option<Outcome> {
+    let Requester { window, flow, attr, source, config, .. } = requester;
+    if !is_peers(attr, source, packet) {
+        return None;
+    }
+    if let Some(window) = window {
+        let is_stray = is_stray(window.is_selective, packet, |psn| window.may_have_sent(psn));
+        return Some(follow(hca, &mut window.flow, is_stray));
+    }
+    let is_uc = config.is_some_and(|config| config.wq.kind == QpType::Uc);
+    let flow = flow.as_deref_mut().filter(|_| is_uc)?;
+    Some(follow(hca, flow, false))
+}
+
+/// Has a responder follow a CNP, if it is from its peer.
+fn to_responder(hca: &Hca, responder: &mut Responder, packet: &Packet<'_>) -> Option<Outcome> {
+    let Responder { inbound: Some(inbound), attr, source, .. } = responder else { return None };
+    if !is_peers(attr, source, packet) {
+        return None;
+    }
+    let is_stray = is_stray(inbound.is_selective, packet, |psn| inbound.may_have_sent(psn));
+    Some(follow(hca, &mut inbound.flow, is_stray))
+}
+
+/// Returns whether a packet is from the peer of half of a QP.
+fn is_peers(attr: &virtio_rdma_qp_attr, source: &Address, packet: &Packet<'_>) -> bool {
+    let ip = &packet.headers.ip;
+    attr.ah_attr.grh.dgid == ip.source_gid() && source.gid == ip.destination_gid()
+}
+
+/// Returns whether a CNP does not name a packet that was sent lately. A peer that has the extension names it; anybody
+/// can guess the PSN that others have there.
+fn is_stray(is_selective: bool, packet: &Packet<'_>, may_have_sent: impl Fn(Psn) -> bool) -> bool {
+    let Bth { psn, selective, .. } = packet.headers.bth;
+    (is_selective || selective) && !(selective && may_have_sent(psn))
+}
+
+/// Has half of a QP send more slowly, unless the CNP is a stray one.
+fn follow(hca: &Hca, flow: &mut Flow, is_stray: bool) -> Outcome {
+    let line_rate = hca.limits.wire_rate.map_or(LINE_RATE, |rate| rate.min(LINE_RATE));
+    if is_stray {
+        Outcome::Stray
+    } else if flow.cut(hca.clock().now(), line_rate) {
+        Outcome::Handled
+    } else {
+        Outcome::Ignored
+    }
 }
 
 /// Counts an acknowledgement or a CNP, which does not wait, against the limit of the guest.

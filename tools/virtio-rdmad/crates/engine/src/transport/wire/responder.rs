@@ -69,6 +69,7 @@ pub(crate) fn arrive(
         packet,
         round,
     );
+    inbound.is_selective |= packet.headers.bth.selective;
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
