@@ -292,7 +292,7 @@ impl<T> Window<T> {
         } else {
             let (in_flight, cwnd) = (self.in_flight(), self.cwnd.packets());
             let is_last = index + 1 == sent.packets || in_flight + 1 == cwnd;
-            let asks = is_last || self.cursor.get().is_multiple_of(ACK_EVERY);
+            let asks = is_last || self.cursor.get() % ACK_EVERY == 0;
             (asks, in_flight < cwnd)
         };
         let count = sent.packets - index;
@@ -526,20 +526,20 @@ impl<T> Window<T> {
         self.lose_responses();
     }
 
-    /// Has something sent again, as nothing has come for a while, and asked for again what has not come of the
-    /// responses to what the peer has done. The time for an answer goes on.
+    /// Has something sent again, as nothing has come for a while. The time for an answer goes on.
     ///
-    /// The first time this is the last packet alone, if the peer does not hold it: it tells then what it misses, and
-    /// one that is only slow is not sent everything once more. After that it is everything that the peer neither has
-    /// done nor holds.
+    /// The first time this is one packet, which asks the peer what it misses, or for the last packet of a response: a
+    /// peer that is only slow is not sent everything once more, nor asked for it. After that it is everything that the
+    /// peer neither has done nor holds, and what has not come of the responses to what it has done is asked for.
     pub fn send_again(&mut self) {
-        self.inquiry = self.last_request().filter(|_| self.probe.is_first());
+        let inquiry = self.last_request().or_else(|| self.last_response());
+        self.inquiry = inquiry.filter(|_| self.probe.is_first());
         self.probe.again();
         if self.inquiry.is_none() {
             self.resent_to = self.done;
             self.probed_to = self.top;
+            self.lose_responses();
         }
-        self.lose_responses();
     }
 
     /// Returns the PSN of the last packet that was sent, unless the peer has done its request or holds it.
@@ -551,6 +551,15 @@ impl<T> Window<T> {
         let is_held =
             u32::try_from(psn.distance_from(*from)).is_ok_and(|distance| sack.has(distance));
         (!psn.is_before(self.done) && !is_held).then_some(psn)
+    }
+
+    /// Returns the PSN of the last packet of the last response that is to come to a request that is done, unless it
+    /// has come.
+    fn last_response(&self) -> Option<Psn> {
+        let is_due = |sent: &&Sent<T>| sent.awaits_response() && sent.first.is_before(self.done);
+        let sent = self.sent.iter().rev().find(is_due)?;
+        let last = sent.packets - 1;
+        sent.response.missing(last..sent.packets).map(|_| sent.first.plus(last))
     }
 
     /// Has asked for again what has not come of the responses to requests that were sent, and are done.
@@ -655,7 +664,9 @@ mod tests {
         assert_eq!(sends(&mut window), (1, 1));
         // The peer holds it, and misses three in front of it.
         let mut sack = SackEth::default();
-        [1, 3, 4, 6, 7, 8, 9].into_iter().for_each(|distance| sack.set(distance));
+        for distance in [1, 3, 4, 6, 7, 8, 9] {
+            sack.set(distance);
+        }
         window.hold(Psn::new(0), sack);
         assert_eq!(sends(&mut window).0, 3);
         // Nothing has come since.
@@ -681,9 +692,33 @@ mod tests {
         window.push((), 1, Kind::default());
         sends(&mut window);
         window.acknowledge(Psn::new(9));
+        window.probe.done(window.done(), Instant::now());
         window.send_again();
         window.acknowledge(Psn::new(110));
         assert_eq!(sends(&mut window).0, 1, "the response of the READ is missing");
+    }
+
+    #[test]
+    fn a_slow_responder_is_asked_for_one_packet() {
+        let mut window = Window::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 100, Kind { is_answered: true, is_fenced: false });
+        sends(&mut window);
+        let come = |window: &mut Window<()>, psn: u32| {
+            assert!(matches!(window.respond(Psn::new(psn)), Response::Missing((), _)));
+            window.take(Psn::new(psn));
+        };
+        (0..40).for_each(|psn| come(&mut window, psn));
+        window.send_again();
+        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(99), 1)));
+        assert_eq!(sends(&mut window).0, 1);
+        // Packets of a response come in their order, so the others are lost.
+        come(&mut window, 99);
+        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(40), 59)));
+        assert_eq!(sends(&mut window).0, 1);
+        // Nothing has come since.
+        window.send_again();
+        assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(40), 59)));
     }
 
     #[test]
