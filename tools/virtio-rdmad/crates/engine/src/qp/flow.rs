@@ -30,13 +30,11 @@ impl Flow {
         if self.is_idle(now) {
             return false;
         }
-        match &mut self.rate {
-            Some(rate) => rate.cut(now),
-            None => {
-                self.rate = Some(Box::new(Dcqcn::new(now, line_rate)));
-                true
-            }
+        if let Some(rate) = &mut self.rate {
+            return rate.cut(now);
         }
+        self.rate = Some(Box::new(Dcqcn::new(now, line_rate)));
+        true
     }
 
     /// Returns whether a CNP has cut its rate, which has not come back.

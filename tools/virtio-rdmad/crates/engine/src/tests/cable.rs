@@ -195,7 +195,9 @@ impl Cable {
         let fabrics = self.fabrics.lock().unwrap().clone();
         let mut count = 0;
         loop {
-            let next = self.frames.lock().unwrap().pop_front_if(|frame| arrives(frame));
+            let mut frames = self.frames.lock().unwrap();
+            let next = if frames.front().is_some_and(arrives) { frames.pop_front() } else { None };
+            drop(frames);
             let Some(Frame { to, bytes, segment, .. }) = next else { break count != 0 };
             fabrics[to].receive(&bytes, segment);
             count += 1;

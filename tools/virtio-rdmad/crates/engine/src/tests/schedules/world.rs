@@ -256,6 +256,12 @@ impl World {
 
 /// Returns an end of a connection, and the other one.
 fn pair(ends: &mut [End], end: usize) -> (&mut End, &mut End) {
-    let [own, other] = ends.get_disjoint_mut([end, peer(end)]).unwrap();
-    (own, other)
+    let other = peer(end);
+    let (front, back) = ends.split_at_mut(end.max(other));
+    let (low, high) = (&mut front[end.min(other)], &mut back[0]);
+    if end < other {
+        (low, high)
+    } else {
+        (high, low)
+    }
 }
