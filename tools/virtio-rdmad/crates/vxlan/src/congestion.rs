@@ -185,6 +185,21 @@ mod tests {
     }
 
     #[test]
+    fn the_checksum_stays_right_whatever_it_is() {
+        for (inner, outer) in [(Ecn::Ect0, Ecn::Ce), (Ecn::Ect1, Ecn::Ce), (Ecn::Ect0, Ecn::Ect1)] {
+            for identification in 0..=u16::MAX {
+                let (mut frame, at) = frame(4, false, inner, 0x5a);
+                frame[at + 4..at + 6].copy_from_slice(&identification.to_be_bytes());
+                frame[at + 10..at + 12].fill(0);
+                let sum = checksum(&frame[at..at + 20]);
+                frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
+                assert_eq!(leave(&mut frame, outer), Ok(()));
+                assert_eq!(checksum(&frame[at..at + 20]), 0, "{inner:?} {outer:?} {sum:#x}");
+            }
+        }
+    }
+
+    #[test]
     fn other_frames_stay_as_they_are() {
         let mut arp = [0_u8; 60];
         arp[12..14].copy_from_slice(&[0x08, 0x06]);
