@@ -191,10 +191,13 @@ def distance(psn, other):
 
 
 def flows(frames):
-    """Returns opcodes and PSNs by flow: requests, or answers, from one address to a QP at another, in one VLAN."""
+    """Returns opcodes and PSNs by flow: requests, or answers, from one address to a QP at another, in one VLAN. A CNP
+    has the PSN of a packet of the other direction, and belongs to none."""
     found: dict[tuple, list] = {}
     for frame in frames:
         header = base_header(frame)
+        if header.opcode == CNP:
+            continue
         flow = header.vlan, header.addresses, header.destination, header.opcode % 0x20 in ANSWERS
         found.setdefault(flow, []).append((header.opcode, header.psn))
     return found
@@ -207,7 +210,7 @@ def broken_messages(frames):
     for flow in flows(frames).values():
         seen = set()
         for opcode, psn in flow:
-            if opcode % 0x20 in BEHIND and opcode != CNP and (psn - 1) % PSNS not in seen:
+            if opcode % 0x20 in BEHIND and (psn - 1) % PSNS not in seen:
                 broken.append((hex(opcode), psn))
             seen.add(psn)
     return broken

@@ -179,7 +179,7 @@ impl Cable {
     /// Puts a CNP under way to a QP of a fabric, from the guest 9 to the guest 1.
     pub fn send_cnp(&self, to: usize, qpn: u32) {
         let mut frame = vec![0; 128];
-        let len = roce::encode(&cnp(9, qpn), &[], &mut frame).unwrap();
+        let len = roce::encode(&cnp([9, 1], qpn), &[], &mut frame).unwrap();
         self.inject(to, &frame[..len]);
     }
 
@@ -221,8 +221,8 @@ impl Cable {
     }
 }
 
-/// Returns the headers of a CNP for a QP, from the guest of this number to the guest 1.
-pub fn cnp(from: u8, qpn: u32) -> roce::Headers {
+/// Returns the headers of a CNP for a QP, from one of the guests of these numbers to the other.
+pub fn cnp([from, to]: [u8; 2], qpn: u32) -> roce::Headers {
     let opcode = roce::Opcode::CNP;
     roce::Headers {
         ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
@@ -232,7 +232,7 @@ pub fn cnp(from: u8, qpn: u32) -> roce::Headers {
             dont_fragment: true,
             hop_limit: 64,
             source: [10, 0, 0, from].into(),
-            destination: [10, 0, 0, 1].into(),
+            destination: [10, 0, 0, to].into(),
         }),
         source_port: 0xc000,
         bth: roce::Bth::new(opcode, roce::Qpn::new(qpn).unwrap(), roce::Psn::new(0)),

@@ -134,7 +134,7 @@ fn a_cnp_of_a_stranger_is_ignored() {
 fn forge_cnps(pair: &Pair, bths: &[(u32, bool)]) {
     for (psn, selective) in bths {
         let mut frame = vec![0; 128];
-        let mut headers = cnp(2, pair.ends[0].qpn);
+        let mut headers = cnp([2, 1], pair.ends[0].qpn);
         headers.bth.psn = roce::Psn::new(*psn);
         headers.bth.selective = *selective;
         let len = roce::encode(&headers, &[], &mut frame).unwrap();

@@ -13,6 +13,7 @@ mod cq_moderation;
 mod datagram;
 mod driver;
 mod fast_reg;
+mod floods;
 mod flush;
 mod hostile;
 mod mcast;

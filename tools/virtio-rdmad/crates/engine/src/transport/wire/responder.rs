@@ -124,6 +124,9 @@ fn follow(
                 }
             }
             Err(nak) => {
+                if matches!(nak, Nak::NotReady(_)) {
+                    hca.stats.add(Counter::RnrNaks, 1);
+                }
                 inbound.expected.tell();
                 // The requester sends all of them again.
                 inbound.held.clear();
