@@ -38,10 +38,16 @@ impl Cwnd {
         self.packets
     }
 
+    /// Returns whether it does not grow any more.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.packets == MOST
+    }
+
     /// Follows an acknowledgement of so many packets, before which `in_flight` were under way. `is_cut`: a CNP
     /// has cut the rate of the flow. A window of which less than half was used tells nothing, and stays.
     pub fn acknowledge(&mut self, packets: u32, in_flight: u32, is_cut: bool) {
-        if self.packets == MOST || 2 * in_flight < self.packets {
+        if self.is_full() || 2 * in_flight < self.packets {
             return;
         }
         if !is_cut {
