@@ -105,6 +105,12 @@ impl<D> Partner<D> {
         Self(device.map(Arc::downgrade))
     }
 
+    /// Returns whether the connection is with a device of this network.
+    #[inline]
+    pub fn is_fixed(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Returns whether the connection is with this device, which has the destination GID. If no device
     /// was fixed, the first one that is asked for is fixed.
     #[inline]

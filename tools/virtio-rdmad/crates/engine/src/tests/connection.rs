@@ -3,10 +3,12 @@
 //! Tests what must be the same at both ends of a connection: the PSNs, the path MTU, and the guest that
 //! has the address.
 
+use std::sync::Arc;
+
 use abi::*;
 
 use super::driver::*;
-use crate::Gid;
+use crate::{Fabric, FabricConfig, Gid, Uplink};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const SEND: u32 = VIRTIO_RDMA_WR_SEND;
@@ -207,6 +209,74 @@ pub fn a_peer_connects_to_whoever_has_the_address() {
     assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
     assert_eq!(brief(c.poll(end.cqn)), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
     assert_eq!(c.bytes(DATA, 8), data);
+}
+
+/// A network beside which nothing is.
+struct Nowhere;
+
+impl Uplink for Nowhere {
+    fn send(&self, _: roce::Segments<'_>) {}
+}
+
+/// Makes a connected pair of QPs in a network that has an uplink.
+fn pair_beside_an_uplink() -> Pair {
+    let clock = TestClock::new();
+    let uplink: Option<Arc<dyn Uplink>> = Some(Arc::new(Nowhere));
+    let fabric = Fabric::new(FabricConfig { uplink, ..fabric_config(&clock) });
+    let (mut a, mut b) = (Guest::new(&fabric, &clock, 1), Guest::new(&fabric, &clock, 2));
+    let ends = [End::new(&mut a, RC), End::new(&mut b, RC)];
+    a.connect(ends[0].qpn, b.gid, ends[1].qpn);
+    b.connect(ends[1].qpn, a.gid, ends[0].qpn);
+    Pair { clock, fabric, a, b, ends }
+}
+
+/// A connection with a guest of this network goes on when the guest has its address again: it does not turn
+/// to the uplink meanwhile, where the guest is not.
+#[test]
+fn an_address_that_comes_back_has_its_connections() {
+    let mut pair = pair_beside_an_uplink();
+    let ([a, b], gid_b) = (pair.ends, pair.b.gid);
+    let data = pair.a.fill(DATA, 8, 5);
+    pair.b.post_recv(b.qpn, 9, &[sge(DATA, 8, b.key)]);
+    pair.b.del_gid(0).unwrap();
+    pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+    pair.settle();
+    pair.b.add_gid(0, gid_b, 0).unwrap();
+    pair.settle_in_time();
+    assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+    assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
+    assert_eq!(pair.b.bytes(DATA, 8), data);
+}
+
+/// Whoever has the address of a guest of this network on another host has no part in the guest's
+/// connections.
+#[test]
+fn an_address_on_another_host_takes_no_rights_along() {
+    let mut pair = pair_beside_an_uplink();
+    let a = pair.ends[0];
+    pair.a.post_recv(a.qpn, 9, &[sge(DATA, 8, a.key)]);
+    pair.b.del_gid(0).unwrap();
+    let send = roce::Opcode::new(roce::Service::Rc, roce::Operation::Send, roce::Position::Only);
+    let headers = roce::Headers {
+        ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
+        ip: roce::Ip::V4(roce::Ipv4 {
+            traffic_class: 0,
+            identification: 0,
+            dont_fragment: true,
+            hop_limit: 64,
+            source: [10, 0, 0, 2].into(),
+            destination: [10, 0, 0, 1].into(),
+        }),
+        source_port: 0xc000,
+        bth: roce::Bth::new(send.unwrap(), roce::Qpn::new(a.qpn).unwrap(), roce::Psn::new(0)),
+        extended: roce::ExtendedHeaders::default(),
+    };
+    let mut frame = vec![0; 128];
+    let len = roce::encode(&headers, &[7; 8], &mut frame).unwrap();
+    assert!(pair.fabric.receive(&frame[..len], 0), "a guest has the address");
+    pair.settle();
+    assert!(pair.poll_a().is_none());
+    assert_eq!(pair.a.device.counter(crate::Counter::DropNotPeer), 1);
 }
 
 /// If no guest has the address of a QP's peer yet, the QP is connected to the first guest that gets it.

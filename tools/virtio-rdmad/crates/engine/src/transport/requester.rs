@@ -221,12 +221,13 @@ impl Sender<'_> {
         }
     }
 
-    /// Returns whether the peer is reached over the wire. A peer that was found in this network is not, as
-    /// long as no address in it has changed.
+    /// Returns whether the peer is reached over the wire. A peer that was found in this network is not, even
+    /// if it has no address at present.
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
         let generation = self.hca.network.generation();
         requester.peer.as_ref().is_none_or(|peer| peer.generation != generation)
+            && !requester.partner.is_fixed()
             && is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
     }
 

@@ -73,7 +73,8 @@ pub(super) fn check_receives(state: QpState) -> Result<(), Counter> {
     }
 }
 
-/// Checks that a packet is one that a responder of this type takes.
+/// Checks that a packet is one that a responder of this type takes. A connection with a guest of this network
+/// takes none, whoever has the address of that guest now (specification, chapter 8).
 pub(super) fn check_responder(
     responder: &Responder,
     state: QpState,
@@ -82,6 +83,9 @@ pub(super) fn check_responder(
 ) -> Result<(), Counter> {
     check_type(responder.config, &[kind])?;
     check_receives(state)?;
+    if responder.partner.is_fixed() {
+        return Err(Counter::DropNotPeer);
+    }
     check_peer(headers, &responder.source, &responder.attr.ah_attr.grh.dgid)
 }
 

@@ -2,7 +2,8 @@
 
 //! The wire: how a message reaches a QP of another host, in packets of RoCE v2.
 //!
-//! A QP is on the wire if no guest of this network has the address of its peer, and there is an uplink. A
+//! A QP is on the wire if no guest of this network had the address of its peer when it was connected, and none
+//! has it when the QP sends first, and there is an uplink. It stays on its path until it is connected again. A
 //! datagram for a multicast group goes over the wire besides to the members in this network.
 //!
 //! What work requests ask for and do is the same as on the [local path](super::local): packets are chunks
