@@ -69,8 +69,7 @@ class Phase:
                   "share": os.path.join(OUT, "guest")}
         self.network: guests.Network
         if vmm in NETWORKS:
-            # Each host has a processor of the device.
-            self.network = NETWORKS[vmm](guests.Options(vmm="uml", guests=2, workers=2, **common))
+            self.network = NETWORKS[vmm](guests.Options(vmm="uml", guests=2, **common))
         else:
             rings = offers_rings()
             # With rings, guests 1 and 2 have them and 3 and 4 do without, served by the same device.

@@ -20,7 +20,7 @@ use crate::uplink::Uplink;
 use crate::waker::Waker;
 
 /// Most frames, and about the most bytes, of a turn.
-const FRAMES: usize = 16;
+const FRAMES: usize = 64;
 const BYTES: usize = 128 << 10;
 
 /// The holder of an intake that no worker has: the thread of the switch.
