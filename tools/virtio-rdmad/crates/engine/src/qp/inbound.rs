@@ -132,7 +132,7 @@ pub(crate) struct Inbound {
     pub flow: Flow,
     /// Packets that came too early.
     pub held: Held,
-    /// Whether the peer knows selective acknowledgements.
+    /// Whether a request that was done said that the peer knows selective acknowledgements.
     pub is_selective: bool,
 }
 

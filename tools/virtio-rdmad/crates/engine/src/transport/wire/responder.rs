@@ -69,7 +69,6 @@ pub(crate) fn arrive(
         packet,
         round,
     );
-    inbound.is_selective |= packet.headers.bth.selective;
     follow(hca, slot, &mut responder, &mut inbound, packet, round);
     responder.attr.rq_psn = inbound.expected.psn.get();
     responder.inbound = Some(inbound);
@@ -116,6 +115,7 @@ fn follow(
         }
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
+                inbound.is_selective |= bth.selective;
                 inbound.expected.done(done.packets, done.ends);
                 if let Some(reply) = done.reply {
                     inbound.reply(reply);
