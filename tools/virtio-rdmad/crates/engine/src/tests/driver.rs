@@ -89,10 +89,11 @@ thread_local! {
 }
 
 /// Runs a test whose guests agree on VIRTIO_RDMA_F_RINGS.
-pub fn with_rings(test: impl FnOnce()) {
+pub fn with_rings<T>(test: impl FnOnce() -> T) -> T {
     RINGS.set(true);
-    test();
+    let result = test();
     RINGS.set(false);
+    result
 }
 
 pub const READ: u32 = VIRTIO_RDMA_ACCESS_REMOTE_READ;

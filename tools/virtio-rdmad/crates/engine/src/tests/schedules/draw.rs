@@ -11,8 +11,13 @@ impl Plan {
     pub fn new(seed: u64) -> Self {
         let dice = &mut Dice::new(seed);
         let count = dice.pick(&[2, 2, 2, 3, 4, 5]);
-        let guests: Vec<_> = (0..count).map(|_| guest(dice)).collect();
+        let mut guests: Vec<_> = (0..count).map(|number| guest(dice, number)).collect();
         let links = Links::new(count, || faults(dice));
+        for number in 1..count {
+            if dice.happens(150) {
+                guests[number].host = guests[dice.below(number as u64) as usize].host;
+            }
+        }
         let connections = match count {
             2 => dice.pick(&[1, 1, 1, 2, 3]),
             _ => count - 1 + dice.below(3) as usize,
@@ -23,14 +28,50 @@ impl Plan {
             let other = (one + 1 + dice.below(count as u64 - 1) as usize) % count;
             ends.extend(connection(dice, links.between(one, other), &guests, [one, other]));
         }
+        if dice.happens(150) {
+            flap(dice, &mut guests);
+        }
+        if dice.happens(100) {
+            ends.extend(take_over(dice, &links, &mut guests));
+        }
         let queues = queues(dice, &guests, &mut ends);
         Self { guests, links, ends, queues }
     }
 }
 
-/// Returns a guest.
-pub fn guest(dice: &mut Dice) -> GuestPlan {
-    GuestPlan { has_rings: !dice.happens(200) }
+/// Returns the guest of this number, on a host of its own.
+pub fn guest(dice: &mut Dice, number: usize) -> GuestPlan {
+    let has_rings = !dice.happens(200);
+    GuestPlan { host: number, address: number, absences: Vec::new(), has_rings }
+}
+
+/// Has some guests lose their addresses for a while.
+fn flap(dice: &mut Dice, guests: &mut [GuestPlan]) {
+    for guest in guests {
+        if dice.happens(500) {
+            let from = 1 + dice.below(500_000);
+            let most = dice.pick(&[10_000, 1_000_000, 50_000_000]);
+            guest.absences.push((from, from + 1 + dice.below(most)));
+        }
+    }
+}
+
+/// Has another guest, on any host, take over the address of a guest for ever, and returns the ends of its
+/// connection with a third one.
+fn take_over(dice: &mut Dice, links: &Links, guests: &mut Vec<GuestPlan>) -> [EndPlan; 2] {
+    let count = guests.len() as u64;
+    let (number, old) = (guests.len(), dice.below(count) as usize);
+    let third = (old + 1 + dice.below(count - 1) as usize) % guests.len();
+    let time = 1 + dice.below(500_000);
+    guests[old].absences = vec![(time, u64::MAX)];
+    guests[third].absences.clear();
+    let host = guests[dice.below(count) as usize].host;
+    guests.push(GuestPlan { host, address: old, absences: vec![(0, time)], ..guest(dice, number) });
+    let mut ends = connection(dice, links.between(old, third), guests, [third, number]);
+    for (pause, _) in ends.iter_mut().filter_map(|end| end.works.first_mut()) {
+        *pause += time;
+    }
+    ends
 }
 
 /// Returns what goes wrong in the network of a schedule.

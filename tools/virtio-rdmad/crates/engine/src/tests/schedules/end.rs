@@ -13,6 +13,7 @@ use super::plan::{EndPlan, Kind, Op, Work, AREA, DEPTH};
 use super::receives::UNTOUCHED;
 use super::request::{request, Remote};
 use crate::tests::driver::*;
+use crate::Gid;
 
 /// The bytes of guest memory that an end uses: its area, and what it sends.
 pub const MEMORY: u64 = SENDS + (DEPTH * AREA) as u64;
@@ -57,16 +58,20 @@ pub fn access(guest: &Guest) -> u32 {
 }
 
 impl End {
-    /// Brings the QP to RTS, connected to that of another end.
-    pub fn connect(&self, guest: &mut Guest, other: &Self) {
+    /// Brings the QP to INIT, where receives can be posted.
+    pub fn init(&self, guest: &mut Guest) {
+        let access = if self.plan.kind == Kind::Initiator { 0 } else { access(guest) };
+        guest.make_init(self.qpn, access);
+    }
+
+    /// Brings the QP to RTS, connected to that of another end, whose guest has this address.
+    pub fn connect(&self, guest: &mut Guest, other: &Self, dgid: Gid) {
         let (plan, peer) = (&self.plan, &other.plan);
         let (sends, receives) = (plan.kind != Kind::Target, plan.kind != Kind::Initiator);
-        let access = if receives { access(guest) } else { 0 };
-        guest.make_init(self.qpn, access);
         let mut attr = virtio_rdma_qp_attr::new_zeroed();
         attr.qp_state = VIRTIO_RDMA_QPS_RTR as u8;
         (attr.path_mtu, attr.rq_psn, attr.dest_qp_num) = (plan.path_mtu, peer.psn, other.qpn);
-        (attr.ah_attr.grh.dgid, attr.ah_attr.grh.hop_limit) = (gid(peer.guest as u8 + 1), 64);
+        (attr.ah_attr.grh.dgid, attr.ah_attr.grh.hop_limit) = (dgid, 64);
         (attr.ah_attr.ah_flags, attr.ah_attr.port_num) = (VIRTIO_RDMA_AH_GRH as u8, 1);
         let mut mask = VIRTIO_RDMA_QP_STATE
             | VIRTIO_RDMA_QP_AV

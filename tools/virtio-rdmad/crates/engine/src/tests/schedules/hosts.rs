@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! Hosts with a guest each, and the network between them, in virtual time.
+//! Hosts with guests, and the network between them, in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use super::network::{nanos, Links, Network, Port};
 use super::plan::GuestPlan;
 use crate::tests::driver::*;
-use crate::{Clock, Fabric, FabricConfig, Limits, Next};
+use crate::{Clock, Fabric, FabricConfig, Limits};
 
 pub struct Hosts {
     clock: Arc<TestClock>,
     pub network: Arc<Network>,
     fabrics: Vec<Arc<Fabric>>,
-    /// The guest of each host. Its address ends with its number, counted from 1.
+    /// The guests. Their addresses end with the numbers of these, counted from 1.
     pub guests: Vec<Guest>,
     /// Where memory begins that is not used, for each guest.
     free: Vec<u64>,
@@ -25,9 +25,9 @@ const MEMORY: u64 = 4 << 20;
 
 fn setup() -> Setup {
     let limits = Limits {
-        max_qp: 8,
-        max_cq: 8,
-        ring_qp: 8,
+        max_qp: 12,
+        max_cq: 12,
+        ring_qp: 12,
         ring_wr: 32,
         max_srq: 4,
         max_pd: 8,
@@ -36,6 +36,7 @@ fn setup() -> Setup {
     };
     Setup {
         limits,
+        adds_gid: false,
         memory: DATA + MEMORY,
         depth: 32,
         stride: 256,
@@ -48,11 +49,11 @@ fn setup() -> Setup {
 }
 
 impl Hosts {
-    /// Makes a host for each of these guests.
+    /// Makes these guests, and their hosts.
     pub fn new(seed: u64, plans: &[GuestPlan], links: &Links, tells: bool) -> Self {
         let clock = TestClock::new();
         let network = Network::new(&clock, links, seed ^ 0x6e65_7477, tells);
-        let fabrics: Vec<_> = (0..plans.len())
+        let fabrics: Vec<_> = (0..=plans.iter().map(|plan| plan.host).max().unwrap_or(0))
             .map(|host| {
                 let uplink = Arc::new(Port { network: Arc::clone(&network), host });
                 let clock = Arc::clone(&clock) as Arc<dyn Clock>;
@@ -60,15 +61,15 @@ impl Hosts {
             })
             .collect();
         let mut guests = Vec::new();
-        for (number, (fabric, plan)) in (1..).zip(fabrics.iter().zip(plans)) {
-            let mut make = || {
-                guests.push(Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup()));
-            };
-            if plan.has_rings {
-                with_rings(make);
-            } else {
-                make();
+        for (number, plan) in (1..).zip(plans) {
+            let (fabric, setup) = (&fabrics[plan.host], setup());
+            let make = || Guest::with_setup(fabric, &clock, number, Arc::new(NoWake), setup);
+            let mut guest = if plan.has_rings { with_rings(make) } else { make() };
+            guest.gid = gid(plan.address as u8 + 1);
+            if plan.is_there_first() {
+                guest.add_gid(0, guest.gid, 0).unwrap();
             }
+            guests.push(guest);
         }
         let free = vec![DATA; plans.len()];
         Self { clock, network, fabrics, guests, free }
@@ -88,12 +89,9 @@ impl Hosts {
 
     /// Runs all guests until they have nothing to do now. Returns when they have.
     pub fn settle(&self) -> Option<u64> {
-        let now = self.clock.now();
-        let times = self.guests.iter().filter_map(|guest| match guest.run() {
-            Next::At(time) => Some(self.now() + nanos(time.saturating_duration_since(now)).max(1)),
-            _ => None,
-        });
-        times.min()
+        let time = settle(&self.guests.iter().collect::<Vec<_>>())?;
+        let left = time.saturating_duration_since(self.clock.now());
+        Some(self.now() + nanos(left).max(1))
     }
 
     /// Moves to the first of these times, or to the one at which the next frames arrive, and brings these.

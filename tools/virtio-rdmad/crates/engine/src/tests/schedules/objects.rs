@@ -64,16 +64,35 @@ impl Objects {
         for queue in &plan.queues {
             objects.make_srq(hosts, queue);
         }
+        for (number, guest) in plan.guests.iter().enumerate().filter(|(at, one)| one.address != *at)
+        {
+            let ends = plan.ends.iter().filter(|end| end.guest == guest.address);
+            objects.skip_numbers(hosts, number, ends.count());
+        }
         for (number, end) in plan.ends.iter().enumerate() {
             objects.make_end(hosts, number, end.clone());
         }
         for end in &objects.ends {
-            end.connect(&mut hosts.guests[end.plan.guest], &objects.ends[peer(end.number)]);
+            end.init(&mut hosts.guests[end.plan.guest]);
+            if !plan.connects_late(end.number) {
+                connect(&objects.ends, end.number, hosts);
+            }
         }
         for (number, queue) in plan.queues.iter().enumerate() {
             objects.make_queue(hosts, number, queue);
         }
         objects
+    }
+
+    /// Makes QPs that nothing uses, so that none of a guest that takes over an address has the number of one
+    /// of the earlier guest: packets that are late would be for it (specification, chapter 8).
+    fn skip_numbers(&mut self, hosts: &mut Hosts, guest: usize, count: usize) {
+        let Common { pdn, shared } = self.common[guest];
+        let guest = &mut hosts.guests[guest];
+        let cqn = shared.map_or_else(|| guest.create_cq(RING), |shared| shared.cqn);
+        for _ in 0..count {
+            guest.create_qp(pdn, cqn, VIRTIO_RDMA_QPT_RC);
+        }
     }
 
     /// Makes an SRQ, which has a PD of its own, if a queue is one.
@@ -154,4 +173,11 @@ impl Objects {
         queue.post(guest, 0);
         self.queues.push(queue);
     }
+}
+
+/// Connects the QP of an end.
+pub fn connect(ends: &[End], end: usize, hosts: &mut Hosts) {
+    let (own, other) = (&ends[end], &ends[peer(end)]);
+    let dgid = hosts.guests[other.plan.guest].gid;
+    own.connect(&mut hosts.guests[own.plan.guest], other, dgid);
 }

@@ -112,11 +112,38 @@ pub struct Place {
 }
 
 /// A guest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GuestPlan {
+    /// The number of its host.
+    pub host: usize,
+    /// The number of its address, which may be that of an earlier guest.
+    pub address: usize,
+    /// From when until when it does not have its address: from 0 on, if it takes over that of another.
+    pub absences: Vec<(u64, u64)>,
     /// Whether its driver knows VIRTIO_RDMA_F_RINGS. Without, it has virtqueues, and none of the following:
     /// SRQs, XRC, FLUSH, ATOMIC WRITE and inline data.
     pub has_rings: bool,
+}
+
+impl GuestPlan {
+    /// Returns whether it has its address when a schedule begins.
+    pub fn is_there_first(&self) -> bool {
+        self.absences.iter().all(|(from, _)| *from != 0)
+    }
+
+    /// Returns how many tries may have been in vain between two times because the address was away, each of
+    /// which takes so long: one may have been under way at the beginning, and one at the end.
+    pub fn tries_in_vain(&self, since: u64, now: u64, answer: u64) -> usize {
+        let absences =
+            self.absences.iter().map(|(from, until)| (since.max(*from), now.min(*until)));
+        let tries = absences.filter(|(from, until)| from < until);
+        tries.map(|(from, until)| (until - from) as usize / answer as usize + 2).sum()
+    }
+
+    /// Returns whether it is without its address between two times.
+    pub fn is_away(&self, since: u64, now: u64) -> bool {
+        self.absences.iter().any(|(from, until)| *from < since && now < *until)
+    }
 }
 
 /// What kind of QP an end has.
@@ -176,12 +203,24 @@ pub struct QueuePlan {
 /// All of a schedule.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The guests, each on a host of its own.
+    /// The guests. Some are on one host.
     pub guests: Vec<GuestPlan>,
+    /// The links between addresses.
     pub links: Links,
     /// The ends of connections: that of number `n` is the peer of [`peer`]`(n)`.
     pub ends: Vec<EndPlan>,
     pub queues: Vec<QueuePlan>,
+}
+
+impl Plan {
+    /// Returns whether an end is connected when a guest takes over an address, and not at the beginning: that of
+    /// this guest is, and that of its peer if the earlier guest is in the peer's network, with which it would be
+    /// connected.
+    pub fn connects_late(&self, end: usize) -> bool {
+        let [own, other] = [end, peer(end)].map(|end| &self.guests[self.ends[end].guest]);
+        let earlier = &self.guests[other.address];
+        !own.is_there_first() || !other.is_there_first() && earlier.host == own.host
+    }
 }
 
 /// Returns the number of the other end of a connection.

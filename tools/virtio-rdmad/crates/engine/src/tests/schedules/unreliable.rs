@@ -72,7 +72,7 @@ pub fn run(seed: u64, is_datagrams: bool, tells: bool) -> Verdict {
             Message { data: dice.bytes(len), is_write, time }
         })
         .collect::<Vec<_>>();
-    let guests = [guest(dice), guest(dice)];
+    let guests = [guest(dice, 0), guest(dice, 1)];
     let mut hosts = Hosts::new(seed, &guests, &Links::new(2, || faults.clone()), tells);
     let kind = if is_datagrams { VIRTIO_RDMA_QPT_UD } else { VIRTIO_RDMA_QPT_UC };
     let ends = [0, 1].map(|side| {

@@ -3,13 +3,15 @@
 //! Guests on several hosts that do what a plan says, in virtual time, and the reference that judges what
 //! they get.
 
+use std::collections::VecDeque;
+
 use abi::*;
 
 use super::dice::Dice;
 use super::end::End;
 use super::hosts::Hosts;
 use super::model::{check_message, fails_responder, Model, Verdict};
-use super::objects::Objects;
+use super::objects::{connect, Objects};
 use super::plan::{peer, Plan, AREA};
 use super::receives::{Receives, IS_RECEIVE};
 use crate::tests::driver::*;
@@ -24,6 +26,8 @@ pub struct World {
     cqs: Vec<(usize, u32)>,
     ends: Vec<End>,
     queues: Vec<Receives>,
+    /// When guests lose their addresses (`false`), or get them.
+    moves: VecDeque<(u64, bool, usize)>,
     dice: Dice,
     tells: bool,
 }
@@ -33,7 +37,15 @@ impl World {
         let mut hosts = Hosts::new(seed, &plan.guests, &plan.links, tells);
         let Objects { cqs, ends, queues, .. } = Objects::new(&plan, &mut hosts);
         let dice = Dice::new(seed ^ 0x776f_726c);
-        Self { plan, hosts, cqs, ends, queues, dice, tells }
+        let mut moves = Vec::new();
+        for (guest, plan) in plan.guests.iter().enumerate() {
+            for (from, until) in &plan.absences {
+                moves.extend((*from != 0).then_some((*from, false, guest)));
+                moves.extend((*until != u64::MAX).then_some((*until, true, guest)));
+            }
+        }
+        moves.sort_unstable();
+        Self { plan, hosts, cqs, ends, queues, moves: moves.into(), dice, tells }
     }
 
     fn now(&self) -> u64 {
@@ -50,7 +62,8 @@ impl World {
             }
             let works = self.ends.iter().filter_map(End::next_post);
             let receives = self.queues.iter().filter_map(Receives::next_post);
-            if !self.hosts.pass(works.chain(receives).chain(timer)) {
+            let moves = self.moves.front().map(|(time, ..)| *time);
+            if !self.hosts.pass(works.chain(receives).chain(moves).chain(timer)) {
                 return self.end();
             }
         }
@@ -60,7 +73,7 @@ impl World {
     /// Posts what is due; whether something was.
     fn act(&mut self) -> bool {
         let now = self.now();
-        let mut has_posted = false;
+        let mut has_posted = self.move_addresses(now);
         for queue in &mut self.queues {
             has_posted |= queue.post(&mut self.hosts.guests[queue.guest], now);
         }
@@ -70,6 +83,32 @@ impl World {
             has_posted |= own.post(guest, now, other, &mut self.dice, self.tells);
         }
         has_posted
+    }
+
+    /// Takes addresses from guests, and gives them to guests; whether that was due for one.
+    fn move_addresses(&mut self, now: u64) -> bool {
+        let mut has_moved = false;
+        while let Some((_, comes, number)) = self.moves.pop_front_if(|(time, ..)| *time <= now) {
+            has_moved = true;
+            if self.tells {
+                println!(
+                    "{now} guest {number} {} its address",
+                    if comes { "gets" } else { "loses" }
+                );
+            }
+            let guest = &mut self.hosts.guests[number];
+            if !comes {
+                guest.del_gid(0).unwrap();
+                continue;
+            }
+            guest.add_gid(0, guest.gid, 0).unwrap();
+            if !self.plan.guests[number].is_there_first() {
+                // All ends that are connected late are those of its connections.
+                let late = (0..self.ends.len()).filter(|end| self.plan.connects_late(*end));
+                late.for_each(|end| connect(&self.ends, end, &mut self.hosts));
+            }
+        }
+        has_moved
     }
 
     /// Takes all CQEs, and judges them.
@@ -162,6 +201,12 @@ impl World {
         if own.is_flushed {
             return Err(format!("receive {index} ends with {status} after others were flushed"));
         }
+        let now = self.hosts.now();
+        let guests = [&*own, &*other].map(|end| &self.plan.guests[end.plan.guest]);
+        let longest = self.plan.links.between(guests[0].address, guests[1].address).longest();
+        if guests[0].is_away(now, now) || guests[1].is_away(now.saturating_sub(longest), now) {
+            return Err(format!("receive {index} ends while an address is away"));
+        }
         let named = other.model.taker(number).map(|work| own.plan.queues[work.queue]);
         if named != Some(queue) {
             return Err(format!("receive {index} of queue {queue} ends, not of {named:?}"));
@@ -183,7 +228,8 @@ impl World {
     /// Returns whether the first error of a direction has a reason. `since` is when it got on before.
     fn has_reason(&self, end: usize, index: usize, status: u32, since: u64) -> bool {
         let (own, other) = (&self.ends[end], &self.ends[peer(end)]);
-        let faults = self.plan.links.between(own.plan.guest, other.plan.guest);
+        let guests = [own, other].map(|end| &self.plan.guests[end.plan.guest]);
+        let faults = self.plan.links.between(guests[0].address, guests[1].address);
         let is_flawed = |model: &Model| {
             model.flawed.is_some_and(|flawed| fails_responder(&model.posted[flawed].work))
         };
@@ -192,16 +238,19 @@ impl World {
         match status {
             FLUSHED => is_flawed(&other.model),
             VIRTIO_RDMA_WC_RETRY_EXC_ERR => {
-                let qps = [own, other].map(|end| (end.plan.guest as u8 + 1, end.qpn));
+                let qps = [(guests[0], own.qpn), (guests[1], other.qpn)];
+                let qps = qps.map(|(guest, qpn)| (guest.address as u8 + 1, qpn));
                 let retries = usize::from(own.plan.retry_cnt) + 1;
                 let answer = 4096 << own.plan.timeout;
                 // What was lost may have been sent before what was answered last.
                 let since = since.saturating_sub(2 * longest);
+                let vain = guests.map(|guest| guest.tries_in_vain(since, self.now(), answer));
+                let harm = self.hosts.network.harm_since(since, &qps);
                 is_flawed(&own.model)
                     || other.model.failed.is_some()
                     || has_marks
                     || answer < 2 * longest
-                    || self.hosts.network.harm_since(since, &qps) >= retries
+                    || harm + vain[0] + vain[1] >= retries
             }
             VIRTIO_RDMA_WC_RNR_RETRY_EXC_ERR => {
                 let work = &own.model.posted[index].work;
