@@ -88,7 +88,8 @@ impl World {
     /// Takes addresses from guests, and gives them to guests; whether that was due for one.
     fn move_addresses(&mut self, now: u64) -> bool {
         let mut has_moved = false;
-        while let Some((_, comes, number)) = self.moves.pop_front_if(|(time, ..)| *time <= now) {
+        while self.moves.front().is_some_and(|(time, ..)| *time <= now) {
+            let Some((_, comes, number)) = self.moves.pop_front() else { break };
             has_moved = true;
             if self.tells {
                 println!(
