@@ -311,8 +311,8 @@ impl<T> Window<T> {
     }
 
     /// Returns the packet that is sent again next, as the peer holds packets behind it or is asked what it misses:
-    /// the place of its message, and its PSN. The request of a READ has the first PSN of its response, and is all that
-    /// can be missing of it.
+    /// the place of its message, and its PSN. The request of a READ has the first PSN of its response, and is all of it
+    /// that the peer can miss.
     fn missing(&self) -> Option<(usize, Psn)> {
         if let Some(psn) = self.inquiry {
             return Some((self.at(psn), psn));
@@ -472,6 +472,7 @@ impl<T> Window<T> {
                 break;
             }
         }
+        self.end_inquiry();
         self.cursor = later(self.cursor, self.done_or_complete());
     }
 
@@ -604,7 +605,13 @@ impl<T> Window<T> {
         let sent = self.sent.pop_front()?;
         self.answered -= usize::from(sent.kind.is_answered);
         self.una = later(self.una, sent.end());
+        self.end_inquiry();
         Some(sent.what)
+    }
+
+    /// Ends an inquiry whose answer is here, or whose message is gone.
+    fn end_inquiry(&mut self) {
+        self.inquiry = self.inquiry.filter(|psn| !psn.is_before(self.una));
     }
 }
 
@@ -727,6 +734,28 @@ mod tests {
         // Nothing has come since.
         window.send_again();
         assert_eq!(window.due(1).map(|due| (due.psn, due.count)), Some((Psn::new(40), 59)));
+    }
+
+    /// The rate of a flow, or the budget of a round, may keep an inquiry back until its answer is here.
+    #[test]
+    fn an_inquiry_ends_with_its_message() {
+        let mut window = Window::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 4, Kind { is_answered: true, is_fenced: false });
+        sends(&mut window);
+        window.push((), 2, Kind::default());
+        for psn in 0..4 {
+            if psn == 1 {
+                window.send_again();
+            }
+            assert!(matches!(window.respond(Psn::new(psn)), Response::Missing((), _)));
+            window.take(Psn::new(psn));
+        }
+        let due = |window: &Window<()>| window.due(1).map(|due| (due.psn, due.index, due.is_again));
+        assert_eq!(due(&window), Some((Psn::new(4), 0, false)), "its message is complete");
+        assert!(window.pop_done().is_some());
+        assert_eq!(due(&window), Some((Psn::new(4), 0, false)), "its message is gone");
+        assert_eq!(sends(&mut window).0, 2);
     }
 
     #[test]
