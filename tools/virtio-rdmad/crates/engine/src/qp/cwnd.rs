@@ -7,12 +7,12 @@
 //! packets, and each packet that is acknowledged lets one more be under way: the window doubles in each round
 //! trip, as long as it is used. A flow whose rate was cut by a CNP has met congestion. [`super::dcqcn`] has its
 //! rate then, and its window grows by a packet in each round trip. A loss is no sign of congestion here, and does
-//! not make the window smaller.
+//! not make the window smaller. A time-out does: nothing has come for so long that nothing is known.
 //!
 //! [`INITIAL`] is what the simulation in `incast.rs` shows: the longest queue of an incast is as long as all
 //! initial windows together, and with 8 packets 1,000 flows do not share the bottleneck equally any more.
 
-/// Packets that are sent at first, and after a time in which nothing was sent.
+/// Packets that are sent at first, after a time in which nothing was sent, and after a time-out.
 pub(crate) const INITIAL: u32 = 16;
 
 /// Packets that are under way at most. A responder holds as many, if one of them is lost.

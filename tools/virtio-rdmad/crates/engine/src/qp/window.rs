@@ -349,9 +349,15 @@ impl<T> Window<T> {
         }
     }
 
-    /// Returns the place of the message that has this PSN, or that behind the last one.
+    /// Returns the place of the message that has this PSN, or that behind the last one. It is mostly the last
+    /// message, which was added just now.
     fn at(&self, psn: Psn) -> usize {
-        self.sent.partition_point(|sent| !sent.end().is_after(psn))
+        match self.sent.back() {
+            Some(last) if !psn.is_before(last.first) => {
+                self.sent.len() - usize::from(psn.is_before(last.end()))
+            }
+            _ => self.sent.partition_point(|sent| !sent.end().is_after(psn)),
+        }
     }
 
     /// Returns the place of the message whose packet is next to be sent, or that behind the last one.
@@ -478,7 +484,7 @@ impl<T> Window<T> {
 
     /// Returns the place of the message whose response has a packet of this PSN, and which packet that is.
     fn response_at(&self, psn: Psn) -> Option<(usize, u32)> {
-        let at = self.sent.partition_point(|sent| !sent.end().is_after(psn));
+        let at = self.at(psn);
         let sent = self.sent.get(at)?;
         let index = u32::try_from(psn.distance_from(sent.first)).ok()?;
         sent.kind.is_answered.then_some((at, index))
@@ -535,18 +541,26 @@ impl<T> Window<T> {
         self.lose_responses();
     }
 
+    /// Has everything sent again, as the time for an answer is over: a few packets at first, as at the beginning
+    /// (RFC 5681, 3.1).
+    pub fn time_out(&mut self) {
+        self.go_back();
+        self.restart();
+    }
+
     /// Has something sent again, as nothing has come for a while. The time for an answer goes on.
     ///
     /// The first time this is one packet, which asks the peer what it misses, or for the last packet of a response: a
-    /// peer that is only slow is not sent everything once more, nor asked for it. After that it is everything that the
-    /// peer neither has done nor holds, and what has not come of the responses to what it has done is asked for.
+    /// peer that is only slow is not sent everything once more, nor asked for it. After that it is everything under way
+    /// that the peer neither has done nor holds, and what has not come of the responses to what it has done is asked
+    /// for.
     pub fn send_again(&mut self) {
         let inquiry = self.last_request().or_else(|| self.last_response());
         self.inquiry = inquiry.filter(|_| self.probe.is_first());
         self.probe.again();
         if self.inquiry.is_none() {
             self.resent_to = self.done;
-            self.probed_to = self.top;
+            self.probed_to = self.cursor;
             self.lose_responses();
         }
     }
@@ -666,6 +680,27 @@ mod tests {
         window.restart();
         window.acknowledge(Psn::new(0xff_fff1).plus(15 + 32 + 64));
         assert_eq!(sends(&mut window), (16 + 64, 2), "the one of PSN 128 asks, too");
+    }
+
+    #[test]
+    fn a_time_out_begins_with_a_few_packets() {
+        let mut window = Window::new(Psn::new(0));
+        window.is_selective = true;
+        window.push((), 4096, Kind::default());
+        for sent in [16, 32, 64] {
+            assert_eq!(sends(&mut window).0, sent);
+            window.acknowledge(window.top.minus(1));
+        }
+        assert_eq!(sends(&mut window).0, 128);
+        window.time_out();
+        assert_eq!(window.due(1).map(|due| due.psn), Some(Psn::new(112)));
+        assert_eq!(sends(&mut window).0, 16);
+        window.send_again();
+        assert_eq!(sends(&mut window).0, 1, "the peer is asked what it misses");
+        window.send_again();
+        assert_eq!(sends(&mut window).0, 16, "it does not answer");
+        window.acknowledge(Psn::new(112 + 15));
+        assert_eq!(sends(&mut window).0, 32);
     }
 
     #[test]

@@ -279,7 +279,7 @@ impl Sender<'_> {
             return false;
         }
         requester.retry_left -= 1;
-        window.go_back();
+        window.time_out();
         true
     }
 
