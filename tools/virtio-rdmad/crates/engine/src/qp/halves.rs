@@ -82,42 +82,51 @@ pub(crate) struct Peer<D> {
     pub generation: u64,
 }
 
-/// The device that a connection is with: the one that has the destination GID when the QP becomes
-/// ready to receive or, if no device has it then, the first one that has it. A GID may move to another
-/// guest later; the connections do not move with it.
-pub(crate) struct Partner<D>(Option<Weak<D>>);
+/// Whom a connection is with: whoever has the destination GID when the QP becomes ready to receive or, if no
+/// device of this network has it then, the first one that has it when a message comes or goes. A GID may move
+/// to another guest later; the connections do not move with it.
+pub(crate) enum Partner<D> {
+    /// Nobody, so far.
+    Unknown,
+    /// A device of this network.
+    Device(Weak<D>),
+    /// One on another host.
+    Remote,
+}
 
 impl<D> Clone for Partner<D> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<D> Default for Partner<D> {
-    fn default() -> Self {
-        Self(None)
+        match self {
+            Self::Unknown => Self::Unknown,
+            Self::Device(device) => Self::Device(device.clone()),
+            Self::Remote => Self::Remote,
+        }
     }
 }
 
 impl<D> Partner<D> {
     /// Returns a partner that is this device, if there is one.
     pub fn new(device: Option<&Arc<D>>) -> Self {
-        Self(device.map(Arc::downgrade))
+        device.map_or(Self::Unknown, |device| Self::Device(Arc::downgrade(device)))
     }
 
-    /// Returns whether the connection is with a device of this network.
+    /// Notes that a message goes over the wire, or has come over it.
     #[inline]
-    pub fn is_fixed(&self) -> bool {
-        self.0.is_some()
+    pub fn uses_wire(&mut self) {
+        if matches!(self, Self::Unknown) {
+            *self = Self::Remote;
+        }
     }
 
-    /// Returns whether the connection is with this device, which has the destination GID. If no device
-    /// was fixed, the first one that is asked for is fixed.
+    /// Returns whether the connection is with this device, which has the destination GID. If the connection
+    /// is with nobody so far, it is with this one from now on.
     #[inline]
     pub fn is(&mut self, device: &Arc<D>) -> bool {
+        if matches!(self, Self::Unknown) {
+            *self = Self::new(Some(device));
+        }
         // What a `Weak` points to is not freed, so that no other device can be in its place.
-        let partner = self.0.get_or_insert_with(|| Arc::downgrade(device));
-        std::ptr::eq(partner.as_ptr(), Arc::as_ptr(device))
+        matches!(self, Self::Device(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(device)))
     }
 }
 
@@ -178,7 +187,7 @@ impl<D> Requester<D> {
             pace: Pace::default(),
             retry_left: 0,
             peer: None,
-            partner: Partner::default(),
+            partner: Partner::Unknown,
             notify_drained: false,
             window: None,
             flow: None,
@@ -205,7 +214,7 @@ impl<D> Requester<D> {
         self.wait = Wait::No;
         self.pace = Pace::default();
         self.peer = None;
-        self.partner = Partner::default();
+        self.partner = Partner::Unknown;
         self.notify_drained = false;
         self.window = None;
         self.flow = None;
@@ -253,7 +262,7 @@ impl<D> Responder<D> {
             config: None,
             attr: virtio_rdma_qp_attr::new_zeroed(),
             source: Address::default(),
-            partner: Partner::default(),
+            partner: Partner::Unknown,
             has_receive: false,
             receive: ReceiveWqe::empty(),
             waiter: None,
@@ -272,7 +281,7 @@ impl<D> Responder<D> {
         self.attr = virtio_rdma_qp_attr::new_zeroed();
         self.attr.cap = cap;
         self.source = Address::default();
-        self.partner = Partner::default();
+        self.partner = Partner::Unknown;
         self.has_receive = false;
         self.waiter = None;
         self.established = false;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use abi::*;
 
+use super::cable::{over_a_cable, Faults};
 use super::driver::*;
 use crate::{Fabric, FabricConfig, Gid, Uplink};
 
@@ -154,19 +155,26 @@ pub fn what_does_not_fit_the_smaller_mtu_is_lost_on_an_unreliable_connection() {
     assert_eq!(brief(pair.poll_b()), Some((9, OK, VIRTIO_RDMA_WC_RECV)));
 }
 
-/// Makes a third guest that takes the address of B. Its QP has the number, the peer and the PSNs of B's
-/// QP. The QP of A stays in RTS.
-fn taken_over() -> (Pair, Guest, End) {
-    let mut pair = Pair::new();
+/// Makes a third guest in the network of A, which takes the address of B. Its QP has the number and the peer of
+/// B's QP, and these PSNs. The QP of A stays in RTS.
+fn take_over(pair: &mut Pair, kind: u32, psn: u32) -> (Guest, End) {
     let [a, b] = pair.ends;
     pair.b.del_gid(0).unwrap();
     let (gid_a, gid_b) = (pair.a.gid, pair.b.gid);
     let mut c = Guest::new(&pair.fabric, &pair.clock, 3);
-    let end = End::new(&mut c, RC);
+    let end = End::new(&mut c, kind);
     assert_eq!(end.qpn, b.qpn);
     c.del_gid(0).unwrap();
     c.add_gid(0, gid_b, 0).unwrap();
-    c.connect(end.qpn, gid_a, a.qpn);
+    (c.sq_psn, c.rq_psn) = (psn, psn);
+    connect(&mut c, end.qpn, gid_a, a.qpn, kind);
+    (c, end)
+}
+
+/// Makes a pair of QPs, and a third guest that takes the address of B.
+fn taken_over() -> (Pair, Guest, End) {
+    let mut pair = Pair::new();
+    let (c, end) = take_over(&mut pair, RC, 0);
     (pair, c, end)
 }
 
@@ -277,6 +285,47 @@ fn an_address_on_another_host_takes_no_rights_along() {
     pair.settle();
     assert!(pair.poll_a().is_none());
     assert_eq!(pair.a.device.counter(crate::Counter::DropNotPeer), 1);
+}
+
+/// Has A and B send each other a message of a packet.
+fn exchange(pair: &mut Pair) {
+    let [a, b] = pair.ends;
+    pair.a.post_recv(a.qpn, 1, &[sge(DATA, 8, a.key)]);
+    pair.b.post_recv(b.qpn, 1, &[sge(DATA, 8, b.key)]);
+    pair.a.post_send(a.qpn, &Send::new(2, SEND, &[sge(DATA, 8, a.key)]));
+    pair.b.post_send(b.qpn, &Send::new(2, SEND, &[sge(DATA, 8, b.key)]));
+    pair.settle_in_time();
+    for _ in 0..2 {
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        assert_eq!(brief(pair.poll_b()).unwrap().1, OK);
+    }
+}
+
+/// A connection with a guest on another host is with that guest: a guest of this network that takes over the
+/// address neither sends to the QP at this end nor receives from it, with any type of connection.
+#[test]
+fn an_address_that_moves_here_takes_nothing_along() {
+    for kind in [RC, UC] {
+        over_a_cable(0, Faults::default(), || {
+            let mut pair = pair_with(kind, |_| ());
+            exchange(&mut pair);
+            let (mut c, end) = take_over(&mut pair, kind, 1);
+            let a = pair.ends[0];
+            pair.a.post_recv(a.qpn, 9, &[sge(DATA, 8, a.key)]);
+            c.post_recv(end.qpn, 9, &[sge(DATA, 8, end.key)]);
+            pair.a.post_send(a.qpn, &Send::new(1, SEND, &[sge(DATA, 8, a.key)]));
+            c.post_send(end.qpn, &Send::new(1, SEND, &[sge(DATA, 8, end.key)]));
+            settle_in_time(&[&pair.a, &pair.b, &c]);
+            let status = if kind == RC { VIRTIO_RDMA_WC_RETRY_EXC_ERR } else { OK };
+            // A QP in error flushes its receive, and another one keeps it.
+            let flushed = (kind == RC).then_some((9, VIRTIO_RDMA_WC_WR_FLUSH_ERR));
+            for expected in [Some((1, status)), flushed] {
+                for cqe in [pair.poll_a(), c.poll(end.cqn)] {
+                    assert_eq!(cqe.map(|cqe| (cqe.wr_id, u32::from(cqe.status))), expected);
+                }
+            }
+        });
+    }
 }
 
 /// If no guest has the address of a QP's peer yet, the QP is connected to the first guest that gets it.

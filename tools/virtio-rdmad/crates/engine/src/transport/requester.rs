@@ -17,7 +17,7 @@ use abi::{
 
 use super::datagram;
 use super::failure::fail_requester;
-use super::hca::{Hca, Peer, Requester, Responder};
+use super::hca::{Hca, Partner, Peer, Requester, Responder};
 use super::local::{deliver, find_peer, lock_responder};
 use super::message::{packets, Message, Nak};
 use super::receive::Receiver;
@@ -226,15 +226,23 @@ impl Sender<'_> {
     #[inline]
     fn is_away(&self, requester: &Requester) -> bool {
         let generation = self.hca.network.generation();
-        requester.peer.as_ref().is_none_or(|peer| peer.generation != generation)
-            && !requester.partner.is_fixed()
-            && is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
+        if requester.peer.as_ref().is_some_and(|peer| peer.generation == generation) {
+            return false;
+        }
+        match requester.partner {
+            Partner::Device(_) => false,
+            Partner::Remote => true,
+            Partner::Unknown => {
+                is_away(self.hca, &requester.source, &requester.attr.ah_attr.grh.dgid)
+            }
+        }
     }
 
     /// Checks the local side of the work request under way, and puts it among those that are sent in
     /// packets.
     #[cold]
     fn step_on_wire(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        requester.partner.uses_wire();
         if self.config.wq.kind == QpType::Uc {
             return self.send_packets(requester, round);
         }

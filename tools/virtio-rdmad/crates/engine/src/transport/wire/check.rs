@@ -9,7 +9,7 @@ use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::qp::config::QpConfig;
 use crate::qp::state::QpState;
-use crate::transport::hca::{Hca, Responder};
+use crate::transport::hca::{Hca, Partner, Responder};
 
 /// The bits of a P_Key that say which partition it is. The other bit says whether the sender is a full
 /// member (IBA 10.9.1.1).
@@ -83,7 +83,7 @@ pub(super) fn check_responder(
 ) -> Result<(), Counter> {
     check_type(responder.config, &[kind])?;
     check_receives(state)?;
-    if responder.partner.is_fixed() {
+    if matches!(responder.partner, Partner::Device(_)) {
         return Err(Counter::DropNotPeer);
     }
     check_peer(headers, &responder.source, &responder.attr.ah_attr.grh.dgid)

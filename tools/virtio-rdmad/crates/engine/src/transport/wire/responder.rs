@@ -115,6 +115,7 @@ fn follow(
         }
         Verdict::Next => match execute(hca, slot, responder, inbound, packet, round) {
             Ok(done) => {
+                responder.partner.uses_wire();
                 inbound.is_selective |= bth.selective;
                 inbound.expected.done(done.packets, done.ends);
                 if let Some(reply) = done.reply {

@@ -117,7 +117,10 @@ fn follow(
     }
     inbound.expected.psn = bth.psn;
     match execute(hca, slot, responder, inbound, packet, round) {
-        Ok(done) => inbound.expected.done(done.packets, done.ends),
+        Ok(done) => {
+            responder.partner.uses_wire();
+            inbound.expected.done(done.packets, done.ends);
+        }
         Err(nak) => {
             inbound.expected.done(1, false);
             inbound.assembly = None;
