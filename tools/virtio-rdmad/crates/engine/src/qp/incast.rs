@@ -222,9 +222,13 @@ impl Simulation {
     }
 }
 
-/// Runs some flows, and checks that they share the bottleneck equally and use it.
-fn share(seed: u64, flows: usize, marking: Marking) -> Report {
-    let simulation = Simulation::new(seed, flows, marking, Duration::from_millis(200));
+/// How long flows have to find their rates at first. Two of them may need twice as long: with seed 6 Jain's index is
+/// 0.94 in the third tenth of a second, and grows from there.
+const SETTLING: Duration = Duration::from_millis(200);
+
+/// Runs some flows, and checks that they share the bottleneck equally, and use it, in the 100 ms after `settling`.
+fn share(seed: u64, flows: usize, marking: Marking, settling: Duration) -> Report {
+    let simulation = Simulation::new(seed, flows, marking, settling);
     let report = simulation.run(Duration::from_millis(100));
     let Report { fairness, throughput, longest, peak, below_max } = report;
     let case = format!(
@@ -243,7 +247,7 @@ fn share(seed: u64, flows: usize, marking: Marking) -> Report {
 #[test]
 fn flows_share_a_bottleneck_that_marks_as_in_the_paper() {
     for (flows, below_max) in [(2, 990), (10, 950), (100, 800), (1000, 500)] {
-        let report = share(1, flows, OF_PAPER);
+        let report = share(1, flows, OF_PAPER, SETTLING);
         let bound = (2 * OF_PAPER.max).max(flows as u64 * PACKET);
         assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
         assert!(report.below_max >= below_max, "{flows} flows: {}", report.below_max);
@@ -254,9 +258,24 @@ fn flows_share_a_bottleneck_that_marks_as_in_the_paper() {
 #[test]
 fn a_marking_without_a_jump_keeps_the_queue_shorter() {
     for (flows, below_max) in [(2, 1000), (10, 1000), (100, 1000), (1000, 650)] {
-        let report = share(1, flows, WITHOUT_JUMP);
+        let report = share(1, flows, WITHOUT_JUMP, SETTLING);
         let bound = WITHOUT_JUMP.max.max(flows as u64 * PACKET);
         assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
         assert!(report.below_max >= below_max, "{flows} flows: {}", report.below_max);
+    }
+}
+
+/// Flows that go on share the bottleneck equally, wherever they begin, and their queue is a packet of each flow at
+/// most, or as long as that at which each packet is marked.
+#[test]
+fn flows_that_go_on_share_a_bottleneck() {
+    for marking in [OF_PAPER, WITHOUT_JUMP] {
+        for (flows, seeds) in [(2, 1..8), (100, 1..3), (1000, 1..2)] {
+            for seed in seeds {
+                let report = share(seed, flows, marking, 3 * SETTLING);
+                let bound = (2 * OF_PAPER.max).max(flows as u64 * PACKET);
+                assert!(report.longest <= bound, "{flows} flows: {} bytes", report.longest);
+            }
+        }
     }
 }
