@@ -7,7 +7,7 @@ from virtio_rdma.guests.tunnel import KernelTunnel, Switched, Tunnelled
 from virtio_rdma.tests import networks, tools
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import between
-from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, DIRECTIONS, RXE_CASES, of_uml
+from virtio_rdma.tests.test_wire import BETWEEN_HOSTS, CASES, RXE_CASES, BothDirections, of_uml
 
 # The kinds of tools that run over a tunnel, and those that are enough to show that one works.
 KINDS = ("rping", "ucmatose", "mckey", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
@@ -86,19 +86,9 @@ class TestSwitch(Tunnel):
 
 @of_uml
 @pytest.mark.network("a tunnel of the kernel's", guests=2, mtu=1450, kind=KernelTunnel)
-class TestKernelTunnel:
+class TestKernelTunnel(BothDirections):
     """The other end is the kernel's vxlan device, and behind it a guest with rxe. Guest and daemon on this side have
     nothing of the host but a route."""
-
-    @pytest.fixture(scope="class", params=DIRECTIONS)
-    def direction(self, request):
-        """Who serves."""
-        return request.param
-
-    @pytest.fixture(scope="class")
-    def pair(self, network, direction):
-        """The guest that serves, and the other."""
-        return [network.guests[at] for at in DIRECTIONS[direction]]
 
     @pytest.fixture(scope="class")
     def names(self, pair):

@@ -96,11 +96,8 @@ class TestTwoDaemons:
 DIRECTIONS = {"rxe is the client": (0, 1), "rxe serves": (1, 0)}
 
 
-@of_uml
-@pytest.mark.network("a host with rxe", guests=2, workers=2, mtu=9000, kind=Hosts, others={2: {"rdma": "rxe"}})
-class TestRxe:
-    """The tools of the suite tools, and kernel consumers, between a guest with virtio-rdma and a guest that has rxe on
-    its network interface."""
+class BothDirections:
+    """Tests between a guest with virtio-rdma and one with rxe, each of which serves."""
 
     @pytest.fixture(scope="class", params=DIRECTIONS)
     def direction(self, request):
@@ -111,6 +108,13 @@ class TestRxe:
     def pair(self, network, direction):
         """The guest that serves, and the other."""
         return [network.guests[at] for at in DIRECTIONS[direction]]
+
+
+@of_uml
+@pytest.mark.network("a host with rxe", guests=2, workers=2, mtu=9000, kind=Hosts, others={2: {"rdma": "rxe"}})
+class TestRxe(BothDirections):
+    """The tools of the suite tools, and kernel consumers, between a guest with virtio-rdma and a guest that has rxe on
+    its network interface."""
 
     @pytest.mark.parametrize("name", WITH_RXE)
     def test_program(self, name, direction, pair, platform, results):

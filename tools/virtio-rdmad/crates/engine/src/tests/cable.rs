@@ -222,8 +222,12 @@ impl Cable {
 }
 
 /// Returns the headers of a CNP for a QP, from one of the guests of these numbers to the other.
-pub fn cnp([from, to]: [u8; 2], qpn: u32) -> roce::Headers {
-    let opcode = roce::Opcode::CNP;
+pub fn cnp(ends: [u8; 2], qpn: u32) -> roce::Headers {
+    headers(ends, roce::Opcode::CNP, qpn)
+}
+
+/// Returns the headers of the packet of PSN 0 for a QP, from one of the guests of these numbers to the other.
+pub fn headers([from, to]: [u8; 2], opcode: roce::Opcode, qpn: u32) -> roce::Headers {
     roce::Headers {
         ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
         ip: roce::Ip::V4(roce::Ipv4 {

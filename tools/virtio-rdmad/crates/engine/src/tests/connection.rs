@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use abi::*;
 
-use super::cable::{over_a_cable, Faults};
+use super::cable::{headers, over_a_cable, Faults};
 use super::driver::*;
 use crate::{Fabric, FabricConfig, Gid, Uplink};
 
@@ -265,20 +265,7 @@ fn an_address_on_another_host_takes_no_rights_along() {
     pair.a.post_recv(a.qpn, 9, &[sge(DATA, 8, a.key)]);
     pair.b.del_gid(0).unwrap();
     let send = roce::Opcode::new(roce::Service::Rc, roce::Operation::Send, roce::Position::Only);
-    let headers = roce::Headers {
-        ethernet: roce::Ethernet { destination: [2; 6], source: [4; 6], vlan: None },
-        ip: roce::Ip::V4(roce::Ipv4 {
-            traffic_class: 0,
-            identification: 0,
-            dont_fragment: true,
-            hop_limit: 64,
-            source: [10, 0, 0, 2].into(),
-            destination: [10, 0, 0, 1].into(),
-        }),
-        source_port: 0xc000,
-        bth: roce::Bth::new(send.unwrap(), roce::Qpn::new(a.qpn).unwrap(), roce::Psn::new(0)),
-        extended: roce::ExtendedHeaders::default(),
-    };
+    let headers = headers([2, 1], send.unwrap(), a.qpn);
     let mut frame = vec![0; 128];
     let len = roce::encode(&headers, &[7; 8], &mut frame).unwrap();
     assert!(pair.fabric.receive(&frame[..len], 0), "a guest has the address");
