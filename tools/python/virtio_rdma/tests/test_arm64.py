@@ -80,7 +80,7 @@ class Two:
 
     def test_nvme(self, network, prefix, results):
         """A disk of guest 1 in guest 2: its blocks and a file system, written and read back."""
-        consumer = ulp.Ulp(results, network, "nvme", prefix)
+        consumer = ulp.Ulp(results, network.guests, "nvme", prefix)
         consumer.run(consumer.blocks, consumer.ends)
 
 
