@@ -8,8 +8,8 @@ _virtio_rdmad() {
 	local cur prev words cword
 	_init_completion -n =:, || return
 
-	local status=''
-	[ "$cword" -lt 2 ] || [ "${words[1]}" != status ] || status=1
+	local command=''
+	[ "$cword" -lt 2 ] || [[ ${words[1]} == -* ]] || command=${words[1]}
 
 	case $prev in
 	--control)
@@ -51,11 +51,13 @@ _virtio_rdmad() {
 		;;
 	esac
 
-	if [ -n "$status" ]; then
-		mapfile -t COMPREPLY < <(compgen -W '--control --json --help' -- "$cur")
+	if [ -n "$command" ]; then
+		local of_command='--control --help'
+		[ "$command" != status ] || of_command+=' --json'
+		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status help'
+	[ "$cword" -gt 1 ] || options+=' status metrics help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

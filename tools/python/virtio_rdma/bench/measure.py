@@ -436,6 +436,17 @@ class Observer:
         return (last_messages - messages) / (last_work - work) if last_work > work else None
 
 
+def read_message(stream):
+    """Reads a message of Varlink, which ends with a NUL byte, from a socket."""
+    message = b""
+    while not message.endswith(b"\0"):
+        part = stream.recv(1 << 16)
+        if not part:
+            raise Refused("virtio-rdmad closed the control socket")
+        message += part
+    return message[:-1]
+
+
 class Daemon:
     """A running virtio-rdmad."""
 
@@ -446,6 +457,5 @@ class Daemon:
         """Returns its status."""
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(self.control)
-            stream.sendall(b"status\n")
-            with stream.makefile("rb") as answer:
-                return json.load(answer)
+            stream.sendall(b'{"method":"org.virtio-rdma.Daemon.Status"}\0')
+            return json.loads(read_message(stream))["parameters"]

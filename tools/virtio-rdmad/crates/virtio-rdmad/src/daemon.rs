@@ -20,7 +20,7 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::control::{self, Reported};
+use crate::control::{self, Surveyed};
 use crate::guest::{Guest, Link};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
@@ -118,8 +118,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &guests, &intakes, &departures, filters.as_ref())?;
-    let reported = Reported { guests: guests.clone(), workers: workers.clone(), switches };
-    let (end, control_thread) = start_control(control, reported, filters.as_ref())?;
+    let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
+    let (end, control_thread) = start_control(control, surveyed, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
@@ -414,7 +414,7 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
 /// that this returns is dropped.
 fn start_control(
     socket: Option<Socket>,
-    reported: Reported,
+    surveyed: Surveyed,
     filters: Option<&Filters>,
 ) -> Result<(UnixStream, Option<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
@@ -425,7 +425,7 @@ fn start_control(
             tracing::error!(%error, "the control socket is not served");
             return;
         }
-        control::run(&socket, &ended, &reported);
+        control::run(&socket, &ended, surveyed);
     };
     let thread = std::thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok((end, Some(thread)))

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod call;
 mod clock;
 mod connection;
 mod control;
@@ -17,6 +18,7 @@ mod guest;
 mod intake;
 mod key_values;
 mod log;
+mod metrics;
 mod nic;
 mod options;
 mod poller;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
+        Some(Command::Metrics(metrics)) => metrics::print(metrics),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);

@@ -102,7 +102,7 @@ pub struct Options {
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
 
-    /// Socket on which `virtio-rdmad status` finds this process.
+    /// Socket on which `virtio-rdmad status` and `metrics` find this process, and other clients by Varlink.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
@@ -213,6 +213,8 @@ impl FromStr for CpuList {
 pub enum Command {
     /// Print the guests, queue pairs and counters of a running virtio-rdmad.
     Status(StatusOptions),
+    /// Print the counters of a running virtio-rdmad as OpenMetrics text.
+    Metrics(MetricsOptions),
     /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]
     RemoveSockets(RemoverOptions),
@@ -228,6 +230,14 @@ pub struct StatusOptions {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `virtio-rdmad metrics`.
+#[derive(Args, Debug)]
+pub struct MetricsOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
 }
 
 /// The protocol by which a guest's VMM attaches the device.

@@ -9,10 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The only request that the control socket knows.
-pub const STATUS: &str = "status";
-
-/// The answer to [`STATUS`].
+/// The answer to the method Status.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Report {

@@ -3,34 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 
-use serde_json::Value;
-
+use crate::call::call;
+use crate::control::interface::STATUS;
 use crate::options::StatusOptions;
 use crate::report::{
-    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport, STATUS,
+    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
 };
 
 /// Asks the process behind the control socket and prints its answer.
 pub fn print(options: &StatusOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let path = options.control.display();
-    let mut stream =
-        UnixStream::connect(&options.control).map_err(|error| format!("{path}: {error}"))?;
-    writeln!(stream, "{STATUS}")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let unreadable = |error: serde_json::Error| format!("{path}: {error}");
-    let answer: Value = serde_json::from_str(&answer).map_err(unreadable)?;
-    if let Some(error) = answer["error"].as_str() {
-        return Err(error.into());
-    }
+    let answer = call(&options.control, STATUS)?;
     // JSON is passed on as it came, with what a newer process may report besides.
     let text = if options.json {
         serde_json::to_string_pretty(&answer)? + "\n"
     } else {
-        text(&serde_json::from_value(answer).map_err(unreadable)?)
+        text(&serde_json::from_value(answer)?)
     };
     // Whoever reads the output may stop before its end.
     let _ = std::io::stdout().write_all(text.as_bytes());

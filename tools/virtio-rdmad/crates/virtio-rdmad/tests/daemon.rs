@@ -192,19 +192,102 @@ fn connections_come_and_go() {
     daemon.end();
 }
 
+/// Calls a method on a connection to the control socket. Returns the answer.
+fn call(socket: &mut UnixStream, method: &str, parameters: &Value) -> Value {
+    let request = serde_json::json!({ "method": method, "parameters": parameters });
+    socket.write_all(format!("{request}\0").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    BufReader::new(&*socket).read_until(0, &mut answer).unwrap();
+    serde_json::from_slice(answer.strip_suffix(&[0]).unwrap()).unwrap()
+}
+
+#[test]
+fn the_control_socket_describes_itself() {
+    let daemon = Daemon::start("varlink");
+    let mut socket = connect(&daemon.path("control"));
+    let none = serde_json::json!({});
+    let info = call(&mut socket, "org.varlink.service.GetInfo", &none);
+    assert_eq!(info["parameters"]["product"], "virtio-rdmad");
+    let interfaces = info["parameters"]["interfaces"].as_array().unwrap();
+    assert!(interfaces.contains(&"org.virtio-rdma.Daemon".into()), "{interfaces:?}");
+    let of = serde_json::json!({ "interface": "org.virtio-rdma.Daemon" });
+    let answer = call(&mut socket, "org.varlink.service.GetInterfaceDescription", &of);
+    let description = answer["parameters"]["description"].as_str().unwrap();
+    // What is reported is described. Members of all types have names that are told apart by their values here.
+    let report = daemon.status();
+    for object in [&report, &report["guests"][0], &report["workers"][0]] {
+        for key in object.as_object().unwrap().keys() {
+            assert!(description.contains(&format!("  {key}: ")), "{key} is not described");
+        }
+    }
+    daemon.end();
+}
+
 #[test]
 fn the_control_socket_refuses_nonsense() {
     let daemon = Daemon::start("control");
     let mut socket = connect(&daemon.path("control"));
-    socket.write_all(b"reboot\n").unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).unwrap();
-    let answer: Value = serde_json::from_str(&answer).unwrap();
-    assert!(answer["error"].is_string());
-    // A client that says nothing does not keep others waiting for ever.
-    let silent = connect(&daemon.path("control"));
+    let (none, some) = (serde_json::json!({}), serde_json::json!({ "when": "now" }));
+    for (method, parameters, error) in [
+        ("org.virtio-rdma.Daemon.Reboot", &none, "MethodNotFound"),
+        ("org.virtio-rdma.Other.Status", &none, "InterfaceNotFound"),
+        ("Status", &none, "InterfaceNotFound"),
+        ("org.virtio-rdma.Daemon.Status", &some, "InvalidParameter"),
+    ] {
+        let answer = call(&mut socket, method, parameters);
+        assert_eq!(answer["error"], format!("org.varlink.service.{error}"), "{method}: {answer}");
+    }
+    // A call that wants no answer gets none.
+    socket.write_all(b"{\"method\":\"org.virtio-rdma.Daemon.Status\",\"oneway\":true}\0").unwrap();
+    let answer = call(&mut socket, "org.virtio-rdma.Daemon.Reboot", &none);
+    assert!(answer["error"].is_string(), "{answer}");
+    for nonsense in [
+        &b"status\n\0"[..],
+        b"\0",
+        b"{\0",
+        b"[]\0",
+        b"{\"method\":7}\0",
+        b"\xff\0",
+        &b"{".repeat(100_000),
+    ] {
+        let mut socket = connect(&daemon.path("control"));
+        // The daemon may close the connection before all of it is written.
+        let _ = socket.write_all(nonsense);
+        assert_eq!(socket.read(&mut [0; 16]).unwrap_or(0), 0, "the connection ends");
+    }
+    daemon.end();
+}
+
+#[test]
+fn clients_of_the_control_socket_do_not_wait_for_each_other() {
+    let daemon = Daemon::start("clients");
+    // These say nothing, begin a request, or read no answer.
+    let silent: Vec<_> = (0..80).map(|_| connect(&daemon.path("control"))).collect();
+    let mut half = connect(&daemon.path("control"));
+    half.write_all(b"{").unwrap();
+    let deaf = connect(&daemon.path("control"));
+    deaf.set_nonblocking(true).unwrap();
+    let request = b"{\"method\":\"org.virtio-rdma.Daemon.Status\"}\0".repeat(100);
+    while (&deaf).write(&request).is_ok() {
+        assert!(daemon.status()["guests"].is_array());
+    }
     assert!(daemon.status()["guests"].is_array());
-    drop(silent);
+    drop((silent, half, deaf));
+    daemon.end();
+}
+
+#[test]
+fn metrics_are_printed() {
+    let daemon = Daemon::start("metrics");
+    let control = daemon.path("control");
+    let output = output(Command::new(BINARY).args(["metrics", "--control"]).arg(&control));
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("virtio_rdma_guest_connected{guest=\"a\",network=\"default\"} 0\n"),
+        "{text}"
+    );
+    assert!(text.ends_with("# EOF\n"), "{text}");
     daemon.end();
 }
 

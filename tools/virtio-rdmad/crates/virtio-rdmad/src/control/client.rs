@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A client of the control socket: what it has sent, and what it has yet to read.
+//!
+//! Nothing here waits for a client. A client that sends half of a request, or does not read its answers, costs
+//! the memory of these at most.
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+use rustix::fs::OFlags;
+
+/// Most bytes of a request.
+const MAX_REQUEST: usize = 64 << 10;
+/// Bytes of answers that a client has yet to read, from which on it gets no more.
+const MAX_UNREAD: usize = 1 << 20;
+
+/// Why the connection of a client ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The client has closed it.
+    #[error("closed")]
+    Closed,
+    /// A request is too long.
+    #[error("a request of more than {MAX_REQUEST} bytes")]
+    TooLong,
+    /// A request is none.
+    #[error("no request of Varlink: {0}")]
+    Malformed(#[from] varlink::Error),
+    /// The operating system refused something.
+    #[error(transparent)]
+    Os(#[from] Error),
+}
+
+/// A client.
+pub struct Client {
+    stream: UnixStream,
+    /// What has come, and belongs to no request that was answered.
+    input: Vec<u8>,
+    /// Answers, the first `sent` bytes of which were sent.
+    output: Vec<u8>,
+    sent: usize,
+    /// When it last sent or read something.
+    pub active: Instant,
+}
+
+impl Client {
+    /// Begins to serve a client that has connected.
+    pub fn new(stream: UnixStream) -> Result<Self, Error> {
+        // The standard library makes an ioctl of it, which the sandbox does not allow.
+        rustix::fs::fcntl_setfl(&stream, OFlags::RDWR | OFlags::NONBLOCK)?;
+        let (input, output) = (Vec::new(), Vec::new());
+        Ok(Self { stream, input, output, sent: 0, active: Instant::now() })
+    }
+
+    /// Returns what of the socket is waited for.
+    pub fn interest(&self) -> PollFlags {
+        let unread = self.output.len() - self.sent;
+        let reads = if unread < MAX_UNREAD { PollFlags::IN } else { PollFlags::empty() };
+        if unread == 0 {
+            reads
+        } else {
+            reads | PollFlags::OUT
+        }
+    }
+
+    /// Takes what has come, has `answer` add the answers to its requests, and sends what the client reads.
+    pub fn serve(
+        &mut self,
+        mut answer: impl FnMut(&[u8], &mut Vec<u8>) -> varlink::Result<()>,
+    ) -> Result<(), Ended> {
+        let is_open = self.receive()?;
+        let mut taken = 0;
+        while self.output.len() - self.sent < MAX_UNREAD {
+            let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
+            answer(&self.input[taken..=taken + len], &mut self.output)?;
+            taken += len + 1;
+        }
+        self.input.drain(..taken);
+        if self.input.len() > MAX_REQUEST {
+            return Err(Ended::TooLong);
+        }
+        self.send()?;
+        if is_open {
+            Ok(())
+        } else {
+            Err(Ended::Closed)
+        }
+    }
+
+    /// Takes what has come, a request that is too long at most. Returns whether the client may send more.
+    fn receive(&mut self) -> Result<bool, Error> {
+        let mut room = [0; 4096];
+        while self.input.len() <= MAX_REQUEST {
+            match self.stream.read(&mut room) {
+                Ok(0) => return Ok(false),
+                Ok(len) => self.input.extend_from_slice(&room[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            self.active = Instant::now();
+        }
+        Ok(true)
+    }
+
+    /// Sends as much as the client reads.
+    fn send(&mut self) -> Result<(), Error> {
+        while self.sent < self.output.len() {
+            match self.stream.write(&self.output[self.sent..]) {
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            self.active = Instant::now();
+        }
+        (self.output, self.sent) = (Vec::new(), 0);
+        Ok(())
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers each request with itself.
+    #[allow(clippy::unnecessary_wraps)] // as the service's function
+    fn echo(request: &[u8], answers: &mut Vec<u8>) -> varlink::Result<()> {
+        answers.extend_from_slice(request);
+        Ok(())
+    }
+
+    fn pair() -> (UnixStream, Client) {
+        let (other, stream) = UnixStream::pair().unwrap();
+        (other, Client::new(stream).unwrap())
+    }
+
+    #[test]
+    fn requests_come_in_any_pieces() {
+        let (mut other, mut client) = pair();
+        for piece in [&b"on"[..], b"e\0tw", b"o\0three\0", b"fo"] {
+            other.write_all(piece).unwrap();
+            client.serve(echo).unwrap();
+        }
+        let mut answers = [0; 14];
+        other.read_exact(&mut answers).unwrap();
+        assert_eq!(&answers, b"one\0two\0three\0");
+        assert_eq!(client.interest(), PollFlags::IN);
+        drop(other);
+        assert!(matches!(client.serve(echo), Err(Ended::Closed)));
+    }
+
+    #[test]
+    fn a_request_that_never_ends_is_too_long() {
+        let (mut other, mut client) = pair();
+        other.set_nonblocking(true).unwrap();
+        let ended = loop {
+            let _ = other.write(&[b'x'; 4096]);
+            if let Err(ended) = client.serve(echo) {
+                break ended;
+            }
+        };
+        assert!(matches!(ended, Ended::TooLong), "{ended}");
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_gets_no_more() {
+        let (mut other, mut client) = pair();
+        let large = |_: &[u8], answers: &mut Vec<u8>| {
+            answers.resize(answers.len() + MAX_UNREAD, b'y');
+            Ok(())
+        };
+        other.write_all(b"1\x002\x003\0").unwrap();
+        client.serve(large).unwrap();
+        let unread = client.output.len() - client.sent;
+        assert!(unread <= 2 * MAX_UNREAD, "{unread}");
+        assert!(client.interest().contains(PollFlags::OUT));
+        // It reads now, and gets all of them.
+        let reader = std::thread::spawn(move || {
+            let mut room = vec![0; 3 * MAX_UNREAD];
+            other.read_exact(&mut room).unwrap();
+            room
+        });
+        while !reader.is_finished() {
+            client.serve(large).unwrap();
+            std::thread::yield_now();
+        }
+        assert!(reader.join().unwrap().iter().all(|byte| *byte == b'y'));
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the process tells of its guests, workers and uplinks.
+
+use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
+
+use crate::guest::Guest;
+use crate::nic::Nic;
+use crate::report::{
+    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
+};
+use crate::switch::Switch;
+use crate::times::Reading;
+use crate::worker_handle::WorkerHandle;
+
+/// The parts of the process that are told of.
+pub struct Surveyed {
+    /// The guests, in the order of the command line.
+    pub guests: Arc<[Arc<Guest>]>,
+    /// The workers, by index.
+    pub workers: Arc<[WorkerHandle]>,
+    /// The switches.
+    pub switches: Vec<Arc<Switch>>,
+}
+
+/// Returns what is to be told of the parts of the process.
+pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
+    let mut uplinks: Vec<_> = switches.iter().filter_map(|switch| uplink_report(switch)).collect();
+    uplinks.sort_by(|one, other| one.network.cmp(&other.network));
+    Report {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        memory_losses: memory::losses(),
+        log_lines_left_out: crate::log::left_out(),
+        workers: workers.iter().map(worker_report).collect(),
+        guests: guests.iter().map(|guest| guest_report(guest, switches)).collect(),
+        uplinks,
+    }
+}
+
+fn worker_report(worker: &WorkerHandle) -> WorkerReport {
+    let Reading { work, poll, wait, sleep, rounds, sleeps, asleep } = worker.times.read();
+    WorkerReport {
+        guests: worker.guests(),
+        asleep,
+        work_seconds: work.as_secs_f64(),
+        poll_seconds: poll.as_secs_f64(),
+        wait_seconds: wait.as_secs_f64(),
+        sleep_seconds: sleep.as_secs_f64(),
+        rounds,
+        sleeps,
+    }
+}
+
+fn uplink_report(switch: &Switch) -> Option<UplinkReport> {
+    let uplink = switch.uplink.as_ref()?;
+    Some(UplinkReport {
+        network: uplink.network.clone(),
+        name: uplink.name.clone(),
+        counters: uplink.read_counters(),
+    })
+}
+
+/// Returns what the network interface of a guest counts; nothing if the switch does not serve it.
+fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> {
+    let mut nics = switches.iter().flat_map(|switch| &switch.nics);
+    nics.find(|nic| nic.guest == guest).map(Nic::counters).unwrap_or_default()
+}
+
+fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
+    let spec = &guest.spec;
+    let DeviceStatus { started, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
+        guest.device.status();
+    let queues = if guest.rings.load(Ordering::Relaxed) { "rings" } else { "virtqueues" };
+    GuestReport {
+        name: spec.name.clone(),
+        network: spec.network.clone(),
+        transport: spec.transport.name().to_owned(),
+        socket: spec.path.to_string_lossy().into_owned(),
+        mac: spec.mac.map(format_mac),
+        connected: guest.link.worker().is_some(),
+        worker: guest.link.worker(),
+        started,
+        queues: started.then(|| queues.to_owned()),
+        gids: gids.into_iter().map(gid_report).collect(),
+        pds,
+        mrs,
+        mws,
+        cqs,
+        qps: qps.iter().map(qp_report).collect(),
+        srqs: srqs.iter().map(srq_report).collect(),
+        counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        nic: nic_counters(switches, &spec.name),
+    }
+}
+
+fn gid_report((index, Address { gid, vlan }): (u16, Address)) -> GidReport {
+    GidReport { index, gid: format_gid(gid), vlan }
+}
+
+fn qp_report(qp: &QpStatus) -> QpReport {
+    let QpStatus { qpn, service, state, dest_qpn, dest_gid, sends, receives } = *qp;
+    QpReport {
+        qpn,
+        service: service.to_owned(),
+        state: format!("{state:?}").to_uppercase(),
+        dest_qpn,
+        dest_gid: dest_gid.map(format_gid),
+        sends,
+        receives,
+    }
+}
+
+fn srq_report(srq: &SrqStatus) -> SrqReport {
+    let SrqStatus { srqn, receives, max_wr, limit, qps, in_error } = *srq;
+    SrqReport { srqn, receives, max_wr, limit, qps, in_error }
+}
+
+fn format_gid(gid: [u8; 16]) -> String {
+    Ipv6Addr::from(gid).to_string()
+}
+
+fn format_mac(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
