@@ -53,11 +53,11 @@ _virtio_rdmad() {
 
 	if [ -n "$command" ]; then
 		local of_command='--control --help'
-		[ "$command" != status ] || of_command+=' --json'
+		[[ $command != @(status|watch) ]] || of_command+=' --json'
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -69,7 +69,7 @@ mod tests;
 pub use base::address::{Address, Gid};
 pub use base::budget::CHUNK;
 pub use base::counters::Counter;
-pub use base::host::{Clock, SystemClock, Uplink, Wake};
+pub use base::host::{Clock, Incident, SystemClock, Uplink, Wake};
 pub use base::limits::Limits;
 pub use config::DeviceConfig;
 pub use device::Device;

@@ -25,29 +25,45 @@ pub enum CallError {
 
 /// Calls a method that has no parameters. Returns what it answers.
 pub fn call(path: &Path, method: &'static str) -> Result<Value, CallError> {
-    let answer = exchange(path, method).map_err(|error| CallError::Socket(path.into(), error))?;
-    let malformed = |error| CallError::Malformed(path.into(), error);
-    let reply = parse_reply(answer.strip_suffix(&[0]).unwrap_or(&answer)).map_err(malformed)?;
-    let parameters = reply.parameters.unwrap_or(Value::Null);
-    match reply.error {
-        None => Ok(parameters),
-        Some(name) => {
-            let parameters = Some(parameters).filter(|value| !value.is_null());
-            let parameters = parameters.map(|value| format!(" {value}")).unwrap_or_default();
-            Err(CallError::Refused(path.into(), name.into_owned(), parameters))
-        }
-    }
+    let request = Request::create(method, None);
+    let answer = Answers::new(path, &request)?.next()?;
+    answer.ok_or_else(|| CallError::Socket(path.into(), ErrorKind::UnexpectedEof.into()))
 }
 
-/// Sends a call, and returns the bytes of the answer.
-fn exchange(path: &Path, method: &'static str) -> Result<Vec<u8>, Error> {
-    let mut stream = UnixStream::connect(path)?;
-    let request = serialize_request(&Request::create(method, None)).map_err(Error::other)?;
-    stream.write_all(&request)?;
-    let mut answer = Vec::new();
-    BufReader::new(stream).read_until(0, &mut answer)?;
-    if answer.last() != Some(&0) {
-        return Err(Error::new(ErrorKind::UnexpectedEof, "the connection was closed"));
+/// The answers to a call.
+pub struct Answers {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Answers {
+    /// Calls a method that has no parameters, and answers more than once.
+    pub fn ask(path: &Path, method: &'static str) -> Result<Self, CallError> {
+        Self::new(path, &Request { more: Some(true), ..Request::create(method, None) })
     }
-    Ok(answer)
+
+    fn new(path: &Path, request: &Request<'_>) -> Result<Self, CallError> {
+        let failed = |error| CallError::Socket(path.into(), error);
+        let malformed = |error| CallError::Malformed(path.into(), error);
+        let mut stream = UnixStream::connect(path).map_err(failed)?;
+        let request = serialize_request(request).map_err(malformed)?;
+        stream.write_all(&request).map_err(failed)?;
+        Ok(Self { path: path.into(), stream: BufReader::new(stream) })
+    }
+
+    /// Waits for the next answer. `None`: the process has closed the connection.
+    pub fn next(&mut self) -> Result<Option<Value>, CallError> {
+        let path = &self.path;
+        let mut answer = Vec::new();
+        let read = self.stream.read_until(0, &mut answer);
+        read.map_err(|error| CallError::Socket(path.clone(), error))?;
+        let Some(answer) = answer.strip_suffix(&[0]) else { return Ok(None) };
+        let reply =
+            parse_reply(answer).map_err(|error| CallError::Malformed(path.clone(), error))?;
+        let parameters = reply.parameters.unwrap_or(Value::Null);
+        let Some(name) = reply.error else { return Ok(Some(parameters)) };
+        let parameters = Some(parameters).filter(|value| !value.is_null());
+        let parameters = parameters.map(|value| format!(" {value}")).unwrap_or_default();
+        Err(CallError::Refused(path.clone(), name.into_owned(), parameters))
+    }
 }

@@ -8,14 +8,18 @@ mod survey;
 
 use std::io::{BufReader, Error};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
-use varlink::sansio::protocol::parse_request;
-use varlink::{ConnectionHandler, VarlinkService};
+use varlink::sansio::protocol::{parse_request, serialize_reply};
+use varlink::{ConnectionHandler, Reply, VarlinkService};
 
+use crate::events::Events;
+use crate::report::EventReport;
 use crate::socket::Socket;
-use client::Client;
+use client::{Client, Ended};
 use interface::Daemon;
 pub use survey::Surveyed;
 
@@ -24,16 +28,17 @@ pub use survey::Surveyed;
 const MAX_CLIENTS: usize = 64;
 
 /// Serves the clients that connect, until the other end of `end` is closed.
-pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed) {
-    let interfaces: Vec<Box<dyn varlink::Interface + Send + Sync>> =
-        vec![Box::new(Daemon::new(surveyed))];
-    let (vendor, product) = ("virtio-rdma", env!("CARGO_PKG_NAME"));
-    let service = VarlinkService::new(vendor, product, env!("CARGO_PKG_VERSION"), "", interfaces);
-    let mut clients = Vec::new();
+pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Events) {
+    let watches = Arc::new(AtomicBool::new(false));
+    let daemon = Daemon::new(surveyed, Arc::clone(&watches));
+    let (vendor, product, version) =
+        ("virtio-rdma", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+    let service = VarlinkService::new(vendor, product, version, "", vec![Box::new(daemon)]);
+    let mut server = Server { socket, service, watches, events, clients: Vec::new() };
     loop {
-        match wait(socket, end, &clients) {
+        match server.wait(end) {
             Ok(Ready { is_over: true, .. }) => return,
-            Ok(ready) => serve(socket, &service, &mut clients, &ready),
+            Ok(ready) => server.serve(&ready),
             Err(Errno::INTR) => {}
             Err(error) => {
                 tracing::error!(%error, "the control socket is served no longer");
@@ -49,38 +54,89 @@ struct Ready {
     is_over: bool,
     /// A client has connected.
     has_new: bool,
+    /// Something has happened to a guest.
+    has_events: bool,
     /// Clients have sent something, or read something.
     clients: Vec<bool>,
 }
 
-/// Waits until there is something to do.
-fn wait(socket: &Socket, end: &UnixStream, clients: &[Client]) -> Result<Ready, Errno> {
-    let mut fds =
-        vec![PollFd::new(end, PollFlags::empty()), PollFd::new(socket.listener(), PollFlags::IN)];
-    fds.extend(clients.iter().map(|client| PollFd::new(client, client.interest())));
-    poll(&mut fds, None)?;
-    let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-    let [is_over, has_new] = [ready.next(), ready.next()].map(|is_ready| is_ready == Some(true));
-    Ok(Ready { is_over, has_new, clients: ready.collect() })
+/// What serves the clients.
+struct Server<'a> {
+    socket: &'a Socket,
+    service: VarlinkService,
+    /// Set by a call whose client wants to be told of events.
+    watches: Arc<AtomicBool>,
+    events: &'a Events,
+    clients: Vec<Client>,
 }
 
-/// Serves the clients that have sent or read something, and those that have connected.
-fn serve(socket: &Socket, service: &VarlinkService, clients: &mut Vec<Client>, ready: &Ready) {
-    let mut is_ready = ready.clients.iter();
-    clients.retain_mut(|client| {
-        if is_ready.next() != Some(&true) {
-            return true;
-        }
-        let served = client.serve(|request, answers| answer(service, request, answers));
-        served
-            .map_err(|reason| tracing::debug!(%reason, "a client of the control socket leaves"))
-            .is_ok()
-    });
-    if ready.has_new {
-        if let Err(error) = accept(socket, clients) {
-            tracing::debug!(%error, "control socket");
-        }
+impl Server<'_> {
+    /// Waits until there is something to do.
+    fn wait(&self, end: &UnixStream) -> Result<Ready, Errno> {
+        let mut fds = vec![
+            PollFd::new(end, PollFlags::empty()),
+            PollFd::new(self.socket.listener(), PollFlags::IN),
+            PollFd::new(self.events, PollFlags::IN),
+        ];
+        fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.interest())));
+        poll(&mut fds, None)?;
+        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (is_over, has_new, has_events) = (ready[0], ready[1], ready[2]);
+        Ok(Ready { is_over, has_new, has_events, clients: ready[3..].to_vec() })
     }
+
+    /// Serves the clients that have sent or read something, and those that have connected, and tells of events.
+    fn serve(&mut self, ready: &Ready) {
+        let mut is_ready = ready.clients.iter();
+        let (service, watches, events) = (&self.service, &self.watches, self.events);
+        self.clients.retain_mut(|client| {
+            if is_ready.next() != Some(&true) {
+                return true;
+            }
+            let served = client.serve(|request, answers| {
+                answer(service, request, answers)?;
+                if watches.load(Ordering::Relaxed) {
+                    // Whatever happens from when the client reads its first answer on, it is told of.
+                    events.set_watched(true);
+                }
+                Ok(())
+            });
+            client.watches |= watches.swap(false, Ordering::Relaxed);
+            stays(served)
+        });
+        if ready.has_events {
+            self.tell();
+        }
+        if ready.has_new {
+            if let Err(error) = accept(self.socket, &mut self.clients) {
+                tracing::debug!(%error, "control socket");
+            }
+        }
+        self.events.set_watched(self.clients.iter().any(|client| client.watches));
+    }
+
+    /// Tells the clients that watch what has happened.
+    fn tell(&mut self) {
+        let events: Vec<_> = self.events.take().iter().map(of_event).collect();
+        let lost = |lost| of_event(&EventReport::of_lost(lost));
+        self.clients.retain_mut(|client| {
+            !client.watches || stays(client.tell(&events, lost).map_err(Ended::Os))
+        });
+    }
+}
+
+/// Returns whether a client stays.
+fn stays(served: Result<(), Ended>) -> bool {
+    served
+        .map_err(|reason| tracing::debug!(%reason, "a client of the control socket leaves"))
+        .is_ok()
+}
+
+/// Returns the answer that tells of an event, which others follow.
+fn of_event(event: &EventReport) -> Vec<u8> {
+    let parameters = serde_json::to_value(event).ok();
+    let reply = Reply { continues: Some(true), ..Reply::parameters(parameters) };
+    serialize_reply(&reply).unwrap_or_default()
 }
 
 /// Begins to serve a client, if one has connected.

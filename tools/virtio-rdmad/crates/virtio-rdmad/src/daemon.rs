@@ -21,6 +21,7 @@ use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Surveyed};
+use crate::events::Events;
 use crate::guest::{Guest, Link};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
@@ -108,7 +109,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let networks = networks(options)?;
     let switches = networks.values().filter_map(|network| network.switch.clone()).collect();
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
-    let guests: Arc<[_]> = guests(options, &networks, &workers)?.into();
+    let events = Arc::new(Events::new().map_err(Error::from)?);
+    let guests: Arc<[_]> = guests(options, &networks, &workers, &events)?.into();
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
     if options.sandbox == options::Switch::On || options.user.is_some() {
@@ -119,7 +121,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     start_helpers(filters.as_ref())?;
     let threads = start(options, &workers, &guests, &intakes, &departures, filters.as_ref())?;
     let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
-    let (end, control_thread) = start_control(control, surveyed, filters.as_ref())?;
+    let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
@@ -315,11 +317,12 @@ fn guests(
     options: &Options,
     networks: &HashMap<String, Network>,
     workers: &Arc<[WorkerHandle]>,
+    events: &Arc<Events>,
 ) -> Result<Vec<Arc<Guest>>, DaemonError> {
     let mut guests = Vec::with_capacity(options.guests.len());
     for (index, spec) in (0..).zip(&options.guests) {
         let fabric = &networks[&spec.network].fabric;
-        let link = Arc::new(Link::new(workers.clone(), index));
+        let link = Arc::new(Link::new(workers.clone(), index, spec.name.clone(), events.clone()));
         let device = fabric.add_device(DeviceConfig {
             name: spec.name.clone(),
             mac: spec.mac,
@@ -415,6 +418,7 @@ fn prepare(cpu: Option<u16>, filters: Option<&Filters>) -> Result<(), String> {
 fn start_control(
     socket: Option<Socket>,
     surveyed: Surveyed,
+    events: Arc<Events>,
     filters: Option<&Filters>,
 ) -> Result<(UnixStream, Option<JoinHandle<()>>), DaemonError> {
     let (end, ended) = UnixStream::pair()?;
@@ -425,7 +429,7 @@ fn start_control(
             tracing::error!(%error, "the control socket is not served");
             return;
         }
-        control::run(&socket, &ended, surveyed);
+        control::run(&socket, &ended, surveyed, &events);
     };
     let thread = std::thread::Builder::new().name("control".to_owned()).spawn(serve)?;
     Ok((end, Some(thread)))

@@ -4,9 +4,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use engine::Device;
+use engine::{Device, Incident};
 use memory::Policy;
 
+use crate::events::{Event, Events};
 use crate::options::GuestSpec;
 use crate::socket::Socket;
 use crate::worker_handle::WorkerHandle;
@@ -22,12 +23,25 @@ pub struct Link {
     worker: AtomicUsize,
     /// Index of the guest.
     guest: u32,
+    /// Name of the guest.
+    name: String,
+    events: Arc<Events>,
 }
 
 impl Link {
-    /// Makes the link of the guest with this index, which no worker serves yet.
-    pub fn new(workers: Arc<[WorkerHandle]>, guest: u32) -> Self {
-        Self { workers, worker: AtomicUsize::new(NOBODY), guest }
+    /// Makes the link of the guest with this index and name, which no worker serves yet.
+    pub fn new(
+        workers: Arc<[WorkerHandle]>,
+        guest: u32,
+        name: String,
+        events: Arc<Events>,
+    ) -> Self {
+        Self { workers, worker: AtomicUsize::new(NOBODY), guest, name, events }
+    }
+
+    /// Tells whoever watches what has happened to the guest.
+    pub fn tell(&self, event: Event) {
+        self.events.note(&self.name, event);
     }
 
     /// Returns the index of the worker that serves the guest.
@@ -48,6 +62,10 @@ impl engine::Wake for Link {
         if let Some(worker) = self.worker().and_then(|index| self.workers.get(index)) {
             worker.want(self.guest);
         }
+    }
+
+    fn note(&self, incident: Incident) {
+        self.tell(Event::Incident(incident));
     }
 }
 

@@ -14,6 +14,7 @@ mod clock;
 mod connection;
 mod control;
 mod daemon;
+mod events;
 mod guest;
 mod intake;
 mod key_values;
@@ -34,6 +35,7 @@ mod times;
 mod uplink;
 mod uplink_spec;
 mod waker;
+mod watch;
 mod worker;
 mod worker_handle;
 
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
         Some(Command::Metrics(metrics)) => metrics::print(metrics),
+        Some(Command::Watch(watch)) => watch::print(watch),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);

@@ -102,7 +102,7 @@ pub struct Options {
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
 
-    /// Socket on which `virtio-rdmad status` and `metrics` find this process, and other clients by Varlink.
+    /// Socket on which `virtio-rdmad status`, `metrics` and `watch` find this process, and other clients by Varlink.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
@@ -215,6 +215,8 @@ pub enum Command {
     Status(StatusOptions),
     /// Print the counters of a running virtio-rdmad as OpenMetrics text.
     Metrics(MetricsOptions),
+    /// Print what happens to the guests of a running virtio-rdmad until it ends.
+    Watch(WatchOptions),
     /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]
     RemoveSockets(RemoverOptions),
@@ -228,6 +230,18 @@ pub struct StatusOptions {
     pub control: PathBuf,
 
     /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `virtio-rdmad watch`.
+#[derive(Args, Debug)]
+pub struct WatchOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// Print JSON, an object on each line.
     #[arg(long)]
     pub json: bool,
 }

@@ -6,6 +6,7 @@
 //! has its default.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -134,6 +135,57 @@ pub struct QpReport {
     pub sends: u16,
     /// How many receive work requests the device has yet to take.
     pub receives: u16,
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct EventReport {
+    /// When, in microseconds since 1970.
+    pub time_usec: u64,
+    /// What: "watching" when events begin to be told of, "connected", "disconnected", "qp_error", "cq_error",
+    /// "srq_error", or "lost" where events were not told of.
+    pub event: String,
+    /// The guest that it has happened to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+    /// The worker that serves the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker: Option<usize>,
+    /// The QP number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qpn: Option<u32>,
+    /// The CQ number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cqn: Option<u32>,
+    /// The SRQ number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub srqn: Option<u32>,
+    /// Why, or the name of the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many events were not told of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+}
+
+impl EventReport {
+    /// Makes the report of an event of this kind, which happens now and concerns nobody.
+    pub fn new(event: &str) -> Self {
+        Self::at(SystemTime::now(), event)
+    }
+
+    /// Makes the report of an event of this kind and time, which concerns nobody.
+    pub fn at(time: SystemTime, event: &str) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time_usec = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
+        Self { time_usec, event: event.to_owned(), ..Self::default() }
+    }
+
+    /// Makes the report of events that were not told of.
+    pub fn of_lost(count: u64) -> Self {
+        Self { lost: Some(count), ..Self::new("lost") }
+    }
 }
 
 /// An SRQ.

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 
 use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::intake::Intake;
 use crate::poller::{Poller, Source};
@@ -282,6 +283,7 @@ impl Worker {
                 connection.span.in_scope(|| {
                     tracing::info!(transport, worker = self.index, "connected");
                 });
+                guest.link.tell(Event::Connected { worker: self.index });
                 self.intakes.join(&guest.spec.network);
                 self.connections.push(connection);
                 return;
@@ -301,6 +303,8 @@ impl Worker {
         let _span = span.enter();
         let ends = catch_unwind(AssertUnwindSafe(|| drop(connection)));
         self.release(&guest);
+        let told = reason.map_or("a bug in virtio-rdmad".to_owned(), Ended::to_string);
+        guest.link.tell(Event::Disconnected { reason: told });
         match reason {
             Some(ended) if ended.is_closed() => tracing::info!("disconnected"),
             Some(ended) => tracing::warn!(reason = %ended, "disconnected"),

@@ -277,6 +277,40 @@ fn clients_of_the_control_socket_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn whoever_watches_is_told_of_what_happens() {
+    let daemon = Daemon::start("watch");
+    // A client that wants one answer is told that there may be more.
+    let mut socket = connect(&daemon.path("control"));
+    let answer = call(&mut socket, "org.virtio-rdma.Daemon.Monitor", &serde_json::json!({}));
+    assert_eq!(answer["error"], "org.varlink.service.ExpectedMore");
+    // One that does not read keeps the others from nothing.
+    let mut deaf = connect(&daemon.path("control"));
+    let monitor = b"{\"method\":\"org.virtio-rdma.Daemon.Monitor\",\"more\":true}\0";
+    deaf.write_all(monitor).unwrap();
+    let mut watch = Command::new(BINARY);
+    watch.args(["watch", "--json", "--control"]).arg(daemon.path("control"));
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = move || {
+        let line = lines.next()?.unwrap();
+        Some(serde_json::from_str::<Value>(&line).unwrap())
+    };
+    assert_eq!(next().unwrap()["event"], "watching");
+    for _ in 0..100 {
+        let front_end = connect(&daemon.path("a"));
+        let connected = next().unwrap();
+        assert_eq!((&connected["event"], &connected["guest"]), (&"connected".into(), &"a".into()));
+        drop(front_end);
+        let gone = next().unwrap();
+        assert_eq!((&gone["event"], &gone["guest"]), (&"disconnected".into(), &"a".into()));
+        assert!(gone["reason"].is_string(), "{gone}");
+    }
+    daemon.end();
+    assert!(next().is_none(), "it ends with the daemon");
+    assert!(watch.wait().unwrap().success());
+}
+
+#[test]
 fn metrics_are_printed() {
     let daemon = Daemon::start("metrics");
     let control = daemon.path("control");

@@ -1,16 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine asks of the process around it: wake-ups and the time.
+//! What the engine asks of the process around it, wake-ups and the time, and what it tells it.
 
 use std::time::Instant;
 
 use roce::Segments;
 
-/// Makes the thread that serves a guest call [`crate::Device::run`].
+/// Makes the thread that serves a guest call [`crate::Device::run`], and learns what happens to the guest.
 pub trait Wake: Send + Sync {
     /// Wakes the thread. Called from any thread of the process; must not block
     /// and must not call into the engine.
     fn wake(&self);
+
+    /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine
+    /// held; must not block and must not call into the engine. A guest can have as much happen as it likes.
+    fn note(&self, _: Incident) {}
+}
+
+/// What happens to an object of a guest, and is not what the guest wants.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Incident {
+    /// A work request of a QP has ended with an error, so the QP is in ERR or SQE.
+    Send {
+        /// The QP number.
+        qpn: u32,
+        /// The error, one of `enum virtio_rdma_wc_status`.
+        status: u32,
+    },
+    /// A QP is in ERR because of its queues, or of what its peer asked for.
+    Qp {
+        /// The QP number.
+        qpn: u32,
+        /// The event that the guest is told, one of `enum virtio_rdma_event_type`.
+        event: u32,
+    },
+    /// A CQ has overflowed, or its ring cannot be used any more.
+    Cq {
+        /// The CQ number.
+        cqn: u32,
+    },
+    /// An SRQ cannot be used any more.
+    Srq {
+        /// The SRQ number.
+        srqn: u32,
+    },
 }
 
 /// The way out of the process: an interface of the network that carries frames.

@@ -16,6 +16,7 @@ mod fast_reg;
 mod floods;
 mod flush;
 mod hostile;
+mod incidents;
 mod mcast;
 mod mw;
 mod page_table;

@@ -10,13 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
-use abi::VIRTIO_RDMA_EVENT_CQ_ERR;
+use abi::{
+    VIRTIO_RDMA_EVENT_CQ_ERR, VIRTIO_RDMA_EVENT_QP_ACCESS_ERR, VIRTIO_RDMA_EVENT_QP_FATAL,
+    VIRTIO_RDMA_EVENT_QP_REQ_ERR, VIRTIO_RDMA_EVENT_SRQ_ERR,
+};
 
 use super::network::Network;
 use crate::base::address::Address;
 use crate::base::counters::{Counter, Stats};
 use crate::base::features::Features;
-use crate::base::host::{Clock, Wake};
+use crate::base::host::{Clock, Incident, Wake};
 use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
 use crate::base::rate_limit::RateLimit;
@@ -211,6 +214,21 @@ impl Hca {
     pub fn raise(&self, event: u32, handle: u32) {
         self.stats.add(Counter::Events, 1);
         lock(&self.events).raise(asynchronous(event, handle), &self.stats);
+        let incident = match event {
+            VIRTIO_RDMA_EVENT_QP_FATAL
+            | VIRTIO_RDMA_EVENT_QP_REQ_ERR
+            | VIRTIO_RDMA_EVENT_QP_ACCESS_ERR => Incident::Qp { qpn: handle, event },
+            VIRTIO_RDMA_EVENT_CQ_ERR => Incident::Cq { cqn: handle },
+            VIRTIO_RDMA_EVENT_SRQ_ERR => Incident::Srq { srqn: handle },
+            _ => return,
+        };
+        self.wake.note(incident);
+    }
+
+    /// Tells the process that a work request of a QP has ended with an error.
+    #[cold]
+    pub fn note_error(&self, qpn: u32, status: u32) {
+        self.wake.note(Incident::Send { qpn, status });
     }
 
     /// Places CQEs in a CQ, under one lock, each with whether it is solicited.

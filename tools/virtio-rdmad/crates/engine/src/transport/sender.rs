@@ -102,6 +102,7 @@ impl Sender<'_> {
         if status != VIRTIO_RDMA_WC_SUCCESS {
             let next = if config.wq.kind.is_reliable() { QpState::Err } else { QpState::Sqe };
             fail_requester(self.hca, self.slot, next);
+            self.hca.note_error(self.qpn(), status);
             self.complete(done, status, 0, batch);
             return;
         }

@@ -44,6 +44,10 @@ pub struct Client {
     sent: usize,
     /// When it last sent or read something.
     pub active: Instant,
+    /// Whether it is told of events.
+    pub watches: bool,
+    /// Events that it was not told of, as it did not read the earlier ones.
+    lost: u64,
 }
 
 impl Client {
@@ -52,18 +56,37 @@ impl Client {
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         rustix::fs::fcntl_setfl(&stream, OFlags::RDWR | OFlags::NONBLOCK)?;
         let (input, output) = (Vec::new(), Vec::new());
-        Ok(Self { stream, input, output, sent: 0, active: Instant::now() })
+        let active = Instant::now();
+        Ok(Self { stream, input, output, sent: 0, active, watches: false, lost: 0 })
+    }
+
+    /// Returns how many bytes the client has yet to read.
+    fn unread(&self) -> usize {
+        self.output.len() - self.sent
     }
 
     /// Returns what of the socket is waited for.
     pub fn interest(&self) -> PollFlags {
-        let unread = self.output.len() - self.sent;
-        let reads = if unread < MAX_UNREAD { PollFlags::IN } else { PollFlags::empty() };
-        if unread == 0 {
+        let reads = if self.unread() < MAX_UNREAD { PollFlags::IN } else { PollFlags::empty() };
+        if self.unread() == 0 {
             reads
         } else {
             reads | PollFlags::OUT
         }
+    }
+
+    /// Tells the client of events, each of which is an answer, if it reads what it is told. `lost` makes the answer
+    /// that tells how many events it was not told of.
+    pub fn tell(&mut self, events: &[Vec<u8>], lost: impl Fn(u64) -> Vec<u8>) -> Result<(), Error> {
+        if self.unread() >= MAX_UNREAD {
+            self.lost += events.len() as u64;
+            return Ok(());
+        }
+        if self.lost != 0 {
+            self.output.extend(lost(std::mem::take(&mut self.lost)));
+        }
+        self.output.extend(events.concat());
+        self.send()
     }
 
     /// Takes what has come, has `answer` add the answers to its requests, and sends what the client reads.
@@ -73,7 +96,7 @@ impl Client {
     ) -> Result<(), Ended> {
         let is_open = self.receive()?;
         let mut taken = 0;
-        while self.output.len() - self.sent < MAX_UNREAD {
+        while self.unread() < MAX_UNREAD {
             let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
             answer(&self.input[taken..=taken + len], &mut self.output)?;
             taken += len + 1;

@@ -2,11 +2,14 @@
 //! The interface of the control socket: its methods, as its description has them.
 
 use std::io::BufRead;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use serde_json::Value;
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
+use crate::report::EventReport;
 
 /// The interface.
 pub const NAME: &str = "org.virtio-rdma.Daemon";
@@ -16,15 +19,35 @@ const DESCRIPTION: &str = include_str!("org.virtio-rdma.Daemon.varlink");
 /// The method that tells of all guests, workers and uplinks.
 pub const STATUS: &str = "org.virtio-rdma.Daemon.Status";
 
+/// The method that tells of what happens, while it happens.
+pub const MONITOR: &str = "org.virtio-rdma.Daemon.Monitor";
+
+/// The error of a method that answers more than once, called by a client that wants one answer.
+const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
+
 /// What answers calls of the interface.
 pub struct Daemon {
     surveyed: Surveyed,
+    /// Set when a client wants to be told of events.
+    watches: Arc<AtomicBool>,
 }
 
 impl Daemon {
-    /// Makes the interface of a process that has these parts.
-    pub fn new(surveyed: Surveyed) -> Self {
-        Self { surveyed }
+    /// Makes the interface of a process that has these parts. It sets `watches` when a client wants to be told of
+    /// events.
+    pub fn new(surveyed: Surveyed, watches: Arc<AtomicBool>) -> Self {
+        Self { surveyed, watches }
+    }
+
+    fn monitor(&self, call: &mut Call<'_>) -> varlink::Result<()> {
+        if !call.wants_more() {
+            return call.reply_struct(Reply::error(EXPECTED_MORE, None));
+        }
+        self.watches.store(true, Ordering::Relaxed);
+        call.set_continues(true);
+        call.reply_struct(Reply::parameters(
+            serde_json::to_value(EventReport::new("watching")).ok(),
+        ))
     }
 
     fn status(&self, call: &mut Call<'_>) -> varlink::Result<()> {
@@ -50,6 +73,7 @@ impl Interface for Daemon {
         }
         match method.as_str() {
             STATUS => self.status(call),
+            MONITOR => self.monitor(call),
             _ => call.reply_method_not_found(method),
         }
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use engine::{DeviceConfig, Fabric, FabricConfig};
 
 use super::*;
+use crate::events::Events;
 use crate::guest::Link;
 use crate::socket::{Kind, Socket};
 
@@ -29,11 +30,13 @@ impl Bench {
         std::fs::create_dir_all(&directory).unwrap();
         let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new(count as usize).unwrap()]);
         let fabric = Fabric::new(FabricConfig::default());
+        let events = Arc::new(Events::new().unwrap());
         let guest = |index: u32| {
             let path = directory.join(index.to_string());
             let spec: crate::options::GuestSpec =
                 format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
-            let link = Arc::new(Link::new(workers.clone(), index));
+            let link =
+                Arc::new(Link::new(workers.clone(), index, spec.name.clone(), events.clone()));
             let device = fabric.add_device(DeviceConfig {
                 name: spec.name.clone(),
                 mac: None,
