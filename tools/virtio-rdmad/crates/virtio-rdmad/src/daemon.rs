@@ -4,17 +4,15 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{DeviceConfig, Fabric, FabricConfig};
+use engine::{Fabric, FabricConfig};
 use memory::Policy;
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
@@ -22,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Surveyed};
 use crate::events::Events;
-use crate::guest::{Guest, Link};
+use crate::guests::{AddError, Guests};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options, Transport};
@@ -42,15 +40,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Why the process cannot start, or why it ends.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Two guests have one name.
-    #[error("two guests have the name \"{0}\"")]
-    Name(String),
+    /// A guest cannot be added.
+    #[error(transparent)]
+    Guest(#[from] AddError),
     /// Two sockets have one path.
     #[error("two sockets at {0}")]
     Path(PathBuf),
-    /// Two guests of a network have one MAC address.
-    #[error("two guests of network \"{0}\" have the same MAC address")]
-    Mac(String),
     /// Two uplinks are for one network.
     #[error("two uplinks for network \"{0}\"")]
     Uplink(String),
@@ -103,31 +98,32 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let control =
         options.control.as_deref().map(|path| Socket::bind(path, Kind::Stream)).transpose()?;
     let workers: Arc<[WorkerHandle]> = (0..worker_count(options)?)
-        .map(|_| WorkerHandle::new(options.guests.len()))
+        .map(|_| WorkerHandle::new())
         .collect::<Result<_, _>>()
         .map_err(Error::from)?;
     let networks = networks(options)?;
     let switches = networks.values().filter_map(|network| network.switch.clone()).collect();
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
-    let guests: Arc<[_]> = guests(options, &networks, &workers, &events)?.into();
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let departures = Arc::new(eventfd(0, flags).map_err(Error::from)?);
+    let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
+    let guests = Guests::new(fabrics.collect(), workers.clone(), events.clone());
+    let guests = Arc::new(guests.map_err(Error::from)?);
+    add_guests(options, &guests)?;
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
-    let threads = start(options, &workers, &guests, &intakes, &departures, filters.as_ref())?;
+    let threads = start(options, &workers, &guests, &intakes, filters.as_ref())?;
     let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
     let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
     }
-    tracing::info!(guests = guests.len(), workers = workers.len(), "ready");
-    let result = wait(&signals, &departures, &guests, &workers);
+    tracing::info!(guests = options.guests.len(), workers = workers.len(), "ready");
+    let result = wait(&signals, &guests);
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
     for thread in threads.into_iter().chain(control_thread).chain(switch_threads) {
@@ -194,26 +190,13 @@ fn half_of_the_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2)
 }
 
-/// Refuses guests that have the same name, socket or MAC address.
+/// Refuses sockets that have the same path.
 fn check(options: &Options) -> Result<(), DaemonError> {
-    let mut names = HashSet::new();
     let mut paths: HashSet<&PathBuf> = options.control.iter().collect();
-    let mut macs = HashSet::new();
-    for guest in &options.guests {
-        let GuestSpec { name, mac, network, .. } = guest;
-        if !names.insert(name) {
-            return Err(DaemonError::Name(name.clone()));
-        }
-        for path in guest.sockets() {
-            if !paths.insert(path) {
-                return Err(DaemonError::Path(path.clone()));
-            }
-        }
-        if mac.is_some_and(|mac| !macs.insert((network, mac))) {
-            return Err(DaemonError::Mac(network.clone()));
-        }
+    match options.guests.iter().flat_map(GuestSpec::sockets).find(|path| !paths.insert(path)) {
+        Some(path) => Err(DaemonError::Path(path.clone())),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Returns a socket that becomes readable when the process is to end.
@@ -313,30 +296,13 @@ fn start_switches(
     Ok((end, threads))
 }
 
-fn guests(
-    options: &Options,
-    networks: &HashMap<String, Network>,
-    workers: &Arc<[WorkerHandle]>,
-    events: &Arc<Events>,
-) -> Result<Vec<Arc<Guest>>, DaemonError> {
-    let mut guests = Vec::with_capacity(options.guests.len());
-    for (index, spec) in (0..).zip(&options.guests) {
-        let fabric = &networks[&spec.network].fabric;
-        let link = Arc::new(Link::new(workers.clone(), index, spec.name.clone(), events.clone()));
-        let device = fabric.add_device(DeviceConfig {
-            name: spec.name.clone(),
-            mac: spec.mac,
-            addresses: spec.addresses.clone(),
-            limits: spec.limits.clone(),
-            rings: spec.rings,
-            wake: link.clone(),
-        });
+/// Makes the sockets and the devices of the guests that the command line has.
+fn add_guests(options: &Options, guests: &Guests) -> Result<(), DaemonError> {
+    for spec in &options.guests {
         let socket = Socket::bind(&spec.path, Kind::Stream)?;
-        let (spec, rings) = (spec.clone(), AtomicBool::new(false));
-        let memory = Policy { any_file: spec.any_file, ..Policy::of_one_of(options.guests.len()) };
-        guests.push(Arc::new(Guest { spec, index, device, link, rings, memory, socket }));
+        guests.add(spec.clone(), socket, Policy::of_one_of(options.guests.len()))?;
     }
-    Ok(guests)
+    Ok(())
 }
 
 /// Starts the process that removes the sockets, and takes the file system away from this one. Returns
@@ -355,9 +321,8 @@ fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError>
 fn start(
     options: &Options,
     workers: &Arc<[WorkerHandle]>,
-    guests: &Arc<[Arc<Guest>]>,
+    guests: &Arc<Guests>,
     intakes: &[Arc<Intake>],
-    departures: &Arc<OwnedFd>,
     filters: Option<&Filters>,
 ) -> Result<Vec<JoinHandle<()>>, DaemonError> {
     let poll = Duration::from_micros(options.poll_us.into());
@@ -365,7 +330,7 @@ fn start(
     for index in 0..workers.len() {
         let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
         let (workers, guests) = (workers.clone(), guests.clone());
-        let worker = Worker::new(workers, index, guests, intakes, poll, departures.clone());
+        let worker = Worker::new(workers, index, guests, intakes, poll);
         let worker = worker.map_err(Error::from)?;
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));
@@ -436,12 +401,7 @@ fn start_control(
 }
 
 /// Gives each VMM that connects to a worker, until a signal comes.
-fn wait(
-    signals: &UnixStream,
-    departures: &OwnedFd,
-    guests: &[Arc<Guest>],
-    workers: &[WorkerHandle],
-) -> Result<(), Error> {
+fn wait(signals: &UnixStream, guests: &Guests) -> Result<(), Error> {
     let mut pause: Option<Instant> = None;
     loop {
         let paused = pause.map(|until| until.saturating_duration_since(Instant::now()));
@@ -449,10 +409,10 @@ fn wait(
             pause = None;
         }
         // While one VMM of a guest is connected, another one has to wait.
-        let free = |guest: &&Arc<Guest>| pause.is_none() && guest.link.worker().is_none();
-        let free: Vec<&Arc<Guest>> = guests.iter().filter(free).collect();
+        let mut free = guests.all();
+        free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
         let mut fds =
-            vec![PollFd::new(signals, PollFlags::IN), PollFd::new(departures, PollFlags::IN)];
+            vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
         fds.extend(free.iter().map(|g| PollFd::new(g.socket.listener(), PollFlags::IN)));
         let timeout = paused.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -466,25 +426,13 @@ fn wait(
         }
         if ready[1] {
             // Which guests it was does not matter: the next round looks at all of them.
-            let _ = rustix::io::read(departures, &mut [0; 8]);
+            let _ = rustix::io::read(guests.changes(), &mut [0; 8]);
         }
         for (guest, _) in free.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
-            if let Err(error) = accept(guest, workers) {
+            if let Err(error) = guests.accept(guest.index) {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
                 pause = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
     }
-}
-
-/// Accepts a guest's VMM, if one waits, and gives the guest to the worker that has the fewest
-/// guests.
-fn accept(guest: &Guest, workers: &[WorkerHandle]) -> Result<(), Error> {
-    let Some(stream) = guest.socket.accept()? else { return Ok(()) };
-    let least = workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
-    if let Some((index, worker)) = least {
-        guest.link.set_worker(Some(index));
-        worker.serve(guest.index, stream);
-    }
-    Ok(())
 }

@@ -16,6 +16,7 @@ mod control;
 mod daemon;
 mod events;
 mod guest;
+mod guests;
 mod intake;
 mod key_values;
 mod log;

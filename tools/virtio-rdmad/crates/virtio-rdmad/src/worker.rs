@@ -13,7 +13,6 @@
 
 mod intakes;
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
 use crate::events::Event;
 use crate::guest::Guest;
+use crate::guests::Guests;
 use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
@@ -48,13 +48,11 @@ pub struct Worker {
     workers: Arc<[WorkerHandle]>,
     /// The index of this one.
     index: usize,
-    /// All guests of the process, by index.
-    guests: Arc<[Arc<Guest>]>,
+    /// All guests of the process.
+    guests: Arc<Guests>,
     poller: Arc<Poller>,
     /// The longest time that a guest without work gets turns.
     poll: Duration,
-    /// An eventfd, written to when a guest is served no longer.
-    departures: Arc<OwnedFd>,
     connections: Vec<Connection>,
     intakes: Intakes,
     contention: Contention,
@@ -76,10 +74,9 @@ impl Worker {
     pub fn new(
         workers: Arc<[WorkerHandle]>,
         index: usize,
-        guests: Arc<[Arc<Guest>]>,
+        guests: Arc<Guests>,
         intakes: &[Arc<Intake>],
         poll: Duration,
-        departures: Arc<OwnedFd>,
     ) -> Result<Self, Errno> {
         let poller = Arc::new(Poller::new()?);
         poller.add(workers[index].waker.as_fd(), Source::Wake)?;
@@ -92,7 +89,6 @@ impl Worker {
             guests,
             poller,
             poll,
-            departures,
             connections: Vec::new(),
             intakes,
             contention: Contention::default(),
@@ -241,9 +237,8 @@ impl Worker {
             return;
         }
         for Arrival { guest, stream } in self.handle().take_arrivals() {
-            let guests = self.guests.clone();
-            if let Some(guest) = guests.get(guest as usize) {
-                self.adopt(guest, stream);
+            if let Some(guest) = self.guests.get(guest) {
+                self.adopt(&guest, stream);
             }
         }
         let workers = self.workers.clone();
@@ -319,8 +314,7 @@ impl Worker {
     fn release(&self, guest: &Guest) {
         guest.link.set_worker(None);
         self.handle().release();
-        // If the counter is full, the main thread has not seen an earlier event yet, and will look.
-        let _ = rustix::io::write(&self.departures, &1_u64.to_ne_bytes());
+        self.guests.note_change();
     }
 
     /// Looks at the clock, and counts the time that passed since the last look: as spent on `doing`

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::guests::MAX_GUESTS;
 use crate::times::Times;
 use crate::waker::Waker;
 
@@ -32,20 +33,23 @@ pub struct WorkerHandle {
     pub times: Times,
     stop: AtomicBool,
     /// The guests that other threads want to get a turn, a bit each.
-    wanted: Box<[AtomicU64]>,
+    wanted: [AtomicU64; MAX_GUESTS.div_ceil(64)],
+    /// How many words of these may have a bit.
+    covered: AtomicUsize,
     arrivals: Mutex<Vec<Arrival>>,
     /// How many guests the worker serves, or is about to.
     guests: AtomicUsize,
 }
 
 impl WorkerHandle {
-    /// Makes the handle of a worker in a process of so many guests.
-    pub fn new(guests: usize) -> Result<Self, Errno> {
+    /// Makes the handle of a worker.
+    pub fn new() -> Result<Self, Errno> {
         Ok(Self {
             waker: Waker::new()?,
             times: Times::new(),
             stop: AtomicBool::new(false),
-            wanted: (0..guests.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            wanted: std::array::from_fn(|_| AtomicU64::new(0)),
+            covered: AtomicUsize::new(0),
             arrivals: Mutex::new(Vec::new()),
             guests: AtomicUsize::new(0),
         })
@@ -54,6 +58,11 @@ impl WorkerHandle {
     /// Returns how many guests the worker serves.
     pub fn guests(&self) -> usize {
         self.guests.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the process gets a guest with this index, which is less than [`MAX_GUESTS`].
+    pub fn cover(&self, guest: u32) {
+        self.covered.fetch_max(guest as usize / 64 + 1, Ordering::SeqCst);
     }
 
     /// Makes the worker give a guest a turn.
@@ -91,7 +100,8 @@ impl WorkerHandle {
 
     /// Calls `f` with each guest that other threads want to get a turn.
     pub fn take_wanted(&self, mut f: impl FnMut(u32)) {
-        for (base, word) in (0..).step_by(64).zip(&*self.wanted) {
+        let covered = self.covered.load(Ordering::SeqCst);
+        for (base, word) in (0..).step_by(64).zip(&self.wanted).take(covered) {
             if word.load(Ordering::SeqCst) == 0 {
                 continue;
             }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
 
 use crate::guest::Guest;
+use crate::guests::Guests;
 use crate::nic::Nic;
 use crate::report::{
     GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
@@ -19,8 +20,8 @@ use crate::worker_handle::WorkerHandle;
 
 /// The parts of the process that are told of.
 pub struct Surveyed {
-    /// The guests, in the order of the command line.
-    pub guests: Arc<[Arc<Guest>]>,
+    /// The guests.
+    pub guests: Arc<Guests>,
     /// The workers, by index.
     pub workers: Arc<[WorkerHandle]>,
     /// The switches.
@@ -36,7 +37,7 @@ pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         workers: workers.iter().map(worker_report).collect(),
-        guests: guests.iter().map(|guest| guest_report(guest, switches)).collect(),
+        guests: guests.all().iter().map(|guest| guest_report(guest, switches)).collect(),
         uplinks,
     }
 }

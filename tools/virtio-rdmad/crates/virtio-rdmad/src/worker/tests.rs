@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rounds of one worker, and the turns that each of its guests gets.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-
-use engine::{DeviceConfig, Fabric, FabricConfig};
 
 use super::*;
 use crate::events::Events;
-use crate::guest::Link;
 use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;
 
-use front_end::{new_eventfd, FrontEnd, REQUESTS};
+use front_end::{FrontEnd, REQUESTS};
 
 /// One worker and guests that it may serve.
 struct Bench {
@@ -28,32 +25,17 @@ impl Bench {
     fn new(test: &str, count: u32) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new(count as usize).unwrap()]);
-        let fabric = Fabric::new(FabricConfig::default());
+        let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new().unwrap()]);
         let events = Arc::new(Events::new().unwrap());
-        let guest = |index: u32| {
+        let all = Arc::new(Guests::new(HashMap::new(), workers.clone(), events).unwrap());
+        let add = |index: u32| {
             let path = directory.join(index.to_string());
-            let spec: crate::options::GuestSpec =
-                format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
-            let link =
-                Arc::new(Link::new(workers.clone(), index, spec.name.clone(), events.clone()));
-            let device = fabric.add_device(DeviceConfig {
-                name: spec.name.clone(),
-                mac: None,
-                addresses: engine::AddressRights::default(),
-                limits: spec.limits.clone(),
-                rings: spec.rings,
-                wake: link.clone(),
-            });
-            let (rings, socket) =
-                (AtomicBool::new(false), Socket::bind(&path, Kind::Stream).unwrap());
-            let memory = memory::Policy::default();
-            Arc::new(Guest { spec, index, device, link, rings, memory, socket })
+            let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
+            let socket = Socket::bind(&path, Kind::Stream).unwrap();
+            all.add(spec, socket, memory::Policy::default()).unwrap()
         };
-        let guests: Arc<[_]> = (0..count).map(guest).collect();
-        let departures = Arc::new(new_eventfd());
-        let worker =
-            Worker::new(workers, 0, guests.clone(), &[], Duration::ZERO, departures).unwrap();
+        let guests: Arc<[_]> = (0..count).map(add).collect();
+        let worker = Worker::new(workers, 0, all.clone(), &[], Duration::ZERO).unwrap();
         Self { worker, guests, _directory: Directory(directory) }
     }
 
