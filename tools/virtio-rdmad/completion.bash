@@ -53,11 +53,15 @@ _virtio_rdmad() {
 
 	if [ -n "$command" ]; then
 		local of_command='--control --help'
-		[[ $command != @(status|watch) ]] || of_command+=' --json'
+		case $command in
+		status | watch) of_command+=' --json' ;;
+		add) of_command+=' --guest' ;;
+		remove) of_command+=' --drain' ;;
+		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch add remove help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

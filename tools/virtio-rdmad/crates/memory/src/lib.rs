@@ -23,7 +23,7 @@ mod slice;
 mod unmap;
 
 pub use chunk::Chunk;
-pub use map::{GuestMemory, Loss, MapError, MemoryError, Policy, Region, MAX_REGIONS};
+pub use map::{GuestMemory, Loss, MapError, MemoryError, Policy, Region, ALL_REGIONS, MAX_REGIONS};
 pub use pages::{Pages, PAGE_SIZE};
 pub use prefetch::prefetch;
 pub use sigbus::{losses, survive_losses};

@@ -12,6 +12,9 @@ use crate::mapping::Mapping;
 use crate::sigbus::{Lost, MAX_MAPPINGS};
 use crate::{Chunk, Slice};
 
+/// Most regions of all guests together: half of the mappings that a process can have, because a change of the memory
+/// map maps the new memory before the old memory is unmapped.
+pub const ALL_REGIONS: usize = MAX_MAPPINGS / 2;
 /// Most regions of one guest, however few guests there are.
 pub const MAX_REGIONS: usize = 1024;
 /// Most regions of one guest, however many guests there are.
@@ -29,11 +32,16 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Makes the policy for one of so many guests. Each gets half of its share of the mappings that a
-    /// process can have, because a change of the memory map maps the new memory before the old memory
-    /// is unmapped.
+    /// Makes the policy for a guest that comes while so many regions are left for all guests that come: it gets half
+    /// of them at most. `None`: too few are left.
+    pub fn of_rest(left: usize) -> Option<Self> {
+        let share = (left / 2).min(MAX_REGIONS);
+        (share >= MIN_REGIONS).then_some(Self { max_regions: share, any_file: false })
+    }
+
+    /// Makes the policy for one of so many guests, each of which gets its share of [`ALL_REGIONS`].
     pub fn of_one_of(guests: usize) -> Self {
-        let share = MAX_MAPPINGS / 2 / guests.max(1);
+        let share = ALL_REGIONS / guests.max(1);
         Self { max_regions: share.clamp(MIN_REGIONS, MAX_REGIONS), any_file: false }
     }
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Calls methods of a running process, by Varlink over its control socket.
 
-use std::io::{BufRead, BufReader, Error, ErrorKind, Write};
+use std::io::{BufRead, BufReader, Error, ErrorKind, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::Value;
 use varlink::sansio::protocol::{parse_reply, serialize_request};
 use varlink::Request;
@@ -25,8 +28,17 @@ pub enum CallError {
 
 /// Calls a method that has no parameters. Returns what it answers.
 pub fn call(path: &Path, method: &'static str) -> Result<Value, CallError> {
-    let request = Request::create(method, None);
-    let answer = Answers::new(path, &request)?.next()?;
+    call_with(path, method, None, None)
+}
+
+/// Calls a method with these parameters, and passes a descriptor on if there is one. Returns what it answers.
+pub fn call_with(
+    path: &Path,
+    method: &'static str,
+    parameters: Option<Value>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<Value, CallError> {
+    let answer = Answers::new(path, &Request::create(method, parameters), descriptor)?.next()?;
     answer.ok_or_else(|| CallError::Socket(path.into(), ErrorKind::UnexpectedEof.into()))
 }
 
@@ -39,15 +51,24 @@ pub struct Answers {
 impl Answers {
     /// Calls a method that has no parameters, and answers more than once.
     pub fn ask(path: &Path, method: &'static str) -> Result<Self, CallError> {
-        Self::new(path, &Request { more: Some(true), ..Request::create(method, None) })
+        let request = Request { more: Some(true), ..Request::create(method, None) };
+        Self::new(path, &request, None)
     }
 
-    fn new(path: &Path, request: &Request<'_>) -> Result<Self, CallError> {
+    fn new(
+        path: &Path,
+        request: &Request<'_>,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, CallError> {
         let failed = |error| CallError::Socket(path.into(), error);
         let malformed = |error| CallError::Malformed(path.into(), error);
         let mut stream = UnixStream::connect(path).map_err(failed)?;
         let request = serialize_request(request).map_err(malformed)?;
-        stream.write_all(&request).map_err(failed)?;
+        let sent = match descriptor {
+            Some(descriptor) => pass(&stream, &request, descriptor).map_err(failed)?,
+            None => 0,
+        };
+        stream.write_all(&request[sent..]).map_err(failed)?;
         Ok(Self { path: path.into(), stream: BufReader::new(stream) })
     }
 
@@ -66,4 +87,13 @@ impl Answers {
         let parameters = parameters.map(|value| format!(" {value}")).unwrap_or_default();
         Err(CallError::Refused(path.clone(), name.into_owned(), parameters))
     }
+}
+
+/// Sends bytes, or the first of them, with a descriptor. Returns how many were sent.
+fn pass(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize, Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())?)
 }

@@ -8,8 +8,8 @@ mod survey;
 
 use std::io::{BufReader, Error};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::report::EventReport;
 use crate::socket::Socket;
 use client::{Client, Ended};
-use interface::Daemon;
+use interface::{Besides, Daemon};
 pub use survey::Surveyed;
 
 /// Most clients at a time. If there are as many, one more takes the place of the one that has neither sent nor read
@@ -29,12 +29,12 @@ const MAX_CLIENTS: usize = 64;
 
 /// Serves the clients that connect, until the other end of `end` is closed.
 pub fn run(socket: &Socket, end: &UnixStream, surveyed: Surveyed, events: &Events) {
-    let watches = Arc::new(AtomicBool::new(false));
-    let daemon = Daemon::new(surveyed, Arc::clone(&watches));
+    let besides = Arc::new(Besides::default());
+    let daemon = Daemon::new(surveyed, besides.clone());
     let (vendor, product, version) =
         ("virtio-rdma", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     let service = VarlinkService::new(vendor, product, version, "", vec![Box::new(daemon)]);
-    let mut server = Server { socket, service, watches, events, clients: Vec::new() };
+    let mut server = Server { socket, service, besides, events, clients: Vec::new() };
     loop {
         match server.wait(end) {
             Ok(Ready { is_over: true, .. }) => return,
@@ -64,8 +64,8 @@ struct Ready {
 struct Server<'a> {
     socket: &'a Socket,
     service: VarlinkService,
-    /// Set by a call whose client wants to be told of events.
-    watches: Arc<AtomicBool>,
+    /// What a call has besides its parameters.
+    besides: Arc<Besides>,
     events: &'a Events,
     clients: Vec<Client>,
 }
@@ -88,20 +88,23 @@ impl Server<'_> {
     /// Serves the clients that have sent or read something, and those that have connected, and tells of events.
     fn serve(&mut self, ready: &Ready) {
         let mut is_ready = ready.clients.iter();
-        let (service, watches, events) = (&self.service, &self.watches, self.events);
+        let (service, besides, events) = (&self.service, &*self.besides, self.events);
         self.clients.retain_mut(|client| {
             if is_ready.next() != Some(&true) {
                 return true;
             }
-            let served = client.serve(|request, answers| {
-                answer(service, request, answers)?;
-                if watches.load(Ordering::Relaxed) {
+            let served = client.serve(|request, descriptors, answers| {
+                let own = || besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::swap(descriptors, &mut own());
+                let answered = answer(service, request, answers);
+                std::mem::swap(descriptors, &mut own());
+                if besides.watches.load(Ordering::Relaxed) {
                     // Whatever happens from when the client reads its first answer on, it is told of.
                     events.set_watched(true);
                 }
-                Ok(())
+                answered
             });
-            client.watches |= watches.swap(false, Ordering::Relaxed);
+            client.watches |= besides.watches.swap(false, Ordering::Relaxed);
             stays(served)
         });
         if ready.has_events {

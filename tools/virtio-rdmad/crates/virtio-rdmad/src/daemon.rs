@@ -30,6 +30,7 @@ use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::{Kind, Socket};
 use crate::switch::Switch;
 use crate::uplink::Uplink;
+use crate::uplink_spec::WaySpec;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
 
@@ -106,7 +107,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
     let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
-    let guests = Guests::new(fabrics.collect(), workers.clone(), events.clone());
+    let closed = options.uplinks.iter().filter(|spec| matches!(spec.way, WaySpec::Interface(_)));
+    let closed = closed.map(|spec| spec.network.clone()).collect();
+    let guests = Guests::new(fabrics.collect(), closed, workers.clone(), events.clone());
     let guests = Arc::new(guests.map_err(Error::from)?);
     add_guests(options, &guests)?;
     if options.sandbox == options::Switch::On || options.user.is_some() {
@@ -300,7 +303,9 @@ fn start_switches(
 fn add_guests(options: &Options, guests: &Guests) -> Result<(), DaemonError> {
     for spec in &options.guests {
         let socket = Socket::bind(&spec.path, Kind::Stream)?;
-        guests.add(spec.clone(), socket, Policy::of_one_of(options.guests.len()))?;
+        // Half of the memory that can be mapped is left for guests that come later.
+        let memory = Policy::of_one_of(2 * options.guests.len());
+        guests.add(spec.clone(), socket, memory)?;
     }
     Ok(())
 }
@@ -408,6 +413,7 @@ fn wait(signals: &UnixStream, guests: &Guests) -> Result<(), Error> {
         if paused == Some(Duration::ZERO) {
             pause = None;
         }
+        guests.sweep();
         // While one VMM of a guest is connected, another one has to wait.
         let mut free = guests.all();
         free.retain(|guest| pause.is_none() && guest.link.worker().is_none());

@@ -71,9 +71,9 @@ impl engine::Wake for Link {
 
 /// A guest.
 pub struct Guest {
-    /// What the command line says of it.
+    /// What the command line says of it, or whoever added it.
     pub spec: GuestSpec,
-    /// Its place in the order of the command line, from 0.
+    /// Its index while it is there.
     pub index: u32,
     /// Its device.
     pub device: Arc<Device>,
@@ -85,4 +85,6 @@ pub struct Guest {
     pub memory: Policy,
     /// Where its VMM connects.
     pub socket: Socket,
+    /// Whether it leaves when its VMM does.
+    pub leaves: AtomicBool,
 }

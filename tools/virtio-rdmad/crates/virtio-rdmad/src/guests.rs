@@ -4,14 +4,14 @@
 //! A guest has an index while it is there, by which the threads name it. A guest without a VMM may leave, and another
 //! one gets its index then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Error;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
-use memory::Policy;
+use memory::{Policy, ALL_REGIONS};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 
@@ -36,6 +36,28 @@ pub enum AddError {
     /// There are as many guests as there can be.
     #[error("there are {MAX_GUESTS} guests, which is the most")]
     TooMany,
+    /// The other guests may have all mappings of memory that the process can have.
+    #[error("the process can map no memory for one more guest")]
+    Memory,
+    /// Its network is one that no guest can come to later, for this reason.
+    #[error("network \"{network}\": {reason}")]
+    Network {
+        /// The network.
+        network: String,
+        /// The reason.
+        reason: &'static str,
+    },
+}
+
+/// Why a guest cannot leave.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum RemoveError {
+    /// There is no guest of this name.
+    #[error("no guest has the name \"{0}\"")]
+    Unknown(String),
+    /// Its VMM is connected.
+    #[error("the VMM of guest \"{0}\" is connected")]
+    Connected(String),
 }
 
 /// The guests.
@@ -43,6 +65,8 @@ pub struct Guests {
     slots: RwLock<Vec<Option<Arc<Guest>>>>,
     /// The networks that have guests, or had some, by name.
     fabrics: Mutex<HashMap<String, Arc<Fabric>>>,
+    /// The networks that no guest can come to later.
+    closed: HashSet<String>,
     workers: Arc<[WorkerHandle]>,
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
@@ -50,15 +74,17 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Makes a process without guests, whose workers serve those that come. These networks are there already.
+    /// Makes a process without guests, whose workers serve those that come. These networks are there already, and to
+    /// those in `closed` guests come only at the start.
     pub fn new(
         fabrics: HashMap<String, Arc<Fabric>>,
+        closed: HashSet<String>,
         workers: Arc<[WorkerHandle]>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, fabrics) = (RwLock::default(), Mutex::new(fabrics));
-        Ok(Self { slots, fabrics, workers, events, changes })
+        Ok(Self { slots, fabrics, closed, workers, events, changes })
     }
 
     /// Returns an eventfd that is readable when a guest has come or gone, or is served no longer. The main thread
@@ -77,6 +103,22 @@ impl Guests {
     pub fn get(&self, index: u32) -> Option<Arc<Guest>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.get(index as usize)?.clone()
+    }
+
+    /// Adds a guest, whose VMM connects to this socket, and which gets a share of the memory that the process can map.
+    pub fn add_one_more(&self, spec: GuestSpec, socket: Socket) -> Result<Arc<Guest>, AddError> {
+        let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
+        if spec.nic.is_some() {
+            return Err(refuse("an interface (nic=) can only be made when the process starts"));
+        }
+        if self.closed.contains(&spec.network) {
+            return Err(refuse(
+                "its uplink is an interface, which carries packets of the first guests alone",
+            ));
+        }
+        let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
+        let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
+        self.add(spec, socket, memory)
     }
 
     /// Adds a guest, whose VMM connects to this socket, and which may have this memory.
@@ -116,7 +158,8 @@ impl Guests {
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
-        Guest { spec, index, device, link, rings: AtomicBool::new(false), memory, socket }
+        let (rings, leaves) = Default::default();
+        Guest { spec, index, device, link, rings, memory, socket, leaves }
     }
 
     /// Returns the fabric of a network, which may be a new one.
@@ -127,13 +170,52 @@ impl Guests {
         fabrics.entry(network.to_owned()).or_insert_with(make).clone()
     }
 
+    /// Removes the guest of this name, which is an error while its VMM is connected. With `drain` it leaves when its
+    /// VMM does, and no other VMM can connect before that. Returns the guest.
+    pub fn remove(&self, name: &str, drain: bool) -> Result<Arc<Guest>, RemoveError> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |guest: &&mut Option<Arc<Guest>>| {
+            guest.as_ref().is_some_and(|guest| guest.spec.name == name)
+        };
+        let Some(slot) = slots.iter_mut().find(is_it) else {
+            return Err(RemoveError::Unknown(name.to_owned()));
+        };
+        let Some(guest) = slot.clone() else { return Err(RemoveError::Unknown(name.to_owned())) };
+        if guest.link.worker().is_none() {
+            *slot = None;
+        } else if drain {
+            guest.leaves.store(true, Ordering::Relaxed);
+        } else {
+            return Err(RemoveError::Connected(name.to_owned()));
+        }
+        drop(slots);
+        self.note_change();
+        Ok(guest)
+    }
+
+    /// Removes the guests that were to leave with their VMMs, which are gone now. The main thread calls this.
+    pub fn sweep(&self) {
+        let has_left = |guest: &Arc<Guest>| {
+            guest.leaves.load(Ordering::Relaxed) && guest.link.worker().is_none()
+        };
+        if !self.all().iter().any(has_left) {
+            return;
+        }
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        for slot in slots.iter_mut() {
+            if let Some(guest) = slot.take_if(|guest| has_left(guest)) {
+                tracing::info!(guest = guest.spec.name, "removed");
+            }
+        }
+    }
+
     /// Accepts the VMM of the guest with this index, if one waits and the guest has none, and gives the guest to the
     /// worker that has the fewest guests.
     pub fn accept(&self, index: u32) -> Result<(), Error> {
         // A guest does not leave meanwhile.
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let Some(Some(guest)) = slots.get(index as usize) else { return Ok(()) };
-        if guest.link.worker().is_some() {
+        if guest.link.worker().is_some() || guest.leaves.load(Ordering::Relaxed) {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };

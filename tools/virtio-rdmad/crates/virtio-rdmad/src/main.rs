@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod add_remove;
 mod backend;
 mod call;
 mod clock;
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         Some(Command::Status(status)) => status::print(status),
         Some(Command::Metrics(metrics)) => metrics::print(metrics),
         Some(Command::Watch(watch)) => watch::print(watch),
+        Some(Command::Add(add)) => add_remove::add(add),
+        Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);

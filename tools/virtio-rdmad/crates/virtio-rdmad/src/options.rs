@@ -102,7 +102,7 @@ pub struct Options {
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
 
-    /// Socket on which `virtio-rdmad status`, `metrics` and `watch` find this process, and other clients by Varlink.
+    /// Socket on which `virtio-rdmad status` and its like find this process, and other clients by Varlink.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
@@ -217,6 +217,10 @@ pub enum Command {
     Metrics(MetricsOptions),
     /// Print what happens to the guests of a running virtio-rdmad until it ends.
     Watch(WatchOptions),
+    /// Add a guest to a running virtio-rdmad.
+    Add(AddOptions),
+    /// Remove a guest from a running virtio-rdmad.
+    Remove(RemoveOptions),
     /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]
     RemoveSockets(RemoverOptions),
@@ -232,6 +236,37 @@ pub struct StatusOptions {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `virtio-rdmad add`.
+#[derive(Args, Debug)]
+pub struct AddOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// The guest, as in the option of this name without a command.
+    ///
+    /// The socket is made with the rights of whoever calls this. A guest with nic= cannot be added, nor a
+    /// guest of a network whose uplink is an interface=.
+    #[arg(long, value_name = "SPEC")]
+    pub guest: String,
+}
+
+/// Options of `virtio-rdmad remove`.
+#[derive(Args, Debug)]
+pub struct RemoveOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// If the VMM of the guest is connected, remove the guest when the VMM leaves, and let no other one
+    /// connect. Otherwise that is an error.
+    #[arg(long)]
+    pub drain: bool,
+
+    /// The name of the guest.
+    pub name: String,
 }
 
 /// Options of `virtio-rdmad watch`.

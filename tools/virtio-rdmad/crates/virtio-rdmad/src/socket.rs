@@ -2,10 +2,13 @@
 //! Sockets that have a file.
 
 use std::io::{Error, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{fcntl_setfl, OFlags};
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
     bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
@@ -27,7 +30,8 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    name: Name,
+    /// Its file, if this process has made it.
+    name: Option<Name>,
 }
 
 impl Socket {
@@ -43,7 +47,26 @@ impl Socket {
         let listener = listener.map_err(named)?;
         listener.set_nonblocking(true).map_err(named)?;
         let name = Name::of(path).map_err(named)?;
-        Ok(Self { listener, name })
+        Ok(Self { listener, name: Some(name) })
+    }
+
+    /// Takes a socket that another process has made, and has passed on. It is an error if the descriptor is not a
+    /// socket of streams that connections can be made to. The file stays when this is dropped.
+    pub fn passed(descriptor: OwnedFd) -> Result<Self, Error> {
+        let is_right = socket_domain(&descriptor)? == AddressFamily::UNIX
+            && socket_type(&descriptor)? == SocketType::STREAM
+            && socket_acceptconn(&descriptor)?;
+        if !is_right {
+            return Err(Error::new(ErrorKind::InvalidInput, "not a listening UNIX stream socket"));
+        }
+        // The standard library makes an ioctl of it, which the sandbox does not allow.
+        fcntl_setfl(&descriptor, OFlags::RDWR | OFlags::NONBLOCK)?;
+        Ok(Self { listener: descriptor.into(), name: None })
+    }
+
+    /// Has the file stay when this is dropped.
+    pub fn keep_file(&mut self) {
+        self.name = None;
     }
 
     /// Returns the socket, which is readable when a connection can be accepted.
@@ -66,7 +89,9 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        self.name.remove();
+        if let Some(name) = &self.name {
+            name.remove();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! The process as others see it: sockets, connections that come and go, status, signals.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -308,6 +309,87 @@ fn whoever_watches_is_told_of_what_happens() {
     daemon.end();
     assert!(next().is_none(), "it ends with the daemon");
     assert!(watch.wait().unwrap().success());
+}
+
+/// Runs a command for the control socket. Returns whether it worked, and what it said of errors.
+fn run(daemon: &Daemon, words: &[&str]) -> (bool, String) {
+    let mut command = Command::new(BINARY);
+    let output = output(command.args(words).arg("--control").arg(daemon.path("control")));
+    (output.status.success(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// Waits until a guest is there or not.
+fn wait_for_guest(daemon: &Daemon, name: &str, is_there: bool) {
+    let is_it = |guest: &Value| guest["name"] == name;
+    while daemon.status()["guests"].as_array().unwrap().iter().any(is_it) != is_there {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn guests_come_and_go() {
+    let daemon = Daemon::start("come");
+    let path = daemon.path("c");
+    let spec = format!("name=c,network=late,mac=52:54:00:00:00:07,vhost-user={}", path.display());
+    for round in 0..3 {
+        assert_eq!(run(&daemon, &["add", "--guest", &spec]), (true, String::new()), "{round}");
+        let mut vmm = connect(&path);
+        vhost_user(&mut vmm, 1, &[]);
+        let (worked, error) = run(&daemon, &["add", "--guest", &spec]);
+        assert!(!worked && error.contains("another process listens there"), "{error}");
+        let (worked, error) = run(&daemon, &["remove", "c"]);
+        assert!(!worked && error.contains("GuestConnected"), "{error}");
+        assert_eq!(run(&daemon, &["remove", "--drain", "c"]), (true, String::new()));
+        assert!(!path.exists());
+        // The VMM goes on, until it leaves.
+        vhost_user(&mut vmm, 1, &[]);
+        wait_for_guest(&daemon, "c", true);
+        drop(vmm);
+        wait_for_guest(&daemon, "c", false);
+    }
+    // The guests of the command line can leave as well.
+    assert_eq!(run(&daemon, &["remove", "a"]), (true, String::new()));
+    wait_for_guest(&daemon, "a", false);
+    let (worked, error) = run(&daemon, &["remove", "a"]);
+    assert!(!worked && error.contains("UnknownGuest"), "{error}");
+    daemon.end();
+}
+
+#[test]
+fn guests_that_cannot_come_are_refused() {
+    let daemon = Daemon::start("refuse");
+    let spec = |keys: &str| format!("{keys},vhost-user={}", daemon.path("c").display());
+    for (keys, error) in [
+        ("name=a", "NameTaken"),
+        ("name=c,mac=52:54:00:00:00:01", "AddressTaken"),
+        ("name=c,mac=52:54:00:00:00:09,nic=/n", "NotSupported"),
+    ] {
+        let (worked, said) = run(&daemon, &["add", "--guest", &spec(keys)]);
+        assert!(!worked && said.contains(error), "{keys}: {said}");
+        assert!(!daemon.path("c").exists(), "the socket of a guest that was refused");
+    }
+    let mut socket = connect(&daemon.path("control"));
+    let method = "org.virtio-rdma.Daemon.AddGuest";
+    for (parameters, error) in [
+        (serde_json::json!({}), "org.varlink.service.InvalidParameter"),
+        (serde_json::json!({ "spec": "name=c" }), "org.virtio-rdma.Daemon.InvalidSpec"),
+        (serde_json::json!({ "spec": spec("name=c") }), "org.virtio-rdma.Daemon.InvalidSocket"),
+    ] {
+        let answer = call(&mut socket, method, &parameters);
+        assert_eq!(answer["error"], error, "{parameters}: {answer}");
+    }
+    // These are descriptors, and no listening sockets.
+    let (one, other) = UnixStream::pair().unwrap();
+    for descriptor in [one.as_fd(), std::io::stdin().as_fd()] {
+        let request =
+            serde_json::json!({ "method": method, "parameters": { "spec": spec("name=c") } });
+        front_end::send(&socket, format!("{request}\0").as_bytes(), &[descriptor]);
+        let mut answer = Vec::new();
+        BufReader::new(&socket).read_until(0, &mut answer).unwrap();
+        assert!(String::from_utf8_lossy(&answer).contains("InvalidSocket"), "{answer:?}");
+    }
+    drop((one, other));
+    daemon.end();
 }
 
 #[test]

@@ -4,16 +4,22 @@
 //! Nothing here waits for a client. A client that sends half of a request, or does not read its answers, costs
 //! the memory of these at most.
 
-use std::io::{Error, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{Error, ErrorKind, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+use descriptor::keep_harmless;
 use rustix::event::PollFlags;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 /// Most bytes of a request.
 const MAX_REQUEST: usize = 64 << 10;
+/// Most descriptors that come with the requests of a client that have no answer yet.
+const MAX_DESCRIPTORS: usize = 4;
 /// Bytes of answers that a client has yet to read, from which on it gets no more.
 const MAX_UNREAD: usize = 1 << 20;
 
@@ -39,6 +45,8 @@ pub struct Client {
     stream: UnixStream,
     /// What has come, and belongs to no request that was answered.
     input: Vec<u8>,
+    /// Descriptors that have come with that.
+    descriptors: Vec<OwnedFd>,
     /// Answers, the first `sent` bytes of which were sent.
     output: Vec<u8>,
     sent: usize,
@@ -55,9 +63,9 @@ impl Client {
     pub fn new(stream: UnixStream) -> Result<Self, Error> {
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         rustix::fs::fcntl_setfl(&stream, OFlags::RDWR | OFlags::NONBLOCK)?;
-        let (input, output) = (Vec::new(), Vec::new());
+        let (input, descriptors, output) = Default::default();
         let active = Instant::now();
-        Ok(Self { stream, input, output, sent: 0, active, watches: false, lost: 0 })
+        Ok(Self { stream, input, descriptors, output, sent: 0, active, watches: false, lost: 0 })
     }
 
     /// Returns how many bytes the client has yet to read.
@@ -89,19 +97,25 @@ impl Client {
         self.send()
     }
 
-    /// Takes what has come, has `answer` add the answers to its requests, and sends what the client reads.
+    /// Takes what has come, has `answer` add the answers to its requests, and sends what the client reads. `answer`
+    /// may take descriptors that have come with requests. Those that it leaves when all requests have their answers
+    /// are closed.
     pub fn serve(
         &mut self,
-        mut answer: impl FnMut(&[u8], &mut Vec<u8>) -> varlink::Result<()>,
+        mut answer: impl FnMut(&[u8], &mut Vec<OwnedFd>, &mut Vec<u8>) -> varlink::Result<()>,
     ) -> Result<(), Ended> {
         let is_open = self.receive()?;
         let mut taken = 0;
         while self.unread() < MAX_UNREAD {
             let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
-            answer(&self.input[taken..=taken + len], &mut self.output)?;
+            let request = &self.input[taken..=taken + len];
+            answer(request, &mut self.descriptors, &mut self.output)?;
             taken += len + 1;
         }
         self.input.drain(..taken);
+        if self.input.is_empty() {
+            self.descriptors.clear();
+        }
         if self.input.len() > MAX_REQUEST {
             return Err(Ended::TooLong);
         }
@@ -117,13 +131,25 @@ impl Client {
     fn receive(&mut self) -> Result<bool, Error> {
         let mut room = [0; 4096];
         while self.input.len() <= MAX_REQUEST {
-            match self.stream.read(&mut room) {
-                Ok(0) => return Ok(false),
-                Ok(len) => self.input.extend_from_slice(&room[..len]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut part = [IoSliceMut::new(&mut room)];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let len = match recvmsg(&self.stream, &mut part, &mut control, flags) {
+                Ok(message) if message.bytes == 0 => return Ok(false),
+                Ok(message) => message.bytes,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            self.input.extend_from_slice(&room[..len]);
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    self.descriptors.extend(keep_harmless(descriptors.collect()).0);
+                }
             }
+            self.descriptors.truncate(MAX_DESCRIPTORS);
             self.active = Instant::now();
         }
         Ok(true)
@@ -153,11 +179,13 @@ impl AsFd for Client {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     /// Answers each request with itself.
     #[allow(clippy::unnecessary_wraps)] // as the service's function
-    fn echo(request: &[u8], answers: &mut Vec<u8>) -> varlink::Result<()> {
+    fn echo(request: &[u8], _: &mut Vec<OwnedFd>, answers: &mut Vec<u8>) -> varlink::Result<()> {
         answers.extend_from_slice(request);
         Ok(())
     }
@@ -198,7 +226,7 @@ mod tests {
     #[test]
     fn a_client_that_does_not_read_gets_no_more() {
         let (mut other, mut client) = pair();
-        let large = |_: &[u8], answers: &mut Vec<u8>| {
+        let large = |_: &[u8], _: &mut Vec<OwnedFd>, answers: &mut Vec<u8>| {
             answers.resize(answers.len() + MAX_UNREAD, b'y');
             Ok(())
         };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rounds of one worker, and the turns that each of its guests gets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
@@ -27,7 +27,8 @@ impl Bench {
         std::fs::create_dir_all(&directory).unwrap();
         let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new().unwrap()]);
         let events = Arc::new(Events::new().unwrap());
-        let all = Arc::new(Guests::new(HashMap::new(), workers.clone(), events).unwrap());
+        let all =
+            Arc::new(Guests::new(HashMap::new(), HashSet::new(), workers.clone(), events).unwrap());
         let add = |index: u32| {
             let path = directory.join(index.to_string());
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();

@@ -120,17 +120,19 @@ impl FrontEnd {
         let size = u32::try_from(payload.len()).unwrap();
         let header = [request, 1, size].map(u32::to_ne_bytes).concat();
         let message = [header.as_slice(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let parts = [IoSlice::new(&message)];
-        assert_eq!(
-            sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL),
-            Ok(message.len())
-        );
+        send(&self.socket, &message, fds);
     }
+}
+
+/// Sends bytes with descriptors, if there are any.
+pub fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent, Ok(bytes.len()));
 }
 
 /// Makes an eventfd that does not block.

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdmad add` and `virtio-rdmad remove`: a guest comes to a running process, or leaves it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use serde_json::to_value;
+
+use crate::call::call_with;
+use crate::control::interface::{AddGuest, RemoveGuest, Removed, ADD_GUEST, REMOVE_GUEST};
+use crate::options::{AddOptions, GuestSpec, RemoveOptions};
+use crate::socket::{Kind, Socket};
+
+/// Makes the socket of a guest, with the rights of whoever calls this, and has the process serve the guest.
+pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let AddOptions { control, guest: spec } = options;
+    let guest: GuestSpec = spec.parse()?;
+    let mut socket = Socket::bind(&guest.path, Kind::Stream)?;
+    let parameters = to_value(AddGuest { spec: spec.clone() })?;
+    let listener = socket.listener().as_fd();
+    call_with(control, ADD_GUEST, Some(parameters), Some(listener))?;
+    socket.keep_file();
+    Ok(())
+}
+
+/// Has the process serve a guest no longer, and removes its socket.
+pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let RemoveOptions { control, drain, name } = options;
+    let parameters = to_value(RemoveGuest { name: name.clone(), drain: *drain })?;
+    let answer = call_with(control, REMOVE_GUEST, Some(parameters), None)?;
+    let Removed { socket, removed } = serde_json::from_value(answer)?;
+    // Nobody listens there any more, or will when the VMM has left.
+    if let Err(error) = std::fs::remove_file(Path::new(&socket)) {
+        eprintln!("virtio-rdmad: {socket}: {error}");
+    }
+    if !removed {
+        println!("{name} is removed when its VMM leaves");
+    }
+    Ok(())
+}
