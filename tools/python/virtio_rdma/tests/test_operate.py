@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""What operators do with a running device: they add guests and remove them, watch them, and count."""
+
+import json
+import os
+import subprocess
+import time
+
+import pytest
+
+from virtio_rdma.common import BUILD
+from virtio_rdma.guests.late import Late
+from virtio_rdma.tests import networks
+
+# The bound on what the device's process notes by itself, in seconds.
+SOON = 60
+
+
+@pytest.fixture(scope="class", name="watch")
+def watching(network):
+    """What "virtio-rdmad watch" prints, as objects, for as long as the tests of a class run."""
+    command = [os.path.join(BUILD, "virtio-rdmad"), "watch", "--json",
+               "--control", os.path.join(network.dir, "control.sock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
+        events = map(json.loads, process.stdout)
+        assert next(events)["event"] == "watching"
+        yield events
+        process.terminate()
+
+
+def wait_until(holds):
+    """Waits until something holds that the device's process notes by itself."""
+    deadline = time.monotonic() + SOON
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.network("a guest that was added", guests=2, kind=Late)
+class TestGuests:
+    """Guest 2 is added to the device's process, which serves guest 1 already."""
+
+    def test_data_flows(self, network, results):
+        networks.data_flows(results, network, "a guest that was added")
+
+    def test_errors_are_told(self, network, watch):
+        """A program whose peer is killed gets an error, and whoever watches is told which QP it was."""
+        first, second = network.guests
+        command = "ib_write_bw -d {} -x {} -D 600 -F"
+        server = first.start(command.format(*first.link))
+        first.check("until ss -ltn | grep -q :18515; do sleep 0.1; done", timeout=SOON)
+        client = second.start(f"{command.format(*second.link)} {first.address}")
+        wait_until(lambda: any(qp["type"] == "RC" and qp["state"] == "RTS"
+                               for qp in network.device_status()[second.name]["qps"]))
+        first.check("pkill -9 ib_write_bw")
+        event = next(event for event in watch if event["event"] == "qp_error")
+        assert (event["guest"], event["reason"]) == (second.name, "RETRY_EXC_ERR"), event
+        for job in (server, client):
+            assert job.wait(networks.HANG_SECONDS) != 0
+
+    def test_metrics(self, network):
+        """The counters of both guests are printed, and only those that are there."""
+        status, text = network.operate("metrics")
+        assert (status, text.splitlines()[-1]) == (0, "# EOF")
+        for guest in network.guests:
+            assert f'virtio_rdma_guest_started{{guest="{guest.name}",network="default"}} 1' in text.splitlines()
+
+    def test_leaves_and_returns(self, network, watch, results):
+        """A guest whose VMM is connected is not removed at once. It is removed when its VMM leaves, and can be added
+        once more, while the other guest goes on."""
+        guest = network.guests[1]
+        status, text = network.operate("remove", guest.name)
+        assert status != 0
+        assert "GuestConnected" in text
+        assert network.operate("remove", "--drain", guest.name)[0] == 0
+        networks.data_flows(results, network, "a guest that is to leave")
+        guest.stop()
+        event = next(event for event in watch if event["event"] == "disconnected")
+        assert event["guest"] == guest.name, event
+        wait_until(lambda: guest.name not in network.device_status())
+        network.add(guest)
+        guest.start_process()
+        guest.wait_ready(guest.agent.boots + 1)
+        network.rdma_up(guest, "virtio")
+        networks.data_flows(results, network, "a guest that has returned")
+
+    def test_objects(self, network, results):
+        networks.agree(results, network, "a guest that was added: ")
+        # Its socket goes with it, not with the process.
+        assert network.operate("remove", "--drain", network.guests[1].name)[0] == 0
