@@ -22,6 +22,7 @@ def watching(network):
     command = [os.path.join(BUILD, "virtio-rdmad"), "watch", "--json",
                "--control", os.path.join(network.dir, "control.sock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdout
         events = map(json.loads, process.stdout)
         assert next(events)["event"] == "watching"
         yield events

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The control socket, on which clients call methods by Varlink (https://varlink.org): JSON, and a NUL byte behind
+//! The control socket, on which clients call methods by Varlink (<https://varlink.org>): JSON, and a NUL byte behind
 //! each message. [`interface`] has the methods.
 
 mod client;
