@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Surveyed};
 use crate::events::Events;
-use crate::guests::{AddError, Guests};
+use crate::guests::{AddError, Guests, MAX_GUESTS};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options, Transport};
@@ -179,7 +179,9 @@ fn start_helpers(filters: Option<&Filters>) -> Result<(), DaemonError> {
 fn worker_count(options: &Options) -> Result<usize, DaemonError> {
     let cpus = options.cpus.as_ref().map(|cpus| cpus.0.len());
     let wanted = options.workers.map(usize::from).or(cpus).unwrap_or_else(half_of_the_cpus);
-    let workers = wanted.clamp(1, options.guests.len().max(1));
+    // Guests may come later if there is a control socket.
+    let most = if options.control.is_some() { MAX_GUESTS } else { options.guests.len() };
+    let workers = wanted.clamp(1, most.max(1));
     match cpus {
         Some(cpus) if workers > cpus => Err(DaemonError::Cpus { workers, cpus }),
         _ => Ok(workers),

@@ -63,8 +63,10 @@ pub enum RemoveError {
 /// The guests.
 pub struct Guests {
     slots: RwLock<Vec<Option<Arc<Guest>>>>,
-    /// The networks that have guests, or had some, by name.
-    fabrics: Mutex<HashMap<String, Arc<Fabric>>>,
+    /// The networks that are there for as long as the process, by name.
+    fixed: HashMap<String, Arc<Fabric>>,
+    /// The other networks that have guests.
+    others: Mutex<HashMap<String, Arc<Fabric>>>,
     /// The networks that no guest can come to later.
     closed: HashSet<String>,
     workers: Arc<[WorkerHandle]>,
@@ -74,17 +76,17 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Makes a process without guests, whose workers serve those that come. These networks are there already, and to
-    /// those in `closed` guests come only at the start.
+    /// Makes a process without guests, whose workers serve those that come. These networks stay, and to those in
+    /// `closed` guests come only at the start.
     pub fn new(
-        fabrics: HashMap<String, Arc<Fabric>>,
+        fixed: HashMap<String, Arc<Fabric>>,
         closed: HashSet<String>,
         workers: Arc<[WorkerHandle]>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (slots, fabrics) = (RwLock::default(), Mutex::new(fabrics));
-        Ok(Self { slots, fabrics, closed, workers, events, changes })
+        let (slots, others) = (RwLock::default(), Mutex::default());
+        Ok(Self { slots, fixed, others, closed, workers, events, changes })
     }
 
     /// Returns an eventfd that is readable when a guest has come or gone, or is served no longer. The main thread
@@ -135,7 +137,8 @@ impl Guests {
             return Err(AddError::TooMany);
         }
         let index = u32::try_from(at).map_err(|_| AddError::TooMany)?;
-        let guest = Arc::new(self.make(spec, index, socket, memory));
+        let fabric = self.fabric(&spec.network, slots.iter().flatten());
+        let guest = Arc::new(self.make(&fabric, spec, index, socket, memory));
         if at == slots.len() {
             slots.push(None);
         }
@@ -145,11 +148,18 @@ impl Guests {
         Ok(guest)
     }
 
-    fn make(&self, spec: GuestSpec, index: u32, socket: Socket, memory: Policy) -> Guest {
+    fn make(
+        &self,
+        fabric: &Fabric,
+        spec: GuestSpec,
+        index: u32,
+        socket: Socket,
+        memory: Policy,
+    ) -> Guest {
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
         let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
-        let device = self.fabric(&spec.network).add_device(DeviceConfig {
+        let device = fabric.add_device(DeviceConfig {
             name,
             mac: spec.mac,
             addresses: spec.addresses.clone(),
@@ -162,12 +172,21 @@ impl Guests {
         Guest { spec, index, device, link, rings, memory, socket, leaves }
     }
 
-    /// Returns the fabric of a network, which may be a new one.
-    fn fabric(&self, network: &str) -> Arc<Fabric> {
-        let mut fabrics = self.fabrics.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
+    fn fabric<'a>(
+        &self,
+        network: &str,
+        guests: impl Iterator<Item = &'a Arc<Guest>>,
+    ) -> Arc<Fabric> {
+        if let Some(fabric) = self.fixed.get(network) {
+            return fabric.clone();
+        }
+        let used: HashSet<&str> = guests.map(|guest| guest.spec.network.as_str()).collect();
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|name, _| used.contains(name.as_str()));
         let make =
             || Fabric::new(FabricConfig { name: network.to_owned(), ..FabricConfig::default() });
-        fabrics.entry(network.to_owned()).or_insert_with(make).clone()
+        others.entry(network.to_owned()).or_insert_with(make).clone()
     }
 
     /// Removes the guest of this name, which is an error while its VMM is connected. With `drain` it leaves when its
@@ -248,4 +267,79 @@ fn check<'a>(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn guests() -> Guests {
+        let workers = Arc::new([WorkerHandle::new().unwrap()]);
+        let events = Arc::new(Events::new().unwrap());
+        Guests::new(HashMap::new(), HashSet::from(["closed".to_owned()]), workers, events).unwrap()
+    }
+
+    /// Adds a guest, as a client of the control socket does.
+    fn add(guests: &Guests, keys: &str) -> Result<Arc<Guest>, AddError> {
+        let directory = std::env::temp_dir().join(format!("rdmad-guests-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join(format!("{:?}", std::thread::current().id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
+        guests.add_one_more(spec, Socket::passed(listener.into()).unwrap())
+    }
+
+    #[test]
+    fn guests_differ() {
+        let guests = guests();
+        add(&guests, "name=a,mac=52:54:00:00:00:01").unwrap();
+        let refused = |keys| add(&guests, keys).err().unwrap();
+        assert_eq!(refused("name=a"), AddError::Name("a".to_owned()));
+        let mac = refused("name=b,mac=52:54:00:00:00:01");
+        assert_eq!(mac, AddError::Mac("default".to_owned()));
+        add(&guests, "name=b,network=other,mac=52:54:00:00:00:01").unwrap();
+        let other = refused("name=c,network=closed");
+        assert!(matches!(other, AddError::Network { network, .. } if network == "closed"));
+        assert_eq!(guests.all().len(), 2);
+    }
+
+    #[test]
+    fn a_guest_that_has_left_leaves_its_index() {
+        let guests = guests();
+        for name in ["a", "b", "c"] {
+            add(&guests, &format!("name={name},network={name}")).unwrap();
+        }
+        let gone = guests.remove("b", false).unwrap();
+        assert_eq!(gone.index, 1);
+        assert_eq!(guests.remove("b", true).err(), Some(RemoveError::Unknown("b".to_owned())));
+        assert!(guests.get(1).is_none());
+        assert_eq!(add(&guests, "name=d").unwrap().index, 1);
+        assert!(!guests.others.lock().unwrap().contains_key("b"), "its network is gone, too");
+    }
+
+    #[test]
+    fn a_guest_leaves_with_its_vmm() {
+        let guests = guests();
+        let guest = add(&guests, "name=a").unwrap();
+        guest.link.set_worker(Some(0));
+        assert_eq!(guests.remove("a", false).err(), Some(RemoveError::Connected("a".to_owned())));
+        guests.remove("a", true).unwrap();
+        guests.sweep();
+        assert_eq!(guests.all().len(), 1);
+        guest.link.set_worker(None);
+        guests.sweep();
+        assert!(guests.all().is_empty());
+    }
+
+    #[test]
+    fn a_guest_too_many_is_refused() {
+        let guests = guests();
+        let refused = (0..=MAX_GUESTS).find_map(|at| add(&guests, &format!("name=g{at}")).err());
+        assert!(matches!(refused, Some(AddError::Memory | AddError::TooMany)), "{refused:?}");
+        let regions: usize = guests.all().iter().map(|guest| guest.memory.max_regions).sum();
+        assert!(regions <= ALL_REGIONS, "{regions}");
+    }
 }

@@ -26,7 +26,7 @@ pub struct Options {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// A guest to serve. Give this option once for each guest.
+    /// A guest to serve. Give this option once for each guest. With --control there need not be one.
     ///
     /// SPEC is KEY=VALUE[,KEY=VALUE...]:
     ///
@@ -69,7 +69,12 @@ pub struct Options {
     /// a virtqueue for each vector and three more. vfio-user has up to 1023 virtqueues (default:
     /// max-qp=95, max-cq=64, vectors=8), vhost-user 256, and user-mode Linux uses 64 of these
     /// (default: max-qp=21, max-cq=20, vectors=4).
-    #[arg(long = "guest", value_name = "SPEC", required = true, verbatim_doc_comment)]
+    #[arg(
+        long = "guest",
+        value_name = "SPEC",
+        required_unless_present = "control",
+        verbatim_doc_comment
+    )]
     pub guests: Vec<GuestSpec>,
 
     /// The way from a network to other hosts. Give this option at most once for each network.
@@ -106,9 +111,10 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 
-    /// Number of threads that serve guests, at most one for each guest (default: one for two CPUs).
+    /// Number of threads that serve guests (default: one for two CPUs).
     ///
-    /// When a VMM connects, the worker that has the fewest guests serves its guest.
+    /// Without --control there is at most one for each guest. When a VMM connects, the worker that has the
+    /// fewest guests serves its guest.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 

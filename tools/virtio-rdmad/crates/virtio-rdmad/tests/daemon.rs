@@ -356,6 +356,32 @@ fn guests_come_and_go() {
 }
 
 #[test]
+fn a_process_starts_without_a_guest() {
+    let daemon = Daemon::start_with("empty", &["--workers", "2"], &[]);
+    assert_eq!(daemon.status()["guests"], serde_json::json!([]));
+    let sockets: Vec<_> = ["c", "d", "e"]
+        .map(|name| {
+            let path = daemon.path(name);
+            let spec = format!("name={name},vhost-user={}", path.display());
+            assert_eq!(run(&daemon, &["add", "--guest", &spec]), (true, String::new()));
+            let mut vmm = connect(&path);
+            vhost_user(&mut vmm, 1, &[]);
+            vmm
+        })
+        .into();
+    let status = daemon.status();
+    let workers = status["workers"].as_array().unwrap().iter();
+    let mut guests: Vec<_> = workers.map(|worker| worker["guests"].as_u64().unwrap()).collect();
+    guests.sort_unstable();
+    assert_eq!(guests, [1, 2]);
+    for name in ["c", "d", "e"] {
+        assert_eq!(run(&daemon, &["remove", "--drain", name]), (true, String::new()));
+    }
+    drop(sockets);
+    daemon.end();
+}
+
+#[test]
 fn guests_that_cannot_come_are_refused() {
     let daemon = Daemon::start("refuse");
     let spec = |keys: &str| format!("{keys},vhost-user={}", daemon.path("c").display());
@@ -373,6 +399,10 @@ fn guests_that_cannot_come_are_refused() {
     for (parameters, error) in [
         (serde_json::json!({}), "org.varlink.service.InvalidParameter"),
         (serde_json::json!({ "spec": "name=c" }), "org.virtio-rdma.Daemon.InvalidSpec"),
+        (
+            serde_json::json!({ "spec": "name=c,vhost-user=c" }),
+            "org.virtio-rdma.Daemon.InvalidSpec",
+        ),
         (serde_json::json!({ "spec": spec("name=c") }), "org.virtio-rdma.Daemon.InvalidSocket"),
     ] {
         let answer = call(&mut socket, method, &parameters);

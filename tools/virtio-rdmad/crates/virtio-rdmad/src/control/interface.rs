@@ -99,6 +99,10 @@ impl Daemon {
     fn add_guest(&self, AddGuest { spec }: AddGuest) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
         let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
+        if !spec.path.is_absolute() {
+            // Whoever removes the socket may do so from another directory.
+            return Err(invalid(&"the path of the socket is relative"));
+        }
         let mut descriptors =
             self.besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let no_socket = |reason: &str| refused("InvalidSocket", "reason", reason);
