@@ -32,7 +32,7 @@ pub enum Ended {
     /// A request is too long.
     #[error("a request of more than {MAX_REQUEST} bytes")]
     TooLong,
-    /// A request is none.
+    /// What it has sent is no request.
     #[error("no request of Varlink: {0}")]
     Malformed(#[from] varlink::Error),
     /// The operating system refused something.
@@ -43,6 +43,8 @@ pub enum Ended {
 /// A client.
 pub struct Client {
     stream: UnixStream,
+    /// Whether it may send more.
+    is_open: bool,
     /// What has come, and belongs to no request that was answered.
     input: Vec<u8>,
     /// Descriptors that have come with that.
@@ -64,8 +66,17 @@ impl Client {
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         rustix::fs::fcntl_setfl(&stream, OFlags::RDWR | OFlags::NONBLOCK)?;
         let (input, descriptors, output) = Default::default();
-        let active = Instant::now();
-        Ok(Self { stream, input, descriptors, output, sent: 0, active, watches: false, lost: 0 })
+        Ok(Self {
+            stream,
+            is_open: true,
+            input,
+            descriptors,
+            output,
+            sent: 0,
+            active: Instant::now(),
+            watches: false,
+            lost: 0,
+        })
     }
 
     /// Returns how many bytes the client has yet to read.
@@ -75,12 +86,10 @@ impl Client {
 
     /// Returns what of the socket is waited for.
     pub fn interest(&self) -> PollFlags {
-        let reads = if self.unread() < MAX_UNREAD { PollFlags::IN } else { PollFlags::empty() };
-        if self.unread() == 0 {
-            reads
-        } else {
-            reads | PollFlags::OUT
-        }
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, self.is_open && self.unread() < MAX_UNREAD);
+        interest.set(PollFlags::OUT, self.unread() != 0);
+        interest
     }
 
     /// Tells the client of events, each of which is an answer, if it reads what it is told. `lost` makes the answer
@@ -104,45 +113,49 @@ impl Client {
         &mut self,
         mut answer: impl FnMut(&[u8], &mut Vec<OwnedFd>, &mut Vec<u8>) -> varlink::Result<()>,
     ) -> Result<(), Ended> {
-        let is_open = self.receive()?;
+        self.receive()?;
         let mut taken = 0;
         while self.unread() < MAX_UNREAD {
             let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
             let request = &self.input[taken..=taken + len];
             answer(request, &mut self.descriptors, &mut self.output)?;
             taken += len + 1;
+            if self.unread() >= MAX_UNREAD {
+                // If the client has read all of that, the next request is answered now: nothing else may come.
+                self.send()?;
+            }
         }
         self.input.drain(..taken);
         if self.input.is_empty() {
             self.descriptors.clear();
         }
-        if self.input.len() > MAX_REQUEST {
+        if self.input.len() > MAX_REQUEST && !self.input.contains(&0) {
             return Err(Ended::TooLong);
         }
         self.send()?;
-        if is_open {
+        if self.is_open || self.unread() != 0 {
             Ok(())
         } else {
             Err(Ended::Closed)
         }
     }
 
-    /// Takes what has come, a request that is too long at most. Returns whether the client may send more.
-    fn receive(&mut self) -> Result<bool, Error> {
+    /// Takes what has come, a request that is too long at most.
+    fn receive(&mut self) -> Result<(), Error> {
         let mut room = [0; 4096];
-        while self.input.len() <= MAX_REQUEST {
+        while self.is_open && self.input.len() <= MAX_REQUEST {
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut part = [IoSliceMut::new(&mut room)];
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let len = match recvmsg(&self.stream, &mut part, &mut control, flags) {
-                Ok(message) if message.bytes == 0 => return Ok(false),
                 Ok(message) => message.bytes,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
             };
+            self.is_open = len != 0;
             self.input.extend_from_slice(&room[..len]);
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -152,7 +165,7 @@ impl Client {
             self.descriptors.truncate(MAX_DESCRIPTORS);
             self.active = Instant::now();
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Sends as much as the client reads.
@@ -221,6 +234,39 @@ mod tests {
             }
         };
         assert!(matches!(ended, Ended::TooLong), "{ended}");
+    }
+
+    #[test]
+    fn many_requests_may_come_together() {
+        const COUNT: usize = 1000;
+        let (mut other, mut client) = pair();
+        // The answers to these are more than a client has to read at a time, and the kernel takes some of them.
+        let large = |_: &[u8], _: &mut Vec<OwnedFd>, answers: &mut Vec<u8>| {
+            answers.resize(answers.len() + MAX_UNREAD / 16, b'y');
+            Ok(())
+        };
+        let requests = [&[b'1'; 1023][..], b"\0"].concat().repeat(COUNT);
+        let writer = std::thread::spawn(move || {
+            let mut reader = other.try_clone().unwrap();
+            let answers = (COUNT * MAX_UNREAD / 16) as u64;
+            let reads =
+                std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+            other.write_all(&requests).unwrap();
+            other.shutdown(std::net::Shutdown::Write).unwrap();
+            (reads, answers)
+        });
+        // It has all its answers although it says no more.
+        let ended = loop {
+            let mut fds = [rustix::event::PollFd::new(&client, client.interest())];
+            rustix::event::poll(&mut fds, None).unwrap();
+            if let Err(ended) = client.serve(large) {
+                break ended;
+            }
+        };
+        assert!(matches!(ended, Ended::Closed), "{ended}");
+        drop(client);
+        let (reads, answers) = writer.join().unwrap();
+        assert_eq!(reads.join().unwrap().unwrap(), answers);
     }
 
     #[test]
