@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use serde_json::to_value;
+use serde_json::json;
 
 use crate::call::call_with;
-use crate::control::interface::{AddGuest, RemoveGuest, Removed, ADD_GUEST, REMOVE_GUEST};
+use crate::control::interface::{Removed, ADD_GUEST, REMOVE_GUEST};
 use crate::options::{AddOptions, GuestSpec, RemoveOptions};
 use crate::socket::{Kind, Socket};
 
@@ -16,7 +16,7 @@ pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
     let AddOptions { control, guest: spec } = options;
     let guest: GuestSpec = spec.parse()?;
     let mut socket = Socket::bind(&guest.path, Kind::Stream)?;
-    let parameters = to_value(AddGuest { spec: spec.clone() })?;
+    let parameters = json!({ "spec": spec });
     let listener = socket.listener().as_fd();
     call_with(control, ADD_GUEST, Some(parameters), Some(listener))?;
     socket.keep_file();
@@ -26,7 +26,7 @@ pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
 /// Has the process serve a guest no longer, and removes its socket.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { control, drain, name } = options;
-    let parameters = to_value(RemoveGuest { name: name.clone(), drain: *drain })?;
+    let parameters = json!({ "name": name, "drain": drain });
     let answer = call_with(control, REMOVE_GUEST, Some(parameters), None)?;
     let Removed { socket, removed } = serde_json::from_value(answer)?;
     // Nobody listens there any more, or will when the VMM has left.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happens to guests, for whoever watches the process over the control socket.
+//! What happens to guests. Clients of the control socket that watch are told.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ pub enum Event {
     Incident(Incident),
 }
 
-/// The events that nobody was told of yet. While nobody watches, there are none.
+/// The events that clients are yet to be told of. They are kept only while a client watches.
 #[derive(Debug)]
 pub struct Events {
     is_watched: AtomicBool,
@@ -50,13 +50,13 @@ struct Waiting {
 }
 
 impl Events {
-    /// Makes a place for events, which nobody watches.
+    /// Makes a place for events, which no client watches yet.
     pub fn new() -> Result<Self, Errno> {
         let ready = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { is_watched: AtomicBool::new(false), waiting: Mutex::default(), ready })
     }
 
-    /// Notes that somebody watches, or nobody any more.
+    /// Notes whether a client watches.
     pub fn set_watched(&self, is_watched: bool) {
         self.is_watched.store(is_watched, Ordering::Relaxed);
     }

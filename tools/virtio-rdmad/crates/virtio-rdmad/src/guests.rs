@@ -193,13 +193,13 @@ impl Guests {
     /// VMM does, and no other VMM can connect before that. Returns the guest.
     pub fn remove(&self, name: &str, drain: bool) -> Result<Arc<Guest>, RemoveError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |guest: &&mut Option<Arc<Guest>>| {
-            guest.as_ref().is_some_and(|guest| guest.spec.name == name)
-        };
-        let Some(slot) = slots.iter_mut().find(is_it) else {
+        let found = slots.iter_mut().find_map(|slot| {
+            let guest = slot.clone().filter(|guest| guest.spec.name == name)?;
+            Some((slot, guest))
+        });
+        let Some((slot, guest)) = found else {
             return Err(RemoveError::Unknown(name.to_owned()));
         };
-        let Some(guest) = slot.clone() else { return Err(RemoveError::Unknown(name.to_owned())) };
         if guest.link.worker().is_none() {
             *slot = None;
         } else if drain {

@@ -238,6 +238,17 @@ fn the_control_socket_refuses_nonsense() {
         let answer = call(&mut socket, method, parameters);
         assert_eq!(answer["error"], format!("org.varlink.service.{error}"), "{method}: {answer}");
     }
+    for (method, parameters, name) in [
+        ("Status", serde_json::json!({ "when": "now" }), "when"),
+        ("AddGuest", serde_json::json!({}), "spec"),
+        ("RemoveGuest", serde_json::json!({ "name": 7 }), "name"),
+        ("RemoveGuest", serde_json::json!({ "name": "a", "drain": "yes" }), "drain"),
+        ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
+    ] {
+        let answer = call(&mut socket, &format!("org.virtio-rdma.Daemon.{method}"), &parameters);
+        assert_eq!(answer["parameters"]["parameter"], name, "{method}: {answer}");
+    }
+    assert_eq!(daemon.status()["guests"][0]["name"], "a", "it was not removed");
     // A call that wants no answer gets none.
     socket.write_all(b"{\"method\":\"org.virtio-rdma.Daemon.Status\",\"oneway\":true}\0").unwrap();
     let answer = call(&mut socket, "org.virtio-rdma.Daemon.Reboot", &none);

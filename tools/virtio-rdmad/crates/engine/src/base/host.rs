@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What the engine asks of the process around it, wake-ups and the time, and what it tells it.
+//! What the engine asks of the process around it, which are wake-ups and the time, and what it tells the process.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ pub trait Wake: Send + Sync {
     fn wake(&self);
 
     /// Takes note of what has happened. Called from any thread of the process, and with locks of the engine
-    /// held; must not block and must not call into the engine. A guest can have as much happen as it likes.
+    /// held; must not block and must not call into the engine. A guest can cause any number of incidents.
     fn note(&self, _: Incident) {}
 }
 

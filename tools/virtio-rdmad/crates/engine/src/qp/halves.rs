@@ -82,15 +82,15 @@ pub(crate) struct Peer<D> {
     pub generation: u64,
 }
 
-/// Whom a connection is with: whoever has the destination GID when the QP becomes ready to receive or, if no
-/// device of this network has it then, the first one that has it when a message comes or goes. A GID may move
-/// to another guest later; the connections do not move with it.
+/// The other end of a connection. It is the device that has the destination GID when the QP becomes ready to
+/// receive or, if no device of this network has it then, the first one that has it when a message comes or goes.
+/// A GID may move to another guest later; the connections do not move with it.
 pub(crate) enum Partner<D> {
-    /// Nobody, so far.
+    /// No message has come or gone yet.
     Unknown,
-    /// A device of this network.
+    /// The connection is with a device of this network.
     Device(Weak<D>),
-    /// One on another host.
+    /// The connection is with a device on another host.
     Remote,
 }
 
@@ -119,7 +119,7 @@ impl<D> Partner<D> {
     }
 
     /// Returns whether the connection is with this device, which has the destination GID. If the connection
-    /// is with nobody so far, it is with this one from now on.
+    /// has no other end yet, it is with this one from now on.
     #[inline]
     pub fn is(&mut self, device: &Arc<D>) -> bool {
         if matches!(self, Self::Unknown) {

@@ -6,9 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{json, Value};
+use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
@@ -37,25 +36,6 @@ pub const REMOVE_GUEST: &str = "org.virtio-rdma.Daemon.RemoveGuest";
 /// The error of a method that answers more than once, called by a client that wants one answer.
 const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
 
-/// The parameters of [`ADD_GUEST`].
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct AddGuest {
-    /// What the guest is, as in `--guest`.
-    pub spec: String,
-}
-
-/// The parameters of [`REMOVE_GUEST`].
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RemoveGuest {
-    /// The name of the guest.
-    pub name: String,
-    /// Whether to wait for its VMM to leave.
-    #[serde(default)]
-    pub drain: bool,
-}
-
 /// What [`REMOVE_GUEST`] answers.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Removed {
@@ -64,11 +44,6 @@ pub struct Removed {
     /// Whether the guest is gone already.
     pub removed: bool,
 }
-
-/// A method that has no parameters.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 /// What a call has from its client and for it, besides parameters.
 #[derive(Debug, Default)]
@@ -96,7 +71,7 @@ impl Daemon {
     }
 
     /// Adds a guest, whose listening socket has come with the call.
-    fn add_guest(&self, AddGuest { spec }: AddGuest) -> Result<Reply, Refused> {
+    fn add_guest(&self, spec: &str) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
         let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
         if !spec.path.is_absolute() {
@@ -127,8 +102,8 @@ impl Daemon {
         }
     }
 
-    fn remove_guest(&self, RemoveGuest { name, drain }: RemoveGuest) -> Result<Reply, Refused> {
-        match self.surveyed.guests.remove(&name, drain) {
+    fn remove_guest(&self, name: &str, drain: bool) -> Result<Reply, Refused> {
+        match self.surveyed.guests.remove(name, drain) {
             Ok(guest) => {
                 let removed = guest.link.worker().is_none();
                 tracing::info!(guest = name, removed, "to leave");
@@ -152,9 +127,9 @@ impl Daemon {
 
 /// Why a method refuses a call.
 enum Refused {
-    /// One of the parameters is not one of the method, or not of its type.
+    /// The parameter of this name is missing, is not of its type, or is not one of the method.
     Parameter(String),
-    /// For an error of the interface.
+    /// The interface has an error for the reason, which is the answer.
     Error(Reply),
 }
 
@@ -169,10 +144,31 @@ fn parameters(of: &impl Serialize) -> Reply {
     Reply::parameters(serde_json::to_value(of).ok())
 }
 
-/// Reads the parameters of a call.
-fn read<P: DeserializeOwned>(parameters: Option<Value>) -> Result<P, Refused> {
-    let parameters = parameters.filter(|value| !value.is_null()).unwrap_or_else(|| json!({}));
-    serde_json::from_value(parameters).map_err(|error| Refused::Parameter(error.to_string()))
+/// The parameters of a call that were not taken yet.
+struct Parameters(Map<String, Value>);
+
+impl Parameters {
+    /// Takes a text.
+    fn text(&mut self, name: &str) -> Result<String, Refused> {
+        match self.0.remove(name) {
+            Some(Value::String(text)) => Ok(text),
+            _ => Err(Refused::Parameter(name.to_owned())),
+        }
+    }
+
+    /// Takes a flag, which is not set if it is not there.
+    fn flag(&mut self, name: &str) -> Result<bool, Refused> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(_) => Err(Refused::Parameter(name.to_owned())),
+        }
+    }
+
+    /// Refuses a parameter that the method does not have.
+    fn end(self) -> Result<(), Refused> {
+        self.0.into_iter().next().map_or(Ok(()), |(name, _)| Err(Refused::Parameter(name)))
+    }
 }
 
 impl Interface for Daemon {
@@ -186,13 +182,25 @@ impl Interface for Daemon {
 
     fn call(&self, call: &mut Call<'_>) -> varlink::Result<()> {
         let Some(request) = call.get_request() else { return Ok(()) };
-        let (method, parameters) = (request.method.to_string(), request.parameters.clone());
+        let method = request.method.to_string();
+        let mut parameters = match request.parameters.clone() {
+            None | Some(Value::Null) => Parameters(Map::new()),
+            Some(Value::Object(parameters)) => Parameters(parameters),
+            Some(_) => return call.reply_invalid_parameter("parameters".to_owned()),
+        };
         let answer = match method.as_str() {
-            STATUS => read(parameters).map(|Nothing {}| self.status()),
-            ADD_GUEST => read(parameters).and_then(|parameters| self.add_guest(parameters)),
-            REMOVE_GUEST => read(parameters).and_then(|parameters| self.remove_guest(parameters)),
-            MONITOR => match read(parameters) {
-                Ok(Nothing {}) => return self.monitor(call),
+            STATUS => parameters.end().map(|()| self.status()),
+            ADD_GUEST => parameters.text("spec").and_then(|spec| {
+                parameters.end()?;
+                self.add_guest(&spec)
+            }),
+            REMOVE_GUEST => parameters.text("name").and_then(|name| {
+                let drain = parameters.flag("drain")?;
+                parameters.end()?;
+                self.remove_guest(&name, drain)
+            }),
+            MONITOR => match parameters.end() {
+                Ok(()) => return self.monitor(call),
                 Err(refused) => Err(refused),
             },
             _ => return call.reply_method_not_found(method),
