@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use abi::VIRTIO_RDMA_F_RINGS;
+use abi::{VIRTIO_RDMA_EVENT_DEVICE_FATAL, VIRTIO_RDMA_F_RINGS};
 use memory::GuestMemory;
 use ring::{Signal, SplitQueue, MAX_SIZE};
 
@@ -228,6 +228,19 @@ impl Device {
     /// device shows DEVICE_NEEDS_RESET.
     pub fn needs_reset(&self) -> bool {
         self.hca().needs_reset()
+    }
+
+    /// Has the device fail, as one whose state was lost: it shows DEVICE_NEEDS_RESET, and tells the driver by an
+    /// event as soon as the event queue is there. Works until the next reset.
+    pub fn fail(&self) {
+        self.hca().set_needs_reset();
+        self.hca().raise(VIRTIO_RDMA_EVENT_DEVICE_FATAL, 0);
+    }
+
+    /// Returns the index of the event queue, which depends on the features that were agreed on.
+    pub fn event_queue(&self) -> Option<u16> {
+        let layout = self.guest.layout();
+        (0..layout.count()).find(|index| layout.queue(*index) == Some(Queue::Event))
     }
 
     /// Notes that a queue has new buffers. Cheap; [`Device::run`] does the work.

@@ -85,7 +85,7 @@ pub struct Hostile {
     /// The guest's memory and the engine's rings, from the first queue's start to the reset.
     memory: Option<GuestMemory>,
     places: BTreeMap<u16, Place>,
-    kicks: Vec<OwnedFd>,
+    kicks: Vec<Arc<OwnedFd>>,
     rules: Vec<Rule>,
     hits: u64,
     needs_reset: bool,

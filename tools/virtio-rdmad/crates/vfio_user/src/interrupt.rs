@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use serde::{Deserialize, Serialize};
+
 /// The number for "no vector", VIRTIO 1.3, 4.1.5.1.2.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
@@ -12,11 +14,20 @@ pub(crate) const NO_VECTOR: u16 = 0xffff;
 const ISR_QUEUE: u8 = 1 << 0;
 const ISR_CONFIG: u8 = 1 << 1;
 
+/// Which interrupts have an eventfd.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Saved {
+    msix: Vec<bool>,
+    intx: bool,
+    intx_masked: bool,
+    isr: u8,
+}
+
 #[derive(Debug, Default)]
 struct Eventfds {
     /// Empty while the guest has MSI-X disabled.
-    msix: Vec<Option<OwnedFd>>,
-    intx: Option<OwnedFd>,
+    msix: Vec<Option<Arc<OwnedFd>>>,
+    intx: Option<Arc<OwnedFd>>,
     intx_masked: bool,
 }
 
@@ -27,6 +38,18 @@ pub(crate) struct Interrupts {
     isr: AtomicU8,
 }
 
+impl Saved {
+    /// Returns how many eventfds there are.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.msix.iter().filter(|is_there| **is_there).count() + usize::from(self.intx)
+    }
+
+    /// Returns how many MSI-X vectors were named.
+    pub(crate) fn vectors(&self) -> usize {
+        self.msix.len()
+    }
+}
+
 impl Interrupts {
     /// Sets the eventfds of `count` vectors from `start` on; takes them away if `fds` has none.
     pub(crate) fn set_msix(&self, start: usize, count: usize, fds: Vec<OwnedFd>) {
@@ -35,7 +58,7 @@ impl Interrupts {
         if eventfds.msix.len() < end {
             eventfds.msix.resize_with(end, || None);
         }
-        let mut fds = fds.into_iter();
+        let mut fds = fds.into_iter().map(Arc::new);
         for vector in &mut eventfds.msix[start..end] {
             *vector = fds.next();
         }
@@ -48,7 +71,7 @@ impl Interrupts {
 
     pub(crate) fn set_intx(&self, fd: Option<OwnedFd>) {
         let mut eventfds = self.write();
-        eventfds.intx = fd;
+        eventfds.intx = fd.map(Arc::new);
         eventfds.intx_masked = false;
     }
 
@@ -65,6 +88,28 @@ impl Interrupts {
         if let Some(Some(fd)) = self.read().msix.get(vector) {
             signal(fd);
         }
+    }
+
+    /// Returns which interrupts have eventfds, and adds these to `descriptors`: those of MSI-X first.
+    pub(crate) fn save(&self, descriptors: &mut Vec<Arc<OwnedFd>>) -> Saved {
+        let eventfds = self.read();
+        descriptors.extend(eventfds.msix.iter().flatten().chain(&eventfds.intx).cloned());
+        Saved {
+            msix: eventfds.msix.iter().map(Option::is_some).collect(),
+            intx: eventfds.intx.is_some(),
+            intx_masked: eventfds.intx_masked,
+            isr: self.isr.load(Ordering::Acquire),
+        }
+    }
+
+    /// Takes the eventfds that [`Self::save`] has named, in the same order.
+    pub(crate) fn load(&self, saved: &Saved, descriptors: &mut impl Iterator<Item = Arc<OwnedFd>>) {
+        let mut take = |is_there: &bool| is_there.then(|| descriptors.next()).flatten();
+        let mut eventfds = self.write();
+        eventfds.msix = saved.msix.iter().map(&mut take).collect();
+        eventfds.intx = take(&saved.intx);
+        eventfds.intx_masked = saved.intx_masked;
+        self.isr.store(saved.isr, Ordering::Release);
     }
 
     /// Reads and clears the ISR register.

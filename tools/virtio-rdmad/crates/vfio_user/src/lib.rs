@@ -5,7 +5,7 @@
 //! sends what its guest does to the device: accesses to PCI configuration space and BARs, the
 //! guest's memory as file descriptors, eventfds for interrupts. [`serve`] answers one such
 //! connection; what the driver wants goes to a [`Backend`](virtio_transport::Backend), the virtio
-//! device itself.
+//! device itself. [`resume`] goes on with a connection that another process has answered so far.
 //!
 //! The client cannot map any region. This is deliberate: as long as it can map none, QEMU posts the
 //! guest's writes, so that a kick needs no round trip.
@@ -23,7 +23,7 @@ mod registers;
 mod wire;
 
 pub use fault::Fault;
-pub use protocol::{serve, ProtocolError, VfioUser};
+pub use protocol::{resume, serve, ProtocolError, VfioUser};
 
 /// Most queues that a device can have here: each has an MSI-X vector, and configuration changes have
 /// one.

@@ -149,6 +149,11 @@ impl ConfigSpace {
         self.bytes.get(at..at.checked_add(len)?)
     }
 
+    /// Returns all bytes.
+    pub fn bytes(&self) -> &[u8; CONFIG_SIZE] {
+        &self.bytes
+    }
+
     /// Writes the bits that can be written. Returns `None` if the bytes are not inside.
     pub fn write(&mut self, at: usize, data: &[u8]) -> Option<()> {
         let end = at.checked_add(data.len())?;

@@ -7,12 +7,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region};
-use virtio_transport::{Backend, Error, Faults, Limits, Message, Protocol, Server};
+use serde::{Deserialize, Serialize};
+use virtio_transport::{
+    Backend, Change, Error, Faults, Limits, Message, Protocol, ResumeError, Server, State,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::interrupt::Interrupts;
+use crate::interrupt::{self, Interrupts};
 use crate::pci::{self, ConfigSpace};
-use crate::registers::{Action, Registers};
+use crate::registers::{self, Action, Registers};
 use crate::wire::{self, command, header_flags, irq, region, set_irqs, Header};
 use crate::{Fault, MAX_QUEUES};
 
@@ -53,6 +56,63 @@ pub fn serve(
     Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
 }
 
+/// Goes on with a connection that another process served, whose state this is. See [`serve`].
+///
+/// The device is not started. If its driver has started it, the caller restores what the device was, or calls
+/// [`Server::fail`].
+pub fn resume(
+    socket: UnixStream,
+    id: u16,
+    backend: &dyn Backend,
+    state: State,
+) -> Result<Server<VfioUser>, ResumeError> {
+    let mut protocol = VfioUser::new(id, backend)?;
+    protocol.load(state)?;
+    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
+}
+
+/// A range of guest memory, and the file that it is in.
+#[derive(Debug)]
+struct Mapped {
+    range: SavedRange,
+    file: Arc<OwnedFd>,
+}
+
+/// A range of guest memory, as DMA_MAP gave it.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+struct SavedRange {
+    guest_addr: u64,
+    len: u64,
+    offset: u64,
+    writable: bool,
+}
+
+impl SavedRange {
+    fn region<'fd>(&self, file: &'fd OwnedFd) -> Region<'fd> {
+        let Self { guest_addr, len, offset, writable } = *self;
+        Region { guest_addr, len, fd: file.as_fd(), offset, writable }
+    }
+
+    /// Returns whether all of it is within `len` bytes from `guest_addr` on.
+    fn is_within(&self, guest_addr: u64, len: u64) -> bool {
+        let end = guest_addr.saturating_add(len);
+        self.guest_addr >= guest_addr && self.guest_addr + self.len <= end
+    }
+}
+
+/// What a client has said, in the order of the descriptors: those of the ranges come first.
+#[derive(Debug, Deserialize, Serialize)]
+struct Saved {
+    negotiated: bool,
+    started: bool,
+    /// The bytes of configuration space.
+    config: Vec<u8>,
+    registers: registers::Saved,
+    ranges: Vec<SavedRange>,
+    unshared: Vec<(u64, u64)>,
+    interrupts: interrupt::Saved,
+}
+
 /// What the client of one connection has said so far, and what it is shown.
 #[derive(Debug)]
 pub struct VfioUser {
@@ -64,11 +124,15 @@ pub struct VfioUser {
     registers: Registers,
     interrupts: Arc<Interrupts>,
     memory: GuestMemory,
+    /// The ranges of the memory.
+    mapped: Vec<Mapped>,
     /// The ranges that came without a file descriptor: ROM, BARs of other devices, private memory.
     unshared: Vec<(u64, u64)>,
     faults: Faults<Fault>,
     /// The reply to the last message, whole.
     reply: Option<Vec<u8>>,
+    /// How the state differs from what a journal has.
+    change: Change,
 }
 
 impl Protocol for VfioUser {
@@ -121,6 +185,31 @@ impl Protocol for VfioUser {
 
     fn needs_reset(&mut self) {
         self.registers.needs_reset();
+        self.change = self.change.max(Change::Bytes);
+    }
+
+    fn fail(&mut self, _backend: &mut dyn Backend) -> Result<(), String> {
+        self.needs_reset();
+        Ok(())
+    }
+
+    fn take_change(&mut self) -> Change {
+        std::mem::take(&mut self.change)
+    }
+
+    fn state(&self) -> State {
+        let mut descriptors: Vec<_> = self.mapped.iter().map(|range| range.file.clone()).collect();
+        let saved = Saved {
+            negotiated: self.negotiated,
+            started: self.started,
+            config: self.config.bytes().to_vec(),
+            registers: self.registers.save(),
+            ranges: self.mapped.iter().map(|mapped| mapped.range).collect(),
+            unshared: self.unshared.clone(),
+            interrupts: self.interrupts.save(&mut descriptors),
+        };
+        // Nothing of this can fail to be encoded into memory.
+        State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
     }
 }
 
@@ -141,10 +230,48 @@ impl VfioUser {
             registers,
             interrupts,
             memory: GuestMemory::new(backend.memory_policy()),
+            mapped: Vec::new(),
             unshared: Vec::new(),
             faults: Faults::default(),
             reply: None,
+            change: Change::No,
         })
+    }
+
+    /// Takes what the client has said to another process.
+    fn load(&mut self, state: State) -> Result<(), ResumeError> {
+        let State { bytes, descriptors } = state;
+        let saved: Saved = postcard::from_bytes(&bytes).map_err(ResumeError::Encoding)?;
+        let refused = |what, value| Err(ResumeError::Value { what, value });
+        let (named, there) =
+            (saved.ranges.len() + saved.interrupts.descriptors(), descriptors.len());
+        if named != there {
+            return Err(ResumeError::Descriptors { named, there });
+        }
+        if saved.unshared.len() > MAX_UNSHARED {
+            return refused("number of unshared ranges", saved.unshared.len() as u64);
+        }
+        if saved.interrupts.vectors() > self.registers.vectors().into() {
+            return refused("number of vectors", saved.interrupts.vectors() as u64);
+        }
+        self.registers.load(&saved.registers)?;
+        if self.config.write(0, &saved.config).is_none() {
+            return refused("length of configuration space", saved.config.len() as u64);
+        }
+        let mut descriptors = descriptors.into_iter();
+        for (range, file) in saved.ranges.iter().zip(&mut descriptors) {
+            self.memory = self.memory.with_region(&range.region(&file))?;
+            self.mapped.push(Mapped { range: *range, file });
+        }
+        self.interrupts.load(&saved.interrupts, &mut descriptors);
+        self.unshared = saved.unshared;
+        (self.negotiated, self.started) = (saved.negotiated, saved.started);
+        Ok(())
+    }
+
+    /// Notes that what the client has said is more than a journal has.
+    fn note(&mut self, change: Change) {
+        self.change = self.change.max(change);
     }
 
     /// Returns what the client did wrong so far.
@@ -172,6 +299,7 @@ impl VfioUser {
         payload.push(0);
         self.reply = Some(reply(header, header_flags::REPLY, 0, &payload));
         self.negotiated = true;
+        self.note(Change::Bytes);
         Ok(())
     }
 
@@ -190,7 +318,7 @@ impl VfioUser {
             return Err(foreign_descriptor(header.command.get(), payload));
         }
         match header.command.get() {
-            command::DMA_MAP => self.dma_map(payload, &fds, backend).map(|()| Vec::new()),
+            command::DMA_MAP => self.dma_map(payload, fds, backend).map(|()| Vec::new()),
             command::DMA_UNMAP => self.dma_unmap(payload, backend),
             command::DEVICE_GET_INFO => device_info(payload),
             command::DEVICE_GET_REGION_INFO => region_info(payload),
@@ -209,24 +337,26 @@ impl VfioUser {
     fn dma_map(
         &mut self,
         payload: &[u8],
-        fds: &[OwnedFd],
+        mut fds: Vec<OwnedFd>,
         backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let map: wire::DmaMap = parse(payload)?;
         let (guest_addr, len) = (map.address.get(), map.size.get());
-        let fd = match fds {
-            [] => {
-                if self.unshared.len() < MAX_UNSHARED {
-                    self.unshared.push((guest_addr, len));
-                }
-                return Ok(());
+        if fds.len() > 1 {
+            return Err(Fault::Descriptors);
+        }
+        self.note(Change::Descriptors);
+        let Some(file) = fds.pop() else {
+            if self.unshared.len() < MAX_UNSHARED {
+                self.unshared.push((guest_addr, len));
             }
-            [fd] => fd.as_fd(),
-            _ => return Err(Fault::Descriptors),
+            return Ok(());
         };
         let writable = map.flags.get() & wire::DMA_MAP_WRITE != 0;
-        let region = Region { guest_addr, len, fd, offset: map.offset.get(), writable };
-        self.memory = self.memory.with_region(&region).map_err(|error| refused_map(&error))?;
+        let range = SavedRange { guest_addr, len, offset: map.offset.get(), writable };
+        let memory = self.memory.with_region(&range.region(&file));
+        self.memory = memory.map_err(|error| refused_map(&error))?;
+        self.mapped.push(Mapped { range, file: Arc::new(file) });
         tracing::trace!(guest_addr, len, writable, "DMA_MAP");
         self.publish_memory(backend);
         Ok(())
@@ -234,8 +364,10 @@ impl VfioUser {
 
     fn dma_unmap(&mut self, payload: &[u8], backend: &mut dyn Backend) -> Result<Vec<u8>, Fault> {
         let unmap: wire::DmaUnmap = parse(payload)?;
+        self.note(Change::Descriptors);
         if unmap.flags.get() & wire::DMA_UNMAP_ALL != 0 {
             self.unshared.clear();
+            self.mapped.clear();
             self.memory = self.memory.cleared();
             self.publish_memory(backend);
             return Ok(unmap.as_bytes().to_vec());
@@ -251,6 +383,7 @@ impl VfioUser {
         }
         tracing::trace!(guest_addr = range.0, len = range.1, "DMA_UNMAP");
         self.memory = memory;
+        self.mapped.retain(|mapped| !mapped.range.is_within(range.0, range.1));
         self.publish_memory(backend);
         Ok(unmap.as_bytes().to_vec())
     }
@@ -295,6 +428,7 @@ impl VfioUser {
             return Err(Fault::DescriptorKind);
         }
         fds.iter().try_for_each(descriptor::set_nonblocking).map_err(|_| Fault::Descriptors)?;
+        self.note(Change::Descriptors);
         match set.index.get() {
             irq::MSIX => self.set_msix(set.flags.get(), start..start + count, data, fds),
             _ => self.set_intx(set.flags.get(), count, fds),
@@ -393,6 +527,7 @@ impl VfioUser {
         if let Some(access) = self.config.bar_access(at, data.len()) {
             return self.bar_write(access.bar, access.offset, data, backend);
         }
+        self.note(Change::Bytes);
         self.config.write(at, data).ok_or(Fault::RegionBounds)
     }
 
@@ -433,6 +568,7 @@ impl VfioUser {
         let Some(at) = pci::COMMON.hit(offset, data.len()) else {
             return Err(Fault::Register);
         };
+        self.note(Change::Bytes);
         match self.registers.write(at, data) {
             Action::None => Ok(()),
             Action::Refused => Err(Fault::Register),
@@ -479,6 +615,7 @@ impl VfioUser {
     }
 
     fn reset(&mut self, backend: &mut dyn Backend) {
+        self.note(Change::Bytes);
         if std::mem::take(&mut self.started) {
             backend.reset();
         }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use ring::{Layout, Signal as _};
-use virtio_transport::QueueSetup;
+use serde::{Deserialize, Serialize};
+use virtio_transport::{QueueSetup, ResumeError};
 
 use crate::interrupt::{Interrupts, Vector, NO_VECTOR};
 
@@ -69,6 +70,34 @@ pub enum Action {
     Reset,
     /// The register cannot have this value; nothing changed.
     Refused,
+}
+
+/// The values of the registers.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Saved {
+    accepted: u64,
+    device_select: u32,
+    driver_select: u32,
+    status: u8,
+    queue_select: u16,
+    queues: Vec<SavedQueue>,
+    config_vector: u16,
+}
+
+/// The values of the registers of one queue.
+#[derive(Debug, Deserialize, Serialize)]
+struct SavedQueue {
+    size: u16,
+    enabled: bool,
+    addresses: [u64; 3],
+    vector: u16,
+}
+
+impl SavedQueue {
+    fn of(queue: &Queue) -> Self {
+        let &Queue { size, enabled, addresses, ref vector, .. } = queue;
+        Self { size, enabled, addresses, vector: vector.get() }
+    }
 }
 
 /// The registers.
@@ -149,6 +178,48 @@ impl Registers {
         self.queue_select = 0;
         self.config.set(NO_VECTOR);
         self.queues.iter_mut().for_each(Queue::reset);
+    }
+
+    /// Returns the values of the registers.
+    pub fn save(&self) -> Saved {
+        Saved {
+            accepted: self.accepted,
+            device_select: self.device_select,
+            driver_select: self.driver_select,
+            status: self.status,
+            queue_select: self.queue_select,
+            queues: self.queues.iter().map(SavedQueue::of).collect(),
+            config_vector: self.config.get(),
+        }
+    }
+
+    /// Gives the registers these values. On an error they have a part of them.
+    pub fn load(&mut self, saved: &Saved) -> Result<(), ResumeError> {
+        let refused = |what, value| Err(ResumeError::Value { what, value });
+        if saved.queues.len() != self.queues.len() {
+            return refused("number of queues", saved.queues.len() as u64);
+        }
+        if saved.accepted & !self.offered != 0 && saved.status & status::FEATURES_OK != 0 {
+            return refused("feature bits", saved.accepted);
+        }
+        self.accepted = saved.accepted;
+        self.device_select = saved.device_select;
+        self.driver_select = saved.driver_select;
+        self.status = saved.status;
+        self.queue_select = saved.queue_select;
+        let vectors = self.vectors;
+        let vector = |number| if number < vectors { number } else { NO_VECTOR };
+        self.config.set(vector(saved.config_vector));
+        for (queue, saved) in self.queues.iter_mut().zip(&saved.queues) {
+            if !saved.size.is_power_of_two() || saved.size > queue.max_size {
+                return refused("queue size", saved.size.into());
+            }
+            queue.size = saved.size;
+            queue.enabled = saved.enabled;
+            queue.addresses = saved.addresses;
+            queue.vector.set(vector(saved.vector));
+        }
+        Ok(())
     }
 
     /// Asks the driver for a reset.

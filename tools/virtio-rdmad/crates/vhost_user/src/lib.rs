@@ -23,7 +23,7 @@ mod vring;
 mod wire;
 
 pub use fault::Fault;
-pub use protocol::{serve, BadFlags, Unanswerable, VhostUser};
+pub use protocol::{resume, serve, BadFlags, Unanswerable, VhostUser};
 
 /// Most queues that a device can have here: messages name a queue by 8 bits.
 pub const MAX_QUEUES: u16 = 256;

@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use memory::{GuestMemory, MapError, Region};
 use ring::Layout;
-use virtio_transport::{Backend, Error, Faults, Limits, Message, Protocol, QueueSetup, Server};
+use serde::{Deserialize, Serialize};
+use virtio_transport::{
+    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
+    State,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::vring::Vring;
+use crate::vring::{self, Vring};
 use crate::wire::{
     flags, request, ConfigHead, Header, MemRegion, MemTable, SingleRegion, VringAddr, VringState,
     F_PROTOCOL_FEATURES, F_VERSION_1, MAX_FDS, MAX_PAYLOAD, MEM_SLOTS, PROTOCOL_FEATURES,
@@ -63,6 +67,39 @@ pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
     Server::new(socket, VhostUser::new(backend), LIMITS, backend.memory_policy())
 }
 
+/// Goes on with a connection that another process served, whose state this is. See [`serve`].
+///
+/// No queue runs. Where queues ran, the caller restores what the device was, or calls [`Server::fail`].
+pub fn resume(
+    socket: UnixStream,
+    backend: &mut dyn Backend,
+    state: State,
+) -> Result<Server<VhostUser>, ResumeError> {
+    let mut protocol = VhostUser::new(backend);
+    protocol.load(state, backend)?;
+    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
+}
+
+/// What a front end has said, in the order of the descriptors: those of the regions come first, that of the back end's
+/// requests last.
+#[derive(Debug, Deserialize, Serialize)]
+struct Saved {
+    features: u64,
+    protocol_features: u64,
+    status: u64,
+    regions: Vec<MemRegion>,
+    vrings: Vec<vring::Saved>,
+    has_backend_requests: bool,
+}
+
+impl Saved {
+    /// Returns how many descriptors there are.
+    fn descriptors(&self) -> usize {
+        let of_vrings: usize = self.vrings.iter().map(vring::Saved::descriptors).sum();
+        self.regions.len() + of_vrings + usize::from(self.has_backend_requests)
+    }
+}
+
 /// What the front end of one connection has said so far.
 #[derive(Debug)]
 pub struct VhostUser {
@@ -71,11 +108,15 @@ pub struct VhostUser {
     protocol_features: u64,
     status: u64,
     memory: GuestMemory,
-    /// The regions of `memory` as the front end named them.
-    regions: Vec<MemRegion>,
+    /// The regions of `memory` as the front end named them, and their files.
+    regions: Vec<(MemRegion, Arc<OwnedFd>)>,
     vrings: Vec<Vring>,
     /// Kept open so that the front end notices when this process ends.
-    backend_requests: Option<OwnedFd>,
+    backend_requests: Option<Arc<OwnedFd>>,
+    /// The queues that ran in another process, and do not run in this one yet.
+    resumed: Vec<usize>,
+    /// How the state differs from what a journal has.
+    change: Change,
     /// What the last request is answered with, once the backend has done what it asks for.
     answer: Option<(Header, Result<Answer, Fault>)>,
 }
@@ -131,6 +172,42 @@ impl Protocol for VhostUser {
     /// A front end learns this when it asks for the status, which user-mode Linux never does.
     fn needs_reset(&mut self) {
         self.status |= STATUS_NEEDS_RESET;
+        self.note(Change::Bytes);
+    }
+
+    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String> {
+        self.needs_reset();
+        let mut queues = Vec::new();
+        for index in std::mem::take(&mut self.resumed) {
+            let Ok(queue) = self.setup(index) else { continue };
+            let layout = queue.layout;
+            queues.push(QueueSetup { base: used_index(&self.memory, &layout), ..queue });
+            self.vrings[index].running = Some(layout);
+        }
+        if queues.is_empty() {
+            return Ok(());
+        }
+        backend.fail(&self.memory, queues)
+    }
+
+    fn take_change(&mut self) -> Change {
+        std::mem::take(&mut self.change)
+    }
+
+    fn state(&self) -> State {
+        let mut descriptors: Vec<_> = self.regions.iter().map(|(_, file)| file.clone()).collect();
+        let vrings = self.vrings.iter().map(|vring| vring.save(&mut descriptors)).collect();
+        descriptors.extend(self.backend_requests.clone());
+        let saved = Saved {
+            features: self.features,
+            protocol_features: self.protocol_features,
+            status: self.status,
+            regions: self.regions.iter().map(|(region, _)| *region).collect(),
+            vrings,
+            has_backend_requests: self.backend_requests.is_some(),
+        };
+        // Nothing of this can fail to be encoded into memory.
+        State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
     }
 }
 
@@ -146,8 +223,46 @@ impl VhostUser {
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
+            resumed: Vec::new(),
+            change: Change::No,
             answer: None,
         }
+    }
+
+    /// Takes what the front end has said to another process.
+    fn load(&mut self, state: State, backend: &mut dyn Backend) -> Result<(), ResumeError> {
+        let State { bytes, descriptors } = state;
+        let saved: Saved = postcard::from_bytes(&bytes).map_err(ResumeError::Encoding)?;
+        let refused = |what, value| Err(ResumeError::Value { what, value });
+        let (named, there) = (saved.descriptors(), descriptors.len());
+        if named != there {
+            return Err(ResumeError::Descriptors { named, there });
+        }
+        if saved.vrings.len() != self.vrings.len() {
+            return refused("number of queues", saved.vrings.len() as u64);
+        }
+        if saved.features & !offered(backend) != 0 {
+            return refused("feature bits", saved.features);
+        }
+        let mut descriptors = descriptors.into_iter();
+        for (region, file) in saved.regions.iter().zip(&mut descriptors) {
+            self.memory = self.memory.with_region(&of_file(region, &file))?;
+            self.regions.push((*region, file));
+        }
+        let load = |saved| Vring::load(saved, &mut descriptors);
+        self.vrings = saved.vrings.iter().map(load).collect();
+        self.backend_requests = descriptors.next();
+        (self.features, self.status) = (saved.features, saved.status);
+        self.protocol_features = saved.protocol_features;
+        backend.set_features(self.features);
+        let running = (0..).zip(&saved.vrings).filter(|(_, vring)| vring.is_running());
+        self.resumed = running.map(|(index, _)| index).collect();
+        Ok(())
+    }
+
+    /// Notes that what the front end has said is more than a journal has.
+    fn note(&mut self, change: Change) {
+        self.change = self.change.max(change);
     }
 
     /// Returns what the front end did wrong so far.
@@ -174,6 +289,7 @@ impl VhostUser {
         if fds_foreign {
             return Err(foreign_descriptor(header.request, payload));
         }
+        self.note(change_of(header.request));
         match header.request {
             request::GET_FEATURES => return Ok(Answer::of(&offered(backend))),
             request::SET_FEATURES => self.set_features(parse(payload)?, backend)?,
@@ -182,9 +298,9 @@ impl VhostUser {
             request::GET_QUEUE_NUM => return Ok(Answer::of(&(self.vrings.len() as u64))),
             request::SET_OWNER | request::SET_VRING_ERR => {}
             request::RESET_OWNER | request::RESET_DEVICE => self.reset(backend),
-            request::SET_MEM_TABLE => self.set_mem_table(payload, &fds, backend)?,
+            request::SET_MEM_TABLE => self.set_mem_table(payload, fds, backend)?,
             request::GET_MAX_MEM_SLOTS => return Ok(Answer::of(&MEM_SLOTS)),
-            request::ADD_MEM_REG => self.add_region(&parse(payload)?, &fds, backend)?,
+            request::ADD_MEM_REG => self.add_region(&parse(payload)?, fds, backend)?,
             request::REM_MEM_REG => self.remove_region(&parse(payload)?, backend)?,
             request::SET_VRING_NUM => self.set_size(parse(payload)?)?,
             request::SET_VRING_ADDR => self.set_addr(parse(payload)?, backend)?,
@@ -246,6 +362,7 @@ impl VhostUser {
             if let Some(layout) = vring.running.take() {
                 vring.stopped = Some(layout);
                 vring.enabled = false;
+                vring.kick = None;
             }
         }
     }
@@ -262,7 +379,7 @@ impl VhostUser {
     fn set_mem_table(
         &mut self,
         payload: &[u8],
-        fds: &[OwnedFd],
+        fds: Vec<OwnedFd>,
         backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let (head, rest) = MemTable::read_from_prefix(payload).map_err(|_| Fault::Payload)?;
@@ -275,10 +392,10 @@ impl VhostUser {
             return Err(Fault::Descriptors);
         }
         let mut memory = self.memory.cleared();
-        for (region, fd) in regions.iter().zip(fds) {
+        for (region, fd) in regions.iter().zip(&fds) {
             memory = map(&memory, region, fd)?;
         }
-        self.regions = regions;
+        self.regions = regions.into_iter().zip(fds.into_iter().map(Arc::new)).collect();
         self.change_memory(memory, backend);
         Ok(())
     }
@@ -286,15 +403,15 @@ impl VhostUser {
     fn add_region(
         &mut self,
         single: &SingleRegion,
-        fds: &[OwnedFd],
+        fds: Vec<OwnedFd>,
         backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
-        let [fd] = fds else { return Err(Fault::Descriptors) };
+        let fd = only(fds)?;
         if self.regions.len() as u64 >= MEM_SLOTS {
             return Err(Fault::RegionCount);
         }
-        let memory = map(&self.memory, &single.region, fd)?;
-        self.regions.push(single.region);
+        let memory = map(&self.memory, &single.region, &fd)?;
+        self.regions.push((single.region, Arc::new(fd)));
         self.change_memory(memory, backend);
         Ok(())
     }
@@ -305,8 +422,9 @@ impl VhostUser {
         backend: &mut dyn Backend,
     ) -> Result<(), Fault> {
         let MemRegion { guest_addr, size, user_addr, .. } = single.region;
-        let known =
-            |r: &MemRegion| (r.guest_addr, r.size, r.user_addr) == (guest_addr, size, user_addr);
+        let known = |(r, _): &(MemRegion, _)| {
+            (r.guest_addr, r.size, r.user_addr) == (guest_addr, size, user_addr)
+        };
         let index = self.regions.iter().position(known).ok_or(Fault::RegionUnknown)?;
         self.regions.remove(index);
         let (memory, _) = self.memory.without(guest_addr, size);
@@ -362,7 +480,7 @@ impl VhostUser {
         check_event(fd.as_ref())?;
         let plain = self.features & F_PROTOCOL_FEATURES == 0;
         let vring = self.idle(which & VRING_INDEX)?;
-        vring.kick = fd;
+        vring.kick = fd.map(Arc::new);
         // Without the feature there is no SET_VRING_ENABLE, and the kick starts the queue.
         vring.enabled |= plain;
         self.start_if_ready((which & VRING_INDEX) as usize, backend)
@@ -372,7 +490,7 @@ impl VhostUser {
         if !descriptor::is_socket(&fd) {
             return Err(Fault::DescriptorKind);
         }
-        self.backend_requests = Some(fd);
+        self.backend_requests = Some(Arc::new(fd));
         Ok(())
     }
 
@@ -403,26 +521,41 @@ impl VhostUser {
     }
 
     fn start_if_ready(&mut self, index: usize, backend: &mut dyn Backend) -> Result<(), Fault> {
-        let vring = &mut self.vrings[index];
-        let (true, Some(addr)) = (vring.is_ready(), vring.addr) else { return Ok(()) };
+        if !self.vrings[index].is_ready() {
+            return Ok(());
+        }
+        let queue = self.setup(index)?;
+        let layout = queue.layout;
+        backend.start(&self.memory, vec![queue]).map_err(|error| {
+            tracing::warn!(queue = index, error, "the queue does not start");
+            Fault::QueueSetup
+        })?;
+        self.vrings[index].running = Some(layout);
+        Ok(())
+    }
+
+    /// Returns where a queue is, of which the front end has said everything.
+    fn layout(&self, index: usize) -> Result<Layout, Fault> {
+        let vring = &self.vrings[index];
+        let addr = vring.addr.ok_or(Fault::QueueSetup)?;
         let guest = |addr| translate(&self.regions, addr).ok_or(Fault::QueueAddress);
-        let layout = Layout {
+        Ok(Layout {
             size: vring.size,
             desc: guest(addr.desc)?,
             avail: guest(addr.avail)?,
             used: guest(addr.used)?,
             event_idx: false,
-        };
-        let kick = vring.kick.take().ok_or(Fault::QueueSetup)?;
-        let index = u16::try_from(index).map_err(|_| Fault::QueueIndex)?;
+        })
+    }
+
+    /// Returns what the backend needs to start a queue, of which the front end has said everything.
+    fn setup(&self, index: usize) -> Result<QueueSetup, Fault> {
+        let layout = self.layout(index)?;
+        let vring = &self.vrings[index];
+        let kick = vring.kick.clone().ok_or(Fault::QueueSetup)?;
         let (kick, signal) = (Some(kick), vring.call.clone());
-        let queue = QueueSetup { index, layout, base: vring.base, kick, signal };
-        backend.start(&self.memory, vec![queue]).map_err(|error| {
-            tracing::warn!(queue = index, error, "the queue does not start");
-            Fault::QueueSetup
-        })?;
-        vring.running = Some(layout);
-        Ok(())
+        let index = u16::try_from(index).map_err(|_| Fault::QueueIndex)?;
+        Ok(QueueSetup { index, layout, base: vring.base, kick, signal })
     }
 
     fn vring(&mut self, index: u64) -> Result<&mut Vring, Fault> {
@@ -550,19 +683,46 @@ fn map(memory: &GuestMemory, region: &MemRegion, fd: &OwnedFd) -> Result<GuestMe
     if region.user_addr.checked_add(region.size).is_none() {
         return Err(Fault::Region);
     }
-    let region = Region {
+    memory.with_region(&of_file(region, fd)).map_err(|error| refused_region(&error))
+}
+
+/// Returns a region of this file.
+fn of_file<'fd>(region: &MemRegion, fd: &'fd OwnedFd) -> Region<'fd> {
+    Region {
         guest_addr: region.guest_addr,
         len: region.size,
         fd: fd.as_fd(),
         offset: region.mmap_offset,
         writable: true,
-    };
-    memory.with_region(&region).map_err(|error| refused_region(&error))
+    }
+}
+
+/// Returns how a request of this number changes what the front end has said.
+fn change_of(number: u32) -> Change {
+    match number {
+        request::GET_FEATURES
+        | request::GET_PROTOCOL_FEATURES
+        | request::GET_QUEUE_NUM
+        | request::GET_MAX_MEM_SLOTS
+        | request::GET_CONFIG
+        | request::GET_STATUS => Change::No,
+        request::SET_MEM_TABLE
+        | request::ADD_MEM_REG
+        | request::REM_MEM_REG
+        | request::SET_VRING_KICK
+        | request::SET_VRING_CALL
+        | request::GET_VRING_BASE
+        | request::SET_BACKEND_REQ_FD
+        | request::RESET_OWNER
+        | request::RESET_DEVICE
+        | request::SET_STATUS => Change::Descriptors,
+        _ => Change::Bytes,
+    }
 }
 
 /// Returns the guest address for an address of the front end's own.
-fn translate(regions: &[MemRegion], user_addr: u64) -> Option<u64> {
-    regions.iter().find_map(|region| {
+fn translate(regions: &[(MemRegion, Arc<OwnedFd>)], user_addr: u64) -> Option<u64> {
+    regions.iter().find_map(|(region, _)| {
         let offset = user_addr.checked_sub(region.user_addr)?;
         (offset < region.size).then(|| region.guest_addr + offset)
     })

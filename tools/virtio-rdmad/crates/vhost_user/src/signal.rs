@@ -2,7 +2,7 @@
 //! The interrupt of one queue.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -17,18 +17,39 @@ pub(crate) struct Call {
 
 #[derive(Debug)]
 enum Event {
-    Eventfd(OwnedFd),
-    Socket(OwnedFd),
+    Eventfd(Arc<OwnedFd>),
+    Socket(Arc<OwnedFd>),
+}
+
+impl Event {
+    fn of(fd: Arc<OwnedFd>) -> Self {
+        if descriptor::is_socket(&fd) {
+            Self::Socket(fd)
+        } else {
+            Self::Eventfd(fd)
+        }
+    }
 }
 
 impl Call {
     /// Replaces the file descriptor.
     pub(crate) fn set(&self, fd: Option<OwnedFd>) -> Result<(), Errno> {
         fd.as_ref().map(descriptor::set_nonblocking).transpose()?;
-        let kind =
-            |fd| if descriptor::is_socket(&fd) { Event::Socket(fd) } else { Event::Eventfd(fd) };
-        *self.fd.lock().unwrap_or_else(PoisonError::into_inner) = fd.map(kind);
+        let event = fd.map(|fd| Event::of(Arc::new(fd)));
+        *self.fd.lock().unwrap_or_else(PoisonError::into_inner) = event;
         Ok(())
+    }
+
+    /// Makes the interrupt of a queue whose file descriptor this is, which is non-blocking.
+    pub(crate) fn of(fd: Option<Arc<OwnedFd>>) -> Self {
+        Self { fd: Mutex::new(fd.map(Event::of)) }
+    }
+
+    /// Returns the file descriptor.
+    pub(crate) fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        match self.fd.lock().unwrap_or_else(PoisonError::into_inner).as_ref()? {
+            Event::Eventfd(fd) | Event::Socket(fd) => Some(fd.clone()),
+        }
     }
 }
 

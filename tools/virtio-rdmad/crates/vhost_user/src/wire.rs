@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The protocol's structures and numbers. All integers have the host's byte order.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most bytes of a payload. No payload of the protocol is as long.
@@ -88,7 +89,9 @@ pub struct VringState {
 }
 
 /// Payload of SET_VRING_ADDR. The addresses are the front end's own.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Deserialize, FromBytes, Immutable, IntoBytes, KnownLayout, Serialize,
+)]
 #[repr(C)]
 pub struct VringAddr {
     pub index: u32,
@@ -100,7 +103,9 @@ pub struct VringAddr {
 }
 
 /// One region of guest memory.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Deserialize, FromBytes, Immutable, IntoBytes, KnownLayout, Serialize,
+)]
 #[repr(C)]
 pub struct MemRegion {
     pub guest_addr: u64,

@@ -20,7 +20,7 @@ pub struct GuestBackend {
     poller: Arc<Poller>,
     config: [u8; 256],
     /// The descriptors that the poller watches for kicks; the transport brings those of the others.
-    kicks: Vec<OwnedFd>,
+    kicks: Vec<Arc<OwnedFd>>,
     started: bool,
 }
 
@@ -33,7 +33,7 @@ impl GuestBackend {
     }
 
     /// Has the poller watch the kick of a queue, if that is a descriptor.
-    fn watch(&mut self, queue: u16, kick: Option<OwnedFd>) -> Result<(), String> {
+    fn watch(&mut self, queue: u16, kick: Option<Arc<OwnedFd>>) -> Result<(), String> {
         let Some(kick) = kick else { return Ok(()) };
         let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest.index, queue));
         watched
@@ -96,6 +96,21 @@ impl Backend for GuestBackend {
         for (index, ring, signal) in ready {
             self.device.set_queue(index, ring, signal);
         }
+        Ok(())
+    }
+
+    fn fail(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.started = true;
+        self.device.start(memory, []);
+        self.device.fail();
+        let events = self.device.event_queue();
+        let Some(queue) = queues.into_iter().find(|queue| Some(queue.index) == events) else {
+            return Ok(());
+        };
+        let ring = SplitQueue::new(memory, queue.layout, queue.base);
+        let ring = ring.map_err(|error| format!("queue {}: {error}", queue.index))?;
+        self.watch(queue.index, queue.kick)?;
+        self.device.set_queue(queue.index, ring, queue.signal);
         Ok(())
     }
 

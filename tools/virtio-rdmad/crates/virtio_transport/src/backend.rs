@@ -18,7 +18,7 @@ pub struct QueueSetup {
     /// Becomes readable when the driver has made buffers available. The VMM and the guest
     /// write to this eventfd: watch it edge-triggered and never read it. `None` where the VMM
     /// sends kicks as messages; the server then calls [`Backend::kick`].
-    pub kick: Option<OwnedFd>,
+    pub kick: Option<Arc<OwnedFd>>,
     /// Interrupts the guest.
     pub signal: Arc<dyn Signal>,
 }
@@ -58,6 +58,17 @@ pub trait Backend {
     /// one lacks any more once the backend [is settled](Self::is_settled). The server calls this
     /// for a device that has started.
     fn set_memory(&mut self, memory: &GuestMemory);
+
+    /// Has a device fail that another process served, and whose state ended with that process: the driver is told,
+    /// as far as the device can do that by itself, that it must reset the device. `queues` are those that run, as
+    /// in [`Self::start`]; the device goes on where the used ring ends, and touches no other memory. The reset
+    /// comes as that of a device that has started.
+    ///
+    /// The server calls this where the protocol has no way to tell the driver.
+    fn fail(&mut self, memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        let _ = (memory, queues);
+        Ok(())
+    }
 
     /// Learns from a message that the driver has made buffers available in a queue that runs.
     fn kick(&mut self, queue: u16);

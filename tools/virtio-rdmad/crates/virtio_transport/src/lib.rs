@@ -9,6 +9,8 @@
 //! A change of the guest's memory and a reset may take the backend many turns. Until they are done
 //! (until the backend [is settled](Backend::is_settled)) the server sends no reply and reads no
 //! other message.
+//!
+//! A [`Journal`] keeps what the VMM has said, so that another process can go on with the connection.
 
 #![forbid(unsafe_code)]
 
@@ -16,10 +18,12 @@ mod backend;
 mod channel;
 mod error;
 mod fault;
+mod journal;
 mod server;
 
 pub use backend::{Backend, QueueSetup};
 pub use channel::{Message, MAX_DESCRIPTORS};
 pub use error::Error;
 pub use fault::Faults;
+pub use journal::{Change, Journal, ResumeError, State};
 pub use server::{Limits, Protocol, Server};

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use memory::{GuestMemory, Policy};
 
 use crate::channel::{Channel, Message};
+use crate::journal::{Change, Journal, State};
 use crate::{Backend, Error};
 
 /// Bounds of what a server takes from a VMM.
@@ -39,15 +40,25 @@ pub trait Protocol: Send {
 
     /// Asks the driver for a reset, as far as the protocol can, because the device cannot go on.
     fn needs_reset(&mut self);
+
+    /// Has a device fail that another process served, and whose state ended with that process: asks the driver for a
+    /// reset, by the device itself where the protocol has no way to do that.
+    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String>;
+
+    /// Returns how the state differs from what it was at the last call.
+    fn take_change(&mut self) -> Change;
+
+    /// Returns what the VMM has said so far, for a successor of this process.
+    fn state(&self) -> State;
 }
 
 /// One connection of a VMM.
 ///
 /// Whoever drops it resets the backend, which the server does not have then.
-#[derive(Debug)]
 pub struct Server<P: Protocol + ?Sized> {
     channel: Channel,
     batch: usize,
+    journal: Option<Box<dyn Journal>>,
     protocol: P,
 }
 
@@ -55,7 +66,7 @@ impl<P: Protocol> Server<P> {
     /// Serves a VMM that has just connected to `socket`.
     pub fn new(socket: UnixStream, protocol: P, limits: Limits, policy: Policy) -> Self {
         let channel = Channel::new(socket, limits.message, limits.fds, policy.any_file);
-        Self { channel, batch: limits.batch, protocol }
+        Self { channel, batch: limits.batch, journal: None, protocol }
     }
 
     /// Returns the protocol's part of the connection.
@@ -80,6 +91,30 @@ impl<P: Protocol + ?Sized> Server<P> {
         self.protocol.needs_reset();
     }
 
+    /// Has a device fail that another process served, and whose state ended with that process. The driver is told
+    /// that it must reset the device. The text of an error says why it is not.
+    pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String> {
+        self.protocol.fail(backend)
+    }
+
+    /// Has a journal keep what the VMM has said and will say.
+    ///
+    /// The VMM gets no reply to a message before the journal has kept what the message changed. Messages that were
+    /// read and not handled when the process ends are lost.
+    pub fn keep_in(&mut self, mut journal: Box<dyn Journal>) {
+        self.protocol.take_change();
+        journal.keep(&self.protocol.state(), Change::Descriptors);
+        self.journal = Some(journal);
+    }
+
+    fn keep_changes(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        let change = self.protocol.take_change();
+        if change != Change::No {
+            journal.keep(&self.protocol.state(), change);
+        }
+    }
+
     /// Handles what the VMM sent. Never waits, and handles a bounded number of messages.
     /// Returns whether there was anything, or the backend is not settled: call again then, whether
     /// the socket is readable or not.
@@ -91,10 +126,12 @@ impl<P: Protocol + ?Sized> Server<P> {
                 return Ok(true);
             }
             if let Some(reply) = self.protocol.take_reply()? {
+                self.keep_changes();
                 self.channel.send(&reply)?;
             }
             let length = |bytes: &[u8]| self.protocol.message_length(bytes);
             let Some(message) = self.channel.receive(length)? else {
+                self.keep_changes();
                 return Ok(done > 0);
             };
             self.protocol.handle(message, backend)?;

@@ -29,7 +29,7 @@ const MAX_MR_SIZE: u64 = 1 << 40;
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
 
 /// What one guest may use. All of it is fixed before the guest starts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Limits {
     /// QPs on virtqueues, the GSI's among them; M in the numbering of virtqueues.
     pub max_qp: u16,

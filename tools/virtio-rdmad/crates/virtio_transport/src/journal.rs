@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What another process needs to go on with a connection when this one has ended.
+//!
+//! The other process, the successor, has the same socket, so that the VMM does not notice. All that the VMM has said
+//! before is in the state of the [`Protocol`](crate::Protocol).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// How the state of a protocol differs from what it was.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Change {
+    /// It does not.
+    #[default]
+    No,
+    /// The bytes differ.
+    Bytes,
+    /// The file descriptors may differ, and the bytes too.
+    Descriptors,
+}
+
+/// The state of a protocol: all that the VMM has said so far.
+#[derive(Debug, Default)]
+pub struct State {
+    /// The state, in the protocol's own encoding.
+    pub bytes: Vec<u8>,
+    /// The file descriptors of the VMM, which the bytes name by their position here.
+    pub descriptors: Vec<Arc<OwnedFd>>,
+}
+
+/// Why a successor cannot go on with a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The bytes are not a state, or one of another version of the encoding.
+    #[error("the connection's state cannot be read: {0}")]
+    Encoding(postcard::Error),
+    /// A value of the state is not possible for this device.
+    #[error("the connection's state: {what} {value} is not possible")]
+    Value {
+        /// What has the value.
+        what: &'static str,
+        /// The value.
+        value: u64,
+    },
+    /// The state names more descriptors than there are, or fewer.
+    #[error("the connection's state names {named} file descriptors, and there are {there}")]
+    Descriptors {
+        /// How many the state names.
+        named: usize,
+        /// How many there are.
+        there: usize,
+    },
+    /// Memory of the guest cannot be mapped.
+    #[error("the connection's state: {0}")]
+    Memory(#[from] memory::MapError),
+    /// The device behind the connection cannot be served.
+    #[error(transparent)]
+    Transport(#[from] crate::Error),
+}
+
+/// Keeps the state of one connection where it outlives the process.
+pub trait Journal: Send {
+    /// Keeps this state in the place of the one before. When this returns, the end of the process does not lose it.
+    /// `change` is [`Change::Bytes`] if the descriptors are those of the state before, and otherwise
+    /// [`Change::Descriptors`]. Never waits.
+    fn keep(&mut self, state: &State, change: Change);
+}
