@@ -12,7 +12,7 @@ _virtio_rdmad() {
 	[ "$cword" -lt 2 ] || [[ ${words[1]} == -* ]] || command=${words[1]}
 
 	case $prev in
-	--control)
+	--control | --program)
 		_filedir
 		return
 		;;
@@ -57,6 +57,7 @@ _virtio_rdmad() {
 		status | watch) of_command+=' --json' ;;
 		add) of_command+=' --guest' ;;
 		remove) of_command+=' --drain' ;;
+		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return

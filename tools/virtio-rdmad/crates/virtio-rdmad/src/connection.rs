@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,11 @@ use engine::Next;
 use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
-use virtio_transport::{Backend, Protocol, Server};
+use virtio_transport::{Backend, Protocol, ResumeError, Server};
 
 use crate::backend::GuestBackend;
 use crate::guest::Guest;
+use crate::handover::{Connected, ConnectionJournal};
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
@@ -23,6 +23,12 @@ pub enum Ended {
     /// The VMM went away, or did what the transport cannot go on after.
     #[error(transparent)]
     Transport(#[from] virtio_transport::Error),
+    /// What the VMM has said to another process is of no use.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    /// The driver cannot be told that its device was lost with another process.
+    #[error("the device cannot tell its driver that it has failed: {0}")]
+    Fail(String),
     /// The socket cannot be waited for.
     #[error("waiting for messages: {0}")]
     Poll(#[from] Errno),
@@ -35,17 +41,27 @@ impl Ended {
     }
 }
 
-/// Serves a VMM that has connected.
+/// Serves a VMM that has connected. If it was connected to another process, which has ended, the driver is told that
+/// it must reset the device.
 fn serve(
     transport: Transport,
-    stream: UnixStream,
-    backend: &GuestBackend,
-) -> Result<Box<Server<dyn Protocol>>, virtio_transport::Error> {
+    connected: Connected,
+    backend: &mut GuestBackend,
+) -> Result<Box<Server<dyn Protocol>>, Ended> {
     let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID).unwrap_or(u16::MAX);
-    Ok(match transport {
-        Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
-        Transport::VfioUser => Box::new(vfio_user::serve(stream, id, backend)?),
-    })
+    let Connected { stream, state } = connected;
+    let Some(state) = state else {
+        return Ok(match transport {
+            Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
+            Transport::VfioUser => Box::new(vfio_user::serve(stream, id, backend)?),
+        });
+    };
+    let mut server: Box<Server<dyn Protocol>> = match transport {
+        Transport::VhostUser => Box::new(vhost_user::resume(stream, backend, state)?),
+        Transport::VfioUser => Box::new(vfio_user::resume(stream, id, backend, state)?),
+    };
+    server.fail(backend).map_err(Ended::Fail)?;
+    Ok(server)
 }
 
 /// How much of a guest's work is one turn, in the unit of [`engine::Device::run`].
@@ -116,17 +132,20 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins to serve `guest`, whose VMM is at the other end of `stream`. A guest without work
-    /// gets turns for `poll` at most.
+    /// Begins to serve `guest`, whose VMM is connected. A guest without work gets turns for `poll` at most.
     pub fn new(
         guest: Arc<Guest>,
-        stream: UnixStream,
+        connected: Connected,
         poller: &Arc<Poller>,
         poll: Duration,
         now: Instant,
     ) -> Result<Self, Ended> {
-        let backend = GuestBackend::new(&guest, poller);
-        let server = serve(guest.spec.transport, stream, &backend)?;
+        let mut backend = GuestBackend::new(&guest, poller);
+        let journal = ConnectionJournal::new(&guest, &connected.stream);
+        let mut server = serve(guest.spec.transport, connected, &mut backend)?;
+        if let Some(journal) = journal {
+            server.keep_in(Box::new(journal));
+        }
         poller.add(server.as_fd(), Source::Socket(guest.index))?;
         Ok(Self {
             span: tracing::info_span!("guest", name = guest.spec.name),
@@ -184,8 +203,10 @@ impl Connection {
             let _span = self.span.enter();
             self.unread = self.server.process(&mut self.backend)?;
         }
-        self.next = self.guest.device.run(self.budget.get());
-        if self.guest.device.needs_reset() != self.needs_reset {
+        let device = &self.guest.device;
+        self.next = device.run(self.budget.get());
+        // While a reset is under way, the driver has asked for it already.
+        if device.is_settled() && device.needs_reset() != self.needs_reset {
             self.needs_reset = !self.needs_reset;
             if self.needs_reset {
                 self.server.needs_reset();

@@ -20,7 +20,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::control::{self, Surveyed};
 use crate::events::Events;
-use crate::guests::{AddError, Guests, MAX_GUESTS};
+use crate::guest::Guest;
+use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
+use crate::handover::{Connected, Inherited, Kept, Left, Manager};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options, Transport};
@@ -91,6 +93,7 @@ pub enum DaemonError {
 /// Serves guests until SIGTERM or SIGINT.
 pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check(options)?;
+    let manager = Manager::from_environment()?.map(Arc::new);
     memory::survive_losses()?;
     raise_descriptor_limit();
     check_signals();
@@ -110,8 +113,14 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let closed = options.uplinks.iter().filter(|spec| matches!(spec.way, WaySpec::Interface(_)));
     let closed = closed.map(|spec| spec.network.clone()).collect();
     let guests = Guests::new(fabrics.collect(), closed, workers.clone(), events.clone());
-    let guests = Arc::new(guests.map_err(Error::from)?);
-    add_guests(options, &guests)?;
+    let mut guests = guests.map_err(Error::from)?;
+    let mut inherited = Inherited::default();
+    if let Some(manager) = manager.as_ref().filter(|manager| manager.keeps_descriptors()) {
+        inherited = Inherited::take(manager)?;
+        guests.keep(manager.clone(), inherited.next);
+    }
+    let guests = Arc::new(guests);
+    let resumed = add_guests(options, &guests, inherited)?;
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
     }
@@ -125,8 +134,13 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(filters) = &filters {
         filters.confine()?;
     }
-    tracing::info!(guests = options.guests.len(), workers = workers.len(), "ready");
+    for (guest, connected) in resumed {
+        guests.serve(&guest, connected);
+    }
+    tracing::info!(guests = guests.all().len(), workers = workers.len(), "ready");
+    tell(manager.as_deref(), "READY=1");
     let result = wait(&signals, &guests);
+    tell(manager.as_deref(), "STOPPING=1");
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
     for thread in threads.into_iter().chain(control_thread).chain(switch_threads) {
@@ -301,15 +315,73 @@ fn start_switches(
     Ok((end, threads))
 }
 
-/// Makes the sockets and the devices of the guests that the command line has.
-fn add_guests(options: &Options, guests: &Guests) -> Result<(), DaemonError> {
+/// Tells the service manager something, if there is one.
+fn tell(manager: Option<&Manager>, assignment: &str) {
+    if let Some(Err(error)) = manager.map(|manager| manager.tell(assignment)) {
+        tracing::warn!(%error, assignment, "the service manager cannot be told");
+    }
+}
+
+/// A guest, and its VMM, which was connected to an earlier process.
+type Resumed = (Arc<Guest>, Connected);
+
+/// Makes the sockets and the devices of the guests that the command line has, and of those that were added to an
+/// earlier process. Returns the guests whose VMMs are connected.
+fn add_guests(
+    options: &Options,
+    guests: &Guests,
+    mut inherited: Inherited,
+) -> Result<Vec<Resumed>, DaemonError> {
+    let mut resumed = Vec::new();
     for spec in &options.guests {
         let socket = Socket::bind(&spec.path, Kind::Stream)?;
         // Half of the memory that can be mapped is left for guests that come later.
         let memory = Policy::of_one_of(2 * options.guests.len());
-        guests.add(spec.clone(), socket, memory)?;
+        let left = inherited.remove(&spec.name);
+        let (spec, kept, connected) = go_on(spec, left);
+        let guest = guests.add(Arriving { spec, socket, memory, kept, is_added: false })?;
+        resumed.extend(connected.map(|connected| (guest, connected)));
     }
-    Ok(())
+    for left in inherited.guests {
+        let name = left.spec.name.clone();
+        if !left.is_added {
+            tracing::warn!(guest = name, "the guest is not on the command line any more");
+            left.kept.end();
+            continue;
+        }
+        match add_again(guests, left) {
+            Ok(guest) => resumed.extend(guest),
+            Err(error) => tracing::error!(guest = name, error, "the guest cannot be added again"),
+        }
+    }
+    Ok(resumed)
+}
+
+/// Returns what a guest of the command line is to be, and what an earlier process has left of it.
+fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
+    let Some(Left { kept, spec: old, connected, .. }) = left else {
+        return (spec.clone(), None, None);
+    };
+    if connected.is_some() && !spec.is_same_device(&old) {
+        tracing::warn!(
+            guest = spec.name,
+            "its VMM is connected to another kind of device: the guest stays as it was"
+        );
+        return (old, Some(kept), connected);
+    }
+    (spec.clone(), Some(kept), connected)
+}
+
+/// Adds a guest that was added to an earlier process.
+fn add_again(guests: &Guests, left: Left) -> Result<Option<Resumed>, String> {
+    let Left { kept, spec, listener, connected, .. } = left;
+    let add = || {
+        let socket = Socket::passed(listener.ok_or("its socket was not kept")?);
+        let socket = socket.map_err(|error| error.to_string())?;
+        guests.add_one_more(spec, socket, Some(kept)).map_err(|error| error.to_string())
+    };
+    let guest = add()?;
+    Ok(connected.map(|connected| (guest, connected)))
 }
 
 /// Starts the process that removes the sockets, and takes the file system away from this one. Returns

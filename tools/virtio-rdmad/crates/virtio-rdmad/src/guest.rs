@@ -2,12 +2,13 @@
 //! A guest: what outlives the connections of its VMM.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::{Device, Incident};
 use memory::Policy;
 
 use crate::events::{Event, Events};
+use crate::handover::Kept;
 use crate::options::GuestSpec;
 use crate::socket::Socket;
 use crate::worker_handle::WorkerHandle;
@@ -87,4 +88,20 @@ pub struct Guest {
     pub socket: Socket,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
+    /// What a later process will have of it, if anything.
+    pub kept: Option<Mutex<Kept>>,
+}
+
+impl Guest {
+    /// Ends what a later process would have of it, because it is removed.
+    pub fn end(&self) {
+        if let Some(kept) = self.kept() {
+            kept.end();
+        }
+    }
+
+    /// Returns what a later process will have of it, if anything, locked.
+    pub fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
+        Some(self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Error;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use engine::{DeviceConfig, Fabric, FabricConfig};
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::events::Events;
 use crate::guest::{Guest, Link};
+use crate::handover::{Connected, Kept, Manager};
 use crate::options::GuestSpec;
 use crate::socket::Socket;
 use crate::worker_handle::WorkerHandle;
@@ -73,6 +74,28 @@ pub struct Guests {
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
     changes: OwnedFd,
+    keeper: Option<Keeper>,
+}
+
+/// Keeps guests for a later process.
+struct Keeper {
+    manager: Arc<Manager>,
+    /// The number of the next guest.
+    next: AtomicU64,
+}
+
+/// A guest that comes.
+pub struct Arriving {
+    /// What it is to be.
+    pub spec: GuestSpec,
+    /// Where its VMM connects.
+    pub socket: Socket,
+    /// What memory its VMM may give out.
+    pub memory: Policy,
+    /// What an earlier process has left of it.
+    pub kept: Option<Kept>,
+    /// Whether it is not on the command line.
+    pub is_added: bool,
 }
 
 impl Guests {
@@ -86,7 +109,12 @@ impl Guests {
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, others) = (RwLock::default(), Mutex::default());
-        Ok(Self { slots, fixed, others, closed, workers, events, changes })
+        Ok(Self { slots, fixed, others, closed, workers, events, changes, keeper: None })
+    }
+
+    /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
+    pub fn keep(&mut self, manager: Arc<Manager>, next: u64) {
+        self.keeper = Some(Keeper { manager, next: next.into() });
     }
 
     /// Returns an eventfd that is readable when a guest has come or gone, or is served no longer. The main thread
@@ -107,8 +135,14 @@ impl Guests {
         slots.get(index as usize)?.clone()
     }
 
-    /// Adds a guest, whose VMM connects to this socket, and which gets a share of the memory that the process can map.
-    pub fn add_one_more(&self, spec: GuestSpec, socket: Socket) -> Result<Arc<Guest>, AddError> {
+    /// Adds a guest while the process runs, or one that was added to an earlier process, which has left this of it. Its
+    /// VMM connects to this socket, and it gets a share of the memory that the process can map.
+    pub fn add_one_more(
+        &self,
+        spec: GuestSpec,
+        socket: Socket,
+        kept: Option<Kept>,
+    ) -> Result<Arc<Guest>, AddError> {
         let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
         if spec.nic.is_some() {
             return Err(refuse("an interface (nic=) can only be made when the process starts"));
@@ -120,25 +154,23 @@ impl Guests {
         }
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        self.add(spec, socket, memory)
+        self.add(Arriving { spec, socket, memory, kept, is_added: true })
     }
 
-    /// Adds a guest, whose VMM connects to this socket, and which may have this memory.
-    pub fn add(
-        &self,
-        spec: GuestSpec,
-        socket: Socket,
-        memory: Policy,
-    ) -> Result<Arc<Guest>, AddError> {
+    /// Adds a guest.
+    pub fn add(&self, arriving: Arriving) -> Result<Arc<Guest>, AddError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        check(&spec, slots.iter().flatten())?;
+        let spec = &arriving.spec;
         let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
-        if at >= MAX_GUESTS {
-            return Err(AddError::TooMany);
-        }
-        let index = u32::try_from(at).map_err(|_| AddError::TooMany)?;
+        let index = u32::try_from(at).ok().filter(|_| at < MAX_GUESTS);
+        let checked = check(spec, slots.iter().flatten());
+        let index = checked.and_then(|()| index.ok_or(AddError::TooMany)).inspect_err(|_| {
+            if let Some(kept) = &arriving.kept {
+                kept.end();
+            }
+        })?;
         let fabric = self.fabric(&spec.network, slots.iter().flatten());
-        let guest = Arc::new(self.make(&fabric, spec, index, socket, memory));
+        let guest = Arc::new(self.make(&fabric, index, arriving));
         if at == slots.len() {
             slots.push(None);
         }
@@ -148,14 +180,9 @@ impl Guests {
         Ok(guest)
     }
 
-    fn make(
-        &self,
-        fabric: &Fabric,
-        spec: GuestSpec,
-        index: u32,
-        socket: Socket,
-        memory: Policy,
-    ) -> Guest {
+    fn make(&self, fabric: &Fabric, index: u32, mut arriving: Arriving) -> Guest {
+        let kept = self.kept(&mut arriving).map(Mutex::new);
+        let Arriving { spec, socket, memory, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
         let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
@@ -169,7 +196,21 @@ impl Guests {
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
         let (rings, leaves) = Default::default();
-        Guest { spec, index, device, link, rings, memory, socket, leaves }
+        Guest { spec, index, device, link, rings, memory, socket, leaves, kept }
+    }
+
+    /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
+    fn kept(&self, arriving: &mut Arriving) -> Option<Kept> {
+        let Keeper { manager, next } = self.keeper.as_ref()?;
+        if let Some(mut kept) = arriving.kept.take() {
+            kept.go_on(&arriving.spec.text, arriving.is_added);
+            return Some(kept);
+        }
+        // A later process makes the sockets of its command line itself.
+        let listener = arriving.is_added.then(|| arriving.socket.listener().try_clone().ok());
+        let listener = listener.flatten().map(OwnedFd::from);
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        Kept::new(manager, number, &arriving.spec.text, arriving.is_added, listener)
     }
 
     /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
@@ -202,6 +243,7 @@ impl Guests {
         };
         if guest.link.worker().is_none() {
             *slot = None;
+            guest.end();
         } else if drain {
             guest.leaves.store(true, Ordering::Relaxed);
         } else {
@@ -223,6 +265,7 @@ impl Guests {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         for slot in slots.iter_mut() {
             if let Some(guest) = slot.take_if(|guest| has_left(guest)) {
+                guest.end();
                 tracing::info!(guest = guest.spec.name, "removed");
             }
         }
@@ -238,12 +281,17 @@ impl Guests {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };
+        self.serve(guest, Connected { stream, state: None });
+        Ok(())
+    }
+
+    /// Gives a guest, whose VMM is connected, to the worker that has the fewest guests.
+    pub fn serve(&self, guest: &Guest, connected: Connected) {
         let least = self.workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
         if let Some((worker, handle)) = least {
             guest.link.set_worker(Some(worker));
-            handle.serve(guest.index, stream);
+            handle.serve(guest.index, connected);
         }
-        Ok(())
     }
 
     /// Has the main thread look at the guests. Any thread may call this.
@@ -289,7 +337,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
-        guests.add_one_more(spec, Socket::passed(listener.into()).unwrap())
+        guests.add_one_more(spec, Socket::passed(listener.into()).unwrap(), None)
     }
 
     #[test]

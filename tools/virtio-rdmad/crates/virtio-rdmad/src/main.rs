@@ -18,6 +18,7 @@ mod daemon;
 mod events;
 mod guest;
 mod guests;
+mod handover;
 mod intake;
 mod key_values;
 mod log;
@@ -44,6 +45,7 @@ mod worker_handle;
 use std::process::ExitCode;
 
 use clap::Parser;
+use handover::supervisor;
 use options::{Command, Options};
 
 fn main() -> ExitCode {
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Some(Command::Watch(watch)) => watch::print(watch),
         Some(Command::Add(add)) => add_remove::add(add),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
+        Some(Command::Supervise(supervise)) => supervisor::run(supervise),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {
             log::start(&options.log);

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{AddressRights, GidPrefix, Limits, VlanList};
 use rustix::thread::CpuSet;
 
+use crate::handover::supervisor::SupervisorOptions;
 use crate::key_values::{KeyValues, ListError};
 use crate::privileges::User;
 use crate::remover::{self, RemoverOptions};
@@ -227,6 +228,12 @@ pub enum Command {
     Add(AddOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
+    /// Run virtio-rdmad, and run it again when it ends, so that guests keep their devices.
+    ///
+    /// The sockets of VMMs, and all that virtio-rdmad needs to go on with them, are kept while virtio-rdmad does not
+    /// run. systemd does the same for a service with FileDescriptorStoreMax=. SIGHUP restarts virtio-rdmad, for
+    /// example after its file was replaced by a newer one. SIGTERM and SIGINT end it for good.
+    Supervise(SupervisorOptions),
     /// Remove sockets when standard input is closed. virtio-rdmad starts this itself.
     #[command(name = remover::COMMAND, hide = true)]
     RemoveSockets(RemoverOptions),
@@ -333,6 +340,8 @@ impl Transport {
 /// One `--guest`.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
+    /// The value of the option.
+    pub text: String,
     /// The name of the guest in logs and status.
     pub name: String,
     /// The protocol of its VMM.
@@ -356,6 +365,13 @@ pub struct GuestSpec {
 }
 
 impl GuestSpec {
+    /// Returns whether a VMM that is connected to the guest finds the same device as with another specification.
+    pub fn is_same_device(&self, other: &Self) -> bool {
+        let fixed = |limits: &Limits| Limits { wire_rate: None, ..limits.clone() };
+        (self.transport, self.mac, self.rings) == (other.transport, other.mac, other.rings)
+            && fixed(&self.limits) == fixed(&other.limits)
+    }
+
     /// Returns the paths of its sockets.
     pub fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.path).chain(&self.nic)
@@ -424,6 +440,7 @@ impl FromStr for GuestSpec {
             return Err(ListError::Missing("mac=MAC, which nic= needs,").into());
         }
         Ok(Self {
+            text: spec.to_owned(),
             name: list.get("name").ok_or(ListError::Missing("name=NAME"))?.to_owned(),
             transport,
             path,

@@ -70,6 +70,7 @@ const COMMON: &[i64] = &[
     libc::SYS_munmap,
     libc::SYS_newfstatat,
     libc::SYS_ppoll,
+    libc::SYS_pwrite64,
     libc::SYS_read,
     libc::SYS_recvmmsg,
     libc::SYS_recvmsg,
@@ -99,6 +100,9 @@ const ACCEPT: &[i64] = &[
     libc::SYS_setsockopt,
 ];
 
+/// System calls of the threads that add guests, with those of threads that accept connections.
+const ADD: &[i64] = &[libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_socketpair];
+
 /// System calls of the threads of switches, with those of threads that accept connections.
 const SWITCH: &[i64] = &[libc::SYS_epoll_create1];
 
@@ -126,7 +130,7 @@ impl Filters {
     pub fn new() -> Result<Self, SandboxError> {
         Ok(Self {
             worker: compile(&[COMMON])?,
-            other: compile(&[COMMON, ACCEPT])?,
+            other: compile(&[COMMON, ACCEPT, ADD])?,
             switch: compile(&[COMMON, ACCEPT, SWITCH])?,
             remover: compile(&[COMMON, REMOVE])?,
         })

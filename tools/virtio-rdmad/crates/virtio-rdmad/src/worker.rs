@@ -13,7 +13,6 @@
 
 mod intakes;
 
-use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +24,7 @@ use crate::connection::{Connection, Ended, State};
 use crate::events::Event;
 use crate::guest::Guest;
 use crate::guests::Guests;
+use crate::handover::Connected;
 use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
@@ -236,9 +236,9 @@ impl Worker {
         if !self.handle().waker.take() {
             return;
         }
-        for Arrival { guest, stream } in self.handle().take_arrivals() {
+        for Arrival { guest, connected } in self.handle().take_arrivals() {
             if let Some(guest) = self.guests.get(guest) {
-                self.adopt(&guest, stream);
+                self.adopt(&guest, connected);
             }
         }
         let workers = self.workers.clone();
@@ -267,16 +267,17 @@ impl Worker {
         }
     }
 
-    /// Begins to serve a guest, whose VMM is at the other end of `stream`.
-    fn adopt(&mut self, guest: &Arc<Guest>, stream: UnixStream) {
+    /// Begins to serve a guest, whose VMM is connected.
+    fn adopt(&mut self, guest: &Arc<Guest>, connected: Connected) {
         let name = &guest.spec.name;
         let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
-        let begin = || Connection::new(guest.clone(), stream, poller, poll, now);
+        let resumed = connected.state.is_some();
+        let begin = || Connection::new(guest.clone(), connected, poller, poll, now);
         match catch_unwind(AssertUnwindSafe(begin)) {
             Ok(Ok(connection)) => {
                 let transport = guest.spec.transport.name();
                 connection.span.in_scope(|| {
-                    tracing::info!(transport, worker = self.index, "connected");
+                    tracing::info!(transport, worker = self.index, resumed, "connected");
                 });
                 guest.link.tell(Event::Connected { worker: self.index });
                 self.intakes.join(&guest.spec.network);
@@ -312,6 +313,9 @@ impl Worker {
 
     /// Lets a guest's VMM connect again.
     fn release(&self, guest: &Guest) {
+        if let Some(mut kept) = guest.kept() {
+            kept.disconnect();
+        }
         guest.link.set_worker(None);
         self.handle().release();
         self.guests.note_change();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What other threads have of a worker.
 
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
 use crate::guests::MAX_GUESTS;
+use crate::handover::Connected;
 use crate::times::Times;
 use crate::waker::Waker;
 
@@ -20,7 +20,7 @@ pub struct Arrival {
     /// The index of its guest.
     pub guest: u32,
     /// The connection.
-    pub stream: UnixStream,
+    pub connected: Connected,
 }
 
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
@@ -74,10 +74,10 @@ impl WorkerHandle {
     }
 
     /// Makes the worker serve a guest, whose link names the worker already.
-    pub fn serve(&self, guest: u32, stream: UnixStream) {
+    pub fn serve(&self, guest: u32, connected: Connected) {
         self.guests.fetch_add(1, Ordering::Relaxed);
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        arrivals.push(Arrival { guest, stream });
+        arrivals.push(Arrival { guest, connected });
         drop(arrivals);
         self.waker.wake();
     }

@@ -68,9 +68,19 @@ impl Daemon {
     /// Starts a process with these options and guests. A guest is given up to the `=` before its socket,
     /// whose file has the guest's name.
     fn start_with(test: &str, options: &[&str], guests: &[&str]) -> Self {
+        Self::run(Command::new(BINARY), test, options, guests)
+    }
+
+    /// Starts a process that is started again when it ends. See [`Self::start_with`].
+    fn supervised(test: &str, guests: &[&str]) -> Self {
+        let mut command = Command::new(BINARY);
+        command.args(["supervise", "--"]);
+        Self::run(command, test, &[], guests)
+    }
+
+    fn run(mut command: Command, test: &str, options: &[&str], guests: &[&str]) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let mut command = Command::new(BINARY);
         command.arg("--control").arg(directory.join("control")).args(options);
         for guest in guests {
             let (name, _) = guest.strip_prefix("name=").unwrap().split_once(',').unwrap();
@@ -114,6 +124,21 @@ impl Daemon {
         (counts.collect(), workers.iter().all(|worker| worker["asleep"] == true))
     }
 
+    /// Kills the process that serves guests, whose parent this one is, and waits until another one is ready.
+    fn crash(&mut self) {
+        let pid = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let server: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
+        kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).unwrap();
+        self.wait_for("ready");
+    }
+
+    /// Restarts the process that serves guests, whose parent this one is, and waits until it is ready.
+    fn restart(&mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+        self.wait_for("ready");
+    }
+
     /// Ends the process by SIGTERM. No file may be left.
     fn end(mut self) {
         let pid = Pid::from_child(&self.child);
@@ -127,7 +152,7 @@ impl Daemon {
 impl Drop for Daemon {
     /// Ends the process after a failed test.
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
 }
@@ -691,4 +716,108 @@ fn frames_go_from_one_process_to_another() {
         one.end();
         two.end();
     }
+}
+
+/// DEVICE_NEEDS_RESET.
+const NEEDS_RESET: u64 = 0x40;
+
+fn needs_reset(front_end: &FrontEnd) -> bool {
+    front_end.ask_status();
+    front_end.status() & NEEDS_RESET != 0
+}
+
+/// The VMM of a process that is killed does not notice that there is another one. It learns that the device needs a
+/// reset, and the device works after it.
+#[test]
+fn a_connection_outlives_the_process() {
+    let mut daemon = Daemon::supervised("crash", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let (mut one, other) = (connect(&daemon.path("a")), connect(&daemon.path("b")));
+    vhost_user(&mut one, 1, &[]);
+    let mut front_end = FrontEnd::start(other, 1);
+    front_end.wait(1);
+    for round in 0..20 {
+        if round % 3 == 2 {
+            daemon.restart();
+        } else {
+            daemon.crash();
+        }
+        assert!(needs_reset(&front_end), "round {round}");
+        front_end = front_end.start_again(2);
+        front_end.wait(2);
+        assert!(!needs_reset(&front_end), "round {round}");
+        let features = u64::from_ne_bytes(vhost_user(&mut one, 1, &[]).try_into().unwrap());
+        assert_eq!(features & 3, 1, "events, and no MAC");
+    }
+    let status = daemon.status();
+    assert_eq!(status["guests"][1]["connected"].as_bool(), Some(true));
+    // A VMM that leaves is not kept.
+    drop(front_end);
+    daemon.wait_for("disconnected");
+    daemon.crash();
+    let status = daemon.status();
+    let connected = [0, 1].map(|guest| status["guests"][guest]["connected"].as_bool());
+    assert_eq!(connected, [Some(true), Some(false)]);
+    FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+    daemon.end();
+}
+
+/// A VMM that ends while no process serves it is noticed by the next one.
+#[test]
+fn a_connection_that_ended_meanwhile_is_dropped() {
+    let mut daemon = Daemon::supervised("gone", &["name=a,vhost-user"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
+    let pid = daemon.child.id();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let server: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
+    kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).unwrap();
+    drop(front_end);
+    kill_process(Pid::from_child(&daemon.child), Signal::CONT).unwrap();
+    daemon.wait_for("disconnected");
+    FrontEnd::start(connect(&daemon.path("a")), 1).wait(1);
+    daemon.end();
+}
+
+/// A guest that was added to a process is there in the next one. One that was removed is not.
+#[test]
+fn added_guests_outlive_the_process() {
+    let mut daemon = Daemon::supervised("added", &["name=a,vhost-user"]);
+    let control = daemon.path("control");
+    for name in ["b", "c"] {
+        let guest = format!("name={name},vhost-user={}", daemon.path(name).display());
+        let mut add = Command::new(BINARY);
+        add.args(["add", "--control"]).arg(&control).args(["--guest", &guest]);
+        assert!(output(&mut add).status.success());
+    }
+    let front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    let remove =
+        |name| output(Command::new(BINARY).args(["remove", "--control"]).arg(&control).arg(name));
+    assert!(remove("c").status.success());
+    daemon.crash();
+    let names = |status: &Value| {
+        let guests = status["guests"].as_array().unwrap();
+        guests.iter().map(|guest| guest["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&daemon.status()), ["a", "b"]);
+    assert!(needs_reset(&front_end));
+    drop(front_end);
+    daemon.wait_for("disconnected");
+    daemon.restart();
+    FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+    daemon.wait_for("disconnected");
+    assert!(remove("b").status.success());
+    daemon.end();
+}
+
+/// virtio-rdmad that cannot start is not started again and again.
+#[test]
+fn a_process_that_cannot_start_ends_its_supervisor() {
+    let mut command = Command::new(BINARY);
+    command.args(["supervise", "--", "--guest", "name=a,vhost-user=/nowhere/a"]);
+    let output = output(&mut command);
+    assert!(!output.status.success());
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("virtio-rdmad does not start"), "{stderr}");
 }

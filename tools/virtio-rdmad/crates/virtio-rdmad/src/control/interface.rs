@@ -86,7 +86,7 @@ impl Daemon {
         };
         let socket = Socket::passed(descriptor).map_err(|error| no_socket(&error.to_string()))?;
         let name = spec.name.clone();
-        match self.surveyed.guests.add_one_more(spec, socket) {
+        match self.surveyed.guests.add_one_more(spec, socket, None) {
             Ok(_) => {
                 tracing::info!(guest = name, "added");
                 Ok(Reply::parameters(Some(json!({}))))

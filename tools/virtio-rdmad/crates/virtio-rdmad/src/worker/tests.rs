@@ -3,10 +3,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use super::*;
 use crate::events::Events;
+use crate::guests::Arriving;
 use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
@@ -33,7 +35,8 @@ impl Bench {
             let path = directory.join(index.to_string());
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
-            all.add(spec, socket, memory::Policy::default()).unwrap()
+            let memory = memory::Policy::default();
+            all.add(Arriving { spec, socket, memory, kept: None, is_added: false }).unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let worker = Worker::new(workers, 0, all.clone(), &[], Duration::ZERO).unwrap();
@@ -45,7 +48,9 @@ impl Bench {
         let (front_end, back_end) = UnixStream::pair().unwrap();
         front_end.set_nonblocking(true).unwrap();
         self.guests[guest].link.set_worker(Some(0));
-        self.worker.handle().serve(self.guests[guest].index, back_end);
+        self.worker
+            .handle()
+            .serve(self.guests[guest].index, Connected { stream: back_end, state: None });
         front_end
     }
 

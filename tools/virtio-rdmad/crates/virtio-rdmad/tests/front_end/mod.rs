@@ -54,6 +54,12 @@ impl FrontEnd {
         this
     }
 
+    /// Resets the device, and hands over memory and the control queue as [`Self::start`] does.
+    pub fn start_again(self, posted: u16) -> Self {
+        self.send(39, &[0; 8], &[]);
+        Self::start(self.socket, posted)
+    }
+
     /// Makes requests available, up to this number in all.
     pub fn post(&self, posted: u16) {
         self.write(AVAIL + 2, &posted.to_le_bytes());

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a process leaves to the one that comes after it, so that no VMM notices that there was another one.
+//!
+//! A VMM gives its device up for good when the socket closes. So the service manager holds, for each guest, what must
+//! outlive the process ([`manager`]): the connected socket, the files of the guest's memory, the eventfds, and a file
+//! that says what the VMM has said ([`journal`]). The service manager has two descriptors of each guest, between which
+//! all others are on their way ([`stash`]). It is systemd, or `virtio-rdmad supervise` ([`supervisor`]).
+//!
+//! What a guest's driver has made ends with a process that crashes. The successor tells the driver that the device
+//! needs a reset.
+
+mod guest;
+mod journal;
+mod manager;
+mod stash;
+pub mod supervisor;
+
+pub use guest::{Connected, ConnectionJournal, Inherited, Kept, Left};
+pub use manager::Manager;
