@@ -63,6 +63,6 @@ _virtio_rdmad() {
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch add remove help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch add remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad
