@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Region};
+use memory::{GuestMemory, MapError, Policy, Region};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Limits, Message, Protocol, ResumeError, Server, State,
+    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
+    State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -56,19 +57,17 @@ pub fn serve(
     Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
 }
 
-/// Goes on with a connection that another process served, whose state this is. See [`serve`].
+/// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its client may give out
+/// memory as `policy` allows.
 ///
-/// The device is not started. If its driver has started it, the caller restores what the device was, or calls
-/// [`Server::fail`].
+/// The caller makes the device what it was, with [`Server::queues`], or has it fail.
 pub fn resume(
     socket: UnixStream,
     id: u16,
-    backend: &dyn Backend,
+    policy: Policy,
     state: State,
 ) -> Result<Server<VfioUser>, ResumeError> {
-    let mut protocol = VfioUser::new(id, backend)?;
-    protocol.load(state)?;
-    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
+    Ok(Server::new(socket, VfioUser::load(id, policy, state)?, LIMITS, policy))
 }
 
 /// A range of guest memory, and the file that it is in.
@@ -105,8 +104,10 @@ impl SavedRange {
 struct Saved {
     negotiated: bool,
     started: bool,
-    /// The bytes of configuration space.
+    /// The bytes of PCI configuration space.
     config: Vec<u8>,
+    /// The length of the device-specific configuration space.
+    config_len: u32,
     registers: registers::Saved,
     ranges: Vec<SavedRange>,
     unshared: Vec<(u64, u64)>,
@@ -121,6 +122,8 @@ pub struct VfioUser {
     /// Whether the backend was started, and not reset since.
     started: bool,
     config: ConfigSpace,
+    /// The length of the device-specific configuration space.
+    config_len: u32,
     registers: Registers,
     interrupts: Arc<Interrupts>,
     memory: GuestMemory,
@@ -188,7 +191,18 @@ impl Protocol for VfioUser {
         self.change = self.change.max(Change::Bytes);
     }
 
-    fn fail(&mut self, _backend: &mut dyn Backend) -> Result<(), String> {
+    fn queues(&self) -> Vec<QueueSetup> {
+        if self.started {
+            self.registers.enabled_queues()
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
+        if !self.registers.is_like(&registers_of(backend, &self.interrupts)?) {
+            return Err(ResumeError::Device);
+        }
         self.needs_reset();
         Ok(())
     }
@@ -203,6 +217,7 @@ impl Protocol for VfioUser {
             negotiated: self.negotiated,
             started: self.started,
             config: self.config.bytes().to_vec(),
+            config_len: self.config_len,
             registers: self.registers.save(),
             ranges: self.mapped.iter().map(|mapped| mapped.range).collect(),
             unshared: self.unshared.clone(),
@@ -215,31 +230,37 @@ impl Protocol for VfioUser {
 
 impl VfioUser {
     fn new(id: u16, backend: &dyn Backend) -> Result<Self, Error> {
-        let count = backend.queue_count();
-        if count > MAX_QUEUES {
-            return Err(Error::protocol(ProtocolError::Queues(count)));
-        }
-        let sizes: Vec<u16> = (0..count).map(|queue| backend.queue_max_size(queue)).collect();
         let interrupts = Arc::new(Interrupts::default());
-        let registers = Registers::new(backend.features(), &sizes, &interrupts);
+        let registers = registers_of(backend, &interrupts)?;
         let config_len = u32::try_from(backend.config().len()).unwrap_or(pci::DEVICE.len);
-        Ok(Self {
+        let config = (ConfigSpace::new(id, registers.vectors(), config_len), config_len);
+        Ok(Self::with(config, registers, interrupts, backend.memory_policy()))
+    }
+
+    fn with(
+        (config, config_len): (ConfigSpace, u32),
+        registers: Registers,
+        interrupts: Arc<Interrupts>,
+        policy: Policy,
+    ) -> Self {
+        Self {
             negotiated: false,
             started: false,
-            config: ConfigSpace::new(id, registers.vectors(), config_len),
+            config,
+            config_len,
             registers,
             interrupts,
-            memory: GuestMemory::new(backend.memory_policy()),
+            memory: GuestMemory::new(policy),
             mapped: Vec::new(),
             unshared: Vec::new(),
             faults: Faults::default(),
             reply: None,
             change: Change::No,
-        })
+        }
     }
 
-    /// Takes what the client has said to another process.
-    fn load(&mut self, state: State) -> Result<(), ResumeError> {
+    /// Makes this of what the client has said to another process.
+    fn load(id: u16, policy: Policy, state: State) -> Result<Self, ResumeError> {
         let State { bytes, descriptors } = state;
         let saved: Saved = postcard::from_bytes(&bytes).map_err(ResumeError::Encoding)?;
         let refused = |what, value| Err(ResumeError::Value { what, value });
@@ -251,22 +272,26 @@ impl VfioUser {
         if saved.unshared.len() > MAX_UNSHARED {
             return refused("number of unshared ranges", saved.unshared.len() as u64);
         }
-        if saved.interrupts.vectors() > self.registers.vectors().into() {
+        let interrupts = Arc::new(Interrupts::default());
+        let registers = Registers::load(&saved.registers, &interrupts)?;
+        if saved.interrupts.vectors() > registers.vectors().into() {
             return refused("number of vectors", saved.interrupts.vectors() as u64);
         }
-        self.registers.load(&saved.registers)?;
-        if self.config.write(0, &saved.config).is_none() {
+        let mut config = ConfigSpace::new(id, registers.vectors(), saved.config_len);
+        if config.write(0, &saved.config).is_none() {
             return refused("length of configuration space", saved.config.len() as u64);
         }
+        let config = (config, saved.config_len);
+        let mut this = Self::with(config, registers, interrupts, policy);
         let mut descriptors = descriptors.into_iter();
         for (range, file) in saved.ranges.iter().zip(&mut descriptors) {
-            self.memory = self.memory.with_region(&range.region(&file))?;
-            self.mapped.push(Mapped { range: *range, file });
+            this.memory = this.memory.with_region(&range.region(&file))?;
+            this.mapped.push(Mapped { range: *range, file });
         }
-        self.interrupts.load(&saved.interrupts, &mut descriptors);
-        self.unshared = saved.unshared;
-        (self.negotiated, self.started) = (saved.negotiated, saved.started);
-        Ok(())
+        this.interrupts.load(&saved.interrupts, &mut descriptors);
+        this.unshared = saved.unshared;
+        (this.negotiated, this.started) = (saved.negotiated, saved.started);
+        Ok(this)
     }
 
     /// Notes that what the client has said is more than a journal has.
@@ -622,6 +647,16 @@ impl VfioUser {
         self.registers.reset();
         self.interrupts.take_isr();
     }
+}
+
+/// Makes the registers of a device that is fresh from reset.
+fn registers_of(backend: &dyn Backend, interrupts: &Arc<Interrupts>) -> Result<Registers, Error> {
+    let count = backend.queue_count();
+    if count > MAX_QUEUES {
+        return Err(Error::protocol(ProtocolError::Queues(count)));
+    }
+    let sizes: Vec<u16> = (0..count).map(|queue| backend.queue_max_size(queue)).collect();
+    Ok(Registers::new(backend.features(), &sizes, interrupts))
 }
 
 /// Logs why a region is not mapped, and returns the fault.

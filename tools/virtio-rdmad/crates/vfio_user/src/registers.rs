@@ -75,6 +75,7 @@ pub enum Action {
 /// The values of the registers.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Saved {
+    offered: u64,
     accepted: u64,
     device_select: u32,
     driver_select: u32,
@@ -87,6 +88,7 @@ pub struct Saved {
 /// The values of the registers of one queue.
 #[derive(Debug, Deserialize, Serialize)]
 struct SavedQueue {
+    max_size: u16,
     size: u16,
     enabled: bool,
     addresses: [u64; 3],
@@ -95,8 +97,8 @@ struct SavedQueue {
 
 impl SavedQueue {
     fn of(queue: &Queue) -> Self {
-        let &Queue { size, enabled, addresses, ref vector, .. } = queue;
-        Self { size, enabled, addresses, vector: vector.get() }
+        let &Queue { max_size, size, enabled, addresses, ref vector } = queue;
+        Self { max_size, size, enabled, addresses, vector: vector.get() }
     }
 }
 
@@ -183,6 +185,7 @@ impl Registers {
     /// Returns the values of the registers.
     pub fn save(&self) -> Saved {
         Saved {
+            offered: self.offered,
             accepted: self.accepted,
             device_select: self.device_select,
             driver_select: self.driver_select,
@@ -193,25 +196,30 @@ impl Registers {
         }
     }
 
-    /// Gives the registers these values. On an error they have a part of them.
-    pub fn load(&mut self, saved: &Saved) -> Result<(), ResumeError> {
+    /// Makes registers of these values.
+    pub fn load(saved: &Saved, interrupts: &Arc<Interrupts>) -> Result<Self, ResumeError> {
         let refused = |what, value| Err(ResumeError::Value { what, value });
-        if saved.queues.len() != self.queues.len() {
+        if saved.queues.len() > crate::MAX_QUEUES.into() {
             return refused("number of queues", saved.queues.len() as u64);
         }
-        if saved.accepted & !self.offered != 0 && saved.status & status::FEATURES_OK != 0 {
+        if saved.accepted & !saved.offered != 0 && saved.status & status::FEATURES_OK != 0 {
             return refused("feature bits", saved.accepted);
         }
-        self.accepted = saved.accepted;
-        self.device_select = saved.device_select;
-        self.driver_select = saved.driver_select;
-        self.status = saved.status;
-        self.queue_select = saved.queue_select;
-        let vectors = self.vectors;
+        let sizes: Vec<u16> = saved.queues.iter().map(|queue| queue.max_size).collect();
+        let mut registers = Self::new(saved.offered, &sizes, interrupts);
+        registers.offered = saved.offered;
+        registers.accepted = saved.accepted;
+        registers.device_select = saved.device_select;
+        registers.driver_select = saved.driver_select;
+        registers.status = saved.status;
+        registers.queue_select = saved.queue_select;
+        let vectors = registers.vectors;
         let vector = |number| if number < vectors { number } else { NO_VECTOR };
-        self.config.set(vector(saved.config_vector));
-        for (queue, saved) in self.queues.iter_mut().zip(&saved.queues) {
-            if !saved.size.is_power_of_two() || saved.size > queue.max_size {
+        registers.config.set(vector(saved.config_vector));
+        for (queue, saved) in registers.queues.iter_mut().zip(&saved.queues) {
+            // A queue that a device has in another layout only has the size 0.
+            let is_size = saved.size.is_power_of_two() || saved.size == 0;
+            if !is_size || saved.size > queue.max_size {
                 return refused("queue size", saved.size.into());
             }
             queue.size = saved.size;
@@ -219,7 +227,15 @@ impl Registers {
             queue.addresses = saved.addresses;
             queue.vector.set(vector(saved.vector));
         }
-        Ok(())
+        Ok(registers)
+    }
+
+    /// Returns whether the driver was offered what another device offers.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let sizes = |registers: &Self| -> Vec<u16> {
+            registers.queues.iter().map(|queue| queue.max_size).collect()
+        };
+        self.offered == other.offered && sizes(self) == sizes(other)
     }
 
     /// Asks the driver for a reset.

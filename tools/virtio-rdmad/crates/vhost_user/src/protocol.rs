@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use memory::{GuestMemory, MapError, Region};
+use memory::{GuestMemory, MapError, Policy, Region};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
@@ -67,17 +67,16 @@ pub fn serve(socket: UnixStream, backend: &dyn Backend) -> Server<VhostUser> {
     Server::new(socket, VhostUser::new(backend), LIMITS, backend.memory_policy())
 }
 
-/// Goes on with a connection that another process served, whose state this is. See [`serve`].
+/// Goes on with a connection that another process served, whose state this is. See [`serve`]. Its front end may give
+/// out memory as `policy` allows.
 ///
-/// No queue runs. Where queues ran, the caller restores what the device was, or calls [`Server::fail`].
+/// The caller makes the device what it was, with [`Server::queues`], or has it fail.
 pub fn resume(
     socket: UnixStream,
-    backend: &mut dyn Backend,
+    policy: Policy,
     state: State,
 ) -> Result<Server<VhostUser>, ResumeError> {
-    let mut protocol = VhostUser::new(backend);
-    protocol.load(state, backend)?;
-    Ok(Server::new(socket, protocol, LIMITS, backend.memory_policy()))
+    Ok(Server::new(socket, VhostUser::load(policy, state)?, LIMITS, policy))
 }
 
 /// What a front end has said, in the order of the descriptors: those of the regions come first, that of the back end's
@@ -113,8 +112,6 @@ pub struct VhostUser {
     vrings: Vec<Vring>,
     /// Kept open so that the front end notices when this process ends.
     backend_requests: Option<Arc<OwnedFd>>,
-    /// The queues that ran in another process, and do not run in this one yet.
-    resumed: Vec<usize>,
     /// How the state differs from what a journal has.
     change: Change,
     /// What the last request is answered with, once the backend has done what it asks for.
@@ -175,19 +172,26 @@ impl Protocol for VhostUser {
         self.note(Change::Bytes);
     }
 
-    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String> {
-        self.needs_reset();
-        let mut queues = Vec::new();
-        for index in std::mem::take(&mut self.resumed) {
-            let Ok(queue) = self.setup(index) else { continue };
-            let layout = queue.layout;
-            queues.push(QueueSetup { base: used_index(&self.memory, &layout), ..queue });
-            self.vrings[index].running = Some(layout);
+    fn queues(&self) -> Vec<QueueSetup> {
+        let running = (0..self.vrings.len()).filter(|index| self.vrings[*index].running.is_some());
+        running.filter_map(|index| self.setup(index).ok()).collect()
+    }
+
+    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
+        let count = backend.queue_count().min(crate::MAX_QUEUES);
+        if self.vrings.len() != count.into() || self.features & !offered(backend) != 0 {
+            return Err(ResumeError::Device);
         }
+        self.needs_reset();
+        let mut queues = self.queues();
         if queues.is_empty() {
             return Ok(());
         }
-        backend.fail(&self.memory, queues)
+        for queue in &mut queues {
+            queue.base = used_index(&self.memory, &queue.layout);
+        }
+        backend.set_features(self.features);
+        backend.fail(&self.memory, queues).map_err(ResumeError::Fail)
     }
 
     fn take_change(&mut self) -> Change {
@@ -213,51 +217,52 @@ impl Protocol for VhostUser {
 
 impl VhostUser {
     fn new(backend: &dyn Backend) -> Self {
-        let count = backend.queue_count().min(crate::MAX_QUEUES);
+        Self::with(backend.queue_count().min(crate::MAX_QUEUES), backend.memory_policy())
+    }
+
+    fn with(count: u16, policy: Policy) -> Self {
         Self {
             faults: Faults::default(),
             features: 0,
             protocol_features: 0,
             status: 0,
-            memory: GuestMemory::new(backend.memory_policy()),
+            memory: GuestMemory::new(policy),
             regions: Vec::new(),
             vrings: (0..count).map(|_| Vring::default()).collect(),
             backend_requests: None,
-            resumed: Vec::new(),
             change: Change::No,
             answer: None,
         }
     }
 
-    /// Takes what the front end has said to another process.
-    fn load(&mut self, state: State, backend: &mut dyn Backend) -> Result<(), ResumeError> {
+    /// Makes this of what the front end has said to another process.
+    fn load(policy: Policy, state: State) -> Result<Self, ResumeError> {
         let State { bytes, descriptors } = state;
         let saved: Saved = postcard::from_bytes(&bytes).map_err(ResumeError::Encoding)?;
-        let refused = |what, value| Err(ResumeError::Value { what, value });
         let (named, there) = (saved.descriptors(), descriptors.len());
         if named != there {
             return Err(ResumeError::Descriptors { named, there });
         }
-        if saved.vrings.len() != self.vrings.len() {
-            return refused("number of queues", saved.vrings.len() as u64);
-        }
-        if saved.features & !offered(backend) != 0 {
-            return refused("feature bits", saved.features);
-        }
+        let count = u16::try_from(saved.vrings.len()).ok().filter(|n| *n <= crate::MAX_QUEUES);
+        let too_many = saved.vrings.len() as u64;
+        let too_many = ResumeError::Value { what: "number of queues", value: too_many };
+        let mut this = Self::with(count.ok_or(too_many)?, policy);
         let mut descriptors = descriptors.into_iter();
         for (region, file) in saved.regions.iter().zip(&mut descriptors) {
-            self.memory = self.memory.with_region(&of_file(region, &file))?;
-            self.regions.push((*region, file));
+            this.memory = this.memory.with_region(&of_file(region, &file))?;
+            this.regions.push((*region, file));
         }
         let load = |saved| Vring::load(saved, &mut descriptors);
-        self.vrings = saved.vrings.iter().map(load).collect();
-        self.backend_requests = descriptors.next();
-        (self.features, self.status) = (saved.features, saved.status);
-        self.protocol_features = saved.protocol_features;
-        backend.set_features(self.features);
+        this.vrings = saved.vrings.iter().map(load).collect();
+        this.backend_requests = descriptors.next();
+        (this.features, this.status) = (saved.features, saved.status);
+        this.protocol_features = saved.protocol_features;
         let running = (0..).zip(&saved.vrings).filter(|(_, vring)| vring.is_running());
-        self.resumed = running.map(|(index, _)| index).collect();
-        Ok(())
+        for (index, _) in running {
+            let refused = |_| ResumeError::Value { what: "address of queue", value: index as u64 };
+            this.vrings[index].running = Some(this.layout(index).map_err(refused)?);
+        }
+        Ok(this)
     }
 
     /// Notes that what the front end has said is more than a journal has.

@@ -26,9 +26,6 @@ pub enum Ended {
     /// What the VMM has said to another process is of no use.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-    /// The driver cannot be told that its device was lost with another process.
-    #[error("the device cannot tell its driver that it has failed: {0}")]
-    Fail(String),
     /// The socket cannot be waited for.
     #[error("waiting for messages: {0}")]
     Poll(#[from] Errno),
@@ -56,11 +53,12 @@ fn serve(
             Transport::VfioUser => Box::new(vfio_user::serve(stream, id, backend)?),
         });
     };
+    let policy = backend.memory_policy();
     let mut server: Box<Server<dyn Protocol>> = match transport {
-        Transport::VhostUser => Box::new(vhost_user::resume(stream, backend, state)?),
-        Transport::VfioUser => Box::new(vfio_user::resume(stream, id, backend, state)?),
+        Transport::VhostUser => Box::new(vhost_user::resume(stream, policy, state)?),
+        Transport::VfioUser => Box::new(vfio_user::resume(stream, id, policy, state)?),
     };
-    server.fail(backend).map_err(Ended::Fail)?;
+    server.fail(backend)?;
     Ok(server)
 }
 

@@ -127,15 +127,13 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     // This is dropped before the guests are. So the files of the sockets are gone before nobody listens.
     let (_remover, filters) = confine(options)?.unzip();
     start_helpers(filters.as_ref())?;
-    let threads = start(options, &workers, &guests, &intakes, filters.as_ref())?;
+    let made = make_workers(options, &workers, &guests, &intakes, resumed)?;
+    let threads = start(options, made, filters.as_ref())?;
     let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
     let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
         filters.confine()?;
-    }
-    for (guest, connected) in resumed {
-        guests.serve(&guest, connected);
     }
     tracing::info!(guests = guests.all().len(), workers = workers.len(), "ready");
     tell(manager.as_deref(), "READY=1");
@@ -396,21 +394,35 @@ fn confine(options: &Options) -> Result<Option<(Remover, Filters)>, DaemonError>
     Ok(Some((remover, Filters::new()?)))
 }
 
-/// Starts the workers. All of them are ready when this returns.
-fn start(
+/// Makes the workers, which go on with the guests whose VMMs are connected. No worker runs before all guests are there.
+fn make_workers(
     options: &Options,
     workers: &Arc<[WorkerHandle]>,
     guests: &Arc<Guests>,
     intakes: &[Arc<Intake>],
+    resumed: Vec<Resumed>,
+) -> Result<Vec<Worker>, DaemonError> {
+    let poll = Duration::from_micros(options.poll_us.into());
+    let make = |index| Worker::new(workers.clone(), index, guests.clone(), intakes, poll);
+    let mut made: Vec<Worker> =
+        (0..workers.len()).map(make).collect::<Result<_, _>>().map_err(Error::from)?;
+    for (guest, connected) in resumed {
+        if let Some(worker) = made.iter_mut().min_by_key(|worker| worker.guests()) {
+            worker.resume(&guest, connected);
+        }
+    }
+    Ok(made)
+}
+
+/// Starts the workers. All of them are ready when this returns.
+fn start(
+    options: &Options,
+    workers: Vec<Worker>,
     filters: Option<&Filters>,
 ) -> Result<Vec<JoinHandle<()>>, DaemonError> {
-    let poll = Duration::from_micros(options.poll_us.into());
     let mut threads = Vec::with_capacity(workers.len());
-    for index in 0..workers.len() {
+    for (index, worker) in workers.into_iter().enumerate() {
         let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
-        let (workers, guests) = (workers.clone(), guests.clone());
-        let worker = Worker::new(workers, index, guests, intakes, poll);
-        let worker = worker.map_err(Error::from)?;
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));
         let filters = filters.cloned();

@@ -281,17 +281,12 @@ impl Guests {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };
-        self.serve(guest, Connected { stream, state: None });
-        Ok(())
-    }
-
-    /// Gives a guest, whose VMM is connected, to the worker that has the fewest guests.
-    pub fn serve(&self, guest: &Guest, connected: Connected) {
         let least = self.workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
         if let Some((worker, handle)) = least {
             guest.link.set_worker(Some(worker));
-            handle.serve(guest.index, connected);
+            handle.serve(guest.index, Connected { stream, state: None });
         }
+        Ok(())
     }
 
     /// Has the main thread look at the guests. Any thread may call this.

@@ -101,6 +101,18 @@ impl Worker {
         })
     }
 
+    /// Goes on to serve a guest that another process has served, before the worker runs.
+    pub fn resume(&mut self, guest: &Arc<Guest>, connected: Connected) {
+        guest.link.set_worker(Some(self.index));
+        self.handle().claim();
+        self.adopt(guest, connected);
+    }
+
+    /// Returns how many guests the worker serves.
+    pub fn guests(&self) -> usize {
+        self.handle().guests()
+    }
+
     fn handle(&self) -> &WorkerHandle {
         &self.workers[self.index]
     }

@@ -73,9 +73,14 @@ impl WorkerHandle {
         self.waker.wake();
     }
 
+    /// Counts a guest that the worker is about to serve.
+    pub fn claim(&self) {
+        self.guests.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Makes the worker serve a guest, whose link names the worker already.
     pub fn serve(&self, guest: u32, connected: Connected) {
-        self.guests.fetch_add(1, Ordering::Relaxed);
+        self.claim();
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         arrivals.push(Arrival { guest, connected });
         drop(arrivals);
@@ -113,7 +118,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Counts a guest that the worker serves no longer.
+    /// Counts a guest that the worker does not serve any more.
     pub fn release(&self) {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }

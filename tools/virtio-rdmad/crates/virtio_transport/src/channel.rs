@@ -92,21 +92,34 @@ impl Channel {
         length: impl Fn(&[u8]) -> Result<Option<usize>, Error>,
     ) -> Result<Option<Message>, Error> {
         loop {
-            let unread = &self.buffer[self.start..self.end];
-            if let Some(length) = length(unread)? {
-                // The rest of a message must fit behind its beginning.
-                if length > self.buffer.len() / 2 {
-                    return Err(Error::Length(length));
-                }
-                if let Some(bytes) = unread.get(..length) {
-                    let bytes = bytes.to_vec();
-                    return Ok(Some(self.take(bytes)));
-                }
+            if let Some(message) = self.received(&length)? {
+                return Ok(Some(message));
             }
             if !self.fill()? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Returns the next message of those that were read from the socket, as [`Self::receive`].
+    pub(crate) fn received(
+        &mut self,
+        length: impl Fn(&[u8]) -> Result<Option<usize>, Error>,
+    ) -> Result<Option<Message>, Error> {
+        let unread = &self.buffer[self.start..self.end];
+        let Some(length) = length(unread)? else { return Ok(None) };
+        // The rest of a message must fit behind its beginning.
+        if length > self.buffer.len() / 2 {
+            return Err(Error::Length(length));
+        }
+        let Some(bytes) = unread.get(..length) else { return Ok(None) };
+        let bytes = bytes.to_vec();
+        Ok(Some(self.take(bytes)))
+    }
+
+    /// Returns whether a message was read in part.
+    pub(crate) fn is_within_message(&self) -> bool {
+        self.start != self.end
     }
 
     /// Sends a whole message. Never waits: a VMM has one message under way, or a few, and reads

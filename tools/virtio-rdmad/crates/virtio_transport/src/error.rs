@@ -16,6 +16,9 @@ pub enum Error {
     /// The VMM sends messages and does not read the replies.
     #[error("the VMM does not read the replies")]
     Stuck,
+    /// A part of a message is there when the process is to end.
+    #[error("the VMM has sent a part of a message")]
+    Partial,
     /// The socket failed.
     #[error("socket: {0}")]
     Os(#[from] Errno),

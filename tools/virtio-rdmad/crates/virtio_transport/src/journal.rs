@@ -53,6 +53,12 @@ pub enum ResumeError {
     /// Memory of the guest cannot be mapped.
     #[error("the connection's state: {0}")]
     Memory(#[from] memory::MapError),
+    /// The driver was offered another device than there is now.
+    #[error("the connection's state is that of another device")]
+    Device,
+    /// The device cannot tell its driver that it has failed.
+    #[error("the device cannot tell its driver that it has failed: {0}")]
+    Fail(String),
     /// The device behind the connection cannot be served.
     #[error(transparent)]
     Transport(#[from] crate::Error),

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use memory::{GuestMemory, Policy};
 
 use crate::channel::{Channel, Message};
-use crate::journal::{Change, Journal, State};
-use crate::{Backend, Error};
+use crate::journal::{Change, Journal, ResumeError, State};
+use crate::{Backend, Error, QueueSetup};
 
 /// Bounds of what a server takes from a VMM.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +41,13 @@ pub trait Protocol: Send {
     /// Asks the driver for a reset, as far as the protocol can, because the device cannot go on.
     fn needs_reset(&mut self);
 
+    /// Returns the queues that run, as [`Backend::start`] takes them.
+    fn queues(&self) -> Vec<QueueSetup>;
+
     /// Has a device fail that another process served, and whose state ended with that process: asks the driver for a
-    /// reset, by the device itself where the protocol has no way to do that.
-    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String>;
+    /// reset, by the device itself where the protocol has no way to do that. It is an error if the driver was offered
+    /// another device.
+    fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError>;
 
     /// Returns how the state differs from what it was at the last call.
     fn take_change(&mut self) -> Change;
@@ -92,9 +96,14 @@ impl<P: Protocol + ?Sized> Server<P> {
     }
 
     /// Has a device fail that another process served, and whose state ended with that process. The driver is told
-    /// that it must reset the device. The text of an error says why it is not.
-    pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), String> {
+    /// that it must reset the device.
+    pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         self.protocol.fail(backend)
+    }
+
+    /// Returns the queues that run, as [`Backend::start`] takes them.
+    pub fn queues(&self) -> Vec<QueueSetup> {
+        self.protocol.queues()
     }
 
     /// Has a journal keep what the VMM has said and will say.
@@ -113,6 +122,27 @@ impl<P: Protocol + ?Sized> Server<P> {
         if change != Change::No {
             journal.keep(&self.protocol.state(), change);
         }
+    }
+
+    /// Returns what the VMM has said so far, for a successor, once nothing is left to do that this process has read.
+    /// `None`: the backend is not settled; call again when it is.
+    ///
+    /// It is an error if the VMM has sent the beginning of a message: the successor could not tell what follows.
+    pub fn leave(&mut self, backend: &mut dyn Backend) -> Result<Option<State>, Error> {
+        while backend.is_settled() {
+            if let Some(reply) = self.protocol.take_reply()? {
+                self.channel.send(&reply)?;
+            }
+            let length = |bytes: &[u8]| self.protocol.message_length(bytes);
+            let Some(message) = self.channel.received(length)? else {
+                if self.channel.is_within_message() {
+                    return Err(Error::Partial);
+                }
+                return Ok(Some(self.protocol.state()));
+            };
+            self.protocol.handle(message, backend)?;
+        }
+        Ok(None)
     }
 
     /// Handles what the VMM sent. Never waits, and handles a bounded number of messages.
