@@ -7,12 +7,14 @@ use std::io::{IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use memory::GuestMemory;
+use memory::{GuestMemory, Policy};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vfio_user::{Fault, ProtocolError, VfioUser};
-use virtio_transport::{Backend, Error, QueueSetup, Server};
+use virtio_transport::{
+    Backend, Change, Error, Journal, Protocol, QueueSetup, ResumeError, Server, State,
+};
 
 const QUEUES: u16 = 4;
 const EPERM: u32 = 1;
@@ -167,6 +169,14 @@ impl Client {
         let mut payload = 20u32.to_le_bytes().to_vec();
         payload.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self.ask(8, &payload, fds).map(drop)
+    }
+
+    /// Goes on in another process, with what the client has said.
+    fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
+        let socket = self.server.as_fd().try_clone_to_owned().unwrap();
+        self.server = vfio_user::resume(socket.into(), 42, Policy::default(), state)?;
+        self.device = Device::default();
+        Ok(())
     }
 
     /// Maps memory and does what a driver does up to DRIVER_OK, with queue 2 enabled on vector 3.
@@ -480,4 +490,112 @@ fn a_connection_without_its_version_ends() {
         panic!("the connection goes on");
     };
     assert!(matches!(error.downcast_ref(), Some(ProtocolError::NoVersion)));
+}
+
+#[test]
+fn a_successor_goes_on() {
+    let mut client = Client::new();
+    let fds: Vec<OwnedFd> = (0..5).map(|_| new_eventfd()).collect();
+    for (vector, fd) in fds.iter().enumerate().filter(|(vector, _)| *vector != 2) {
+        client.set_irqs([0x24, 2, vector as u32, 1], &[fd.as_fd()]).unwrap();
+    }
+    client.write(0, 16, &[1, 0]).unwrap();
+    client.write(7, 4, &[6, 0]).unwrap();
+    client.map(0x40_0000, 0x1000).unwrap();
+    client.ask(2, &dma_map(0x80_0000, 0x1000), &[]).unwrap();
+    client.drive();
+    let before = [(7, 0, 256), (0, 0, 56), (0, 0x2000, 256)]
+        .map(|(region, at, len)| client.read(region, at, len).unwrap());
+    let memory: Vec<_> = client.server.memory().ranges().collect();
+
+    client.succeed(client.server.protocol().state()).unwrap();
+    let queues = client.server.queues();
+    let [QueueSetup { index: 2, layout, kick: None, signal, .. }] = queues.as_slice() else {
+        panic!("only queue 2 runs");
+    };
+    assert_eq!((layout.size, layout.desc, layout.used), (128, 0x1000, 0x3000));
+    signal.signal();
+    assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), [0, 0, 0, 1, 0]);
+    assert_eq!(client.server.memory().ranges().collect::<Vec<_>>(), memory);
+    let after = [(7, 0, 256), (0, 0, 56), (0, 0x2000, 256)]
+        .map(|(region, at, len)| client.read(region, at, len).unwrap());
+    assert_eq!(before, after);
+    client.write(0, 0x3008, &[2, 0]).unwrap();
+    assert_eq!(client.device.kicks, [2]);
+
+    client.server.fail(&mut client.device).unwrap();
+    assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), [0, 1, 0, 0, 0], "the vector of changes");
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0x4f], "DEVICE_NEEDS_RESET");
+    client.write(0, 20, &[0]).unwrap();
+    assert_eq!(client.device.resets, 1);
+    client.ask(3, &dma_unmap(0x80_0000, 0x1000), &[]).unwrap();
+    client.ask(3, &dma_unmap(0x40_0000, 0x1000), &[]).unwrap();
+    client.set_up();
+    assert!(client.device.started.is_some());
+    assert_eq!(client.read(0, 20, 1).unwrap(), [0xf]);
+}
+
+/// Whatever the state is, it is refused or makes a connection.
+#[test]
+fn a_state_that_was_altered_does_no_harm() {
+    let mut client = Client::new();
+    let fds: Vec<OwnedFd> = (0..3).map(|_| new_eventfd()).collect();
+    for (vector, fd) in fds.iter().enumerate() {
+        client.set_irqs([0x24, 2, vector as u32, 1], &[fd.as_fd()]).unwrap();
+    }
+    client.drive();
+    let State { bytes, descriptors } = client.server.protocol().state();
+    let mut try_with = |bytes: Vec<u8>, count: usize| {
+        let descriptors = descriptors[..count].to_vec();
+        client.succeed(State { bytes, descriptors })?;
+        client.server.queues();
+        client.server.fail(&mut client.device)
+    };
+    for count in 0..descriptors.len() {
+        assert!(matches!(
+            try_with(bytes.clone(), count),
+            Err(ResumeError::Descriptors { named: 4, there }) if there == count
+        ));
+    }
+    for at in 0..bytes.len() {
+        assert!(try_with(bytes[..at].to_vec(), descriptors.len()).is_err(), "{at} bytes");
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut altered = bytes.clone();
+            altered[at] = value;
+            let _ = try_with(altered, descriptors.len());
+        }
+    }
+    try_with(bytes.clone(), descriptors.len()).unwrap();
+}
+
+/// Counts what it keeps.
+struct Counting(std::sync::Arc<std::sync::Mutex<Vec<Change>>>);
+
+impl Journal for Counting {
+    fn keep(&mut self, _state: &State, change: Change) {
+        self.0.lock().unwrap().push(change);
+    }
+}
+
+#[test]
+fn a_journal_keeps_what_changes() {
+    let mut client = Client::new();
+    let kept = std::sync::Arc::default();
+    client.server.keep_in(Box::new(Counting(std::sync::Arc::clone(&kept))));
+    let changes = || std::mem::take(&mut *kept.lock().unwrap());
+    assert_eq!(changes(), [Change::Descriptors], "what was said before");
+    client.map(0, 0x10_0000).unwrap();
+    assert_eq!(changes(), [Change::Descriptors]);
+    client.set_up();
+    assert_eq!(changes(), [Change::Bytes; 13]);
+    client.read(0, 20, 1).unwrap();
+    client.write(0, 0x3008, &[2, 0]).unwrap();
+    assert_eq!(changes(), [], "kicks and reads change nothing");
+    client.set_irqs([0x24, 2, 0, 1], &[new_eventfd().as_fd()]).unwrap();
+    assert_eq!(changes(), [Change::Descriptors]);
+    for _ in 0..64 {
+        client.send(10, 0x10, &access(0, 22, 2, &[2, 0]), &[]);
+    }
+    client.read(0, 22, 2).unwrap();
+    assert_eq!(changes(), [Change::Bytes], "many posted writes change the state once");
 }

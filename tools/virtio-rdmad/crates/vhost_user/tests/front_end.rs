@@ -5,11 +5,11 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use memory::GuestMemory;
+use memory::{GuestMemory, Policy};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost_user::{BadFlags, Fault, Unanswerable, VhostUser};
-use virtio_transport::{Backend, Error, QueueSetup, Server};
+use virtio_transport::{Backend, Error, Protocol, QueueSetup, ResumeError, Server, State};
 
 const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 0x4_0000;
@@ -24,6 +24,8 @@ struct Device {
     resets: usize,
     /// The memory that the device last got.
     memory: Option<GuestMemory>,
+    /// The queues of a device that has failed, and where they go on.
+    failed: Vec<(u16, u16)>,
     /// Whether changes of memory and resets take until the test says otherwise.
     is_slow: bool,
     /// Whether one of them is under way.
@@ -66,6 +68,10 @@ impl Backend for Device {
     fn is_settled(&self) -> bool {
         !self.is_busy
     }
+    fn fail(&mut self, _memory: &GuestMemory, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.failed = queues.iter().map(|queue| (queue.index, queue.base)).collect();
+        Ok(())
+    }
 }
 
 struct FrontEnd {
@@ -97,6 +103,14 @@ impl FrontEnd {
         let memory = this.memory.try_clone().unwrap();
         assert_eq!(this.ack(5, &table, &[memory.as_fd()]), 0);
         this
+    }
+
+    /// Goes on in another process, with what the front end has said.
+    fn succeed(&mut self, state: State) -> Result<(), ResumeError> {
+        let socket = self.server.as_fd().try_clone_to_owned().unwrap();
+        self.server = vhost_user::resume(socket.into(), Policy::default(), state)?;
+        self.device = Device::default();
+        Ok(())
     }
 
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -529,4 +543,67 @@ fn answers_that_nobody_reads_end_it() {
         front.process().err()
     });
     assert!(matches!(ended, Some(Error::Stuck)));
+}
+
+#[test]
+fn a_successor_goes_on() {
+    let mut front = FrontEnd::negotiated();
+    let (kick, call) = (event(), event());
+    front.set_up(1, &kick, &call);
+    assert_eq!(front.ack(18, &state(1, 1), &[]), 0);
+    front.set_up(2, &event(), &event());
+    rustix::io::pwrite(&front.memory, &7_u16.to_le_bytes(), 0x2000 + 2).unwrap();
+
+    front.succeed(front.server.protocol().state()).unwrap();
+    let queues = front.server.queues();
+    let [QueueSetup { index: 1, layout, base: 0, kick: Some(same), signal }] = queues.as_slice()
+    else {
+        panic!("only queue 1 runs");
+    };
+    assert_eq!((layout.size, layout.desc, layout.used), (256, GUEST, GUEST + 0x2000));
+    rustix::io::write(&kick, &5_u64.to_ne_bytes()).unwrap();
+    let mut value = [0; 8];
+    assert_eq!(rustix::io::read(same, &mut value), Ok(8));
+    assert_eq!(u64::from_ne_bytes(value), 5);
+    signal.signal();
+    assert_eq!(rustix::io::read(&call, &mut value), Ok(8));
+
+    front.server.fail(&mut front.device).unwrap();
+    assert_eq!(front.device.failed, [(1, 7)], "where the used ring ends");
+    assert_eq!(front.u64(40) & 0x40, 0x40, "DEVICE_NEEDS_RESET");
+    front.refused(9, &addr(1, USER), &[], Fault::QueueRunning);
+    let base = front.ask(11, &state(1, 0), &[], 0);
+    assert_eq!((base, front.device.resets), (Some(state(1, 7)), 1));
+    assert_eq!(front.ack(18, &state(2, 1), &[]), 0);
+    assert_eq!(front.device.started.len(), 1, "queue 2 had all but that");
+}
+
+/// Whatever the state is, it is refused or makes a connection.
+#[test]
+fn a_state_that_was_altered_does_no_harm() {
+    let mut front = FrontEnd::negotiated();
+    front.set_up(1, &event(), &event());
+    assert_eq!(front.ack(18, &state(1, 1), &[]), 0);
+    let State { bytes, descriptors } = front.server.protocol().state();
+    let mut try_with = |bytes: Vec<u8>, count: usize| {
+        let descriptors = descriptors[..count].to_vec();
+        front.succeed(State { bytes, descriptors })?;
+        front.server.queues();
+        front.server.fail(&mut front.device)
+    };
+    for count in 0..descriptors.len() {
+        assert!(matches!(
+            try_with(bytes.clone(), count),
+            Err(ResumeError::Descriptors { named: 3, there }) if there == count
+        ));
+    }
+    for at in 0..bytes.len() {
+        assert!(try_with(bytes[..at].to_vec(), descriptors.len()).is_err(), "{at} bytes");
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut altered = bytes.clone();
+            altered[at] = value;
+            let _ = try_with(altered, descriptors.len());
+        }
+    }
+    try_with(bytes.clone(), descriptors.len()).unwrap();
 }
