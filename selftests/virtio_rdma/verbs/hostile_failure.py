@@ -31,7 +31,7 @@ def asks_for_a_reset(_rng):
     with lost_pair() as pair:
         region = pair.a.memory(64)
         pair.a.post_recv([sge(region)], wr_id=5)
-        order(needs_reset=True)
+        order(needs_reset=1)
         if RINGS:
             closed(pair.a, region)
         else:

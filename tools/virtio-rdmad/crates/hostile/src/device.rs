@@ -88,6 +88,8 @@ pub struct Hostile {
     kicks: Vec<Arc<OwnedFd>>,
     rules: Vec<Rule>,
     hits: u64,
+    /// How many times the device is still to ask for a reset.
+    resets: u64,
     needs_reset: bool,
 }
 
@@ -124,6 +126,7 @@ impl Hostile {
             kicks: Vec::new(),
             rules: Vec::new(),
             hits: 0,
+            resets: 0,
             needs_reset: false,
         })
     }
@@ -142,6 +145,14 @@ impl Hostile {
     /// Returns once whether the transport is to ask for a reset.
     pub fn take_needs_reset(&mut self) -> bool {
         std::mem::take(&mut self.needs_reset)
+    }
+
+    /// Has the transport ask for a reset, as long as that was ordered.
+    fn ask_for_reset(&mut self) {
+        if self.resets > 0 {
+            self.resets -= 1;
+            self.needs_reset = true;
+        }
     }
 
     /// Does what an order says.
@@ -176,8 +187,12 @@ impl Hostile {
                     *place = byte;
                 }
             }
-            Order::NeedsReset => self.needs_reset = true,
+            Order::NeedsReset(times) => {
+                self.resets = times;
+                self.ask_for_reset();
+            }
             Order::Honest => {
+                self.resets = 0;
                 self.rules.clear();
                 self.places.values_mut().for_each(|place| place.forgeries.clear());
                 self.rings.iter_mut().for_each(Rings::end_forgeries);
@@ -510,6 +525,7 @@ impl Backend for Hostile {
             let memory = self.with_shadow(memory)?;
             self.engine.start(&memory, []);
             self.memory = Some(memory);
+            self.ask_for_reset();
         }
         queues.into_iter().try_for_each(|queue| self.add_queue(queue))
     }

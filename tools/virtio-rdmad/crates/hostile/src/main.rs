@@ -182,12 +182,22 @@ impl Process {
     fn serve(&mut self) -> bool {
         let Some(server) = &mut self.server else { return false };
         match server.process(&mut self.device) {
-            Ok(more) => more,
+            Ok(more) => {
+                self.ask_for_reset();
+                more
+            }
             Err(error) => {
                 tracing::info!(%error, "disconnected");
                 self.disconnect();
                 false
             }
+        }
+    }
+
+    /// Asks the driver for a reset, if the device is to.
+    fn ask_for_reset(&mut self) {
+        if let (Some(server), true) = (&mut self.server, self.device.take_needs_reset()) {
+            server.needs_reset();
         }
     }
 
@@ -204,9 +214,7 @@ impl Process {
             }
             Err(error) => serde_json::json!({ "error": error }),
         };
-        if let (true, Some(server)) = (self.device.take_needs_reset(), &mut self.server) {
-            server.needs_reset();
-        }
+        self.ask_for_reset();
         Ok(writeln!(stream, "{answer}")?)
     }
 }

@@ -8,7 +8,7 @@
 //! | `{"interrupt": QUEUE, "times": N}` | interrupts without a cause |
 //! | `{"config": "ones"}`, `"zeros"`, `"honest"`, `[OFFSET, HEX]` | changes the configuration space |
 //! | `{"poke": "qp", "cq" or "srq", "at": OFFSET, "bytes": HEX}` | writes into the heads of all rings of that kind |
-//! | `{"needs_reset": true}` | sets DEVICE_NEEDS_RESET |
+//! | `{"needs_reset": N}` | sets DEVICE_NEEDS_RESET now, and each time that the driver starts the device, N times in all |
 //! | `{"honest": true}` | ends all of this; what has happened stays |
 //!
 //! QUEUE is "control", "cq", "sq", "rq", "event", "comp" (completion events) or "doorbell" and means all
@@ -102,8 +102,8 @@ pub enum Order {
     Poke(Object, u64, Vec<u8>),
     /// Changes the configuration space from now on.
     Config(Config),
-    /// Asks the driver for a reset at once.
-    NeedsReset,
+    /// Asks the driver for a reset at once, and whenever it starts the device, this many times in all.
+    NeedsReset(u64),
     /// Ends all rules and forgeries.
     Honest,
 }
@@ -139,8 +139,8 @@ impl Order {
         if let Some(what) = value.get("config") {
             return config(what).map(Self::Config);
         }
-        if value.get("needs_reset").is_some() {
-            return Ok(Self::NeedsReset);
+        if let Some(times) = number(&value, "needs_reset")? {
+            return Ok(Self::NeedsReset(times));
         }
         if value.get("honest").is_some() {
             return Ok(Self::Honest);
