@@ -20,8 +20,9 @@
 //!   objects, a file each: [`pd`], [`ah`], [`mr`], [`mw`], [`cq`], [`srq`], [`xrcd`],
 //!   [`qp`], [`ucontext`];
 //! - what brings interrupts and events to the objects ([`interrupt`]), the port
-//!   ([`port`], [`pma`]), the table of verbs ([`device`]), and the life of the device
-//!   between probe, sleep and removal ([`pm`]).
+//!   ([`port`], [`pma`]), the table of verbs ([`device`]), how a device is taken into
+//!   service ([`startup`]), and the life of the device between probe, sleep and
+//!   removal ([`pm`]).
 
 // Nothing in a module is public, and its documentation is that of private items.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -32,8 +33,7 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc, //
-    },
-    types::ScopeGuard, //
+    }, //
 };
 
 mod ah;
@@ -63,6 +63,7 @@ mod qp;
 mod region;
 mod ring;
 mod srq;
+mod startup;
 mod stats;
 mod sync;
 mod ucontext;
@@ -84,12 +85,11 @@ compile_error!(
     "virtio_rdma needs a kernel without CONFIG_CFI: its callbacks have enums as integers"
 );
 
-use config::{
-    Config,
-    Role, //
-};
-use hca::Hca;
 use pm::Service;
+use startup::{
+    start,
+    Core, //
+};
 
 kernel::module_driver!(<T>, virtio::Adapter<T>, {
     type: VirtioRdma,
@@ -120,61 +120,6 @@ struct Data {
     service: Arc<Service>,
 }
 
-/// A virtio device in the hands of its driver.
-type Core<'a> = virtio::Device<kernel_device::Core<'a>>;
-
-/// Returns the names of the queues, and which of them interrupt.
-fn queue_specs(config: &Config) -> Result<KVec<virtio::QueueSpec>> {
-    let mut specs = KVec::new();
-    for index in 0..config.queues() {
-        let (name, interrupt) = match config.role(index as u32) {
-            Role::Control => (c"control", true),
-            Role::Completions(_) => (c"cq", true),
-            Role::Sends => (c"sq", false),
-            Role::Receives => (c"rq", false),
-            Role::CompletionEvents(_) => (c"completions", true),
-            Role::Doorbells => (c"doorbell", true),
-            Role::Events => (c"event", true),
-        };
-        specs.push(virtio::QueueSpec { name, interrupt }, GFP_KERNEL)?;
-    }
-    Ok(specs)
-}
-
-/// Takes a device into service: it has its queues, and is ready.
-fn start(dev: &Core<'_>) -> Result<(Arc<Hca>, dma::Device)> {
-    let transport: &kernel_device::Device = dev.as_ref();
-    let config = Config::read(dev)?;
-    let specs = queue_specs(&config)?;
-    let hca = Hca::new(ARef::from(transport), config)?;
-    let queues = dev.find_queues(&specs, hca.clone()).inspect_err(|error| {
-        dev_err!(
-            transport,
-            "cannot set up {} virtqueues: {:?}\n",
-            specs.len(),
-            error
-        );
-    })?;
-    // The device has queues now, and must be reset before they are deleted.
-    let stop = ScopeGuard::new(|| {
-        interrupt::detach(&hca, &dev.reset());
-    });
-    let dma = dev
-        .dma_device(queues.first().ok_or(EINVAL)?)
-        .inspect_err(|error| {
-            dev_err!(
-                transport,
-                "no device to do DMA, or an IOMMU without VIRTIO_F_ACCESS_PLATFORM: {:?}\n",
-                error
-            );
-        })?;
-    hca.attach(queues, dma.clone())?;
-    dev.ready();
-    interrupt::start_events(&hca);
-    stop.dismiss();
-    Ok((hca, dma))
-}
-
 /// Takes a device into service, and registers its RDMA device.
 fn bind(dev: &Core<'_>) -> Result<Data> {
     let transport: &kernel_device::Device = dev.as_ref();
@@ -191,21 +136,7 @@ impl virtio::Driver for VirtioRdma {
     const FEATURES: &'static [c_uint] = config::FEATURES;
 
     fn validate(dev: &Core<'_>) -> Result {
-        if !dev.has_feature(bindings::VIRTIO_F_VERSION_1) {
-            dev_err!(dev.as_ref(), "the device lacks VIRTIO_F_VERSION_1\n");
-            return Err(ENODEV);
-        }
-        // Chains have one or two descriptors, and are added where nothing can be allocated.
-        dev.clear_feature(bindings::VIRTIO_RING_F_INDIRECT_DESC);
-        // Rings are accessed with the barriers between processors. A device behind a bus needs others, which only
-        // virtqueues have.
-        if dev.has_feature(bindings::VIRTIO_F_ORDER_PLATFORM) {
-            dev.clear_feature(bindings::VIRTIO_RDMA_F_RINGS);
-        }
-        // An armed CQ must signal the next completion even if earlier ones were not polled, and the
-        // event index would suppress that.
-        dev.clear_feature(bindings::VIRTIO_RING_F_EVENT_IDX);
-        Ok(())
+        startup::validate(dev)
     }
 
     fn probe(dev: &Core<'_>) -> impl PinInit<Data, Error> {
