@@ -32,6 +32,8 @@ void virtio_rdma_reinit_completion(struct completion *completion);
 
 bool virtio_rdma_has_feature(const struct virtio_device *vdev,
 			     unsigned int fbit);
+u64 virtio_rdma_offered_features(struct virtio_device *vdev);
+void virtio_rdma_set_feature(struct virtio_device *vdev, unsigned int fbit);
 void virtio_rdma_clear_feature(struct virtio_device *vdev, unsigned int fbit);
 int virtio_rdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 			 struct virtqueue *vqs[], struct virtqueue_info info[]);
@@ -41,6 +43,8 @@ void virtio_rdma_no_queues(struct virtio_device *vdev);
 void virtio_rdma_wait_no_queues(struct virtio_device *vdev);
 void virtio_rdma_device_ready(struct virtio_device *vdev);
 u8 virtio_rdma_get_status(struct virtio_device *vdev);
+bool virtio_rdma_device_trylock(struct device *dev);
+void virtio_rdma_device_unlock(struct device *dev);
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu);
 bool virtio_rdma_iommu_mapped(struct device *dev);
 

@@ -109,6 +109,20 @@ bool virtio_rdma_has_feature(const struct virtio_device *vdev,
 	return virtio_has_feature(vdev, fbit);
 }
 
+/* Returns the feature bits below 64 that the device offers. */
+u64 virtio_rdma_offered_features(struct virtio_device *vdev)
+{
+	u64 features[VIRTIO_FEATURES_U64S];
+
+	virtio_get_features(vdev, features);
+	return features[0];
+}
+
+void virtio_rdma_set_feature(struct virtio_device *vdev, unsigned int fbit)
+{
+	__virtio_set_bit(vdev, fbit);
+}
+
 void virtio_rdma_clear_feature(struct virtio_device *vdev, unsigned int fbit)
 {
 	__virtio_clear_bit(vdev, fbit);
@@ -152,6 +166,16 @@ void virtio_rdma_device_ready(struct virtio_device *vdev)
 u8 virtio_rdma_get_status(struct virtio_device *vdev)
 {
 	return vdev->config->get_status(vdev);
+}
+
+bool virtio_rdma_device_trylock(struct device *dev)
+{
+	return device_trylock(dev);
+}
+
+void virtio_rdma_device_unlock(struct device *dev)
+{
+	device_unlock(dev);
 }
 
 int virtio_rdma_set_affinity(struct virtqueue *vq, unsigned int cpu)

@@ -104,6 +104,12 @@ impl Place {
     }
 }
 
+/// Who is to take a device that has failed into service again.
+pub(crate) trait Recover: Send + Sync {
+    /// Called when the device has failed. May sleep, but must not wait for the device's work items.
+    fn recover(self: Arc<Self>);
+}
+
 /// Takes a virtqueue of an object back, with its index.
 pub(crate) type Park<'a> = dyn FnMut((u32, Queue)) + 'a;
 
@@ -146,6 +152,9 @@ pub(crate) struct Hca {
     quarantine: Quarantine,
     #[pin]
     lists: ListCache,
+    /// Who is told once that the device has failed.
+    #[pin]
+    recovery: IrqSpinLock<Option<Arc<dyn Recover>>>,
     /// PDs in which consumers in the kernel have had QPs.
     #[pin]
     consumers: Mutex<u32>,
@@ -225,6 +234,7 @@ impl Hca {
                 port_events <- new_irq_spinlock!(0, "virtio_rdma::port_events"),
                 quarantine <- Quarantine::new(),
                 lists <- lists,
+                recovery <- new_irq_spinlock!(None, "virtio_rdma::recovery"),
                 consumers <- new_mutex!(0),
                 unused <- Completion::new(),
                 wake <- new_work!("virtio_rdma::wake"),
@@ -525,6 +535,17 @@ impl Hca {
     fn end(self: &Arc<Self>) {
         self.control.fail();
         self.report_port(EventType::DeviceFatal);
+    }
+
+    /// Tells `recovery` once that the device has failed: when it fails, or soon if it has failed already. Any context.
+    pub(crate) fn on_failure(self: &Arc<Self>, recovery: Arc<dyn Recover>) {
+        *self.recovery.lock() = Some(recovery);
+        self.attend();
+    }
+
+    /// Takes who is to be told that the device has failed; `None` if that was done. Any context.
+    pub(crate) fn take_recovery(&self) -> Option<Arc<dyn Recover>> {
+        self.recovery.lock().take()
     }
 
     /// Counts a PD in which a consumer in the kernel creates a QP. May sleep.

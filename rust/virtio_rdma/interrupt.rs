@@ -181,7 +181,8 @@ impl WorkItem for Hca {
 
     /// Takes a device that asks for it (DEVICE_NEEDS_RESET) out of service, and reports what happened to the
     /// port. If the device has failed, ends the waiting for commands, and lets the consumers of armed CQs poll,
-    /// so that they find their work requests flushed, or a ring that is closed.
+    /// so that they find their work requests flushed, or a ring that is closed. Then the device may be taken into
+    /// service again.
     fn run(this: Arc<Self>) {
         if this.needs_reset() {
             this.fail("it asks for a reset");
@@ -203,6 +204,9 @@ impl WorkItem for Hca {
             });
             // A thread in `detach` has to look at the objects that were published since.
             this.wake_detach();
+            if let Some(recovery) = this.take_recovery() {
+                recovery.recover();
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The RDMA device of a bound virtio device, from probe to removal, and what
-//! becomes of it when the machine sleeps or is hibernated.
+//! becomes of it when the machine sleeps or is hibernated, and when the device
+//! fails.
 //!
 //! The virtio core resets a device that wakes up, so all objects of the RDMA
 //! device are lost, as they are with adapters of hardware: their drivers
@@ -13,8 +14,25 @@
 //!   that their rings are closed, commands fail. So nobody waits for it, either
 //!   before the machine sleeps or afterwards.
 //! * [`Service::renew`], with tasks still frozen, has a device that works.
-//! * [`Service::run`], when tasks run again, unregisters the old RDMA device and
-//!   registers a new one by the same name.
+//! * The work item [`REGISTER`], when tasks run again, unregisters the old RDMA
+//!   device and registers a new one by the same name.
+//!
+//! A device that has failed goes the same way, while tasks run: its work requests
+//! were flushed when it failed ([`Hca::fail`]), and the work item [`RECOVER`] resets
+//! it, agrees with it on the features of before, and renews it. It does so whatever
+//! the device did wrong: if it asks for a reset (DEVICE_NEEDS_RESET), a reset is what
+//! it wants; a device that did not reply, or that broke the rules, may have been
+//! stopped or replaced by its host, which nobody tells the driver. If that does not
+//! help, the next attempt is later ([`crate::backoff`]), and there is always a next
+//! one.
+//!
+//! [`RECOVER`] cannot meet others that reset the device or take it away:
+//!
+//! * Who unbinds the device holds its lock and waits for the work item, which
+//!   therefore only tries to get the lock.
+//! * The machine sleeps only once the work queue is frozen.
+//! * The machine halts or restarts under the lock, and the work item does nothing
+//!   from then on.
 //!
 //! Unregistering waits for tasks, for example those of a file system on a remote
 //! block device, so that it cannot happen while tasks are frozen. By then,
@@ -25,29 +43,42 @@
 #![deny(unsafe_code)]
 
 use crate::{
+    backoff::Backoff,
     dma,
-    hca::Hca,
-    ib,
-    interrupt,
-    net,
-    port,
+    hca::{
+        Hca,
+        Recover, //
+    },
+    ib, interrupt, kernel_release, net, port,
+    startup::{
+        start,
+        validate,
+        Core, //
+    },
     sync::{
         new_irq_spinlock,
         IrqSpinLock, //
     },
-    virtio::Reset, //
+    virtio::{
+        self,
+        Reset, //
+    },
 };
 use core::time::Duration;
 use kernel::{
     device, new_mutex, new_work,
     prelude::*,
+    str::CString,
     sync::{
         aref::ARef,
         Arc,
         Mutex, //
     },
+    time,
     workqueue::{
         self,
+        new_delayed_work,
+        DelayedWork,
         Work,
         WorkItem, //
     },
@@ -55,7 +86,10 @@ use kernel::{
 
 /// How long consumers in the kernel have to give up a device that was retired. They need milliseconds,
 /// except those that keep a PD until the device is unregistered.
-const RECOVERY: Duration = Duration::from_secs(5);
+const CONSUMERS: Duration = Duration::from_secs(5);
+
+/// How long a work item waits that did not get the lock of the device, in milliseconds.
+const LOCKED: time::Msecs = 100;
 
 /// An RDMA device that is registered, and paired with a network interface.
 struct Active {
@@ -109,10 +143,12 @@ impl Active {
     }
 }
 
-/// The parts that are replaced when the machine sleeps.
+/// The parts that are replaced when the device was reset.
 struct State {
     /// The RDMA device: that of the current device, or of the one before, which was retired.
     active: Option<Active>,
+    /// The name of the RDMA device before, while there is no [`State::active`].
+    name: Option<CString>,
     /// The device whose RDMA device is to be registered.
     renewed: Option<(Arc<Hca>, dma::Device)>,
 }
@@ -121,21 +157,42 @@ struct State {
 #[pin_data]
 pub(crate) struct Service {
     transport: ARef<device::Device>,
-    /// The device: another one whenever the machine has slept.
+    /// The device: another one whenever it was reset.
     #[pin]
     hca: IrqSpinLock<Arc<Hca>>,
     #[pin]
     state: Mutex<State>,
     #[pin]
-    work: Work<Service>,
+    recovery: IrqSpinLock<Recovery>,
+    #[pin]
+    register: Work<Service, REGISTER>,
+    #[pin]
+    recover: DelayedWork<Service, RECOVER>,
 }
+
+/// When a device that has failed is reset.
+struct Recovery {
+    backoff: Backoff,
+    /// The device is being unbound.
+    ended: bool,
+}
+
+/// The ID of the work item that registers the RDMA device of a device that was reset.
+const REGISTER: u64 = 0;
+
+/// The ID of the work item that takes a device that has failed into service again.
+const RECOVER: u64 = 1;
 
 #[allow(unsafe_code)]
 mod work {
     use super::Service;
 
     kernel::impl_has_work! {
-        impl HasWork<Self> for Service { self.work }
+        impl HasWork<Self, 0> for Service { self.register }
+    }
+
+    kernel::workqueue::impl_has_delayed_work! {
+        impl HasDelayedWork<Self, 1> for Service { self.recover }
     }
 }
 
@@ -151,19 +208,30 @@ impl Service {
         dma: &dma::Device,
     ) -> Result<Arc<Self>> {
         let active = Active::new(&transport, &hca, dma, None)?;
+        let watched = hca.clone();
         let state = State {
             active: Some(active),
+            name: None,
             renewed: None,
         };
-        Arc::pin_init(
+        let mut recovery = Recovery {
+            backoff: Backoff::new(),
+            ended: false,
+        };
+        recovery.backoff.works();
+        let this = Arc::pin_init(
             pin_init!(Self {
                 transport,
                 hca <- new_irq_spinlock!(hca, "virtio_rdma::Service::hca"),
                 state <- new_mutex!(state),
-                work <- new_work!("virtio_rdma::Service::work"),
+                recovery <- new_irq_spinlock!(recovery, "virtio_rdma::Service::recovery"),
+                register <- new_work!("virtio_rdma::Service::register"),
+                recover <- new_delayed_work!("virtio_rdma::Service::recover"),
             }),
             GFP_KERNEL,
-        )
+        )?;
+        watched.on_failure(this.clone());
+        Ok(this)
     }
 
     /// Looks at the status of the device, soon. Any context.
@@ -171,30 +239,87 @@ impl Service {
         self.hca.lock().attend();
     }
 
-    /// Takes the device out of service because the machine is about to sleep, resets it, and gives up its
-    /// queues. Its RDMA device stays, with all objects, but they do not work any more. Sleeps.
+    /// Takes the device out of service, resets it, and gives up its queues, because the machine is about to sleep
+    /// or the device has failed. Its RDMA device stays, with all objects, but they do not work any more. Sleeps.
     pub(crate) fn retire<'a>(&self, reset: impl FnOnce() -> Reset<'a>) {
         let hca = self.hca.lock().clone();
+        // Nobody has to be told of this failure.
+        drop(hca.take_recovery());
         hca.retire();
         interrupt::detach(&hca, &reset());
         // A device that was not registered yet is never registered.
         self.state.lock().renewed = None;
     }
 
-    /// Puts a device that is ready in the place of the one that was retired. Tasks use it when they are
-    /// thawed, shortly after. May sleep.
+    /// Puts a device that is ready in the place of the one that was retired. Tasks use it shortly after, when they
+    /// are thawed if the machine has slept. May sleep.
     pub(crate) fn renew(self: &Arc<Self>, hca: Arc<Hca>, dma: dma::Device) {
         let retired = core::mem::replace(&mut *self.hca.lock(), hca.clone());
         drop(retired);
-        self.state.lock().renewed = Some((hca, dma));
+        self.state.lock().renewed = Some((hca.clone(), dma));
+        // What the device said of itself before this went to the one that was retired.
+        hca.on_failure(self.clone());
         // If the work item is queued already, as it may be after a hibernation, it has not looked
         // yet.
-        let _ = workqueue::system_freezable().enqueue::<_, 0>(self.clone());
+        let _ = workqueue::system_freezable().enqueue::<_, REGISTER>(self.clone());
+    }
+
+    /// Takes the device into service again when tasks are thawed, unless [`Service::renew`] does it before. Any context.
+    pub(crate) fn recover_thawed(self: &Arc<Self>) {
+        self.recover_after(&self.recovery.lock(), 0);
+    }
+
+    /// Takes a device that has failed into service again after so many milliseconds, unless it is being unbound.
+    fn recover_after(self: &Arc<Self>, recovery: &Recovery, delay: time::Msecs) {
+        if !recovery.ended && recovers() {
+            // If the work item is queued already, it has not looked yet.
+            let _ = workqueue::system_freezable()
+                .enqueue_delayed::<_, RECOVER>(self.clone(), time::msecs_to_jiffies(delay));
+        }
+    }
+
+    /// Takes a device that has failed into service again, after a while if it was tried before. Any context.
+    fn recover_later(self: &Arc<Self>) {
+        let mut recovery = self.recovery.lock();
+        if recovery.ended || !recovers() {
+            return;
+        }
+        let seconds = recovery.backoff.attempt();
+        dev_warn!(
+            self.transport,
+            "resets the device that has failed in {} s\n",
+            seconds
+        );
+        self.recover_after(&recovery, seconds * 1000);
+    }
+
+    /// Resets the device and takes it into service again, if it has failed. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` for a device that is not there any more; the errors of [`start`] and
+    /// [`virtio::Device::negotiate`].
+    fn restart(self: &Arc<Self>, dev: &Core<'_>) -> Result {
+        let has_failed = self.hca.lock().is_broken();
+        if !has_failed || crate::sync::is_shutting_down() {
+            return Ok(());
+        }
+        // A reset waits until the status is 0.
+        if !dev.is_present() {
+            return Err(ENODEV);
+        }
+        self.retire(|| dev.reset());
+        dev.negotiate(validate)?;
+        let (hca, dma) = start(dev)?;
+        self.renew(hca, dma);
+        Ok(())
     }
 
     /// Ends the RDMA device with all objects, resets the device, and gives up its queues. Sleeps.
     pub(crate) fn end<'a>(self: &Arc<Self>, reset: impl FnOnce() -> Reset<'a>) {
-        crate::sync::cancel_work(self, |this| &this.work);
+        self.recovery.lock().ended = true;
+        crate::sync::cancel_delayed_work(self, |this| &this.recover);
+        crate::sync::cancel_work(self, |this| &this.register);
         let mut state = self.state.lock();
         let active = state.active.take();
         state.renewed = None;
@@ -204,30 +329,63 @@ impl Service {
         let _ibdev = active.map(Active::end);
         let hca = self.hca.lock().clone();
         interrupt::detach(&hca, &reset());
+        // The device and this own each other.
+        drop(hca.take_recovery());
     }
 }
 
-impl WorkItem for Service {
+/// Returns whether devices that have failed are taken into service again.
+fn recovers() -> bool {
+    let recover: u8 = kernel_release::parameter(crate::module_parameters::recover.value());
+    recover != 0
+}
+
+impl Recover for Service {
+    fn recover(self: Arc<Self>) {
+        self.recover_later();
+    }
+}
+
+impl WorkItem<REGISTER> for Service {
     type Pointer = Arc<Self>;
 
-    /// Unregisters the RDMA device from before the machine slept, and registers the new one.
+    /// Unregisters the RDMA device from before the reset, and registers the new one.
     fn run(this: Arc<Self>) {
         let mut state = this.state.lock();
         let Some((hca, dma)) = state.renewed.take() else {
             return;
         };
-        let name = state.active.take().and_then(|active| {
-            active.ibdev.wait_unused(RECOVERY);
-            let retired = active.end();
-            retired.name().ok()
-        });
-        match Active::new(&this.transport, &hca, &dma, name.as_deref()) {
-            Ok(active) => state.active = Some(active),
-            Err(error) => dev_err!(
-                this.transport,
-                "cannot register the RDMA device again: {:?}\n",
-                error
-            ),
+        if let Some(active) = state.active.take() {
+            active.ibdev.wait_unused(CONSUMERS);
+            state.name = active.end().name().ok();
+        }
+        match Active::new(&this.transport, &hca, &dma, state.name.as_deref()) {
+            Ok(active) => {
+                state.active = Some(active);
+                this.recovery.lock().backoff.works();
+                dev_info!(this.transport, "the device is in service again\n");
+            }
+            Err(error) => hca.fail(fmt!("it cannot be registered again: {error:?}")),
+        }
+    }
+}
+
+impl WorkItem<RECOVER> for Service {
+    type Pointer = Arc<Self>;
+
+    /// Resets the device, if it has failed, and takes it into service again.
+    fn run(this: Arc<Self>) {
+        match virtio::try_with_device(&this.transport, |dev| this.restart(dev)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                dev_err!(
+                    this.transport,
+                    "cannot take the device into service again: {:?}\n",
+                    error
+                );
+                this.recover_later();
+            }
+            None => this.recover_after(&this.recovery.lock(), LOCKED),
         }
     }
 }

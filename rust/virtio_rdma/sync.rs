@@ -15,6 +15,7 @@
 use crate::bindings;
 use core::time::Duration;
 use kernel::{
+    container_of,
     prelude::*,
     sync::{
         lock::{
@@ -26,6 +27,8 @@ use kernel::{
     },
     types::Opaque,
     workqueue::{
+        DelayedWork,
+        HasDelayedWork,
         HasWork,
         Work,
         WorkItem, //
@@ -163,6 +166,35 @@ where
         // enqueued. The item does not run any more, so nobody else gives that reference back.
         drop(unsafe { Arc::from_raw(Arc::as_ptr(item)) });
     }
+}
+
+/// Does for a delayed work item what [`cancel_work`] does. Sleeps.
+pub(crate) fn cancel_delayed_work<T, const ID: u64>(
+    item: &Arc<T>,
+    work: fn(&T) -> &DelayedWork<T, ID>,
+) where
+    T: WorkItem<ID, Pointer = Arc<T>> + HasDelayedWork<T, ID>,
+{
+    // SAFETY: The reference says that the work item is valid and initialised. It is the member `work` of a
+    // `struct delayed_work`.
+    let cancelled = unsafe {
+        let work = Work::raw_get(DelayedWork::raw_as_work(work(item)));
+        bindings::cancel_delayed_work_sync(container_of!(work, bindings::delayed_work, work))
+    };
+    if cancelled {
+        // SAFETY: As in `cancel_work`: the timer or the queue had the reference.
+        drop(unsafe { Arc::from_raw(Arc::as_ptr(item)) });
+    }
+}
+
+/// Returns whether the machine is about to halt, to restart or to start another kernel. Any context.
+///
+/// The state changes before devices are shut down, each under its lock: who has the lock of a device, and gets false
+/// here, is done before that device is shut down.
+pub(crate) fn is_shutting_down() -> bool {
+    // SAFETY: The variable is valid, and nobody has a reference to it.
+    let state = unsafe { (&raw const bindings::system_state).read_volatile() };
+    state > bindings::system_states_SYSTEM_RUNNING
 }
 
 /// Returns the number of CPUs that are online.

@@ -21,7 +21,7 @@ use core::{
     },
 };
 use kernel::{
-    device,
+    container_of, device,
     device_id::RawDeviceId,
     driver,
     error::{
@@ -264,6 +264,30 @@ impl<Ctx: device::DeviceContext> Device<Ctx> {
     }
 }
 
+/// Calls `f` with a virtio device as the callbacks of its driver get it, with the lock of the device. Returns `None`
+/// if somebody else has the lock, or if no driver is bound.
+///
+/// Nobody waits for the lock here: a driver that is unbound has it, and may wait for the thread that calls this.
+pub(crate) fn try_with_device<R>(
+    dev: &device::Device,
+    f: impl FnOnce(&Device<device::Core<'_>>) -> R,
+) -> Option<R> {
+    let raw = dma::device_as_raw(dev);
+    // SAFETY: The reference says that the device is valid.
+    if unsafe { !bindings::is_virtio_device(raw) || !bindings::virtio_rdma_device_trylock(raw) } {
+        return None;
+    }
+    // SAFETY: `trylock` was successful, so the lock is held here, and nobody binds or unbinds the device. It is a virtio
+    // device, whose `struct device` is the member `dev`.
+    unsafe {
+        let vdev = container_of!(raw, bindings::virtio_device, dev);
+        let is_bound = !(*raw).driver.is_null();
+        let result = is_bound.then(|| f(&*vdev.cast::<Device<device::Core<'_>>>()));
+        bindings::virtio_rdma_device_unlock(raw);
+        result
+    }
+}
+
 impl Device<device::Core<'_>> {
     /// Declines a feature of the transport. For [`Driver::validate`].
     pub(crate) fn clear_feature(&self, bit: c_uint) {
@@ -366,6 +390,56 @@ impl Device<device::Core<'_>> {
             )?;
         }
         Ok(queues)
+    }
+
+    /// Returns whether the device is there. One that is not, or whose VMM does not answer, reads as ones. May sleep.
+    pub(crate) fn is_present(&self) -> bool {
+        self.status() != u8::MAX.into()
+    }
+
+    /// Agrees with a device that was reset on the device-specific features of before, and on those of the transport
+    /// that `validate` leaves, as the virtio core does before [`Driver::probe`]. Waits until the last [`Queue`] of before
+    /// is gone. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device refuses the features; what `validate` or the transport says.
+    pub(crate) fn negotiate(&self, validate: impl FnOnce(&Self) -> Result) -> Result {
+        self.wait_no_queues();
+        self.add_status(bindings::VIRTIO_CONFIG_S_ACKNOWLEDGE);
+        self.add_status(bindings::VIRTIO_CONFIG_S_DRIVER);
+        // Transports keep features of their own among these, and take them out of the features that were agreed on.
+        // SAFETY: By the type invariant the device is valid.
+        let offered = unsafe { bindings::virtio_rdma_offered_features(self.as_raw()) };
+        for bit in bindings::VIRTIO_TRANSPORT_F_START..bindings::VIRTIO_TRANSPORT_F_END {
+            if offered & 1 << bit != 0 {
+                // SAFETY: By the type invariant the device is valid; it is out of service, so nobody else changes its
+                // features.
+                unsafe { bindings::virtio_rdma_set_feature(self.as_raw(), bit) };
+            }
+        }
+        validate(self)?;
+        // SAFETY: By the type invariant the device is valid, and each transport has `finalize_features`.
+        unsafe {
+            if let Some(finalize_features) = (*(*self.as_raw()).config).finalize_features {
+                to_result(finalize_features(self.as_raw()))?;
+            }
+        }
+        self.add_status(bindings::VIRTIO_CONFIG_S_FEATURES_OK);
+        if self.status() & bindings::VIRTIO_CONFIG_S_FEATURES_OK == 0 {
+            return Err(ENODEV);
+        }
+        Ok(())
+    }
+
+    fn add_status(&self, bits: c_uint) {
+        // SAFETY: By the type invariant the device is valid.
+        unsafe { bindings::virtio_add_status(self.as_raw(), bits) };
+    }
+
+    fn status(&self) -> u32 {
+        // SAFETY: By the type invariant the device is valid, and each transport has `get_status`.
+        unsafe { bindings::virtio_rdma_get_status(self.as_raw()) }.into()
     }
 
     /// Waits until the last [`Queue`] is gone. The last one deletes the queues, so the device must outlive

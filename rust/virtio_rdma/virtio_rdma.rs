@@ -21,8 +21,8 @@
 //!   [`qp`], [`ucontext`];
 //! - what brings interrupts and events to the objects ([`interrupt`]), the port
 //!   ([`port`], [`pma`]), the table of verbs ([`device`]), how a device is taken into
-//!   service ([`startup`]), and the life of the device between probe, sleep and
-//!   removal ([`pm`]).
+//!   service ([`startup`]), when one that failed is tried again ([`backoff`]), and the
+//!   life of the device between probe, failure, sleep and removal ([`pm`]).
 
 // Nothing in a module is public, and its documentation is that of private items.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -37,6 +37,7 @@ use kernel::{
 };
 
 mod ah;
+mod backoff;
 mod bindings;
 mod cmd;
 mod config;
@@ -102,6 +103,10 @@ kernel::module_driver!(<T>, virtio::Adapter<T>, {
             default: 60,
             description: "Seconds until a device that does not reply to a command has failed",
         },
+        recover: u8 {
+            default: 1,
+            description: "Whether a device that has failed is reset and taken into service again: 1, or 0",
+        },
     },
 });
 
@@ -150,6 +155,7 @@ impl virtio::Driver for VirtioRdma {
 
     fn freeze(dev: &Core<'_>, data: Pin<&Data>) -> Result {
         data.service.retire(|| dev.reset());
+        data.service.recover_thawed();
         Ok(())
     }
 

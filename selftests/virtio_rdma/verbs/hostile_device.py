@@ -109,11 +109,12 @@ def rebind():
     bind()
 
 
-def reload_module(*parameters):
-    """Unloads the module and loads it with these parameters."""
+def reload_module(*parameters, recover=False):
+    """Unloads the module and loads it with these parameters. Unless it is to recover devices, those that have failed stay
+    as they are."""
     honest()
     subprocess.run(["rmmod", "virtio_rdma"], check=True)
-    subprocess.run(["insmod", MODULE, *parameters], check=True)
+    subprocess.run(["insmod", MODULE, f"recover={int(recover)}", *parameters], check=True)
 
 
 def rdma_device():
