@@ -10,13 +10,18 @@ use kernel::time::{
     Monotonic, //
 };
 
-/// The longest delay, in seconds. A device that has worked for as long starts from the beginning.
+/// The longest delay, in seconds.
 const LONGEST: u32 = 60;
+
+/// A device that works for so many times the delay before, and for a second, starts from the beginning.
+const TIMES: u32 = 4;
 
 /// The delays between attempts to take a device into service again.
 pub(crate) struct Backoff {
     /// Attempts since the device has last worked for long.
     attempts: u32,
+    /// The last delay, in seconds.
+    delay: u32,
     /// Since when the device works.
     works: Option<Instant<Monotonic>>,
 }
@@ -26,6 +31,7 @@ impl Backoff {
     pub(crate) const fn new() -> Self {
         Self {
             attempts: 0,
+            delay: 0,
             works: None,
         }
     }
@@ -37,7 +43,7 @@ impl Backoff {
 
     /// Counts an attempt. Returns how many seconds it has to wait.
     pub(crate) fn attempt(&mut self) -> u32 {
-        let long = Delta::from_secs(LONGEST.into());
+        let long = Delta::from_secs((TIMES * self.delay).max(1).into());
         if self
             .works
             .take()
@@ -50,7 +56,8 @@ impl Backoff {
             attempts => 1 << (attempts - 1).min(LONGEST.ilog2() + 1),
         };
         self.attempts = self.attempts.saturating_add(1);
-        delay.min(LONGEST)
+        self.delay = delay.min(LONGEST);
+        self.delay
     }
 }
 

@@ -156,6 +156,11 @@ fn report(hca: &Arc<Hca>, event: &wire::Event) {
         Some(Target::Srq(kind)) => objects
             .srqs
             .with(handle, |srq| srq.report_expected(kind, srq)),
+        // Where the transport cannot ask for a reset, the device says by this event that it cannot go on.
+        Some(Target::Port(EventType::DeviceFatal)) => {
+            hca.fail("it says that it has failed");
+            Some(())
+        }
         Some(Target::Port(kind)) => {
             hca.report_port(kind);
             Some(())
