@@ -10,6 +10,7 @@ import pytest
 
 from virtio_rdma.common import BUILD
 from virtio_rdma.guests.late import Late
+from virtio_rdma.guests.supervised import Supervised
 from virtio_rdma.tests import networks
 
 # The bound on what the device's process notes by itself, in seconds.
@@ -89,3 +90,36 @@ class TestGuests:
         networks.agree(results, network, "a guest that was added: ")
         # Its socket goes with it, not with the process.
         assert network.operate("remove", "--drain", network.guests[1].name)[0] == 0
+
+
+def identity(guest):
+    """Returns the name of a guest's RDMA device, and its GIDs."""
+    return guest.check("cd /sys/class/infiniband && ls && grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "
+                       "*/node_guid */ports/1/gids/* 2>/dev/null")
+
+
+@pytest.mark.network("a device that is killed", guests=2, kind=Supervised)
+class TestCrash:
+    """The device's process is killed. Its guests lose what they had, and get their devices back by themselves."""
+
+    def test_recovers(self, network, results):
+        first, second = network.guests
+        before = [identity(guest) for guest in network.guests]
+        for round_ in range(10):
+            command = "ib_write_bw -d {} -x {} -D 600 -F"
+            server = first.start(command.format(*first.link))
+            first.check("until ss -ltn | grep -q :18515; do sleep 0.1; done", timeout=SOON)
+            client = second.start(f"{command.format(*second.link)} {first.address}")
+            wait_until(lambda: any(qp["type"] == "RC" and qp["state"] == "RTS"
+                                   for qp in network.device_status()[second.name]["qps"]))
+            network.crash()
+            for job in (server, client):
+                assert job.wait(networks.HANG_SECONDS) != 0, job.text
+            wait_until(lambda: all(guest["started"] and len(guest["gids"]) == 2
+                                   for guest in network.device_status().values()))
+            for guest, name in zip(network.guests, before):
+                wait_until(lambda guest=guest, name=name: identity(guest) == name)
+            networks.data_flows(results, network, f"after kill {round_ + 1}")
+
+    def test_objects(self, network, results):
+        networks.agree(results, network, "after kills: ")
