@@ -126,6 +126,37 @@ gid_index() { roce_gid '^0000:0000:0000:0000:0000:ffff:'; }
 
 gone() { [ ! -e "/sys/class/infiniband/$DEVICE" ]; }
 
+# gids: prints the GIDs of the port's table, without their indices.
+gids() { grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "$PORT"/gids/* 2>/dev/null | sort; }
+same_gids() { [ "$(gids)" = "$GIDS" ]; }
+
+# is_new: whether the RDMA device is another than that of the index $INDEX.
+index() { rdma dev show "$DEVICE" 2>/dev/null | sed -n 's/^\([0-9]*\):.*/\1/p'; }
+is_new() { NEW=$(index) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
+
+# before: notes the RDMA device that is there, for is_new and same_gids.
+before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; }
+
+# pci_function: prints the directory of the PCI function that the device is.
+pci_function()
+{
+	path=$(readlink -f "/sys/class/infiniband/$DEVICE/device/..")
+	[ -e "$path/vendor" ] && echo "$path"
+}
+
+# reset_beneath: resets that function beneath the driver, which notices when a command has no reply
+# (command_timeout).
+reset_beneath()
+{
+	function=$(pci_function) && [ -w "$function/reset" ] || return
+	# QEMU's port says nothing of its link, so the kernel reports an error although the reset was done.
+	echo 1 2>/dev/null >"$function/reset"
+	! ibv_devinfo -d "$DEVICE" >/dev/null 2>&1
+}
+
+# lose_device: does that, and waits until the driver has taken the device into service again.
+lose_device() { before && reset_beneath && wait_for is_new && wait_for same_gids; }
+
 # Bounds a program that does not notice that its device is gone.
 TRAFFIC_SECONDS=300
 

@@ -3,8 +3,9 @@
 #
 # Devices are frozen and thawed, as they are before and after the snapshot of a
 # hibernation (pm_test), idle and under programs: those end, also the ones that
-# poll, and the RDMA device is back by its name and with its GIDs. A suspend, of
-# a device that keeps its state, goes on where it was.
+# poll, and the RDMA device is back by its name and with its GIDs; also if the
+# driver is about to take a device that has failed into service again. A suspend,
+# of a device that keeps its state, goes on where it was.
 #
 # ADDRESS is that of an NVMe over Fabrics target in another machine, SWAP a disk
 # that the kernel resumes from: a file system on the former under load lives
@@ -65,16 +66,6 @@ hibernates()
 	swapoff "$SWAP" && return $result
 }
 
-# gids: prints the GIDs of the port's table, without their indices.
-gids() { grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "$PORT"/gids/* 2>/dev/null | sort; }
-same_gids() { [ "$(gids)" = "$GIDS" ]; }
-
-# is_new: whether the RDMA device is another than that of the index $INDEX.
-index() { rdma dev show "$DEVICE" 2>/dev/null | sed -n 's/^\([0-9]*\):.*/\1/p'; }
-is_new() { NEW=$(index) && [ -n "$NEW" ] && [ "$NEW" != "$INDEX" ]; }
-
-before() { GIDS=$(gids) && INDEX=$(index) && [ -n "$GIDS" ] && [ -n "$INDEX" ]; }
-
 # is_back: whether the device has its name and its GIDs, and moves data.
 is_back() { wait_for is_new && wait_for same_gids && usable; }
 
@@ -83,6 +74,9 @@ idle() { before && "$1" && is_back; }
 
 # again: freezes three times without a pause, so that the new RDMA device may not be there yet.
 again() { before && for round in 1 2 3; do freezes || return; done; is_back; }
+
+# while_it_recovers: freezes while the driver takes a device that has failed into service again.
+while_it_recovers() { before && reset_beneath && freezes && is_back; }
 
 # waiter_start: starts a program that waits for an event of a CQ.
 waiter_start()
@@ -203,7 +197,7 @@ forget_host || skip_all "a file system of the host stays"
 echo 1 >/sys/module/suspend/parameters/pm_test_delay 2>/dev/null
 
 ktap_print_header
-ktap_set_plan 9
+ktap_set_plan 10
 ktap_test_result "usable" usable
 ktap_test_result "freeze_idle" idle freezes
 ktap_test_result "freeze_under_programs" under_programs freezes
@@ -212,6 +206,11 @@ with_swap "hibernate_idle" idle hibernates
 with_swap "hibernate_under_programs" under_programs hibernates
 with_target_and_swap "hibernate_under_mount" under_mount hibernates
 ktap_test_result "freeze_again" again
+if pci_function >/dev/null; then
+	ktap_test_result "freeze_while_it_recovers" while_it_recovers
+else
+	ktap_test_skip "freeze_while_it_recovers # no PCI device"
+fi
 if keeps_state; then
 	ktap_test_result "suspend_keeps_objects" goes_on
 else

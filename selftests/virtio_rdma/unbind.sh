@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The device taken from the driver, idle and under programs that use it: unbind
-# from the virtio bus, and removal of its PCI function.
+# from the virtio bus, removal of its PCI function, and a reset of the function of
+# which the driver is not told, so that it takes the device into service again.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -27,12 +28,6 @@ unbind_under_traffic()
 	done
 }
 
-pci_function()
-{
-	path=$(readlink -f "$DRIVER/$VIRTIO/..")
-	[ -e "$path/vendor" ] && echo "$path"
-}
-
 remove() { echo 1 >"$FUNCTION/remove" && gone; }
 rescan() { echo 1 >/sys/bus/pci/rescan; }
 
@@ -52,16 +47,23 @@ remove_under_traffic()
 	done
 }
 
+reset_under_traffic()
+{
+	before && traffic_start && reset_beneath && traffic_ended && wait_for is_new && wait_for same_gids && usable
+}
+
 ktap_print_header
-ktap_set_plan 5
+ktap_set_plan 6
 ktap_test_result "usable" usable
 ktap_test_result "unbind_loop" unbind_loop
 ktap_test_result "unbind_under_traffic" unbind_under_traffic
 if pci_function >/dev/null; then
 	ktap_test_result "remove_loop" remove_loop
 	ktap_test_result "remove_under_traffic" remove_under_traffic
+	ktap_test_result "reset_under_traffic" reset_under_traffic
 else
 	ktap_test_skip "remove_loop # no PCI device"
 	ktap_test_skip "remove_under_traffic # no PCI device"
+	ktap_test_skip "reset_under_traffic # no PCI device"
 fi
 ktap_finished

@@ -57,3 +57,23 @@ class TestConsumers:
 
     def test_objects(self, network, results):
         networks.agree(results, network)
+
+
+@pytest.mark.network("a device that fails", guests=2, known=is_known)
+@pytest.mark.only(lambda where: where.platform.vmm == "qemu")
+class TestRecovery:
+    """The consumers that go on by themselves when the host's device has failed and the driver has taken it into service
+    again. SRP removes its disks when an RDMA device goes, and NFS fails operations while there is no RDMA device."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def impatient(self, network):
+        """The driver of the host gives a command two seconds."""
+        network.guests[1].check("rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko command_timeout=2")
+
+    @pytest.mark.parametrize("kind", ["nvme", "iser"])
+    def test_recovers(self, kind, network, results):
+        ulp = Ulp(results, network.guests, kind, "a device that fails: ")
+        ulp.run(ulp.loses_device, ulp.ends)
+
+    def test_objects(self, network, results):
+        networks.agree(results, network)

@@ -139,6 +139,24 @@ class Ulp:
         self.do(self.host, "check_fs", name="ext4_consistent")
         self.do(self.host, "read_tree", name="ext4_read_again")
 
+    def loses_device(self):
+        """Under load the host's device is reset beneath its driver, which takes it into service again, and no byte is
+        lost."""
+        self.do(self.target, "target_up")
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "write_tree", name="files_written")
+        job = self.loaded("load_fs")
+        for _ in range(3):
+            self.do(self.host, "lose_device", name="device_comes_back")
+        self.do(self.host, "touch", "/tmp/ulp/stop", name="load_told_to_end")
+        passed = job.wait(HANG_SECONDS) == 0
+        if not passed:
+            self.results.note(job.text)
+        self.result("load_unharmed", passed)
+        self.do(self.host, "read_tree", name="files_read")
+        self.do(self.host, "disconnect")
+
     def gives_up(self):
         """The host lets go of a target that is away: its disk is gone, and what used that fails."""
         job = self.loaded("load")
