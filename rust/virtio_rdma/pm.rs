@@ -264,7 +264,8 @@ impl Service {
         let _ = workqueue::system_freezable().enqueue::<_, REGISTER>(self.clone());
     }
 
-    /// Takes the device into service again when tasks are thawed, unless [`Service::renew`] does it before. Any context.
+    /// Takes the device into service again when tasks are thawed, unless [`Service::renew`] does it before. Any
+    /// context.
     pub(crate) fn recover_thawed(self: &Arc<Self>) {
         self.recover_after(&self.recovery.lock(), 0);
     }

@@ -277,8 +277,8 @@ pub(crate) fn try_with_device<R>(
     if unsafe { !bindings::is_virtio_device(raw) || !bindings::virtio_rdma_device_trylock(raw) } {
         return None;
     }
-    // SAFETY: `trylock` was successful, so the lock is held here, and nobody binds or unbinds the device. It is a virtio
-    // device, whose `struct device` is the member `dev`.
+    // SAFETY: `trylock` was successful, so the lock is held here, and nobody binds or unbinds the device. It is a
+    // virtio device, whose `struct device` is the member `dev`.
     unsafe {
         let vdev = container_of!(raw, bindings::virtio_device, dev);
         let is_bound = !(*raw).driver.is_null();
@@ -398,8 +398,8 @@ impl Device<device::Core<'_>> {
     }
 
     /// Agrees with a device that was reset on the device-specific features of before, and on those of the transport
-    /// that `validate` leaves, as the virtio core does before [`Driver::probe`]. Waits until the last [`Queue`] of before
-    /// is gone. Sleeps.
+    /// that `validate` leaves, as the virtio core does before [`Driver::probe`]. Waits until the last [`Queue`] of
+    /// before is gone. Sleeps.
     ///
     /// # Errors
     ///
