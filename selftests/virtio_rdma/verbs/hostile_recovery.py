@@ -212,7 +212,7 @@ def module_unloads_while_it_waits(_rng):
 @recovers()
 def unbound_at_any_time(rng):
     """The device is unbound while it is reset and registered again, somewhere."""
-    for _ in range(20):
+    for _ in range(10):
         fail()
         for _ in range(rng.randrange(2000)):
             os.sched_yield()

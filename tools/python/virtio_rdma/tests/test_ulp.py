@@ -67,8 +67,8 @@ class TestRecovery:
 
     @pytest.fixture(scope="class", autouse=True)
     def impatient(self, network):
-        """The driver of the host gives a command two seconds."""
-        network.guests[1].check("rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko command_timeout=2")
+        """The driver of the host gives a command five seconds."""
+        network.guests[1].check("rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko command_timeout=5")
 
     @pytest.mark.parametrize("kind", ["nvme", "iser"])
     def test_recovers(self, kind, network, results):
