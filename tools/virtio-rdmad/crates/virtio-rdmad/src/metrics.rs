@@ -2,10 +2,11 @@
 //! `virtio-rdmad metrics`: prints what a running process reports as OpenMetrics text, for the textfile collector of
 //! Prometheus's node_exporter or whatever else reads that.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Error;
 use std::io::Write;
 
+use engine::Counter;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue};
@@ -15,8 +16,10 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::call::call;
 use crate::control::interface::STATUS;
+use crate::nic;
 use crate::options::MetricsOptions;
-use crate::report::{GuestReport, Report};
+use crate::report::{GuestReport, HistogramReport, Report, WorkerReport};
+use crate::uplink::counters;
 
 /// The names and values of labels.
 type Labels<'a> = Vec<(&'static str, &'a str)>;
@@ -56,8 +59,8 @@ impl Metrics {
     fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let Report { version, memory_losses, log_lines_left_out, .. } = &self.0;
         let help = "The running virtio-rdmad";
-        let mut info = encoder.encode_descriptor("virtio_rdma", help, None, MetricType::Info)?;
-        info.encode_info(&[("version", version.as_str())])?;
+        // The textfile collector of node_exporter, which reads an older format, refuses the type "info".
+        measure(encoder, "info", help, [(vec![("version", version.as_str())], 1)])?;
         let help = "How many times memory of a guest was lost";
         count(encoder, "memory_losses", help, None, [(Labels::new(), *memory_losses)])?;
         let help = "Lines about guests that the log left out";
@@ -83,7 +86,14 @@ impl Metrics {
         let sleeps = workers().map(|(index, worker)| (vec![("worker", index)], worker.sleeps));
         count(encoder, "worker_sleeps", "How many times a worker went to sleep", None, sleeps)?;
         let guests = workers().map(|(index, worker)| (vec![("worker", index)], worker.guests));
-        measure(encoder, "worker_guests", "Guests that a worker serves", guests)
+        measure(encoder, "worker_guests", "Guests that a worker serves", guests)?;
+        let histograms = |which: fn(&WorkerReport) -> &HistogramReport| {
+            workers().map(move |(index, worker)| (vec![("worker", index)], which(worker)))
+        };
+        let help = "How long rounds with work of a worker took, and waited for a processor";
+        time(encoder, "worker_round", help, histograms(|worker| &worker.worked_rounds))?;
+        let help = "How long turns with work of guests took, and waited for a processor";
+        time(encoder, "worker_turn", help, histograms(|worker| &worker.turns))
     }
 
     fn guests(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -129,23 +139,35 @@ impl Metrics {
     fn counters(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let device: Vec<_> =
             self.of_guests().map(|(labels, guest)| (labels, &guest.counters)).collect();
-        families(encoder, "guest", "of the devices of guests", &device)?;
+        families(encoder, "guest", help_of_device, &device)?;
         let nic: Vec<_> = self.of_guests().map(|(labels, guest)| (labels, &guest.nic)).collect();
-        families(encoder, "nic", "of the network interfaces of guests", &nic)?;
+        families(encoder, "nic", help_of_nic, &nic)?;
         let uplinks = self
             .0
             .uplinks
             .iter()
             .map(|uplink| (vec![("network", uplink.network.as_str())], &uplink.counters));
-        families(encoder, "uplink", "of the uplinks of networks", &uplinks.collect::<Vec<_>>())
+        families(encoder, "uplink", help_of_uplink, &uplinks.collect::<Vec<_>>())
     }
+}
+
+fn help_of_device(name: &str) -> Option<&'static str> {
+    Counter::ALL.iter().find(|counter| counter.name() == name).map(|counter| counter.help())
+}
+
+fn help_of_nic(name: &str) -> Option<&'static str> {
+    nic::Event::ALL.iter().find(|event| event.name() == name).map(|event| event.help())
+}
+
+fn help_of_uplink(name: &str) -> Option<&'static str> {
+    counters::Event::ALL.iter().find(|event| event.name() == name).map(|event| event.help())
 }
 
 /// Has a family for each counter that at least one of some things has.
 fn families(
     encoder: &mut DescriptorEncoder<'_>,
     prefix: &str,
-    whose: &str,
+    help: fn(&str) -> Option<&'static str>,
     things: &[(Labels<'_>, &BTreeMap<String, u64>)],
 ) -> Result<(), Error> {
     let names: BTreeSet<_> = things.iter().flat_map(|(_, counters)| counters.keys()).collect();
@@ -153,8 +175,9 @@ fn families(
         let values = things.iter().filter_map(|(labels, counters)| {
             counters.get(name).map(|value| (labels.clone(), *value))
         });
-        let help = format!("The counter {name} {whose}");
-        count(encoder, &format!("{prefix}_{name}"), &help, None, values)?;
+        // A newer process may count what this program does not know.
+        let help = help(name).unwrap_or("A counter of a newer version").trim_end_matches('.');
+        count(encoder, &format!("{prefix}_{name}"), help, None, values)?;
     }
     Ok(())
 }
@@ -172,6 +195,37 @@ fn count<'a, V: EncodeCounterValue>(
     for (labels, value) in values {
         let exemplar: Option<&Exemplar<Labels<'_>, f64>> = None;
         family.encode_family(&labels)?.encode_counter(&value, exemplar)?;
+    }
+    Ok(())
+}
+
+/// Has a family of histograms of times.
+fn time<'a>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    values: impl IntoIterator<Item = (Labels<'a>, &'a HistogramReport)>,
+) -> Result<(), Error> {
+    let name = format!("virtio_rdma_{name}");
+    let unit = Some(&Unit::Seconds);
+    let mut family = encoder.encode_descriptor(&name, help, unit, MetricType::Histogram)?;
+    for (labels, HistogramReport { sum_seconds, buckets }) in values {
+        if buckets.is_empty() {
+            // An older process has no histograms.
+            continue;
+        }
+        let count = buckets.iter().map(|bucket| bucket.count).sum();
+        let buckets = buckets
+            .iter()
+            .map(|bucket| (bucket.up_to_seconds.unwrap_or(f64::INFINITY), bucket.count));
+        let buckets: Vec<_> = buckets.collect();
+        let exemplars: Option<&HashMap<usize, Exemplar<Labels<'_>, f64>>> = None;
+        family.encode_family(&labels)?.encode_histogram(
+            *sum_seconds,
+            count,
+            &buckets,
+            exemplars,
+        )?;
     }
     Ok(())
 }
@@ -202,7 +256,8 @@ mod tests {
     fn every_part_of_a_report_is_there() {
         let report = json!({
             "version": "1.2", "memory_losses": 3,
-            "workers": [{ "guests": 1, "work_seconds": 1.5, "rounds": 7, "sleeps": 2 }],
+            "workers": [{ "guests": 1, "work_seconds": 1.5, "rounds": 7, "sleeps": 2,
+                "turns": { "sum_seconds": 0.25, "buckets": [{ "up_to_seconds": 0.125, "count": 3 }, { "count": 1 }] } }],
             "guests": [
                 { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2,
                   "qps": [{ "qpn": 2, "type": "RC", "state": "RTS" }, { "qpn": 3, "type": "RC", "state": "RTS" },
@@ -214,13 +269,21 @@ mod tests {
         });
         let text = text(serde_json::from_value(report).unwrap()).unwrap();
         for line in [
-            "# TYPE virtio_rdma info",
+            "# TYPE virtio_rdma_info gauge",
             "virtio_rdma_info{version=\"1.2\"} 1",
             "virtio_rdma_memory_losses_total 3",
             "# UNIT virtio_rdma_worker_time_seconds seconds",
             "virtio_rdma_worker_time_seconds_total{worker=\"0\",doing=\"work\"} 1.5",
             "virtio_rdma_worker_rounds_total{worker=\"0\"} 7",
             "virtio_rdma_worker_guests{worker=\"0\"} 1",
+            "# TYPE virtio_rdma_worker_turn_seconds histogram",
+            "virtio_rdma_worker_turn_seconds_sum{worker=\"0\"} 0.25",
+            "virtio_rdma_worker_turn_seconds_count{worker=\"0\"} 4",
+            "virtio_rdma_worker_turn_seconds_bucket{le=\"0.125\",worker=\"0\"} 3",
+            "virtio_rdma_worker_turn_seconds_bucket{le=\"+Inf\",worker=\"0\"} 4",
+            "# HELP virtio_rdma_guest_timeouts Times a peer did not answer",
+            "# HELP virtio_rdma_nic_rx_frames A frame came from the guest",
+            "# HELP virtio_rdma_uplink_tx_frames A frame was sent. A train that the kernel takes apart counts as one",
             "virtio_rdma_guest_connected{guest=\"g\\\"1\",network=\"n\"} 1",
             "virtio_rdma_guest_started{guest=\"g2\",network=\"n\"} 0",
             "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"mr\"} 2",

@@ -19,6 +19,7 @@ use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use crate::counted::counted;
 use crate::socket::{Kind, Socket};
 
 /// Most bytes that wait for a VMM that does not read.
@@ -37,39 +38,26 @@ pub enum Framing {
     Packets,
 }
 
-/// Something that an interface counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// A frame was sent to the guest.
-    TxFrames,
-    /// A frame was not sent to the guest: its VMM is not there, or does not read.
-    TxLost,
-    /// A frame came from the guest.
-    RxFrames,
-    /// A frame was dropped: its source is not the guest's MAC address.
-    RxSpoofed,
-    /// A frame was dropped: it has no Ethernet header, or is too long.
-    RxMalformed,
-    /// A frame was dropped: the guest sends too many to groups.
-    RxStorm,
-    /// A frame was dropped: no station of the network has its destination.
-    RxUnknown,
-    /// A connection was ended: what came was no frame.
-    BadLength,
-}
-
-impl Event {
-    /// All events, in the order of their numbers.
-    const ALL: [(Self, &'static str); 8] = [
-        (Self::TxFrames, "tx_frames"),
-        (Self::TxLost, "tx_lost"),
-        (Self::RxFrames, "rx_frames"),
-        (Self::RxSpoofed, "rx_spoofed"),
-        (Self::RxMalformed, "rx_malformed"),
-        (Self::RxStorm, "rx_storm"),
-        (Self::RxUnknown, "rx_unknown"),
-        (Self::BadLength, "bad_length"),
-    ];
+counted! {
+    /// Something that an interface counts.
+    pub enum Event {
+        /// A frame was sent to the guest.
+        TxFrames = "tx_frames",
+        /// A frame was not sent to the guest: its VMM is not there, or does not read.
+        TxLost = "tx_lost",
+        /// A frame came from the guest.
+        RxFrames = "rx_frames",
+        /// A frame was dropped: its source is not the guest's MAC address.
+        RxSpoofed = "rx_spoofed",
+        /// A frame was dropped: it has no Ethernet header, or is too long.
+        RxMalformed = "rx_malformed",
+        /// A frame was dropped: the guest sends too many to groups.
+        RxStorm = "rx_storm",
+        /// A frame was dropped: no station of the network has its destination.
+        RxUnknown = "rx_unknown",
+        /// A connection was ended: what came was no frame.
+        BadLength = "bad_length",
+    }
 }
 
 /// Why a connection ends.
@@ -97,7 +85,7 @@ pub struct Nic {
     /// Where the VMM connects.
     pub socket: Socket,
     outgoing: Mutex<Option<Outgoing>>,
-    counters: [AtomicU64; Event::ALL.len()],
+    counters: [AtomicU64; Event::COUNT],
 }
 
 /// A connection, as whoever sends sees it.
@@ -130,7 +118,7 @@ impl Nic {
         let is_first = self.counters[event as usize].fetch_add(1, Ordering::Relaxed) == 0;
         let is_fault = !matches!(event, Event::TxFrames | Event::RxFrames);
         if is_first && is_fault {
-            let (guest, kind) = (&self.guest, Event::ALL[event as usize].1);
+            let (guest, kind) = (&self.guest, event.name());
             tracing::warn!(guest, kind, "network interface (further ones are only counted)");
         }
     }
@@ -138,7 +126,7 @@ impl Nic {
     /// Returns the counters by name.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let value = |event: Event| self.counters[event as usize].load(Ordering::Relaxed);
-        Event::ALL.iter().map(|(event, name)| ((*name).to_owned(), value(*event))).collect()
+        Event::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
     }
 
     /// Begins to send over a connection. Returns what receives from it.
@@ -323,8 +311,8 @@ mod tests {
 
     #[test]
     fn each_event_has_a_counter_of_its_own() {
-        for (index, (event, _)) in Event::ALL.into_iter().enumerate() {
-            assert_eq!(event as usize, index);
+        for (index, event) in Event::ALL.iter().enumerate() {
+            assert_eq!(*event as usize, index);
         }
     }
 }

@@ -60,6 +60,30 @@ pub struct WorkerReport {
     pub rounds: u64,
     /// How many times it has gone to sleep.
     pub sleeps: u64,
+    /// How long rounds with work took.
+    pub worked_rounds: HistogramReport,
+    /// How long turns of guests with work took.
+    pub turns: HistogramReport,
+}
+
+/// How many times something took how long.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct HistogramReport {
+    /// The sum of all times.
+    pub sum_seconds: f64,
+    /// The buckets, in the order of their bounds.
+    pub buckets: Vec<BucketReport>,
+}
+
+/// A bucket of a histogram.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct BucketReport {
+    /// The longest time that is in it. The last bucket has none.
+    pub up_to_seconds: Option<f64>,
+    /// How many times are in it, and in no bucket before.
+    pub count: u64,
 }
 
 /// A guest.

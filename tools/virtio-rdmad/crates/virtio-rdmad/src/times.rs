@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::histogram::{self, Histogram};
+
 /// What time is spent on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Doing {
@@ -15,8 +17,10 @@ pub enum Doing {
     Wait,
 }
 
-/// The times and counts of one worker. Only the worker writes them, so it needs no atomic additions.
+/// The times and counts of one worker. Only the worker writes them, so it needs no atomic additions, and they share no
+/// cache line with what others write.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Times {
     begin: Instant,
     work: AtomicU64,
@@ -25,10 +29,12 @@ pub struct Times {
     rounds: AtomicU64,
     sleeps: AtomicU64,
     asleep: AtomicBool,
+    worked_rounds: Histogram,
+    turns: Histogram,
 }
 
 /// The values of [`Times`] at one moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Reading {
     /// Time in turns that had work.
     pub work: Duration,
@@ -44,6 +50,10 @@ pub struct Reading {
     pub sleeps: u64,
     /// Whether it sleeps now.
     pub asleep: bool,
+    /// How long rounds with work took.
+    pub worked_rounds: histogram::Reading,
+    /// How long turns of guests with work took.
+    pub turns: histogram::Reading,
 }
 
 impl Times {
@@ -57,6 +67,8 @@ impl Times {
             rounds: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
+            worked_rounds: Histogram::default(),
+            turns: Histogram::default(),
         }
     }
 
@@ -75,6 +87,16 @@ impl Times {
         add(&self.rounds, 1);
     }
 
+    /// Counts a round that had work, and took this long.
+    pub fn count_worked_round(&self, time: Duration) {
+        self.worked_rounds.record(time);
+    }
+
+    /// Counts a turn of a guest that had work, and took this long.
+    pub fn count_turn(&self, time: Duration) {
+        self.turns.record(time);
+    }
+
     /// Notes that the worker goes to sleep, or has woken up.
     pub fn sleeps(&self, asleep: bool) {
         if asleep {
@@ -91,7 +113,8 @@ impl Times {
             [&self.work, &self.poll, &self.wait].map(|counter| Duration::from_nanos(get(counter)));
         let sleep = self.begin.elapsed().saturating_sub(work + poll + wait);
         let (rounds, sleeps) = (get(&self.rounds), get(&self.sleeps));
-        Reading { work, poll, wait, sleep, rounds, sleeps, asleep }
+        let (worked_rounds, turns) = (self.worked_rounds.read(), self.turns.read());
+        Reading { work, poll, wait, sleep, rounds, sleeps, asleep, worked_rounds, turns }
     }
 }
 

@@ -63,6 +63,8 @@ pub struct Worker {
     looked: Instant,
     /// When the worker last yielded.
     yielded: Instant,
+    /// How long the work of this round has taken so far.
+    round_work: Duration,
     /// Rounds without work since there was work.
     idle_rounds: u32,
     /// How long a round without work took when one was last timed.
@@ -96,6 +98,7 @@ impl Worker {
             losses: memory::losses(),
             looked: now,
             yielded: now,
+            round_work: Duration::ZERO,
             idle_rounds: 0,
             idle_round: Duration::ZERO,
         })
@@ -194,9 +197,10 @@ impl Worker {
         }
         let worked = self.guard(at, Connection::turn)?;
         if worked {
-            let time = self.count_work();
+            let passed = self.count_work();
+            self.handle().times.count_turn(passed.total());
             let now = self.clock.now();
-            self.connections[at].worked(time, now);
+            self.connections[at].worked(passed.ran, now);
         }
         Some(worked)
     }
@@ -343,11 +347,11 @@ impl Worker {
     }
 
     /// Looks at the clock after a turn that had work, and counts the time that passed since the last
-    /// look. Returns how long the work ran.
+    /// look. Returns how long the work ran, and waited for the processor.
     ///
     /// Rounds without work may have come before it that were not timed. Each counts as long as the
     /// last one that was.
-    fn count_work(&mut self) -> Duration {
+    fn count_work(&mut self) -> Passed {
         let Passed { ran, waited } = self.clock.look();
         let untimed = std::mem::take(&mut self.idle_rounds).saturating_sub(1) % ROUNDS;
         let poll = ran.min(self.idle_round * untimed);
@@ -355,7 +359,9 @@ impl Worker {
         for (doing, time) in [(Doing::Poll, poll), (Doing::Work, work), (Doing::Wait, waited)] {
             self.handle().times.add(doing, time);
         }
-        work
+        let passed = Passed { ran: work, waited };
+        self.round_work += passed.total();
+        passed
     }
 
     /// Returns whether it is time to look at sockets and kicks.
@@ -371,6 +377,8 @@ impl Worker {
     fn end_round(&mut self, worked: bool) {
         if worked {
             self.idle_rounds = 0;
+            let time = std::mem::take(&mut self.round_work);
+            self.handle().times.count_worked_round(time);
         } else {
             self.idle_rounds += 1;
             if self.idle_rounds % ROUNDS != 1 {

@@ -5,14 +5,14 @@
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Declares [`Counter`] with a name for each member.
+/// Declares [`Counter`] with a name for each member. What documents a member describes it to operators, too.
 macro_rules! counters {
-    ($($(#[$doc:meta])* $member:ident = $name:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $member:ident = $name:literal,)*) => {
         /// What a device counts.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Counter {
-            $($(#[$doc])* $member,)*
+            $($(#[doc = $doc])* $member,)*
         }
 
         impl Counter {
@@ -25,6 +25,13 @@ macro_rules! counters {
                     $(Self::$member => $name,)*
                 }
             }
+
+            /// Returns what the counter counts, for operators.
+            pub fn help(self) -> &'static str {
+                match self {
+                    $(Self::$member => concat!($($doc),*).trim_ascii(),)*
+                }
+            }
         }
     };
 }
@@ -32,15 +39,15 @@ macro_rules! counters {
 counters! {
     /// SENDs completed as the requester.
     SendMessages = "send_messages",
-    /// Bytes of these.
+    /// Bytes of SENDs completed as the requester.
     SendBytes = "send_bytes",
     /// RDMA WRITEs completed as the requester.
     WriteMessages = "write_messages",
-    /// Bytes of these.
+    /// Bytes of RDMA WRITEs completed as the requester.
     WriteBytes = "write_bytes",
     /// RDMA READs completed as the requester.
     ReadMessages = "read_messages",
-    /// Bytes of these.
+    /// Bytes of RDMA READs completed as the requester.
     ReadBytes = "read_bytes",
     /// Atomics completed as the requester.
     AtomicMessages = "atomic_messages",
@@ -48,15 +55,15 @@ counters! {
     FlushMessages = "flush_messages",
     /// Datagrams sent, delivered or not.
     DatagramMessages = "datagram_messages",
-    /// Bytes of these.
+    /// Bytes of datagrams sent, delivered or not.
     DatagramBytes = "datagram_bytes",
     /// Payload bytes sent, READs that were served among them.
     XmitBytes = "xmit_bytes",
-    /// Packets that these would be, with one for each READ and atomic asked for.
+    /// Packets that the payload bytes sent would be, with one for each READ and atomic asked for.
     XmitPackets = "xmit_packets",
     /// Payload bytes received, those of READs among them.
     RcvBytes = "rcv_bytes",
-    /// Packets that these would be.
+    /// Packets that the payload bytes received would be.
     RcvPackets = "rcv_packets",
     /// Packets sent to a multicast group.
     MulticastXmitPackets = "multicast_xmit_packets",
@@ -64,7 +71,7 @@ counters! {
     MulticastRcvPackets = "multicast_rcv_packets",
     /// Receives completed.
     ReceiveMessages = "receive_messages",
-    /// Bytes of these.
+    /// Bytes of receives completed.
     ReceiveBytes = "receive_bytes",
     /// Times a peer found no receive posted.
     RnrNaks = "rnr_naks_sent",
@@ -120,7 +127,7 @@ counters! {
     BadPacket = "bad_packet",
     /// Packets that came over the wire marked: they met congestion.
     EcnMarked = "np_ecn_marked_roce_packets",
-    /// CNPs sent for such packets.
+    /// CNPs sent for packets that came over the wire marked.
     CnpSent = "np_cnp_sent",
     /// CNPs that a QP followed by sending more slowly.
     CnpHandled = "rp_cnp_handled",
@@ -153,9 +160,9 @@ counters! {
     DuplicateRequests = "duplicate_requests",
     /// Requests that came over the wire before the one that is expected.
     OutOfSequence = "out_of_sequence",
-    /// Of these, requests that are held until the one that is expected has come.
+    /// Requests that came over the wire too early and are held until the one that is expected has come.
     Held = "held_out_of_order",
-    /// Of these, requests dropped as there is no room to hold them.
+    /// Requests dropped that came over the wire too early, as there is no room to hold them.
     DropHoldFull = "drop_hold_full",
     /// Selective acknowledgements sent over the wire.
     SelectiveAcksSent = "selective_acks_sent",

@@ -10,9 +10,11 @@ use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
 
 use crate::guest::Guest;
 use crate::guests::Guests;
+use crate::histogram;
 use crate::nic::Nic;
 use crate::report::{
-    GidReport, GuestReport, QpReport, Report, SrqReport, UplinkReport, WorkerReport,
+    BucketReport, GidReport, GuestReport, HistogramReport, QpReport, Report, SrqReport,
+    UplinkReport, WorkerReport,
 };
 use crate::switch::Switch;
 use crate::times::Reading;
@@ -43,7 +45,8 @@ pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
 }
 
 fn worker_report(worker: &WorkerHandle) -> WorkerReport {
-    let Reading { work, poll, wait, sleep, rounds, sleeps, asleep } = worker.times.read();
+    let Reading { work, poll, wait, sleep, rounds, sleeps, asleep, worked_rounds, turns } =
+        worker.times.read();
     WorkerReport {
         guests: worker.guests(),
         asleep,
@@ -53,7 +56,17 @@ fn worker_report(worker: &WorkerHandle) -> WorkerReport {
         sleep_seconds: sleep.as_secs_f64(),
         rounds,
         sleeps,
+        worked_rounds: histogram_report(&worked_rounds),
+        turns: histogram_report(&turns),
     }
+}
+
+fn histogram_report(histogram::Reading { sum, buckets }: &histogram::Reading) -> HistogramReport {
+    let buckets = buckets.iter().map(|(bound, count)| BucketReport {
+        up_to_seconds: bound.map(|bound| bound.as_secs_f64()),
+        count: *count,
+    });
+    HistogramReport { sum_seconds: sum.as_secs_f64(), buckets: buckets.collect() }
 }
 
 fn uplink_report(switch: &Switch) -> Option<UplinkReport> {

@@ -5,81 +5,42 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Something that an uplink counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// A frame was sent. A train that the kernel takes apart counts as one.
-    TxFrames,
-    /// A frame was sent to all remotes, because no remote is known to have its destination, or because
-    /// that is a group.
-    TxFlooded,
-    /// A frame was not sent: the kernel did not take it.
-    TxLost,
-    /// A frame was not sent: it is longer than the underlay carries.
-    TxTooLong,
-    /// A frame came.
-    RxFrames,
-    /// A frame that came was lost: too many waited to be taken.
-    RxLost,
-    /// A frame that came was dropped: no guest has its destination.
-    RxUnclaimed,
-    /// A frame that came was dropped: its source is the MAC address of a guest of this process.
-    RxOwnSource,
-    /// A packet was dropped: its source is not a remote.
-    RxStranger,
-    /// A packet was dropped: it is no VXLAN packet.
-    RxMalformed,
-    /// A packet was dropped: it belongs to another network.
-    RxOtherVni,
-    /// A frame was dropped that met congestion in the tunnel, and whose sender does not react to marks.
-    RxCongested,
-    /// The kernel reported an error when packets were to be taken.
-    RxError,
-    /// The place of a station was not learnt: the table is full.
-    TableFull,
-    /// A frame came from the address of a group.
-    RxGroupSource,
-}
+use crate::counted::counted;
 
-impl Event {
-    /// All events, in the order of their numbers.
-    const ALL: [Self; 15] = [
-        Self::TxFrames,
-        Self::TxFlooded,
-        Self::TxLost,
-        Self::TxTooLong,
-        Self::RxFrames,
-        Self::RxLost,
-        Self::RxUnclaimed,
-        Self::RxOwnSource,
-        Self::RxStranger,
-        Self::RxMalformed,
-        Self::RxOtherVni,
-        Self::RxCongested,
-        Self::RxError,
-        Self::TableFull,
-        Self::RxGroupSource,
-    ];
-
-    /// Returns the name in reports.
-    fn name(self) -> &'static str {
-        match self {
-            Self::TxFrames => "tx_frames",
-            Self::TxFlooded => "tx_flooded",
-            Self::TxLost => "tx_lost",
-            Self::TxTooLong => "tx_too_long",
-            Self::RxFrames => "rx_frames",
-            Self::RxLost => "rx_lost",
-            Self::RxUnclaimed => "rx_unclaimed",
-            Self::RxOwnSource => "rx_own_source",
-            Self::RxStranger => "rx_stranger",
-            Self::RxMalformed => "rx_malformed",
-            Self::RxOtherVni => "rx_other_vni",
-            Self::RxCongested => "rx_congested",
-            Self::RxError => "rx_error",
-            Self::TableFull => "table_full",
-            Self::RxGroupSource => "rx_group_source",
-        }
+counted! {
+    /// Something that an uplink counts.
+    pub enum Event {
+        /// A frame was sent. A train that the kernel takes apart counts as one.
+        TxFrames = "tx_frames",
+        /// A frame was sent to all remotes, because no remote is known to have its destination, or because
+        /// that is a group.
+        TxFlooded = "tx_flooded",
+        /// A frame was not sent: the kernel did not take it.
+        TxLost = "tx_lost",
+        /// A frame was not sent: it is longer than the underlay carries.
+        TxTooLong = "tx_too_long",
+        /// A frame came.
+        RxFrames = "rx_frames",
+        /// A frame that came was lost: too many waited to be taken.
+        RxLost = "rx_lost",
+        /// A frame that came was dropped: no guest has its destination.
+        RxUnclaimed = "rx_unclaimed",
+        /// A frame that came was dropped: its source is the MAC address of a guest of this process.
+        RxOwnSource = "rx_own_source",
+        /// A packet was dropped: its source is not a remote.
+        RxStranger = "rx_stranger",
+        /// A packet was dropped: it is no VXLAN packet.
+        RxMalformed = "rx_malformed",
+        /// A packet was dropped: it belongs to another network.
+        RxOtherVni = "rx_other_vni",
+        /// A frame was dropped that met congestion in the tunnel, and whose sender does not react to marks.
+        RxCongested = "rx_congested",
+        /// The kernel reported an error when packets were to be taken.
+        RxError = "rx_error",
+        /// The place of a station was not learnt: the table is full.
+        TableFull = "table_full",
+        /// A frame came from the address of a group.
+        RxGroupSource = "rx_group_source",
     }
 }
 
@@ -88,7 +49,7 @@ impl Event {
 pub struct Counters {
     /// The uplink, for logs.
     uplink: String,
-    values: [AtomicU64; Event::ALL.len()],
+    values: [AtomicU64; Event::COUNT],
 }
 
 impl Counters {
@@ -124,7 +85,7 @@ impl Counters {
     /// Returns the counters by name.
     pub fn read(&self) -> BTreeMap<String, u64> {
         let value = |event: Event| self.values[event as usize].load(Ordering::Relaxed);
-        Event::ALL.into_iter().map(|event| (event.name().to_owned(), value(event))).collect()
+        Event::ALL.iter().map(|event| (event.name().to_owned(), value(*event))).collect()
     }
 }
 
@@ -135,9 +96,9 @@ mod tests {
     #[test]
     fn each_event_has_a_counter_of_its_own() {
         let counters = Counters::new("tap t");
-        for (index, event) in Event::ALL.into_iter().enumerate() {
-            assert_eq!(event as usize, index);
-            assert!(counters.count(event));
+        for (index, event) in Event::ALL.iter().enumerate() {
+            assert_eq!(*event as usize, index);
+            assert!(counters.count(*event));
         }
         counters.report(Event::TxLost, "again");
         counters.add(Event::RxLost, 7);

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::events::Events;
 use crate::guests::Arriving;
+use crate::histogram;
 use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
@@ -151,6 +152,26 @@ fn a_guest_that_fails_takes_nobody_along() {
     assert_eq!(again.answered(), 1);
 }
 
+/// The turns in a round make up its time, and rounds without work are not timed.
+#[test]
+fn rounds_with_work_are_timed() {
+    let mut bench = Bench::new("timed", 2);
+    let _guests = [0, 1].map(|guest| FrontEnd::start(bench.connect(guest), REQUESTS));
+    bench.settle();
+    let read = |bench: &Bench| bench.worker.handle().times.read();
+    let count = |histogram: &histogram::Reading| -> u64 {
+        histogram.buckets.iter().map(|(_, count)| count).sum()
+    };
+    let times = read(&bench);
+    assert_eq!(times.turns.sum, times.worked_rounds.sum);
+    let (turns, rounds) = (count(&times.turns), count(&times.worked_rounds));
+    assert!(turns > rounds && rounds > 0, "{turns} turns in {rounds} rounds");
+    (0..100).for_each(|_| bench.worker.round().unwrap());
+    let later = read(&bench);
+    assert_eq!((later.turns, later.worked_rounds), (times.turns, times.worked_rounds));
+    assert!(later.rounds > times.rounds);
+}
+
 /// The device of a guest that disconnects is reset over many turns.
 #[test]
 fn a_guest_that_goes_leaves_others_their_turn() {
@@ -221,7 +242,7 @@ fn looks_in_vain_before_work_are_no_work() {
     }
     // The first round was timed, and one after each ROUNDS.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS + 4, look);
-    let work = worker.count_work();
+    let work = worker.count_work().ran;
     let times = worker.handle().times.read();
     assert_eq!(times.poll, 3 * look);
     assert_eq!(times.work, work);
@@ -229,5 +250,5 @@ fn looks_in_vain_before_work_are_no_work() {
     assert_eq!(worker.idle_rounds, 0);
     // Polling cannot have taken longer than the time that passed.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS, Duration::from_secs(1));
-    assert_eq!(worker.count_work(), Duration::ZERO);
+    assert_eq!(worker.count_work().ran, Duration::ZERO);
 }
