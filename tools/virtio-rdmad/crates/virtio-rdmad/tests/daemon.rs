@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The process as others see it: sockets, connections that come and go, status, signals.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -470,6 +471,48 @@ fn metrics_are_printed() {
         "{text}"
     );
     assert!(text.ends_with("# EOF\n"), "{text}");
+    daemon.end();
+}
+
+/// Whatever the dashboard for Grafana queries is printed, for a process with an uplink and a guest of each transport.
+#[test]
+fn the_dashboard_queries_metrics_that_are_printed() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let at = |end: u8| format!("127.{high}.{low}.{end}");
+    let uplink = format!("vxlan=5,local={},remote={}", at(9), at(10));
+    let guests = ["name=a,vhost-user", "name=b,vfio-user"];
+    let daemon = Daemon::start_with("dashboard", &["--uplink", &uplink], &guests);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let mut command = Command::new(BINARY);
+    let output = output(command.args(["metrics", "--control"]).arg(daemon.path("control")));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let names: HashSet<String> = types
+        .flat_map(|(name, kind)| {
+            let suffixes: &[&str] = match kind {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                _ => &[""],
+            };
+            suffixes.iter().map(move |suffix| format!("{name}{suffix}"))
+        })
+        .collect();
+    let dashboard: Value =
+        serde_json::from_str(include_str!("../../../examples/grafana.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let queries = targets.map(|target| target["expr"].as_str().unwrap());
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let queried: Vec<&str> = queries
+        .flat_map(|query| query.split(|c| !is_part(c)))
+        .filter(|word| word.starts_with("virtio_rdma_"))
+        .collect();
+    assert!(queried.len() >= panels.len(), "{queried:?}");
+    for name in queried {
+        assert!(names.contains(name), "{name} is not in:\n{text}");
+    }
+    drop(front_end);
     daemon.end();
 }
 
