@@ -46,7 +46,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W 'error warn info debug trace' -- "$cur")
 		return
 		;;
-	--workers | --cpus | --poll-us | --user)
+	--workers | --cpus | --poll-us | --user | --interval)
 		return
 		;;
 	esac
@@ -55,6 +55,7 @@ _virtio_rdmad() {
 		local of_command='--control --help'
 		case $command in
 		status | watch) of_command+=' --json' ;;
+		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
 		remove) of_command+=' --drain' ;;
 		supervise) of_command='--program --help' ;;
@@ -63,6 +64,6 @@ _virtio_rdmad() {
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch add remove supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -37,6 +37,7 @@ mod spin;
 mod status;
 mod switch;
 mod times;
+mod top;
 mod uplink;
 mod uplink_spec;
 mod waker;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Some(Command::Status(status)) => status::print(status),
         Some(Command::Metrics(metrics)) => metrics::print(metrics),
         Some(Command::Watch(watch)) => watch::print(watch),
+        Some(Command::Top(top)) => top::run(top),
         Some(Command::Add(add)) => add_remove::add(add),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{AddressRights, GidPrefix, Limits, VlanList};
@@ -14,6 +15,7 @@ use crate::handover::supervisor::SupervisorOptions;
 use crate::key_values::{KeyValues, ListError};
 use crate::privileges::User;
 use crate::remover::{self, RemoverOptions};
+use crate::top;
 use crate::uplink_spec::UplinkSpec;
 
 /// RDMA for virtual machines: the device of virtio-rdma, one process for many guests.
@@ -224,6 +226,10 @@ pub enum Command {
     Metrics(MetricsOptions),
     /// Print what happens to the guests of a running virtio-rdmad until it ends.
     Watch(WatchOptions),
+    /// Show what the workers and guests of a running virtio-rdmad do, again and again.
+    ///
+    /// The guests with the most traffic come first. q ends it.
+    Top(TopOptions),
     /// Add a guest to a running virtio-rdmad.
     Add(AddOptions),
     /// Remove a guest from a running virtio-rdmad.
@@ -292,6 +298,22 @@ pub struct WatchOptions {
     /// Print JSON, an object on each line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `virtio-rdmad top`.
+#[derive(Args, Debug)]
+pub struct TopOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// Seconds between two views.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = top::interval)]
+    pub interval: Duration,
+
+    /// Print one view, of one interval, and end.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Options of `virtio-rdmad metrics`.

@@ -2,6 +2,7 @@
 //! The process as others see it: sockets, connections that come and go, status, signals.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,7 +12,10 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::time::Duration;
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{kill_process, kill_process_group, Pid, Signal};
+use rustix::pty::{ioctl_tiocgptpeer, openpt, unlockpt, OpenptFlags};
+use rustix::termios::{tcgetattr, tcsetwinsize, Winsize};
 use serde_json::Value;
 
 mod front_end;
@@ -513,6 +517,75 @@ fn the_dashboard_queries_metrics_that_are_printed() {
         assert!(names.contains(name), "{name} is not in:\n{text}");
     }
     drop(front_end);
+    daemon.end();
+}
+
+#[test]
+fn top_prints_plain_lines_where_there_is_no_terminal() {
+    let daemon = Daemon::start("top");
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let mut command = Command::new(BINARY);
+    command.args(["top", "--once", "--interval", "0.1", "--control"]).arg(daemon.path("control"));
+    let output = output(&mut command);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.starts_with("virtio-rdmad") && text.contains(": 2 guests, 1 connected; "),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b'), "{text}");
+    let last: Vec<_> =
+        text.lines().rev().take(2).filter_map(|l| l.split(' ').next_back()).collect();
+    assert_eq!(last, ["b", "a"], "{text}");
+    drop(front_end);
+    daemon.end();
+}
+
+/// However a user ends `top`, the terminal is as it was before.
+#[test]
+fn top_leaves_the_terminal_as_it_was() {
+    let daemon = Daemon::start("terminal");
+    let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    unlockpt(&keyboard).unwrap();
+    let terminal = ioctl_tiocgptpeer(&keyboard, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    let size = Winsize { ws_row: 7, ws_col: 40, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&terminal, size).unwrap();
+    let mut keyboard = File::from(keyboard);
+    let modes = || tcgetattr(&terminal).unwrap().local_modes;
+    let before = modes();
+    for end in [Some(b'q'), Some(3), None] {
+        let mut command = Command::new(BINARY);
+        command.args(["top", "--interval", "0.1", "--control"]).arg(daemon.path("control"));
+        let end_of = || Stdio::from(terminal.try_clone().unwrap());
+        let mut child = command.process_group(0).stdin(end_of()).stdout(end_of()).spawn().unwrap();
+        let _watchdog = Watchdog::new(&child, LIMIT);
+        let mut shown = Vec::new();
+        let mut read_up_to = |mut keyboard: &File, text: &str| {
+            while !String::from_utf8_lossy(&shown).contains(text) {
+                let limit = Timespec::try_from(LIMIT).unwrap();
+                let mut fds = [PollFd::new(&keyboard, PollFlags::IN)];
+                assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "{text:?} is not shown");
+                let mut room = [0; 4096];
+                let len = keyboard.read(&mut room).unwrap();
+                shown.extend_from_slice(&room[..len]);
+            }
+            String::from_utf8(std::mem::take(&mut shown)).unwrap()
+        };
+        let frame = read_up_to(&keyboard, "\x1b[J");
+        assert!(frame.starts_with("\x1b[?1049h"), "{frame:?}");
+        // There is no room for the second guest, nor for the last columns.
+        assert!(frame.contains("... 2 more") && !frame.contains("ERR/S"), "{frame:?}");
+        assert_ne!(modes(), before);
+        match end {
+            Some(key) => keyboard.write_all(&[key]).unwrap(),
+            None => kill_process(Pid::from_child(&child), Signal::TERM).unwrap(),
+        }
+        assert!(child.wait().unwrap().success());
+        assert_eq!(modes(), before);
+        let rest = read_up_to(&keyboard, "\x1b[?1049l");
+        assert!(rest.ends_with("\x1b[?25h\x1b[?1049l"), "{rest:?}");
+    }
     daemon.end();
 }
 

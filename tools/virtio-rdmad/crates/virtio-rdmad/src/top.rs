@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdmad top`: shows what workers and guests of a running process do, again and again.
+
+mod terminal;
+mod view;
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use crate::call::call;
+use crate::control::interface::STATUS;
+use crate::options::TopOptions;
+use crate::report::Report;
+use terminal::{Keys, Screen};
+
+/// What the process has reported, and when.
+struct Sample {
+    report: Report,
+    at: Instant,
+}
+
+impl Sample {
+    /// Asks the process behind the control socket.
+    fn take(options: &TopOptions) -> Result<Self, Box<dyn std::error::Error>> {
+        let report = serde_json::from_value(call(&options.control, STATUS)?)?;
+        Ok(Self { report, at: Instant::now() })
+    }
+
+    /// Returns lines that say what has happened since an earlier sample.
+    fn since(&self, before: &Self) -> Vec<String> {
+        view::lines(&before.report, &self.report, self.at.duration_since(before.at))
+    }
+}
+
+/// Shows one view each interval, until the user ends that, the process ends, or nobody reads the output any more.
+pub fn run(options: &TopOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let mut before = Sample::take(options)?;
+    let is_live = std::io::stdout().is_terminal() && !options.once;
+    let keys = Keys::open()?;
+    let screen = if is_live { Some(Screen::open()?) } else { None };
+    let mut is_first = true;
+    // The next sample has its time from the last one, so that a slow answer makes no view late for ever.
+    while keys.wait_until(before.at + options.interval)? {
+        let now = Sample::take(options)?;
+        let lines = now.since(&before);
+        let shown = match &screen {
+            Some(screen) => screen.show(&lines),
+            None => print(&lines, is_first),
+        };
+        if shown.is_err() || options.once {
+            break;
+        }
+        (before, is_first) = (now, false);
+    }
+    Ok(())
+}
+
+/// Prints lines behind those of the view before.
+fn print(lines: &[String], is_first: bool) -> Result<(), std::io::Error> {
+    let mut stdout = std::io::stdout();
+    let gap = if is_first { "" } else { "\n" };
+    writeln!(stdout, "{gap}{}", lines.join("\n"))?;
+    stdout.flush()
+}
+
+/// Returns the interval between two views, which is given in seconds.
+pub fn interval(seconds: &str) -> Result<Duration, String> {
+    let seconds: f64 = seconds.parse().map_err(|_| "this is no number of seconds".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("the interval must be from 0.1 to 3600 seconds".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_have_bounds() {
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "x", "0", "-1", "0.01", "3601", "nan", "inf", "1e99"] {
+            assert!(interval(wrong).is_err(), "{wrong}");
+        }
+    }
+}
