@@ -4,6 +4,7 @@
 
 use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
+use crate::base::limits::Limits;
 use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
@@ -54,6 +55,8 @@ pub struct DeviceStatus {
     pub name: String,
     /// Whether the guest's driver has started the device.
     pub started: bool,
+    /// How much it may use.
+    pub limits: Limits,
     /// GIDs by index.
     pub gids: Vec<(u16, Address)>,
     /// Live QPs.
@@ -83,6 +86,7 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     DeviceStatus {
         name: hca.stats.name().into(),
         started,
+        limits: hca.limits.clone(),
         gids,
         qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(slot, qp)).collect(),
         srqs: hca

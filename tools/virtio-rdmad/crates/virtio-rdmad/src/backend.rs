@@ -10,6 +10,7 @@ use memory::{GuestMemory, Policy};
 use ring::SplitQueue;
 use virtio_transport::{Backend, QueueSetup};
 
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::poller::{Poller, Source};
 
@@ -92,6 +93,7 @@ impl Backend for GuestBackend {
         if !std::mem::replace(&mut self.started, true) {
             self.device.start(memory, []);
             tracing::info!("the driver starts the device");
+            self.guest.link.tell(Event::Started);
         }
         for (index, ring, signal) in ready {
             self.device.set_queue(index, ring, signal);
@@ -129,6 +131,7 @@ impl Backend for GuestBackend {
         self.device.begin_reset();
         if std::mem::take(&mut self.started) {
             tracing::info!("the device is reset");
+            self.guest.link.tell(Event::Reset);
         }
     }
 

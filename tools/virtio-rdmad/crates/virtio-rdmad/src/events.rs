@@ -29,6 +29,10 @@ pub enum Event {
     Connected { worker: usize },
     /// Its VMM is connected no longer, for this reason.
     Disconnected { reason: String },
+    /// Its driver has started the device.
+    Started,
+    /// Its driver has reset the device, or its VMM has.
+    Reset,
     /// Something has happened to an object of it.
     Incident(Incident),
 }
@@ -105,6 +109,8 @@ fn report((time, guest, event): &(SystemTime, String, Event)) -> EventReport {
         Event::Disconnected { reason } => {
             EventReport { reason: Some(reason.clone()), ..of("disconnected") }
         }
+        Event::Started => of("started"),
+        Event::Reset => of("reset"),
         Event::Incident(Incident::Send { qpn, status }) => {
             let reason = Some(name_of_status(*status).to_owned());
             EventReport { qpn: Some(*qpn), reason, ..of("qp_error") }

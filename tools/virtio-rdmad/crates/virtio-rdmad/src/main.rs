@@ -25,6 +25,7 @@ mod intake;
 mod key_values;
 mod log;
 mod metrics;
+mod near_limits;
 mod nic;
 mod options;
 mod poller;

@@ -18,7 +18,7 @@ use crate::call::call;
 use crate::control::interface::STATUS;
 use crate::nic;
 use crate::options::MetricsOptions;
-use crate::report::{GuestReport, HistogramReport, Report, WorkerReport};
+use crate::report::{GuestReport, HistogramReport, LimitsReport, Report, WorkerReport};
 use crate::uplink::counters;
 
 /// The names and values of labels.
@@ -123,6 +123,16 @@ impl Metrics {
             counts.map(|(kind, count)| ([&labels[..], &[("kind", kind)]].concat(), count))
         });
         measure(encoder, "guest_objects", "Objects that a guest has, but QPs", objects)?;
+        let limits = self.of_guests().flat_map(|(labels, guest)| {
+            let LimitsReport { qps, cqs, srqs, mrs, mws, pds } = guest.limits;
+            let limits =
+                [("pd", pds), ("mr", mrs), ("mw", mws), ("cq", cqs), ("srq", srqs), ("qp", qps)];
+            limits.map(|(kind, limit)| {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                ([&labels[..], &[("kind", kind)]].concat(), limit)
+            })
+        });
+        measure(encoder, "guest_limits", "Objects that a guest may have", limits)?;
         let qps = self.of_guests().flat_map(|(labels, guest)| {
             let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
             for qp in &guest.qps {
@@ -259,7 +269,7 @@ mod tests {
             "workers": [{ "guests": 1, "work_seconds": 1.5, "rounds": 7, "sleeps": 2,
                 "turns": { "sum_seconds": 0.25, "buckets": [{ "up_to_seconds": 0.125, "count": 3 }, { "count": 1 }] } }],
             "guests": [
-                { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2,
+                { "name": "g\"1", "network": "n", "connected": true, "started": false, "pds": 1, "mrs": 2, "limits": { "qps": 9 },
                   "qps": [{ "qpn": 2, "type": "RC", "state": "RTS" }, { "qpn": 3, "type": "RC", "state": "RTS" },
                           { "qpn": 1, "type": "GSI", "state": "RTS" }],
                   "counters": { "timeouts": 4 }, "nic": { "rx_frames": 5 } },
@@ -287,6 +297,7 @@ mod tests {
             "virtio_rdma_guest_connected{guest=\"g\\\"1\",network=\"n\"} 1",
             "virtio_rdma_guest_started{guest=\"g2\",network=\"n\"} 0",
             "virtio_rdma_guest_objects{guest=\"g\\\"1\",network=\"n\",kind=\"mr\"} 2",
+            "virtio_rdma_guest_limits{guest=\"g\\\"1\",network=\"n\",kind=\"qp\"} 9",
             "virtio_rdma_guest_qps{guest=\"g\\\"1\",network=\"n\",type=\"RC\",state=\"RTS\"} 2",
             "virtio_rdma_guest_timeouts_total{guest=\"g\\\"1\",network=\"n\"} 4",
             "virtio_rdma_guest_timeouts_total{guest=\"g2\",network=\"n\"} 0",

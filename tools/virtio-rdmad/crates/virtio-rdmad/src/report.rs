@@ -20,6 +20,8 @@ pub struct Report {
     pub memory_losses: u64,
     /// How many lines about guests the log left out.
     pub log_lines_left_out: u64,
+    /// The most guests that there can be.
+    pub max_guests: u64,
     /// The workers, by index.
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
@@ -122,10 +124,30 @@ pub struct GuestReport {
     pub qps: Vec<QpReport>,
     /// Its SRQs.
     pub srqs: Vec<SrqReport>,
+    /// How much of these it may have.
+    pub limits: LimitsReport,
     /// The counters by name.
     pub counters: BTreeMap<String, u64>,
     /// The counters of its network interface by name; empty if the process does not serve one.
     pub nic: BTreeMap<String, u64>,
+}
+
+/// How many objects of each kind a guest may have.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct LimitsReport {
+    /// QPs, those of the connection manager among them.
+    pub qps: u64,
+    /// CQs.
+    pub cqs: u64,
+    /// SRQs.
+    pub srqs: u64,
+    /// MRs.
+    pub mrs: u64,
+    /// Memory windows.
+    pub mws: u64,
+    /// PDs.
+    pub pds: u64,
 }
 
 /// An entry of a guest's GID table.
@@ -168,7 +190,7 @@ pub struct EventReport {
     /// When, in microseconds since 1970.
     pub time_usec: u64,
     /// What: "watching" when events begin to be told of, "connected", "disconnected", "qp_error", "cq_error",
-    /// "srq_error", or "lost" where events were not told of.
+    /// "srq_error", "started" and "reset" for the device, "limit_near" and "limit_far", or "lost" where events were not told of.
     pub event: String,
     /// The guest that it has happened to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,6 +210,16 @@ pub struct EventReport {
     /// Why, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws" or
+    /// "pds".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+    /// How much of that is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    /// How much of that there can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
     /// How many events were not told of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,

@@ -352,6 +352,32 @@ fn whoever_watches_is_told_of_what_happens() {
     assert!(watch.wait().unwrap().success());
 }
 
+#[test]
+fn whoever_watches_is_told_of_drivers() {
+    let daemon = Daemon::start("drivers");
+    let mut watch = Command::new(BINARY);
+    watch.args(["watch", "--control"]).arg(daemon.path("control"));
+    let mut watch = watch.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let _watchdog = Watchdog::new(&watch, LIMIT);
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = move || lines.next().map(Result::unwrap);
+    assert!(next().unwrap().ends_with("watching"));
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let front_end = front_end.start_again(2);
+    front_end.wait(2);
+    drop(front_end);
+    for event in ["connected, worker 0", "started", "reset", "started", "reset", "disconnected"] {
+        let line = next().unwrap();
+        assert!(line.contains(&format!("a: {event}")), "{line}, not {event}");
+    }
+    let limits = &daemon.status()["guests"][0]["limits"];
+    assert!(limits["qps"].as_u64().unwrap() > 1 && limits["pds"].as_u64().unwrap() > 1, "{limits}");
+    daemon.end();
+    assert_eq!(next(), None);
+    assert!(watch.wait().unwrap().success());
+}
+
 /// Runs a command for the control socket. Returns whether it worked, and what it said of errors.
 fn run(daemon: &Daemon, words: &[&str]) -> (bool, String) {
     let mut command = Command::new(BINARY);

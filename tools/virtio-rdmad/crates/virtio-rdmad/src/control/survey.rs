@@ -6,15 +6,15 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use engine::{Address, DeviceStatus, QpStatus, SrqStatus};
+use engine::{Address, DeviceStatus, Limits, QpStatus, SrqStatus};
 
 use crate::guest::Guest;
-use crate::guests::Guests;
+use crate::guests::{Guests, MAX_GUESTS};
 use crate::histogram;
 use crate::nic::Nic;
 use crate::report::{
-    BucketReport, GidReport, GuestReport, HistogramReport, QpReport, Report, SrqReport,
-    UplinkReport, WorkerReport,
+    BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpReport, Report,
+    SrqReport, UplinkReport, WorkerReport,
 };
 use crate::switch::Switch;
 use crate::times::Reading;
@@ -38,6 +38,7 @@ pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
+        max_guests: MAX_GUESTS as u64,
         workers: workers.iter().map(worker_report).collect(),
         guests: guests.all().iter().map(|guest| guest_report(guest, switches)).collect(),
         uplinks,
@@ -86,9 +87,10 @@ fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> 
 
 fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
     let spec = &guest.spec;
-    let DeviceStatus { started, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
+    let DeviceStatus { started, limits, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
         guest.device.status();
-    let queues = if guest.rings.load(Ordering::Relaxed) { "rings" } else { "virtqueues" };
+    let rings = guest.rings.load(Ordering::Relaxed);
+    let queues = if rings { "rings" } else { "virtqueues" };
     GuestReport {
         name: spec.name.clone(),
         network: spec.network.clone(),
@@ -106,8 +108,23 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
         cqs,
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
+        limits: limits_report(&limits, rings),
         counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         nic: nic_counters(switches, &spec.name),
+    }
+}
+
+/// Returns how many objects a guest may have, which depends on what its queues are.
+fn limits_report(limits: &Limits, rings: bool) -> LimitsReport {
+    let (qps, cqs) =
+        if rings { (limits.ring_qp, limits.ring_cq) } else { (limits.max_qp, limits.max_cq) };
+    LimitsReport {
+        qps: qps.into(),
+        cqs: cqs.into(),
+        srqs: limits.max_srq.into(),
+        mrs: limits.max_mr.into(),
+        mws: if rings { limits.max_mw.into() } else { 0 },
+        pds: limits.max_pd.into(),
     }
 }
 
