@@ -11,5 +11,5 @@ mod queue;
 mod signal;
 
 pub use chain::{Buffer, Chain};
-pub use queue::{Layout, RingError, SplitQueue, MAX_SIZE};
+pub use queue::{Layout, Position, RingError, SplitQueue, MAX_SIZE};
 pub use signal::Signal;

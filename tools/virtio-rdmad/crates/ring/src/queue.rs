@@ -153,6 +153,17 @@ impl Layout {
     }
 }
 
+/// How far the device has come in a queue: what it knows of the queue besides the ring itself.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Position {
+    /// The index of the next buffer to take from the available ring.
+    pub next_avail: u16,
+    /// The index of the next entry to write in the used ring.
+    pub next_used: u16,
+    /// The index in the used ring up to which it is decided whether the driver gets an interrupt.
+    pub signalled: u16,
+}
+
 /// The memory of a ring in this process.
 #[derive(Debug)]
 struct Parts {
@@ -197,20 +208,29 @@ impl SplitQueue {
     /// Makes the queue at `layout` in `memory`. It goes on at available index `base` (0 for a new queue)
     /// and at the used index that the ring itself has.
     pub fn new(memory: &GuestMemory, layout: Layout, base: u16) -> Result<Self, RingError> {
+        let mut queue = Self::at(memory, layout, Position::default())?;
+        let used = queue.parts.used.load_u16(IDX, Ordering::Relaxed)?;
+        queue.next_avail = base;
+        (queue.next_used, queue.published, queue.signalled) = (used, used, used);
+        Ok(queue)
+    }
+
+    /// Makes the queue at `layout` in `memory`, which goes on where another one was: at its
+    /// [position](Self::position). All that the other one gave back was published.
+    pub fn at(memory: &GuestMemory, layout: Layout, position: Position) -> Result<Self, RingError> {
         if !layout.size.is_power_of_two() || layout.size > MAX_SIZE {
             return Err(RingError::Size { size: layout.size });
         }
         let parts = Parts::resolve(memory, &layout)?;
-        let used = parts.used.load_u16(IDX, Ordering::Relaxed)?;
-        Ok(Self {
-            memory: memory.clone(),
-            layout,
-            parts,
-            next_avail: base,
-            next_used: used,
-            published: used,
-            signalled: used,
-        })
+        let Position { next_avail, next_used, signalled } = position;
+        let memory = memory.clone();
+        Ok(Self { memory, layout, parts, next_avail, next_used, published: next_used, signalled })
+    }
+
+    /// Returns how far the device has come.
+    pub fn position(&self) -> Position {
+        let Self { next_avail, next_used, signalled, .. } = *self;
+        Position { next_avail, next_used, signalled }
     }
 
     /// Takes a new memory map. On an error the queue keeps the memory that it had.

@@ -84,6 +84,32 @@ fn signals_follow_the_event_index() {
 }
 
 #[test]
+fn a_queue_goes_on_at_its_position() {
+    for event_idx in [false, true] {
+        let mut driver = Driver::new(4, event_idx);
+        let mut before = queue(&driver);
+        let heads = [0; 3].map(|_| driver.add(&[(DATA, 8, true)], false).unwrap());
+        before.pop().unwrap().unwrap();
+        before.pop().unwrap().unwrap();
+        before.push(heads[0], 8).unwrap();
+        before.publish().unwrap();
+        let position = before.position();
+        drop(before);
+
+        // The driver's view of the index is no part of it: the memory of the ring may hold anything.
+        driver.set_u16(USED + 2, 77);
+        let mut queue = SplitQueue::at(&driver.memory, driver.layout, position).unwrap();
+        assert_eq!(queue.position(), position);
+        assert_eq!(queue.signal_needed(), Ok(true), "nobody has decided on the first buffer");
+        queue.push(heads[1], 4).unwrap();
+        queue.publish().unwrap();
+        assert_eq!([driver.take(), driver.take()], [Some((heads[0], 8)), Some((heads[1], 4))]);
+        assert_eq!(queue.pop().unwrap().unwrap().head, heads[2]);
+        assert!(queue.pop().unwrap().is_none());
+    }
+}
+
+#[test]
 fn notifications_are_asked_for() {
     let mut driver = Driver::new(4, false);
     let mut queue = queue(&driver);
