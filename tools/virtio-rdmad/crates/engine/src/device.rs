@@ -5,15 +5,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use abi::{VIRTIO_RDMA_EVENT_DEVICE_FATAL, VIRTIO_RDMA_F_RINGS};
+use abi::VIRTIO_RDMA_EVENT_DEVICE_FATAL;
 use memory::GuestMemory;
 use ring::{Signal, SplitQueue, MAX_SIZE};
 
 use crate::base::budget::Budget;
 use crate::base::counters::Counter;
+use crate::base::image::{open, seal, LoadError};
 use crate::base::queues::{Layout, Queue};
 use crate::base::sync::lock;
 use crate::config::{config_space, features, DeviceConfig};
+use crate::image::{visit_all, Image, SavedQueue};
 use crate::queue::virtqueue::Virtqueue;
 use crate::schedule::guest::Guest;
 use crate::schedule::scheduler::{Next, Scheduler};
@@ -36,7 +38,8 @@ pub struct Device {
     guest: Guest,
     scheduler: Mutex<Scheduler>,
     started: AtomicBool,
-    config_space: [u8; 256],
+    mac: Option<[u8; 6]>,
+    rings: bool,
     features: u64,
 }
 
@@ -46,16 +49,58 @@ impl Device {
         let DeviceConfig { name, mac, addresses, limits, rings, wake } = config;
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
-        let config_space = config_space(&limits, rings, mac, node);
         let hca = Arc::new(Hca::new(name, node, limits, Arc::clone(network), wake));
         network.add(&hca, Rights::new(mac, addresses));
         Self {
             scheduler: Mutex::new(Scheduler::new(hca.jobs.count())),
             guest: Guest::new(hca),
             started: AtomicBool::new(false),
-            config_space,
+            mac,
+            rings,
             features: features(mac, rings),
         }
+    }
+
+    /// Returns the image of the device, with which [`Self::load`] makes another one go on where this one is: it has the
+    /// same state as far as the guest and its peers can tell. No thread runs this device, or another one of its network,
+    /// meanwhile. A change of memory or a reset that is under way comes to its end first.
+    ///
+    /// The device may go on afterwards, if the image is not used.
+    pub fn save(&self) -> Vec<u8> {
+        self.settle();
+        let is_started = self.started.load(Ordering::Acquire);
+        seal(&Image::of(&self.guest, self.mac, is_started))
+    }
+
+    /// Takes over the state of the device of which [`Self::save`] has made the image. This device is made with the same
+    /// configuration, and is not started. The guest's memory has the content that it had then; `queues` are the
+    /// virtqueues that the guest has set up, which may be more than the device had. All devices of a network that were
+    /// saved together are loaded before any of them runs.
+    ///
+    /// If the image is refused, the device is as after a reset, and nothing is left behind.
+    pub fn load(
+        &self,
+        image: &[u8],
+        memory: &GuestMemory,
+        queues: impl IntoIterator<Item = SavedQueue>,
+    ) -> Result<(), LoadError> {
+        let image: Image = open(image)?;
+        self.settle();
+        if self.started.load(Ordering::Acquire) {
+            return Err(LoadError::Started);
+        }
+        image.check(self.hca(), self.mac, self.features)?;
+        let is_started = image.is_started;
+        // A reset ends what was made, if something is wrong.
+        self.started.store(true, Ordering::Release);
+        if let Err(why) = image.load(&self.guest, memory, queues) {
+            self.reset();
+            self.hca().features.agree(0);
+            return Err(why);
+        }
+        self.started.store(is_started, Ordering::Release);
+        visit_all(&self.guest);
+        Ok(())
     }
 
     /// Returns what peers reach of it.
@@ -65,7 +110,8 @@ impl Device {
 
     /// Returns the configuration space.
     pub fn config_space(&self) -> [u8; 256] {
-        self.config_space
+        let hca = self.hca();
+        config_space(&hca.limits, self.rings, self.mac, hca.identity.mac())
     }
 
     /// Returns the device-specific feature bits.
@@ -108,7 +154,7 @@ impl Device {
     /// Returns the numberings of virtqueues that the driver may agree on.
     fn layouts(&self) -> impl Iterator<Item = Layout> {
         let limits = self.hca().limits.clone();
-        let rings = self.features & 1 << VIRTIO_RDMA_F_RINGS != 0;
+        let rings = self.rings;
         [false, true]
             .into_iter()
             .filter(move |with| !with || rings)

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use zerocopy::big_endian::U32;
 
 use crate::wire::{Header, LOW_24};
 
 /// The number of a message, which its responder counts (IBA 9.7.7): 24 bits, which wrap around.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Msn(u32);
 
 impl Msn {
@@ -26,6 +28,18 @@ impl Msn {
     #[must_use]
     pub const fn next(self) -> Self {
         Self::new(self.0 + 1)
+    }
+}
+
+impl From<u32> for Msn {
+    fn from(value: u32) -> Self {
+        Self::new(value)
+    }
+}
+
+impl From<Msn> for u32 {
+    fn from(msn: Msn) -> Self {
+        msn.get()
     }
 }
 
@@ -112,7 +126,8 @@ pub enum NakCode {
 }
 
 /// What an acknowledgement says (IBA 9.7.5).
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(from = "u8", into = "u8")]
 pub enum Syndrome {
     /// The responder executed everything up to the PSN. It can receive this many more messages.
     Ack(Credits),
@@ -134,6 +149,18 @@ const ACK: u8 = 0x00;
 const RNR_NAK: u8 = 0x20;
 /// The bits of a syndrome that have a value.
 const VALUE: u8 = 0x1f;
+
+impl From<u8> for Syndrome {
+    fn from(byte: u8) -> Self {
+        Self::from_byte(byte)
+    }
+}
+
+impl From<Syndrome> for u8 {
+    fn from(syndrome: Syndrome) -> Self {
+        syndrome.byte()
+    }
+}
 
 impl Syndrome {
     /// Reads a syndrome.

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Packet sequence numbers, and how they are compared.
 
+use serde::{Deserialize, Serialize};
+
 use crate::wire::LOW_24;
 
 /// A packet sequence number (IBA 9.7.1): 24 bits, which wrap around.
 ///
 /// Two PSNs are compared by the shorter way round, as serial numbers are (RFC 1982). This is no order
 /// in the sense of [`Ord`]: of three PSNs, each may be before the next one.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Psn(u32);
 
 impl Psn {
@@ -48,6 +51,18 @@ impl Psn {
     /// Returns whether this PSN is after `other`. Two PSNs that are 2^23 apart are each before the other.
     pub const fn is_after(self, other: Self) -> bool {
         self.distance_from(other) > 0
+    }
+}
+
+impl From<u32> for Psn {
+    fn from(value: u32) -> Self {
+        Self::new(value)
+    }
+}
+
+impl From<Psn> for u32 {
+    fn from(psn: Psn) -> Self {
+        psn.get()
     }
 }
 

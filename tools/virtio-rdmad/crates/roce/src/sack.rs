@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The extended header of selective acknowledgements, an extension of this project.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::big_endian::U64;
 
 use crate::wire::Header;
 
 /// Which of the packets behind a missing one a responder holds. The packets have the PSNs from that of the
 /// BTH on, which is the PSN of the missing one.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SackEth {
     /// A bit for each packet, of which the lowest one of the first word is the first.
     pub held: [u64; Self::WORDS],

@@ -2,12 +2,14 @@
 
 //! Addresses: GIDs, and the VLANs that they belong to.
 
+use serde::{Deserialize, Serialize};
+
 /// A 16-byte global identifier, in network byte order.
 pub type Gid = [u8; 16];
 
 /// What a device is reached by: the same GID may be another guest's in another
 /// VLAN.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Address {
     /// The GID.
     pub gid: Gid,

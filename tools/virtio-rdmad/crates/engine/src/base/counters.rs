@@ -274,6 +274,21 @@ impl Stats {
         }
     }
 
+    /// Returns the counters that are not zero, by name.
+    pub fn save(&self) -> Vec<(String, u64)> {
+        let all = Counter::ALL.iter().map(|counter| (counter.name().into(), self.get(*counter)));
+        all.filter(|(_, value)| *value != 0).collect()
+    }
+
+    /// Goes on from these values. Counters of other versions are ignored.
+    pub fn load(&self, saved: &[(String, u64)]) {
+        for (name, value) in saved {
+            if let Some(counter) = Counter::ALL.iter().find(|counter| counter.name() == name) {
+                self.values[*counter as usize].store(*value, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Returns a counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.values[counter as usize].load(Ordering::Relaxed)

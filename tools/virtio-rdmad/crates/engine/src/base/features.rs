@@ -21,6 +21,11 @@ impl Features {
         self.0.store(bits, Ordering::Release);
     }
 
+    /// Returns the bits that driver and device agreed on.
+    pub fn agreed(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
     fn has(&self, feature: u32) -> bool {
         self.0.load(Ordering::Acquire) & 1 << feature != 0
     }

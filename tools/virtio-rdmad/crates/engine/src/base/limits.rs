@@ -3,6 +3,9 @@
 //! What one guest may use of everything.
 
 use abi::VIRTIO_RDMA_PAGE_SHIFT;
+use serde::{Deserialize, Serialize};
+
+use super::image::LoadError;
 
 /// SGEs of one work request, at most; bounds what is copied per request.
 pub(crate) const MAX_SGE: usize = 16;
@@ -17,7 +20,7 @@ pub(crate) const MAX_VECTORS: u16 = 64;
 /// Entries of a send or receive ring, at most.
 const MAX_RING_WR: u32 = 32768;
 /// Bytes of inline data, at most; with the header they fit the largest stride.
-const MAX_INLINE: u16 = 2048;
+pub(crate) const MAX_INLINE: u16 = 2048;
 
 /// Pages of a fast registration, at most; bounds what REG_MR reads.
 pub(crate) const MAX_FAST_REG_PAGES: usize = 512;
@@ -29,7 +32,7 @@ const MAX_MR_SIZE: u64 = 1 << 40;
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
 
 /// What one guest may use. All of it is fixed before the guest starts.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// QPs on virtqueues, the GSI's among them; M in the numbering of virtqueues.
     pub max_qp: u16,
@@ -81,6 +84,7 @@ pub struct Limits {
     /// Entries of the GID table.
     pub gid_table: u16,
     /// Bytes that it may send to other hosts per second; `None`: as many as it can.
+    #[serde(skip)]
     pub wire_rate: Option<u64>,
 }
 
@@ -120,6 +124,23 @@ impl Limits {
     /// Returns limits for a transport with 64 virtqueues.
     pub fn for_64_queues() -> Self {
         Self { max_qp: 21, max_cq: 20, comp_vectors: 4, ..Self::default() }
+    }
+
+    /// Checks that a guest was told of the same limits.
+    pub(crate) fn check(&self, told: &Self) -> Result<(), LoadError> {
+        macro_rules! check {
+            ($($field:ident)*) => {
+                $(if told.$field != self.$field {
+                    return Err(LoadError::Limit { what: stringify!($field) });
+                })*
+            };
+        }
+        check! {
+            max_qp max_cq wq_size cq_size comp_vectors ring_qp ring_cq max_srq ring_wr ring_cqe inline_data
+            max_mr max_mw max_pd max_xrcd max_mr_size max_extents max_rd_atomic max_ah max_mcast_grp
+            max_mcast_qp_attach max_mcast_attach gid_table
+        }
+        Ok(())
     }
 
     /// Forces each limit into the range that the engine works with.

@@ -10,6 +10,8 @@ pub(crate) mod counters;
 pub(crate) mod features;
 pub(crate) mod gate;
 pub(crate) mod host;
+pub(crate) mod identity;
+pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod qp_type;
 pub(crate) mod queues;

@@ -2,8 +2,10 @@
 
 //! The transport services of QPs.
 
+use serde::{Deserialize, Serialize};
+
 /// The transport service of a QP, `enum virtio_rdma_qp_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum QpType {
     /// QP 1, for communication management.
     Gsi,

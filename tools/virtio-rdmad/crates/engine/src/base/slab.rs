@@ -2,6 +2,46 @@
 
 //! A table of objects named by small numbers.
 
+use serde::{Deserialize, Serialize};
+
+use super::image::{require, Wrong};
+
+/// The state of a table: what is saved of each object, by number, and the numbers that are given out next, last first.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved<S> {
+    slots: Vec<Option<S>>,
+    free: Vec<u32>,
+}
+
+impl<S> Saved<S> {
+    /// Returns the table, of at most `limit` objects; `load` makes an object of what was saved of it.
+    pub fn load<T>(
+        self,
+        limit: u32,
+        mut load: impl FnMut(S) -> Result<T, Wrong>,
+    ) -> Result<Slab<T>, (u32, Wrong)> {
+        let Self { slots, free } = self;
+        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        require(count <= limit, "there are more than the limit").map_err(|why| (count, why))?;
+        let mut is_free = vec![false; slots.len()];
+        for number in &free {
+            let is_new = is_free
+                .get_mut(*number as usize)
+                .is_some_and(|free| !std::mem::replace(free, true));
+            let is_unused = matches!(slots.get(*number as usize), Some(None));
+            require(is_new && is_unused, "the number is not free").map_err(|why| (*number, why))?;
+        }
+        let used = slots.iter().flatten().count();
+        require(used + free.len() == slots.len(), "numbers are lost")
+            .map_err(|why| (count, why))?;
+        let load_one = |(number, slot): (u32, Option<S>)| {
+            slot.map(&mut load).transpose().map_err(|why| (number, why))
+        };
+        let slots = (0..).zip(slots).map(load_one).collect::<Result<_, _>>()?;
+        Ok(Slab { slots, free, used, limit })
+    }
+}
+
 /// Objects with numbers from 0 to a fixed limit; the number freed last is given
 /// out first.
 pub(crate) struct Slab<T> {
@@ -68,6 +108,12 @@ impl<T> Slab<T> {
         let last = self.slots.pop()?;
         self.used -= usize::from(last.is_some());
         last
+    }
+
+    /// Returns the state; `save` returns that of an object.
+    pub fn save<S>(&self, save: impl Fn(&T) -> Option<S>) -> Saved<S> {
+        let slots = self.slots.iter().map(|slot| slot.as_ref().and_then(&save)).collect();
+        Saved { slots, free: self.free.clone() }
     }
 
     /// Returns how many objects there are.

@@ -5,6 +5,10 @@
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
+use serde::{Deserialize, Serialize};
+
+use super::image::{require, Wrong};
+
 /// A fixed number of places; one takes memory from its first use on.
 pub(crate) struct Table<T> {
     places: Box<[OnceLock<Box<T>>]>,
@@ -37,6 +41,13 @@ impl<T: Default> Table<T> {
     }
 }
 
+/// The state of numbers: the first one that was never given out, and those that were given back.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedNumbers {
+    next: u16,
+    freed: Vec<u16>,
+}
+
 /// Numbers to give out. A number that was used is given out again when no other number was unused for
 /// longer.
 pub(crate) struct Numbers {
@@ -49,6 +60,31 @@ impl Numbers {
     /// Returns the numbers from `first` to before `end`.
     pub fn new(first: u16, end: u16) -> Self {
         Self { next: first, end, freed: VecDeque::new() }
+    }
+
+    /// Returns the state.
+    pub fn save(&self) -> SavedNumbers {
+        SavedNumbers { next: self.next, freed: self.freed.iter().copied().collect() }
+    }
+
+    /// Takes a state over, with which these numbers are `used`.
+    pub fn load(
+        &mut self,
+        saved: SavedNumbers,
+        used: impl IntoIterator<Item = u16>,
+    ) -> Result<(), Wrong> {
+        let SavedNumbers { next, freed } = saved;
+        let first = self.next;
+        require((first..=self.end).contains(&next), "the next number is out of range")?;
+        let mut is_taken = vec![false; usize::from(next - first)];
+        let used = used.into_iter().filter(|number| *number >= first);
+        for number in freed.iter().copied().chain(used) {
+            let at = usize::from(number.checked_sub(first).ok_or("a free number is out of range")?);
+            let taken = is_taken.get_mut(at).ok_or("a number is used that was not given out")?;
+            require(!std::mem::replace(taken, true), "a number is used and free")?;
+        }
+        (self.next, self.freed) = (next, freed.into());
+        Ok(())
     }
 
     /// Takes a number, if one is left.

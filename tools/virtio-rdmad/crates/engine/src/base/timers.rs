@@ -8,6 +8,7 @@ use std::hash::BuildHasherDefault;
 use std::time::Instant;
 
 use super::by_key::KeyHasher;
+use super::image::Moment;
 
 /// Times that no longer hold stay in the heap until they come up; where setting one finds more of
 /// them than this and as many as hold, they go.
@@ -44,6 +45,14 @@ impl Timers {
     pub fn clear(&mut self) {
         self.by_queue.clear();
         self.order.clear();
+    }
+
+    /// Returns the times of all queues, in the order of their numbers.
+    pub fn save(&self, now: Instant) -> Vec<(u16, Moment)> {
+        let mut times: Vec<_> =
+            self.by_queue.iter().map(|(queue, time)| (*queue, Moment::of(*time, now))).collect();
+        times.sort_unstable_by_key(|(queue, _)| *queue);
+        times
     }
 
     /// Returns the earliest time.

@@ -19,8 +19,9 @@ use super::status::Status;
 use crate::base::address::Address;
 use crate::base::sync::lock;
 use crate::memory::access::KNOWN_ACCESS;
+use crate::qp::halves::Partner;
 use crate::qp::state::{check, QpState, Refused};
-use crate::transport::hca::{Hca, Partner, Requester, Responder};
+use crate::transport::hca::{Hca, Requester, Responder};
 use crate::transport::message::PSN_MASK;
 use crate::transport::{requester, srq};
 
@@ -79,8 +80,9 @@ pub(super) fn modify(
     }
     if config.wq.kind.is_connected() && mask & VIRTIO_RDMA_QP_AV != 0 {
         let dgid = change.attr.ah_attr.grh.dgid;
-        let partner = Partner::new(hca.network.find(&change.source.beside(dgid)).as_ref());
-        requester.partner = partner.clone();
+        let other = hca.network.find(&change.source.beside(dgid));
+        let partner = Partner::new(other.map(|device| device.identity.id()));
+        requester.partner = partner;
         responder.partner = partner;
     }
     responder.attr = change.attr;

@@ -6,17 +6,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 use memory::GuestMemory;
+use serde::{Deserialize, Serialize};
 
 use super::status::Status;
 use crate::base::address::Gid;
 use crate::base::budget::{cost, Budget};
 use crate::base::by_key::ByKey;
+use crate::base::image::{require, LoadError, Wrong};
 use crate::base::limits::Limits;
-use crate::base::slab::Slab;
+use crate::base::slab::{self, Slab};
 use crate::base::sync::read;
-use crate::base::table::Numbers;
+use crate::base::table::{Numbers, SavedNumbers};
+use crate::memory::fast_reg::FastReg;
 use crate::memory::key_table::KeyTable;
 use crate::memory::mr::{Attributes, Mr};
+use crate::memory::mw::Window;
 
 /// A memory region as its guest knows it.
 pub(crate) enum MrEntry {
@@ -159,7 +163,144 @@ pub(crate) struct Objects {
     pub attachments: Attachments,
 }
 
+/// The state of an MR.
+#[derive(Serialize, Deserialize)]
+enum SavedMr {
+    /// One with memory, and whether that was found.
+    Fixed(Attributes, bool),
+    /// One for fast registration, and whether it has memory.
+    FastReg(FastReg, bool),
+}
+
+/// The state of all objects. How many others use a domain is not in it: they are counted again.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pds: slab::Saved<()>,
+    xrcds: slab::Saved<()>,
+    mrs: slab::Saved<SavedMr>,
+    mws: slab::Saved<(Window, bool)>,
+    next_slot: u16,
+    ring_cqs: SavedNumbers,
+    ring_slots: SavedNumbers,
+    srq_slots: SavedNumbers,
+}
+
+/// The numbers of the objects on rings.
+#[derive(Default)]
+pub(crate) struct InUse {
+    /// Those of CQs.
+    pub cqs: Vec<u16>,
+    /// The places of QPs.
+    pub qps: Vec<u16>,
+    /// The places of SRQs.
+    pub srqs: Vec<u16>,
+}
+
 impl Objects {
+    /// Returns the state.
+    pub fn save(&self, keys: &KeyTable) -> Saved {
+        let mr = |mr: &MrEntry| match mr {
+            MrEntry::Fixed { attributes, live } => {
+                Some(SavedMr::Fixed(attributes.clone(), live.is_some()))
+            }
+            MrEntry::FastReg { key, .. } => {
+                keys.save_fast_reg(*key).map(|(region, found)| SavedMr::FastReg(region, found))
+            }
+        };
+        Saved {
+            pds: self.pds.0.save(|_| Some(())),
+            xrcds: self.xrcds.0.save(|_| Some(())),
+            mrs: self.mrs.save(mr),
+            mws: self.mws.save(|mw| keys.save_window(mw.key)),
+            next_slot: self.next_slot,
+            ring_cqs: self.ring_cqs.save(),
+            ring_slots: self.ring_slots.save(),
+            srq_slots: self.srq_slots.save(),
+        }
+    }
+
+    /// Takes over the state, in which there are objects with these numbers. The memory is there already, and what rings
+    /// take of the extents is counted.
+    pub fn load(
+        &mut self,
+        saved: Saved,
+        keys: &mut KeyTable,
+        limits: &Limits,
+        used: InUse,
+    ) -> Result<(), LoadError> {
+        let named = |object| move |(number, why)| LoadError::Object { object, number, why };
+        self.pds.0 = saved.pds.load(limits.max_pd, |()| Ok(0)).map_err(named("PD"))?;
+        self.xrcds.0 = saved.xrcds.load(limits.max_xrcd, |()| Ok(0)).map_err(named("XRCD"))?;
+        let mrs = saved.mrs.load(limits.max_mr, |mr| self.load_mr(mr, keys, limits));
+        self.mrs = mrs.map_err(named("MR"))?;
+        let window = |(window, has_memory): (Window, bool)| {
+            require(!self.invalid_keys.contains(window.key >> 8), "another one has its key")?;
+            keys.load_window(window, has_memory)?;
+            self.enter_pd(window.pdn)?;
+            Ok(MwEntry { key: window.key, pdn: window.pdn })
+        };
+        self.mws = saved.mws.load(limits.max_mw, window).map_err(named("MW"))?;
+        let slots = 1..=limits.max_qp;
+        let next_slot = Some(saved.next_slot).filter(|slot| slots.contains(slot));
+        self.next_slot = next_slot
+            .ok_or_else(|| LoadError::of("QP", saved.next_slot)("its place is out of range"))?;
+        let numbers = |object| move |why| LoadError::of(object, 0_u16)(why);
+        self.ring_cqs.load(saved.ring_cqs, used.cqs).map_err(numbers("CQ"))?;
+        self.ring_slots.load(saved.ring_slots, used.qps).map_err(numbers("QP"))?;
+        self.srq_slots.load(saved.srq_slots, used.srqs).map_err(numbers("SRQ"))
+    }
+
+    fn load_mr(
+        &mut self,
+        saved: SavedMr,
+        keys: &mut KeyTable,
+        limits: &Limits,
+    ) -> Result<MrEntry, Wrong> {
+        let entry = match saved {
+            SavedMr::Fixed(attributes, is_live) => {
+                let key = attributes.key;
+                attributes.check(limits.max_mr_size)?;
+                keys.check_new(key)?;
+                require(!self.invalid_keys.contains(key >> 8), "another one has its key")?;
+                let mr =
+                    is_live.then(|| Mr::new(&self.memory, attributes.clone(), self.room(limits)));
+                let live = mr.transpose().map_err(|_| "it is not in memory")?.map(Arc::new);
+                self.set_valid_key(key, is_live);
+                if let Some(mr) = &live {
+                    self.extents += mr.extents();
+                    keys.insert(Arc::clone(mr));
+                }
+                self.enter_pd(attributes.pdn)?;
+                MrEntry::Fixed { attributes, live }
+            }
+            SavedMr::FastReg(region, has_memory) => {
+                let FastReg { key, pdn, max_pages, .. } = region;
+                require(!self.invalid_keys.contains(key >> 8), "another one has its key")?;
+                require(max_pages <= self.room(limits), "it is beyond the limit of extents")?;
+                keys.load_fast_reg(region, has_memory, limits.max_mr_size)?;
+                self.extents += max_pages;
+                self.enter_pd(pdn)?;
+                MrEntry::FastReg { key, pdn, extents: max_pages }
+            }
+        };
+        Ok(entry)
+    }
+
+    /// Notes that one more object that was saved belongs to a PD.
+    pub fn enter_pd(&mut self, pdn: u32) -> Result<(), Wrong> {
+        self.pds.require(pdn).map_err(|_| "its PD does not exist")?;
+        self.pds.enter(pdn);
+        Ok(())
+    }
+
+    /// Notes that one more object that was saved belongs to an XRC domain, whose numbers begin at 1.
+    pub fn enter_xrcd(&mut self, xrcdn: u32) -> Result<(), Wrong> {
+        let index = xrcdn.wrapping_sub(1);
+        self.xrcds.require(index).map_err(|_| "its XRC domain does not exist")?;
+        self.xrcds.enter(index);
+        Ok(())
+    }
+
     /// Returns what a guest has that made no object.
     pub fn new(limits: &Limits) -> Self {
         Self {

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use super::mr::Pieces;
 use super::mr_cache::{Mapping, MrCache};
 use memory::{Chunk, MemoryError};
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a message that is likely to be copied from and to a processor's second cache, if it is
 /// sent again and again: its two sides fit in that, and not in the first.
@@ -202,7 +203,7 @@ pub(crate) fn read(source: View<'_>, bytes: &mut [u8]) -> Result<(), Side> {
 }
 
 /// An atomic operation on a 64-bit word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Atomic {
     /// Replaces `compare` by `swap`.
     CompareSwap {

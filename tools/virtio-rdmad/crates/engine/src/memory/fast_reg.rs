@@ -12,10 +12,12 @@
 //! waits for copies and for nothing else.
 
 use abi::{virtio_rdma_ring_reg_wqe, WrReg};
+use serde::{Deserialize, Serialize};
 
 use super::mr::{Attributes, KeyError};
 
 /// A region for fast registration.
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct FastReg {
     /// Its PD.
     pub pdn: u32,
@@ -28,7 +30,7 @@ pub(crate) struct FastReg {
 }
 
 /// What REG_MR asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registration {
     /// The new key.
     pub key: u32,

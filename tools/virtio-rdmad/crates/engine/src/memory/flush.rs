@@ -12,13 +12,14 @@ use abi::{
     VIRTIO_RDMA_FLUSH_PERSISTENT, VIRTIO_RDMA_FLUSH_RANGE,
 };
 use memory::atomic::fence;
+use serde::{Deserialize, Serialize};
 
 use super::key_table::KeyTable;
 use super::mr::{Claim, KeyError};
 use super::mr_cache::MrCache;
 
 /// What FLUSH asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Flush {
     /// The access that its key must give, `VIRTIO_RDMA_ACCESS_FLUSH_*`.
     pub access: u32,

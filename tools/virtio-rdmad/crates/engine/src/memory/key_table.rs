@@ -13,8 +13,10 @@ use memory::GuestMemory;
 
 use super::fast_reg::{FastReg, Invalidation};
 use super::mr::{Attributes, Backing, KeyError, Mr, Part, Pin, Reach};
-use super::mw::{Bind, Binding, MwType, Windows};
+use super::mw::{Bind, Binding, MwType, Window, Windows};
 use crate::base::by_key::ByKey;
+use crate::base::image::{require, Wrong};
+use crate::base::limits::MAX_FAST_REG_PAGES;
 
 /// Access to a window that changes memory, which its region must allow its owner.
 const CHANGES: u32 = VIRTIO_RDMA_ACCESS_REMOTE_WRITE | VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC;
@@ -46,15 +48,81 @@ pub(crate) struct KeyTable {
 }
 
 impl KeyTable {
+    /// Returns whether a region or a window has the upper 24 bits of a key.
+    fn has(&self, key: u32) -> bool {
+        let index = key >> 8;
+        self.regions.contains(index) || self.fast_regs.contains(index) || self.windows.has(key)
+    }
+
+    /// Checks that no region and no window has a key that was saved.
+    pub fn check_new(&self, key: u32) -> Result<(), Wrong> {
+        require(key >> 8 != 0 && !self.has(key), "another one has its key")
+    }
+
+    /// Returns the state of the region for fast registration with this key: the region, and whether it has memory.
+    pub fn save_fast_reg(&self, key: u32) -> Option<(FastReg, bool)> {
+        let region = self.fast_regs.get(key >> 8)?;
+        Some((region.clone(), self.regions.contains(key >> 8)))
+    }
+
+    /// Takes over a region for fast registration.
+    pub fn load_fast_reg(
+        &mut self,
+        region: FastReg,
+        has_memory: bool,
+        longest: u64,
+    ) -> Result<(), Wrong> {
+        self.check_new(region.key)?;
+        let max_pages = region.max_pages;
+        require((1..=MAX_FAST_REG_PAGES).contains(&max_pages), "it has another number of pages")?;
+        require(region.valid.is_some() || !has_memory, "it has memory, and is FREE")?;
+        if let Some(attributes) = &region.valid {
+            attributes.check(longest)?;
+            let is_its = (attributes.key, attributes.pdn) == (region.key, region.pdn);
+            require(is_its, "its registration has another key or PD")?;
+        }
+        let valid = region.valid.clone().filter(|_| has_memory);
+        let mr = valid.map(|attributes| Mr::new(&self.memory, attributes, max_pages)).transpose();
+        let mr = mr.map_err(|_| "it is not in memory")?;
+        self.insert_fast_reg(region);
+        if let Some(mr) = mr {
+            self.insert(Arc::new(mr.revocable()));
+        }
+        Ok(())
+    }
+
+    /// Returns the state of the window with this key: the window, and whether it has memory.
+    pub fn save_window(&self, key: u32) -> Option<(Window, bool)> {
+        let window = self.windows.get(key >> 8)?;
+        Some((*window, self.regions.contains(key >> 8)))
+    }
+
+    /// Takes over a window; the region that it is bound to is there already.
+    pub fn load_window(&mut self, window: Window, has_memory: bool) -> Result<(), Wrong> {
+        let Window { key, binding, .. } = window;
+        self.check_new(key)?;
+        self.windows.insert(Window { binding: None, ..window });
+        self.windows.assign(key, binding);
+        if !has_memory {
+            return Ok(());
+        }
+        let Binding { region, part } = binding.ok_or("it has memory, and is FREE")?;
+        let region = self.fixed(region).ok_or("it is bound to a region that is not there")?;
+        let end = part.offset.checked_add(part.length);
+        let fits = end.is_some_and(|end| end <= region.attributes().length);
+        require(fits, "it is bound beyond its region")?;
+        let bound = Arc::new(region.window(key, &part));
+        self.insert(bound);
+        Ok(())
+    }
+
     /// Returns a random key whose upper 24 bits no region has, or `None` when the
     /// machine has no random numbers. `taken` tells of those not in the table.
     pub fn choose_key(&self, taken: impl Fn(u32) -> bool) -> Option<u32> {
         loop {
             let key = getrandom::u32().ok()?;
             let index = key >> 8;
-            let is_used = self.regions.contains(index)
-                || self.fast_regs.contains(index)
-                || self.windows.has(key);
+            let is_used = self.has(key);
             let is_crowded = self.regions.is_crowded(index)
                 || self.fast_regs.is_crowded(index)
                 || self.windows.is_crowded(key);

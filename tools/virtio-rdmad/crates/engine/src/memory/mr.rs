@@ -7,21 +7,23 @@ use std::sync::Arc;
 
 use abi::VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
 use memory::{Chunk, GuestMemory, Slice};
+use serde::{Deserialize, Serialize};
 
 use super::page_list::Range;
 use crate::base::budget::{cost, Budget};
 use crate::base::gate::Gate;
+use crate::base::image::{require, Wrong};
 
 /// Pages of a region that are freed at a time.
 const FREED: usize = 256;
 
 /// What a region is made of, in guest addresses.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Backing {
     /// All memory of the guest, named by guest address.
     Dma,
     /// These ranges one after the other, of which no two neighbours are adjacent.
-    Ranges(Arc<Vec<Range>>),
+    Ranges(#[serde(with = "shared")] Arc<Vec<Range>>),
 }
 
 /// A contiguous piece of a region.
@@ -68,7 +70,7 @@ impl Claim {
 }
 
 /// What a region is, apart from where its memory lies.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Attributes {
     /// Its lkey and rkey.
     pub key: u32,
@@ -84,7 +86,40 @@ pub(crate) struct Attributes {
     pub backing: Backing,
 }
 
+/// How ranges are encoded that are shared: as any others.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Range;
+
+    pub fn serialize<S: Serializer>(ranges: &Arc<Vec<Range>>, to: S) -> Result<S::Ok, S::Error> {
+        ranges.as_slice().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<Vec<Range>>, D::Error> {
+        Vec::deserialize(from).map(Arc::new)
+    }
+}
+
 impl Attributes {
+    /// Checks attributes that were saved: that the memory is as long as they say, and no longer than `longest`.
+    pub fn check(&self, longest: u64) -> Result<(), Wrong> {
+        let Backing::Ranges(ranges) = &self.backing else {
+            return require(self.iova == 0 && self.length == u64::MAX, "it is not of all memory");
+        };
+        require(self.length <= longest, "it is longer than the limit")?;
+        require(self.iova.checked_add(self.length).is_some(), "its addresses wrap around")?;
+        let mut total = 0_u64;
+        for range in ranges.iter() {
+            let fits = range.len != 0 && range.addr.checked_add(range.len).is_some();
+            require(fits, "a range of its memory is empty, or wraps around")?;
+            total = total.checked_add(range.len).ok_or("its memory is too long")?;
+        }
+        require(total == self.length, "its memory has another length")
+    }
+
     /// Returns whether the memory is to be written.
     pub fn writes(&self) -> bool {
         self.access & VIRTIO_RDMA_ACCESS_LOCAL_WRITE != 0
@@ -92,7 +127,7 @@ impl Attributes {
 }
 
 /// Who may use a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reach {
     /// Everybody: that of a region.
     Everybody,
@@ -115,7 +150,7 @@ impl Reach {
 }
 
 /// The part of a region that a window is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Part {
     /// Offset of its first byte in the region.
     pub offset: u64,

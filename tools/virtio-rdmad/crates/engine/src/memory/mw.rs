@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 
 use abi::{virtio_rdma_ring_bind_wqe, VIRTIO_RDMA_MW_TYPE_1, VIRTIO_RDMA_MW_TYPE_2};
+use serde::{Deserialize, Serialize};
 
 use super::fast_reg::Invalidation;
 use super::mr::{KeyError, Part, Reach};
@@ -21,7 +22,7 @@ use crate::base::by_key::ByKey;
 const KEY_BITS: u32 = 0xff;
 
 /// The types of windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum MwType {
     /// A window that can be bound at any time, and is used through every QP of its PD.
     One,
@@ -41,7 +42,7 @@ impl MwType {
 }
 
 /// What a window is bound to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Binding {
     /// The key of the region.
     pub region: u32,
@@ -60,7 +61,7 @@ impl Binding {
 }
 
 /// What BIND_MW asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bind {
     /// The window's key. Its low 8 bits do not count: a consumer may have them wrong after a BIND_MW
     /// that failed.
@@ -88,6 +89,7 @@ impl Bind {
 }
 
 /// A window.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Window {
     /// Its PD.
     pub pdn: u32,

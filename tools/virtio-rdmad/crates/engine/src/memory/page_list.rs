@@ -5,6 +5,10 @@
 use std::sync::Arc;
 
 use abi::VIRTIO_RDMA_PAGE_SHIFT;
+use memory::{GuestMemory, Pages};
+use serde::{Deserialize, Serialize};
+
+use crate::base::image::{require, Wrong};
 
 /// Bytes of a page in a page table.
 pub(crate) const PAGE_SIZE: u64 = 1 << VIRTIO_RDMA_PAGE_SHIFT;
@@ -29,7 +33,7 @@ pub(crate) fn touched(start: u64, length: u64, page_size: u64) -> u64 {
 }
 
 /// A range of guest addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Range {
     /// First address.
     pub addr: u64,
@@ -47,6 +51,20 @@ impl Range {
 /// Returns the pages of a region of whole pages.
 pub(crate) fn pages_of(region: &[Range]) -> usize {
     region.iter().map(Range::pages).sum()
+}
+
+/// Checks a region of rings that was saved, which has `room` pages at most. Returns its bytes.
+pub(crate) fn check_region(region: &[Range], room: usize) -> Result<u64, Wrong> {
+    let len = region.iter().try_fold(0, |sum: u64, range| sum.checked_add(range.len));
+    let len = len.ok_or("its region is too long")?;
+    require(len / PAGE_SIZE <= room as u64, "its region is beyond the limit of extents")?;
+    Ok(len)
+}
+
+/// Returns the pages of a region of rings that was saved.
+pub(crate) fn find_pages(memory: &GuestMemory, region: &[Range]) -> Result<Pages, Wrong> {
+    let ranges = region.iter().map(|range| (range.addr, range.len));
+    Pages::new(memory, ranges).map_err(|_| "its region is not in memory")
 }
 
 /// Collects the pages of a table into ranges, and cuts them to

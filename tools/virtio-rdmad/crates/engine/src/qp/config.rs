@@ -2,11 +2,13 @@
 
 //! What a QP is created with.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::qp_type::QpType;
 use crate::queue::wqe::WqConfig;
 
 /// What a QP was created with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct QpConfig {
     /// What its queues were created with, its transport service among it.
     pub wq: WqConfig,

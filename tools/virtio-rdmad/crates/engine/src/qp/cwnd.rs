@@ -12,6 +12,10 @@
 //! [`INITIAL`] is what the simulation in `incast.rs` shows: the longest queue of an incast is as long as all
 //! initial windows together, and with 8 packets 1,000 flows do not share the bottleneck equally any more.
 
+use serde::{Deserialize, Serialize};
+
+use crate::base::image::{require, Wrong};
+
 /// Packets that are sent at first, after a time in which nothing was sent, and after a time-out.
 pub(crate) const INITIAL: u32 = 16;
 
@@ -19,6 +23,7 @@ pub(crate) const INITIAL: u32 = 16;
 pub(crate) const MOST: u32 = 256;
 
 /// How many packets may be under way.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Cwnd {
     packets: u32,
     /// Packets that were acknowledged since the window of a flow with a rate last grew.
@@ -32,6 +37,12 @@ impl Default for Cwnd {
 }
 
 impl Cwnd {
+    /// Checks a window that was saved.
+    pub fn check(&self) -> Result<(), Wrong> {
+        let fits = (1..=MOST).contains(&self.packets) && self.acknowledged <= MOST;
+        require(fits, "the congestion window is too large")
+    }
+
     /// Returns how many packets may be under way.
     #[inline]
     pub fn packets(&self) -> u32 {

@@ -3,6 +3,7 @@
 //! What a responder expects by its PSN (IBA 9.7.4.1).
 
 use roce::{Msn, Psn};
+use serde::{Deserialize, Serialize};
 
 /// What the PSN of a request tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(crate) enum Verdict {
 }
 
 /// What a responder expects, and how many messages it has done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Expected {
     /// The PSN of the next request.
     pub psn: Psn,

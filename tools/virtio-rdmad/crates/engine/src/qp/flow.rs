@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use super::dcqcn::{Dcqcn, Notifier, IDLE};
+use crate::base::image::Moment;
 use crate::base::rate_limit::RateLimit;
 use crate::base::sync::lock;
 
@@ -24,6 +25,19 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// Returns what is saved of it: when its last packet was sent.
+    ///
+    /// Its rate is not. The network says it again by CNPs, as it does to a new flow. Its reservation at the limit of
+    /// the guest and the last CNP that it has sent are not either: the one costs a turn, the other one CNP more.
+    pub fn save(&self, now: Instant) -> Option<Moment> {
+        self.sent_at.map(|time| Moment::of(time, now))
+    }
+
+    /// Returns a flow that has no rate yet.
+    pub fn load(sent_at: Option<Moment>, now: Instant) -> Self {
+        Self { sent_at: sent_at.map(|sent| sent.time(now)), ..Self::default() }
+    }
+
     /// Follows a CNP. `line_rate` is the rate of a flow that was never cut, in bytes per second. Returns `false` if
     /// the CNP is ignored: it comes too soon after another one, or no packet was sent lately that can be marked.
     pub fn cut(&mut self, now: Instant, line_rate: u64) -> bool {

@@ -4,11 +4,15 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
+use crate::base::image::{require, Wrong};
+
 /// Ranges that are kept behind the first gap. A packet that would begin a further one counts as lost.
 const MOST_RANGES: usize = 64;
 
 /// Packets that have come, by their place in the sequence.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gaps {
     /// The packets in front of the first gap.
     complete: u32,
@@ -17,6 +21,19 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
+    /// Checks gaps that were saved, of a sequence of so many packets.
+    pub fn check(&self, packets: u32) -> Result<(), Wrong> {
+        let mut end = self.complete;
+        let is_behind = |range: &Range<u32>| {
+            let is_new = range.start > end && range.end > range.start;
+            end = range.end;
+            is_new
+        };
+        let is_ordered = self.ranges.iter().all(is_behind);
+        let fits = self.ranges.len() <= MOST_RANGES && end <= packets;
+        require(is_ordered && fits, "packets of a response have come that it does not have")
+    }
+
     /// Returns how many packets have come in front of the first gap.
     #[inline]
     pub fn complete(&self) -> u32 {

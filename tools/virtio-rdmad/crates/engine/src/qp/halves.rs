@@ -5,10 +5,11 @@
 //! `D` is the device that the other end belongs to, of which this floor knows nothing.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use abi::virtio_rdma_qp_attr;
+use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
 use super::config::QpConfig;
@@ -18,6 +19,7 @@ use super::pace::Pace;
 use super::state::QpState;
 use super::window::Window;
 use crate::base::address::{Address, Gid};
+use crate::base::identity::DeviceId;
 use crate::base::qp_type::QpType;
 use crate::memory::page_list::Range;
 use crate::queue::work_queue::WorkQueue;
@@ -85,29 +87,20 @@ pub(crate) struct Peer<D> {
 /// The other end of a connection. It is the device that has the destination GID when the QP becomes ready to
 /// receive or, if no device of this network has it then, the first one that has it when a message comes or goes.
 /// A GID may move to another guest later; the connections do not move with it.
-pub(crate) enum Partner<D> {
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum Partner {
     /// No message has come or gone yet.
     Unknown,
-    /// The connection is with a device of this network.
-    Device(Weak<D>),
+    /// The connection is with this device of this network.
+    Device(DeviceId),
     /// The connection is with a device on another host.
     Remote,
 }
 
-impl<D> Clone for Partner<D> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Unknown => Self::Unknown,
-            Self::Device(device) => Self::Device(device.clone()),
-            Self::Remote => Self::Remote,
-        }
-    }
-}
-
-impl<D> Partner<D> {
+impl Partner {
     /// Returns a partner that is this device, if there is one.
-    pub fn new(device: Option<&Arc<D>>) -> Self {
-        device.map_or(Self::Unknown, |device| Self::Device(Arc::downgrade(device)))
+    pub fn new(device: Option<DeviceId>) -> Self {
+        device.map_or(Self::Unknown, Self::Device)
     }
 
     /// Notes that a message goes over the wire, or has come over it.
@@ -121,12 +114,11 @@ impl<D> Partner<D> {
     /// Returns whether the connection is with this device, which has the destination GID. If the connection
     /// has no other end yet, it is with this one from now on.
     #[inline]
-    pub fn is(&mut self, device: &Arc<D>) -> bool {
+    pub fn is(&mut self, device: DeviceId) -> bool {
         if matches!(self, Self::Unknown) {
-            *self = Self::new(Some(device));
+            *self = Self::Device(device);
         }
-        // What a `Weak` points to is not freed, so that no other device can be in its place.
-        matches!(self, Self::Device(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(device)))
+        matches!(self, Self::Device(own) if *own == device)
     }
 }
 
@@ -161,7 +153,7 @@ pub(crate) struct Requester<D> {
     /// The other end, where it was last found.
     pub peer: Option<Peer<D>>,
     /// Whom the connection is with.
-    pub partner: Partner<D>,
+    pub partner: Partner,
     /// SQ_DRAINED is to be raised.
     pub notify_drained: bool,
     /// What is under way on the wire, if the peer is reached over that.
@@ -236,7 +228,7 @@ pub(crate) struct Responder<D> {
     /// The source.
     pub source: Address,
     /// Whom the connection is with.
-    pub partner: Partner<D>,
+    pub partner: Partner,
     /// Whether `receive` was taken from the queue, and has no CQE yet.
     pub has_receive: bool,
     /// The receive that a message goes into, or will.

@@ -12,11 +12,17 @@ use std::sync::Arc;
 
 use roce::{Headers, Psn, SackEth};
 
+use crate::base::image::abi_bytes::Bytes;
+use crate::base::image::{require, Wrong};
+
 /// Bytes that all connections of a guest hold.
 const MOST_BYTES: u64 = 4 << 20;
 
 /// Bytes that a packet takes besides its payload, about.
 const OVERHEAD: u64 = size_of::<HeldPacket>() as u64 + 64;
+
+/// Bytes of a frame besides the payload, at most.
+const MOST_HEADERS: usize = 256;
 
 /// The bytes that the connections of a guest hold.
 #[derive(Clone, Default)]
@@ -66,6 +72,32 @@ pub(crate) enum Hold {
 pub(crate) struct Held(BTreeMap<u32, HeldPacket>);
 
 impl Held {
+    /// Returns the packets from the PSN `expected` on, as frames.
+    pub fn save(&self, expected: Psn) -> Vec<Bytes> {
+        let frame = |held: &HeldPacket| {
+            let mut frame = vec![0; MOST_HEADERS + held.payload.len()];
+            let len = roce::encode(&held.headers, &held.payload, &mut frame);
+            // What was decoded can be encoded. A frame without bytes would be refused.
+            frame.truncate(len.unwrap_or(0));
+            Bytes(frame)
+        };
+        let is_due = |held: &&HeldPacket| !held.headers.bth.psn.is_before(expected);
+        self.0.values().filter(is_due).map(frame).collect()
+    }
+
+    /// Takes packets over that were saved; `expected` and `quota` are as for [`Self::hold`]. The one that is expected may
+    /// be among them, if it has come and was not done.
+    pub fn load(frames: &[Bytes], expected: Psn, quota: &HoldQuota) -> Result<Self, Wrong> {
+        let mut held = Self::default();
+        for Bytes(frame) in frames {
+            let packet = roce::decode(frame).map_err(|_| "a packet that is held is none")?;
+            let before = expected.minus(1);
+            let outcome = held.hold(before, &packet.headers, packet.payload, quota);
+            require(outcome == Hold::Held, "a packet is held that is not expected soon")?;
+        }
+        Ok(held)
+    }
+
     /// Holds a packet, while the one of the PSN `expected` is missing.
     pub fn hold(
         &mut self,

@@ -3,13 +3,18 @@
 //! What a responder remembers of a peer that it reaches over the wire.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use roce::{Psn, Syndrome};
+use serde::{Deserialize, Serialize};
 
 use super::expected::Expected;
 use super::flow::Flow;
-use super::held::Held;
-use crate::queue::request::Request;
+use super::held::{Held, HoldQuota};
+use crate::base::image::abi_bytes::Bytes;
+use crate::base::image::{require, Moment, Wrong};
+use crate::base::limits::MAX_MSG_SIZE;
+use crate::queue::request::{Operation, Request};
 
 /// Answers that wait to be sent. A requester that keeps to the limit of its READs and atomics never has so
 /// many: acknowledgements that wait next to each other are one.
@@ -20,7 +25,7 @@ const MOST_REPLIES: usize = 512;
 const MOST_BEHIND_CNP: i32 = 4096;
 
 /// A message whose first packet has come, and whose last has not.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Assembly {
     /// What it asks for.
     pub request: Request,
@@ -29,7 +34,7 @@ pub(crate) struct Assembly {
 }
 
 /// What is sent back.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// The data of a READ, from a packet on.
     Read(ReadReply),
@@ -74,6 +79,7 @@ impl Reply {
 }
 
 /// What waits to be sent back.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     /// What it is.
     pub reply: Reply,
@@ -82,7 +88,7 @@ pub(crate) struct Waiting {
 }
 
 /// The data of a READ that is yet to be sent.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct ReadReply {
     /// The PSN of the request.
     pub psn: Psn,
@@ -136,7 +142,68 @@ pub(crate) struct Inbound {
     pub is_selective: bool,
 }
 
+/// The state of what a responder remembers.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    expected: Expected,
+    assembly: Option<Assembly>,
+    replies: Vec<Waiting>,
+    atomics: Vec<(Psn, u64)>,
+    sent_at: Option<Moment>,
+    held: Vec<Bytes>,
+    is_selective: bool,
+}
+
+impl Saved {
+    /// Returns what the responder remembers; `packets` says of how many packets a response with so many bytes is.
+    pub fn load(
+        self,
+        now: Instant,
+        quota: &HoldQuota,
+        packets: impl Fn(u64) -> u32,
+    ) -> Result<Inbound, Wrong> {
+        let Self { expected, assembly, replies, atomics, is_selective, .. } = self;
+        if let Some(Assembly { request, done }) = &assembly {
+            let has_parts = matches!(request.operation, Operation::Send | Operation::Write);
+            let fits = request.total <= MAX_MSG_SIZE.into() && *done <= MAX_MSG_SIZE.into();
+            require(has_parts && fits, "a message has come in part that has no parts")?;
+        }
+        let are_few = replies.len() <= 2 * MOST_REPLIES && u8::try_from(atomics.len()).is_ok();
+        require(are_few, "too many answers are due")?;
+        for waiting in &replies {
+            if let Reply::Read(read) = &waiting.reply {
+                require(read.total <= MAX_MSG_SIZE.into(), "a response is too long")?;
+                let count = packets(read.total);
+                let is_due = read.sent < count && read.end == read.psn.plus(count);
+                require(is_due, "a response has another number of packets")?;
+            }
+        }
+        Ok(Inbound {
+            held: Held::load(&self.held, expected.psn, quota)?,
+            expected,
+            assembly,
+            replies: replies.into(),
+            atomics: atomics.into(),
+            flow: Flow::load(self.sent_at, now),
+            is_selective,
+        })
+    }
+}
+
 impl Inbound {
+    /// Returns the state.
+    pub fn save(&self, now: Instant) -> Saved {
+        Saved {
+            expected: self.expected,
+            assembly: self.assembly,
+            replies: self.replies.iter().copied().collect(),
+            atomics: self.atomics.iter().copied().collect(),
+            sent_at: self.flow.save(now),
+            held: self.held.save(self.expected.psn),
+            is_selective: self.is_selective,
+        }
+    }
+
     /// Returns what is remembered before the first packet, which has this PSN.
     pub fn new(psn: Psn) -> Self {
         Self {

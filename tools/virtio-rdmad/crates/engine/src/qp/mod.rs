@@ -13,8 +13,10 @@ pub(crate) mod held;
 pub(crate) mod inbound;
 #[cfg(test)]
 mod incast;
+pub(crate) mod mtu;
 pub(crate) mod pace;
 pub(crate) mod probe;
+pub(crate) mod saved;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod state;

@@ -19,11 +19,13 @@ use std::ops::Range;
 use std::time::Instant;
 
 use roce::{Psn, SackEth};
+use serde::{Deserialize, Serialize};
 
 use super::cwnd::{Cwnd, MOST};
 use super::flow::Flow;
 use super::gaps::Gaps;
 use super::probe::Probe;
+use crate::base::image::{require, Moment, Wrong};
 
 /// Messages that are in the window at a time.
 const MOST_MESSAGES: usize = 64;
@@ -44,7 +46,7 @@ const ACK_EVERY: u32 = 128;
 const MOST_TO_COME: u32 = 512;
 
 /// What the window has to know of a message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kind {
     /// Whether a response answers it, of as many packets: READ, atomics, FLUSH and ATOMIC WRITE.
     pub is_answered: bool,
@@ -53,6 +55,7 @@ pub(crate) struct Kind {
 }
 
 /// A message in the window.
+#[derive(Clone, Serialize, Deserialize)]
 struct Sent<T> {
     what: T,
     /// The PSN of its first packet.
@@ -172,6 +175,127 @@ pub(crate) struct Window<T> {
     cwnd: Cwnd,
     /// Until when nothing is sent, as the rate allows no more.
     pub hold: Option<Instant>,
+}
+
+/// The state of a window. How long answers take is not in it: it is measured again.
+#[derive(Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools)] // as in the window itself
+pub(crate) struct Saved<T> {
+    sent: Vec<Sent<T>>,
+    una: Psn,
+    done: Psn,
+    cursor: Psn,
+    top: Psn,
+    end: Psn,
+    went_back: bool,
+    has_gaps: bool,
+    has_news: bool,
+    is_selective: bool,
+    held: (Psn, SackEth),
+    resent_to: Psn,
+    resent_at: Psn,
+    inquiry: Option<Psn>,
+    probed_to: Psn,
+    deadline: Option<Moment>,
+    probe_at: Option<Moment>,
+    pause: Option<Moment>,
+    cwnd: Cwnd,
+    sent_at: Option<Moment>,
+}
+
+impl<T> Saved<T> {
+    /// Returns the window; `packets` says how many packets a message has.
+    pub fn load(
+        self,
+        now: Instant,
+        packets: impl Fn(&T) -> Result<u32, Wrong>,
+    ) -> Result<Window<T>, Wrong> {
+        let Self { sent, una, done, cursor, top, end, held, inquiry, .. } = self;
+        require(sent.len() <= MOST_MESSAGES, "too many messages are under way")?;
+        let first = sent.first().map_or(end, |sent| sent.first);
+        let mut span = 0_u32;
+        for one in &sent {
+            require(one.first == first.plus(span), "messages under way do not follow each other")?;
+            let fits = one.packets == packets(&one.what)? && one.packets <= MOST_PACKETS_OF_MESSAGE;
+            require(fits, "a message under way has another number of packets")?;
+            one.response.check(one.packets)?;
+            let is_asked = one.lost_to.max(one.asked_to) <= one.packets;
+            require(is_asked, "packets of a response are lost that it does not have")?;
+            span = span.saturating_add(one.packets);
+            require(span <= MOST_PACKETS_OF_MESSAGE, "too many packets are under way")?;
+        }
+        require(end == first.plus(span), "messages under way have another end")?;
+        let at = |psn: Psn| psn.distance_from(first);
+        let span = at(end);
+        let is_within = [una, done, cursor, top].iter().all(|psn| (0..=span).contains(&at(*psn)));
+        require(is_within && at(cursor) <= at(top), "PSNs under way are out of order")?;
+        let near = |psn: Psn| {
+            let before = done.minus(SackEth::PACKETS);
+            !psn.is_before(before) && psn.distance_from(done) <= span
+        };
+        let are_near =
+            [held.0, self.resent_to, self.resent_at, self.probed_to].map(near) == [true; 4];
+        require(are_near, "PSNs of lost packets are out of range")?;
+        let is_due = inquiry.is_none_or(|psn| (at(una)..at(top)).contains(&at(psn)));
+        require(is_due, "a packet is asked for that was not sent")?;
+        self.cwnd.check()?;
+        let time = |moment: Option<Moment>| moment.map(|moment| moment.time(now));
+        let answered = sent.iter().filter(|sent| sent.kind.is_answered).count();
+        Ok(Window {
+            sent: sent.into(),
+            answered,
+            una,
+            done,
+            cursor,
+            top,
+            end,
+            went_back: self.went_back,
+            has_gaps: self.has_gaps,
+            has_news: self.has_news,
+            is_selective: self.is_selective,
+            held,
+            resent_to: self.resent_to,
+            resent_at: self.resent_at,
+            inquiry,
+            probed_to: self.probed_to,
+            deadline: time(self.deadline),
+            probe_at: time(self.probe_at),
+            probe: Probe::default(),
+            pause: time(self.pause),
+            flow: Flow::load(self.sent_at, now),
+            cwnd: self.cwnd,
+            hold: None,
+        })
+    }
+}
+
+impl<T: Clone> Window<T> {
+    /// Returns the state.
+    pub fn save(&self, now: Instant) -> Saved<T> {
+        let moment = |time: Option<Instant>| time.map(|time| Moment::of(time, now));
+        Saved {
+            sent: self.sent.iter().cloned().collect(),
+            una: self.una,
+            done: self.done,
+            cursor: self.cursor,
+            top: self.top,
+            end: self.end,
+            went_back: self.went_back,
+            has_gaps: self.has_gaps,
+            has_news: self.has_news,
+            is_selective: self.is_selective,
+            held: self.held,
+            resent_to: self.resent_to,
+            resent_at: self.resent_at,
+            inquiry: self.inquiry,
+            probed_to: self.probed_to,
+            deadline: moment(self.deadline),
+            probe_at: moment(self.probe_at),
+            pause: moment(self.pause),
+            cwnd: self.cwnd,
+            sent_at: self.flow.save(now),
+        }
+    }
 }
 
 impl<T> Window<T> {
@@ -439,17 +563,22 @@ impl<T> Window<T> {
         };
         if done.is_after(self.done) {
             self.move_done(done);
-            self.resent_to = later(self.resent_to, done);
-            self.resent_at = later(self.resent_at, done);
-            self.probed_to = later(self.probed_to, done);
+            self.forget_lost(done);
             self.inquiry = self.inquiry.filter(|psn| !psn.is_before(done));
-            if !self.held.0.plus(self.held.1.end()).is_after(done) {
-                self.held = (done, SackEth::default());
-            }
             self.has_news = true;
             self.went_back = false;
         }
         self.complete();
+    }
+
+    /// Forgets what was lost in front of a PSN.
+    fn forget_lost(&mut self, done: Psn) {
+        self.resent_to = later(self.resent_to, done);
+        self.resent_at = later(self.resent_at, done);
+        self.probed_to = later(self.probed_to, done);
+        if !self.held.0.plus(self.held.1.end()).is_after(done) {
+            self.held = (done, SackEth::default());
+        }
     }
 
     /// Moves `done`, and lets the congestion window grow by the packets of SENDs and WRITEs in front of it.
@@ -620,6 +749,13 @@ impl<T> Window<T> {
         self.answered -= usize::from(sent.kind.is_answered);
         self.una = later(self.una, sent.end());
         self.end_inquiry();
+        if self.una.is_after(self.done) {
+            // It was not done, so nothing is sent any more.
+            self.done = self.una;
+            self.forget_lost(self.una);
+        }
+        self.cursor = later(self.cursor, self.una);
+        self.top = later(self.top, self.cursor);
         Some(sent.what)
     }
 

@@ -8,14 +8,17 @@ use abi::{
     virtio_rdma_cqe, virtio_rdma_ring_cqe, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION,
     VIRTIO_RDMA_NOTIFY_SOLICITED, VIRTIO_RDMA_WC_SUCCESS,
 };
-use memory::Pages;
+use memory::{GuestMemory, Pages};
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
-use super::cq_ring::{CqRing, Due, NotPlaced};
-use super::users::Users;
+use super::cq_ring::{self, CqRing, Due, NotPlaced};
+use super::users::{Failing, Users};
 use super::virtqueue::Virtqueue;
 use crate::base::counters::{Counter, Stats};
 use crate::base::host::Clock;
+use crate::base::image::{require, Wrong};
+use crate::base::limits::Limits;
 
 /// A completion, in the form that says most.
 pub(crate) type Cqe = virtio_rdma_ring_cqe;
@@ -54,7 +57,7 @@ impl Default for CqQueue {
 }
 
 /// What a CQ signals, in order of width.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Armed {
     /// It signals nothing.
     #[default]
@@ -85,7 +88,57 @@ pub(crate) struct Cq {
     pub users: Users,
 }
 
+/// The state of a CQ.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    ring: Option<cq_ring::Saved>,
+    error: bool,
+    armed: Armed,
+    placed: bool,
+    placed_solicited: bool,
+    failing: Failing,
+}
+
+impl Saved {
+    /// Returns whether it is the state of a CQ on a ring.
+    pub fn is_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+}
+
 impl Cq {
+    /// Returns the state, if there is a CQ in this place.
+    pub fn save(&self, now: Instant) -> Option<Saved> {
+        let &Self { error, armed, placed, placed_solicited, .. } = self;
+        let ring = match &self.queue {
+            CqQueue::Virtqueue(_) => None,
+            CqQueue::Ring(ring) => Some(ring.save(now)),
+        };
+        let failing = self.users.save();
+        self.live.then_some(Saved { ring, error, armed, placed, placed_solicited, failing })
+    }
+
+    /// Makes the CQ of a state in this place, whose ring has `room` pages at most. Those that use it are not in the
+    /// state.
+    pub fn load(
+        &mut self,
+        saved: Saved,
+        memory: &GuestMemory,
+        limits: &Limits,
+        room: usize,
+        now: Instant,
+    ) -> Result<(), Wrong> {
+        let Saved { ring, error, armed, placed, placed_solicited, failing } = saved;
+        require(!self.live, "there are two of them")?;
+        if let Some(ring) = ring {
+            self.queue = CqQueue::Ring(Box::new(ring.load(memory, limits, room, now)?));
+        }
+        self.users = Users::load(failing);
+        (self.live, self.error, self.armed) = (true, error, armed);
+        (self.placed, self.placed_solicited) = (placed, placed_solicited);
+        Ok(())
+    }
+
     /// Returns the virtqueue, unless the CQ is a ring.
     pub fn virtqueue(&mut self) -> Option<&mut Virtqueue> {
         match &mut self.queue {

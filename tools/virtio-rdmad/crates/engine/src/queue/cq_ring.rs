@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_cq_ring, virtio_rdma_ring_cqe};
 use memory::atomic::fence;
-use memory::{MemoryError, Pages};
+use memory::{GuestMemory, MemoryError, Pages};
+use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
 use crate::base::host::Clock;
-use crate::memory::page_list::Range;
+use crate::base::image::{require, Moment, Wrong};
+use crate::base::limits::Limits;
+use crate::memory::page_list::{check_region, find_pages, Range};
 
 const HEAD: usize = size_of::<virtio_rdma_cq_ring>();
 const CQE: usize = size_of::<virtio_rdma_ring_cqe>();
@@ -93,7 +96,81 @@ pub(crate) struct CqRing {
     pub vector: u16,
 }
 
+/// The state of a ring.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    ranges: Vec<Range>,
+    has_pages: bool,
+    cqe: u32,
+    produced: u32,
+    consumer: u32,
+    armed: [u32; 2],
+    fresh: [u32; 2],
+    moderation: Option<(u16, u16)>,
+    held: Option<(u32, Moment)>,
+    vector: u16,
+}
+
+impl Saved {
+    /// Returns the ring, whose region has `room` pages at most.
+    pub fn load(
+        self,
+        memory: &GuestMemory,
+        limits: &Limits,
+        room: usize,
+        now: Instant,
+    ) -> Result<CqRing, Wrong> {
+        let Self { ranges, has_pages, cqe, vector, .. } = self;
+        require(cqe.is_power_of_two() && cqe <= limits.ring_cqe, "it has another size")?;
+        require(vector < limits.comp_vectors, "its vector does not exist")?;
+        let len = check_region(&ranges, room)?;
+        require(len >= region_len(cqe), "its region is too short")?;
+        let pages = has_pages.then(|| find_pages(memory, &ranges)).transpose()?;
+        let held = self.held.map(|(count, since)| Held { count, since: since.time(now) });
+        let [fresh, fresh_solicited] = self.fresh;
+        let (produced, consumer, armed) = (self.produced, self.consumer, self.armed);
+        let depth_log2 = cqe.ilog2();
+        let mut ring = CqRing {
+            pages,
+            ranges: ranges.into(),
+            depth_log2,
+            produced,
+            consumer,
+            armed,
+            fresh,
+            fresh_solicited,
+            moderation: None,
+            held,
+            vector,
+        };
+        if let Some((count, period)) = self.moderation {
+            ring.moderate(count, period);
+        }
+        Ok(ring)
+    }
+}
+
 impl CqRing {
+    /// Returns the state.
+    pub fn save(&self, now: Instant) -> Saved {
+        let moderation = |Moderation { count, period }: Moderation| {
+            // MODIFY_CQ has 16 bits for each.
+            (count as u16, period.as_micros() as u16)
+        };
+        Saved {
+            ranges: self.ranges.to_vec(),
+            has_pages: self.pages.is_some(),
+            cqe: self.depth(),
+            produced: self.produced,
+            consumer: self.consumer,
+            armed: self.armed,
+            fresh: [self.fresh, self.fresh_solicited],
+            moderation: self.moderation.map(moderation),
+            held: self.held.as_ref().map(|held| (held.count, Moment::of(held.since, now))),
+            vector: self.vector,
+        }
+    }
+
     /// Returns a ring of `cqe` entries, a power of two, in a region that holds them.
     pub fn new(pages: Pages, ranges: Box<[Range]>, cqe: u32, vector: u16) -> Self {
         Self {

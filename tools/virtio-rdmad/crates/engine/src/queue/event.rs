@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 use super::virtqueue::Virtqueue;
 use crate::base::budget::{cost, Budget};
 use crate::base::counters::{Counter, Stats};
+use crate::base::image::{require, Wrong};
 use crate::base::visit::Visit;
 
 /// An event as the driver's buffer holds it; all are of 8 bytes.
@@ -45,6 +46,20 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    /// Returns the events that wait for buffers.
+    pub fn save(&self) -> Vec<Event> {
+        self.waiting.iter().copied().collect()
+    }
+
+    /// Takes over events that wait for buffers, `most` at most.
+    pub fn load(&mut self, waiting: Vec<Event>, most: usize) -> Result<(), Wrong> {
+        require(waiting.len() <= most, "too many events wait")?;
+        self.known = waiting.iter().copied().collect();
+        require(self.known.len() == waiting.len(), "an event waits twice")?;
+        self.waiting = waiting.into();
+        Ok(())
+    }
+
     /// Raises an event.
     pub fn raise(&mut self, event: Event, stats: &Stats) {
         if self.known.insert(event) {

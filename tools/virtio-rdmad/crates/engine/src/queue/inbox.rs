@@ -8,8 +8,17 @@
 
 use roce::Split;
 
+use crate::base::image::abi_bytes::Bytes;
+use crate::base::image::{require, Wrong};
+
 /// Bytes that a heap holds. What comes when it is full is lost, as in any network.
 const MOST_BYTES: usize = 4 << 20;
+
+/// Bytes of all frames that wait: of both heaps, and of the headers of a train that was taken apart.
+const MOST_SAVED: usize = 4 * MOST_BYTES;
+
+/// A frame that was saved, and the bytes of the segments of a train.
+pub(crate) type SavedFrame = (Bytes, u16);
 
 /// Where a frame is in a heap.
 struct Frame {
@@ -36,9 +45,36 @@ impl Heap {
         if self.bytes.len() + frame.len() > MOST_BYTES {
             return false;
         }
+        self.append(frame, segment);
+        true
+    }
+
+    fn append(&mut self, frame: &[u8], segment: u16) {
         self.bytes.extend_from_slice(frame);
         self.frames.push(Frame { len: frame.len(), segment });
-        true
+    }
+
+    /// Takes what is left of the train that is being taken apart, if there is one: its packets.
+    fn take_train(&mut self) -> Option<Vec<Vec<u8>>> {
+        let mut split = self.split.take()?;
+        let len = self.frames.get(self.taken)?.len;
+        let frame = self.bytes.get_mut(self.at..self.at + len)?;
+        (self.taken, self.at) = (self.taken + 1, self.at + len);
+        let mut packets = Vec::new();
+        while let Some(range) = split.next(frame) {
+            packets.push(frame.get(range)?.to_vec());
+        }
+        Some(packets)
+    }
+
+    /// Returns the frames that were not taken.
+    fn rest(&self) -> impl Iterator<Item = (&[u8], u16)> {
+        let frames = self.frames.get(self.taken..).unwrap_or_default();
+        frames.iter().scan(self.at, |at, Frame { len, segment }| {
+            let frame = self.bytes.get(*at..*at + len)?;
+            *at += len;
+            Some((frame, *segment))
+        })
     }
 
     /// Takes the oldest packet, as a frame.
@@ -97,6 +133,30 @@ impl Inbox {
     pub fn put_back(&mut self, heap: Heap) -> bool {
         self.under_way = heap;
         !self.under_way.is_empty() || !self.arriving.is_empty()
+    }
+
+    /// Returns the frames that wait. A train that is being taken apart is one no more.
+    pub fn save(&mut self) -> Vec<SavedFrame> {
+        let mut heap = Heap::default();
+        for packet in self.under_way.take_train().unwrap_or_default() {
+            heap.append(&packet, 0);
+        }
+        for (frame, segment) in self.under_way.rest() {
+            heap.append(frame, segment);
+        }
+        self.under_way = heap;
+        let all = self.under_way.rest().chain(self.arriving.rest());
+        all.map(|(frame, segment)| (Bytes(frame.to_vec()), segment)).collect()
+    }
+
+    /// Takes over frames that wait.
+    pub fn load(&mut self, frames: &[SavedFrame]) -> Result<(), Wrong> {
+        let bytes: usize = frames.iter().map(|(frame, _)| frame.0.len()).sum();
+        require(bytes <= MOST_SAVED, "too many bytes wait")?;
+        for (frame, segment) in frames {
+            self.under_way.append(&frame.0, *segment);
+        }
+        Ok(())
     }
 
     /// Forgets all.

@@ -2,13 +2,15 @@
 
 //! What a send work request asks for, as far as its peer sees it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::copy::Atomic;
 use crate::memory::fast_reg::Registration;
 use crate::memory::flush::Flush;
 use crate::memory::mw::Bind;
 
 /// What a send work request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// A message to a receive, or a datagram.
     Send,
@@ -48,7 +50,7 @@ impl Operation {
 }
 
 /// What a send work request asks for: the operation and, if it concerns a peer, what the headers of its packets say.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// The operation.
     pub operation: Operation,

@@ -6,12 +6,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use abi::{virtio_rdma_qp_ring, virtio_rdma_srq_ring};
-use memory::Pages;
+use memory::{GuestMemory, Pages};
+use serde::{Deserialize, Serialize};
 
-use super::users::Users;
-use super::wq_ring::{Kind, MovingWq, Shape, WqRing, WqRingError};
+use super::users::{Failing, Users};
+use super::wq_ring::{self, Kind, MovingWq, Shape, Sizes, WqRing, WqRingError};
 use super::wqe::{receive_entry_len, Popped, ReceiveWqe};
-use crate::memory::page_list::Range;
+use crate::base::image::{require, Wrong};
+use crate::base::limits::{Limits, MAX_SGE};
+use crate::memory::page_list::{check_region, find_pages, Range};
 
 // `Shape::check` keeps entries out of the head of either kind of region.
 const _: () = assert!(size_of::<virtio_rdma_srq_ring>() == size_of::<virtio_rdma_qp_ring>());
@@ -28,7 +31,7 @@ pub(crate) enum SrqError {
 }
 
 /// What an SRQ for XRC has besides.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct XrcSrq {
     /// Its domain.
     pub xrcdn: u32,
@@ -76,7 +79,7 @@ impl MovingSrq {
 }
 
 /// What an SRQ is created with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct SrqConfig {
     /// Its protection domain.
     pub pdn: u32,
@@ -86,7 +89,79 @@ pub(crate) struct SrqConfig {
     pub max_sge: usize,
 }
 
+/// The state of an SRQ.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    config: SrqConfig,
+    max_wr: u32,
+    ring: wq_ring::Saved,
+    region: Vec<Range>,
+    limit: u32,
+    in_error: bool,
+    ends: bool,
+    failing: Failing,
+    asleep: bool,
+    waiting: BTreeSet<u16>,
+    roused: BTreeSet<u16>,
+    returned: Vec<ReceiveWqe>,
+}
+
+impl Saved {
+    /// Returns the SRQ, whose region has `room` pages at most, and which `qps` QPs may use.
+    pub fn load(
+        self,
+        memory: &GuestMemory,
+        limits: &Limits,
+        room: usize,
+        qps: u16,
+    ) -> Result<Srq, Wrong> {
+        let Self { config, max_wr, ring, region, limit, in_error, ends, .. } = self;
+        require(config.max_sge <= MAX_SGE, "its work requests have too many SGEs")?;
+        require(limit <= max_wr && max_wr <= limits.ring_wr, "its limit is beyond its size")?;
+        require(self.returned.len() <= qps.into(), "too many work requests were given back")?;
+        let waits = |slots: &BTreeSet<u16>| slots.last().is_none_or(|slot| *slot < qps);
+        require(waits(&self.waiting) && waits(&self.roused), "a QP waits that does not exist")?;
+        let len = check_region(&region, room)?;
+        let pages = ring.has_pages().then(|| find_pages(memory, &region)).transpose()?;
+        let entry = receive_entry_len(config.max_sge);
+        let sizes = Sizes { least: 1, most: limits.ring_wr, entry };
+        let ring = ring.load(Kind::Shared, sizes, len, pages.map(Arc::new).as_ref())?;
+        Ok(Srq {
+            config,
+            max_wr,
+            ring,
+            region: region.into(),
+            limit,
+            in_error,
+            ends,
+            users: Users::load(self.failing),
+            asleep: self.asleep,
+            waiting: self.waiting,
+            roused: self.roused,
+            returned: self.returned.into(),
+        })
+    }
+}
+
 impl Srq {
+    /// Returns the state. Those that use the SRQ are not in it.
+    pub fn save(&self) -> Saved {
+        Saved {
+            config: self.config,
+            max_wr: self.max_wr,
+            ring: self.ring.save(),
+            region: self.region.to_vec(),
+            limit: self.limit,
+            in_error: self.in_error,
+            ends: self.ends,
+            failing: self.users.save(),
+            asleep: self.asleep,
+            waiting: self.waiting.clone(),
+            roused: self.roused.clone(),
+            returned: self.returned.iter().cloned().collect(),
+        }
+    }
+
     /// Makes an SRQ whose ring has this shape, in a region of these pages.
     pub fn new(config: SrqConfig, pages: Pages, region: Box<[Range]>, shape: Shape) -> Self {
         Self {

@@ -5,8 +5,10 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use serde::{Deserialize, Serialize};
+
 /// What uses a CQ or an SRQ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum User {
     /// The QP in this place.
     Qp(u16),
@@ -23,7 +25,25 @@ pub(crate) struct Users {
     failing: Option<Bound<User>>,
 }
 
+/// How far the failure of users has come: `None` if they do not fail, otherwise the last one that has failed, if one
+/// has.
+pub(crate) type Failing = Option<Option<User>>;
+
 impl Users {
+    /// Returns how far the failure has come. The users themselves know what they use.
+    pub fn save(&self) -> Failing {
+        self.failing.map(|from| match from {
+            Bound::Excluded(user) | Bound::Included(user) => Some(user),
+            Bound::Unbounded => None,
+        })
+    }
+
+    /// Returns no users, whose failure has come so far.
+    pub fn load(failing: Failing) -> Self {
+        let from = |user: Option<User>| user.map_or(Bound::Unbounded, Bound::Excluded);
+        Self { failing: failing.map(from), ..Self::default() }
+    }
+
     /// Adds a user, which may use both queues.
     pub fn insert(&mut self, user: User) {
         self.all.insert(user);

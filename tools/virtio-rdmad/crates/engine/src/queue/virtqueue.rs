@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use memory::GuestMemory;
-use ring::{Chain, RingError, Signal, SplitQueue};
+use ring::{Chain, Position, RingError, Signal, SplitQueue};
+use serde::{Deserialize, Serialize};
 
 /// A virtqueue of the guest, or the place for one that the guest did not set
 /// up, which is always empty.
@@ -14,15 +15,49 @@ pub(crate) struct Virtqueue {
     ring: Option<SplitQueue>,
     signal: Option<Arc<dyn Signal>>,
     /// What made the ring unusable until it is drained or set up again.
-    broken: Option<RingError>,
+    broken: bool,
+}
+
+/// The state of a virtqueue. Where its ring is, and its interrupt, are the transport's.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    next_avail: u16,
+    next_used: u16,
+    signalled: u16,
+    broken: bool,
+}
+
+impl Saved {
+    /// Returns the state in which the buffer that was taken last is in the queue again.
+    pub fn with_last(self) -> Self {
+        Self { next_avail: self.next_avail.wrapping_sub(1), ..self }
+    }
+
+    /// Returns how far the device had come.
+    pub fn position(&self) -> Position {
+        let Self { next_avail, next_used, signalled, .. } = *self;
+        Position { next_avail, next_used, signalled }
+    }
 }
 
 impl Virtqueue {
+    /// Returns the state, if there is a ring.
+    pub fn save(&self) -> Option<Saved> {
+        let Position { next_avail, next_used, signalled } = self.ring.as_ref()?.position();
+        Some(Saved { next_avail, next_used, signalled, broken: self.broken })
+    }
+
+    /// Puts a ring in place, which has the position of a state.
+    pub fn load(&mut self, saved: &Saved, ring: SplitQueue, signal: Arc<dyn Signal>) {
+        self.set(Some(ring), Some(signal));
+        self.broken = saved.broken;
+    }
+
     /// Puts a ring in place, or takes it away.
     pub fn set(&mut self, ring: Option<SplitQueue>, signal: Option<Arc<dyn Signal>>) {
         self.ring = ring;
         self.signal = signal;
-        self.broken = None;
+        self.broken = false;
     }
 
     /// Replaces the interrupt.
@@ -56,9 +91,7 @@ impl Virtqueue {
     /// is empty until it is drained.
     pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
         match &mut self.ring {
-            Some(ring) if self.broken.is_none() => {
-                ring.pop().inspect_err(|error| self.broken = Some(*error))
-            }
+            Some(ring) if !self.broken => ring.pop().inspect_err(|_| self.broken = true),
             _ => Ok(None),
         }
     }
@@ -67,9 +100,7 @@ impl Virtqueue {
     pub fn give_back(&mut self, head: u16, written: u32) {
         let Some(ring) = &mut self.ring else { return };
         let result = ring.push(head, written).and_then(|()| ring.publish());
-        if let Err(error) = result {
-            self.broken.get_or_insert(error);
-        }
+        self.broken |= result.is_err();
     }
 
     /// Interrupts the guest if the ring says so.
@@ -98,7 +129,7 @@ impl Virtqueue {
     /// Asks for a kick with the next chain; whether one is there already.
     pub fn enable_notify(&mut self) -> bool {
         match &mut self.ring {
-            Some(ring) if self.broken.is_none() => ring.enable_notify() != Ok(false),
+            Some(ring) if !self.broken => ring.enable_notify() != Ok(false),
             _ => false,
         }
     }
@@ -126,7 +157,7 @@ impl Virtqueue {
                 Ok(None) | Err(_) => break,
             }
         }
-        self.broken = ring.publish().and_then(|_| ring.pending()).err();
+        self.broken = ring.publish().and_then(|_| ring.pending()).is_err();
         // The driver waits for the reply of the command, not for these.
         let _ = ring.signal_needed();
     }

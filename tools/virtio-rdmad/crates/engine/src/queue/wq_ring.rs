@@ -9,9 +9,12 @@ use std::sync::Arc;
 use abi::{virtio_rdma_qp_ring, virtio_rdma_ring_shape, virtio_rdma_srq_ring};
 use memory::atomic::fence;
 use memory::{MemoryError, Pages};
+use serde::{Deserialize, Serialize};
+use zerocopy::FromZeros;
 
 use super::entry::Entry;
 use super::wqe::receive_entry_len;
+use crate::base::image::{require, Wrong};
 use crate::base::limits::MAX_SGE;
 use crate::memory::page_list::PAGE_SIZE;
 
@@ -127,7 +130,61 @@ pub(crate) struct WqRing {
     broken: bool,
 }
 
+/// The state of a ring. The index up to which the owner has produced is read again.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    depth: u32,
+    stride: u32,
+    offset: u32,
+    next: u32,
+    broken: bool,
+    has_pages: bool,
+}
+
+impl Saved {
+    /// Returns the ring with its shape, whose region has `len` bytes. `pages` finds the region.
+    pub fn load(
+        &self,
+        kind: Kind,
+        sizes: Sizes,
+        len: u64,
+        pages: Option<&Arc<Pages>>,
+    ) -> Result<WqRing, Wrong> {
+        let Self { depth, stride, offset, next, broken, has_pages } = *self;
+        let shape = virtio_rdma_ring_shape { depth, stride, offset, ..FromZeros::new_zeroed() };
+        let Sizes { least, most, entry } = sizes;
+        let shape = Shape::check(&shape, least, most, entry).ok_or("a ring has another shape")?;
+        require(shape.end() <= len, "a ring is beyond its region")?;
+        require(has_pages == pages.is_some(), "one ring of a region is lost")?;
+        Ok(WqRing { pages: pages.cloned(), shape, kind, next, limit: next, broken })
+    }
+
+    /// Returns whether the region was in memory.
+    pub fn has_pages(&self) -> bool {
+        self.has_pages
+    }
+}
+
+/// What the shape of a ring may be: the fewest and the most entries, and the bytes that one needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    /// The fewest entries.
+    pub least: u32,
+    /// The most entries.
+    pub most: u32,
+    /// The bytes that an entry needs.
+    pub entry: usize,
+}
+
 impl WqRing {
+    /// Returns the state.
+    pub fn save(&self) -> Saved {
+        let Shape { depth, stride_log2, offset } = self.shape;
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let (next, broken, has_pages) = (self.next, self.broken, self.pages.is_some());
+        Saved { depth, stride: 1 << stride_log2, offset, next, broken, has_pages }
+    }
+
     /// Returns a ring of a QP in RESET.
     pub fn new(pages: Arc<Pages>, shape: Shape, kind: Kind) -> Self {
         Self { pages: Some(pages), shape, kind, next: 0, limit: 0, broken: false }

@@ -19,11 +19,13 @@ use abi::{
     VIRTIO_RDMA_WR_SEND, VIRTIO_RDMA_WR_SEND_WITH_IMM, VIRTIO_RDMA_WR_SEND_WITH_INV,
 };
 use ring::Chain;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::entry::Entry;
 use super::request::{Operation, Request};
-use crate::base::limits::{MAX_MSG_SIZE, MAX_SGE};
+use crate::base::image::{abi_bytes, require, Wrong};
+use crate::base::limits::{MAX_INLINE, MAX_MSG_SIZE, MAX_SGE};
 use crate::base::qp_type::QpType;
 use crate::memory::copy::Atomic;
 use crate::memory::fast_reg::Registration;
@@ -61,7 +63,7 @@ pub(crate) const fn receive_entry_len(max_sge: usize) -> usize {
 }
 
 /// What the queues of a QP were created with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct WqConfig {
     /// Transport service.
     pub kind: QpType,
@@ -78,6 +80,23 @@ pub(crate) struct WqConfig {
 pub(crate) struct SgeList {
     sges: [virtio_rdma_sge; MAX_SGE],
     count: usize,
+}
+
+impl Serialize for SgeList {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(self.as_slice().as_bytes())
+    }
+}
+
+impl<'de> Deserialize<'de> for SgeList {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let bytes = <&[u8]>::deserialize(from)?;
+        let count = bytes.len() / size_of::<virtio_rdma_sge>();
+        if bytes.len() % size_of::<virtio_rdma_sge>() != 0 || count > MAX_SGE {
+            return Err(serde::de::Error::invalid_length(bytes.len(), &"the bytes of SGEs"));
+        }
+        Ok(Self::parse(bytes, count))
+    }
 }
 
 impl SgeList {
@@ -112,6 +131,7 @@ impl SgeList {
 }
 
 /// A send work request.
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct SendWqe {
     /// Index in its ring; 0 from a virtqueue.
     pub index: u32,
@@ -133,6 +153,7 @@ pub(crate) struct SendWqe {
     /// Inline data.
     pub inline: Vec<u8>,
     /// The destination of a datagram.
+    #[serde(with = "abi_bytes")]
     pub ud: WrUd,
 }
 
@@ -218,6 +239,22 @@ fn allows(kind: QpType, opcode: u32) -> bool {
 }
 
 impl SendWqe {
+    /// Checks a work request that was saved, and is under way: that it has as much data as it says.
+    pub fn check(&self) -> Result<(), Wrong> {
+        let Request { operation, total, immediate, invalidate, .. } = self.request;
+        let tells = matches!(operation, Operation::Send | Operation::Write);
+        require(immediate.is_none() || tells, "a work request may have no immediate data")?;
+        let ends = matches!(operation, Operation::Send | Operation::Read | Operation::LocalInv);
+        let names_one = invalidate.is_none() || ends && immediate.is_none();
+        require(names_one, "a work request may name no key to invalidate")?;
+        let data = if self.is_inline { self.inline.len() as u64 } else { self.sges.total() };
+        require(self.inline.len() <= MAX_INLINE.into(), "a work request has too much inline data")?;
+        require(total <= MAX_MSG_SIZE.into(), "a work request is too long")?;
+        require(total == data, "a work request has another length than its data")?;
+        require(total == 0 || !operation.has_no_data(), "a work request may have no data")?;
+        require(total == 8 || !operation.is_of_a_word(), "an atomic is of other than 8 bytes")
+    }
+
     /// Returns a work request that asks for nothing.
     pub fn empty() -> Self {
         Self {
@@ -524,6 +561,7 @@ impl Flushed {
 }
 
 /// A receive work request.
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct ReceiveWqe {
     /// Index in its ring; 0 from a virtqueue.
     pub index: u32,

@@ -20,6 +20,7 @@ use crate::base::address::Address;
 use crate::base::counters::{Counter, Stats};
 use crate::base::features::Features;
 use crate::base::host::{Clock, Incident, Wake};
+use crate::base::identity::Identity;
 use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
 use crate::base::rate_limit::RateLimit;
@@ -44,19 +45,16 @@ pub(crate) type Requester = halves::Requester<Hca>;
 pub(crate) type Responder = halves::Responder<Hca>;
 /// Where the other end of a connection was found.
 pub(crate) type Peer = halves::Peer<Hca>;
-/// The HCA that a connection is with.
-pub(crate) type Partner = halves::Partner<Hca>;
-
 /// The HCA of one guest.
 pub(crate) struct Hca {
+    /// Which HCA it is.
+    pub identity: Identity,
     /// What the guest may use.
     pub limits: Limits,
     /// What driver and device agreed on.
     pub features: Features,
     /// Counters, and the guest's name.
     pub stats: Stats,
-    /// The MAC address of the guest's network interface.
-    pub mac: [u8; 6],
     /// Frames that came over the wire.
     pub inbox: Mutex<Inbox>,
     /// How much the guest may send over the wire, if that is limited.
@@ -100,9 +98,9 @@ impl Hca {
     ) -> Self {
         let jobs = Jobs::new(&limits);
         Self {
+            identity: Identity::new(mac),
             features: Features::default(),
             stats: Stats::new(name),
-            mac,
             inbox: Mutex::default(),
             rate_limit: limits
                 .wire_rate

@@ -28,7 +28,7 @@ fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> O
         return None;
     }
     let device = hca.network.find(&requester.source.beside(attr.ah_attr.grh.dgid))?;
-    if !requester.partner.is(&device) {
+    if !requester.partner.is(device.identity.id()) {
         return None;
     }
     let slot = device.slot_of(attr.dest_qp_num)?;
@@ -53,7 +53,7 @@ pub(crate) fn lock_responder<'a>(
     {
         return None;
     }
-    if !responder.partner.is(hca) || !expects(&mut responder, requester, kind) {
+    if !responder.partner.is(hca.identity.id()) || !expects(&mut responder, requester, kind) {
         return None;
     }
     Some(responder)

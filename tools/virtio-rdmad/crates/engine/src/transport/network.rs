@@ -83,6 +83,19 @@ impl<D> Network<D> {
         devices.push((Arc::downgrade(device), rights));
     }
 
+    /// Returns whether a device has the right to use an address that it has used before, whoever else has it.
+    pub fn may_keep(&self, address: &Address, device: &Arc<D>) -> bool {
+        let is_it = |other: &Weak<D>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
+        let devices = read(&self.devices);
+        devices.iter().any(|(other, rights)| is_it(other) && rights.may_use(address))
+    }
+
+    /// Returns whether one of the devices is the one that is looked for.
+    pub fn any(&self, is_it: impl Fn(&D) -> bool) -> bool {
+        let devices = read(&self.devices);
+        devices.iter().filter_map(|(device, _)| device.upgrade()).any(|device| is_it(&device))
+    }
+
     /// Returns whether a device may use an address: its own list has it, and it is not another guest's,
     /// whether that guest uses it at present or not.
     pub fn may_use(&self, address: &Address, device: &Arc<D>) -> bool {

@@ -17,9 +17,9 @@ use abi::{
 
 use super::datagram;
 use super::failure::fail_requester;
-use super::hca::{Hca, Partner, Peer, Requester, Responder};
+use super::hca::{Hca, Peer, Requester, Responder};
 use super::local::{deliver, find_peer, lock_responder};
-use super::message::{packets, Message, Nak};
+use super::message::{Message, Nak};
 use super::receive::Receiver;
 use super::responder::{offers, Arrival};
 use super::rnr::{self, Retry};
@@ -37,7 +37,8 @@ use crate::memory::management::{bind_mw, reg_mr, Asker};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
 use crate::qp::config::QpConfig;
-use crate::qp::halves::Wait;
+use crate::qp::halves::{Partner, Wait};
+use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::qp::window::MOST_PACKETS_OF_MESSAGE;
 use crate::queue::request::Operation;

@@ -18,7 +18,7 @@ use abi::{
 use zerocopy::IntoBytes;
 
 use super::hca::{Hca, Responder};
-use super::message::{packets, Message, Nak, PSN_MASK};
+use super::message::{Message, Nak, PSN_MASK};
 use super::receive::{NoReceive, Received, Receiver};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
@@ -28,6 +28,7 @@ use crate::memory::flush::{flush, Flush};
 use crate::memory::management::invalidate;
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mapping, Mappings, MrCache};
+use crate::qp::mtu::packets;
 use crate::qp::state::QpState;
 use crate::queue::request::Operation;
 

@@ -8,8 +8,9 @@ use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::qp_type::QpType;
 use crate::qp::config::QpConfig;
+use crate::qp::halves::Partner;
 use crate::qp::state::QpState;
-use crate::transport::hca::{Hca, Partner, Responder};
+use crate::transport::hca::{Hca, Responder};
 
 /// The bits of a P_Key that say which partition it is. The other bit says whether the sender is a full
 /// member (IBA 10.9.1.1).

@@ -35,7 +35,7 @@ fn find(network: &Network<Hca>, gid: Gid, vlan: Option<u16>, frame: &[u8]) -> Op
     }
     let untagged = network.find(&Address { gid, vlan: None });
     match untagged {
-        Some(hca) if frame.starts_with(&hca.mac) && !hca.is_in_vlan(vlan) => Some(hca),
+        Some(hca) if frame.starts_with(&hca.identity.mac()) && !hca.is_in_vlan(vlan) => Some(hca),
         untagged => tagged.or(untagged),
     }
 }

@@ -85,7 +85,7 @@ impl Path {
         Some(Self {
             ethernet: Ethernet {
                 destination: if is_group { roce::multicast_mac(&to.dgid) } else { to.dmac },
-                source: hca.mac,
+                source: hca.identity.mac(),
                 vlan: source.vlan.map(|id| Vlan::new(u16::from(to.sl & 7) << 13 | id)),
             },
             ip: ip(to, flow_label, source)?,

@@ -25,12 +25,12 @@ use crate::base::sync::lock;
 use crate::memory::copy::{self, Atomic, View};
 use crate::memory::mr::Claim;
 use crate::memory::mr_cache::{Mappings, MrCache};
+use crate::qp::mtu::{mtu_bytes, packets};
 use crate::qp::state::QpState;
 use crate::qp::window::{Kind, Response, Window};
 use crate::queue::request::{Operation, Request};
 use crate::queue::wqe::SendWqe;
 use crate::transport::hca::{Hca, Requester};
-use crate::transport::message::{mtu_bytes, packets};
 use crate::transport::round::Round;
 use crate::transport::sender::{answer_delay, Sender};
 

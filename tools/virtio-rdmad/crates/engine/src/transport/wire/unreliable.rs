@@ -18,8 +18,8 @@ use crate::base::qp_type::QpType;
 use crate::base::sync::lock;
 use crate::memory::mr_cache::Mappings;
 use crate::qp::inbound::Inbound;
+use crate::qp::mtu::{mtu_bytes, packets};
 use crate::transport::hca::{Hca, Requester, Responder};
-use crate::transport::message::{mtu_bytes, packets};
 use crate::transport::round::Round;
 use crate::transport::sender::{Sender, Step};
 

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! The state of a queue pair.
+//!
+//! Two things are found again instead of being saved. A requester looks its peer up, by the address and the identity of
+//! its partner. A requester that waits for a receive asks for it once more when it is visited, and so its peer knows
+//! again whom to tell of one.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::virtio_rdma_qp_attr;
+use memory::{GuestMemory, Pages};
+use serde::{Deserialize, Serialize};
+
+use super::config::QpConfig;
+use super::halves::{Partner, Qp, Requester, Responder, Wait};
+use super::held::HoldQuota;
+use super::mtu::{mtu_bytes, packets};
+use super::pace::Pace;
+use super::state::QpState;
+use super::{inbound, window};
+use crate::base::address::{Address, Gid};
+use crate::base::image::{abi_bytes, require, Moment, Wrong};
+use crate::base::limits::{Limits, MAX_INLINE, MAX_SGE};
+use crate::base::qp_type::QpType;
+use crate::base::sync::lock;
+use crate::memory::page_list::{check_region, find_pages, Range};
+use crate::queue::work_queue::WorkQueue;
+use crate::queue::wq_ring::{self, Kind, Sizes};
+use crate::queue::wqe::{receive_entry_len, send_entry_len, ReceiveWqe, SendWqe, WqConfig};
+
+/// Why the work request under way does not go on.
+#[derive(Serialize, Deserialize)]
+enum SavedWait {
+    No,
+    Pause { since: Moment, ask: Moment, until: Moment },
+    Receive(Moment),
+    Answer(Option<Moment>),
+}
+
+impl SavedWait {
+    fn of(wait: Wait, now: Instant) -> Self {
+        let moment = |time| Moment::of(time, now);
+        match wait {
+            Wait::No => Self::No,
+            Wait::Pause { since, ask, until } => {
+                Self::Pause { since: moment(since), ask: moment(ask), until: moment(until) }
+            }
+            Wait::Receive(until) => Self::Receive(moment(until)),
+            Wait::Answer(until) => Self::Answer(until.map(moment)),
+        }
+    }
+
+    fn load(self, now: Instant) -> Wait {
+        match self {
+            Self::No => Wait::No,
+            Self::Pause { since, ask, until } => {
+                Wait::Pause { since: since.time(now), ask: ask.time(now), until: until.time(now) }
+            }
+            Self::Receive(until) => Wait::Receive(until.time(now)),
+            Self::Answer(until) => Wait::Answer(until.map(|until| until.time(now))),
+        }
+    }
+}
+
+/// The half that sends.
+#[derive(Serialize, Deserialize)]
+struct SavedRequester {
+    config: QpConfig,
+    ring: Option<wq_ring::Saved>,
+    region: Vec<Range>,
+    #[serde(with = "abi_bytes")]
+    attr: virtio_rdma_qp_attr,
+    source: Address,
+    /// The work request under way.
+    wqe: Option<SendWqe>,
+    done: u64,
+    wait: SavedWait,
+    rnr_left: u8,
+    asks_again: bool,
+    pace: Pace,
+    retry_left: u8,
+    partner: Partner,
+    notify_drained: bool,
+    window: Option<Box<window::Saved<SendWqe>>>,
+}
+
+/// The half that receives.
+#[derive(Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools)] // as in the half itself
+struct SavedResponder {
+    config: QpConfig,
+    ring: Option<wq_ring::Saved>,
+    #[serde(with = "abi_bytes")]
+    attr: virtio_rdma_qp_attr,
+    source: Address,
+    partner: Partner,
+    /// The receive that was taken from the queue, and has no CQE yet.
+    receive: Option<ReceiveWqe>,
+    established: bool,
+    last_wqe: bool,
+    notify: bool,
+    groups: Vec<Gid>,
+    inbound: Option<Box<inbound::Saved>>,
+}
+
+/// The state of a QP. Its virtqueues, if it has some, are those of its place.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Saved {
+    state: u8,
+    requester: SavedRequester,
+    responder: SavedResponder,
+}
+
+/// What a QP is loaded with.
+pub(crate) struct Loader<'a> {
+    /// The guest's memory.
+    pub memory: &'a GuestMemory,
+    /// What the guest may use.
+    pub limits: &'a Limits,
+    /// The most pages that the rings may have.
+    pub room: usize,
+    /// Whether queues are rings.
+    pub has_rings: bool,
+    /// What the connections of the guest hold.
+    pub quota: &'a HoldQuota,
+    /// The time.
+    pub now: Instant,
+}
+
+impl<D> Qp<D> {
+    /// Returns the state, if there is a QP in this place.
+    pub fn save(&self, now: Instant) -> Option<Saved> {
+        let mut requester = lock(&self.requester);
+        let requester = save_requester(&mut requester, now)?;
+        let mut responder = lock(&self.responder);
+        let responder = save_responder(&mut responder, now)?;
+        Some(Saved { state: self.state() as u8, requester, responder })
+    }
+
+    /// Makes the QP of a state in this place. What others keep of it does not follow: who uses which CQ, who is in
+    /// which group.
+    pub fn load(&self, saved: Saved, with: &Loader<'_>) -> Result<(), Wrong> {
+        let Saved { state, requester, responder } = saved;
+        let state = QpState::from_abi(state).ok_or("it is in no state")?;
+        let config = &requester.config;
+        check_config(config, with.limits)?;
+        check_config(&responder.config, with.limits)?;
+        require(config.wq.kind == responder.config.wq.kind, "its halves have different types")?;
+        let has_rings = with.has_rings && config.wq.kind != QpType::XrcTgt;
+        let are_rings =
+            requester.ring.is_some() == has_rings && responder.ring.is_some() == has_rings;
+        require(are_rings, "its queues are no rings, or should be none")?;
+        let mut to_requester = lock(&self.requester);
+        let mut to_responder = lock(&self.responder);
+        require(to_requester.config.is_none(), "there are two of them")?;
+        let queues = load_rings(&requester, &responder, with)?;
+        if let Some((send, receive)) = queues {
+            (to_requester.queue, to_responder.queue) = (send, receive);
+        }
+        load_requester(&mut to_requester, requester, with)?;
+        load_responder(&mut to_responder, responder, with)?;
+        self.set_state(&mut to_responder, state);
+        Ok(())
+    }
+}
+
+fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<SavedRequester> {
+    Some(SavedRequester {
+        config: requester.config?,
+        ring: requester.queue.ring().map(|ring| ring.save()),
+        region: requester.region.to_vec(),
+        attr: requester.attr,
+        source: requester.source,
+        wqe: requester.active.then(|| requester.wqe.clone()),
+        done: requester.done,
+        wait: SavedWait::of(requester.wait, now),
+        rnr_left: requester.rnr_left,
+        asks_again: requester.asks_again,
+        pace: requester.pace,
+        retry_left: requester.retry_left,
+        partner: requester.partner,
+        notify_drained: requester.notify_drained,
+        window: requester.window.as_ref().map(|window| Box::new(window.save(now))),
+    })
+}
+
+fn save_responder<D>(responder: &mut Responder<D>, now: Instant) -> Option<SavedResponder> {
+    Some(SavedResponder {
+        config: responder.config?,
+        ring: responder.queue.ring().map(|ring| ring.save()),
+        attr: responder.attr,
+        source: responder.source,
+        partner: responder.partner,
+        receive: responder.has_receive.then(|| responder.receive.clone()),
+        established: responder.established,
+        last_wqe: responder.last_wqe,
+        notify: responder.notify,
+        groups: responder.groups.clone(),
+        inbound: responder.inbound.as_ref().map(|inbound| Box::new(inbound.save(now))),
+    })
+}
+
+/// Checks what a QP was created with, as far as it stands alone.
+fn check_config(config: &QpConfig, limits: &Limits) -> Result<(), Wrong> {
+    let WqConfig { max_send_sge, max_recv_sge, max_inline, .. } = config.wq;
+    let fits = max_send_sge.max(max_recv_sge) <= MAX_SGE && max_inline <= MAX_INLINE.into();
+    require(fits, "its work requests are too large")?;
+    let cqs = limits.max_cq.max(limits.ring_cq);
+    require(config.send_cq.max(config.recv_cq) < cqs, "its CQ has a number that no CQ has")
+}
+
+/// Returns the rings, if the QP has some.
+fn load_rings(
+    requester: &SavedRequester,
+    responder: &SavedResponder,
+    with: &Loader<'_>,
+) -> Result<Option<(WorkQueue, WorkQueue)>, Wrong> {
+    let (Some(send), Some(receive)) = (&requester.ring, &responder.ring) else {
+        require(requester.region.is_empty(), "it has a region, and no rings")?;
+        return Ok(None);
+    };
+    let len = check_region(&requester.region, with.room)?;
+    let find = || find_pages(with.memory, &requester.region);
+    let pages: Option<Arc<Pages>> = send.has_pages().then(find).transpose()?.map(Arc::new);
+    let WqConfig { kind, max_send_sge, max_recv_sge, max_inline } = requester.config.wq;
+    let most = with.limits.ring_wr;
+    let sizes = |least, entry| Sizes { least, most, entry };
+    let send_sizes = sizes(1, send_entry_len(kind, max_send_sge, max_inline));
+    let receive_sizes = sizes(0, receive_entry_len(max_recv_sge));
+    let send = send.load(Kind::Send, send_sizes, len, pages.as_ref())?;
+    let receive = receive.load(Kind::Receive, receive_sizes, len, pages.as_ref())?;
+    Ok(Some((WorkQueue::Ring(send), WorkQueue::Ring(receive))))
+}
+
+fn load_requester<D>(
+    to: &mut Requester<D>,
+    saved: SavedRequester,
+    with: &Loader<'_>,
+) -> Result<(), Wrong> {
+    let mtu = saved.attr.path_mtu;
+    let is_uc = saved.config.wq.kind == QpType::Uc;
+    if let Some(wqe) = &saved.wqe {
+        wqe.check()?;
+        let total = wqe.request.total;
+        require(saved.done == 0 || saved.done < total, "more is sent than there is")?;
+        // On an unreliable connection a part of a message may have left, in whole packets.
+        require(!is_uc || saved.done % mtu_bytes(mtu) == 0, "a part of a packet is sent")?;
+    }
+    let count = |wqe: &SendWqe| {
+        wqe.check()?;
+        require(!wqe.request.operation.is_local(), "a local operation is in no packet")?;
+        Ok(packets(wqe.request.total, mtu))
+    };
+    require(saved.window.is_none() || saved.config.wq.kind.is_reliable(), "it has a window")?;
+    saved.pace.check()?;
+    let window = saved.window.map(|window| window.load(with.now, count)).transpose()?;
+    to.region = saved.region.into();
+    to.config = Some(saved.config);
+    to.attr = saved.attr;
+    to.source = saved.source;
+    to.active = saved.wqe.is_some();
+    to.wqe = saved.wqe.unwrap_or_else(SendWqe::empty);
+    to.done = saved.done;
+    to.wait = saved.wait.load(with.now);
+    to.rnr_left = saved.rnr_left;
+    to.asks_again = saved.asks_again;
+    to.pace = saved.pace;
+    to.retry_left = saved.retry_left;
+    to.peer = None;
+    to.partner = saved.partner;
+    to.notify_drained = saved.notify_drained;
+    to.window = window.map(Box::new);
+    Ok(())
+}
+
+fn load_responder<D>(
+    to: &mut Responder<D>,
+    saved: SavedResponder,
+    with: &Loader<'_>,
+) -> Result<(), Wrong> {
+    let mtu = saved.attr.path_mtu;
+    let count = |total| packets(total, mtu);
+    let inbound = saved.inbound.map(|inbound| inbound.load(with.now, with.quota, count));
+    to.inbound = inbound.transpose()?.map(Box::new);
+    to.config = Some(saved.config);
+    to.attr = saved.attr;
+    to.source = saved.source;
+    to.partner = saved.partner;
+    to.has_receive = saved.receive.is_some();
+    to.receive = saved.receive.unwrap_or_else(ReceiveWqe::empty);
+    to.waiter = None;
+    to.established = saved.established;
+    to.last_wqe = saved.last_wqe;
+    to.notify = saved.notify;
+    to.groups = saved.groups;
+    Ok(())
+}
