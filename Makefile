@@ -22,7 +22,7 @@ provider := $(MAKE) --no-print-directory -C $(top)/tools/provider
 T ?= host uml stock debug
 
 # What "make fuzz" runs, for how many seconds each, or one INPUT once again.
-F ?= engine nic ring roce vfio_user vhost_user vxlan wire
+F ?= engine image nic ring roce vfio_user vhost_user vxlan wire
 S ?= 60
 INPUT ?=
 

@@ -17,7 +17,9 @@ use abi::{
     VIRTIO_RDMA_QP_RNR_RETRY, VIRTIO_RDMA_QP_RQ_PSN, VIRTIO_RDMA_QP_SQ_PSN, VIRTIO_RDMA_QP_STATE,
     VIRTIO_RDMA_QP_TIMEOUT,
 };
-use engine::{AddressRights, Device, DeviceConfig, Fabric, Gid, Limits, Next, Signal, Wake};
+use engine::{
+    AddressRights, Device, DeviceConfig, Fabric, Gid, Limits, LoadError, Next, Signal, Wake,
+};
 use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -184,35 +186,39 @@ impl Kept {
     }
 }
 
+/// Returns what the device of the guest of this number is made with.
+pub fn config(number: u8) -> DeviceConfig {
+    let limits = Limits {
+        max_qp: 5,
+        max_cq: CQS,
+        wq_size: RING,
+        cq_size: RING,
+        max_mr: 16,
+        max_pd: 4,
+        gid_table: 4,
+        max_extents: 256,
+        comp_vectors: VECTORS,
+        ring_qp: 5,
+        ring_cq: 4,
+        ring_wr: 16,
+        ring_cqe: 32,
+        inline_data: INLINE as u16,
+        ..Limits::default()
+    };
+    DeviceConfig {
+        name: format!("guest{number}"),
+        mac: Some([2, 0, 0, 0, 0, number]),
+        addresses: AddressRights::default(),
+        limits,
+        rings: true,
+        wake: Arc::new(Nobody),
+    }
+}
+
 impl Guest {
     /// Makes a guest whose driver has set up every virtqueue and added the GID.
     pub fn new(fabric: &Arc<Fabric>, number: u8, rings: bool) -> Self {
-        let limits = Limits {
-            max_qp: 5,
-            max_cq: CQS,
-            wq_size: RING,
-            cq_size: RING,
-            max_mr: 16,
-            max_pd: 4,
-            gid_table: 4,
-            max_extents: 256,
-            comp_vectors: VECTORS,
-            ring_qp: 5,
-            ring_cq: 4,
-            ring_wr: 16,
-            ring_cqe: 32,
-            inline_data: INLINE as u16,
-            ..Limits::default()
-        };
-        let mac = Some([2, 0, 0, 0, 0, number]);
-        let device = fabric.add_device(DeviceConfig {
-            name: format!("guest{number}"),
-            mac,
-            addresses: AddressRights::default(),
-            limits,
-            rings: true,
-            wake: Arc::new(Nobody),
-        });
+        let device = fabric.add_device(config(number));
         let memory = zeroed_memory(number);
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, number]);
@@ -267,6 +273,14 @@ impl Guest {
         };
         // The command fails if the other guest took this GID.
         let _: Result<(), u8> = command(&self.device, abi::VIRTIO_RDMA_CMD_ADD_GID, &add);
+    }
+
+    /// Has a device take over the state of an image, with the virtqueues of this guest.
+    pub fn load_image(&self, device: &Device, image: &[u8]) -> Result<(), LoadError> {
+        let queues = (0..)
+            .zip(&self.queues)
+            .map(|(index, queue)| (index, queue.layout(), Arc::new(Nobody) as Arc<dyn Signal>));
+        device.load(image, &self.memory, queues)
     }
 
     /// Stops a virtqueue, and sets it up again where the device left it.

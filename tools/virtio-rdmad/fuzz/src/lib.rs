@@ -13,8 +13,8 @@ mod socket;
 mod verbs;
 
 pub use guest::{
-    command, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES, SCRATCH,
-    WINDOW,
+    command, config, modify, Clock, Guest, Queue, DOORBELL_BYTES, REGIONS, RING, RING_BYTES,
+    SCRATCH, WINDOW,
 };
 pub use owner::INLINE;
 pub use program::Program;
