@@ -11,7 +11,7 @@ import pytest
 from virtio_rdma.common import BUILD, TOP
 
 # Fuzz targets, and with how many inputs each is run here: some seconds' worth.
-FUZZ = {"engine": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000, "vhost_user": 8000,
+FUZZ = {"engine": 4000, "image": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000, "vhost_user": 8000,
         "vxlan": 100000, "wire": 4000}
 # What the kernel's checkpatch.pl looks at.
 KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
@@ -29,6 +29,9 @@ PYTHON = os.path.join(TOP, "tools/python")
 CARGO = {
     "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], DEVICE,
                {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad")}),
+    # The devices of the engine's tests lose all that they know, and take it up again, whenever they rest.
+    "upgrades": (["cargo", "test", "--locked", "-p", "engine", "--lib", "tests::"], DEVICE,
+                 {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad"), "UPGRADES": "1", "SCHEDULES": "0..200"}),
     "provider": (["make", "-s", "-C", "tools/provider", "test"], TOP, {}),
     "limits": (["cargo", "test", "--locked"], LIMITS, {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-bench")}),
     "loom": (["make", "-s", "loom"], TOP, {}),

@@ -57,6 +57,7 @@ fn data_is_right_while_every_packet_is_marked() {
 /// The receiver of a marked packet sends a CNP, at most one in 50 us, and the sender follows each.
 #[test]
 fn a_marked_packet_leads_to_a_cnp() {
+    without_upgrades();
     let cable = over_a_cable(1, ALL_MARKED, || {
         let mut pair = Pair::new();
         let time = transfer(&mut pair, VIRTIO_RDMA_WR_RDMA_WRITE, 1 << 20);
@@ -83,6 +84,7 @@ fn a_marked_packet_leads_to_a_cnp() {
 
 #[test]
 fn a_sender_of_marked_packets_slows_down() {
+    without_upgrades();
     for opcode in [VIRTIO_RDMA_WR_RDMA_WRITE, VIRTIO_RDMA_WR_RDMA_READ] {
         let time = |faults| {
             let mut time = Duration::ZERO;
@@ -105,6 +107,7 @@ fn a_sender_of_marked_packets_slows_down() {
 /// An unreliable connection follows CNPs as a reliable one does, and loses nothing by that.
 #[test]
 fn an_unreliable_sender_of_marked_packets_slows_down() {
+    without_upgrades();
     for (faults, is_marked) in [(Faults::default(), false), (ALL_MARKED, true)] {
         over_a_cable(1, faults, || {
             let mut pair = uc::connected();
@@ -229,6 +232,7 @@ fn is_at_limit(time: Duration, bytes: u64) -> bool {
 
 #[test]
 fn a_guest_keeps_its_limit() {
+    without_upgrades();
     over_a_cable(1, Faults::default(), || {
         let mut pair = limited_pair(VIRTIO_RDMA_QPT_RC);
         let [a, b] = pair.ends;
@@ -252,6 +256,7 @@ fn a_guest_keeps_its_limit() {
 
 #[test]
 fn datagrams_keep_the_limit() {
+    without_upgrades();
     over_a_cable(1, Faults::default(), || {
         let mut pair = limited_pair(VIRTIO_RDMA_QPT_UD);
         let [a, b] = pair.ends;
@@ -273,6 +278,7 @@ fn datagrams_keep_the_limit() {
 /// Two QPs of a guest that has a limit get half of it each, while both have something to send.
 #[test]
 fn the_qps_of_a_guest_share_its_limit() {
+    without_upgrades();
     over_a_cable(1, Faults::default(), || {
         let mut pair = limited_pair(VIRTIO_RDMA_QPT_RC);
         let [a, b] = pair.ends;

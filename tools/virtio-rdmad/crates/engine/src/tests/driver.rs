@@ -17,8 +17,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::cable::cable;
 use crate::transport::rnr::PATIENCE;
 use crate::{
-    AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits, Next,
-    Signal, Wake,
+    AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits,
+    LoadError, Next, Signal, Wake,
 };
 
 /// The bytes of guest memory. Rings are in its lower part, data from [`DATA`] on.
@@ -86,6 +86,14 @@ impl Default for Setup {
 
 thread_local! {
     static RINGS: Cell<bool> = const { Cell::new(false) };
+    /// Whether devices are upgraded whenever guests settle.
+    static HAS_UPGRADES: Cell<bool> = Cell::new(std::env::var_os("UPGRADES").is_some());
+}
+
+/// Runs a test without upgrades, because it measures rates or waits. After an upgrade a flow has no rate, and a requester
+/// that pauses asks its peer at once.
+pub fn without_upgrades() {
+    HAS_UPGRADES.set(false);
 }
 
 /// Runs a test whose guests agree on VIRTIO_RDMA_F_RINGS.
@@ -213,6 +221,7 @@ pub type Buffer = (u64, u32, bool);
 
 pub struct Guest {
     pub device: Arc<Device>,
+    number: u8,
     pub memory: GuestMemory,
     pub clock: Arc<TestClock>,
     pub gid: Gid,
@@ -286,6 +295,18 @@ fn gid_request(index: u16, gid: Gid, gid_type: u32) -> virtio_rdma_cmd_add_gid {
     virtio_rdma_cmd_add_gid { gid, gid_type, index, vlan_id, port_num: 1 }
 }
 
+/// Returns what the device of a guest is made with.
+fn config(setup: &Setup, number: u8, wake: &Arc<dyn Wake>) -> DeviceConfig {
+    DeviceConfig {
+        name: format!("guest{number}"),
+        mac: Some([0x52, 0x54, 0, 0, 0, number]),
+        addresses: setup.addresses.clone(),
+        limits: setup.limits.clone(),
+        rings: true,
+        wake: Arc::clone(wake),
+    }
+}
+
 impl Guest {
     /// Makes a guest whose driver has started and added its GID at index 0.
     pub fn new(fabric: &Arc<Fabric>, clock: &Arc<TestClock>, number: u8) -> Self {
@@ -308,17 +329,11 @@ impl Guest {
         wake: Arc<dyn Wake>,
         setup: Setup,
     ) -> Self {
-        let device = fabric.add_device(DeviceConfig {
-            name: format!("guest{number}"),
-            mac: Some([0x52, 0x54, 0, 0, 0, number]),
-            addresses: setup.addresses.clone(),
-            limits: setup.limits.clone(),
-            rings: true,
-            wake: Arc::clone(&wake),
-        });
+        let device = fabric.add_device(config(&setup, number, &wake));
         let memory = GuestMemory::anonymous(&[(0, setup.memory), EXTRA]).unwrap();
         let mut guest = Self {
             device,
+            number,
             memory,
             clock: Arc::clone(clock),
             gid: gid(number),
@@ -386,6 +401,29 @@ impl Guest {
         if self.setup.adds_gid {
             self.add_gid(0, self.gid, 0).unwrap();
         }
+    }
+
+    /// Returns what its device is made with.
+    pub fn config(&self) -> DeviceConfig {
+        config(&self.setup, self.number, &self.wake)
+    }
+
+    /// Has a device take over the state of an image, with the virtqueues of this guest.
+    pub fn load(&self, device: &Device, image: &[u8]) -> Result<(), LoadError> {
+        self.load_in(device, image, &self.memory)
+    }
+
+    /// Does what `load` does, in other memory.
+    pub fn load_in(
+        &self,
+        device: &Device,
+        image: &[u8],
+        memory: &GuestMemory,
+    ) -> Result<(), LoadError> {
+        let queue = |(index, queue): (u16, &Queue)| {
+            (index, queue.layout(), Arc::clone(&queue.signals) as Arc<dyn Signal>)
+        };
+        device.load(image, memory, (0..).zip(&self.queues).map(queue))
     }
 
     pub fn send_queue(&self, qpn: u32) -> u16 {
@@ -487,6 +525,27 @@ impl Guest {
             }
         }
         panic!("the device never rests");
+    }
+
+    /// Returns how many buffers of a queue the guest has taken so far.
+    pub fn used_so_far(&self, queue: u16) -> u16 {
+        self.queues[usize::from(queue)].seen
+    }
+
+    /// Writes words to memory that nothing uses, and returns the address.
+    pub fn memory_for(&mut self, words: &[u64]) -> u64 {
+        let at = self.allocate(words.as_bytes().len() as u64);
+        self.memory.write(at, words.as_bytes()).unwrap();
+        at
+    }
+
+    /// Sends a command through the control queue, and does not wait. Returns where its reply will be.
+    pub fn begin_command<Q: IntoBytes + Immutable>(&mut self, command: u32, request: &Q) -> u64 {
+        let bytes = [&[command as u8], request.as_bytes()].concat();
+        let (request, reply) = (self.allocate(bytes.len() as u64), self.allocate(64));
+        self.memory.write(request, &bytes).unwrap();
+        self.add(0, &[(request, bytes.len() as u32, false), (reply, 64, true)]);
+        reply
     }
 
     /// Sends a request through the control queue. Returns the status and the reply.
@@ -1186,6 +1245,9 @@ fn cqe_at(queue: u16, head: u16) -> u64 {
 
 /// Runs all guests until no guest has anything to do now. Returns the time of the earliest timer.
 pub fn settle(guests: &[&Guest]) -> Option<Instant> {
+    if HAS_UPGRADES.get() {
+        upgrade(guests);
+    }
     for _ in 0..10_000 {
         let next: Vec<_> = guests.iter().map(|guest| guest.run()).collect();
         if cable().is_some_and(|cable| cable.deliver()) {
@@ -1201,6 +1263,33 @@ pub fn settle(guests: &[&Guest]) -> Option<Instant> {
         }
     }
     panic!("the guests never rest");
+}
+
+/// Has the devices of guests go on where they are, after they have lost all that they knew.
+fn upgrade(guests: &[&Guest]) {
+    let images: Vec<_> = guests.iter().map(|guest| guest.device.save()).collect();
+    for guest in guests {
+        guest.device.reset();
+    }
+    for (guest, image) in guests.iter().zip(&images) {
+        guest.load(&guest.device, image).unwrap();
+    }
+    for (guest, image) in guests.iter().zip(&images) {
+        assert!(guest.device.save() == *image, "the image of guest {} changes", guest.number);
+    }
+}
+
+/// Has guests of a network go on in another one: their devices are saved, and loaded there. They have the same images
+/// again.
+pub fn reload(guests: &mut [&mut Guest], fabric: &Fabric) {
+    let images: Vec<_> = guests.iter().map(|guest| guest.device.save()).collect();
+    for (guest, image) in guests.iter_mut().zip(&images) {
+        guest.device = fabric.add_device(guest.config());
+        guest.load(&guest.device, image).unwrap();
+    }
+    for (guest, image) in guests.iter().zip(&images) {
+        assert!(guest.device.save() == *image, "the image of guest {} changes", guest.number);
+    }
 }
 
 /// Runs all guests, and moves the clock from timer to timer until no timer is left.

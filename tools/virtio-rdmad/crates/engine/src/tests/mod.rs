@@ -16,6 +16,7 @@ mod fast_reg;
 mod floods;
 mod flush;
 mod hostile;
+mod image;
 mod incidents;
 mod mcast;
 mod mw;

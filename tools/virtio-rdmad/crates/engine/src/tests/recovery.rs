@@ -245,6 +245,7 @@ fn time_of(opcode: u32, len: u64, delay: Duration, faults: Faults) -> Duration {
 /// room.
 #[test]
 fn a_loss_costs_little_time() {
+    without_upgrades();
     let loss = Faults { loss: 10, ..Faults::default() };
     for (name, opcode) in [
         ("WRITE", VIRTIO_RDMA_WR_RDMA_WRITE),

@@ -111,6 +111,7 @@ fn a_post_wakes_whoever_waits() {
 
 #[test]
 fn one_that_helps_itself_leaves_the_others_asleep() {
+    without_upgrades();
     with_rings(|| {
         let mut bench = Bench::new(2);
         bench.send(0, 0);

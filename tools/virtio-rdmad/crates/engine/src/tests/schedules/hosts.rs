@@ -5,10 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use roce::Segments;
+
+use super::dice::Dice;
 use super::network::{nanos, Links, Network, Port};
 use super::plan::GuestPlan;
 use crate::tests::driver::*;
-use crate::{Clock, Fabric, FabricConfig, Limits};
+use crate::{Clock, Counter, Fabric, FabricConfig, Limits, Uplink};
 
 pub struct Hosts {
     clock: Arc<TestClock>,
@@ -18,6 +21,11 @@ pub struct Hosts {
     pub guests: Vec<Guest>,
     /// Where memory begins that is not used, for each guest.
     free: Vec<u64>,
+    /// The host of each guest.
+    places: Vec<usize>,
+    /// When hosts are upgraded, if they are.
+    upgrades: Option<Dice>,
+    tells: bool,
 }
 
 /// The bytes of memory that a guest has for its data.
@@ -48,17 +56,51 @@ fn setup() -> Setup {
     }
 }
 
+/// A way out on which all is lost.
+struct Nowhere;
+
+impl Uplink for Nowhere {
+    fn send(&self, _: Segments<'_>) {}
+}
+
+/// Returns an image with some bytes changed, and the checksum that belongs to them.
+fn damage(image: &[u8], dice: &mut Dice) -> Vec<u8> {
+    const CRC: usize = 20;
+    let (header, payload) = image.split_at(CRC + 4);
+    let (mut header, mut payload) = (header.to_vec(), payload.to_vec());
+    for _ in 0..=dice.below(3) {
+        let at = dice.below(payload.len() as u64) as usize;
+        match dice.below(4) {
+            0 => payload[at] ^= 1 << dice.below(8),
+            1 => payload[at] = payload[at].wrapping_add(1),
+            2 => payload[at] = dice.below(128) as u8,
+            _ => {
+                let from = dice.below(payload.len() as u64) as usize;
+                payload[at] = payload[from];
+            }
+        }
+    }
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&header[..CRC]);
+    crc.update(&payload);
+    header[CRC..].copy_from_slice(&crc.finalize().to_le_bytes());
+    [header, payload].concat()
+}
+
+/// Returns the network of a host.
+fn fabric(clock: &Arc<TestClock>, network: &Arc<Network>, host: usize) -> Arc<Fabric> {
+    let uplink = Arc::new(Port { network: Arc::clone(network), host });
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    Fabric::new(FabricConfig { name: "test".into(), clock, uplink: Some(uplink) })
+}
+
 impl Hosts {
     /// Makes these guests, and their hosts.
     pub fn new(seed: u64, plans: &[GuestPlan], links: &Links, tells: bool) -> Self {
         let clock = TestClock::new();
         let network = Network::new(&clock, links, seed ^ 0x6e65_7477, tells);
         let fabrics: Vec<_> = (0..=plans.iter().map(|plan| plan.host).max().unwrap_or(0))
-            .map(|host| {
-                let uplink = Arc::new(Port { network: Arc::clone(&network), host });
-                let clock = Arc::clone(&clock) as Arc<dyn Clock>;
-                Fabric::new(FabricConfig { name: "test".into(), clock, uplink: Some(uplink) })
-            })
+            .map(|host| fabric(&clock, &network, host))
             .collect();
         let mut guests = Vec::new();
         for (number, plan) in (1..).zip(plans) {
@@ -72,7 +114,68 @@ impl Hosts {
             guests.push(guest);
         }
         let free = vec![DATA; plans.len()];
-        Self { clock, network, fabrics, guests, free }
+        let places = plans.iter().map(|plan| plan.host).collect();
+        Self { clock, network, fabrics, guests, free, places, upgrades: None, tells }
+    }
+
+    /// Has the hosts upgraded at random times, from now on.
+    pub fn upgrade(&mut self, seed: u64) {
+        self.upgrades = Some(Dice::new(seed ^ 0x7570_6772));
+    }
+
+    /// Upgrades a host now and then, which may be in the middle of what its guests do.
+    fn upgrade_some(&mut self) {
+        let Some(dice) = &mut self.upgrades else { return };
+        if !dice.happens(300) {
+            return;
+        }
+        let host = dice.pick(&self.places);
+        let here = |(_, place): &(&mut Guest, &usize)| **place == host;
+        let guests = self.guests.iter_mut().zip(&self.places).filter(here);
+        let mut guests: Vec<_> = guests.map(|(guest, _)| guest).collect();
+        for _ in 0..dice.below(8) {
+            let guest = &guests[dice.below(guests.len() as u64) as usize];
+            guest.device.run(1 + dice.below(2) as u32);
+        }
+        if self.tells {
+            println!("{} host {host} is upgraded", nanos(self.clock.passed()));
+        }
+        self.fabrics[host] = fabric(&self.clock, &self.network, host);
+        reload(&mut guests, &self.fabrics[host]);
+    }
+
+    /// Loads images of the guests into devices, with some bytes changed, and runs those that are not refused. None of this
+    /// may panic, or take long. The guests' memory is of no use afterwards.
+    pub fn load_damaged(&self, dice: &mut Dice) -> [usize; 2] {
+        let mut counts = [0; 2];
+        let images: Vec<_> = self.guests.iter().map(|guest| guest.device.save()).collect();
+        for _ in 0..20 {
+            let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+            // An address may be one that the network of the schedule does not have.
+            let uplink = Some(Arc::new(Nowhere) as Arc<dyn Uplink>);
+            let fabric = Fabric::new(FabricConfig { name: "test".into(), clock, uplink });
+            let load = |(guest, image): (&Guest, &Vec<u8>)| {
+                let device = fabric.add_device(guest.config());
+                guest.load(&device, &damage(image, dice)).map(|()| device)
+            };
+            let loaded: Vec<_> = self.guests.iter().zip(&images).map(load).collect();
+            counts[0] += loaded.iter().filter(|loaded| loaded.is_ok()).count();
+            counts[1] += loaded.len();
+            for _ in 0..100 {
+                for device in loaded.iter().flatten() {
+                    let before = device.counter(Counter::Work);
+                    device.run(64);
+                    let took = device.counter(Counter::Work).wrapping_sub(before);
+                    assert!(took <= TURN, "a turn of {took} ns");
+                }
+                self.clock.advance_to(self.clock.now() + Duration::from_millis(1));
+                for frame in self.network.arrivals() {
+                    fabric.receive(&frame.bytes, frame.segment);
+                }
+            }
+            loaded.iter().flatten().for_each(|device| drop(device.save()));
+        }
+        counts
     }
 
     /// Returns the address of so many bytes of a guest's memory that nothing uses.
@@ -88,7 +191,8 @@ impl Hosts {
     }
 
     /// Runs all guests until they have nothing to do now. Returns when they have.
-    pub fn settle(&self) -> Option<u64> {
+    pub fn settle(&mut self) -> Option<u64> {
+        self.upgrade_some();
         let time = settle(&self.guests.iter().collect::<Vec<_>>())?;
         let left = time.saturating_duration_since(self.clock.now());
         Some(self.now() + nanos(left).max(1))

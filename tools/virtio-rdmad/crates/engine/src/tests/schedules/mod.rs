@@ -75,10 +75,37 @@ fn reliable_connections_keep_their_guarantees() {
 
 #[test]
 fn unreliable_connections_bring_whole_messages() {
-    each(|seed, tells| unreliable::run(seed, false, tells));
+    each(|seed, tells| unreliable::run(seed, false, false, tells));
 }
 
 #[test]
 fn datagrams_arrive_whole() {
-    each(|seed, tells| unreliable::run(seed, true, tells));
+    each(|seed, tells| unreliable::run(seed, true, false, tells));
+}
+
+#[test]
+fn upgrades_of_hosts_change_nothing_for_reliable_connections() {
+    each(|seed, tells| World::new(seed, Plan::new(seed), tells).with_upgrades(seed).run());
+}
+
+#[test]
+fn upgrades_of_hosts_change_nothing_for_unreliable_connections() {
+    each(|seed, tells| unreliable::run(seed, false, true, tells));
+}
+
+#[test]
+fn upgrades_of_hosts_change_nothing_for_datagrams() {
+    each(|seed, tells| unreliable::run(seed, true, true, tells));
+}
+
+#[test]
+fn damaged_images_do_no_harm() {
+    let (mut loaded, mut all) = (0, 0);
+    // Each of them is loaded many times.
+    for seed in chosen().step_by(10) {
+        let _name = Name(seed);
+        let [ok, count] = World::new(seed, Plan::new(seed), false).damage(seed);
+        (loaded, all) = (loaded + ok, all + count);
+    }
+    println!("{loaded} of {all} damaged images were loaded");
 }

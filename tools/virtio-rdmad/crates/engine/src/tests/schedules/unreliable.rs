@@ -54,7 +54,7 @@ struct Stream {
 }
 
 /// Runs a schedule.
-pub fn run(seed: u64, is_datagrams: bool, tells: bool) -> Verdict {
+pub fn run(seed: u64, is_datagrams: bool, has_upgrades: bool, tells: bool) -> Verdict {
     let dice = &mut Dice::new(seed);
     let mut faults = faults(dice);
     if dice.happens(50) {
@@ -92,6 +92,9 @@ pub fn run(seed: u64, is_datagrams: bool, tells: bool) -> Verdict {
             guest.make_rtr(qpn, gid(2 - side as u8), ends[1 - side].qpn, false).unwrap();
             guest.make_rts(qpn, false).unwrap();
         }
+    }
+    if has_upgrades {
+        hosts.upgrade(seed);
     }
     let arrived = vec![0; messages.len()];
     let (posted, completed, last, received) = (0, 0, None, 0);

@@ -48,13 +48,32 @@ impl World {
         Self { plan, hosts, cqs, ends, queues, moves: moves.into(), dice, tells }
     }
 
+    /// Has the hosts upgraded meanwhile.
+    pub fn with_upgrades(mut self, seed: u64) -> Self {
+        self.hosts.upgrade(seed);
+        self
+    }
+
     fn now(&self) -> u64 {
         self.hosts.now()
     }
 
+    /// Does some of what the plan says, and then damages the images of the guests.
+    pub fn damage(&mut self, seed: u64) -> [usize; 2] {
+        let mut dice = Dice::new(seed ^ 0x6461_6d61);
+        // It comes to no end in so few steps, and that is no error here.
+        let _ = self.run_for(dice.below(60));
+        self.hosts.load_damaged(&mut dice)
+    }
+
     /// Does what the plan says, until nothing is left to be done.
     pub fn run(&mut self) -> Verdict {
-        for _ in 0..200_000 {
+        self.run_for(200_000)
+    }
+
+    /// Does what the plan says, in so many steps at most.
+    fn run_for(&mut self, steps: u64) -> Verdict {
+        for _ in 0..steps {
             let timer = self.hosts.settle();
             self.poll()?;
             if self.act() {
