@@ -191,6 +191,10 @@ impl Protocol for VfioUser {
         self.change = self.change.max(Change::Bytes);
     }
 
+    fn features(&self) -> u64 {
+        self.registers.features()
+    }
+
     fn queues(&self) -> Vec<QueueSetup> {
         if self.started {
             self.registers.enabled_queues()

@@ -172,6 +172,10 @@ impl Protocol for VhostUser {
         self.note(Change::Bytes);
     }
 
+    fn features(&self) -> u64 {
+        self.features
+    }
+
     fn queues(&self) -> Vec<QueueSetup> {
         let running = (0..self.vrings.len()).filter(|index| self.vrings[*index].running.is_some());
         running.filter_map(|index| self.setup(index).ok()).collect()

@@ -33,6 +33,13 @@ impl GuestBackend {
         Self { guest, device, poller, config, kicks: Vec::new(), started: false }
     }
 
+    /// Goes on with a device that another process has served, on which these queues run.
+    pub fn go_on(&mut self, features: u64, queues: Vec<QueueSetup>) -> Result<(), String> {
+        self.set_features(features);
+        self.started = !queues.is_empty();
+        queues.into_iter().try_for_each(|queue| self.watch(queue.index, queue.kick))
+    }
+
     /// Has the poller watch the kick of a queue, if that is a descriptor.
     fn watch(&mut self, queue: u16, kick: Option<Arc<OwnedFd>>) -> Result<(), String> {
         let Some(kick) = kick else { return Ok(()) };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,11 +9,11 @@ use engine::Next;
 use memory::Loss;
 use rustix::io::Errno;
 use tracing::Span;
-use virtio_transport::{Backend, Protocol, ResumeError, Server};
+use virtio_transport::{Backend, Protocol, ResumeError, Server, State as Saved};
 
 use crate::backend::GuestBackend;
 use crate::guest::Guest;
-use crate::handover::{Connected, ConnectionJournal};
+use crate::handover::{Connected, ConnectionJournal, Said};
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
@@ -26,6 +27,9 @@ pub enum Ended {
     /// What the VMM has said to another process is of no use.
     #[error(transparent)]
     Resume(#[from] ResumeError),
+    /// A queue cannot go on.
+    #[error("{0}")]
+    GoOn(String),
     /// The socket cannot be waited for.
     #[error("waiting for messages: {0}")]
     Poll(#[from] Errno),
@@ -38,28 +42,52 @@ impl Ended {
     }
 }
 
-/// Serves a VMM that has connected. If it was connected to another process, which has ended, the driver is told that
-/// it must reset the device.
+/// The device ID, as the transports have it.
+fn device_id() -> u16 {
+    u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID).unwrap_or(u16::MAX)
+}
+
+/// Begins to serve a VMM that has connected.
 fn serve(
+    stream: UnixStream,
     transport: Transport,
-    connected: Connected,
-    backend: &mut GuestBackend,
+    backend: &GuestBackend,
 ) -> Result<Box<Server<dyn Protocol>>, Ended> {
-    let id = u16::try_from(abi::VIRTIO_RDMA_DEVICE_ID).unwrap_or(u16::MAX);
-    let Connected { stream, state } = connected;
-    let Some(state) = state else {
-        return Ok(match transport {
-            Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
-            Transport::VfioUser => Box::new(vfio_user::serve(stream, id, backend)?),
-        });
-    };
-    let policy = backend.memory_policy();
-    let mut server: Box<Server<dyn Protocol>> = match transport {
+    Ok(match transport {
+        Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
+        Transport::VfioUser => Box::new(vfio_user::serve(stream, device_id(), backend)?),
+    })
+}
+
+/// Goes on to serve a VMM that has said this to another process. The device goes on as well if that process has left
+/// its image. Otherwise its driver is told that it must reset the device.
+fn resume(
+    stream: UnixStream,
+    state: Saved,
+    image: Option<&[u8]>,
+    guest: &Arc<Guest>,
+    poller: &Arc<Poller>,
+) -> Result<(Box<Server<dyn Protocol>>, GuestBackend), Ended> {
+    let policy = guest.memory;
+    let mut server: Box<Server<dyn Protocol>> = match guest.spec.transport {
         Transport::VhostUser => Box::new(vhost_user::resume(stream, policy, state)?),
-        Transport::VfioUser => Box::new(vfio_user::resume(stream, id, policy, state)?),
+        Transport::VfioUser => Box::new(vfio_user::resume(stream, device_id(), policy, state)?),
     };
-    server.fail(backend)?;
-    Ok(server)
+    let is_loaded = image.is_some_and(|image| load(guest, &server, image));
+    let mut backend = GuestBackend::new(guest, poller);
+    if is_loaded {
+        backend.go_on(server.features(), server.queues()).map_err(Ended::GoOn)?;
+    } else {
+        server.fail(&mut backend)?;
+    }
+    Ok((server, backend))
+}
+
+/// Makes the device of a guest what it was. Returns whether it is.
+fn load(guest: &Guest, server: &Server<dyn Protocol>, image: &[u8]) -> bool {
+    let queues = server.queues().into_iter().map(|queue| (queue.index, queue.layout, queue.signal));
+    let loaded = guest.device.load(image, server.memory(), queues);
+    loaded.inspect_err(|error| tracing::error!(%error, "the device cannot go on")).is_ok()
 }
 
 /// How much of a guest's work is one turn, in the unit of [`engine::Device::run`].
@@ -138,9 +166,15 @@ impl Connection {
         poll: Duration,
         now: Instant,
     ) -> Result<Self, Ended> {
-        let mut backend = GuestBackend::new(&guest, poller);
-        let journal = ConnectionJournal::new(&guest, &connected.stream);
-        let mut server = serve(guest.spec.transport, connected, &mut backend)?;
+        let Connected { stream, said } = connected;
+        let journal = ConnectionJournal::new(&guest, &stream);
+        let (mut server, backend) = match said {
+            None => {
+                let backend = GuestBackend::new(&guest, poller);
+                (serve(stream, guest.spec.transport, &backend)?, backend)
+            }
+            Some(Said { state, image }) => resume(stream, state, image.as_deref(), &guest, poller)?,
+        };
         if let Some(journal) = journal {
             server.keep_in(Box::new(journal));
         }
@@ -193,6 +227,29 @@ impl Connection {
         self.guest.device.run(self.budget.get());
         self.busy = true;
         Ok(true)
+    }
+
+    /// Does what is left of what the VMM wants that this process has read, because another process is to go on with the
+    /// guest. Returns what the VMM has said so far.
+    pub fn finish(&mut self) -> Result<Saved, Ended> {
+        if let Some(ended) = self.ended.take() {
+            return Err(ended);
+        }
+        loop {
+            self.guest.device.settle();
+            if let Some(state) = self.server.leave(&mut self.backend)? {
+                return Ok(state);
+            }
+        }
+    }
+
+    /// Leaves the guest to another process, with the device as it is. No device of its network runs any more.
+    pub fn leave(self, state: &Saved) {
+        if let Some(mut kept) = self.guest.kept() {
+            kept.leave(state, &self.guest.device.save());
+        }
+        // To drop it would reset the device.
+        std::mem::forget(self);
     }
 
     fn serve(&mut self) -> Result<bool, Ended> {

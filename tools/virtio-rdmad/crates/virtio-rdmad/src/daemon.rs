@@ -120,6 +120,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         guests.keep(manager.clone(), inherited.next);
     }
     let guests = Arc::new(guests);
+    let paused = inherited.paused_since();
     let resumed = add_guests(options, &guests, inherited)?;
     if options.sandbox == options::Switch::On || options.user.is_some() {
         privileges::give_up(options.user)?;
@@ -136,14 +137,22 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         filters.confine()?;
     }
     tracing::info!(guests = guests.all().len(), workers = workers.len(), "ready");
+    if let Some(since) = paused {
+        tracing::info!(milliseconds = since.elapsed().as_millis(), "guests were paused");
+    }
     tell(manager.as_deref(), "READY=1");
     let result = wait(&signals, &guests);
     tell(manager.as_deref(), "STOPPING=1");
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
-    for thread in threads.into_iter().chain(control_thread).chain(switch_threads) {
-        // A thread that panicked has said so itself.
+    // A thread that panicked has said so itself.
+    let ended: Vec<Worker> =
+        threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect();
+    for thread in control_thread.into_iter().chain(switch_threads) {
         let _ = thread.join();
+    }
+    if manager.is_some_and(|manager| manager.keeps_descriptors()) {
+        leave(ended);
     }
     tracing::info!("ends");
     Ok(result?)
@@ -419,9 +428,9 @@ fn start(
     options: &Options,
     workers: Vec<Worker>,
     filters: Option<&Filters>,
-) -> Result<Vec<JoinHandle<()>>, DaemonError> {
+) -> Result<Vec<JoinHandle<Option<Worker>>>, DaemonError> {
     let mut threads = Vec::with_capacity(workers.len());
-    for (index, worker) in workers.into_iter().enumerate() {
+    for (index, mut worker) in workers.into_iter().enumerate() {
         let cpu = options.cpus.as_ref().map(|cpus| cpus.0[index]);
         let (ready, is_ready) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("worker {index}"));
@@ -431,15 +440,25 @@ fn start(
             let serves = prepared.is_ok();
             // The main thread waits for this, so it cannot fail.
             let _ = ready.send(prepared);
-            if serves {
+            serves.then(|| {
                 worker.run();
-            }
+                worker
+            })
         })?);
         let gone = || Err("its thread ended".to_owned());
         let prepared = is_ready.recv().unwrap_or_else(|_| gone());
         prepared.map_err(|error| DaemonError::Worker { index, error })?;
     }
     Ok(threads)
+}
+
+/// Leaves the guests of workers that do not run any more to the next process.
+fn leave(mut workers: Vec<Worker>) {
+    // What one guest still wants may change the devices of others.
+    let states: Vec<_> = workers.iter_mut().map(Worker::finish).collect();
+    for (worker, states) in workers.into_iter().zip(&states) {
+        worker.leave(states);
+    }
 }
 
 /// How many nanoseconds later than asked the kernel may wake a worker. Its default of 50 us would be

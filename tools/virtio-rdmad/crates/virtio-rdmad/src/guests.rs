@@ -284,7 +284,7 @@ impl Guests {
         let least = self.workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
         if let Some((worker, handle)) = least {
             guest.link.set_worker(Some(worker));
-            handle.serve(guest.index, Connected { stream, state: None });
+            handle.serve(guest.index, Connected { stream, said: None });
         }
         Ok(())
     }

@@ -6,8 +6,9 @@
 //! that says what the VMM has said ([`journal`]). The service manager has two descriptors of each guest, between which
 //! all others are on their way ([`stash`]). It is systemd, or `virtio-rdmad supervise` ([`supervisor`]).
 //!
-//! What a guest's driver has made ends with a process that crashes. The successor tells the driver that the device
-//! needs a reset.
+//! A process that ends in order leaves an image of each device as well ([`engine::Device::save`]), and the device goes
+//! on in its successor. What a guest's driver has made ends with a process that crashes: the successor tells the
+//! driver that the device needs a reset. It does the same if it cannot read the image.
 
 mod guest;
 mod journal;
@@ -15,5 +16,5 @@ mod manager;
 mod stash;
 pub mod supervisor;
 
-pub use guest::{Connected, ConnectionJournal, Inherited, Kept, Left};
+pub use guest::{Connected, ConnectionJournal, Inherited, Kept, Left, Said};
 pub use manager::Manager;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use virtio_transport::State as Saved;
 
 use crate::clock::{Clock, Passed};
 use crate::connection::{Connection, Ended, State};
@@ -120,8 +121,36 @@ impl Worker {
         &self.workers[self.index]
     }
 
+    /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
+    /// guests. The worker does not run any more.
+    pub fn finish(&mut self) -> Vec<Option<Saved>> {
+        // VMMs that have just connected are left as well.
+        self.take_requests();
+        let finish = |connection: &mut Connection| {
+            let span = connection.span.clone();
+            let _span = span.enter();
+            let finished = catch_unwind(AssertUnwindSafe(|| connection.finish()));
+            match finished {
+                Ok(Ok(state)) => return Some(state),
+                Ok(Err(ended)) => tracing::warn!(reason = %ended, "not left to another process"),
+                Err(_) => report_panic(&connection.guest.spec.name),
+            }
+            None
+        };
+        self.connections.iter_mut().map(finish).collect()
+    }
+
+    /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more.
+    pub fn leave(self, states: &[Option<Saved>]) {
+        for (connection, state) in self.connections.into_iter().zip(states) {
+            if let Some(state) = state {
+                connection.leave(state);
+            }
+        }
+    }
+
     /// Serves guests until [`WorkerHandle::stop`].
-    pub fn run(mut self) {
+    pub fn run(&mut self) {
         // The clock is that of the thread that made the worker, which may be another one.
         self.clock.wake();
         while !self.handle().is_stopped() {
@@ -287,7 +316,7 @@ impl Worker {
     fn adopt(&mut self, guest: &Arc<Guest>, connected: Connected) {
         let name = &guest.spec.name;
         let (poller, poll, now) = (&self.poller, self.poll, self.clock.now());
-        let resumed = connected.state.is_some();
+        let resumed = connected.said.is_some();
         let begin = || Connection::new(guest.clone(), connected, poller, poll, now);
         match catch_unwind(AssertUnwindSafe(begin)) {
             Ok(Ok(connection)) => {

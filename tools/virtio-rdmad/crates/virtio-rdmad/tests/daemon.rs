@@ -877,12 +877,8 @@ fn a_connection_outlives_the_process() {
     vhost_user(&mut one, 1, &[]);
     let mut front_end = FrontEnd::start(other, 1);
     front_end.wait(1);
-    for round in 0..20 {
-        if round % 3 == 2 {
-            daemon.restart();
-        } else {
-            daemon.crash();
-        }
+    for round in 0..6 {
+        daemon.crash();
         assert!(needs_reset(&front_end), "round {round}");
         front_end = front_end.start_again(2);
         front_end.wait(2);
@@ -900,6 +896,38 @@ fn a_connection_outlives_the_process() {
     let connected = [0, 1].map(|guest| status["guests"][guest]["connected"].as_bool());
     assert_eq!(connected, [Some(true), Some(false)]);
     FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+    daemon.end();
+}
+
+/// The device of a process that ends in order goes on in the next one.
+#[test]
+fn a_device_outlives_a_restart() {
+    let mut daemon = Daemon::supervised("restart", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let mut idle = connect(&daemon.path("a"));
+    vhost_user(&mut idle, 1, &[]);
+    let mut front_end = FrontEnd::start(connect(&daemon.path("b")), 1);
+    front_end.wait(1);
+    let pds = |daemon: &Daemon| daemon.status()["guests"][1]["pds"].as_u64().unwrap();
+    for round in 1..20 {
+        // The device looks for what nobody has told it of.
+        front_end.post(round + 1);
+        daemon.restart();
+        front_end.wait(round + 1);
+        assert_eq!(pds(&daemon), u64::from(round) + 1, "what the guest has made is there");
+        assert!(!needs_reset(&front_end), "round {round}");
+        let features = u64::from_ne_bytes(vhost_user(&mut idle, 1, &[]).try_into().unwrap());
+        assert_eq!(features & 3, 1, "events, and no MAC");
+    }
+    // A crash behind it uses no old image.
+    daemon.crash();
+    assert!(needs_reset(&front_end));
+    front_end = front_end.start_again(1);
+    front_end.wait(1);
+    daemon.restart();
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+    assert_eq!(pds(&daemon), 2);
     daemon.end();
 }
 

@@ -41,6 +41,9 @@ pub trait Protocol: Send {
     /// Asks the driver for a reset, as far as the protocol can, because the device cannot go on.
     fn needs_reset(&mut self);
 
+    /// Returns the feature bits that the driver has agreed on.
+    fn features(&self) -> u64;
+
     /// Returns the queues that run, as [`Backend::start`] takes them.
     fn queues(&self) -> Vec<QueueSetup>;
 
@@ -99,6 +102,11 @@ impl<P: Protocol + ?Sized> Server<P> {
     /// that it must reset the device.
     pub fn fail(&mut self, backend: &mut dyn Backend) -> Result<(), ResumeError> {
         self.protocol.fail(backend)
+    }
+
+    /// Returns the feature bits that the driver has agreed on.
+    pub fn features(&self) -> u64 {
+        self.protocol.features()
     }
 
     /// Returns the queues that run, as [`Backend::start`] takes them.

@@ -4,7 +4,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{fstat, memfd_create, MemfdFlags};
+use rustix::io::{pread, Errno};
+use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{Change, State};
 
@@ -29,15 +33,27 @@ struct Record {
     has_listener: bool,
     /// What the VMM that is connected has said.
     connection: Option<Vec<u8>>,
+    /// When the last process left the image of the device, which is the last descriptor of the set, as a time of
+    /// CLOCK_MONOTONIC in nanoseconds.
+    left: Option<u64>,
 }
 
-/// A VMM that has connected, and perhaps said something to another process.
+/// A VMM that has connected.
 #[derive(Debug)]
 pub struct Connected {
     /// The connection.
     pub stream: UnixStream,
-    /// What the VMM has said so far to another process.
-    pub state: Option<State>,
+    /// What another process knows of it.
+    pub said: Option<Said>,
+}
+
+/// What another process knew of a VMM.
+#[derive(Debug)]
+pub struct Said {
+    /// What the VMM has said so far.
+    pub state: State,
+    /// The image of the device, if that process has ended in order.
+    pub image: Option<Vec<u8>>,
 }
 
 /// Why something cannot be kept.
@@ -46,7 +62,9 @@ enum KeepError {
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error("the stash: {0}")]
-    Stash(rustix::io::Errno),
+    Stash(Errno),
+    #[error("the image: {0}")]
+    Image(#[from] Errno),
     #[error("the stash: {0}")]
     Os(#[from] std::io::Error),
     #[error("the record: {0}")]
@@ -68,6 +86,8 @@ pub struct Kept {
     journal: Journal,
     record: Record,
     listener: Option<OwnedFd>,
+    /// The VMM that is connected.
+    stream: Option<UnixStream>,
 }
 
 impl Kept {
@@ -88,12 +108,13 @@ impl Kept {
                 is_added,
                 has_listener: listener.is_some(),
                 connection: None,
+                left: None,
             };
             let (stash, journal) = (Stash::new()?, Journal::new()?);
-            let mut kept =
-                Self { manager: manager.clone(), name, stash, journal, record, listener };
-            kept.write(Change::Descriptors, None)?;
-            manager.keep(&kept.name, kept.stash.sockets())?;
+            let (manager, stream) = (manager.clone(), None);
+            let mut kept = Self { manager, name, stash, journal, record, listener, stream };
+            kept.write(Change::Descriptors, &[], None)?;
+            kept.manager.keep(&kept.name, kept.stash.sockets())?;
             Ok::<_, KeepError>(kept)
         };
         begin().map_err(|error| refused(spec, &error)).ok()
@@ -115,13 +136,37 @@ impl Kept {
         self.name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
-    /// Keeps what the VMM has said, which is connected by `stream`.
-    fn keep(&mut self, stream: BorrowedFd<'_>, state: &State, change: Change) {
+    /// Keeps what the VMM that is connected has said.
+    fn keep(&mut self, state: &State, change: Change) {
         self.record.connection = Some(state.bytes.clone());
-        if let Err(error) = self.write(change, Some((stream, state))) {
+        self.record.left = None;
+        if let Err(error) = self.write(change, &state.descriptors, None) {
             refused(&self.record.spec, &error);
             self.disconnect();
         }
+    }
+
+    /// Keeps the last that this process knows: what the VMM has said, and the image of the device.
+    pub fn leave(&mut self, state: &State, image: &[u8]) {
+        self.record.connection = Some(state.bytes.clone());
+        self.record.left = Some(now());
+        let write = |kept: &mut Self| {
+            let file = file_of(image)?;
+            kept.write(Change::Descriptors, &state.descriptors, Some(file.as_fd()))
+        };
+        if let Err(error) = write(self) {
+            refused(&self.record.spec, &error);
+        }
+    }
+
+    /// Forgets the image, so that it is used once: the device would not be what it is now if the process that uses it
+    /// ends as well.
+    fn forget_image(&mut self) -> Result<(), KeepError> {
+        if self.record.left.take().is_none() {
+            return Ok(());
+        }
+        let record = postcard::to_stdvec(&self.record)?;
+        Ok(self.journal.write(self.stash.set(), &record)?)
     }
 
     /// Ends this, because the guest is removed.
@@ -131,10 +176,11 @@ impl Kept {
 
     /// Forgets the VMM that was connected.
     pub fn disconnect(&mut self) {
+        self.stream = None;
         if self.record.connection.take().is_none() {
             return;
         }
-        if let Err(error) = self.write(Change::Descriptors, None) {
+        if let Err(error) = self.write(Change::Descriptors, &[], None) {
             refused(&self.record.spec, &error);
         }
     }
@@ -142,7 +188,8 @@ impl Kept {
     fn write(
         &mut self,
         change: Change,
-        connection: Option<(BorrowedFd<'_>, &State)>,
+        of_state: &[Arc<OwnedFd>],
+        image: Option<BorrowedFd<'_>>,
     ) -> Result<(), KeepError> {
         let record = postcard::to_stdvec(&self.record)?;
         if change != Change::Descriptors {
@@ -150,36 +197,65 @@ impl Kept {
         }
         let mut descriptors = vec![self.journal.file()];
         descriptors.extend(self.listener.as_ref().map(AsFd::as_fd));
-        if let Some((stream, state)) = connection {
-            descriptors.push(stream);
-            descriptors.extend(state.descriptors.iter().map(|descriptor| descriptor.as_fd()));
-        }
+        descriptors.extend(self.stream.as_ref().map(AsFd::as_fd));
+        descriptors.extend(of_state.iter().map(|descriptor| descriptor.as_fd()));
+        descriptors.extend(image);
         let set = self.stash.put(&descriptors).map_err(KeepError::Stash)?;
         self.journal.write(set, &record)?;
         self.stash.forget().map_err(KeepError::Stash)
     }
 }
 
-/// Keeps what the VMM of a guest says that is connected by a stream.
+/// Returns a file in memory with these bytes.
+fn file_of(bytes: &[u8]) -> Result<OwnedFd, KeepError> {
+    let file = memfd_create("virtio-rdmad image", MemfdFlags::CLOEXEC)?;
+    let mut left = bytes;
+    while !left.is_empty() {
+        left = &left[rustix::io::write(&file, left)?..];
+    }
+    Ok(file)
+}
+
+/// Returns the bytes of such a file.
+fn bytes_of(file: &OwnedFd) -> Result<Vec<u8>, KeepError> {
+    let length = usize::try_from(fstat(file)?.st_size).unwrap_or(0);
+    let mut bytes = vec![0; length];
+    let mut done = 0;
+    while done < length {
+        match pread(file, &mut bytes[done..], done as u64)? {
+            0 => return Err(KeepError::NoSet),
+            more => done += more,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Returns the time of CLOCK_MONOTONIC, which all processes share, in nanoseconds.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = now.tv_sec.unsigned_abs();
+    seconds.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs())
+}
+
+/// Keeps what the VMM of a guest says that is connected.
 pub struct ConnectionJournal {
     guest: Arc<Guest>,
-    stream: UnixStream,
 }
 
 impl ConnectionJournal {
     /// Makes the journal of a connection, if the guest is kept.
     pub fn new(guest: &Arc<Guest>, stream: &UnixStream) -> Option<Self> {
-        guest.kept.as_ref()?;
+        let mut kept = guest.kept()?;
         let stream = stream.try_clone();
-        let stream = stream.map_err(|error| refused(&guest.spec.text, &error.into())).ok()?;
-        Some(Self { guest: guest.clone(), stream })
+        kept.stream = Some(stream.map_err(|error| refused(&guest.spec.text, &error.into())).ok()?);
+        Some(Self { guest: guest.clone() })
     }
 }
 
 impl virtio_transport::Journal for ConnectionJournal {
     fn keep(&mut self, state: &State, change: Change) {
         if let Some(mut kept) = self.guest.kept() {
-            kept.keep(self.stream.as_fd(), state, change);
+            kept.keep(state, change);
         }
     }
 }
@@ -196,6 +272,8 @@ pub struct Left {
     pub listener: Option<OwnedFd>,
     /// Its VMM, if one is connected.
     pub connected: Option<Connected>,
+    /// When that process left it, if it has ended in order, as a time of CLOCK_MONOTONIC in nanoseconds.
+    since: Option<u64>,
 }
 
 /// What another process has left to this one.
@@ -224,6 +302,12 @@ impl Inherited {
         Ok(Self { guests, next })
     }
 
+    /// Returns since when no process serves the guests, if the last one has ended in order.
+    pub fn paused_since(&self) -> Option<Instant> {
+        let left = self.guests.iter().filter_map(|guest| guest.since).min()?;
+        Instant::now().checked_sub(Duration::from_nanos(now().saturating_sub(left)))
+    }
+
     /// Takes the guest of this name out, if there is one.
     pub fn remove(&mut self, name: &str) -> Option<Left> {
         let at = self.guests.iter().position(|guest| guest.spec.name == name)?;
@@ -248,15 +332,20 @@ impl Left {
         };
         let listener = take(record.has_listener)?;
         let stream = take(record.connection.is_some())?;
+        let mut descriptors: Vec<_> = set.map(Arc::new).collect();
+        let image = record.left.and_then(|_| descriptors.pop());
+        let image = image.map(|file| bytes_of(&file)).transpose()?;
+        let (spec, is_added, since) = (record.spec.parse()?, record.is_added, record.left);
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
             stream: stream.into(),
-            state: Some(State { bytes, descriptors: set.map(Arc::new).collect() }),
+            said: Some(Said { state: State { bytes, descriptors }, image }),
         });
-        let (spec, is_added) = (record.spec.parse()?, record.is_added);
         let kept_listener = listener.as_ref().map(OwnedFd::try_clone).transpose()?;
-        let (manager, name) = (manager.clone(), name.to_owned());
-        let kept = Kept { manager, name, stash, journal, record, listener: kept_listener };
-        Ok(Self { kept, spec, is_added, listener, connected })
+        let (manager, name, stream) = (manager.clone(), name.to_owned(), None);
+        let mut kept =
+            Kept { manager, name, stash, journal, record, listener: kept_listener, stream };
+        kept.forget_image()?;
+        Ok(Self { kept, spec, is_added, listener, connected, since })
     }
 }
 

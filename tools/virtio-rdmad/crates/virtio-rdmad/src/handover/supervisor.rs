@@ -38,9 +38,9 @@ const MOST_OF_MESSAGE: usize = 16;
 const MESSAGE: usize = 4096;
 
 /// The pause before virtio-rdmad is started again when it has ended without being asked to, and the longest one. A
-/// pause is twice the one before, unless virtio-rdmad was ready for longer than the longest pause.
+/// pause is twice the one before, unless virtio-rdmad was ready for ten times that.
 const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long virtio-rdmad may take to end before it is killed.
 const END: Duration = Duration::from_secs(15);
@@ -252,7 +252,7 @@ impl<'a> Supervisor<'a> {
             return Err(SupervisorError::NeverReady(status).into());
         }
         let was_asked = self.kill_at.take().is_some();
-        if was_asked || self.ready.is_some_and(|since| now - since > LONGEST_PAUSE) {
+        if was_asked || self.ready.is_some_and(|since| now - since > 10 * self.pause) {
             self.pause = PAUSE;
         }
         let pause = if was_asked { Duration::ZERO } else { self.pause };

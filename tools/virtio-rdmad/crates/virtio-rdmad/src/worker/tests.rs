@@ -51,7 +51,7 @@ impl Bench {
         self.guests[guest].link.set_worker(Some(0));
         self.worker
             .handle()
-            .serve(self.guests[guest].index, Connected { stream: back_end, state: None });
+            .serve(self.guests[guest].index, Connected { stream: back_end, said: None });
         front_end
     }
 
