@@ -31,6 +31,10 @@ portal_down()
 	rmdir "$TPG" "${TPG%/*}" "$TARGET/iscsi"
 }
 
+# target_gone, target_back: the target does not listen, and has no connections.
+target_gone() { echo 0 >"$TPG/enable" && rmdir "$PORTAL"; }
+target_back() { mkdir "$PORTAL" && echo 1 >"$PORTAL/iser" && echo 1 >"$TPG/enable"; }
+
 admin() { iscsiadm -m node -T $IQN -p "$ADDRESS:3260" "$@" >"$PLACE.iscsi" 2>&1 || { cat "$PLACE.iscsi"; return 1; }; }
 
 connect()

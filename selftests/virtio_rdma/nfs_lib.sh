@@ -90,3 +90,6 @@ read_tree()
 }
 
 verify_files() { verify --directory="$PLACE/mnt"; }
+
+# load_files: runs verify_files again and again until $PLACE/stop is there.
+load_files() { load --directory="$PLACE/mnt"; }

@@ -46,11 +46,12 @@ class Job:
             self.done.set()
             self.news.notify_all()
 
-    def shows(self, text, timeout=None):
-        """Waits until the output holds a text. Returns False if the command or the time ends before it does."""
+    def shows(self, text, timeout=None, times=1):
+        """Waits until the output holds a text this often. Returns False if the command or the time ends before it
+        does."""
         with self.news:
-            self.news.wait_for(lambda: text in self.text or self.status is not None, timeout)
-            return text in self.text
+            self.news.wait_for(lambda: self.text.count(text) >= times or self.status is not None, timeout)
+            return self.text.count(text) >= times
 
     def wait(self, timeout=None):
         """Waits for the end, and returns the exit status. Raises Failure after timeout seconds."""

@@ -44,8 +44,22 @@ class Supervised(Network):
             os.kill(int(children.read().split()[0]), signal.SIGKILL)
         self.wait_started(count + 1)
 
+    def wait_recovered(self):
+        """Waits until the drivers of all guests have started their devices again, and have their GIDs."""
+        deadline = time.monotonic() + SOON
+        while not all(guest["started"] and len(guest["gids"]) >= 2 for guest in self.device_status().values()):
+            if time.monotonic() > deadline:
+                raise Failure(f"a guest has no device {SOON} s after the end of the last one")
+            time.sleep(0.02)
+
     def restart(self):
         """Restarts the device's process, and waits until it is ready."""
         count = self.starts()
         self.daemon.send_signal(signal.SIGHUP)
         self.wait_started(count + 1)
+
+    def pauses(self):
+        """Returns how long guests were paused by restarts, in milliseconds."""
+        with open(os.path.join(self.dir, "virtio-rdmad.log"), encoding="utf-8") as log:
+            lines = [line for line in log if "guests were paused" in line]
+        return [int(line.rsplit("milliseconds=", 1)[1]) for line in lines]

@@ -92,6 +92,33 @@ class TestGuests:
         assert network.operate("remove", "--drain", network.guests[1].name)[0] == 0
 
 
+@pytest.mark.network("a device that is restarted", guests=2, kind=Supervised)
+class TestRestart:
+    """The device's process is restarted, and its guests do not notice."""
+
+    def test_data(self, network):
+        """No message is lost, doubled or altered, and no QP ends."""
+        first, second = network.guests
+        command = "ibv_rc_pingpong -d {} -g {} -r 100 -c -e -n 30000 -s 8192 -p {}"
+        servers = [first.start(command.format(*first.link, port)) for port in (18601, 18602)]
+        first.check("until ss -ltn | grep -q :18601 && ss -ltn | grep -q :18602; do sleep 0.1; done", timeout=SOON)
+        clients = [second.start(f"{command.format(*second.link, port)} {first.address}") for port in (18601, 18602)]
+        wait_until(lambda: sum(qp["type"] == "RC" and qp["state"] == "RTS"
+                               for qp in network.device_status()[second.name]["qps"]) == 2)
+        restarts = 0
+        while restarts < 20 and all(job.status is None for job in clients):
+            network.restart()
+            restarts += 1
+        assert restarts > 2, "there was too little to do"
+        for job in servers + clients:
+            assert job.wait(networks.HANG_SECONDS) == 0, job.text
+
+    def test_afterwards(self, network, results):
+        networks.data_flows(results, network, "after restarts")
+        results.note(f"pauses of guests in ms: {network.pauses()}")
+        networks.agree(results, network, "after restarts: ")
+
+
 def identity(guest):
     """Returns the name of a guest's RDMA device, and its GIDs."""
     return guest.check("cd /sys/class/infiniband && ls && grep -hv '^0000:0000:0000:0000:0000:0000:0000:0000$' "
@@ -115,8 +142,7 @@ class TestCrash:
             network.crash()
             for job in (server, client):
                 assert job.wait(networks.HANG_SECONDS) != 0, job.text
-            wait_until(lambda: all(guest["started"] and len(guest["gids"]) == 2
-                                   for guest in network.device_status().values()))
+            network.wait_recovered()
             for guest, name in zip(network.guests, before):
                 wait_until(lambda guest=guest, name=name: identity(guest) == name)
             networks.data_flows(results, network, f"after kill {round_ + 1}")
