@@ -11,8 +11,8 @@ import pytest
 from virtio_rdma.common import BUILD, TOP
 
 # Fuzz targets, and with how many inputs each is run here: some seconds' worth.
-FUZZ = {"engine": 4000, "image": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000, "vhost_user": 8000,
-        "vxlan": 100000, "wire": 4000}
+FUZZ = {"engine": 4000, "image": 4000, "nic": 20000, "ring": 20000, "roce": 100000, "vfio_user": 12000,
+        "vhost_user": 8000, "vxlan": 100000, "wire": 4000}
 # What the kernel's checkpatch.pl looks at.
 KERNEL_C = ["rust/helpers/helpers.c", "include/virtio_rdma_bindings.h", "include/virtio_rdma_helpers.h",
             "include/uapi/linux/virtio_rdma.h", "include/uapi/rdma/virtio_rdma-abi.h",
@@ -31,7 +31,8 @@ CARGO = {
                {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad")}),
     # The devices of the engine's tests lose all that they know, and take it up again, whenever they rest.
     "upgrades": (["cargo", "test", "--locked", "-p", "engine", "--lib", "tests::"], DEVICE,
-                 {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad"), "UPGRADES": "1", "SCHEDULES": "0..200"}),
+                 {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-virtio-rdmad"), "UPGRADES": "1",
+                  "SCHEDULES": "0..200"}),
     "provider": (["make", "-s", "-C", "tools/provider", "test"], TOP, {}),
     "limits": (["cargo", "test", "--locked"], LIMITS, {"CARGO_TARGET_DIR": os.path.join(BUILD, "cargo-bench")}),
     "loom": (["make", "-s", "loom"], TOP, {}),

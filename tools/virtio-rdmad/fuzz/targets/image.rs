@@ -188,5 +188,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         clock.advance(Duration::from_millis(10));
     }
-    guests.iter().for_each(|guest| guest.device.reset());
+    for guest in &guests {
+        guest.device.reset();
+    }
 });
