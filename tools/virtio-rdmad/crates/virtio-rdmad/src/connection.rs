@@ -243,10 +243,11 @@ impl Connection {
         }
     }
 
-    /// Leaves the guest to another process, with the device as it is. No device of its network runs any more.
-    pub fn leave(self, state: &Saved) {
+    /// Leaves the guest to another process, with the device as it is. No device of its network runs any more since this
+    /// time of [`handover::now`](crate::handover::now).
+    pub fn leave(self, state: &Saved, stopped: u64) {
         if let Some(mut kept) = self.guest.kept() {
-            kept.leave(state, &self.guest.device.save());
+            kept.leave(state, &self.guest.device.save(), stopped);
         }
         // To drop it would reset the device.
         std::mem::forget(self);

@@ -22,7 +22,7 @@ use crate::control::{self, Surveyed};
 use crate::events::Events;
 use crate::guest::Guest;
 use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
-use crate::handover::{Connected, Inherited, Kept, Left, Manager};
+use crate::handover::{self, Connected, Inherited, Kept, Left, Manager};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
 use crate::options::{self, GuestSpec, Options, Transport};
@@ -93,7 +93,7 @@ pub enum DaemonError {
 /// Serves guests until SIGTERM or SIGINT.
 pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     check(options)?;
-    let manager = Manager::from_environment()?.map(Arc::new);
+    let manager = service_manager().map(Arc::new);
     memory::survive_losses()?;
     raise_descriptor_limit();
     check_signals();
@@ -143,6 +143,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     tell(manager.as_deref(), "READY=1");
     let result = wait(&signals, &guests);
     tell(manager.as_deref(), "STOPPING=1");
+    let stopped = handover::now();
     drop((end, switch_end));
     workers.iter().for_each(WorkerHandle::stop);
     // A thread that panicked has said so itself.
@@ -152,7 +153,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         let _ = thread.join();
     }
     if manager.is_some_and(|manager| manager.keeps_descriptors()) {
-        leave(ended);
+        leave(ended, stopped);
     }
     tracing::info!("ends");
     Ok(result?)
@@ -322,6 +323,13 @@ fn start_switches(
     Ok((end, threads))
 }
 
+/// Returns the service manager, if there is one. One that cannot be reached is no reason not to serve.
+fn service_manager() -> Option<Manager> {
+    let manager = Manager::from_environment();
+    let failed = |error: &Error| tracing::warn!(%error, "the service manager cannot be reached");
+    manager.inspect_err(failed).ok().flatten()
+}
+
 /// Tells the service manager something, if there is one.
 fn tell(manager: Option<&Manager>, assignment: &str) {
     if let Some(Err(error)) = manager.map(|manager| manager.tell(assignment)) {
@@ -452,12 +460,12 @@ fn start(
     Ok(threads)
 }
 
-/// Leaves the guests of workers that do not run any more to the next process.
-fn leave(mut workers: Vec<Worker>) {
+/// Leaves the guests of workers, which do not run any more since this time, to the next process.
+fn leave(mut workers: Vec<Worker>, stopped: u64) {
     // What one guest still wants may change the devices of others.
     let states: Vec<_> = workers.iter_mut().map(Worker::finish).collect();
     for (worker, states) in workers.into_iter().zip(&states) {
-        worker.leave(states);
+        worker.leave(states, stopped);
     }
 }
 

@@ -16,5 +16,5 @@ mod manager;
 mod stash;
 pub mod supervisor;
 
-pub use guest::{Connected, ConnectionJournal, Inherited, Kept, Left, Said};
+pub use guest::{now, Connected, ConnectionJournal, Inherited, Kept, Left, Said};
 pub use manager::Manager;

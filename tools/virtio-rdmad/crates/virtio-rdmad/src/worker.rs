@@ -140,11 +140,12 @@ impl Worker {
         self.connections.iter_mut().map(finish).collect()
     }
 
-    /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more.
-    pub fn leave(self, states: &[Option<Saved>]) {
+    /// Leaves the guests to another process, with what [`Self::finish`] has returned. No worker runs any more since this
+    /// time of [`handover::now`](crate::handover::now).
+    pub fn leave(self, states: &[Option<Saved>], stopped: u64) {
         for (connection, state) in self.connections.into_iter().zip(states) {
             if let Some(state) = state {
-                connection.leave(state);
+                connection.leave(state, stopped);
             }
         }
     }

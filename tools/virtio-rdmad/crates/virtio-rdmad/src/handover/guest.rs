@@ -33,8 +33,8 @@ struct Record {
     has_listener: bool,
     /// What the VMM that is connected has said.
     connection: Option<Vec<u8>>,
-    /// When the last process left the image of the device, which is the last descriptor of the set, as a time of
-    /// CLOCK_MONOTONIC in nanoseconds.
+    /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a time
+    /// of [`now`].
     left: Option<u64>,
 }
 
@@ -146,10 +146,11 @@ impl Kept {
         }
     }
 
-    /// Keeps the last that this process knows: what the VMM has said, and the image of the device.
-    pub fn leave(&mut self, state: &State, image: &[u8]) {
+    /// Keeps the last that this process knows: what the VMM has said, and the image of the device, which stopped at this
+    /// time of [`now`].
+    pub fn leave(&mut self, state: &State, image: &[u8], stopped: u64) {
         self.record.connection = Some(state.bytes.clone());
-        self.record.left = Some(now());
+        self.record.left = Some(stopped);
         let write = |kept: &mut Self| {
             let file = file_of(image)?;
             kept.write(Change::Descriptors, &state.descriptors, Some(file.as_fd()))
@@ -231,7 +232,7 @@ fn bytes_of(file: &OwnedFd) -> Result<Vec<u8>, KeepError> {
 }
 
 /// Returns the time of CLOCK_MONOTONIC, which all processes share, in nanoseconds.
-fn now() -> u64 {
+pub fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = now.tv_sec.unsigned_abs();
     seconds.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs())

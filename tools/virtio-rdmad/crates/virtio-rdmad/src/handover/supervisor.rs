@@ -66,6 +66,9 @@ pub enum SupervisorError {
     /// virtio-rdmad has ended before it was ready the first time.
     #[error("virtio-rdmad does not start: {0}")]
     NeverReady(ExitStatus),
+    /// virtio-rdmad has failed to end when it was asked to.
+    #[error("virtio-rdmad has ended: {0}")]
+    Failed(ExitStatus),
     /// The operating system refused something.
     #[error("{0}")]
     Os(#[from] Error),
@@ -246,7 +249,11 @@ impl<'a> Supervisor<'a> {
         self.child = None;
         let now = Instant::now();
         if self.ends {
-            return Ok(());
+            return if status.success() {
+                Ok(())
+            } else {
+                Err(SupervisorError::Failed(status).into())
+            };
         }
         if !self.was_ready {
             return Err(SupervisorError::NeverReady(status).into());
