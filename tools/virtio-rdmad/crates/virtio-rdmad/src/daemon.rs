@@ -364,9 +364,13 @@ fn add_guests(
             left.kept.end();
             continue;
         }
+        let end = left.kept.ender();
         match add_again(guests, left) {
             Ok(guest) => resumed.extend(guest),
-            Err(error) => tracing::error!(guest = name, error, "the guest cannot be added again"),
+            Err(error) => {
+                tracing::error!(guest = name, error, "the guest cannot be added again");
+                end();
+            }
         }
     }
     Ok(resumed)
@@ -390,12 +394,10 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
 /// Adds a guest that was added to an earlier process.
 fn add_again(guests: &Guests, left: Left) -> Result<Option<Resumed>, String> {
     let Left { kept, spec, listener, connected, .. } = left;
-    let add = || {
-        let socket = Socket::passed(listener.ok_or("its socket was not kept")?);
-        let socket = socket.map_err(|error| error.to_string())?;
-        guests.add_one_more(spec, socket, Some(kept)).map_err(|error| error.to_string())
-    };
-    let guest = add()?;
+    let socket = Socket::passed(listener.ok_or("its socket was not kept")?);
+    let socket = socket.map_err(|error| error.to_string())?;
+    let guest = guests.add_one_more(spec, socket, Some(kept));
+    let guest = guest.map_err(|error| error.to_string())?;
     Ok(connected.map(|connected| (guest, connected)))
 }
 

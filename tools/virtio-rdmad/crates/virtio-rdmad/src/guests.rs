@@ -161,14 +161,12 @@ impl Guests {
     pub fn add(&self, arriving: Arriving) -> Result<Arc<Guest>, AddError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let spec = &arriving.spec;
+        check(spec, slots.iter().flatten())?;
         let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
-        let index = u32::try_from(at).ok().filter(|_| at < MAX_GUESTS);
-        let checked = check(spec, slots.iter().flatten());
-        let index = checked.and_then(|()| index.ok_or(AddError::TooMany)).inspect_err(|_| {
-            if let Some(kept) = &arriving.kept {
-                kept.end();
-            }
-        })?;
+        if at >= MAX_GUESTS {
+            return Err(AddError::TooMany);
+        }
+        let index = u32::try_from(at).map_err(|_| AddError::TooMany)?;
         let fabric = self.fabric(&spec.network, slots.iter().flatten());
         let guest = Arc::new(self.make(&fabric, index, arriving));
         if at == slots.len() {

@@ -172,7 +172,13 @@ impl Kept {
 
     /// Ends this, because the guest is removed.
     pub fn end(&self) {
-        self.manager.forget(&self.name);
+        self.ender()();
+    }
+
+    /// Returns what does the same, also when this is gone.
+    pub fn ender(&self) -> impl Fn() {
+        let (manager, name) = (self.manager.clone(), self.name.clone());
+        move || manager.forget(&name)
     }
 
     /// Forgets the VMM that was connected.
