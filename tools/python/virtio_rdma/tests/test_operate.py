@@ -30,6 +30,24 @@ def watching(network):
         process.terminate()
 
 
+def start_traffic(network):
+    """Starts a program in each guest, and waits until data can flow from the second to the first. Returns both."""
+    first, second = network.guests
+    command = "ib_write_bw -d {} -x {} -D 600 -F"
+    server = first.start(command.format(*first.link))
+    first.check("until ss -ltn | grep -q :18515; do sleep 0.1; done", timeout=SOON)
+    client = second.start(f"{command.format(*second.link)} {first.address}")
+    wait_connected(network, 1)
+    return server, client
+
+
+def wait_connected(network, count):
+    """Waits until the second guest has this many connections or more."""
+    name = network.guests[1].name
+    wait_until(lambda: sum(qp["type"] == "RC" and qp["state"] == "RTS"
+                           for qp in network.device_status()[name]["qps"]) >= count)
+
+
 def wait_until(holds):
     """Waits until something holds that the device's process notes by itself."""
     deadline = time.monotonic() + SOON
@@ -48,16 +66,11 @@ class TestGuests:
     def test_errors_are_told(self, network, watch):
         """A program whose peer is killed gets an error, and whoever watches is told which QP it was."""
         first, second = network.guests
-        command = "ib_write_bw -d {} -x {} -D 600 -F"
-        server = first.start(command.format(*first.link))
-        first.check("until ss -ltn | grep -q :18515; do sleep 0.1; done", timeout=SOON)
-        client = second.start(f"{command.format(*second.link)} {first.address}")
-        wait_until(lambda: any(qp["type"] == "RC" and qp["state"] == "RTS"
-                               for qp in network.device_status()[second.name]["qps"]))
+        jobs = start_traffic(network)
         first.check("pkill -9 ib_write_bw")
         event = next(event for event in watch if event["event"] == "qp_error")
         assert (event["guest"], event["reason"]) == (second.name, "RETRY_EXC_ERR"), event
-        for job in (server, client):
+        for job in jobs:
             assert job.wait(networks.HANG_SECONDS) != 0
 
     def test_metrics(self, network):
@@ -103,8 +116,7 @@ class TestRestart:
         servers = [first.start(command.format(*first.link, port)) for port in (18601, 18602)]
         first.check("until ss -ltn | grep -q :18601 && ss -ltn | grep -q :18602; do sleep 0.1; done", timeout=SOON)
         clients = [second.start(f"{command.format(*second.link, port)} {first.address}") for port in (18601, 18602)]
-        wait_until(lambda: sum(qp["type"] == "RC" and qp["state"] == "RTS"
-                               for qp in network.device_status()[second.name]["qps"]) == 2)
+        wait_connected(network, 2)
         restarts = 0
         while restarts < 20 and all(job.status is None for job in clients):
             network.restart()
@@ -130,17 +142,11 @@ class TestCrash:
     """The device's process is killed. Its guests lose what they had, and get their devices back by themselves."""
 
     def test_recovers(self, network, results):
-        first, second = network.guests
         before = [identity(guest) for guest in network.guests]
         for round_ in range(10):
-            command = "ib_write_bw -d {} -x {} -D 600 -F"
-            server = first.start(command.format(*first.link))
-            first.check("until ss -ltn | grep -q :18515; do sleep 0.1; done", timeout=SOON)
-            client = second.start(f"{command.format(*second.link)} {first.address}")
-            wait_until(lambda: any(qp["type"] == "RC" and qp["state"] == "RTS"
-                                   for qp in network.device_status()[second.name]["qps"]))
+            jobs = start_traffic(network)
             network.crash()
-            for job in (server, client):
+            for job in jobs:
                 assert job.wait(networks.HANG_SECONDS) != 0, job.text
             network.wait_recovered()
             for guest, name in zip(network.guests, before):
