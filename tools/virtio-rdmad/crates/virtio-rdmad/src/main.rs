@@ -14,7 +14,6 @@ mod call;
 mod clock;
 mod connection;
 mod control;
-mod counted;
 mod daemon;
 mod events;
 mod guest;

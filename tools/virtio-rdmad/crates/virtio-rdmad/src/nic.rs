@@ -19,7 +19,6 @@ use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use crate::counted::counted;
 use crate::socket::{Kind, Socket};
 
 /// Most bytes that wait for a VMM that does not read.
@@ -38,7 +37,7 @@ pub enum Framing {
     Packets,
 }
 
-counted! {
+engine::counted! {
     /// Something that an interface counts.
     pub enum Event {
         /// A frame was sent to the guest.

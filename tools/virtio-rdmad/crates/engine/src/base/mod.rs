@@ -6,6 +6,8 @@
 pub(crate) mod address;
 pub(crate) mod budget;
 pub(crate) mod by_key;
+#[macro_use]
+pub(crate) mod counted;
 pub(crate) mod counters;
 pub(crate) mod features;
 pub(crate) mod gate;

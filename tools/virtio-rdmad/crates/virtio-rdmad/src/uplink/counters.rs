@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::counted::counted;
-
-counted! {
+engine::counted! {
     /// Something that an uplink counts.
     pub enum Event {
         /// A frame was sent. A train that the kernel takes apart counts as one.

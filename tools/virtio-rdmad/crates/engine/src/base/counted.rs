@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
 //! Declares what something counts: an `enum` whose members have a name in reports, and a sentence for operators.
 
 /// Declares an `enum` with a name for each member. What documents a member describes it to operators, too.
+#[macro_export]
 macro_rules! counted {
     (
         $(#[$doc_of_all:meta])*
@@ -19,7 +21,7 @@ macro_rules! counted {
             /// All members, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$member,)*];
             /// How many members there are.
-            const COUNT: usize = Self::ALL.len();
+            pub const COUNT: usize = Self::ALL.len();
 
             /// Returns the name in reports.
             pub fn name(self) -> &'static str {
@@ -37,5 +39,3 @@ macro_rules! counted {
         }
     };
 }
-
-pub(crate) use counted;
