@@ -11,17 +11,30 @@ use crate::{
     ib,
     wire, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+};
 
 /// An address handle.
 pub(crate) struct Ah {
     av: wire::Av,
+    /// Whether a MAD was posted to it that a device that has failed never sends.
+    has_lost_mad: Atomic<bool>,
 }
 
 impl Ah {
     /// Returns the address as a work request carries it.
     pub(crate) fn av(&self) -> wire::Av {
         self.av
+    }
+
+    /// Notes that a MAD is lost that was posted to it. Returns whether one was lost before. Any context.
+    pub(crate) fn loses_mad(&self) -> bool {
+        self.has_lost_mad.xchg(true, Relaxed)
     }
 }
 
@@ -50,6 +63,7 @@ impl ib::AddressHandle<Hca> for Ah {
                 dmac: attr.dmac(),
                 reserved: [0; 7],
             },
+            has_lost_mad: Atomic::new(false),
         };
         if let Some(udata) = udata {
             udata.respond(&bindings::virtio_rdma_uresp_create_ah {
@@ -121,6 +135,16 @@ mod tests {
         assert_eq!(pack_flow(0, 0, 0xf_ffff), 0x000f_ffff);
         // Bits beyond the width of a member do not get into another member.
         assert_eq!(pack_flow(0xf0, 0, 0xfff0_0000), 0);
+    }
+
+    #[test]
+    fn address_knows_that_it_has_lost_a_mad() {
+        let ah = Ah {
+            av: wire::Av::zeroed(),
+            has_lost_mad: Atomic::new(false),
+        };
+        assert!(!ah.loses_mad());
+        assert!(ah.loses_mad());
     }
 
     #[test]

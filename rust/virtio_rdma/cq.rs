@@ -365,16 +365,16 @@ impl ib::CompletionQueue<Hca> for Cq {
             return Err(EINVAL);
         }
         let parts = match &attr.udata {
-            _ if hca.config().rings.is_none() => new_virtqueue(&hca, attr)?,
-            None => new_ring(&hca, attr)?,
-            Some(udata) => new_program_ring(dev, attr, udata)?,
+            _ if hca.config().rings.is_none() => new_virtqueue(&hca, attr),
+            None => new_ring(&hca, attr),
+            Some(udata) => new_program_ring(dev, attr, udata),
         };
         let Parts {
             cqn,
             cqe,
             queue,
             region,
-        } = parts;
+        } = parts.map_err(|error| hca.create_error(attr.udata.is_none(), error))?;
         let state = State {
             queue,
             region,

@@ -598,6 +598,19 @@ impl Hca {
         })
     }
 
+    /// Returns the error for a consumer whose object cannot be created.
+    ///
+    /// It is `ENETDOWN` for a consumer in the kernel if the device has failed: NFS then tries to connect again, as it
+    /// does while a network is down, and after `EIO` it has programs fail that use its files
+    /// (`call_connect_status()`). Any context.
+    pub(crate) fn create_error(&self, in_kernel: bool, error: Error) -> Error {
+        if in_kernel && self.is_broken() {
+            crate::errno::network_down()
+        } else {
+            error
+        }
+    }
+
     /// Takes the device out of service, because the command with this name has no reply. Any context.
     #[cold]
     fn command_failed(self: &Arc<Self>, name: &str, failed: &Failed) {

@@ -437,11 +437,30 @@ impl Qp {
             length: 0,
         };
         if self.hca.is_broken() {
+            self.may_lose(wr)?;
             sq.keep(entry);
             return Ok(());
         }
         sq.post_send(&request, &payload, entry)
             .inspect_err(|error| self.post_failed(*error))
+    }
+
+    /// Checks whether a send work request may be posted to a device that has failed, to be flushed.
+    ///
+    /// MADs of the CM may once. If one has no answer, the MAD layer posts it 15 times more, which takes minutes, and
+    /// only then tells the CM, which tells its consumer that the connection has ended. NFS does not let go of the RDMA
+    /// device before that (`rpcrdma_remove_one()`). The MAD layer gives up when a MAD cannot be posted once more
+    /// (`timeout_sends()`). The first time it must not fail, or the CM tells nobody (`ib_send_cm_dreq()`). Each MAD of
+    /// the CM has an AH of its own, so the AH knows which time it is.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` for a MAD that may not be posted once more.
+    fn may_lose(&self, wr: &ib::SendWr<'_, Hca>) -> Result {
+        match wr.datagram() {
+            Some(to) if self.qp_type == QpType::Gsi && to.ah.loses_mad() => Err(EIO),
+            _ => Ok(()),
+        }
     }
 
     fn post_one_recv(&self, rq: &mut WorkQueue, wr: &ib::RecvWr<'_>) -> Result {
@@ -598,7 +617,7 @@ impl ib::QueuePair<Hca> for Qp {
         let (parts, cap) = if is_target {
             (new_xrc_target(&hca, attr)?, Default::default())
         } else {
-            new_queues(dev, attr)?
+            new_queues(dev, attr).map_err(|error| hca.create_error(attr.udata.is_none(), error))?
         };
         let Parts {
             qpn,
