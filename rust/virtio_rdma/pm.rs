@@ -84,9 +84,13 @@ use kernel::{
     },
 };
 
-/// How long consumers in the kernel have to give up a device that was retired. They need milliseconds,
-/// except those that keep a PD until the device is unregistered.
-const CONSUMERS: Duration = Duration::from_secs(5);
+/// How long consumers in the kernel have to give up a device that was retired. They need milliseconds, or some seconds
+/// if a MAD of theirs has to time out, except those that keep a PD until the device is unregistered.
+///
+/// SRP does. It gives its commands up 15 s after it lost a connection (`fast_io_fail_tmo`); Linux 7.2.12 crashes if the
+/// device is removed between the two, in which case `srp_remove_target()` gives them up after
+/// `scsi_remove_host()` has freed their tags.
+const CONSUMERS: Duration = Duration::from_secs(20);
 
 /// How long a work item waits that did not get the lock of the device, in milliseconds.
 const LOCKED: time::Msecs = 100;
