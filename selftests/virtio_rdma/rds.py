@@ -3,9 +3,14 @@
 """Datagrams of Reliable Datagram Sockets over RDMA: one host sends them back to
 the other, which looks at what comes.
 
-Usage: rds.py serve ADDRESS | ask ADDRESS SERVER COUNT
+Usage: rds.py serve ADDRESS | ask ADDRESS SERVER COUNT | load ADDRESS SERVER STOP
+
+The last one goes on until there is a file STOP, and says "running" every now and
+then.
 """
 
+import itertools
+import os
 import random
 import socket
 import sys
@@ -38,20 +43,41 @@ def serve(address):
             sock.sendto(data, peer)
 
 
-def ask(address, server, count):
-    """Sends datagrams of any size, and expects them back in order."""
+def exchange(sock, server, numbers):
+    """Sends datagrams of any size, and expects them back in order, and the end."""
     rng = random.Random(7)
+    for number in numbers:
+        data = rng.randbytes(rng.randint(1, LONGEST))
+        sock.sendto(data, (server, PORT))
+        if sock.recvfrom(LONGEST)[0] != data:
+            sys.exit(f"datagram {number} of {len(data)} bytes has come back otherwise")
+    sock.sendto(END, (server, PORT))
+    if sock.recvfrom(LONGEST)[0] != END:
+        sys.exit("no end")
+
+
+def ask(address, server, count):
+    """Sends so many datagrams."""
     with bound(address) as sock:
-        for number in range(int(count)):
-            data = rng.randbytes(rng.randint(1, LONGEST))
-            sock.sendto(data, (server, PORT))
-            if sock.recvfrom(LONGEST)[0] != data:
-                sys.exit(f"datagram {number} of {len(data)} bytes has come back otherwise")
-        sock.sendto(END, (server, PORT))
-        if sock.recvfrom(LONGEST)[0] != END:
-            sys.exit("no end")
+        exchange(sock, server, range(int(count)))
     print(f"{count} datagrams have come back")
 
 
+def until(stop):
+    """Counts until there is a file."""
+    for number in itertools.count():
+        if number % 50 == 0:
+            print("running", flush=True)
+            if os.path.exists(stop):
+                return
+        yield number
+
+
+def load(address, server, stop):
+    """Sends datagrams until there is a file."""
+    with bound(address) as sock:
+        exchange(sock, server, until(stop))
+
+
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "ask": ask, "load": load}[sys.argv[1]](*sys.argv[2:])

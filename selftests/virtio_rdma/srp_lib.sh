@@ -38,6 +38,10 @@ portal_down()
 	echo 0 >"$SRPT/discovery_auth/rdma_cm_port" && rmdir "$SRPT"
 }
 
+# target_gone, target_back: the target is made again: it belongs to a port, which goes with the RDMA device.
+target_gone() { portal_down; }
+target_back() { portal_up; }
+
 connect()
 {
 	echo "id_ext=$GUID,ioc_guid=$GUID,dest=$ADDRESS:$SRP_PORT" \

@@ -109,7 +109,7 @@ class Guest:
 
     def copy_log(self):
         """Thread: copies the console into the log. A panic ends the guest, which would otherwise hang for ever."""
-        with open(self.log, "wb", buffering=0) as file:
+        with open(self.log, "ab", buffering=0) as file:
             for line in self.process.stdout:
                 file.write(line)
                 if log.PANIC.search(line.decode("latin-1")):

@@ -12,6 +12,11 @@ from virtio_rdma.guests.network import Network
 SOON = 60
 
 
+def faults(usual):
+    """Returns how often something that fails is to fail: FAULTS times if that is in the environment."""
+    return int(os.environ.get("FAULTS", usual))
+
+
 class Supervised(Network):
     """Guests whose device's process is started again when it ends (virtio-rdmad supervise)."""
 
@@ -57,6 +62,14 @@ class Supervised(Network):
         count = self.starts()
         self.daemon.send_signal(signal.SIGHUP)
         self.wait_started(count + 1)
+
+    def kill_guest(self, guest):
+        """Kills a guest, as a host that loses its power does, and starts it again."""
+        guest.process.kill()
+        guest.stop()
+        guest.start_process()
+        guest.wait_ready(guest.agent.boots + 1)
+        self.rdma_up(guest, "virtio")
 
     def pauses(self):
         """Returns how long guests were paused by restarts, in milliseconds."""

@@ -10,7 +10,7 @@ import pytest
 
 from virtio_rdma.common import BUILD
 from virtio_rdma.guests.late import Late
-from virtio_rdma.guests.supervised import Supervised
+from virtio_rdma.guests.supervised import Supervised, faults
 from virtio_rdma.tests import networks
 
 # The bound on what the device's process notes by itself, in seconds.
@@ -112,18 +112,34 @@ class TestRestart:
     def test_data(self, network):
         """No message is lost, doubled or altered, and no QP ends."""
         first, second = network.guests
-        command = "ibv_rc_pingpong -d {} -g {} -r 100 -c -e -n 30000 -s 8192 -p {}"
+        most = faults(20)
+        command = f"ibv_rc_pingpong -d {{}} -g {{}} -r 100 -c -e -n {1500 * most} -s 8192 -p {{}}"
         servers = [first.start(command.format(*first.link, port)) for port in (18601, 18602)]
         first.check("until ss -ltn | grep -q :18601 && ss -ltn | grep -q :18602; do sleep 0.1; done", timeout=SOON)
         clients = [second.start(f"{command.format(*second.link, port)} {first.address}") for port in (18601, 18602)]
         wait_connected(network, 2)
         restarts = 0
-        while restarts < 20 and all(job.status is None for job in clients):
+        while restarts < most and all(job.status is None for job in clients):
             network.restart()
             restarts += 1
         assert restarts > 2, "there was too little to do"
         for job in servers + clients:
             assert job.wait(networks.HANG_SECONDS) == 0, job.text
+
+    def test_connections(self, network):
+        """The RDMA CM makes connections meanwhile, and data on them is what was sent."""
+        first, second = network.guests
+        server = first.start("rping -s -P")
+        ping = f"rping -c -a {first.address} -C 10 -V -S 4096 >/tmp/rping 2>&1"
+        client = second.start(f"until {ping}; do sleep 0.1; done; while echo connected && [ ! -e /tmp/stop ]; do "
+                              f"{ping} || {{ cat /tmp/rping; exit 1; }}; done")
+        for number in range(faults(10)):
+            assert client.shows("connected", SOON, number + 1), client.text
+            network.restart()
+        second.check("touch /tmp/stop")
+        assert client.wait(networks.HANG_SECONDS) == 0, client.text
+        server.kill()
+        server.wait(networks.HANG_SECONDS)
 
     def test_afterwards(self, network, results):
         networks.data_flows(results, network, "after restarts")
@@ -143,7 +159,7 @@ class TestCrash:
 
     def test_recovers(self, network, results):
         before = [identity(guest) for guest in network.guests]
-        for round_ in range(10):
+        for round_ in range(faults(10)):
             jobs = start_traffic(network)
             network.crash()
             for job in jobs:

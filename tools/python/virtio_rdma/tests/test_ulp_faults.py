@@ -7,16 +7,25 @@ What a consumer has synced before a fault is there after it, and nothing hangs.
 import pytest
 
 from virtio_rdma.common import Failure
-from virtio_rdma.guests.supervised import Supervised
+from virtio_rdma.guests.supervised import Supervised, faults
 from virtio_rdma.tests import networks
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.ulp import Ulp, is_known
+from virtio_rdma.tests.ulp import Stop, Ulp, is_known
 
 # How often a fault comes under one load.
 ROUNDS = {("uml", "plain"): 5, ("qemu", "plain"): 3, ("qemu", "debug"): 2}
-# The consumers that connect again by themselves when their device has failed. SRP's removes its disks. NFS's keeps the
-# old device busy, so that the driver cannot register the new one.
-CONNECT_AGAIN = ("nvme", "iser")
+# The consumers that go on by themselves when the RDMA device of their host has gone and come back. NVMe over Fabrics
+# deletes its controllers if the device goes while they are connected, and SRP its disks, whatever they are.
+GO_ON = {"goes": ("iser", "nfs", "rds"), "fails": ("nvme", "iser", "nfs", "rds")}
+# The consumers whose target listens at one address, and has to be told to listen again when its RDMA device has gone.
+LISTEN_ONCE = ("nvme", "iser", "srp")
+# What has the RDMA device of a guest go, and has it come back (fault.sh).
+GOES = {"uml": {"driver unloaded": ("unload_driver", "load_driver"),
+                "device unbound": ("unbind_device", "bind_device")},
+        "qemu": {"driver unloaded": ("unload_driver", "load_driver"),
+                 "PCI function removed": ("remove_function", "find_function")}}
+# How long a link is down, in seconds.
+DOWN_SECONDS = 10
 
 
 class Faulty(Ulp):
@@ -26,7 +35,13 @@ class Faulty(Ulp):
         super().__init__(results, network.guests, kind, prefix)
         self.network = network
         options = self.host.options
-        self.rounds = ROUNDS[options.vmm, options.kernel]
+        self.rounds = faults(ROUNDS[options.vmm, options.kernel])
+        self.goes = GOES[options.vmm]
+        self.load = {"nfs": "load_files", "rds": "load_datagrams"}.get(kind, "load_fs")
+
+    def suffers(self):
+        """Returns what happens, one after the other."""
+        return (self.is_upgraded, self.link_is_down, self.target_loses_device, self.host_loses_device, self.is_killed)
 
     def begins(self):
         """The target, and a file system with files whose checksums are known."""
@@ -37,15 +52,10 @@ class Faulty(Ulp):
         self.do(self.host, "connect")
         self.do(self.host, "write_tree", name="files_written")
 
-    @property
-    def load(self):
-        """The step that loads the file system."""
-        return "load_files" if self.kind == "nfs" else "load_fs"
-
-    def survives(self, name, fault):
+    def survives(self, name, fault, rounds):
         """A fault comes some times under load: no byte is lost, and the load goes on."""
         job = self.loaded(self.load)
-        for _ in range(self.rounds):
+        for _ in range(rounds):
             fault()
             # Two more begin after each fault.
             times = job.text.count("running") + 2
@@ -56,12 +66,25 @@ class Faulty(Ulp):
         if not passed:
             self.results.note(job.text)
         self.result(f"{name}: load_unharmed", passed)
+        self.reads(name)
+
+    def reads(self, name):
+        """The files are as they were written."""
         self.do(self.host, "read_tree", name=f"{name}: files_read")
+
+    def breaks(self, name, fault):
+        """A fault ends the host's connection under load: the load fails and does not hang, and what was synced before
+        is there when the administrator has connected again."""
+        job = self.loaded(self.load)
+        fault()
+        self.result(f"{name}: load_fails", job.wait(HANG_SECONDS) != 0)
+        self.do(self.host, "connect", name=f"{name}: connect_again")
+        self.reads(name)
 
     def is_upgraded(self):
         """The device's process is restarted, and nobody notices."""
         errors = [self.reports(guest) for guest in (self.target, self.host)]
-        self.survives("upgrade", self.network.restart)
+        self.survives("upgrade", self.network.restart, self.rounds)
         self.result("upgrade: nobody notices", errors == [self.reports(guest) for guest in (self.target, self.host)])
 
     @staticmethod
@@ -72,7 +95,10 @@ class Faulty(Ulp):
     def is_killed(self):
         """The device's process is killed. The consumer connects again by itself; the target, whose device went as well,
         is made to listen again."""
-        self.survives("kill", self.kill)
+        if self.kind in GO_ON["fails"]:
+            self.survives("kill", self.kill, self.rounds)
+        else:
+            self.breaks("kill", self.kill)
 
     def kill(self):
         """Kills the device's process, and has the target listen again."""
@@ -84,8 +110,65 @@ class Faulty(Ulp):
             for guest in (self.target, self.host):
                 self.results.note(guest.run("echo w >/proc/sysrq-trigger; dmesg | tail -n 80")[1])
             raise
-        self.do(self.target, "target_gone", name="kill: target_stops")
-        self.do(self.target, "target_back", name="kill: target_listens_again")
+        self.listens("kill")
+
+    def listens(self, name):
+        """Has the target, whose device is another one, listen again."""
+        if self.kind in LISTEN_ONCE:
+            self.do(self.target, "target_gone", name=f"{name}: target_stops")
+            self.do(self.target, "target_back", name=f"{name}: target_listens_again")
+
+    def fault(self, guest, *words, name):
+        """Runs a step of fault.sh in a guest."""
+        command = f"cd /mnt/virtio_rdma && exec ./fault.sh {' '.join(words)}"
+        status, text = guest.run(command, {"RDMA_DEVICE": guest.link[0]}, timeout=HANG_SECONDS)
+        if status:
+            self.results.note(text)
+            self.results.note(guest.run("echo w >/proc/sysrq-trigger; dmesg | tail -n 60")[1])
+        self.result(name, status == 0)
+        if status:
+            raise Stop
+
+    def link_is_down(self):
+        """The link of the host is down for a while."""
+        words = ("break_link", str(DOWN_SECONDS))
+        self.survives("link", lambda: self.fault(self.host, *words, name="link: down and up"), 1)
+
+    def target_loses_device(self):
+        """The target's device goes and comes back, in each way that there is."""
+        for name, (gone, back) in self.goes.items():
+            name = f"target: {name}"
+
+            def fault(name=name, gone=gone, back=back):
+                self.fault(self.target, gone, name=f"{name}: device_goes")
+                self.fault(self.target, back, name=f"{name}: device_comes_back")
+                self.listens(name)
+            self.survives(name, fault, 1)
+
+    def host_loses_device(self):
+        """The host's device goes and comes back, in each way that there is."""
+        for name, (gone, back) in self.goes.items():
+            name = f"host: {name}"
+
+            def fault(name=name, gone=gone, back=back):
+                self.fault(self.host, gone, name=f"{name}: device_goes")
+                self.fault(self.host, back, name=f"{name}: device_comes_back")
+            if self.kind in GO_ON["goes"]:
+                self.survives(name, fault, 1)
+            else:
+                self.breaks(name, fault)
+
+    def host_dies(self):
+        """The host is killed under load, and starts again: the target takes it, and what was synced before is there."""
+        sums = self.host.check("cat /tmp/ulp/sums")
+        self.loaded(self.load)
+        self.network.kill_guest(self.host)
+        self.do(self.host, "missing", name="host killed: starts_again")
+        self.do(self.host, "store_up", name="host killed: place")
+        self.host.check(f"mkdir /tmp/ulp/mnt && cat >/tmp/ulp/sums <<'END'\n{sums}END")
+        # The CM of the target refuses the first connection as stale if its QPN is that of an old one.
+        self.do(self.host, "wait_for", "connect", name="host killed: connects")
+        self.reads("host killed")
 
     def finishes(self):
         """Everything is taken down."""
@@ -94,6 +177,19 @@ class Faulty(Ulp):
         self.do(self.host, "disconnect")
         self.do(self.target, "target_down")
         self.do(self.host, "store_down", name="place_gone")
+
+
+class FaultyRds(Faulty):
+    """Datagrams go there and back, while faults come. RDS connects again by itself, and brings each datagram once."""
+
+    def survives(self, name, fault, rounds):
+        server = self.start(self.target, "serve")
+        server.shows("listening", HANG_SECONDS)
+        super().survives(name, fault, rounds)
+        self.result(f"{name}: server_ends", server.wait(HANG_SECONDS) == 0)
+
+    def reads(self, name):
+        """There are no files."""
 
 
 @pytest.fixture(scope="class", name="title")
@@ -109,8 +205,11 @@ class TestFaults:
     @pytest.mark.parametrize("kind", ["nvme", "iser", "srp", "nfs"])
     def test_consumer(self, kind, network, title, results):
         ulp = Faulty(results, network, kind, f"{title}: ")
-        faults = [ulp.is_upgraded] + [ulp.is_killed] * (kind in CONNECT_AGAIN)
-        ulp.run(ulp.begins, *faults, ulp.finishes)
+        ulp.run(ulp.begins, *ulp.suffers(), ulp.host_dies, ulp.finishes)
+
+    def test_rds(self, network, title, results):
+        ulp = FaultyRds(results, network, "rds", f"{title}: ")
+        ulp.run(*ulp.suffers())
 
     def test_objects(self, network, results):
         networks.agree(results, network)

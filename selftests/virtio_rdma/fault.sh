@@ -1,0 +1,43 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+#
+# Usage: RDMA_DEVICE=NAME fault.sh STEP [ARGUMENT...]
+#
+# Has something happen to this host's device, and undoes it: a function below. A program outside runs the steps while
+# consumers use the device. NAME need not be there.
+
+. "$(dirname "$0")/lib.sh"
+
+DEVICE=$RDMA_DEVICE
+PORT=/sys/class/infiniband/$DEVICE/ports/1
+# What a step notes for the one that undoes it.
+NOTES=/tmp/fault
+
+# note: notes what the device is, before it goes.
+note()
+{
+	VIRTIO=$(basename "$(readlink -f "/sys/class/infiniband/$DEVICE/device")") &&
+	mkdir -p $NOTES && gids >$NOTES/gids && echo "$VIRTIO" >$NOTES/virtio
+}
+
+# back: waits until the device is there, with the GIDs that it had.
+same_as_noted() { [ -s $NOTES/gids ] && [ "$(gids)" = "$(cat $NOTES/gids)" ]; }
+back() { wait_for same_as_noted && wait_for active; }
+
+unload_driver() { note && rmmod virtio_rdma && gone; }
+load_driver() { insmod /run/vr/virtio_rdma.ko && back; }
+
+unbind_device() { note && echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
+bind_device() { cat $NOTES/virtio >"$DRIVER/bind" && back; }
+
+remove_function() { note && FUNCTION=$(pci_function) && echo 1 >"$FUNCTION/remove" && gone; }
+find_function() { echo 1 >/sys/bus/pci/rescan && back; }
+
+# break_link SECONDS: takes the network interface down for this long.
+break_link()
+{
+	find_device
+	note && ip link set "$NETDEV" down && wait_for inactive && sleep "$1" && ip link set "$NETDEV" up && back
+}
+
+"$@"
