@@ -3,10 +3,13 @@
 
     objects.py DEVICE GID_INDEX mr SIZE SECONDS   registrations a second
     objects.py DEVICE GID_INDEX qp SECONDS        QPs a second, from none to RTS and back to none
+    objects.py DEVICE GID_INDEX hold QPS MRS      makes as many, says "holding", and fails if a QP is not in RTS when it
+                                                  is told to end
 
 The calls are libibverbs', through pyverbs; the microsecond or two that Python takes a call is in the figure.
 """
 
+import signal
 import sys
 import time
 
@@ -46,6 +49,18 @@ def registrations(context, size, seconds):
         return repeated(one, seconds)
 
 
+def connect_to_itself(qp, gid, index):
+    """INIT, RTR, RTS."""
+    attr = QPAttr(port_num=PORT)
+    attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+    attr.dest_qp_num = qp.qp_num
+    attr.path_mtu = e.IBV_MTU_1024
+    attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+    attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry, attr.timeout = 12, 7, 7, 14
+    attr.ah_attr = AHAttr(gr=GlobalRoute(dgid=gid, sgid_index=index), is_global=1, port_num=PORT)
+    qp.to_rts(attr)
+
+
 def queue_pairs(context, index, seconds):
     """A QP connected to itself: create, INIT, RTR, RTS, destroy."""
     gid = context.query_gid(PORT, index)
@@ -54,23 +69,38 @@ def queue_pairs(context, index, seconds):
 
         def one():
             qp = QP(pd, init, QPAttr())
-            attr = QPAttr(port_num=PORT)
-            attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
-            attr.dest_qp_num = qp.qp_num
-            attr.path_mtu = e.IBV_MTU_1024
-            attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
-            attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry, attr.timeout = 12, 7, 7, 14
-            attr.ah_attr = AHAttr(gr=GlobalRoute(dgid=gid, sgid_index=index), is_global=1, port_num=PORT)
-            qp.to_rts(attr)
+            connect_to_itself(qp, gid, index)
             qp.close()
 
         return repeated(one, seconds)
+
+
+def hold(context, index, qps, mrs):
+    """Keeps objects until SIGTERM, and returns how many of the QPs are not in RTS then."""
+    gid = context.query_gid(PORT, index)
+    with PD(context) as pd, CQ(context, 16) as cq:
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(8, 8, 1, 1))
+        held = [QP(pd, init, QPAttr()) for _ in range(qps)]
+        for qp in held:
+            connect_to_itself(qp, gid, index)
+        memory = MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE)
+        regions = [MR(pd, 4096, e.IBV_ACCESS_LOCAL_WRITE, address=memory.buf) for _ in range(mrs)]
+        print("holding", flush=True)
+        signal.sigwait({signal.SIGTERM})
+        lost = sum(qp.query(e.IBV_QP_STATE)[0].qp_state != e.IBV_QPS_RTS for qp in held)
+        for thing in (*held, *regions):
+            thing.close()
+        return lost
 
 
 def main(device, index, what, *numbers):
     with Context(name=device) as context:
         if what == "mr":
             print(registrations(context, int(numbers[0]), float(numbers[1])))
+        elif what == "hold":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            lost = hold(context, int(index), int(numbers[0]), int(numbers[1]))
+            sys.exit(f"{lost} QPs are not in RTS" if lost else 0)
         else:
             print(queue_pairs(context, int(index), float(numbers[0])))
 

@@ -14,6 +14,7 @@ import time
 
 from virtio_rdma import guests
 from virtio_rdma.bench import measure, plan, processor, report
+from virtio_rdma.bench.restarts import Restarts
 from virtio_rdma.common import BUILD, CACHE, TOP, Failure, die_with_parent, end_on, say
 from virtio_rdma.guests.cable import Cabled
 from virtio_rdma.guests.hosts import Hosts
@@ -66,7 +67,7 @@ class Phase:
         self.hangs = {}
         self.hang_seconds = measure.HANG_SECONDS[options.quick]
         common = {"rdma": "virtio", "kernel_dir": options.kernel[vmm], "image": options.image,
-                  "share": os.path.join(OUT, "guest")}
+                  "share": options.share}
         self.network: guests.Network
         if vmm in NETWORKS:
             self.network = NETWORKS[vmm](guests.Options(vmm="uml", guests=2, **common))
@@ -436,6 +437,7 @@ def parse():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
+    options.share = os.path.join(OUT, "guest")
     # By VMM, in the order in which they come.
     options.kernel = dict(pair.split("=", 1) for pair in options.kernel)
     return options
@@ -450,7 +452,7 @@ def main():
     try:
         for vmm in options.kernel:
             try:
-                Phase(vmm, options, found).run()
+                (Restarts if vmm == plan.RESTARTS else Phase)(vmm, options, found).run()
             except Failure as failure:
                 found.note(f"{vmm}: {failure}")
                 status = 1

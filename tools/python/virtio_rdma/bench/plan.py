@@ -17,6 +17,10 @@ HOSTS = "hosts"
 # The same on both sides of a network cable that loses packets.
 CABLE = "cable"
 LOSS = 0.01
+# The device's process ends, and another one goes on.
+RESTARTS = "restarts"
+# What each guest has meanwhile: QPs, and MRs.
+HELD_QPS, HELD_MRS = 1000, 10_000
 SIZES = (2, 64, 512, 4096, 65536, 1 << 20, 8 << 20)
 # An emulated guest takes seconds to start a program, so the sizes that add least to a curve are left out.
 UML_ONLY_SIZES = (64, 512)
@@ -33,7 +37,7 @@ BY_ADDRESS = ("cm", "nvme")
 # The end of the names of figures that are by the second that the device worked.
 CORE = "_core"
 
-MIBS, US, MPPS, PER_SECOND, PERCENT, S_PER_GIB = "MiB/s", "us", "M/s", "1/s", "%", "s/GiB"
+MIBS, US, MS, MPPS, PER_SECOND, PERCENT, S_PER_GIB = "MiB/s", "us", "ms", "M/s", "1/s", "%", "s/GiB"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +45,10 @@ class Point:
     """One line of the report.
 
     tool: its name there. kind: who runs it ("perftest", "cpu", "objects", "cm", "nvme", "idle"; "core" comes with
-    another figure). size: bytes of a message or a registration. arguments: beyond device, size and count. limit: tool
-    of the limit with the same unit, or "". tcp, udp: what the row of TCP and that of UDP is called, or "". loss: the
-    share of the packets that the cable loses. goal: repeated until there is a median. longer: of the usual time. list:
-    work requests a post.
+    another figure; "restart"). size: bytes of a message or a registration. arguments: beyond device, size and count.
+    limit: tool of the limit with the same unit, or "". tcp, udp: what the row of TCP and that of UDP is called, or
+    "". loss: the share of the packets that the cable loses. goal: repeated until there is a median. longer: of the
+    usual time. list: work requests a post.
     vmms: the guests on which it is measured; quick: those of a short run.
     """
 
@@ -169,9 +173,15 @@ def over_the_cable():
                         longer=4, vmms=(CABLE,))
 
 
+def restarts():
+    """Yields what is measured while the device's process ends and another one goes on."""
+    for tool, qps in (("pause", 0), ("pause_full", HELD_QPS), ("recovery", 0)):
+        yield Point(tool, 0, MS, qps, kind="restart", goal=qps > 0, vmms=(RESTARTS,), quick=(RESTARTS,))
+
+
 def points(vmm, quick):
     """Returns the points of a run, in the order of the report."""
-    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable)
+    groups = (bandwidth, latency, rates, objects, over_the_wire, over_the_cable, restarts)
     return [point for group in groups for point in group()
             if vmm in (point.quick if quick else point.vmms)]
 

@@ -77,7 +77,8 @@ class Report:
         """Returns the goals, for the best path of virtio-rdma that was measured; on user-mode Linux unless they say
         otherwise."""
         return [*self.copy_goals(), *self.small_goals(), *self.goals_beside_others(), *self.wire_goals(),
-                *self.object_goals()]
+                *self.object_goals(), self.figure("restart with 1,000 QPs and 10,000 MRs a guest: pause in ms", 200,
+                self.at("pause_full", 0, plan.HELD_QPS, "rings", plan.RESTARTS), False)]
 
     @property
     def ours(self):
