@@ -25,6 +25,8 @@ LAST_LINES = 60
 DEVICE = os.path.join(TOP, "tools/virtio-rdmad")
 LIMITS = os.path.join(TOP, "tools/bench/limits")
 PYTHON = os.path.join(TOP, "tools/python")
+# Programs in Python whose names do not say that.
+HOOKS = [os.path.join(DEVICE, "examples", name) for name in ("libvirt/virtio-rdma", "kubevirt/on-define-domain")]
 # The workspaces, each with the command that runs its tests, its directory and its environment.
 CARGO = {
     "device": (["cargo", "test", "--locked", "--workspace", "--no-fail-fast"], DEVICE,
@@ -148,8 +150,8 @@ def test_shellcheck():
     succeeds(["shellcheck", "-x", "-S", "warning", "-e", "SC1090,SC1091,SC2034,SC2154", *scripts])
 
 
-@pytest.mark.parametrize("tool", [["ruff", "check", "--no-cache", "../vm", "../test", "../bench"], ["mypy"]],
+@pytest.mark.parametrize("tool", [["ruff", "check", "--no-cache", "../vm", "../test", "../bench", *HOOKS], ["mypy"]],
                          ids=lambda tool: tool[0])
 def test_python(tool):
-    """The checks of this package, and of what guests run for it."""
+    """The checks of this package, of what guests run for it, and of hooks."""
     succeeds(["python3", "-m", *tool, "virtio_rdma"], PYTHON)
