@@ -46,10 +46,11 @@ class Programs:
 
     def run(self, hook, *arguments, text=""):
         """Runs a hook. Returns what has become of it."""
+        # The locale is that in which libvirt runs its hooks.
         env = os.environ | {"PATH": f"{self.directory}:{os.environ['PATH']}", "CALLS": str(self.calls_path),
-                            "STATUS": str(self.status), "SAYS": self.says}
+                            "STATUS": str(self.status), "SAYS": self.says, "LC_ALL": "C"}
         return subprocess.run([os.path.join(EXAMPLES, hook), *arguments], env=env, input=text, check=False,
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, encoding="utf-8", timeout=60)
 
     @property
     def calls(self):
@@ -66,6 +67,7 @@ def domain(metadata="", device=DEVICE):
     """The XML of a domain, as libvirt gives it to its hooks."""
     return f"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>vm1</name>
+  <title>Gäste, 客人</title>
   <metadata>{metadata}</metadata>
   <qemu:commandline>
     <qemu:arg value='-device'/>
@@ -153,8 +155,9 @@ def define(programs, text):
 
 
 def test_kubevirt_defines_a_domain_with_the_device(programs):
-    found = define(programs, "<domain type='kvm'><name>default_vm1</name><devices><disk/></devices></domain>")
-    assert found.findtext("name") == "default_vm1"
+    found = define(programs, "<domain type='kvm'><name>default_vm1</name><title>客人</title>"
+                             "<devices><disk/></devices></domain>")
+    assert (found.findtext("name"), found.findtext("title")) == ("default_vm1", "客人")
     assert found.find("devices/disk") is not None
     assert found.find("memoryBacking/source").attrib == {"type": "memfd"}
     assert found.find("memoryBacking/access").attrib == {"mode": "shared"}
