@@ -193,7 +193,7 @@ def test_kubevirt_manifest_fits_the_hook(programs):
 
 
 def proxmox(programs, phase, config=NET):
-    programs.add("qm", f"[ \"$*\" = 'config 101 --current' ] && printf %s {shlex.quote(config)}")
+    programs.add("qm", f"[ \"$*\" = 'config 101 --current 1' ] && printf %s {shlex.quote(config)}")
     return programs.run("proxmox/virtio-rdma", "101", phase)
 
 
