@@ -17,7 +17,7 @@ EXAMPLES = os.path.join(TOP, "tools/virtio-rdmad/examples")
 CONTROL = "/run/virtio-rdmad/control/socket"
 # As libvirt makes the JSON of a domain's XML.
 DEVICE = '{"driver":"vfio-user-pci","id":"rdma0","socket":{"type":"unix","path":"/run/virtio-rdmad/vm1.sock"}}'
-GUEST = """<rdma:guest xmlns:rdma="https://virtio-rdma.invalid/libvirt/1">
+GUEST = """<rdma:guest xmlns:rdma="http://virtio-rdma.org/libvirt/1.0">
   vfio-user=/run/virtio-rdmad/vm1.sock,mac=52:54:00:12:34:01
 </rdma:guest>"""
 SPEC = "vfio-user=/run/virtio-rdmad/vm1.sock,mac=52:54:00:12:34:01"
