@@ -7,7 +7,8 @@
 //! * the guest's memory, the places of its virtqueues and its interrupts, which the transport brings, and what of memory
 //!   regions and rings was found in that memory
 //! * the queues that have work: each queue is visited after loading
-//! * where a peer in the same network is, and who waits for a receive ([`crate::qp::saved`])
+//! * where a peer in the same network is, who waits for a receive, and how long a requester pauses that waits for one
+//!   ([`crate::qp::saved`], [`crate::queue::srq`])
 //! * a control command that is under way: it begins once more ([`crate::control::queue`])
 //! * the rate of a flow, and its turn at the guest's limit ([`crate::qp::flow`]); how long answers take
 //!   ([`crate::qp::window`])

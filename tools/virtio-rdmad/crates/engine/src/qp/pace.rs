@@ -4,23 +4,16 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::base::image::{require, Wrong};
-
 /// The first pause, and the part of the RNR timer that it may be: a program that receives by
 /// polling posts receives one at a time, and is worth waiting for.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const FIRST_PAUSES_A_TIMER: u32 = 4;
 
-/// No RNR timer is longer (IBA, table 45: 655.36 ms).
-const LONGEST: Duration = Duration::from_secs(1);
-
 /// Messages since the last pause: after fewer, the next pause is twice as long if more are to be sent.
 const FEW: u32 = 16;
 
 /// What a requester has learned about its peer's receives.
-#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Pace {
     /// The last pause.
     pause: Duration,
@@ -29,11 +22,6 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Checks what was saved.
-    pub fn check(&self) -> Result<(), Wrong> {
-        require(self.pause <= LONGEST, "its last pause was longer than an RNR timer")
-    }
-
     /// Counts a message that is through.
     #[inline]
     pub fn count(&mut self) {

@@ -2,9 +2,9 @@
 
 //! The state of a queue pair.
 //!
-//! Two things are found again instead of being saved. A requester looks its peer up, by the address and the identity of
+//! Three things are found again instead of being saved. A requester looks its peer up, by the address and the identity of
 //! its partner. A requester that waits for a receive asks for it once more when it is visited, and so its peer knows
-//! again whom to tell of one.
+//! again whom to tell of one. A requester learns how long it pauses for a peer without receives.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -79,7 +79,6 @@ struct SavedRequester {
     wait: SavedWait,
     rnr_left: u8,
     asks_again: bool,
-    pace: Pace,
     retry_left: u8,
     partner: Partner,
     notify_drained: bool,
@@ -178,7 +177,6 @@ fn save_requester<D>(requester: &mut Requester<D>, now: Instant) -> Option<Saved
         wait: SavedWait::of(requester.wait, now),
         rnr_left: requester.rnr_left,
         asks_again: requester.asks_again,
-        pace: requester.pace,
         retry_left: requester.retry_left,
         partner: requester.partner,
         notify_drained: requester.notify_drained,
@@ -254,7 +252,6 @@ fn load_requester<D>(
         Ok(packets(wqe.request.total, mtu))
     };
     require(saved.window.is_none() || saved.config.wq.kind.is_reliable(), "it has a window")?;
-    saved.pace.check()?;
     let window = saved.window.map(|window| window.load(with.now, count)).transpose()?;
     to.region = saved.region.into();
     to.config = Some(saved.config);
@@ -266,7 +263,7 @@ fn load_requester<D>(
     to.wait = saved.wait.load(with.now);
     to.rnr_left = saved.rnr_left;
     to.asks_again = saved.asks_again;
-    to.pace = saved.pace;
+    to.pace = Pace::default();
     to.retry_left = saved.retry_left;
     to.peer = None;
     to.partner = saved.partner;

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use super::expected::{Expected, Verdict};
 use super::window::{Kind, Response, Window};
@@ -91,6 +92,8 @@ struct Simulation {
     probe_at: u64,
     /// Requests that came too early, by their PSN: the message, which packet of it, and how many are asked for.
     held: BTreeMap<u32, (Work, u32, u32)>,
+    /// Whether the window is saved and loaded at each step.
+    has_upgrades: bool,
 }
 
 const TIMEOUT: u64 = 2000;
@@ -119,7 +122,16 @@ impl Simulation {
             deadline: TIMEOUT,
             probe_at: if is_selective { PROBE } else { u64::MAX },
             held: BTreeMap::new(),
+            has_upgrades: false,
         }
+    }
+
+    /// Has the window go on from what is saved of it. How long answers take is not saved.
+    fn upgrade(&mut self) {
+        let now = Instant::now();
+        let loaded = self.window.save(now).load(now, |work| Ok(work.packets)).unwrap();
+        let before = std::mem::replace(&mut self.window, loaded);
+        self.window.probe = before.probe;
     }
 
     fn happens(&mut self, thousandths: u32) -> bool {
@@ -298,6 +310,9 @@ impl Simulation {
                 self.window.push(Work { number: posted, packets, is_read }, packets, kind);
                 posted += 1;
             }
+            if self.has_upgrades {
+                self.upgrade();
+            }
             self.pump();
             let end = self.deadline.min(self.probe_at);
             let Some(next) = self.network.first_entry().filter(|next| next.key().0 <= end) else {
@@ -354,4 +369,19 @@ fn messages_arrive_once_over_a_network_that_repeats_and_reorders() {
     runs(Faults { loss: 0, repeat: 100, delay: 0 }, 300, 60);
     runs(Faults { loss: 0, repeat: 0, delay: 100 }, 300, 60);
     runs(Faults { loss: 50, repeat: 50, delay: 50 }, 1000, 60);
+}
+
+#[test]
+fn a_window_that_is_saved_and_loaded_sends_the_same_packets() {
+    let faults = Faults { loss: 50, repeat: 50, delay: 50 };
+    for seed in 0..100 {
+        for is_selective in [false, true] {
+            let [without, with] = [false, true].map(|has_upgrades| {
+                let mut simulation = Simulation::new(seed, faults, is_selective);
+                simulation.has_upgrades = has_upgrades;
+                (simulation.run(60), simulation.time)
+            });
+            assert_eq!(without, with, "seed {seed}, selective: {is_selective}");
+        }
+    }
 }

@@ -89,7 +89,8 @@ pub(crate) struct SrqConfig {
     pub max_sge: usize,
 }
 
-/// The state of an SRQ.
+/// The state of an SRQ. The QPs that wait for a work request are not in it: a requester that waits asks its peer once
+/// more after loading, and so the QP of that peer waits again.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Saved {
     config: SrqConfig,
@@ -101,8 +102,6 @@ pub(crate) struct Saved {
     ends: bool,
     failing: Failing,
     asleep: bool,
-    waiting: BTreeSet<u16>,
-    roused: BTreeSet<u16>,
     returned: Vec<ReceiveWqe>,
 }
 
@@ -119,8 +118,6 @@ impl Saved {
         require(config.max_sge <= MAX_SGE, "its work requests have too many SGEs")?;
         require(limit <= max_wr && max_wr <= limits.ring_wr, "its limit is beyond its size")?;
         require(self.returned.len() <= qps.into(), "too many work requests were given back")?;
-        let waits = |slots: &BTreeSet<u16>| slots.last().is_none_or(|slot| *slot < qps);
-        require(waits(&self.waiting) && waits(&self.roused), "a QP waits that does not exist")?;
         let len = check_region(&region, room)?;
         let pages = ring.has_pages().then(|| find_pages(memory, &region)).transpose()?;
         let entry = receive_entry_len(config.max_sge);
@@ -136,8 +133,8 @@ impl Saved {
             ends,
             users: Users::load(self.failing),
             asleep: self.asleep,
-            waiting: self.waiting,
-            roused: self.roused,
+            waiting: BTreeSet::new(),
+            roused: BTreeSet::new(),
             returned: self.returned.into(),
         })
     }
@@ -156,8 +153,6 @@ impl Srq {
             ends: self.ends,
             failing: self.users.save(),
             asleep: self.asleep,
-            waiting: self.waiting.clone(),
-            roused: self.roused.clone(),
             returned: self.returned.iter().cloned().collect(),
         }
     }

@@ -1266,7 +1266,7 @@ pub fn settle(guests: &[&Guest]) -> Option<Instant> {
 }
 
 /// Has the devices of guests go on where they are, after they have lost all that they knew.
-fn upgrade(guests: &[&Guest]) {
+pub fn upgrade(guests: &[&Guest]) {
     let images: Vec<_> = guests.iter().map(|guest| guest.device.save()).collect();
     for guest in guests {
         guest.device.reset();
