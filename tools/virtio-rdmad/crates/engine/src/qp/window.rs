@@ -177,7 +177,8 @@ pub(crate) struct Window<T> {
     pub hold: Option<Instant>,
 }
 
-/// The state of a window. How long answers take is not in it: it is measured again.
+/// The state of a window. How long answers take is not in it: it is measured again. Neither is whether something has
+/// come, which a requester asks in the same turn.
 #[derive(Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)] // as in the window itself
 pub(crate) struct Saved<T> {
@@ -189,7 +190,6 @@ pub(crate) struct Saved<T> {
     end: Psn,
     went_back: bool,
     has_gaps: bool,
-    has_news: bool,
     is_selective: bool,
     held: (Psn, SackEth),
     resent_to: Psn,
@@ -251,7 +251,7 @@ impl<T> Saved<T> {
             end,
             went_back: self.went_back,
             has_gaps: self.has_gaps,
-            has_news: self.has_news,
+            has_news: false,
             is_selective: self.is_selective,
             held,
             resent_to: self.resent_to,
@@ -282,7 +282,6 @@ impl<T: Clone> Window<T> {
             end: self.end,
             went_back: self.went_back,
             has_gaps: self.has_gaps,
-            has_news: self.has_news,
             is_selective: self.is_selective,
             held: self.held,
             resent_to: self.resent_to,

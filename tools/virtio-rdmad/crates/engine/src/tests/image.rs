@@ -8,19 +8,38 @@ use std::time::Instant;
 
 use abi::*;
 
+use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
+use crate::base::sync::lock;
+use crate::qp::inbound::Inbound;
 use crate::{AddressRights, Device, DeviceConfig, Fabric, GidPrefix, Limits, LoadError};
 
 /// Returns a pair of guests in whose network something is under way: a message waits for a receive.
 fn busy_pair() -> Pair {
     let mut pair = Pair::new();
-    let [a, b] = pair.ends;
-    pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 100, a.key)]));
+    send_and_wait(&pair.ends, &mut pair.a);
     pair.settle();
+    post_receive(&mut pair);
+    pair
+}
+
+/// Sends a message from the first guest of a pair, which finds no receive.
+fn send_and_wait([a, _]: &[End; 2], guest: &mut Guest) {
+    guest.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 100, a.key)]));
+}
+
+/// Posts the receive that this message waits for.
+fn post_receive(pair: &mut Pair) {
+    let b = pair.ends[1];
     pair.a.memory.write(DATA, &[7; 100]).unwrap();
     pair.b.memory.write(DATA, &[0; 100]).unwrap();
     pair.b.post_recv(b.qpn, 2, &[sge(DATA, 100, b.key)]);
-    pair
+}
+
+/// Returns whether this holds of what the responder of a guest's QP knows of its peer on the wire.
+fn inbound(guest: &Guest, qpn: u32, is_so: impl FnOnce(&Inbound) -> bool) -> bool {
+    let qp = guest.device.hca().qps.get(qpn as u16 - 1).unwrap();
+    lock(&qp.responder).inbound.as_deref().is_some_and(is_so)
 }
 
 /// Checks that a pair goes on with what was under way, once.
@@ -217,6 +236,121 @@ fn a_command_under_way_is_carried_out_once() {
     guest.run();
     assert!(guest.used(0).is_none(), "there is a second reply");
     assert_eq!(guest.device.status().mrs, 1);
+}
+
+/// A requester that pauses has taken one of its retries, and no upgrade takes another one of them.
+fn upgrades_take_no_retry() {
+    let mut pair = Pair::new();
+    send_and_wait(&pair.ends, &mut pair.a);
+    pair.settle();
+    for _ in 0..10 {
+        upgrade(&[&pair.a, &pair.b]);
+        pair.settle();
+    }
+    post_receive(&mut pair);
+    check_goes_on(&mut pair);
+}
+
+#[test]
+fn upgrades_take_no_retry_on_one_host() {
+    upgrades_take_no_retry();
+}
+
+#[test]
+fn upgrades_take_no_retry_between_two_hosts() {
+    over_a_cable(1, Faults::default(), upgrades_take_no_retry);
+}
+
+/// What a responder has to answer does not get lost: the requester gets all of it, and no time passes in which it would
+/// ask once more.
+#[test]
+fn answers_that_are_due_are_sent_after_an_upgrade() {
+    over_a_cable(1, Faults::default(), || {
+        const LEN: usize = 1 << 20;
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        let data = pair.b.fill(DATA, LEN, 3);
+        let (part, word) = ([sge(DATA, LEN as u32, a.key)], [sge(DATA + (2 << 20), 8, a.key)]);
+        let add = VIRTIO_RDMA_WR_ATOMIC_FETCH_AND_ADD;
+        let there = DATA + (2 << 20);
+        pair.b.memory.write(there, &7_u64.to_le_bytes()).unwrap();
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_READ, &part).rdma(DATA, b.key));
+        pair.a.post_send(a.qpn, &Send::new(2, add, &word).atomic(there, b.key, 1, 0));
+        pair.a.run();
+        cable().unwrap().deliver();
+        let is_due = || {
+            pair.b.device.run(1);
+            inbound(&pair.b, b.qpn, |inbound| !inbound.replies.is_empty())
+        };
+        assert!((0..100).any(|_| is_due()), "an answer is due");
+        upgrade(&[&pair.b]);
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((1, 0, VIRTIO_RDMA_WC_RDMA_READ)));
+        assert_eq!(brief(pair.poll_a()), Some((2, 0, VIRTIO_RDMA_WC_FETCH_ADD)));
+        assert!(pair.a.bytes(DATA, LEN) == data);
+        assert_eq!(pair.a.memory.read_obj::<u64>(there), Ok(7));
+        assert_eq!(pair.b.memory.read_obj::<u64>(there), Ok(8));
+    });
+}
+
+/// Packets that are held in front of a gap stay: the one that is missing is all that is sent again.
+#[test]
+fn packets_that_are_held_are_not_sent_again_after_an_upgrade() {
+    over_a_cable(1, Faults::default(), || {
+        const LEN: usize = 10 << 10;
+        let mut pair = Pair::new();
+        let cable = cable().unwrap();
+        let [a, b] = pair.ends;
+        let data = pair.a.fill(DATA, LEN, 5);
+        let part = [sge(DATA, LEN as u32, a.key)];
+        pair.a.post_send(a.qpn, &Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &part).rdma(DATA, b.key));
+        pair.a.run();
+        cable.lose();
+        let sent: Vec<_> = std::mem::take(&mut *cable.sent.lock().unwrap());
+        sent[1..].iter().for_each(|packet| cable.inject(1, packet));
+        cable.deliver();
+        pair.b.run();
+        assert!(!inbound(&pair.b, b.qpn, |inbound| inbound.held.is_empty()), "packets are held");
+        upgrade(&[&pair.b]);
+        pair.settle();
+        assert_eq!(brief(pair.poll_a()), Some((1, 0, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        assert!(pair.b.bytes(DATA, LEN) == data);
+        let again = cable.sent.lock().unwrap().clone();
+        let psn = |frame: &[u8]| roce::decode(frame).unwrap().headers.bth.psn;
+        let requests = again.iter().filter(|frame| {
+            let bth = roce::decode(frame).unwrap().headers.bth;
+            bth.opcode.operation() == roce::Operation::Write
+        });
+        let requests: Vec<_> = requests.map(|frame| psn(frame)).collect();
+        assert_eq!(requests, [psn(&sent[0])]);
+    });
+}
+
+/// Who waits for a receive of an SRQ is not saved. The requester asks once more, so the next receive rouses it, and no
+/// timer has to.
+#[test]
+fn who_waits_at_an_srq_is_known_again() {
+    with_rings(|| {
+        let mut pair = Pair::unconnected(VIRTIO_RDMA_QPT_RC);
+        let [a, b] = pair.ends;
+        let srqn = pair.b.create_srq(b.pdn);
+        let qpn = pair.b.create_srq_qp(b.pdn, b.cqn, VIRTIO_RDMA_QPT_RC, srqn).unwrap();
+        pair.a.connect(a.qpn, pair.b.gid, qpn);
+        pair.b.connect(qpn, pair.a.gid, a.qpn);
+        send_and_wait(&pair.ends, &mut pair.a);
+        pair.settle_and_pause();
+        let passed = pair.clock.passed();
+        let (fabric, _) = fabric();
+        reload(&mut [&mut pair.a, &mut pair.b], &fabric);
+        pair.settle();
+        pair.a.fill(DATA, 100, 9);
+        pair.b.post_srq_recv(srqn, 2, &[sge(DATA, 100, b.key)]);
+        pair.settle();
+        assert_eq!(brief(pair.poll_b()), Some((2, 0, VIRTIO_RDMA_WC_RECV)));
+        assert_eq!(brief(pair.poll_a()), Some((1, 0, VIRTIO_RDMA_WC_SEND)));
+        assert_eq!(pair.b.bytes(DATA, 100), pair.a.bytes(DATA, 100));
+        assert_eq!(pair.clock.passed(), passed);
+    });
 }
 
 /// Measures. The goal is 50 ms for both together in a release build.
