@@ -2,9 +2,10 @@
 //! The process as others see it: sockets, connections that come and go, status, signals.
 
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -53,6 +54,13 @@ fn output(command: &mut Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// Makes the directory of a test, which is removed when its process ends.
+fn directory_of(test: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
 struct Daemon {
     _watchdog: Watchdog,
     child: Child,
@@ -84,8 +92,7 @@ impl Daemon {
     }
 
     fn run(mut command: Command, test: &str, options: &[&str], guests: &[&str]) -> Self {
-        let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = directory_of(test);
         command.arg("--control").arg(directory.join("control")).args(options);
         for guest in guests {
             let (name, _) = guest.strip_prefix("name=").unwrap().split_once(',').unwrap();
@@ -949,6 +956,13 @@ fn a_connection_that_ended_meanwhile_is_dropped() {
     daemon.end();
 }
 
+/// Returns the names of the guests of a process.
+fn names(daemon: &Daemon) -> Vec<String> {
+    let status = daemon.status();
+    let guests = status["guests"].as_array().unwrap();
+    guests.iter().map(|guest| guest["name"].as_str().unwrap().to_owned()).collect()
+}
+
 /// A guest that was added to a process is there in the next one. One that was removed is not.
 #[test]
 fn added_guests_outlive_the_process() {
@@ -966,11 +980,7 @@ fn added_guests_outlive_the_process() {
         |name| output(Command::new(BINARY).args(["remove", "--control"]).arg(&control).arg(name));
     assert!(remove("c").status.success());
     daemon.crash();
-    let names = |status: &Value| {
-        let guests = status["guests"].as_array().unwrap();
-        guests.iter().map(|guest| guest["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(names(&daemon.status()), ["a", "b"]);
+    assert_eq!(names(&daemon), ["a", "b"]);
     assert!(needs_reset(&front_end));
     drop(front_end);
     daemon.wait_for("disconnected");
@@ -978,6 +988,41 @@ fn added_guests_outlive_the_process() {
     FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
     daemon.wait_for("disconnected");
     assert!(remove("b").status.success());
+    daemon.end();
+}
+
+/// A guest that was added is gone for good if the next process cannot add it again: a guest of the command line has its
+/// MAC address now. Its VMM is disconnected, and it does not come back when the address is free.
+#[test]
+fn an_added_guest_that_cannot_be_added_again_is_forgotten() {
+    let directory = directory_of("forgotten");
+    let (program, more) = (directory.join("program"), directory.join("more"));
+    let script = format!("#!/bin/sh\nexec {BINARY} \"$@\" $(cat {})\n", more.display());
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&more, "").unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["supervise", "--program"]).arg(&program).arg("--");
+    let mut daemon = Daemon::run(command, "forgotten", &[], &["name=a,vhost-user"]);
+
+    let mac = "mac=52:54:00:00:00:0b";
+    let path = daemon.path("b");
+    let spec = format!("name=b,{mac},vhost-user={}", path.display());
+    assert_eq!(run(&daemon, &["add", "--guest", &spec]), (true, String::new()));
+    let mut vmm = connect(&path);
+    vhost_user(&mut vmm, 1, &[]);
+    let other = format!("--guest name=c,{mac},vhost-user={}", daemon.path("c").display());
+    std::fs::write(&more, other).unwrap();
+    kill_process(Pid::from_child(&daemon.child), Signal::HUP).unwrap();
+    daemon.wait_for("the guest cannot be added again");
+    daemon.wait_for("ready");
+    assert_eq!(names(&daemon), ["a", "c"]);
+    std::fs::write(&more, "").unwrap();
+    daemon.restart();
+    assert_eq!(names(&daemon), ["a"]);
+    assert_eq!(vmm.read(&mut [0; 1]).unwrap(), 0, "the VMM is disconnected");
+    // A process removes the sockets that it has made.
+    [path, program, more].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     daemon.end();
 }
 
