@@ -599,3 +599,43 @@ fn a_journal_keeps_what_changes() {
     client.read(0, 22, 2).unwrap();
     assert_eq!(changes(), [Change::Bytes], "many posted writes change the state once");
 }
+
+/// A server that is killed while it handles messages takes none of them with it: its successor handles them, with their
+/// descriptors, and the client gets its replies.
+#[test]
+fn the_successor_of_a_server_that_is_killed_answers() {
+    let mut client = Client::new();
+    client.set_up();
+    let state = client.server.protocol().state();
+    client.device.is_slow = true;
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 0x10_0000).unwrap();
+    client.send(10, 0x10, &access(0, 0x3008, 2, &[2, 0]), &[]);
+    client.send(2, 0, &dma_map(0, 0x10_0000), &[memory.as_fd()]);
+    client.send(9, 0, &access(0, 20, 1, &[]), &[]);
+    assert!(!client.is_answered(), "the device does not follow yet");
+    client.succeed(state).unwrap();
+    while client.server.process(&mut client.device).unwrap() {}
+    client.reply(2).unwrap();
+    assert_eq!(client.reply(9).unwrap()[16..], [0xf], "the status");
+    assert_eq!(client.device.memory.last().map(Vec::len), Some(1));
+    assert_eq!(client.device.kicks, [2]);
+    // Nothing is left that was handled.
+    client.map(0x20_0000, 0x10_0000).unwrap();
+    assert_eq!(client.device.memory.last().map(Vec::len), Some(2));
+}
+
+/// What was answered, or kept, is not handled once more.
+#[test]
+fn the_successor_of_a_server_that_has_answered_repeats_nothing() {
+    let mut client = Client::new();
+    client.drive();
+    for _ in 0..3 {
+        client.send(10, 0x10, &access(0, 0x3008, 2, &[2, 0]), &[]);
+    }
+    client.read(0, 20, 1).unwrap();
+    client.succeed(client.server.protocol().state()).unwrap();
+    assert_eq!(client.read(0, 20, 1), Ok(vec![0xf]));
+    assert!(client.device.kicks.is_empty());
+    assert_eq!(rustix::io::ioctl_fionread(&client.socket), Ok(0), "there is a second reply");
+}

@@ -392,6 +392,28 @@ fn an_answer_comes_when_the_device_has_followed() {
     assert_eq!(front.answer(40), Some(vec![0; 8]));
 }
 
+/// A back end that is killed while it handles requests takes none of them with it: its successor handles them, with
+/// their descriptors, and the front end gets its answers.
+#[test]
+fn the_successor_of_a_back_end_that_is_killed_answers() {
+    let mut front = FrontEnd::negotiated();
+    let state = front.server.protocol().state();
+    front.device.is_slow = true;
+    let memory = front.memory.try_clone().unwrap();
+    let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
+    front.send(&message(37, &more, NEED_REPLY), &[memory.as_fd()]);
+    front.send(&message(40, &[], 0), &[]);
+    assert!(front.process().unwrap());
+    assert_eq!(front.answer(37), None, "the device does not follow yet");
+    front.succeed(state).unwrap();
+    while front.process().unwrap() {}
+    assert_eq!(front.answer(37), Some(vec![0; 8]));
+    assert_eq!(front.answer(40), Some(vec![0; 8]));
+    // Nothing is left that was handled.
+    assert_eq!(front.ack(38, &more, &[]), 0);
+    assert_eq!(front.answer(40), None);
+}
+
 /// The device writes to a queue until the reset that stops it is done.
 #[test]
 fn a_queue_goes_on_where_the_device_left_it() {

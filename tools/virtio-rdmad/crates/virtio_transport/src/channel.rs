@@ -46,7 +46,11 @@ struct Descriptors {
 
 /// The socket, and what was read ahead from it.
 ///
-/// One read takes several small messages, above all kicks, which QEMU posts. The kernel ends such a
+/// What is read stays in the socket (MSG_PEEK) until it was handled, so that another process finds it there if this one
+/// is killed meanwhile. The beginning of a message is the exception: it is taken out of the socket, so that the next
+/// read gets the rest.
+///
+/// One read gets several small messages, above all kicks, which QEMU posts. The kernel ends such a
 /// read behind the bytes that were sent with file descriptors (`unix_stream_read_generic()` in
 /// net/unix/af_unix.c). So the descriptors of a read belong to the message that has the read's last
 /// byte.
@@ -57,6 +61,8 @@ pub(crate) struct Channel {
     /// What is unread in the buffer.
     start: usize,
     end: usize,
+    /// The bytes in front of this position of the buffer were taken out of the socket.
+    taken: usize,
     /// The descriptors of unread messages, in the order of the reads. There are two such messages at
     /// most: one that the buffer had the beginning of before it was filled, and the last one.
     descriptors: VecDeque<Descriptors>,
@@ -76,7 +82,7 @@ impl Channel {
     ) -> Self {
         let buffer = vec![0; 2 * max_message].into_boxed_slice();
         let descriptors = VecDeque::new();
-        Self { socket, buffer, start: 0, end: 0, descriptors, max_fds, any_file }
+        Self { socket, buffer, start: 0, end: 0, taken: 0, descriptors, max_fds, any_file }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -117,9 +123,30 @@ impl Channel {
         Ok(Some(self.take(bytes)))
     }
 
-    /// Returns whether a message was read in part.
+    /// Returns whether a part of a message was taken out of the socket.
     pub(crate) fn is_within_message(&self) -> bool {
-        self.start != self.end
+        self.taken > self.start
+    }
+
+    /// Takes the messages out of the socket that [`Self::receive`] has returned, as all of them were handled.
+    pub(crate) fn confirm(&mut self) -> Result<(), Error> {
+        self.take_to(self.start)
+    }
+
+    /// Takes what is in front of this position of the buffer out of the socket, if that was not done. Its descriptors
+    /// were received with the read that left it there.
+    fn take_to(&mut self, end: usize) -> Result<(), Error> {
+        while self.taken < end {
+            let mut no_fds = RecvAncillaryBuffer::default();
+            let mut part = [IoSliceMut::new(&mut self.buffer[self.taken..end])];
+            match recvmsg(&self.socket, &mut part, &mut no_fds, RecvFlags::DONTWAIT) {
+                Ok(message) if message.bytes == 0 => return Err(Error::Closed),
+                Ok(message) => self.taken += message.bytes,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Sends a whole message. Never waits: a VMM has one message under way, or a few, and reads
@@ -153,14 +180,15 @@ impl Channel {
         message
     }
 
-    /// Reads what the socket has; returns `false` if it has nothing.
+    /// Reads what the socket has behind what is in the buffer; returns `false` if it has nothing.
     fn fill(&mut self) -> Result<bool, Error> {
+        self.take_to(self.end)?;
         self.compact();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let room = if descriptor::may_receive() { space.len() } else { 0 };
         let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
         let (read, lost) = match recvmsg(&self.socket, &mut part, &mut control, flags) {
             Ok(message) => (message.bytes, message.flags.contains(ReturnFlags::CTRUNC)),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
@@ -201,6 +229,7 @@ impl Channel {
             read.end -= self.start;
         }
         self.end -= self.start;
+        self.taken -= self.start;
         self.start = 0;
     }
 }
@@ -295,5 +324,32 @@ mod tests {
         drop(other);
         assert!(channel.receive(length).unwrap().is_some());
         assert!(channel.receive(length).unwrap_err().is_closed());
+    }
+
+    /// Another process that has the socket finds the messages there that this one has not confirmed, with their
+    /// descriptors.
+    #[test]
+    fn messages_stay_in_the_socket_until_they_are_confirmed() {
+        let (mut channel, other) = channel();
+        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2, false);
+        send(&other, &[2, 0], 0);
+        send(&other, &[3, 0, 0], 2);
+        send(&other, &[1], 0);
+        let mut next = || channel.receive(length).unwrap().unwrap().bytes.len();
+        assert_eq!((next(), next()), (2, 3));
+        assert_eq!(received(&mut successor), [(2, 0, false), (3, 2, false), (1, 0, false)]);
+        send(&other, &[2, 1], 0);
+        assert_eq!(received(&mut successor), [(2, 0, false)]);
+    }
+
+    #[test]
+    fn a_message_that_is_confirmed_is_gone() {
+        let (mut channel, other) = channel();
+        let mut successor = Channel::new(channel.socket.try_clone().unwrap(), 8, 2, false);
+        send(&other, &[2, 0], 0);
+        send(&other, &[3, 0, 0], 2);
+        assert_eq!(channel.receive(length).unwrap().unwrap().bytes.len(), 2);
+        channel.confirm().unwrap();
+        assert_eq!(received(&mut successor), [(3, 2, false)]);
     }
 }

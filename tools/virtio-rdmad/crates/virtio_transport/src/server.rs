@@ -116,8 +116,12 @@ impl<P: Protocol + ?Sized> Server<P> {
 
     /// Has a journal keep what the VMM has said and will say.
     ///
-    /// The VMM gets no reply to a message before the journal has kept what the message changed. Messages that were
-    /// read and not handled when the process ends are lost.
+    /// The VMM gets no reply to a message before the journal has kept what the message changed. A message stays in the
+    /// socket until then. So if the process is killed, the next one handles the message, and the VMM gets its reply. It
+    /// gets none if the process is killed between the two system calls that take the message out of the socket and
+    /// send the reply: a reply that came twice would be taken for that of another message. A message whose change was
+    /// kept and that is still in the socket is handled twice. The second time, one that gives out memory or takes it
+    /// away is refused.
     pub fn keep_in(&mut self, mut journal: Box<dyn Journal>) {
         self.protocol.take_change();
         journal.keep(&self.protocol.state(), Change::Descriptors);
@@ -139,10 +143,12 @@ impl<P: Protocol + ?Sized> Server<P> {
     pub fn leave(&mut self, backend: &mut dyn Backend) -> Result<Option<State>, Error> {
         while backend.is_settled() {
             if let Some(reply) = self.protocol.take_reply()? {
+                self.channel.confirm()?;
                 self.channel.send(&reply)?;
             }
             let length = |bytes: &[u8]| self.protocol.message_length(bytes);
             let Some(message) = self.channel.received(length)? else {
+                self.channel.confirm()?;
                 if self.channel.is_within_message() {
                     return Err(Error::Partial);
                 }
@@ -165,15 +171,29 @@ impl<P: Protocol + ?Sized> Server<P> {
             }
             if let Some(reply) = self.protocol.take_reply()? {
                 self.keep_changes();
+                self.channel.confirm()?;
                 self.channel.send(&reply)?;
             }
-            let length = |bytes: &[u8]| self.protocol.message_length(bytes);
-            let Some(message) = self.channel.receive(length)? else {
-                self.keep_changes();
-                return Ok(done > 0);
-            };
+            let Some(message) = self.next(done == 0)? else { return Ok(done > 0) };
             self.protocol.handle(message, backend)?;
         }
         Ok(true)
+    }
+
+    /// Returns the next message of those that were read. Once all of them are handled, the journal has what they changed,
+    /// and they are taken out of the socket; then this reads others, if it `reads`.
+    fn next(&mut self, reads: bool) -> Result<Option<Message>, Error> {
+        let length = |bytes: &[u8]| self.protocol.message_length(bytes);
+        if let Some(message) = self.channel.received(length)? {
+            return Ok(Some(message));
+        }
+        self.keep_changes();
+        self.channel.confirm()?;
+        let length = |bytes: &[u8]| self.protocol.message_length(bytes);
+        if reads {
+            self.channel.receive(length)
+        } else {
+            Ok(None)
+        }
     }
 }
