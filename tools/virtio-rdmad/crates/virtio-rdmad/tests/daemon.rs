@@ -1022,7 +1022,9 @@ fn an_added_guest_that_cannot_be_added_again_is_forgotten() {
     assert_eq!(names(&daemon), ["a"]);
     assert_eq!(vmm.read(&mut [0; 1]).unwrap(), 0, "the VMM is disconnected");
     // A process removes the sockets that it has made.
-    [path, program, more].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    for path in [path, program, more] {
+        std::fs::remove_file(path).unwrap();
+    }
     daemon.end();
 }
 

@@ -156,8 +156,10 @@ fn store_golden_images() {
     for (name, image) in NAMES.iter().zip(images) {
         write!(text, "\n{name}\n").unwrap();
         for line in image.chunks(60) {
-            let digits: String = line.iter().map(|byte| format!("{byte:02x}")).collect();
-            writeln!(text, "{digits}").unwrap();
+            for byte in line {
+                write!(text, "{byte:02x}").unwrap();
+            }
+            text.push('\n');
         }
     }
     std::fs::write(path(), text).unwrap();
@@ -242,7 +244,9 @@ fn sent(guest: &Guest, cable: &Cable) -> Vec<Vec<u8>> {
 
 /// Brings packets to the second guest.
 fn bring(guest: &Guest, cable: &Cable, packets: &[Vec<u8>]) {
-    packets.iter().for_each(|packet| cable.inject(1, packet));
+    for packet in packets {
+        cable.inject(1, packet);
+    }
     cable.deliver();
     guest.run();
 }
