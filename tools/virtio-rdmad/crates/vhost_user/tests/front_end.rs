@@ -397,18 +397,23 @@ fn an_answer_comes_when_the_device_has_followed() {
 #[test]
 fn the_successor_of_a_back_end_that_is_killed_answers() {
     let mut front = FrontEnd::negotiated();
-    let state = front.server.protocol().state();
-    front.device.is_slow = true;
+    front.set_up(0, &event(), &event());
+    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
     let memory = front.memory.try_clone().unwrap();
     let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
+    assert_eq!(front.ack(37, &more, &[memory.as_fd()]), 0);
+    let state = front.server.protocol().state();
+    front.device.is_slow = true;
+    front.send(&message(38, &more, NEED_REPLY), &[]);
     front.send(&message(37, &more, NEED_REPLY), &[memory.as_fd()]);
     front.send(&message(40, &[], 0), &[]);
     assert!(front.process().unwrap());
-    assert_eq!(front.answer(37), None, "the device does not follow yet");
+    assert_eq!(front.answer(38), None, "the device does not follow yet");
     front.succeed(state).unwrap();
     while front.process().unwrap() {}
-    assert_eq!(front.answer(37), Some(vec![0; 8]));
-    assert_eq!(front.answer(40), Some(vec![0; 8]));
+    for request in [38, 37, 40] {
+        assert_eq!(front.answer(request), Some(vec![0; 8]), "{request}");
+    }
     // Nothing is left that was handled.
     assert_eq!(front.ack(38, &more, &[]), 0);
     assert_eq!(front.answer(40), None);
