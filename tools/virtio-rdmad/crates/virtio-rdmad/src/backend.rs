@@ -20,8 +20,9 @@ pub struct GuestBackend {
     device: Arc<Device>,
     poller: Arc<Poller>,
     config: [u8; 256],
-    /// The descriptors that the poller watches for kicks; the transport brings those of the others.
-    kicks: Vec<Arc<OwnedFd>>,
+    /// The descriptors that the poller watches for kicks, and their queues; the transport brings the kicks of other
+    /// queues.
+    kicks: Vec<(u16, Arc<OwnedFd>)>,
     started: bool,
 }
 
@@ -46,8 +47,22 @@ impl GuestBackend {
         let watched = self.poller.add(kick.as_fd(), Source::Kick(self.guest.index, queue));
         watched
             .map_err(|error| format!("queue {queue}: its kick cannot be waited for: {error}"))?;
-        self.kicks.push(kick);
+        self.kicks.push((queue, kick));
         Ok(())
+    }
+
+    /// Has no poller watch the kicks until [`Self::attach`].
+    pub fn detach(&self) {
+        for (_, kick) in &self.kicks {
+            self.poller.remove(kick);
+        }
+    }
+
+    /// Has this poller watch the kicks. It tells of those that came meanwhile as well.
+    pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), String> {
+        self.poller = poller.clone();
+        let kicks = std::mem::take(&mut self.kicks);
+        kicks.into_iter().try_for_each(|(queue, kick)| self.watch(queue, Some(kick)))
     }
 }
 
@@ -132,7 +147,7 @@ impl Backend for GuestBackend {
     }
 
     fn reset(&mut self) {
-        for kick in self.kicks.drain(..) {
+        for (_, kick) in self.kicks.drain(..) {
             self.poller.remove(&kick);
         }
         self.device.begin_reset();

@@ -197,6 +197,21 @@ impl Connection {
         })
     }
 
+    /// Has no poller watch the descriptors of the guest, because another worker is to serve it.
+    pub fn detach(&self) {
+        self.poller.remove(self.server.as_fd());
+        self.backend.detach();
+    }
+
+    /// Goes on after [`Self::detach`], on the worker that has this poller. The guest gets a turn, which finds what has
+    /// come meanwhile.
+    pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
+        self.poller = poller.clone();
+        self.state = State::Runnable;
+        poller.add(self.server.as_fd(), Source::Socket(self.guest.index))?;
+        self.backend.attach(poller).map_err(Ended::GoOn)
+    }
+
     /// Takes an event of this guest.
     pub fn notice(&mut self, source: Source) {
         match source {
@@ -300,6 +315,7 @@ impl Connection {
 
     /// Notes that the turn that ended at `now` had work and took `time`.
     pub fn worked(&mut self, time: Duration, now: Instant) {
+        self.guest.count_work(time);
         self.budget.adapt(time);
         self.spin.worked(now);
     }

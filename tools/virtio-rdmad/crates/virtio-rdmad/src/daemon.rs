@@ -18,6 +18,7 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::balance::Balance;
 use crate::control::{self, Surveyed};
 use crate::events::Events;
 use crate::guest::Guest;
@@ -141,7 +142,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         tracing::info!(milliseconds = since.elapsed().as_millis(), "guests were paused");
     }
     tell(manager.as_deref(), "READY=1");
-    let result = wait(&signals, &guests);
+    let result = wait(&signals, &guests, Balance::new(workers.clone()));
     tell(manager.as_deref(), "STOPPING=1");
     let stopped = handover::now();
     drop((end, switch_end));
@@ -520,8 +521,8 @@ fn start_control(
     Ok((end, Some(thread)))
 }
 
-/// Gives each VMM that connects to a worker, until a signal comes.
-fn wait(signals: &UnixStream, guests: &Guests) -> Result<(), Error> {
+/// Gives each VMM that connects to a worker, and evens out what workers have to do, until a signal comes.
+fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(), Error> {
     let mut pause: Option<Instant> = None;
     loop {
         let paused = pause.map(|until| until.saturating_duration_since(Instant::now()));
@@ -531,11 +532,13 @@ fn wait(signals: &UnixStream, guests: &Guests) -> Result<(), Error> {
         guests.sweep();
         // While one VMM of a guest is connected, another one has to wait.
         let mut free = guests.all();
+        let until_look = balance.turn(&free, Instant::now());
         free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
         fds.extend(free.iter().map(|g| PollFd::new(g.socket.listener(), PollFlags::IN)));
-        let timeout = paused.and_then(|time| Timespec::try_from(time).ok());
+        let timeout = paused.into_iter().chain(until_look).min();
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,

@@ -27,6 +27,8 @@ const MAX_WAITING: usize = 1024;
 pub enum Event {
     /// Its VMM has connected, and this worker serves it.
     Connected { worker: usize },
+    /// Another worker than before, this one, serves it.
+    Moved { worker: usize },
     /// Its VMM is connected no longer, for this reason.
     Disconnected { reason: String },
     /// Its driver has started the device.
@@ -106,6 +108,7 @@ fn report((time, guest, event): &(SystemTime, String, Event)) -> EventReport {
         |event: &str| EventReport { guest: Some(guest.clone()), ..EventReport::at(*time, event) };
     match event {
         Event::Connected { worker } => EventReport { worker: Some(*worker), ..of("connected") },
+        Event::Moved { worker } => EventReport { worker: Some(*worker), ..of("moved") },
         Event::Disconnected { reason } => {
             EventReport { reason: Some(reason.clone()), ..of("disconnected") }
         }

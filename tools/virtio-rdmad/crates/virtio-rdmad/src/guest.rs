@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest: what outlives the connections of its VMM.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use engine::{Device, Incident};
 use memory::Policy;
@@ -11,13 +12,13 @@ use crate::events::{Event, Events};
 use crate::handover::Kept;
 use crate::options::GuestSpec;
 use crate::socket::Socket;
+use crate::times;
 use crate::worker_handle::WorkerHandle;
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
 
 /// Leads from a guest to the worker that serves it at present.
-#[derive(Debug)]
 pub struct Link {
     workers: Arc<[WorkerHandle]>,
     /// Index of the worker, or [`NOBODY`].
@@ -60,9 +61,10 @@ impl engine::Wake for Link {
     /// Makes the guest's worker give it a turn. A guest that no worker serves gets one when it is
     /// served.
     fn wake(&self) {
-        if let Some(worker) = self.worker().and_then(|index| self.workers.get(index)) {
-            worker.want(self.guest);
-        }
+        let worker = || self.worker().and_then(|index| self.workers.get(index));
+        let wakes = || worker().is_none_or(|worker| worker.want(self.guest));
+        // A worker that has retired passes nothing on. The link names another one by then.
+        let _ = wakes() || wakes();
     }
 
     fn note(&self, incident: Incident) {
@@ -82,6 +84,8 @@ pub struct Guest {
     pub link: Arc<Link>,
     /// Whether its driver, if it has started the device, agreed on rings.
     pub rings: AtomicBool,
+    /// How long its turns with work have taken so far, in nanoseconds. Only the worker that serves it writes this.
+    pub(crate) work: AtomicU64,
     /// What memory its VMM may give out.
     pub memory: Policy,
     /// Where its VMM connects.
@@ -93,6 +97,16 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Adds the time of a turn with work. The worker that serves the guest calls this.
+    pub fn count_work(&self, time: Duration) {
+        times::add(&self.work, u64::try_from(time.as_nanos()).unwrap_or(0));
+    }
+
+    /// Returns how long its turns with work have taken so far.
+    pub fn work(&self) -> Duration {
+        Duration::from_nanos(self.work.load(Ordering::Relaxed))
+    }
+
     /// Ends what a later process would have of it, because it is removed.
     pub fn end(&self) {
         if let Some(kept) = self.kept() {

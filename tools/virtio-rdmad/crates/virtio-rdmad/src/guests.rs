@@ -20,7 +20,7 @@ use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
 use crate::options::GuestSpec;
 use crate::socket::Socket;
-use crate::worker_handle::WorkerHandle;
+use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Most guests of a process.
 pub const MAX_GUESTS: usize = 1024;
@@ -193,8 +193,8 @@ impl Guests {
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
-        let (rings, leaves) = Default::default();
-        Guest { spec, index, device, link, rings, memory, socket, leaves, kept }
+        let (rings, leaves, work) = Default::default();
+        Guest { spec, index, device, link, rings, work, memory, socket, leaves, kept }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
@@ -279,10 +279,13 @@ impl Guests {
             return Ok(());
         }
         let Some(stream) = guest.socket.accept()? else { return Ok(()) };
-        let least = self.workers.iter().enumerate().min_by_key(|(_, worker)| worker.guests());
-        if let Some((worker, handle)) = least {
-            guest.link.set_worker(Some(worker));
-            handle.serve(guest.index, Connected { stream, said: None });
+        let Some(worker) = least(&self.workers) else { return Ok(()) };
+        guest.link.set_worker(Some(worker));
+        let connected = Connected { stream, said: None };
+        let served = self.workers[worker].serve(Arrival::Connects { guest: index, connected });
+        if served.is_err() {
+            // The worker has just retired. The VMM is disconnected, and may connect again.
+            guest.link.set_worker(None);
         }
         Ok(())
     }

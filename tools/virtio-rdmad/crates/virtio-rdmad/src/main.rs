@@ -10,6 +10,7 @@
 
 mod add_remove;
 mod backend;
+mod balance;
 mod call;
 mod clock;
 mod connection;

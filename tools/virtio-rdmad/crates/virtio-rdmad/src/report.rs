@@ -189,8 +189,9 @@ pub struct QpReport {
 pub struct EventReport {
     /// When, in microseconds since 1970.
     pub time_usec: u64,
-    /// What: "watching" when events begin to be told of, "connected", "disconnected", "qp_error", "cq_error",
-    /// "srq_error", "started" and "reset" for the device, "limit_near" and "limit_far", or "lost" where events were not told of.
+    /// What: "watching" when events begin to be told of, "connected", "moved", "disconnected", "qp_error",
+    /// "cq_error", "srq_error", "started" and "reset" for the device, "limit_near" and "limit_far", or "lost" where
+    /// events were not told of.
     pub event: String,
     /// The guest that it has happened to.
     #[serde(skip_serializing_if = "Option::is_none")]

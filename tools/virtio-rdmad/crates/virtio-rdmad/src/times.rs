@@ -119,6 +119,6 @@ impl Times {
 }
 
 /// Adds to a counter of which this thread is the only writer.
-fn add(counter: &AtomicU64, value: u64) {
+pub fn add(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }

@@ -17,6 +17,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use engine::Wake;
 use rustix::io::Errno;
 use virtio_transport::State as Saved;
 
@@ -30,7 +31,7 @@ use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
 use crate::times::Doing;
-use crate::worker_handle::{Arrival, WorkerHandle};
+use crate::worker_handle::{least, Arrival, Departure, WorkerHandle};
 use intakes::Intakes;
 
 /// Time between two looks at sockets and kicks while there is work.
@@ -124,8 +125,8 @@ impl Worker {
     /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
     /// guests. The worker does not run any more.
     pub fn finish(&mut self) -> Vec<Option<Saved>> {
-        // VMMs that have just connected are left as well.
-        self.take_requests();
+        // Guests that are on their way to this worker are left as well.
+        self.take_arrivals();
         let finish = |connection: &mut Connection| {
             let span = connection.span.clone();
             let _span = span.enter();
@@ -282,15 +283,43 @@ impl Worker {
         if !self.handle().waker.take() {
             return;
         }
-        for Arrival { guest, connected } in self.handle().take_arrivals() {
-            if let Some(guest) = self.guests.get(guest) {
-                self.adopt(&guest, connected);
-            }
+        self.take_arrivals();
+        for Departure { guest, to } in self.handle().take_departures() {
+            self.send_away(guest, to);
         }
+        self.take_wanted();
+    }
+
+    /// Begins to serve the guests that this worker is to serve.
+    fn take_arrivals(&mut self) {
+        for arrival in self.handle().take_arrivals() {
+            self.receive(arrival);
+        }
+    }
+
+    fn receive(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Connects { guest, connected } => {
+                if let Some(guest) = self.guests.get(guest) {
+                    self.adopt(&guest, connected);
+                }
+            }
+            Arrival::Moves(connection) => self.go_on(*connection),
+        }
+    }
+
+    /// Has the guests get a turn that other threads want to get one. A guest that was handed to another worker gets it
+    /// there.
+    fn take_wanted(&mut self) {
         let workers = self.workers.clone();
         workers[self.index].take_wanted(|guest| {
             if let Some(connection) = self.connection(guest) {
                 connection.state = State::Runnable;
+            } else if let Some(guest) = self.guests.get(guest) {
+                // A guest whose link names this worker is yet to arrive, and gets a turn then.
+                if guest.link.worker() != Some(self.index) {
+                    guest.link.wake();
+                }
             }
         });
     }
@@ -336,12 +365,60 @@ impl Worker {
         self.release(guest);
     }
 
+    /// Hands a guest to another worker, if this worker serves it.
+    fn send_away(&mut self, guest: u32, to: usize) {
+        let at = self.connections.iter().position(|connection| connection.guest.index == guest);
+        let Some(at) = at.filter(|_| to != self.index) else { return };
+        if let Err(connection) = self.hand_over(at, to) {
+            // It has retired.
+            connection.guest.link.set_worker(Some(self.index));
+            self.go_on(*connection);
+        }
+    }
+
+    /// Hands a guest to another worker, or returns it if that one has retired. No poller watches its descriptors then.
+    ///
+    /// Nothing is lost on the way: the guest gets a turn when it arrives, and finds what has come until then. Its kicks
+    /// wait in their eventfds. A thread that still takes this worker for the guest's sets the bit of the guest here,
+    /// and [`Self::take_wanted`] passes that on.
+    fn hand_over(&mut self, at: usize, to: usize) -> Result<(), Box<Connection>> {
+        let connection = Box::new(self.connections.swap_remove(at));
+        let guest = connection.guest.clone();
+        self.intakes.leave(&guest.spec.network);
+        connection.detach();
+        guest.link.set_worker(Some(to));
+        if let Err(Arrival::Moves(connection)) = self.workers[to].serve(Arrival::Moves(connection))
+        {
+            return Err(connection);
+        }
+        self.handle().release();
+        Ok(())
+    }
+
+    /// Goes on to serve a guest that another worker has served.
+    fn go_on(&mut self, connection: Connection) {
+        self.intakes.join(&connection.guest.spec.network);
+        self.connections.push(connection);
+        let (worker, poller) = (self.index, self.poller.clone());
+        self.guard(self.connections.len() - 1, |connection| {
+            connection.attach(&poller)?;
+            connection.span.in_scope(|| tracing::info!(worker, "moved"));
+            connection.guest.link.tell(Event::Moved { worker });
+            Ok(())
+        });
+    }
+
     /// Ends a guest's service. Without a `reason` it panicked. A panic while the connection is dropped
     /// is caught as well: it ends no other guest's service.
     fn remove(&mut self, at: usize, reason: Option<&Ended>) {
         let connection = self.connections.swap_remove(at);
+        self.intakes.leave(&connection.guest.spec.network);
+        self.end(connection, reason);
+    }
+
+    /// Ends the service of a guest, which is not among the connections any more.
+    fn end(&mut self, connection: Connection, reason: Option<&Ended>) {
         let (guest, span) = (connection.guest.clone(), connection.span.clone());
-        self.intakes.leave(&guest.spec.network);
         let _span = span.enter();
         let ends = catch_unwind(AssertUnwindSafe(|| drop(connection)));
         self.release(&guest);
@@ -460,13 +537,22 @@ impl Worker {
         }
     }
 
-    /// Ends all service, because the kernel does not let this worker wait.
+    /// Ends, because the kernel does not let this worker wait. The guests go to the other workers.
     fn retire(&mut self, error: Errno) {
         tracing::error!(%error, worker = self.index, "the worker ends");
-        while !self.connections.is_empty() {
-            self.remove(0, Some(&Ended::Poll(error)));
+        for arrival in self.handle().retire() {
+            self.receive(arrival);
         }
-        self.handle().retire();
+        while let Some(last) = self.connections.len().checked_sub(1) {
+            let Some(other) = least(&self.workers) else {
+                self.remove(last, Some(&Ended::Poll(error)));
+                continue;
+            };
+            if let Err(connection) = self.hand_over(last, other) {
+                self.end(*connection, Some(&Ended::Poll(error)));
+            }
+        }
+        self.take_wanted();
     }
 }
 

@@ -6,26 +6,36 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::connection::Connection;
 use crate::guests::MAX_GUESTS;
 use crate::handover::Connected;
 use crate::times::Times;
 use crate::waker::Waker;
 
-/// The number of guests of a worker that has ended, so that it gets no others.
-const RETIRED: usize = usize::MAX / 2;
+/// A guest that a worker is to serve. Its link names the worker already.
+pub enum Arrival {
+    /// Its VMM has connected.
+    Connects {
+        /// The index of the guest.
+        guest: u32,
+        /// The connection.
+        connected: Connected,
+    },
+    /// Another worker has served it. No poller watches its descriptors.
+    Moves(Box<Connection>),
+}
 
-/// A VMM that has connected.
-#[derive(Debug)]
-pub struct Arrival {
-    /// The index of its guest.
+/// A guest that another worker is to serve.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Departure {
+    /// The index of the guest.
     pub guest: u32,
-    /// The connection.
-    pub connected: Connected,
+    /// The index of the other worker.
+    pub to: usize,
 }
 
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
 /// index.
-#[derive(Debug)]
 pub struct WorkerHandle {
     /// Wakes the worker, which takes what is here for it then.
     pub waker: Waker,
@@ -37,8 +47,11 @@ pub struct WorkerHandle {
     /// How many words of these may have a bit.
     covered: AtomicUsize,
     arrivals: Mutex<Vec<Arrival>>,
+    departures: Mutex<Vec<Departure>>,
     /// How many guests the worker serves, or is about to.
     guests: AtomicUsize,
+    /// Whether the worker takes no arrivals any more. It is written while `arrivals` is locked.
+    is_retired: AtomicBool,
 }
 
 impl WorkerHandle {
@@ -51,7 +64,9 @@ impl WorkerHandle {
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             covered: AtomicUsize::new(0),
             arrivals: Mutex::new(Vec::new()),
+            departures: Mutex::new(Vec::new()),
             guests: AtomicUsize::new(0),
+            is_retired: AtomicBool::new(false),
         })
     }
 
@@ -65,12 +80,14 @@ impl WorkerHandle {
         self.covered.fetch_max(guest as usize / 64 + 1, Ordering::SeqCst);
     }
 
-    /// Makes the worker give a guest a turn.
-    pub fn want(&self, guest: u32) {
+    /// Makes the worker give a guest a turn, or pass this on to the worker that serves the guest by then. Returns
+    /// whether it will; a worker that has retired does not.
+    pub fn want(&self, guest: u32) -> bool {
         if let Some(word) = self.wanted.get(guest as usize / 64) {
             word.fetch_or(1 << (guest % 64), Ordering::SeqCst);
         }
         self.waker.wake();
+        !self.is_retired()
     }
 
     /// Counts a guest that the worker is about to serve.
@@ -78,12 +95,24 @@ impl WorkerHandle {
         self.guests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes the worker serve a guest, whose link names the worker already.
-    pub fn serve(&self, guest: u32, connected: Connected) {
-        self.claim();
+    /// Makes the worker serve a guest. A worker that has retired returns the guest.
+    pub fn serve(&self, arrival: Arrival) -> Result<(), Arrival> {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        arrivals.push(Arrival { guest, connected });
+        if self.is_retired() {
+            return Err(arrival);
+        }
+        self.claim();
+        arrivals.push(arrival);
         drop(arrivals);
+        self.waker.wake();
+        Ok(())
+    }
+
+    /// Makes the worker hand a guest to another worker, if it serves the guest by then.
+    pub fn send_away(&self, departure: Departure) {
+        let mut departures = self.departures.lock().unwrap_or_else(PoisonError::into_inner);
+        departures.push(departure);
+        drop(departures);
         self.waker.wake();
     }
 
@@ -98,9 +127,14 @@ impl WorkerHandle {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Takes the VMMs that have connected.
+    /// Takes the guests that the worker is to serve.
     pub fn take_arrivals(&self) -> Vec<Arrival> {
         std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes the guests that other workers are to serve.
+    pub fn take_departures(&self) -> Vec<Departure> {
+        std::mem::take(&mut *self.departures.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Calls `f` with each guest that other threads want to get a turn.
@@ -123,8 +157,21 @@ impl WorkerHandle {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Keeps guests away from a worker that has ended.
-    pub fn retire(&self) {
-        self.guests.store(RETIRED, Ordering::Relaxed);
+    /// Keeps guests away from now on, because the worker ends. Returns those that it was about to serve.
+    pub fn retire(&self) -> Vec<Arrival> {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_retired.store(true, Ordering::SeqCst);
+        std::mem::take(&mut *arrivals)
     }
+
+    /// Returns whether the worker has ended, or is about to, and takes no guest any more.
+    pub fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::SeqCst)
+    }
+}
+
+/// Returns the index of the worker that has the fewest guests, of those that have not retired.
+pub fn least(workers: &[WorkerHandle]) -> Option<usize> {
+    let there = workers.iter().enumerate().filter(|(_, worker)| !worker.is_retired());
+    there.min_by_key(|(_, worker)| worker.guests()).map(|(index, _)| index)
 }

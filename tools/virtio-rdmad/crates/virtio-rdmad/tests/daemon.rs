@@ -670,15 +670,17 @@ fn guests_are_served_in_the_sandbox() {
     daemon.end();
 }
 
+/// Returns how many guests each worker serves.
+fn guests_of_workers(daemon: &Daemon) -> Vec<u64> {
+    let status = daemon.status();
+    let workers = status["workers"].as_array().unwrap();
+    workers.iter().map(|worker| worker["guests"].as_u64().unwrap()).collect()
+}
+
 #[test]
 fn guests_are_spread_over_workers() {
     let (mut daemon, mut sockets) = eight("spread", &["--workers", "3"]);
-    let guests = |daemon: &Daemon| -> Vec<u64> {
-        let status = daemon.status();
-        let workers = status["workers"].as_array().unwrap();
-        workers.iter().map(|worker| worker["guests"].as_u64().unwrap()).collect()
-    };
-    assert_eq!(guests(&daemon), [3, 3, 2]);
+    assert_eq!(guests_of_workers(&daemon), [3, 3, 2]);
     let status = daemon.status();
     let workers = status["guests"].as_array().unwrap().iter();
     assert_eq!(workers.filter(|guest| guest["worker"] == 1).count(), 3);
@@ -687,9 +689,34 @@ fn guests_are_spread_over_workers() {
         drop(sockets.remove(0));
         daemon.wait_for("disconnected");
     }
-    assert_eq!(guests(&daemon), [2, 2, 2]);
+    assert_eq!(guests_of_workers(&daemon), [2, 2, 2]);
     assert_eq!(daemon.status()["guests"][0]["connected"], false);
     daemon.end();
+}
+
+/// Guests of a worker go to another one whose guests have gone.
+#[test]
+fn workers_share_the_guests_that_are_left() {
+    let (mut daemon, sockets) = eight("share", &["--workers", "2"]);
+    let mut watch = Command::new(BINARY);
+    watch.args(["watch", "--control"]).arg(daemon.path("control"));
+    let mut watch = watch.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    let _watchdog = Watchdog::new(&watch, LIMIT);
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().ends_with("watching"));
+    let (mut stay, go): (Vec<_>, Vec<_>) =
+        (0..).zip(sockets).partition(|(guest, _)| guest % 2 == 0);
+    drop(go);
+    for _ in 0..2 {
+        daemon.wait_for("moved");
+        assert!(lines.any(|line| line.contains(": moved, worker 1")));
+    }
+    assert_eq!(guests_of_workers(&daemon), [2, 2]);
+    for (_, socket) in &mut stay {
+        assert_eq!(vhost_user(socket, 1, &[]).len(), 8);
+    }
+    daemon.end();
+    assert!(watch.wait().unwrap().success());
 }
 
 #[test]

@@ -17,18 +17,31 @@ mod front_end;
 
 use front_end::{FrontEnd, REQUESTS};
 
-/// One worker and guests that it may serve.
+/// Workers and guests that they may serve.
 struct Bench {
     worker: Worker,
+    /// The second worker, if there is one.
+    other: Option<Worker>,
     guests: Arc<[Arc<Guest>]>,
     _directory: Directory,
 }
 
 impl Bench {
+    /// Makes a worker and so many guests.
     fn new(test: &str, count: u32) -> Self {
+        Self::with_workers(test, count, 1)
+    }
+
+    /// Makes two workers and so many guests.
+    fn with_two(test: &str, count: u32) -> Self {
+        Self::with_workers(test, count, 2)
+    }
+
+    fn with_workers(test: &str, count: u32, workers: usize) -> Self {
         let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let workers: Arc<[WorkerHandle]> = Arc::new([WorkerHandle::new().unwrap()]);
+        let workers: Arc<[WorkerHandle]> =
+            (0..workers).map(|_| WorkerHandle::new().unwrap()).collect();
         let events = Arc::new(Events::new().unwrap());
         let all =
             Arc::new(Guests::new(HashMap::new(), HashSet::new(), workers.clone(), events).unwrap());
@@ -40,8 +53,10 @@ impl Bench {
             all.add(Arriving { spec, socket, memory, kept: None, is_added: false }).unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
-        let worker = Worker::new(workers, 0, all.clone(), &[], Duration::ZERO).unwrap();
-        Self { worker, guests, _directory: Directory(directory) }
+        let make =
+            |index| Worker::new(workers.clone(), index, all.clone(), &[], Duration::ZERO).unwrap();
+        let (worker, other) = (make(0), (workers.len() > 1).then(|| make(1)));
+        Self { worker, other, guests, _directory: Directory(directory) }
     }
 
     /// Connects a VMM to a guest.
@@ -49,21 +64,33 @@ impl Bench {
         let (front_end, back_end) = UnixStream::pair().unwrap();
         front_end.set_nonblocking(true).unwrap();
         self.guests[guest].link.set_worker(Some(0));
-        self.worker
-            .handle()
-            .serve(self.guests[guest].index, Connected { stream: back_end, said: None });
+        let connected = Connected { stream: back_end, said: None };
+        let arrival = Arrival::Connects { guest: self.guests[guest].index, connected };
+        assert!(self.worker.handle().serve(arrival).is_ok());
         front_end
     }
 
+    /// Makes rounds until there is nothing to do. This must not take for ever.
+    fn settle(&mut self) {
+        self.worker.settle();
+    }
+}
+
+impl Worker {
     fn is_idle(&self) -> bool {
-        let armed = |connection: &Connection| connection.state == State::Armed(None);
-        self.worker.connections.iter().all(armed)
+        self.connections.iter().all(|connection| connection.state == State::Armed(None))
+    }
+
+    /// Takes the events that there are.
+    fn look(&mut self) {
+        let events = self.poller.wait(Some(Duration::ZERO)).unwrap();
+        self.dispatch(&events);
     }
 
     /// Makes rounds until there is nothing to do. This must not take for ever.
     fn settle(&mut self) {
         for _ in 0..1000 {
-            self.worker.round().unwrap();
+            self.round().unwrap();
             if self.is_idle() {
                 return;
             }
@@ -122,7 +149,7 @@ fn who_has_nothing_to_do_gets_no_turn() {
     bench.settle();
     assert_eq!((one.answered(), two.answered()), (2, 1));
     // So does another thread that wants it.
-    engine::Wake::wake(&*bench.guests[1].link);
+    bench.guests[1].link.wake();
     bench.worker.sleep().unwrap();
     bench.guests[1].device.kick(0);
     bench.settle();
@@ -142,7 +169,7 @@ fn a_guest_that_fails_takes_nobody_along() {
     let served =
         |bench: &Bench| bench.guests.iter().map(|g| g.link.worker().is_some()).collect::<Vec<_>>();
     assert_eq!(served(&bench), [false, true, false]);
-    assert_eq!(bench.worker.handle().guests(), 1);
+    assert_eq!(bench.worker.guests(), 1);
     // A panic in a guest's turn ends its connection too.
     let gone = bench.worker.guard::<()>(0, |_| panic!("for the test"));
     assert!(gone.is_none());
@@ -193,7 +220,7 @@ fn a_guest_that_goes_leaves_others_their_turn() {
     while bench.guests[0].link.worker().is_some() {
         rounds += 1;
         other.post(1 + rounds);
-        engine::Wake::wake(&*bench.guests[1].link);
+        bench.guests[1].link.wake();
         bench.guests[1].device.kick(0);
         bench.worker.round().unwrap();
         assert_eq!(other.answered(), 1 + rounds);
@@ -251,4 +278,157 @@ fn looks_in_vain_before_work_are_no_work() {
     // Polling cannot have taken longer than the time that passed.
     (worker.idle_rounds, worker.idle_round) = (ROUNDS, Duration::from_secs(1));
     assert_eq!(worker.count_work().ran, Duration::ZERO);
+}
+
+/// Has the worker of a guest hand it to the other one.
+fn send_away(worker: &Worker, guest: &Guest) {
+    let to = 1 - worker.index;
+    worker.handle().send_away(Departure { guest: guest.index, to });
+}
+
+/// How a worker learns that there is work for a guest.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    /// The guest kicks.
+    Kick,
+    /// Another thread wakes the guest's worker.
+    Wake,
+    /// Another thread wakes the worker that it still takes for the guest's.
+    LateWake,
+}
+
+/// Whatever comes for a guest, on the way from one worker to another one, reaches it there.
+#[test]
+fn nothing_for_a_guest_that_is_moved_is_lost() {
+    let mut bench = Bench::with_two("moved", 2);
+    let stays = FrontEnd::start(bench.connect(0), 1);
+    let moves = FrontEnd::start(bench.connect(1), 1);
+    bench.settle();
+    let guest = bench.guests[1].clone();
+    let mut other = bench.other.take().unwrap();
+    let [mut one, mut two] = [&mut bench.worker, &mut other];
+    let mut posted = 1;
+    let ways = [Told::Kick, Told::Wake, Told::LateWake];
+    for (told, at) in ways.into_iter().flat_map(|told| (0..4).map(move |step| (told, step))) {
+        posted += 1;
+        let come = |step: u32, one: &Worker| {
+            if step != at {
+                return;
+            }
+            moves.post(posted);
+            if !matches!(told, Told::Kick) {
+                guest.device.kick(0);
+            }
+            match told {
+                Told::Kick => moves.kick(),
+                Told::Wake => guest.link.wake(),
+                Told::LateWake => assert!(one.handle().want(guest.index)),
+            }
+        };
+        come(0, one);
+        send_away(one, &guest);
+        one.take_requests();
+        assert_eq!(guest.link.worker(), Some(two.index));
+        come(1, one);
+        two.take_requests();
+        come(2, one);
+        two.settle();
+        // What the poller tells of for the first time.
+        two.look();
+        two.settle();
+        come(3, one);
+        one.settle();
+        two.look();
+        two.settle();
+        assert_eq!(moves.answered(), posted, "{told:?} at step {at}");
+        assert_eq!(two.connections.len(), two.guests());
+        std::mem::swap(&mut one, &mut two);
+    }
+    assert_eq!((one.guests(), two.guests(), stays.answered()), (2, 0, 1));
+}
+
+/// A guest is handed back and forth while it has work, by workers that run in threads of their own.
+#[test]
+fn a_guest_goes_on_while_it_is_moved() {
+    let mut bench = Bench::with_two("traffic", 3);
+    let guests = bench.guests.clone();
+    let mut front_ends: Vec<_> = (0..3).map(|at| FrontEnd::start(bench.connect(at), 0)).collect();
+    let mut other = bench.other.take().unwrap();
+    let workers = bench.worker.workers.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| bench.worker.run());
+        scope.spawn(|| other.run());
+        for round in 0..20 {
+            for posted in 1..=REQUESTS {
+                for front_end in &front_ends {
+                    front_end.post(posted);
+                    front_end.kick();
+                }
+                let moves = &guests[usize::from(posted) % 3];
+                let from = moves.link.worker().unwrap();
+                let to = 1 - from;
+                workers[from].send_away(Departure { guest: moves.index, to });
+                while moves.link.worker() != Some(to) {
+                    std::thread::yield_now();
+                }
+                for front_end in &front_ends {
+                    front_end.wait(posted);
+                }
+            }
+            for replies in front_ends.iter().map(FrontEnd::replies) {
+                // Each request made a PD of its own.
+                let pds: HashSet<_> = replies.iter().map(|reply| reply[1..].to_vec()).collect();
+                assert!(replies.iter().all(|reply| reply[0] == 0), "round {round}");
+                assert_eq!(pds.len(), usize::from(REQUESTS));
+            }
+            front_ends = front_ends.into_iter().map(|front_end| front_end.start_again(0)).collect();
+        }
+        workers.iter().for_each(WorkerHandle::stop);
+    });
+    assert!(guests.iter().all(|guest| guest.work() > Duration::ZERO));
+}
+
+/// A process that ends leaves guests to the next one that are on their way from one worker to another one.
+#[test]
+fn a_guest_on_its_way_is_there_at_the_end() {
+    let mut bench = Bench::with_two("end", 1);
+    let _moves = FrontEnd::start(bench.connect(0), 1);
+    bench.settle();
+    let mut other = bench.other.take().unwrap();
+    send_away(&bench.worker, &bench.guests[0]);
+    bench.worker.take_requests();
+    // It is not sent back any more.
+    send_away(&other, &bench.guests[0]);
+    assert!(bench.worker.finish().is_empty());
+    assert_eq!(other.finish().iter().flatten().count(), 1);
+}
+
+#[test]
+fn the_guests_of_a_worker_that_retires_go_to_another_one() {
+    let mut bench = Bench::with_two("retires", 2);
+    let one = FrontEnd::start(bench.connect(0), 1);
+    bench.settle();
+    // This one has not arrived yet.
+    let two = FrontEnd::start(bench.connect(1), 1);
+    let mut other = bench.other.take().unwrap();
+    bench.worker.retire(Errno::BADF);
+    assert_eq!((bench.worker.guests(), other.guests()), (0, 2));
+    one.post(2);
+    one.kick();
+    other.settle();
+    other.look();
+    other.settle();
+    assert_eq!((one.answered(), two.answered()), (2, 1));
+    // A guest cannot go to it any more.
+    send_away(&other, &bench.guests[0]);
+    other.take_requests();
+    one.post(3);
+    one.kick();
+    other.look();
+    other.settle();
+    assert_eq!(one.answered(), 3);
+    // Where no other worker is left, they are disconnected.
+    other.retire(Errno::BADF);
+    assert_eq!(bench.guests.iter().filter_map(|guest| guest.link.worker()).count(), 0);
+    assert_eq!((bench.worker.guests(), other.guests()), (0, 0));
 }

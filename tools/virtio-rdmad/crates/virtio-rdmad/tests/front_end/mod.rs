@@ -97,6 +97,17 @@ impl FrontEnd {
         }
     }
 
+    /// Returns the replies of all requests: the status and the number of the PD, which is little-endian.
+    pub fn replies(&self) -> Vec<[u8; 5]> {
+        let reply = |number: u16| {
+            let mut reply = [0; 5];
+            let at = BUFFERS + u64::from(number) * 16 + 8;
+            rustix::io::pread(&self.memory, &mut reply, at).unwrap();
+            reply
+        };
+        (0..REQUESTS).map(reply).collect()
+    }
+
     fn write(&self, at: u64, bytes: &[u8]) {
         rustix::io::pwrite(&self.memory, bytes, at).unwrap();
     }
