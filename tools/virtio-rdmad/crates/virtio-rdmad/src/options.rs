@@ -117,7 +117,7 @@ pub struct Options {
     /// Number of threads that serve guests (default: one for two CPUs).
     ///
     /// Without --control there is at most one for each guest. When a VMM connects, the worker that has the
-    /// fewest guests serves its guest.
+    /// fewest guests begins to serve its guest. Guests move to another worker later if that evens out the load.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub workers: Option<u16>,
 
