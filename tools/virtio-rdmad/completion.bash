@@ -12,7 +12,7 @@ _virtio_rdmad() {
 	[ "$cword" -lt 2 ] || [[ ${words[1]} == -* ]] || command=${words[1]}
 
 	case $prev in
-	--control | --program)
+	--control | --program | --socket)
 		_filedir
 		return
 		;;
@@ -58,12 +58,13 @@ _virtio_rdmad() {
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
 		remove) of_command+=' --drain' ;;
+		move) of_command+=' --socket' ;;
 		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
 	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add remove supervise help'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add remove move supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

@@ -197,6 +197,16 @@ struct Mapped {
     len: u64,
     offset: usize,
     mapping: Arc<Mapping>,
+    /// The file behind it, unless the memory is anonymous.
+    file: Option<FilePart>,
+}
+
+/// Where in a file a region begins.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct FilePart {
+    device: u64,
+    inode: u64,
+    offset: u64,
 }
 
 impl Mapped {
@@ -237,7 +247,7 @@ impl GuestMemory {
             let failed =
                 |errno| MapError::Os { guest_addr: start, len, offset: 0, call: "mmap", errno };
             let mapping = Arc::new(Mapping::anonymous(bytes).map_err(failed)?);
-            Ok(memory.insert(Mapped { start, len, offset: 0, mapping }))
+            Ok(memory.insert(Mapped { start, len, offset: 0, mapping, file: None }))
         })
     }
 
@@ -254,13 +264,13 @@ impl GuestMemory {
         if !self.policy.any_file && !descriptor::is_memory(fd) {
             return Err(MapError::FileSystem { guest_addr: start, len });
         }
-        check_file(region)?;
+        let file = Some(check_file(region)?);
         let block = block_size(fd).map_err(failed("fstatfs"))?;
         let whole = whole_blocks(offset, len, block)
             .ok_or(MapError::Overflow { guest_addr: start, len })?;
         let mapping = Mapping::of_file(fd, whole.offset, whole.len, block, writable);
         let mapping = Arc::new(mapping.map_err(failed("mmap"))?);
-        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping }))
+        Ok(self.insert(Mapped { start, len, offset: whole.skip, mapping, file }))
     }
 
     /// Returns this map without the regions that lie within `[guest_addr, guest_addr + len)`, and how
@@ -288,6 +298,16 @@ impl GuestMemory {
             Some(Loss { region: region.start, offset, len: len as u64, poisoned })
         };
         self.regions.iter().filter_map(loss).collect()
+    }
+
+    /// Returns whether both maps have the same bytes of the same files at the same guest addresses. They may be mapped
+    /// at different places in this process. Anonymous memory is never the same.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let parts = |memory: &Self| -> Vec<_> {
+            memory.regions.iter().map(|region| (region.start, region.len, region.file)).collect()
+        };
+        let mine = parts(self);
+        mine.iter().all(|(_, _, file)| file.is_some()) && mine == parts(other)
     }
 
     /// Returns whether there is no memory.
@@ -434,8 +454,8 @@ fn to_usize(guest_addr: u64, len: u64) -> Result<usize, MapError> {
     usize::try_from(len).map_err(|_| MapError::Overflow { guest_addr, len })
 }
 
-/// Refuses a file that ends before the region does.
-fn check_file(region: &Region<'_>) -> Result<(), MapError> {
+/// Refuses a file that ends before the region does. Returns where in the file the region is.
+fn check_file(region: &Region<'_>) -> Result<FilePart, MapError> {
     let &Region { guest_addr, len, fd, offset, .. } = region;
     let failed = |errno| MapError::Os { guest_addr, len, offset, call: "fstat", errno };
     let stat = rustix::fs::fstat(fd).map_err(failed)?;
@@ -447,7 +467,7 @@ fn check_file(region: &Region<'_>) -> Result<(), MapError> {
     if sized && end > size {
         return Err(MapError::Truncated { guest_addr, end, size });
     }
-    Ok(())
+    Ok(FilePart { device: stat.st_dev, inode: stat.st_ino, offset })
 }
 
 /// Returns the page size of a file, in bytes: its mappings begin and end at multiples of that.
@@ -535,6 +555,23 @@ mod tests {
         drop(memory);
         slice.read(0, &mut found).unwrap();
         assert_eq!(&found, b"guest");
+    }
+
+    #[test]
+    fn the_same_memory_is_that_of_the_same_files() {
+        let (one, other) = (memfd(0x4000), memfd(0x4000));
+        let map = |fd: &std::os::fd::OwnedFd, guest_addr, offset| {
+            let region = Region { guest_addr, len: 0x1000, fd: fd.as_fd(), offset, writable: true };
+            GuestMemory::default().with_region(&region).unwrap()
+        };
+        let memory = map(&one, 0x1000, 0);
+        assert!(memory.is_same(&map(&one.try_clone().unwrap(), 0x1000, 0)));
+        for differs in [map(&one, 0x2000, 0), map(&one, 0x1000, 0x1000), map(&other, 0x1000, 0)] {
+            assert!(!memory.is_same(&differs));
+        }
+        assert!(!memory.is_same(&memory.cleared()));
+        let anonymous = GuestMemory::anonymous(&[(0x1000, 0x1000)]).unwrap();
+        assert!(!anonymous.is_same(&anonymous));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `virtio-rdmad add` and `virtio-rdmad remove`: a guest comes to a running process, or leaves it.
+//! `virtio-rdmad add`, `remove` and `move`: a guest comes to a running process, leaves it, or goes to another VMM.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::call::call_with;
-use crate::control::interface::{Removed, ADD_GUEST, REMOVE_GUEST};
-use crate::options::{AddOptions, GuestSpec, RemoveOptions};
+use crate::control::interface::{Removed, ADD_GUEST, MOVE_GUEST, REMOVE_GUEST};
+use crate::options::{AddOptions, GuestSpec, MoveOptions, RemoveOptions};
 use crate::socket::{Kind, Socket};
 
 /// Makes the socket of a guest, with the rights of whoever calls this, and has the process serve the guest.
@@ -36,5 +36,15 @@ pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>>
     if !removed {
         println!("{name} is removed when its VMM leaves");
     }
+    Ok(())
+}
+
+/// Makes a socket, with the rights of whoever calls this, and has the next VMM that connects to it take a guest over.
+pub fn move_to(options: &MoveOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let MoveOptions { control, socket: path, name } = options;
+    let mut socket = Socket::bind(path, Kind::Stream)?;
+    let parameters = json!({ "name": name });
+    call_with(control, MOVE_GUEST, Some(parameters), Some(socket.listener().as_fd()))?;
+    socket.keep_file();
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
-use crate::worker_handle::{Departure, WorkerHandle};
+use crate::worker_handle::{Order, WorkerHandle};
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -94,9 +94,10 @@ impl Balance {
         let placed = self.look(guests, passed);
         let there: Vec<_> =
             (0..self.workers.len()).filter(|worker| !self.workers[*worker].is_retired()).collect();
-        for (from, departure) in plan(&there, &placed) {
-            self.workers[from].send_away(departure);
-            self.seen.entry(departure.guest).or_default().rest = REST;
+        for Move { guest, from, to } in plan(&there, &placed) {
+            // A worker that has just retired has given its guests away.
+            let _ = self.workers[from].order(Order::SendAway(guest, to));
+            self.seen.entry(guest).or_default().rest = REST;
         }
         Some(PERIOD)
     }
@@ -131,6 +132,17 @@ fn share(work: Duration, time: Duration) -> u32 {
     u32::try_from(thousandths).unwrap_or(PROCESSOR).min(PROCESSOR)
 }
 
+/// A guest that goes from one worker to another one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Move {
+    /// Index of the guest.
+    guest: u32,
+    /// Index of the worker that has it.
+    from: usize,
+    /// Index of the other worker.
+    to: usize,
+}
+
 /// The guests of one worker.
 struct Share {
     worker: usize,
@@ -138,8 +150,8 @@ struct Share {
     load: u32,
 }
 
-/// Returns which of the guests that are placed so these workers hand to another one, each with the worker that has it.
-fn plan(workers: &[usize], placed: &[Placed]) -> Vec<(usize, Departure)> {
+/// Returns which of the guests that are placed so go from one of these workers to another one.
+fn plan(workers: &[usize], placed: &[Placed]) -> Vec<Move> {
     let share = |&worker: &usize| {
         let guests: Vec<_> =
             placed.iter().filter(|guest| guest.worker == worker).copied().collect();
@@ -150,7 +162,7 @@ fn plan(workers: &[usize], placed: &[Placed]) -> Vec<(usize, Departure)> {
 }
 
 /// Makes numbers of guests more even.
-fn by_number(shares: &[Share]) -> Option<Vec<(usize, Departure)>> {
+fn by_number(shares: &[Share]) -> Option<Vec<Move>> {
     let size = |share: &&Share| (share.guests.len(), share.load);
     let (from, to) = (shares.iter().max_by_key(size)?, shares.iter().min_by_key(size)?);
     if from.guests.len() < to.guests.len() + 2 {
@@ -158,11 +170,11 @@ fn by_number(shares: &[Share]) -> Option<Vec<(usize, Departure)>> {
     }
     let higher = |guest: &&Placed| (from.load - guest.load).max(to.load + guest.load);
     let guest = from.guests.iter().min_by_key(|guest| (higher(guest), guest.load))?;
-    Some(vec![departure(guest, to)])
+    Some(vec![to_share(guest, to)])
 }
 
 /// Makes loads more even, where numbers of guests are even.
-fn by_load(shares: &[Share]) -> Option<Vec<(usize, Departure)>> {
+fn by_load(shares: &[Share]) -> Option<Vec<Move>> {
     let from = shares.iter().max_by_key(|share| share.load)?;
     let to = shares.iter().min_by_key(|share| (share.load, Reverse(share.guests.len())))?;
     let may_move = |guest: &&Placed| !guest.rests;
@@ -178,12 +190,12 @@ fn by_load(shares: &[Share]) -> Option<Vec<(usize, Departure)>> {
     if higher(&guest) + GAIN > from.load {
         return None;
     }
-    let back = back.map(|back| departure(back, from));
-    Some(std::iter::once(departure(guest, to)).chain(back).collect())
+    let back = back.map(|back| to_share(back, from));
+    Some(std::iter::once(to_share(guest, to)).chain(back).collect())
 }
 
-fn departure(guest: &Placed, to: &Share) -> (usize, Departure) {
-    (guest.worker, Departure { guest: guest.guest, to: to.worker })
+fn to_share(guest: &Placed, to: &Share) -> Move {
+    Move { guest: guest.guest, from: guest.worker, to: to.worker }
 }
 
 #[cfg(test)]
@@ -212,7 +224,7 @@ mod tests {
                 return moves;
             }
             assert!(moves < 2 * placed.len(), "guests are moved back and forth");
-            for (from, Departure { guest, to }) in planned {
+            for Move { guest, from, to } in planned {
                 let moved = placed.iter_mut().find(|placed| placed.guest == guest).unwrap();
                 assert_eq!(moved.worker, from);
                 moved.worker = to;
@@ -269,7 +281,7 @@ mod tests {
     fn a_guest_that_was_moved_rests() {
         let mut placed = place(&[&[500, 500], &[0]]);
         placed[0].rests = true;
-        assert_eq!(plan(&[0, 1], &placed), [(0, Departure { guest: 1, to: 1 })]);
+        assert_eq!(plan(&[0, 1], &placed), [Move { guest: 1, from: 0, to: 1 }]);
         placed[1].rests = true;
         assert_eq!(plan(&[0, 1], &placed), []);
     }

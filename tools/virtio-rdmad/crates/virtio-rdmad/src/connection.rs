@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The connection of one guest's VMM, and the turns that the guest gets on a worker.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +13,13 @@ use tracing::Span;
 use virtio_transport::{Backend, Protocol, ResumeError, Server, State as Saved};
 
 use crate::backend::GuestBackend;
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::handover::{Connected, ConnectionJournal, Said};
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
+use crate::takeover::{NotMoved, Progress, Successor};
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -144,8 +147,10 @@ pub struct Connection {
     busy: bool,
     server: Box<Server<dyn Protocol>>,
     backend: GuestBackend,
+    /// A VMM that is to take the guest over.
+    successor: Option<Successor>,
     poller: Arc<Poller>,
-    /// Whether the server is to look for messages.
+    /// Whether the server is to look for messages, and that of the successor.
     unread: bool,
     /// Whether the device cannot go on without a reset, and the driver was told.
     needs_reset: bool,
@@ -167,7 +172,7 @@ impl Connection {
         now: Instant,
     ) -> Result<Self, Ended> {
         let Connected { stream, said } = connected;
-        let journal = ConnectionJournal::new(&guest, &stream);
+        let journal = ConnectionJournal::new(&guest, stream.as_fd());
         let (mut server, backend) = match said {
             None => {
                 let backend = GuestBackend::new(&guest, poller);
@@ -188,6 +193,7 @@ impl Connection {
             busy: false,
             server,
             backend,
+            successor: None,
             poller: poller.clone(),
             unread: true,
             needs_reset: false,
@@ -200,6 +206,9 @@ impl Connection {
     /// Has no poller watch the descriptors of the guest, because another worker is to serve it.
     pub fn detach(&self) {
         self.poller.remove(self.server.as_fd());
+        if let Some(successor) = &self.successor {
+            self.poller.remove(successor.as_fd());
+        }
         self.backend.detach();
     }
 
@@ -208,7 +217,10 @@ impl Connection {
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
         self.poller = poller.clone();
         self.state = State::Runnable;
-        poller.add(self.server.as_fd(), Source::Socket(self.guest.index))?;
+        let sockets = self.successor.as_ref().map(Successor::as_fd);
+        for socket in sockets.into_iter().chain([self.server.as_fd()]) {
+            poller.add(socket, Source::Socket(self.guest.index))?;
+        }
         self.backend.attach(poller).map_err(Ended::GoOn)
     }
 
@@ -229,6 +241,7 @@ impl Connection {
             match self.serve() {
                 Ok(busy) => return Ok(busy),
                 Err(ended) => {
+                    self.give_up_successor(&NotMoved::Gone);
                     self.backend.reset();
                     self.ended = Some(ended);
                 }
@@ -271,8 +284,10 @@ impl Connection {
     fn serve(&mut self) -> Result<bool, Ended> {
         let unread = std::mem::take(&mut self.unread);
         if unread {
-            let _span = self.span.enter();
+            let span = self.span.clone();
+            let _span = span.enter();
             self.unread = self.server.process(&mut self.backend)?;
+            self.unread |= self.serve_successor();
         }
         let device = &self.guest.device;
         self.next = device.run(self.budget.get());
@@ -286,6 +301,79 @@ impl Connection {
         self.notice_losses();
         self.busy = unread || self.next == Next::Busy;
         Ok(self.busy)
+    }
+
+    /// Begins to serve a VMM, which has connected, that is to take the guest over. It takes the place of another one that
+    /// was to do so.
+    pub fn succeed(&mut self, stream: UnixStream) {
+        self.span.in_scope(|| tracing::info!("a VMM is to take the guest over"));
+        self.give_up_successor(&NotMoved::Replaced);
+        let successor = Successor::new(&self.guest, stream);
+        let added = self.poller.add(successor.as_fd(), Source::Socket(self.guest.index));
+        self.successor = Some(successor);
+        self.notice(Source::Socket(self.guest.index));
+        if let Err(error) = added {
+            self.give_up_successor(&NotMoved::Wait(format!("waiting for messages: {error}")));
+        }
+    }
+
+    /// Handles what the VMM has sent that is to take the guest over, and has it do so when it can. Returns whether it
+    /// may have sent more.
+    fn serve_successor(&mut self) -> bool {
+        let Some(successor) = &mut self.successor else { return false };
+        match successor.process(&self.server) {
+            Ok(Progress::Part) => false,
+            Ok(Progress::Busy) => true,
+            // What has begun for the other VMM comes to its end first.
+            Ok(Progress::Ready) if !self.guest.device.is_settled() => true,
+            Ok(Progress::Ready) => {
+                if let Err(error) = self.change_vmm() {
+                    self.give_up_successor(&error);
+                }
+                true
+            }
+            Err(error) => {
+                self.give_up_successor(&error);
+                false
+            }
+        }
+    }
+
+    /// Has the VMM that is ready take the guest over. After an error the guest is as before.
+    fn change_vmm(&mut self) -> Result<(), NotMoved> {
+        let Some(successor) = &self.successor else { return Ok(()) };
+        let queues = successor.queues();
+        self.backend.replace_kicks(&queues).map_err(NotMoved::Wait)?;
+        let Some(successor) = self.successor.take() else { return Ok(()) };
+        let (guest, mut server) = (&self.guest, successor.into_server());
+        if let Some(journal) = ConnectionJournal::new(guest, server.as_fd()) {
+            server.keep_in(Box::new(journal));
+        }
+        if self.needs_reset {
+            server.needs_reset();
+        }
+        guest.device.begin_memory(server.memory());
+        for queue in queues {
+            guest.device.set_signal(queue.index, queue.signal.clone());
+            // The other VMM may not have passed on what it was told last.
+            guest.device.kick(queue.index);
+            queue.signal.signal();
+        }
+        self.poller.remove(self.server.as_fd());
+        self.server = server;
+        tracing::info!("another VMM has taken the guest over");
+        guest.link.tell(Event::Disconnected { reason: "moved to another connection".to_owned() });
+        if let Some(worker) = guest.link.worker() {
+            guest.link.tell(Event::Connected { worker });
+        }
+        Ok(())
+    }
+
+    /// Disconnects the VMM that is to take the guest over, if there is one, for this reason.
+    fn give_up_successor(&mut self, reason: &NotMoved) {
+        let Some(successor) = self.successor.take() else { return };
+        self.poller.remove(successor.as_fd());
+        self.guest.link.tell_not_moved(reason);
     }
 
     /// Asks the guest's driver for a reset if memory of the guest was lost.
@@ -343,6 +431,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.give_up_successor(&NotMoved::Gone);
         self.poller.remove(self.server.as_fd());
     }
 }

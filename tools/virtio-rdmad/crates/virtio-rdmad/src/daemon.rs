@@ -32,6 +32,7 @@ use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
 use crate::socket::{Kind, Socket};
 use crate::switch::Switch;
+use crate::takeover::NotMoved;
 use crate::uplink::Uplink;
 use crate::uplink_spec::WaySpec;
 use crate::worker::Worker;
@@ -530,13 +531,18 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
             pause = None;
         }
         guests.sweep();
+        let all = guests.all();
+        let until_look = balance.turn(&all, Instant::now());
+        let mut moving = guests_that_move(&all);
+        moving.retain(|_| pause.is_none());
         // While one VMM of a guest is connected, another one has to wait.
-        let mut free = guests.all();
-        let until_look = balance.turn(&free, Instant::now());
+        let mut free: Vec<_> = all.iter().collect();
         free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
-        fds.extend(free.iter().map(|g| PollFd::new(g.socket.listener(), PollFlags::IN)));
+        let own = free.iter().map(|guest| &guest.socket);
+        let sockets = own.chain(moving.iter().map(|(_, socket)| &**socket));
+        fds.extend(sockets.map(|socket| PollFd::new(socket.listener(), PollFlags::IN)));
         let timeout = paused.into_iter().chain(until_look).min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -552,11 +558,33 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
             // Which guests it was does not matter: the next round looks at all of them.
             let _ = rustix::io::read(guests.changes(), &mut [0; 8]);
         }
-        for (guest, _) in free.iter().zip(&ready[2..]).filter(|(_, ready)| **ready) {
-            if let Err(error) = guests.accept(guest.index) {
+        let (own, moves) = ready[2..].split_at(free.len());
+        let accepted = free.into_iter().zip(own).filter(|(_, ready)| **ready);
+        let accepted = accepted.map(|(guest, _)| (guest, guests.accept(guest.index)));
+        let moved = moving.into_iter().zip(moves).filter(|(_, ready)| **ready);
+        let moved = moved.map(|((guest, socket), _)| (guest, guest.accept_move(socket)));
+        for (guest, result) in accepted.chain(moved) {
+            if let Err(error) = result {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
                 pause = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
     }
+}
+
+/// Returns the guests that other VMMs are to take over, and where these connect. A guest whose VMM has gone meanwhile is
+/// not taken over any more.
+fn guests_that_move(guests: &[Arc<Guest>]) -> Vec<(&Arc<Guest>, Arc<Socket>)> {
+    let mut moving = Vec::new();
+    for guest in guests {
+        let Some(socket) = guest.moves_to() else { continue };
+        if guest.link.worker().is_some() {
+            moving.push((guest, socket));
+        } else {
+            guest.set_moves_to(None);
+            drop(socket);
+            guest.link.tell_not_moved(&NotMoved::Gone);
+        }
+    }
+    moving
 }

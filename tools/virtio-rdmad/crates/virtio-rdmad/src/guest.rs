@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest: what outlives the connections of its VMM.
 
+use std::io::Error;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,8 +14,9 @@ use crate::events::{Event, Events};
 use crate::handover::Kept;
 use crate::options::GuestSpec;
 use crate::socket::Socket;
+use crate::takeover::NotMoved;
 use crate::times;
-use crate::worker_handle::WorkerHandle;
+use crate::worker_handle::{Order, WorkerHandle};
 
 /// The value of [`Link::worker`] for a guest that no worker serves.
 const NOBODY: usize = usize::MAX;
@@ -44,6 +47,21 @@ impl Link {
     /// Tells whoever watches what has happened to the guest.
     pub fn tell(&self, event: Event) {
         self.events.note(&self.name, event);
+    }
+
+    /// Has the worker of the guest let a VMM take the guest over, which has connected by this stream.
+    pub fn take_over(&self, stream: UnixStream) {
+        let worker = self.worker().and_then(|index| self.workers.get(index));
+        let order = Order::TakeOver(self.guest, stream);
+        if worker.is_none_or(|worker| worker.order(order).is_err()) {
+            self.tell_not_moved(&NotMoved::Gone);
+        }
+    }
+
+    /// Tells why a VMM has not taken the guest over.
+    pub fn tell_not_moved(&self, reason: &NotMoved) {
+        tracing::warn!(guest = self.name, %reason, "not moved to another connection");
+        self.tell(Event::NotMoved { reason: reason.to_string() });
     }
 
     /// Returns the index of the worker that serves the guest.
@@ -90,6 +108,8 @@ pub struct Guest {
     pub memory: Policy,
     /// Where its VMM connects.
     pub socket: Socket,
+    /// Where another VMM connects that is to take the guest over, once.
+    pub(crate) moves_to: Mutex<Option<Arc<Socket>>>,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
     /// What a later process will have of it, if anything.
@@ -112,6 +132,29 @@ impl Guest {
         if let Some(kept) = self.kept() {
             kept.end();
         }
+    }
+
+    /// Has the next VMM that connects to this socket take the guest over, while its own VMM is connected. It takes the
+    /// place of another socket. Without a socket no VMM takes the guest over.
+    pub fn set_moves_to(&self, socket: Option<Socket>) {
+        let mut place = self.moves_to.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = socket.map(Arc::new);
+    }
+
+    /// Accepts the VMM that is to take the guest over, if one waits at this socket, which is closed then.
+    pub fn accept_move(&self, socket: Arc<Socket>) -> Result<(), Error> {
+        let Some(stream) = socket.accept()? else { return Ok(()) };
+        let mut place = self.moves_to.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another socket may be there by now.
+        place.take_if(|place| Arc::ptr_eq(place, &socket));
+        drop((place, socket));
+        self.link.take_over(stream);
+        Ok(())
+    }
+
+    /// Returns where another VMM connects that is to take the guest over.
+    pub fn moves_to(&self) -> Option<Arc<Socket>> {
+        self.moves_to.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns what a later process will have of it, if anything, locked.

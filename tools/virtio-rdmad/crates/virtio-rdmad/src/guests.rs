@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::events::Events;
 use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
-use crate::options::GuestSpec;
+use crate::options::{GuestSpec, Transport};
 use crate::socket::Socket;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
 
@@ -59,6 +59,20 @@ pub enum RemoveError {
     /// Its VMM is connected.
     #[error("the VMM of guest \"{0}\" is connected")]
     Connected(String),
+}
+
+/// Why a guest cannot be moved to another connection.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum MoveError {
+    /// There is no guest of this name.
+    #[error("no guest has the name \"{0}\"")]
+    Unknown(String),
+    /// No VMM is connected from which it could be moved.
+    #[error("the VMM of guest \"{0}\" is not connected")]
+    NotConnected(String),
+    /// Its transport has no way to do that.
+    #[error("a guest with {0} cannot be moved to another connection")]
+    Transport(&'static str),
 }
 
 /// The guests.
@@ -193,8 +207,8 @@ impl Guests {
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
-        let (rings, leaves, work) = Default::default();
-        Guest { spec, index, device, link, rings, work, memory, socket, leaves, kept }
+        let (rings, leaves, work, moves_to) = Default::default();
+        Guest { spec, index, device, link, rings, work, memory, socket, moves_to, leaves, kept }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
@@ -287,6 +301,21 @@ impl Guests {
             // The worker has just retired. The VMM is disconnected, and may connect again.
             guest.link.set_worker(None);
         }
+        Ok(())
+    }
+
+    /// Has the next VMM that connects to this socket take the guest of this name over.
+    pub fn move_to(&self, name: &str, socket: Socket) -> Result<(), MoveError> {
+        let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
+        let guest = guest.ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
+        if guest.spec.transport != Transport::VhostUser {
+            return Err(MoveError::Transport(guest.spec.transport.name()));
+        }
+        if guest.link.worker().is_none() {
+            return Err(MoveError::NotConnected(name.to_owned()));
+        }
+        guest.set_moves_to(Some(socket));
+        self.note_change();
         Ok(())
     }
 

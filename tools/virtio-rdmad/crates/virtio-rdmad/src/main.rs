@@ -37,6 +37,7 @@ mod socket;
 mod spin;
 mod status;
 mod switch;
+mod takeover;
 mod times;
 mod top;
 mod uplink;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Some(Command::Top(top)) => top::run(top),
         Some(Command::Add(add)) => add_remove::add(add),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
+        Some(Command::Move(options)) => add_remove::move_to(options),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
         None => {

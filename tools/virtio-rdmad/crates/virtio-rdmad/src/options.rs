@@ -234,6 +234,8 @@ pub enum Command {
     Add(AddOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
+    /// Have another VMM take a guest over from the one that is connected.
+    Move(MoveOptions),
     /// Run virtio-rdmad, and run it again when it ends, so that guests keep their devices.
     ///
     /// The sockets of VMMs, and all that virtio-rdmad needs to go on with them, are kept while virtio-rdmad does not
@@ -285,6 +287,23 @@ pub struct RemoveOptions {
     pub drain: bool,
 
     /// The name of the guest.
+    pub name: String,
+}
+
+/// Options of `virtio-rdmad move`.
+#[derive(Args, Debug)]
+pub struct MoveOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// Where the other VMM connects. The next one that does takes the guest over.
+    ///
+    /// The socket is made with the rights of whoever calls this.
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// The name of the guest, which has vhost-user=.
     pub name: String,
 }
 

@@ -189,7 +189,7 @@ pub struct QpReport {
 pub struct EventReport {
     /// When, in microseconds since 1970.
     pub time_usec: u64,
-    /// What: "watching" when events begin to be told of, "connected", "moved", "disconnected", "qp_error",
+    /// What: "watching" when events begin to be told of, "connected", "moved", "not_moved", "disconnected", "qp_error",
     /// "cq_error", "srq_error", "started" and "reset" for the device, "limit_near" and "limit_far", or "lost" where
     /// events were not told of.
     pub event: String,

@@ -13,6 +13,7 @@
 
 mod intakes;
 
+use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ use crate::intake::Intake;
 use crate::poller::{Poller, Source};
 use crate::spin::Contention;
 use crate::times::Doing;
-use crate::worker_handle::{least, Arrival, Departure, WorkerHandle};
+use crate::worker_handle::{least, Arrival, Inbox, Order, WorkerHandle};
 use intakes::Intakes;
 
 /// Time between two looks at sockets and kicks while there is work.
@@ -125,8 +126,9 @@ impl Worker {
     /// Does what is left of what VMMs want that this process has read, because another process is to go on with the
     /// guests. The worker does not run any more.
     pub fn finish(&mut self) -> Vec<Option<Saved>> {
-        // Guests that are on their way to this worker are left as well.
-        self.take_arrivals();
+        // Guests that are on their way to this worker are left as well. None goes to another one any more.
+        let Inbox { arrivals, .. } = self.handle().take_inbox();
+        self.receive(arrivals);
         let finish = |connection: &mut Connection| {
             let span = connection.span.clone();
             let _span = span.enter();
@@ -283,28 +285,32 @@ impl Worker {
         if !self.handle().waker.take() {
             return;
         }
-        self.take_arrivals();
-        for Departure { guest, to } in self.handle().take_departures() {
-            self.send_away(guest, to);
-        }
+        let Inbox { arrivals, orders } = self.handle().take_inbox();
+        self.receive(arrivals);
+        self.obey(orders);
         self.take_wanted();
     }
 
-    /// Begins to serve the guests that this worker is to serve.
-    fn take_arrivals(&mut self) {
-        for arrival in self.handle().take_arrivals() {
-            self.receive(arrival);
+    /// Begins to serve these guests.
+    fn receive(&mut self, arrivals: Vec<Arrival>) {
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Connects { guest, connected } => {
+                    if let Some(guest) = self.guests.get(guest) {
+                        self.adopt(&guest, connected);
+                    }
+                }
+                Arrival::Moves(connection) => self.go_on(*connection),
+            }
         }
     }
 
-    fn receive(&mut self, arrival: Arrival) {
-        match arrival {
-            Arrival::Connects { guest, connected } => {
-                if let Some(guest) = self.guests.get(guest) {
-                    self.adopt(&guest, connected);
-                }
+    fn obey(&mut self, orders: Vec<Order>) {
+        for order in orders {
+            match order {
+                Order::SendAway(guest, to) => self.send_away(guest, to),
+                Order::TakeOver(guest, stream) => self.take_over(guest, stream),
             }
-            Arrival::Moves(connection) => self.go_on(*connection),
         }
     }
 
@@ -373,6 +379,17 @@ impl Worker {
             // It has retired.
             connection.guest.link.set_worker(Some(self.index));
             self.go_on(*connection);
+        }
+    }
+
+    /// Has a VMM, which has connected, take a guest over. A guest that is served elsewhere by now is taken over there.
+    fn take_over(&mut self, guest: u32, stream: UnixStream) {
+        if let Some(connection) = self.connection(guest) {
+            return connection.succeed(stream);
+        }
+        // It may be on its way to this worker.
+        if let Some(guest) = self.guests.get(guest) {
+            guest.link.take_over(stream);
         }
     }
 
@@ -540,9 +557,8 @@ impl Worker {
     /// Ends, because the kernel does not let this worker wait. The guests go to the other workers.
     fn retire(&mut self, error: Errno) {
         tracing::error!(%error, worker = self.index, "the worker ends");
-        for arrival in self.handle().retire() {
-            self.receive(arrival);
-        }
+        let Inbox { arrivals, orders } = self.handle().retire();
+        self.receive(arrivals);
         while let Some(last) = self.connections.len().checked_sub(1) {
             let Some(other) = least(&self.workers) else {
                 self.remove(last, Some(&Ended::Poll(error)));
@@ -552,6 +568,8 @@ impl Worker {
                 self.end(*connection, Some(&Ended::Poll(error)));
             }
         }
+        // What is left for these guests goes after them.
+        self.obey(orders);
         self.take_wanted();
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What other threads have of a worker.
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
@@ -25,13 +26,22 @@ pub enum Arrival {
     Moves(Box<Connection>),
 }
 
-/// A guest that another worker is to serve.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Departure {
-    /// The index of the guest.
-    pub guest: u32,
-    /// The index of the other worker.
-    pub to: usize,
+/// What a worker is to do with a guest that it serves, which is named by its index.
+#[derive(Debug)]
+pub enum Order {
+    /// Hand the guest to the worker with this index.
+    SendAway(u32, usize),
+    /// Have the VMM take the guest over that has connected by this stream.
+    TakeOver(u32, UnixStream),
+}
+
+/// What other threads have for a worker.
+#[derive(Default)]
+pub struct Inbox {
+    /// The guests that it is to serve.
+    pub arrivals: Vec<Arrival>,
+    /// What it is to do with its guests.
+    pub orders: Vec<Order>,
 }
 
 /// The part of a worker that other threads may use, all of it at any time. Guests are named by their
@@ -46,11 +56,10 @@ pub struct WorkerHandle {
     wanted: [AtomicU64; MAX_GUESTS.div_ceil(64)],
     /// How many words of these may have a bit.
     covered: AtomicUsize,
-    arrivals: Mutex<Vec<Arrival>>,
-    departures: Mutex<Vec<Departure>>,
+    inbox: Mutex<Inbox>,
     /// How many guests the worker serves, or is about to.
     guests: AtomicUsize,
-    /// Whether the worker takes no arrivals any more. It is written while `arrivals` is locked.
+    /// Whether the worker takes nothing into its inbox any more. It is written while that is locked.
     is_retired: AtomicBool,
 }
 
@@ -63,8 +72,7 @@ impl WorkerHandle {
             stop: AtomicBool::new(false),
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             covered: AtomicUsize::new(0),
-            arrivals: Mutex::new(Vec::new()),
-            departures: Mutex::new(Vec::new()),
+            inbox: Mutex::default(),
             guests: AtomicUsize::new(0),
             is_retired: AtomicBool::new(false),
         })
@@ -97,23 +105,32 @@ impl WorkerHandle {
 
     /// Makes the worker serve a guest. A worker that has retired returns the guest.
     pub fn serve(&self, arrival: Arrival) -> Result<(), Arrival> {
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inbox = self.inbox();
         if self.is_retired() {
             return Err(arrival);
         }
         self.claim();
-        arrivals.push(arrival);
-        drop(arrivals);
+        inbox.arrivals.push(arrival);
+        drop(inbox);
         self.waker.wake();
         Ok(())
     }
 
-    /// Makes the worker hand a guest to another worker, if it serves the guest by then.
-    pub fn send_away(&self, departure: Departure) {
-        let mut departures = self.departures.lock().unwrap_or_else(PoisonError::into_inner);
-        departures.push(departure);
-        drop(departures);
+    /// Makes the worker do something with a guest, unless the guest has gone by then. A worker that has retired returns
+    /// the order.
+    pub fn order(&self, order: Order) -> Result<(), Order> {
+        let mut inbox = self.inbox();
+        if self.is_retired() {
+            return Err(order);
+        }
+        inbox.orders.push(order);
+        drop(inbox);
         self.waker.wake();
+        Ok(())
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the worker.
@@ -127,14 +144,9 @@ impl WorkerHandle {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Takes the guests that the worker is to serve.
-    pub fn take_arrivals(&self) -> Vec<Arrival> {
-        std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Takes the guests that other workers are to serve.
-    pub fn take_departures(&self) -> Vec<Departure> {
-        std::mem::take(&mut *self.departures.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Takes what is in the inbox.
+    pub fn take_inbox(&self) -> Inbox {
+        std::mem::take(&mut *self.inbox())
     }
 
     /// Calls `f` with each guest that other threads want to get a turn.
@@ -157,11 +169,11 @@ impl WorkerHandle {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Keeps guests away from now on, because the worker ends. Returns those that it was about to serve.
-    pub fn retire(&self) -> Vec<Arrival> {
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Keeps guests away from now on, because the worker ends. Returns what is in the inbox.
+    pub fn retire(&self) -> Inbox {
+        let mut inbox = self.inbox();
         self.is_retired.store(true, Ordering::SeqCst);
-        std::mem::take(&mut *arrivals)
+        std::mem::take(&mut *inbox)
     }
 
     /// Returns whether the worker has ended, or is about to, and takes no guest any more.

@@ -20,8 +20,10 @@ use rustix::termios::{tcgetattr, tcsetwinsize, Winsize};
 use serde_json::Value;
 
 mod front_end;
+mod rdma;
 
 use front_end::{FrontEnd, LIMIT};
+use rdma::RdmaGuest;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
@@ -1064,4 +1066,221 @@ fn a_process_that_cannot_start_ends_its_supervisor() {
     assert!(!output.status.success());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("virtio-rdmad does not start"), "{stderr}");
+}
+
+/// Two guests, the first with number 1 and the other one with number 2, and two connections between them.
+struct Pair {
+    guests: [RdmaGuest; 2],
+    /// The numbers of the QPs of each connection.
+    connections: Vec<[u32; 2]>,
+    /// How many messages each connection has carried in each direction.
+    count: u32,
+}
+
+/// How many messages are under way in each direction of a connection.
+const MESSAGES: u32 = 4;
+
+impl Pair {
+    fn new(daemon: &Daemon) -> Self {
+        let [mut one, mut other] =
+            [("a", 1), ("b", 2)].map(|(name, number)| RdmaGuest::start(&daemon.path(name), number));
+        let connections = (0..2).map(|_| {
+            let qps = [one.create_qp(), other.create_qp()];
+            one.connect(qps[0], 2, qps[1]);
+            other.connect(qps[1], 1, qps[0]);
+            qps
+        });
+        let connections = connections.collect();
+        Self { guests: [one, other], connections, count: 0 }
+    }
+
+    /// Sends messages in both directions of all connections. No receives are posted, so the messages wait.
+    fn send(&mut self) {
+        for number in self.count..self.count + MESSAGES {
+            for qps in &self.connections {
+                for (seed, (guest, qpn)) in (0..).zip(self.guests.iter_mut().zip(qps)) {
+                    guest.post_send(*qpn, number, seed);
+                }
+            }
+        }
+    }
+
+    /// Receives the messages that were sent. Each comes once, in order, and with its content.
+    fn receive(&mut self) {
+        let numbers = self.count..self.count + MESSAGES;
+        let (mut places, mut due) = (Vec::new(), Vec::new());
+        for (at, guest) in self.guests.iter_mut().enumerate() {
+            for qps in &self.connections {
+                for number in numbers.clone() {
+                    places.push((at, guest.post_receive(qps[at], number), number));
+                }
+                due.extend([false, true].map(|receive| (at, qps[at], receive, self.count)));
+            }
+        }
+        for (at, guest) in self.guests.iter_mut().enumerate() {
+            for _ in 0..2 * MESSAGES as usize * self.connections.len() {
+                let (qpn, is_receive, number) = guest.complete();
+                let is_it = |due: &&mut (usize, u32, bool, u32)| {
+                    (due.0, due.1, due.2) == (at, qpn, is_receive)
+                };
+                let next = due.iter_mut().find(is_it).unwrap();
+                assert_eq!(next.3, number, "guest {at}, QP {qpn}, receive: {is_receive}");
+                next.3 += 1;
+            }
+            assert!(guest.is_drained());
+        }
+        for (at, place, number) in places {
+            let seed = u8::try_from(1 - at).unwrap();
+            assert!(self.guests[at].has_message(place, number, seed), "message {number}");
+        }
+        self.count += MESSAGES;
+    }
+}
+
+/// Makes a socket to which a VMM connects that takes guest a over.
+fn moves(daemon: &Daemon) -> PathBuf {
+    let socket = daemon.path("moves");
+    let (done, said) = run(daemon, &["move", "--socket", socket.to_str().unwrap(), "a"]);
+    assert!(done, "{said}");
+    socket
+}
+
+/// Waits until the device closes a connection.
+fn wait_for_end(mut socket: UnixStream) {
+    while socket.read(&mut [0; 64]).is_ok_and(|read| read != 0) {}
+}
+
+/// The connections of a guest go on when another VMM takes it over, with the messages that are under way.
+#[test]
+fn another_vmm_takes_a_guest_over() {
+    let guests = ["name=a,vhost-user", "name=b,vhost-user"];
+    let mut daemon = Daemon::start_with("takeover", &["--workers", "2"], &guests);
+    let mut pair = Pair::new(&daemon);
+    pair.send();
+    pair.receive();
+    let qps = |daemon: &Daemon| daemon.status()["guests"][0]["qps"].as_array().unwrap().len();
+    let maps = format!("/proc/{}/maps", daemon.child.id());
+    let mappings = || {
+        let maps = std::fs::read_to_string(&maps).unwrap();
+        maps.lines().filter(|line| line.contains("memfd:guest")).count()
+    };
+    let before = (qps(&daemon), mappings());
+    for _ in 0..5 {
+        pair.send();
+        let path = moves(&daemon);
+        wait_for_end(pair.guests[0].change_vmm(&path));
+        daemon.wait_for("another VMM has taken the guest over");
+        pair.guests[0].query_port();
+        pair.receive();
+        pair.send();
+        pair.receive();
+    }
+    assert_eq!(qps(&daemon), before.0);
+    // A thread unmaps what the VMMs from before have given out.
+    while mappings() != before.1 {
+        std::thread::yield_now();
+    }
+    // Its objects go with the VMM that has it now.
+    let Pair { guests: [one, _other], .. } = pair;
+    drop(one);
+    daemon.wait_for("disconnected");
+    assert_eq!(daemon.status()["guests"][0]["connected"], false);
+    std::fs::remove_file(daemon.path("moves")).unwrap();
+    daemon.end();
+}
+
+/// Why a VMM does not fit, and what makes it so.
+type Misfit = (&'static str, fn(&mut RdmaGuest));
+
+/// A VMM that does not have what the guest has is refused, and the guest goes on as if there had been none.
+#[test]
+fn a_vmm_that_does_not_fit_takes_no_guest_over() {
+    let guests =
+        ["name=a,vhost-user", "name=b,vhost-user", "name=c,vfio-user", "name=d,vhost-user"];
+    let mut daemon = Daemon::start_with("misfit", &["--workers", "2"], &guests);
+    let path = daemon.path("moves");
+    for (guest, error) in
+        [("nobody", "UnknownGuest"), ("c", "NotSupported"), ("d", "GuestNotConnected")]
+    {
+        let (done, said) = run(&daemon, &["move", "--socket", path.to_str().unwrap(), guest]);
+        assert!(!done && said.contains(error), "{said}");
+        assert!(!path.exists(), "the socket goes with the attempt");
+    }
+    // The VMM of a guest without a driver is connected to nothing that could go on.
+    let idle = connect(&daemon.path("a"));
+    daemon.wait_for("connected");
+    let vmm = connect(&moves(&daemon));
+    wait_for_not_moved(&mut daemon, "has not started");
+    wait_for_end(vmm);
+    drop(idle);
+    daemon.wait_for("disconnected");
+
+    let mut pair = Pair::new(&daemon);
+    let misfits: [Misfit; 5] = [
+        ("its memory is not", RdmaGuest::copy_memory),
+        ("queue 0 is not as", |guest| guest.size /= 2),
+        ("queue 20 is not as", RdmaGuest::invent_queue),
+        ("its features are 0x1,", |guest| guest.features = 1),
+        ("the VMM closed the connection", RdmaGuest::forget_queue),
+    ];
+    for (reason, misfit) in misfits {
+        pair.send();
+        let path = moves(&daemon);
+        let vmm = pair.guests[0].try_change_vmm(&path, misfit);
+        if reason == "the VMM closed the connection" {
+            drop(vmm);
+            wait_for_not_moved(&mut daemon, reason);
+        } else {
+            wait_for_not_moved(&mut daemon, reason);
+            wait_for_end(vmm);
+        }
+        pair.receive();
+    }
+    // One that says nonsense, and one that comes after another one.
+    let mut nonsense = connect(&moves(&daemon));
+    nonsense.write_all(&[0xff; 64]).unwrap();
+    wait_for_not_moved(&mut daemon, "flags");
+    let [_waits, _too] = [(), ()].map(|()| {
+        let vmm = connect(&moves(&daemon));
+        daemon.wait_for("a VMM is to take the guest over");
+        vmm
+    });
+    wait_for_not_moved(&mut daemon, "another VMM has connected");
+    pair.send();
+    pair.receive();
+    // Nobody takes over what goes, neither who is connected nor who is yet to connect.
+    let path = moves(&daemon);
+    let Pair { guests: [one, _other], .. } = pair;
+    drop(one);
+    for _ in 0..2 {
+        wait_for_not_moved(&mut daemon, "has gone");
+    }
+    assert!(UnixStream::connect(path).is_err());
+    std::fs::remove_file(daemon.path("moves")).unwrap();
+    daemon.end();
+}
+
+/// Waits until a VMM has not taken guest a over for this reason.
+fn wait_for_not_moved(daemon: &mut Daemon, reason: &str) {
+    let mut line = String::new();
+    while !line.contains("not moved to another connection") {
+        line.clear();
+        assert_ne!(daemon.stderr.read_line(&mut line).unwrap(), 0, "not refused: {reason}");
+    }
+    assert!(line.contains(reason), "{line}, not \"{reason}\"");
+}
+
+/// A process that comes after this one goes on with the VMM that has taken the guest over.
+#[test]
+fn a_guest_that_was_taken_over_outlives_a_restart() {
+    let mut daemon = Daemon::supervised("moved", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let mut pair = Pair::new(&daemon);
+    pair.send();
+    wait_for_end(pair.guests[0].change_vmm(&moves(&daemon)));
+    daemon.restart();
+    pair.receive();
+    pair.send();
+    pair.receive();
+    std::fs::remove_file(daemon.path("moves")).unwrap();
+    daemon.end();
 }

@@ -11,7 +11,7 @@ use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
-use crate::guests::{AddError, RemoveError};
+use crate::guests::{AddError, MoveError, RemoveError};
 use crate::options::GuestSpec;
 use crate::report::EventReport;
 use crate::socket::Socket;
@@ -32,6 +32,9 @@ pub const ADD_GUEST: &str = "org.virtio-rdma.Daemon.AddGuest";
 
 /// The method that removes a guest.
 pub const REMOVE_GUEST: &str = "org.virtio-rdma.Daemon.RemoveGuest";
+
+/// The method that has another VMM take a guest over.
+pub const MOVE_GUEST: &str = "org.virtio-rdma.Daemon.MoveGuest";
 
 /// The error of a method that answers more than once, called by a client that wants one answer.
 const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
@@ -78,13 +81,7 @@ impl Daemon {
             // Whoever removes the socket may do so from another directory.
             return Err(invalid(&"the path of the socket is relative"));
         }
-        let mut descriptors =
-            self.besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        let no_socket = |reason: &str| refused("InvalidSocket", "reason", reason);
-        let (Some(descriptor), None) = (descriptors.pop(), descriptors.pop()) else {
-            return Err(no_socket("a listening socket must come with the call, and nothing else"));
-        };
-        let socket = Socket::passed(descriptor).map_err(|error| no_socket(&error.to_string()))?;
+        let socket = self.socket()?;
         let name = spec.name.clone();
         match self.surveyed.guests.add_one_more(spec, socket, None) {
             Ok(_) => {
@@ -113,6 +110,33 @@ impl Daemon {
             Err(RemoveError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
             Err(RemoveError::Connected(name)) => Err(refused("GuestConnected", "name", &name)),
         }
+    }
+
+    /// Has the next VMM that connects to the listening socket, which has come with the call, take a guest over.
+    fn move_guest(&self, name: &str) -> Result<Reply, Refused> {
+        let socket = self.socket()?;
+        match self.surveyed.guests.move_to(name, socket) {
+            Ok(()) => {
+                tracing::info!(guest = name, "to move to another connection");
+                Ok(Reply::parameters(Some(json!({}))))
+            }
+            Err(MoveError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
+            Err(MoveError::NotConnected(name)) => Err(refused("GuestNotConnected", "name", &name)),
+            Err(error @ MoveError::Transport(_)) => {
+                Err(refused("NotSupported", "reason", &error.to_string()))
+            }
+        }
+    }
+
+    /// Takes the listening socket that has come with the call.
+    fn socket(&self) -> Result<Socket, Refused> {
+        let mut descriptors =
+            self.besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let no_socket = |reason: &str| refused("InvalidSocket", "reason", reason);
+        let (Some(descriptor), None) = (descriptors.pop(), descriptors.pop()) else {
+            return Err(no_socket("a listening socket must come with the call, and nothing else"));
+        };
+        Socket::passed(descriptor).map_err(|error| no_socket(&error.to_string()))
     }
 
     fn monitor(&self, call: &mut Call<'_>) -> varlink::Result<()> {
@@ -198,6 +222,10 @@ impl Interface for Daemon {
                 let drain = parameters.flag("drain")?;
                 parameters.end()?;
                 self.remove_guest(&name, drain)
+            }),
+            MOVE_GUEST => parameters.text("name").and_then(|name| {
+                parameters.end()?;
+                self.move_guest(&name)
             }),
             MONITOR => match parameters.end() {
                 Ok(()) => return self.monitor(call),

@@ -250,11 +250,18 @@ pub struct ConnectionJournal {
 }
 
 impl ConnectionJournal {
-    /// Makes the journal of a connection, if the guest is kept.
-    pub fn new(guest: &Arc<Guest>, stream: &UnixStream) -> Option<Self> {
+    /// Makes the journal of a connection, which has this socket, if the guest is kept.
+    pub fn new(guest: &Arc<Guest>, socket: BorrowedFd<'_>) -> Option<Self> {
         let mut kept = guest.kept()?;
-        let stream = stream.try_clone();
-        kept.stream = Some(stream.map_err(|error| refused(&guest.spec.text, &error.into())).ok()?);
+        let socket = socket.try_clone_to_owned();
+        match socket {
+            Ok(socket) => kept.stream = Some(socket.into()),
+            Err(error) => {
+                refused(&guest.spec.text, &error.into());
+                kept.disconnect();
+                return None;
+            }
+        }
         Some(Self { guest: guest.clone() })
     }
 }

@@ -283,7 +283,7 @@ fn looks_in_vain_before_work_are_no_work() {
 /// Has the worker of a guest hand it to the other one.
 fn send_away(worker: &Worker, guest: &Guest) {
     let to = 1 - worker.index;
-    worker.handle().send_away(Departure { guest: guest.index, to });
+    assert!(worker.handle().order(Order::SendAway(guest.index, to)).is_ok());
 }
 
 /// How a worker learns that there is work for a guest.
@@ -367,7 +367,7 @@ fn a_guest_goes_on_while_it_is_moved() {
                 let moves = &guests[usize::from(posted) % 3];
                 let from = moves.link.worker().unwrap();
                 let to = 1 - from;
-                workers[from].send_away(Departure { guest: moves.index, to });
+                assert!(workers[from].order(Order::SendAway(moves.index, to)).is_ok());
                 while moves.link.worker() != Some(to) {
                     std::thread::yield_now();
                 }

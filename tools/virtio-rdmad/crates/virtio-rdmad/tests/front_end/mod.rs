@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// The bound on each wait. A test takes seconds.
@@ -143,13 +144,21 @@ impl FrontEnd {
 
 /// Sends bytes with descriptors, if there are any.
 pub fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    assert_eq!(try_send(socket, bytes, descriptors), Ok(bytes.len()));
+}
+
+/// Sends bytes with descriptors, if there are any, or returns why the socket does not take them.
+pub fn try_send(
+    socket: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-    assert_eq!(sent, Ok(bytes.len()));
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }
 
 /// Makes an eventfd that does not block.
