@@ -23,7 +23,7 @@ mod front_end;
 mod rdma;
 
 use front_end::{FrontEnd, LIMIT};
-use rdma::RdmaGuest;
+use rdma::{Pair, RdmaGuest};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
@@ -283,11 +283,17 @@ fn the_control_socket_refuses_nonsense() {
         ("RemoveGuest", serde_json::json!({ "name": 7 }), "name"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "drain": "yes" }), "drain"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
+        ("MoveGuest", serde_json::json!({}), "name"),
+        ("MoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
     ] {
         let answer = call(&mut socket, &format!("org.virtio-rdma.Daemon.{method}"), &parameters);
         assert_eq!(answer["parameters"]["parameter"], name, "{method}: {answer}");
     }
     assert_eq!(daemon.status()["guests"][0]["name"], "a", "it was not removed");
+    // No socket comes with the call.
+    let parameters = serde_json::json!({ "name": "a" });
+    let answer = call(&mut socket, "org.virtio-rdma.Daemon.MoveGuest", &parameters);
+    assert_eq!(answer["error"], "org.virtio-rdma.Daemon.InvalidSocket", "{answer}");
     // A call that wants no answer gets none.
     socket.write_all(b"{\"method\":\"org.virtio-rdma.Daemon.Status\",\"oneway\":true}\0").unwrap();
     let answer = call(&mut socket, "org.virtio-rdma.Daemon.Reboot", &none);
@@ -1068,73 +1074,9 @@ fn a_process_that_cannot_start_ends_its_supervisor() {
     assert!(stderr.contains("virtio-rdmad does not start"), "{stderr}");
 }
 
-/// Two guests, the first with number 1 and the other one with number 2, and two connections between them.
-struct Pair {
-    guests: [RdmaGuest; 2],
-    /// The numbers of the QPs of each connection.
-    connections: Vec<[u32; 2]>,
-    /// How many messages each connection has carried in each direction.
-    count: u32,
-}
-
-/// How many messages are under way in each direction of a connection.
-const MESSAGES: u32 = 4;
-
-impl Pair {
-    fn new(daemon: &Daemon) -> Self {
-        let [mut one, mut other] =
-            [("a", 1), ("b", 2)].map(|(name, number)| RdmaGuest::start(&daemon.path(name), number));
-        let connections = (0..2).map(|_| {
-            let qps = [one.create_qp(), other.create_qp()];
-            one.connect(qps[0], 2, qps[1]);
-            other.connect(qps[1], 1, qps[0]);
-            qps
-        });
-        let connections = connections.collect();
-        Self { guests: [one, other], connections, count: 0 }
-    }
-
-    /// Sends messages in both directions of all connections. No receives are posted, so the messages wait.
-    fn send(&mut self) {
-        for number in self.count..self.count + MESSAGES {
-            for qps in &self.connections {
-                for (seed, (guest, qpn)) in (0..).zip(self.guests.iter_mut().zip(qps)) {
-                    guest.post_send(*qpn, number, seed);
-                }
-            }
-        }
-    }
-
-    /// Receives the messages that were sent. Each comes once, in order, and with its content.
-    fn receive(&mut self) {
-        let numbers = self.count..self.count + MESSAGES;
-        let (mut places, mut due) = (Vec::new(), Vec::new());
-        for (at, guest) in self.guests.iter_mut().enumerate() {
-            for qps in &self.connections {
-                for number in numbers.clone() {
-                    places.push((at, guest.post_receive(qps[at], number), number));
-                }
-                due.extend([false, true].map(|receive| (at, qps[at], receive, self.count)));
-            }
-        }
-        for (at, guest) in self.guests.iter_mut().enumerate() {
-            for _ in 0..2 * MESSAGES as usize * self.connections.len() {
-                let (qpn, is_receive, number) = guest.complete();
-                let is_it = |due: &&mut (usize, u32, bool, u32)| {
-                    (due.0, due.1, due.2) == (at, qpn, is_receive)
-                };
-                let next = due.iter_mut().find(is_it).unwrap();
-                assert_eq!(next.3, number, "guest {at}, QP {qpn}, receive: {is_receive}");
-                next.3 += 1;
-            }
-            assert!(guest.is_drained());
-        }
-        for (at, place, number) in places {
-            let seed = u8::try_from(1 - at).unwrap();
-            assert!(self.guests[at].has_message(place, number, seed), "message {number}");
-        }
-        self.count += MESSAGES;
-    }
+/// Connects to guests a and b, which have two connections to each other.
+fn pair(daemon: &Daemon) -> Pair {
+    Pair::new(["a", "b"].map(|name| connect(&daemon.path(name))))
 }
 
 /// Makes a socket to which a VMM connects that takes guest a over.
@@ -1155,7 +1097,7 @@ fn wait_for_end(mut socket: UnixStream) {
 fn another_vmm_takes_a_guest_over() {
     let guests = ["name=a,vhost-user", "name=b,vhost-user"];
     let mut daemon = Daemon::start_with("takeover", &["--workers", "2"], &guests);
-    let mut pair = Pair::new(&daemon);
+    let mut pair = pair(&daemon);
     pair.send();
     pair.receive();
     let qps = |daemon: &Daemon| daemon.status()["guests"][0]["qps"].as_array().unwrap().len();
@@ -1215,7 +1157,7 @@ fn a_vmm_that_does_not_fit_takes_no_guest_over() {
     drop(idle);
     daemon.wait_for("disconnected");
 
-    let mut pair = Pair::new(&daemon);
+    let mut pair = pair(&daemon);
     let misfits: [Misfit; 5] = [
         ("its memory is not", RdmaGuest::copy_memory),
         ("queue 0 is not as", |guest| guest.size /= 2),
@@ -1274,7 +1216,7 @@ fn wait_for_not_moved(daemon: &mut Daemon, reason: &str) {
 #[test]
 fn a_guest_that_was_taken_over_outlives_a_restart() {
     let mut daemon = Daemon::supervised("moved", &["name=a,vhost-user", "name=b,vhost-user"]);
-    let mut pair = Pair::new(&daemon);
+    let mut pair = pair(&daemon);
     pair.send();
     wait_for_end(pair.guests[0].change_vmm(&moves(&daemon)));
     daemon.restart();

@@ -15,7 +15,11 @@ use crate::socket::{Kind, Socket};
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;
 
+#[path = "../../tests/rdma/mod.rs"]
+mod rdma;
+
 use front_end::{FrontEnd, REQUESTS};
+use rdma::Pair;
 
 /// Workers and guests that they may serve.
 struct Bench {
@@ -347,6 +351,15 @@ fn nothing_for_a_guest_that_is_moved_is_lost() {
     assert_eq!((one.guests(), two.guests(), stays.answered()), (2, 0, 1));
 }
 
+/// Stops workers when it is dropped, also by a test that fails.
+struct Stop<'a>(&'a [WorkerHandle]);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(WorkerHandle::stop);
+    }
+}
+
 /// A guest is handed back and forth while it has work, by workers that run in threads of their own.
 #[test]
 fn a_guest_goes_on_while_it_is_moved() {
@@ -356,6 +369,7 @@ fn a_guest_goes_on_while_it_is_moved() {
     let mut other = bench.other.take().unwrap();
     let workers = bench.worker.workers.clone();
     std::thread::scope(|scope| {
+        let _end = Stop(&workers);
         scope.spawn(|| bench.worker.run());
         scope.spawn(|| other.run());
         for round in 0..20 {
@@ -383,9 +397,37 @@ fn a_guest_goes_on_while_it_is_moved() {
             }
             front_ends = front_ends.into_iter().map(|front_end| front_end.start_again(0)).collect();
         }
-        workers.iter().for_each(WorkerHandle::stop);
     });
     assert!(guests.iter().all(|guest| guest.work() > Duration::ZERO));
+}
+
+/// Messages between two guests are under way while these are handed back and forth. Each comes once, in order.
+#[test]
+fn messages_go_on_while_guests_are_moved() {
+    let mut bench = Bench::with_two("messages-moved", 2);
+    let guests = bench.guests.clone();
+    let mut other = bench.other.take().unwrap();
+    let workers = bench.worker.workers.clone();
+    let sockets = [0, 1].map(|guest| bench.connect(guest));
+    std::thread::scope(|scope| {
+        let _end = Stop(&workers);
+        scope.spawn(|| bench.worker.run());
+        scope.spawn(|| other.run());
+        let move_one = |guest: &Guest| {
+            let from = guest.link.worker().unwrap();
+            assert!(workers[from].order(Order::SendAway(guest.index, 1 - from)).is_ok());
+            while guest.link.worker() == Some(from) {
+                std::thread::yield_now();
+            }
+        };
+        let mut pair = Pair::new(sockets);
+        for round in 0..200 {
+            move_one(&guests[round % 2]);
+            pair.send();
+            move_one(&guests[round / 2 % 2]);
+            pair.receive();
+        }
+    });
 }
 
 /// A process that ends leaves guests to the next one that are on their way from one worker to another one.

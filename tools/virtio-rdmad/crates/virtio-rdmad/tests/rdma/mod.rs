@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that does RDMA, and its VMM, a vhost-user front end. Its queues are virtqueues, without rings.
+//! Guests that do RDMA, and their VMMs, vhost-user front ends. Their queues are virtqueues, without rings.
+#![allow(dead_code)] // each test uses a part of it
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use crate::front_end::{new_eventfd, try_send, LIMIT};
+use super::front_end::{new_eventfd, try_send, LIMIT};
 
 /// The address where the VMM says that it has the memory, and the number of bytes.
 const USER: u64 = 0x10_0000;
@@ -59,8 +60,7 @@ pub struct RdmaGuest {
 
 impl RdmaGuest {
     /// Starts the device behind this socket, and makes what is needed for QPs. Guests have different numbers.
-    pub fn start(path: &Path, number: u8) -> Self {
-        let socket = UnixStream::connect(path).unwrap();
+    fn start(socket: UnixStream, number: u8) -> Self {
         let mut this = Self {
             socket,
             memory: new_memory(),
@@ -364,6 +364,75 @@ impl RdmaGuest {
             Ok(sent) => assert_eq!(sent, message.len()),
             Err(error) => assert_eq!(error, Errno::PIPE),
         }
+    }
+}
+
+/// Two guests, the first with number 1 and the other one with number 2, and two connections between them.
+pub struct Pair {
+    pub guests: [RdmaGuest; 2],
+    /// The numbers of the QPs of each connection.
+    connections: Vec<[u32; 2]>,
+    /// How many messages each connection has carried in each direction.
+    count: u32,
+}
+
+/// How many messages are under way in each direction of a connection.
+const MESSAGES: u32 = 4;
+
+impl Pair {
+    /// Starts the devices behind these sockets, and makes the connections.
+    pub fn new([one, other]: [UnixStream; 2]) -> Self {
+        let (mut one, mut other) = (RdmaGuest::start(one, 1), RdmaGuest::start(other, 2));
+        let connections = (0..2).map(|_| {
+            let qps = [one.create_qp(), other.create_qp()];
+            one.connect(qps[0], 2, qps[1]);
+            other.connect(qps[1], 1, qps[0]);
+            qps
+        });
+        let connections = connections.collect();
+        Self { guests: [one, other], connections, count: 0 }
+    }
+
+    /// Sends messages in both directions of all connections. No receives are posted, so the messages wait.
+    pub fn send(&mut self) {
+        for number in self.count..self.count + MESSAGES {
+            for qps in &self.connections {
+                for (seed, (guest, qpn)) in (0..).zip(self.guests.iter_mut().zip(qps)) {
+                    guest.post_send(*qpn, number, seed);
+                }
+            }
+        }
+    }
+
+    /// Receives the messages that were sent. Each comes once, in order, and with its content.
+    pub fn receive(&mut self) {
+        let numbers = self.count..self.count + MESSAGES;
+        let (mut places, mut due) = (Vec::new(), Vec::new());
+        for (at, guest) in self.guests.iter_mut().enumerate() {
+            for qps in &self.connections {
+                for number in numbers.clone() {
+                    places.push((at, guest.post_receive(qps[at], number), number));
+                }
+                due.extend([false, true].map(|receive| (at, qps[at], receive, self.count)));
+            }
+        }
+        for (at, guest) in self.guests.iter_mut().enumerate() {
+            for _ in 0..2 * MESSAGES as usize * self.connections.len() {
+                let (qpn, is_receive, number) = guest.complete();
+                let is_it = |due: &&mut (usize, u32, bool, u32)| {
+                    (due.0, due.1, due.2) == (at, qpn, is_receive)
+                };
+                let next = due.iter_mut().find(is_it).unwrap();
+                assert_eq!(next.3, number, "guest {at}, QP {qpn}, receive: {is_receive}");
+                next.3 += 1;
+            }
+            assert!(guest.is_drained());
+        }
+        for (at, place, number) in places {
+            let seed = u8::try_from(1 - at).unwrap();
+            assert!(self.guests[at].has_message(place, number, seed), "message {number}");
+        }
+        self.count += MESSAGES;
     }
 }
 
