@@ -200,7 +200,12 @@ fn to_share(guest: &Placed, to: &Share) -> Move {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::events::Events;
+    use crate::guests::{Arriving, Guests};
+    use crate::socket::{Kind, Socket};
 
     /// Returns guests with these loads for each worker, numbered from 0 on.
     fn place(loads: &[&[u32]]) -> Vec<Placed> {
@@ -309,6 +314,42 @@ mod tests {
             let sizes = loads.iter().map(Vec::len);
             assert!(sizes.clone().max().unwrap() <= sizes.min().unwrap() + 1, "{loads:?}");
         }
+    }
+
+    /// Two busy guests of one worker are measured, one of them is moved once, and then both stay.
+    #[test]
+    fn a_busy_guest_leaves_another_one_to_itself() {
+        let workers: Arc<[_]> = [(); 2].map(|()| WorkerHandle::new().unwrap()).into();
+        let events = Arc::new(Events::new().unwrap());
+        let all = Guests::new(HashMap::new(), HashSet::new(), workers.clone(), events).unwrap();
+        let guests = [0, 0, 1].map(|worker| {
+            let name = format!("rdmad-balance-{}-{}", std::process::id(), all.all().len());
+            let path = std::env::temp_dir().join(&name);
+            let spec = format!("name={name},vhost-user={}", path.display()).parse().unwrap();
+            let socket = Socket::bind(&path, Kind::Stream).unwrap();
+            let memory = memory::Policy::default();
+            let arriving = Arriving { spec, socket, memory, kept: None, is_added: false };
+            let guest = all.add(arriving).unwrap();
+            guest.link.set_worker(Some(worker));
+            workers[worker].claim();
+            guest
+        });
+        let (mut balance, mut now) = (Balance::new(workers.clone()), Instant::now());
+        let mut moved = Vec::new();
+        for look in 0..100 {
+            assert_eq!(balance.turn(&guests, now), Some(PERIOD));
+            assert_eq!(balance.turn(&guests, now + PERIOD / 4), Some(3 * PERIOD / 4));
+            for order in workers.iter().flat_map(|worker| worker.take_inbox().orders) {
+                let Order::SendAway(guest, to) = order else { panic!("{order:?}") };
+                guests[guest as usize].link.set_worker(Some(to));
+                moved.push((look, guest, to));
+            }
+            now += PERIOD;
+            guests[..2].iter().for_each(|guest| guest.count_work(PERIOD / 2));
+        }
+        assert!(matches!(moved[..], [(1.., 0 | 1, 1)]), "{moved:?}");
+        workers[0].release();
+        assert_eq!(balance.turn(&guests, now), None, "no guest shares a worker");
     }
 
     #[test]
