@@ -14,9 +14,11 @@
 //! bytes, with a slot for a whole train or for a packet, and one system call for each packet used 1.2 to
 //! 1.4 us. For a train of 60,000 bytes TPACKET_V2 used 3.1 to 4.9 us, and the system call 4.9 to 5.0 us.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::net::{netdevice, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
 
@@ -25,6 +27,7 @@ use crate::header::{self, Train};
 
 /// What libc lacks of the kernel's `include/uapi/linux/if_packet.h`.
 const PACKET_ADD_MEMBERSHIP: libc::c_int = 1;
+const PACKET_DROP_MEMBERSHIP: libc::c_int = 2;
 const PACKET_STATISTICS: libc::c_int = 6;
 const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_VNET_HDR: libc::c_int = 15;
@@ -50,7 +53,14 @@ const CONTROL: usize = CONTROL_HEADER + 24;
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: File,
+    /// The index of the interface.
+    interface: i32,
+    /// Which addresses the interface takes frames to.
+    members: Mutex<BTreeSet<Member>>,
 }
+
+/// Addresses that an interface takes frames to: the kind of membership, and an address for MR_UNICAST.
+type Member = (u16, [u8; 6]);
 
 impl PacketSocket {
     /// Opens a socket that gets the packets of RoCE v2 that come over the interface of this name: those to
@@ -66,17 +76,40 @@ impl PacketSocket {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         // Without a protocol it gets nothing until it is bound.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-        let this = Self { socket: File::from(socket) };
-        let interface = netdevice::name_to_index(&this.socket, name)?;
+        let interface = netdevice::name_to_index(&socket, name)?;
         let interface = i32::try_from(interface).map_err(|_| ErrorKind::InvalidInput)?;
+        let this = Self { socket: File::from(socket), interface, members: Mutex::default() };
         for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
             this.set(option, &1_i32.to_ne_bytes())?;
         }
-        attach(&this.socket, &filter::program(stations))?;
+        // It gets nothing yet that is for others.
+        attach(&this.socket, &filter::program(Some(&[])))?;
         this.enlarge_buffers();
-        this.bind(interface)?;
-        this.join(interface, stations)?;
+        this.bind()?;
+        this.set_stations(stations)?;
         Ok(this)
+    }
+
+    /// Replaces the stations, as [`Self::open`] has them. Frames to stations that stay go on to come. This needs no
+    /// capability. Any thread may call it at any time.
+    ///
+    /// # Errors
+    ///
+    /// What setsockopt(2) says, for example that the program for so many stations is longer than
+    /// `net.core.optmem_max` allows. The stations are those from before then.
+    pub fn set_stations(&self, stations: Option<&[[u8; 6]]>) -> Result<(), Error> {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = members_for(stations);
+        let new: Vec<_> = wanted.difference(&members).copied().collect();
+        let joined = new.iter().try_for_each(|member| self.change(PACKET_ADD_MEMBERSHIP, *member));
+        let changed = joined.and_then(|()| attach(&self.socket, &filter::program(stations)));
+        let gone =
+            if changed.is_ok() { members.difference(&wanted).copied().collect() } else { new };
+        for member in gone {
+            // What was not joined cannot be left.
+            let _ = self.change(PACKET_DROP_MEMBERSHIP, member);
+        }
+        changed.map(|()| *members = wanted)
     }
 
     /// Takes a frame. Returns its bytes, with the tag of its VLAN, and the bytes of a segment if it is a
@@ -172,8 +205,8 @@ impl PacketSocket {
         let _ = sockopt::set_socket_send_buffer_size(&self.socket, BUFFER);
     }
 
-    /// Begins to receive from an interface.
-    fn bind(&self, interface: i32) -> Result<(), Error> {
+    /// Begins to receive from the interface.
+    fn bind(&self) -> Result<(), Error> {
         // SAFETY: Zeros are valid for all members of the structure, which are integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
@@ -181,7 +214,7 @@ impl PacketSocket {
         // All protocols: those that are asked for one by one come behind a macvtap or a bridge of the
         // interface, which take all.
         address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be();
-        address.sll_ifindex = interface;
+        address.sll_ifindex = self.interface;
         let socket = self.socket.as_raw_fd();
         // SAFETY: The address is a whole `sockaddr_ll` of `len` bytes, which the kernel reads.
         succeeded(unsafe { libc::bind(socket, (&raw const address).cast(), len) })?;
@@ -193,23 +226,15 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Has the interface take frames to the stations and to all groups.
-    fn join(&self, interface: i32, stations: Option<&[[u8; 6]]>) -> Result<(), Error> {
-        self.add_membership(interface, MR_ALLMULTI, [0; 6])?;
-        let Some(stations) = stations else {
-            return self.add_membership(interface, MR_PROMISC, [0; 6]);
-        };
-        stations.iter().try_for_each(|mac| self.add_membership(interface, MR_UNICAST, *mac))
-    }
-
-    fn add_membership(&self, interface: i32, kind: u16, mac: [u8; 6]) -> Result<(), Error> {
+    /// Has the interface take frames to more addresses, or to fewer.
+    fn change(&self, option: libc::c_int, (kind, mac): Member) -> Result<(), Error> {
         // `struct packet_mreq`.
         let mut request = [0; 16];
-        request[..4].copy_from_slice(&interface.to_ne_bytes());
+        request[..4].copy_from_slice(&self.interface.to_ne_bytes());
         request[4..6].copy_from_slice(&kind.to_ne_bytes());
         request[6..8].copy_from_slice(&6_u16.to_ne_bytes());
         request[8..14].copy_from_slice(&mac);
-        self.set(PACKET_ADD_MEMBERSHIP, &request)
+        self.set(option, &request)
     }
 
     /// Sets an option of packet sockets.
@@ -219,6 +244,16 @@ impl PacketSocket {
         // SAFETY: The kernel reads at most the `len` bytes of `value`.
         succeeded(unsafe { libc::setsockopt(socket, libc::SOL_PACKET, option, value, len) })
     }
+}
+
+/// Returns the addresses that an interface takes frames to for these stations: theirs, or all, and those of groups.
+fn members_for(stations: Option<&[[u8; 6]]>) -> BTreeSet<Member> {
+    let mut members = BTreeSet::from([(MR_ALLMULTI, [0; 6])]);
+    match stations {
+        None => members.extend([(MR_PROMISC, [0; 6])]),
+        Some(stations) => members.extend(stations.iter().map(|mac| (MR_UNICAST, *mac))),
+    }
+    members
 }
 
 impl AsFd for PacketSocket {

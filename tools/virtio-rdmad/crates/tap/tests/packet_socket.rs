@@ -159,6 +159,33 @@ fn what_is_for_others_does_not_come() {
     });
 }
 
+/// Stations come and go while the socket is open.
+#[test]
+fn stations_are_replaced() {
+    in_namespace(|| {
+        let (near, far) = ends();
+        let other = [0x52, 0x54, 0, 0, 0, 3];
+        let packets = [FAR, other].map(|to| packet(to, false, None, 100).0);
+        let (last, _) = packet([0xff; 6], false, None, 99);
+        for (stations, come) in [
+            (Some(&[FAR, other][..]), [true, true]),
+            (Some(&[other, other]), [false, true]),
+            (None, [true, true]),
+            (Some(&[]), [false, false]),
+            (Some(&[FAR]), [true, false]),
+        ] {
+            far.set_stations(stations).unwrap();
+            for packet in packets.iter().chain([&last]) {
+                near.send(packet, None).unwrap();
+            }
+            for (packet, _) in packets.iter().zip(come).filter(|(_, comes)| *comes) {
+                assert_eq!(wait(&far), (packet.clone(), 0), "{stations:x?}");
+            }
+            assert_eq!(wait(&far), (last.clone(), 0), "{stations:x?}");
+        }
+    });
+}
+
 /// Returns a train of 60 packets, the last of which is shorter, and what is to be sent with it.
 fn train(is_ipv6: bool, tag: Option<[u8; 2]>) -> (Vec<u8>, Train) {
     let (frame, udp) = packet(FAR, is_ipv6, tag, 59 * usize::from(SEGMENT) + 500);

@@ -200,8 +200,6 @@ fn to_share(guest: &Placed, to: &Share) -> Move {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
     use crate::events::Events;
     use crate::guests::{Arriving, Guests};
@@ -321,7 +319,7 @@ mod tests {
     fn a_busy_guest_leaves_another_one_to_itself() {
         let workers: Arc<[_]> = [(); 2].map(|()| WorkerHandle::new().unwrap()).into();
         let events = Arc::new(Events::new().unwrap());
-        let all = Guests::new(HashMap::new(), HashSet::new(), workers.clone(), events).unwrap();
+        let all = Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap();
         let guests = [0, 0, 1].map(|worker| {
             let name = format!("rdmad-balance-{}-{}", std::process::id(), all.all().len());
             let path = std::env::temp_dir().join(&name);

@@ -34,7 +34,6 @@ use crate::socket::{Kind, Socket};
 use crate::switch::Switch;
 use crate::takeover::NotMoved;
 use crate::uplink::Uplink;
-use crate::uplink_spec::WaySpec;
 use crate::worker::Worker;
 use crate::worker_handle::WorkerHandle;
 
@@ -112,9 +111,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
     let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
-    let closed = options.uplinks.iter().filter(|spec| matches!(spec.way, WaySpec::Interface(_)));
-    let closed = closed.map(|spec| spec.network.clone()).collect();
-    let guests = Guests::new(fabrics.collect(), closed, workers.clone(), events.clone());
+    let uplinks = networks.iter().filter_map(|(name, network)| {
+        Some((name.clone(), network.switch.as_ref()?.uplink.clone()?))
+    });
+    let guests = Guests::new(fabrics.collect(), uplinks.collect(), workers.clone(), events.clone());
     let mut guests = guests.map_err(Error::from)?;
     let mut inherited = Inherited::default();
     if let Some(manager) = manager.as_ref().filter(|manager| manager.keeps_descriptors()) {

@@ -20,6 +20,7 @@ use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
 use crate::options::{GuestSpec, Transport};
 use crate::socket::Socket;
+use crate::uplink::Uplink;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Most guests of a process.
@@ -82,8 +83,8 @@ pub struct Guests {
     fixed: HashMap<String, Arc<Fabric>>,
     /// The other networks that have guests.
     others: Mutex<HashMap<String, Arc<Fabric>>>,
-    /// The networks that no guest can come to later.
-    closed: HashSet<String>,
+    /// The uplinks, by network.
+    uplinks: HashMap<String, Arc<Uplink>>,
     workers: Arc<[WorkerHandle]>,
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
@@ -113,17 +114,16 @@ pub struct Arriving {
 }
 
 impl Guests {
-    /// Makes a process without guests, whose workers serve those that come. These networks stay, and to those in
-    /// `closed` guests come only at the start.
+    /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these uplinks.
     pub fn new(
         fixed: HashMap<String, Arc<Fabric>>,
-        closed: HashSet<String>,
+        uplinks: HashMap<String, Arc<Uplink>>,
         workers: Arc<[WorkerHandle]>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, others) = (RwLock::default(), Mutex::default());
-        Ok(Self { slots, fixed, others, closed, workers, events, changes, keeper: None })
+        Ok(Self { slots, fixed, others, uplinks, workers, events, changes, keeper: None })
     }
 
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
@@ -161,14 +161,36 @@ impl Guests {
         if spec.nic.is_some() {
             return Err(refuse("an interface (nic=) can only be made when the process starts"));
         }
-        if self.closed.contains(&spec.network) {
-            return Err(refuse(
-                "its uplink is an interface, which carries packets of the first guests alone",
-            ));
-        }
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        self.add(Arriving { spec, socket, memory, kept, is_added: true })
+        let guest = self.add(Arriving { spec, socket, memory, kept, is_added: true })?;
+        let GuestSpec { name, network, .. } = &guest.spec;
+        if let Err(error) = self.tell_uplink(network) {
+            tracing::error!(guest = name, %error, "its uplink carries no packets to it");
+            // A VMM may have connected meanwhile.
+            let _ = self.remove(name, true);
+            let reason = "its uplink can carry no packets to one more guest";
+            return Err(AddError::Network { network: network.clone(), reason });
+        }
+        Ok(guest)
+    }
+
+    /// Tells the uplink of a network, if it has one, which guests there are.
+    fn tell_uplink(&self, network: &str) -> Result<(), Error> {
+        let Some(uplink) = self.uplinks.get(network) else { return Ok(()) };
+        // Nobody else tells it of other guests meanwhile.
+        let slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let specs = slots.iter().flatten().map(|guest| &guest.spec);
+        uplink.set_guests(specs.filter(|spec| spec.network == network))
+    }
+
+    /// Tells the uplinks of guests that have gone.
+    fn tell_uplinks_of_end<'a>(&self, gone: impl Iterator<Item = &'a Arc<Guest>>) {
+        for guest in gone {
+            if let Err(error) = self.tell_uplink(&guest.spec.network) {
+                tracing::warn!(guest = guest.spec.name, %error, "its uplink carries packets to it");
+            }
+        }
     }
 
     /// Adds a guest.
@@ -262,6 +284,9 @@ impl Guests {
             return Err(RemoveError::Connected(name.to_owned()));
         }
         drop(slots);
+        if guest.link.worker().is_none() {
+            self.tell_uplinks_of_end(std::iter::once(&guest));
+        }
         self.note_change();
         Ok(guest)
     }
@@ -275,12 +300,14 @@ impl Guests {
             return;
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        for slot in slots.iter_mut() {
-            if let Some(guest) = slot.take_if(|guest| has_left(guest)) {
-                guest.end();
-                tracing::info!(guest = guest.spec.name, "removed");
-            }
+        let gone: Vec<_> =
+            slots.iter_mut().filter_map(|slot| slot.take_if(|guest| has_left(guest))).collect();
+        drop(slots);
+        for guest in &gone {
+            guest.end();
+            tracing::info!(guest = guest.spec.name, "removed");
         }
+        self.tell_uplinks_of_end(gone.iter());
     }
 
     /// Accepts the VMM of the guest with this index, if one waits and the guest has none, and gives the guest to the
@@ -351,7 +378,7 @@ mod tests {
     fn guests() -> Guests {
         let workers = Arc::new([WorkerHandle::new().unwrap()]);
         let events = Arc::new(Events::new().unwrap());
-        Guests::new(HashMap::new(), HashSet::from(["closed".to_owned()]), workers, events).unwrap()
+        Guests::new(HashMap::new(), HashMap::new(), workers, events).unwrap()
     }
 
     /// Adds a guest, as a client of the control socket does.
@@ -374,8 +401,8 @@ mod tests {
         let mac = refused("name=b,mac=52:54:00:00:00:01");
         assert_eq!(mac, AddError::Mac("default".to_owned()));
         add(&guests, "name=b,network=other,mac=52:54:00:00:00:01").unwrap();
-        let other = refused("name=c,network=closed");
-        assert!(matches!(other, AddError::Network { network, .. } if network == "closed"));
+        let other = refused("name=c,mac=52:54:00:00:00:03,network=other,nic=/n");
+        assert!(matches!(other, AddError::Network { network, .. } if network == "other"));
         assert_eq!(guests.all().len(), 2);
     }
 

@@ -268,8 +268,7 @@ pub struct AddOptions {
 
     /// The guest, as in the option of this name without a command.
     ///
-    /// The socket is made with the rights of whoever calls this. A guest with nic= cannot be added, nor a
-    /// guest of a network whose uplink is an interface=.
+    /// The socket is made with the rights of whoever calls this. A guest with nic= cannot be added.
     #[arg(long, value_name = "SPEC")]
     pub guest: String,
 }

@@ -10,6 +10,7 @@ use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use forwarding::Mac;
 use roce::Segments;
 
 use crate::options::GuestSpec;
@@ -49,7 +50,7 @@ impl Uplink {
                 return Err(Error::new(ErrorKind::InvalidInput, reason));
             }
             WaySpec::Interface(name) => {
-                let stations: Option<Vec<_>> = guests.iter().map(|guest| guest.mac).collect();
+                let stations = stations(guests.iter().copied());
                 Way::Port(Port::socket(name, stations.as_deref())?)
             }
             WaySpec::Tunnel(spec) => Way::Tunnel(Tunnel::open(spec)?),
@@ -57,6 +58,18 @@ impl Uplink {
         let (network, name) = (spec.network.clone(), spec.way.to_string());
         let counters = Counters::new(&name);
         Ok(Arc::new(Self { way, network, name, counters }))
+    }
+
+    /// Has the uplink carry packets to these guests, which are all of the network. Any thread may call this.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`tap::PacketSocket::set_stations`]. It carries packets to the guests from before then.
+    pub fn set_guests<'a>(&self, guests: impl Iterator<Item = &'a GuestSpec>) -> Result<(), Error> {
+        match &self.way {
+            Way::Port(port) => port.set_stations(stations(guests).as_deref()),
+            Way::Tunnel(_) => Ok(()),
+        }
     }
 
     /// Returns the room that [`Uplink::receive`] needs.
@@ -103,6 +116,11 @@ impl Uplink {
         }
         self.counters.read()
     }
+}
+
+/// Returns the addresses of guests; `None` if one of them has an address that is not known.
+fn stations<'a>(guests: impl Iterator<Item = &'a GuestSpec>) -> Option<Vec<Mac>> {
+    guests.map(|guest| guest.mac).collect()
 }
 
 impl AsFd for Uplink {

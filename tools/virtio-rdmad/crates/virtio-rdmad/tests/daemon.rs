@@ -437,6 +437,28 @@ fn guests_come_and_go() {
     daemon.end();
 }
 
+/// Guests come to a network whose uplink is an interface, and leave it.
+#[test]
+fn guests_come_to_a_network_on_an_interface() {
+    let is_allowed = Command::new("unshare").args(["--net", "true"]).status().unwrap().success();
+    if !is_allowed {
+        return eprintln!("skipped: this process may not make a network namespace");
+    }
+    let script = "ip link add near type veth peer name far && ip link set near up && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", script, "sh", BINARY]);
+    let guests = ["name=a,mac=52:54:00:00:00:01,vhost-user"];
+    let daemon = Daemon::run(command, "interface", &["--uplink", "interface=near"], &guests);
+    for mac in ["mac=52:54:00:00:00:02,", "", "mac=52:54:00:00:00:03,"] {
+        let spec = format!("name=b,{mac}vhost-user={}", daemon.path("b").display());
+        assert_eq!(run(&daemon, &["add", "--guest", &spec]), (true, String::new()));
+        FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
+        assert_eq!(run(&daemon, &["remove", "--drain", "b"]), (true, String::new()));
+        wait_for_guest(&daemon, "b", false);
+    }
+    daemon.end();
+}
+
 #[test]
 fn a_process_starts_without_a_guest() {
     let daemon = Daemon::start_with("empty", &["--workers", "2"], &[]);

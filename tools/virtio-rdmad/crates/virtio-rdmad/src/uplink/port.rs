@@ -50,6 +50,14 @@ impl Port {
         Ok(Self { interface: Interface::Socket(socket), takes_trains: true.into() })
     }
 
+    /// Replaces the stations of a packet socket, as [`PacketSocket::set_stations`]. A tap has none.
+    pub fn set_stations(&self, stations: Option<&[Mac]>) -> Result<(), Error> {
+        match &self.interface {
+            Interface::Tap(_) => Ok(()),
+            Interface::Socket(socket) => socket.set_stations(stations),
+        }
+    }
+
     /// Returns the room that [`Port::receive`] needs.
     pub fn room() -> Vec<u8> {
         vec![0; HEADER + FRAME]

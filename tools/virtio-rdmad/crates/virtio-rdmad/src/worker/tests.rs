@@ -48,7 +48,7 @@ impl Bench {
             (0..workers).map(|_| WorkerHandle::new().unwrap()).collect();
         let events = Arc::new(Events::new().unwrap());
         let all =
-            Arc::new(Guests::new(HashMap::new(), HashSet::new(), workers.clone(), events).unwrap());
+            Arc::new(Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap());
         let add = |index: u32| {
             let path = directory.join(index.to_string());
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
