@@ -7,31 +7,37 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::call::call_with;
-use crate::control::interface::{Removed, ADD_GUEST, MOVE_GUEST, REMOVE_GUEST};
+use crate::control::interface::{RemoveReply, ADD_GUEST, MOVE_GUEST, REMOVE_GUEST};
+use crate::nic::Framing;
 use crate::options::{AddOptions, GuestSpec, MoveOptions, RemoveOptions};
 use crate::socket::{Kind, Socket};
 
-/// Makes the socket of a guest, with the rights of whoever calls this, and has the process serve the guest.
+/// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
     let AddOptions { control, guest: spec } = options;
     let guest: GuestSpec = spec.parse()?;
-    let mut socket = Socket::bind(&guest.path, Kind::Stream)?;
+    let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream)?];
+    if let Some(path) = &guest.nic {
+        sockets.push(Socket::bind(path, Framing::of(guest.transport).kind())?);
+    }
     let parameters = json!({ "spec": spec });
-    let listener = socket.listener().as_fd();
-    call_with(control, ADD_GUEST, Some(parameters), Some(listener))?;
-    socket.keep_file();
+    let listeners: Vec<_> = sockets.iter().map(|socket| socket.listener().as_fd()).collect();
+    call_with(control, ADD_GUEST, Some(parameters), &listeners)?;
+    sockets.iter_mut().for_each(Socket::keep_file);
     Ok(())
 }
 
-/// Has the process serve a guest no longer, and removes its socket.
+/// Has the process serve a guest no longer, and removes its sockets.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { control, drain, name } = options;
     let parameters = json!({ "name": name, "drain": drain });
-    let answer = call_with(control, REMOVE_GUEST, Some(parameters), None)?;
-    let Removed { socket, removed } = serde_json::from_value(answer)?;
+    let answer = call_with(control, REMOVE_GUEST, Some(parameters), &[])?;
+    let RemoveReply { socket, nic, removed } = serde_json::from_value(answer)?;
     // Nobody listens there any more, or will when the VMM has left.
-    if let Err(error) = std::fs::remove_file(Path::new(&socket)) {
-        eprintln!("virtio-rdmad: {socket}: {error}");
+    for socket in std::iter::once(socket).chain(nic) {
+        if let Err(error) = std::fs::remove_file(Path::new(&socket)) {
+            eprintln!("virtio-rdmad: {socket}: {error}");
+        }
     }
     if !removed {
         println!("{name} is removed when its VMM leaves");
@@ -44,7 +50,7 @@ pub fn move_to(options: &MoveOptions) -> Result<(), Box<dyn std::error::Error>> 
     let MoveOptions { control, socket: path, name } = options;
     let mut socket = Socket::bind(path, Kind::Stream)?;
     let parameters = json!({ "name": name });
-    call_with(control, MOVE_GUEST, Some(parameters), Some(socket.listener().as_fd()))?;
+    call_with(control, MOVE_GUEST, Some(parameters), &[socket.listener().as_fd()])?;
     socket.keep_file();
     Ok(())
 }

@@ -326,7 +326,8 @@ mod tests {
             let spec = format!("name={name},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
             let memory = memory::Policy::default();
-            let arriving = Arriving { spec, socket, memory, kept: None, is_added: false };
+            let arriving =
+                Arriving { spec, socket, nic: None, memory, kept: None, is_added: false };
             let guest = all.add(arriving).unwrap();
             guest.link.set_worker(Some(worker));
             workers[worker].claim();

@@ -28,17 +28,17 @@ pub enum CallError {
 
 /// Calls a method that has no parameters. Returns what it answers.
 pub fn call(path: &Path, method: &'static str) -> Result<Value, CallError> {
-    call_with(path, method, None, None)
+    call_with(path, method, None, &[])
 }
 
-/// Calls a method with these parameters, and passes a descriptor on if there is one. Returns what it answers.
+/// Calls a method with these parameters, and passes these descriptors on, two at most. Returns what it answers.
 pub fn call_with(
     path: &Path,
     method: &'static str,
     parameters: Option<Value>,
-    descriptor: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
 ) -> Result<Value, CallError> {
-    let answer = Answers::new(path, &Request::create(method, parameters), descriptor)?.next()?;
+    let answer = Answers::new(path, &Request::create(method, parameters), descriptors)?.next()?;
     answer.ok_or_else(|| CallError::Socket(path.into(), ErrorKind::UnexpectedEof.into()))
 }
 
@@ -52,21 +52,21 @@ impl Answers {
     /// Calls a method that has no parameters, and answers more than once.
     pub fn ask(path: &Path, method: &'static str) -> Result<Self, CallError> {
         let request = Request { more: Some(true), ..Request::create(method, None) };
-        Self::new(path, &request, None)
+        Self::new(path, &request, &[])
     }
 
     fn new(
         path: &Path,
         request: &Request<'_>,
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<Self, CallError> {
         let failed = |error| CallError::Socket(path.into(), error);
         let malformed = |error| CallError::Malformed(path.into(), error);
         let mut stream = UnixStream::connect(path).map_err(failed)?;
         let request = serialize_request(request).map_err(malformed)?;
-        let sent = match descriptor {
-            Some(descriptor) => pass(&stream, &request, descriptor).map_err(failed)?,
-            None => 0,
+        let sent = match descriptors {
+            [] => 0,
+            descriptors => pass(&stream, &request, descriptors).map_err(failed)?,
         };
         stream.write_all(&request[sent..]).map_err(failed)?;
         Ok(Self { path: path.into(), stream: BufReader::new(stream) })
@@ -89,11 +89,12 @@ impl Answers {
     }
 }
 
-/// Sends bytes, or the first of them, with a descriptor. Returns how many were sent.
-fn pass(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize, Error> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends bytes, or the first of them, with descriptors. Returns how many were sent.
+fn pass(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
-    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
     Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())?)
 }

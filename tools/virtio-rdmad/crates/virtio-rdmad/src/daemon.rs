@@ -26,7 +26,7 @@ use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
 use crate::handover::{self, Connected, Inherited, Kept, Left, Manager};
 use crate::intake::Intake;
 use crate::nic::{Framing, Nic};
-use crate::options::{self, GuestSpec, Options, Transport};
+use crate::options::{self, GuestSpec, Options};
 use crate::privileges;
 use crate::remover::Remover;
 use crate::sandbox::{self, Filters, SandboxError};
@@ -111,10 +111,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let intakes: Vec<_> = networks.values().filter_map(|network| network.intake.clone()).collect();
     let events = Arc::new(Events::new().map_err(Error::from)?);
     let fabrics = networks.iter().map(|(name, network)| (name.clone(), network.fabric.clone()));
-    let uplinks = networks.iter().filter_map(|(name, network)| {
-        Some((name.clone(), network.switch.as_ref()?.uplink.clone()?))
-    });
-    let guests = Guests::new(fabrics.collect(), uplinks.collect(), workers.clone(), events.clone());
+    let of_networks =
+        networks.iter().filter_map(|(name, network)| Some((name.clone(), network.switch.clone()?)));
+    let guests =
+        Guests::new(fabrics.collect(), of_networks.collect(), workers.clone(), events.clone());
     let mut guests = guests.map_err(Error::from)?;
     let mut inherited = Inherited::default();
     if let Some(manager) = manager.as_ref().filter(|manager| manager.keeps_descriptors()) {
@@ -250,7 +250,7 @@ impl Network {
         nics: Option<Vec<Nic>>,
     ) -> Result<Self, DaemonError> {
         let needed = uplink.is_some() || nics.is_some();
-        let switch = Switch { uplink: uplink.clone(), nics: nics.unwrap_or_default() };
+        let switch = Switch::new(uplink.clone(), nics.unwrap_or_default()).map_err(Error::from)?;
         let switch = needed.then(|| Arc::new(switch));
         let out = switch.clone().map(|switch| switch as Arc<dyn engine::Uplink>);
         let config = FabricConfig { name: name.to_owned(), uplink: out, ..FabricConfig::default() };
@@ -293,11 +293,8 @@ fn nics(options: &Options) -> Result<HashMap<String, Vec<Nic>>, DaemonError> {
     let mut nics: HashMap<String, Vec<Nic>> = HashMap::new();
     for spec in &options.guests {
         let (Some(path), Some(mac)) = (&spec.nic, spec.mac) else { continue };
-        let framing = match spec.transport {
-            Transport::VfioUser => Framing::Stream,
-            Transport::VhostUser => Framing::Packets,
-        };
-        let nic = Nic::open(&spec.name, mac, framing, path)?;
+        let framing = Framing::of(spec.transport);
+        let nic = Nic::new(&spec.name, mac, framing, Socket::bind(path, framing.kind())?);
         nics.entry(spec.network.clone()).or_default().push(nic);
     }
     Ok(nics)
@@ -356,7 +353,8 @@ fn add_guests(
         let memory = Policy::of_one_of(2 * options.guests.len());
         let left = inherited.remove(&spec.name);
         let (spec, kept, connected) = go_on(spec, left);
-        let guest = guests.add(Arriving { spec, socket, memory, kept, is_added: false })?;
+        let guest =
+            guests.add(Arriving { spec, socket, nic: None, memory, kept, is_added: false })?;
         resumed.extend(connected.map(|connected| (guest, connected)));
     }
     for left in inherited.guests {
@@ -395,10 +393,12 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
 
 /// Adds a guest that was added to an earlier process.
 fn add_again(guests: &Guests, left: Left) -> Result<Option<Resumed>, String> {
-    let Left { kept, spec, listener, connected, .. } = left;
-    let socket = Socket::passed(listener.ok_or("its socket was not kept")?);
+    let Left { kept, spec, listener, nic, connected, .. } = left;
+    let socket = Socket::passed(listener.ok_or("its socket was not kept")?, Kind::Stream);
     let socket = socket.map_err(|error| error.to_string())?;
-    let guest = guests.add_one_more(spec, socket, Some(kept));
+    let nic = nic.map(|nic| Socket::passed(nic, Framing::of(spec.transport).kind()));
+    let nic = nic.transpose().map_err(|error| error.to_string())?;
+    let guest = guests.add_one_more(spec, socket, nic, Some(kept));
     let guest = guest.map_err(|error| error.to_string())?;
     Ok(connected.map(|connected| (guest, connected)))
 }

@@ -18,9 +18,10 @@ use rustix::io::Errno;
 use crate::events::Events;
 use crate::guest::{Guest, Link};
 use crate::handover::{Connected, Kept, Manager};
+use crate::nic::{Framing, Nic};
 use crate::options::{GuestSpec, Transport};
 use crate::socket::Socket;
-use crate::uplink::Uplink;
+use crate::switch::Switch;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Most guests of a process.
@@ -83,8 +84,8 @@ pub struct Guests {
     fixed: HashMap<String, Arc<Fabric>>,
     /// The other networks that have guests.
     others: Mutex<HashMap<String, Arc<Fabric>>>,
-    /// The uplinks, by network.
-    uplinks: HashMap<String, Arc<Uplink>>,
+    /// The switches, by network.
+    switches: HashMap<String, Arc<Switch>>,
     workers: Arc<[WorkerHandle]>,
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
@@ -105,6 +106,8 @@ pub struct Arriving {
     pub spec: GuestSpec,
     /// Where its VMM connects.
     pub socket: Socket,
+    /// Its network interface, which its switch does not have yet.
+    pub nic: Option<Nic>,
     /// What memory its VMM may give out.
     pub memory: Policy,
     /// What an earlier process has left of it.
@@ -114,16 +117,16 @@ pub struct Arriving {
 }
 
 impl Guests {
-    /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these uplinks.
+    /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these switches.
     pub fn new(
         fixed: HashMap<String, Arc<Fabric>>,
-        uplinks: HashMap<String, Arc<Uplink>>,
+        switches: HashMap<String, Arc<Switch>>,
         workers: Arc<[WorkerHandle]>,
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, others) = (RwLock::default(), Mutex::default());
-        Ok(Self { slots, fixed, others, uplinks, workers, events, changes, keeper: None })
+        Ok(Self { slots, fixed, others, switches, workers, events, changes, keeper: None })
     }
 
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
@@ -150,20 +153,19 @@ impl Guests {
     }
 
     /// Adds a guest while the process runs, or one that was added to an earlier process, which has left this of it. Its
-    /// VMM connects to this socket, and it gets a share of the memory that the process can map.
+    /// VMM connects to this socket, and to the other one for a network interface (`nic=`). It gets a share of the memory
+    /// that the process can map.
     pub fn add_one_more(
         &self,
         spec: GuestSpec,
         socket: Socket,
+        nic: Option<Socket>,
         kept: Option<Kept>,
     ) -> Result<Arc<Guest>, AddError> {
-        let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
-        if spec.nic.is_some() {
-            return Err(refuse("an interface (nic=) can only be made when the process starts"));
-        }
+        let nic = self.make_nic(&spec, nic)?;
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        let guest = self.add(Arriving { spec, socket, memory, kept, is_added: true })?;
+        let guest = self.add(Arriving { spec, socket, nic, memory, kept, is_added: true })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
             tracing::error!(guest = name, %error, "its uplink carries no packets to it");
@@ -175,18 +177,36 @@ impl Guests {
         Ok(guest)
     }
 
+    /// Makes the network interface of a guest, if it is to have one, whose VMM connects to this socket.
+    fn make_nic(&self, spec: &GuestSpec, socket: Option<Socket>) -> Result<Option<Nic>, AddError> {
+        let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
+        let (Some(_), Some(mac)) = (&spec.nic, spec.mac) else { return Ok(None) };
+        let socket = socket.ok_or_else(|| refuse("the socket of its interface is not there"))?;
+        let switch = self.switches.get(&spec.network).ok_or_else(|| {
+            refuse("it has no switch for nic=: no guest had nic= when the process started")
+        })?;
+        if !switch.takes_nics() {
+            return Err(refuse("its uplink was opened without guests that have nic="));
+        }
+        Ok(Some(Nic::new(&spec.name, mac, Framing::of(spec.transport), socket)))
+    }
+
     /// Tells the uplink of a network, if it has one, which guests there are.
     fn tell_uplink(&self, network: &str) -> Result<(), Error> {
-        let Some(uplink) = self.uplinks.get(network) else { return Ok(()) };
+        let switch = self.switches.get(network);
+        let Some(uplink) = switch.and_then(|switch| switch.uplink.as_ref()) else { return Ok(()) };
         // Nobody else tells it of other guests meanwhile.
         let slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let specs = slots.iter().flatten().map(|guest| &guest.spec);
         uplink.set_guests(specs.filter(|spec| spec.network == network))
     }
 
-    /// Tells the uplinks of guests that have gone.
-    fn tell_uplinks_of_end<'a>(&self, gone: impl Iterator<Item = &'a Arc<Guest>>) {
+    /// Takes guests that have gone out of their networks.
+    fn disconnect<'a>(&self, gone: impl Iterator<Item = &'a Arc<Guest>>) {
         for guest in gone {
+            if let Some(switch) = self.switches.get(&guest.spec.network) {
+                switch.remove_nic(&guest.spec.name);
+            }
             if let Err(error) = self.tell_uplink(&guest.spec.network) {
                 tracing::warn!(guest = guest.spec.name, %error, "its uplink carries packets to it");
             }
@@ -194,7 +214,7 @@ impl Guests {
     }
 
     /// Adds a guest.
-    pub fn add(&self, arriving: Arriving) -> Result<Arc<Guest>, AddError> {
+    pub fn add(&self, mut arriving: Arriving) -> Result<Arc<Guest>, AddError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let spec = &arriving.spec;
         check(spec, slots.iter().flatten())?;
@@ -204,18 +224,28 @@ impl Guests {
         }
         let index = u32::try_from(at).map_err(|_| AddError::TooMany)?;
         let fabric = self.fabric(&spec.network, slots.iter().flatten());
-        let guest = Arc::new(self.make(&fabric, index, arriving));
+        let kept = self.kept(&mut arriving).map(Mutex::new);
+        let nic = arriving.nic.take();
+        let guest = Arc::new(self.make(&fabric, index, arriving, kept));
         if at == slots.len() {
             slots.push(None);
         }
         slots[at] = Some(guest.clone());
         drop(slots);
+        if let Some((switch, nic)) = self.switches.get(&guest.spec.network).zip(nic) {
+            switch.add_nic(nic);
+        }
         self.note_change();
         Ok(guest)
     }
 
-    fn make(&self, fabric: &Fabric, index: u32, mut arriving: Arriving) -> Guest {
-        let kept = self.kept(&mut arriving).map(Mutex::new);
+    fn make(
+        &self,
+        fabric: &Fabric,
+        index: u32,
+        arriving: Arriving,
+        kept: Option<Mutex<Kept>>,
+    ) -> Guest {
         let Arriving { spec, socket, memory, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
@@ -241,10 +271,13 @@ impl Guests {
             return Some(kept);
         }
         // A later process makes the sockets of its command line itself.
-        let listener = arriving.is_added.then(|| arriving.socket.listener().try_clone().ok());
-        let listener = listener.flatten().map(OwnedFd::from);
+        let nic = arriving.nic.as_ref().map(|nic| &nic.socket);
+        let sockets = std::iter::once(&arriving.socket).chain(nic);
+        let copy = |socket: &Socket| socket.listener().try_clone().map(OwnedFd::from);
+        let listeners: Result<Vec<_>, _> =
+            sockets.filter(|_| arriving.is_added).map(copy).collect();
         let number = next.fetch_add(1, Ordering::Relaxed);
-        Kept::new(manager, number, &arriving.spec.text, arriving.is_added, listener)
+        Kept::new(manager, number, &arriving.spec.text, arriving.is_added, listeners.ok()?)
     }
 
     /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
@@ -285,7 +318,7 @@ impl Guests {
         }
         drop(slots);
         if guest.link.worker().is_none() {
-            self.tell_uplinks_of_end(std::iter::once(&guest));
+            self.disconnect(std::iter::once(&guest));
         }
         self.note_change();
         Ok(guest)
@@ -307,7 +340,7 @@ impl Guests {
             guest.end();
             tracing::info!(guest = guest.spec.name, "removed");
         }
-        self.tell_uplinks_of_end(gone.iter());
+        self.disconnect(gone.iter());
     }
 
     /// Accepts the VMM of the guest with this index, if one waits and the guest has none, and gives the guest to the
@@ -374,6 +407,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::socket::Kind;
 
     fn guests() -> Guests {
         let workers = Arc::new([WorkerHandle::new().unwrap()]);
@@ -389,7 +423,12 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
-        guests.add_one_more(spec, Socket::passed(listener.into()).unwrap(), None)
+        guests.add_one_more(
+            spec,
+            Socket::passed(listener.into(), Kind::Stream).unwrap(),
+            None,
+            None,
+        )
     }
 
     #[test]

@@ -6,10 +6,9 @@
 //! what waits for one has a bound.
 
 use std::collections::BTreeMap;
-use std::io::{Error, IoSlice};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use forwarding::Mac;
 use rustix::io::{retry_on_intr, Errno};
 use rustix::net::{recv, send, sendmsg, RecvFlags, SendAncillaryBuffer, SendFlags};
 
+use crate::options::Transport;
 use crate::socket::{Kind, Socket};
 
 /// Most bytes that wait for a VMM that does not read.
@@ -35,6 +35,24 @@ pub enum Framing {
     /// Packets, each with one frame: the transport `bess` of user-mode Linux (the kernel's
     /// `arch/um/drivers/vector_user.c`).
     Packets,
+}
+
+impl Framing {
+    /// Returns how the VMM of a guest with this transport gives frames.
+    pub fn of(transport: Transport) -> Self {
+        match transport {
+            Transport::VfioUser => Self::Stream,
+            Transport::VhostUser => Self::Packets,
+        }
+    }
+
+    /// Returns the kind of socket that a VMM connects to.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Stream => Kind::Stream,
+            Self::Packets => Kind::Packets,
+        }
+    }
 }
 
 engine::counted! {
@@ -96,20 +114,16 @@ struct Outgoing {
 }
 
 impl Nic {
-    /// Makes the interface and its socket.
-    pub fn open(guest: &str, mac: Mac, framing: Framing, path: &Path) -> Result<Self, Error> {
-        let kind = match framing {
-            Framing::Stream => Kind::Stream,
-            Framing::Packets => Kind::Packets,
-        };
-        Ok(Self {
+    /// Makes the interface of a guest, whose VMM connects to this socket, which is of the framing's kind.
+    pub fn new(guest: &str, mac: Mac, framing: Framing, socket: Socket) -> Self {
+        Self {
             guest: guest.to_owned(),
             mac,
             framing,
-            socket: Socket::bind(path, kind)?,
+            socket,
             outgoing: Mutex::new(None),
             counters: std::array::from_fn(|_| AtomicU64::new(0)),
-        })
+        }
     }
 
     /// Counts an event, and logs the first of its kind if that is a fault.

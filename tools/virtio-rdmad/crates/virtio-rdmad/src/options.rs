@@ -268,7 +268,8 @@ pub struct AddOptions {
 
     /// The guest, as in the option of this name without a command.
     ///
-    /// The socket is made with the rights of whoever calls this. A guest with nic= cannot be added.
+    /// Its sockets are made with the rights of whoever calls this. It can have nic= in a network that has a tunnel,
+    /// or in which a guest had nic= when virtio-rdmad started.
     #[arg(long, value_name = "SPEC")]
     pub guest: String,
 }

@@ -51,13 +51,17 @@ impl Socket {
     }
 
     /// Takes a socket that another process has made, and has passed on. It is an error if the descriptor is not a
-    /// socket of streams that connections can be made to. The file stays when this is dropped.
-    pub fn passed(descriptor: OwnedFd) -> Result<Self, Error> {
+    /// socket of this kind that connections can be made to. The file stays when this is dropped.
+    pub fn passed(descriptor: OwnedFd, kind: Kind) -> Result<Self, Error> {
+        let (wanted, refused) = match kind {
+            Kind::Stream => (SocketType::STREAM, "not a listening UNIX stream socket"),
+            Kind::Packets => (SocketType::SEQPACKET, "not a listening UNIX socket of packets"),
+        };
         let is_right = socket_domain(&descriptor)? == AddressFamily::UNIX
-            && socket_type(&descriptor)? == SocketType::STREAM
+            && socket_type(&descriptor)? == wanted
             && socket_acceptconn(&descriptor)?;
         if !is_right {
-            return Err(Error::new(ErrorKind::InvalidInput, "not a listening UNIX stream socket"));
+            return Err(Error::new(ErrorKind::InvalidInput, refused));
         }
         // The standard library makes an ioctl of it, which the sandbox does not allow.
         fcntl_setfl(&descriptor, OFlags::RDWR | OFlags::NONBLOCK)?;

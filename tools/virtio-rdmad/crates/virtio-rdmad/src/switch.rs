@@ -2,7 +2,7 @@
 //! The switch of a network: it forwards Ethernet frames between the guests' network interfaces, the
 //! guests' devices and the uplink.
 //!
-//! It knows the MAC addresses of the interfaces from the command line, and so learns nothing: a frame for
+//! It knows the MAC addresses of the interfaces from the specs of guests, and so learns nothing: a frame for
 //! one of them goes there, a frame for a group to all, and any other frame to the uplink. A packet of
 //! RoCE v2 goes to the device of the guest that has its destination address, and not to an interface. No
 //! frame goes back to where it came from.
@@ -14,7 +14,8 @@
 use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use engine::Fabric;
@@ -26,17 +27,24 @@ use crate::intake::{Found, Intake};
 use crate::nic::{self, Allowance, Ended, Event, Incoming, Nic};
 use crate::uplink::counters::Event as UplinkEvent;
 use crate::uplink::Uplink;
+use crate::waker::Waker;
 
 /// Frames that a source may bring in a turn.
 const BURST: usize = 64;
+
+/// The interfaces of guests, by index. One that has gone leaves its index to another one.
+type Nics = Vec<Option<Arc<Nic>>>;
 
 /// The switch of a network.
 #[derive(Debug)]
 pub struct Switch {
     /// The way to other hosts, if there is one.
     pub uplink: Option<Arc<Uplink>>,
-    /// The interfaces of guests.
-    pub nics: Vec<Nic>,
+    nics: RwLock<Nics>,
+    /// Whether there is an interface. Most packets need not know more.
+    has_nics: AtomicBool,
+    /// Tells the thread that interfaces have come or gone.
+    changes: Waker,
 }
 
 /// Where a frame comes from.
@@ -50,6 +58,59 @@ enum Origin {
 }
 
 impl Switch {
+    /// Makes a switch with these interfaces.
+    pub fn new(uplink: Option<Arc<Uplink>>, nics: Vec<Nic>) -> Result<Self, Errno> {
+        let has_nics = AtomicBool::new(!nics.is_empty());
+        let nics = RwLock::new(nics.into_iter().map(|nic| Some(Arc::new(nic))).collect());
+        Ok(Self { uplink, nics, has_nics, changes: Waker::new()? })
+    }
+
+    /// Returns the interfaces, locked. Any thread may call this, and keeps the lock for a moment alone.
+    fn slots(&self) -> RwLockReadGuard<'_, Nics> {
+        self.nics.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the interfaces. Any thread may call this.
+    pub fn nics(&self) -> Vec<Arc<Nic>> {
+        self.slots().iter().flatten().cloned().collect()
+    }
+
+    fn has_nics(&self) -> bool {
+        self.has_nics.load(Ordering::Relaxed)
+    }
+
+    /// Changes the interfaces, and has the thread follow.
+    fn change_nics(&self, change: impl FnOnce(&mut Nics)) {
+        let mut nics = self.nics.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut nics);
+        self.has_nics.store(nics.iter().any(Option::is_some), Ordering::Relaxed);
+        drop(nics);
+        self.changes.wake();
+    }
+
+    /// Returns whether it can forward what interfaces send and are sent.
+    pub fn takes_nics(&self) -> bool {
+        self.uplink.as_ref().is_none_or(|uplink| uplink.takes_nics)
+    }
+
+    /// Adds an interface. Any thread may call this.
+    pub fn add_nic(&self, nic: Nic) {
+        let nic = Some(Arc::new(nic));
+        self.change_nics(|nics| match nics.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = nic,
+            None => nics.push(nic),
+        });
+    }
+
+    /// Removes the interface of a guest, if it has one. Any thread may call this.
+    pub fn remove_nic(&self, guest: &str) {
+        self.change_nics(|nics| {
+            for place in nics {
+                place.take_if(|nic| nic.guest == guest);
+            }
+        });
+    }
+
     /// Forwards frames until `end` is closed. `intake` is that of the uplink, if there is one.
     pub fn run(&self, fabric: &Fabric, intake: Option<&Intake>, end: &UnixStream) {
         if let Err(error) = Turns::new(self, fabric, intake, end).and_then(|mut turns| turns.run())
@@ -61,15 +122,21 @@ impl Switch {
     /// Gives a frame to the interfaces that it is for. Returns whether it is for one of them alone.
     fn give_to_nics(&self, frame: &[u8], origin: Origin) -> bool {
         let Some((destination, source)) = forwarding::addresses(frame) else { return true };
+        if !self.has_nics() {
+            return false;
+        }
+        let slots = self.slots();
+        let mut nics =
+            slots.iter().enumerate().filter_map(|(index, nic)| Some((index, nic.as_ref()?)));
         if forwarding::is_group(destination) {
-            for (index, nic) in self.nics.iter().enumerate() {
+            for (index, nic) in nics {
                 if origin != Origin::Nic(index) && nic.mac != source {
                     nic.send(frame);
                 }
             }
             return false;
         }
-        let nic = self.nics.iter().enumerate().find(|(_, nic)| nic.mac == destination);
+        let nic = nics.find(|(_, nic)| nic.mac == destination);
         if let Some((_, nic)) = nic.filter(|(index, _)| origin != Origin::Nic(*index)) {
             nic.send(frame);
         }
@@ -79,7 +146,7 @@ impl Switch {
     /// Takes a frame that came over the uplink. Any thread may call this.
     pub fn take_from_uplink(&self, uplink: &Uplink, fabric: &Fabric, frame: &[u8], segment: u16) {
         let Some((destination, source)) = forwarding::addresses(frame) else { return };
-        if self.nics.iter().any(|nic| nic.mac == source) {
+        if self.has_nics() && self.slots().iter().flatten().any(|nic| nic.mac == source) {
             return uplink.counters.report(UplinkEvent::RxOwnSource, "a frame of a guest of ours");
         }
         let is_for_group = forwarding::is_group(destination);
@@ -88,7 +155,7 @@ impl Switch {
             return;
         }
         let is_for_one = self.give_to_nics(frame, Origin::Uplink);
-        let is_heard = is_for_group && (is_taken || !self.nics.is_empty());
+        let is_heard = is_for_group && (is_taken || self.has_nics());
         if !is_for_one && !is_heard {
             uplink.counters.count(UplinkEvent::RxUnclaimed);
         }
@@ -97,12 +164,12 @@ impl Switch {
     /// Takes a frame that came from an interface.
     fn take_from_nic(
         &self,
+        nic: &Nic,
         index: usize,
         fabric: &Fabric,
         frame: &mut [u8],
         floods: &mut Allowance,
     ) {
-        let nic = &self.nics[index];
         let addresses = forwarding::addresses(frame).filter(|_| nic::is_well_formed(frame));
         let Some((destination, source)) = addresses else { return nic.count(Event::RxMalformed) };
         if source != nic.mac {
@@ -129,7 +196,7 @@ impl Switch {
 
 impl engine::Uplink for Switch {
     fn send(&self, segments: Segments<'_>) {
-        if !self.nics.is_empty() {
+        if self.has_nics() {
             // The frame is taken apart in a copy, because the uplink may want it as a whole.
             let mut frame = segments.frame.to_vec();
             let (mut split, mut is_for_one) = (Split::new(&frame, segments.segment), false);
@@ -154,6 +221,8 @@ enum Source {
     Uplink,
     /// The intake of the uplink may be the thread's again.
     Intake,
+    /// Interfaces have come or gone.
+    Changes,
     /// A VMM connects.
     Listener(usize),
     /// The connection of a VMM.
@@ -166,6 +235,7 @@ impl Source {
             Self::End => 0,
             Self::Uplink => 1,
             Self::Intake => 2,
+            Self::Changes => 3,
             Self::Listener(index) => 4 + 2 * index as u64,
             Self::Link(index) => 5 + 2 * index as u64,
         }
@@ -177,6 +247,7 @@ impl Source {
             0 => Self::End,
             1 => Self::Uplink,
             2 => Self::Intake,
+            3 => Self::Changes,
             even if even % 2 == 0 => Self::Listener(index),
             _ => Self::Link(index),
         }
@@ -191,6 +262,7 @@ fn data(source: Source) -> epoll::EventData {
 /// What comes from an interface.
 #[derive(Debug)]
 struct Session {
+    nic: Arc<Nic>,
     /// The connection, if there is one.
     incoming: Option<Incoming>,
     /// How many frames to groups the guest may send.
@@ -213,7 +285,8 @@ struct Turns<'a> {
     /// last looked.
     watches: bool,
     epoll: OwnedFd,
-    sessions: Vec<Session>,
+    /// What comes from each interface, by its index.
+    sessions: Vec<Option<Session>>,
     /// Whether something may have come over the uplink that was not taken.
     is_uplink_ready: bool,
 }
@@ -231,18 +304,31 @@ impl<'a> Turns<'a> {
         if let Some(intake) = intake {
             epoll::add(&epoll, intake.waker.as_fd(), data(Source::Intake), edge)?;
         }
-        for (index, nic) in switch.nics.iter().enumerate() {
-            epoll::add(&epoll, nic.socket.listener(), data(Source::Listener(index)), edge)?;
+        epoll::add(&epoll, switch.changes.as_fd(), data(Source::Changes), edge)?;
+        let (watches, sessions, is_uplink_ready) = Default::default();
+        let mut this = Self { switch, fabric, intake, watches, epoll, sessions, is_uplink_ready };
+        this.follow_changes()?;
+        Ok(this)
+    }
+
+    /// Begins to serve the interfaces that have come, and ends that for those that have gone.
+    fn follow_changes(&mut self) -> Result<(), Error> {
+        let nics = self.switch.slots().clone();
+        self.sessions.resize_with(nics.len(), || None);
+        for (index, (session, nic)) in self.sessions.iter_mut().zip(nics).enumerate() {
+            if session.as_ref().map(|session| Arc::as_ptr(&session.nic))
+                == nic.as_ref().map(Arc::as_ptr)
+            {
+                continue;
+            }
+            if let Some(session) = session.take() {
+                session.leave(&self.epoll);
+            }
+            if let Some(nic) = nic {
+                *session = Some(Session::new(&self.epoll, nic, index)?);
+            }
         }
-        // What came before is told of by no event.
-        let session = |_: &Nic| Session {
-            incoming: None,
-            floods: Allowance::new(Instant::now()),
-            is_ready: false,
-            is_awaited: true,
-        };
-        let sessions = switch.nics.iter().map(session).collect();
-        Ok(Self { switch, fabric, intake, watches: false, epoll, sessions, is_uplink_ready: false })
+        Ok(())
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -280,8 +366,10 @@ impl<'a> Turns<'a> {
 
     /// Takes events, and waits for one if there is nothing to do. Returns `false` at the end.
     fn wait(&mut self) -> Result<bool, Error> {
-        let is_busy = self.is_uplink_ready || self.sessions.iter().any(Session::has_work);
-        let may_sleep = !is_busy && self.intake.is_none_or(|intake| intake.waker.may_sleep());
+        let is_busy = self.is_uplink_ready || self.sessions.iter().flatten().any(Session::has_work);
+        let may_sleep = !is_busy
+            && self.switch.changes.may_sleep()
+            && self.intake.is_none_or(|intake| intake.waker.may_sleep());
         let at_once = (!may_sleep).then(Timespec::default);
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: data(Source::End) };
         let mut events = [none; BURST];
@@ -297,24 +385,39 @@ impl<'a> Turns<'a> {
             match Source::of(event.data.u64()) {
                 Source::End => return Ok(false),
                 Source::Uplink => self.is_uplink_ready = true,
-                // The next round looks at it.
-                Source::Intake => {}
-                Source::Listener(index) => self.sessions[index].is_awaited = true,
+                // The next round looks at it, or this one does below.
+                Source::Intake | Source::Changes => {}
+                Source::Listener(index) => {
+                    if let Some(session) = self.session(index) {
+                        session.is_awaited = true;
+                    }
+                }
                 Source::Link(index) => {
-                    self.sessions[index].is_ready = true;
-                    self.switch.nics[index].flush();
+                    if let Some(session) = self.session(index) {
+                        session.is_ready = true;
+                        session.nic.flush();
+                    }
                 }
             }
+        }
+        if self.switch.changes.take() {
+            self.follow_changes()?;
         }
         Ok(true)
     }
 
+    fn session(&mut self, index: usize) -> Option<&mut Session> {
+        self.sessions.get_mut(index)?.as_mut()
+    }
+
     /// Accepts a VMM, or takes frames from one.
     fn serve_nic(&mut self, index: usize) {
-        let (nic, session) = (&self.switch.nics[index], &mut self.sessions[index]);
+        let session = self.sessions[index].as_mut().filter(|session| session.has_work());
+        let Some(session) = session else { return };
+        let nic = session.nic.clone();
         if session.incoming.is_none() && session.is_awaited {
             match nic.socket.accept() {
-                Ok(Some(stream)) => session.begin(&self.epoll, nic, index, stream),
+                Ok(Some(stream)) => session.begin(&self.epoll, index, stream),
                 Ok(None) => session.is_awaited = false,
                 Err(error) => {
                     tracing::warn!(guest = nic.guest, %error, "accepting a network interface");
@@ -327,15 +430,33 @@ impl<'a> Turns<'a> {
                 return;
             };
             match incoming.take() {
-                Ok(Some(frame)) => self.switch.take_from_nic(index, self.fabric, frame, floods),
+                Ok(Some(frame)) => {
+                    self.switch.take_from_nic(&nic, index, self.fabric, frame, floods);
+                }
                 Ok(None) => session.is_ready = false,
-                Err(ended) => session.end(nic, &ended),
+                Err(ended) => session.end(&ended),
             }
         }
     }
 }
 
 impl Session {
+    /// Begins to wait for a VMM.
+    fn new(epoll: &OwnedFd, nic: Arc<Nic>, index: usize) -> Result<Self, Error> {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(epoll, nic.socket.listener(), data(Source::Listener(index)), edge)?;
+        let floods = Allowance::new(Instant::now());
+        // What came before is told of by no event.
+        Ok(Self { nic, incoming: None, floods, is_ready: false, is_awaited: true })
+    }
+
+    /// Ends all service, because the interface has gone.
+    fn leave(self, epoll: &OwnedFd) {
+        // This fails only if it was never added.
+        let _ = epoll::delete(epoll, self.nic.socket.listener());
+        self.nic.disconnect();
+    }
+
     /// Returns whether there is something to do.
     fn has_work(&self) -> bool {
         if self.incoming.is_some() {
@@ -346,7 +467,8 @@ impl Session {
     }
 
     /// Begins to serve a VMM.
-    fn begin(&mut self, epoll: &OwnedFd, nic: &Nic, index: usize, stream: UnixStream) {
+    fn begin(&mut self, epoll: &OwnedFd, index: usize, stream: UnixStream) {
+        let nic = &self.nic;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         if let Err(error) = epoll::add(epoll, &stream, data(Source::Link(index)), edge) {
             return tracing::warn!(guest = nic.guest, %error, "the network interface is not served");
@@ -357,7 +479,8 @@ impl Session {
     }
 
     /// Ends the connection. Its descriptor is closed, and so the epoll instance forgets it.
-    fn end(&mut self, nic: &Nic, reason: &Ended) {
+    fn end(&mut self, reason: &Ended) {
+        let nic = &self.nic;
         match reason {
             Ended::Closed => tracing::info!(guest = nic.guest, "network interface disconnected"),
             Ended::Length(_) => nic.count(Event::BadLength),

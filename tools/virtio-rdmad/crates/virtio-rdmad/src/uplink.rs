@@ -27,6 +27,9 @@ pub struct Uplink {
     pub network: String,
     /// What carries the packets, for logs and reports.
     pub name: String,
+    /// Whether it carries what network interfaces of guests send and are sent: a tap must not give whole trains of
+    /// packets to them, and a packet socket has packets of RoCE v2 alone.
+    pub takes_nics: bool,
     /// What it counts.
     pub counters: Counters,
 }
@@ -42,6 +45,11 @@ impl Uplink {
     /// Opens the uplink of a network that has these guests.
     pub fn open(spec: &UplinkSpec, guests: &[&GuestSpec]) -> Result<Arc<Self>, Error> {
         let have_nics = guests.iter().any(|guest| guest.nic.is_some());
+        let takes_nics = match &spec.way {
+            WaySpec::Tap(_) => have_nics,
+            WaySpec::Interface(_) => false,
+            WaySpec::Tunnel(_) => true,
+        };
         let way = match &spec.way {
             // A train of packets that are not of RoCE v2 is of no use to an interface.
             WaySpec::Tap(name) => Way::Port(Port::tap(name, !have_nics)?),
@@ -57,7 +65,7 @@ impl Uplink {
         };
         let (network, name) = (spec.network.clone(), spec.way.to_string());
         let counters = Counters::new(&name);
-        Ok(Arc::new(Self { way, network, name, counters }))
+        Ok(Arc::new(Self { way, network, name, takes_nics, counters }))
     }
 
     /// Has the uplink carry packets to these guests, which are all of the network. Any thread may call this.

@@ -489,14 +489,16 @@ fn a_process_starts_without_a_guest() {
 fn guests_that_cannot_come_are_refused() {
     let daemon = Daemon::start("refuse");
     let spec = |keys: &str| format!("{keys},vhost-user={}", daemon.path("c").display());
+    let with_nic = format!("name=c,mac=52:54:00:00:00:09,nic={}", daemon.path("n").display());
     for (keys, error) in [
         ("name=a", "NameTaken"),
         ("name=c,mac=52:54:00:00:00:01", "AddressTaken"),
-        ("name=c,mac=52:54:00:00:00:09,nic=/n", "NotSupported"),
+        (&with_nic, "NotSupported"),
     ] {
         let (worked, said) = run(&daemon, &["add", "--guest", &spec(keys)]);
         assert!(!worked && said.contains(error), "{keys}: {said}");
-        assert!(!daemon.path("c").exists(), "the socket of a guest that was refused");
+        let is_there = daemon.path("c").exists() || daemon.path("n").exists();
+        assert!(!is_there, "the sockets of a guest that was refused");
     }
     let mut socket = connect(&daemon.path("control"));
     let method = "org.virtio-rdma.Daemon.AddGuest";
@@ -922,6 +924,56 @@ fn frames_go_from_one_process_to_another() {
         one.end();
         two.end();
     }
+}
+
+/// Sends a frame from one network interface to another one.
+fn send_frame((from, mut sender): (u8, &UnixStream), (to, mut receiver): (u8, &UnixStream)) {
+    let mac = |guest: u8| [0x52, 0x54, 0, 0, 0, guest];
+    let frame = [&mac(to)[..], &mac(from), &[0x88, 0xb5], &[from; 100]].concat();
+    let framed = [&u32::try_from(frame.len()).unwrap().to_be_bytes()[..], &frame].concat();
+    sender.write_all(&framed).unwrap();
+    let mut came = vec![0; framed.len()];
+    receiver.read_exact(&mut came).unwrap();
+    assert_eq!(came, framed);
+}
+
+/// A guest that is added has a network interface, also after a restart, until it is removed.
+#[test]
+fn added_guests_have_network_interfaces() {
+    let nic = std::env::temp_dir().join(format!("rdmad-nic-{}", std::process::id()));
+    let first = format!("name=a,mac=52:54:00:00:00:01,nic={},vfio-user", nic.display());
+    let mut daemon = Daemon::supervised("nics", &[&first]);
+    let added = daemon.path("n");
+    let spec = format!(
+        "name=b,mac=52:54:00:00:00:02,nic={},vfio-user={}",
+        added.display(),
+        daemon.path("b").display()
+    );
+    for round in 0..3 {
+        assert_eq!(run(&daemon, &["add", "--guest", &spec]), (true, String::new()));
+        for restart in [false, true] {
+            if restart {
+                daemon.restart();
+            }
+            let (one, mut other) = (connect(&nic), connect(&added));
+            for _ in 0..2 {
+                daemon.wait_for("network interface connected");
+            }
+            send_frame((1, &one), (2, &other));
+            send_frame((2, &other), (1, &one));
+            let status = daemon.status();
+            let guests = status["guests"].as_array().unwrap();
+            let b = guests.iter().find(|guest| guest["name"] == "b").unwrap();
+            assert_eq!(b["nic"]["rx_frames"], 1, "round {round}: {b}");
+            if restart {
+                assert_eq!(run(&daemon, &["remove", "b"]), (true, String::new()));
+                assert_eq!(other.read(&mut [0; 1]).unwrap_or(0), 0, "its connection ends");
+            }
+            drop((one, other));
+        }
+        assert!(!added.exists() && !daemon.path("b").exists());
+    }
+    daemon.end();
 }
 
 /// DEVICE_NEEDS_RESET.

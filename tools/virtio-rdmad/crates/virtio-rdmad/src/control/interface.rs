@@ -3,6 +3,7 @@
 
 use std::io::BufRead;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,9 +13,10 @@ use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
 use crate::guests::{AddError, MoveError, RemoveError};
+use crate::nic::Framing;
 use crate::options::GuestSpec;
 use crate::report::EventReport;
-use crate::socket::Socket;
+use crate::socket::{Kind, Socket};
 
 /// The interface.
 pub const NAME: &str = "org.virtio-rdma.Daemon";
@@ -41,9 +43,12 @@ const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
 
 /// What [`REMOVE_GUEST`] answers.
 #[derive(Debug, Deserialize, Serialize)]
-pub struct Removed {
+pub struct RemoveReply {
     /// The path of the socket.
     pub socket: String,
+    /// The path of the socket of its network interface, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
     /// Whether the guest is gone already.
     pub removed: bool,
 }
@@ -77,13 +82,16 @@ impl Daemon {
     fn add_guest(&self, spec: &str) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
         let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
-        if !spec.path.is_absolute() {
+        if spec.sockets().any(|path| path.is_relative()) {
             // Whoever removes the socket may do so from another directory.
             return Err(invalid(&"the path of the socket is relative"));
         }
-        let socket = self.socket()?;
+        let nic = spec.nic.as_ref().map(|_| Framing::of(spec.transport).kind());
+        let kinds: Vec<_> = std::iter::once(Kind::Stream).chain(nic).collect();
+        let mut sockets = self.sockets(&kinds)?.into_iter();
+        let Some(socket) = sockets.next() else { return Err(no_socket(NO_SOCKETS)) };
         let name = spec.name.clone();
-        match self.surveyed.guests.add_one_more(spec, socket, None) {
+        match self.surveyed.guests.add_one_more(spec, socket, sockets.next(), None) {
             Ok(_) => {
                 tracing::info!(guest = name, "added");
                 Ok(Reply::parameters(Some(json!({}))))
@@ -104,8 +112,9 @@ impl Daemon {
             Ok(guest) => {
                 let removed = guest.link.worker().is_none();
                 tracing::info!(guest = name, removed, "to leave");
-                let socket = guest.spec.path.to_string_lossy().into_owned();
-                Ok(parameters(&Removed { socket, removed }))
+                let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+                let (socket, nic) = (text(&guest.spec.path), guest.spec.nic.as_ref().map(text));
+                Ok(parameters(&RemoveReply { socket, nic, removed }))
             }
             Err(RemoveError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
             Err(RemoveError::Connected(name)) => Err(refused("GuestConnected", "name", &name)),
@@ -114,7 +123,8 @@ impl Daemon {
 
     /// Has the next VMM that connects to the listening socket, which has come with the call, take a guest over.
     fn move_guest(&self, name: &str) -> Result<Reply, Refused> {
-        let socket = self.socket()?;
+        let socket = self.sockets(&[Kind::Stream])?.pop();
+        let Some(socket) = socket else { return Err(no_socket(NO_SOCKETS)) };
         match self.surveyed.guests.move_to(name, socket) {
             Ok(()) => {
                 tracing::info!(guest = name, "to move to another connection");
@@ -128,15 +138,17 @@ impl Daemon {
         }
     }
 
-    /// Takes the listening socket that has come with the call.
-    fn socket(&self) -> Result<Socket, Refused> {
+    /// Takes the listening sockets that have come with the call, which must be of these kinds.
+    fn sockets(&self, kinds: &[Kind]) -> Result<Vec<Socket>, Refused> {
         let mut descriptors =
             self.besides.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        let no_socket = |reason: &str| refused("InvalidSocket", "reason", reason);
-        let (Some(descriptor), None) = (descriptors.pop(), descriptors.pop()) else {
-            return Err(no_socket("a listening socket must come with the call, and nothing else"));
-        };
-        Socket::passed(descriptor).map_err(|error| no_socket(&error.to_string()))
+        let descriptors = std::mem::take(&mut *descriptors);
+        if descriptors.len() != kinds.len() {
+            return Err(no_socket(NO_SOCKETS));
+        }
+        let take = |(descriptor, kind): (OwnedFd, &Kind)| Socket::passed(descriptor, *kind);
+        let sockets: Result<_, _> = descriptors.into_iter().zip(kinds).map(take).collect();
+        sockets.map_err(|error| no_socket(&error.to_string()))
     }
 
     fn monitor(&self, call: &mut Call<'_>) -> varlink::Result<()> {
@@ -161,6 +173,15 @@ enum Refused {
 fn refused(error: &str, parameter: &str, value: &str) -> Refused {
     let parameters = json!({ parameter: value });
     Refused::Error(Reply::error(format!("{NAME}.{error}"), Some(parameters)))
+}
+
+/// What a call says whose sockets are not there.
+const NO_SOCKETS: &str =
+    "the listening socket must come with the call, with nic= that of the interface behind it, and nothing else";
+
+/// Returns the error of a call whose sockets are not right.
+fn no_socket(reason: &str) -> Refused {
+    refused("InvalidSocket", "reason", reason)
 }
 
 /// Returns an answer with these parameters.

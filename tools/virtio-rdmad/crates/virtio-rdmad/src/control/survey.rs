@@ -11,7 +11,6 @@ use engine::{Address, DeviceStatus, Limits, QpStatus, SrqStatus};
 use crate::guest::Guest;
 use crate::guests::{Guests, MAX_GUESTS};
 use crate::histogram;
-use crate::nic::Nic;
 use crate::report::{
     BucketReport, GidReport, GuestReport, HistogramReport, LimitsReport, QpReport, Report,
     SrqReport, UplinkReport, WorkerReport,
@@ -81,8 +80,8 @@ fn uplink_report(switch: &Switch) -> Option<UplinkReport> {
 
 /// Returns what the network interface of a guest counts; nothing if the switch does not serve it.
 fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> {
-    let mut nics = switches.iter().flat_map(|switch| &switch.nics);
-    nics.find(|nic| nic.guest == guest).map(Nic::counters).unwrap_or_default()
+    let mut nics = switches.iter().flat_map(|switch| switch.nics());
+    nics.find(|nic| nic.guest == guest).map(|nic| nic.counters()).unwrap_or_default()
 }
 
 fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {

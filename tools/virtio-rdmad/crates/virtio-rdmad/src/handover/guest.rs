@@ -21,7 +21,7 @@ use crate::options::{GuestSpec, SpecError};
 /// The beginning of the names of what is kept. A number follows.
 const NAME: &str = "guest-";
 
-/// The record of a guest's journal. The descriptors of the set are: the journal, the listener if there is one, and
+/// The record of a guest's journal. The descriptors of the set are: the journal, the listeners if there are any, and
 /// with a connection its socket and the descriptors of its state.
 #[derive(Debug, Deserialize, Serialize)]
 struct Record {
@@ -29,7 +29,8 @@ struct Record {
     spec: String,
     /// Whether it was added while the process ran.
     is_added: bool,
-    /// Whether the socket that its VMM connects to is kept.
+    /// Whether the socket that its VMM connects to is kept, and behind it that of its network interface if the spec has
+    /// `nic=`.
     has_listener: bool,
     /// What the VMM that is connected has said.
     connection: Option<Vec<u8>>,
@@ -85,34 +86,34 @@ pub struct Kept {
     stash: Stash,
     journal: Journal,
     record: Record,
-    listener: Option<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     /// The VMM that is connected.
     stream: Option<UnixStream>,
 }
 
 impl Kept {
-    /// Begins to keep a guest, which has this number: one that no other guest has, nor had. `listener` is the socket
-    /// that its VMM connects to, if the successor cannot make that itself. Returns nothing, and logs why, if the guest
+    /// Begins to keep a guest, which has this number: one that no other guest has, nor had. `listeners` are the
+    /// sockets that its VMM connects to, if the successor cannot make them itself. Returns nothing, and logs why, if the guest
     /// cannot be kept.
     pub fn new(
         manager: &Arc<Manager>,
         number: u64,
         spec: &str,
         is_added: bool,
-        listener: Option<OwnedFd>,
+        listeners: Vec<OwnedFd>,
     ) -> Option<Self> {
         let name = format!("{NAME}{number}");
         let begin = || {
             let record = Record {
                 spec: spec.to_owned(),
                 is_added,
-                has_listener: listener.is_some(),
+                has_listener: !listeners.is_empty(),
                 connection: None,
                 left: None,
             };
             let (stash, journal) = (Stash::new()?, Journal::new()?);
             let (manager, stream) = (manager.clone(), None);
-            let mut kept = Self { manager, name, stash, journal, record, listener, stream };
+            let mut kept = Self { manager, name, stash, journal, record, listeners, stream };
             kept.write(Change::Descriptors, &[], None)?;
             kept.manager.keep(&kept.name, kept.stash.sockets())?;
             Ok::<_, KeepError>(kept)
@@ -126,7 +127,7 @@ impl Kept {
         spec.clone_into(&mut self.record.spec);
         self.record.is_added = is_added;
         if !is_added {
-            self.listener = None;
+            self.listeners.clear();
             self.record.has_listener = false;
         }
     }
@@ -203,7 +204,7 @@ impl Kept {
             return Ok(self.journal.write(self.stash.set(), &record)?);
         }
         let mut descriptors = vec![self.journal.file()];
-        descriptors.extend(self.listener.as_ref().map(AsFd::as_fd));
+        descriptors.extend(self.listeners.iter().map(AsFd::as_fd));
         descriptors.extend(self.stream.as_ref().map(AsFd::as_fd));
         descriptors.extend(of_state.iter().map(|descriptor| descriptor.as_fd()));
         descriptors.extend(image);
@@ -284,6 +285,8 @@ pub struct Left {
     pub is_added: bool,
     /// The socket that its VMM connects to, if that was kept.
     pub listener: Option<OwnedFd>,
+    /// The socket of its network interface, if that was kept.
+    pub nic: Option<OwnedFd>,
     /// Its VMM, if one is connected.
     pub connected: Option<Connected>,
     /// When that process left it, if it has ended in order, as a time of CLOCK_MONOTONIC in nanoseconds.
@@ -344,22 +347,24 @@ impl Left {
             Some(None) => Err(KeepError::NoSet),
             descriptor => Ok(descriptor.flatten()),
         };
+        let spec: GuestSpec = record.spec.parse()?;
         let listener = take(record.has_listener)?;
+        let nic = take(record.has_listener && spec.nic.is_some())?;
         let stream = take(record.connection.is_some())?;
         let mut descriptors: Vec<_> = set.map(Arc::new).collect();
         let image = record.left.and_then(|_| descriptors.pop());
         let image = image.map(|file| bytes_of(&file)).transpose()?;
-        let (spec, is_added, since) = (record.spec.parse()?, record.is_added, record.left);
+        let (is_added, since) = (record.is_added, record.left);
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
             stream: stream.into(),
             said: Some(Said { state: State { bytes, descriptors }, image }),
         });
-        let kept_listener = listener.as_ref().map(OwnedFd::try_clone).transpose()?;
+        let listeners = listener.iter().chain(&nic).map(OwnedFd::try_clone);
+        let listeners = listeners.collect::<Result<_, _>>()?;
         let (manager, name, stream) = (manager.clone(), name.to_owned(), None);
-        let mut kept =
-            Kept { manager, name, stash, journal, record, listener: kept_listener, stream };
+        let mut kept = Kept { manager, name, stash, journal, record, listeners, stream };
         kept.forget_image()?;
-        Ok(Self { kept, spec, is_added, listener, connected, since })
+        Ok(Self { kept, spec, is_added, listener, nic, connected, since })
     }
 }
 

@@ -2,7 +2,7 @@
 //! A switch, and the VMMs of its guests.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use rustix::net::{connect, socket_with, AddressFamily, SocketAddrUnix, SocketFla
 
 use super::*;
 use crate::nic::Framing;
+use crate::socket::Socket;
 
 /// A bound on what does not happen if something is broken.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -33,6 +34,12 @@ fn frame(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from[..], &[0x88, 0xb5], payload].concat()
 }
 
+/// Makes the interface of a guest, with a socket in this directory.
+fn open(directory: &Path, guest: usize, framing: Framing) -> Nic {
+    let socket = Socket::bind(&directory.join(guest.to_string()), framing.kind()).unwrap();
+    Nic::new(&guest.to_string(), mac(guest), framing, socket)
+}
+
 impl Running {
     fn new(name: &str, framings: &[Framing]) -> Self {
         Self::with_uplink(name, framings, None)
@@ -42,11 +49,9 @@ impl Running {
         let directory =
             std::env::temp_dir().join(format!("rdmad-switch-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let nic = |(guest, framing): (usize, &Framing)| {
-            Nic::open("guest", mac(guest), *framing, &directory.join(guest.to_string())).unwrap()
-        };
+        let nic = |(guest, framing): (usize, &Framing)| open(&directory, guest, *framing);
         let nics = framings.iter().enumerate().map(nic).collect();
-        let switch = Arc::new(Switch { uplink: uplink.clone(), nics });
+        let switch = Arc::new(Switch::new(uplink.clone(), nics).unwrap());
         let (end, ended) = UnixStream::pair().unwrap();
         let (of_thread, fabric) = (Arc::clone(&switch), Fabric::new(FabricConfig::default()));
         let intake = |uplink| Intake::new(Arc::clone(&switch), uplink, Arc::clone(&fabric));
@@ -79,14 +84,14 @@ impl Running {
             .enumerate()
             .map(|(guest, framing)| self.connect(guest, *framing))
             .collect();
-        while !self.switch.nics.iter().all(Nic::is_connected) {
+        while !self.switch.nics().iter().all(|nic| nic.is_connected()) {
             std::thread::yield_now();
         }
         vmms
     }
 
     fn count(&self, guest: usize, name: &str) -> u64 {
-        self.switch.nics[guest].counters()[name]
+        self.switch.nics()[guest].counters()[name]
     }
 }
 
@@ -270,4 +275,32 @@ fn frames_come_over_the_uplink() {
     let counters = uplink.read_counters();
     assert_eq!((counters["rx_unclaimed"], counters["rx_own_source"]), (1, 1));
     assert_eq!(counters["rx_frames"], 4);
+}
+
+/// Interfaces come to a switch that runs, and leave it. Another one takes over an index.
+#[test]
+fn interfaces_come_and_go() {
+    let framings = [Framing::Stream, Framing::Packets];
+    let running = Running::new("come", &framings);
+    let vmms = running.connect_all(&framings);
+    for round in 0..20 {
+        let added = 2 + round % 2;
+        let framing = framings[round % 2];
+        running.switch.add_nic(open(&running.directory, added, framing));
+        let vmm = running.connect(added, framing);
+        let to_first = frame(mac(0), mac(added), &[7; 100]);
+        vmm.send(&to_first);
+        assert_eq!(vmms[0].receive(), to_first, "round {round}");
+        let back = frame(mac(added), mac(0), &[8; 100]);
+        vmms[0].send(&back);
+        assert_eq!(vmm.receive(), back, "round {round}");
+        running.switch.remove_nic(&added.to_string());
+        assert_eq!((&vmm.stream).read(&mut [0; 1]).unwrap_or(0), 0, "its connection ends");
+        // The others go on.
+        let between = frame(mac(1), mac(0), &[9; 100]);
+        vmms[0].send(&between);
+        assert_eq!(vmms[1].receive(), between);
+    }
+    running.switch.remove_nic("nobody");
+    assert_eq!(running.switch.nics().len(), 2);
 }

@@ -208,7 +208,7 @@ mod tests {
             let (here, there) = (at(0x81 + 2 * test), at(0x82 + 2 * test));
             let spec = format!("vxlan=9,local={here},remote={there}").parse().unwrap();
             let uplink = Uplink::open(&spec, &[]).unwrap();
-            let switch = Arc::new(Switch { uplink: Some(uplink.clone()), nics: Vec::new() });
+            let switch = Arc::new(Switch::new(Some(uplink.clone()), Vec::new()).unwrap());
             let fabric = Fabric::new(FabricConfig::default());
             let intake = Arc::new(Intake::new(switch, uplink, fabric).unwrap());
             let other = UdpSocket::bind((there, 0)).unwrap();

@@ -54,7 +54,8 @@ impl Bench {
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
             let memory = memory::Policy::default();
-            all.add(Arriving { spec, socket, memory, kept: None, is_added: false }).unwrap()
+            all.add(Arriving { spec, socket, nic: None, memory, kept: None, is_added: false })
+                .unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let make =
