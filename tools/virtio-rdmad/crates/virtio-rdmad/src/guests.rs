@@ -86,6 +86,8 @@ pub struct Guests {
     others: Mutex<HashMap<String, Arc<Fabric>>>,
     /// The switches, by network.
     switches: HashMap<String, Arc<Switch>>,
+    /// Locked by whoever tells an uplink which guests there are.
+    telling: Mutex<()>,
     workers: Arc<[WorkerHandle]>,
     events: Arc<Events>,
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
@@ -125,8 +127,8 @@ impl Guests {
         events: Arc<Events>,
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (slots, others) = (RwLock::default(), Mutex::default());
-        Ok(Self { slots, fixed, others, switches, workers, events, changes, keeper: None })
+        let (slots, others, telling, keeper) = Default::default();
+        Ok(Self { slots, fixed, others, switches, telling, workers, events, changes, keeper })
     }
 
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
@@ -195,9 +197,10 @@ impl Guests {
     fn tell_uplink(&self, network: &str) -> Result<(), Error> {
         let switch = self.switches.get(network);
         let Some(uplink) = switch.and_then(|switch| switch.uplink.as_ref()) else { return Ok(()) };
-        // Nobody else tells it of other guests meanwhile.
-        let slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let specs = slots.iter().flatten().map(|guest| &guest.spec);
+        // Nobody else tells it of other guests meanwhile. Workers do not wait for the kernel's interfaces here.
+        let _told = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let guests = self.all();
+        let specs = guests.iter().map(|guest| &guest.spec);
         uplink.set_guests(specs.filter(|spec| spec.network == network))
     }
 

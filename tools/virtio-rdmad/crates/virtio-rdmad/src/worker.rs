@@ -330,8 +330,12 @@ impl Worker {
         });
     }
 
+    fn position(&self, guest: u32) -> Option<usize> {
+        self.connections.iter().position(|connection| connection.guest.index == guest)
+    }
+
     fn connection(&mut self, guest: u32) -> Option<&mut Connection> {
-        self.connections.iter_mut().find(|connection| connection.guest.index == guest)
+        self.position(guest).map(|at| &mut self.connections[at])
     }
 
     fn dispatch(&mut self, events: &[Source]) {
@@ -373,8 +377,7 @@ impl Worker {
 
     /// Hands a guest to another worker, if this worker serves it.
     fn send_away(&mut self, guest: u32, to: usize) {
-        let at = self.connections.iter().position(|connection| connection.guest.index == guest);
-        let Some(at) = at.filter(|_| to != self.index) else { return };
+        let Some(at) = self.position(guest).filter(|_| to != self.index) else { return };
         if let Err(connection) = self.hand_over(at, to) {
             // It has retired.
             connection.guest.link.set_worker(Some(self.index));
@@ -384,8 +387,12 @@ impl Worker {
 
     /// Has a VMM, which has connected, take a guest over. A guest that is served elsewhere by now is taken over there.
     fn take_over(&mut self, guest: u32, stream: UnixStream) {
-        if let Some(connection) = self.connection(guest) {
-            return connection.succeed(stream);
+        if let Some(at) = self.position(guest) {
+            self.guard(at, |connection| {
+                connection.succeed(stream);
+                Ok(())
+            });
+            return;
         }
         // It may be on its way to this worker.
         if let Some(guest) = self.guests.get(guest) {
