@@ -1184,7 +1184,7 @@ fn another_vmm_takes_a_guest_over() {
     for _ in 0..5 {
         pair.send();
         let path = moves(&daemon);
-        wait_for_end(pair.guests[0].change_vmm(&path));
+        wait_for_end(pair.guests[0].change_vmm(connect(&path)));
         daemon.wait_for("another VMM has taken the guest over");
         pair.guests[0].query_port();
         pair.receive();
@@ -1242,7 +1242,7 @@ fn a_vmm_that_does_not_fit_takes_no_guest_over() {
     for (reason, misfit) in misfits {
         pair.send();
         let path = moves(&daemon);
-        let vmm = pair.guests[0].try_change_vmm(&path, misfit);
+        let vmm = pair.guests[0].try_change_vmm(connect(&path), misfit);
         if reason == "the VMM closed the connection" {
             drop(vmm);
             wait_for_not_moved(&mut daemon, reason);
@@ -1292,7 +1292,7 @@ fn a_guest_that_was_taken_over_outlives_a_restart() {
     let mut daemon = Daemon::supervised("moved", &["name=a,vhost-user", "name=b,vhost-user"]);
     let mut pair = pair(&daemon);
     pair.send();
-    wait_for_end(pair.guests[0].change_vmm(&moves(&daemon)));
+    wait_for_end(pair.guests[0].change_vmm(connect(&moves(&daemon))));
     daemon.restart();
     pair.receive();
     pair.send();

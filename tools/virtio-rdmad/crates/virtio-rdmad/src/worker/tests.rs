@@ -402,7 +402,8 @@ fn a_guest_goes_on_while_it_is_moved() {
     assert!(guests.iter().all(|guest| guest.work() > Duration::ZERO));
 }
 
-/// Messages between two guests are under way while these are handed back and forth. Each comes once, in order.
+/// Messages between two guests are under way while these are handed back and forth, and while other VMMs take one of them
+/// over. Each comes once, in order.
 #[test]
 fn messages_go_on_while_guests_are_moved() {
     let mut bench = Bench::with_two("messages-moved", 2);
@@ -426,6 +427,16 @@ fn messages_go_on_while_guests_are_moved() {
             move_one(&guests[round % 2]);
             pair.send();
             move_one(&guests[round / 2 % 2]);
+            if round % 10 == 0 {
+                // The guest is moved again while its next VMM sets the device up.
+                let (front_end, back_end) = UnixStream::pair().unwrap();
+                guests[0].link.take_over(back_end);
+                move_one(&guests[0]);
+                let mut before = pair.guests[0].change_vmm(front_end);
+                move_one(&guests[0]);
+                before.set_nonblocking(false).unwrap();
+                assert_eq!(before.read(&mut [0; 1]).unwrap_or(0), 0, "it is disconnected");
+            }
             pair.receive();
         }
     });

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Instant;
 
 use abi::*;
@@ -97,10 +96,10 @@ impl RdmaGuest {
         this
     }
 
-    /// Has another VMM, with the same memory, connect to this socket and set the device up. Returns the connection of the
+    /// Has another VMM, with the same memory, set the device up that is behind this socket. Returns the connection of the
     /// VMM from before.
-    pub fn change_vmm(&mut self, path: &Path) -> UnixStream {
-        let before = std::mem::replace(&mut self.socket, UnixStream::connect(path).unwrap());
+    pub fn change_vmm(&mut self, socket: UnixStream) -> UnixStream {
+        let before = std::mem::replace(&mut self.socket, socket);
         self.give_memory();
         for queue in self.queues.values_mut() {
             (queue.kick, queue.call) = (new_eventfd(), new_eventfd());
@@ -112,8 +111,13 @@ impl RdmaGuest {
         before
     }
 
-    /// Has a VMM connect to this socket that sets the device up in another way than the guest has it, as `change` says.
-    pub fn try_change_vmm(&mut self, path: &Path, change: impl FnOnce(&mut Self)) -> UnixStream {
+    /// Has a VMM set the device up that is behind this socket, in another way than the guest has it, as `change` says.
+    /// Returns its connection.
+    pub fn try_change_vmm(
+        &mut self,
+        socket: UnixStream,
+        change: impl FnOnce(&mut Self),
+    ) -> UnixStream {
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         let queues = self.queues.iter().map(|(index, queue)| {
             let &Queue { at, next, seen, .. } = queue;
@@ -126,7 +130,7 @@ impl RdmaGuest {
             ..*self
         };
         change(&mut other);
-        drop(other.change_vmm(path));
+        drop(other.change_vmm(socket));
         other.socket
     }
 
