@@ -16,9 +16,10 @@ use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 
 use crate::events::Events;
-use crate::guest::{Guest, Link};
+use crate::guest::{Guest, Link, Origin};
 use crate::handover::{Connected, Kept, Manager};
-use crate::options::GuestSpec;
+use crate::options::{GuestSpec, SpecError};
+use crate::policy::PolicyChange;
 use crate::socket::Socket;
 use crate::worker_handle::WorkerHandle;
 
@@ -61,6 +62,17 @@ pub enum RemoveError {
     Connected(String),
 }
 
+/// Why the policy of a guest cannot change.
+#[derive(Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SetError {
+    /// There is no guest of this name.
+    #[error("no guest has the name \"{0}\"")]
+    Unknown(String),
+    /// The guest would not be right any more.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
 /// The guests.
 pub struct Guests {
     slots: RwLock<Vec<Option<Arc<Guest>>>>,
@@ -94,8 +106,8 @@ pub struct Arriving {
     pub memory: Policy,
     /// What an earlier process has left of it.
     pub kept: Option<Kept>,
-    /// Whether it is not on the command line.
-    pub is_added: bool,
+    /// Who has named it.
+    pub origin: Origin,
 }
 
 impl Guests {
@@ -142,6 +154,7 @@ impl Guests {
         spec: GuestSpec,
         socket: Socket,
         kept: Option<Kept>,
+        origin: Origin,
     ) -> Result<Arc<Guest>, AddError> {
         let refuse = |reason| AddError::Network { network: spec.network.clone(), reason };
         if spec.nic.is_some() {
@@ -154,7 +167,7 @@ impl Guests {
         }
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        self.add(Arriving { spec, socket, memory, kept, is_added: true })
+        self.add(Arriving { spec, socket, memory, kept, origin })
     }
 
     /// Adds a guest.
@@ -180,35 +193,37 @@ impl Guests {
 
     fn make(&self, fabric: &Fabric, index: u32, mut arriving: Arriving) -> Guest {
         let kept = self.kept(&mut arriving).map(Mutex::new);
-        let Arriving { spec, socket, memory, .. } = arriving;
+        let Arriving { spec, socket, memory, origin, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
         let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
         let device = fabric.add_device(DeviceConfig {
             name,
             mac: spec.mac,
-            addresses: spec.addresses.clone(),
             limits: spec.limits.clone(),
+            policy: spec.policy.clone(),
             rings: spec.rings,
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
         let (rings, leaves) = Default::default();
-        Guest { spec, index, device, link, rings, memory, socket, leaves, kept }
+        let text = Mutex::new(spec.text.clone());
+        Guest { spec, text, origin, index, device, link, rings, memory, socket, leaves, kept }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
     fn kept(&self, arriving: &mut Arriving) -> Option<Kept> {
         let Keeper { manager, next } = self.keeper.as_ref()?;
         if let Some(mut kept) = arriving.kept.take() {
-            kept.go_on(&arriving.spec.text, arriving.is_added);
+            kept.go_on(&arriving.spec.text, arriving.origin);
             return Some(kept);
         }
-        // A later process makes the sockets of its command line itself.
-        let listener = arriving.is_added.then(|| arriving.socket.listener().try_clone().ok());
+        // A later process makes the sockets of its command line and its file itself.
+        let is_called = arriving.origin == Origin::Call;
+        let listener = is_called.then(|| arriving.socket.listener().try_clone().ok());
         let listener = listener.flatten().map(OwnedFd::from);
         let number = next.fetch_add(1, Ordering::Relaxed);
-        Kept::new(manager, number, &arriving.spec.text, arriving.is_added, listener)
+        Kept::new(manager, number, &arriving.spec.text, arriving.origin, listener)
     }
 
     /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
@@ -250,6 +265,13 @@ impl Guests {
         drop(slots);
         self.note_change();
         Ok(guest)
+    }
+
+    /// Changes what the guest of this name may do, while it runs. Returns what it is now, as in `--guest`.
+    pub fn set_policy(&self, name: &str, change: &PolicyChange) -> Result<String, SetError> {
+        let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
+        let guest = guest.ok_or_else(|| SetError::Unknown(name.to_owned()))?;
+        Ok(guest.set_policy(change)?)
     }
 
     /// Removes the guests that were to leave with their VMMs, which are gone now. The main thread calls this.
@@ -330,7 +352,8 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
-        guests.add_one_more(spec, Socket::passed(listener.into()).unwrap(), None)
+        let socket = Socket::passed(listener.into()).unwrap();
+        guests.add_one_more(spec, socket, None, Origin::Call)
     }
 
     #[test]
@@ -373,6 +396,20 @@ mod tests {
         guest.link.set_worker(None);
         guests.sweep();
         assert!(guests.all().is_empty());
+    }
+
+    #[test]
+    fn policies_change_one_key_at_a_time() {
+        let guests = guests();
+        let guest = add(&guests, "name=a,rate=1G,qps=9").unwrap();
+        let set = |name, change: &str| guests.set_policy(name, &change.parse().unwrap());
+        let text = set("a", "qps=7,pds=3").unwrap();
+        assert_eq!(text, "vhost-user=/s,name=a,rate=1G,qps=7,pds=3");
+        assert_eq!(set("a", "rate=default").unwrap(), "vhost-user=/s,name=a,qps=7,pds=3");
+        let quota = guest.device.status().quota;
+        assert_eq!((quota.qps, quota.pds, quota.wire_rate), (7, 3, None));
+        assert_eq!(guest.text(), "vhost-user=/s,name=a,qps=7,pds=3");
+        assert_eq!(set("b", "qps=7"), Err(SetError::Unknown("b".to_owned())));
     }
 
     #[test]

@@ -27,11 +27,13 @@ mod metrics;
 mod near_limits;
 mod nic;
 mod options;
+mod policy;
 mod poller;
 mod privileges;
 mod remover;
 mod report;
 mod sandbox;
+mod set;
 mod socket;
 mod spin;
 mod status;
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Some(Command::Watch(watch)) => watch::print(watch),
         Some(Command::Top(top)) => top::run(top),
         Some(Command::Add(add)) => add_remove::add(add),
+        Some(Command::Set(set)) => set::run(set),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),

@@ -100,6 +100,10 @@ pub struct GuestReport {
     pub transport: String,
     /// The path of the socket that its VMM connects to.
     pub socket: String,
+    /// What it is now, as in the option `--guest`.
+    pub spec: String,
+    /// Who has named it: "options", "file" or "call".
+    pub origin: String,
     /// The MAC address of its network interface, if the command line has it.
     pub mac: Option<String>,
     /// Whether its VMM is connected.
@@ -116,6 +120,8 @@ pub struct GuestReport {
     pub pds: usize,
     /// How many MRs it has.
     pub mrs: usize,
+    /// Bytes of memory that they cover.
+    pub memory: u64,
     /// How many memory windows it has.
     pub mws: usize,
     /// How many CQs it has.
@@ -132,7 +138,7 @@ pub struct GuestReport {
     pub nic: BTreeMap<String, u64>,
 }
 
-/// How many objects of each kind a guest may have.
+/// How much a guest may have: the smaller of what its device can have and what its policy allows.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct LimitsReport {
@@ -148,6 +154,8 @@ pub struct LimitsReport {
     pub mws: u64,
     /// PDs.
     pub pds: u64,
+    /// Bytes of memory that MRs cover, if that has a limit.
+    pub memory: Option<u64>,
 }
 
 /// An entry of a guest's GID table.
@@ -210,8 +218,8 @@ pub struct EventReport {
     /// Why, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws" or
-    /// "pds".
+    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws",
+    /// "pds" or "memory".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
     /// How much of that is used.

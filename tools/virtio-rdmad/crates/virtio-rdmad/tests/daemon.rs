@@ -274,6 +274,10 @@ fn the_control_socket_refuses_nonsense() {
         ("RemoveGuest", serde_json::json!({ "name": 7 }), "name"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "drain": "yes" }), "drain"),
         ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
+        ("SetPolicy", serde_json::json!({ "name": "a" }), "policy"),
+        ("SetPolicy", serde_json::json!({ "policy": "qps=9" }), "name"),
+        ("SetPolicy", serde_json::json!({ "name": "a", "policy": "qps=9", "x": 1 }), "x"),
+        ("AddGuest", serde_json::json!({ "spec": "name=x", "in_file": 1 }), "in_file"),
     ] {
         let answer = call(&mut socket, &format!("org.virtio-rdma.Daemon.{method}"), &parameters);
         assert_eq!(answer["parameters"]["parameter"], name, "{method}: {answer}");
@@ -419,6 +423,66 @@ fn guests_come_and_go() {
     wait_for_guest(&daemon, "a", false);
     let (worked, error) = run(&daemon, &["remove", "a"]);
     assert!(!worked && error.contains("UnknownGuest"), "{error}");
+    daemon.end();
+}
+
+/// The policy of a guest changes while its driver runs, which is refused more objects at once. What it has stays.
+#[test]
+fn policies_change_while_guests_run() {
+    let daemon = Daemon::start_with("set", &[], &["name=a,qps=100,vhost-user"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 4);
+    front_end.wait(4);
+    let guest = |daemon: &Daemon| daemon.status()["guests"][0].clone();
+    let set = |policy: &str| run(&daemon, &["set", "a", policy]);
+    let before = guest(&daemon);
+    assert_eq!((before["pds"].as_u64(), before["limits"]["memory"].as_u64()), (Some(4), None));
+    let done = (true, String::new());
+    assert_eq!(set("pds=3,memory=1G,gid=10.0.0.1+fd00::/64,qps=default"), done);
+    front_end.post(8);
+    front_end.kick();
+    front_end.wait(8);
+    let after = guest(&daemon);
+    assert_eq!(after["pds"], 4, "no PD has come, and none has gone");
+    assert_eq!(after["counters"]["command_no_resource"], 4);
+    assert_eq!(
+        (&after["limits"]["pds"], &after["limits"]["memory"]),
+        (&3.into(), &(1 << 30).into())
+    );
+    let path = daemon.path("a").display().to_string();
+    let spec = format!("name=a,vhost-user={path},pds=3,memory=1G,gid=10.0.0.1+fd00::/64");
+    assert_eq!((after["spec"].as_str(), after["origin"].as_str()), (Some(&*spec), Some("options")));
+    assert_eq!(set("pds=100"), done);
+    front_end.post(9);
+    front_end.kick();
+    front_end.wait(9);
+    assert_eq!(guest(&daemon)["pds"], 5);
+    drop(front_end);
+    daemon.end();
+}
+
+#[test]
+fn policies_that_are_wrong_are_refused() {
+    let daemon = Daemon::start("setting");
+    let method = "org.virtio-rdma.Daemon.SetPolicy";
+    let mut socket = connect(&daemon.path("control"));
+    let before = daemon.status()["guests"][0]["spec"].clone();
+    for (name, policy, error, parameter, value) in [
+        ("c", "qps=1", "UnknownGuest", "name", "c"),
+        ("a", "qps=1,rings=off", "NotChangeable", "key", "rings"),
+        ("a", "qps=1,pds=0", "InvalidPolicy", "key", "pds"),
+        ("a", "qps=1,speed=1", "InvalidPolicy", "key", "speed"),
+        ("a", "qps=1,qps=2", "InvalidPolicy", "key", "qps"),
+        ("a", "", "InvalidPolicy", "key", ""),
+    ] {
+        let parameters = serde_json::json!({ "name": name, "policy": policy });
+        let answer = call(&mut socket, method, &parameters);
+        assert_eq!(answer["error"], format!("org.virtio-rdma.Daemon.{error}"), "{answer}");
+        assert_eq!(answer["parameters"][parameter], value, "{answer}");
+    }
+    assert_eq!(daemon.status()["guests"][0]["spec"], before);
+    // The client sees such a mistake before it asks.
+    let (worked, error) = run(&daemon, &["set", "a", "mac=52:54:00:00:00:09"]);
+    assert!(!worked && error.contains("mac cannot be changed while the guest is there"), "{error}");
     daemon.end();
 }
 
@@ -978,6 +1042,38 @@ fn added_guests_outlive_the_process() {
     FrontEnd::start(connect(&daemon.path("b")), 1).wait(1);
     daemon.wait_for("disconnected");
     assert!(remove("b").status.success());
+    daemon.end();
+}
+
+/// A policy that was set is there in the next process, whoever has named the guest.
+#[test]
+fn policies_outlive_the_process() {
+    let mut daemon = Daemon::supervised("policy", &["name=a,pds=9,vhost-user"]);
+    let added = format!("name=b,pds=9,vhost-user={}", daemon.path("b").display());
+    assert_eq!(run(&daemon, &["add", "--guest", &added]), (true, String::new()));
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let limits = |daemon: &Daemon| {
+        let status = daemon.status();
+        [0, 1].map(|guest| status["guests"][guest]["limits"]["pds"].as_u64().unwrap())
+    };
+    assert_eq!(limits(&daemon), [9, 9]);
+    for (round, pds) in [(1, "1"), (2, "2")] {
+        for name in ["a", "b"] {
+            let change = format!("pds={pds}");
+            assert_eq!(run(&daemon, &["set", name, &change]), (true, String::new()));
+        }
+        daemon.restart();
+        assert_eq!(limits(&daemon), [round, round]);
+        front_end.post(u16::try_from(round).unwrap() + 1);
+        front_end.kick();
+        front_end.wait(u16::try_from(round).unwrap() + 1);
+        assert_eq!(daemon.status()["guests"][0]["pds"].as_u64(), Some(round), "the device obeys");
+    }
+    daemon.crash();
+    assert_eq!(limits(&daemon), [2, 2]);
+    assert_eq!(run(&daemon, &["remove", "b"]), (true, String::new()));
+    drop(front_end);
     daemon.end();
 }
 

@@ -170,7 +170,7 @@ impl Sender<'_> {
     /// what they ask for.
     fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
         if !self.config.wq.kind.is_connected() {
-            if self.hca.rate_limit.is_some() && self.holds_datagram(requester) {
+            if self.hca.rate_limit.rate().is_some() && self.holds_datagram(requester) {
                 return Step::Wait;
             }
             round.budget.spend(requester.wqe.request.total);

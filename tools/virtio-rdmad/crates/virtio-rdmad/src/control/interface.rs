@@ -11,8 +11,10 @@ use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
-use crate::guests::{AddError, RemoveError};
-use crate::options::GuestSpec;
+use crate::guest::Origin;
+use crate::guests::{AddError, RemoveError, SetError};
+use crate::options::{GuestSpec, SpecError};
+use crate::policy::{PolicyChange, PolicyError};
 use crate::report::EventReport;
 use crate::socket::Socket;
 
@@ -32,6 +34,9 @@ pub const ADD_GUEST: &str = "org.virtio-rdma.Daemon.AddGuest";
 
 /// The method that removes a guest.
 pub const REMOVE_GUEST: &str = "org.virtio-rdma.Daemon.RemoveGuest";
+
+/// The method that changes what a guest may do.
+pub const SET_POLICY: &str = "org.virtio-rdma.Daemon.SetPolicy";
 
 /// The error of a method that answers more than once, called by a client that wants one answer.
 const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
@@ -71,7 +76,7 @@ impl Daemon {
     }
 
     /// Adds a guest, whose listening socket has come with the call.
-    fn add_guest(&self, spec: &str) -> Result<Reply, Refused> {
+    fn add_guest(&self, spec: &str, origin: Origin) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
         let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
         if !spec.path.is_absolute() {
@@ -86,7 +91,7 @@ impl Daemon {
         };
         let socket = Socket::passed(descriptor).map_err(|error| no_socket(&error.to_string()))?;
         let name = spec.name.clone();
-        match self.surveyed.guests.add_one_more(spec, socket, None) {
+        match self.surveyed.guests.add_one_more(spec, socket, None, origin) {
             Ok(_) => {
                 tracing::info!(guest = name, "added");
                 Ok(Reply::parameters(Some(json!({}))))
@@ -99,6 +104,18 @@ impl Daemon {
             Err(error @ AddError::Network { .. }) => {
                 Err(refused("NotSupported", "reason", &error.to_string()))
             }
+        }
+    }
+
+    fn set_policy(&self, name: &str, policy: &str) -> Result<Reply, Refused> {
+        let change: PolicyChange = policy.parse().map_err(refused_policy)?;
+        match self.surveyed.guests.set_policy(name, &change) {
+            Ok(spec) => {
+                tracing::info!(guest = name, policy, "its policy has changed");
+                Ok(Reply::parameters(Some(json!({ "spec": spec }))))
+            }
+            Err(SetError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
+            Err(SetError::Spec(error)) => Err(refused_policy(error.into())),
         }
     }
 
@@ -137,6 +154,18 @@ enum Refused {
 fn refused(error: &str, parameter: &str, value: &str) -> Refused {
     let parameters = json!({ parameter: value });
     Refused::Error(Reply::error(format!("{NAME}.{error}"), Some(parameters)))
+}
+
+/// Returns the error of a policy that a guest cannot have.
+fn refused_policy(error: PolicyError) -> Refused {
+    let reason = error.to_string();
+    let key = match &error {
+        PolicyError::Fixed(key) => return refused("NotChangeable", "key", key),
+        PolicyError::List(error) | PolicyError::Spec(SpecError::List(error)) => error.key(),
+        PolicyError::Spec(_) => "",
+    };
+    let parameters = json!({ "key": key, "reason": reason });
+    Refused::Error(Reply::error(format!("{NAME}.InvalidPolicy"), Some(parameters)))
 }
 
 /// Returns an answer with these parameters.
@@ -191,8 +220,14 @@ impl Interface for Daemon {
         let answer = match method.as_str() {
             STATUS => parameters.end().map(|()| self.status()),
             ADD_GUEST => parameters.text("spec").and_then(|spec| {
+                let is_in_file = parameters.flag("in_file")?;
                 parameters.end()?;
-                self.add_guest(&spec)
+                self.add_guest(&spec, if is_in_file { Origin::File } else { Origin::Call })
+            }),
+            SET_POLICY => parameters.text("name").and_then(|name| {
+                let policy = parameters.text("policy")?;
+                parameters.end()?;
+                self.set_policy(&name, &policy)
             }),
             REMOVE_GUEST => parameters.text("name").and_then(|name| {
                 let drain = parameters.flag("drain")?;

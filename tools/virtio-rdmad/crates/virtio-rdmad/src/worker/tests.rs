@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::events::Events;
+use crate::guest::Origin;
 use crate::guests::Arriving;
 use crate::histogram;
 use crate::socket::{Kind, Socket};
@@ -37,7 +38,8 @@ impl Bench {
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
             let memory = memory::Policy::default();
-            all.add(Arriving { spec, socket, memory, kept: None, is_added: false }).unwrap()
+            all.add(Arriving { spec, socket, memory, kept: None, origin: Origin::CommandLine })
+                .unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let worker = Worker::new(workers, 0, all.clone(), &[], Duration::ZERO).unwrap();

@@ -167,7 +167,7 @@ impl Sender<'_> {
                 reth.dma_len = u32::try_from(asked_for).unwrap_or(reth.dma_len);
             }
             let bytes = len + OVERHEAD;
-            if let Some(until) = flow.wait(now, bytes, hca.rate_limit.as_ref()) {
+            if let Some(until) = flow.wait(now, bytes, &hca.rate_limit) {
                 // The time for an answer begins with the last packet that may be sent.
                 window.hold = Some(until);
                 (window.deadline, window.probe_at) = (None, None);
