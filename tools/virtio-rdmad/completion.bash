@@ -13,7 +13,7 @@ _virtio_rdmad() {
 
 	local policy='gid= vlan= rate= qps= cqs= srqs= mrs= mws= pds= memory='
 	case $prev in
-	--control | --program)
+	--control | --program | --config)
 		_filedir
 		return
 		;;
@@ -65,13 +65,14 @@ _virtio_rdmad() {
 		status | watch) of_command+=' --json' ;;
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
+		reload) of_command+=' --config' ;;
 		remove) of_command+=' --drain' ;;
 		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
-	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set remove supervise help'
+	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --log --help --version'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

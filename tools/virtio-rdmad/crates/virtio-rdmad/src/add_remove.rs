@@ -13,10 +13,18 @@ use crate::socket::{Kind, Socket};
 
 /// Makes the socket of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let AddOptions { control, guest: spec } = options;
-    let guest: GuestSpec = spec.parse()?;
+    add_to(&options.control, &options.guest.parse()?, false)
+}
+
+/// Makes the socket of a guest, and has the process behind the control socket serve the guest, which its configuration file
+/// may have.
+pub fn add_to(
+    control: &Path,
+    guest: &GuestSpec,
+    is_in_file: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
     let mut socket = Socket::bind(&guest.path, Kind::Stream)?;
-    let parameters = json!({ "spec": spec });
+    let parameters = json!({ "spec": guest.text, "in_file": is_in_file });
     let listener = socket.listener().as_fd();
     call_with(control, ADD_GUEST, Some(parameters), Some(listener))?;
     socket.keep_file();
@@ -26,6 +34,18 @@ pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
 /// Has the process serve a guest no longer, and removes its socket.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { control, drain, name } = options;
+    if !remove_from(control, name, *drain)? {
+        println!("{name} is removed when its VMM leaves");
+    }
+    Ok(())
+}
+
+/// Has the process behind the control socket serve a guest no longer. Returns whether the guest is gone already.
+pub fn remove_from(
+    control: &Path,
+    name: &str,
+    drain: bool,
+) -> Result<bool, Box<dyn std::error::Error>> {
     let parameters = json!({ "name": name, "drain": drain });
     let answer = call_with(control, REMOVE_GUEST, Some(parameters), None)?;
     let Removed { socket, removed } = serde_json::from_value(answer)?;
@@ -33,8 +53,5 @@ pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>>
     if let Err(error) = std::fs::remove_file(Path::new(&socket)) {
         eprintln!("virtio-rdmad: {socket}: {error}");
     }
-    if !removed {
-        println!("{name} is removed when its VMM leaves");
-    }
-    Ok(())
+    Ok(removed)
 }

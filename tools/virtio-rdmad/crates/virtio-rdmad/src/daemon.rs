@@ -130,7 +130,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     start_helpers(filters.as_ref())?;
     let made = make_workers(options, &workers, &guests, &intakes, resumed)?;
     let threads = start(options, made, filters.as_ref())?;
-    let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
+    let settings = options.file.settings();
+    let surveyed =
+        Surveyed { guests: guests.clone(), workers: workers.clone(), switches, settings };
     let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {

@@ -12,6 +12,7 @@ mod add_remove;
 mod backend;
 mod call;
 mod clock;
+mod config_file;
 mod connection;
 mod control;
 mod daemon;
@@ -30,6 +31,7 @@ mod options;
 mod policy;
 mod poller;
 mod privileges;
+mod reload;
 mod remover;
 mod report;
 mod sandbox;
@@ -49,12 +51,14 @@ mod worker_handle;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use handover::supervisor;
-use options::{Command, Options};
+use options::Command;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = match config_file::options() {
+        Ok(options) => options,
+        Err(error) => return fail(&error),
+    };
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
         Some(Command::Metrics(metrics)) => metrics::print(metrics),
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Some(Command::Top(top)) => top::run(top),
         Some(Command::Add(add)) => add_remove::add(add),
         Some(Command::Set(set)) => set::run(set),
+        Some(Command::Reload(reload)) => reload::run(reload),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
         Some(Command::RemoveSockets(sockets)) => remover::run(sockets),
@@ -72,9 +77,12 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("virtio-rdmad: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&*error),
     }
+}
+
+/// Tells why the process ends.
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("virtio-rdmad: {error}");
+    ExitCode::FAILURE
 }

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{DevicePolicy, Limits};
 use rustix::thread::CpuSet;
 
+use crate::config_file::ConfigFile;
 use crate::guest::Origin;
 use crate::handover::supervisor::SupervisorOptions;
 use crate::key_values::{number, KeyValues, ListError};
@@ -47,8 +48,12 @@ pub struct Options {
     ///   max-cq=N          without rings: number of completion queues
     ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
-    ///   qps=N cqs=N srqs=N mrs=N mws=N pds=N
-    ///                     how many of these objects it may have (default: all that its device can have)
+    ///   qps=N             QPs that it may have (default: all that its device can have)
+    ///   cqs=N             completion queues likewise
+    ///   srqs=N            shared receive queues likewise
+    ///   mrs=N             memory regions likewise
+    ///   mws=N             memory windows likewise
+    ///   pds=N             protection domains likewise
     ///   memory=SIZE       bytes of memory that it may have registered (default: no limit)
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
@@ -82,7 +87,7 @@ pub struct Options {
     #[arg(
         long = "guest",
         value_name = "SPEC",
-        required_unless_present = "control",
+        required_unless_present_any = ["control", "config"],
         verbatim_doc_comment
     )]
     pub guests: Vec<GuestSpec>,
@@ -116,6 +121,18 @@ pub struct Options {
     /// network between the ends must be one that you trust.
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
+
+    /// File in TOML that has these options, by their names, and a table [[guest]] or [[uplink]] for each of
+    /// those.
+    ///
+    /// What the command line has besides takes precedence; guests and uplinks are those of both.
+    /// virtio-rdmad reads the file when it starts; `virtio-rdmad reload` brings changes to a running one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What the file has.
+    #[arg(skip)]
+    pub file: ConfigFile,
 
     /// Socket on which `virtio-rdmad status` and its like find this process, and other clients by Varlink.
     #[arg(long, value_name = "PATH")]
@@ -199,8 +216,12 @@ pub enum CpuListError {
 
 impl Options {
     /// Returns who has named a guest.
-    pub fn origin_of(&self, _guest: &GuestSpec) -> Origin {
-        Origin::CommandLine
+    pub fn origin_of(&self, guest: &GuestSpec) -> Origin {
+        if self.file.guests.iter().any(|other| other.name == guest.name) {
+            Origin::File
+        } else {
+            Origin::CommandLine
+        }
     }
 }
 
@@ -250,6 +271,12 @@ pub enum Command {
     Set(SetOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
+    /// Have a running virtio-rdmad follow its configuration file.
+    ///
+    /// Guests that are new in the file are added, those that are gone from it leave with their VMMs, and what
+    /// guests may do is changed. What else has changed is printed: it needs a restart. A mistake in the file
+    /// changes nothing.
+    Reload(ReloadOptions),
     /// Run virtio-rdmad, and run it again when it ends, so that guests keep their devices.
     ///
     /// The sockets of VMMs, and all that virtio-rdmad needs to go on with them, are kept while virtio-rdmad does not
@@ -305,6 +332,18 @@ pub struct SetOptions {
     /// the guest may use it again. A limit below what the guest has counts for what it makes from now on.
     #[arg(value_name = "KEY=VALUE[,KEY=VALUE...]")]
     pub policy: PolicyChange,
+}
+
+/// Options of `virtio-rdmad reload`.
+#[derive(Args, Debug)]
+pub struct ReloadOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
 }
 
 /// Options of `virtio-rdmad remove`.
@@ -426,6 +465,14 @@ impl GuestSpec {
     pub fn is_same_device(&self, other: &Self) -> bool {
         (self.transport, self.mac, self.rings, &self.limits)
             == (other.transport, other.mac, other.rings, &other.limits)
+    }
+
+    /// Returns whether the guest is the same as by another specification, but for its policy.
+    pub fn is_same_but_policy(&self, other: &Self) -> bool {
+        let rest = |spec: &Self| {
+            (spec.path.clone(), spec.network.clone(), spec.nic.clone(), spec.any_file)
+        };
+        self.is_same_device(other) && rest(self) == rest(other)
     }
 
     /// Returns the paths of its sockets.

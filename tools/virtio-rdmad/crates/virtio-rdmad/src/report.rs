@@ -22,6 +22,9 @@ pub struct Report {
     pub log_lines_left_out: u64,
     /// The most guests that there can be.
     pub max_guests: u64,
+    /// What the configuration file said when the process started, beside the guests: values by the names of options, and
+    /// the uplink of a network by "uplink" and the name of the network.
+    pub settings: BTreeMap<String, String>,
     /// The workers, by index.
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
@@ -108,6 +111,8 @@ pub struct GuestReport {
     pub mac: Option<String>,
     /// Whether its VMM is connected.
     pub connected: bool,
+    /// Whether it leaves when its VMM does.
+    pub leaving: bool,
     /// The index of the worker that serves it.
     pub worker: Option<usize>,
     /// Whether its driver has started the device.

@@ -1077,6 +1077,134 @@ fn policies_outlive_the_process() {
     daemon.end();
 }
 
+/// A configuration file, which goes with this.
+struct ConfigFile(PathBuf);
+
+impl ConfigFile {
+    fn new(test: &str, text: &str) -> Self {
+        let name = format!("rdmad-{test}-{}.toml", std::process::id());
+        let this = Self(std::env::temp_dir().join(name));
+        this.write(text);
+        this
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(&self.0, text).unwrap();
+    }
+}
+
+impl Drop for ConfigFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The guests of a configuration file are served. After a change of the file, they come, leave and change, and those that
+/// stay notice nothing. The next process does as the file says.
+#[test]
+fn a_process_follows_its_configuration_file() {
+    let test = "reload";
+    let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
+    let guest = |name: &str, more: &str| {
+        let path = directory.join(name).display().to_string();
+        format!("[[guest]]\nname = '{name}'\nvhost-user = '{path}'\n{more}\n")
+    };
+    let old = guest("a", "pds = 9") + &guest("b", "");
+    let file = ConfigFile::new(test, &("workers = 1\n".to_owned() + &old));
+    let path = file.0.to_str().unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["supervise", "--"]);
+    let mut daemon = Daemon::run(command, test, &["--config", path], &["name=o,vhost-user"]);
+    let guests = |daemon: &Daemon| {
+        let status = daemon.status();
+        let guests = status["guests"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let mut guests: Vec<_> = guests
+            .map(|guest| {
+                format!(
+                    "{} {} {}",
+                    text(&guest["name"]),
+                    text(&guest["origin"]),
+                    guest["limits"]["pds"]
+                )
+            })
+            .collect();
+        guests.sort_unstable();
+        guests
+    };
+    assert_eq!(guests(&daemon), ["a file 9", "b file 65536", "o options 65536"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+
+    let reload = |daemon: &Daemon| {
+        let mut reload = Command::new(BINARY);
+        reload.args(["reload", "--config", path, "--control"]).arg(daemon.path("control"));
+        let output = output(&mut reload);
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    assert_eq!(reload(&daemon), (true, String::new(), String::new()));
+    // With a mistake in it, nothing of it is done.
+    let new = guest("a", "pds = 2") + &guest("c", "pds = 3");
+    file.write(&(new.clone() + "speed = 1"));
+    let (worked, _, error) = reload(&daemon);
+    assert!(!worked && error.contains(".toml:9: unknown key \"speed\""), "{error}");
+    assert_eq!(guests(&daemon), ["a file 9", "b file 65536", "o options 65536"]);
+    file.write(&("workers = 2\n".to_owned() + &new));
+    let (worked, said, error) = reload(&daemon);
+    assert_eq!((worked, error), (true, String::new()));
+    let said: Vec<_> = said.lines().collect();
+    let needs_restart = "needs a restart: workers: \"2\", was \"1\"";
+    assert_eq!(said, ["b: removed", "a: pds=2", "c: added", needs_restart]);
+    let now = ["a file 2", "c file 3", "o options 65536"];
+    assert_eq!(guests(&daemon), now);
+    assert!(!daemon.path("b").exists());
+    let other = FrontEnd::start(connect(&daemon.path("c")), 1);
+    other.wait(1);
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+
+    daemon.restart();
+    assert_eq!(guests(&daemon), now);
+    assert_eq!(daemon.status()["workers"].as_array().unwrap().len(), 2);
+    for front_end in [&front_end, &other] {
+        assert!(!needs_reset(front_end));
+        front_end.post(3);
+        front_end.kick();
+        front_end.wait(3);
+    }
+    let (worked, said, _) = reload(&daemon);
+    assert!(worked && said.is_empty(), "{said}");
+    // A guest whose VMM is connected leaves with that.
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 2")));
+    let (worked, said, _) = reload(&daemon);
+    assert_eq!((worked, &*said), (true, "c: is removed when its VMM leaves\n"));
+    assert!(!daemon.path("c").exists());
+    let (worked, said, _) = reload(&daemon);
+    assert!(worked && said.is_empty(), "{said}");
+    drop(other);
+    wait_for_guest(&daemon, "c", false);
+    drop(front_end);
+    daemon.end();
+}
+
+#[test]
+fn a_process_does_not_start_with_a_wrong_file() {
+    let start = |text: &str, options: &[&str]| {
+        let file = ConfigFile::new("wrong", text);
+        let output = output(Command::new(BINARY).arg("--config").arg(&file.0).args(options));
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(start("log = 'info'\n[[gast]]\n", &[]).contains(".toml:2: unknown key \"gast\""));
+    assert!(start("log = 'info'\n", &[]).contains("there is neither a guest nor control"));
+    let cpus = start("control = '/nowhere/c'\nworkers = 2\n", &["--cpus", "0"]);
+    assert!(cpus.contains("/nowhere/c") || cpus.contains("2 workers and only 1 CPUs"), "{cpus}");
+    let missing = output(Command::new(BINARY).args(["--config", "/nowhere/file"]));
+    assert!(String::from_utf8(missing.stderr).unwrap().contains("/nowhere/file: No such file"));
+}
+
 /// virtio-rdmad that cannot start is not started again and again.
 #[test]
 fn a_process_that_cannot_start_ends_its_supervisor() {

@@ -172,7 +172,7 @@ mod tests {
         let mut turns = [None; 2];
         assert_eq!(limit.wait(&mut turns[0], 1_000_000, now), None);
         let until = limit.wait(&mut turns[1], 1000, now);
-        assert_eq!(until, Some(now + Duration::from_secs(1000) - BURST));
+        assert_eq!(until, Some(now + Duration::from_millis(1_000_000 - 1)));
         assert_eq!(limit.wait(&mut turns[1], 1000, now), until, "it keeps its turn");
         limit.set(Some(RATE), now);
         assert_eq!(limit.wait(&mut turns[1], 1000, now), None);

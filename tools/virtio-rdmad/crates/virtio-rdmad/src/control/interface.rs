@@ -108,14 +108,14 @@ impl Daemon {
     }
 
     fn set_policy(&self, name: &str, policy: &str) -> Result<Reply, Refused> {
-        let change: PolicyChange = policy.parse().map_err(refused_policy)?;
+        let change: PolicyChange = policy.parse().map_err(|error| refused_policy(&error))?;
         match self.surveyed.guests.set_policy(name, &change) {
             Ok(spec) => {
                 tracing::info!(guest = name, policy, "its policy has changed");
                 Ok(Reply::parameters(Some(json!({ "spec": spec }))))
             }
             Err(SetError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
-            Err(SetError::Spec(error)) => Err(refused_policy(error.into())),
+            Err(SetError::Spec(error)) => Err(refused_policy(&error.into())),
         }
     }
 
@@ -157,9 +157,9 @@ fn refused(error: &str, parameter: &str, value: &str) -> Refused {
 }
 
 /// Returns the error of a policy that a guest cannot have.
-fn refused_policy(error: PolicyError) -> Refused {
+fn refused_policy(error: &PolicyError) -> Refused {
     let reason = error.to_string();
-    let key = match &error {
+    let key = match error {
         PolicyError::Fixed(key) => return refused("NotChangeable", "key", key),
         PolicyError::List(error) | PolicyError::Spec(SpecError::List(error)) => error.key(),
         PolicyError::Spec(_) => "",

@@ -28,10 +28,12 @@ pub struct Surveyed {
     pub workers: Arc<[WorkerHandle]>,
     /// The switches.
     pub switches: Vec<Arc<Switch>>,
+    /// What the configuration file said when the process started, beside the guests.
+    pub settings: BTreeMap<String, String>,
 }
 
 /// Returns what is to be told of the parts of the process.
-pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
+pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed) -> Report {
     let mut uplinks: Vec<_> = switches.iter().filter_map(|switch| uplink_report(switch)).collect();
     uplinks.sort_by(|one, other| one.network.cmp(&other.network));
     Report {
@@ -39,6 +41,7 @@ pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         max_guests: MAX_GUESTS as u64,
+        settings: settings.clone(),
         workers: workers.iter().map(worker_report).collect(),
         guests: guests.all().iter().map(|guest| guest_report(guest, switches)).collect(),
         uplinks,
@@ -100,6 +103,7 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
         origin: guest.origin.name().to_owned(),
         mac: spec.mac.map(format_mac),
         connected: guest.link.worker().is_some(),
+        leaving: guest.leaves.load(Ordering::Relaxed),
         worker: guest.link.worker(),
         started,
         queues: started.then(|| queues.to_owned()),
