@@ -48,6 +48,7 @@ pub struct Options {
     ///   max-cq=N          without rings: number of completion queues
     ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
+    ///   message-rate=N    work requests per second that it may have done (default: no limit)
     ///   qps=N             QPs that it may have (default: all that its device can have)
     ///   cqs=N             completion queues likewise
     ///   srqs=N            shared receive queues likewise
@@ -74,6 +75,9 @@ pub struct Options {
     ///
     /// A rate= is a number of at least 8K, with K, M or G for thousands, millions or billions, such
     /// as 500M. It counts the headers of packets. Messages to guests of this process have no limit.
+    ///
+    /// A message-rate= counts the work requests of all send queues, also those to guests of this process. It
+    /// is a number with K, M or G as well, such as 500K.
     ///
     /// The objects of the guest's kernel count as well, and the QP of its connection manager. A memory= is
     /// a number of bytes, with K, M, G or T for powers of 1024, such as 4G. Memory counts in whole pages,
@@ -325,8 +329,8 @@ pub struct SetOptions {
     /// The name of the guest.
     pub name: String,
 
-    /// What changes: gid, vlan, rate, qps, cqs, srqs, mrs, mws, pds or memory, as in --guest. What is not
-    /// named stays. The value "default" stands for a guest without that key.
+    /// What changes: gid, vlan, rate, message-rate, qps, cqs, srqs, mrs, mws, pds or memory, as in --guest.
+    /// What is not named stays. The value "default" stands for a guest without that key.
     ///
     /// An address that the guest may not use any more is nobody's, as if the guest had removed it, until
     /// the guest may use it again. A limit below what the guest has counts for what it makes from now on.
@@ -530,6 +534,7 @@ pub const KEYS: &[&str] = &[
     "gid",
     "vlan",
     "rate",
+    "message-rate",
     "qps",
     "cqs",
     "srqs",

@@ -12,7 +12,7 @@ use crate::options::{self, GuestSpec, SpecError};
 
 /// The keys.
 pub const KEYS: &[&str] =
-    &["gid", "vlan", "rate", "qps", "cqs", "srqs", "mrs", "mws", "pds", "memory"];
+    &["gid", "vlan", "rate", "message-rate", "qps", "cqs", "srqs", "mrs", "mws", "pds", "memory"];
 
 /// The value of a key, in a change, that stands for a guest without that key.
 pub const DEFAULT: &str = "default";
@@ -41,6 +41,7 @@ fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
         pds: number(list, "pds")?.unwrap_or(all.pds),
         memory: list.get("memory").map(memory).transpose()?.unwrap_or(all.memory),
         wire_rate: list.get("rate").map(rate).transpose()?,
+        message_rate: list.get("message-rate").map(message_rate).transpose()?,
     })
 }
 
@@ -125,6 +126,15 @@ fn rate(value: &str) -> Result<u64, ListError> {
     match with_unit(value, "KMG", 1000) {
         Some(bits) if bits >= 8_000 => Ok(bits / 8),
         _ => Err(ListError::value("rate", value, wanted)),
+    }
+}
+
+/// Reads a number of work requests per second, such as 500K.
+fn message_rate(value: &str) -> Result<u64, ListError> {
+    let wanted = "a number of work requests per second of at least 1, such as 500K or 2M";
+    match with_unit(value, "KMG", 1000) {
+        Some(rate) if rate >= 1 => Ok(rate),
+        _ => Err(ListError::value("message-rate", value, wanted)),
     }
 }
 
@@ -246,11 +256,22 @@ mod tests {
     }
 
     #[test]
+    fn a_message_rate_is_in_work_requests_per_second() {
+        let rate =
+            |value: &str| parse(&format!("message-rate={value}")).unwrap().quota.message_rate;
+        assert_eq!(
+            [rate("1"), rate("500K"), rate("2M")],
+            [Some(1), Some(500_000), Some(2_000_000)]
+        );
+        check_refused("message-rate", &["0", "-1", "1.5M", "K", "99999999999G"]);
+    }
+
+    #[test]
     fn objects_and_memory_are_limited() {
         let quota = parse("qps=1,cqs=2,srqs=3,mrs=4,mws=5,pds=6,memory=4G").unwrap().quota;
-        let Quota { qps, cqs, srqs, mrs, mws, pds, memory, wire_rate } = quota;
+        let Quota { qps, cqs, srqs, mrs, mws, pds, memory, wire_rate, message_rate } = quota;
         assert_eq!([qps, cqs, srqs, mrs, mws, pds], [1, 2, 3, 4, 5, 6]);
-        assert_eq!((memory, wire_rate), (4 << 30, None));
+        assert_eq!((memory, wire_rate, message_rate), (4 << 30, None, None));
         assert_eq!(parse("rings=on").unwrap().quota, Quota::default());
         for key in ["qps", "cqs", "srqs", "mrs", "mws", "pds"] {
             check_refused(key, &["0", "-1", "4294967296", "many"]);

@@ -26,6 +26,8 @@ pub struct Quota {
     pub memory: u64,
     /// Bytes that the guest may send to other hosts per second; `None`: as many as it can.
     pub wire_rate: Option<u64>,
+    /// Send work requests that the guest may have carried out per second, wherever they go; `None`: as many as it can.
+    pub message_rate: Option<u64>,
 }
 
 impl Default for Quota {
@@ -40,6 +42,7 @@ impl Default for Quota {
             pds: u32::MAX,
             memory: u64::MAX,
             wire_rate: None,
+            message_rate: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A limit on bytes per second: a token bucket whose tokens are reserved in advance.
+//! A limit on bytes, or on something else, per second: a token bucket whose tokens are reserved in advance.
 //!
 //! Each sender has at most one reservation, for its next packet, and the times of reservations follow
 //! each other. So the senders that have something to send take turns, packet by packet, and none of them
@@ -40,6 +40,13 @@ struct Bucket {
 pub(crate) struct Turn {
     at: Instant,
     changes: u64,
+}
+
+impl Turn {
+    /// Returns when something may be sent.
+    pub fn at(&self) -> Instant {
+        self.at
+    }
 }
 
 impl RateLimit {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use abi::*;
 
 use super::cable::{over_a_cable, Faults};
+use super::datagram;
 use super::driver::*;
 use crate::{AddressRights, Clock, DevicePolicy, GidPrefix, Quota, VlanList};
 
@@ -234,4 +235,151 @@ fn a_rate_changes_under_traffic() {
         pair.settle_for(Duration::from_millis(10));
         assert_eq!(brief(pair.poll_a()), Some((2, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
     });
+}
+
+/// Returns a policy with which a guest may have so many work requests done per second.
+fn with_messages(message_rate: Option<u64>) -> DevicePolicy {
+    with_quota(Quota { message_rate, ..Quota::default() })
+}
+
+/// Posts so many SENDs of guest `a`, each with other bytes, and the receives for them.
+fn post_sends(pair: &mut Pair, [a, b]: [u32; 2], count: u64) {
+    let [end_a, end_b] = pair.ends;
+    for number in 0..count {
+        let at = DATA + number * 64;
+        pair.b.post_recv(b, number, &[sge(at, 64, end_b.key)]);
+        let send = Send::new(number, VIRTIO_RDMA_WR_SEND, &[sge(at, 64, end_a.key)]);
+        pair.a.post_send(a, &send);
+    }
+}
+
+/// A guest with a limit has its work requests done one after the other, in the network and over the wire. Those that wait
+/// are done later, in their order, and its peer has no limit.
+#[test]
+fn work_requests_wait_for_their_turn() {
+    const COUNT: u64 = 12;
+    without_upgrades();
+    let test = || {
+        let mut pair = Pair::new();
+        let [a, b] = pair.ends;
+        pair.a.device.set_policy(with_messages(Some(100)));
+        let data = pair.a.fill(DATA, COUNT as usize * 64, 5);
+        post_sends(&mut pair, [a.qpn, b.qpn], COUNT);
+        // The bucket has less than one; each further one takes 10 ms.
+        pair.settle_for(Duration::from_millis(55));
+        let mut done = 0;
+        while let Some(cqe) = pair.poll_b() {
+            assert_eq!(cqe.wr_id, done);
+            done += 1;
+        }
+        assert!((6..=7).contains(&done), "{done}");
+        // The peer of a guest with a limit has none.
+        for number in 0..COUNT {
+            let at = DATA + (1 << 16) + number * 64;
+            let write = Send::new(number, VIRTIO_RDMA_WR_RDMA_WRITE, &[sge(at, 64, b.key)]);
+            pair.b.post_send(b.qpn, &write.rdma(at, a.key));
+            pair.settle_for(Duration::from_micros(50));
+            assert_eq!(brief(pair.poll_b()), Some((number, OK, VIRTIO_RDMA_WC_RDMA_WRITE)));
+        }
+        pair.settle_for(Duration::from_millis(70));
+        while let Some(cqe) = pair.poll_b() {
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (done, OK));
+            done += 1;
+        }
+        assert_eq!(done, COUNT);
+        assert!(pair.b.bytes(DATA, COUNT as usize * 64) == data);
+        for number in 0..COUNT {
+            assert_eq!(brief(pair.poll_a()), Some((number, OK, VIRTIO_RDMA_WC_SEND)));
+        }
+        assert_eq!(pair.counter(crate::Counter::Timeouts), 0);
+    };
+    test();
+    with_rings(test);
+    over_a_cable(1, Faults::default(), test);
+}
+
+/// The QPs of a guest share its limit, whatever each of them has posted.
+#[test]
+fn qps_share_the_limit_of_work_requests() {
+    without_upgrades();
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    let kind = VIRTIO_RDMA_QPT_RC;
+    let others = [pair.a.create_qp(a.pdn, a.cqn, kind), pair.b.create_qp(b.pdn, b.cqn, kind)];
+    pair.a.connect(others[0], pair.b.gid, others[1]);
+    pair.b.connect(others[1], pair.a.gid, others[0]);
+    pair.a.device.set_policy(with_messages(Some(1000)));
+    post_sends(&mut pair, [a.qpn, b.qpn], 12);
+    post_sends(&mut pair, others, 8);
+    pair.settle_for(Duration::from_millis(10));
+    let mut done = [0; 2];
+    while let Some(cqe) = pair.poll_b() {
+        done[usize::from(cqe.qp_num == others[1])] += 1;
+    }
+    // The first one had the full bucket alone, of 2.
+    assert_eq!(done, [7, 5]);
+    pair.settle_for(Duration::from_millis(20));
+    while let Some(cqe) = pair.poll_b() {
+        done[usize::from(cqe.qp_num == others[1])] += 1;
+    }
+    assert_eq!(done, [12, 8]);
+}
+
+/// Datagrams and unreliable connections have the same limit. A limit that goes, or changes, counts for what waits.
+#[test]
+fn a_limit_of_work_requests_changes_under_traffic() {
+    without_upgrades();
+    let test = || {
+        for kind in [VIRTIO_RDMA_QPT_RC, VIRTIO_RDMA_QPT_UD] {
+            let mut pair = Pair::unconnected(kind);
+            let [a, b] = pair.ends;
+            if kind == VIRTIO_RDMA_QPT_UD {
+                datagram::to_rts(&mut pair.a, a.qpn, datagram::QKEY, false);
+                datagram::to_rts(&mut pair.b, b.qpn, datagram::QKEY, false);
+            } else {
+                pair.a.connect(a.qpn, pair.b.gid, b.qpn);
+                pair.b.connect(b.qpn, pair.a.gid, a.qpn);
+            }
+            let mut number = 0;
+            for (before, after) in [(1, None), (1, Some(1000))] {
+                pair.a.device.set_policy(with_messages(Some(before)));
+                for _ in 0..5 {
+                    pair.b.post_recv(b.qpn, number, &[sge(DATA, 200, b.key)]);
+                    let send = Send::new(number, VIRTIO_RDMA_WR_SEND, &[sge(DATA, 64, a.key)]);
+                    pair.a.post_send(a.qpn, &send.ud(gid(2), b.qpn, datagram::QKEY, a.pdn));
+                    number += 1;
+                }
+                pair.settle_for(Duration::from_millis(900));
+                let first = number - 5;
+                assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(first));
+                assert!(pair.poll_b().is_none(), "one in a second");
+                pair.a.device.set_policy(with_messages(after));
+                pair.settle_for(Duration::from_millis(10));
+                for next in first + 1..number {
+                    assert_eq!(pair.poll_b().map(|cqe| cqe.wr_id), Some(next));
+                }
+                while pair.poll_a().is_some() {}
+            }
+        }
+    };
+    test();
+    over_a_cable(1, Faults::default(), test);
+}
+
+/// A work request that waits for the limit is flushed as any other when its QP ends.
+#[test]
+fn what_waits_for_the_limit_is_flushed() {
+    without_upgrades();
+    let mut pair = Pair::new();
+    let [a, b] = pair.ends;
+    pair.a.device.set_policy(with_messages(Some(1)));
+    post_sends(&mut pair, [a.qpn, b.qpn], 3);
+    pair.settle();
+    assert_eq!(brief(pair.poll_a()), Some((0, OK, VIRTIO_RDMA_WC_SEND)));
+    pair.a.set_state(a.qpn, VIRTIO_RDMA_QPS_ERR).unwrap();
+    pair.settle();
+    for number in 1..3 {
+        let flushed = (number, VIRTIO_RDMA_WC_WR_FLUSH_ERR, VIRTIO_RDMA_WC_SEND);
+        assert_eq!(brief(pair.poll_a()), Some(flushed));
+    }
 }

@@ -81,6 +81,8 @@ pub(crate) struct Hca {
     pub inbox: Mutex<Inbox>,
     /// How much the guest may send over the wire.
     pub rate_limit: RateLimit,
+    /// How many work requests of the guest may be carried out.
+    pub message_limit: RateLimit,
     /// What its connections hold of packets that came too early.
     pub hold_quota: HoldQuota,
     /// Where the other devices are.
@@ -126,6 +128,7 @@ impl Hca {
             stats: Stats::new(name),
             inbox: Mutex::default(),
             rate_limit: RateLimit::new(quota.wire_rate, network.clock().now()),
+            message_limit: RateLimit::new(quota.message_rate, network.clock().now()),
             quota: Mutex::new(quota),
             hold_quota: HoldQuota::default(),
             network,
@@ -278,10 +281,18 @@ impl Hca {
     /// this.
     pub fn set_quota(&self, quota: Quota) {
         let before = std::mem::replace(&mut *lock(&self.quota), quota);
-        if before.wire_rate == quota.wire_rate {
+        let (is_other_wire_rate, is_other_message_rate) =
+            (before.wire_rate != quota.wire_rate, before.message_rate != quota.message_rate);
+        let now = self.clock().now();
+        if is_other_wire_rate {
+            self.rate_limit.set(quota.wire_rate, now);
+        }
+        if is_other_message_rate {
+            self.message_limit.set(quota.message_rate, now);
+        }
+        if !is_other_wire_rate && !is_other_message_rate {
             return;
         }
-        self.rate_limit.set(quota.wire_rate, self.clock().now());
         for (slot, _) in self.qps.iter() {
             self.make_ready(self.jobs.send(slot));
             self.make_ready(self.jobs.receive(slot));

@@ -131,6 +131,7 @@ impl Sender<'_> {
         let Requester { window: Some(window), attr, source, .. } = requester else { return false };
         let now = hca.clock().now();
         if window.pause.is_some_and(|until| now < until) {
+            self.set_deadline(requester);
             return false;
         }
         window.pause = None;
@@ -257,7 +258,9 @@ impl Sender<'_> {
         let is_early = |at: &Instant| window.deadline.is_some_and(|end| *at < end);
         window.probe_at = window.probe_at.filter(|at| window.is_selective && is_early(at));
         let answer = window.probe_at.or(window.deadline);
-        self.hca.set_timer(self.slot, window.pause.max(window.hold).or(answer));
+        let own = window.pause.max(window.hold).or(answer);
+        let turn = requester.active.then(|| requester.admission.until()).flatten();
+        self.hca.set_timer(self.slot, own.into_iter().chain(turn).min());
     }
 
     /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.
