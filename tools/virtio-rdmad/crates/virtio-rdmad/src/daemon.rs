@@ -384,7 +384,7 @@ fn add_guests(
 
 /// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
 fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
-    let Some(Left { kept, spec: old, named, connected, .. }) = left else {
+    let Some(Left { mut kept, spec: old, named, connected, .. }) = left else {
         return (spec.clone(), None, None);
     };
     if named == spec.text {
@@ -398,6 +398,7 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
         );
         return (old, Some(kept), connected);
     }
+    kept.set_named(&spec.text);
     (spec.clone(), Some(kept), connected)
 }
 

@@ -1176,8 +1176,17 @@ fn a_process_follows_its_configuration_file() {
     }
     let (worked, said, _) = reload(&daemon);
     assert!(worked && said.is_empty(), "{said}");
+    // What was set stays, until the file says something else than when the process started.
+    assert_eq!(run(&daemon, &["set", "a", "pds=5"]), (true, String::new()));
+    for _ in 0..2 {
+        daemon.restart();
+        assert_eq!(guests(&daemon)[0], "a file 5");
+    }
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 6") + &guest("c", "pds = 3")));
+    daemon.restart();
+    assert_eq!(guests(&daemon)[0], "a file 6");
     // A guest whose VMM is connected leaves with that.
-    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 2")));
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 6")));
     let (worked, said, _) = reload(&daemon);
     assert_eq!((worked, &*said), (true, "c: is removed when its VMM leaves\n"));
     assert!(!daemon.path("c").exists());

@@ -126,15 +126,17 @@ impl Kept {
     /// Goes on to keep a guest that another process has served, which is now as `spec` says. No connection of it is
     /// kept before a [`ConnectionJournal`] begins.
     pub fn go_on(&mut self, spec: &str, origin: Origin) {
-        if self.record.spec != spec {
-            spec.clone_into(&mut self.record.spec);
-            spec.clone_into(&mut self.record.named);
-        }
+        spec.clone_into(&mut self.record.spec);
         self.record.origin = origin;
         if origin != Origin::Call {
             self.listener = None;
             self.record.has_listener = false;
         }
+    }
+
+    /// Notes that the guest's origin names it so now.
+    pub fn set_named(&mut self, named: &str) {
+        named.clone_into(&mut self.record.named);
     }
 
     /// Keeps the guest as it is from now on, after a change of its policy.
