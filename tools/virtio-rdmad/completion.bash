@@ -11,8 +11,9 @@ _virtio_rdmad() {
 	local command=''
 	[ "$cword" -lt 2 ] || [[ ${words[1]} == -* ]] || command=${words[1]}
 
+	local policy='gid= vlan= rate= message-rate= qps= cqs= srqs= mrs= mws= pds= memory='
 	case $prev in
-	--control | --program | --socket)
+	--control | --program | --socket | --config)
 		_filedir
 		return
 		;;
@@ -20,7 +21,7 @@ _virtio_rdmad() {
 		# The last KEY=VALUE of the list; what stands before it stays.
 		local before='' last=$cur keys
 		[[ $cur != *,* ]] || { before="${cur%,*}," last=${cur##*,}; }
-		keys='name= vfio-user= vhost-user= mac= network= nic= gid= vlan= rings=on rings=off vectors= max-qp= max-cq= any-file=on any-file=off rate='
+		keys="name= vfio-user= vhost-user= mac= network= nic= rings=on rings=off vectors= max-qp= max-cq= any-file=on any-file=off $policy"
 		case $last in
 		vfio-user=* | vhost-user=* | nic=*)
 			mapfile -t COMPREPLY < <(compgen -P "$before${last%%=*}=" -f -- "${last#*=}")
@@ -51,12 +52,20 @@ _virtio_rdmad() {
 		;;
 	esac
 
+	if [ "$command" = set ] && [[ $cur != -* ]]; then
+		local before='' last=$cur
+		[[ $cur != *,* ]] || { before="${cur%,*}," last=${cur##*,}; }
+		mapfile -t COMPREPLY < <(compgen -P "$before" -W "$policy" -- "$last")
+		compopt -o nospace
+		return
+	fi
 	if [ -n "$command" ]; then
 		local of_command='--control --help'
 		case $command in
 		status | watch) of_command+=' --json' ;;
 		top) of_command+=' --interval --once' ;;
 		add) of_command+=' --guest' ;;
+		reload) of_command+=' --config' ;;
 		remove) of_command+=' --drain' ;;
 		move) of_command+=' --socket' ;;
 		supervise) of_command='--program --help' ;;
@@ -64,7 +73,7 @@ _virtio_rdmad() {
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")
 		return
 	fi
-	local options='--guest --uplink --control --workers --cpus --poll-us --sandbox --user --log --help --version'
-	[ "$cword" -gt 1 ] || options+=' status metrics watch top add remove move supervise help'
+	local options='--guest --uplink --config --control --workers --cpus --poll-us --sandbox --user --log --help --version'
+	[ "$cword" -gt 1 ] || options+=' status metrics watch top add set reload remove move supervise help'
 	mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
 } && complete -F _virtio_rdmad virtio-rdmad

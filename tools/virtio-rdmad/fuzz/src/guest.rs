@@ -18,7 +18,7 @@ use abi::{
     VIRTIO_RDMA_QP_TIMEOUT,
 };
 use engine::{
-    AddressRights, Device, DeviceConfig, Fabric, Gid, Limits, LoadError, Next, Signal, Wake,
+    Device, DeviceConfig, DevicePolicy, Fabric, Gid, Limits, LoadError, Next, Signal, Wake,
 };
 use memory::GuestMemory;
 use ring::{Layout, SplitQueue};
@@ -208,8 +208,8 @@ pub fn config(number: u8) -> DeviceConfig {
     DeviceConfig {
         name: format!("guest{number}"),
         mac: Some([2, 0, 0, 0, 0, number]),
-        addresses: AddressRights::default(),
         limits,
+        policy: DevicePolicy::default(),
         rings: true,
         wake: Arc::new(Nobody),
     }

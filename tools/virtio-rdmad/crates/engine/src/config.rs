@@ -21,6 +21,7 @@ use zerocopy::{transmute, FromZeros};
 use crate::base::address::guid;
 use crate::base::host::Wake;
 use crate::base::limits::{Limits, MAX_FAST_REG_PAGES, MAX_SGE};
+use crate::base::quota::Quota;
 use crate::memory::page_list::PAGE_SIZES;
 use crate::transport::rights::AddressRights;
 
@@ -29,16 +30,25 @@ use crate::transport::rights::AddressRights;
 const VENDOR_ID: u32 = 0x1af4;
 const VENDOR_PART_ID: u32 = abi::VIRTIO_RDMA_DEVICE_ID;
 
+/// What an administrator lets a guest do. It may change while the device runs ([`crate::Device::set_policy`]).
+#[derive(Clone, Debug, Default)]
+pub struct DevicePolicy {
+    /// The addresses that the guest may use.
+    pub addresses: AddressRights,
+    /// How much it may use of what its device can have.
+    pub quota: Quota,
+}
+
 /// What the device of one guest is made with.
 pub struct DeviceConfig {
     /// The guest's name, for logs.
     pub name: String,
     /// MAC address of the paired network interface.
     pub mac: Option<[u8; 6]>,
-    /// The addresses that the guest may use.
-    pub addresses: AddressRights,
-    /// What the guest may use.
+    /// What the device can have.
     pub limits: Limits,
+    /// What the guest may do with it, as long as nobody changes that.
+    pub policy: DevicePolicy,
     /// Whether VIRTIO_RDMA_F_RINGS is offered, and with it what needs rings.
     pub rings: bool,
     /// Makes the guest's thread call [`crate::Device::run`].

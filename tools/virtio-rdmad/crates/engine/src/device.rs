@@ -14,7 +14,7 @@ use crate::base::counters::Counter;
 use crate::base::image::{open, seal, LoadError};
 use crate::base::queues::{Layout, Queue};
 use crate::base::sync::lock;
-use crate::config::{config_space, features, DeviceConfig};
+use crate::config::{config_space, features, DeviceConfig, DevicePolicy};
 use crate::image::{visit_all, Image, SavedQueue};
 use crate::queue::virtqueue::Virtqueue;
 use crate::schedule::guest::Guest;
@@ -32,7 +32,7 @@ const DOORBELL_SIZE: u16 = 1024;
 
 /// The device of one guest: what a transport drives.
 ///
-/// All methods but [`Device::status`] are for the one thread that serves the
+/// All methods but [`Device::status`] and [`Device::set_policy`] are for the one thread that serves the
 /// guest.
 pub struct Device {
     guest: Guest,
@@ -46,10 +46,11 @@ pub struct Device {
 impl Device {
     /// Makes the device of a guest in a network.
     pub(crate) fn new(network: &Arc<Network<Hca>>, config: DeviceConfig) -> Self {
-        let DeviceConfig { name, mac, addresses, limits, rings, wake } = config;
+        let DeviceConfig { name, mac, limits, policy, rings, wake } = config;
+        let DevicePolicy { addresses, quota } = policy;
         let limits = limits.clamped();
         let node = mac.unwrap_or_else(random_mac);
-        let hca = Arc::new(Hca::new(name, node, limits, Arc::clone(network), wake));
+        let hca = Arc::new(Hca::new(name, node, limits, quota, Arc::clone(network), wake));
         network.add(&hca, Rights::new(mac, addresses));
         Self {
             scheduler: Mutex::new(Scheduler::new(hca.jobs.count())),
@@ -319,6 +320,23 @@ impl Device {
     pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
         lock(&self.scheduler).forget_watches();
         lock(&self.guest.control).command(self.hca(), request, reply)
+    }
+
+    /// Changes what the guest may do, while the device runs. Any thread may call it.
+    ///
+    /// An address of the GID table that the guest may not use any more is nobody's from now on: peers do not find it,
+    /// and nothing is sent from it, as if the guest had removed it. The guest has it again, without adding it once more,
+    /// as soon as a later policy allows it, unless another guest has it then. An address that another guest has stays
+    /// that guest's, whatever this policy says.
+    ///
+    /// A quota below what the guest uses ends nothing; it counts for what the guest makes from now on. A rate counts at
+    /// once, also for what waits.
+    pub fn set_policy(&self, policy: DevicePolicy) {
+        let DevicePolicy { addresses, quota } = policy;
+        let hca = self.hca();
+        hca.network.set_rights(hca, addresses);
+        hca.review_gids();
+        hca.set_quota(quota);
     }
 
     /// Returns what the device tells of itself. Any thread may call it; it waits for a control

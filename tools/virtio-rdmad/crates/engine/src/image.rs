@@ -12,7 +12,7 @@
 //! * a control command that is under way: it begins once more ([`crate::control::queue`])
 //! * the rate of a flow, and its turn at the guest's limit ([`crate::qp::flow`]); how long answers take
 //!   ([`crate::qp::window`])
-//! * what is in the configuration: the features that are offered, and which addresses the guest may use
+//! * what is in the configuration: the features that are offered, and what the guest may do
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -59,6 +59,7 @@ pub(crate) struct Image {
     needs_reset: bool,
     counters: Vec<(String, u64)>,
     gids: Vec<(u16, Address)>,
+    withdrawn_gids: Vec<(u16, Address)>,
     virtqueues: Vec<(u16, virtqueue::Saved)>,
     events: Vec<Event>,
     completion_events: Vec<Vec<Event>>,
@@ -89,6 +90,7 @@ impl Image {
             needs_reset: hca.needs_reset(),
             counters: hca.stats.save(),
             gids: hca.gids(),
+            withdrawn_gids: hca.withdrawn_gids(),
             virtqueues: save_virtqueues(guest),
             events: lock(&hca.events).save(),
             completion_events: hca.completion_events.iter().map(|all| lock(all).save()).collect(),
@@ -169,9 +171,13 @@ impl Image {
         }
         lock(&hca.inbox).load(&self.inbox).map_err(LoadError::of("inbox", 0_u16))?;
         for (index, address) in self.gids {
-            if hca.gid(index.into()).is_some()
-                || hca.set_gid(index.into(), Some(address)) != Some(true)
-            {
+            if hca.gid(index.into()).is_some() || hca.restore_gid(index.into(), address).is_err() {
+                return Err(LoadError::Address(address));
+            }
+        }
+        for (index, address) in self.withdrawn_gids {
+            let is_free = hca.gid(index.into()).is_none() && is_host(&address);
+            if !is_free || hca.withdraw_gid(index.into(), address).is_err() {
                 return Err(LoadError::Address(address));
             }
         }
@@ -279,6 +285,7 @@ fn load_cq(
     }
     let mut place = lock(hca.cqs.take(cq));
     place.load(saved, memory, &hca.limits, room, now).map_err(wrong)?;
+    objects.cqs += u32::from(place.is_live());
     objects.extents += place.ring().map_or(0, |ring| ring.pages_len());
     Ok(())
 }
@@ -296,6 +303,7 @@ fn load_srq(
     }
     let room = objects.room(&hca.limits);
     let srq = saved.load(memory, &hca.limits, room, hca.qps.len()).map_err(&wrong)?;
+    objects.srqs += 1;
     objects.extents += pages_of(srq.region());
     objects.enter_pd(srq.config().pdn).map_err(&wrong)?;
     if let Some(xrc) = srq.config().xrc {
@@ -338,6 +346,7 @@ fn load_qp(
     for cq in config.own_cqs() {
         use_cq(hca, cq, User::Qp(slot)).map_err(&wrong)?;
     }
+    objects.qps += 1;
     match config.own_pdn() {
         Some(pdn) => objects.enter_pd(pdn).map_err(&wrong)?,
         None => objects.enter_xrcd(config.xrcdn).map_err(&wrong)?,

@@ -13,7 +13,7 @@
 //! Each folder imports only folders below it, and no files import each other in a
 //! circle (`tools/test/floors` checks both). From the bottom:
 //!
-//! * `base`: addresses, limits, tables, counters, and how a queue gets its next visit: ready set,
+//! * `base`: addresses, limits and quotas, tables, counters, and how a queue gets its next visit: ready set,
 //!   timers, budget
 //! * `memory`: regions and windows, their keys, the MR cache, copying
 //! * `queue`: work requests, rings and virtqueues, completion queues, SRQs, events
@@ -73,7 +73,8 @@ pub use base::counters::Counter;
 pub use base::host::{Clock, Incident, SystemClock, Uplink, Wake};
 pub use base::image::LoadError;
 pub use base::limits::Limits;
-pub use config::DeviceConfig;
+pub use base::quota::Quota;
+pub use config::{DeviceConfig, DevicePolicy};
 pub use device::Device;
 pub use fabric::{Fabric, FabricConfig};
 pub use image::SavedQueue;

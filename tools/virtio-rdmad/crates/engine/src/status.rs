@@ -6,6 +6,7 @@ use crate::base::address::{Address, Gid};
 use crate::base::counters::Counter;
 use crate::base::limits::Limits;
 use crate::base::qp_type::QpType;
+use crate::base::quota::Quota;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
@@ -55,8 +56,10 @@ pub struct DeviceStatus {
     pub name: String,
     /// Whether the guest's driver has started the device.
     pub started: bool,
-    /// How much it may use.
+    /// What it can have.
     pub limits: Limits,
+    /// How much of that it may use.
+    pub quota: Quota,
     /// GIDs by index.
     pub gids: Vec<(u16, Address)>,
     /// Live QPs.
@@ -67,6 +70,8 @@ pub struct DeviceStatus {
     pub cqs: usize,
     /// How many MRs are live.
     pub mrs: usize,
+    /// Bytes of memory that they cover, as a quota counts them.
+    pub memory: u64,
     /// How many memory windows are live.
     pub mws: usize,
     /// How many PDs are live.
@@ -82,11 +87,13 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     let control = lock(&guest.control);
     let objects = &control.objects;
     let (mrs, mws, pds) = (objects.mrs.len(), objects.mws.len(), objects.pds.len());
+    let memory = objects.registered;
     drop(control);
     DeviceStatus {
         name: hca.stats.name().into(),
         started,
         limits: hca.limits.clone(),
+        quota: hca.quota(),
         gids,
         qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(slot, qp)).collect(),
         srqs: hca
@@ -96,6 +103,7 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
             .collect(),
         cqs: hca.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
         mrs,
+        memory,
         mws,
         pds,
         counters: Counter::ALL.iter().map(|c| (c.name(), hca.stats.get(*c))).collect(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::{virtio_rdma_config, VIRTIO_RDMA_F_RINGS};
-use engine::{AddressRights, Device, DeviceConfig, Fabric, FabricConfig, Limits, Next};
+use engine::{Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Limits, Next};
 use memory::{GuestMemory, Region};
 use ring::Chain;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
@@ -106,8 +106,8 @@ impl Hostile {
         let name = "hostile".to_owned();
         let wake = Arc::new(NoWake);
         let limits_of_engine = limits.clone();
-        let addresses = AddressRights::default();
-        let config = DeviceConfig { name, mac, addresses, limits: limits_of_engine, rings, wake };
+        let policy = DevicePolicy::default();
+        let config = DeviceConfig { name, mac, limits: limits_of_engine, policy, rings, wake };
         let engine = fabric.add_device(config);
         let shadow = memfd_create("rings", MemfdFlags::CLOEXEC)?;
         ftruncate(&shadow, shadow_len(&engine, &limits))?;

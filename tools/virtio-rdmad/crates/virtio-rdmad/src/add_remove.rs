@@ -14,13 +14,21 @@ use crate::socket::{Kind, Socket};
 
 /// Makes the sockets of a guest, with the rights of whoever calls this, and has the process serve the guest.
 pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let AddOptions { control, guest: spec } = options;
-    let guest: GuestSpec = spec.parse()?;
+    add_to(&options.control, &options.guest.parse()?, false)
+}
+
+/// Makes the sockets of a guest, and has the process behind the control socket serve the guest, which its configuration
+/// file may have.
+pub fn add_to(
+    control: &Path,
+    guest: &GuestSpec,
+    is_in_file: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
     let mut sockets = vec![Socket::bind(&guest.path, Kind::Stream)?];
     if let Some(path) = &guest.nic {
         sockets.push(Socket::bind(path, Framing::of(guest.transport).kind())?);
     }
-    let parameters = json!({ "spec": spec });
+    let parameters = json!({ "spec": guest.text, "in_file": is_in_file });
     let listeners: Vec<_> = sockets.iter().map(|socket| socket.listener().as_fd()).collect();
     call_with(control, ADD_GUEST, Some(parameters), &listeners)?;
     sockets.iter_mut().for_each(Socket::keep_file);
@@ -30,6 +38,18 @@ pub fn add(options: &AddOptions) -> Result<(), Box<dyn std::error::Error>> {
 /// Has the process serve a guest no longer, and removes its sockets.
 pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>> {
     let RemoveOptions { control, drain, name } = options;
+    if !remove_from(control, name, *drain)? {
+        println!("{name} is removed when its VMM leaves");
+    }
+    Ok(())
+}
+
+/// Has the process behind the control socket serve a guest no longer. Returns whether the guest is gone already.
+pub fn remove_from(
+    control: &Path,
+    name: &str,
+    drain: bool,
+) -> Result<bool, Box<dyn std::error::Error>> {
     let parameters = json!({ "name": name, "drain": drain });
     let answer = call_with(control, REMOVE_GUEST, Some(parameters), &[])?;
     let RemoveReply { socket, nic, removed } = serde_json::from_value(answer)?;
@@ -39,10 +59,7 @@ pub fn remove(options: &RemoveOptions) -> Result<(), Box<dyn std::error::Error>>
             eprintln!("virtio-rdmad: {socket}: {error}");
         }
     }
-    if !removed {
-        println!("{name} is removed when its VMM leaves");
-    }
-    Ok(())
+    Ok(removed)
 }
 
 /// Makes a socket, with the rights of whoever calls this, and has the next VMM that connects to it take a guest over.

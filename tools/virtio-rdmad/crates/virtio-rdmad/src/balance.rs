@@ -202,6 +202,7 @@ fn to_share(guest: &Placed, to: &Share) -> Move {
 mod tests {
     use super::*;
     use crate::events::Events;
+    use crate::guest::Origin;
     use crate::guests::{Arriving, Guests};
     use crate::socket::{Kind, Socket};
 
@@ -326,8 +327,14 @@ mod tests {
             let spec = format!("name={name},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
             let memory = memory::Policy::default();
-            let arriving =
-                Arriving { spec, socket, nic: None, memory, kept: None, is_added: false };
+            let arriving = Arriving {
+                spec,
+                socket,
+                nic: None,
+                memory,
+                kept: None,
+                origin: Origin::CommandLine,
+            };
             let guest = all.add(arriving).unwrap();
             guest.link.set_worker(Some(worker));
             workers[worker].claim();

@@ -21,7 +21,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
 use crate::events::Events;
-use crate::guest::Guest;
+use crate::guest::{Guest, Origin};
 use crate::guests::{AddError, Arriving, Guests, MAX_GUESTS};
 use crate::handover::{self, Connected, Inherited, Kept, Left, Manager};
 use crate::intake::Intake;
@@ -132,7 +132,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     start_helpers(filters.as_ref())?;
     let made = make_workers(options, &workers, &guests, &intakes, resumed)?;
     let threads = start(options, made, filters.as_ref())?;
-    let surveyed = Surveyed { guests: guests.clone(), workers: workers.clone(), switches };
+    let settings = options.file.settings();
+    let surveyed =
+        Surveyed { guests: guests.clone(), workers: workers.clone(), switches, settings };
     let (end, control_thread) = start_control(control, surveyed, events, filters.as_ref())?;
     let (switch_end, switch_threads) = start_switches(networks, filters.as_ref())?;
     if let Some(filters) = &filters {
@@ -352,15 +354,18 @@ fn add_guests(
         // Half of the memory that can be mapped is left for guests that come later.
         let memory = Policy::of_one_of(2 * options.guests.len());
         let left = inherited.remove(&spec.name);
+        let origin = options.origin_of(spec);
         let (spec, kept, connected) = go_on(spec, left);
-        let guest =
-            guests.add(Arriving { spec, socket, nic: None, memory, kept, is_added: false })?;
+        let guest = guests.add(Arriving { spec, socket, nic: None, memory, kept, origin })?;
         resumed.extend(connected.map(|connected| (guest, connected)));
     }
     for left in inherited.guests {
         let name = left.spec.name.clone();
-        if !left.is_added {
-            tracing::warn!(guest = name, "the guest is not on the command line any more");
+        if left.origin != Origin::Call {
+            tracing::warn!(
+                guest = name,
+                "neither the command line nor the configuration file has the guest any more"
+            );
             left.kept.end();
             continue;
         }
@@ -376,11 +381,15 @@ fn add_guests(
     Ok(resumed)
 }
 
-/// Returns what a guest of the command line is to be, and what an earlier process has left of it.
+/// Returns what a guest of the command line or the configuration file is to be, and what an earlier process has left of it.
 fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Option<Connected>) {
-    let Some(Left { kept, spec: old, connected, .. }) = left else {
+    let Some(Left { mut kept, spec: old, named, connected, .. }) = left else {
         return (spec.clone(), None, None);
     };
+    if named == spec.text {
+        // Whoever has changed its policy since then has the last word.
+        return (old, Some(kept), connected);
+    }
     if connected.is_some() && !spec.is_same_device(&old) {
         tracing::warn!(
             guest = spec.name,
@@ -388,6 +397,7 @@ fn go_on(spec: &GuestSpec, left: Option<Left>) -> (GuestSpec, Option<Kept>, Opti
         );
         return (old, Some(kept), connected);
     }
+    kept.set_named(&spec.text);
     (spec.clone(), Some(kept), connected)
 }
 
@@ -398,7 +408,7 @@ fn add_again(guests: &Guests, left: Left) -> Result<Option<Resumed>, String> {
     let socket = socket.map_err(|error| error.to_string())?;
     let nic = nic.map(|nic| Socket::passed(nic, Framing::of(spec.transport).kind()));
     let nic = nic.transpose().map_err(|error| error.to_string())?;
-    let guest = guests.add_one_more(spec, socket, nic, Some(kept));
+    let guest = guests.add_one_more(spec, socket, nic, Some(kept), Origin::Call);
     let guest = guest.map_err(|error| error.to_string())?;
     Ok(connected.map(|connected| (guest, connected)))
 }

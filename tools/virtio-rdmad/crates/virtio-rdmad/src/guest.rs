@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use engine::{Device, Incident};
 use memory::Policy;
+use serde::{Deserialize, Serialize};
 
 use crate::events::{Event, Events};
 use crate::handover::Kept;
-use crate::options::GuestSpec;
+use crate::options::{GuestSpec, SpecError};
+use crate::policy::PolicyChange;
 use crate::socket::Socket;
 use crate::takeover::NotMoved;
 use crate::times;
@@ -90,10 +92,36 @@ impl engine::Wake for Link {
     }
 }
 
+/// Who has named a guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
+pub enum Origin {
+    /// The command line.
+    CommandLine,
+    /// The configuration file.
+    File,
+    /// A client of the control socket.
+    Call,
+}
+
+impl Origin {
+    /// Returns the name, as clients of the control socket know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CommandLine => "options",
+            Self::File => "file",
+            Self::Call => "call",
+        }
+    }
+}
+
 /// A guest.
 pub struct Guest {
-    /// What the command line says of it, or whoever added it.
+    /// What it was when it came. Its policy may have changed since: [`Self::text`] says what it is now.
     pub spec: GuestSpec,
+    /// What it is now, as in `--guest`.
+    pub text: Mutex<String>,
+    /// Who has named it.
+    pub origin: Origin,
     /// Its index while it is there.
     pub index: u32,
     /// Its device.
@@ -155,6 +183,23 @@ impl Guest {
     /// Returns where another VMM connects that is to take the guest over.
     pub fn moves_to(&self) -> Option<Arc<Socket>> {
         self.moves_to.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns what it is now, as in `--guest`.
+    pub fn text(&self) -> String {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes what it may do, also for a later process. Nothing changes if that is an error.
+    pub fn set_policy(&self, change: &PolicyChange) -> Result<String, SpecError> {
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let spec = change.of(&text)?;
+        self.device.set_policy(spec.policy);
+        if let Some(mut kept) = self.kept() {
+            kept.set_spec(&spec.text);
+        }
+        spec.text.clone_into(&mut text);
+        Ok(spec.text)
     }
 
     /// Returns what a later process will have of it, if anything, locked.

@@ -16,10 +16,11 @@ use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 
 use crate::events::Events;
-use crate::guest::{Guest, Link};
+use crate::guest::{Guest, Link, Origin};
 use crate::handover::{Connected, Kept, Manager};
 use crate::nic::{Framing, Nic};
-use crate::options::{GuestSpec, Transport};
+use crate::options::{GuestSpec, SpecError, Transport};
+use crate::policy::PolicyChange;
 use crate::socket::Socket;
 use crate::switch::Switch;
 use crate::worker_handle::{least, Arrival, WorkerHandle};
@@ -77,6 +78,17 @@ pub enum MoveError {
     Transport(&'static str),
 }
 
+/// Why the policy of a guest cannot change.
+#[derive(Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SetError {
+    /// There is no guest of this name.
+    #[error("no guest has the name \"{0}\"")]
+    Unknown(String),
+    /// The guest would not be right any more.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
 /// The guests.
 pub struct Guests {
     slots: RwLock<Vec<Option<Arc<Guest>>>>,
@@ -114,8 +126,8 @@ pub struct Arriving {
     pub memory: Policy,
     /// What an earlier process has left of it.
     pub kept: Option<Kept>,
-    /// Whether it is not on the command line.
-    pub is_added: bool,
+    /// Who has named it.
+    pub origin: Origin,
 }
 
 impl Guests {
@@ -163,11 +175,12 @@ impl Guests {
         socket: Socket,
         nic: Option<Socket>,
         kept: Option<Kept>,
+        origin: Origin,
     ) -> Result<Arc<Guest>, AddError> {
         let nic = self.make_nic(&spec, nic)?;
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        let guest = self.add(Arriving { spec, socket, nic, memory, kept, is_added: true })?;
+        let guest = self.add(Arriving { spec, socket, nic, memory, kept, origin })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
             tracing::error!(guest = name, %error, "its uplink carries no packets to it");
@@ -249,38 +262,53 @@ impl Guests {
         arriving: Arriving,
         kept: Option<Mutex<Kept>>,
     ) -> Guest {
-        let Arriving { spec, socket, memory, .. } = arriving;
+        let Arriving { spec, socket, memory, origin, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
         let link = Arc::new(Link::new(workers, index, name.clone(), self.events.clone()));
         let device = fabric.add_device(DeviceConfig {
             name,
             mac: spec.mac,
-            addresses: spec.addresses.clone(),
             limits: spec.limits.clone(),
+            policy: spec.policy.clone(),
             rings: spec.rings,
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
         let (rings, leaves, work, moves_to) = Default::default();
-        Guest { spec, index, device, link, rings, work, memory, socket, moves_to, leaves, kept }
+        let text = Mutex::new(spec.text.clone());
+        Guest {
+            spec,
+            text,
+            origin,
+            index,
+            device,
+            link,
+            rings,
+            work,
+            memory,
+            socket,
+            moves_to,
+            leaves,
+            kept,
+        }
     }
 
     /// Returns what a later process will have of a guest: what an earlier one has left of it, or something new.
     fn kept(&self, arriving: &mut Arriving) -> Option<Kept> {
         let Keeper { manager, next } = self.keeper.as_ref()?;
         if let Some(mut kept) = arriving.kept.take() {
-            kept.go_on(&arriving.spec.text, arriving.is_added);
+            kept.go_on(&arriving.spec.text, arriving.origin);
             return Some(kept);
         }
-        // A later process makes the sockets of its command line itself.
+        // A later process makes the sockets of its command line and its file itself.
+        let is_called = arriving.origin == Origin::Call;
         let nic = arriving.nic.as_ref().map(|nic| &nic.socket);
         let sockets = std::iter::once(&arriving.socket).chain(nic);
         let copy = |socket: &Socket| socket.listener().try_clone().map(OwnedFd::from);
-        let listeners: Result<Vec<_>, _> =
-            sockets.filter(|_| arriving.is_added).map(copy).collect();
+        let listeners: Result<Vec<_>, _> = sockets.filter(|_| is_called).map(copy).collect();
         let number = next.fetch_add(1, Ordering::Relaxed);
-        Kept::new(manager, number, &arriving.spec.text, arriving.is_added, listeners.ok()?)
+        Kept::new(manager, number, &arriving.spec.text, arriving.origin, listeners.ok()?)
     }
 
     /// Returns the fabric of a network, which may be a new one. Those that none of these guests is in go.
@@ -325,6 +353,13 @@ impl Guests {
         }
         self.note_change();
         Ok(guest)
+    }
+
+    /// Changes what the guest of this name may do, while it runs. Returns what it is now, as in `--guest`.
+    pub fn set_policy(&self, name: &str, change: &PolicyChange) -> Result<String, SetError> {
+        let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
+        let guest = guest.ok_or_else(|| SetError::Unknown(name.to_owned()))?;
+        Ok(guest.set_policy(change)?)
     }
 
     /// Removes the guests that were to leave with their VMMs, which are gone now. The main thread calls this.
@@ -426,12 +461,8 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
-        guests.add_one_more(
-            spec,
-            Socket::passed(listener.into(), Kind::Stream).unwrap(),
-            None,
-            None,
-        )
+        let socket = Socket::passed(listener.into(), Kind::Stream).unwrap();
+        guests.add_one_more(spec, socket, None, None, Origin::Call)
     }
 
     #[test]
@@ -474,6 +505,20 @@ mod tests {
         guest.link.set_worker(None);
         guests.sweep();
         assert!(guests.all().is_empty());
+    }
+
+    #[test]
+    fn policies_change_one_key_at_a_time() {
+        let guests = guests();
+        let guest = add(&guests, "name=a,rate=1G,qps=9").unwrap();
+        let set = |name, change: &str| guests.set_policy(name, &change.parse().unwrap());
+        let text = set("a", "qps=7,pds=3").unwrap();
+        assert_eq!(text, "vhost-user=/s,name=a,rate=1G,qps=7,pds=3");
+        assert_eq!(set("a", "rate=default").unwrap(), "vhost-user=/s,name=a,qps=7,pds=3");
+        let quota = guest.device.status().quota;
+        assert_eq!((quota.qps, quota.pds, quota.wire_rate), (7, 3, None));
+        assert_eq!(guest.text(), "vhost-user=/s,name=a,qps=7,pds=3");
+        assert_eq!(set("b", "qps=7"), Err(SetError::Unknown("b".to_owned())));
     }
 
     #[test]

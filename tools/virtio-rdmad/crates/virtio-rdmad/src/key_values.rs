@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Lists of KEY=VALUE with commas between them, the form of `--guest` and `--uplink`.
 
+use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
 /// What is wrong with a list.
@@ -36,6 +37,14 @@ pub enum ListError {
 }
 
 impl ListError {
+    /// Returns the key that is wrong, or what stands in the place of a key.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::NoValue(key) | Self::UnknownKey { key, .. } => key,
+            Self::Twice(key) | Self::Missing(key) | Self::Value { key, .. } => key,
+        }
+    }
+
     /// Returns the error of a key that cannot have this value.
     pub fn value(key: &'static str, value: &str, wanted: &'static str) -> Self {
         Self::Value { key, value: value.to_owned(), wanted }
@@ -76,6 +85,11 @@ impl<'a> KeyValues<'a> {
         Ok(this)
     }
 
+    /// Returns the keys with their values, in the order of the list.
+    pub fn pairs(&self) -> &[(&'static str, &'a str)] {
+        &self.pairs
+    }
+
     /// Returns the value of a key, the first one of a key that is there more than once.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         self.all(key).next()
@@ -100,6 +114,23 @@ impl<'a> KeyValues<'a> {
     }
 }
 
+impl<'a> FromIterator<(&'static str, &'a str)> for KeyValues<'a> {
+    fn from_iter<I: IntoIterator<Item = (&'static str, &'a str)>>(pairs: I) -> Self {
+        Self { pairs: pairs.into_iter().collect() }
+    }
+}
+
+impl Display for KeyValues<'_> {
+    /// Writes the list as [`KeyValues::read`] reads it.
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        for (at, (key, value)) in self.pairs.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(out, "{comma}{key}={value}")?;
+        }
+        Ok(())
+    }
+}
+
 /// Reads a value of a key. `wanted` says what values the key can have.
 ///
 /// # Errors
@@ -111,6 +142,22 @@ pub fn parse<T: FromStr>(
     wanted: &'static str,
 ) -> Result<T, ListError> {
     value.parse().map_err(|_| ListError::value(key, value, wanted))
+}
+
+/// Reads a number of at least 1, if the key is there.
+///
+/// # Errors
+///
+/// The value is no such number, or is more than a `T` can hold.
+pub fn number<T: FromStr + Default + PartialEq>(
+    list: &KeyValues<'_>,
+    key: &'static str,
+) -> Result<Option<T>, ListError> {
+    const WANTED: &str = "a number of at least 1";
+    match list.parse(key, WANTED)? {
+        Some(number) if number == T::default() => Err(ListError::value(key, "0", WANTED)),
+        number => Ok(number),
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod backend;
 mod balance;
 mod call;
 mod clock;
+mod config_file;
 mod connection;
 mod control;
 mod daemon;
@@ -28,11 +29,14 @@ mod metrics;
 mod near_limits;
 mod nic;
 mod options;
+mod policy;
 mod poller;
 mod privileges;
+mod reload;
 mod remover;
 mod report;
 mod sandbox;
+mod set;
 mod socket;
 mod spin;
 mod status;
@@ -49,18 +53,22 @@ mod worker_handle;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use handover::supervisor;
-use options::{Command, Options};
+use options::Command;
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = match config_file::options() {
+        Ok(options) => options,
+        Err(error) => return fail(&error),
+    };
     let result = match &options.command {
         Some(Command::Status(status)) => status::print(status),
         Some(Command::Metrics(metrics)) => metrics::print(metrics),
         Some(Command::Watch(watch)) => watch::print(watch),
         Some(Command::Top(top)) => top::run(top),
         Some(Command::Add(add)) => add_remove::add(add),
+        Some(Command::Set(set)) => set::run(set),
+        Some(Command::Reload(reload)) => reload::run(reload),
         Some(Command::Remove(remove)) => add_remove::remove(remove),
         Some(Command::Move(options)) => add_remove::move_to(options),
         Some(Command::Supervise(supervise)) => supervisor::run(supervise),
@@ -72,9 +80,12 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("virtio-rdmad: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&*error),
     }
+}
+
+/// Tells why the process ends.
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("virtio-rdmad: {error}");
+    ExitCode::FAILURE
 }

@@ -124,7 +124,7 @@ impl Metrics {
         });
         measure(encoder, "guest_objects", "Objects that a guest has, but QPs", objects)?;
         let limits = self.of_guests().flat_map(|(labels, guest)| {
-            let LimitsReport { qps, cqs, srqs, mrs, mws, pds } = guest.limits;
+            let LimitsReport { qps, cqs, srqs, mrs, mws, pds, .. } = guest.limits;
             let limits =
                 [("pd", pds), ("mr", mrs), ("mw", mws), ("cq", cqs), ("srq", srqs), ("qp", qps)];
             limits.map(|(kind, limit)| {
@@ -133,6 +133,15 @@ impl Metrics {
             })
         });
         measure(encoder, "guest_limits", "Objects that a guest may have", limits)?;
+        let bytes = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        let memory = self.of_guests().map(|(labels, guest)| (labels, bytes(guest.memory)));
+        let help = "Bytes of memory that the MRs of a guest cover";
+        measure(encoder, "guest_registered_bytes", help, memory)?;
+        let limits = self
+            .of_guests()
+            .filter_map(|(labels, guest)| Some((labels, bytes(guest.limits.memory?))));
+        let help = "Bytes of memory that the MRs of a guest may cover, if that has a limit";
+        measure(encoder, "guest_registered_bytes_limit", help, limits)?;
         let qps = self.of_guests().flat_map(|(labels, guest)| {
             let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
             for qp in &guest.qps {

@@ -83,13 +83,10 @@ fn of_guest(guest: &GuestReport) -> impl Iterator<Item = Resource<'_>> {
         ("mws", guest.mws, limits.mws),
         ("pds", guest.pds, limits.pds),
     ];
-    let name = Some(guest.name.as_str());
-    uses.into_iter().map(move |(resource, used, limit)| Resource {
-        guest: name,
-        name: resource,
-        used: used as u64,
-        limit,
-    })
+    let objects = uses.into_iter().map(|(resource, used, limit)| (resource, used as u64, limit));
+    let memory = limits.memory.map(|limit| ("memory", guest.memory, limit));
+    let guest = Some(guest.name.as_str());
+    objects.chain(memory).map(move |(name, used, limit)| Resource { guest, name, used, limit })
 }
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The command line.
 
-use std::net::IpAddr;
-use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine::{AddressRights, GidPrefix, Limits, VlanList};
+use engine::{DevicePolicy, Limits};
 use rustix::thread::CpuSet;
 
+use crate::config_file::ConfigFile;
+use crate::guest::Origin;
 use crate::handover::supervisor::SupervisorOptions;
-use crate::key_values::{KeyValues, ListError};
+use crate::key_values::{number, KeyValues, ListError};
+use crate::policy::{self, PolicyChange};
 use crate::privileges::User;
 use crate::remover::{self, RemoverOptions};
 use crate::top;
@@ -47,6 +48,14 @@ pub struct Options {
     ///   max-cq=N          without rings: number of completion queues
     ///   any-file=on|off   accept memory in files of any file system (default: off)
     ///   rate=RATE         bits per second that it may send over the uplink (default: no limit)
+    ///   message-rate=N    work requests per second that it may have done (default: no limit)
+    ///   qps=N             QPs that it may have (default: all that its device can have)
+    ///   cqs=N             completion queues likewise
+    ///   srqs=N            shared receive queues likewise
+    ///   mrs=N             memory regions likewise
+    ///   mws=N             memory windows likewise
+    ///   pds=N             protection domains likewise
+    ///   memory=SIZE       bytes of memory that it may have registered (default: no limit)
     ///
     /// Exactly one of vfio-user and vhost-user is required. Guests of different networks cannot
     /// reach each other.
@@ -67,6 +76,13 @@ pub struct Options {
     /// A rate= is a number of at least 8K, with K, M or G for thousands, millions or billions, such
     /// as 500M. It counts the headers of packets. Messages to guests of this process have no limit.
     ///
+    /// A message-rate= counts the work requests of all send queues, also those to guests of this process. It
+    /// is a number with K, M or G as well, such as 500K.
+    ///
+    /// The objects of the guest's kernel count as well, and the QP of its connection manager. A memory= is
+    /// a number of bytes, with K, M, G or T for powers of 1024, such as 4G. Memory counts in whole pages,
+    /// once for each region.
+    ///
     /// A driver that does not know rings uses virtqueues even with rings=on. It needs two
     /// virtqueues for a queue pair, one for a completion queue and two more. With rings there is
     /// a virtqueue for each vector and three more. vfio-user has up to 1023 virtqueues (default:
@@ -75,7 +91,7 @@ pub struct Options {
     #[arg(
         long = "guest",
         value_name = "SPEC",
-        required_unless_present = "control",
+        required_unless_present_any = ["control", "config"],
         verbatim_doc_comment
     )]
     pub guests: Vec<GuestSpec>,
@@ -109,6 +125,18 @@ pub struct Options {
     /// network between the ends must be one that you trust.
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
+
+    /// File in TOML that has these options, by their names, and a table [[guest]] or [[uplink]] for each of
+    /// those.
+    ///
+    /// What the command line has besides takes precedence; guests and uplinks are those of both.
+    /// virtio-rdmad reads the file when it starts; `virtio-rdmad reload` brings changes to a running one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What the file has.
+    #[arg(skip)]
+    pub file: ConfigFile,
 
     /// Socket on which `virtio-rdmad status` and its like find this process, and other clients by Varlink.
     #[arg(long, value_name = "PATH")]
@@ -190,6 +218,17 @@ pub enum CpuListError {
     Twice(u16),
 }
 
+impl Options {
+    /// Returns who has named a guest.
+    pub fn origin_of(&self, guest: &GuestSpec) -> Origin {
+        if self.file.guests.iter().any(|other| other.name == guest.name) {
+            Origin::File
+        } else {
+            Origin::CommandLine
+        }
+    }
+}
+
 impl FromStr for CpuList {
     type Err = CpuListError;
 
@@ -232,10 +271,18 @@ pub enum Command {
     Top(TopOptions),
     /// Add a guest to a running virtio-rdmad.
     Add(AddOptions),
+    /// Change what a guest of a running virtio-rdmad may do, while it runs.
+    Set(SetOptions),
     /// Remove a guest from a running virtio-rdmad.
     Remove(RemoveOptions),
     /// Have another VMM take a guest over from the one that is connected.
     Move(MoveOptions),
+    /// Have a running virtio-rdmad follow its configuration file.
+    ///
+    /// Guests that are new in the file are added, those that are gone from it leave with their VMMs, and what
+    /// guests may do is changed. What else has changed is printed: it needs a restart. A mistake in the file
+    /// changes nothing.
+    Reload(ReloadOptions),
     /// Run virtio-rdmad, and run it again when it ends, so that guests keep their devices.
     ///
     /// The sockets of VMMs, and all that virtio-rdmad needs to go on with them, are kept while virtio-rdmad does not
@@ -272,6 +319,37 @@ pub struct AddOptions {
     /// or in which a guest had nic= when virtio-rdmad started.
     #[arg(long, value_name = "SPEC")]
     pub guest: String,
+}
+
+/// Options of `virtio-rdmad set`.
+#[derive(Args, Debug)]
+pub struct SetOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// The name of the guest.
+    pub name: String,
+
+    /// What changes: gid, vlan, rate, message-rate, qps, cqs, srqs, mrs, mws, pds or memory, as in --guest.
+    /// What is not named stays. The value "default" stands for a guest without that key.
+    ///
+    /// An address that the guest may not use any more is nobody's, as if the guest had removed it, until
+    /// the guest may use it again. A limit below what the guest has counts for what it makes from now on.
+    #[arg(value_name = "KEY=VALUE[,KEY=VALUE...]")]
+    pub policy: PolicyChange,
+}
+
+/// Options of `virtio-rdmad reload`.
+#[derive(Args, Debug)]
+pub struct ReloadOptions {
+    /// The control socket that the running virtio-rdmad was given.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
 }
 
 /// Options of `virtio-rdmad remove`.
@@ -395,10 +473,10 @@ pub struct GuestSpec {
     pub network: String,
     /// The path of the socket of its network interface, which has the MAC address above.
     pub nic: Option<PathBuf>,
-    /// The addresses that it may use.
-    pub addresses: AddressRights,
-    /// How much it may use.
+    /// What its device can have.
     pub limits: Limits,
+    /// What it may do, which may change while it is there.
+    pub policy: DevicePolicy,
     /// Whether it is offered rings.
     pub rings: bool,
     /// Whether its memory may be in files of any file system.
@@ -408,9 +486,16 @@ pub struct GuestSpec {
 impl GuestSpec {
     /// Returns whether a VMM that is connected to the guest finds the same device as with another specification.
     pub fn is_same_device(&self, other: &Self) -> bool {
-        let fixed = |limits: &Limits| Limits { wire_rate: None, ..limits.clone() };
-        (self.transport, self.mac, self.rings) == (other.transport, other.mac, other.rings)
-            && fixed(&self.limits) == fixed(&other.limits)
+        (self.transport, self.mac, self.rings, &self.limits)
+            == (other.transport, other.mac, other.rings, &other.limits)
+    }
+
+    /// Returns whether the guest is the same as by another specification, but for its policy.
+    pub fn is_same_but_policy(&self, other: &Self) -> bool {
+        let rest = |spec: &Self| {
+            (spec.path.clone(), spec.network.clone(), spec.nic.clone(), spec.any_file)
+        };
+        self.is_same_device(other) && rest(self) == rest(other)
     }
 
     /// Returns the paths of its sockets.
@@ -452,22 +537,30 @@ pub enum SpecError {
 /// Most completion vectors of a guest. More vectors than the guest has CPUs are of no use.
 const MAX_VECTORS: u16 = 64;
 
-/// The keys of a `--guest`.
-const KEYS: &[&str] = &[
+/// The keys of a `--guest`, those of its policy last.
+pub const KEYS: &[&str] = &[
     "name",
     "vfio-user",
     "vhost-user",
     "mac",
     "network",
     "nic",
-    "gid",
-    "vlan",
     "rings",
     "vectors",
     "max-qp",
     "max-cq",
     "any-file",
+    "gid",
+    "vlan",
     "rate",
+    "message-rate",
+    "qps",
+    "cqs",
+    "srqs",
+    "mrs",
+    "mws",
+    "pds",
+    "memory",
 ];
 
 impl FromStr for GuestSpec {
@@ -488,11 +581,8 @@ impl FromStr for GuestSpec {
             mac,
             network: list.get("network").unwrap_or("default").to_owned(),
             nic: nic.map(PathBuf::from),
-            addresses: AddressRights {
-                gids: list.get("gid").map(gid_list).transpose()?,
-                vlans: list.get("vlan").map(vlan_list).transpose()?,
-            },
             limits: limits_of(&list, transport)?,
+            policy: policy::read(&list)?,
             rings: switch(&list, "rings", true)?,
             any_file: switch(&list, "any-file", false)?,
         })
@@ -512,10 +602,9 @@ fn transport_of(list: &KeyValues<'_>) -> Result<(Transport, PathBuf), SpecError>
 /// Returns the limits of a guest. Its virtqueues must be no more than the transport can have.
 fn limits_of(list: &KeyValues<'_>, transport: Transport) -> Result<Limits, SpecError> {
     let mut limits = transport.limits();
-    limits.max_qp = number(list, "max-qp", limits.max_qp)?;
-    limits.max_cq = number(list, "max-cq", limits.max_cq)?;
-    limits.comp_vectors = number(list, "vectors", limits.comp_vectors)?;
-    limits.wire_rate = list.get("rate").map(rate).transpose()?;
+    limits.max_qp = number(list, "max-qp")?.unwrap_or(limits.max_qp);
+    limits.max_cq = number(list, "max-cq")?.unwrap_or(limits.max_cq);
+    limits.comp_vectors = number(list, "vectors")?.unwrap_or(limits.comp_vectors);
     if limits.comp_vectors > MAX_VECTORS {
         return Err(SpecError::Vectors(limits.comp_vectors));
     }
@@ -530,31 +619,6 @@ fn limits_of(list: &KeyValues<'_>, transport: Transport) -> Result<Limits, SpecE
     Ok(limits)
 }
 
-fn number(list: &KeyValues<'_>, key: &'static str, default: u16) -> Result<u16, ListError> {
-    let number = list.parse::<NonZeroU16>(key, "a number of at least 1")?;
-    Ok(number.map_or(default, NonZeroU16::get))
-}
-
-/// Reads a number of bits per second, such as 10G, and returns it as bytes per second.
-fn rate(value: &str) -> Result<u64, ListError> {
-    let error = || {
-        let wanted = "a number of bits per second of at least 8K, such as 500M or 10G";
-        ListError::value("rate", value, wanted)
-    };
-    let (digits, unit) = match value.strip_suffix(['K', 'M', 'G']) {
-        Some(digits) if value.ends_with('K') => (digits, 1_000),
-        Some(digits) if value.ends_with('M') => (digits, 1_000_000),
-        Some(digits) => (digits, 1_000_000_000),
-        None => (value, 1),
-    };
-    let number = digits.parse::<u64>().map_err(|_| error())?;
-    let bits = number.checked_mul(unit).ok_or_else(error)?;
-    if bits < 8_000 {
-        return Err(error());
-    }
-    Ok(bits / 8)
-}
-
 fn switch(list: &KeyValues<'_>, key: &'static str, default: bool) -> Result<bool, ListError> {
     match list.get(key) {
         None => Ok(default),
@@ -562,58 +626,6 @@ fn switch(list: &KeyValues<'_>, key: &'static str, default: bool) -> Result<bool
         Some("off") => Ok(false),
         Some(value) => Err(ListError::value(key, value, "on or off")),
     }
-}
-
-/// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
-/// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
-fn gid_list(list: &str) -> Result<Vec<GidPrefix>, ListError> {
-    list.split('+').map(gid_prefix).collect()
-}
-
-fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
-    let error = || {
-        let wanted = "an IP address or a prefix such as 10.0.0.0/24";
-        ListError::value("gid", text, wanted)
-    };
-    let (address, length) = match text.split_once('/') {
-        Some((address, length)) => (address, Some(length.parse::<u32>().map_err(|_| error())?)),
-        None => (text, None),
-    };
-    let (gid, bits, mapped) = match address.parse::<IpAddr>().map_err(|_| error())? {
-        IpAddr::V4(address) => (address.to_ipv6_mapped(), 32, 96),
-        IpAddr::V6(address) => (address, 128, 0),
-    };
-    let length = length.unwrap_or(bits);
-    if length > bits {
-        return Err(error());
-    }
-    GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
-}
-
-/// The largest VLAN ID (IEEE 802.1Q).
-const MAX_VLAN: u16 = 4094;
-
-/// Reads numbers and ranges of VLANs, and `none`, with `+` between them.
-fn vlan_list(list: &str) -> Result<VlanList, ListError> {
-    let mut vlans = VlanList::default();
-    for entry in list.split('+') {
-        let error = || {
-            let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
-            ListError::value("vlan", entry, wanted)
-        };
-        if entry == "none" {
-            vlans.untagged = true;
-            continue;
-        }
-        let number = |digits: &str| digits.parse::<u16>().map_err(|_| error());
-        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last || last > MAX_VLAN {
-            return Err(error());
-        }
-        vlans.ranges.push(first..=last);
-    }
-    Ok(vlans)
 }
 
 /// Reads a unicast MAC address in the usual notation.
@@ -663,65 +675,6 @@ mod tests {
         assert!(guest.any_file);
         assert_eq!((guest.rings, guest.limits.comp_vectors), (false, 64));
         assert_eq!((guest.mac, guest.network.as_str()), (None, "default"));
-    }
-
-    #[test]
-    fn addresses_are_listed() {
-        let parse = |keys: &str| format!("name=a,vfio-user=b{keys}").parse::<GuestSpec>();
-        let rights = parse("").unwrap().addresses;
-        assert_eq!((rights.gids, rights.vlans), (None, None));
-        let rights = parse(",gid=10.0.0.1+10.1.0.0/16+fd00::/8+fd00::1,vlan=none+5+7-9").unwrap();
-        let prefix = |first: &[u8], last: &[u8], bits| {
-            let mut gid = [0; 16];
-            gid[..first.len()].copy_from_slice(first);
-            gid[16 - last.len()..].copy_from_slice(last);
-            GidPrefix::new(gid, bits).unwrap()
-        };
-        let gids = vec![
-            prefix(&[], &[0xff, 0xff, 10, 0, 0, 1], 128),
-            prefix(&[], &[0xff, 0xff, 10, 1, 0, 0], 112),
-            prefix(&[0xfd], &[], 8),
-            prefix(&[0xfd], &[1], 128),
-        ];
-        assert_eq!(rights.addresses.gids, Some(gids));
-        let vlans = VlanList { untagged: true, ranges: vec![5..=5, 7..=9] };
-        assert_eq!(rights.addresses.vlans, Some(vlans));
-        for list in ["10.0.0", "10.0.0.1/33", "fd00::/129", "fd00::/x", "10.0.0.1+", "10.0.0.0/-1"]
-        {
-            let error = parse(&format!(",gid={list}")).unwrap_err();
-            assert!(
-                matches!(error, SpecError::List(ListError::Value { key: "gid", .. })),
-                "{list}"
-            );
-        }
-        for list in ["4095", "9-7", "5+", "any", "-1", "1-"] {
-            let error = parse(&format!(",vlan={list}")).unwrap_err();
-            assert!(
-                matches!(error, SpecError::List(ListError::Value { key: "vlan", .. })),
-                "{list}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_rate_is_in_bits_per_second() {
-        let rate = |value: &str| {
-            let spec = format!("name=a,vfio-user=b,rate={value}").parse::<GuestSpec>();
-            spec.map(|guest| guest.limits.wire_rate)
-        };
-        assert_eq!(rate("10G"), Ok(Some(1_250_000_000)));
-        assert_eq!(rate("500M"), Ok(Some(62_500_000)));
-        assert_eq!(rate("8K"), Ok(Some(1000)));
-        assert_eq!(rate("80000"), Ok(Some(10_000)));
-        for value in ["0", "7K", "-1", "1.5G", "G", "10g", "10Gbit", "99999999999G"] {
-            let error = rate(value).unwrap_err();
-            assert!(
-                matches!(error, SpecError::List(ListError::Value { key: "rate", .. })),
-                "{value}"
-            );
-        }
-        let none: GuestSpec = "name=a,vfio-user=b".parse().unwrap();
-        assert_eq!(none.limits.wire_rate, None);
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Report {
     pub log_lines_left_out: u64,
     /// The most guests that there can be.
     pub max_guests: u64,
+    /// What the configuration file said when the process started, beside the guests: values by the names of options, and
+    /// the uplink of a network by "uplink" and the name of the network.
+    pub settings: BTreeMap<String, String>,
     /// The workers, by index.
     pub workers: Vec<WorkerReport>,
     /// The guests, in the order of the command line.
@@ -100,10 +103,16 @@ pub struct GuestReport {
     pub transport: String,
     /// The path of the socket that its VMM connects to.
     pub socket: String,
+    /// What it is now, as in the option `--guest`.
+    pub spec: String,
+    /// Who has named it: "options", "file" or "call".
+    pub origin: String,
     /// The MAC address of its network interface, if the command line has it.
     pub mac: Option<String>,
     /// Whether its VMM is connected.
     pub connected: bool,
+    /// Whether it leaves when its VMM does.
+    pub leaving: bool,
     /// The index of the worker that serves it.
     pub worker: Option<usize>,
     /// Whether its driver has started the device.
@@ -116,6 +125,8 @@ pub struct GuestReport {
     pub pds: usize,
     /// How many MRs it has.
     pub mrs: usize,
+    /// Bytes of memory that they cover.
+    pub memory: u64,
     /// How many memory windows it has.
     pub mws: usize,
     /// How many CQs it has.
@@ -132,7 +143,7 @@ pub struct GuestReport {
     pub nic: BTreeMap<String, u64>,
 }
 
-/// How many objects of each kind a guest may have.
+/// How much a guest may have: the smaller of what its device can have and what its policy allows.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct LimitsReport {
@@ -148,6 +159,8 @@ pub struct LimitsReport {
     pub mws: u64,
     /// PDs.
     pub pds: u64,
+    /// Bytes of memory that MRs cover, if that has a limit.
+    pub memory: Option<u64>,
 }
 
 /// An entry of a guest's GID table.
@@ -211,8 +224,8 @@ pub struct EventReport {
     /// Why, or the name of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws" or
-    /// "pds".
+    /// What is near its limit, or is no longer: "guests", or objects of a guest: "qps", "cqs", "srqs", "mrs", "mws",
+    /// "pds" or "memory".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
     /// How much of that is used.

@@ -82,7 +82,9 @@ pub enum UplinkError {
 }
 
 /// The keys of an `--uplink`.
-const KEYS: &[&str] = &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
+pub const KEYS: &[&str] = &["tap", "interface", "vxlan", "local", "remote", "port", "network"];
+/// Those of them that may be there more than once.
+pub const REPEATABLE: &[&str] = &["remote"];
 
 /// Those of them that say what carries the packets, one of which must be there, and that of a tunnel.
 const WAYS: [&str; 3] = ["tap", "interface", TUNNEL];
@@ -93,7 +95,7 @@ impl FromStr for UplinkSpec {
     type Err = UplinkError;
 
     fn from_str(spec: &str) -> Result<Self, UplinkError> {
-        let list = KeyValues::read(spec, KEYS, &["remote"])?;
+        let list = KeyValues::read(spec, KEYS, REPEATABLE)?;
         let mut ways = WAYS.iter().filter_map(|way| Some((*way, list.get(way)?)));
         let (key, name) = ways.next().ok_or(ListError::Missing(ANY_WAY))?;
         if let Some((other, _)) = ways.next() {

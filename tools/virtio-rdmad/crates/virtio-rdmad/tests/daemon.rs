@@ -285,6 +285,10 @@ fn the_control_socket_refuses_nonsense() {
         ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
         ("MoveGuest", serde_json::json!({}), "name"),
         ("MoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
+        ("SetPolicy", serde_json::json!({ "name": "a" }), "policy"),
+        ("SetPolicy", serde_json::json!({ "policy": "qps=9" }), "name"),
+        ("SetPolicy", serde_json::json!({ "name": "a", "policy": "qps=9", "x": 1 }), "x"),
+        ("AddGuest", serde_json::json!({ "spec": "name=x", "in_file": 1 }), "in_file"),
     ] {
         let answer = call(&mut socket, &format!("org.virtio-rdma.Daemon.{method}"), &parameters);
         assert_eq!(answer["parameters"]["parameter"], name, "{method}: {answer}");
@@ -456,6 +460,66 @@ fn guests_come_to_a_network_on_an_interface() {
         assert_eq!(run(&daemon, &["remove", "--drain", "b"]), (true, String::new()));
         wait_for_guest(&daemon, "b", false);
     }
+    daemon.end();
+}
+
+/// The policy of a guest changes while its driver runs, which is refused more objects at once. What it has stays.
+#[test]
+fn policies_change_while_guests_run() {
+    let daemon = Daemon::start_with("set", &[], &["name=a,qps=100,vhost-user"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 4);
+    front_end.wait(4);
+    let guest = |daemon: &Daemon| daemon.status()["guests"][0].clone();
+    let set = |policy: &str| run(&daemon, &["set", "a", policy]);
+    let before = guest(&daemon);
+    assert_eq!((before["pds"].as_u64(), before["limits"]["memory"].as_u64()), (Some(4), None));
+    let done = (true, String::new());
+    assert_eq!(set("pds=3,memory=1G,gid=10.0.0.1+fd00::/64,qps=default"), done);
+    front_end.post(8);
+    front_end.kick();
+    front_end.wait(8);
+    let after = guest(&daemon);
+    assert_eq!(after["pds"], 4, "no PD has come, and none has gone");
+    assert_eq!(after["counters"]["command_no_resource"], 4);
+    assert_eq!(
+        (&after["limits"]["pds"], &after["limits"]["memory"]),
+        (&3.into(), &(1 << 30).into())
+    );
+    let path = daemon.path("a").display().to_string();
+    let spec = format!("name=a,vhost-user={path},pds=3,memory=1G,gid=10.0.0.1+fd00::/64");
+    assert_eq!((after["spec"].as_str(), after["origin"].as_str()), (Some(&*spec), Some("options")));
+    assert_eq!(set("pds=100"), done);
+    front_end.post(9);
+    front_end.kick();
+    front_end.wait(9);
+    assert_eq!(guest(&daemon)["pds"], 5);
+    drop(front_end);
+    daemon.end();
+}
+
+#[test]
+fn policies_that_are_wrong_are_refused() {
+    let daemon = Daemon::start("setting");
+    let method = "org.virtio-rdma.Daemon.SetPolicy";
+    let mut socket = connect(&daemon.path("control"));
+    let before = daemon.status()["guests"][0]["spec"].clone();
+    for (name, policy, error, parameter, value) in [
+        ("c", "qps=1", "UnknownGuest", "name", "c"),
+        ("a", "qps=1,rings=off", "NotChangeable", "key", "rings"),
+        ("a", "qps=1,pds=0", "InvalidPolicy", "key", "pds"),
+        ("a", "qps=1,speed=1", "InvalidPolicy", "key", "speed"),
+        ("a", "qps=1,qps=2", "InvalidPolicy", "key", "qps"),
+        ("a", "", "InvalidPolicy", "key", ""),
+    ] {
+        let parameters = serde_json::json!({ "name": name, "policy": policy });
+        let answer = call(&mut socket, method, &parameters);
+        assert_eq!(answer["error"], format!("org.virtio-rdma.Daemon.{error}"), "{answer}");
+        assert_eq!(answer["parameters"][parameter], value, "{answer}");
+    }
+    assert_eq!(daemon.status()["guests"][0]["spec"], before);
+    // The client sees such a mistake before it asks.
+    let (worked, error) = run(&daemon, &["set", "a", "mac=52:54:00:00:00:09"]);
+    assert!(!worked && error.contains("mac cannot be changed while the guest is there"), "{error}");
     daemon.end();
 }
 
@@ -1135,6 +1199,175 @@ fn an_added_guest_that_cannot_be_added_again_is_forgotten() {
         std::fs::remove_file(path).unwrap();
     }
     daemon.end();
+}
+
+/// A policy that was set is there in the next process, whoever has named the guest.
+#[test]
+fn policies_outlive_the_process() {
+    let mut daemon = Daemon::supervised("policy", &["name=a,pds=9,vhost-user"]);
+    let added = format!("name=b,pds=9,vhost-user={}", daemon.path("b").display());
+    assert_eq!(run(&daemon, &["add", "--guest", &added]), (true, String::new()));
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+    let limits = |daemon: &Daemon| {
+        let status = daemon.status();
+        [0, 1].map(|guest| status["guests"][guest]["limits"]["pds"].as_u64().unwrap())
+    };
+    assert_eq!(limits(&daemon), [9, 9]);
+    for (round, pds) in [(1, "1"), (2, "2")] {
+        for name in ["a", "b"] {
+            let change = format!("pds={pds}");
+            assert_eq!(run(&daemon, &["set", name, &change]), (true, String::new()));
+        }
+        daemon.restart();
+        assert_eq!(limits(&daemon), [round, round]);
+        front_end.post(u16::try_from(round).unwrap() + 1);
+        front_end.kick();
+        front_end.wait(u16::try_from(round).unwrap() + 1);
+        assert_eq!(daemon.status()["guests"][0]["pds"].as_u64(), Some(round), "the device obeys");
+    }
+    daemon.crash();
+    assert_eq!(limits(&daemon), [2, 2]);
+    assert_eq!(run(&daemon, &["remove", "b"]), (true, String::new()));
+    drop(front_end);
+    daemon.end();
+}
+
+/// A configuration file, which goes with this.
+struct ConfigFile(PathBuf);
+
+impl ConfigFile {
+    fn new(test: &str, text: &str) -> Self {
+        let name = format!("rdmad-{test}-{}.toml", std::process::id());
+        let this = Self(std::env::temp_dir().join(name));
+        this.write(text);
+        this
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(&self.0, text).unwrap();
+    }
+}
+
+impl Drop for ConfigFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The guests of a configuration file are served. After a change of the file, they come, leave and change, and those that
+/// stay notice nothing. The next process does as the file says.
+#[test]
+fn a_process_follows_its_configuration_file() {
+    let test = "reload";
+    let directory = std::env::temp_dir().join(format!("rdmad-{test}-{}", std::process::id()));
+    let guest = |name: &str, more: &str| {
+        let path = directory.join(name).display().to_string();
+        format!("[[guest]]\nname = '{name}'\nvhost-user = '{path}'\n{more}\n")
+    };
+    let old = guest("a", "pds = 9") + &guest("b", "");
+    let file = ConfigFile::new(test, &("workers = 1\n".to_owned() + &old));
+    let path = file.0.to_str().unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["supervise", "--"]);
+    let mut daemon = Daemon::run(command, test, &["--config", path], &["name=o,vhost-user"]);
+    let guests = |daemon: &Daemon| {
+        let status = daemon.status();
+        let guests = status["guests"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let mut guests: Vec<_> = guests
+            .map(|guest| {
+                format!(
+                    "{} {} {}",
+                    text(&guest["name"]),
+                    text(&guest["origin"]),
+                    guest["limits"]["pds"]
+                )
+            })
+            .collect();
+        guests.sort_unstable();
+        guests
+    };
+    assert_eq!(guests(&daemon), ["a file 9", "b file 65536", "o options 65536"]);
+    let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
+    front_end.wait(1);
+
+    let reload = |daemon: &Daemon| {
+        let mut reload = Command::new(BINARY);
+        reload.args(["reload", "--config", path, "--control"]).arg(daemon.path("control"));
+        let output = output(&mut reload);
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    assert_eq!(reload(&daemon), (true, String::new(), String::new()));
+    // With a mistake in it, nothing of it is done.
+    let new = guest("a", "pds = 2") + &guest("c", "pds = 3");
+    file.write(&(new.clone() + "speed = 1"));
+    let (worked, _, error) = reload(&daemon);
+    assert!(!worked && error.contains(".toml:9: unknown key \"speed\""), "{error}");
+    assert_eq!(guests(&daemon), ["a file 9", "b file 65536", "o options 65536"]);
+    file.write(&("workers = 2\n".to_owned() + &new));
+    let (worked, said, error) = reload(&daemon);
+    assert_eq!((worked, error), (true, String::new()));
+    let said: Vec<_> = said.lines().collect();
+    let needs_restart = "needs a restart: workers: \"2\", was \"1\"";
+    assert_eq!(said, ["b: removed", "a: pds=2", "c: added", needs_restart]);
+    let now = ["a file 2", "c file 3", "o options 65536"];
+    assert_eq!(guests(&daemon), now);
+    assert!(!daemon.path("b").exists());
+    let other = FrontEnd::start(connect(&daemon.path("c")), 1);
+    other.wait(1);
+    front_end.post(2);
+    front_end.kick();
+    front_end.wait(2);
+
+    daemon.restart();
+    assert_eq!(guests(&daemon), now);
+    assert_eq!(daemon.status()["workers"].as_array().unwrap().len(), 2);
+    for front_end in [&front_end, &other] {
+        assert!(!needs_reset(front_end));
+        front_end.post(3);
+        front_end.kick();
+        front_end.wait(3);
+    }
+    let (worked, said, _) = reload(&daemon);
+    assert!(worked && said.is_empty(), "{said}");
+    // What was set stays, until the file says something else than when the process started.
+    assert_eq!(run(&daemon, &["set", "a", "pds=5"]), (true, String::new()));
+    for _ in 0..2 {
+        daemon.restart();
+        assert_eq!(guests(&daemon)[0], "a file 5");
+    }
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 6") + &guest("c", "pds = 3")));
+    daemon.restart();
+    assert_eq!(guests(&daemon)[0], "a file 6");
+    // A guest whose VMM is connected leaves with that.
+    file.write(&("workers = 2\n".to_owned() + &guest("a", "pds = 6")));
+    let (worked, said, _) = reload(&daemon);
+    assert_eq!((worked, &*said), (true, "c: is removed when its VMM leaves\n"));
+    assert!(!daemon.path("c").exists());
+    let (worked, said, _) = reload(&daemon);
+    assert!(worked && said.is_empty(), "{said}");
+    drop(other);
+    wait_for_guest(&daemon, "c", false);
+    drop(front_end);
+    daemon.end();
+}
+
+#[test]
+fn a_process_does_not_start_with_a_wrong_file() {
+    let start = |text: &str, options: &[&str]| {
+        let file = ConfigFile::new("wrong", text);
+        let output = output(Command::new(BINARY).arg("--config").arg(&file.0).args(options));
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(start("log = 'info'\n[[gast]]\n", &[]).contains(".toml:2: unknown key \"gast\""));
+    assert!(start("log = 'info'\n", &[]).contains("there is neither a guest nor control"));
+    let cpus = start("control = '/nowhere/c'\nworkers = 2\n", &["--cpus", "0"]);
+    assert!(cpus.contains("/nowhere/c") || cpus.contains("2 workers and only 1 CPUs"), "{cpus}");
+    let missing = output(Command::new(BINARY).args(["--config", "/nowhere/file"]));
+    assert!(String::from_utf8(missing.stderr).unwrap().contains("/nowhere/file: No such file"));
 }
 
 /// virtio-rdmad that cannot start is not started again and again.

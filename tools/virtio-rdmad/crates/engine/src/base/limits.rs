@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What one guest may use of everything.
+//! What the device of one guest can have of everything.
 
 use abi::VIRTIO_RDMA_PAGE_SHIFT;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,8 @@ const MAX_MR_SIZE: u64 = 1 << 40;
 /// Largest message, in bytes.
 pub(crate) const MAX_MSG_SIZE: u32 = 1 << 31;
 
-/// What one guest may use. All of it is fixed before the guest starts.
+/// What the device of one guest can have. All of it is fixed before the guest starts; a [`super::quota::Quota`] may
+/// allow the guest less.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// QPs on virtqueues, the GSI's among them; M in the numbering of virtqueues.
@@ -83,9 +84,6 @@ pub struct Limits {
     pub max_mcast_attach: u32,
     /// Entries of the GID table.
     pub gid_table: u16,
-    /// Bytes that it may send to other hosts per second; `None`: as many as it can.
-    #[serde(skip)]
-    pub wire_rate: Option<u64>,
 }
 
 impl Default for Limits {
@@ -115,7 +113,6 @@ impl Default for Limits {
             max_mcast_qp_attach: 64,
             max_mcast_attach: 16384,
             gid_table: 128,
-            wire_rate: None,
         }
     }
 }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A limit on bytes per second: a token bucket whose tokens are reserved in advance.
+//! A limit on bytes, or on something else, per second: a token bucket whose tokens are reserved in advance.
 //!
 //! Each sender has at most one reservation, for its next packet, and the times of reservations follow
 //! each other. So the senders that have something to send take turns, packet by packet, and none of them
 //! has to know of the others. A sender that does not use its turn costs the others that one turn.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use super::sync::lock;
 
 /// The time whose bytes may be sent at once after a time in which less was sent: the depth of the bucket.
 const BURST: Duration = Duration::from_millis(1);
@@ -17,35 +21,98 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
     Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
 }
 
-/// What senders share who may send so many bytes per second together.
+/// What senders share who may send so many bytes per second together. The rate may change at any time.
 pub(crate) struct RateLimit {
-    /// Bytes per second.
-    rate: u64,
+    /// Bytes per second; 0: there is no limit.
+    rate: AtomicU64,
+    bucket: Mutex<Bucket>,
+}
+
+struct Bucket {
     /// The time of the next reservation.
     next: Instant,
+    /// How many times the rate has changed.
+    changes: u64,
+}
+
+/// A reservation: when something may be sent, as the rate was then.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn {
+    at: Instant,
+    changes: u64,
+}
+
+impl Turn {
+    /// Returns when something may be sent.
+    pub fn at(&self) -> Instant {
+        self.at
+    }
 }
 
 impl RateLimit {
-    /// Returns a limit of so many bytes per second, with a full bucket.
-    pub fn new(rate: u64, now: Instant) -> Self {
-        Self { rate, next: now.checked_sub(BURST).unwrap_or(now) }
+    /// Returns a limit of so many bytes per second, with a full bucket; `None`: there is no limit.
+    pub fn new(rate: Option<u64>, now: Instant) -> Self {
+        let bucket = Bucket { next: earliest(now), changes: 0 };
+        Self { rate: AtomicU64::new(rate.unwrap_or(0)), bucket: Mutex::new(bucket) }
+    }
+
+    /// Returns the bytes per second; `None`: there is no limit.
+    #[inline]
+    pub fn rate(&self) -> Option<u64> {
+        Some(self.rate.load(Ordering::Relaxed)).filter(|rate| *rate != 0)
+    }
+
+    /// Changes the rate. The bucket is full again, and reservations that were made before are made once more.
+    pub fn set(&self, rate: Option<u64>, now: Instant) {
+        let mut bucket = lock(&self.bucket);
+        self.rate.store(rate.unwrap_or(0), Ordering::Relaxed);
+        *bucket = Bucket { next: earliest(now), changes: bucket.changes.wrapping_add(1) };
+    }
+
+    /// Returns until when a sender has to wait that wants to send so many bytes; `None` if it may send them now. `turn`
+    /// is its reservation, which it drops when it has sent them.
+    #[inline]
+    pub fn wait(&self, turn: &mut Option<Turn>, bytes: u64, now: Instant) -> Option<Instant> {
+        self.rate()?;
+        let at = self.turn(turn, bytes, now);
+        (at > now).then_some(at)
+    }
+
+    /// Returns the time of a reservation, which is made if there is none that still counts.
+    fn turn(&self, turn: &mut Option<Turn>, bytes: u64, now: Instant) -> Instant {
+        let mut bucket = lock(&self.bucket);
+        if let Some(turn) = turn.filter(|turn| turn.changes == bucket.changes) {
+            return turn.at;
+        }
+        let at = self.reserve(&mut bucket, bytes, now);
+        *turn = Some(Turn { at, changes: bucket.changes });
+        at
     }
 
     /// Reserves so many bytes; returns when they may be sent.
-    pub fn reserve(&mut self, bytes: u64, now: Instant) -> Instant {
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let turn = self.next.max(earliest);
-        self.next = turn + time_of(bytes, self.rate);
-        turn
+    fn reserve(&self, bucket: &mut Bucket, bytes: u64, now: Instant) -> Instant {
+        let at = bucket.next.max(earliest(now));
+        // The limit may have gone since the caller looked.
+        bucket.next = at + self.rate().map_or(Duration::ZERO, |rate| time_of(bytes, rate));
+        at
     }
 
     /// Counts bytes that are sent without a reservation. A peer chooses how many these are, so they delay
     /// others for no more than the time of a burst.
-    pub fn charge(&mut self, bytes: u64, now: Instant) {
-        if self.next < now + BURST {
-            self.reserve(bytes, now);
+    pub fn charge(&self, bytes: u64, now: Instant) {
+        if self.rate().is_none() {
+            return;
+        }
+        let mut bucket = lock(&self.bucket);
+        if bucket.next < now + BURST {
+            self.reserve(&mut bucket, bytes, now);
         }
     }
+}
+
+/// Returns the time at which a bucket begins to fill that is full now.
+fn earliest(now: Instant) -> Instant {
+    now.checked_sub(BURST).unwrap_or(now)
 }
 
 #[cfg(test)]
@@ -54,13 +121,18 @@ mod tests {
 
     const RATE: u64 = 1_000_000;
 
+    /// Returns when a sender without a reservation may send so many bytes.
+    fn reserve(limit: &RateLimit, bytes: u64, now: Instant) -> Instant {
+        limit.wait(&mut None, bytes, now).unwrap_or(now)
+    }
+
     #[test]
     fn the_rate_is_kept_after_a_burst() {
         let start = Instant::now();
-        let mut limit = RateLimit::new(RATE, start);
+        let limit = RateLimit::new(Some(RATE), start);
         let mut now = start;
         for _ in 0..1000 {
-            now = now.max(limit.reserve(100, now));
+            now = now.max(reserve(&limit, 100, now));
         }
         // The last of 1,000 packets goes when the others have gone, 1 ms earlier for the burst.
         assert_eq!(now - start, Duration::from_micros(99_900 - 1000));
@@ -69,36 +141,52 @@ mod tests {
     #[test]
     fn no_more_than_a_burst_is_saved_up() {
         let start = Instant::now();
-        let mut limit = RateLimit::new(RATE, start);
+        let limit = RateLimit::new(Some(RATE), start);
         let late = start + Duration::from_secs(60);
-        let at_once = (0..1000).take_while(|_| limit.reserve(100, late) <= late).count();
-        assert_eq!(
-            at_once, 11,
-            "1,000 bytes, and the packet that finds the bucket empty but not in debt"
-        );
+        let sent = (0..1000).take_while(|_| reserve(&limit, 100, late) <= late).count();
+        assert_eq!(sent, 11);
     }
 
     #[test]
-    fn what_is_not_reserved_delays_others_for_a_bounded_time() {
+    fn what_nobody_reserves_delays_others_by_a_burst() {
         let start = Instant::now();
-        let mut limit = RateLimit::new(RATE, start);
+        let limit = RateLimit::new(Some(RATE), start);
         (0..1000).for_each(|_| limit.charge(100, start));
-        assert_eq!(limit.reserve(100, start) - start, BURST);
+        assert_eq!(reserve(&limit, 100, start) - start, BURST);
     }
 
     #[test]
     fn senders_take_turns() {
         let start = Instant::now();
-        let mut limit = RateLimit::new(RATE, start);
+        let limit = RateLimit::new(Some(RATE), start);
         let mut turns = [start; 3];
         let mut sent = [0; 3];
         for _ in 0..3000 {
             let first = (0..3).min_by_key(|at| turns[*at]).unwrap();
             let now = turns[first].max(start);
             sent[first] += 1;
-            turns[first] = limit.reserve(100, now);
+            turns[first] = reserve(&limit, 100, now);
         }
         // One of them may have the burst alone, of 10 packets.
         assert!(sent.iter().all(|sent| (990..=1010).contains(sent)), "{sent:?}");
+    }
+
+    /// A sender that waits by a low rate does not go on waiting when the rate is higher, or there is no limit.
+    #[test]
+    fn a_reservation_is_made_again_when_the_rate_changes() {
+        let now = Instant::now();
+        let limit = RateLimit::new(Some(1000), now);
+        let mut turns = [None; 2];
+        assert_eq!(limit.wait(&mut turns[0], 1_000_000, now), None);
+        let until = limit.wait(&mut turns[1], 1000, now);
+        assert_eq!(until, Some(now + Duration::from_millis(1_000_000 - 1)));
+        assert_eq!(limit.wait(&mut turns[1], 1000, now), until, "it keeps its turn");
+        limit.set(Some(RATE), now);
+        assert_eq!(limit.wait(&mut turns[1], 1000, now), None);
+        limit.set(Some(1000), now);
+        assert_eq!(limit.wait(&mut turns[0], 1000, now), None);
+        assert!(limit.wait(&mut turns[1], 1000, now) > Some(now));
+        limit.set(None, now);
+        assert_eq!((limit.wait(&mut turns[1], 1000, now), limit.rate()), (None, None));
     }
 }

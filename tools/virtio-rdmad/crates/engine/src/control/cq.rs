@@ -12,6 +12,7 @@ use memory::Pages;
 use super::call::Call;
 use super::objects::Objects;
 use super::prepare::{self, Prepared, MOVED};
+use super::quota;
 use super::status::Status;
 use crate::base::limits::Limits;
 use crate::base::sync::lock;
@@ -46,6 +47,7 @@ pub(super) fn create(
     if request.cqe == 0 || request.cqe > hca.limits.cq_size.into() {
         return Err(Status::Invalid);
     }
+    quota::check(call.objects.cqs as usize, hca.quota().cqs)?;
     for (cqn, place) in hca.cqs.iter() {
         let mut cq = lock(place);
         if cq.is_live() || cq.size() == 0 {
@@ -55,6 +57,7 @@ pub(super) fn create(
             return Err(Status::Invalid);
         }
         cq.create(None);
+        call.objects.cqs += 1;
         return Ok(virtio_rdma_rsp_create_cq { cqn: cqn.into() });
     }
     Err(Status::NoResource)
@@ -91,7 +94,9 @@ pub(super) fn create_ring(
     let len = cq_region_len(&hca.limits, request.cqe)?;
     let prepared = std::mem::take(&mut call.prepared);
     let (pages, ranges) = prepare::found_rings(hca, objects, &request.region, len, prepared)?;
+    quota::check(objects.cqs as usize, hca.quota().cqs)?;
     let cqn = objects.ring_cqs.take().ok_or(Status::NoResource)?;
+    objects.cqs += 1;
     objects.extents += pages_of(&ranges);
     let ring = CqRing::new(pages, ranges, request.cqe, vector);
     lock(hca.cqs.take(cqn)).create(Some(ring));
@@ -185,6 +190,7 @@ pub(super) fn destroy(
         cq.destroy();
         Ok(pages)
     })??;
+    objects.cqs -= 1;
     if let (Some(pages), Ok(cqn)) = (pages, u16::try_from(request.cqn)) {
         objects.extents -= pages;
         objects.ring_cqs.give_back(cqn);

@@ -14,6 +14,7 @@ use super::status::Status;
 use crate::base::address::{is_multicast, Address};
 use crate::base::counters::Counter;
 use crate::base::features::Features;
+use crate::transport::hca::GidError;
 
 /// The `vlan_id` of a GID that belongs to no VLAN.
 const NO_VLAN: u16 = VIRTIO_RDMA_NO_VLAN as u16;
@@ -30,21 +31,27 @@ pub(super) fn add(call: &mut Call<'_>, request: &virtio_rdma_cmd_add_gid) -> Res
         return Err(Status::Invalid);
     }
     let address = Address { gid: request.gid, vlan: vlan_of(&hca.features, request)? };
-    if !hca.network.may_use(&address, hca) {
-        let gid = Ipv6Addr::from(address.gid);
-        let counter = Counter::ForeignAddress;
-        match address.vlan {
-            None => hca.stats.guest_error(counter, format_args!("GID {gid}")),
-            Some(vlan) => {
-                hca.stats.guest_error(counter, format_args!("GID {gid} in VLAN {vlan}"));
+    hca.add_gid(request.index.into(), address).map_err(|error| {
+        if error == GidError::Forbidden {
+            let gid = Ipv6Addr::from(address.gid);
+            let counter = Counter::ForeignAddress;
+            match address.vlan {
+                None => hca.stats.guest_error(counter, format_args!("GID {gid}")),
+                Some(vlan) => {
+                    hca.stats.guest_error(counter, format_args!("GID {gid} in VLAN {vlan}"));
+                }
             }
         }
-        return Err(Status::Permission);
-    }
-    match hca.set_gid(request.index.into(), Some(address)) {
-        Some(true) => Ok(()),
-        Some(false) => Err(Status::Exists),
-        None => Err(Status::Invalid),
+        status_of(error)
+    })
+}
+
+/// Returns the status of a command that fails with this error.
+fn status_of(error: GidError) -> Status {
+    match error {
+        GidError::NoEntry => Status::Invalid,
+        GidError::Forbidden => Status::Permission,
+        GidError::Taken => Status::Exists,
     }
 }
 
@@ -63,5 +70,5 @@ pub(super) fn del(call: &mut Call<'_>, request: &virtio_rdma_cmd_del_gid) -> Res
     if request.port != VIRTIO_RDMA_PORT {
         return Err(Status::Invalid);
     }
-    call.hca.set_gid(request.index.into(), None).map(|_| ()).ok_or(Status::Invalid)
+    call.hca.del_gid(request.index.into()).map_err(status_of)
 }

@@ -16,6 +16,7 @@ pub(crate) mod port;
 pub(crate) mod prepare;
 pub(crate) mod qp;
 pub(crate) mod queue;
+mod quota;
 pub(crate) mod srq;
 pub(crate) mod status;
 pub(crate) mod table;

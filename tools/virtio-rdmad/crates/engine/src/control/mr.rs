@@ -14,6 +14,7 @@ use abi::{
 use super::call::Call;
 use super::objects::{MrEntry, Objects};
 use super::prepare::{self, Prepared, PreparedMemory};
+use super::quota;
 use super::status::Status;
 use crate::base::budget::Budget;
 use crate::base::limits::MAX_FAST_REG_PAGES;
@@ -99,6 +100,8 @@ fn register(
     if !objects.mrs.has_room() {
         return Err(Status::NoResource);
     }
+    quota::check(objects.mrs.len(), call.hca.quota().mrs)?;
+    quota::check_memory(call.hca, objects, attributes.covered(), 0)?;
     let key = objects.choose_key(keys)?;
     attributes.key = key;
     let pdn = attributes.pdn;
@@ -160,19 +163,23 @@ pub(super) fn rereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_rereg_mr) -> 
         prepare::memory(hca, call.objects, new)?;
         (after.iova, after.length) = (new.virt_addr, new.length);
     }
+    let before = attributes.covered();
     let (backing, map) = take_memory(call)?;
     after.backing = backing;
+    let covered = after.covered();
+    quota::check_memory(hca, call.objects, covered, before)?;
     let mr = Arc::new(Mr::resolved(after.clone(), map));
     let (key, new_pdn) = (after.key, after.pdn);
     let entry = MrEntry::Fixed { attributes: after, live: Some(Arc::clone(&mr)) };
     let objects = &mut *call.objects;
     let Some(place) = objects.mrs.get_mut(*mrn) else { return Err(Status::NoObject) };
-    let before = std::mem::replace(place, entry);
+    let replaced = std::mem::replace(place, entry);
     objects.extents = objects.extents - old_extents + mr.extents();
+    objects.registered = objects.registered - before + covered;
     objects.set_valid_key(key, true);
     write(&hca.keys).insert(mr);
-    if let MrEntry::Fixed { live: Some(before), .. } = before {
-        objects.retire(before, call.budget);
+    if let MrEntry::Fixed { live: Some(mr), .. } = replaced {
+        objects.retire(mr, call.budget);
     }
     objects.pds.leave(old_pdn);
     objects.pds.enter(new_pdn);
@@ -195,8 +202,10 @@ pub(super) fn create(
     if max_pages > objects.room(&hca.limits) {
         return Err(Status::NoResource);
     }
+    quota::check(objects.mrs.len(), hca.quota().mrs)?;
     let key = objects.choose_key(&hca.keys)?;
     let entry = MrEntry::FastReg { key, pdn: request.pdn, extents: max_pages };
+    quota::check_memory(hca, objects, entry.registered(), 0)?;
     let mrn = objects.insert_mr(entry)?;
     objects.extents += max_pages;
     let region = FastReg { pdn: request.pdn, max_pages, key, valid: None };
@@ -213,7 +222,9 @@ pub(super) fn dereg(call: &mut Call<'_>, request: &virtio_rdma_cmd_dereg_mr) -> 
             return Err(Status::Busy);
         }
     }
-    let (pdn, live) = match objects.mrs.remove(request.mrn).ok_or(Status::NoObject)? {
+    let entry = objects.mrs.remove(request.mrn).ok_or(Status::NoObject)?;
+    objects.registered -= entry.registered();
+    let (pdn, live) = match entry {
         MrEntry::Fixed { attributes, live } => {
             write(keys).remove(attributes.key);
             objects.set_valid_key(attributes.key, true);

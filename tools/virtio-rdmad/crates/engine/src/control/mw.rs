@@ -6,6 +6,7 @@ use abi::{virtio_rdma_cmd_alloc_mw, virtio_rdma_cmd_dealloc_mw, virtio_rdma_rsp_
 
 use super::call::Call;
 use super::objects::MwEntry;
+use super::quota;
 use super::status::Status;
 use crate::base::sync::write;
 use crate::memory::mw::{MwType, Window};
@@ -18,6 +19,7 @@ pub(super) fn alloc(
     let (keys, objects, pdn) = (&call.hca.keys, &mut *call.objects, request.pdn);
     objects.pds.require(pdn)?;
     let kind = MwType::from_abi(request.type_).ok_or(Status::Invalid)?;
+    quota::check(objects.mws.len(), call.hca.quota().mws)?;
     let key = objects.choose_key(keys)?;
     let mwn = objects.mws.insert(MwEntry { key, pdn }).map_err(|_| Status::NoResource)?;
     write(keys).windows.insert(Window { pdn, kind, key, binding: None });

@@ -21,6 +21,7 @@ use crate::memory::fast_reg::FastReg;
 use crate::memory::key_table::KeyTable;
 use crate::memory::mr::{Attributes, Mr};
 use crate::memory::mw::Window;
+use crate::memory::page_list::PAGE_SIZE;
 
 /// A memory region as its guest knows it.
 pub(crate) enum MrEntry {
@@ -40,6 +41,16 @@ pub(crate) enum MrEntry {
         /// Extents that are set aside.
         extents: usize,
     },
+}
+
+impl MrEntry {
+    /// Returns how many bytes of memory it counts for ([`Quota::memory`](crate::Quota)).
+    pub fn registered(&self) -> u64 {
+        match self {
+            Self::Fixed { attributes, .. } => attributes.covered(),
+            Self::FastReg { extents, .. } => *extents as u64 * PAGE_SIZE,
+        }
+    }
 }
 
 /// A window as control commands know it.
@@ -150,6 +161,14 @@ pub(crate) struct Objects {
     dead: Vec<Arc<Mr>>,
     /// Extents of all regions, and pages of rings.
     pub extents: usize,
+    /// Bytes of memory that regions cover, as a quota counts them.
+    pub registered: u64,
+    /// How many QPs there are.
+    pub qps: u32,
+    /// How many CQs there are.
+    pub cqs: u32,
+    /// How many SRQs there are.
+    pub srqs: u32,
     /// Where the search for a free QP on virtqueues begins, so that numbers come
     /// back late.
     pub next_slot: u16,
@@ -283,6 +302,7 @@ impl Objects {
                 MrEntry::FastReg { key, pdn, extents: max_pages }
             }
         };
+        self.registered += entry.registered();
         Ok(entry)
     }
 
@@ -312,6 +332,10 @@ impl Objects {
             invalid_keys: ByKey::default(),
             dead: Vec::new(),
             extents: 0,
+            registered: 0,
+            qps: 0,
+            cqs: 0,
+            srqs: 0,
             next_slot: 1,
             ring_cqs: Numbers::new(0, limits.ring_cq),
             ring_slots: Numbers::new(1, limits.ring_qp),
@@ -342,7 +366,10 @@ impl Objects {
 
     /// Gives a region its number.
     pub fn insert_mr(&mut self, entry: MrEntry) -> Result<u32, Status> {
-        self.mrs.insert(entry).map_err(|_| Status::NoResource)
+        let registered = entry.registered();
+        let mrn = self.mrs.insert(entry).map_err(|_| Status::NoResource)?;
+        self.registered += registered;
+        Ok(mrn)
     }
 
     /// Puts a region of GET_DMA_MR or REG_USER_MR in the place of the one before, which it returns;

@@ -16,6 +16,7 @@ use super::call::Call;
 use super::cq;
 use super::objects::Objects;
 use super::prepare::{self, Prepared};
+use super::quota;
 use super::srq::{check_gaps, with_srq};
 use super::status::Status;
 use super::xrcd;
@@ -125,6 +126,7 @@ pub(super) fn create(
 /// Returns a place for a QP on virtqueues: the first for the GSI, any other for the
 /// rest.
 fn free_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<u16, Status> {
+    quota::check(objects.qps as usize, hca.quota().qps)?;
     let is_free = |slot: u16| {
         let requester = lock(&hca.qps.take(slot).requester);
         requester.config.is_none() && requester.queue.size() != 0
@@ -207,6 +209,7 @@ fn attach(
         Some(pdn) => objects.pds.enter(pdn),
         None => xrcd::enter(objects, config.xrcdn),
     }
+    objects.qps += 1;
     virtio_rdma_rsp_create_qp { qpn: u32::from(slot) + 1 }
 }
 
@@ -222,6 +225,7 @@ fn detach(hca: &Hca, objects: &mut Objects, slot: u16, config: QpConfig) {
         Some(pdn) => objects.pds.leave(pdn),
         None => xrcd::leave(objects, config.xrcdn),
     }
+    objects.qps -= 1;
 }
 
 /// Returns the shapes of the send and the receive ring, whose region has no more pages than they and
@@ -329,6 +333,7 @@ fn create_xrc_target(
 
 /// Returns a place for a QP with rings: the first for the GSI, any other for the rest.
 fn free_ring_slot(hca: &Hca, objects: &mut Objects, kind: QpType) -> Result<u16, Status> {
+    quota::check(objects.qps as usize, hca.quota().qps)?;
     if kind != QpType::Gsi {
         return objects.ring_slots.take().ok_or(Status::NoResource);
     }

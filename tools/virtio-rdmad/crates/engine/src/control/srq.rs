@@ -17,6 +17,7 @@ use super::call::Call;
 use super::cq;
 use super::objects::Objects;
 use super::prepare::{self, Prepared, MOVED};
+use super::quota;
 use super::status::Status;
 use super::xrcd;
 use crate::base::counters::Counter;
@@ -105,7 +106,9 @@ pub(super) fn create(
     let (region, end) = (&request.region, shape.end());
     let prepared = std::mem::take(&mut call.prepared);
     let (pages, region) = prepare::found_rings(hca, objects, region, end, prepared)?;
+    quota::check(objects.srqs as usize, hca.quota().srqs)?;
     let slot = objects.srq_slots.take().ok_or(Status::NoResource)?;
+    objects.srqs += 1;
     objects.extents += pages_of(&region);
     objects.pds.enter(request.pdn);
     if let Some(XrcSrq { xrcdn, cq }) = xrc {
@@ -252,6 +255,7 @@ pub(super) fn destroy(
         lock(hca.cqs.take(cq)).users.remove(User::Srq(slot));
     }
     objects.extents -= pages_of(srq.region());
+    objects.srqs -= 1;
     objects.srq_slots.give_back(slot);
     objects.pds.leave(srq.config().pdn);
     Ok(())

@@ -9,7 +9,7 @@ use abi::VIRTIO_RDMA_ACCESS_LOCAL_WRITE;
 use memory::{Chunk, GuestMemory, Slice};
 use serde::{Deserialize, Serialize};
 
-use super::page_list::Range;
+use super::page_list::{touched, Range, PAGE_SIZE};
 use crate::base::budget::{cost, Budget};
 use crate::base::gate::Gate;
 use crate::base::image::{require, Wrong};
@@ -118,6 +118,14 @@ impl Attributes {
             total = total.checked_add(range.len).ok_or("its memory is too long")?;
         }
         require(total == self.length, "its memory has another length")
+    }
+
+    /// Returns how many bytes the whole pages have that the memory consists of; 0 for all memory.
+    pub fn covered(&self) -> u64 {
+        match self.backing {
+            Backing::Dma => 0,
+            Backing::Ranges(_) => touched(self.iova, self.length, PAGE_SIZE) * PAGE_SIZE,
+        }
     }
 
     /// Returns whether the memory is to be written.

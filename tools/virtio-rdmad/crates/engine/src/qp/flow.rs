@@ -3,13 +3,11 @@
 //! When one half of a QP may send its next packet over the wire, and what it has told its peer of
 //! congestion.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use super::dcqcn::{Dcqcn, Notifier, IDLE};
 use crate::base::image::Moment;
-use crate::base::rate_limit::RateLimit;
-use crate::base::sync::lock;
+use crate::base::rate_limit::{RateLimit, Turn};
 
 /// The packets that one half of a QP sends and receives over the wire, as far as rates are concerned.
 #[derive(Default)]
@@ -17,7 +15,7 @@ pub(crate) struct Flow {
     /// Its rate, if a CNP has come.
     rate: Option<Box<Dcqcn>>,
     /// When the limit of the guest lets its next packet pass, if it was asked.
-    turn: Option<Instant>,
+    turn: Option<Turn>,
     /// When its last packet was sent.
     sent_at: Option<Instant>,
     /// Whether its peer is told of packets that come marked.
@@ -62,12 +60,7 @@ impl Flow {
     }
 
     /// Returns until when a packet of so many bytes has to wait; `None` if it may be sent now.
-    pub fn wait(
-        &mut self,
-        now: Instant,
-        bytes: u64,
-        limit: Option<&Mutex<RateLimit>>,
-    ) -> Option<Instant> {
+    pub fn wait(&mut self, now: Instant, bytes: u64, limit: &RateLimit) -> Option<Instant> {
         if let Some(rate) = &self.rate {
             if rate.is_released(now) {
                 self.rate = None;
@@ -75,9 +68,7 @@ impl Flow {
                 return Some(rate.next());
             }
         }
-        let limit = limit?;
-        let turn = *self.turn.get_or_insert_with(|| lock(limit).reserve(bytes, now));
-        (turn > now).then_some(turn)
+        limit.wait(&mut self.turn, bytes, now)
     }
 
     /// Notes that the packet was sent that need not wait.

@@ -12,6 +12,7 @@ use abi::virtio_rdma_qp_attr;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromZeros;
 
+use super::admission::Admission;
 use super::config::QpConfig;
 use super::flow::Flow;
 use super::inbound::Inbound;
@@ -138,6 +139,8 @@ pub(crate) struct Requester<D> {
     pub active: bool,
     /// The work request under way.
     pub wqe: SendWqe,
+    /// Whether the limit of the guest lets it pass.
+    pub admission: Admission,
     /// Bytes of it that were copied.
     pub done: u64,
     /// Why it does not go on.
@@ -172,6 +175,7 @@ impl<D> Requester<D> {
             source: Address::default(),
             active: false,
             wqe: SendWqe::empty(),
+            admission: Admission::default(),
             done: 0,
             wait: Wait::No,
             rnr_left: 0,
@@ -194,6 +198,7 @@ impl<D> Requester<D> {
     /// Begins with the work request that was just read.
     pub fn begin(&mut self) {
         self.active = true;
+        self.admission = Admission::default();
         self.wait = Wait::No;
         self.done = 0;
         self.rnr_left = self.attr.rnr_retry;

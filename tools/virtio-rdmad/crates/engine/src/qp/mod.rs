@@ -2,6 +2,7 @@
 
 //! Queue pairs: states, attributes and the two halves.
 
+pub(crate) mod admission;
 pub(crate) mod config;
 pub(crate) mod cwnd;
 pub(crate) mod dcqcn;

@@ -74,7 +74,7 @@ impl Reset {
     fn end_gid(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
         let hca = &guest.hca;
         budget.work(cost::OBJECT);
-        if hca.set_gid(self.at as usize, None).is_none() {
+        if hca.del_gid(self.at as usize).is_err() {
             return self.next(Victim::Qps);
         }
         self.at += 1;

@@ -11,7 +11,7 @@ use abi::*;
 use super::cable::{cable, cnp, over_a_cable, Faults};
 use super::driver::*;
 use super::{datagram, uc, wire};
-use crate::{Clock, Counter, Limits};
+use crate::{Clock, Counter, DevicePolicy, Quota};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const ALL_MARKED: Faults =
@@ -213,9 +213,10 @@ fn a_cnp_for_a_connection_that_sends_nothing_is_ignored() {
 /// Makes a pair of type `kind` whose A may send 10 MB per second to other hosts.
 fn limited_pair(kind: u32) -> Pair {
     let mut pair = Pair::unconnected(kind);
-    let limits = Limits { wire_rate: Some(10_000_000), ..limits() };
+    let quota = Quota { wire_rate: Some(10_000_000), ..Quota::default() };
     let (fabric, clock) = (Arc::clone(&pair.fabric), Arc::clone(&pair.clock));
-    let setup = Setup { limits, ..Setup::default() };
+    let policy = DevicePolicy { quota, ..DevicePolicy::default() };
+    let setup = Setup { policy, ..Setup::default() };
     // The address of the first A is free once that is gone.
     pair.a.device.reset();
     pair.a = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);

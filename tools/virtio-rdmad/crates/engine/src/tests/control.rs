@@ -9,7 +9,7 @@ use memory::GuestMemory;
 use zerocopy::{FromBytes, FromZeros};
 
 use super::driver::*;
-use crate::{AddressRights, Counter, DeviceConfig, Limits};
+use crate::{Counter, DeviceConfig, DevicePolicy, Limits};
 
 fn guest() -> Guest {
     let (fabric, clock) = fabric();
@@ -38,7 +38,7 @@ fn the_control_queue_has_room_for_every_notification() {
             mac: None,
             limits: Limits { max_cq, ..limits() },
             rings: false,
-            addresses: AddressRights::default(),
+            policy: DevicePolicy::default(),
             wake: Arc::new(NoWake),
         });
         let size = device.queue_max_size(0);

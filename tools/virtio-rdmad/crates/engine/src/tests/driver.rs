@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::cable::cable;
 use crate::transport::rnr::PATIENCE;
 use crate::{
-    AddressRights, Clock, Counter, Device, DeviceConfig, Fabric, FabricConfig, Gid, Limits,
+    Clock, Counter, Device, DeviceConfig, DevicePolicy, Fabric, FabricConfig, Gid, Limits,
     LoadError, Next, Signal, Wake,
 };
 
@@ -44,8 +44,8 @@ pub const INLINE: u32 = 256;
 #[derive(Clone)]
 pub struct Setup {
     pub limits: Limits,
-    /// The addresses that the guest may use.
-    pub addresses: AddressRights,
+    /// What the guest may do.
+    pub policy: DevicePolicy,
     /// Whether the guest adds its GID when it starts.
     pub adds_gid: bool,
     /// The bytes of guest memory.
@@ -70,7 +70,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             limits: limits(),
-            addresses: AddressRights::default(),
+            policy: DevicePolicy::default(),
             adds_gid: true,
             memory: MEMORY,
             depth: RING.into(),
@@ -300,7 +300,7 @@ fn config(setup: &Setup, number: u8, wake: &Arc<dyn Wake>) -> DeviceConfig {
     DeviceConfig {
         name: format!("guest{number}"),
         mac: Some([0x52, 0x54, 0, 0, 0, number]),
-        addresses: setup.addresses.clone(),
+        policy: setup.policy.clone(),
         limits: setup.limits.clone(),
         rings: true,
         wake: Arc::clone(wake),

@@ -12,7 +12,9 @@ use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
 use crate::base::sync::lock;
 use crate::qp::inbound::Inbound;
-use crate::{AddressRights, Device, DeviceConfig, Fabric, GidPrefix, Limits, LoadError};
+use crate::{
+    AddressRights, Device, DeviceConfig, DevicePolicy, Fabric, GidPrefix, Limits, LoadError, Quota,
+};
 
 /// Returns a pair of guests in whose network something is under way: a message waits for a receive.
 fn busy_pair() -> Pair {
@@ -134,12 +136,13 @@ fn an_image_of_another_device_is_refused() {
     );
     let prefix = GidPrefix::new(gid(9), 128).unwrap();
     let addresses = AddressRights { gids: Some(vec![prefix]), vlans: None };
-    let forbidden = refusal(&pair, |config| config.addresses = addresses, &image);
+    let forbidden = refusal(&pair, |config| config.policy.addresses = addresses, &image);
     assert!(matches!(forbidden, LoadError::Address(address) if address.gid == gid(1)));
     // Another limit of the rate is no part of what the guest knows.
     let (fabric, _) = fabric();
-    let limits = Limits { wire_rate: Some(1 << 20), ..pair.a.setup.limits.clone() };
-    let device = fabric.add_device(DeviceConfig { limits, ..pair.a.config() });
+    let quota = Quota { wire_rate: Some(1 << 20), mrs: 1, ..Quota::default() };
+    let policy = DevicePolicy { quota, ..DevicePolicy::default() };
+    let device = fabric.add_device(DeviceConfig { policy, ..pair.a.config() });
     pair.a.load(&device, &image).unwrap();
     drop(device);
     reload(&mut [&mut pair.a, &mut pair.b], &fabric);

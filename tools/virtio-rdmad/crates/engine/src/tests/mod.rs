@@ -22,6 +22,7 @@ mod incidents;
 mod mcast;
 mod mw;
 mod page_table;
+mod policy;
 mod random;
 mod rate;
 mod rc;

@@ -12,7 +12,7 @@ use roce::{Operation, Psn};
 use super::cable::{cable, over_a_cable, Faults};
 use super::driver::*;
 use super::wire::a_bit_of_everything;
-use crate::{Clock, Counter, Limits};
+use crate::{Clock, Counter, DevicePolicy, Quota};
 
 const OK: u32 = VIRTIO_RDMA_WC_SUCCESS;
 const MIB: usize = 1 << 20;
@@ -185,8 +185,9 @@ fn limited_pair() -> Pair {
     let clock = Arc::clone(&pair.clock);
     let make = |number: u8| {
         let fabric = cable().unwrap().fabric(usize::from(number) - 1);
-        let limits = Limits { wire_rate: Some(100_000_000), ..limits() };
-        let setup = Setup { limits, ..Setup::default() };
+        let quota = Quota { wire_rate: Some(100_000_000), ..Quota::default() };
+        let policy = DevicePolicy { quota, ..DevicePolicy::default() };
+        let setup = Setup { policy, ..Setup::default() };
         Guest::with_setup(&fabric, &clock, number, Arc::new(NoWake), setup)
     };
     // The addresses of the first guests are free once these are gone.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use abi::*;
 
 use super::driver::*;
-use crate::{AddressRights, Counter, Gid, GidPrefix, VlanList};
+use crate::{AddressRights, Counter, DevicePolicy, Gid, GidPrefix, VlanList};
 
 const REFUSED: Result<(), u32> = Err(VIRTIO_RDMA_STATUS_PERM);
 const EXISTS: Result<(), u32> = Err(VIRTIO_RDMA_STATUS_EXISTS);
@@ -28,7 +28,8 @@ fn guests<const N: usize>(rights: [AddressRights; N]) -> [Guest; N] {
     let mut number = 0;
     rights.map(|addresses| {
         number += 1;
-        let setup = Setup { addresses, ..Setup::default() };
+        let policy = DevicePolicy { addresses, ..DevicePolicy::default() };
+        let setup = Setup { policy, ..Setup::default() };
         let wake = Arc::new(NoWake);
         Guest::with_setup(&fabric, &clock, number, wake, setup)
     })
@@ -111,7 +112,8 @@ pub fn vlans_are_listed() {
     }
     assert_eq!(a.add_gid(2, gid(51), 0), Ok(()));
     let (fabric, clock) = fabric();
-    let setup = Setup { addresses: vlans(false), adds_gid: false, ..Setup::default() };
+    let policy = DevicePolicy { addresses: vlans(false), ..DevicePolicy::default() };
+    let setup = Setup { policy, adds_gid: false, ..Setup::default() };
     let mut guest = Guest::with_setup(&fabric, &clock, 1, Arc::new(NoWake), setup);
     assert_eq!(guest.add_gid(0, gid(1), 0), REFUSED);
     assert_eq!(guest.add_vlan_gid(0, own(1, LINK_LOCAL), 6), REFUSED);

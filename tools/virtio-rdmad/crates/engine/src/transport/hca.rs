@@ -23,6 +23,7 @@ use crate::base::host::{Clock, Incident, Wake};
 use crate::base::identity::Identity;
 use crate::base::limits::Limits;
 use crate::base::queues::Jobs;
+use crate::base::quota::Quota;
 use crate::base::rate_limit::RateLimit;
 use crate::base::ready_set::ReadySet;
 use crate::base::sync::lock;
@@ -45,20 +46,43 @@ pub(crate) type Requester = halves::Requester<Hca>;
 pub(crate) type Responder = halves::Responder<Hca>;
 /// Where the other end of a connection was found.
 pub(crate) type Peer = halves::Peer<Hca>;
+/// An entry of the GID table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct GidEntry {
+    address: Address,
+    /// Whether the guest may not use the address any more. It has the address again when it may.
+    is_withdrawn: bool,
+}
+
+/// Why an address cannot be put into the GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GidError {
+    /// There is no entry of this index.
+    NoEntry,
+    /// The guest may not use the address.
+    Forbidden,
+    /// Another guest has it.
+    Taken,
+}
+
 /// The HCA of one guest.
 pub(crate) struct Hca {
     /// Which HCA it is.
     pub identity: Identity,
-    /// What the guest may use.
+    /// What the guest can have.
     pub limits: Limits,
+    /// How much of that it may use.
+    quota: Mutex<Quota>,
     /// What driver and device agreed on.
     pub features: Features,
     /// Counters, and the guest's name.
     pub stats: Stats,
     /// Frames that came over the wire.
     pub inbox: Mutex<Inbox>,
-    /// How much the guest may send over the wire, if that is limited.
-    pub rate_limit: Option<Mutex<RateLimit>>,
+    /// How much the guest may send over the wire.
+    pub rate_limit: RateLimit,
+    /// How many work requests of the guest may be carried out.
+    pub message_limit: RateLimit,
     /// What its connections hold of packets that came too early.
     pub hold_quota: HoldQuota,
     /// Where the other devices are.
@@ -72,7 +96,7 @@ pub(crate) struct Hca {
     /// Regions and windows by key.
     pub keys: RwLock<KeyTable>,
     /// The GID table.
-    gids: Mutex<Box<[Option<Address>]>>,
+    gids: Mutex<Box<[Option<GidEntry>]>>,
     /// The asynchronous events.
     pub events: Mutex<Events>,
     /// The completion events by vector.
@@ -93,6 +117,7 @@ impl Hca {
         name: String,
         mac: [u8; 6],
         limits: Limits,
+        quota: Quota,
         network: Arc<Network<Self>>,
         wake: Arc<dyn Wake>,
     ) -> Self {
@@ -102,9 +127,9 @@ impl Hca {
             features: Features::default(),
             stats: Stats::new(name),
             inbox: Mutex::default(),
-            rate_limit: limits
-                .wire_rate
-                .map(|rate| Mutex::new(RateLimit::new(rate, network.clock().now()))),
+            rate_limit: RateLimit::new(quota.wire_rate, network.clock().now()),
+            message_limit: RateLimit::new(quota.message_rate, network.clock().now()),
+            quota: Mutex::new(quota),
             hold_quota: HoldQuota::default(),
             network,
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
@@ -147,38 +172,131 @@ impl Hca {
 
     /// Returns an entry of the GID table.
     pub fn gid(&self, index: usize) -> Option<Address> {
-        *lock(&self.gids).get(index)?
+        let entry = (*lock(&self.gids).get(index)?)?;
+        (!entry.is_withdrawn).then_some(entry.address)
     }
 
-    /// Returns the entries of the GID table that are set, with their indices. No lock is held when it
-    /// returns: commands take this one with that of the control queue held.
+    /// Returns the addresses that the guest has, with the indices of their entries in the GID table. No lock is held
+    /// when it returns: commands take this one with that of the control queue held.
     pub fn gids(&self) -> Vec<(u16, Address)> {
+        self.gids_that_are(false)
+    }
+
+    /// Returns the addresses that the guest has added and may not use any more, likewise.
+    pub fn withdrawn_gids(&self) -> Vec<(u16, Address)> {
+        self.gids_that_are(true)
+    }
+
+    fn gids_that_are(&self, withdrawn: bool) -> Vec<(u16, Address)> {
         let gids = lock(&self.gids);
-        (0..).zip(gids.iter()).filter_map(|(index, entry)| Some((index, (*entry)?))).collect()
+        let entries = (0..).zip(gids.iter()).filter_map(|(index, entry)| Some((index, (*entry)?)));
+        let entries = entries.filter(|(_, entry)| entry.is_withdrawn == withdrawn);
+        entries.map(|(index, entry)| (index, entry.address)).collect()
     }
 
     /// Returns whether the guest has a GID in a VLAN. What belongs to no VLAN, every guest gets.
     pub fn is_in_vlan(&self, vlan: Option<u16>) -> bool {
-        vlan.is_none() || lock(&self.gids).iter().flatten().any(|address| address.vlan == vlan)
+        let is_in_it = |entry: &GidEntry| !entry.is_withdrawn && entry.address.vlan == vlan;
+        vlan.is_none() || lock(&self.gids).iter().flatten().any(is_in_it)
     }
 
-    /// Sets or clears an entry of the GID table; `None` if there is no such
-    /// entry, `Some(false)` if another guest has the GID.
-    pub fn set_gid(self: &Arc<Self>, index: usize, address: Option<Address>) -> Option<bool> {
+    /// Puts an address into an entry of the GID table, in the place of the one that is there.
+    pub fn add_gid(self: &Arc<Self>, index: usize, address: Address) -> Result<(), GidError> {
         let mut gids = lock(&self.gids);
-        let entry = gids.get_mut(index)?;
-        if *entry == address {
-            return Some(true);
+        let entry = gids.get_mut(index).ok_or(GidError::NoEntry)?;
+        // With the table locked, so that no change of what is allowed comes between.
+        if !self.network.may_use(&address, self) {
+            return Err(GidError::Forbidden);
         }
-        if let Some(address) = address {
-            if !self.network.claim(address, self) {
-                return Some(false);
+        self.put_gid(entry, address)
+    }
+
+    /// Puts an address into an entry that the guest has had before, whoever may claim that address now.
+    pub fn restore_gid(self: &Arc<Self>, index: usize, address: Address) -> Result<(), GidError> {
+        let mut gids = lock(&self.gids);
+        self.put_gid(gids.get_mut(index).ok_or(GidError::NoEntry)?, address)
+    }
+
+    fn put_gid(
+        self: &Arc<Self>,
+        entry: &mut Option<GidEntry>,
+        address: Address,
+    ) -> Result<(), GidError> {
+        let new = GidEntry { address, is_withdrawn: false };
+        if *entry == Some(new) {
+            return Ok(());
+        }
+        if !self.network.claim(address, self) {
+            return Err(GidError::Taken);
+        }
+        self.forget_gid(entry.replace(new));
+        Ok(())
+    }
+
+    /// Notes that the guest has added an address that it may not use any more.
+    pub fn withdraw_gid(&self, index: usize, address: Address) -> Result<(), GidError> {
+        let mut gids = lock(&self.gids);
+        let entry = gids.get_mut(index).ok_or(GidError::NoEntry)?;
+        self.forget_gid(entry.replace(GidEntry { address, is_withdrawn: true }));
+        Ok(())
+    }
+
+    /// Clears an entry of the GID table.
+    pub fn del_gid(&self, index: usize) -> Result<(), GidError> {
+        let mut gids = lock(&self.gids);
+        self.forget_gid(gids.get_mut(index).ok_or(GidError::NoEntry)?.take());
+        Ok(())
+    }
+
+    /// Releases the address of an entry that was replaced.
+    fn forget_gid(&self, entry: Option<GidEntry>) {
+        if let Some(GidEntry { address, is_withdrawn: false }) = entry {
+            self.network.release(address, self);
+        }
+    }
+
+    /// Follows a change of what the guest may use: it loses the addresses that it may not use any more, and gets those
+    /// back that it may use again and that no other guest has taken.
+    pub fn review_gids(self: &Arc<Self>) {
+        for entry in lock(&self.gids).iter_mut().flatten() {
+            let is_withdrawn = !self.network.may_keep(&entry.address, self);
+            if is_withdrawn == entry.is_withdrawn {
+                continue;
+            }
+            if is_withdrawn {
+                self.network.release(entry.address, self);
+                entry.is_withdrawn = true;
+            } else if self.network.may_use(&entry.address, self) {
+                entry.is_withdrawn = !self.network.claim(entry.address, self);
             }
         }
-        if let Some(before) = std::mem::replace(entry, address) {
-            self.network.release(before, self);
+    }
+
+    /// Returns how much the guest may use.
+    pub fn quota(&self) -> Quota {
+        *lock(&self.quota)
+    }
+
+    /// Changes how much the guest may use. What waits by a rate that has changed is visited again. Any thread may call
+    /// this.
+    pub fn set_quota(&self, quota: Quota) {
+        let before = std::mem::replace(&mut *lock(&self.quota), quota);
+        let (is_other_wire_rate, is_other_message_rate) =
+            (before.wire_rate != quota.wire_rate, before.message_rate != quota.message_rate);
+        let now = self.clock().now();
+        if is_other_wire_rate {
+            self.rate_limit.set(quota.wire_rate, now);
         }
-        Some(true)
+        if is_other_message_rate {
+            self.message_limit.set(quota.message_rate, now);
+        }
+        if !is_other_wire_rate && !is_other_message_rate {
+            return;
+        }
+        for (slot, _) in self.qps.iter() {
+            self.make_ready(self.jobs.send(slot));
+            self.make_ready(self.jobs.receive(slot));
+        }
     }
 
     /// Has the guest's own thread visit a queue, and wakes the thread if it sleeps.

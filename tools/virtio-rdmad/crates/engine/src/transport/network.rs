@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 
-use super::rights::Rights;
+use super::rights::{AddressRights, Rights};
 use crate::base::address::{Address, Gid};
 use crate::base::host::{Clock, Uplink};
 use crate::base::sync::{read, write};
@@ -74,6 +74,15 @@ impl<D> Network<D> {
     /// Returns a number that changes whenever an address changes hands.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// Changes which addresses a device may use.
+    pub fn set_rights(&self, device: &Arc<D>, listed: AddressRights) {
+        let is_it = |other: &Weak<D>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
+        let mut devices = write(&self.devices);
+        if let Some((_, rights)) = devices.iter_mut().find(|(other, _)| is_it(other)) {
+            rights.set_listed(listed);
+        }
     }
 
     /// Adds a device. It leaves when the last handle to it is dropped.

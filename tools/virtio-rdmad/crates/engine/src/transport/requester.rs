@@ -169,8 +169,11 @@ impl Sender<'_> {
     /// Goes on with the work request under way, and with those behind it as long as the peer does
     /// what they ask for.
     fn step(&self, requester: &mut Requester, round: &mut Round) -> Step {
+        if self.hca.message_limit.rate().is_some() && self.holds_message(requester) {
+            return Step::Wait;
+        }
         if !self.config.wq.kind.is_connected() {
-            if self.hca.rate_limit.is_some() && self.holds_datagram(requester) {
+            if self.hca.rate_limit.rate().is_some() && self.holds_datagram(requester) {
                 return Step::Wait;
             }
             round.budget.spend(requester.wqe.request.total);
@@ -355,6 +358,7 @@ impl Sender<'_> {
         round: &mut Round,
     ) -> Result<Step, Nak> {
         let kind = self.config.wq.kind;
+        let is_limited = self.hca.message_limit.rate().is_some();
         let mut responder =
             lock_responder(self.hca, self.slot, kind, requester, peer).ok_or(Nak::Unreachable)?;
         let end = loop {
@@ -375,7 +379,7 @@ impl Sender<'_> {
                     popped => break Ok(Step::Next(popped)),
                 }
                 let operation = requester.wqe.request.operation;
-                if operation.is_local() || !offers(&self.hca.features, operation) {
+                if is_limited || operation.is_local() || !offers(&self.hca.features, operation) {
                     break Ok(Step::Partial);
                 }
             }

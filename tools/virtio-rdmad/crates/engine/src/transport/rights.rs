@@ -80,6 +80,11 @@ impl Rights {
         Self { interface: mac.map(guid), listed }
     }
 
+    /// Changes what the administrator says.
+    pub fn set_listed(&mut self, listed: AddressRights) {
+        self.listed = listed;
+    }
+
     /// Returns whether a GID is made from the guest's MAC address.
     fn is_made_from_mac(&self, gid: &Gid) -> bool {
         self.interface.is_some_and(|interface| gid.ends_with(&interface))

@@ -82,6 +82,17 @@ impl Sender<'_> {
         }
     }
 
+    /// Returns whether the work request under way has to wait for the limit of the guest's work requests.
+    #[cold]
+    pub fn holds_message(&self, requester: &mut Requester) -> bool {
+        let until = requester.admission.wait(&self.hca.message_limit, self.hca.clock().now());
+        if until.is_some() && requester.window.is_none() {
+            // With a window, the queue waits for answers as well: whoever visits it sets the timer for both.
+            self.hca.set_timer(self.slot, until);
+        }
+        until.is_some()
+    }
+
     /// Ends the wait of the work request under way.
     #[inline]
     pub fn stop_waiting(&self, requester: &mut Requester) {

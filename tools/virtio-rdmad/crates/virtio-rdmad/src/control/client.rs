@@ -114,30 +114,41 @@ impl Client {
         mut answer: impl FnMut(&[u8], &mut Vec<OwnedFd>, &mut Vec<u8>) -> varlink::Result<()>,
     ) -> Result<(), Ended> {
         self.receive()?;
-        let mut taken = 0;
-        while self.unread() < MAX_UNREAD {
-            let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
-            let request = &self.input[taken..=taken + len];
-            answer(request, &mut self.descriptors, &mut self.output)?;
-            taken += len + 1;
-            if self.unread() >= MAX_UNREAD {
-                // If the client has read all of that, the next request is answered now: nothing else may come.
-                self.send()?;
+        loop {
+            self.answer(&mut answer)?;
+            self.send()?;
+            // If the client has read all of that, the next request is answered now: nothing else may come.
+            if self.unread() >= MAX_UNREAD || !self.input.contains(&0) {
+                break;
             }
         }
-        self.input.drain(..taken);
         if self.input.is_empty() {
             self.descriptors.clear();
         }
         if self.input.len() > MAX_REQUEST && !self.input.contains(&0) {
             return Err(Ended::TooLong);
         }
-        self.send()?;
         if self.is_open || self.unread() != 0 {
             Ok(())
         } else {
             Err(Ended::Closed)
         }
+    }
+
+    /// Answers the requests that have come, until the client has much to read.
+    fn answer(
+        &mut self,
+        answer: &mut impl FnMut(&[u8], &mut Vec<OwnedFd>, &mut Vec<u8>) -> varlink::Result<()>,
+    ) -> Result<(), Ended> {
+        let mut taken = 0;
+        while self.unread() < MAX_UNREAD {
+            let Some(len) = self.input[taken..].iter().position(|byte| *byte == 0) else { break };
+            let request = &self.input[taken..=taken + len];
+            answer(request, &mut self.descriptors, &mut self.output)?;
+            taken += len + 1;
+        }
+        self.input.drain(..taken);
+        Ok(())
     }
 
     /// Takes what has come, a request that is too long at most.

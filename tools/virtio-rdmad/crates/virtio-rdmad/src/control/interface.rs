@@ -12,9 +12,11 @@ use serde_json::{json, Map, Value};
 use varlink::{Call, CallTrait, Interface, Reply};
 
 use super::survey::{survey, Surveyed};
-use crate::guests::{AddError, MoveError, RemoveError};
+use crate::guest::Origin;
+use crate::guests::{AddError, MoveError, RemoveError, SetError};
 use crate::nic::Framing;
-use crate::options::GuestSpec;
+use crate::options::{GuestSpec, SpecError};
+use crate::policy::{PolicyChange, PolicyError};
 use crate::report::EventReport;
 use crate::socket::{Kind, Socket};
 
@@ -37,6 +39,9 @@ pub const REMOVE_GUEST: &str = "org.virtio-rdma.Daemon.RemoveGuest";
 
 /// The method that has another VMM take a guest over.
 pub const MOVE_GUEST: &str = "org.virtio-rdma.Daemon.MoveGuest";
+
+/// The method that changes what a guest may do.
+pub const SET_POLICY: &str = "org.virtio-rdma.Daemon.SetPolicy";
 
 /// The error of a method that answers more than once, called by a client that wants one answer.
 const EXPECTED_MORE: &str = "org.varlink.service.ExpectedMore";
@@ -79,7 +84,7 @@ impl Daemon {
     }
 
     /// Adds a guest, whose listening socket has come with the call.
-    fn add_guest(&self, spec: &str) -> Result<Reply, Refused> {
+    fn add_guest(&self, spec: &str, origin: Origin) -> Result<Reply, Refused> {
         let invalid = |reason: &dyn ToString| refused("InvalidSpec", "reason", &reason.to_string());
         let spec: GuestSpec = spec.parse().map_err(|error| invalid(&error))?;
         if spec.sockets().any(|path| path.is_relative()) {
@@ -91,7 +96,7 @@ impl Daemon {
         let mut sockets = self.sockets(&kinds)?.into_iter();
         let Some(socket) = sockets.next() else { return Err(no_socket(NO_SOCKETS)) };
         let name = spec.name.clone();
-        match self.surveyed.guests.add_one_more(spec, socket, sockets.next(), None) {
+        match self.surveyed.guests.add_one_more(spec, socket, sockets.next(), None, origin) {
             Ok(_) => {
                 tracing::info!(guest = name, "added");
                 Ok(Reply::parameters(Some(json!({}))))
@@ -104,6 +109,18 @@ impl Daemon {
             Err(error @ AddError::Network { .. }) => {
                 Err(refused("NotSupported", "reason", &error.to_string()))
             }
+        }
+    }
+
+    fn set_policy(&self, name: &str, policy: &str) -> Result<Reply, Refused> {
+        let change: PolicyChange = policy.parse().map_err(|error| refused_policy(&error))?;
+        match self.surveyed.guests.set_policy(name, &change) {
+            Ok(spec) => {
+                tracing::info!(guest = name, policy, "its policy has changed");
+                Ok(Reply::parameters(Some(json!({ "spec": spec }))))
+            }
+            Err(SetError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
+            Err(SetError::Spec(error)) => Err(refused_policy(&error.into())),
         }
     }
 
@@ -184,6 +201,18 @@ fn no_socket(reason: &str) -> Refused {
     refused("InvalidSocket", "reason", reason)
 }
 
+/// Returns the error of a policy that a guest cannot have.
+fn refused_policy(error: &PolicyError) -> Refused {
+    let reason = error.to_string();
+    let key = match error {
+        PolicyError::Fixed(key) => return refused("NotChangeable", "key", key),
+        PolicyError::List(error) | PolicyError::Spec(SpecError::List(error)) => error.key(),
+        PolicyError::Spec(_) => "",
+    };
+    let parameters = json!({ "key": key, "reason": reason });
+    Refused::Error(Reply::error(format!("{NAME}.InvalidPolicy"), Some(parameters)))
+}
+
 /// Returns an answer with these parameters.
 fn parameters(of: &impl Serialize) -> Reply {
     Reply::parameters(serde_json::to_value(of).ok())
@@ -236,8 +265,14 @@ impl Interface for Daemon {
         let answer = match method.as_str() {
             STATUS => parameters.end().map(|()| self.status()),
             ADD_GUEST => parameters.text("spec").and_then(|spec| {
+                let is_in_file = parameters.flag("in_file")?;
                 parameters.end()?;
-                self.add_guest(&spec)
+                self.add_guest(&spec, if is_in_file { Origin::File } else { Origin::Call })
+            }),
+            SET_POLICY => parameters.text("name").and_then(|name| {
+                let policy = parameters.text("policy")?;
+                parameters.end()?;
+                self.set_policy(&name, &policy)
             }),
             REMOVE_GUEST => parameters.text("name").and_then(|name| {
                 let drain = parameters.flag("drain")?;

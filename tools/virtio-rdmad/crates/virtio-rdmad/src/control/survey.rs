@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use engine::{Address, DeviceStatus, Limits, QpStatus, SrqStatus};
+use engine::{Address, DeviceStatus, Limits, QpStatus, Quota, SrqStatus};
 
 use crate::guest::Guest;
 use crate::guests::{Guests, MAX_GUESTS};
@@ -27,10 +27,12 @@ pub struct Surveyed {
     pub workers: Arc<[WorkerHandle]>,
     /// The switches.
     pub switches: Vec<Arc<Switch>>,
+    /// What the configuration file said when the process started, beside the guests.
+    pub settings: BTreeMap<String, String>,
 }
 
 /// Returns what is to be told of the parts of the process.
-pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
+pub fn survey(Surveyed { guests, workers, switches, settings }: &Surveyed) -> Report {
     let mut uplinks: Vec<_> = switches.iter().filter_map(|switch| uplink_report(switch)).collect();
     uplinks.sort_by(|one, other| one.network.cmp(&other.network));
     Report {
@@ -38,6 +40,7 @@ pub fn survey(Surveyed { guests, workers, switches }: &Surveyed) -> Report {
         memory_losses: memory::losses(),
         log_lines_left_out: crate::log::left_out(),
         max_guests: MAX_GUESTS as u64,
+        settings: settings.clone(),
         workers: workers.iter().map(worker_report).collect(),
         guests: guests.all().iter().map(|guest| guest_report(guest, switches)).collect(),
         uplinks,
@@ -86,8 +89,8 @@ fn nic_counters(switches: &[Arc<Switch>], guest: &str) -> BTreeMap<String, u64> 
 
 fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
     let spec = &guest.spec;
-    let DeviceStatus { started, limits, gids, qps, srqs, cqs, mrs, mws, pds, counters, .. } =
-        guest.device.status();
+    let status = guest.device.status();
+    let DeviceStatus { started, limits, quota, gids, qps, srqs, counters, .. } = status;
     let rings = guest.rings.load(Ordering::Relaxed);
     let queues = if rings { "rings" } else { "virtqueues" };
     GuestReport {
@@ -95,35 +98,40 @@ fn guest_report(guest: &Guest, switches: &[Arc<Switch>]) -> GuestReport {
         network: spec.network.clone(),
         transport: spec.transport.name().to_owned(),
         socket: spec.path.to_string_lossy().into_owned(),
+        spec: guest.text(),
+        origin: guest.origin.name().to_owned(),
         mac: spec.mac.map(format_mac),
         connected: guest.link.worker().is_some(),
+        leaving: guest.leaves.load(Ordering::Relaxed),
         worker: guest.link.worker(),
         started,
         queues: started.then(|| queues.to_owned()),
         gids: gids.into_iter().map(gid_report).collect(),
-        pds,
-        mrs,
-        mws,
-        cqs,
+        pds: status.pds,
+        mrs: status.mrs,
+        memory: status.memory,
+        mws: status.mws,
+        cqs: status.cqs,
         qps: qps.iter().map(qp_report).collect(),
         srqs: srqs.iter().map(srq_report).collect(),
-        limits: limits_report(&limits, rings),
+        limits: limits_report(&limits, &quota, rings),
         counters: counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         nic: nic_counters(switches, &spec.name),
     }
 }
 
-/// Returns how many objects a guest may have, which depends on what its queues are.
-fn limits_report(limits: &Limits, rings: bool) -> LimitsReport {
+/// Returns how much a guest may have, which depends on what its queues are.
+fn limits_report(limits: &Limits, quota: &Quota, rings: bool) -> LimitsReport {
     let (qps, cqs) =
         if rings { (limits.ring_qp, limits.ring_cq) } else { (limits.max_qp, limits.max_cq) };
     LimitsReport {
-        qps: qps.into(),
-        cqs: cqs.into(),
-        srqs: limits.max_srq.into(),
-        mrs: limits.max_mr.into(),
-        mws: if rings { limits.max_mw.into() } else { 0 },
-        pds: limits.max_pd.into(),
+        qps: quota.qps.min(qps.into()).into(),
+        cqs: quota.cqs.min(cqs.into()).into(),
+        srqs: quota.srqs.min(limits.max_srq.into()).into(),
+        mrs: quota.mrs.min(limits.max_mr).into(),
+        mws: if rings { quota.mws.min(limits.max_mw).into() } else { 0 },
+        pds: quota.pds.min(limits.max_pd).into(),
+        memory: Some(quota.memory).filter(|memory| *memory != u64::MAX),
     }
 }
 

@@ -15,7 +15,7 @@ use virtio_transport::{Change, State};
 use super::journal::{Journal, JournalError};
 use super::manager::{kept_descriptors, Manager};
 use super::stash::Stash;
-use crate::guest::Guest;
+use crate::guest::{Guest, Origin};
 use crate::options::{GuestSpec, SpecError};
 
 /// The beginning of the names of what is kept. A number follows.
@@ -25,10 +25,12 @@ const NAME: &str = "guest-";
 /// with a connection its socket and the descriptors of its state.
 #[derive(Debug, Deserialize, Serialize)]
 struct Record {
-    /// The guest, as on the command line.
+    /// The guest, as in `--guest`, as it is now.
     spec: String,
-    /// Whether it was added while the process ran.
-    is_added: bool,
+    /// The same, as its origin named it. Its policy may have been changed since.
+    named: String,
+    /// Who has named it.
+    origin: Origin,
     /// Whether the socket that its VMM connects to is kept, and behind it that of its network interface if the spec has
     /// `nic=`.
     has_listener: bool,
@@ -99,14 +101,15 @@ impl Kept {
         manager: &Arc<Manager>,
         number: u64,
         spec: &str,
-        is_added: bool,
+        origin: Origin,
         listeners: Vec<OwnedFd>,
     ) -> Option<Self> {
         let name = format!("{NAME}{number}");
         let begin = || {
             let record = Record {
                 spec: spec.to_owned(),
-                is_added,
+                named: spec.to_owned(),
+                origin,
                 has_listener: !listeners.is_empty(),
                 connection: None,
                 left: None,
@@ -123,12 +126,25 @@ impl Kept {
 
     /// Goes on to keep a guest that another process has served, which is now as `spec` says. No connection of it is
     /// kept before a [`ConnectionJournal`] begins.
-    pub fn go_on(&mut self, spec: &str, is_added: bool) {
+    pub fn go_on(&mut self, spec: &str, origin: Origin) {
         spec.clone_into(&mut self.record.spec);
-        self.record.is_added = is_added;
-        if !is_added {
+        self.record.origin = origin;
+        if origin != Origin::Call {
             self.listeners.clear();
             self.record.has_listener = false;
+        }
+    }
+
+    /// Notes that the guest's origin names it so now.
+    pub fn set_named(&mut self, named: &str) {
+        named.clone_into(&mut self.record.named);
+    }
+
+    /// Keeps the guest as it is from now on, after a change of its policy.
+    pub fn set_spec(&mut self, spec: &str) {
+        spec.clone_into(&mut self.record.spec);
+        if let Err(error) = self.write_record() {
+            refused(spec, &error);
         }
     }
 
@@ -167,6 +183,11 @@ impl Kept {
         if self.record.left.take().is_none() {
             return Ok(());
         }
+        self.write_record()
+    }
+
+    /// Writes the record, which names the descriptors of the last one.
+    fn write_record(&mut self) -> Result<(), KeepError> {
         let record = postcard::to_stdvec(&self.record)?;
         Ok(self.journal.write(self.stash.set(), &record)?)
     }
@@ -199,10 +220,10 @@ impl Kept {
         of_state: &[Arc<OwnedFd>],
         image: Option<BorrowedFd<'_>>,
     ) -> Result<(), KeepError> {
-        let record = postcard::to_stdvec(&self.record)?;
         if change != Change::Descriptors {
-            return Ok(self.journal.write(self.stash.set(), &record)?);
+            return self.write_record();
         }
+        let record = postcard::to_stdvec(&self.record)?;
         let mut descriptors = vec![self.journal.file()];
         descriptors.extend(self.listeners.iter().map(AsFd::as_fd));
         descriptors.extend(self.stream.as_ref().map(AsFd::as_fd));
@@ -281,8 +302,10 @@ pub struct Left {
     pub kept: Kept,
     /// The guest.
     pub spec: GuestSpec,
-    /// Whether it was added while that process ran.
-    pub is_added: bool,
+    /// The same, as its origin had named it, in the form of `--guest`. Its policy may have been changed since.
+    pub named: String,
+    /// Who had named it.
+    pub origin: Origin,
     /// The socket that its VMM connects to, if that was kept.
     pub listener: Option<OwnedFd>,
     /// The socket of its network interface, if that was kept.
@@ -354,7 +377,8 @@ impl Left {
         let mut descriptors: Vec<_> = set.map(Arc::new).collect();
         let image = record.left.and_then(|_| descriptors.pop());
         let image = image.map(|file| bytes_of(&file)).transpose()?;
-        let (is_added, since) = (record.is_added, record.left);
+        let since = record.left;
+        let (named, origin) = (record.named.clone(), record.origin);
         let connected = stream.zip(record.connection.clone()).map(|(stream, bytes)| Connected {
             stream: stream.into(),
             said: Some(Said { state: State { bytes, descriptors }, image }),
@@ -364,7 +388,7 @@ impl Left {
         let (manager, name, stream) = (manager.clone(), name.to_owned(), None);
         let mut kept = Kept { manager, name, stash, journal, record, listeners, stream };
         kept.forget_image()?;
-        Ok(Self { kept, spec, is_added, listener, nic, connected, since })
+        Ok(Self { kept, spec, named, origin, listener, nic, connected, since })
     }
 }
 

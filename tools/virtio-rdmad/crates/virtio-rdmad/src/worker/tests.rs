@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::events::Events;
+use crate::guest::Origin;
 use crate::guests::Arriving;
 use crate::histogram;
 use crate::socket::{Kind, Socket};
@@ -54,8 +55,15 @@ impl Bench {
             let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
             let socket = Socket::bind(&path, Kind::Stream).unwrap();
             let memory = memory::Policy::default();
-            all.add(Arriving { spec, socket, nic: None, memory, kept: None, is_added: false })
-                .unwrap()
+            let arriving = Arriving {
+                spec,
+                socket,
+                nic: None,
+                memory,
+                kept: None,
+                origin: Origin::CommandLine,
+            };
+            all.add(arriving).unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let make =

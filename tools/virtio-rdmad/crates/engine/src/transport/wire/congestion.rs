@@ -120,7 +120,7 @@ fn is_stray(is_selective: bool, packet: &Packet<'_>, may_have_sent: impl Fn(Psn)
 
 /// Has half of a QP send more slowly, unless the CNP is a stray one.
 fn follow(hca: &Hca, flow: &mut Flow, is_stray: bool) -> Outcome {
-    let line_rate = hca.limits.wire_rate.map_or(LINE_RATE, |rate| rate.min(LINE_RATE));
+    let line_rate = hca.rate_limit.rate().map_or(LINE_RATE, |rate| rate.min(LINE_RATE));
     if is_stray {
         Outcome::Stray
     } else if flow.cut(hca.clock().now(), line_rate) {
@@ -132,9 +132,7 @@ fn follow(hca: &Hca, flow: &mut Flow, is_stray: bool) -> Outcome {
 
 /// Counts an acknowledgement or a CNP, which does not wait, against the limit of the guest.
 pub(super) fn charge(hca: &Hca) {
-    if let Some(limit) = &hca.rate_limit {
-        lock(limit).charge(OVERHEAD, hca.clock().now());
-    }
+    hca.rate_limit.charge(OVERHEAD, hca.clock().now());
 }
 
 impl Sender<'_> {
@@ -153,7 +151,7 @@ impl Sender<'_> {
     pub(super) fn holds(&self, requester: &mut Requester, len: u64) -> bool {
         let (now, bytes) = (self.hca.clock().now(), len + OVERHEAD);
         let flow = requester.flow.get_or_insert_default();
-        let Some(turn) = flow.wait(now, bytes, self.hca.rate_limit.as_ref()) else {
+        let Some(turn) = flow.wait(now, bytes, &self.hca.rate_limit) else {
             flow.sent(now, bytes);
             self.stop_waiting(requester);
             return false;

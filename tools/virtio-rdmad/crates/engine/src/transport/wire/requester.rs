@@ -131,6 +131,7 @@ impl Sender<'_> {
         let Requester { window: Some(window), attr, source, .. } = requester else { return false };
         let now = hca.clock().now();
         if window.pause.is_some_and(|until| now < until) {
+            self.set_deadline(requester);
             return false;
         }
         window.pause = None;
@@ -167,7 +168,7 @@ impl Sender<'_> {
                 reth.dma_len = u32::try_from(asked_for).unwrap_or(reth.dma_len);
             }
             let bytes = len + OVERHEAD;
-            if let Some(until) = flow.wait(now, bytes, hca.rate_limit.as_ref()) {
+            if let Some(until) = flow.wait(now, bytes, &hca.rate_limit) {
                 // The time for an answer begins with the last packet that may be sent.
                 window.hold = Some(until);
                 (window.deadline, window.probe_at) = (None, None);
@@ -257,7 +258,9 @@ impl Sender<'_> {
         let is_early = |at: &Instant| window.deadline.is_some_and(|end| *at < end);
         window.probe_at = window.probe_at.filter(|at| window.is_selective && is_early(at));
         let answer = window.probe_at.or(window.deadline);
-        self.hca.set_timer(self.slot, window.pause.max(window.hold).or(answer));
+        let own = window.pause.max(window.hold).or(answer);
+        let turn = requester.active.then(|| requester.admission.until()).flatten();
+        self.hca.set_timer(self.slot, own.into_iter().chain(turn).min());
     }
 
     /// Has everything sent again if the time for an answer is over. Returns `false` if no retry is left.

@@ -459,7 +459,7 @@ pub(crate) fn pump(
             }
             Reply::Read(read) => {
                 let bytes = read.next_len(mtu) + OVERHEAD;
-                if let Some(until) = inbound.flow.wait(now, bytes, hca.rate_limit.as_ref()) {
+                if let Some(until) = inbound.flow.wait(now, bytes, &hca.rate_limit) {
                     lock(&hca.timers).set(hca.jobs.receive(slot), Some(until));
                     break false;
                 }

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a guest may do: the keys of a `--guest` that may change while the guest is there.
+
+use std::fmt::{Display, Formatter};
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use engine::{AddressRights, DevicePolicy, GidPrefix, Quota, VlanList};
+
+use crate::key_values::{number, KeyValues, ListError};
+use crate::options::{self, GuestSpec, SpecError};
+
+/// The keys.
+pub const KEYS: &[&str] =
+    &["gid", "vlan", "rate", "message-rate", "qps", "cqs", "srqs", "mrs", "mws", "pds", "memory"];
+
+/// The value of a key, in a change, that stands for a guest without that key.
+pub const DEFAULT: &str = "default";
+
+/// Reads the policy of a guest.
+///
+/// # Errors
+///
+/// A key has a value that it cannot have.
+pub fn read(list: &KeyValues<'_>) -> Result<DevicePolicy, ListError> {
+    let addresses = AddressRights {
+        gids: list.get("gid").map(gid_list).transpose()?,
+        vlans: list.get("vlan").map(vlan_list).transpose()?,
+    };
+    Ok(DevicePolicy { addresses, quota: quota(list)? })
+}
+
+fn quota(list: &KeyValues<'_>) -> Result<Quota, ListError> {
+    let all = Quota::default();
+    Ok(Quota {
+        qps: number(list, "qps")?.unwrap_or(all.qps),
+        cqs: number(list, "cqs")?.unwrap_or(all.cqs),
+        srqs: number(list, "srqs")?.unwrap_or(all.srqs),
+        mrs: number(list, "mrs")?.unwrap_or(all.mrs),
+        mws: number(list, "mws")?.unwrap_or(all.mws),
+        pds: number(list, "pds")?.unwrap_or(all.pds),
+        memory: list.get("memory").map(memory).transpose()?.unwrap_or(all.memory),
+        wire_rate: list.get("rate").map(rate).transpose()?,
+        message_rate: list.get("message-rate").map(message_rate).transpose()?,
+    })
+}
+
+/// What changes of a guest's policy.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PolicyChange {
+    /// Keys and their new values; `None`: the guest has the key no longer.
+    changes: Vec<(&'static str, Option<String>)>,
+}
+
+/// Why a policy cannot change so.
+#[derive(Debug, Eq, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    /// The list of keys and values is not right.
+    #[error(transparent)]
+    List(#[from] ListError),
+    /// A key does not belong to the policy.
+    #[error("{0} cannot be changed while the guest is there")]
+    Fixed(&'static str),
+    /// The guest would not be right any more.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+impl FromStr for PolicyChange {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let list = KeyValues::read(text, options::KEYS, &[])?;
+        let mut changes = Vec::new();
+        for (key, value) in list.pairs() {
+            if !KEYS.contains(key) {
+                return Err(PolicyError::Fixed(key));
+            }
+            changes.push((*key, (*value != DEFAULT).then(|| (*value).to_owned())));
+        }
+        // What other keys have does not matter: each of them has a right value already.
+        let new = changes.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?)));
+        read(&new.collect())?;
+        Ok(Self { changes })
+    }
+}
+
+impl Display for PolicyChange {
+    /// Writes the change as it is read.
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        let value = |value: &'_ Option<String>| value.as_deref().unwrap_or(DEFAULT).to_owned();
+        let changes: Vec<_> = self.changes.iter().map(|(key, of)| (*key, value(of))).collect();
+        let pairs = changes.iter().map(|(key, value)| (*key, value.as_str()));
+        pairs.collect::<KeyValues<'_>>().fmt(out)
+    }
+}
+
+impl PolicyChange {
+    /// Returns what a guest is that was as this text says, once the change is made.
+    ///
+    /// # Errors
+    ///
+    /// The text is not that of a guest.
+    pub fn of(&self, spec: &str) -> Result<GuestSpec, SpecError> {
+        let list = KeyValues::read(spec, options::KEYS, &[])?;
+        let is_changed = |key: &str| self.changes.iter().any(|(changed, _)| *changed == key);
+        let kept = list.pairs().iter().copied().filter(|(key, _)| !is_changed(key));
+        let new = self.changes.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?)));
+        kept.chain(new).collect::<KeyValues<'_>>().to_string().parse()
+    }
+}
+
+/// Reads a number that may have a unit, one of these letters, each of which is `base` times as much as the one before.
+fn with_unit(text: &str, units: &str, base: u64) -> Option<u64> {
+    let unit = text.chars().last().and_then(|last| units.find(last));
+    let (digits, power) = match unit {
+        Some(at) => (&text[..text.len() - 1], u32::try_from(at).ok()? + 1),
+        None => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(base.checked_pow(power)?)
+}
+
+/// Reads a number of bits per second, such as 10G, and returns it as bytes per second.
+fn rate(value: &str) -> Result<u64, ListError> {
+    let wanted = "a number of bits per second of at least 8K, such as 500M or 10G";
+    match with_unit(value, "KMG", 1000) {
+        Some(bits) if bits >= 8_000 => Ok(bits / 8),
+        _ => Err(ListError::value("rate", value, wanted)),
+    }
+}
+
+/// Reads a number of work requests per second, such as 500K.
+fn message_rate(value: &str) -> Result<u64, ListError> {
+    let wanted = "a number of work requests per second of at least 1, such as 500K or 2M";
+    match with_unit(value, "KMG", 1000) {
+        Some(rate) if rate >= 1 => Ok(rate),
+        _ => Err(ListError::value("message-rate", value, wanted)),
+    }
+}
+
+/// Reads a number of bytes, such as 4G.
+fn memory(value: &str) -> Result<u64, ListError> {
+    let wanted = "a number of bytes of at least 4K, such as 512M or 4G";
+    match with_unit(value, "KMGT", 1024) {
+        Some(bytes) if bytes >= 4096 => Ok(bytes),
+        _ => Err(ListError::value("memory", value, wanted)),
+    }
+}
+
+/// Reads IP addresses and prefixes with `+` between them, and returns them as GIDs. An IPv4 address
+/// becomes the IPv6 address that it is mapped to (RFC 4291, section 2.5.5.2).
+fn gid_list(list: &str) -> Result<Vec<GidPrefix>, ListError> {
+    list.split('+').map(gid_prefix).collect()
+}
+
+fn gid_prefix(text: &str) -> Result<GidPrefix, ListError> {
+    let error = || {
+        let wanted = "an IP address or a prefix such as 10.0.0.0/24";
+        ListError::value("gid", text, wanted)
+    };
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address, Some(length.parse::<u32>().map_err(|_| error())?)),
+        None => (text, None),
+    };
+    let (gid, bits, mapped) = match address.parse::<IpAddr>().map_err(|_| error())? {
+        IpAddr::V4(address) => (address.to_ipv6_mapped(), 32, 96),
+        IpAddr::V6(address) => (address, 128, 0),
+    };
+    let length = length.unwrap_or(bits);
+    if length > bits {
+        return Err(error());
+    }
+    GidPrefix::new(gid.octets(), mapped + length).ok_or_else(error)
+}
+
+/// The largest VLAN ID (IEEE 802.1Q).
+const MAX_VLAN: u16 = 4094;
+
+/// Reads numbers and ranges of VLANs, and `none`, with `+` between them.
+fn vlan_list(list: &str) -> Result<VlanList, ListError> {
+    let mut vlans = VlanList::default();
+    for entry in list.split('+') {
+        let error = || {
+            let wanted = "none, a VLAN of 0 to 4094 or a range of these such as 7-9";
+            ListError::value("vlan", entry, wanted)
+        };
+        if entry == "none" {
+            vlans.untagged = true;
+            continue;
+        }
+        let number = |digits: &str| digits.parse::<u16>().map_err(|_| error());
+        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last > MAX_VLAN {
+            return Err(error());
+        }
+        vlans.ranges.push(first..=last);
+    }
+    Ok(vlans)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(keys: &str) -> Result<DevicePolicy, SpecError> {
+        let spec = format!("name=a,vfio-user=b,{keys}").parse::<GuestSpec>();
+        spec.map(|guest| guest.policy)
+    }
+
+    /// Checks that a key can have none of these values.
+    fn check_refused(key: &'static str, values: &[&str]) {
+        for value in values {
+            let error = parse(&format!("{key}={value}")).unwrap_err();
+            assert!(
+                matches!(error, SpecError::List(ListError::Value { key: of, .. }) if of == key),
+                "{key}={value}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_are_listed() {
+        let rights = parse("rings=on").unwrap().addresses;
+        assert_eq!((rights.gids, rights.vlans), (None, None));
+        let rights = parse("gid=10.0.0.1+10.1.0.0/16+fd00::/8+fd00::1,vlan=none+5+7-9").unwrap();
+        let prefix = |first: &[u8], last: &[u8], bits| {
+            let mut gid = [0; 16];
+            gid[..first.len()].copy_from_slice(first);
+            gid[16 - last.len()..].copy_from_slice(last);
+            GidPrefix::new(gid, bits).unwrap()
+        };
+        let gids = vec![
+            prefix(&[], &[0xff, 0xff, 10, 0, 0, 1], 128),
+            prefix(&[], &[0xff, 0xff, 10, 1, 0, 0], 112),
+            prefix(&[0xfd], &[], 8),
+            prefix(&[0xfd], &[1], 128),
+        ];
+        assert_eq!(rights.addresses.gids, Some(gids));
+        let vlans = VlanList { untagged: true, ranges: vec![5..=5, 7..=9] };
+        assert_eq!(rights.addresses.vlans, Some(vlans));
+        let wrong = ["10.0.0", "10.0.0.1/33", "fd00::/129", "fd00::/x", "10.0.0.1+", "10.0.0.0/-1"];
+        check_refused("gid", &wrong);
+        check_refused("vlan", &["4095", "9-7", "5+", "any", "-1", "1-"]);
+    }
+
+    #[test]
+    fn a_rate_is_in_bits_per_second() {
+        let rate = |value: &str| parse(&format!("rate={value}")).unwrap().quota.wire_rate;
+        assert_eq!(rate("10G"), Some(1_250_000_000));
+        assert_eq!(rate("500M"), Some(62_500_000));
+        assert_eq!(rate("8K"), Some(1000));
+        assert_eq!(rate("80000"), Some(10_000));
+        let wrong = ["0", "7K", "-1", "1.5G", "G", "10g", "10Gbit", "99999999999G", "1T", "é"];
+        check_refused("rate", &wrong);
+    }
+
+    #[test]
+    fn a_message_rate_is_in_work_requests_per_second() {
+        let rate =
+            |value: &str| parse(&format!("message-rate={value}")).unwrap().quota.message_rate;
+        assert_eq!(
+            [rate("1"), rate("500K"), rate("2M")],
+            [Some(1), Some(500_000), Some(2_000_000)]
+        );
+        check_refused("message-rate", &["0", "-1", "1.5M", "K", "99999999999G"]);
+    }
+
+    #[test]
+    fn objects_and_memory_are_limited() {
+        let quota = parse("qps=1,cqs=2,srqs=3,mrs=4,mws=5,pds=6,memory=4G").unwrap().quota;
+        let Quota { qps, cqs, srqs, mrs, mws, pds, memory, wire_rate, message_rate } = quota;
+        assert_eq!([qps, cqs, srqs, mrs, mws, pds], [1, 2, 3, 4, 5, 6]);
+        assert_eq!((memory, wire_rate, message_rate), (4 << 30, None, None));
+        assert_eq!(parse("rings=on").unwrap().quota, Quota::default());
+        for key in ["qps", "cqs", "srqs", "mrs", "mws", "pds"] {
+            check_refused(key, &["0", "-1", "4294967296", "many"]);
+        }
+        check_refused("memory", &["0", "4095", "1.5G", "T", "99999999999T"]);
+    }
+
+    #[test]
+    fn a_change_concerns_what_it_names() {
+        let change = |text: &str, changes: &str| {
+            let change = changes.parse::<PolicyChange>().unwrap();
+            change.of(&format!("name=a,vfio-user=b{text}")).unwrap().text
+        };
+        assert_eq!(change("", "rate=1G"), "name=a,vfio-user=b,rate=1G");
+        assert_eq!(
+            change(",rate=1G,rings=off,qps=3", "rate=2G"),
+            "name=a,vfio-user=b,rings=off,qps=3,rate=2G"
+        );
+        assert_eq!(change(",rate=1G,qps=3", "qps=default,rate=default"), "name=a,vfio-user=b");
+        assert_eq!(change("", "rate=default"), "name=a,vfio-user=b");
+    }
+
+    #[test]
+    fn mistakes_in_changes_are_named() {
+        let error = |text: &str| text.parse::<PolicyChange>().unwrap_err();
+        assert_eq!(error("rings=off"), PolicyError::Fixed("rings"));
+        assert_eq!(error("rate=1G,name=b"), PolicyError::Fixed("name"));
+        assert!(matches!(error("speed=1"), PolicyError::List(ListError::UnknownKey { .. })));
+        assert!(matches!(error(""), PolicyError::List(ListError::NoValue(_))));
+        assert!(matches!(error("qps=1,qps=2"), PolicyError::List(ListError::Twice("qps"))));
+        assert!(matches!(error("qps=0"), PolicyError::List(ListError::Value { key: "qps", .. })));
+        assert!(matches!(
+            error("gid=default+10.0.0.1"),
+            PolicyError::List(ListError::Value { .. })
+        ));
+    }
+
+    #[test]
+    fn the_policy_is_a_part_of_a_guest() {
+        assert!(KEYS.iter().all(|key| options::KEYS.contains(key)));
+    }
+}

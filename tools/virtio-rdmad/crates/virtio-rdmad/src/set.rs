@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `virtio-rdmad set`: changes what a guest of a running process may do.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::call::{call_with, CallError};
+use crate::control::interface::SET_POLICY;
+use crate::options::SetOptions;
+use crate::policy::PolicyChange;
+
+/// Has the process change the policy of a guest.
+pub fn run(options: &SetOptions) -> Result<(), Box<dyn std::error::Error>> {
+    Ok(set(&options.control, &options.name, &options.policy)?)
+}
+
+/// Has the process behind the control socket change the policy of the guest of this name.
+pub fn set(control: &Path, name: &str, change: &PolicyChange) -> Result<(), CallError> {
+    let parameters = json!({ "name": name, "policy": change.to_string() });
+    call_with(control, SET_POLICY, Some(parameters), &[]).map(|_| ())
+}
