@@ -70,6 +70,8 @@ pub(crate) struct Channel {
     max_fds: usize,
     /// Whether descriptors of every file are taken.
     any_file: bool,
+    /// Whether the last read ended in front of what the socket may have had behind it.
+    was_cut: bool,
 }
 
 impl Channel {
@@ -82,7 +84,8 @@ impl Channel {
     ) -> Self {
         let buffer = vec![0; 2 * max_message].into_boxed_slice();
         let descriptors = VecDeque::new();
-        Self { socket, buffer, start: 0, end: 0, taken: 0, descriptors, max_fds, any_file }
+        let (start, end, taken, was_cut) = Default::default();
+        Self { socket, buffer, start, end, taken, descriptors, max_fds, any_file, was_cut }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -121,6 +124,12 @@ impl Channel {
         let Some(bytes) = unread.get(..length) else { return Ok(None) };
         let bytes = bytes.to_vec();
         Ok(Some(self.take(bytes)))
+    }
+
+    /// Returns whether the socket may have had more than the last read got, because the buffer was full or the read
+    /// ended behind descriptors.
+    pub(crate) fn was_cut(&self) -> bool {
+        self.was_cut
     }
 
     /// Returns whether a part of a message was taken out of the socket.
@@ -189,6 +198,7 @@ impl Channel {
         let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+        self.was_cut = false;
         let (read, lost) = match recvmsg(&self.socket, &mut part, &mut control, flags) {
             Ok(message) => (message.bytes, message.flags.contains(ReturnFlags::CTRUNC)),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
@@ -204,6 +214,7 @@ impl Channel {
                 fds.extend(rights);
             }
         }
+        self.was_cut = self.end == self.buffer.len() || lost || !fds.is_empty();
         self.keep(fds, lost);
         Ok(true)
     }

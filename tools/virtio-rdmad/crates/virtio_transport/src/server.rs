@@ -174,7 +174,10 @@ impl<P: Protocol + ?Sized> Server<P> {
                 self.channel.confirm()?;
                 self.channel.send(&reply)?;
             }
-            let Some(message) = self.next(done == 0)? else { return Ok(done > 0) };
+            // What has come is handled in order: messages that set a queue up come before a kick of another queue, which
+            // the device sees after this.
+            let reads = done == 0 || self.channel.was_cut();
+            let Some(message) = self.next(reads)? else { return Ok(done > 0) };
             self.protocol.handle(message, backend)?;
         }
         Ok(true)

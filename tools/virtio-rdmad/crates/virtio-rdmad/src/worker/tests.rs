@@ -126,11 +126,7 @@ fn a_flood_of_requests_leaves_others_their_turn() {
     let mut bench = Bench::new("flood", 2);
     let flood = FrontEnd::start(bench.connect(0), REQUESTS);
     let other = FrontEnd::start(bench.connect(1), 1);
-    // The messages that set a device up take some rounds.
-    let mut rounds = 0..100;
-    while other.answered() == 0 && rounds.next().is_some() {
-        bench.worker.round().unwrap();
-    }
+    bench.worker.round().unwrap();
     assert_eq!(other.answered(), 1);
     assert!((1..REQUESTS / 2).contains(&flood.answered()), "{}", flood.answered());
     bench.settle();
