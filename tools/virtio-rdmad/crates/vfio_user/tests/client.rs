@@ -3,7 +3,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // Lengths and indices of a test are small.
 
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -598,6 +598,17 @@ fn a_journal_keeps_what_changes() {
     }
     client.read(0, 22, 2).unwrap();
     assert_eq!(changes(), [Change::Bytes], "many posted writes change the state once");
+}
+
+/// A client whose connection was ended because of what it has sent finds the end of the connection.
+#[test]
+fn who_sends_nonsense_finds_the_end() {
+    let mut client = Client::new();
+    (&client.socket).write_all(&[0xff; 64]).unwrap();
+    client.server.process(&mut client.device).unwrap_err();
+    let Client { server, mut socket, .. } = client;
+    drop(server);
+    assert_eq!(socket.read(&mut [0; 64]).unwrap(), 0);
 }
 
 /// A server that is killed while it handles messages takes none of them with it: its successor handles them, with their

@@ -142,6 +142,13 @@ impl Channel {
         self.take_to(self.start)
     }
 
+    /// Takes everything that was read out of the socket, because the connection is over: the VMM finds its end then, and
+    /// not that it was reset.
+    pub(crate) fn discard(&mut self) {
+        // It is over in any case.
+        let _ = self.take_to(self.end);
+    }
+
     /// Takes what is in front of this position of the buffer out of the socket, if that was not done. Its descriptors
     /// were received with the read that left it there.
     fn take_to(&mut self, end: usize) -> Result<(), Error> {

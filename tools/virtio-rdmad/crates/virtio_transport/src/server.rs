@@ -165,6 +165,14 @@ impl<P: Protocol + ?Sized> Server<P> {
     ///
     /// On an error the connection is over: reset the backend and drop the server.
     pub fn process(&mut self, backend: &mut dyn Backend) -> Result<bool, Error> {
+        let result = self.handle_messages(backend);
+        if result.is_err() {
+            self.channel.discard();
+        }
+        result
+    }
+
+    fn handle_messages(&mut self, backend: &mut dyn Backend) -> Result<bool, Error> {
         for done in 0..self.batch {
             if !backend.is_settled() {
                 return Ok(true);
