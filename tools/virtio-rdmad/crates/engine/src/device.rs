@@ -133,7 +133,7 @@ impl Device {
 
     /// Returns how many virtqueues there are, whatever the driver agrees on.
     pub fn queue_count(&self) -> u16 {
-        self.layouts().map(Layout::count).max().unwrap_or(0)
+        self.hca().limits.queue_count(self.rings)
     }
 
     /// Returns the largest size of a virtqueue, whatever the driver agrees on; 0 if there
@@ -154,12 +154,7 @@ impl Device {
 
     /// Returns the numberings of virtqueues that the driver may agree on.
     fn layouts(&self) -> impl Iterator<Item = Layout> {
-        let limits = self.hca().limits.clone();
-        let rings = self.rings;
-        [false, true]
-            .into_iter()
-            .filter(move |with| !with || rings)
-            .map(move |with| Layout::new(&limits, with))
+        Layout::of(&self.hca().limits, self.rings)
     }
 
     /// Starts the device (DRIVER_OK): the guest's memory, and for each queue

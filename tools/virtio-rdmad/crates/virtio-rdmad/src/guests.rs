@@ -14,6 +14,7 @@ use engine::{DeviceConfig, Fabric, FabricConfig};
 use memory::{Policy, ALL_REGIONS};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
+use rustix::process::{getrlimit, Resource};
 
 use crate::events::Events;
 use crate::guest::{Guest, Link, Origin};
@@ -27,6 +28,13 @@ use crate::worker_handle::{least, Arrival, WorkerHandle};
 
 /// Most guests of a process.
 pub const MAX_GUESTS: usize = 1024;
+
+/// Descriptors that a guest may need besides those of its queues and its memory: for the sockets of its VMM and of its
+/// network interface, each of which is kept for a later process as well, and for what keeps them.
+const DESCRIPTORS: u64 = 16;
+
+/// Descriptors that guests leave to the process itself: to workers, uplinks and clients of the control socket.
+const RESERVED: u64 = 512;
 
 /// Why a guest cannot come.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -43,6 +51,14 @@ pub enum AddError {
     /// The other guests may have all mappings of memory that the process can have.
     #[error("the process can map no memory for one more guest")]
     Memory,
+    /// The other guests may have all descriptors that the process can have.
+    #[error("the guest may need {needed} descriptors, and the process can have {left} more")]
+    Descriptors {
+        /// How many the guest may need.
+        needed: u64,
+        /// How many no guest has yet.
+        left: u64,
+    },
     /// Its network is one that no guest can come to later, for this reason.
     #[error("network \"{network}\": {reason}")]
     Network {
@@ -105,6 +121,8 @@ pub struct Guests {
     /// An eventfd, written to when a guest has come or gone, or is served no longer.
     changes: OwnedFd,
     keeper: Option<Keeper>,
+    /// How many descriptors all guests may have.
+    descriptors: u64,
 }
 
 /// Keeps guests for a later process.
@@ -140,7 +158,19 @@ impl Guests {
     ) -> Result<Self, Errno> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (slots, others, telling, keeper) = Default::default();
-        Ok(Self { slots, fixed, others, switches, telling, workers, events, changes, keeper })
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Ok(Self {
+            slots,
+            fixed,
+            others,
+            switches,
+            telling,
+            workers,
+            events,
+            changes,
+            keeper,
+            descriptors: limit.saturating_sub(RESERVED),
+        })
     }
 
     /// Has the service manager keep the guests that come for a later process. Numbers below `next` are in use.
@@ -180,6 +210,7 @@ impl Guests {
         let nic = self.make_nic(&spec, nic)?;
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
+        self.check_descriptors(&spec, memory)?;
         let guest = self.add(Arriving { spec, socket, nic, memory, kept, origin })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
@@ -190,6 +221,18 @@ impl Guests {
             return Err(AddError::Network { network: network.clone(), reason });
         }
         Ok(guest)
+    }
+
+    /// Checks that there are descriptors for one more guest, however many the other ones need yet.
+    fn check_descriptors(&self, spec: &GuestSpec, memory: Policy) -> Result<(), AddError> {
+        let needed = descriptors_of(spec, memory);
+        let used: u64 =
+            self.all().iter().map(|guest| descriptors_of(&guest.spec, guest.memory)).sum();
+        let left = self.descriptors.saturating_sub(used);
+        if needed > left {
+            return Err(AddError::Descriptors { needed, left });
+        }
+        Ok(())
     }
 
     /// Makes the network interface of a guest, if it is to have one, whose VMM connects to this socket.
@@ -424,6 +467,12 @@ impl Guests {
     }
 }
 
+/// Returns how many descriptors a guest may need: two for each of its queues, and one for each region of its memory.
+fn descriptors_of(spec: &GuestSpec, memory: Policy) -> u64 {
+    let queues: u64 = spec.limits.queue_count(spec.rings).into();
+    2 * queues + memory.max_regions as u64 + DESCRIPTORS
+}
+
 /// Checks that a guest has neither the name nor the MAC address of another one.
 fn check<'a>(
     spec: &GuestSpec,
@@ -525,8 +574,26 @@ mod tests {
     fn a_guest_too_many_is_refused() {
         let guests = guests();
         let refused = (0..=MAX_GUESTS).find_map(|at| add(&guests, &format!("name=g{at}")).err());
-        assert!(matches!(refused, Some(AddError::Memory | AddError::TooMany)), "{refused:?}");
+        assert!(
+            matches!(
+                refused,
+                Some(AddError::Memory | AddError::TooMany | AddError::Descriptors { .. })
+            ),
+            "{refused:?}"
+        );
         let regions: usize = guests.all().iter().map(|guest| guest.memory.max_regions).sum();
         assert!(regions <= ALL_REGIONS, "{regions}");
+    }
+
+    #[test]
+    fn guests_have_as_many_descriptors_as_there_are() {
+        let mut guests = guests();
+        let first = add(&guests, "name=a").unwrap();
+        guests.descriptors = 2 * descriptors_of(&first.spec, first.memory) - 1;
+        let refused = add(&guests, "name=b").err().unwrap();
+        assert!(matches!(refused, AddError::Descriptors { needed, left } if needed == left + 1));
+        add(&guests, "name=c,rings=off,max-qp=2,max-cq=2").unwrap();
+        guests.remove("a", false).unwrap();
+        add(&guests, "name=b").unwrap();
     }
 }

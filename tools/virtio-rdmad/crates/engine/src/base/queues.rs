@@ -55,6 +55,12 @@ impl Layout {
         }
     }
 
+    /// Returns the numberings that a driver may agree on, with these limits; `rings`: whether it may agree on rings.
+    pub fn of(limits: &Limits, rings: bool) -> impl Iterator<Item = Self> {
+        let with_rings = rings.then(|| Self::new(limits, true));
+        std::iter::once(Self::new(limits, false)).chain(with_rings)
+    }
+
     /// Returns how many virtqueues there are.
     pub fn count(self) -> u16 {
         match self {

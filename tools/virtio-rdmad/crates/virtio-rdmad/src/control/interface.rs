@@ -103,7 +103,7 @@ impl Daemon {
             }
             Err(AddError::Name(name)) => Err(refused("NameTaken", "name", &name)),
             Err(AddError::Mac(network)) => Err(refused("AddressTaken", "network", &network)),
-            Err(error @ (AddError::TooMany | AddError::Memory)) => {
+            Err(error @ (AddError::TooMany | AddError::Memory | AddError::Descriptors { .. })) => {
                 Err(refused("TooManyGuests", "reason", &error.to_string()))
             }
             Err(error @ AddError::Network { .. }) => {
