@@ -126,8 +126,8 @@ pub struct Options {
     #[arg(long = "uplink", value_name = "SPEC", verbatim_doc_comment)]
     pub uplinks: Vec<UplinkSpec>,
 
-    /// File in TOML that has these options, by their names, and a table [[guest]] or [[uplink]] for each of
-    /// those.
+    /// File in TOML that has these options, by their names, and a table `[[guest]]` or `[[uplink]]` for each
+    /// of those.
     ///
     /// What the command line has besides takes precedence; guests and uplinks are those of both.
     /// virtio-rdmad reads the file when it starts; `virtio-rdmad reload` brings changes to a running one.
