@@ -46,4 +46,7 @@ connect()
 	admin -I iser -o new && admin -I iser -l && wait_for disk >/dev/null
 }
 
+# is_live: whether the initiator is logged in.
+is_live() { [ "$(cat /sys/class/iscsi_session/session*/state)" = LOGGED_IN ]; }
+
 disconnect() { admin -u && admin -o delete && wait_for no_disk; }

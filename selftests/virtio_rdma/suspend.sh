@@ -7,15 +7,14 @@
 # driver is about to take a device that has failed into service again. A suspend,
 # of a device that keeps its state, goes on where it was.
 #
-# ADDRESS is that of an NVMe over Fabrics target in another machine, SWAP a disk
-# that the kernel resumes from: a file system on the former under load lives
-# through a freeze, and everything lives through a hibernation.
+# ADDRESS is that of another machine, with a target of each of CONSUMERS (nvme,
+# iser), SWAP a disk that the kernel resumes from: a file system on the former
+# under load lives through a freeze, and everything lives through a hibernation.
 #
 # Only in a guest that is for this: file systems of its host (9p) do not survive.
 
 . "$(dirname "$0")/lib.sh"
 . "$DIR/block_lib.sh"
-. "$DIR/nvme_lib.sh"
 
 need_device
 [ -w /sys/power/pm_test ] || skip_all "the kernel cannot test sleep states (CONFIG_PM_DEBUG)"
@@ -29,7 +28,7 @@ case $DIR in
 	PLACE=/tmp/suspend.$$
 	mkdir "$PLACE" && cp -r "$DIR" "$DIR/../kselftest" "$PLACE/" || exit 1
 	# Nor may modules.
-	modprobe -aq rdma_ucm ib_umad nvme-rdma ext4
+	modprobe -aq rdma_ucm ib_umad nvme-rdma ib_iser sd_mod ext4
 	cd / && exec "$PLACE/$(basename "$DIR")/suspend.sh"
 	;;
 esac
@@ -122,9 +121,11 @@ under_programs()
 	"$1" && traffic_ended && waiter_ended && connections_ended && is_back
 }
 
-# under_mount HOW: a file system on a remote disk, under load, which the host connects again; no byte is lost.
+# under_mount CONSUMER HOW: a file system on a remote disk, under load, which the host connects again; no byte is lost.
 under_mount()
 {
+	. "$DIR/$1_lib.sh"
+	shift
 	before && store_up && connect && write_tree || return
 	load_fs >"$PLACE/load" 2>&1 &
 	LOAD=$!
@@ -164,16 +165,7 @@ keeps_state()
 	[ -e "$function/vendor" ] && [ "$(cat "$function/power_state")" = D0 ]
 }
 
-# with_target, with_swap, with_target_and_swap NAME CMD...: runs a test, which is skipped without these.
-with_target()
-{
-	if [ -n "${ADDRESS:-}" ]; then
-		ktap_test_result "$@"
-	else
-		ktap_test_skip "$1 # no NVMe over Fabrics target (ADDRESS)"
-	fi
-}
-
+# with_swap NAME CMD...: runs a test, which is skipped without a disk to resume from.
 with_swap()
 {
 	if [ -n "${SWAP:-}" ]; then
@@ -183,13 +175,15 @@ with_swap()
 	fi
 }
 
-with_target_and_swap()
+# with_target CONSUMER NAME CMD...: runs a test, which is skipped without a target.
+with_target()
 {
-	if [ -n "${SWAP:-}" ]; then
-		with_target "$@"
-	else
-		with_swap "$@"
-	fi
+	consumer=$1
+	shift
+	case " ${CONSUMERS:-} " in
+	*" $consumer "*) "$@" ;;
+	*) ktap_test_skip "$2 # no target of $consumer (ADDRESS, CONSUMERS)" ;;
+	esac
 }
 
 forget_host || skip_all "a file system of the host stays"
@@ -197,14 +191,18 @@ forget_host || skip_all "a file system of the host stays"
 echo 1 >/sys/module/suspend/parameters/pm_test_delay 2>/dev/null
 
 ktap_print_header
-ktap_set_plan 10
+ktap_set_plan 12
 ktap_test_result "usable" usable
 ktap_test_result "freeze_idle" idle freezes
 ktap_test_result "freeze_under_programs" under_programs freezes
-with_target "freeze_under_mount" under_mount freezes
+for consumer in nvme iser; do
+	with_target $consumer ktap_test_result "freeze_under_$consumer" under_mount $consumer freezes
+done
 with_swap "hibernate_idle" idle hibernates
 with_swap "hibernate_under_programs" under_programs hibernates
-with_target_and_swap "hibernate_under_mount" under_mount hibernates
+for consumer in nvme iser; do
+	with_target $consumer with_swap "hibernate_under_$consumer" under_mount $consumer hibernates
+done
 ktap_test_result "freeze_again" again
 if pci_function >/dev/null; then
 	ktap_test_result "freeze_while_it_recovers" while_it_recovers

@@ -9,7 +9,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-PLACE=/tmp/ulp
+PLACE=${PLACE:-/tmp/ulp}
 need_any_device
 . "$DIR/block_lib.sh"
 . "$DIR/$1_lib.sh"

@@ -107,13 +107,18 @@ def between(results, platform, path, guests, label=""):
 
 
 def sleeps(results, network, platform, label):
-    """Runs the selftest that lets its machine sleep in guest 2, which uses a disk of guest 1."""
+    """Runs the selftest that lets its machine sleep in guest 2, which uses disks of guest 1."""
     target, guest = network.guests
-    step = f"cd /mnt/virtio_rdma && ADDRESS={target.address} ./ulp.sh nvme "
-    for word in ("missing", "target_up"):
-        target.check(step + word, timeout=HANG_SECONDS)
-    env = ALONE | {"SLEEPS": "1", "ADDRESS": target.address}
+
+    def step(kind, word):
+        env = f"ADDRESS={target.address} PLACE=/tmp/ulp.{kind}"
+        return target.check(f"cd /mnt/virtio_rdma && {env} ./ulp.sh {kind} {word}", timeout=HANG_SECONDS).strip()
+    kinds = [kind for kind in ("nvme", "iser") if not step(kind, "missing")]
+    for kind in kinds:
+        step(kind, "target_up")
+    env = ALONE | {"SLEEPS": "1", "ADDRESS": target.address, "CONSUMERS": " ".join(kinds)}
     if guest.options.swap:
         env["SWAP"] = "/dev/vdb"
     Program(results, platform, SLEEPS, guest, env, label).finish(SLEEPS_SECONDS)
-    target.check(step + "target_down", timeout=HANG_SECONDS)
+    for kind in kinds:
+        step(kind, "target_down")
