@@ -24,16 +24,17 @@ lun_down() { rm "$TPG/lun/lun_0/disk" && rmdir "$TPG/lun/lun_0"; }
 
 target_down() { portal_down && rmdir "$STORE" "${STORE%/*}" && store_down; }
 
-# disk: prints the disk of the kernel's target.
+# disk: prints the disk of the kernel's target. That of iSER has its place in sysfs below the function of the RDMA
+# device, and loses it with that, while the disk itself stays: then it is the disk that was there before.
 disk()
 {
 	for path in /sys/block/sd*; do
 		grep -q LIO-ORG "$path/device/vendor" 2>/dev/null || continue
 		[ "$(cat "$path/size")" != 0 ] && [ -b "/dev/${path##*/}" ] || continue
-		echo "/dev/${path##*/}"
+		echo "/dev/${path##*/}" | tee "$PLACE.disk"
 		return
 	done
-	return 1
+	[ -s "$PLACE.disk" ] && blockdev --getsize64 "$(cat "$PLACE.disk")" >/dev/null 2>&1 && cat "$PLACE.disk"
 }
 
 no_disk() { ! disk >/dev/null; }
