@@ -6,7 +6,6 @@ use abi::VIRTIO_RDMA_PAGE_SHIFT;
 use serde::{Deserialize, Serialize};
 
 use super::image::LoadError;
-use super::queues::Layout;
 
 /// SGEs of one work request, at most; bounds what is copied per request.
 pub(crate) const MAX_SGE: usize = 16;
@@ -122,12 +121,6 @@ impl Limits {
     /// Returns limits for a transport with 64 virtqueues.
     pub fn for_64_queues() -> Self {
         Self { max_qp: 21, max_cq: 20, comp_vectors: 4, ..Self::default() }
-    }
-
-    /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it may
-    /// agree on rings.
-    pub fn queue_count(&self, rings: bool) -> u16 {
-        Layout::of(self, rings).map(Layout::count).max().unwrap_or(0)
     }
 
     /// Checks that a guest was told of the same limits.

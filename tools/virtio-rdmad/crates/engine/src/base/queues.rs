@@ -45,6 +45,14 @@ pub(crate) enum Layout {
     },
 }
 
+impl Limits {
+    /// Returns how many virtqueues a device with these limits has, whatever the driver agrees on; `rings`: whether it may
+    /// agree on rings.
+    pub fn queue_count(&self, rings: bool) -> u16 {
+        Layout::of(self, rings).map(Layout::count).max().unwrap_or(0)
+    }
+}
+
 impl Layout {
     /// Returns the numbering for these limits.
     pub fn new(limits: &Limits, rings: bool) -> Self {
