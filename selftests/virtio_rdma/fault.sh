@@ -20,10 +20,11 @@ note()
 	mkdir -p $NOTES && gids >$NOTES/gids && echo "$VIRTIO" >$NOTES/virtio
 }
 
-# back: waits until the device is there, with the GIDs that it had.
+# same_as_noted, back: whether the device is there with the GIDs that it had; waits until it is, and is active.
 same_as_noted() { [ -s $NOTES/gids ] && [ "$(gids)" = "$(cat $NOTES/gids)" ]; }
 back() { wait_for same_as_noted && wait_for active; }
 
+# Each of these has the device go, and the one below brings it back.
 unload_driver() { note && rmmod virtio_rdma && gone; }
 load_driver() { insmod /run/vr/virtio_rdma.ko && back; }
 

@@ -38,8 +38,8 @@ class Restarts:
         failed = True
         try:
             self.network.boot()
-            for measure in (self.upgrades, self.crashes):
-                measure()
+            self.upgrades()
+            self.crashes()
             failed = False
         finally:
             self.network.close(failed)

@@ -365,15 +365,21 @@ fn memory_comes_and_goes() {
     assert_eq!(front.device.memory.as_ref().unwrap().size(), SIZE);
 }
 
-/// When the front end has the answer, it may use memory that it took away for something else.
-#[test]
-fn an_answer_comes_when_the_device_has_followed() {
+/// Returns a front end whose device runs, and the region that it has given out besides.
+fn running_with_more_memory() -> (FrontEnd, Vec<u8>) {
     let mut front = FrontEnd::negotiated();
     front.set_up(0, &event(), &event());
     assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
     let memory = front.memory.try_clone().unwrap();
     let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
     assert_eq!(front.ack(37, &more, &[memory.as_fd()]), 0);
+    (front, more)
+}
+
+/// When the front end has the answer, it may use memory that it took away for something else.
+#[test]
+fn an_answer_comes_when_the_device_has_followed() {
+    let (mut front, more) = running_with_more_memory();
     front.device.is_slow = true;
     front.send(&message(38, &more, NEED_REPLY), &[]);
     // What comes next waits behind it.
@@ -396,12 +402,8 @@ fn an_answer_comes_when_the_device_has_followed() {
 /// their descriptors, and the front end gets its answers.
 #[test]
 fn the_successor_of_a_back_end_that_is_killed_answers() {
-    let mut front = FrontEnd::negotiated();
-    front.set_up(0, &event(), &event());
-    assert_eq!(front.ack(18, &state(0, 1), &[]), 0);
+    let (mut front, more) = running_with_more_memory();
     let memory = front.memory.try_clone().unwrap();
-    let more = single(&region_at(GUEST + SIZE, 0x1000, 0x1000));
-    assert_eq!(front.ack(37, &more, &[memory.as_fd()]), 0);
     let state = front.server.protocol().state();
     front.device.is_slow = true;
     front.send(&message(38, &more, NEED_REPLY), &[]);

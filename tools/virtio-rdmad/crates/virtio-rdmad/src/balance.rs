@@ -202,9 +202,7 @@ fn to_share(guest: &Placed, to: &Share) -> Move {
 mod tests {
     use super::*;
     use crate::events::Events;
-    use crate::guest::Origin;
     use crate::guests::{Arriving, Guests};
-    use crate::socket::{Kind, Socket};
 
     /// Returns guests with these loads for each worker, numbered from 0 on.
     fn place(loads: &[&[u32]]) -> Vec<Placed> {
@@ -324,18 +322,7 @@ mod tests {
         let guests = [0, 0, 1].map(|worker| {
             let name = format!("rdmad-balance-{}-{}", std::process::id(), all.all().len());
             let path = std::env::temp_dir().join(&name);
-            let spec = format!("name={name},vhost-user={}", path.display()).parse().unwrap();
-            let socket = Socket::bind(&path, Kind::Stream).unwrap();
-            let memory = memory::Policy::default();
-            let arriving = Arriving {
-                spec,
-                socket,
-                nic: None,
-                memory,
-                kept: None,
-                origin: Origin::CommandLine,
-            };
-            let guest = all.add(arriving).unwrap();
+            let guest = all.add(Arriving::at(&path, &name)).unwrap();
             guest.link.set_worker(Some(worker));
             workers[worker].claim();
             guest

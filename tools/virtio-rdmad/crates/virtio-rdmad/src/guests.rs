@@ -148,6 +148,21 @@ pub struct Arriving {
     pub origin: Origin,
 }
 
+#[cfg(test)]
+impl Arriving {
+    /// Returns a guest of the command line whose VMM connects to this path, for tests.
+    pub fn at(path: &std::path::Path, name: &str) -> Self {
+        Self {
+            spec: format!("name={name},vhost-user={}", path.display()).parse().unwrap(),
+            socket: Socket::bind(path, crate::socket::Kind::Stream).unwrap(),
+            nic: None,
+            memory: Policy::default(),
+            kept: None,
+            origin: Origin::CommandLine,
+        }
+    }
+}
+
 impl Guests {
     /// Makes a process without guests, whose workers serve those that come. These networks stay, and have these switches.
     pub fn new(

@@ -27,7 +27,7 @@ const NAME: &str = "guest-";
 struct Record {
     /// The guest, as in `--guest`, as it is now.
     spec: String,
-    /// The same, as its origin named it. Its policy may have been changed since.
+    /// The guest as its origin named it. Its policy may have been changed since.
     named: String,
     /// Who has named it.
     origin: Origin,
@@ -94,8 +94,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Begins to keep a guest, which has this number: one that no other guest has, nor had. `listeners` are the
-    /// sockets that its VMM connects to, if the successor cannot make them itself. Returns nothing, and logs why, if the guest
+    /// Begins to keep a guest, which has this number: one that no other guest has or had. `listeners` are the sockets
+    /// that its VMM connects to, if the successor cannot make them itself. Returns nothing, and logs why, if the guest
     /// cannot be kept.
     pub fn new(
         manager: &Arc<Manager>,
@@ -302,7 +302,7 @@ pub struct Left {
     pub kept: Kept,
     /// The guest.
     pub spec: GuestSpec,
-    /// The same, as its origin had named it, in the form of `--guest`. Its policy may have been changed since.
+    /// The guest as its origin had named it, in the form of `--guest`. Its policy may have been changed since.
     pub named: String,
     /// Who had named it.
     pub origin: Origin,

@@ -8,10 +8,8 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::events::Events;
-use crate::guest::Origin;
 use crate::guests::Arriving;
 use crate::histogram;
-use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;
@@ -52,18 +50,7 @@ impl Bench {
             Arc::new(Guests::new(HashMap::new(), HashMap::new(), workers.clone(), events).unwrap());
         let add = |index: u32| {
             let path = directory.join(index.to_string());
-            let spec = format!("name=g{index},vhost-user={}", path.display()).parse().unwrap();
-            let socket = Socket::bind(&path, Kind::Stream).unwrap();
-            let memory = memory::Policy::default();
-            let arriving = Arriving {
-                spec,
-                socket,
-                nic: None,
-                memory,
-                kept: None,
-                origin: Origin::CommandLine,
-            };
-            all.add(arriving).unwrap()
+            all.add(Arriving::at(&path, &format!("g{index}"))).unwrap()
         };
         let guests: Arc<[_]> = (0..count).map(add).collect();
         let make =
