@@ -162,6 +162,14 @@ impl Guest {
         }
     }
 
+    /// Has it leave when its VMM does, also if a later process serves it then.
+    pub fn leave_with_vmm(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+        if let Some(mut kept) = self.kept() {
+            kept.set_leaves();
+        }
+    }
+
     /// Has the next VMM that connects to this socket take the guest over, while its own VMM is connected. It takes the
     /// place of another socket. Without a socket no VMM takes the guest over.
     pub fn set_moves_to(&self, socket: Option<Socket>) {

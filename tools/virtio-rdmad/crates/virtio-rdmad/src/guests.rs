@@ -298,7 +298,7 @@ impl Guests {
         }
         let index = u32::try_from(at).map_err(|_| AddError::TooMany)?;
         let fabric = self.fabric(&spec.network, slots.iter().flatten());
-        let kept = self.kept(&mut arriving).map(Mutex::new);
+        let kept = self.kept(&mut arriving);
         let nic = arriving.nic.take();
         let guest = Arc::new(self.make(&fabric, index, arriving, kept));
         if at == slots.len() {
@@ -313,13 +313,7 @@ impl Guests {
         Ok(guest)
     }
 
-    fn make(
-        &self,
-        fabric: &Fabric,
-        index: u32,
-        arriving: Arriving,
-        kept: Option<Mutex<Kept>>,
-    ) -> Guest {
+    fn make(&self, fabric: &Fabric, index: u32, arriving: Arriving, kept: Option<Kept>) -> Guest {
         let Arriving { spec, socket, memory, origin, .. } = arriving;
         let (name, workers) = (spec.name.clone(), self.workers.clone());
         self.workers.iter().for_each(|worker| worker.cover(index));
@@ -333,7 +327,9 @@ impl Guests {
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
-        let (rings, leaves, work, moves_to) = Default::default();
+        let (rings, work, moves_to) = Default::default();
+        let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
+        let kept = kept.map(Mutex::new);
         let text = Mutex::new(spec.text.clone());
         Guest {
             spec,
@@ -401,7 +397,7 @@ impl Guests {
             *slot = None;
             guest.end();
         } else if drain {
-            guest.leaves.store(true, Ordering::Relaxed);
+            guest.leave_with_vmm();
         } else {
             return Err(RemoveError::Connected(name.to_owned()));
         }

@@ -138,12 +138,30 @@ impl Daemon {
         (counts.collect(), workers.iter().all(|worker| worker["asleep"] == true))
     }
 
-    /// Kills the process that serves guests, whose parent this one is, and waits until another one is ready.
-    fn crash(&mut self) {
+    /// Returns the process that serves guests, whose parent this one is.
+    fn server(&self) -> Pid {
         let pid = self.child.id();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        let server: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
-        kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).unwrap();
+        Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap()).unwrap()
+    }
+
+    /// Stops the process that serves guests, and waits until all of its threads have stopped.
+    fn stop_server(&self) {
+        let server = self.server();
+        kill_process(server, Signal::STOP).unwrap();
+        let has_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| has_stopped(task.unwrap())) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Kills the process that serves guests, whose parent this one is, and waits until another one is ready.
+    fn crash(&mut self) {
+        kill_process(self.server(), Signal::KILL).unwrap();
         self.wait_for("ready");
     }
 
@@ -171,11 +189,21 @@ impl Drop for Daemon {
     }
 }
 
-/// Sends a vhost-user request and returns the payload of its answer.
-fn vhost_user(socket: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
+/// Sends a vhost-user request.
+fn send_vhost_user(socket: &mut UnixStream, request: u32, payload: &[u8]) {
     let size = u32::try_from(payload.len()).unwrap();
     socket.write_all(&[request, 1, size].map(u32::to_ne_bytes).concat()).unwrap();
     socket.write_all(payload).unwrap();
+}
+
+/// Sends a vhost-user request and returns the payload of its answer.
+fn vhost_user(socket: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
+    send_vhost_user(socket, request, payload);
+    receive_vhost_user(socket)
+}
+
+/// Returns the payload of the next vhost-user answer.
+fn receive_vhost_user(socket: &mut UnixStream) -> Vec<u8> {
     let mut header = [0; 12];
     socket.read_exact(&mut header).unwrap();
     let size = u32::from_ne_bytes(header[8..].try_into().unwrap());
@@ -1111,6 +1139,57 @@ fn a_device_outlives_a_restart() {
     daemon.end();
 }
 
+/// A guest that is to leave with its VMM does so in a later process, too, whichever way the one before has ended.
+#[test]
+fn a_guest_that_is_to_leave_does_so_in_a_later_process() {
+    let mut daemon = Daemon::supervised(
+        "leaves",
+        &["name=a,vhost-user", "name=b,vhost-user", "name=c,vhost-user"],
+    );
+    let ends: [fn(&mut Daemon); 2] = [Daemon::restart, Daemon::crash];
+    for (name, end) in ["a", "b"].into_iter().zip(ends) {
+        let front_end = FrontEnd::start(connect(&daemon.path(name)), 1);
+        front_end.wait(1);
+        assert_eq!(run(&daemon, &["remove", "--drain", name]), (true, String::new()));
+        end(&mut daemon);
+        drop(front_end);
+        daemon.wait_for("removed");
+        let guests = daemon.status()["guests"].as_array().unwrap().clone();
+        assert!(guests.iter().all(|guest| guest["name"] != name), "{name} is there");
+    }
+    FrontEnd::start(connect(&daemon.path("c")), 1).wait(1);
+    daemon.end();
+}
+
+/// A message that may be what ends one process after the other costs its own VMM the connection, and no other one.
+#[test]
+fn a_message_that_ends_processes_is_not_handled_for_ever() {
+    let mut daemon = Daemon::supervised("poison", &["name=a,vhost-user", "name=b,vhost-user"]);
+    let mut sender = connect(&daemon.path("a"));
+    let mut other = connect(&daemon.path("b"));
+    vhost_user(&mut sender, 1, &[]);
+    vhost_user(&mut other, 1, &[]);
+    for processes in 1..=3 {
+        // The process does not get as far as the message.
+        daemon.stop_server();
+        send_vhost_user(&mut sender, 1, &[]);
+        daemon.crash();
+        let is_connected = processes < 3;
+        assert_eq!(
+            daemon.status()["guests"][0]["connected"],
+            is_connected,
+            "{processes} processes"
+        );
+        if is_connected {
+            receive_vhost_user(&mut sender);
+        }
+        vhost_user(&mut other, 1, &[]);
+    }
+    // The VMM may come again.
+    vhost_user(&mut connect(&daemon.path("a")), 1, &[]);
+    daemon.end();
+}
+
 /// A VMM that ends while no process serves it is noticed by the next one.
 #[test]
 fn a_connection_that_ended_meanwhile_is_dropped() {
@@ -1118,10 +1197,7 @@ fn a_connection_that_ended_meanwhile_is_dropped() {
     let front_end = FrontEnd::start(connect(&daemon.path("a")), 1);
     front_end.wait(1);
     kill_process(Pid::from_child(&daemon.child), Signal::STOP).unwrap();
-    let pid = daemon.child.id();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let server: i32 = children.split_whitespace().next().unwrap().parse().unwrap();
-    kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).unwrap();
+    kill_process(daemon.server(), Signal::KILL).unwrap();
     drop(front_end);
     kill_process(Pid::from_child(&daemon.child), Signal::CONT).unwrap();
     daemon.wait_for("disconnected");

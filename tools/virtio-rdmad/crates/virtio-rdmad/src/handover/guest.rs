@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{fstat, memfd_create, MemfdFlags};
 use rustix::io::{pread, Errno};
+use rustix::net::{recv, RecvFlags};
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{Change, State};
@@ -31,6 +32,8 @@ struct Record {
     named: String,
     /// Who has named it.
     origin: Origin,
+    /// Whether it leaves when its VMM does.
+    leaves: bool,
     /// Whether the socket that its VMM connects to is kept, and behind it that of its network interface if the spec has
     /// `nic=`.
     has_listener: bool,
@@ -39,7 +42,26 @@ struct Record {
     /// When the device stopped whose image the last process has left, which is the last descriptor of the set, as a time
     /// of [`now`].
     left: Option<u64>,
+    /// What the VMM had sent when the last process ended, if that did not end in order.
+    unhandled: Option<Unhandled>,
 }
+
+/// The first message that waits in the socket of a VMM when a process takes over from one that has crashed. A message
+/// stays in the socket until it is handled, so it may be what ends one process after the other.
+#[derive(Debug, Deserialize, Serialize)]
+struct Unhandled {
+    /// Its first bytes, [`HEAD`] at most.
+    head: Vec<u8>,
+    /// How many processes in a row have ended while it waited.
+    processes: u8,
+}
+
+/// Bytes by which a message is known. A message of vfio-user has a number in there, which the next one does not have.
+const HEAD: usize = 64;
+
+/// How many processes may end in a row while one message waits. Then the VMM that has sent it is disconnected, so that
+/// the other guests go on.
+const MOST_PROCESSES: u8 = 3;
 
 /// A VMM that has connected.
 #[derive(Debug)]
@@ -110,9 +132,11 @@ impl Kept {
                 spec: spec.to_owned(),
                 named: spec.to_owned(),
                 origin,
+                leaves: false,
                 has_listener: !listeners.is_empty(),
                 connection: None,
                 left: None,
+                unhandled: None,
             };
             let (stash, journal) = (Stash::new()?, Journal::new()?);
             let (manager, stream) = (manager.clone(), None);
@@ -148,6 +172,19 @@ impl Kept {
         }
     }
 
+    /// Returns whether the guest leaves when its VMM does.
+    pub fn leaves(&self) -> bool {
+        self.record.leaves
+    }
+
+    /// Notes that the guest leaves when its VMM does, whichever process serves it then.
+    pub fn set_leaves(&mut self) {
+        self.record.leaves = true;
+        if let Err(error) = self.write_record() {
+            refused(&self.record.spec, &error);
+        }
+    }
+
     /// Returns the number of the guest.
     fn number(&self) -> u64 {
         self.name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or(0)
@@ -168,6 +205,7 @@ impl Kept {
     pub fn leave(&mut self, state: &State, image: &[u8], stopped: u64) {
         self.record.connection = Some(state.bytes.clone());
         self.record.left = Some(stopped);
+        self.record.unhandled = None;
         let write = |kept: &mut Self| {
             let file = file_of(image)?;
             kept.write(Change::Descriptors, &state.descriptors, Some(file.as_fd()))
@@ -175,6 +213,20 @@ impl Kept {
         if let Err(error) = write(self) {
             refused(&self.record.spec, &error);
         }
+    }
+
+    /// Looks at what waits in the socket of the VMM, after a process that did not end in order. Returns whether that may
+    /// be handled.
+    fn may_handle(&mut self, stream: &UnixStream) -> Result<bool, KeepError> {
+        let mut head = vec![0; HEAD];
+        // A socket that has ended is the connection's matter.
+        let length = recv(stream, &mut head[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        head.truncate(length.map_or(0, |(length, _)| length));
+        let before = self.record.unhandled.take().filter(|before| before.head == head);
+        let processes = before.map_or(1, |before| before.processes.saturating_add(1));
+        self.record.unhandled = (!head.is_empty()).then_some(Unhandled { head, processes });
+        self.write_record()?;
+        Ok(self.record.unhandled.is_none() || processes < MOST_PROCESSES)
     }
 
     /// Forgets the image, so that it is used once: the device would not be what it is now if the process that uses it
@@ -388,7 +440,24 @@ impl Left {
         let (manager, name, stream) = (manager.clone(), name.to_owned(), None);
         let mut kept = Kept { manager, name, stash, journal, record, listeners, stream };
         kept.forget_image()?;
-        Ok(Self { kept, spec, named, origin, listener, nic, connected, since })
+        let mut left = Self { kept, spec, named, origin, listener, nic, connected, since };
+        left.review()?;
+        Ok(left)
+    }
+
+    /// Disconnects the VMM if its next message may be what has ended process after process.
+    fn review(&mut self) -> Result<(), KeepError> {
+        let Some(Connected { stream, .. }) = &self.connected else { return Ok(()) };
+        if self.since.is_some() || self.kept.may_handle(stream)? {
+            return Ok(());
+        }
+        tracing::error!(
+            guest = self.spec.name,
+            "{MOST_PROCESSES} processes have ended while the same message of its VMM waited; its VMM is disconnected"
+        );
+        self.connected = None;
+        self.kept.disconnect();
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::io::{pread, pwrite, Errno};
 const MAGIC: [u8; 8] = *b"rdmad\0jl";
 
 /// The version of the encoding of records. A process reads no other one.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Bytes of a slot.
 const SLOT: u64 = 1 << 20;
