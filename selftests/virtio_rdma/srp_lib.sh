@@ -42,10 +42,19 @@ portal_down()
 target_gone() { portal_down; }
 target_back() { portal_up; }
 
+# targets: the file of the script that connects to targets: this target.
+targets() { echo "$DEVICE id_ext=$GUID,ioc_guid=$GUID,dest=$ADDRESS:$SRP_PORT"; }
+
 connect()
 {
-	echo "id_ext=$GUID,ioc_guid=$GUID,dest=$ADDRESS:$SRP_PORT" \
-		>"/sys/class/infiniband_srp/srp-$DEVICE-1/add_target" && wait_for disk >/dev/null
+	targets | cut -d' ' -f2 >"/sys/class/infiniband_srp/srp-$DEVICE-1/add_target" && wait_for disk >/dev/null
+}
+
+# connect_by SCRIPT: connects by this script, which tries until the target listens. It may be connected already.
+connect_by()
+{
+	targets >"$PLACE/targets" && SRP_TARGETS=$PLACE/targets SRP_PAUSE=1 "$1" "srp-$DEVICE-1" &&
+	wait_for disk >/dev/null
 }
 
 disconnect()

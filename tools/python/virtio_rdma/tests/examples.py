@@ -44,16 +44,21 @@ class Example:
         return failure or run(second, AFTERWARDS.get(self.title, ":"))
 
 
-def examples():
-    """Returns each block that has lines of both guests."""
+def blocks():
+    """Returns the lines of each section by its title."""
     with open(PAGE, encoding="utf-8") as file:
         sections = re.split(r"^## ", file.read(), flags=re.MULTILINE)
+    return {section.partition("\n")[0]:
+            "\n".join(line[4:] for line in section.split("\n") if line.startswith("    ")) for section in sections}
+
+
+def examples():
+    """Returns each block that has lines of both guests."""
     found = []
-    for section in sections:
-        block = "\n".join(line[4:] for line in section.split("\n") if line.startswith("    "))
+    for title, block in blocks().items():
         match = re.fullmatch(r"# guest 1\b[^\n]*\n(.*)# guest 2\b[^\n]*\n(.*)", block, re.DOTALL)
         if match:
-            found.append(Example(section.partition("\n")[0], match[1], match[2]))
+            found.append(Example(title, match[1], match[2]))
     return found
 
 

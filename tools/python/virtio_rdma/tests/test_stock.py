@@ -18,7 +18,7 @@ import pytest
 
 from virtio_rdma.common import TOP
 from virtio_rdma.guests.cloud import CloudNetwork
-from virtio_rdma.tests import ktap, networks, selftests
+from virtio_rdma.tests import examples, ktap, networks, selftests
 from virtio_rdma.tests.networks import HANG_SECONDS
 from virtio_rdma.tests.selftests import ALONE, Program, sleeps
 
@@ -68,6 +68,18 @@ def recipe():
     assert lines, f"{README}: no recipe"
     return [line.strip().removeprefix("- ") for line in lines[1].splitlines()]
 
+# A disk over SRP is there, and gets a file.
+FIRST_DISK = """
+until [ -b /dev/sda ]; do sleep 0.1; done; mkfs.ext4 -q -L srp /dev/sda; mount /dev/sda /media
+cd /media; head -c 20000000 /dev/urandom >file; sha256sum file >/tmp/sums; cd /; umount /media
+"""
+# The disk goes with the RDMA device and comes back with it, and so does the file.
+DISK_AGAIN = """
+modprobe -r virtio_rdma; while [ -b /dev/disk/by-label/srp ]; do sleep 0.1; done; modprobe virtio_rdma
+until mount /dev/disk/by-label/srp /media; do sleep 1; done; cd /media; sha256sum --quiet -c /tmp/sums
+cd /; umount /media; modprobe -r ib_srp
+"""
+
 
 class Files:
     """The packages for these guests, sorted by who gets them: `share` for the guests, `host` unpacked."""
@@ -87,6 +99,7 @@ class Files:
         for path in (device, os.path.join(TOP, "tools/deb/test-confined")):
             shutil.copy(path, for_a_host)
         subprocess.run(["dpkg-deb", "-x", device, self.host], check=True)
+        shutil.copytree(os.path.join(TOP, "tools/srp"), os.path.join(self.share, "tools/srp"))
 
     @staticmethod
     def make_newer(path, directory, unpacked):
@@ -191,6 +204,21 @@ class TestPackages:
         cloud.guests[1].reboot()
         cloud.links()
         cloud.as_user("a restarted guest: ibv_rc_pingpong")
+
+    def test_srp(self, cloud, results):
+        """A guest has a disk over SRP, loses its RDMA device and has it again, and has the disk again by itself."""
+        target, host = cloud.guests
+        (example,) = (example for example in examples.examples() if example.title == "SRP")
+        again = "modprobe sd_mod; cd /mnt\n" + examples.blocks()["SRP that connects again"]
+        failure = examples.run(target, example.of_first)
+        guid = {"GUID": target.run(examples.GUID)[1].strip()}
+        for name, lines in (("udev and systemd connect ib_srp when it has a port", again + FIRST_DISK),
+                            ("the disk is back when the RDMA device is", DISK_AGAIN)):
+            failure = failure or examples.run(host, lines, guid)
+            if failure:
+                results.note(failure + host.run("journalctl -u 'srp-targets@*'; dmesg | tail -n 30")[1])
+            results.result(f"srp-targets: {name}", not failure)
+        cloud.links()
 
     def test_confined(self, cloud, results):
         """A guest can be a host, whose kernel enforces the profile of AppArmor."""

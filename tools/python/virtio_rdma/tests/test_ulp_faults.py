@@ -4,9 +4,11 @@
 What a consumer has synced before a fault is there after it, and nothing hangs.
 """
 
+import os
+
 import pytest
 
-from virtio_rdma.common import Failure
+from virtio_rdma.common import TOP, Failure
 from virtio_rdma.guests.supervised import Supervised, faults
 from virtio_rdma.tests import networks
 from virtio_rdma.tests.networks import HANG_SECONDS
@@ -26,6 +28,8 @@ GOES = {"uml": {"driver unloaded": ("unload_driver", "load_driver"),
                  "PCI function removed": ("remove_function", "find_function")}}
 # How long a link is down, in seconds.
 DOWN_SECONDS = 10
+# Where the script that connects SRP's host to its target is in that guest.
+SCRIPT = "/tmp/srp-targets"
 
 
 class Faulty(Ulp):
@@ -46,11 +50,13 @@ class Faulty(Ulp):
     def begins(self):
         """The target, and a file system with files whose checksums are known."""
         self.do(self.target, "target_up")
-        if self.kind == "srp":
-            self.env["GUID"] = self.step(self.target, "guid")[1].strip()
+        self.knows_target()
         self.do(self.host, "store_up", name="place")
         self.do(self.host, "connect")
         self.do(self.host, "write_tree", name="files_written")
+
+    def knows_target(self):
+        """The host has what it must know of the target besides its address."""
 
     def survives(self, name, fault, rounds):
         """A fault comes some times under load: no byte is lost, and the load goes on."""
@@ -74,12 +80,16 @@ class Faulty(Ulp):
 
     def breaks(self, name, fault):
         """A fault ends the host's connection under load: the load fails and does not hang, and what was synced before
-        is there when the administrator has connected again."""
+        is there when the host is connected again."""
         job = self.loaded(self.load)
         fault()
         self.result(f"{name}: load_fails", job.wait(HANG_SECONDS) != 0)
-        self.do(self.host, "connect", name=f"{name}: connect_again")
+        self.connects_again(name)
         self.reads(name)
+
+    def connects_again(self, name):
+        """The administrator connects the host again."""
+        self.do(self.host, "connect", name=f"{name}: connect_again")
 
     def is_upgraded(self):
         """The device's process is restarted, and nobody notices."""
@@ -110,7 +120,11 @@ class Faulty(Ulp):
             for guest in (self.target, self.host):
                 self.results.note(guest.run("echo w >/proc/sysrq-trigger; dmesg | tail -n 80")[1])
             raise
+        self.has_device()
         self.listens("kill")
+
+    def has_device(self):
+        """The host has its device again, and the target does not listen yet."""
 
     def listens(self, name):
         """Has the target, whose device is another one, listen again."""
@@ -192,6 +206,31 @@ class FaultyRds(Faulty):
         """There are no files."""
 
 
+class FaultySrp(Faulty):
+    """SRP removes its disks when the RDMA device of their host goes. tools/srp/srp-targets, which udev starts when there
+    is a device again, connects to the target as soon as that listens."""
+
+    job = None
+
+    def knows_target(self):
+        self.env["GUID"] = self.step(self.target, "guid")[1].strip()
+        with open(os.path.join(TOP, "tools/srp/srp-targets"), encoding="ascii") as script:
+            self.host.check(f"cat >{SCRIPT} <<'END'\n{script.read()}END\nchmod +x {SCRIPT}")
+
+    def has_device(self):
+        self.job = self.start(self.host, "connect_by", SCRIPT)
+
+    def connects_again(self, name):
+        job = self.job or self.start(self.host, "connect_by", SCRIPT)
+        self.job = None
+        connected = job.wait(HANG_SECONDS) == 0
+        if not connected:
+            self.results.note(job.text)
+        self.result(f"{name}: connects_again", connected)
+        # A script that finds the target connected has nothing to do.
+        self.do(self.host, "connect_by", SCRIPT, name=f"{name}: stays_connected")
+
+
 @pytest.fixture(scope="class", name="title")
 def title_of(platform):
     """What stands in front of the names of results."""
@@ -204,7 +243,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("kind", ["nvme", "iser", "srp", "nfs"])
     def test_consumer(self, kind, network, title, results):
-        ulp = Faulty(results, network, kind, f"{title}: ")
+        ulp = (FaultySrp if kind == "srp" else Faulty)(results, network, kind, f"{title}: ")
         ulp.run(ulp.begins, *ulp.suffers(), ulp.host_dies, ulp.finishes)
 
     def test_rds(self, network, title, results):
