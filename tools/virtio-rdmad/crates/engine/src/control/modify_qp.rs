@@ -96,6 +96,7 @@ pub(super) fn modify(
             requester.reset();
             requester.queue.drain();
             srq::leave(hca, slot, &mut responder);
+            responder.rouse();
             responder.reset();
             responder.queue.drain();
         }

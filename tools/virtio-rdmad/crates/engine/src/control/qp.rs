@@ -392,6 +392,7 @@ pub(super) fn destroy(
     let mut responder = lock(&qp.responder);
     srq::leave(hca, slot, &mut responder);
     responder.config = None;
+    responder.rouse();
     responder.reset();
     qp.set_state(&mut responder, QpState::Reset);
     responder.queue.drain();

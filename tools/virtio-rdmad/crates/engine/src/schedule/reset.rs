@@ -100,6 +100,7 @@ impl Reset {
             drop(requester);
             let mut responder = lock(&qp.responder);
             qp.set_state(&mut responder, QpState::Reset);
+            responder.rouse();
             responder.reset();
             responder.config = None;
             responder.notify = true;

@@ -46,6 +46,16 @@ pub(crate) type Requester = halves::Requester<Hca>;
 pub(crate) type Responder = halves::Responder<Hca>;
 /// Where the other end of a connection was found.
 pub(crate) type Peer = halves::Peer<Hca>;
+
+impl Responder {
+    /// Has the requester that waits for this responder try again, if one waits.
+    pub fn rouse(&mut self) {
+        if let Some((device, slot)) = self.waiter.take() {
+            device.make_ready(device.jobs.send(slot));
+        }
+    }
+}
+
 /// An entry of the GID table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct GidEntry {

@@ -197,7 +197,7 @@ impl Receiver<'_> {
     /// Completes posted receives with WR_FLUSH_ERR; whether some are left.
     fn flush(&mut self, budget: &mut Budget) -> bool {
         let status = VIRTIO_RDMA_WC_WR_FLUSH_ERR;
-        self.responder.waiter = None;
+        self.responder.rouse();
         if std::mem::take(&mut self.responder.has_receive) {
             self.complete_with_error(self.responder.receive.failed(), status);
         }
@@ -264,9 +264,6 @@ pub(crate) fn visit(hca: &Arc<Hca>, slot: u16, round: &mut Round) -> bool {
         round.batch.place_completions();
         return is_left;
     }
-    if let Some((device, slot)) = responder.waiter.take() {
-        drop(responder);
-        device.make_ready(device.jobs.send(slot));
-    }
+    responder.rouse();
     false
 }

@@ -53,10 +53,7 @@ pub(crate) fn abandon(hca: &Hca, srq: u16, slot: u16) -> bool {
     if responder.config.is_some_and(|config| config.srq == Some(srq)) {
         responder.has_receive = false;
         responder.deselect();
-        if let Some((device, slot)) = responder.waiter.take() {
-            drop(responder);
-            device.make_ready(device.jobs.send(slot));
-        }
+        responder.rouse();
     }
     true
 }
@@ -80,10 +77,7 @@ pub(crate) fn visit(hca: &Hca, srq: u16, budget: &mut Budget) -> bool {
         };
         budget.work(cost::OBJECT);
         let Some(qp) = hca.qps.get(slot) else { continue };
-        let waiter = lock(&qp.responder).waiter.take();
-        if let Some((device, slot)) = waiter {
-            device.make_ready(device.jobs.send(slot));
-        }
+        lock(&qp.responder).rouse();
     }
     true
 }
