@@ -64,7 +64,7 @@ impl Device {
 
     /// Returns the image of the device, with which [`Self::load`] makes another one go on where this one is: it has the
     /// same state as far as the guest and its peers can tell. No thread runs this device, or another one of its network,
-    /// meanwhile. A change of memory or a reset that is under way comes to its end first.
+    /// meanwhile. A change of memory, a reset or a freeze that is under way comes to its end first.
     ///
     /// The device may go on afterwards, if the image is not used.
     pub fn save(&self) -> Vec<u8> {
@@ -231,15 +231,53 @@ impl Device {
     /// destroyed. As with [`Self::begin_memory`], [`Device::run`] goes on with it; once the device is
     /// settled, no thread touches the guest's memory.
     ///
-    /// There is nothing to do for a device that was not started since the last reset.
+    /// There is nothing to do for a device that was not started since the last reset, but to end a freeze.
     pub fn begin_reset(&self) {
         self.settle();
         if self.started.swap(false, Ordering::AcqRel) {
             lock(&self.scheduler).begin_reset();
+        } else {
+            self.hca().thaw();
         }
     }
 
-    /// Returns whether what [`Self::begin_memory`] or [`Self::begin_reset`] began last has come to its end.
+    /// Begins to freeze the device: once it [is settled](Self::is_settled), no thread reads or writes the guest's
+    /// memory, until [`Self::thaw`]. As with [`Self::begin_memory`], [`Device::run`] goes on with it; what was begun
+    /// before comes to its end now, and so does a control command under way, which gets its reply.
+    ///
+    /// A frozen device does nothing but changes: it follows [`Self::begin_memory`] and stays frozen, and a reset ends
+    /// the freeze when it has come to its end. Kicks are remembered. The guest's time stands still, so no timer fires.
+    /// Packets from other hosts wait in the inbox, and are lost when that is full. Messages of guests of the same
+    /// network wait for the thaw, without an error or a retry, and in the middle if they are under way; datagrams are
+    /// dropped, as if the guest had no receive. Events that are raised meanwhile wait as well.
+    ///
+    /// The freeze is not a part of an image: a device that takes over the state of a frozen one runs.
+    pub fn begin_freeze(&self) {
+        self.settle();
+        if !self.is_frozen() {
+            self.hca().freeze();
+            lock(&self.scheduler).begin_freeze();
+        }
+    }
+
+    /// Lets the frozen device go on where it is, in the memory that the last change of memory named: each queue is
+    /// visited, whatever kicks were lost, and messages that wait for the guest arrive. What was begun before comes to
+    /// its end now. Does nothing if the device is not frozen.
+    pub fn thaw(&self) {
+        self.settle();
+        if self.hca().thaw() {
+            visit_all(&self.guest);
+        }
+    }
+
+    /// Returns whether the device is frozen, or [`Self::begin_freeze`] has not come to its end; `false` behind
+    /// [`Self::thaw`], and behind the end of a reset.
+    pub fn is_frozen(&self) -> bool {
+        self.hca().is_frozen()
+    }
+
+    /// Returns whether what [`Self::begin_memory`], [`Self::begin_reset`] or [`Self::begin_freeze`] began last has
+    /// come to its end.
     pub fn is_settled(&self) -> bool {
         !lock(&self.scheduler).is_changing()
     }
@@ -293,8 +331,8 @@ impl Device {
     }
 
     /// Does what there is to do, `budget` messages or chunks at most, and no more than 0.2 ms of
-    /// work: what takes longer goes on with the next call. What [`Device::begin_memory`] or
-    /// [`Device::begin_reset`] began comes first.
+    /// work: what takes longer goes on with the next call. What [`Device::begin_memory`],
+    /// [`Device::begin_reset`] or [`Device::begin_freeze`] began comes first.
     ///
     /// Queues that had work are looked at again by each later call, without
     /// being kicked, until [`Device::arm`].
@@ -311,7 +349,7 @@ impl Device {
 
     /// Handles one control request outside of the control queue: the bytes that
     /// the device reads, and room for those that it writes. Returns how many it
-    /// wrote; 0 if there was no room for a status.
+    /// wrote; 0 if there was no room for a status. The device is not frozen.
     pub fn command(&self, request: &[u8], reply: &mut [u8]) -> usize {
         lock(&self.scheduler).forget_watches();
         lock(&self.guest.control).command(self.hca(), request, reply)

@@ -20,7 +20,7 @@
 //! * `qp`: states, attributes and the two halves of queue pairs
 //! * `transport`: how a message reaches its QP: requester, responder, datagrams, XRC, RNR
 //! * `control`: the control queue and its table of commands, with a file for each object
-//! * `schedule`: which queue a guest's thread visits next: a round, busy polling, reset
+//! * `schedule`: which queue a guest's thread visits next: a round, busy polling, reset, freeze
 //! * [`Device`], [`Fabric`] and what they are made with: the face of the engine
 //!
 //! # Concurrency
@@ -34,6 +34,9 @@
 //! most, which is bounded in messages and bytes, and not while the control queue
 //! is visited or a change of memory or a reset goes on, so these wait for a bounded
 //! time, and never for themselves.
+//!
+//! A thread that is not the guest's own touches the guest's memory with one of these locks held, and looks behind the
+//! lock whether the guest is frozen.
 //!
 //! # Hostile guests
 //! What a guest wrote is copied once, then checked. Nothing that a guest, or a peer, writes makes

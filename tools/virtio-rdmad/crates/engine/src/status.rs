@@ -10,8 +10,9 @@ use crate::base::quota::Quota;
 use crate::base::sync::lock;
 use crate::qp::state::QpState;
 use crate::queue::srq::Srq;
+use crate::queue::work_queue::WorkQueue;
 use crate::schedule::guest::Guest;
-use crate::transport::hca::Qp;
+use crate::transport::hca::{Hca, Qp};
 
 /// What a device tells of one QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub struct QpStatus {
     pub dest_qpn: Option<u32>,
     /// The peer's GID, if connected.
     pub dest_gid: Option<Gid>,
-    /// Send work requests that the device has yet to take.
+    /// Send work requests that the device has yet to take; 0 while the device is frozen.
     pub sends: u16,
     /// Receive work requests likewise.
     pub receives: u16,
@@ -37,7 +38,7 @@ pub struct QpStatus {
 pub struct SrqStatus {
     /// Its number.
     pub srqn: u32,
-    /// Work requests that the device has yet to take.
+    /// Work requests that the device has yet to take; 0 while the device is frozen.
     pub receives: u32,
     /// The most that it holds.
     pub max_wr: u32,
@@ -95,11 +96,11 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
         limits: hca.limits.clone(),
         quota: hca.quota(),
         gids,
-        qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(slot, qp)).collect(),
+        qps: hca.qps.iter().filter_map(|(slot, qp)| of_qp(hca, slot, qp)).collect(),
         srqs: hca
             .srqs
             .iter()
-            .filter_map(|(slot, srq)| Some(of_srq(slot, lock(srq).as_ref()?)))
+            .filter_map(|(slot, srq)| Some(of_srq(hca, slot, lock(srq).as_ref()?)))
             .collect(),
         cqs: hca.cqs.iter().filter(|(_, cq)| lock(cq).is_live()).count(),
         mrs,
@@ -110,10 +111,10 @@ pub(crate) fn of_guest(guest: &Guest, started: bool) -> DeviceStatus {
     }
 }
 
-fn of_srq(slot: u16, srq: &Srq) -> SrqStatus {
+fn of_srq(hca: &Hca, slot: u16, srq: &Srq) -> SrqStatus {
     SrqStatus {
         srqn: u32::from(slot) + 1,
-        receives: srq.left(),
+        receives: if hca.is_frozen() { 0 } else { srq.left() },
         max_wr: srq.max_wr(),
         limit: srq.limit(),
         qps: u32::try_from(srq.users.len()).unwrap_or(u32::MAX),
@@ -121,8 +122,10 @@ fn of_srq(slot: u16, srq: &Srq) -> SrqStatus {
     }
 }
 
-fn of_qp(slot: u16, qp: &Qp) -> Option<QpStatus> {
-    let sends = lock(&qp.requester).queue.waiting();
+fn of_qp(hca: &Hca, slot: u16, qp: &Qp) -> Option<QpStatus> {
+    // Rings are in the guest's memory.
+    let waiting = |queue: &WorkQueue| if hca.is_frozen() { 0 } else { queue.waiting() };
+    let sends = waiting(&lock(&qp.requester).queue);
     let responder = lock(&qp.responder);
     let kind = responder.config?.wq.kind;
     let state = qp.state();
@@ -141,6 +144,6 @@ fn of_qp(slot: u16, qp: &Qp) -> Option<QpStatus> {
         dest_qpn: peer.then_some(responder.attr.dest_qp_num),
         dest_gid: peer.then_some(responder.attr.ah_attr.grh.dgid),
         sends,
-        receives: responder.queue.waiting(),
+        receives: waiting(&responder.queue),
     })
 }

@@ -11,6 +11,7 @@ pub(crate) mod counted;
 pub(crate) mod counters;
 pub(crate) mod features;
 pub(crate) mod gate;
+pub(crate) mod guest_clock;
 pub(crate) mod host;
 pub(crate) mod identity;
 pub(crate) mod image;

@@ -238,7 +238,7 @@ pub(crate) struct Responder<D> {
     pub has_receive: bool,
     /// The receive that a message goes into, or will.
     pub receive: ReceiveWqe,
-    /// The requester that waits for a receive: its device and place.
+    /// The requester that waits, for a receive or until this device is not frozen any more: its device and place.
     pub waiter: Option<(Arc<D>, u16)>,
     /// Whether a message has come since RTR.
     pub established: bool,

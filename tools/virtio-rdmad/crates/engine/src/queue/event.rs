@@ -60,12 +60,11 @@ impl Events {
         Ok(())
     }
 
-    /// Raises an event.
-    pub fn raise(&mut self, event: Event, stats: &Stats) {
+    /// Raises an event, which waits to be delivered.
+    pub fn raise(&mut self, event: Event) {
         if self.known.insert(event) {
             self.waiting.push_back(event);
         }
-        self.deliver(stats);
     }
 
     /// Writes waiting events into the buffers that are there, [`MOST`] at a time; how many buffers it

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! What concerns all that a guest has: a change of its memory, and a reset. Either goes on over as
+//! What concerns all that a guest has: a change of its memory, a reset, and a freeze. Each goes on over as
 //! many visits as it takes, object by object.
 //!
 //! Until it has come to its end, the guest's own thread does nothing else for the guest. Peers go on
 //! meanwhile, and find each object as it was or as it is to be.
 
+use super::freeze::Freeze;
 use super::guest::Guest;
 use super::remap::Remap;
 use super::reset::Reset;
@@ -18,6 +19,8 @@ pub(crate) enum Change {
     Memory(Box<Remap>),
     /// Everything that the guest made ends.
     Reset(Reset),
+    /// The guest's memory is not touched any more.
+    Freeze(Freeze),
 }
 
 impl Change {
@@ -27,6 +30,7 @@ impl Change {
             let step = match self {
                 Self::Memory(remap) => remap.step(guest, budget),
                 Self::Reset(reset) => reset.step(guest, budget),
+                Self::Freeze(freeze) => freeze.step(guest, budget),
             };
             match step {
                 Step::Done => return true,

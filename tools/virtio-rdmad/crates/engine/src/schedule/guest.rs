@@ -55,6 +55,8 @@ impl Guest {
             Queue::Control => lock(&self.control).visit(hca, &mut round.budget),
             Queue::Completion(cq) => {
                 let more = fail_users_of_cq(hca, cq, &mut round.budget);
+                // CQEs that came right before the guest was frozen may be unannounced.
+                hca.announce(cq);
                 hca.release_event(cq);
                 parked_unless(more)
             }

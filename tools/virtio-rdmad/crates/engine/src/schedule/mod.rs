@@ -5,6 +5,7 @@
 pub(crate) mod busy_poll;
 pub(crate) mod change;
 pub(crate) mod doorbell;
+mod freeze;
 pub(crate) mod guest;
 pub(crate) mod remap;
 pub(crate) mod reset;

@@ -189,4 +189,5 @@ fn end_rest(guest: &Guest) {
     lock(&hca.inbox).clear();
     lock(&hca.timers).clear();
     hca.clear_needs_reset();
+    hca.thaw();
 }

@@ -11,6 +11,7 @@ use memory::GuestMemory;
 
 use super::busy_poll::BusyPoll;
 use super::change::Change;
+use super::freeze::Freeze;
 use super::guest::Guest;
 use super::remap::Remap;
 use super::reset::Reset;
@@ -103,12 +104,17 @@ impl Scheduler {
         self.change = Some(Change::Reset(Reset::new()));
     }
 
-    /// Returns whether a change of memory or a reset is under way.
+    /// Begins to freeze the guest.
+    pub fn begin_freeze(&mut self) {
+        self.change = Some(Change::Freeze(Freeze::new()));
+    }
+
+    /// Returns whether a change of memory, a reset or a freeze is under way.
     pub fn is_changing(&self) -> bool {
         self.change.is_some()
     }
 
-    /// Takes the change of memory or the reset that is under way, to bring it to its end.
+    /// Takes the change that is under way, to bring it to its end.
     pub fn take_change(&mut self) -> Option<Change> {
         self.change.take()
     }
@@ -128,6 +134,9 @@ impl Scheduler {
             hca.stats.add(Counter::Work, round.finish(hca));
             return Next::Busy;
         }
+        if hca.is_frozen() {
+            return Next::Idle;
+        }
         let is_late = self.expire(guest, &mut round.budget);
         round.batch.completions = std::mem::take(&mut self.room);
         round.outbox = std::mem::take(&mut self.outbox);
@@ -138,7 +147,8 @@ impl Scheduler {
         if worked || is_late || !self.active.is_empty() || !hca.ready.is_empty() {
             return Next::Busy;
         }
-        lock(&hca.timers).next().map_or(Next::Idle, Next::At)
+        let next = lock(&hca.timers).next();
+        next.map_or(Next::Idle, |time| Next::At(hca.in_network(time)))
     }
 
     /// Makes queues ready whose time has come; whether some are left for the next round.
@@ -237,6 +247,9 @@ impl Scheduler {
     /// Asks for kicks of the queues that are busy-polled, a part of them at a time; whether work has
     /// come meanwhile, or such queues are left.
     pub fn arm(&mut self, guest: &Guest) -> bool {
+        if self.change.is_none() && guest.hca.is_frozen() {
+            return false;
+        }
         let mut more = false;
         for _ in 0..MOST_ARMED {
             let Some(number) = self.busy_poll.any() else { break };

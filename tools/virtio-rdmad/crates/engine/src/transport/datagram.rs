@@ -233,8 +233,9 @@ impl Datagram<'_> {
             to.hca.stats.add(Counter::DropQkey, 1);
             return Err(Counter::DropQkey);
         }
-        // The sender does not wait for a receive.
-        if to.take_receive(false).is_err() {
+        // The sender does not wait for a receive, and not for a guest that is frozen: what it sends next may be
+        // for others.
+        if to.hca.is_frozen() || to.take_receive(false).is_err() {
             return Err(Counter::DropNoReceive);
         }
         let len = GRH_LEN as u64 + self.total;

@@ -19,6 +19,7 @@ use super::network::Network;
 use crate::base::address::Address;
 use crate::base::counters::{Counter, Stats};
 use crate::base::features::Features;
+use crate::base::guest_clock::GuestClock;
 use crate::base::host::{Clock, Incident, Wake};
 use crate::base::identity::Identity;
 use crate::base::limits::Limits;
@@ -34,7 +35,7 @@ use crate::qp::halves;
 use crate::qp::held::HoldQuota;
 use crate::queue::cq::{Cq, Cqe};
 use crate::queue::cq_ring::Due;
-use crate::queue::event::{asynchronous, completion, Events};
+use crate::queue::event::{asynchronous, completion, Event, Events};
 use crate::queue::inbox::Inbox;
 use crate::queue::srq::Srq;
 
@@ -101,6 +102,9 @@ pub(crate) struct Hca {
     pub cqs: Table<Mutex<Cq>>,
     /// QPs by place: their number less one.
     pub qps: Table<Qp>,
+    /// The time of the guest, which stands still while the device is frozen. Each message of a peer reads that, in the
+    /// cache line of `qps`.
+    clock: GuestClock,
     /// SRQs by place: their number less one.
     pub srqs: Table<Mutex<Option<Srq>>>,
     /// Regions and windows by key.
@@ -141,9 +145,9 @@ impl Hca {
             message_limit: RateLimit::new(quota.message_rate, network.clock().now()),
             quota: Mutex::new(quota),
             hold_quota: HoldQuota::default(),
-            network,
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
             qps: Table::new(limits.max_qp.max(limits.ring_qp)),
+            clock: GuestClock::new(network.clock()),
             srqs: Table::new(limits.max_srq),
             keys: RwLock::new(KeyTable::default()),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
@@ -154,13 +158,38 @@ impl Hca {
             ready: ReadySet::new(jobs.count()),
             wake,
             needs_reset: AtomicBool::new(false),
+            network,
             limits,
         }
     }
 
-    /// Returns the clock.
+    /// Returns the clock of the guest.
     pub fn clock(&self) -> &dyn Clock {
-        self.network.clock()
+        &self.clock
+    }
+
+    /// Returns when the clock of the network shows what that of the guest shows at `time`.
+    pub fn in_network(&self, time: Instant) -> Instant {
+        self.clock.in_network(time)
+    }
+
+    /// Returns whether the guest's memory may not be touched. Other threads than the guest's own ask this when they
+    /// have locked what guards that memory: a half of a QP, an SRQ, a CQ or a queue of events. The device is frozen once
+    /// its own thread has had each of these locks after [`Self::freeze`].
+    #[inline]
+    pub fn is_frozen(&self) -> bool {
+        self.clock.is_stopped()
+    }
+
+    /// Has threads that take a lock from now on find that the guest is frozen. Own thread only.
+    pub fn freeze(&self) {
+        self.clock.stop();
+    }
+
+    /// Ends what [`Self::freeze`] began; whether the guest was frozen. Own thread only, which has each queue visited
+    /// behind this.
+    pub fn thaw(&self) -> bool {
+        self.clock.start()
     }
 
     /// Returns the place of a QP number, if there was ever a QP of that number.
@@ -339,7 +368,7 @@ impl Hca {
     /// Raises an event of an object.
     pub fn raise(&self, event: u32, handle: u32) {
         self.stats.add(Counter::Events, 1);
-        lock(&self.events).raise(asynchronous(event, handle), &self.stats);
+        self.post_event(&self.events, asynchronous(event, handle));
         let incident = match event {
             VIRTIO_RDMA_EVENT_QP_FATAL
             | VIRTIO_RDMA_EVENT_QP_REQ_ERR
@@ -377,10 +406,16 @@ impl Hca {
         self.make_ready(self.jobs.completion(cq));
     }
 
-    /// Tells the guest of completions that were placed, if it wants to know.
+    /// Tells the guest of completions that were placed, if it wants to know. A guest that is frozen is told when it is
+    /// not any more: its own thread does this for each CQ then.
     pub fn announce(&self, cq: u16) {
         let Some(place) = self.cqs.get(cq) else { return };
-        let due = lock(place).take_event(self.clock());
+        let mut place = lock(place);
+        if self.is_frozen() {
+            return;
+        }
+        let due = place.take_event(self.clock());
+        drop(place);
         match due {
             Due::No => {}
             Due::Now(vector) => self.raise_completion(cq, vector),
@@ -409,7 +444,16 @@ impl Hca {
     fn raise_completion(&self, cq: u16, vector: u16) {
         if let Some(events) = self.completion_events.get(usize::from(vector)) {
             self.stats.add(Counter::CompletionEvents, 1);
-            lock(events).raise(completion(cq.into()), &self.stats);
+            self.post_event(events, completion(cq.into()));
+        }
+    }
+
+    /// Raises an event in a queue. That of a guest that is frozen waits there until it is not any more.
+    fn post_event(&self, events: &Mutex<Events>, event: Event) {
+        let mut events = lock(events);
+        events.raise(event);
+        if !self.is_frozen() {
+            events.deliver(&self.stats);
         }
     }
 }

@@ -35,8 +35,17 @@ fn look_up_peer(hca: &Arc<Hca>, requester: &mut Requester, generation: u64) -> O
     Some(Peer { device, slot, generation })
 }
 
-/// Locks the responder of the other end; `None` if there is no QP that is ready to receive, is
-/// connected to the QP in place `slot`, of this type, and expects its message.
+/// Why a message does not get to the responder of the other end.
+pub(crate) enum NoResponder {
+    /// There is no QP that is ready to receive, is connected to the requester's, and expects its message.
+    Absent,
+    /// The guest of the other end is frozen. Its thread has the requester visited when it is not any more, or when
+    /// the connection ends.
+    Frozen,
+}
+
+/// Locks the responder of the other end, if it is ready to receive, is connected to the QP in place `slot`,
+/// of this type, and expects its message.
 #[inline(always)]
 pub(crate) fn lock_responder<'a>(
     hca: &Arc<Hca>,
@@ -44,19 +53,26 @@ pub(crate) fn lock_responder<'a>(
     kind: QpType,
     requester: &Requester,
     peer: &'a Peer,
-) -> Option<MutexGuard<'a, Responder>> {
-    let remote = peer.device.qps.get(peer.slot)?;
+) -> Result<MutexGuard<'a, Responder>, NoResponder> {
+    let remote = peer.device.qps.get(peer.slot).ok_or(NoResponder::Absent)?;
     let mut responder = lock(&remote.responder);
     let dgid = &requester.attr.ah_attr.grh.dgid;
     let own = u32::from(slot) + 1;
     if !remote.state().receives() || !responder.is_connected_to(kind, &requester.source, own, dgid)
     {
-        return None;
+        return Err(NoResponder::Absent);
     }
-    if !responder.partner.is(hca.identity.id()) || !expects(&mut responder, requester, kind) {
-        return None;
+    if !responder.partner.is(hca.identity.id()) {
+        return Err(NoResponder::Absent);
     }
-    Some(responder)
+    if peer.device.is_frozen() {
+        responder.waiter = Some((Arc::clone(hca), slot));
+        return Err(NoResponder::Frozen);
+    }
+    if !expects(&mut responder, requester, kind) {
+        return Err(NoResponder::Absent);
+    }
+    Ok(responder)
 }
 
 /// Returns whether the message under way is the one that the responder expects, by its PSN. On a

@@ -61,8 +61,8 @@ impl<D> Network<D> {
     }
 
     /// Returns the clock of all devices.
-    pub fn clock(&self) -> &dyn Clock {
-        &*self.clock
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
     }
 
     /// Returns the way to other hosts, if there is one.

@@ -18,7 +18,7 @@ use abi::{
 use super::datagram;
 use super::failure::fail_requester;
 use super::hca::{Hca, Peer, Requester, Responder};
-use super::local::{deliver, find_peer, lock_responder};
+use super::local::{deliver, find_peer, lock_responder, NoResponder};
 use super::message::{Message, Nak};
 use super::receive::Receiver;
 use super::responder::{offers, Arrival};
@@ -359,8 +359,11 @@ impl Sender<'_> {
     ) -> Result<Step, Nak> {
         let kind = self.config.wq.kind;
         let is_limited = self.hca.message_limit.rate().is_some();
-        let mut responder =
-            lock_responder(self.hca, self.slot, kind, requester, peer).ok_or(Nak::Unreachable)?;
+        let mut responder = match lock_responder(self.hca, self.slot, kind, requester, peer) {
+            Ok(responder) => responder,
+            Err(NoResponder::Absent) => return Err(Nak::Unreachable),
+            Err(NoResponder::Frozen) => return Ok(self.park(requester)),
+        };
         let end = loop {
             requester.asks_again = rnr::asks_again(self.hca, requester);
             if let Err(nak) = self.ask(requester, peer, &mut responder, local, len, round) {
@@ -448,6 +451,16 @@ impl Sender<'_> {
         None
     }
 
+    /// Has the work request under way wait for a guest that is frozen, for as long as that takes. It has all of its
+    /// retries afterwards, as if its last chunk had just been answered.
+    #[cold]
+    fn park(&self, requester: &mut Requester) -> Step {
+        self.stop_waiting(requester);
+        requester.retry_left = requester.attr.retry_cnt;
+        requester.rnr_left = requester.attr.rnr_retry;
+        Step::Wait
+    }
+
     /// Drops a message of an unreliable connection that the peer did not take. Nobody tells
     /// the sender (IBA 9.8.2.2): it completes with success.
     fn drop_unreliable(&self, nak: Nak) -> Step {
@@ -458,7 +471,7 @@ impl Sender<'_> {
     }
 
     /// Waits for a peer that is gone, or not there yet, and tries again later, as often as the
-    /// QP's attributes say.
+    /// QP's attributes say. A guest that is frozen cannot make its QP ready, so its time does not count.
     fn no_answer(&self, requester: &mut Requester) -> Step {
         let hca = self.hca;
         if let Wait::Answer(deadline) = requester.wait {
@@ -467,6 +480,7 @@ impl Sender<'_> {
                 // Something had the queue visited before its time.
                 None => return Step::Wait,
                 Some(deadline) if now < deadline => return Step::Wait,
+                Some(_) if requester.peer.as_ref().is_some_and(|peer| peer.device.is_frozen()) => {}
                 Some(_) if requester.retry_left == 0 => {
                     return Step::End(VIRTIO_RDMA_WC_RETRY_EXC_ERR);
                 }

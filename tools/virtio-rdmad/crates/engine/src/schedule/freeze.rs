@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! A freeze: the guest's memory is not touched any more.
+//!
+//! The guest is marked as frozen before this begins. A thread of a peer, or one that asks for the status, touches the
+//! guest's memory with a lock held, and looks for the mark behind each lock that it takes. So the guest's own thread
+//! takes each of these locks once: whoever had it is out of the guest's memory then, and whoever takes it later finds
+//! the mark.
+
+use super::guest::Guest;
+use super::step::{number, Step};
+use crate::base::budget::{cost, Budget};
+use crate::base::sync::lock;
+
+/// What a freeze takes the locks of, in this order.
+#[derive(Clone, Copy)]
+enum Guard {
+    /// The request of the control queue that is under way, which comes to its end.
+    Request,
+    /// Both halves of each QP. A peer receives with that of the responder held: it takes receives, copies data, and
+    /// places CQEs.
+    Qps,
+    /// SRQs, which the status is asked of.
+    Srqs,
+    /// CQs, of which a peer tells the guest without a half of a QP.
+    Cqs,
+    /// The queues of events, likewise.
+    Events,
+}
+
+/// A freeze that is under way.
+pub(crate) struct Freeze {
+    what: Guard,
+    /// The number of the object of that kind that comes next.
+    at: u32,
+}
+
+impl Freeze {
+    /// Begins to freeze a guest that is marked as frozen.
+    pub fn new() -> Self {
+        Self { what: Guard::Request, at: 0 }
+    }
+
+    /// Does one step.
+    pub fn step(&mut self, guest: &Guest, budget: &mut Budget) -> Step {
+        let hca = &guest.hca;
+        match self.what {
+            Guard::Request => {
+                if lock(&guest.control).go_on(hca, budget) {
+                    self.next(Guard::Qps)
+                } else {
+                    Step::Wait
+                }
+            }
+            Guard::Qps => self.pass_each(budget, hca.qps.len(), Guard::Srqs, |slot| {
+                let qp = hca.qps.get(slot)?;
+                drop(lock(&qp.requester));
+                drop(lock(&qp.responder));
+                Some(())
+            }),
+            Guard::Srqs => self.pass_each(budget, hca.srqs.len(), Guard::Cqs, |slot| {
+                hca.srqs.get(slot).map(|srq| drop(lock(srq)))
+            }),
+            Guard::Cqs => self.pass_each(budget, hca.cqs.len(), Guard::Events, |cq| {
+                hca.cqs.get(cq).map(|cq| drop(lock(cq)))
+            }),
+            Guard::Events => {
+                for events in hca.completion_events.iter().chain([&hca.events]) {
+                    drop(lock(events));
+                }
+                Step::Done
+            }
+        }
+    }
+
+    /// Goes on with locks of another kind.
+    fn next(&mut self, what: Guard) -> Step {
+        (self.what, self.at) = (what, 0);
+        Step::More
+    }
+
+    /// Has `pass` take and release the lock of the next of `count` objects, if there is an object of that number.
+    /// Behind these come those of `next`.
+    fn pass_each(
+        &mut self,
+        budget: &mut Budget,
+        count: u16,
+        next: Guard,
+        pass: impl FnOnce(u16) -> Option<()>,
+    ) -> Step {
+        let Some(at) = number(self.at, count) else { return self.next(next) };
+        budget.work(if pass(at).is_some() { cost::OBJECT } else { cost::LOOK });
+        self.at += 1;
+        Step::More
+    }
+}
