@@ -527,6 +527,40 @@ impl Guest {
         panic!("the device never rests");
     }
 
+    /// Runs the device until a change that has begun comes to its end.
+    pub fn end_change(&self) {
+        for _ in 0..1_000_000 {
+            if self.device.is_settled() {
+                return;
+            }
+            self.turn();
+        }
+        panic!("the change never ends");
+    }
+
+    /// Freezes the device.
+    pub fn freeze(&self) {
+        self.device.begin_freeze();
+        self.end_change();
+        assert!(self.device.is_frozen());
+    }
+
+    /// Returns all bytes of the guest's memory but those of [`EXTRA`].
+    pub fn all_bytes(&self) -> Vec<u8> {
+        self.bytes(0, self.setup.memory as usize)
+    }
+
+    /// Has the guest go on in a copy of its memory, without what is in [`EXTRA`]. Returns the memory of before.
+    pub fn move_memory(&mut self) -> GuestMemory {
+        let copy = GuestMemory::anonymous(&[(0, self.setup.memory), EXTRA]).unwrap();
+        for (addr, page) in pages_in_use(&self.all_bytes()) {
+            copy.write(addr, page).unwrap();
+        }
+        self.device.begin_memory(&copy);
+        self.end_change();
+        std::mem::replace(&mut self.memory, copy)
+    }
+
     /// Returns how many buffers of a queue the guest has taken so far.
     pub fn used_so_far(&self, queue: u16) -> u16 {
         self.queues[usize::from(queue)].seen
@@ -1231,6 +1265,13 @@ impl Guest {
         self.memory.read(addr, &mut bytes).unwrap();
         bytes
     }
+}
+
+/// Returns the pages that are not all zeros, with their addresses.
+pub fn pages_in_use(bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    const PAGE: usize = 4096;
+    let pages = (0..).step_by(PAGE).zip(bytes.chunks(PAGE));
+    pages.filter(|(_, page)| *page != &[0; PAGE][..page.len()])
 }
 
 /// Returns the address of the completion event of a buffer.

@@ -15,6 +15,7 @@ mod driver;
 mod fast_reg;
 mod floods;
 mod flush;
+mod freeze;
 mod golden_images;
 mod hostile;
 mod image;

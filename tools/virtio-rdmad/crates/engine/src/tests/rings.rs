@@ -302,12 +302,7 @@ fn a_polled_ring_is_found_after_a_change_of_memory() {
         pair.a.awake = true;
         for _ in 0..4 {
             write_and_complete(&mut pair, a.qpn, 3);
-            let mut bytes = vec![0; pair.a.setup.memory as usize];
-            pair.a.memory.read(0, &mut bytes).unwrap();
-            let new = GuestMemory::anonymous(&[(0, pair.a.setup.memory), EXTRA]).unwrap();
-            new.write(0, &bytes).unwrap();
-            pair.a.device.set_memory(&new);
-            pair.a.memory = new;
+            pair.a.move_memory();
         }
     });
 }

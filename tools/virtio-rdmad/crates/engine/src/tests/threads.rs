@@ -154,6 +154,86 @@ pub fn a_guest_comes_and_goes_under_traffic() {
     other.join().unwrap();
 }
 
+/// A guest is frozen, and goes on in a copy of its memory, again and again, while a peer in a thread of its own sends
+/// without end. Nothing is written to memory while it is frozen, nor to memory that was left, and all that the peer
+/// sends arrives.
+#[test]
+pub fn a_guest_moves_under_traffic() {
+    moves_under_traffic();
+    with_rings(moves_under_traffic);
+}
+
+fn moves_under_traffic() {
+    let (pair, _) = pair_of_threads();
+    let Pair { mut a, mut b, ends, clock, .. } = pair;
+    let is_over = Arc::new(AtomicU32::new(0));
+    let ends_when = Arc::clone(&is_over);
+    let sender = thread::spawn(move || {
+        let end = ends[0];
+        let mut sent = 0;
+        while ends_when.load(Ordering::Acquire) == 0 {
+            a.memory.write(DATA, &[sent as u8; LEN]).unwrap();
+            let part = [sge(DATA, LEN as u32, end.key)];
+            a.post_send(end.qpn, &Send::new(sent, VIRTIO_RDMA_WR_SEND, &part));
+            let cqe = loop {
+                let next = a.device.run(64);
+                a.clock.end_pause(next);
+                if let Some(cqe) = a.poll(end.cqn) {
+                    break cqe;
+                }
+                thread::yield_now();
+            };
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (sent, VIRTIO_RDMA_WC_SUCCESS));
+            sent += 1;
+        }
+        sent
+    });
+    let end = ends[1];
+    let mut received = 0;
+    let take = |b: &mut Guest, received: &mut u64| {
+        while let Some(cqe) = b.poll(end.cqn) {
+            assert_eq!((cqe.wr_id, u32::from(cqe.status)), (*received, VIRTIO_RDMA_WC_SUCCESS));
+            let place = DATA + *received % 8 * LEN as u64;
+            assert!(b.bytes(place, LEN) == [*received as u8; LEN], "message {received}");
+            let part = [sge(place, LEN as u32, end.key)];
+            b.post_recv(end.qpn, *received + 8, &part);
+            *received += 1;
+        }
+    };
+    for number in 0..8 {
+        let part = [sge(DATA + number * LEN as u64, LEN as u32, end.key)];
+        b.post_recv(end.qpn, number, &part);
+    }
+    for _ in 0..20 {
+        let before = received;
+        while received < before + 20 {
+            b.arm_cq(end.cqn, VIRTIO_RDMA_NOTIFY_NEXT_COMPLETION).unwrap();
+            b.device.run(64);
+            take(&mut b, &mut received);
+            b.cq_signals(end.cqn);
+        }
+        b.freeze();
+        let found = b.all_bytes();
+        (0..10).for_each(|_| thread::yield_now());
+        let old = b.move_memory();
+        assert!(b.all_bytes() == found, "memory changes while it is copied");
+        b.device.thaw();
+        b.device.run(64);
+        let mut bytes = vec![0; b.setup.memory as usize];
+        old.read(0, &mut bytes).unwrap();
+        assert!(bytes == found[..bytes.len()], "the memory of before is written");
+    }
+    is_over.store(1, Ordering::Release);
+    while !sender.is_finished() {
+        let next = b.device.run(64);
+        clock.end_pause(next);
+        take(&mut b, &mut received);
+    }
+    b.run();
+    take(&mut b, &mut received);
+    assert_eq!(sender.join().unwrap(), received);
+}
+
 /// A query of the status of a device and the commands of its guest take the same locks. Neither waits for
 /// the other without an end.
 #[test]

@@ -37,12 +37,32 @@ impl Plan {
         let queues = queues(dice, &guests, &mut ends);
         Self { guests, links, ends, queues }
     }
+
+    /// Has devices frozen now and then, if all guests keep their addresses.
+    pub fn with_freezes(mut self, seed: u64) -> Self {
+        let dice = &mut Dice::new(seed ^ 0x6672_6565);
+        if self.guests.iter().any(|guest| !guest.absences.is_empty()) {
+            return self;
+        }
+        for guest in &mut self.guests {
+            let mut time = 0;
+            for _ in 0..dice.pick(&[0, 0, 1, 1, 3]) {
+                let from = time + 1 + dice.below(200_000);
+                let most = dice.pick(&[10_000, 1_000_000, 50_000_000, 5_000_000_000]);
+                let until = from + 1 + dice.below(most);
+                guest.freezes.push(Freeze { from, until, is_moved: dice.happens(700) });
+                time = until;
+            }
+        }
+        self
+    }
 }
 
 /// Returns the guest of this number, on a host of its own.
 pub fn guest(dice: &mut Dice, number: usize) -> GuestPlan {
     let has_rings = !dice.happens(200);
-    GuestPlan { host: number, address: number, absences: Vec::new(), has_rings }
+    let (absences, freezes) = (Vec::new(), Vec::new());
+    GuestPlan { host: number, address: number, absences, freezes, has_rings }
 }
 
 /// Has some guests lose their addresses for a while.

@@ -144,6 +144,14 @@ impl Hosts {
         reload(&mut guests, &self.fabrics[host]);
     }
 
+    /// Has each guest do a part of what it has to do.
+    pub fn run_some(&self, dice: &mut Dice) {
+        for _ in 0..dice.below(8) {
+            let guest = &self.guests[dice.below(self.guests.len() as u64) as usize];
+            guest.device.run(1 + dice.below(2) as u32);
+        }
+    }
+
     /// Loads images of the guests into devices, with some bytes changed, and runs those that are not refused. None of this
     /// may panic, or take long. The guests' memory is of no use afterwards.
     pub fn load_damaged(&self, dice: &mut Dice) -> [usize; 2] {

@@ -26,6 +26,8 @@ use model::Verdict;
 use plan::Plan;
 use world::World;
 
+use crate::tests::driver::without_upgrades;
+
 /// The schedules that run if nothing else is said.
 const USUAL: Range<u64> = 0..1000;
 
@@ -66,6 +68,18 @@ fn each(run: impl Fn(u64, bool) -> Verdict) {
 fn reliable_connections_keep_their_guarantees() {
     each(|seed, tells| {
         let plan = Plan::new(seed);
+        if tells {
+            println!("{plan:#?}");
+        }
+        World::new(seed, plan, tells).run()
+    });
+}
+
+#[test]
+fn freezes_of_guests_change_nothing_for_reliable_connections() {
+    without_upgrades();
+    each(|seed, tells| {
+        let plan = Plan::new(seed).with_freezes(seed);
         if tells {
             println!("{plan:#?}");
         }

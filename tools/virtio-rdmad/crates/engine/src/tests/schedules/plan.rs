@@ -111,6 +111,15 @@ pub struct Place {
     pub has_key: bool,
 }
 
+/// A time in which a device is frozen.
+#[derive(Clone, Copy, Debug)]
+pub struct Freeze {
+    pub from: u64,
+    pub until: u64,
+    /// Whether the guest goes on in a copy of its memory.
+    pub is_moved: bool,
+}
+
 /// A guest.
 #[derive(Clone, Debug)]
 pub struct GuestPlan {
@@ -120,6 +129,8 @@ pub struct GuestPlan {
     pub address: usize,
     /// From when until when it does not have its address: from 0 on, if it takes over that of another.
     pub absences: Vec<(u64, u64)>,
+    /// When its device is frozen, from the first on.
+    pub freezes: Vec<Freeze>,
     /// Whether its driver knows VIRTIO_RDMA_F_RINGS. Without, it has virtqueues, and none of the following:
     /// SRQs, XRC, FLUSH, ATOMIC WRITE and inline data.
     pub has_rings: bool,
@@ -134,16 +145,33 @@ impl GuestPlan {
     /// Returns how many tries may have been in vain between two times because the address was away, each of
     /// which takes so long: one may have been under way at the beginning, and one at the end.
     pub fn tries_in_vain(&self, since: u64, now: u64, answer: u64) -> usize {
-        let absences =
-            self.absences.iter().map(|(from, until)| (since.max(*from), now.min(*until)));
-        let tries = absences.filter(|(from, until)| from < until);
-        tries.map(|(from, until)| (until - from) as usize / answer as usize + 2).sum()
+        tries(self.absences.iter().copied(), since, now, answer)
+    }
+
+    /// Returns how many tries of a peer on another host may have been in vain because the device was frozen,
+    /// likewise.
+    pub fn tries_while_frozen(&self, since: u64, now: u64, answer: u64) -> usize {
+        tries(self.freezes.iter().map(|freeze| (freeze.from, freeze.until)), since, now, answer)
+    }
+
+    /// Returns the latest time at which what happened at a time or later may have been seen, by the guest itself: it
+    /// sees what comes while it is frozen afterwards.
+    pub fn seen_since(&self, since: u64) -> u64 {
+        let is_in_it = |freeze: &&Freeze| freeze.from < since && since <= freeze.until;
+        self.freezes.iter().find(is_in_it).map_or(since, |freeze| freeze.from)
     }
 
     /// Returns whether it is without its address between two times.
     pub fn is_away(&self, since: u64, now: u64) -> bool {
         self.absences.iter().any(|(from, until)| *from < since && now < *until)
     }
+}
+
+/// Returns how many tries that take so long may lie in these times, between two others.
+fn tries(times: impl Iterator<Item = (u64, u64)>, since: u64, now: u64, answer: u64) -> usize {
+    let times = times.map(|(from, until)| (since.max(from), now.min(until)));
+    let times = times.filter(|(from, until)| from < until);
+    times.map(|(from, until)| (until - from) as usize / answer as usize + 2).sum()
 }
 
 /// What kind of QP an end has.
