@@ -6,6 +6,7 @@
 //! What peers touch is under locks of its own, of which a thread holds one of a kind (see the crate's
 //! contract of concurrency).
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
@@ -57,6 +58,24 @@ impl Responder {
     }
 }
 
+/// The QPs of an HCA, and the time of the guest, which stands still while the device is frozen. Each message of a peer
+/// finds its QP and asks whether the device is frozen, so both are in one cache line.
+#[repr(align(64))]
+pub(crate) struct Qps {
+    table: Table<Qp>,
+    clock: GuestClock,
+}
+
+const _: () = assert!(size_of::<Qps>() == 64, "it is one cache line");
+
+impl Deref for Qps {
+    type Target = Table<Qp>;
+
+    fn deref(&self) -> &Table<Qp> {
+        &self.table
+    }
+}
+
 /// An entry of the GID table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct GidEntry {
@@ -101,10 +120,7 @@ pub(crate) struct Hca {
     /// CQs by number.
     pub cqs: Table<Mutex<Cq>>,
     /// QPs by place: their number less one.
-    pub qps: Table<Qp>,
-    /// The time of the guest, which stands still while the device is frozen. Each message of a peer reads that, in the
-    /// cache line of `qps`.
-    clock: GuestClock,
+    pub qps: Qps,
     /// SRQs by place: their number less one.
     pub srqs: Table<Mutex<Option<Srq>>>,
     /// Regions and windows by key.
@@ -146,8 +162,10 @@ impl Hca {
             quota: Mutex::new(quota),
             hold_quota: HoldQuota::default(),
             cqs: Table::new(limits.max_cq.max(limits.ring_cq)),
-            qps: Table::new(limits.max_qp.max(limits.ring_qp)),
-            clock: GuestClock::new(network.clock()),
+            qps: Qps {
+                table: Table::new(limits.max_qp.max(limits.ring_qp)),
+                clock: GuestClock::new(network.clock()),
+            },
             srqs: Table::new(limits.max_srq),
             keys: RwLock::new(KeyTable::default()),
             gids: Mutex::new(vec![None; limits.gid_table.into()].into()),
@@ -165,12 +183,12 @@ impl Hca {
 
     /// Returns the clock of the guest.
     pub fn clock(&self) -> &dyn Clock {
-        &self.clock
+        &self.qps.clock
     }
 
     /// Returns when the clock of the network shows what that of the guest shows at `time`.
     pub fn in_network(&self, time: Instant) -> Instant {
-        self.clock.in_network(time)
+        self.qps.clock.in_network(time)
     }
 
     /// Returns whether the guest's memory may not be touched. Other threads than the guest's own ask this when they
@@ -178,18 +196,18 @@ impl Hca {
     /// its own thread has had each of these locks after [`Self::freeze`].
     #[inline]
     pub fn is_frozen(&self) -> bool {
-        self.clock.is_stopped()
+        self.qps.clock.is_stopped()
     }
 
     /// Has threads that take a lock from now on find that the guest is frozen. Own thread only.
     pub fn freeze(&self) {
-        self.clock.stop();
+        self.qps.clock.stop();
     }
 
     /// Ends what [`Self::freeze`] began; whether the guest was frozen. Own thread only, which has each queue visited
     /// behind this.
     pub fn thaw(&self) -> bool {
-        self.clock.start()
+        self.qps.clock.start()
     }
 
     /// Returns the place of a QP number, if there was ever a QP of that number.
