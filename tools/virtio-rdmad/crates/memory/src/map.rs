@@ -300,14 +300,29 @@ impl GuestMemory {
         self.regions.iter().filter_map(loss).collect()
     }
 
-    /// Returns whether both maps have the same bytes of the same files at the same guest addresses. They may be mapped
-    /// at different places in this process. Anonymous memory is never the same.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let parts = |memory: &Self| -> Vec<_> {
-            memory.regions.iter().map(|region| (region.start, region.len, region.file)).collect()
+    /// Returns the first region, as `(address, length)`, that this map and the other one have in different files, or at
+    /// different offsets of a file. They may be mapped at different places in this process. No two regions of anonymous
+    /// memory are in the same file.
+    pub fn file_difference(&self, other: &Self) -> Option<(u64, u64)> {
+        let is_elsewhere = |mine: &&Mapped| {
+            let theirs = other.region_of(mine.start, mine.len);
+            theirs.is_some_and(|theirs| mine.file.is_none() || mine.file != theirs.file)
         };
-        let mine = parts(self);
-        mine.iter().all(|(_, _, file)| file.is_some()) && mine == parts(other)
+        self.regions.iter().find(is_elsewhere).map(|region| (region.start, region.len))
+    }
+
+    /// Returns the first region of this map, as `(address, length)`, that the other one does not have, or the first one of
+    /// the other map that this one does not have. The files do not matter.
+    pub fn range_difference(&self, other: &Self) -> Option<(u64, u64)> {
+        let lacks = |map: &Self, (start, len)| map.region_of(start, len).is_none();
+        let mine = self.ranges().find(|range| lacks(other, *range));
+        mine.or_else(|| other.ranges().find(|range| lacks(self, *range)))
+    }
+
+    /// Returns the region that has exactly this range.
+    fn region_of(&self, start: u64, len: u64) -> Option<&Mapped> {
+        let at = self.regions.binary_search_by_key(&start, |region| region.start).ok()?;
+        self.regions.get(at).filter(|region| region.len == len)
     }
 
     /// Returns whether there is no memory.
@@ -558,20 +573,27 @@ mod tests {
     }
 
     #[test]
-    fn the_same_memory_is_that_of_the_same_files() {
+    fn maps_differ_in_ranges_or_in_files() {
         let (one, other) = (memfd(0x4000), memfd(0x4000));
         let map = |fd: &std::os::fd::OwnedFd, guest_addr, offset| {
             let region = Region { guest_addr, len: 0x1000, fd: fd.as_fd(), offset, writable: true };
             GuestMemory::default().with_region(&region).unwrap()
         };
         let memory = map(&one, 0x1000, 0);
-        assert!(memory.is_same(&map(&one.try_clone().unwrap(), 0x1000, 0)));
-        for differs in [map(&one, 0x2000, 0), map(&one, 0x1000, 0x1000), map(&other, 0x1000, 0)] {
-            assert!(!memory.is_same(&differs));
+        let differences =
+            |to: &GuestMemory| (memory.range_difference(to), memory.file_difference(to));
+        assert_eq!(differences(&map(&one.try_clone().unwrap(), 0x1000, 0)), (None, None));
+        let range = Some((0x1000, 0x1000));
+        for elsewhere in [map(&one, 0x1000, 0x1000), map(&other, 0x1000, 0)] {
+            assert_eq!(differences(&elsewhere), (None, range));
         }
-        assert!(!memory.is_same(&memory.cleared()));
-        let anonymous = GuestMemory::anonymous(&[(0x1000, 0x1000)]).unwrap();
-        assert!(!anonymous.is_same(&anonymous));
+        assert_eq!(differences(&map(&one, 0x2000, 0)), (range, None));
+        assert_eq!(differences(&memory.cleared()), (range, None));
+        assert_eq!(memory.cleared().range_difference(&memory), range);
+        let anonymous = |len| GuestMemory::anonymous(&[(0x1000, len)]).unwrap();
+        let (short, long) = (anonymous(0x1000), anonymous(0x2000));
+        assert_eq!(short.file_difference(&short), range, "memory without a file");
+        assert_eq!(short.range_difference(&long), range, "another length");
     }
 
     #[test]

@@ -241,7 +241,15 @@ impl Registers {
     /// Asks the driver for a reset.
     pub fn needs_reset(&mut self) {
         self.status |= status::NEEDS_RESET;
-        self.config.signal();
+        self.signal_request();
+    }
+
+    /// Raises the interrupt for changes of the configuration if the driver was asked for a reset, of which it may not
+    /// know yet.
+    pub fn signal_request(&self) {
+        if self.status & status::NEEDS_RESET != 0 {
+            self.config.signal();
+        }
     }
 
     /// Returns the bytes at an offset. Bytes that belong to no field are zero.

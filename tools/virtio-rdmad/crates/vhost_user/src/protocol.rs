@@ -9,8 +9,8 @@ use memory::{GuestMemory, MapError, Policy, Region};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Limits, Message, Protocol, QueueSetup, ResumeError, Server,
-    State,
+    Backend, Change, Error, Faults, Lack, Limits, Message, Misfit, Progress, Protocol, QueueSetup,
+    ResumeError, Server, State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -92,6 +92,11 @@ struct Saved {
 }
 
 impl Saved {
+    /// Reads this from a state.
+    fn of(state: &State) -> Result<Self, ResumeError> {
+        postcard::from_bytes(&state.bytes).map_err(ResumeError::Encoding)
+    }
+
     /// Returns how many descriptors there are.
     fn descriptors(&self) -> usize {
         let of_vrings: usize = self.vrings.iter().map(vring::Saved::descriptors).sum();
@@ -217,6 +222,45 @@ impl Protocol for VhostUser {
         // Nothing of this can fail to be encoded into memory.
         State { bytes: postcard::to_stdvec(&saved).unwrap_or_default(), descriptors }
     }
+
+    /// The VMM is ready when the queues run that the guest uses. A front end gives out the memory and sets the features
+    /// before it starts a queue.
+    fn progress(&self, current: &dyn Protocol, backend: &dyn Backend) -> Result<Progress, Misfit> {
+        let (queues, found) = (current.queues(), self.queues());
+        if queues.is_empty() {
+            return Err(Misfit::NotStarted);
+        }
+        let is_one_of = |queues: &[QueueSetup], queue: &QueueSetup| {
+            queues.iter().any(|other| (other.index, other.layout) == (queue.index, queue.layout))
+        };
+        if let Some(queue) = found.iter().find(|queue| !is_one_of(&queues, queue)) {
+            return Err(Misfit::Queue(queue.index));
+        }
+        if let Some(queue) = queues.iter().find(|queue| !is_one_of(&found, queue)) {
+            return Ok(Progress::Lacks(Lack::Queue(queue.index)));
+        }
+        let offered = backend.features();
+        let [found, agreed] = [self.features, current.features()].map(|f| f & offered);
+        if found != agreed {
+            return Err(Misfit::Features { found, agreed });
+        }
+        let memory = current.memory();
+        let difference = self.memory.range_difference(memory);
+        let difference = difference.or_else(|| self.memory.file_difference(memory));
+        if let Some((guest_addr, len)) = difference {
+            return Err(Misfit::Memory { guest_addr, len });
+        }
+        Ok(Progress::Ready)
+    }
+
+    /// All that the driver has set up has been said again by this VMM, so that only the request of a reset is left.
+    fn adopt(&mut self, current: &dyn Protocol) -> Result<(), Misfit> {
+        let saved = Saved::of(&current.state())?;
+        if saved.status & STATUS_NEEDS_RESET != 0 {
+            self.needs_reset();
+        }
+        Ok(())
+    }
 }
 
 impl VhostUser {
@@ -241,8 +285,8 @@ impl VhostUser {
 
     /// Makes this of what the front end has said to another process.
     fn load(policy: Policy, state: State) -> Result<Self, ResumeError> {
-        let State { bytes, descriptors } = state;
-        let saved: Saved = postcard::from_bytes(&bytes).map_err(ResumeError::Encoding)?;
+        let saved = Saved::of(&state)?;
+        let State { descriptors, .. } = state;
         let (named, there) = (saved.descriptors(), descriptors.len());
         if named != there {
             return Err(ResumeError::Descriptors { named, there });

@@ -19,7 +19,7 @@ use crate::handover::{Connected, ConnectionJournal, Said};
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
-use crate::takeover::{NotMoved, Progress, Successor};
+use crate::takeover::{NotMoved, Step, Successor};
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +51,11 @@ fn device_id() -> u16 {
 }
 
 /// Begins to serve a VMM that has connected.
-fn serve(
+pub fn serve(
     stream: UnixStream,
     transport: Transport,
-    backend: &GuestBackend,
-) -> Result<Box<Server<dyn Protocol>>, Ended> {
+    backend: &dyn Backend,
+) -> Result<Box<Server<dyn Protocol>>, virtio_transport::Error> {
     Ok(match transport {
         Transport::VhostUser => Box::new(vhost_user::serve(stream, backend)),
         Transport::VfioUser => Box::new(vfio_user::serve(stream, device_id(), backend)?),
@@ -287,7 +287,7 @@ impl Connection {
             let span = self.span.clone();
             let _span = span.enter();
             self.unread = self.server.process(&mut self.backend)?;
-            self.unread |= self.serve_successor();
+            self.unread |= self.serve_successor()?;
         }
         let device = &self.guest.device;
         self.next = device.run(self.budget.get());
@@ -308,49 +308,51 @@ impl Connection {
     pub fn succeed(&mut self, stream: UnixStream) {
         self.span.in_scope(|| tracing::info!("a VMM is to take the guest over"));
         self.give_up_successor(&NotMoved::Replaced);
-        let successor = Successor::new(&self.guest, stream);
-        let added = self.poller.add(successor.as_fd(), Source::Socket(self.guest.index));
-        self.successor = Some(successor);
-        self.notice(Source::Socket(self.guest.index));
-        if let Err(error) = added {
-            self.give_up_successor(&NotMoved::Wait(format!("waiting for messages: {error}")));
+        let begun = Successor::new(&self.guest, stream).and_then(|successor| {
+            let source = Source::Socket(self.guest.index);
+            let added = self.poller.add(successor.as_fd(), source);
+            added.map_err(|error| NotMoved::Wait(format!("waiting for messages: {error}")))?;
+            Ok(successor)
+        });
+        match begun {
+            Ok(successor) => self.successor = Some(successor),
+            Err(error) => self.guest.link.tell_not_moved(&error),
         }
+        self.notice(Source::Socket(self.guest.index));
     }
 
-    /// Handles what the VMM has sent that is to take the guest over, and has it do so when it can. Returns whether it
-    /// may have sent more.
-    fn serve_successor(&mut self) -> bool {
-        let Some(successor) = &mut self.successor else { return false };
-        match successor.process(&self.server) {
-            Ok(Progress::Part) => false,
-            Ok(Progress::Busy) => true,
-            // What has begun for the other VMM comes to its end first.
-            Ok(Progress::Ready) if !self.guest.device.is_settled() => true,
-            Ok(Progress::Ready) => {
-                if let Err(error) = self.change_vmm() {
-                    self.give_up_successor(&error);
-                }
-                true
-            }
+    /// Handles what the VMM has sent that is to take the guest over, and has it do so when it can. Returns whether this
+    /// is to be called again. An error ends the connection of the other VMM.
+    fn serve_successor(&mut self) -> Result<bool, Ended> {
+        let Some(successor) = &mut self.successor else { return Ok(false) };
+        let moved = match successor.process(&self.server) {
+            Ok(Step::Part) => return Ok(false),
+            Ok(Step::Busy) => return Ok(true),
+            // What the other VMM has sent, and what has begun for it, comes to its end first.
+            Ok(Step::Ready) if self.server.process(&mut self.backend)? => return Ok(true),
+            Ok(Step::Ready) if !self.guest.device.is_settled() => return Ok(true),
+            Ok(Step::Ready) => self.change_vmm(),
+            Err(error) => Err(error),
+        };
+        match moved {
+            Ok(()) => Ok(true),
             Err(error) => {
                 self.give_up_successor(&error);
-                false
+                Ok(false)
             }
         }
     }
 
     /// Has the VMM that is ready take the guest over. After an error the guest is as before.
     fn change_vmm(&mut self) -> Result<(), NotMoved> {
-        let Some(successor) = &self.successor else { return Ok(()) };
+        let Some(successor) = &mut self.successor else { return Ok(()) };
+        successor.adopt(&self.server)?;
         let queues = successor.queues();
         self.backend.replace_kicks(&queues).map_err(NotMoved::Wait)?;
         let Some(successor) = self.successor.take() else { return Ok(()) };
         let (guest, mut server) = (&self.guest, successor.into_server());
         if let Some(journal) = ConnectionJournal::new(guest, server.as_fd()) {
             server.keep_in(Box::new(journal));
-        }
-        if self.needs_reset {
-            server.needs_reset();
         }
         guest.device.begin_memory(server.memory());
         for queue in queues {

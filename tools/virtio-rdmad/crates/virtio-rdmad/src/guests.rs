@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::guest::{Guest, Link, Origin};
 use crate::handover::{Connected, Kept, Manager};
 use crate::nic::{Framing, Nic};
-use crate::options::{GuestSpec, SpecError, Transport};
+use crate::options::{GuestSpec, SpecError};
 use crate::policy::PolicyChange;
 use crate::socket::Socket;
 use crate::switch::Switch;
@@ -89,9 +89,6 @@ pub enum MoveError {
     /// No VMM is connected from which it could be moved.
     #[error("the VMM of guest \"{0}\" is not connected")]
     NotConnected(String),
-    /// Its transport has no way to do that.
-    #[error("a guest with {0} cannot be moved to another connection")]
-    Transport(&'static str),
 }
 
 /// Why the policy of a guest cannot change.
@@ -460,9 +457,6 @@ impl Guests {
     pub fn move_to(&self, name: &str, socket: Socket) -> Result<(), MoveError> {
         let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
         let guest = guest.ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
-        if guest.spec.transport != Transport::VhostUser {
-            return Err(MoveError::Transport(guest.spec.transport.name()));
-        }
         if guest.link.worker().is_none() {
             return Err(MoveError::NotConnected(name.to_owned()));
         }

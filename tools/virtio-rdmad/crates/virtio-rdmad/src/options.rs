@@ -381,7 +381,7 @@ pub struct MoveOptions {
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
 
-    /// The name of the guest, which has vhost-user=.
+    /// The name of the guest.
     pub name: String,
 }
 

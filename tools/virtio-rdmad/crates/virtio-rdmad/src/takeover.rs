@@ -5,9 +5,11 @@
 //! gives to the device: the mapping of the guest's memory, the kicks and the interrupts. Objects, numbers, keys and
 //! addresses stay, as do the positions in the queues, and peers notice nothing.
 //!
-//! The VMM sets the device up as if it were new. Until it has started all queues that the guest uses, nothing of this
-//! reaches the device ([`Rehearsal`]), which goes on to serve the other VMM. What it has set up must be what the guest
-//! has: the device does not know which memory of the guest it has written, so the memory must be the same files.
+//! The VMM sets the device up as if it were new. Until it has set up all that a VMM gives to the device
+//! ([`Protocol::progress`]), nothing of this reaches the device ([`Rehearsal`]), which goes on to serve the other VMM. What
+//! it has set up must be what the guest has: the device does not know which memory of the guest it has written, so the
+//! memory must be the same files. What the driver has made of the device comes from the connection of the VMM from before
+//! ([`Protocol::adopt`]).
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -15,33 +17,28 @@ use std::sync::Arc;
 
 use engine::Device;
 use memory::{GuestMemory, Policy};
-use virtio_transport::{Backend, Protocol, QueueSetup, Server};
+use virtio_transport::{Backend, Lack, Misfit, Progress, Protocol, QueueSetup, Server};
 
+use crate::connection::serve;
 use crate::guest::Guest;
 
 /// Why a VMM does not take a guest over.
 #[derive(Debug, thiserror::Error)]
 pub enum NotMoved {
-    /// It went away, or did what the transport cannot go on after.
+    /// It went away, or did what the transport cannot go on after, before it had set this up.
+    #[error("{error}; {lack}")]
+    Unfinished {
+        /// What has ended the connection.
+        error: virtio_transport::Error,
+        /// What was to come.
+        lack: Lack,
+    },
+    /// It could not be served.
     #[error(transparent)]
     Transport(#[from] virtio_transport::Error),
-    /// There is nothing to go on with.
-    #[error("the driver of the guest has not started the device")]
-    NotStarted,
-    /// The driver has agreed on other features.
-    #[error("its features are {found:#x}, and the driver of the guest has agreed on {agreed:#x}")]
-    Features {
-        /// What the VMM has set.
-        found: u64,
-        /// What the driver has agreed on.
-        agreed: u64,
-    },
-    /// The guest has this queue in another place or with another size, or does not use it.
-    #[error("queue {0} is not as the guest has it")]
-    Queue(u16),
-    /// It has other memory, or the same memory elsewhere.
-    #[error("its memory is not the memory of the guest")]
-    Memory,
+    /// What it has set up is not what the guest has.
+    #[error(transparent)]
+    Misfit(#[from] Misfit),
     /// Its socket or a kick cannot be waited for.
     #[error("{0}")]
     Wait(String),
@@ -55,12 +52,12 @@ pub enum NotMoved {
 
 /// How far a VMM is with the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Progress {
-    /// It has set up a part, and may have sent more.
+pub enum Step {
+    /// It may have sent more.
     Busy,
-    /// It has set up a part.
+    /// It has set up a part, and has sent nothing else.
     Part,
-    /// It can take the guest over.
+    /// It can take the guest over, and has sent nothing else.
     Ready,
 }
 
@@ -72,9 +69,10 @@ pub struct Successor {
 
 impl Successor {
     /// Begins to serve a VMM, which has connected, with what looks like the device of the guest.
-    pub fn new(guest: &Guest, stream: UnixStream) -> Self {
+    pub fn new(guest: &Guest, stream: UnixStream) -> Result<Self, NotMoved> {
         let rehearsal = Rehearsal::new(guest);
-        Self { server: Box::new(vhost_user::serve(stream, &rehearsal)), rehearsal }
+        let server = serve(stream, guest.spec.transport, &rehearsal)?;
+        Ok(Self { server, rehearsal })
     }
 
     /// Returns the socket. When it is readable, call [`Self::process`].
@@ -84,33 +82,29 @@ impl Successor {
 
     /// Handles what the VMM has sent, a bounded part of it. `current` is the server of the VMM that is connected. Never
     /// waits. An error ends the attempt.
-    pub fn process(&mut self, current: &Server<dyn Protocol>) -> Result<Progress, NotMoved> {
-        let is_busy = self.server.process(&mut self.rehearsal)?;
-        let (queues, found) = (current.queues(), self.server.queues());
-        if queues.is_empty() {
-            return Err(NotMoved::NotStarted);
-        }
-        let is_right = |queue: &QueueSetup| {
-            queues.iter().any(|other| (other.index, other.layout) == (queue.index, queue.layout))
-        };
-        if let Some(queue) = found.iter().find(|queue| !is_right(queue)) {
-            return Err(NotMoved::Queue(queue.index));
-        }
-        if found.len() < queues.len() {
-            return Ok(if is_busy { Progress::Busy } else { Progress::Part });
-        }
-        let offered = self.rehearsal.features();
-        let [found, agreed] = [self.server.features(), current.features()].map(|f| f & offered);
-        if found != agreed {
-            return Err(NotMoved::Features { found, agreed });
-        }
-        if !self.server.memory().is_same(current.memory()) {
-            return Err(NotMoved::Memory);
-        }
-        Ok(Progress::Ready)
+    pub fn process(&mut self, current: &Server<dyn Protocol>) -> Result<Step, NotMoved> {
+        let handled = self.server.process(&mut self.rehearsal);
+        // It may have set up something before it went.
+        let progress = self.server.progress(current, &self.rehearsal)?;
+        let is_busy = handled.map_err(|error| match progress {
+            Progress::Lacks(lack) => NotMoved::Unfinished { error, lack },
+            Progress::Ready => NotMoved::Transport(error),
+        })?;
+        // A message that was handled and not answered would be handled again by another process.
+        Ok(match progress {
+            _ if is_busy => Step::Busy,
+            Progress::Lacks(_) => Step::Part,
+            Progress::Ready => Step::Ready,
+        })
     }
 
-    /// Returns the queues that the VMM has set up.
+    /// Takes over what the guest's driver has made of the device by the VMM that is connected, whose server is
+    /// `current`.
+    pub fn adopt(&mut self, current: &Server<dyn Protocol>) -> Result<(), NotMoved> {
+        Ok(self.server.adopt(current)?)
+    }
+
+    /// Returns the queues that run, with the interrupts of the VMM.
     pub fn queues(&self) -> Vec<QueueSetup> {
         self.server.queues()
     }

@@ -23,7 +23,7 @@ mod front_end;
 mod rdma;
 
 use front_end::{FrontEnd, LIMIT};
-use rdma::{Pair, RdmaGuest};
+use rdma::{Pair, RdmaGuest, Transport, CONFIG};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
@@ -1457,9 +1457,22 @@ fn a_process_that_cannot_start_ends_its_supervisor() {
     assert!(stderr.contains("virtio-rdmad does not start"), "{stderr}");
 }
 
+/// How guest a is attached.
+const TRANSPORTS: [Transport; 2] = [Transport::VhostUser, Transport::VfioUser];
+
+/// Returns the guests a and b. The VMM of the first one uses this transport, that of the other one vhost-user.
+fn two_guests(transport: Transport) -> [&'static str; 2] {
+    let guest = match transport {
+        Transport::VhostUser => "name=a,vhost-user",
+        Transport::VfioUser => "name=a,max-cq=20,vfio-user",
+    };
+    [guest, "name=b,vhost-user"]
+}
+
 /// Connects to guests a and b, which have two connections to each other.
-fn pair(daemon: &Daemon) -> Pair {
-    Pair::new(["a", "b"].map(|name| connect(&daemon.path(name))))
+fn pair(daemon: &Daemon, transport: Transport) -> Pair {
+    let guests = [("a", transport), ("b", Transport::VhostUser)];
+    Pair::new(guests.map(|(name, transport)| (connect(&daemon.path(name)), transport)))
 }
 
 /// Makes a socket to which a VMM connects that takes guest a over.
@@ -1478,41 +1491,74 @@ fn wait_for_end(mut socket: UnixStream) {
 /// The connections of a guest go on when another VMM takes it over, with the messages that are under way.
 #[test]
 fn another_vmm_takes_a_guest_over() {
-    let guests = ["name=a,vhost-user", "name=b,vhost-user"];
-    let mut daemon = Daemon::start_with("takeover", &["--workers", "2"], &guests);
-    let mut pair = pair(&daemon);
-    pair.send();
-    pair.receive();
-    let qps = |daemon: &Daemon| daemon.status()["guests"][0]["qps"].as_array().unwrap().len();
-    let maps = format!("/proc/{}/maps", daemon.child.id());
-    let mappings = || {
-        let maps = std::fs::read_to_string(&maps).unwrap();
-        maps.lines().filter(|line| line.contains("memfd:guest")).count()
-    };
-    let before = (qps(&daemon), mappings());
-    for _ in 0..5 {
+    for transport in TRANSPORTS {
+        let guests = two_guests(transport);
+        let mut daemon = Daemon::start_with("takeover", &["--workers", "2"], &guests);
+        let mut pair = pair(&daemon, transport);
         pair.send();
+        pair.receive();
+        let qps = |daemon: &Daemon| daemon.status()["guests"][0]["qps"].as_array().unwrap().len();
+        let maps = format!("/proc/{}/maps", daemon.child.id());
+        let mappings = || {
+            let maps = std::fs::read_to_string(&maps).unwrap();
+            maps.lines().filter(|line| line.contains("memfd:guest")).count()
+        };
+        let before = (qps(&daemon), mappings());
+        for _ in 0..5 {
+            pair.send();
+            let path = moves(&daemon);
+            wait_for_end(pair.guests[0].change_vmm(connect(&path)));
+            daemon.wait_for("another VMM has taken the guest over");
+            pair.guests[0].query_port();
+            pair.receive();
+            pair.send();
+            pair.receive();
+        }
+        assert_eq!(qps(&daemon), before.0);
+        // A thread unmaps what the VMMs from before have given out.
+        while mappings() != before.1 {
+            std::thread::yield_now();
+        }
+        // Its objects go with the VMM that has it now.
+        let Pair { guests: [one, _other], .. } = pair;
+        drop(one);
+        daemon.wait_for("disconnected");
+        assert_eq!(daemon.status()["guests"][0]["connected"], false);
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
+/// The driver of a guest with vfio-user sees the device that it has set up, whatever the other VMM has done to it before,
+/// and with what the first VMM has posted last.
+#[test]
+fn a_driver_does_not_notice_another_vmm() {
+    let mut daemon = Daemon::start_with("unnoticed", &[], &two_guests(Transport::VfioUser));
+    let mut pair = pair(&daemon, Transport::VfioUser);
+    for line in 1..4 {
+        pair.send();
+        let guest = &mut pair.guests[0];
+        let view = guest.view();
         let path = moves(&daemon);
-        wait_for_end(pair.guests[0].change_vmm(connect(&path)));
+        guest.vmm.post(CONFIG, INTERRUPT_LINE, &[line]);
+        let before = guest.change_vmm_after(connect(&path), |vmm| {
+            vmm.write(CONFIG, 4, &[0, 4]);
+            vmm.reset();
+            vmm.write(CONFIG, INTERRUPT_LINE, &[0xff]);
+        });
+        wait_for_end(before);
+        let mut expected = view;
+        expected[0][usize::try_from(INTERRUPT_LINE).unwrap()] = line;
+        assert_eq!(guest.view(), expected);
         daemon.wait_for("another VMM has taken the guest over");
-        pair.guests[0].query_port();
-        pair.receive();
-        pair.send();
         pair.receive();
     }
-    assert_eq!(qps(&daemon), before.0);
-    // A thread unmaps what the VMMs from before have given out.
-    while mappings() != before.1 {
-        std::thread::yield_now();
-    }
-    // Its objects go with the VMM that has it now.
-    let Pair { guests: [one, _other], .. } = pair;
-    drop(one);
-    daemon.wait_for("disconnected");
-    assert_eq!(daemon.status()["guests"][0]["connected"], false);
     std::fs::remove_file(daemon.path("moves")).unwrap();
     daemon.end();
 }
+
+/// Where a guest's firmware notes the interrupt line in configuration space.
+const INTERRUPT_LINE: u64 = 0x3c;
 
 /// Why a VMM does not fit, and what makes it so.
 type Misfit = (&'static str, fn(&mut RdmaGuest));
@@ -1520,13 +1566,10 @@ type Misfit = (&'static str, fn(&mut RdmaGuest));
 /// A VMM that does not have what the guest has is refused, and the guest goes on as if there had been none.
 #[test]
 fn a_vmm_that_does_not_fit_takes_no_guest_over() {
-    let guests =
-        ["name=a,vhost-user", "name=b,vhost-user", "name=c,vfio-user", "name=d,vhost-user"];
+    let guests = ["name=a,vhost-user", "name=b,vhost-user", "name=d,vhost-user"];
     let mut daemon = Daemon::start_with("misfit", &["--workers", "2"], &guests);
     let path = daemon.path("moves");
-    for (guest, error) in
-        [("nobody", "UnknownGuest"), ("c", "NotSupported"), ("d", "GuestNotConnected")]
-    {
+    for (guest, error) in [("nobody", "UnknownGuest"), ("d", "GuestNotConnected")] {
         let (done, said) = run(&daemon, &["move", "--socket", path.to_str().unwrap(), guest]);
         assert!(!done && said.contains(error), "{said}");
         assert!(!path.exists(), "the socket goes with the attempt");
@@ -1540,49 +1583,104 @@ fn a_vmm_that_does_not_fit_takes_no_guest_over() {
     drop(idle);
     daemon.wait_for("disconnected");
 
-    let mut pair = pair(&daemon);
-    let misfits: [Misfit; 5] = [
-        ("its memory is not", RdmaGuest::copy_memory),
-        ("queue 0 is not as", |guest| guest.size /= 2),
-        ("queue 20 is not as", RdmaGuest::invent_queue),
-        ("its features are 0x1,", |guest| guest.features = 1),
-        ("the VMM closed the connection", RdmaGuest::forget_queue),
-    ];
+    let mut pair = pair(&daemon, Transport::VhostUser);
+    try_misfits(
+        &mut daemon,
+        &mut pair,
+        &[
+            ("its memory at 0x0 (4194304 bytes) is not", RdmaGuest::copy_memory),
+            ("queue 0 is not as", |guest| guest.size /= 2),
+            ("queue 20 is not as", RdmaGuest::invent_queue),
+            ("its features are 0x1,", |guest| guest.features = 1),
+            ("the VMM closed the connection; it has not started queue 26", RdmaGuest::forget_queue),
+        ],
+    );
+    try_nonsense(&mut daemon, &mut pair, "flags");
+    daemon.end();
+}
+
+/// The same for vfio-user. A client that has not set up all of it is waited for: what it has may not be all yet.
+#[test]
+fn a_vfio_user_client_that_does_not_fit_takes_no_guest_over() {
+    let guests = two_guests(Transport::VfioUser);
+    let mut daemon = Daemon::start_with("misfits", &["--workers", "2"], &guests);
+    let mut pair = pair(&daemon, Transport::VfioUser);
+    try_misfits(
+        &mut daemon,
+        &mut pair,
+        &[
+            ("its memory at 0x0 (4194304 bytes) is not", RdmaGuest::copy_memory),
+            (
+                "the VMM closed the connection; its memory is not that of the guest at 0x400000",
+                |guest| guest.place = 0x40_0000,
+            ),
+            (
+                "the VMM closed the connection; it has not given an eventfd for MSI-X vector 27",
+                RdmaGuest::forget_queue,
+            ),
+        ],
+    );
+    let mut hasty = connect(&moves(&daemon));
+    // DEVICE_GET_INFO comes before VERSION.
+    hasty.write_all(&[7, 0, 4, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    wait_for_not_moved(&mut daemon, "did not begin with its version");
+    try_nonsense(&mut daemon, &mut pair, "a message of 4294967295 bytes");
+    daemon.end();
+}
+
+/// Once the guest has no device that runs, no VMM takes it over.
+#[test]
+fn a_reset_ends_a_move() {
+    let mut daemon = Daemon::start_with("reset-move", &[], &two_guests(Transport::VfioUser));
+    let pair = pair(&daemon, Transport::VfioUser);
+    let other = connect(&moves(&daemon));
+    daemon.wait_for("a VMM is to take the guest over");
+    pair.guests[0].vmm.reset();
+    wait_for_not_moved(&mut daemon, "has not started the device");
+    wait_for_end(other);
+    std::fs::remove_file(daemon.path("moves")).unwrap();
+    daemon.end();
+}
+
+/// Has VMMs try to take guest a over that do not fit.
+fn try_misfits(daemon: &mut Daemon, pair: &mut Pair, misfits: &[Misfit]) {
     for (reason, misfit) in misfits {
         pair.send();
-        let path = moves(&daemon);
+        let path = moves(daemon);
         let vmm = pair.guests[0].try_change_vmm(connect(&path), misfit);
-        if reason == "the VMM closed the connection" {
+        if reason.starts_with("the VMM closed the connection") {
             drop(vmm);
-            wait_for_not_moved(&mut daemon, reason);
+            wait_for_not_moved(daemon, reason);
         } else {
-            wait_for_not_moved(&mut daemon, reason);
+            wait_for_not_moved(daemon, reason);
             wait_for_end(vmm);
         }
         pair.receive();
     }
-    // One that says nonsense, and one that comes after another one.
-    let mut nonsense = connect(&moves(&daemon));
+}
+
+/// Has VMMs try to take guest a over that say nonsense, for which this is the error, or nothing. In the end its own VMM
+/// goes.
+fn try_nonsense(daemon: &mut Daemon, pair: &mut Pair, error: &str) {
+    let mut nonsense = connect(&moves(daemon));
     nonsense.write_all(&[0xff; 64]).unwrap();
-    wait_for_not_moved(&mut daemon, "flags");
+    wait_for_not_moved(daemon, error);
     let [_waits, _too] = [(), ()].map(|()| {
-        let vmm = connect(&moves(&daemon));
+        let vmm = connect(&moves(daemon));
         daemon.wait_for("a VMM is to take the guest over");
         vmm
     });
-    wait_for_not_moved(&mut daemon, "another VMM has connected");
+    wait_for_not_moved(daemon, "another VMM has connected");
     pair.send();
     pair.receive();
     // Nobody takes over what goes, neither who is connected nor who is yet to connect.
-    let path = moves(&daemon);
-    let Pair { guests: [one, _other], .. } = pair;
-    drop(one);
+    let path = moves(daemon);
+    pair.guests[0].vmm.leave();
     for _ in 0..2 {
-        wait_for_not_moved(&mut daemon, "has gone");
+        wait_for_not_moved(daemon, "has gone");
     }
     assert!(UnixStream::connect(path).is_err());
     std::fs::remove_file(daemon.path("moves")).unwrap();
-    daemon.end();
 }
 
 /// Waits until a VMM has not taken guest a over for this reason.
@@ -1598,14 +1696,46 @@ fn wait_for_not_moved(daemon: &mut Daemon, reason: &str) {
 /// A process that comes after this one goes on with the VMM that has taken the guest over.
 #[test]
 fn a_guest_that_was_taken_over_outlives_a_restart() {
-    let mut daemon = Daemon::supervised("moved", &["name=a,vhost-user", "name=b,vhost-user"]);
-    let mut pair = pair(&daemon);
-    pair.send();
-    wait_for_end(pair.guests[0].change_vmm(connect(&moves(&daemon))));
-    daemon.restart();
-    pair.receive();
-    pair.send();
-    pair.receive();
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::supervised("moved", &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        for _ in 0..3 {
+            pair.send();
+            wait_for_end(pair.guests[0].change_vmm(connect(&moves(&daemon))));
+            daemon.restart();
+            pair.guests[0].query_port();
+            pair.receive();
+            pair.send();
+            pair.receive();
+        }
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
+/// The same if the process is killed right after the move. The device is lost then, and the driver is told by the VMM that
+/// has taken the guest over.
+#[test]
+fn a_guest_that_was_taken_over_outlives_a_crash() {
+    let transport = Transport::VfioUser;
+    let mut daemon = Daemon::supervised("moved-crash", &two_guests(transport));
+    for _ in 0..3 {
+        let mut pair = pair(&daemon, transport);
+        pair.send();
+        pair.receive();
+        let guest = &mut pair.guests[0];
+        let mut expected = guest.view();
+        wait_for_end(guest.change_vmm(connect(&moves(&daemon))));
+        daemon.crash();
+        for registers in &mut expected[1..] {
+            registers[20] |= 0x40;
+        }
+        assert_eq!(guest.view(), expected, "DEVICE_NEEDS_RESET, and what the driver has set up");
+        drop(pair);
+        for _ in 0..2 {
+            daemon.wait_for("disconnected");
+        }
+    }
     std::fs::remove_file(daemon.path("moves")).unwrap();
     daemon.end();
 }

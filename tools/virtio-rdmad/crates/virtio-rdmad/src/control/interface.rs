@@ -149,9 +149,6 @@ impl Daemon {
             }
             Err(MoveError::Unknown(name)) => Err(refused("UnknownGuest", "name", &name)),
             Err(MoveError::NotConnected(name)) => Err(refused("GuestNotConnected", "name", &name)),
-            Err(error @ MoveError::Transport(_)) => {
-                Err(refused("NotSupported", "reason", &error.to_string()))
-            }
         }
     }
 

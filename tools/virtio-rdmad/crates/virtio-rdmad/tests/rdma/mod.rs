@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guests that do RDMA, and their VMMs, vhost-user front ends. Their queues are virtqueues, without rings.
+//! Guests that do RDMA, and their VMMs. Their queues are virtqueues, without rings.
 #![allow(dead_code)] // each test uses a part of it
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use abi::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::front_end::{new_eventfd, try_send, LIMIT};
+use super::front_end::{new_eventfd, LIMIT};
+
+mod vmm;
+
+use vmm::BAR0;
+pub use vmm::{Transport, Vmm, CONFIG};
 
 /// The address where the VMM says that it has the memory, and the number of bytes.
 const USER: u64 = 0x10_0000;
@@ -33,7 +37,7 @@ const MAX_CQ: u16 = 20;
 const MESSAGE: u32 = 3000;
 
 /// A queue, as the guest and its VMM have it.
-struct Queue {
+pub struct Queue {
     /// Where its descriptors are.
     at: u64,
     next: u16,
@@ -44,7 +48,7 @@ struct Queue {
 
 /// A guest and its VMM.
 pub struct RdmaGuest {
-    socket: UnixStream,
+    pub vmm: Vmm,
     memory: OwnedFd,
     queues: BTreeMap<u16, Queue>,
     /// Where the next buffer is.
@@ -55,13 +59,15 @@ pub struct RdmaGuest {
     pub features: u64,
     /// The number of descriptors that the VMM names for each queue.
     pub size: u16,
+    /// The guest address that the VMM names for the memory.
+    pub place: u64,
 }
 
 impl RdmaGuest {
     /// Starts the device behind this socket, and makes what is needed for QPs. Guests have different numbers.
-    fn start(socket: UnixStream, number: u8) -> Self {
+    fn start(socket: UnixStream, transport: Transport, number: u8) -> Self {
         let mut this = Self {
-            socket,
+            vmm: Vmm { socket, transport },
             memory: new_memory(),
             queues: BTreeMap::new(),
             free: BUFFERS,
@@ -69,11 +75,13 @@ impl RdmaGuest {
             pdn: 0,
             features: 0,
             size: SIZE,
+            place: 0,
         };
         this.give_memory();
         for queue in [0, 1].into_iter().chain(QPNS.into_iter().flat_map(send_and_receive)) {
             this.add_queue(queue);
         }
+        this.vmm.start(&this.queues, SIZE);
         let request = virtio_rdma_cmd_add_gid {
             gid: gid(number),
             gid_type: VIRTIO_RDMA_GID_TYPE_ROCE_UDP_ENCAP,
@@ -99,16 +107,34 @@ impl RdmaGuest {
     /// Has another VMM, with the same memory, set the device up that is behind this socket. Returns the connection of the
     /// VMM from before.
     pub fn change_vmm(&mut self, socket: UnixStream) -> UnixStream {
-        let before = std::mem::replace(&mut self.socket, socket);
+        self.change_vmm_after(socket, |_| {})
+    }
+
+    /// The same for a VMM that does something else in between.
+    pub fn change_vmm_after(
+        &mut self,
+        socket: UnixStream,
+        between: impl FnOnce(&Vmm),
+    ) -> UnixStream {
+        let before = std::mem::replace(&mut self.vmm.socket, socket);
         self.give_memory();
+        between(&self.vmm);
         for queue in self.queues.values_mut() {
             (queue.kick, queue.call) = (new_eventfd(), new_eventfd());
         }
-        let indices: Vec<u16> = self.queues.keys().copied().collect();
-        for index in indices {
-            self.start_queue(index);
-        }
+        self.vmm.give_queues(&self.queues, self.size);
         before
+    }
+
+    /// Returns what its driver sees of a device with vfio-user: configuration space, and the registers with each queue
+    /// selected.
+    pub fn view(&self) -> Vec<Vec<u8>> {
+        let mut view = vec![self.vmm.read(CONFIG, 0, 256)];
+        for index in self.queues.keys() {
+            self.vmm.select_queue(*index);
+            view.push(self.vmm.read(BAR0, 0, 56));
+        }
+        view
     }
 
     /// Has a VMM set the device up that is behind this socket, in another way than the guest has it, as `change` says.
@@ -124,14 +150,14 @@ impl RdmaGuest {
             (*index, Queue { at, next, seen, kick: new_eventfd(), call: new_eventfd() })
         });
         let mut other = Self {
-            socket: self.socket.try_clone().unwrap(),
+            vmm: self.vmm.try_clone(),
             memory: copy(&self.memory),
             queues: queues.collect(),
             ..*self
         };
         change(&mut other);
         drop(other.change_vmm(socket));
-        other.socket
+        other.vmm.socket
     }
 
     /// Has other memory with the same content.
@@ -307,9 +333,9 @@ impl RdmaGuest {
         }
         self.write(at + 0x1000 + 4 + u64::from(next % SIZE) * 2, &head.to_le_bytes());
         self.write(at + 0x1000 + 2, &next.wrapping_add(1).to_le_bytes());
-        let queue = self.queues.get_mut(&queue).unwrap();
-        queue.next = next.wrapping_add(1);
-        rustix::io::write(&queue.kick, &1_u64.to_ne_bytes()).unwrap();
+        let place = self.queues.get_mut(&queue).unwrap();
+        place.next = next.wrapping_add(1);
+        self.vmm.kick(queue, place);
     }
 
     /// Takes a chain that the device has used, and returns its number.
@@ -337,37 +363,13 @@ impl RdmaGuest {
     }
 
     fn give_memory(&self) {
-        self.request(2, &[self.features], &[]);
-        self.request(5, &[1, 0, MEMORY, USER, 0], &[self.memory.as_fd()]);
+        self.vmm.give_memory(&self.memory, self.features, self.place);
     }
 
     fn add_queue(&mut self, index: u16) {
         let at = RINGS + self.queues.len() as u64 * RING;
         let (kick, call) = (new_eventfd(), new_eventfd());
         self.queues.insert(index, Queue { at, next: 0, seen: 0, kick, call });
-        self.start_queue(index);
-    }
-
-    /// Hands a queue over. The device knows where it goes on, so the VMM says nothing of that.
-    fn start_queue(&self, index: u16) {
-        let Queue { at, kick, call, .. } = &self.queues[&index];
-        let (at, number) = (USER + at, u64::from(index));
-        self.request(8, &[number | u64::from(self.size) << 32], &[]);
-        self.request(9, &[number, at, at + 0x2000, at + 0x1000, 0], &[]);
-        self.request(13, &[number], &[call.as_fd()]);
-        self.request(12, &[number], &[kick.as_fd()]);
-    }
-
-    /// Sends a message of vhost-user. A device that has closed the connection does not take it.
-    fn request(&self, request: u32, words: &[u64], fds: &[BorrowedFd<'_>]) {
-        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let size = u32::try_from(payload.len()).unwrap();
-        let header = [request, 1, size].map(u32::to_ne_bytes).concat();
-        let message = [header, payload].concat();
-        match try_send(&self.socket, &message, fds) {
-            Ok(sent) => assert_eq!(sent, message.len()),
-            Err(error) => assert_eq!(error, Errno::PIPE),
-        }
     }
 }
 
@@ -385,8 +387,9 @@ const MESSAGES: u32 = 4;
 
 impl Pair {
     /// Starts the devices behind these sockets, and makes the connections.
-    pub fn new([one, other]: [UnixStream; 2]) -> Self {
-        let (mut one, mut other) = (RdmaGuest::start(one, 1), RdmaGuest::start(other, 2));
+    pub fn new([one, other]: [(UnixStream, Transport); 2]) -> Self {
+        let start = |(socket, transport), number| RdmaGuest::start(socket, transport, number);
+        let (mut one, mut other) = (start(one, 1), start(other, 2));
         let connections = (0..2).map(|_| {
             let qps = [one.create_qp(), other.create_qp()];
             one.connect(qps[0], 2, qps[1]);
