@@ -67,7 +67,7 @@ _virtio_rdmad() {
 		add) of_command+=' --guest' ;;
 		reload) of_command+=' --config' ;;
 		remove) of_command+=' --drain' ;;
-		move) of_command+=' --socket' ;;
+		move) of_command+=' --socket --freeze --cancel' ;;
 		supervise) of_command='--program --help' ;;
 		esac
 		mapfile -t COMPREPLY < <(compgen -W "$of_command" -- "$cur")

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use memory::{GuestMemory, MapError, Policy, Region};
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Lack, Limits, Message, Misfit, Progress, Protocol, QueueSetup,
-    ResumeError, Server, State,
+    Backend, Change, Error, Faults, Lack, Limits, MemoryRule, Message, Misfit, Progress, Protocol,
+    QueueSetup, ResumeError, Server, State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -234,15 +234,23 @@ impl Protocol for VfioUser {
     /// The VMM is ready when it has mapped the memory that the guest has, and has given an eventfd for each interrupt
     /// that has one at the VMM from before. While it starts, it may have ranges that the guest does not have: the memory
     /// of a PC looks different before its firmware has run.
-    fn progress(&self, current: &dyn Protocol, _backend: &dyn Backend) -> Result<Progress, Misfit> {
+    fn progress(
+        &self,
+        current: &dyn Protocol,
+        _backend: &dyn Backend,
+        memory: MemoryRule,
+    ) -> Result<Progress, Misfit> {
         if current.queues().is_empty() {
             return Err(Misfit::NotStarted);
         }
-        let memory = current.memory();
-        if let Some((guest_addr, len)) = self.memory.file_difference(memory) {
+        let elsewhere = match memory {
+            MemoryRule::Same => self.memory.file_difference(current.memory()),
+            MemoryRule::Copy => None,
+        };
+        if let Some((guest_addr, len)) = elsewhere {
             return Err(Misfit::Memory { guest_addr, len });
         }
-        if let Some((guest_addr, len)) = self.memory.range_difference(memory) {
+        if let Some((guest_addr, len)) = self.memory.range_difference(current.memory()) {
             return Ok(Progress::Lacks(Lack::Memory { guest_addr, len }));
         }
         let saved = Saved::of(&current.state())?;

@@ -13,8 +13,8 @@ use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vfio_user::{Fault, ProtocolError, VfioUser};
 use virtio_transport::{
-    Backend, Change, Error, Journal, Lack, Misfit, Progress, Protocol, QueueSetup, ResumeError,
-    Server, State,
+    Backend, Change, Error, Journal, Lack, MemoryRule, Misfit, Progress, Protocol, QueueSetup,
+    ResumeError, Server, State,
 };
 
 const QUEUES: u16 = 4;
@@ -170,7 +170,11 @@ impl Client {
 
     /// Returns how far this client is that is to take the device of another one over.
     fn progress(&self, current: &Self) -> Result<Progress, Misfit> {
-        self.server.protocol().progress(current.server.protocol(), &self.device)
+        self.progress_with(current, MemoryRule::Same)
+    }
+
+    fn progress_with(&self, current: &Self, memory: MemoryRule) -> Result<Progress, Misfit> {
+        self.server.protocol().progress(current.server.protocol(), &self.device, memory)
     }
 
     /// Has this client go on with the device of another one.

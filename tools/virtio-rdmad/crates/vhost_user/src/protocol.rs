@@ -9,8 +9,8 @@ use memory::{GuestMemory, MapError, Policy, Region};
 use ring::Layout;
 use serde::{Deserialize, Serialize};
 use virtio_transport::{
-    Backend, Change, Error, Faults, Lack, Limits, Message, Misfit, Progress, Protocol, QueueSetup,
-    ResumeError, Server, State,
+    Backend, Change, Error, Faults, Lack, Limits, MemoryRule, Message, Misfit, Progress, Protocol,
+    QueueSetup, ResumeError, Server, State,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -225,7 +225,12 @@ impl Protocol for VhostUser {
 
     /// The VMM is ready when the queues run that the guest uses. A front end gives out the memory and sets the features
     /// before it starts a queue.
-    fn progress(&self, current: &dyn Protocol, backend: &dyn Backend) -> Result<Progress, Misfit> {
+    fn progress(
+        &self,
+        current: &dyn Protocol,
+        backend: &dyn Backend,
+        memory: MemoryRule,
+    ) -> Result<Progress, Misfit> {
         let (queues, found) = (current.queues(), self.queues());
         if queues.is_empty() {
             return Err(Misfit::NotStarted);
@@ -244,9 +249,11 @@ impl Protocol for VhostUser {
         if found != agreed {
             return Err(Misfit::Features { found, agreed });
         }
-        let memory = current.memory();
-        let difference = self.memory.range_difference(memory);
-        let difference = difference.or_else(|| self.memory.file_difference(memory));
+        let difference = self.memory.range_difference(current.memory());
+        let difference = difference.or_else(|| match memory {
+            MemoryRule::Same => self.memory.file_difference(current.memory()),
+            MemoryRule::Copy => None,
+        });
         if let Some((guest_addr, len)) = difference {
             return Err(Misfit::Memory { guest_addr, len });
         }

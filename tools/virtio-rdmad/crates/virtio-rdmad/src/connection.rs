@@ -13,13 +13,15 @@ use tracing::Span;
 use virtio_transport::{Backend, Protocol, ResumeError, Server, State as Saved};
 
 use crate::backend::GuestBackend;
-use crate::events::Event;
 use crate::guest::Guest;
 use crate::handover::{Connected, ConnectionJournal, Said};
 use crate::options::Transport;
 use crate::poller::{Poller, Source};
 use crate::spin::Spin;
-use crate::takeover::{NotMoved, Step, Successor};
+
+mod moves;
+
+use moves::Moving;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -147,8 +149,8 @@ pub struct Connection {
     busy: bool,
     server: Box<Server<dyn Protocol>>,
     backend: GuestBackend,
-    /// A VMM that is to take the guest over.
-    successor: Option<Successor>,
+    /// The attempt to move the guest to another connection.
+    moving: Option<Moving>,
     poller: Arc<Poller>,
     /// Whether the server is to look for messages, and that of the successor.
     unread: bool,
@@ -193,7 +195,7 @@ impl Connection {
             busy: false,
             server,
             backend,
-            successor: None,
+            moving: None,
             poller: poller.clone(),
             unread: true,
             needs_reset: false,
@@ -206,8 +208,8 @@ impl Connection {
     /// Has no poller watch the descriptors of the guest, because another worker is to serve it.
     pub fn detach(&self) {
         self.poller.remove(self.server.as_fd());
-        if let Some(successor) = &self.successor {
-            self.poller.remove(successor.as_fd());
+        if let Some(socket) = self.moving.as_ref().and_then(Moving::socket) {
+            self.poller.remove(socket);
         }
         self.backend.detach();
     }
@@ -217,7 +219,7 @@ impl Connection {
     pub fn attach(&mut self, poller: &Arc<Poller>) -> Result<(), Ended> {
         self.poller = poller.clone();
         self.state = State::Runnable;
-        let sockets = self.successor.as_ref().map(Successor::as_fd);
+        let sockets = self.moving.as_ref().and_then(Moving::socket);
         for socket in sockets.into_iter().chain([self.server.as_fd()]) {
             poller.add(socket, Source::Socket(self.guest.index))?;
         }
@@ -241,7 +243,7 @@ impl Connection {
             match self.serve() {
                 Ok(busy) => return Ok(busy),
                 Err(ended) => {
-                    self.give_up_successor(&NotMoved::Gone);
+                    self.forget_move();
                     self.backend.reset();
                     self.ended = Some(ended);
                 }
@@ -287,7 +289,7 @@ impl Connection {
             let span = self.span.clone();
             let _span = span.enter();
             self.unread = self.server.process(&mut self.backend)?;
-            self.unread |= self.serve_successor()?;
+            self.unread |= self.serve_move()?;
         }
         let device = &self.guest.device;
         self.next = device.run(self.budget.get());
@@ -299,83 +301,9 @@ impl Connection {
             }
         }
         self.notice_losses();
+        self.unread |= self.follow_freeze();
         self.busy = unread || self.next == Next::Busy;
         Ok(self.busy)
-    }
-
-    /// Begins to serve a VMM, which has connected, that is to take the guest over. It takes the place of another one that
-    /// was to do so.
-    pub fn succeed(&mut self, stream: UnixStream) {
-        self.span.in_scope(|| tracing::info!("a VMM is to take the guest over"));
-        self.give_up_successor(&NotMoved::Replaced);
-        let begun = Successor::new(&self.guest, stream).and_then(|successor| {
-            let source = Source::Socket(self.guest.index);
-            let added = self.poller.add(successor.as_fd(), source);
-            added.map_err(|error| NotMoved::Wait(format!("waiting for messages: {error}")))?;
-            Ok(successor)
-        });
-        match begun {
-            Ok(successor) => self.successor = Some(successor),
-            Err(error) => self.guest.link.tell_not_moved(&error),
-        }
-        self.notice(Source::Socket(self.guest.index));
-    }
-
-    /// Handles what the VMM has sent that is to take the guest over, and has it do so when it can. Returns whether this
-    /// is to be called again. An error ends the connection of the other VMM.
-    fn serve_successor(&mut self) -> Result<bool, Ended> {
-        let Some(successor) = &mut self.successor else { return Ok(false) };
-        let moved = match successor.process(&self.server) {
-            Ok(Step::Part) => return Ok(false),
-            Ok(Step::Busy) => return Ok(true),
-            // What the other VMM has sent, and what has begun for it, comes to its end first.
-            Ok(Step::Ready) if self.server.process(&mut self.backend)? => return Ok(true),
-            Ok(Step::Ready) if !self.guest.device.is_settled() => return Ok(true),
-            Ok(Step::Ready) => self.change_vmm(),
-            Err(error) => Err(error),
-        };
-        match moved {
-            Ok(()) => Ok(true),
-            Err(error) => {
-                self.give_up_successor(&error);
-                Ok(false)
-            }
-        }
-    }
-
-    /// Has the VMM that is ready take the guest over. After an error the guest is as before.
-    fn change_vmm(&mut self) -> Result<(), NotMoved> {
-        let Some(successor) = &mut self.successor else { return Ok(()) };
-        successor.adopt(&self.server)?;
-        let queues = successor.queues();
-        self.backend.replace_kicks(&queues).map_err(NotMoved::Wait)?;
-        let Some(successor) = self.successor.take() else { return Ok(()) };
-        let (guest, mut server) = (&self.guest, successor.into_server());
-        if let Some(journal) = ConnectionJournal::new(guest, server.as_fd()) {
-            server.keep_in(Box::new(journal));
-        }
-        guest.device.begin_memory(server.memory());
-        for queue in queues {
-            guest.device.set_signal(queue.index, queue.signal.clone());
-            // The other VMM may not have passed on what it was told last.
-            guest.device.kick(queue.index);
-            queue.signal.signal();
-        }
-        self.poller.remove(self.server.as_fd());
-        self.server = server;
-        tracing::info!("another VMM has taken the guest over");
-        guest.link.tell(Event::Disconnected { reason: "moved to another connection".to_owned() });
-        if let Some(worker) = guest.link.worker() {
-            guest.link.tell(Event::Connected { worker });
-        }
-        Ok(())
-    }
-
-    /// Disconnects the VMM that is to take the guest over, if there is one, for this reason.
-    fn give_up_successor(&mut self, reason: &NotMoved) {
-        let Some(successor) = self.successor.take() else { return };
-        self.poller.remove(successor.as_fd());
-        self.guest.link.tell_not_moved(reason);
     }
 
     /// Asks the guest's driver for a reset if memory of the guest was lost.
@@ -433,7 +361,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.give_up_successor(&NotMoved::Gone);
+        self.forget_move();
         self.poller.remove(self.server.as_fd());
     }
 }

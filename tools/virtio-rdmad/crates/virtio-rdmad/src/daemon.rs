@@ -18,6 +18,7 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use rustix::thread::{sched_setaffinity, set_current_timer_slack, CpuSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::attempt::Attempt;
 use crate::balance::Balance;
 use crate::control::{self, Surveyed};
 use crate::events::Events;
@@ -543,15 +544,16 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
         guests.sweep();
         let all = guests.all();
         let until_look = balance.turn(&all, Instant::now());
-        let mut moving = guests_that_move(&all);
-        moving.retain(|_| pause.is_none());
         // While one VMM of a guest is connected, another one has to wait.
         let mut free: Vec<_> = all.iter().collect();
         free.retain(|guest| pause.is_none() && guest.link.worker().is_none());
+        // An attempt does not go on with the next VMM: a guest that is free by now is accepted in the next round.
+        let mut moving = guests_that_move(&all);
+        moving.retain(|_| pause.is_none());
         let mut fds =
             vec![PollFd::new(signals, PollFlags::IN), PollFd::new(guests.changes(), PollFlags::IN)];
         let own = free.iter().map(|guest| &guest.socket);
-        let sockets = own.chain(moving.iter().map(|(_, socket)| &**socket));
+        let sockets = own.chain(moving.iter().map(|(_, _, socket)| &**socket));
         fds.extend(sockets.map(|socket| PollFd::new(socket.listener(), PollFlags::IN)));
         let timeout = paused.into_iter().chain(until_look).min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
@@ -572,7 +574,7 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
         let accepted = free.into_iter().zip(own).filter(|(_, ready)| **ready);
         let accepted = accepted.map(|(guest, _)| (guest, guests.accept(guest.index)));
         let moved = moving.into_iter().zip(moves).filter(|(_, ready)| **ready);
-        let moved = moved.map(|((guest, socket), _)| (guest, guest.accept_move(socket)));
+        let moved = moved.map(|((guest, attempt, _), _)| (guest, guest.accept_move(&attempt)));
         for (guest, result) in accepted.chain(moved) {
             if let Err(error) = result {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");
@@ -582,17 +584,17 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
     }
 }
 
-/// Returns the guests that other VMMs are to take over, and where these connect. A guest whose VMM has gone meanwhile is
-/// not taken over any more.
-fn guests_that_move(guests: &[Arc<Guest>]) -> Vec<(&Arc<Guest>, Arc<Socket>)> {
+/// Returns the guests that other VMMs are to take over, the attempts, and where these VMMs connect. The attempt ends for a
+/// guest whose VMM has gone meanwhile.
+fn guests_that_move(guests: &[Arc<Guest>]) -> Vec<(&Arc<Guest>, Arc<Attempt>, Arc<Socket>)> {
     let mut moving = Vec::new();
     for guest in guests {
-        let Some(socket) = guest.moves_to() else { continue };
+        let Some(attempt) = guest.attempt() else { continue };
         if guest.link.worker().is_some() {
-            moving.push((guest, socket));
-        } else {
-            guest.set_moves_to(None);
-            drop(socket);
+            let socket = attempt.socket();
+            moving.extend(socket.map(|socket| (guest, attempt, socket)));
+        } else if guest.end_attempt(&attempt) {
+            drop(attempt);
             guest.link.tell_not_moved(&NotMoved::Gone);
         }
     }

@@ -31,6 +31,8 @@ pub enum Event {
     Moved { worker: usize },
     /// Another VMM was to take it over, and has not done so, for this reason.
     NotMoved { reason: String },
+    /// Its device is frozen, because its memory is to be copied for another VMM.
+    Frozen,
     /// Its VMM is connected no longer, for this reason.
     Disconnected { reason: String },
     /// Its driver has started the device.
@@ -117,6 +119,7 @@ fn report((time, guest, event): &(SystemTime, String, Event)) -> EventReport {
         Event::Disconnected { reason } => {
             EventReport { reason: Some(reason.clone()), ..of("disconnected") }
         }
+        Event::Frozen => of("frozen"),
         Event::Started => of("started"),
         Event::Reset => of("reset"),
         Event::Incident(Incident::Send { qpn, status }) => {

@@ -2,7 +2,6 @@
 //! A guest: what outlives the connections of its VMM.
 
 use std::io::Error;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use engine::{Device, Incident};
 use memory::Policy;
 use serde::{Deserialize, Serialize};
 
+use crate::attempt::Attempt;
 use crate::events::{Event, Events};
 use crate::handover::Kept;
 use crate::options::{GuestSpec, SpecError};
@@ -51,13 +51,14 @@ impl Link {
         self.events.note(&self.name, event);
     }
 
-    /// Has the worker of the guest let a VMM take the guest over, which has connected by this stream.
-    pub fn take_over(&self, stream: UnixStream) {
-        let worker = self.worker().and_then(|index| self.workers.get(index));
-        let order = Order::TakeOver(self.guest, stream);
-        if worker.is_none_or(|worker| worker.order(order).is_err()) {
-            self.tell_not_moved(&NotMoved::Gone);
-        }
+    /// Has the worker of the guest look at the attempt to move it to another connection. Nobody does so for a guest whose
+    /// VMM has gone: the main thread ends the attempt then.
+    pub fn review_move(&self) {
+        let worker = || self.worker().and_then(|index| self.workers.get(index));
+        let tells =
+            || worker().is_none_or(|worker| worker.order(Order::ReviewMove(self.guest)).is_ok());
+        // A worker that has retired takes no order. The link names another one by then.
+        let _ = tells() || tells();
     }
 
     /// Tells why a VMM has not taken the guest over.
@@ -136,8 +137,8 @@ pub struct Guest {
     pub memory: Policy,
     /// Where its VMM connects.
     pub socket: Socket,
-    /// Where another VMM connects that is to take the guest over, once.
-    pub(crate) moves_to: Mutex<Option<Arc<Socket>>>,
+    /// The attempt to move it to another connection.
+    pub(crate) attempt: Mutex<Option<Arc<Attempt>>>,
     /// Whether it leaves when its VMM does.
     pub leaves: AtomicBool,
     /// What a later process will have of it, if anything.
@@ -170,27 +171,45 @@ impl Guest {
         }
     }
 
-    /// Has the next VMM that connects to this socket take the guest over, while its own VMM is connected. It takes the
-    /// place of another socket. Without a socket no VMM takes the guest over.
-    pub fn set_moves_to(&self, socket: Option<Socket>) {
-        let mut place = self.moves_to.lock().unwrap_or_else(PoisonError::into_inner);
-        *place = socket.map(Arc::new);
+    /// Begins an attempt to move it to another connection. An earlier attempt ends.
+    pub fn begin_attempt(&self, attempt: Attempt) {
+        let before = self.lock_attempt().replace(Arc::new(attempt));
+        if before.is_some() {
+            self.link.tell_not_moved(&NotMoved::Replaced);
+        }
+        self.link.review_move();
     }
 
-    /// Accepts the VMM that is to take the guest over, if one waits at this socket, which is closed then.
-    pub fn accept_move(&self, socket: Arc<Socket>) -> Result<(), Error> {
-        let Some(stream) = socket.accept()? else { return Ok(()) };
-        let mut place = self.moves_to.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another socket may be there by now.
-        place.take_if(|place| Arc::ptr_eq(place, &socket));
-        drop((place, socket));
-        self.link.take_over(stream);
+    /// Cancels the attempt to move it. Returns whether there was one.
+    pub fn cancel_attempt(&self) -> bool {
+        let attempt = self.lock_attempt().take();
+        if attempt.is_some() {
+            self.link.tell_not_moved(&NotMoved::Cancelled);
+            self.link.review_move();
+        }
+        attempt.is_some()
+    }
+
+    /// Ends this attempt. Returns `false` if it has ended before; otherwise the caller tells how it has ended.
+    pub fn end_attempt(&self, attempt: &Arc<Attempt>) -> bool {
+        self.lock_attempt().take_if(|current| Arc::ptr_eq(current, attempt)).is_some()
+    }
+
+    /// Returns the attempt to move it, if there is one.
+    pub fn attempt(&self) -> Option<Arc<Attempt>> {
+        self.lock_attempt().clone()
+    }
+
+    /// Accepts the VMM that is to take the guest over in this attempt, if it waits.
+    pub fn accept_move(&self, attempt: &Attempt) -> Result<(), Error> {
+        if attempt.accept()? {
+            self.link.review_move();
+        }
         Ok(())
     }
 
-    /// Returns where another VMM connects that is to take the guest over.
-    pub fn moves_to(&self) -> Option<Arc<Socket>> {
-        self.moves_to.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn lock_attempt(&self) -> MutexGuard<'_, Option<Arc<Attempt>>> {
+        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns what it is now, as in `--guest`.

@@ -16,6 +16,7 @@ use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 
+use crate::attempt::Attempt;
 use crate::events::Events;
 use crate::guest::{Guest, Link, Origin};
 use crate::handover::{Connected, Kept, Manager};
@@ -89,6 +90,9 @@ pub enum MoveError {
     /// No VMM is connected from which it could be moved.
     #[error("the VMM of guest \"{0}\" is not connected")]
     NotConnected(String),
+    /// It is not on its way to another connection.
+    #[error("the guest \"{0}\" is not to move")]
+    NotMoving(String),
 }
 
 /// Why the policy of a guest cannot change.
@@ -324,7 +328,7 @@ impl Guests {
             wake: link.clone(),
         });
         let memory = Policy { any_file: spec.any_file, ..memory };
-        let (rings, work, moves_to) = Default::default();
+        let (rings, work, attempt) = Default::default();
         let leaves = kept.as_ref().is_some_and(Kept::leaves).into();
         let kept = kept.map(Mutex::new);
         let text = Mutex::new(spec.text.clone());
@@ -339,7 +343,7 @@ impl Guests {
             work,
             memory,
             socket,
-            moves_to,
+            attempt,
             leaves,
             kept,
         }
@@ -453,16 +457,30 @@ impl Guests {
         Ok(())
     }
 
-    /// Has the next VMM that connects to this socket take the guest of this name over.
-    pub fn move_to(&self, name: &str, socket: Socket) -> Result<(), MoveError> {
-        let guest = self.all().into_iter().find(|guest| guest.spec.name == name);
-        let guest = guest.ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
+    /// Begins an attempt to move the guest of this name to another connection.
+    pub fn move_to(&self, name: &str, attempt: Attempt) -> Result<(), MoveError> {
+        let guest = self.of_name(name).ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
         if guest.link.worker().is_none() {
             return Err(MoveError::NotConnected(name.to_owned()));
         }
-        guest.set_moves_to(Some(socket));
+        guest.begin_attempt(attempt);
         self.note_change();
         Ok(())
+    }
+
+    /// Cancels the attempt to move the guest of this name.
+    pub fn cancel_move(&self, name: &str) -> Result<(), MoveError> {
+        let guest = self.of_name(name).ok_or_else(|| MoveError::Unknown(name.to_owned()))?;
+        if !guest.cancel_attempt() {
+            return Err(MoveError::NotMoving(name.to_owned()));
+        }
+        // The main thread has the socket until then.
+        self.note_change();
+        Ok(())
+    }
+
+    fn of_name(&self, name: &str) -> Option<Arc<Guest>> {
+        self.all().into_iter().find(|guest| guest.spec.name == name)
     }
 
     /// Has the main thread look at the guests. Any thread may call this.

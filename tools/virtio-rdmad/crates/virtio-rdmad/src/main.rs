@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod add_remove;
+mod attempt;
 mod backend;
 mod balance;
 mod call;

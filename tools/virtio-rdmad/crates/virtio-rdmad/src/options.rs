@@ -378,8 +378,20 @@ pub struct MoveOptions {
     /// Where the other VMM connects. The next one that does takes the guest over.
     ///
     /// The socket is made with the rights of whoever calls this.
-    #[arg(long, value_name = "PATH")]
-    pub socket: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "cancel")]
+    pub socket: Option<PathBuf>,
+
+    /// Freeze the device until the other VMM takes the guest over, and let that have a copy of the
+    /// memory.
+    ///
+    /// Copy the memory after the event "frozen", which `virtio-rdmad watch` prints. Without this option
+    /// the other VMM must have the same memory.
+    #[arg(long)]
+    pub freeze: bool,
+
+    /// Have the guest stay with its VMM: end what an earlier call has begun.
+    #[arg(long, conflicts_with_all = ["socket", "freeze"])]
+    pub cancel: bool,
 
     /// The name of the guest.
     pub name: String,

@@ -7,9 +7,9 @@
 //!
 //! The VMM sets the device up as if it were new. Until it has set up all that a VMM gives to the device
 //! ([`Protocol::progress`]), nothing of this reaches the device ([`Rehearsal`]), which goes on to serve the other VMM. What
-//! it has set up must be what the guest has: the device does not know which memory of the guest it has written, so the
-//! memory must be the same files. What the driver has made of the device comes from the connection of the VMM from before
-//! ([`Protocol::adopt`]).
+//! it has set up must be what the guest has. The device does not know which memory of the guest it has written, so the
+//! memory must be the same files, or a copy that was made while the device was frozen ([`MemoryRule`]). What the driver has
+//! made of the device comes from the connection of the VMM from before ([`Protocol::adopt`]).
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use engine::Device;
 use memory::{GuestMemory, Policy};
-use virtio_transport::{Backend, Lack, Misfit, Progress, Protocol, QueueSetup, Server};
+use virtio_transport::{Backend, Lack, MemoryRule, Misfit, Progress, Protocol, QueueSetup, Server};
 
 use crate::connection::serve;
 use crate::guest::Guest;
@@ -42,9 +42,12 @@ pub enum NotMoved {
     /// Its socket or a kick cannot be waited for.
     #[error("{0}")]
     Wait(String),
-    /// Another VMM is to take the guest over.
-    #[error("another VMM has connected to take the guest over")]
+    /// Another attempt has begun.
+    #[error("another call of move has taken the place of this one")]
     Replaced,
+    /// Somebody has cancelled the attempt.
+    #[error("the move was cancelled")]
+    Cancelled,
     /// The VMM that was connected has gone, and the device was reset.
     #[error("the VMM that the guest was to be taken from has gone")]
     Gone,
@@ -55,8 +58,8 @@ pub enum NotMoved {
 pub enum Step {
     /// It may have sent more.
     Busy,
-    /// It has set up a part, and has sent nothing else.
-    Part,
+    /// It has not set this up yet, and has sent nothing else.
+    Lacks(Lack),
     /// It can take the guest over, and has sent nothing else.
     Ready,
 }
@@ -80,12 +83,16 @@ impl Successor {
         self.server.as_fd()
     }
 
-    /// Handles what the VMM has sent, a bounded part of it. `current` is the server of the VMM that is connected. Never
-    /// waits. An error ends the attempt.
-    pub fn process(&mut self, current: &Server<dyn Protocol>) -> Result<Step, NotMoved> {
+    /// Handles what the VMM has sent, a bounded part of it. `current` is the server of the VMM that is connected, and
+    /// `memory` says which memory the other VMM must have. Never waits. An error ends the attempt.
+    pub fn process(
+        &mut self,
+        current: &Server<dyn Protocol>,
+        memory: MemoryRule,
+    ) -> Result<Step, NotMoved> {
         let handled = self.server.process(&mut self.rehearsal);
         // It may have set up something before it went.
-        let progress = self.server.progress(current, &self.rehearsal)?;
+        let progress = self.server.progress(current, &self.rehearsal, memory)?;
         let is_busy = handled.map_err(|error| match progress {
             Progress::Lacks(lack) => NotMoved::Unfinished { error, lack },
             Progress::Ready => NotMoved::Transport(error),
@@ -93,7 +100,7 @@ impl Successor {
         // A message that was handled and not answered would be handled again by another process.
         Ok(match progress {
             _ if is_busy => Step::Busy,
-            Progress::Lacks(_) => Step::Part,
+            Progress::Lacks(lack) => Step::Lacks(lack),
             Progress::Ready => Step::Ready,
         })
     }

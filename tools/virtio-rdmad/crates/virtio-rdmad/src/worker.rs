@@ -13,7 +13,6 @@
 
 mod intakes;
 
-use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -309,7 +308,7 @@ impl Worker {
         for order in orders {
             match order {
                 Order::SendAway(guest, to) => self.send_away(guest, to),
-                Order::TakeOver(guest, stream) => self.take_over(guest, stream),
+                Order::ReviewMove(guest) => self.review_move(guest),
             }
         }
     }
@@ -385,18 +384,19 @@ impl Worker {
         }
     }
 
-    /// Has a VMM, which has connected, take a guest over. A guest that is served elsewhere by now is taken over there.
-    fn take_over(&mut self, guest: u32, stream: UnixStream) {
+    /// Looks at the attempt to move a guest to another connection. A guest that is served elsewhere by now is looked at
+    /// there.
+    fn review_move(&mut self, guest: u32) {
         if let Some(at) = self.position(guest) {
             self.guard(at, |connection| {
-                connection.succeed(stream);
+                connection.review_move();
                 Ok(())
             });
             return;
         }
         // It may be on its way to this worker.
         if let Some(guest) = self.guests.get(guest) {
-            guest.link.take_over(stream);
+            guest.link.review_move();
         }
     }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What other threads have of a worker.
 
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,8 +30,8 @@ pub enum Arrival {
 pub enum Order {
     /// Hand the guest to the worker with this index.
     SendAway(u32, usize),
-    /// Have the VMM take the guest over that has connected by this stream.
-    TakeOver(u32, UnixStream),
+    /// Look at the attempt to move the guest to another connection, which has changed.
+    ReviewMove(u32),
 }
 
 /// What other threads have for a worker.

@@ -23,7 +23,7 @@ mod front_end;
 mod rdma;
 
 use front_end::{FrontEnd, LIMIT};
-use rdma::{Pair, RdmaGuest, Transport, CONFIG};
+use rdma::{bytes_of, Pair, RdmaGuest, Transport, CONFIG};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_virtio-rdmad");
 
@@ -128,6 +128,13 @@ impl Daemon {
             output(Command::new(BINARY).args(["status", "--json", "--control"]).arg(&control));
         assert!(output.status.success());
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Returns what `status` prints.
+    fn status_text(&self) -> String {
+        let control = self.path("control");
+        let output = output(Command::new(BINARY).args(["status", "--control"]).arg(&control));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Returns the rounds and sleeps of every worker, and whether all workers sleep now.
@@ -313,6 +320,9 @@ fn the_control_socket_refuses_nonsense() {
         ("RemoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
         ("MoveGuest", serde_json::json!({}), "name"),
         ("MoveGuest", serde_json::json!({ "name": "a", "now": true }), "now"),
+        ("MoveGuest", serde_json::json!({ "name": "a", "freeze": "yes" }), "freeze"),
+        ("CancelMove", serde_json::json!({}), "name"),
+        ("CancelMove", serde_json::json!({ "name": "a", "freeze": true }), "freeze"),
         ("SetPolicy", serde_json::json!({ "name": "a" }), "policy"),
         ("SetPolicy", serde_json::json!({ "policy": "qps=9" }), "name"),
         ("SetPolicy", serde_json::json!({ "name": "a", "policy": "qps=9", "x": 1 }), "x"),
@@ -1477,9 +1487,27 @@ fn pair(daemon: &Daemon, transport: Transport) -> Pair {
 
 /// Makes a socket to which a VMM connects that takes guest a over.
 fn moves(daemon: &Daemon) -> PathBuf {
-    let socket = daemon.path("moves");
-    let (done, said) = run(daemon, &["move", "--socket", socket.to_str().unwrap(), "a"]);
+    moves_with(daemon, &[])
+}
+
+/// The same with these options.
+fn moves_with(daemon: &Daemon, options: &[&str]) -> PathBuf {
+    moves_to(daemon, "moves", options)
+}
+
+/// The same with a socket of this name.
+fn moves_to(daemon: &Daemon, name: &str, options: &[&str]) -> PathBuf {
+    let socket = daemon.path(name);
+    let words = [&["move", "--socket", socket.to_str().unwrap(), "a"], options].concat();
+    let (done, said) = run(daemon, &words);
     assert!(done, "{said}");
+    socket
+}
+
+/// The same, and waits until the guest is frozen.
+fn moves_frozen(daemon: &mut Daemon) -> PathBuf {
+    let socket = moves_with(daemon, &["--freeze"]);
+    daemon.wait_for("the device is frozen");
     socket
 }
 
@@ -1665,20 +1693,17 @@ fn try_nonsense(daemon: &mut Daemon, pair: &mut Pair, error: &str) {
     let mut nonsense = connect(&moves(daemon));
     nonsense.write_all(&[0xff; 64]).unwrap();
     wait_for_not_moved(daemon, error);
-    let [_waits, _too] = [(), ()].map(|()| {
-        let vmm = connect(&moves(daemon));
-        daemon.wait_for("a VMM is to take the guest over");
-        vmm
-    });
-    wait_for_not_moved(daemon, "another VMM has connected");
+    // A call ends the attempt of an earlier one, also while a VMM that stalls is connected.
+    let stalls = connect(&moves(daemon));
+    daemon.wait_for("a VMM is to take the guest over");
+    let path = moves(daemon);
+    wait_for_not_moved(daemon, "another call of move");
+    wait_for_end(stalls);
     pair.send();
     pair.receive();
-    // Nobody takes over what goes, neither who is connected nor who is yet to connect.
-    let path = moves(daemon);
+    // Nobody takes over what goes.
     pair.guests[0].vmm.leave();
-    for _ in 0..2 {
-        wait_for_not_moved(daemon, "has gone");
-    }
+    wait_for_not_moved(daemon, "has gone");
     assert!(UnixStream::connect(path).is_err());
     std::fs::remove_file(daemon.path("moves")).unwrap();
 }
@@ -1734,6 +1759,190 @@ fn a_guest_that_was_taken_over_outlives_a_crash() {
         drop(pair);
         for _ in 0..2 {
             daemon.wait_for("disconnected");
+        }
+    }
+    std::fs::remove_file(daemon.path("moves")).unwrap();
+    daemon.end();
+}
+
+/// While a guest is frozen, its memory can be copied, and the guest goes on in the copy: with the messages that were under
+/// way, with what it has asked for meanwhile, and without a byte written to the first memory.
+#[test]
+fn a_guest_goes_on_in_a_copy_of_its_memory() {
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::supervised("copied", &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        let mut events = watch(&daemon);
+        for round in 0..3 {
+            pair.send();
+            let path = moves_frozen(&mut daemon);
+            let guest = &mut pair.guests[0];
+            let reply = guest.ask_port();
+            let moving = &daemon.status()["guests"][0]["moving"];
+            assert_eq!((&moving["frozen"], &moving["connected"]), (&true.into(), &false.into()));
+            assert!(daemon.status_text().contains("the device is frozen, no VMM has come"));
+            let first = guest.memory();
+            let before = bytes_of(&first);
+            guest.copy_memory();
+            wait_for_end(guest.change_vmm(connect(&path)));
+            guest.hear_port(reply);
+            pair.receive();
+            pair.send();
+            pair.receive();
+            assert!(bytes_of(&first) == before, "the first memory is as it was");
+            assert!(daemon.status()["guests"][0]["moving"].is_null());
+            assert_eq!(next_events(&mut events, 3), ["frozen", "disconnected", "connected"]);
+            if round == 1 {
+                daemon.restart();
+                events = watch(&daemon);
+            }
+        }
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
+/// Watches guest a.
+fn watch(daemon: &Daemon) -> BufReader<UnixStream> {
+    let mut socket = connect(&daemon.path("control"));
+    let call = b"{\"method\":\"org.virtio-rdma.Daemon.Monitor\",\"more\":true}\0";
+    socket.write_all(call).unwrap();
+    let mut events = BufReader::new(socket);
+    assert_eq!(next_event(&mut events)["event"], "watching");
+    events
+}
+
+fn next_event(events: &mut BufReader<UnixStream>) -> Value {
+    let mut answer = Vec::new();
+    events.read_until(0, &mut answer).unwrap();
+    let answer: Value = serde_json::from_slice(answer.strip_suffix(&[0]).unwrap()).unwrap();
+    answer["parameters"].clone()
+}
+
+/// Returns the names of the next events of guest a.
+fn next_events(events: &mut BufReader<UnixStream>, count: usize) -> Vec<String> {
+    let all = std::iter::from_fn(|| Some(next_event(events)));
+    let names = all.filter(|event| event["guest"] == "a").map(|event| event["event"].clone());
+    names.take(count).map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+/// A guest that was frozen in vain goes on where it was, with the messages that came meanwhile.
+#[test]
+fn a_guest_that_was_frozen_in_vain_stays() {
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::supervised("stays", &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        // Somebody cancels it, while no VMM is there, and while one is there that has not set up all.
+        for stalls in [false, true] {
+            pair.send();
+            let path = moves_frozen(&mut daemon);
+            let reply = pair.guests[0].ask_port();
+            let vmm = stalls.then(|| {
+                let vmm = pair.guests[0].try_change_vmm(connect(&path), RdmaGuest::forget_queue);
+                daemon.wait_for("a VMM is to take the guest over");
+                while daemon.status()["guests"][0]["moving"]["lacks"].is_null() {
+                    std::thread::yield_now();
+                }
+                assert!(daemon.status_text().contains("a VMM is to take it over: it has not"));
+                vmm
+            });
+            assert!(run(&daemon, &["move", "--cancel", "a"]).0);
+            wait_for_not_moved(&mut daemon, "the move was cancelled");
+            daemon.wait_for("the device goes on");
+            vmm.into_iter().for_each(wait_for_end);
+            pair.guests[0].hear_port(reply);
+            pair.receive();
+        }
+        for (name, error) in [("a", "GuestNotMoving"), ("nobody", "UnknownGuest")] {
+            let (done, said) = run(&daemon, &["move", "--cancel", name]);
+            assert!(!done && said.contains(error), "{said}");
+        }
+        // A later attempt takes its place.
+        pair.send();
+        moves_frozen(&mut daemon);
+        let later = moves_to(&daemon, "later", &[]);
+        wait_for_not_moved(&mut daemon, "another call of move");
+        daemon.wait_for("the device goes on");
+        pair.receive();
+        wait_for_end(pair.guests[0].change_vmm(connect(&later)));
+        std::fs::remove_file(later).unwrap();
+        // The other VMM says nonsense.
+        pair.send();
+        let path = moves_frozen(&mut daemon);
+        connect(&path).write_all(&[0xff; 64]).unwrap();
+        wait_for_not_moved(&mut daemon, "");
+        daemon.wait_for("the device goes on");
+        pair.receive();
+        // A process that comes after this one does not go on with the attempt.
+        pair.send();
+        moves_frozen(&mut daemon);
+        daemon.restart();
+        pair.receive();
+        assert!(daemon.status()["guests"][0]["moving"].is_null());
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
+/// The ranges of a copy are those of the guest's memory. With vhost-user a VMM with other ranges is refused; with vfio-user
+/// it is waited for until it goes.
+#[test]
+fn a_copy_has_the_ranges_of_the_memory() {
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::start_with("ranges", &[], &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        pair.send();
+        let path = moves_frozen(&mut daemon);
+        let vmm = pair.guests[0].try_change_vmm(connect(&path), |guest| {
+            guest.copy_memory();
+            guest.place = 0x40_0000;
+        });
+        if transport == Transport::VfioUser {
+            drop(vmm);
+            wait_for_not_moved(&mut daemon, "its memory is not that of the guest at 0x400000");
+        } else {
+            wait_for_not_moved(&mut daemon, "queue 0 is not as the guest has it");
+        }
+        daemon.wait_for("the device goes on");
+        pair.receive();
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
+/// A freeze ends with what it was for: the VMM that is connected, or the device that its driver has started.
+#[test]
+fn a_freeze_ends_with_the_device() {
+    let mut daemon = Daemon::start_with("freeze-ends", &[], &two_guests(Transport::VfioUser));
+    let idle = connect(&daemon.path("a"));
+    daemon.wait_for("connected");
+    moves_with(&daemon, &["--freeze"]);
+    wait_for_not_moved(&mut daemon, "has not started");
+    drop(idle);
+    daemon.wait_for("disconnected");
+    for resets in [true, false] {
+        let pair = pair(&daemon, Transport::VfioUser);
+        let path = moves_frozen(&mut daemon);
+        if resets {
+            pair.guests[0].vmm.reset();
+            wait_for_not_moved(&mut daemon, "has not started");
+        } else {
+            pair.guests[0].vmm.leave();
+            wait_for_not_moved(&mut daemon, "has gone");
+        }
+        // A VMM that connects now is disconnected.
+        UnixStream::connect(path).into_iter().for_each(wait_for_end);
+        let freed = daemon.status()["guests"][0]["moving"].is_null();
+        assert!(freed, "nothing is left of the attempt");
+        drop(pair);
+        for guest in ["a", "b"] {
+            let is_connected = |status: &Value| {
+                let mut guests = status["guests"].as_array().unwrap().iter();
+                guests.any(|other| other["name"] == guest && other["connected"] == true)
+            };
+            while is_connected(&daemon.status()) {
+                std::thread::yield_now();
+            }
         }
     }
     std::fs::remove_file(daemon.path("moves")).unwrap();

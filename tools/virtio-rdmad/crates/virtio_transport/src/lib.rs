@@ -29,4 +29,4 @@ pub use error::Error;
 pub use fault::Faults;
 pub use journal::{Change, Journal, ResumeError, State};
 pub use server::{Limits, Protocol, Server};
-pub use takeover::{Lack, Misfit, Progress};
+pub use takeover::{Lack, MemoryRule, Misfit, Progress};

@@ -8,7 +8,7 @@ use memory::{GuestMemory, Policy};
 
 use crate::channel::{Channel, Message};
 use crate::journal::{Change, Journal, ResumeError, State};
-use crate::{Backend, Error, Misfit, Progress, QueueSetup};
+use crate::{Backend, Error, MemoryRule, Misfit, Progress, QueueSetup};
 
 /// Bounds of what a server takes from a VMM.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +59,14 @@ pub trait Protocol: Send {
     fn state(&self) -> State;
 
     /// Returns how far the VMM is that is to take the device over from the VMM of `current`, a connection of the same
-    /// protocol. `backend` is the device as this VMM has found it. An error ends the attempt.
-    fn progress(&self, current: &dyn Protocol, backend: &dyn Backend) -> Result<Progress, Misfit>;
+    /// protocol. `backend` is the device as this VMM has found it, and `memory` says which memory it must have. An error
+    /// ends the attempt.
+    fn progress(
+        &self,
+        current: &dyn Protocol,
+        backend: &dyn Backend,
+        memory: MemoryRule,
+    ) -> Result<Progress, Misfit>;
 
     /// Makes of the device what the driver has made of it by the VMM of `current`, because the driver goes on with this
     /// one, which is [ready](Progress::Ready). Interrupts for changes of the configuration that the driver may not have
@@ -95,8 +101,13 @@ impl<P: Protocol> Server<P> {
 
 impl Server<dyn Protocol> {
     /// Returns how far the VMM is that is to take the device over from the VMM of `current`. See [`Protocol::progress`].
-    pub fn progress(&self, current: &Self, backend: &dyn Backend) -> Result<Progress, Misfit> {
-        self.protocol.progress(&current.protocol, backend)
+    pub fn progress(
+        &self,
+        current: &Self,
+        backend: &dyn Backend,
+        memory: MemoryRule,
+    ) -> Result<Progress, Misfit> {
+        self.protocol.progress(&current.protocol, backend, memory)
     }
 
     /// Makes of the device what the driver has made of it by the VMM of `current`. See [`Protocol::adopt`]. A journal

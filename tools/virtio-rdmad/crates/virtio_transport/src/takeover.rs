@@ -7,6 +7,16 @@
 
 use crate::ResumeError;
 
+/// Which memory a VMM must have that is to take a device over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MemoryRule {
+    /// The same parts of the same files at the same guest addresses.
+    Same,
+    /// Memory at the same guest addresses, in ranges of the same lengths. It has the content that the guest's memory has
+    /// while the device is frozen.
+    Copy,
+}
+
 /// How far a VMM is that is to take a device over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Progress {

@@ -7,9 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use super::*;
+use crate::attempt::Attempt;
 use crate::events::Events;
 use crate::guests::Arriving;
 use crate::histogram;
+use crate::socket::{Kind, Socket};
 
 #[path = "../../tests/front_end/mod.rs"]
 mod front_end;
@@ -26,7 +28,7 @@ struct Bench {
     /// The second worker, if there is one.
     other: Option<Worker>,
     guests: Arc<[Arc<Guest>]>,
-    _directory: Directory,
+    directory: Directory,
 }
 
 impl Bench {
@@ -56,7 +58,7 @@ impl Bench {
         let make =
             |index| Worker::new(workers.clone(), index, all.clone(), &[], Duration::ZERO).unwrap();
         let (worker, other) = (make(0), (workers.len() > 1).then(|| make(1)));
-        Self { worker, other, guests, _directory: Directory(directory) }
+        Self { worker, other, guests, directory: Directory(directory) }
     }
 
     /// Connects a VMM to a guest.
@@ -406,6 +408,7 @@ fn messages_go_on_while_guests_are_moved() {
     let mut other = bench.other.take().unwrap();
     let workers = bench.worker.workers.clone();
     let sockets = [0, 1].map(|guest| bench.connect(guest));
+    let path = bench.directory.0.join("moves");
     std::thread::scope(|scope| {
         let _end = Stop(&workers);
         scope.spawn(|| bench.worker.run());
@@ -424,8 +427,10 @@ fn messages_go_on_while_guests_are_moved() {
             move_one(&guests[round / 2 % 2]);
             if round % 10 == 0 {
                 // The guest is moved again while its next VMM sets the device up.
-                let (front_end, back_end) = UnixStream::pair().unwrap();
-                guests[0].link.take_over(back_end);
+                let socket = Socket::bind(&path, Kind::Stream).unwrap();
+                guests[0].begin_attempt(Attempt::new(socket, false));
+                let front_end = UnixStream::connect(&path).unwrap();
+                guests[0].accept_move(&guests[0].attempt().unwrap()).unwrap();
                 move_one(&guests[0]);
                 let mut before = pair.guests[0].change_vmm(front_end);
                 move_one(&guests[0]);

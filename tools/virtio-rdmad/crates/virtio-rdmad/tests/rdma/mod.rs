@@ -163,9 +163,7 @@ impl RdmaGuest {
     /// Has other memory with the same content.
     pub fn copy_memory(&mut self) {
         let copy = new_memory();
-        let mut bytes = vec![0; usize::try_from(MEMORY).unwrap()];
-        rustix::io::pread(&self.memory, &mut bytes, 0).unwrap();
-        rustix::io::pwrite(&copy, &bytes, 0).unwrap();
+        rustix::io::pwrite(&copy, &bytes_of(&self.memory), 0).unwrap();
         self.memory = copy;
     }
 
@@ -226,8 +224,23 @@ impl RdmaGuest {
 
     /// Asks for the state of the port. The reply comes with an interrupt.
     pub fn query_port(&mut self) {
-        let request = virtio_rdma_cmd_query_port { port: 1 };
-        let _: virtio_rdma_rsp_query_port = self.command(VIRTIO_RDMA_CMD_QUERY_PORT, &request);
+        let reply = self.ask_port();
+        self.hear_port(reply);
+    }
+
+    /// Asks for the state of the port, and does not wait. Returns where the reply will be.
+    pub fn ask_port(&mut self) -> u64 {
+        self.ask(VIRTIO_RDMA_CMD_QUERY_PORT, &virtio_rdma_cmd_query_port { port: 1 })
+    }
+
+    /// Waits for the state of the port, which was asked for.
+    pub fn hear_port(&mut self, reply: u64) {
+        let _: virtio_rdma_rsp_query_port = self.hear(VIRTIO_RDMA_CMD_QUERY_PORT, reply);
+    }
+
+    /// Returns the file of its memory.
+    pub fn memory(&self) -> OwnedFd {
+        self.memory.try_clone().unwrap()
     }
 
     /// Posts a message with this number, whose content depends on `seed` too.
@@ -284,11 +297,22 @@ impl RdmaGuest {
 
     /// Sends a command and waits, for the interrupt, until it has succeeded.
     fn command<Q: IntoBytes + Immutable, R: FromBytes>(&mut self, command: u32, request: &Q) -> R {
+        let reply = self.ask(command, request);
+        self.hear(command, reply)
+    }
+
+    /// Sends a command. Returns where the reply will be.
+    fn ask<Q: IntoBytes + Immutable>(&mut self, command: u32, request: &Q) -> u64 {
         let request = [&[byte(command)], request.as_bytes()].concat();
         let (from, to) = (self.allocate(512), self.allocate(512));
         self.write(from, &request);
         let length = u32::try_from(request.len()).unwrap();
         self.add(0, &[(from, length, false), (to, 512, true)]);
+        to
+    }
+
+    /// Waits, for the interrupt, until a command has succeeded, whose reply is there.
+    fn hear<R: FromBytes>(&mut self, command: u32, at: u64) -> R {
         let limit = Timespec::try_from(LIMIT).unwrap();
         while self.used(0).is_none() {
             let call = &self.queues[&0].call;
@@ -297,7 +321,7 @@ impl RdmaGuest {
             let _ = rustix::io::read(call, &mut [0; 8]);
         }
         let mut reply = vec![0; 1 + size_of::<R>()];
-        rustix::io::pread(&self.memory, &mut reply, to).unwrap();
+        rustix::io::pread(&self.memory, &mut reply, at).unwrap();
         assert_eq!(u32::from(reply[0]), VIRTIO_RDMA_STATUS_OK, "command {command}");
         R::read_from_bytes(&reply[1..]).unwrap()
     }
@@ -441,6 +465,13 @@ impl Pair {
         }
         self.count += MESSAGES;
     }
+}
+
+/// Returns all bytes of a guest's memory.
+pub fn bytes_of(memory: &OwnedFd) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(MEMORY).unwrap()];
+    assert_eq!(rustix::io::pread(memory, &mut bytes, 0), Ok(bytes.len()));
+    bytes
 }
 
 fn new_memory() -> OwnedFd {
