@@ -574,7 +574,8 @@ fn wait(signals: &UnixStream, guests: &Guests, mut balance: Balance) -> Result<(
         let accepted = free.into_iter().zip(own).filter(|(_, ready)| **ready);
         let accepted = accepted.map(|(guest, _)| (guest, guests.accept(guest.index)));
         let moved = moving.into_iter().zip(moves).filter(|(_, ready)| **ready);
-        let moved = moved.map(|((guest, attempt, _), _)| (guest, guest.accept_move(&attempt)));
+        let moved =
+            moved.map(|((guest, attempt, socket), _)| (guest, guest.accept_move(&attempt, socket)));
         for (guest, result) in accepted.chain(moved) {
             if let Err(error) = result {
                 tracing::warn!(guest = guest.spec.name, %error, "accepting a connection");

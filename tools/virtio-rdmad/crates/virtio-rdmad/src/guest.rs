@@ -200,9 +200,12 @@ impl Guest {
         self.lock_attempt().clone()
     }
 
-    /// Accepts the VMM that is to take the guest over in this attempt, if it waits.
-    pub fn accept_move(&self, attempt: &Attempt) -> Result<(), Error> {
-        if attempt.accept()? {
+    /// Accepts the VMM that is to take the guest over in this attempt, if it waits. `socket` is that of the attempt, and is
+    /// closed before anybody is told of the VMM: the next attempt may have a socket of the same name.
+    pub fn accept_move(&self, attempt: &Attempt, socket: Arc<Socket>) -> Result<(), Error> {
+        let has_come = attempt.accept()?;
+        drop(socket);
+        if has_come {
             self.link.review_move();
         }
         Ok(())

@@ -1802,6 +1802,40 @@ fn a_guest_goes_on_in_a_copy_of_its_memory() {
     }
 }
 
+/// Messages that could arrive at a guest wait while it is frozen, and not a byte of its memory changes. They arrive in the
+/// copy, or where the guest was if the move is cancelled.
+#[test]
+#[ignore = "the engine does not have peers wait yet"]
+fn peers_of_a_frozen_guest_wait() {
+    for transport in TRANSPORTS {
+        let mut daemon = Daemon::start_with("peers", &["--workers", "2"], &two_guests(transport));
+        let mut pair = pair(&daemon, transport);
+        for moves in [true, false, true] {
+            let places = pair.post_receives();
+            let path = moves_frozen(&mut daemon);
+            pair.send();
+            let first = pair.guests[0].memory();
+            let before = bytes_of(&first);
+            // The peer's queues have their turns.
+            for _ in 0..100 {
+                pair.guests[1].query_port();
+            }
+            if moves {
+                pair.guests[0].copy_memory();
+                wait_for_end(pair.guests[0].change_vmm(connect(&path)));
+                pair.complete(places);
+                assert!(bytes_of(&first) == before, "the first memory is as it was");
+            } else {
+                assert!(bytes_of(&first) == before, "the memory is as it was");
+                assert!(run(&daemon, &["move", "--cancel", "a"]).0);
+                pair.complete(places);
+            }
+        }
+        std::fs::remove_file(daemon.path("moves")).unwrap();
+        daemon.end();
+    }
+}
+
 /// Watches guest a.
 fn watch(daemon: &Daemon) -> BufReader<UnixStream> {
     let mut socket = connect(&daemon.path("control"));

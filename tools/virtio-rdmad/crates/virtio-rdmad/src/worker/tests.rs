@@ -430,7 +430,8 @@ fn messages_go_on_while_guests_are_moved() {
                 let socket = Socket::bind(&path, Kind::Stream).unwrap();
                 guests[0].begin_attempt(Attempt::new(socket, false));
                 let front_end = UnixStream::connect(&path).unwrap();
-                guests[0].accept_move(&guests[0].attempt().unwrap()).unwrap();
+                let attempt = guests[0].attempt().unwrap();
+                guests[0].accept_move(&attempt, attempt.socket().unwrap()).unwrap();
                 move_one(&guests[0]);
                 let mut before = pair.guests[0].change_vmm(front_end);
                 move_one(&guests[0]);

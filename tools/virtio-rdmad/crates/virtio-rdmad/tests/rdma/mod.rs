@@ -437,13 +437,28 @@ impl Pair {
 
     /// Receives the messages that were sent. Each comes once, in order, and with its content.
     pub fn receive(&mut self) {
+        let places = self.post_receives();
+        self.complete(places);
+    }
+
+    /// Posts receives for the messages that were sent, or are sent now. Returns their guests, addresses and numbers.
+    pub fn post_receives(&mut self) -> Vec<(usize, u64, u32)> {
         let numbers = self.count..self.count + MESSAGES;
-        let (mut places, mut due) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
         for (at, guest) in self.guests.iter_mut().enumerate() {
             for qps in &self.connections {
-                for number in numbers.clone() {
-                    places.push((at, guest.post_receive(qps[at], number), number));
-                }
+                let post = |number| (at, guest.post_receive(qps[at], number), number);
+                places.extend(numbers.clone().map(post));
+            }
+        }
+        places
+    }
+
+    /// Waits until the messages have arrived at these places. Each comes once, in order, and with its content.
+    pub fn complete(&mut self, places: Vec<(usize, u64, u32)>) {
+        let mut due = Vec::new();
+        for qps in &self.connections {
+            for at in 0..self.guests.len() {
                 due.extend([false, true].map(|receive| (at, qps[at], receive, self.count)));
             }
         }
