@@ -457,10 +457,8 @@ impl Pair {
     /// Waits until the messages have arrived at these places. Each comes once, in order, and with its content.
     pub fn complete(&mut self, places: Vec<(usize, u64, u32)>) {
         let mut due = Vec::new();
-        for qps in &self.connections {
-            for at in 0..self.guests.len() {
-                due.extend([false, true].map(|receive| (at, qps[at], receive, self.count)));
-            }
+        for (at, qpn) in self.connections.iter().flat_map(|qps| qps.iter().enumerate()) {
+            due.extend([false, true].map(|receive| (at, *qpn, receive, self.count)));
         }
         for (at, guest) in self.guests.iter_mut().enumerate() {
             for _ in 0..2 * MESSAGES as usize * self.connections.len() {
