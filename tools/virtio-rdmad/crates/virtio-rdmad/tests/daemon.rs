@@ -1805,7 +1805,6 @@ fn a_guest_goes_on_in_a_copy_of_its_memory() {
 /// Messages that could arrive at a guest wait while it is frozen, and not a byte of its memory changes. They arrive in the
 /// copy, or where the guest was if the move is cancelled.
 #[test]
-#[ignore = "the engine does not have peers wait yet"]
 fn peers_of_a_frozen_guest_wait() {
     for transport in TRANSPORTS {
         let mut daemon = Daemon::start_with("peers", &["--workers", "2"], &two_guests(transport));
