@@ -30,10 +30,12 @@ use crate::tests::driver::without_upgrades;
 
 /// The schedules that run if nothing else is said.
 const USUAL: Range<u64> = 0..1000;
+/// Those of them with freezes, each of which copies and compares the memory of a guest.
+const USUAL_FREEZES: Range<u64> = 0..150;
 
-/// Returns the numbers of the schedules that run, by the variable.
-fn chosen() -> Range<u64> {
-    let Ok(text) = std::env::var("SCHEDULES") else { return USUAL };
+/// Returns the numbers of the schedules that run, by the variable, or those that do so usually.
+fn chosen(usual: Range<u64>) -> Range<u64> {
+    let Ok(text) = std::env::var("SCHEDULES") else { return usual };
     let number = |text: &str| text.parse().expect("SCHEDULES is a number, or two: 0..50000");
     match text.split_once("..") {
         Some((first, end)) => number(first)..number(end),
@@ -54,7 +56,12 @@ impl Drop for Name {
 
 /// Runs the schedules that are chosen, each with a number and with whether it tells what happens.
 fn each(run: impl Fn(u64, bool) -> Verdict) {
-    let schedules = chosen();
+    each_of(USUAL, run);
+}
+
+/// As [`each`], with the schedules that run usually.
+fn each_of(usual: Range<u64>, run: impl Fn(u64, bool) -> Verdict) {
+    let schedules = chosen(usual);
     let tells = schedules.end - schedules.start == 1;
     for seed in schedules {
         let _name = Name(seed);
@@ -78,7 +85,7 @@ fn reliable_connections_keep_their_guarantees() {
 #[test]
 fn freezes_of_guests_change_nothing_for_reliable_connections() {
     without_upgrades();
-    each(|seed, tells| {
+    each_of(USUAL_FREEZES, |seed, tells| {
         let plan = Plan::new(seed).with_freezes(seed);
         if tells {
             println!("{plan:#?}");
@@ -116,7 +123,7 @@ fn upgrades_of_hosts_change_nothing_for_datagrams() {
 fn damaged_images_do_no_harm() {
     let (mut loaded, mut all) = (0, 0);
     // Each of them is loaded many times.
-    for seed in chosen().step_by(10) {
+    for seed in chosen(USUAL).step_by(10) {
         let _name = Name(seed);
         let [ok, count] = World::new(seed, Plan::new(seed), false).damage(seed);
         (loaded, all) = (loaded + ok, all + count);
