@@ -207,8 +207,8 @@ class FaultyRds(Faulty):
 
 
 class FaultySrp(Faulty):
-    """SRP removes its disks when the RDMA device of their host goes. tools/srp/srp-targets, which udev starts when there
-    is a device again, connects to the target as soon as that listens."""
+    """SRP removes its disks when the RDMA device of their host goes. udev starts tools/srp/srp-targets when there is a
+    device again, and that connects to the target as soon as it listens."""
 
     job = None
 
