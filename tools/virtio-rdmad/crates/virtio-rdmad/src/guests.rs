@@ -53,13 +53,8 @@ pub enum AddError {
     #[error("the process can map no memory for one more guest")]
     Memory,
     /// The other guests may have all descriptors that the process can have.
-    #[error("the guest may need {needed} descriptors, and the process can have {left} more")]
-    Descriptors {
-        /// How many the guest may need.
-        needed: u64,
-        /// How many no guest has yet.
-        left: u64,
-    },
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
     /// Its network is one that no guest can come to later, for this reason.
     #[error("network \"{network}\": {reason}")]
     Network {
@@ -68,6 +63,16 @@ pub enum AddError {
         /// The reason.
         reason: &'static str,
     },
+}
+
+/// The guests may have all descriptors that the process can have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the guest may need {needed} descriptors, and the process can have {left} more")]
+pub struct TooFewDescriptors {
+    /// How many the guest may need.
+    pub needed: u64,
+    /// How many no guest has yet.
+    pub left: u64,
 }
 
 /// Why a guest cannot leave.
@@ -93,6 +98,9 @@ pub enum MoveError {
     /// It is not on its way to another connection.
     #[error("the guest \"{0}\" is not to move")]
     NotMoving(String),
+    /// There may be too few for a second VMM.
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
 }
 
 /// Why the policy of a guest cannot change.
@@ -226,7 +234,7 @@ impl Guests {
         let nic = self.make_nic(&spec, nic)?;
         let used: usize = self.all().iter().map(|guest| guest.memory.max_regions).sum();
         let memory = Policy::of_rest(ALL_REGIONS.saturating_sub(used)).ok_or(AddError::Memory)?;
-        self.check_descriptors(&spec, memory)?;
+        self.check_descriptors(descriptors_of(&spec, memory))?;
         let guest = self.add(Arriving { spec, socket, nic, memory, kept, origin })?;
         let GuestSpec { name, network, .. } = &guest.spec;
         if let Err(error) = self.tell_uplink(network) {
@@ -239,14 +247,17 @@ impl Guests {
         Ok(guest)
     }
 
-    /// Checks that there are descriptors for one more guest, however many the other ones need yet.
-    fn check_descriptors(&self, spec: &GuestSpec, memory: Policy) -> Result<(), AddError> {
-        let needed = descriptors_of(spec, memory);
-        let used: u64 =
-            self.all().iter().map(|guest| descriptors_of(&guest.spec, guest.memory)).sum();
+    /// Checks that there are so many descriptors more, however many the guests need yet. A guest that is to move needs them
+    /// for two VMMs.
+    fn check_descriptors(&self, needed: u64) -> Result<(), TooFewDescriptors> {
+        let of_guest = |guest: &Arc<Guest>| {
+            let vmms = 1 + u64::from(guest.attempt().is_some());
+            vmms * descriptors_of(&guest.spec, guest.memory)
+        };
+        let used: u64 = self.all().iter().map(of_guest).sum();
         let left = self.descriptors.saturating_sub(used);
         if needed > left {
-            return Err(AddError::Descriptors { needed, left });
+            return Err(TooFewDescriptors { needed, left });
         }
         Ok(())
     }
@@ -463,6 +474,10 @@ impl Guests {
         if guest.link.worker().is_none() {
             return Err(MoveError::NotConnected(name.to_owned()));
         }
+        // An earlier attempt gives its own back.
+        if guest.attempt().is_none() {
+            self.check_descriptors(descriptors_of(&guest.spec, guest.memory))?;
+        }
         guest.begin_attempt(attempt);
         self.note_change();
         Ok(())
@@ -525,16 +540,20 @@ mod tests {
         Guests::new(HashMap::new(), HashMap::new(), workers, events).unwrap()
     }
 
-    /// Adds a guest, as a client of the control socket does.
-    fn add(guests: &Guests, keys: &str) -> Result<Arc<Guest>, AddError> {
+    /// Makes a socket, as one that comes with a call.
+    fn socket() -> Socket {
         let directory = std::env::temp_dir().join(format!("rdmad-guests-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join(format!("{:?}", std::thread::current().id()));
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
+        Socket::passed(listener.into(), Kind::Stream).unwrap()
+    }
+
+    /// Adds a guest, as a client of the control socket does.
+    fn add(guests: &Guests, keys: &str) -> Result<Arc<Guest>, AddError> {
         let spec = format!("vhost-user=/s,{keys}").parse().unwrap();
-        let socket = Socket::passed(listener.into(), Kind::Stream).unwrap();
-        guests.add_one_more(spec, socket, None, None, Origin::Call)
+        guests.add_one_more(spec, socket(), None, None, Origin::Call)
     }
 
     #[test]
@@ -600,7 +619,7 @@ mod tests {
         assert!(
             matches!(
                 refused,
-                Some(AddError::Memory | AddError::TooMany | AddError::Descriptors { .. })
+                Some(AddError::Memory | AddError::TooMany | AddError::Descriptors(_))
             ),
             "{refused:?}"
         );
@@ -614,7 +633,22 @@ mod tests {
         let first = add(&guests, "name=a").unwrap();
         guests.descriptors = 2 * descriptors_of(&first.spec, first.memory) - 1;
         let refused = add(&guests, "name=b").err().unwrap();
-        assert!(matches!(refused, AddError::Descriptors { needed, left } if needed == left + 1));
+        let AddError::Descriptors(too_few) = refused else { panic!("{refused}") };
+        assert_eq!(too_few.needed, too_few.left + 1);
+        first.link.set_worker(Some(0));
+        let attempt = || Attempt::new(socket(), false);
+        assert_eq!(guests.move_to("a", attempt()), Err(MoveError::Descriptors(too_few)));
+        guests.descriptors += 1;
+        guests.move_to("a", attempt()).unwrap();
+        // Another attempt takes the place of the first one.
+        guests.move_to("a", attempt()).unwrap();
+        assert!(matches!(
+            add(&guests, "name=c,rings=off,max-qp=2,max-cq=2"),
+            Err(AddError::Descriptors(TooFewDescriptors { left: 0, .. }))
+        ));
+        guests.cancel_move("a").unwrap();
+        first.link.set_worker(None);
+        guests.descriptors -= 1;
         add(&guests, "name=c,rings=off,max-qp=2,max-cq=2").unwrap();
         guests.remove("a", false).unwrap();
         add(&guests, "name=b").unwrap();

@@ -210,6 +210,9 @@ fn refused_move(error: MoveError) -> Refused {
         MoveError::Unknown(name) => refused("UnknownGuest", "name", &name),
         MoveError::NotConnected(name) => refused("GuestNotConnected", "name", &name),
         MoveError::NotMoving(name) => refused("GuestNotMoving", "name", &name),
+        MoveError::Descriptors(too_few) => {
+            refused("TooFewDescriptors", "reason", &too_few.to_string())
+        }
     }
 }
 
