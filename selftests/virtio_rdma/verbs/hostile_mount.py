@@ -14,6 +14,9 @@ from hostile_device import RINGS, spoil
 from hostile_recovery import Before, recovers
 from rc import PD, Device, PyverbsError
 
+# The driver waits for the kernel's target, which lets go of a device that has failed when it has missed its keep-alives:
+# 12 s each time. Everything else takes long on a kernel that checks itself.
+ktap.WATCHDOG = max(ktap.WATCHDOG, 400)
 HERE = os.path.dirname(os.path.realpath(__file__))
 LIBRARIES = '. "${0%/*}/lib.sh" && . "$DIR/block_lib.sh" && . "$DIR/nvme_lib.sh" && need_device && ADDRESS=$(port_address) && '
 
