@@ -1490,12 +1490,12 @@ fn moves(daemon: &Daemon) -> PathBuf {
     moves_with(daemon, &[])
 }
 
-/// The same with these options.
+/// Calls `move` for guest a with these options. Returns the socket, to which a VMM connects that takes the guest over.
 fn moves_with(daemon: &Daemon, options: &[&str]) -> PathBuf {
     moves_to(daemon, "moves", options)
 }
 
-/// The same with a socket of this name.
+/// Calls `move` for guest a with a socket of this name, which this returns.
 fn moves_to(daemon: &Daemon, name: &str, options: &[&str]) -> PathBuf {
     let socket = daemon.path(name);
     let words = [&["move", "--socket", socket.to_str().unwrap(), "a"], options].concat();
@@ -1504,7 +1504,7 @@ fn moves_to(daemon: &Daemon, name: &str, options: &[&str]) -> PathBuf {
     socket
 }
 
-/// The same, and waits until the guest is frozen.
+/// Calls `move` for guest a with `--freeze`, and waits until the guest is frozen. Returns the socket.
 fn moves_frozen(daemon: &mut Daemon) -> PathBuf {
     let socket = moves_with(daemon, &["--freeze"]);
     daemon.wait_for("the device is frozen");
@@ -1627,7 +1627,8 @@ fn a_vmm_that_does_not_fit_takes_no_guest_over() {
     daemon.end();
 }
 
-/// The same for vfio-user. A client that has not set up all of it is waited for: what it has may not be all yet.
+/// A vfio-user client that does not have what the guest has is refused. One that has set up a part is waited for: more
+/// may come.
 #[test]
 fn a_vfio_user_client_that_does_not_fit_takes_no_guest_over() {
     let guests = two_guests(Transport::VfioUser);
@@ -1738,8 +1739,8 @@ fn a_guest_that_was_taken_over_outlives_a_restart() {
     }
 }
 
-/// The same if the process is killed right after the move. The device is lost then, and the driver is told by the VMM that
-/// has taken the guest over.
+/// If the process is killed right after a move, the next one goes on with the VMM that has taken the guest over. The device
+/// is lost then, and that VMM tells the driver.
 #[test]
 fn a_guest_that_was_taken_over_outlives_a_crash() {
     let transport = Transport::VfioUser;

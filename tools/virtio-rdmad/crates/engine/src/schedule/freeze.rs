@@ -24,7 +24,7 @@ enum Guard {
     Srqs,
     /// CQs, of which a peer tells the guest without a half of a QP.
     Cqs,
-    /// The queues of events, likewise.
+    /// The queues of events, in which a peer raises events without a half of a QP.
     Events,
 }
 

@@ -52,7 +52,7 @@ struct Record {
 struct Unhandled {
     /// Its first bytes, [`HEAD`] at most.
     head: Vec<u8>,
-    /// How many processes in a row have ended while it waited.
+    /// How many processes in a row have ended while a message that begins so waited.
     processes: u8,
 }
 
@@ -258,6 +258,7 @@ impl Kept {
     /// Forgets the VMM that was connected.
     pub fn disconnect(&mut self) {
         self.stream = None;
+        self.record.unhandled = None;
         if self.record.connection.take().is_none() {
             return;
         }

@@ -110,7 +110,7 @@ impl RdmaGuest {
         self.change_vmm_after(socket, |_| {})
     }
 
-    /// The same for a VMM that does something else in between.
+    /// Does the same as [`Self::change_vmm`] with a VMM that does something else in between.
     pub fn change_vmm_after(
         &mut self,
         socket: UnixStream,

@@ -59,7 +59,7 @@ fn each(run: impl Fn(u64, bool) -> Verdict) {
     each_of(USUAL, run);
 }
 
-/// As [`each`], with the schedules that run usually.
+/// Does the same as [`each`]. `usual` are the schedules that run if nothing else is said.
 fn each_of(usual: Range<u64>, run: impl Fn(u64, bool) -> Verdict) {
     let schedules = chosen(usual);
     let tells = schedules.end - schedules.start == 1;
