@@ -11,7 +11,7 @@ import os
 
 from virtio_rdma.common import VM_DIR
 from virtio_rdma.guests.network import Network
-from virtio_rdma.guests.qemu import MACHINES, QemuGuest, accelerator, kernel
+from virtio_rdma.guests.qemu import QemuGuest
 
 AGENT = os.path.join(VM_DIR, "guest.d", "agent.py")
 # The service that runs the agent. It starts at each boot, when cloud-init has done its part.
@@ -63,13 +63,8 @@ class CloudGuest(QemuGuest):
     def command(self, channel):
         options = self.options
         return [
-            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
-            "-machine", "q35,memory-backend=ram", *accelerator(options, MACHINES["amd64"]),
-            "-smp", str(options.cpus), "-m", str(options.memory),
-            "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on",
             # An emulated guest takes minutes to compile the profiles of other programs.
-            *kernel(options), "-append", "console=ttyS0 root=/dev/vda rw quiet systemd.mask=apparmor.service",
-            "-serial", "stdio",
+            *self.machine("rw quiet systemd.mask=apparmor.service"),
             "-drive", f"if=none,id=root,format=raw,snapshot=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
             "-blockdev", f"driver=vvfat,node-name=seed,dir={self.seed},label=CIDATA,read-only=on",

@@ -30,10 +30,14 @@ class Machine:
 # no5lvl: with five levels of page tables, KASAN takes every address of the direct map for a wild one while
 # identify_cpu() (arch/x86/kernel/cpu/common.c) has cleared the CPU's capabilities, LA57 among them. A timer interrupt
 # at that moment of the boot ends in a false report.
+# tsc=nowatchdog: without it, one boot in 60 hangs for ever on a busy host with Linux 7.2. Until the kernel has chosen a
+# clock, watchdog_wait_seq() (kernel/time/clocksource.c) measures its time-out in jiffies, with interrupts off on the
+# processor that counts them. If the other processor already stands still for stop_machine(), with which
+# clocksource_done_booting() makes that choice, both wait for each other.
 # pauth-impdef: QEMU signs pointers with a hash of its own in place of the architecture's cipher, whose emulation is
 # slow (QEMU's documentation of Arm CPU features).
 MACHINES = {
-    "amd64": Machine("qemu-system-x86_64", "q35", "max", "ttyS0", "no5lvl"),
+    "amd64": Machine("qemu-system-x86_64", "q35", "max", "ttyS0", "no5lvl tsc=nowatchdog"),
     "arm64": Machine("qemu-system-aarch64", "virt,gic-version=3", "max,pauth-impdef=on", "ttyAMA0"),
 }
 
@@ -136,24 +140,32 @@ class QemuGuest(Guest):
             return ["-serial", "chardev:agent"]
         return ["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=vr"]
 
-    def command(self, channel):
+    def machine(self, append):
+        """Returns the beginning of the command line: the machine, its kernel, which gets the options append, the
+        kernel's console, and QMP."""
         options = self.options
-        # kmemleak=off: nothing here reads its reports, and a stack trace of each allocation takes half of the time
-        # of an emulated guest with the debug kernel.
         machine = MACHINES[self.architecture]
-        append = (f"console={machine.console} root=/dev/vda ro init=/usr/sbin/stage1 vr.share=9p {machine.append} "
-                  f"kmemleak=off quiet loglevel=5 {KUNIT}")
-        if options.swap:
-            append += " resume=/dev/vdb"
-        command = [
+        return [
             machine.program, "-nodefaults", "-no-user-config", "-display", "none",
             "-machine", f"{machine.machine},memory-backend=ram", *accelerator(options, machine),
             "-smp", str(options.cpus), "-m", str(options.memory),
             "-object", f"memory-backend-memfd,id=ram,size={options.memory}M,share=on"
                        + (",hugetlb=on,hugetlbsize=2M" if options.hugetlb else ""),
-            *kernel(options), "-append", append,
+            *kernel(options),
+            "-append", f"console={machine.console} root=/dev/vda {machine.append} {append}",
             "-serial", "stdio",
             "-qmp", f"unix:{self.monitor},server=on,wait=off",
+        ]
+
+    def command(self, channel):
+        options = self.options
+        # kmemleak=off: nothing here reads its reports, and a stack trace of each allocation takes half of the time
+        # of an emulated guest with the debug kernel.
+        append = f"ro init=/usr/sbin/stage1 vr.share=9p kmemleak=off quiet loglevel=5 {KUNIT}"
+        if options.swap:
+            append += " resume=/dev/vdb"
+        command = [
+            *self.machine(append),
             "-drive", f"if=none,id=root,format=raw,readonly=on,file.locking=off,file={options.image}",
             "-device", "virtio-blk-pci,drive=root",
             *self.swap_disk(),
@@ -178,7 +190,6 @@ def ask(stream, command, **arguments):
         answer = json.loads(stream.readline())
         if "event" not in answer:
             return answer["return"]
-
 
 
 def kernel(options):
