@@ -42,7 +42,6 @@ use crate::{
     },
     sync::{
         new_irq_spinlock,
-        Completion,
         IrqSpinLock, //
     },
     virtio::{
@@ -52,7 +51,6 @@ use crate::{
     },
     wire, //
 };
-use core::time::Duration;
 use kernel::{
     device, fmt, new_condvar, new_mutex, new_work,
     prelude::*,
@@ -108,6 +106,18 @@ impl Place {
 pub(crate) trait Recover: Send + Sync {
     /// Called when the device has failed. May sleep, but must not wait for the device's work items.
     fn recover(self: Arc<Self>);
+
+    /// Called when the last consumer in the kernel has let go of the device ([`Hca::is_unused`]). May sleep, but
+    /// must not wait for the device's work items.
+    fn released(self: Arc<Self>);
+}
+
+/// The consumers in the kernel.
+struct Consumers {
+    /// The PDs in which they have had QPs.
+    pds: u32,
+    /// Who is told when `pds` becomes 0.
+    waiter: Option<Arc<dyn Recover>>,
 }
 
 /// Takes a virtqueue of an object back, with its index.
@@ -155,12 +165,8 @@ pub(crate) struct Hca {
     /// Who is told once that the device has failed.
     #[pin]
     recovery: IrqSpinLock<Option<Arc<dyn Recover>>>,
-    /// PDs in which consumers in the kernel have had QPs.
     #[pin]
-    consumers: Mutex<u32>,
-    /// `consumers` has become 0.
-    #[pin]
-    unused: Completion,
+    consumers: Mutex<Consumers>,
     #[pin]
     wake: Work<Hca>,
     #[pin]
@@ -235,8 +241,7 @@ impl Hca {
                 quarantine <- Quarantine::new(),
                 lists <- lists,
                 recovery <- new_irq_spinlock!(None, "virtio_rdma::recovery"),
-                consumers <- new_mutex!(0),
-                unused <- Completion::new(),
+                consumers <- new_mutex!(Consumers { pds: 0, waiter: None }),
                 wake <- new_work!("virtio_rdma::wake"),
                 report <- new_work!("virtio_rdma::report"),
             }? Error),
@@ -550,28 +555,36 @@ impl Hca {
 
     /// Counts a PD in which a consumer in the kernel creates a QP. May sleep.
     pub(crate) fn consumer_came(&self) {
-        *self.consumers.lock() += 1;
+        self.consumers.lock().pds += 1;
     }
 
     /// Follows the destruction of a PD that was counted. May sleep.
     pub(crate) fn consumer_left(&self) {
         let mut consumers = self.consumers.lock();
-        *consumers -= 1;
-        if *consumers == 0 {
-            self.unused.complete();
+        consumers.pds -= 1;
+        if consumers.pds != 0 {
+            return;
+        }
+        let waiter = consumers.waiter.take();
+        drop(consumers);
+        if let Some(waiter) = waiter {
+            waiter.released();
         }
     }
 
-    /// Waits until the consumers in the kernel have no PDs any more, for `timeout` at most: some keep
-    /// theirs until the RDMA device is unregistered. Sleeps.
-    pub(crate) fn wait_unused(&self, timeout: Duration) {
-        let consumers = self.consumers.lock();
-        if *consumers != 0 {
-            self.unused.reinit();
-            drop(consumers);
-            // Consumers that still have a PD are told that the device is removed.
-            let _ = self.unused.wait_timeout(timeout);
+    /// Returns whether the consumers in the kernel have no PDs any more. If they have, `waiter` is told once, when
+    /// the last of these PDs goes. May sleep.
+    pub(crate) fn is_unused(&self, waiter: Arc<dyn Recover>) -> bool {
+        let mut consumers = self.consumers.lock();
+        if consumers.pds != 0 {
+            consumers.waiter = Some(waiter);
         }
+        consumers.pds == 0
+    }
+
+    /// Takes who waits for the consumers in the kernel; `None` if nobody does. May sleep.
+    pub(crate) fn take_waiter(&self) -> Option<Arc<dyn Recover>> {
+        self.consumers.lock().waiter.take()
     }
 
     /// Reports an event of the port, soon; the same event twice is once until then. Any context.

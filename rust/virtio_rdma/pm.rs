@@ -35,10 +35,12 @@
 //!   from then on.
 //!
 //! Unregistering waits for tasks, for example those of a file system on a remote
-//! block device, so that it cannot happen while tasks are frozen. By then,
-//! consumers in the kernel that recover from errors have given up what they had
-//! on the old device: NVMe over Fabrics deletes a host's controller if its RDMA
-//! device is removed while it is connected, and connects again otherwise.
+//! block device, so that it cannot happen while tasks are frozen. It comes after
+//! the consumers in the kernel have given up what they had on the old device, or
+//! have had `release_timeout` seconds for that: NVMe over Fabrics deletes a host's
+//! controller if its RDMA device is removed before, and connects again otherwise.
+//! Nobody waits meanwhile. The last consumer that lets go of the old device enqueues
+//! [`REGISTER`], and the work item [`EXPIRE`] comes when the time is over.
 
 #![deny(unsafe_code)]
 
@@ -64,7 +66,6 @@ use crate::{
         Reset, //
     },
 };
-use core::time::Duration;
 use kernel::{
     device, new_mutex, new_work,
     prelude::*,
@@ -74,7 +75,11 @@ use kernel::{
         Arc,
         Mutex, //
     },
-    time,
+    time::{
+        self,
+        Instant,
+        Monotonic, //
+    },
     workqueue::{
         self,
         new_delayed_work,
@@ -83,14 +88,6 @@ use kernel::{
         WorkItem, //
     },
 };
-
-/// How long consumers in the kernel have to give up a device that was retired. They need milliseconds, or some seconds
-/// if a MAD of theirs has to time out, except those that keep a PD until the device is unregistered.
-///
-/// SRP does. It gives its commands up 15 s after it lost a connection (`fast_io_fail_tmo`); Linux 7.2.12 crashes if the
-/// device is removed between the two, in which case `srp_remove_target()` gives them up after
-/// `scsi_remove_host()` has freed their tags.
-const CONSUMERS: Duration = Duration::from_secs(20);
 
 /// How long a work item waits that did not get the lock of the device, in milliseconds.
 const LOCKED: time::Msecs = 100;
@@ -153,8 +150,20 @@ struct State {
     active: Option<Active>,
     /// The name of the RDMA device before, while there is no [`State::active`].
     name: Option<CString>,
+    /// Since when consumers in the kernel can let go of [`State::active`], which was retired: tasks run.
+    waits_since: Option<Instant<Monotonic>>,
     /// The device whose RDMA device is to be registered.
     renewed: Option<(Arc<Hca>, dma::Device)>,
+}
+
+impl State {
+    /// Returns how much longer consumers in the kernel may take to let go of the RDMA device that was retired, in
+    /// milliseconds. The first call begins their time.
+    fn left(&mut self) -> time::Msecs {
+        let since = self.waits_since.get_or_insert_with(Instant::now);
+        let left = i64::from(release_timeout()) * 1000 - since.elapsed().as_millis();
+        time::Msecs::try_from(left.max(0)).unwrap_or(time::Msecs::MAX)
+    }
 }
 
 /// The RDMA device of a bound virtio device.
@@ -172,6 +181,8 @@ pub(crate) struct Service {
     register: Work<Service, REGISTER>,
     #[pin]
     recover: DelayedWork<Service, RECOVER>,
+    #[pin]
+    expire: DelayedWork<Service, EXPIRE>,
 }
 
 /// When a device that has failed is reset.
@@ -187,6 +198,9 @@ const REGISTER: u64 = 0;
 /// The ID of the work item that takes a device that has failed into service again.
 const RECOVER: u64 = 1;
 
+/// The ID of the work item that does what [`REGISTER`] does, when consumers in the kernel have had their time.
+const EXPIRE: u64 = 2;
+
 #[allow(unsafe_code)]
 mod work {
     use super::Service;
@@ -197,6 +211,10 @@ mod work {
 
     kernel::workqueue::impl_has_delayed_work! {
         impl HasDelayedWork<Self, 1> for Service { self.recover }
+    }
+
+    kernel::workqueue::impl_has_delayed_work! {
+        impl HasDelayedWork<Self, 2> for Service { self.expire }
     }
 }
 
@@ -216,6 +234,7 @@ impl Service {
         let state = State {
             active: Some(active),
             name: None,
+            waits_since: None,
             renewed: None,
         };
         let mut recovery = Recovery {
@@ -231,6 +250,7 @@ impl Service {
                 recovery <- new_irq_spinlock!(recovery, "virtio_rdma::Service::recovery"),
                 register <- new_work!("virtio_rdma::Service::register"),
                 recover <- new_delayed_work!("virtio_rdma::Service::recover"),
+                expire <- new_delayed_work!("virtio_rdma::Service::expire"),
             }),
             GFP_KERNEL,
         )?;
@@ -320,15 +340,50 @@ impl Service {
         Ok(())
     }
 
+    /// Unregisters the RDMA device from before the reset, and registers the new one, unless consumers in the
+    /// kernel have yet to let go of the former. Sleeps.
+    fn register(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let Some((hca, dma)) = state.renewed.take() else {
+            return;
+        };
+        let left = state.left();
+        if let Some(active) = &state.active {
+            if left != 0 && !active.ibdev.is_unused(self.clone()) {
+                state.renewed = Some((hca, dma));
+                // If the work item is queued already, it comes earlier, and looks at the time again.
+                let _ = workqueue::system_freezable()
+                    .enqueue_delayed::<_, EXPIRE>(self.clone(), time::msecs_to_jiffies(left));
+                return;
+            }
+        }
+        // Consumers that still have a PD are told that the device is removed.
+        if let Some(active) = state.active.take() {
+            state.name = active.end().name().ok();
+        }
+        state.waits_since = None;
+        match Active::new(&self.transport, &hca, &dma, state.name.as_deref()) {
+            Ok(active) => {
+                state.active = Some(active);
+                self.recovery.lock().backoff.works();
+                dev_info!(self.transport, "the device is in service again\n");
+            }
+            Err(error) => hca.fail(fmt!("it cannot be registered again: {error:?}")),
+        }
+    }
+
     /// Ends the RDMA device with all objects, resets the device, and gives up its queues. Sleeps.
     pub(crate) fn end<'a>(self: &Arc<Self>, reset: impl FnOnce() -> Reset<'a>) {
         self.recovery.lock().ended = true;
         crate::sync::cancel_delayed_work(self, |this| &this.recover);
+        // These two enqueue each other. Neither does while there is nothing to register.
+        self.state.lock().renewed = None;
         crate::sync::cancel_work(self, |this| &this.register);
-        let mut state = self.state.lock();
-        let active = state.active.take();
-        state.renewed = None;
-        drop(state);
+        crate::sync::cancel_delayed_work(self, |this| &this.expire);
+        let active = self.state.lock().active.take();
+        if let Some(active) = &active {
+            drop(active.ibdev.take_waiter());
+        }
         // The memory that the device may touch until it is reset is freed with the RDMA device, so `_ibdev` is kept
         // until the end.
         let _ibdev = active.map(Active::end);
@@ -337,6 +392,19 @@ impl Service {
         // The device and this own each other.
         drop(hca.take_recovery());
     }
+}
+
+/// Returns how many seconds consumers in the kernel have to let go of a device that was retired.
+///
+/// They need milliseconds, or some seconds if a MAD of theirs has to time out, with these exceptions:
+///
+/// * An NVMe host that was connecting ignores errors (`nvme_change_ctrl_state()`), and waits for its commands to time
+///   out: 60 s for those to the admin queue, 30 s for others.
+/// * SRP keeps a PD until the device is unregistered. It gives its commands up 15 s after it lost a connection
+///   (`fast_io_fail_tmo`); Linux 7.2.12 crashes if the device is removed between the two, in which case
+///   `srp_remove_target()` gives them up after `scsi_remove_host()` has freed their tags.
+fn release_timeout() -> u32 {
+    kernel_release::parameter(crate::module_parameters::release_timeout.value())
 }
 
 /// Returns whether devices that have failed are taken into service again.
@@ -349,29 +417,29 @@ impl Recover for Service {
     fn recover(self: Arc<Self>) {
         self.recover_later();
     }
+
+    fn released(self: Arc<Self>) {
+        let recovery = self.recovery.lock();
+        if !recovery.ended {
+            // If the work item is queued already, it has not looked yet.
+            let _ = workqueue::system_freezable().enqueue::<_, REGISTER>(self.clone());
+        }
+    }
 }
 
 impl WorkItem<REGISTER> for Service {
     type Pointer = Arc<Self>;
 
-    /// Unregisters the RDMA device from before the reset, and registers the new one.
     fn run(this: Arc<Self>) {
-        let mut state = this.state.lock();
-        let Some((hca, dma)) = state.renewed.take() else {
-            return;
-        };
-        if let Some(active) = state.active.take() {
-            active.ibdev.wait_unused(CONSUMERS);
-            state.name = active.end().name().ok();
-        }
-        match Active::new(&this.transport, &hca, &dma, state.name.as_deref()) {
-            Ok(active) => {
-                state.active = Some(active);
-                this.recovery.lock().backoff.works();
-                dev_info!(this.transport, "the device is in service again\n");
-            }
-            Err(error) => hca.fail(fmt!("it cannot be registered again: {error:?}")),
-        }
+        this.register();
+    }
+}
+
+impl WorkItem<EXPIRE> for Service {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.register();
     }
 }
 

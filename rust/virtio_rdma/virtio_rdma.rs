@@ -107,6 +107,10 @@ kernel::module_driver!(<T>, virtio::Adapter<T>, {
             default: 1,
             description: "Whether a device that has failed is reset and taken into service again: 1, or 0",
         },
+        release_timeout: u32 {
+            default: 65,
+            description: "Seconds that consumers in the kernel have to let go of a device that has failed",
+        },
     },
 });
 

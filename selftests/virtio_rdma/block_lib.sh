@@ -83,9 +83,12 @@ load_fs()
 
 check_fs() { e2fsck -fn "$(disk)"; }
 
+# has_connections: whether the kernel has QPs for connections, which may not be made yet.
+has_connections() { rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm \['; }
+
 # no_connections: fails if the kernel has connections, or memory that is registered for them.
 no_connections()
 {
-	! rdma resource show qp 2>/dev/null | grep -Eq 'type RC .*comm \[' &&
+	! has_connections &&
 		! rdma resource show mr 2>/dev/null | grep -Eq 'comm \[(nvme|ib_is|ib_srp|rds|rpcrdma|rtrs)'
 }

@@ -28,6 +28,10 @@ back() { wait_for same_as_noted && wait_for active; }
 unload_driver() { note && rmmod virtio_rdma && gone; }
 load_driver() { insmod /run/vr/virtio_rdma.ko && back; }
 
+# unload_waiting: unloads the driver while it waits for consumers to let go of a device that has failed.
+unload_waiting() { note && dmesg -C && reset_beneath && wait_for has_reset && rmmod virtio_rdma && gone; }
+has_reset() { dmesg | grep -q 'resets the device that has failed'; }
+
 unbind_device() { note && echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
 bind_device() { cat $NOTES/virtio >"$DRIVER/bind" && back; }
 

@@ -67,7 +67,7 @@ wait_for()
 	tries=0
 	until "$@"; do
 		tries=$((tries + 1))
-		[ $tries -lt 600 ] || return 1
+		[ $tries -lt 2400 ] || return 1
 		sleep 0.05
 	done
 }

@@ -9,7 +9,7 @@ from virtio_rdma.common import Failure
 from virtio_rdma.guests.network import Network
 
 # The bound on a start of the device's process, in seconds.
-SOON = 60
+SOON = 120
 
 
 def faults(usual):

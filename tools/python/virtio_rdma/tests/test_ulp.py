@@ -5,7 +5,7 @@ import pytest
 
 from virtio_rdma.tests import networks
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.ulp import Ulp, is_known
+from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
 
 DATAGRAMS = {("uml", "plain"): 2000, ("qemu", "plain"): 200, ("qemu", "debug"): 100}
 
@@ -67,13 +67,19 @@ class TestRecovery:
 
     @pytest.fixture(scope="class", autouse=True)
     def impatient(self, network):
-        """The driver of the host gives a command five seconds."""
-        network.guests[1].check("rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko command_timeout=5")
+        """The drivers give a command five seconds."""
+        for guest in network.guests:
+            load_driver(guest, "command_timeout=5")
 
     @pytest.mark.parametrize("kind", ["nvme", "iser"])
     def test_recovers(self, kind, network, results):
         ulp = Ulp(results, network.guests, kind, "a device that fails: ")
         ulp.run(ulp.loses_device, ulp.ends)
+
+    def test_unloads(self, network, results):
+        """nvmet lets go of a device that has failed after some seconds."""
+        ulp = Ulp(results, network.guests, "nvme", "a driver that waits: ")
+        ulp.run(ulp.unloads, ulp.ends)
 
     def test_objects(self, network, results):
         networks.agree(results, network)

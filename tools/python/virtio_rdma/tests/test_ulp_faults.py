@@ -12,7 +12,7 @@ from virtio_rdma.common import TOP, Failure
 from virtio_rdma.guests.supervised import Supervised, faults
 from virtio_rdma.tests import networks
 from virtio_rdma.tests.networks import HANG_SECONDS
-from virtio_rdma.tests.ulp import Stop, Ulp, is_known
+from virtio_rdma.tests.ulp import Ulp, is_known, load_driver
 
 # How often a fault comes under one load.
 ROUNDS = {("uml", "plain"): 5, ("qemu", "plain"): 3, ("qemu", "debug"): 2}
@@ -132,17 +132,6 @@ class Faulty(Ulp):
             self.do(self.target, "target_gone", name=f"{name}: target_stops")
             self.do(self.target, "target_back", name=f"{name}: target_listens_again")
 
-    def fault(self, guest, *words, name):
-        """Runs a step of fault.sh in a guest."""
-        command = f"cd /mnt/virtio_rdma && exec ./fault.sh {' '.join(words)}"
-        status, text = guest.run(command, {"RDMA_DEVICE": guest.link[0]}, timeout=HANG_SECONDS)
-        if status:
-            self.results.note(text)
-            self.results.note(guest.run("echo w >/proc/sysrq-trigger; dmesg | tail -n 60")[1])
-        self.result(name, status == 0)
-        if status:
-            raise Stop
-
     def link_is_down(self):
         """The link of the host is down for a while."""
         words = ("break_link", str(DOWN_SECONDS))
@@ -207,10 +196,21 @@ class FaultyRds(Faulty):
 
 
 class FaultySrp(Faulty):
-    """SRP removes its disks when the RDMA device of their host goes. udev starts tools/srp/srp-targets when there is a
+    """SRP never lets go of a device that has failed, and removes its disks when the driver does not wait for it any
+    more, here after 20 s. udev starts tools/srp/srp-targets when there is a
     device again, and that connects to the target as soon as it listens."""
 
     job = None
+
+    def begins(self):
+        for guest in (self.target, self.host):
+            load_driver(guest, "release_timeout=20")
+        super().begins()
+
+    def finishes(self):
+        super().finishes()
+        for guest in (self.target, self.host):
+            load_driver(guest)
 
     def knows_target(self):
         self.env["GUID"] = self.step(self.target, "guid")[1].strip()

@@ -11,17 +11,26 @@ RECONNECTS = {("uml", "plain"): 20, ("qemu", "plain"): 5, ("qemu", "debug"): 2}
 # says so, once.
 UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device address=0x0+\] \[size=76 bytes\]|"
                       r"WARNING: kernel/dma/debug\.c:\d+ at check_sync\+")
-# rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another. Lockdep
-# takes their two handler_mutex, of one lock class, for one.
-RECURSION = "WARNING: possible recursive locking detected"
-RECURSES = "rds_ib_laddr_check+"
+# What lockdep reports of the consumers, and the function that is to blame:
+# * rds_ib_laddr_check_cm() of Linux 7.2.12 makes a cm_id to bind it, and destroys it in the handler of another. Lockdep
+#   takes their two handler_mutex, of one lock class, for one.
+# * The timer of iscsi_target_mod for a session without connections takes se_tpg->session_lock in softirqs. That lock is
+#   outside of tpg_state_lock, which others hold with softirqs on.
+LOCKS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
+         "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+"}
 
 
 def is_known(guest, line):
     """Returns whether a report in a kernel log is of a defect of the consumers of Linux 7.2.12."""
-    if RECURSION in line:
-        return any(RECURSES in after for after in guest.log_after(line, REPORT_LINES))
+    for report, function in LOCKS.items():
+        if report in line:
+            return any(function in after for after in guest.log_after(line, REPORT_LINES))
     return bool(UNMAPPED.search(line))
+
+
+def load_driver(guest, parameters=""):
+    """Loads the driver again, with these module parameters. Its device must be in no use."""
+    guest.check(f"rmmod virtio_rdma && insmod /run/vr/virtio_rdma.ko {parameters}")
 
 
 class Stop(Exception):
@@ -60,6 +69,17 @@ class Ulp:
             self.results.note(text)
             self.results.note(guest.run("dmesg | tail -n 40")[1])
         self.result(name or words[0], status == 0)
+        if status:
+            raise Stop
+
+    def fault(self, guest, *words, name):
+        """Runs a step of fault.sh in a guest."""
+        command = f"cd /mnt/virtio_rdma && exec ./fault.sh {' '.join(words)}"
+        status, text = guest.run(command, {"RDMA_DEVICE": guest.link[0]}, timeout=HANG_SECONDS)
+        if status:
+            self.results.note(text)
+            self.results.note(guest.run("echo w >/proc/sysrq-trigger; dmesg | tail -n 60")[1])
+        self.result(name, status == 0)
         if status:
             raise Stop
 
@@ -141,19 +161,34 @@ class Ulp:
 
     def loses_device(self):
         """Under load the host's device is reset beneath its driver, which takes it into service again, and no byte is
-        lost."""
+        lost. The second time and the third, the host is about to connect again."""
         self.do(self.target, "target_up")
         self.do(self.host, "store_up", name="place")
         self.do(self.host, "connect")
         self.do(self.host, "write_tree", name="files_written")
         job = self.loaded("load_fs")
         for _ in range(3):
+            self.do(self.host, "wait_for", "has_connections", name="host_connects")
             self.do(self.host, "lose_device", name="device_comes_back")
         self.do(self.host, "touch", "/tmp/ulp/stop", name="load_told_to_end")
         passed = job.wait(HANG_SECONDS) == 0
         if not passed:
             self.results.note(job.text)
         self.result("load_unharmed", passed)
+        self.do(self.host, "read_tree", name="files_read")
+        self.do(self.host, "disconnect")
+
+    def unloads(self):
+        """The target's driver is unloaded while it waits for the target to let go of a device that has failed."""
+        self.do(self.target, "target_up")
+        self.do(self.host, "store_up", name="place")
+        self.do(self.host, "connect")
+        self.do(self.host, "write_tree", name="files_written")
+        self.fault(self.target, "unload_waiting", name="unloads")
+        self.fault(self.target, "load_driver", name="loads_again")
+        self.do(self.target, "target_gone", name="target_stops")
+        self.do(self.target, "target_back", name="target_listens_again")
+        self.do(self.host, "wait_for", "is_live", name="host_reconnects")
         self.do(self.host, "read_tree", name="files_read")
         self.do(self.host, "disconnect")
 
