@@ -39,8 +39,8 @@
 //! the consumers in the kernel have given up what they had on the old device, or
 //! have had `release_timeout` seconds for that: NVMe over Fabrics deletes a host's
 //! controller if its RDMA device is removed before, and connects again otherwise.
-//! Nobody waits meanwhile. The last consumer that lets go of the old device enqueues
-//! [`REGISTER`], and the work item [`EXPIRE`] comes when the time is over.
+//! No work item waits meanwhile. The last consumer that lets go of the old device
+//! enqueues [`REGISTER`], and the work item [`EXPIRE`] runs when the time is over.
 
 #![deny(unsafe_code)]
 

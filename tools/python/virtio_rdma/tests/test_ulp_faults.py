@@ -197,8 +197,8 @@ class FaultyRds(Faulty):
 
 class FaultySrp(Faulty):
     """SRP never lets go of a device that has failed, and removes its disks when the driver does not wait for it any
-    more, here after 20 s. udev starts tools/srp/srp-targets when there is a
-    device again, and that connects to the target as soon as it listens."""
+    more, here after 20 s. udev starts tools/srp/srp-targets when there is a device again, and that connects to the
+    target as soon as it listens."""
 
     job = None
 
