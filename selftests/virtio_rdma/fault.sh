@@ -29,8 +29,14 @@ unload_driver() { note && rmmod virtio_rdma && gone; }
 load_driver() { insmod /run/vr/virtio_rdma.ko && back; }
 
 # unload_waiting: unloads the driver while it waits for consumers to let go of a device that has failed.
-unload_waiting() { note && dmesg -C && reset_beneath && wait_for has_reset && rmmod virtio_rdma && gone; }
+unload_waiting()
+{
+	note && dmesg -C && reset_beneath && wait_for has_reset && wait_for has_started && rmmod virtio_rdma && gone &&
+	! dmesg | grep -q 'the device is in service again'
+}
 has_reset() { dmesg | grep -q 'resets the device that has failed'; }
+# has_started: the driver has the device's queues again: the status is 0 from the reset until then.
+has_started() { [ "$(cat "/sys/bus/virtio/devices/$VIRTIO/status")" = 0x0000000f ]; }
 
 unbind_device() { note && echo "$VIRTIO" >"$DRIVER/unbind" && gone; }
 bind_device() { cat $NOTES/virtio >"$DRIVER/bind" && back; }
