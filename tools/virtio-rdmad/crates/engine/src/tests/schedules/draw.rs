@@ -45,14 +45,7 @@ impl Plan {
             return self;
         }
         for guest in &mut self.guests {
-            let mut time = 0;
-            for _ in 0..dice.pick(&[0, 0, 1, 1, 3]) {
-                let from = time + 1 + dice.below(200_000);
-                let most = dice.pick(&[10_000, 1_000_000, 50_000_000, 5_000_000_000]);
-                let until = from + 1 + dice.below(most);
-                guest.freezes.push(Freeze { from, until, is_moved: dice.happens(700) });
-                time = until;
-            }
+            guest.freezes = freezes(dice);
         }
         self
     }
@@ -63,6 +56,19 @@ pub fn guest(dice: &mut Dice, number: usize) -> GuestPlan {
     let has_rings = !dice.happens(200);
     let (absences, freezes) = (Vec::new(), Vec::new());
     GuestPlan { host: number, address: number, absences, freezes, has_rings }
+}
+
+/// Returns when a device is frozen, if it is.
+pub fn freezes(dice: &mut Dice) -> Vec<Freeze> {
+    let mut time = 0;
+    let count = dice.pick(&[0, 0, 1, 1, 3]);
+    let one = |_| {
+        let from = time + 1 + dice.below(200_000);
+        let most = dice.pick(&[10_000, 1_000_000, 50_000_000, 5_000_000_000]);
+        time = from + 1 + dice.below(most);
+        Freeze { from, until: time, is_moved: dice.happens(700) }
+    };
+    (0..count).map(one).collect()
 }
 
 /// Has some guests lose their addresses for a while.

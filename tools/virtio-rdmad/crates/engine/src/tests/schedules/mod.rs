@@ -10,6 +10,7 @@
 mod dice;
 mod draw;
 mod end;
+mod freezes;
 mod hosts;
 mod model;
 mod network;

@@ -9,10 +9,11 @@ use abi::*;
 
 use super::dice::Dice;
 use super::end::End;
+use super::freezes::Freezes;
 use super::hosts::Hosts;
 use super::model::{check_message, fails_responder, Model, Verdict};
 use super::objects::{connect, Objects};
-use super::plan::{peer, Freeze, Plan, AREA};
+use super::plan::{peer, Plan, AREA};
 use super::receives::{Receives, IS_RECEIVE};
 use crate::tests::driver::*;
 
@@ -28,10 +29,7 @@ pub struct World {
     queues: Vec<Receives>,
     /// When guests lose their addresses (`false`), or get them.
     moves: VecDeque<(u64, bool, usize)>,
-    /// When devices are frozen (`true`), and let go on.
-    freezes: VecDeque<(u64, bool, usize, Freeze)>,
-    /// The memory of each guest whose device is frozen, as it was then.
-    frozen: Vec<Option<Vec<u8>>>,
+    freezes: Freezes,
     dice: Dice,
     tells: bool,
 }
@@ -50,9 +48,8 @@ impl World {
         }
         moves.sort_unstable();
         let moves = moves.into();
-        let freezes = freezes(&plan);
-        let frozen = vec![None; plan.guests.len()];
-        Self { plan, hosts, cqs, ends, queues, moves, freezes, frozen, dice, tells }
+        let freezes = Freezes::new(&plan.guests);
+        Self { plan, hosts, cqs, ends, queues, moves, freezes, dice, tells }
     }
 
     /// Has the hosts upgraded meanwhile.
@@ -81,7 +78,7 @@ impl World {
     /// Does what the plan says, in so many steps at most.
     fn run_for(&mut self, steps: u64) -> Verdict {
         for _ in 0..steps {
-            self.freeze_and_thaw()?;
+            self.freezes.pass(&mut self.hosts, &mut self.dice, self.tells)?;
             let timer = self.hosts.settle();
             self.poll()?;
             if self.act() {
@@ -90,8 +87,7 @@ impl World {
             let works = self.ends.iter().filter_map(End::next_post);
             let receives = self.queues.iter().filter_map(Receives::next_post);
             let moves = self.moves.front().map(|(time, ..)| *time);
-            let freezes = self.freezes.front().map(|(time, ..)| *time);
-            let times = works.chain(receives).chain(moves).chain(freezes);
+            let times = works.chain(receives).chain(moves).chain(self.freezes.next());
             if !self.hosts.pass(times.chain(timer)) {
                 return self.end();
             }
@@ -103,56 +99,18 @@ impl World {
     fn act(&mut self) -> bool {
         let now = self.now();
         let mut has_posted = self.move_addresses(now);
-        for queue in self.queues.iter_mut().filter(|queue| self.frozen[queue.guest].is_none()) {
+        for queue in self.queues.iter_mut().filter(|queue| !self.freezes.has(queue.guest)) {
             has_posted |= queue.post(&mut self.hosts.guests[queue.guest], now);
         }
         for number in 0..self.ends.len() {
             let (own, other) = pair(&mut self.ends, number);
-            if self.frozen[own.plan.guest].is_some() {
+            if self.freezes.has(own.plan.guest) {
                 continue;
             }
             let guest = &mut self.hosts.guests[own.plan.guest];
             has_posted |= own.post(guest, now, other, &mut self.dice, self.tells);
         }
         has_posted
-    }
-
-    /// Freezes the devices for which it is time, in the middle of what they do, and lets others go on. The guest of a
-    /// frozen device stands still. Its memory has not changed at the end, and may then be a copy.
-    fn freeze_and_thaw(&mut self) -> Verdict {
-        let now = self.now();
-        while self.freezes.front().is_some_and(|(time, ..)| *time <= now) {
-            let Some((_, begins, number, Freeze { is_moved, .. })) = self.freezes.pop_front()
-            else {
-                break;
-            };
-            if self.tells {
-                println!("{now} guest {number} is frozen: {begins}");
-            }
-            if begins {
-                self.hosts.run_some(&mut self.dice);
-                let guest = &self.hosts.guests[number];
-                guest.freeze();
-                self.frozen[number] = Some(guest.all_bytes());
-                continue;
-            }
-            let guest = &mut self.hosts.guests[number];
-            let before = self.frozen[number].take().unwrap_or_default();
-            if before != guest.all_bytes() {
-                return Err(format!(
-                    "{now} ns: the memory of the frozen guest {number} has changed"
-                ));
-            }
-            if is_moved {
-                // What looks at the memory of before finds nothing there.
-                let old = guest.move_memory();
-                for (addr, page) in pages_in_use(&before) {
-                    old.write(addr, &vec![0; page.len()]).unwrap();
-                }
-            }
-            guest.device.thaw();
-        }
-        Ok(())
     }
 
     /// Takes addresses from guests, and gives them to guests; whether that was due for one.
@@ -185,7 +143,7 @@ impl World {
     /// Takes all CQEs, and judges them.
     fn poll(&mut self) -> Verdict {
         let mut cqes = Vec::new();
-        for (guest, cqn) in self.cqs.iter().filter(|(guest, _)| self.frozen[*guest].is_none()) {
+        for (guest, cqn) in self.cqs.iter().filter(|(guest, _)| !self.freezes.has(*guest)) {
             let polled = std::iter::from_fn(|| self.hosts.guests[*guest].poll(*cqn));
             cqes.extend(polled.map(|cqe| (*guest, cqe)));
         }
@@ -382,21 +340,6 @@ impl World {
         }
         own.model.check_area(&found)
     }
-}
-
-/// Returns when devices are frozen and let go on, in this order.
-fn freezes(plan: &Plan) -> VecDeque<(u64, bool, usize, Freeze)> {
-    let mut all = Vec::new();
-    for (guest, plan) in plan.guests.iter().enumerate() {
-        for freeze in &plan.freezes {
-            all.extend([
-                (freeze.from, true, guest, *freeze),
-                (freeze.until, false, guest, *freeze),
-            ]);
-        }
-    }
-    all.sort_by_key(|(time, begins, ..)| (*time, *begins));
-    all.into()
 }
 
 /// Returns an end of a connection, and the other one.
