@@ -123,13 +123,18 @@ impl Hosts {
         self.upgrades = Some(Dice::new(seed ^ 0x7570_6772));
     }
 
-    /// Upgrades a host now and then, which may be in the middle of what its guests do.
+    /// Upgrades a host now and then, which may be in the middle of what its guests do. A freeze is not a part of an
+    /// image, so a host with a guest that is frozen stays.
     fn upgrade_some(&mut self) {
         let Some(dice) = &mut self.upgrades else { return };
         if !dice.happens(300) {
             return;
         }
         let host = dice.pick(&self.places);
+        let mut guests = self.guests.iter().zip(&self.places);
+        if guests.any(|(guest, place)| *place == host && guest.device.is_frozen()) {
+            return;
+        }
         let here = |(_, place): &(&mut Guest, &usize)| **place == host;
         let guests = self.guests.iter_mut().zip(&self.places).filter(here);
         let mut guests: Vec<_> = guests.map(|(guest, _)| guest).collect();

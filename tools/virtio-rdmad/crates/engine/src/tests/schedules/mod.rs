@@ -25,6 +25,7 @@ use std::ops::Range;
 
 use model::Verdict;
 use plan::Plan;
+use unreliable::Kind;
 use world::World;
 
 use crate::tests::driver::without_upgrades;
@@ -96,13 +97,22 @@ fn freezes_of_guests_change_nothing_for_reliable_connections() {
 }
 
 #[test]
+fn upgrades_between_freezes_change_nothing_for_reliable_connections() {
+    without_upgrades();
+    each_of(USUAL_FREEZES, |seed, tells| {
+        World::new(seed, Plan::new(seed).with_freezes(seed), tells).with_upgrades(seed).run()
+    });
+}
+
+#[test]
 fn unreliable_connections_bring_whole_messages() {
-    each(|seed, tells| unreliable::run(seed, false, false, tells));
+    each(|seed, tells| unreliable::run(seed, Kind::default(), tells));
 }
 
 #[test]
 fn datagrams_arrive_whole() {
-    each(|seed, tells| unreliable::run(seed, true, false, tells));
+    let kind = Kind { is_datagrams: true, ..Kind::default() };
+    each(|seed, tells| unreliable::run(seed, kind, tells));
 }
 
 #[test]
@@ -112,12 +122,28 @@ fn upgrades_of_hosts_change_nothing_for_reliable_connections() {
 
 #[test]
 fn upgrades_of_hosts_change_nothing_for_unreliable_connections() {
-    each(|seed, tells| unreliable::run(seed, false, true, tells));
+    let kind = Kind { has_upgrades: true, ..Kind::default() };
+    each(|seed, tells| unreliable::run(seed, kind, tells));
 }
 
 #[test]
 fn upgrades_of_hosts_change_nothing_for_datagrams() {
-    each(|seed, tells| unreliable::run(seed, true, true, tells));
+    let kind = Kind { is_datagrams: true, has_upgrades: true, ..Kind::default() };
+    each(|seed, tells| unreliable::run(seed, kind, tells));
+}
+
+#[test]
+fn freezes_of_guests_spoil_nothing_of_unreliable_connections() {
+    without_upgrades();
+    let kind = Kind { has_freezes: true, ..Kind::default() };
+    each_of(USUAL_FREEZES, |seed, tells| unreliable::run(seed, kind, tells));
+}
+
+#[test]
+fn freezes_of_guests_spoil_no_datagrams() {
+    without_upgrades();
+    let kind = Kind { is_datagrams: true, has_freezes: true, ..Kind::default() };
+    each_of(USUAL_FREEZES, |seed, tells| unreliable::run(seed, kind, tells));
 }
 
 #[test]

@@ -5,12 +5,15 @@
 //! * Each work request completes once, with success, in order.
 //! * A message arrives whole or not at all, as often as the network has brought it, at most. Without lateness
 //!   and repetition messages arrive in order, and without any fault all of them do.
+//! * A datagram is lost if its receiver is frozen, and so is a message from another host. On an unreliable connection
+//!   within a host, the sender waits.
 //! * Of an RDMA WRITE that is lost, some packets may be in memory, and nothing else is.
 
 use abi::*;
 
 use super::dice::Dice;
-use super::draw::{faults, guest};
+use super::draw::{faults, freezes, guest};
+use super::freezes::Freezes;
 use super::hosts::Hosts;
 use super::model::Verdict;
 use super::network::{Faults, Links};
@@ -37,13 +40,28 @@ struct Message {
     time: u64,
 }
 
+/// What a schedule is of.
+#[derive(Clone, Copy, Default)]
+pub struct Kind {
+    /// Datagrams, or else messages of an unreliable connection.
+    pub is_datagrams: bool,
+    pub has_upgrades: bool,
+    /// The devices are frozen now and then. They may be on one host.
+    pub has_freezes: bool,
+}
+
 /// A sender, its receiver, and what has arrived.
 struct Stream {
     is_datagrams: bool,
+    /// Whether a message may be lost although the network has no fault.
+    is_lossy: bool,
     mtu: usize,
     faults: Faults,
     messages: Vec<Message>,
     hosts: Hosts,
+    freezes: Freezes,
+    dice: Dice,
+    tells: bool,
     ends: [End; 2],
     posted: usize,
     completed: usize,
@@ -54,7 +72,8 @@ struct Stream {
 }
 
 /// Runs a schedule.
-pub fn run(seed: u64, is_datagrams: bool, has_upgrades: bool, tells: bool) -> Verdict {
+pub fn run(seed: u64, kind: Kind, tells: bool) -> Verdict {
+    let Kind { is_datagrams, has_upgrades, has_freezes } = kind;
     let dice = &mut Dice::new(seed);
     let mut faults = faults(dice);
     if dice.happens(50) {
@@ -72,7 +91,20 @@ pub fn run(seed: u64, is_datagrams: bool, has_upgrades: bool, tells: bool) -> Ve
             Message { data: dice.bytes(len), is_write, time }
         })
         .collect::<Vec<_>>();
-    let guests = [guest(dice, 0), guest(dice, 1)];
+    let mut guests = [guest(dice, 0), guest(dice, 1)];
+    let mut dice = Dice::new(seed ^ 0x6672_6565);
+    if has_freezes {
+        for guest in &mut guests {
+            guest.freezes = freezes(&mut dice);
+        }
+        if dice.happens(300) {
+            guests[1].host = guests[0].host;
+            faults = Faults { latency: faults.latency, ..Faults::default() };
+        }
+    }
+    let is_near = guests[1].host == guests[0].host;
+    let is_lossy = !guests[1].freezes.is_empty() && (is_datagrams || !is_near);
+    let freezes = Freezes::new(&guests);
     let mut hosts = Hosts::new(seed, &guests, &Links::new(2, || faults.clone()), tells);
     let kind = if is_datagrams { VIRTIO_RDMA_QPT_UD } else { VIRTIO_RDMA_QPT_UC };
     let ends = [0, 1].map(|side| {
@@ -100,10 +132,14 @@ pub fn run(seed: u64, is_datagrams: bool, has_upgrades: bool, tells: bool) -> Ve
     let (posted, completed, last, received) = (0, 0, None, 0);
     let mut stream = Stream {
         is_datagrams,
+        is_lossy,
         mtu,
         faults,
         messages,
         hosts,
+        freezes,
+        dice,
+        tells,
         ends,
         posted,
         completed,
@@ -119,30 +155,42 @@ pub fn run(seed: u64, is_datagrams: bool, has_upgrades: bool, tells: bool) -> Ve
 impl Stream {
     fn run(&mut self) -> Verdict {
         for _ in 0..100_000 {
+            self.freezes.pass(&mut self.hosts, &mut self.dice, self.tells)?;
             let timer = self.hosts.settle();
-            while let Some(cqe) = self.hosts.guests[0].poll(self.ends[0].cqn) {
+            while let Some(cqe) = self.poll(0) {
                 let expected = Some((self.completed as u64, OK));
                 if brief(Some(cqe)).map(|(wr_id, status, _)| (wr_id, status)) != expected {
                     return Err(format!("{:?} completes, not {expected:?}", brief(Some(cqe))));
                 }
                 self.completed += 1;
             }
-            while let Some(cqe) = self.hosts.guests[1].poll(self.ends[1].cqn) {
+            while let Some(cqe) = self.poll(1) {
                 self.arrive(&cqe)?;
             }
             if self.post() {
                 continue;
             }
             let next = self.messages.get(self.posted).map(|message| message.time);
-            if !self.hosts.pass(next.into_iter().chain(timer)) {
+            if !self.hosts.pass(next.into_iter().chain(timer).chain(self.freezes.next())) {
                 return self.end();
             }
         }
         Err("the schedule never ends".into())
     }
 
-    /// Posts the messages that are due; whether there were some.
+    /// Returns the next CQE of a guest, unless it is frozen.
+    fn poll(&mut self, side: usize) -> Option<virtio_rdma_cqe> {
+        if self.freezes.has(side) {
+            return None;
+        }
+        self.hosts.guests[side].poll(self.ends[side].cqn)
+    }
+
+    /// Posts the messages that are due, unless the guest is frozen; whether there were some.
     fn post(&mut self) -> bool {
+        if self.freezes.has(0) {
+            return false;
+        }
         let (now, [from, to], first) = (self.hosts.now(), self.ends, self.posted);
         while let Some(message) = self.messages.get(self.posted).filter(|next| next.time <= now) {
             let (number, len) = (self.posted, message.data.len());
@@ -222,7 +270,8 @@ impl Stream {
             return Err(format!("message {} never completes", self.completed));
         }
         let Faults { loss, repeat, delay, corrupt, outage, .. } = self.faults;
-        let is_good = loss + repeat + delay + corrupt == 0 && outage.is_none();
+        let has_faults = loss + repeat + delay + corrupt != 0 || outage.is_some();
+        let is_good = !has_faults && !self.is_lossy;
         if let Some(lost) = self.arrived.iter().position(|times| is_good && *times != 1) {
             return Err(format!("message {lost} arrives {} times", self.arrived[lost]));
         }
