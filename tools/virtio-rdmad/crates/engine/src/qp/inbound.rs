@@ -69,6 +69,11 @@ impl Reply {
         }
     }
 
+    /// Returns whether it acknowledges requests, and says nothing else.
+    fn is_ack(&self) -> bool {
+        matches!(self, Self::Acknowledge { syndrome: Syndrome::Ack(_), .. })
+    }
+
     /// Returns the PSN up to which or in front of which it acknowledges requests; `None`: it answers one.
     fn acknowledges(&self) -> Option<Psn> {
         match self {
@@ -264,7 +269,7 @@ impl Inbound {
 
     /// Has an answer to the request of this PSN sent behind all others: a peer that takes answers in their order
     /// alone asks for all of them again, in that order. Acknowledgements of later requests stay behind it, as they
-    /// say that it was sent.
+    /// say that it was sent. It takes the place of those of earlier ones.
     fn put_last(&mut self, psn: Psn, answer: Waiting) {
         let mut behind = Vec::new();
         self.replies.retain(|waiting| {
@@ -272,31 +277,29 @@ impl Inbound {
             if is_later {
                 behind.push(waiting.reply);
             }
-            !is_later
+            !is_later && !waiting.reply.is_ack()
         });
         self.replies.push_back(answer);
         let waiting = |reply| Waiting { reply, is_repeated: false };
         self.replies.extend(behind.into_iter().map(waiting));
     }
 
-    /// Returns whether the last thing that waits is an acknowledgement of this PSN too.
+    /// Returns whether what waits acknowledges this PSN too: the last thing is an acknowledgement, or a later
+    /// request is answered (IBA 9.7.5.1.2). In the middle of the data of a READ, a peer expects no acknowledgement of
+    /// an earlier request: rxe takes it for the end of the data, and fails.
     pub fn acknowledges(&self, psn: Psn) -> bool {
-        match self.replies.back().map(|last| &last.reply) {
-            Some(Reply::Acknowledge { psn: last, syndrome: Syndrome::Ack(_) }) => {
-                last.distance_from(psn) >= 0
-            }
-            _ => false,
-        }
+        let last = self.replies.back().map(|last| &last.reply).filter(|last| last.is_ack());
+        let mut answers = self.replies.iter().filter_map(|waiting| waiting.reply.answers());
+        last.and_then(Reply::acknowledges).is_some_and(|last| last.distance_from(psn) >= 0)
+            || answers.any(|of| of.is_after(psn))
     }
 
     /// Has something sent back. An acknowledgement takes the place of one that was not sent yet.
     pub fn reply(&mut self, reply: Reply) {
-        let is_ack =
-            |reply: &Reply| matches!(reply, Reply::Acknowledge { syndrome: Syndrome::Ack(_), .. });
         let is_selective = |reply: &Reply| matches!(reply, Reply::Selective { .. });
         let covers = |last: &Reply| match &reply {
-            Reply::Selective { .. } => is_ack(last) || is_selective(last),
-            reply => is_ack(reply) && is_ack(last),
+            Reply::Selective { .. } => last.is_ack() || is_selective(last),
+            reply => reply.is_ack() && last.is_ack(),
         };
         if self.replies.back().is_some_and(|last| covers(&last.reply)) {
             self.replies.pop_back();

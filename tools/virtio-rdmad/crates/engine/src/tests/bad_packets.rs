@@ -323,6 +323,47 @@ fn a_repeated_write_acknowledges_no_atomic() {
     });
 }
 
+/// The data of a READ acknowledges a WRITE in front of it that is repeated as well. An acknowledgement of its own would
+/// come in the middle of the data that was sent before: rxe takes it for the end of that data, and fails.
+#[test]
+fn a_write_that_is_repeated_with_a_read_is_acknowledged_by_its_data() {
+    const LEN: u32 = 1 << 20;
+    connected(|pair, cable| {
+        let [a, b] = pair.ends;
+        let [write, read] = [8, LEN].map(|len| [sge(DATA, len, a.key)]);
+        let write = Send::new(1, VIRTIO_RDMA_WR_RDMA_WRITE, &write).rdma(DATA, b.key);
+        let read = Send::new(2, VIRTIO_RDMA_WR_RDMA_READ, &read).rdma(DATA, b.key);
+        pair.a.post_send(a.qpn, &write);
+        pair.a.post_send(a.qpn, &read);
+        pair.settle_in_time();
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        assert_eq!(brief(pair.poll_a()).unwrap().1, OK);
+        let write = Forged::from_sent(cable, Operation::Write).frame();
+        let read = Forged::from_sent(cable, Operation::ReadRequest).frame();
+        let packets = count(cable, Operation::ReadResponse);
+        let acknowledgements = count(cable, Operation::Acknowledge);
+        // Both come together, and when some of the data was sent.
+        for begins in [false, true] {
+            let before = count(cable, Operation::ReadResponse);
+            if begins {
+                cable.bring(B, &read);
+                while count(cable, Operation::ReadResponse) == before {
+                    pair.b.device.run(1);
+                }
+            }
+            let begun = count(cable, Operation::ReadResponse) - before;
+            assert_eq!(begins, begun != 0);
+            assert!(begun < packets, "{begun} of {packets}");
+            cable.bring(B, &write);
+            cable.bring(B, &read);
+            pair.settle();
+            let sent = count(cable, Operation::ReadResponse) - before;
+            assert!((begun + packets..2 * packets).contains(&sent), "{begun}, {sent} of {packets}");
+            assert_eq!(count(cable, Operation::Acknowledge), acknowledgements);
+        }
+    });
+}
+
 /// A peer repeats requests faster than they can be answered. What waits has a bound.
 #[test]
 fn answers_that_wait_have_a_bound() {
