@@ -56,7 +56,8 @@ class Job:
     def wait(self, timeout=None):
         """Waits for the end, and returns the exit status. Raises Failure after timeout seconds."""
         if not self.done.wait(timeout):
-            raise Failure(f"guest {self.guest.number}: {self.what} does not end; so far:\n{self.text}")
+            raise Failure(f"guest {self.guest.number}: {self.what} does not end; {self.guest.whereabouts()}; "
+                          f"so far:\n{self.text}")
         return self.status
 
     def kill(self, number=signal.SIGTERM):
