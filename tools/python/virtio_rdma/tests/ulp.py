@@ -16,8 +16,9 @@ UNMAPPED = re.compile(r"tries to sync DMA memory it has not allocated \[device a
 #   takes their two handler_mutex, of one lock class, for one.
 # * The timer of iscsi_target_mod for a session without connections takes se_tpg->session_lock in softirqs. That lock is
 #   outside of tpg_state_lock, which others hold with softirqs on.
-# * A Connect command that comes before its connection is established is executed in the connection's handler, where
-#   nvmet takes nvmet_config_sem. It holds that when it destroys its listener, whose handler_mutex is of the same class.
+# * nvmet executes a Connect command that comes before its connection is established in the handler of the connection,
+#   where it takes nvmet_config_sem. It holds this semaphore when it destroys its listener, whose handler_mutex is
+#   another one of the same lock class.
 LOCKS = {"WARNING: possible recursive locking detected": "rds_ib_laddr_check+",
          "WARNING: possible irq lock inversion dependency detected": "iscsit_handle_time2retain_timeout+",
          "WARNING: possible circular locking dependency detected": "at: nvmet_find_get_subsys+"}

@@ -269,7 +269,7 @@ impl Inbound {
 
     /// Has an answer to the request of this PSN sent behind all others: a peer that takes answers in their order
     /// alone asks for all of them again, in that order. Acknowledgements of later requests stay behind it, as they
-    /// say that it was sent. It takes the place of those of earlier ones.
+    /// say that it was sent. Those of earlier requests are dropped, because the answer acknowledges these requests too.
     fn put_last(&mut self, psn: Psn, answer: Waiting) {
         let mut behind = Vec::new();
         self.replies.retain(|waiting| {
